@@ -1,0 +1,142 @@
+"""Stored baselines: one strict JSON file a case and platform, written whole or not at all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pytest_aorta.errors import BaselineError
+from pytest_aorta.facts import LaunchFacts
+from pytest_aorta.files import UnreadableFile, read_json, slug, write_json
+from pytest_aorta.schema_check import violation
+
+SCHEMA = "baseline.schema.json"
+SCHEMA_VERSION = 1
+MAX_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The launches one case is compared with.
+
+    Attributes:
+        case: what is compared: the test's node id and the comparison's label.
+        test: the node id alone, to find baselines that no test uses.
+        config: the workload's full config; a baseline of another config is no baseline.
+    """
+
+    case: str
+    test: str
+    platform: str
+    workload: str
+    config: dict[str, Any]
+    launches: tuple[LaunchFacts, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The file's document."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "case": self.case,
+            "test": self.test,
+            "platform": self.platform,
+            "workload": self.workload,
+            "config": self.config,
+            "launches": [facts.to_json() for facts in self.launches],
+        }
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> Baseline:
+        """Build from a validated document."""
+        return cls(
+            case=document["case"],
+            test=document["test"],
+            platform=document["platform"],
+            workload=document["workload"],
+            config=document["config"],
+            launches=tuple(LaunchFacts.from_json(entry) for entry in document["launches"]),
+        )
+
+
+def baseline_path(folder: Path, platform: str, case: str) -> Path:
+    """The file of a case; its name is a slug, so no case can leave the folder."""
+    return folder / platform / f"{slug(case)}.json"
+
+
+def read_baseline(folder: Path, platform: str, case: str) -> Baseline | None:
+    """The baseline of a case, None where no file is there.
+
+    Raises:
+        BaselineError: the file is unreadable, of another version, doesn't fit its schema or holds another case.
+    """
+    path = baseline_path(folder, platform, case)
+    if not path.exists():
+        return None
+    baseline = read_baseline_file(path)
+    if (baseline.case, baseline.platform) != (case, platform):
+        raise BaselineError(
+            f"{path}: holds case {baseline.case!r} of platform {baseline.platform!r}, "
+            f"but its name belongs to {case!r} of {platform!r}; was it copied or renamed by hand?"
+        )
+    return baseline
+
+
+def read_baseline_file(path: Path) -> Baseline:
+    """Read one file strictly.
+
+    Raises:
+        BaselineError: naming the file, the JSON path, what was found and what is allowed.
+    """
+    try:
+        document = read_json(path, max_bytes=MAX_BYTES)
+    except UnreadableFile as error:
+        raise BaselineError(str(error)) from None
+    version = document.get("schema_version") if isinstance(document, dict) else None
+    if version != SCHEMA_VERSION:
+        raise BaselineError(
+            f"{path}: schema_version is {version!r}, this pytest-aorta reads {SCHEMA_VERSION}; "
+            f"delete the file and record it again with --update-baselines, or use the version that wrote it"
+        )
+    if problem := violation(document, SCHEMA):
+        raise BaselineError(f"{path}: {problem}")
+    return Baseline.from_json(document)
+
+
+def write_baseline(folder: Path, baseline: Baseline) -> Path:
+    """Write a baseline atomically; an unreadable file in its place is never overwritten.
+
+    Raises:
+        BaselineError: the present file is unreadable, the new one is too large, or the folder can't be written.
+    """
+    path = baseline_path(folder, baseline.platform, baseline.case)
+    read_baseline(folder, baseline.platform, baseline.case)
+    document = baseline.to_json()
+    if problem := violation(document, SCHEMA):
+        raise BaselineError(f"{path}: not written, the new baseline does not fit its own schema: {problem}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, document)
+    except OSError as error:
+        raise BaselineError(f"{path}: not written: {error.strerror or error}") from None
+    return path
+
+
+def orphans(folder: Path, collected: set[str], rootdir: Path) -> list[str]:
+    """Baseline files that no test uses, with the reason: the test's file was collected and the test is not in it,
+    or its file is gone.
+    """
+    collected_files = {node.split("::", 1)[0] for node in collected}
+    found = []
+    for path in sorted(folder.glob("*/*.json")):
+        try:
+            baseline = read_baseline_file(path)
+        except BaselineError as error:
+            found.append(str(error))
+            continue
+        file = baseline.test.split("::", 1)[0]
+        gone = file in collected_files and baseline.test not in collected
+        if gone or not (rootdir / file).exists():
+            found.append(f"{path}: no test uses it: {baseline.test} is gone; delete it")
+        elif path != baseline_path(folder, baseline.platform, baseline.case):
+            found.append(f"{path}: not the file name of its case {baseline.case!r}; delete or rename it")
+    return found

@@ -1,0 +1,199 @@
+"""Compares one launch's facts with its baseline, metric by metric."""
+
+from __future__ import annotations
+
+import calendar
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from pytest_aorta.baseline import Baseline
+from pytest_aorta.decision import Outcome, decide
+from pytest_aorta.errors import SpecError
+from pytest_aorta.facts import LaunchFacts
+from pytest_aorta.metrics import METRICS, Metric, Tolerance, Value, format_value
+
+# Timing on shared CPUs means something only next to a baseline of the same machine and hour.
+CPU_SITTING_S = 3600.0
+# The config key of test-only hooks: what is planted there has to show against the undisturbed baseline.
+TEST_HOOK_KEY = "fault"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One metric's outcome; ``delta`` is relative to the baseline, positive where the value is larger."""
+
+    case: str
+    metric: str
+    outcome: Outcome
+    value: Value
+    baseline: Value
+    delta: float | None
+    tolerance: str
+    reason: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values, to travel between xdist's processes."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Verdict:
+        """The inverse of :meth:`to_json`."""
+        return replace(cls(**data), outcome=Outcome(data["outcome"]))
+
+    def cells(self) -> tuple[str, str, str, str, str, str]:
+        """Metric, value, baseline, delta, tolerance, outcome: a row of the summary."""
+        unit = METRICS[self.metric].unit
+        delta = "-" if self.delta is None else f"{self.delta:+.1%}"
+        value, baseline = format_value(self.value, unit), format_value(self.baseline, unit)
+        return self.metric, value, baseline, delta, self.tolerance, self.outcome.value
+
+    def __str__(self) -> str:
+        """One line for a failure's text."""
+        metric, value, baseline, delta, tolerance, outcome = self.cells()
+        text = f"{metric}: {outcome}: {value}, baseline {baseline}, change {delta}, tolerance {tolerance}"
+        return f"{text} ({self.reason})" if self.reason else text
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """All verdicts of one comparison."""
+
+    case: str
+    rows: tuple[Verdict, ...]
+
+    def __getitem__(self, metric: str) -> Verdict:
+        """The verdict of one metric."""
+        return next(row for row in self.rows if row.metric == metric)
+
+    def failing(self, *, strict: bool, missing_fails: bool) -> list[Verdict]:
+        """The verdicts that fail the test."""
+        red = {Outcome.REGRESSION}
+        red |= {Outcome.MISSING} if missing_fails else set()
+        red |= {Outcome.NOT_APPLICABLE, Outcome.INCONCLUSIVE, Outcome.MISSING} if strict else set()
+        return [row for row in self.rows if row.outcome in red]
+
+
+def identity(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a config that a baseline belongs to: all but the test-only hook."""
+    return {key: value for key, value in config.items() if key != TEST_HOOK_KEY}
+
+
+def choose_tolerances(marked: Mapping[str, Tolerance], facts: LaunchFacts) -> dict[str, Tolerance]:
+    """The metrics to compare: those a marker names, and the table's defaults that the launch has.
+
+    Raises:
+        SpecError: a marker names a metric that means nothing with so few steps.
+    """
+    chosen = dict(marked)
+    for name in marked:
+        if facts.num_steps < METRICS[name].min_steps:
+            raise SpecError(
+                f"tolerance of {name}: {facts.num_steps} steps were measured and it takes at least "
+                f"{METRICS[name].min_steps}; measure more steps, or use step_time_tail5"
+            )
+    for name, metric in METRICS.items():
+        has_it = metric.measure(facts) is not None and facts.num_steps >= metric.min_steps
+        if name not in chosen and metric.default is not None and has_it:
+            chosen[name] = metric.default
+    return chosen
+
+
+def compare_with_baseline(
+    case: str,
+    facts: LaunchFacts,
+    config: dict[str, Any],
+    baseline: Baseline | None,
+    marked: Mapping[str, Tolerance],
+) -> Verdicts:
+    """One verdict a metric; a metric that the baseline has and the launch lost is *missing*, as is the reverse."""
+    tolerances = choose_tolerances(marked, facts)
+    if baseline is not None:
+        had = {name for name, metric in METRICS.items() if metric.default and metric.measure(baseline.launches[-1])}
+        few = {name for name in had if facts.num_steps < METRICS[name].min_steps}
+        tolerances |= {name: METRICS[name].default for name in had - few - set(tolerances)}  # type: ignore[misc]
+    rows = tuple(
+        _compare_one(case, METRICS[name], facts, config, baseline, tolerances[name])
+        for name in METRICS
+        if name in tolerances
+    )
+    return Verdicts(case, rows)
+
+
+def compare_launches(
+    case: str, candidate: LaunchFacts, reference: LaunchFacts, marked: Mapping[str, Tolerance]
+) -> Verdicts:
+    """The A/B inside one run: ``reference`` takes the baseline's place, with the same sitting and environment."""
+    tolerances = choose_tolerances(marked, candidate)
+    rows = []
+    for name, tolerance in tolerances.items():
+        value, other = METRICS[name].measure(candidate), METRICS[name].measure(reference)
+        blank = Verdict(case, name, Outcome.MISSING, value, other, None, str(tolerance))
+        rows.append(_decide(blank, METRICS[name], value, [other], tolerance))
+    return Verdicts(case, tuple(rows))
+
+
+def _compare_one(
+    case: str,
+    metric: Metric,
+    facts: LaunchFacts,
+    config: dict[str, Any],
+    baseline: Baseline | None,
+    tolerance: Tolerance,
+) -> Verdict:
+    value = metric.measure(facts)
+    blank = Verdict(case, metric.name, Outcome.MISSING, value, None, None, str(tolerance))
+    if baseline is None:
+        return replace(blank, reason="no baseline; record one with --update-baselines")
+    if reason := _other_config(baseline.config, config):
+        return replace(blank, reason=reason)
+    if reason := not_applicable(metric, facts, baseline.launches[-1]):
+        shown = metric.measure(baseline.launches[-1])
+        return replace(blank, outcome=Outcome.NOT_APPLICABLE, baseline=shown, reason=reason)
+    return _decide(blank, metric, value, [metric.measure(launch) for launch in baseline.launches], tolerance)
+
+
+def _decide(blank: Verdict, metric: Metric, value: Value, others: list[Value], tolerance: Tolerance) -> Verdict:
+    if value is None:
+        return replace(blank, reason=f"the launch has no {metric.name}")
+    known = [other for other in others if other is not None]
+    if len(known) < len(others):
+        return replace(blank, reason=f"the baseline has no {metric.name}; record it with --update-baselines")
+    decision = decide(metric, value, known, tolerance)
+    reason = "baseline stale: record the better value with --update-baselines"
+    return replace(
+        blank,
+        outcome=decision.outcome,
+        baseline=decision.baseline,
+        delta=decision.delta,
+        reason=reason if decision.outcome is Outcome.IMPROVED else "",
+    )
+
+
+def not_applicable(metric: Metric, facts: LaunchFacts, recorded: LaunchFacts) -> str | None:
+    """Why a metric can't be compared between two launches, or None where it can."""
+    if metric.kind == "timing" and facts.environment.get("device") == "cpu":
+        age_s = time.time() - calendar.timegm(time.strptime(recorded.recorded_at, "%Y-%m-%dT%H:%M:%SZ"))
+        if recorded.sitting != facts.sitting or age_s > CPU_SITTING_S:
+            return "timing of CPU ranks is compared only within an hour on one machine"
+    if metric.kind == "numeric" and recorded.environment != facts.environment:
+        differing = sorted(
+            key
+            for key in recorded.environment.keys() | facts.environment.keys()
+            if recorded.environment.get(key) != facts.environment.get(key)
+        )
+        first = differing[0]
+        return f"{first} is {facts.environment.get(first)!r}, the baseline's {recorded.environment.get(first)!r}"
+    return None
+
+
+def _other_config(recorded: dict[str, Any], config: dict[str, Any]) -> str | None:
+    differing = sorted(key for key in recorded.keys() | config.keys() if recorded.get(key) != config.get(key))
+    if not differing:
+        return None
+    key = differing[0]
+    return (
+        f"the baseline was recorded with {key}={recorded.get(key)!r}, the test has {config.get(key)!r}; "
+        f"record it again with --update-baselines"
+    )

@@ -1,0 +1,131 @@
+"""Which devices this run may use, found without torch, and the world a test gets of them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pytest_aorta.errors import DevicesUnavailable
+from pytest_aorta.markers import WorldSpec
+from pytest_aorta.options import Options
+
+VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
+BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
+CPU_WORLD_SIZE = 2
+# More gloo ranks than this on one host measure only the scheduler.
+MAX_CPU_RANKS_PER_CORE = 8
+
+
+@dataclass(frozen=True)
+class Device:
+    """One GPU: ``token`` is how CUDA_VISIBLE_DEVICES names it, ``model`` its product name."""
+
+    token: str
+    model: str
+
+
+@dataclass(frozen=True)
+class World:
+    """The ranks a test gets: ``devices`` has one entry a rank on ``cuda`` and none on ``cpu``."""
+
+    size: int
+    device: str
+    devices: tuple[Device, ...] = ()
+
+    @property
+    def backend(self) -> str:
+        """The process group's backend."""
+        return BACKENDS[self.device]
+
+    @property
+    def platform(self) -> str:
+        """The key of its baselines: accelerator model, count and backend."""
+        models = sorted({device.model for device in self.devices}) or ["cpu"]
+        model = "+".join(re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-") for model in models)
+        return f"{model}-x{self.size}-{self.backend}"
+
+
+def visible_devices(environ: Mapping[str, str] = os.environ) -> list[Device]:
+    """The GPUs the caller may see, in the caller's order; empty where there is no driver."""
+    import pynvml  # only where devices are asked for
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        tokens = visible_tokens(environ.get(VISIBLE_VARIABLE), pynvml.nvmlDeviceGetCount())
+        return [Device(token, _model(token)) for token in tokens]
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def visible_tokens(variable: str | None, count: int) -> list[str]:
+    """Read CUDA_VISIBLE_DEVICES as CUDA does: names up to the first that is none, all where it is unset."""
+    if variable is None:
+        return [str(number) for number in range(count)]
+    tokens: list[str] = []
+    for token in (part.strip() for part in variable.split(",")):
+        known = int(token) < count if token.isdigit() else token.startswith(("GPU-", "MIG-"))
+        if not known or token in tokens:
+            break
+        tokens.append(token)
+    return tokens
+
+
+def resolve_world(spec: WorldSpec, options: Options, devices: list[Device]) -> World:
+    """The world a test gets.
+
+    Raises:
+        DevicesUnavailable: it asks for devices that this run may not use or does not have.
+    """
+    budget = 0 if options.device == "cpu" else len(devices) if options.gpus is None else options.gpus
+    given = f"{budget} given" + (f" (--aorta-gpus={options.gpus})" if options.gpus is not None else "")
+    if options.device == "cpu":
+        given += " (--aorta-device=cpu)"
+    on_gpu = spec.device == "cuda" or (spec.device == "any" and (budget > 0 or options.device == "cuda"))
+    if not on_gpu:
+        return _cpu_world(spec, options, given)
+    size = budget if spec.size == "all" else int(spec.size)
+    if size > budget or size == 0:
+        needed = "at least 1 GPU" if spec.size == "all" else f"{size} GPUs"
+        raise DevicesUnavailable(f"needs {needed}, {given}")
+    return World(size, "cuda", tuple(devices[:size]))
+
+
+def check_budget(options: Options, devices: list[Device], environ: Mapping[str, str] = os.environ) -> None:
+    """Refuse a run that was promised more GPUs than there are.
+
+    Raises:
+        DevicesUnavailable: naming what is visible.
+    """
+    if options.gpus is not None and options.gpus > len(devices):
+        where = environ.get(VISIBLE_VARIABLE)
+        limited = "" if where is None else f" with {VISIBLE_VARIABLE}={where!r}"
+        raise DevicesUnavailable(
+            f"--aorta-gpus={options.gpus}: {len(devices)} GPUs are visible{limited}; ask for at most that many, "
+            f"or for 0 to run on CPU ranks"
+        )
+
+
+def _cpu_world(spec: WorldSpec, options: Options, given: str) -> World:
+    if options.require_gpus and spec.device == "any":
+        raise DevicesUnavailable(f"needs GPUs, {given}; --aorta-require-gpus forbids CPU ranks in their place")
+    if options.device == "cuda":
+        raise DevicesUnavailable("runs on CPU ranks only, and --aorta-device=cuda was given")
+    size = CPU_WORLD_SIZE if spec.size == "all" else int(spec.size)
+    limit = MAX_CPU_RANKS_PER_CORE * (os.cpu_count() or 1)
+    if size > limit:
+        raise DevicesUnavailable(f"needs {size} ranks; {os.cpu_count()} cores take at most {limit} CPU ranks")
+    return World(size, "cpu")
+
+
+def _model(token: str) -> str:
+    import pynvml
+
+    handle = (
+        pynvml.nvmlDeviceGetHandleByIndex(int(token)) if token.isdigit() else pynvml.nvmlDeviceGetHandleByUUID(token)
+    )
+    return str(pynvml.nvmlDeviceGetName(handle))

@@ -1,0 +1,35 @@
+"""The errors a user can meet; each message names the thing, what was given and what is allowed."""
+
+from __future__ import annotations
+
+
+class AortaError(Exception):
+    """Base of every error pytest-aorta raises on purpose."""
+
+
+class SpecError(AortaError):
+    """A marker, an option, a workload's yaml or a config value is wrong."""
+
+
+class DevicesUnavailable(AortaError):
+    """The world asks for more devices than this run may use."""
+
+
+class LaunchError(AortaError):
+    """The ranks were started and did not all end well."""
+
+
+class ResultError(AortaError):
+    """A result file is missing, unreadable or does not fit its schema."""
+
+
+class BaselineError(AortaError):
+    """A baseline file is unreadable, from another version, or may not be written."""
+
+
+class ComparisonFailed(AortaError):
+    """At least one metric of a result got a failing verdict."""
+
+
+class WorkloadFailed(AortaError):
+    """The ranks ended well, and the workload's own checks found wrong values."""

@@ -1,0 +1,109 @@
+"""The compact facts of one launch that a baseline keeps and a verdict is made from."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from pytest_aorta.result import WorkloadResult
+
+SAMPLE_SIZE = 50
+# What bit-for-bit numbers depend on, next to the world's size and device.
+NUMERIC_ENVIRONMENT = (
+    "torch", "device", "device_name", "cuda", "hip", "nccl", "cpu_capability", "num_threads",
+    "deterministic_algorithms", "tf32_matmul",
+)  # fmt: skip
+# Facts that add up over ranks; the rest is as bad as its worst rank or means the same on each.
+_LARGEST_OVER_RANKS = ("peak_memory_bytes",)
+
+
+@dataclass(frozen=True)
+class LaunchFacts:
+    """One launch: raw facts, units in names.
+
+    Attributes:
+        recorded_at: UTC time, ISO 8601, to the second.
+        sitting: which machine, since which boot; launches of one sitting share its noise.
+        launcher: how ranks were started.
+        num_steps: measured steps.
+        step_time_ms: mean, p50, p99, tail5 (mean of the slowest 5%) and max of the steps' maxima over ranks.
+        step_time_sample_ms: at most 50 of those maxima, evenly spaced in time.
+        slowest_rank_p50_ms, fastest_rank_p50_ms: the span of the ranks' own medians.
+        metrics: the workload's facts, merged over ranks (mean; peak memory: largest).
+        weight_hashes: step -> hash.
+        loss: loss of each measured step.
+        environment: what bit-for-bit numbers depend on.
+    """
+
+    recorded_at: str
+    sitting: str
+    launcher: str
+    num_steps: int
+    step_time_ms: dict[str, float]
+    step_time_sample_ms: list[float]
+    slowest_rank_p50_ms: float
+    fastest_rank_p50_ms: float
+    metrics: dict[str, float]
+    weight_hashes: dict[str, str]
+    loss: list[float]
+    environment: dict[str, Any]
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> LaunchFacts:
+        """Build from a launch entry of a validated baseline."""
+        return cls(**{item.name: data[item.name] for item in fields(cls)})
+
+    def to_json(self) -> dict[str, Any]:
+        """The launch entry of a baseline."""
+        return asdict(self)
+
+
+def launch_facts(result: WorkloadResult) -> LaunchFacts:
+    """Condense a result; a step's time is its maximum over ranks."""
+    import numpy as np  # costs collection 0.1 s otherwise
+
+    steps = np.asarray(result.step_times_max_ms)
+    rank_p50 = np.median(np.asarray(result.step_times_ms), axis=1)
+    tail = np.sort(steps)[-max(1, len(steps) // 20) :]
+    quantities = {
+        "mean": steps.mean(),
+        "p50": np.quantile(steps, 0.5),
+        "p99": np.quantile(steps, 0.99),
+        "tail5": tail.mean(),
+        "max": steps.max(),
+    }
+    stride = -(-len(steps) // SAMPLE_SIZE)
+    return LaunchFacts(
+        recorded_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        sitting=sitting_id(),
+        launcher=result.launcher,
+        num_steps=len(steps),
+        step_time_ms={name: _short(value) for name, value in quantities.items()},
+        step_time_sample_ms=[_short(value) for value in steps[::stride]],
+        slowest_rank_p50_ms=_short(rank_p50.max()),
+        fastest_rank_p50_ms=_short(rank_p50.min()),
+        metrics={name: _over_ranks(name, values) for name, values in sorted(result.metrics.items())},
+        weight_hashes=result.weight_hashes,
+        loss=result.loss,
+        environment={key: result.environment[key] for key in NUMERIC_ENVIRONMENT if key in result.environment},
+    )
+
+
+def sitting_id() -> str:
+    """This machine since this boot, as 12 hex digits that name neither."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    machine = Path("/etc/hostname").read_text(encoding="utf-8") if Path("/etc/hostname").exists() else ""
+    return hashlib.sha256(f"{boot} {machine}".encode()).hexdigest()[:12]
+
+
+def _over_ranks(name: str, values: list[float]) -> float:
+    merged = max(values) if name in _LARGEST_OVER_RANKS else sum(values) / len(values)
+    return _short(merged)
+
+
+def _short(value: Any) -> float:
+    # Six digits are far below the noise and keep baseline diffs readable.
+    return float(f"{float(value):.6g}")

@@ -1,0 +1,248 @@
+"""The two fixtures. They hand out handles: whatever fails, fails inside the test that asked for it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn, ParamSpec, TypeVar
+
+import pytest
+
+from pytest_aorta.baseline import Baseline, baseline_path, read_baseline
+from pytest_aorta.comparison import Verdicts, compare_launches, compare_with_baseline, identity
+from pytest_aorta.devices import Device, World, resolve_world
+from pytest_aorta.diagnosis import launch_failure
+from pytest_aorta.errors import (
+    AortaError,
+    ComparisonFailed,
+    DevicesUnavailable,
+    LaunchError,
+    SpecError,
+    WorkloadFailed,
+)
+from pytest_aorta.facts import launch_facts
+from pytest_aorta.files import slug
+from pytest_aorta.launch import launch
+from pytest_aorta.markers import TestSpec
+from pytest_aorta.options import Options
+from pytest_aorta.plan import LaunchPlan
+from pytest_aorta.records import TestRecord
+from pytest_aorta.reporting import comparison_text, failed_checks_text
+from pytest_aorta.result import WorkloadResult
+from pytest_aorta.spec import WorkloadSpec, find_workload, resolve_config
+from pytest_aorta.validation import collect_result
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _in_test(method: Callable[P, T]) -> Callable[P, T]:
+    """Raise errors with the test's frames only: ours say nothing about the cause."""
+
+    @functools.wraps(method)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
+        __tracebackhide__ = True
+        try:
+            return method(*args, **kwargs)
+        except AortaError as error:
+            failure = error
+        raise failure.with_traceback(None) from None
+
+    return wrapper
+
+
+class DistributedWorld:
+    """The devices a test has leased and how ranks are started on them.
+
+    Attributes:
+        size: ranks, one a device.
+        device: ``cuda`` or ``cpu``.
+        backend: of the process group.
+        platform: key of the baselines.
+        timeout_s: time limit of one launch.
+    """
+
+    def __init__(self, world: World, options: Options, spec: TestSpec, run_base: Path, record: TestRecord) -> None:
+        self._world = world
+        self._options = options
+        self._run_base = run_base
+        self._record = record
+        self.size = world.size
+        self.device = world.device
+        self.backend = world.backend
+        self.platform = world.platform
+        self.timeout_s = spec.timeout_s or options.timeout_s
+
+    @_in_test
+    def launch(self, name: str, /, **config: Any) -> WorkloadResult:
+        """Launch a workload once and return its validated result, whatever its own checks found.
+
+        Raises:
+            SpecError: no such workload, config key or value; nothing was started then.
+            LaunchError: a rank failed; the message names the first one.
+            ResultError: the ranks left no valid result.
+        """
+        spec = find_workload(name, self._options.workload_dirs)
+        return self._launch(name, spec, resolve_config(spec, config), None, ())
+
+    @_in_test
+    def launch_script(self, script: str | Path, args: tuple[str, ...] = ()) -> WorkloadResult:
+        """Launch a script (a path ending in ``.py``, or a dotted module) that records through the recorder."""
+        target = str(script)
+        if target.endswith(".py"):
+            path = self._options.rootdir / target
+            if not path.is_file():
+                raise SpecError(f"script {target!r}: there is no file {path}")
+            target = str(path)
+        elif not all(part.isidentifier() for part in target.split(".")):
+            raise SpecError(f"script {target!r}: allowed is a path ending in .py or a dotted module name")
+        return self._launch(Path(script).name, None, {"args": list(args)}, target, args)
+
+    def _launch(
+        self,
+        name: str,
+        spec: WorkloadSpec | None,
+        config: dict[str, Any],
+        script: str | None,
+        args: tuple[str, ...],
+    ) -> WorkloadResult:
+        self._record.num_launches += 1
+        plan = LaunchPlan(
+            name=name,
+            spec=spec,
+            config=config,
+            script=script,
+            args=args,
+            world=self._world,
+            timeout_s=self.timeout_s,
+            run_dir=_new_folder(self._run_base, name),
+            cwd=self._options.rootdir,
+        )
+        outcome = launch(plan)
+        if failure := launch_failure(plan, outcome):
+            raise LaunchError(failure)
+        return collect_result(plan, outcome)
+
+
+class WorkloadRunner:
+    """Runs workloads in a test's world and compares what they measured."""
+
+    def __init__(self, world: DistributedWorld, options: Options, spec: TestSpec, record: TestRecord) -> None:
+        self._world = world
+        self._options = options
+        self._spec = spec
+        self._record = record
+
+    @_in_test
+    def run(self, name: str, /, **config: Any) -> WorkloadResult:
+        """Launch a workload and return its result.
+
+        Raises:
+            WorkloadFailed: its own checks found wrong values; the message locates them.
+            SpecError, LaunchError, ResultError: as :meth:`DistributedWorld.launch`.
+        """
+        return _passed(self._world.launch(name, **config))
+
+    @_in_test
+    def run_script(self, script: str | Path, args: tuple[str, ...] | list[str] = ()) -> WorkloadResult:
+        """Launch your own training script and return what it recorded; errors as :meth:`run`."""
+        return _passed(self._world.launch_script(script, tuple(map(str, args))))
+
+    @_in_test
+    def check(self, result: WorkloadResult, *, label: str | None = None) -> Verdicts:
+        """Compare a result with the stored baseline of this test, and fail the test on a failing verdict.
+
+        ``label`` tells the comparisons of one test apart; it defaults to the workload's name. Under
+        ``--update-baselines`` the result becomes the baseline, if the test passes, and nothing is compared.
+
+        Raises:
+            ComparisonFailed: a regression, or a missing baseline where that fails.
+            BaselineError: the baseline can't be read.
+        """
+        case = f"{self._record.nodeid}::{label or result.workload}"
+        if case in self._record.used_cases:
+            raise SpecError(
+                f"{case}: compared twice in one test; give each comparison a label: check(result, label=...)"
+            )
+        self._record.used_cases.append(case)
+        facts, config = launch_facts(result), identity(result.config)
+        new = Baseline(case, self._record.nodeid, result.platform, result.workload, config, (facts,))
+        if self._options.update_baselines:
+            self._record.new_baselines.append(new)
+            return Verdicts(case, ())
+        baseline = read_baseline(self._options.baselines_dir, result.platform, case)
+        if baseline is None and self._options.missing_baseline == "record":
+            self._record.new_baselines.append(new)
+        verdicts = compare_with_baseline(case, facts, config, baseline, self._spec.tolerances)
+        self._judge(verdicts, result, baseline_path(self._options.baselines_dir, result.platform, case))
+        return verdicts
+
+    @_in_test
+    def compare(self, candidate: WorkloadResult, reference: WorkloadResult, *, label: str = "A/B") -> Verdicts:
+        """Compare two results of this run, the reference in the baseline's place, and fail on a failing verdict.
+
+        Raises:
+            ComparisonFailed: a regression, or a metric that one of them lacks.
+        """
+        case = f"{self._record.nodeid}::{label}"
+        verdicts = compare_launches(case, launch_facts(candidate), launch_facts(reference), self._spec.tolerances)
+        self._judge(verdicts, candidate, None)
+        return verdicts
+
+    def _judge(self, verdicts: Verdicts, result: WorkloadResult, baseline: Path | None) -> None:
+        self._record.verdicts += verdicts.rows
+        missing_fails = baseline is None or self._options.missing_baseline == "fail"
+        failing = verdicts.failing(strict=self._options.strict, missing_fails=missing_fails)
+        if failing:
+            raise ComparisonFailed(comparison_text(failing, result, baseline))
+
+
+def make_world(request: pytest.FixtureRequest, options: Options, devices: list[Device]) -> DistributedWorld:
+    """The ``distributed_world`` fixture's value; skips or fails where devices are lacking."""
+    spec, record = test_state(request.node)
+    try:
+        world = resolve_world(spec.world, options, devices)
+    except DevicesUnavailable as error:
+        _lacking(record, str(error), options)
+    base = options.results_dir or request.getfixturevalue("tmp_path_factory").getbasetemp() / "aorta"
+    return DistributedWorld(world, options, spec, base / slug(record.nodeid), record)
+
+
+SPEC = pytest.StashKey[TestSpec]()
+RECORD = pytest.StashKey[TestRecord]()
+
+
+def test_state(item: pytest.Item) -> tuple[TestSpec, TestRecord]:
+    """A test's checked markers and its record, both put there at collection."""
+    return item.stash[SPEC], item.stash[RECORD]
+
+
+test_state.__test__ = False  # type: ignore[attr-defined]
+
+
+def _lacking(record: TestRecord, reason: str, options: Options) -> NoReturn:
+    record.lacked_devices = reason
+    if options.require_gpus:
+        pytest.fail(f"{reason}; a skip is an error under --aorta-require-gpus", pytrace=False)
+    pytest.skip(reason)
+
+
+def _passed(result: WorkloadResult) -> WorkloadResult:
+    if not result.passed:
+        raise WorkloadFailed(failed_checks_text(result))
+    return result
+
+
+def _new_folder(base: Path, name: str) -> Path:
+    """A folder that did not exist: an earlier launch's evidence is never overwritten."""
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+        for number in range(1, 100_000):
+            folder = base / f"{number:02d}-{slug(name, max_length=40)}"
+            if not folder.exists():
+                folder.mkdir()
+                return folder
+    except OSError as error:
+        raise LaunchError(f"results folder {base} can't be written: {error.strerror or error}") from None
+    raise LaunchError(f"results folder {base} is full; empty it")

@@ -1,0 +1,105 @@
+"""The markers of a test, checked at collection and read into a frozen :class:`TestSpec`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from pytest_aorta.errors import SpecError
+from pytest_aorta.metrics import METRICS, Tolerance
+
+MARKERS = {
+    "overlap": "overlap: the test measures how communication overlaps with compute.",
+    "numerics": "numerics: the test compares weights, losses or gradients bit for bit.",
+    "world": "world(size=2, device='any'): ranks to launch, one a device; size is an integer or 'all' the devices "
+    "of this run; device is 'any', 'cuda' or 'cpu'.",
+    "tolerance": "tolerance(METRIC='5%'): the change allowed against the baseline, by metric; 'exact' for none.",
+    "timeout": "timeout(SECONDS): time limit of each launch of the test.",
+}
+DEVICES = ("any", "cuda", "cpu")
+MAX_WORLD_SIZE = 1 << 16
+
+
+@dataclass(frozen=True)
+class WorldSpec:
+    """Ranks asked for: ``size`` is a number or ``"all"``; ``device`` is any, cuda or cpu."""
+
+    size: int | str = 2
+    device: str = "any"
+
+
+@dataclass(frozen=True)
+class TestSpec:
+    """Everything a test's markers say."""
+
+    __test__ = False
+
+    world: WorldSpec = field(default_factory=WorldSpec)
+    tolerances: dict[str, Tolerance] = field(default_factory=dict)
+    timeout_s: float | None = None
+
+
+def read_markers(marks: Iterable[pytest.Mark]) -> TestSpec:
+    """Check and merge a test's marks, closest first.
+
+    Raises:
+        SpecError: an argument is unknown or not allowed.
+    """
+    world: WorldSpec | None = None
+    timeout_s: float | None = None
+    tolerances: dict[str, Tolerance] = {}
+    for mark in marks:
+        if mark.name == "world":
+            closest = _world(mark)
+            world = world or closest
+        elif mark.name == "tolerance":
+            tolerances = _tolerances(mark) | tolerances
+        elif mark.name == "timeout":
+            closest_s = _timeout(mark)
+            timeout_s = timeout_s or closest_s
+        elif mark.name in MARKERS and (mark.args or mark.kwargs):
+            raise SpecError(f"marker {mark.name} takes no arguments, got {_arguments(mark)}")
+    return TestSpec(world or WorldSpec(), tolerances, timeout_s)
+
+
+def _world(mark: pytest.Mark) -> WorldSpec:
+    if len(mark.args) > 1:
+        raise SpecError(f"marker world takes size and device, got {_arguments(mark)}")
+    given = ({"size": mark.args[0]} if mark.args else {}) | dict(mark.kwargs)
+    if unknown := sorted(set(given) - {"size", "device"}):
+        raise SpecError(f"marker world has no keywords {unknown}; there are ['device', 'size']")
+    size, device = given.get("size", 2), given.get("device", "any")
+    is_count = isinstance(size, int) and not isinstance(size, bool) and 1 <= size <= MAX_WORLD_SIZE
+    if not is_count and size != "all":
+        raise SpecError(f"marker world: size={size!r}, allowed is an integer from 1 to {MAX_WORLD_SIZE} or 'all'")
+    if device not in DEVICES:
+        raise SpecError(f"marker world: device={device!r}, allowed is one of {', '.join(DEVICES)}")
+    return WorldSpec(size, device)
+
+
+def _tolerances(mark: pytest.Mark) -> dict[str, Tolerance]:
+    if mark.args or not mark.kwargs:
+        raise SpecError(
+            f"marker tolerance takes metrics by keyword, e.g. tolerance(step_time_p50='2%'), got {_arguments(mark)}"
+        )
+    if unknown := sorted(set(mark.kwargs) - set(METRICS)):
+        raise SpecError(f"marker tolerance: no such metrics {unknown}; there are {sorted(METRICS)}")
+    return {name: METRICS[name].parse_tolerance(text) for name, text in mark.kwargs.items()}
+
+
+def _timeout(mark: pytest.Mark) -> float:
+    given: Any = mark.args[0] if mark.args else mark.kwargs.get("timeout")
+    is_number = isinstance(given, int | float) and not isinstance(given, bool)
+    # Further keywords belong to pytest-timeout, which shares the marker.
+    if len(mark.args) > 1 or not is_number or not (0 < given < math.inf):
+        raise SpecError(f"marker timeout takes a number of seconds above 0, got {_arguments(mark)}")
+    return float(given)
+
+
+def _arguments(mark: pytest.Mark) -> str:
+    parts = [repr(value) for value in mark.args] + [f"{key}={value!r}" for key, value in mark.kwargs.items()]
+    return f"({', '.join(parts)})"

@@ -1,0 +1,125 @@
+"""The table of metrics: adding one is adding a row."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from pytest_aorta.errors import SpecError
+from pytest_aorta.facts import LaunchFacts
+
+Value: TypeAlias = float | str | None
+# Below this a 99th percentile is the maximum or next to it.
+MIN_STEPS_P99 = 100
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """The change allowed: ``relative`` as a fraction, or None for bit-for-bit equality."""
+
+    relative: float | None
+
+    def __str__(self) -> str:
+        """As a user writes it."""
+        return "exact" if self.relative is None else f"{self.relative * 100:g}%"
+
+
+EXACT = Tolerance(None)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One compared quantity.
+
+    Attributes:
+        measure: the value in a launch's facts, None where the launch has none.
+        kind: ``timing`` doesn't carry over between sittings on CPU, ``numeric`` only within one numeric
+            environment, ``memory`` carries over.
+        direction: which way is better, ``lower`` or ``higher``; ``exact``: neither.
+        default: tolerance without a marker; None: compared only where a marker names the metric.
+        min_steps: measured steps below which the metric means nothing.
+    """
+
+    name: str
+    unit: str
+    kind: str
+    direction: str
+    default: Tolerance | None
+    measure: Callable[[LaunchFacts], Value]
+    help: str
+    min_steps: int = 1
+
+    def parse_tolerance(self, given: object) -> Tolerance:
+        """Read a marker's value: a percentage such as ``"2%"``, or ``"exact"``.
+
+        Raises:
+            SpecError: it is neither, or not what this metric takes.
+        """
+        if given == "exact":
+            return EXACT
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", given) if isinstance(given, str) else None
+        if self.direction == "exact" or match is None or not 0 < float(match[1]) <= 1000:
+            allowed = "'exact'" if self.direction == "exact" else "a percentage above 0% up to 1000%, or 'exact'"
+            raise SpecError(f"tolerance of {self.name}: got {given!r}, allowed is {allowed}")
+        return Tolerance(float(match[1]) / 100)
+
+
+def _step_time(statistic: str) -> Callable[[LaunchFacts], Value]:
+    return lambda facts: facts.step_time_ms.get(statistic)
+
+
+def _recorded(name: str) -> Callable[[LaunchFacts], Value]:
+    return lambda facts: facts.metrics.get(name)
+
+
+def _weight_hash(facts: LaunchFacts) -> Value:
+    if not facts.weight_hashes:
+        return None
+    last = max(facts.weight_hashes, key=int)
+    return facts.weight_hashes[last]
+
+
+def _final_loss(facts: LaunchFacts) -> Value:
+    return facts.loss[-1] if facts.loss else None
+
+
+def _percent(value: float) -> Tolerance:
+    return Tolerance(value / 100)
+
+
+_ROWS = (
+    Metric("step_time_p50", "ms", "timing", "lower", _percent(5), _step_time("p50"), "median step time"),
+    Metric(
+        "step_time_p99", "ms", "timing", "lower", _percent(10), _step_time("p99"), "99th percentile of step times",
+        min_steps=MIN_STEPS_P99,
+    ),
+    Metric("step_time_mean", "ms", "timing", "lower", None, _step_time("mean"), "mean step time"),
+    Metric("step_time_tail5", "ms", "timing", "lower", None, _step_time("tail5"), "mean of the slowest 5% of steps"),
+    Metric(
+        "gemm_throughput_tflops", "TFLOP/s", "timing", "higher", None, _recorded("gemm_throughput_tflops"),
+        "matrix products of one rank over the measured loop",
+    ),
+    Metric("tokens_per_s", "1/s", "timing", "higher", None, _recorded("tokens_per_s"), "tokens of one rank a second"),
+    Metric(
+        "peak_memory_bytes", "B", "memory", "lower", _percent(2), _recorded("peak_memory_bytes"),
+        "largest peak of device memory over ranks",
+    ),
+    Metric("weight_hash", "", "numeric", "exact", EXACT, _weight_hash, "hash of the weights after the last step"),
+    Metric("final_loss", "", "numeric", "lower", None, _final_loss, "loss of the last measured step"),
+)  # fmt: skip
+METRICS = {row.name: row for row in _ROWS}
+
+
+def format_value(value: Value, unit: str) -> str:
+    """A value with its unit, short enough for a table."""
+    if value is None:
+        return "-"
+    if isinstance(value, str):
+        return value[:12]
+    if unit == "B":
+        return f"{value / 2**20:.5g} MiB"
+    digits = f"{value:.4g}" if value == 0 or 1e-3 <= math.fabs(value) < 1e5 else f"{value:.3e}"
+    return f"{digits} {unit}".rstrip()

@@ -1,0 +1,197 @@
+"""Command line options and their ini twins, read once into frozen :class:`Options`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_aorta.errors import SpecError
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asked of this run.
+
+    Attributes:
+        gpus: devices this run may use; 0 means CPU ranks only, None what is visible.
+        device: ``auto``, ``cuda`` or ``cpu``.
+        require_gpus: a test that lacks GPUs is an error, not a skip.
+        update_baselines: replace baselines with this run's values.
+        baselines_dir, results_dir: folders; results_dir None means pytest's temporary folder.
+        timeout_s: default time limit of a launch.
+        missing_baseline: ``fail``, ``record`` or ``ignore``.
+        strict: verdicts that decide nothing (not applicable, inconclusive) fail the test.
+        workload_dirs: folders that hold the user's own workloads.
+    """
+
+    gpus: int | None
+    device: str
+    require_gpus: bool
+    update_baselines: bool
+    baselines_dir: Path
+    results_dir: Path | None
+    timeout_s: float
+    missing_baseline: str
+    strict: bool
+    workload_dirs: tuple[Path, ...]
+    rootdir: Path
+
+
+@dataclass(frozen=True)
+class _Option:
+    """One option: ``--aorta-<name>`` on the command line, ``aorta_<name>`` in the ini file."""
+
+    name: str
+    parse: Callable[[str], Any]
+    default: str | None
+    help: str
+    metavar: str | None = None
+    alias: str | None = None
+
+    @property
+    def flag(self) -> str:
+        return "--aorta-" + self.name.replace("_", "-")
+
+    @property
+    def ini(self) -> str:
+        return f"aorta_{self.name}"
+
+
+def _choice(*allowed: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in allowed:
+            raise ValueError(f"one of {', '.join(allowed)}")
+        return text
+
+    return parse
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError("an integer of 0 or more")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= 7 * 86400:
+        raise ValueError("a number of seconds above 0 and up to 604800 (a week)")
+    return seconds
+
+
+def _boolean(text: str) -> bool:
+    words = {
+        "true": True,
+        "1": True,
+        "yes": True,
+        "on": True,
+        "false": False,
+        "0": False,
+        "no": False,
+        "off": False,
+    }
+    if text.lower() not in words:
+        raise ValueError("true or false")
+    return words[text.lower()]
+
+
+_OPTIONS = (
+    _Option("gpus", _count, None, "GPUs this run may use; 0: CPU ranks only (default: what is visible)", "N"),
+    _Option("device", _choice("auto", "cuda", "cpu"), "auto", "device ranks compute on: auto, cuda or cpu", "KIND"),
+    _Option("require_gpus", _boolean, "false", "a test skipped for lack of GPUs is an error"),
+    _Option(
+        "update_baselines",
+        _boolean,
+        "false",
+        "write this run's values as the new baselines, and print what changed",
+        alias="--update-baselines",
+    ),
+    _Option("baselines", str, "baselines", "folder of the stored baselines (default: baselines)", "DIR"),
+    _Option(
+        "results",
+        str,
+        None,
+        "keep each launch's plan, logs and result here (default: a temporary folder)",
+        "DIR",
+    ),
+    _Option("timeout", _seconds, "300", "time limit of a launch in seconds (default: 300)", "SECONDS"),
+    _Option(
+        "missing_baseline",
+        _choice("fail", "record", "ignore"),
+        "fail",
+        "what a missing baseline does: fail, record or ignore (default: fail)",
+        "ACTION",
+    ),
+    _Option(
+        "strict",
+        _boolean,
+        "false",
+        "verdicts that decide nothing (not applicable, inconclusive) fail the test",
+    ),
+    _Option("workloads", str, "workloads", "folder of your own workloads (default: workloads)", "DIR"),
+)
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Declare every option and its ini twin."""
+    group = parser.getgroup("aorta", "distributed training workloads (pytest-aorta)")
+    for option in _OPTIONS:
+        flags = [flag for flag in (option.alias, option.flag) if flag]
+        if option.parse is _boolean:
+            group.addoption(*flags, dest=option.ini, action="store_const", const="true", default=None, help=option.help)
+        else:
+            group.addoption(*flags, dest=option.ini, default=None, metavar=option.metavar, help=option.help)
+        parser.addini(option.ini, f"ini twin of {option.flag}: {option.help}", type="string", default=option.default)
+
+
+def read_options(config: pytest.Config) -> Options:
+    """Parse and check every option; the command line wins over the ini file.
+
+    Raises:
+        SpecError: a value is not allowed, or two options contradict each other.
+    """
+    values = {option.name: _value(config, option) for option in _OPTIONS}
+    options = Options(
+        gpus=values["gpus"],
+        device=values["device"],
+        require_gpus=values["require_gpus"],
+        update_baselines=values["update_baselines"],
+        baselines_dir=config.rootpath / values["baselines"],
+        results_dir=None if values["results"] is None else config.rootpath / values["results"],
+        timeout_s=values["timeout"],
+        missing_baseline=values["missing_baseline"],
+        strict=values["strict"],
+        workload_dirs=(config.rootpath / values["workloads"],),
+        rootdir=config.rootpath,
+    )
+    _refuse_contradictions(options)
+    return options
+
+
+def _value(config: pytest.Config, option: _Option) -> Any:
+    given, source = config.getoption(option.ini), option.flag
+    if given is None:
+        given, source = config.getini(option.ini) or None, f"ini option {option.ini}"
+    if given is None:
+        return None
+    try:
+        return option.parse(given)
+    except ValueError as error:
+        raise SpecError(f"{source}: got {given!r}, allowed is {error}") from None
+
+
+def _refuse_contradictions(options: Options) -> None:
+    wants_cpu = options.device == "cpu" or options.gpus == 0
+    if options.require_gpus and wants_cpu:
+        asked = "--aorta-device=cpu" if options.device == "cpu" else "--aorta-gpus=0"
+        raise SpecError(f"--aorta-require-gpus and {asked} contradict each other; drop one of them")
+    if options.device == "cuda" and options.gpus == 0:
+        raise SpecError("--aorta-device=cuda and --aorta-gpus=0 contradict each other; drop one of them")

@@ -1,0 +1,88 @@
+"""The plan of one launch: pure data, and pure functions from it to command line, environment and plan.json."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pytest_aorta.devices import VISIBLE_VARIABLE, World
+from pytest_aorta.spec import WorkloadSpec
+
+LAUNCHER = "torchrun"
+# torchrun reads PET_* before its own flags, and ranks would take the others for their own.
+_SCRUBBED_PREFIXES = ("PET_", "TORCHELASTIC_")
+_SCRUBBED = {
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT",
+}  # fmt: skip
+# Collectives give up before the launch does, so that they can say where they were.
+_COLLECTIVE_SHARE = 0.8
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """Everything a launch needs to know; ``script`` excludes ``spec``."""
+
+    name: str
+    spec: WorkloadSpec | None
+    config: dict[str, Any]
+    script: str | None
+    args: tuple[str, ...]
+    world: World
+    timeout_s: float
+    run_dir: Path
+    cwd: Path
+
+
+def rank_document(plan: LaunchPlan) -> dict[str, Any]:
+    """The content of ``plan.json``, which ranks read and people look at."""
+    target = None
+    if plan.spec is not None:
+        spec = plan.spec
+        target = {
+            "name": spec.name,
+            "module": spec.module,
+            "folder": str(spec.folder),
+            "class": spec.class_name,
+        }
+    return {
+        "name": plan.name,
+        "workload": target,
+        "config": plan.config,
+        "script": plan.script,
+        "args": list(plan.args),
+        "world_size": plan.world.size,
+        "device": plan.world.device,
+        "backend": plan.world.backend,
+        "platform": plan.world.platform,
+        "devices": [device.token for device in plan.world.devices],
+        "timeout_s": plan.timeout_s,
+    }
+
+
+def agent_command(plan: LaunchPlan) -> list[str]:
+    """The agent's command line: one node, a rendezvous on a port the kernel picks."""
+    python = [sys.executable, "-m"]
+    torchrun = ["--standalone", f"--nproc-per-node={plan.world.size}", "-m", "pytest_aorta.process.rank"]
+    return [*python, "pytest_aorta.process.agent", str(plan.run_dir), *torchrun, str(plan.run_dir)]
+
+
+def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, str]:
+    """The agent's and the ranks' environment: the caller's without another launch's variables, with the plan's."""
+    kept = {
+        name: value
+        for name, value in environ.items()
+        if name not in _SCRUBBED and not name.startswith(_SCRUBBED_PREFIXES)
+    }
+    kept[VISIBLE_VARIABLE] = ",".join(device.token for device in plan.world.devices)
+    kept["AORTA_DEVICE"] = plan.world.device
+    kept["AORTA_COLLECTIVE_TIMEOUT_S"] = f"{plan.timeout_s * _COLLECTIVE_SHARE:.3f}"
+    # torchrun would set it with a warning; numbers depend on it.
+    kept.setdefault("OMP_NUM_THREADS", "1")
+    package_parent = Path(__file__).resolve().parents[1]
+    if package_parent.name not in ("site-packages", "dist-packages"):
+        # Ranks run the very code that pytest runs, also where it is not installed.
+        kept["PYTHONPATH"] = ":".join(filter(None, [str(package_parent), kept.get("PYTHONPATH")]))
+    return kept

@@ -1,0 +1,172 @@
+"""pytest's hooks, and nothing else: each hands over to a stage and never imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import pytest
+
+from pytest_aorta.baseline import orphans, read_baseline, write_baseline
+from pytest_aorta.devices import Device, check_budget, visible_devices
+from pytest_aorta.errors import AortaError
+from pytest_aorta.fixtures import RECORD, SPEC, DistributedWorld, WorkloadRunner, make_world, test_state
+from pytest_aorta.markers import MARKERS, read_markers
+from pytest_aorta.options import Options, add_options, read_options
+from pytest_aorta.records import TestRecord
+from pytest_aorta.reporting import change_lines, header, summary_lines
+
+
+class Session:
+    """What the hooks share during one run of pytest."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.collected: set[str] = set()
+        self.records: list[TestRecord] = []
+        self.passed: set[str] = set()
+        self.notes: list[str] = []
+
+    @cached_property
+    def devices(self) -> list[Device]:
+        """The visible GPUs, looked up once and only when needed."""
+        return [] if self.options.device == "cpu" else visible_devices()
+
+
+SESSION = pytest.StashKey[Session]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare options and ini values."""
+    add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Check options and register markers."""
+    for text in MARKERS.values():
+        config.addinivalue_line("markers", text)
+    try:
+        session = Session(read_options(config))
+        if session.options.gpus is not None:
+            check_budget(session.options, session.devices)
+    except AortaError as error:
+        raise pytest.UsageError(str(error)) from None
+    config.stash[SESSION] = session
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """One line: devices, torch, platform, baselines."""
+    try:
+        torch_version = version("torch")
+    except PackageNotFoundError:
+        torch_version = "not installed"
+    session = config.stash[SESSION]
+    return header(session.options, session.devices, torch_version)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Check the markers of collected tests, so that a wrong one is a collection error with its reason."""
+    report = yield
+    problems = []
+    for item in report.result or ():
+        if isinstance(item, pytest.Item):
+            try:
+                item.stash[SPEC] = read_markers(item.iter_markers())
+            except AortaError as error:
+                problems.append(f"{item.nodeid}: {error}")
+            item.stash[RECORD] = TestRecord(item.nodeid)
+            collector.config.stash[SESSION].collected.add(item.nodeid)
+    if problems:
+        report.outcome, report.longrepr, report.result = "failed", "\n".join(problems), []
+    return report
+
+
+@pytest.fixture
+def distributed_world(request: pytest.FixtureRequest) -> DistributedWorld:
+    """The ranks this test may start, as its ``world`` marker asks; skips where devices are lacking."""
+    session = request.config.stash[SESSION]
+    return make_world(request, session.options, session.devices)
+
+
+@pytest.fixture
+def workload(request: pytest.FixtureRequest, distributed_world: DistributedWorld) -> WorkloadRunner:
+    """Runs a workload on ``distributed_world`` and compares what it measured."""
+    spec, record = test_state(request.node)
+    return WorkloadRunner(distributed_world, request.config.stash[SESSION].options, spec, record)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Attach the test's record to its report, which takes it along between xdist's processes."""
+    report = yield
+    record = item.stash.get(RECORD, None)
+    if record is not None and (report.when == "call" or (report.when == "setup" and not report.passed)):
+        item.user_properties += [(f"aorta.{verdict.metric}", str(verdict)) for verdict in record.verdicts]
+        report.user_properties = list(item.user_properties)
+        vars(report)["aorta"] = record.to_json()
+    return report
+
+
+class Controller:
+    """The hooks of the process that owns the terminal and the baselines; xdist's workers have none of it."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep what tests left, from whichever process they ran in."""
+        data: dict[str, Any] | None = getattr(report, "aorta", None)
+        if data is not None:
+            self.session.records.append(TestRecord.from_json(data))
+            if report.passed and not hasattr(report, "wasxfail"):
+                self.session.passed.add(data["nodeid"])
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Learn what a worker of xdist collected."""
+        self.session.collected |= set(getattr(node, "workeroutput", {}).get("aorta_collected", ()))
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Write the baselines of tests that passed; one that can't be written turns the run red."""
+        own = self.session
+        for record in own.records:
+            for baseline in record.new_baselines:
+                if record.nodeid not in own.passed:
+                    own.notes.append(f"not recorded, since the test failed: {baseline.case}")
+                    continue
+                try:
+                    old = read_baseline(own.options.baselines_dir, baseline.platform, baseline.case)
+                    write_baseline(own.options.baselines_dir, baseline)
+                    own.notes += change_lines(old, baseline)
+                except AortaError as error:
+                    own.notes.append(f"ERROR {error}")
+                    session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        own.notes += orphans(own.options.baselines_dir, own.collected, own.options.rootdir)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """One section with every verdict, the totals, and what was written."""
+        own = self.session
+        if not any(record.num_launches or record.lacked_devices for record in own.records) and not own.notes:
+            return
+        terminalreporter.section("aorta")
+        for line in [*summary_lines(own.records), *own.notes]:
+            terminalreporter.line(line)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Take the terminal's part, unless this is a worker of xdist."""
+    if not hasattr(session.config, "workerinput"):
+        session.config.pluginmanager.register(Controller(session.config.stash[SESSION]), "aorta-controller")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """In a worker of xdist, tell the controller what was collected."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["aorta_collected"] = sorted(session.config.stash[SESSION].collected)

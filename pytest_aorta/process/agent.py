@@ -1,0 +1,38 @@
+"""torchrun's agent, with the exit code of every rank that failed on its own kept in ``agent.json``.
+
+torchrun itself tells exit codes only in its log. Run as ``python -m pytest_aorta.process.agent RUN_DIR ARGS...``.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+
+def main(argv: list[str]) -> int:
+    """Run torchrun with ``argv[1:]``; returns its exit code."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import parse_args, run
+
+    from pytest_aorta.files import write_json
+
+    try:
+        run(parse_args(argv[1:]))
+    except ChildFailedError as error:
+        # Only ranks that ended by themselves are in it: the agent stops the others after it has looked.
+        failures = [
+            {"rank": rank, "pid": failure.pid, "exit_code": failure.exitcode}
+            for rank, failure in sorted(error.failures.items())
+        ]
+        write_json(Path(argv[0]) / "agent.json", {"failures": failures})
+        return 1
+    except SignalException as error:
+        return 128 + int(error.sigval)
+    return 0
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,192 @@
+"""The process between pytest and torchrun: it stops a launch, and proves every process of it gone.
+
+Run as a file, ``python -I -S guard.py SPEC``, so that it starts in 0.02 s; standard library only. It is the
+sub-reaper of everything it starts: a daemonised grandchild comes back to it when its parent dies. It watches the
+agent, a lifeline pipe whose other end dies with pytest, and the marks ranks leave in the run folder. Its verdict
+goes to pytest over a pipe, whatever the disk does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+TICK_S = 0.05
+STACKS_S = 0.5
+TERM_S = 2.0
+KILL_S = 10.0
+
+
+class Guard:
+    """One launch under watch; ``spec`` is documented in ``launch.py``, which writes it."""
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        self.spec = spec
+        self.ranks = Path(spec["run_dir"]) / "ranks"
+        self.agent_log = Path(spec["run_dir"]) / "agent.log"
+        self.agent_pid = 0
+        self.agent_status: int | None = None
+        self.first_error_s: float | None = None
+        self.first_result_s: float | None = None
+
+    def run(self) -> dict[str, Any]:
+        """Start the agent, wait for a reason to stop, and leave no process behind."""
+        began_s = time.monotonic()
+        self.agent_pid = subprocess.Popen(
+            self.spec["argv"], stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_parent
+        ).pid
+        reason = self.watch(began_s + self.spec["time_limit_s"])
+        leftover = sorted(descendants())
+        if reason not in ("exit", "parent_gone"):
+            self.dump_stacks()
+        survivors = self.stop()
+        return {
+            "reason": reason,
+            "agent_status": self.agent_status,
+            "stopped": leftover,
+            "survivors": survivors,
+            "wall_s": time.monotonic() - began_s,
+        }
+
+    def watch(self, deadline_s: float) -> str:
+        """Wait until the launch has ended or has to be; says which."""
+        lifeline = select.poll()
+        lifeline.register(self.spec["lifeline_fd"], select.POLLIN)
+        while True:
+            if lifeline.poll(TICK_S * 1000):
+                return "parent_gone"
+            self.reap()
+            if self.agent_status is not None:
+                return "exit"
+            now_s = time.monotonic()
+            if now_s > deadline_s:
+                return "time_limit"
+            if reason := self.marks(now_s):
+                return reason
+
+    def marks(self, now_s: float) -> str | None:
+        """A reason to stop that the ranks' files give."""
+        size = _size(self.agent_log)
+        for rank in range(self.spec["world_size"]):
+            folder = self.ranks / str(rank)
+            size += _size(folder / "output.log")
+            if self.first_error_s is None and (folder / "error.json").exists():
+                self.first_error_s = now_s
+            if self.first_result_s is None and (folder / "result.json").exists():
+                self.first_result_s = now_s
+        if size > self.spec["output_cap_bytes"]:
+            return "output_cap"
+        if self.first_error_s is not None and now_s - self.first_error_s > self.spec["error_grace_s"]:
+            return "rank_error"
+        if self.first_result_s is not None and now_s - self.first_result_s > self.spec["straggler_s"]:
+            return "straggler"
+        return None
+
+    def reap(self) -> None:
+        """Collect dead children, adopted ones too, and note how the agent ended."""
+        with suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                if pid == self.agent_pid:
+                    self.agent_status = os.waitstatus_to_exitcode(status)
+
+    def dump_stacks(self) -> None:
+        """Have every rank write its Python stacks, which faulthandler does even where the GIL is held."""
+        alive = descendants()
+        for mark in self.ranks.glob("*/pid"):
+            with suppress(ValueError, OSError):
+                pid = int(mark.read_text(encoding="ascii"))
+                if pid in alive:
+                    os.kill(pid, signal.SIGUSR1)
+        self.wait_for_none(STACKS_S)
+
+    def stop(self) -> list[int]:
+        """End every descendant; returns those that could not be killed."""
+        if descendants():
+            with suppress(ProcessLookupError):
+                os.kill(self.agent_pid, signal.SIGTERM) if self.agent_status is None else None
+            if self.agent_status is None:
+                self.wait_for_none(TERM_S)
+        deadline_s = time.monotonic() + KILL_S
+        while time.monotonic() < deadline_s:
+            alive = descendants()
+            if not alive:
+                return []
+            for pid in alive:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
+            self.reap()
+        return sorted(descendants())
+
+    def wait_for_none(self, limit_s: float) -> None:
+        """Wait until no descendant is left, at most ``limit_s``."""
+        deadline_s = time.monotonic() + limit_s
+        while descendants() and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+            self.reap()
+
+
+def descendants() -> set[int]:
+    """Process ids of all living descendants of this process (zombies count until they are reaped)."""
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):  # noqa: PTH208 - pathlib is slower, and this runs in a loop
+        if entry.isdigit():
+            with suppress(OSError, ValueError):
+                stat = Path("/proc", entry, "stat").read_bytes()
+                # The command's name may hold spaces and brackets: fields count from the last one.
+                parent = int(stat[stat.rindex(b")") + 2 :].split()[1])
+                children.setdefault(parent, []).append(int(entry))
+    found: set[int] = set()
+    waiting = [os.getpid()]
+    while waiting:
+        new = [pid for pid in children.get(waiting.pop(), []) if pid not in found]
+        found.update(new)
+        waiting += new
+    return found
+
+
+def prctl(option: int, value: int) -> None:
+    """Call prctl(2), which Python has no name for."""
+    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def _die_with_parent() -> None:
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def main() -> None:
+    """Guard the launch described by the first argument, and write the verdict to the pipe it names."""
+    spec = json.loads(sys.argv[1])
+    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ignored, signal.SIG_IGN)
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    for inherited in (spec["lifeline_fd"], spec["verdict_fd"]):
+        os.set_inheritable(inherited, False)
+    verdict = Guard(spec).run()
+    with suppress(BrokenPipeError):
+        os.write(spec["verdict_fd"], json.dumps(verdict).encode())
+
+
+if __name__ == "__main__":
+    main()

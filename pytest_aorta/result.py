@@ -1,0 +1,121 @@
+"""What a launch measured: one :class:`RankResult` a rank, merged into one :class:`WorkloadResult`.
+
+Only raw facts are kept here; statistics are derived in ``metrics.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class FailureDetail:
+    """One located wrong value, found by a workload's own checks.
+
+    ``iteration`` counts from 0 over the checked iterations; ``rank`` saw the fault, ``source_rank`` sent
+    the data. ``index`` is the first wrong position within the source's chunk, ``count`` how many of
+    ``total`` elements were wrong. ``kind`` names the check (e.g. ``all_gather``), ``cause`` the likely fault.
+    """
+
+    kind: str
+    iteration: int
+    rank: int
+    layer: int | None = None
+    source_rank: int | None = None
+    index: int | None = None
+    count: int = 1
+    total: int | None = None
+    expected: float | None = None
+    actual: float | None = None
+    cause: str | None = None
+
+    def __str__(self) -> str:
+        """One line: where, how many, what was expected and what was found."""
+        place = [f"iteration {self.iteration}"]
+        if self.layer is not None:
+            place.append(f"layer {self.layer}")
+        place.append(f"on rank {self.rank}")
+        if self.source_rank is not None:
+            place.append(f"from source rank {self.source_rank}")
+        text = f"{self.kind}: {', '.join(place)}: {self.count}"
+        if self.total is not None:
+            text += f" of {self.total}"
+        text += " elements wrong"
+        if self.index is not None:
+            text += f", first at index {self.index}: expected {self.expected:g}, got {self.actual:g}"
+        return text + (f" ({self.cause})" if self.cause else "")
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """What one rank measured.
+
+    Attributes:
+        passed: whether the workload's own checks held on this rank.
+        failure_count: wrong checks in all; ``failures`` details the first few.
+        configured_iterations, total_iterations: measured steps asked for and done.
+        step_times_ms: this rank's duration of each measured step, in order.
+        elapsed_sec: wall time of the measured loop.
+        main_work_started: whether the measured loop was entered.
+        metrics: raw facts of this rank, units in their names.
+        weight_hashes: step -> hash of the logical weights (the same on every rank).
+        loss: the loss of each measured step, if the workload trains.
+        environment: versions and devices that numbers depend on.
+    """
+
+    passed: bool
+    failure_count: int
+    configured_iterations: int
+    total_iterations: int
+    step_times_ms: list[float]
+    elapsed_sec: float
+    main_work_started: bool = True
+    failures: list[FailureDetail] = field(default_factory=list)
+    metrics: dict[str, float] = field(default_factory=dict)
+    weight_hashes: dict[str, str] = field(default_factory=dict)
+    loss: list[float] = field(default_factory=list)
+    environment: dict[str, str | int | float | bool | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class WorkloadResult:
+    """One launch's result over all ranks; ``step_times_ms[rank][step]``, ``metrics[name][rank]``."""
+
+    schema_version: int
+    workload: str
+    config: dict[str, Any]
+    world_size: int
+    device: str
+    backend: str
+    platform: str
+    launcher: str
+    passed: bool
+    failure_count: int
+    first_failure_iteration: int | None
+    failure_details: list[FailureDetail]
+    configured_iterations: int
+    total_iterations: int
+    main_work_started: bool
+    elapsed_sec: float
+    step_times_ms: list[list[float]]
+    metrics: dict[str, list[float]]
+    weight_hashes: dict[str, str]
+    loss: list[float]
+    environment: dict[str, Any]
+    launch_times_s: dict[str, float]
+
+    @property
+    def step_times_max_ms(self) -> list[float]:
+        """The time of each step: the maximum over ranks."""
+        return [max(times) for times in zip(*self.step_times_ms, strict=True)]
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> WorkloadResult:
+        """Build from a document that was validated against the schema."""
+        values = {item.name: data[item.name] for item in fields(cls)}
+        values["failure_details"] = [FailureDetail(**detail) for detail in data["failure_details"]]
+        return cls(**values)

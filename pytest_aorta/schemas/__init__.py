@@ -1,0 +1,1 @@
+"""JSON Schemas of the files pytest-aorta writes and reads."""

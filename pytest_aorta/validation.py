@@ -1,0 +1,135 @@
+"""From the files ranks left to one validated result: the schema, then what a schema can't say about ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pytest_aorta.errors import ResultError
+from pytest_aorta.files import UnreadableFile, read_json, write_json
+from pytest_aorta.launch import LaunchOutcome
+from pytest_aorta.plan import LAUNCHER, LaunchPlan
+from pytest_aorta.result import SCHEMA_VERSION, WorkloadResult
+from pytest_aorta.schema_check import violation
+
+SCHEMA = "workload_result.schema.json"
+MAX_RANK_RESULT_BYTES = 16 << 20
+MAX_RESULT_BYTES = 512 << 20
+MAX_FAILURE_DETAILS = 100
+
+
+def collect_result(plan: LaunchPlan, outcome: LaunchOutcome) -> WorkloadResult:
+    """Read every rank's file, merge them into ``result.json`` and return the validated result.
+
+    Raises:
+        ResultError: a file is missing, unreadable, doesn't fit the schema, or the ranks contradict each other.
+    """
+    ranks = [_read_rank(plan.run_dir / "ranks" / str(rank) / "result.json") for rank in range(plan.world.size)]
+    _check_ranks(plan, ranks)
+    document = merge(plan, outcome, ranks)
+    path = plan.run_dir / "result.json"
+    _check_document(path, document)
+    write_json(path, document)
+    return WorkloadResult.from_json(document)
+
+
+def read_result(path: Path) -> WorkloadResult:
+    """Read a stored ``result.json``.
+
+    Raises:
+        ResultError: it is unreadable, of another version, or doesn't fit the schema.
+    """
+    try:
+        document = read_json(path, max_bytes=MAX_RESULT_BYTES)
+    except UnreadableFile as error:
+        raise ResultError(str(error)) from None
+    _check_document(path, document)
+    return WorkloadResult.from_json(document)
+
+
+def merge(plan: LaunchPlan, outcome: LaunchOutcome, ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    """One document from the ranks' documents, which are in order of rank."""
+    details = sorted((detail for rank in ranks for detail in rank["failures"]), key=_place)
+    first = ranks[0]
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "workload": plan.name,
+        "config": plan.config,
+        "world_size": plan.world.size,
+        "device": plan.world.device,
+        "backend": plan.world.backend,
+        "platform": plan.world.platform,
+        "launcher": LAUNCHER,
+        "passed": all(rank["passed"] for rank in ranks),
+        "failure_count": sum(rank["failure_count"] for rank in ranks),
+        "first_failure_iteration": details[0]["iteration"] if details else None,
+        "failure_details": details[:MAX_FAILURE_DETAILS],
+        "configured_iterations": first["configured_iterations"],
+        "total_iterations": first["total_iterations"],
+        "main_work_started": all(rank["main_work_started"] for rank in ranks),
+        "elapsed_sec": max(rank["elapsed_sec"] for rank in ranks),
+        "step_times_ms": [rank["step_times_ms"] for rank in ranks],
+        "metrics": {name: [rank["metrics"][name] for rank in ranks] for name in first["metrics"]},
+        "weight_hashes": first["weight_hashes"],
+        "loss": first["loss"],
+        "environment": first["environment"],
+        "launch_times_s": {"wall": outcome.wall_s},
+    }
+
+
+def _place(detail: dict[str, Any]) -> tuple[int, int, int]:
+    layer = detail["layer"]
+    return detail["iteration"], -1 if layer is None else layer, detail["rank"]
+
+
+def _read_rank(path: Path) -> dict[str, Any]:
+    try:
+        document = read_json(path, max_bytes=MAX_RANK_RESULT_BYTES)
+    except UnreadableFile as error:
+        raise ResultError(f"result invalid: {error}") from None
+    if problem := violation(document, SCHEMA, "rank_result"):
+        raise ResultError(f"result invalid: {path}: {problem}")
+    rank: dict[str, Any] = document
+    if rank["passed"] != (rank["failure_count"] == 0):
+        raise ResultError(
+            f"result invalid: {path}: passed is {rank['passed']} with failure_count {rank['failure_count']}"
+        )
+    if (
+        rank["total_iterations"] != rank["configured_iterations"]
+        or len(rank["step_times_ms"]) != rank["total_iterations"]
+    ):
+        raise ResultError(
+            f"result invalid: {path}: {rank['configured_iterations']} iterations configured, "
+            f"{rank['total_iterations']} done, {len(rank['step_times_ms'])} step times; they have to be equal"
+        )
+    return rank
+
+
+def _check_ranks(plan: LaunchPlan, ranks: list[dict[str, Any]]) -> None:
+    """What has to be the same on every rank: the steps, the metrics' names, the logical weights, the loss."""
+    views: dict[str, Callable[[dict[str, Any]], Any]] = {
+        "number of step times": lambda rank: len(rank["step_times_ms"]),
+        "metrics": lambda rank: sorted(rank["metrics"]),
+        "weight_hashes": lambda rank: rank["weight_hashes"],
+        "loss": lambda rank: rank["loss"],
+    }
+    for name, view in views.items():
+        expected = view(ranks[0])
+        for number, rank in enumerate(ranks):
+            if view(rank) != expected:
+                raise ResultError(
+                    f"result invalid: {plan.run_dir}: {name} of rank {number} is {view(rank)!r}, "
+                    f"of rank 0 {expected!r}; they have to be equal"
+                )
+
+
+def _check_document(path: Path, document: Any) -> None:
+    version = document.get("schema_version") if isinstance(document, dict) else None
+    if version != SCHEMA_VERSION:
+        raise ResultError(
+            f"result invalid: {path}: schema_version is {version!r}, this pytest-aorta reads {SCHEMA_VERSION}; "
+            f"run the workload again"
+        )
+    if problem := violation(document, SCHEMA):
+        raise ResultError(f"result invalid: {path}: {problem}")

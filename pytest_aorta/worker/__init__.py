@@ -1,0 +1,24 @@
+"""The rank side: what a workload or a training script imports. Needs torch; the pytest process never imports it."""
+
+from __future__ import annotations
+
+from pytest_aorta.result import FailureDetail, RankResult
+from pytest_aorta.worker.environment import environment_facts
+from pytest_aorta.worker.rank_env import RankEnv
+from pytest_aorta.worker.recorder import Recorder, recorder
+from pytest_aorta.worker.timer import StepTimer
+from pytest_aorta.worker.weight_hash import WeightHash, hash_parameters
+from pytest_aorta.worker.workload import Workload
+
+__all__ = [
+    "FailureDetail",
+    "RankEnv",
+    "RankResult",
+    "Recorder",
+    "StepTimer",
+    "WeightHash",
+    "Workload",
+    "environment_facts",
+    "hash_parameters",
+    "recorder",
+]

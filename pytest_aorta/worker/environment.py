@@ -1,0 +1,40 @@
+"""The facts of a rank's environment that its numbers depend on."""
+
+from __future__ import annotations
+
+import os
+import platform
+
+import torch
+
+# Variables that change how collectives run, recorded as they are.
+_RECORDED_PREFIXES = (
+    "NCCL_",
+    "RCCL_",
+    "TORCH_NCCL_",
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "OMP_NUM_THREADS",
+    "GLOO_",
+)
+
+
+def environment_facts(device: torch.device) -> dict[str, str | int | float | bool | None]:
+    """Versions, device model and numeric switches of this rank, as flat JSON values."""
+    facts: dict[str, str | int | float | bool | None] = {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "device": device.type,
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+        "num_threads": torch.get_num_threads(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+    }
+    if device.type == "cuda":
+        facts |= {
+            "device_name": torch.cuda.get_device_name(device),
+            "cuda": torch.version.cuda,
+            "hip": torch.version.hip,
+            "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+            "tf32_matmul": torch.backends.cuda.matmul.allow_tf32,
+        }
+    facts |= {name: os.environ[name] for name in sorted(os.environ) if name.startswith(_RECORDED_PREFIXES)}
+    return facts

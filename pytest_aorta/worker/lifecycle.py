@@ -1,0 +1,98 @@
+"""What a rank does: load the workload or the script of the plan, run it, write the result, leave together."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import math
+import os
+import runpy
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch.distributed as dist
+
+from pytest_aorta.files import write_json
+from pytest_aorta.result import RankResult
+from pytest_aorta.worker.recorder import recorder
+from pytest_aorta.worker.workload import Workload
+
+
+def run_rank(run_dir: Path, folder: Path) -> None:
+    """Run this rank's part of ``run_dir/plan.json`` and write ``folder/result.json``."""
+    plan = json.loads((run_dir / "plan.json").read_text(encoding="utf-8"))
+    if plan["script"] is not None:
+        run_script(plan["script"], plan["args"])
+        finish(folder, recorder.result())
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        return
+    workload = load_workload(plan["workload"])(plan["config"])
+    workload.setup()
+    finish(folder, workload.run())
+    workload.cleanup()
+
+
+def load_workload(target: dict[str, Any]) -> type[Workload]:
+    """Import the workload's class, by module name or from its folder.
+
+    Raises:
+        TypeError: what the yaml names is no :class:`Workload`.
+    """
+    where = target["module"] or target["folder"]
+    module = importlib.import_module(where) if target["module"] else _load_folder(target["name"], where)
+    found = getattr(module, target["class"], None)
+    if not (isinstance(found, type) and issubclass(found, Workload)):
+        raise TypeError(
+            f"{where}: {target['class']} has to be a subclass of pytest_aorta.worker.Workload, found {found!r}; "
+            f"export it from the folder's __init__.py"
+        )
+    return found
+
+
+def run_script(script: str, args: list[str]) -> None:
+    """Run a file or a dotted module as ``__main__`` with ``args``."""
+    sys.argv = [script, *args]
+    try:
+        if script.endswith(".py"):
+            sys.path.insert(0, str(Path(script).resolve().parent))
+            runpy.run_path(script, run_name="__main__")
+        else:
+            runpy.run_module(script, run_name="__main__", alter_sys=True)
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            raise
+
+
+def finish(folder: Path, result: RankResult) -> None:
+    """Write the result, then wait for the others: a rank that leaves early takes its peers' connections away."""
+    document = asdict(result)
+    if field := _non_finite(document):
+        raise ValueError(f"the result of rank {os.environ['RANK']} holds a number that is not finite: {field}")
+    write_json(folder / "result.json", document)
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def _load_folder(name: str, folder: str) -> ModuleType:
+    # A name of its own: the user's folder may be called like an installed package.
+    full_name = f"aorta_own_workloads_{name}"
+    path = Path(folder) / "__init__.py"
+    spec = importlib.util.spec_from_file_location(full_name, path, submodule_search_locations=[folder])
+    if spec is None or spec.loader is None or not path.exists():
+        raise FileNotFoundError(f"workload {name!r}: {path} does not exist; it has to export the workload's class")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[full_name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _non_finite(value: Any, path: str = "") -> str | None:
+    if isinstance(value, float):
+        return None if math.isfinite(value) else f"{path} = {value}"
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return next((found for key, item in items if (found := _non_finite(item, f"{path}.{key}".lstrip(".")))), None)

@@ -1,0 +1,76 @@
+"""Who this rank is, read from the environment torchrun sets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+
+
+@dataclass(frozen=True)
+class RankEnv:
+    """Rank, world size, local rank, and the kind of device this rank computes on (``cuda`` or ``cpu``)."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    device_kind: str
+    collective_timeout_s: float
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str] = os.environ) -> RankEnv:
+        """Read RANK, WORLD_SIZE, LOCAL_RANK and AORTA_DEVICE.
+
+        Raises:
+            RuntimeError: a variable is absent or no integer, or the device is unknown or not there.
+        """
+        numbers = {name: _integer(environ, name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+        kind = environ.get("AORTA_DEVICE") or ("cuda" if torch.cuda.is_available() else "cpu")
+        if kind not in BACKENDS:
+            raise RuntimeError(f"AORTA_DEVICE={kind!r} is unknown; it can be one of {sorted(BACKENDS)}")
+        return cls(
+            rank=numbers["RANK"],
+            world_size=numbers["WORLD_SIZE"],
+            local_rank=numbers["LOCAL_RANK"],
+            device_kind=kind,
+            collective_timeout_s=float(environ.get("AORTA_COLLECTIVE_TIMEOUT_S", "600")),
+        )
+
+    def join(self, workload: str, *, min_world_size: int = 1) -> torch.device:
+        """Join the default process group (NCCL on ``cuda``, gloo on ``cpu``) and return this rank's device.
+
+        Raises:
+            RuntimeError: fewer ranks than ``min_world_size``; nothing has been initialised then.
+        """
+        if self.world_size < min_world_size:
+            raise RuntimeError(
+                f"workload {workload!r} needs at least {min_world_size} ranks and was started with "
+                f"WORLD_SIZE={self.world_size}: there is nothing to shard or to communicate on fewer. Ask for more "
+                f"with @pytest.mark.world(size={min_world_size}) or torchrun --nproc-per-node={min_world_size}."
+            )
+        device = torch.device("cpu")
+        if self.device_kind == "cuda":
+            device = torch.device("cuda", self.local_rank)
+            torch.cuda.set_device(device)
+        dist.init_process_group(
+            BACKENDS[self.device_kind],
+            timeout=timedelta(seconds=self.collective_timeout_s),
+            device_id=device if device.type == "cuda" else None,
+        )
+        return device
+
+
+def _integer(environ: Mapping[str, str], name: str) -> int:
+    text = environ.get(name)
+    try:
+        return int(text or "")
+    except ValueError:
+        raise RuntimeError(
+            f"environment variable {name} is {text!r}, but has to be an integer: start ranks with torchrun"
+        ) from None

@@ -1,0 +1,1 @@
+"""The built-in workloads; installed as ``aorta_workloads``."""
