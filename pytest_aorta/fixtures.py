@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeAlias, TypeVar
 
 import pytest
 
@@ -23,7 +23,7 @@ from pytest_aorta.errors import (
 )
 from pytest_aorta.facts import launch_facts
 from pytest_aorta.files import slug
-from pytest_aorta.launch import launch
+from pytest_aorta.launch import LaunchOutcome
 from pytest_aorta.markers import TestSpec
 from pytest_aorta.options import Options
 from pytest_aorta.plan import LaunchPlan
@@ -35,6 +35,7 @@ from pytest_aorta.validation import collect_result
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Launcher: TypeAlias = Callable[[LaunchPlan], LaunchOutcome]
 
 
 def _in_test(method: Callable[P, T]) -> Callable[P, T]:
@@ -63,8 +64,17 @@ class DistributedWorld:
         timeout_s: time limit of one launch.
     """
 
-    def __init__(self, world: World, options: Options, spec: TestSpec, run_base: Path, record: TestRecord) -> None:
+    def __init__(
+        self,
+        world: World,
+        options: Options,
+        spec: TestSpec,
+        run_base: Path,
+        record: TestRecord,
+        launcher: Launcher,
+    ) -> None:
         self._world = world
+        self._launcher = launcher
         self._options = options
         self._run_base = run_base
         self._record = record
@@ -119,7 +129,7 @@ class DistributedWorld:
             run_dir=_new_folder(self._run_base, name),
             cwd=self._options.rootdir,
         )
-        outcome = launch(plan)
+        outcome = self._launcher(plan)
         if failure := launch_failure(plan, outcome):
             raise LaunchError(failure)
         return collect_result(plan, outcome)
@@ -198,7 +208,9 @@ class WorkloadRunner:
             raise ComparisonFailed(comparison_text(failing, result, baseline))
 
 
-def make_world(request: pytest.FixtureRequest, options: Options, devices: list[Device]) -> DistributedWorld:
+def make_world(
+    request: pytest.FixtureRequest, options: Options, devices: list[Device], launcher: Launcher
+) -> DistributedWorld:
     """The ``distributed_world`` fixture's value; skips or fails where devices are lacking."""
     spec, record = test_state(request.node)
     try:
@@ -206,7 +218,7 @@ def make_world(request: pytest.FixtureRequest, options: Options, devices: list[D
     except DevicesUnavailable as error:
         _lacking(record, str(error), options)
     base = options.results_dir or request.getfixturevalue("tmp_path_factory").getbasetemp() / "aorta"
-    return DistributedWorld(world, options, spec, base / slug(record.nodeid), record)
+    return DistributedWorld(world, options, spec, base / slug(record.nodeid), record, launcher)
 
 
 SPEC = pytest.StashKey[TestSpec]()

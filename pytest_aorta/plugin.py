@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Generator
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -12,7 +13,8 @@ import pytest
 from pytest_aorta.baseline import orphans, read_baseline, write_baseline
 from pytest_aorta.devices import Device, check_budget, visible_devices
 from pytest_aorta.errors import AortaError
-from pytest_aorta.fixtures import RECORD, SPEC, DistributedWorld, WorkloadRunner, make_world, test_state
+from pytest_aorta.fixtures import RECORD, SPEC, DistributedWorld, Launcher, WorkloadRunner, make_world, test_state
+from pytest_aorta.launch import launch
 from pytest_aorta.markers import MARKERS, read_markers
 from pytest_aorta.options import Options, add_options, read_options
 from pytest_aorta.records import TestRecord
@@ -24,6 +26,7 @@ class Session:
 
     def __init__(self, options: Options) -> None:
         self.options = options
+        self.launcher: Launcher = launch
         self.collected: set[str] = set()
         self.records: list[TestRecord] = []
         self.passed: set[str] = set()
@@ -90,7 +93,7 @@ def pytest_make_collect_report(
 def distributed_world(request: pytest.FixtureRequest) -> DistributedWorld:
     """The ranks this test may start, as its ``world`` marker asks; skips where devices are lacking."""
     session = request.config.stash[SESSION]
-    return make_world(request, session.options, session.devices)
+    return make_world(request, session.options, session.devices, session.launcher)
 
 
 @pytest.fixture
@@ -108,7 +111,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     if record is not None and (report.when == "call" or (report.when == "setup" and not report.passed)):
         item.user_properties += [(f"aorta.{verdict.metric}", str(verdict)) for verdict in record.verdicts]
         report.user_properties = list(item.user_properties)
-        vars(report)["aorta"] = record.to_json()
+        # Text, since xdist carries only plain values.
+        vars(report)["aorta"] = json.dumps(record.to_json())
     return report
 
 
@@ -120,11 +124,12 @@ class Controller:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep what tests left, from whichever process they ran in."""
-        data: dict[str, Any] | None = getattr(report, "aorta", None)
-        if data is not None:
-            self.session.records.append(TestRecord.from_json(data))
+        text: str | None = getattr(report, "aorta", None)
+        if text is not None:
+            record = TestRecord.from_json(json.loads(text))
+            self.session.records.append(record)
             if report.passed and not hasattr(report, "wasxfail"):
-                self.session.passed.add(data["nodeid"])
+                self.session.passed.add(record.nodeid)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
