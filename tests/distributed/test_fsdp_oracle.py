@@ -1,0 +1,35 @@
+"""Every fault that can be planted in `fsdp` is caught, counted and located by its own checks."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_aorta.errors import WorkloadFailed
+
+pytestmark = pytest.mark.world(size=2, device="cpu")
+
+SHORT = {"steps": 2, "warmup": 1, "verify": 3}
+GATHER = "all_gather_forward: iteration 1, layer 2, on rank 1, from source rank 0"
+REDUCE = "reduce_scatter: iteration 1, layer 2, on rank"
+# fault -> where it has to be seen, and the cause that has to be named
+FAULTS = {
+    "stale_gather": (GATHER, "stale"),
+    "zeroed_gather": (GATHER, "zeroed"),
+    "partial_gather": (GATHER, "only part"),
+    "permuted_gather": (GATHER, "permuted"),
+    "swapped_shards": (GATHER, "swapped"),
+    "stale_h2d": ("h2d: iteration 1, on rank 1", "stale"),
+    "dropped_gradient": (f"{REDUCE} 0, from source rank 1", "the contribution of rank 1 is missing"),
+    "stale_gradient": (REDUCE, "stale"),
+}
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_planted_fault_is_located_and_named(workload, kind):
+    place, cause = FAULTS[kind]
+    fault = {"kind": kind, "iteration": 1, "layer": 2, "rank": 1, "source_rank": 0}
+    with pytest.raises(WorkloadFailed) as caught:
+        workload.run("fsdp", **SHORT, fault=fault)
+    line = next(line for line in str(caught.value).splitlines() if place in line)
+    assert cause in line
+    assert "iteration 0" not in str(caught.value)

@@ -1,0 +1,27 @@
+"""The overlap suite: real workloads against the stored baselines of the platform."""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = [
+    pytest.mark.overlap,
+    pytest.mark.world(size="all"),
+    pytest.mark.tolerance(step_time_p50="5%"),
+    pytest.mark.timeout(180),
+]
+
+
+def test_fsdp_overlapping(workload, fsdp_config):
+    result = workload.run("fsdp", comm_stream=True, h2d_prefetch=True, optimizer="sgd", **fsdp_config)
+    workload.check(result)
+
+
+def test_fsdp_serial(workload, fsdp_config):
+    result = workload.run("fsdp", comm_stream=False, h2d_prefetch=False, **fsdp_config)
+    workload.check(result)
+
+
+def test_llama_fsdp2(workload, llama_config):
+    result = workload.run("llama_fsdp2", **llama_config)
+    workload.check(result)

@@ -1,0 +1,81 @@
+"""The harness end to end: what is planted turns exactly the right test red, and undoing it turns all green."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+INNER = """
+import json, pathlib, pytest
+
+PLANTED = json.loads(pathlib.Path(__file__).with_name("planted.json").read_text())
+
+pytestmark = pytest.mark.world(size=2, device="cpu")
+SHORT = dict(warmup=1, verify=2)
+
+def test_speed(workload):
+    workload.check(workload.run("fsdp", steps=10, **SHORT, fault=PLANTED.get("speed", {})))
+
+def test_data(workload):
+    workload.check(workload.run("fsdp", steps=2, **SHORT, fault=PLANTED.get("data", {})))
+
+def test_weights(workload):
+    workload.check(workload.run("fsdp", steps=2, **SHORT, optimizer="sgd", fault=PLANTED.get("weights", {})))
+
+def test_training(workload):
+    workload.check(workload.run("llama_fsdp2", steps=3, warmup=1, fault=PLANTED.get("training", {})))
+"""
+
+
+@pytest.fixture
+def suite(pytester, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    pytester.makepyfile(test_inner=INNER)
+    pytester.makeini("[pytest]\n")
+
+    def run(planted, *options):
+        pytester.path.joinpath("planted.json").write_text(json.dumps(planted), encoding="utf-8")
+        return pytester.runpytest_subprocess("-p", "no:cacheprovider", "-n", "2", *options)
+
+    return run
+
+
+def failed(result):
+    return {line.split("::")[1].split(" ")[0] for line in result.outlines if line.startswith("FAILED")}
+
+
+def test_each_planted_change_turns_the_right_test_red(suite, pytester):
+    suite({}, "--update-baselines").assert_outcomes(passed=4)
+    speed = next(pytester.path.glob("baselines/cpu-x2-gloo/*test-speed*.json"))
+    recorded = speed.read_bytes()
+    median_ms = json.loads(recorded)["launches"][0]["step_time_ms"]["p50"]
+
+    slow_and_corrupt = {
+        "speed": {"kind": "slowdown", "delay_ms": 2 * median_ms + 10},
+        "data": {"kind": "swapped_shards", "iteration": 1, "layer": 3, "rank": 1},
+    }
+    result = suite(slow_and_corrupt)
+    assert failed(result) == {"test_speed", "test_data"}
+    result.stdout.re_match_lines_random(
+        [
+            r"E +step_time_p50: regression: .* tolerance 100%",
+            r"E +all_gather_forward: iteration 1, layer 3, on rank 1, from source rank 0: .*swapped.*",
+        ]
+    )
+
+    speed.unlink()
+    result = suite(
+        {"weights": {"kind": "weight", "rank": 1}, "training": {"kind": "weight_ulp", "step": 2, "rank": 1}}
+    )
+    assert failed(result) == {"test_speed", "test_weights", "test_training"}
+    result.stdout.re_match_lines_random(
+        [
+            r"E +step_time_p50: missing: .*no baseline; record one with --update-baselines.*",
+            r"test_inner::test_weights +weight_hash .* regression",
+            r"test_inner::test_training +weight_hash .* regression",
+        ]
+    )
+
+    speed.write_bytes(recorded)
+    suite({}).assert_outcomes(passed=4)
