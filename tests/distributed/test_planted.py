@@ -65,9 +65,7 @@ def test_each_planted_change_turns_the_right_test_red(suite, pytester):
     )
 
     speed.unlink()
-    result = suite(
-        {"weights": {"kind": "weight", "rank": 1}, "training": {"kind": "weight_ulp", "step": 2, "rank": 1}}
-    )
+    result = suite({"weights": {"kind": "weight", "rank": 1}, "training": {"kind": "weight_ulp", "step": 2, "rank": 1}})
     assert failed(result) == {"test_speed", "test_weights", "test_training"}
     result.stdout.re_match_lines_random(
         [

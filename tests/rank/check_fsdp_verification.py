@@ -1,0 +1,312 @@
+"""Every fault planted in the fsdp workload's data is found, counted, located and named, without ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from aorta_workloads.fsdp.diagnosis import Place
+from aorta_workloads.fsdp.faults import GATHER_KINDS, Fault, FaultSpec
+from aorta_workloads.fsdp.lanes import Lane, ReadAhead, Ticket
+from aorta_workloads.fsdp.oracle import (
+    INPUT_SLOTS,
+    CodeTable,
+    Contribution,
+    chunk_index,
+    world_index,
+)
+from aorta_workloads.fsdp.settings import Settings
+from aorta_workloads.fsdp.verification import MAX_DETAILS, Verification
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+CPU = torch.device("cpu")
+WARMUP, CHECKED, LAYERS, WORLD_SIZE, SHARD_SIZE, INPUT_SIZE = 2, 3, 3, 4, 301, 77
+PHASES = ("forward", "backward")
+CAUSES = {
+    "stale_gather": "stale: from 1 iteration before",
+    "zeroed_gather": "zeroed: no data arrived",
+    "partial_gather": "only part, 151 of 301: stale: from 1 iteration before",
+    "permuted_gather": "permuted: the right values in wrong places",
+    "stale_h2d": "stale: from 1 iteration before",
+    "dropped_gradient": "dropped: the contribution of rank",
+    "stale_gradient": "stale: from 1 iteration before",
+}
+bounded = settings(max_examples=20, deadline=None, database=None)
+faults = st.builds(
+    FaultSpec,
+    iteration=st.integers(0, CHECKED - 1),
+    layer=st.integers(0, LAYERS - 1),
+    phase=st.sampled_from(PHASES),
+    rank=st.integers(0, WORLD_SIZE - 1),
+    source_rank=st.integers(0, WORLD_SIZE - 1),
+)
+
+
+class OneRank:
+    """What one rank of a world of ``WORLD_SIZE`` would receive; every rank's part is computed here."""
+
+    def __init__(self, rank, spec, dtype=torch.bfloat16):
+        self.rank = rank
+        self.codes = CodeTable(dtype, CPU, seed=0)
+        self.index = world_index(SHARD_SIZE, WORLD_SIZE)
+        self.input_index = chunk_index(INPUT_SIZE, rank)
+        self.faults = [
+            Fault(spec, rank=member, first_checked=WARMUP, write_chunk=self.write_chunk) for member in range(WORLD_SIZE)
+        ]
+        place = Place(
+            rank=rank,
+            world_size=WORLD_SIZE,
+            layers=LAYERS,
+            shard_size=SHARD_SIZE,
+            input_size=INPUT_SIZE,
+            first_iteration=WARMUP,
+            iterations=CHECKED,
+        )
+        self.verification = Verification(place, self.codes, self.index, self.input_index)
+        self.verification.rehearse()
+
+    def write_chunk(self, out, iteration, layer, rank):
+        self.codes.write(out, self.index.view(WORLD_SIZE, -1)[rank], iteration, layer)
+
+    def full(self, iteration, layer):
+        out = torch.empty(self.index.numel(), dtype=self.codes.dtype)
+        self.codes.write(out, self.index, iteration, layer)
+        return out
+
+    def input(self, iteration):
+        slot = self.faults[self.rank].input_iteration(iteration) % INPUT_SLOTS
+        out = torch.empty(INPUT_SIZE, dtype=self.codes.dtype)
+        self.codes.write(out, self.input_index, slot, LAYERS)
+        return out
+
+    def gathered(self, iteration, layer, phase):
+        chunks = self.full(iteration, layer).view(WORLD_SIZE, -1)
+        self.faults[self.rank].on_gathered(chunks, iteration, layer, phase)
+        return chunks
+
+    def reduced(self, iteration, layer):
+        total = torch.zeros(self.index.numel(), dtype=self.codes.dtype)
+        for member, fault in enumerate(self.faults):
+            part = self.full(iteration, layer)
+            Contribution(WORLD_SIZE, member, part.dtype, CPU).keep_own(part, iteration)
+            fault.on_gradient(part, iteration, layer)
+            total += part
+        shard = total.view(WORLD_SIZE, -1)[self.rank]
+        self.faults[self.rank].on_reduced(shard, iteration, layer)
+        return shard
+
+    def run(self):
+        for iteration in range(WARMUP + CHECKED + 2):
+            self.verification.check_input(iteration, self.input(iteration))
+            for layer in range(LAYERS):
+                for phase in PHASES:
+                    gathered = self.gathered(iteration, layer, phase)
+                    self.verification.check_gathered(iteration, layer, phase, gathered)
+                self.verification.check_reduced(iteration, layer, self.reduced(iteration, layer))
+        return self.verification.failures()
+
+
+def with_kind(spec, kind):
+    return FaultSpec(kind, spec.iteration, spec.layer, spec.phase, spec.rank, spec.source_rank)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("rank", range(WORLD_SIZE))
+def test_right_data_has_no_failure(rank, dtype):
+    assert OneRank(rank, FaultSpec(), dtype).run() == (0, [])
+
+
+@pytest.mark.parametrize("kind", [kind for kind in GATHER_KINDS if kind != "swapped_shards"])
+@bounded
+@given(spec=faults)
+def test_damaged_gather_is_located_and_named(kind, spec):
+    count, (detail,) = OneRank(spec.rank, with_kind(spec, kind)).run()
+    assert count == 1
+    assert detail.kind == f"all_gather_{spec.phase}"
+    assert (detail.iteration, detail.layer) == (spec.iteration, spec.layer)
+    assert (detail.rank, detail.source_rank) == (spec.rank, spec.source_rank)
+    assert detail.cause == CAUSES[kind]
+
+
+@bounded
+@given(spec=faults)
+def test_swapped_shards_name_each_other(spec):
+    other = (spec.source_rank + 1) % WORLD_SIZE
+    count, details = OneRank(spec.rank, with_kind(spec, "swapped_shards")).run()
+    assert count == 2
+    assert {detail.source_rank: detail.cause for detail in details} == {
+        spec.source_rank: f"swapped: the data of rank {other}",
+        other: f"swapped: the data of rank {spec.source_rank}",
+    }
+
+
+@bounded
+@given(spec=faults)
+def test_stale_input_is_located_and_named(spec):
+    count, (detail,) = OneRank(spec.rank, with_kind(spec, "stale_h2d")).run()
+    assert (count, detail.kind, detail.iteration, detail.rank) == (1, "h2d", spec.iteration, spec.rank)
+    assert (detail.layer, detail.source_rank) == (None, None)
+    assert (detail.count, detail.total, detail.cause) == (INPUT_SIZE, INPUT_SIZE, CAUSES["stale_h2d"])
+
+
+@bounded
+@given(spec=faults, observer=st.integers(0, WORLD_SIZE - 1))
+def test_dropped_gradient_is_seen_by_every_rank_and_names_its_source(spec, observer):
+    count, (detail,) = OneRank(observer, with_kind(spec, "dropped_gradient")).run()
+    assert (count, detail.kind, detail.rank) == (1, "reduce_scatter", observer)
+    assert (detail.iteration, detail.layer, detail.source_rank) == (spec.iteration, spec.layer, spec.rank)
+    assert detail.cause == f"dropped: the contribution of rank {spec.rank} is missing"
+    assert detail.count == detail.total
+    assert detail.actual == 0
+
+
+@bounded
+@given(spec=faults)
+def test_stale_gradient_is_wrong_from_every_source(spec):
+    count, details = OneRank(spec.rank, with_kind(spec, "stale_gradient")).run()
+    assert count == WORLD_SIZE
+    assert sorted(detail.source_rank for detail in details) == list(range(WORLD_SIZE))
+    assert sum(detail.count for detail in details) == SHARD_SIZE
+    assert {detail.cause for detail in details} == {CAUSES["stale_gradient"]}
+
+
+@bounded
+@given(spec=faults)
+def test_fault_of_another_rank_leaves_this_one_alone(spec):
+    bystander = (spec.rank + 1) % WORLD_SIZE
+    assert OneRank(bystander, with_kind(spec, "stale_gather")).run() == (0, [])
+
+
+def test_first_index_expected_and_actual_are_those_of_the_data():
+    spec = FaultSpec("partial_gather", iteration=1, layer=2, rank=0, source_rank=3)
+    world = OneRank(0, spec)
+    _, (detail,) = world.run()
+    right, stale = (world.full(iteration, 2).view(WORLD_SIZE, -1)[3] for iteration in (WARMUP + 1, WARMUP))
+    first = SHARD_SIZE // 2
+    assert (detail.index, detail.count, detail.total) == (first, SHARD_SIZE - first, SHARD_SIZE)
+    assert (detail.expected, detail.actual) == (right[first].item(), stale[first].item())
+
+
+def test_index_of_a_wrong_gradient_counts_within_the_ranks_shard():
+    world = OneRank(1, FaultSpec())
+    shard = world.reduced(WARMUP, 0)
+    shard[42] = 0
+    world.verification.check_reduced(WARMUP, 0, shard)
+    count, (detail,) = world.verification.failures()
+    assert (count, detail.index, detail.count) == (1, 42, 1)
+    assert detail.source_rank == (SHARD_SIZE + 42 + WARMUP) % WORLD_SIZE
+
+
+def test_data_of_another_layer_is_named():
+    world = OneRank(0, FaultSpec())
+    world.verification.check_gathered(WARMUP, 2, "forward", world.full(WARMUP, 0).view(WORLD_SIZE, -1))
+    count, details = world.verification.failures()
+    assert count == WORLD_SIZE
+    assert {detail.cause for detail in details} == {"the data of layer 0"}
+
+
+def test_data_of_the_next_iteration_is_named():
+    world = OneRank(0, FaultSpec())
+    world.verification.check_gathered(WARMUP, 0, "forward", world.full(WARMUP + 1, 0).view(WORLD_SIZE, -1))
+    _, details = world.verification.failures()
+    assert {detail.cause for detail in details} == {"too new: overwritten with the data of the next iteration"}
+
+
+def test_value_that_is_no_number_is_told_in_words():
+    world = OneRank(0, FaultSpec())
+    chunks = world.full(WARMUP, 0).view(WORLD_SIZE, -1)
+    chunks[1, 5] = float("nan")
+    world.verification.check_gathered(WARMUP, 0, "forward", chunks)
+    _, (detail,) = world.verification.failures()
+    assert (detail.index, detail.expected, detail.actual) == (None, None, None)
+    assert detail.cause.startswith("first at index 5: expected ")
+    assert "nan" in str(detail)
+
+
+def test_all_failures_are_counted_and_only_the_first_are_detailed():
+    world = OneRank(0, FaultSpec())
+    nothing = torch.zeros(WORLD_SIZE, SHARD_SIZE, dtype=world.codes.dtype)
+    for iteration in range(WARMUP, WARMUP + CHECKED):
+        for layer in range(LAYERS):
+            world.verification.check_gathered(iteration, layer, "forward", nothing)
+    count, details = world.verification.failures()
+    assert count == CHECKED * LAYERS * WORLD_SIZE
+    assert len(details) == MAX_DETAILS
+    assert details[0].iteration == 0
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (FaultSpec("stale_gather", iteration=3), r"iteration 3; .*allowed is 0\.\.2"),
+        (FaultSpec("stale_gather", layer=3), r"layer 3; .*allowed is 0\.\.2"),
+        (FaultSpec("stale_gather", rank=4), r"rank 4; .*allowed is 0\.\.3"),
+        (FaultSpec("stale_gather", source_rank=4), r"source_rank 4; .*allowed is 0\.\.3"),
+        (FaultSpec("weight", layer=0), "set optimizer to 'sgd'"),
+    ],
+)
+def test_fault_that_cannot_happen_is_an_error_that_names_what_is_allowed(spec, message):
+    with pytest.raises(ValueError, match=message):
+        spec.check(verify=CHECKED, layers=LAYERS, world_size=WORLD_SIZE, optimizer="none")
+
+
+def test_fault_without_checked_iterations_is_an_error():
+    with pytest.raises(ValueError, match="allowed is none"):
+        FaultSpec("stale_gather").check(verify=0, layers=1, world_size=2, optimizer="none")
+
+
+def test_weight_fault_changes_one_element_by_one_unit_in_the_last_place():
+    world = OneRank(0, FaultSpec("weight", rank=0))
+    weights = torch.full((5,), 7.0)
+    world.faults[0].on_final_weights(weights)
+    assert weights[:4].tolist() == [7.0] * 4
+    assert weights[4] == torch.nextafter(torch.tensor(7.0), torch.tensor(8.0))
+
+
+@pytest.mark.parametrize(("steps", "is_exact"), [(66_840, True), (66_841, False)])
+def test_more_sgd_steps_than_float32_counts_are_an_error(steps, is_exact):
+    config = dict.fromkeys(("layers", "gemm_size", "fsdp_shard_size", "h2d_tensor_size"), 2)
+    config |= dict.fromkeys(("h2d_prefetch", "comm_stream", "pin_memory"), False)
+    config |= {"steps": steps, "warmup": 0, "verify": 0, "seed": 0, "fault": {}}
+    config |= {"dtype": "float32", "optimizer": "sgd"}
+    if is_exact:
+        assert Settings.read(config, 0, 2).iterations == steps
+    else:
+        with pytest.raises(ValueError, match="exact for at most 66840"):
+            Settings.read(config, 0, 2)
+
+
+@dataclass
+class LoggedTicket(Ticket):
+    log: list[str]
+    number: int
+
+    def wait(self):
+        self.log.append(f"wait {self.number}")
+
+
+@dataclass
+class LoggingLane(Lane):
+    log: list[str]
+
+    def submit(self, transfer):
+        number = transfer(False)
+        self.log.append(f"submit {number}")
+        return LoggedTicket(self.log, number)
+
+
+@pytest.mark.parametrize(
+    ("depth", "log"),
+    [
+        (0, ["submit 0", "wait 0", "submit 1", "wait 1"]),
+        (1, ["submit 0", "submit 1", "wait 0", "wait 1"]),
+    ],
+)
+def test_read_ahead_submits_depth_turns_early_but_not_beyond_the_last(depth, log):
+    lane = LoggingLane([])
+    ahead = ReadAhead(lane, depth, lambda number: lambda _asynchronous: number)
+    for number in range(2):
+        ahead.take(number, last=1)
+    assert lane.log == log

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from aorta_workloads.llama_fsdp2.data import initial_value, initialize, sequences
+from aorta_workloads.llama_fsdp2.faults import Fault
+from aorta_workloads.llama_fsdp2.model import Llama, LlamaConfig, apply_rope, rope_angles
+
+DEBUG = {
+    "dim": 64,
+    "n_layers": 2,
+    "n_heads": 4,
+    "n_kv_heads": 2,
+    "ffn_hidden": 192,
+    "vocab_size": 256,
+    "rope_theta": 500000.0,
+    "norm_eps": 1e-5,
+}
+LLAMA_3 = {"n_heads": 32, "n_kv_heads": 8, "vocab_size": 128256, "rope_theta": 500000.0, "norm_eps": 1e-5}
+CPU = torch.device("cpu")
+
+
+def make_model(seed=0, **dimensions):
+    config = LlamaConfig(**DEBUG | dimensions)
+    model = Llama(config)
+    initialize(model, config.n_layers, seed)
+    return model
+
+
+def tokens(num_sequences=2, seq_len=8):
+    return sequences(0, 0, range(num_sequences), seq_len - 1, DEBUG["vocab_size"])
+
+
+@pytest.mark.parametrize(
+    ("dimensions", "expected"),
+    [
+        ({"dim": 4096, "n_layers": 32, "ffn_hidden": 14336}, 8_030_261_248),
+        ({"dim": 2048, "n_layers": 16, "ffn_hidden": 8192}, 1_498_482_688),
+    ],
+    ids=["8b", "1b"],
+)
+def test_llama_3_dimensions_have_llama_3_parameter_counts(dimensions, expected):
+    with torch.device("meta"):
+        model = Llama(LlamaConfig(**LLAMA_3 | dimensions))
+
+    assert sum(parameter.numel() for parameter in model.parameters()) == expected
+
+
+def test_logits_have_one_score_a_token_of_the_vocabulary():
+    assert make_model()(tokens(3, 5)).shape == (3, 5, DEBUG["vocab_size"])
+
+
+def test_no_logit_depends_on_later_tokens():
+    model, first = make_model(), tokens()
+    second = first.clone()
+    second[:, 5:] = (second[:, 5:] + 1) % DEBUG["vocab_size"]
+
+    before, after = model(first), model(second)
+
+    torch.testing.assert_close(before[:, :5], after[:, :5])
+    assert not torch.equal(before[:, 5:], after[:, 5:])
+
+
+def test_rotated_products_depend_on_the_distance_of_positions_alone():
+    query, key = torch.randn(2, 1, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64).float()
+    angles = rope_angles(32, 16, 10000.0, CPU)
+
+    def product(query_position, key_position):
+        turned = apply_rope(query, angles[query_position]), apply_rope(key, angles[key_position])
+        return torch.sum(turned[0] * turned[1])
+
+    torch.testing.assert_close(product(3, 1), product(30, 28))
+    assert (product(3, 1) - product(3, 2)).abs() > 1e-3
+
+
+def test_rotation_keeps_lengths_and_leaves_position_0():
+    x = torch.randn(2, 4, 9, 16)
+    turned = apply_rope(x, rope_angles(9, 16, 500000.0, CPU))
+
+    torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1))
+    assert torch.equal(turned[..., 0, :], x[..., 0, :])
+
+
+def test_shared_key_and_value_heads_equal_repeated_ones():
+    shared, repeated = make_model(), make_model(n_kv_heads=DEBUG["n_heads"])
+    state = shared.state_dict()
+    head_dim = DEBUG["dim"] // DEBUG["n_heads"]
+    for name in [name for name in state if name.endswith(("wk.weight", "wv.weight"))]:
+        heads = state[name].unflatten(0, (-1, head_dim))
+        state[name] = heads.repeat_interleave(DEBUG["n_heads"] // DEBUG["n_kv_heads"], dim=0).flatten(0, 1)
+    repeated.load_state_dict(state)
+
+    torch.testing.assert_close(shared(tokens()), repeated(tokens()))
+
+
+def test_recomputed_blocks_have_the_same_gradients():
+    kept, recomputed = make_model(), make_model(activation_checkpointing="full")
+    for model in (kept, recomputed):
+        model(tokens()).square().mean().backward()
+
+    pairs = zip(kept.parameters(), recomputed.parameters(), strict=True)
+    assert all(torch.equal(one.grad, other.grad) for one, other in pairs)
+
+
+def test_a_seed_gives_the_same_weights_again_and_another_seed_others():
+    first, again, other = (make_model(seed).state_dict() for seed in (0, 0, 1))
+
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert all(torch.equal(first[name], other[name]) == name.endswith("norm.weight") for name in first)
+
+
+def test_a_weight_depends_on_its_name_and_not_on_what_was_made_before():
+    model = make_model()
+    name, last = list(model.named_parameters())[-1]
+
+    assert torch.equal(last, initial_value(name, last, DEBUG["n_layers"], seed=0))
+    assert not torch.equal(last, initial_value("another", last, DEBUG["n_layers"], seed=0))
+
+
+def test_a_global_batch_is_the_same_however_ranks_share_it():
+    whole = sequences(5, 3, range(8), 16, 256)
+    parts = [sequences(5, 3, range(first, first + 2), 16, 256) for first in range(0, 8, 2)]
+
+    assert torch.equal(whole, torch.cat(parts))
+    assert len({tuple(row) for row in whole.tolist()}) == 8
+    assert not torch.equal(whole, sequences(5, 4, range(8), 16, 256))
+
+
+@pytest.mark.parametrize(
+    ("dimensions", "message"),
+    [({"n_kv_heads": 3}, "no multiple of n_kv_heads 3"), ({"dim": 60}, "dim is 60")],
+)
+def test_dimensions_that_do_not_divide_are_an_error(dimensions, message):
+    with pytest.raises(ValueError, match=message):
+        LlamaConfig(**DEBUG | dimensions)
+
+
+def test_weight_ulp_changes_one_bit_of_one_weight_on_its_rank_after_its_step_alone():
+    model = make_model()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    fault = Fault(kind="weight_ulp", step=2, rank=1)
+
+    for step, rank in [(1, 1), (2, 0), (3, 1)]:
+        fault.after_step(step, rank, model)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+    fault.after_step(2, 1, model)
+    changed = {name: (before[name] != value).sum().item() for name, value in model.state_dict().items()}
+    assert sum(changed.values()) == 1
+
+
+@pytest.mark.parametrize(("field", "value"), [("step", 4), ("rank", 2)])
+def test_a_fault_that_could_not_happen_is_an_error(field, value):
+    with pytest.raises(ValueError, match=f"{field} {value}"):
+        Fault(kind="weight_ulp", **{field: value}).check(steps=3, world_size=2)

@@ -1,0 +1,95 @@
+"""Everything a run reads and writes, allocated once before the first step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .oracle import INPUT_SLOTS, CodeTable, chunk_index, world_index
+from .settings import Settings
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """Operands and results of a layer's GEMMs, shared by all layers.
+
+    They are not the gathered parameters: codes would overflow float16, and speed should not depend on them.
+    """
+
+    activation: torch.Tensor
+    weight: torch.Tensor
+    output: torch.Tensor
+    activation_gradient: torch.Tensor
+    weight_gradient: torch.Tensor
+
+    @classmethod
+    def allocate(cls, size: int, dtype: torch.dtype, device: torch.device, seed: int) -> Gemm:
+        """Random square operands of a size at which results stay in range."""
+        generator = torch.Generator(device).manual_seed(seed)
+        operands = [torch.randn(size, size, device=device, generator=generator) for _ in range(2)]
+        results = [torch.zeros(size, size, dtype=dtype, device=device) for _ in range(3)]
+        return cls(*[(operand / size**0.5).to(dtype) for operand in operands], *results)
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """A rank's tensors; lists are by layer, except the pairs ``inputs``, ``gathered`` and ``gradients``."""
+
+    index: torch.Tensor
+    own_index: torch.Tensor
+    input_index: torch.Tensor
+    host_inputs: list[torch.Tensor]
+    inputs: list[torch.Tensor]
+    shards: list[torch.Tensor]
+    gathered: list[torch.Tensor]
+    gradients: list[torch.Tensor]
+    reduced: list[torch.Tensor]
+    weights: list[torch.Tensor]
+    gemm: Gemm
+
+    @classmethod
+    def allocate(cls, settings: Settings, device: torch.device) -> Buffers:
+        """Allocate for ``settings``; zeros stand for data that never came."""
+
+        def zeros(count: int, *shape: int) -> list[torch.Tensor]:
+            return [torch.zeros(shape, dtype=settings.dtype, device=device) for _ in range(count)]
+
+        shard_size, world_size = settings.fsdp_shard_size, settings.world_size
+        index = world_index(shard_size, world_size).to(device)
+        own_index = index.view(world_size, shard_size)[settings.rank]
+        input_index = chunk_index(settings.h2d_tensor_size, settings.rank)
+        return cls(
+            index=index,
+            own_index=own_index,
+            input_index=input_index.to(device),
+            host_inputs=_host_inputs(settings, input_index, pin=settings.pin_memory and device.type == "cuda"),
+            inputs=zeros(2, settings.h2d_tensor_size),
+            shards=zeros(settings.layers, shard_size),
+            gathered=zeros(2, world_size, shard_size),
+            gradients=zeros(2, settings.gradient_size),
+            reduced=zeros(settings.layers, shard_size),
+            weights=_initial_weights(settings, own_index),
+            gemm=Gemm.allocate(settings.gemm_size, settings.dtype, device, settings.seed),
+        )
+
+
+def _host_inputs(settings: Settings, index: torch.Tensor, *, pin: bool) -> list[torch.Tensor]:
+    codes = CodeTable(settings.dtype, torch.device("cpu"), settings.seed)
+    ring = []
+    for slot in range(INPUT_SLOTS):
+        host = torch.empty(index.numel(), dtype=settings.dtype, pin_memory=pin)
+        codes.write(host, index, iteration=slot, layer=settings.layers)
+        ring.append(host)
+    return ring
+
+
+def _initial_weights(settings: Settings, own_index: torch.Tensor) -> list[torch.Tensor]:
+    """Float32 integers that depend on seed, layer and global position; none without an optimizer."""
+    if settings.optimizer == "none":
+        return []
+    codes = CodeTable(torch.float32, own_index.device, settings.seed)
+    weights = [torch.empty(own_index.numel(), device=own_index.device) for _ in range(settings.layers)]
+    for layer, weight in enumerate(weights):
+        codes.write(weight, own_index, iteration=0, layer=layer)
+    return weights

@@ -1,0 +1,174 @@
+"""From a recorded mismatch to where it is and what likely went wrong. Runs on the host after the loop."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from pytest_aorta.worker import FailureDetail
+
+from .oracle import (
+    INPUT_SLOTS,
+    ITERATION_STRIDE,
+    LAYER_STRIDE,
+    PRIME,
+    RANK_STRIDE,
+    source_of_column,
+)
+
+# An iteration's slots: its input, then each layer's forward and backward all-gather and reduce-scatter.
+INPUT = 0
+PHASES = ("forward", "backward")
+_CHECKS_PER_LAYER = len(PHASES) + 1
+
+
+def slots(layers: int) -> int:
+    """How many checks an iteration has."""
+    return 1 + _CHECKS_PER_LAYER * layers
+
+
+def gather_slot(layer: int, phase: str) -> int:
+    """The slot of a layer's all-gather in ``forward`` or ``backward``."""
+    return 1 + _CHECKS_PER_LAYER * layer + PHASES.index(phase)
+
+
+def reduce_slot(layer: int) -> int:
+    """The slot of a layer's reduce-scatter."""
+    return 1 + _CHECKS_PER_LAYER * layer + len(PHASES)
+
+
+@dataclass(frozen=True)
+class Place:
+    """What is checked: the world as ``rank`` sees it, and which iterations of the run."""
+
+    rank: int
+    world_size: int
+    layers: int
+    shard_size: int
+    input_size: int
+    first_iteration: int
+    iterations: int
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """One row of a comparison; the fields are :data:`~.oracle.COLUMNS`."""
+
+    count: float
+    first: float
+    expected: float
+    actual: float
+    last: float
+    last_expected: float
+    last_actual: float
+    difference: float
+
+    @property
+    def shift(self) -> int | None:
+        """By how much codes moved, if that is the same at the first and the last wrong element."""
+        first = _shift(self.expected, self.actual)
+        return first if first == _shift(self.last_expected, self.last_actual) else None
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether the first and the last wrong element are zero, which no code is."""
+        return self.actual == 0 and self.last_actual == 0
+
+
+def failure_detail(place: Place, mismatch: Mismatch, checked: int, slot: int, row: int) -> FailureDetail:
+    """Locate and explain ``row`` of ``slot`` in the ``checked``-th checked iteration."""
+    if slot == INPUT:
+        return _input_detail(place, mismatch, checked)
+    layer, check = divmod(slot - 1, _CHECKS_PER_LAYER)
+    if check == len(PHASES):
+        return _reduced_detail(place, mismatch, checked, layer, row)
+    cause = explain(mismatch, place.shard_size, shard_hypotheses(place, layer, row), "zeroed: no data arrived")
+    detail = FailureDetail(
+        kind=f"all_gather_{PHASES[check]}",
+        iteration=checked,
+        rank=place.rank,
+        layer=layer,
+        source_rank=row,
+        total=place.shard_size,
+        cause=cause,
+    )
+    return _with_values(detail, mismatch, int(mismatch.first))
+
+
+def explain(mismatch: Mismatch, total: int, hypotheses: dict[int, str], zeros: str) -> str:
+    """Name the likely fault: the first and the last wrong element have to agree on it."""
+    partial = f"only part, {mismatch.count:.0f} of {total}: " if mismatch.count < total else ""
+    if mismatch.is_zero:
+        return partial + zeros
+    if mismatch.shift in hypotheses:
+        return partial + hypotheses[mismatch.shift]
+    if mismatch.count >= 2 and mismatch.difference == 0:
+        return "permuted: the right values in wrong places"
+    return partial + "unknown: no code that another iteration, layer or rank would have"
+
+
+def shard_hypotheses(place: Place, layer: int, rank: int) -> dict[int, str]:
+    """What each shift of a code would mean in data of ``layer`` and ``rank``, the simplest first."""
+    meanings: dict[int, str] = {}
+    for age in (1, 2):
+        meanings.setdefault(-age * ITERATION_STRIDE % PRIME, _stale(age))
+    meanings.setdefault(ITERATION_STRIDE, "too new: overwritten with the data of the next iteration")
+    # Beyond 251 ranks the shift depends on the position and means nothing.
+    family = rank // PRIME * PRIME
+    for other in range(family, min(family + PRIME, place.world_size)):
+        shift = (other - rank) * RANK_STRIDE % PRIME
+        meanings.setdefault(shift, f"swapped: the data of rank {other}")
+    for age in (0, 1):
+        for other in range(place.layers):
+            shift = ((other - layer) * LAYER_STRIDE - age * ITERATION_STRIDE) % PRIME
+            meanings.setdefault(shift, f"the data of layer {other}" + (f", {_stale(age)}" if age else ""))
+    return meanings
+
+
+def input_hypotheses(slot: int) -> dict[int, str]:
+    """What each shift of a code would mean in the input of ``slot``."""
+    return {
+        ((slot - age) % INPUT_SLOTS - slot) * ITERATION_STRIDE % PRIME: _stale(age) for age in range(1, INPUT_SLOTS)
+    }
+
+
+def _input_detail(place: Place, mismatch: Mismatch, checked: int) -> FailureDetail:
+    hypotheses = input_hypotheses((place.first_iteration + checked) % INPUT_SLOTS)
+    cause = explain(mismatch, place.input_size, hypotheses, "zeroed: no data arrived")
+    detail = FailureDetail(kind="h2d", iteration=checked, rank=place.rank, total=place.input_size, cause=cause)
+    return _with_values(detail, mismatch, int(mismatch.first))
+
+
+def _reduced_detail(place: Place, mismatch: Mismatch, checked: int, layer: int, column: int) -> FailureDetail:
+    iteration = place.first_iteration + checked
+    source = source_of_column(column, place.rank, place.shard_size, iteration, place.world_size)
+    total = len(range(column, place.shard_size, place.world_size))
+    dropped = f"dropped: the contribution of rank {source} is missing"
+    detail = FailureDetail(
+        kind="reduce_scatter",
+        iteration=checked,
+        rank=place.rank,
+        layer=layer,
+        source_rank=source,
+        total=total,
+        cause=explain(mismatch, total, shard_hypotheses(place, layer, place.rank), dropped),
+    )
+    return _with_values(detail, mismatch, int(mismatch.first) * place.world_size + column)
+
+
+def _with_values(detail: FailureDetail, mismatch: Mismatch, index: int) -> FailureDetail:
+    count = int(mismatch.count)
+    if math.isfinite(mismatch.actual):
+        return replace(detail, count=count, index=index, expected=mismatch.expected, actual=mismatch.actual)
+    # A result holds finite numbers only, so this one is told in words.
+    cause = f"first at index {index}: expected {mismatch.expected:g}, got {mismatch.actual}"
+    return replace(detail, count=count, cause=cause)
+
+
+def _shift(expected: float, actual: float) -> int | None:
+    is_code = actual.is_integer() and 1 <= actual <= PRIME
+    return int(actual - expected) % PRIME if is_code else None
+
+
+def _stale(age: int) -> str:
+    return f"stale: from {age} iteration{'s' if age > 1 else ''} before"

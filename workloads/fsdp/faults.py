@@ -1,0 +1,130 @@
+"""Faults that tests plant in the data, never in the checks, to see each of them found and named."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+# Writes the codes of a rank's chunk for (out, iteration, layer, rank).
+WriteChunk = Callable[[torch.Tensor, int, int, int], None]
+
+GATHER_KINDS = ("stale_gather", "zeroed_gather", "partial_gather", "permuted_gather", "swapped_shards")
+DATA_KINDS = (*GATHER_KINDS, "stale_h2d", "dropped_gradient", "stale_gradient")
+_SLEEP_PROBE_CYCLES = 20_000_000
+
+
+@dataclass(frozen=True)
+class FaultSpec:
+    """The config's ``fault``; ``iteration`` counts checked iterations from 0, no ``rank`` is every rank."""
+
+    kind: str = "none"
+    iteration: int = 0
+    layer: int = 0
+    phase: str = "forward"
+    rank: int | None = None
+    source_rank: int = 0
+    delay_ms: float = 0.0
+
+    def check(self, *, verify: int, layers: int, world_size: int, optimizer: str) -> None:
+        """Raise ValueError for a fault that could not happen in this run."""
+        if self.kind in DATA_KINDS:
+            self._check_range("iteration", self.iteration, verify, "checked iterations (config key 'verify')")
+        self._check_range("layer", self.layer, layers, "layers")
+        for name, rank in (("rank", self.rank), ("source_rank", self.source_rank)):
+            self._check_range(name, rank or 0, world_size, "ranks")
+        if self.kind == "weight" and optimizer == "none":
+            raise ValueError("fault 'weight' needs weights, and optimizer 'none' has none: set optimizer to 'sgd'")
+
+    def _check_range(self, name: str, value: int, count: int, of_what: str) -> None:
+        if not 0 <= value < count:
+            allowed = f"0..{count - 1}" if count else "none"
+            raise ValueError(f"fault {self.kind!r} has {name} {value}; of {count} {of_what}, allowed is {allowed}")
+
+
+class Fault:
+    """Applies a :class:`FaultSpec` on this rank."""
+
+    def __init__(self, spec: FaultSpec, *, rank: int, first_checked: int, write_chunk: WriteChunk) -> None:
+        """``first_checked`` is the run's iteration that is the spec's iteration 0."""
+        self._spec = spec
+        self._rank = rank
+        self._here = spec.rank in (None, rank)
+        self._iteration = first_checked + spec.iteration
+        self._write_chunk = write_chunk
+
+    def on_gathered(self, chunks: torch.Tensor, iteration: int, layer: int, phase: str) -> None:
+        """Damage gathered parameters, one row a source rank, after they arrived and before they are used."""
+        spec = self._spec
+        if spec.kind not in GATHER_KINDS or spec.phase != phase or not self._strikes(iteration, layer):
+            return
+        chunk = chunks[spec.source_rank]
+        if spec.kind == "zeroed_gather":
+            chunk.zero_()
+        elif spec.kind == "permuted_gather":
+            chunk[:2] = chunk[:2].flip(0)
+        elif spec.kind == "swapped_shards":
+            pair = [spec.source_rank, (spec.source_rank + 1) % len(chunks)]
+            chunks[pair[0]], chunks[pair[1]] = chunks[pair[1]].clone(), chunks[pair[0]].clone()
+        else:
+            begin = len(chunk) // 2 if spec.kind == "partial_gather" else 0
+            stale = torch.empty_like(chunk)
+            self._write_chunk(stale, iteration - 1, layer, spec.source_rank)
+            chunk[begin:] = stale[begin:]
+
+    def input_iteration(self, iteration: int) -> int:
+        """The iteration whose input is copied to the device."""
+        return iteration - int(self._spec.kind == "stale_h2d" and self._here and iteration == self._iteration)
+
+    def on_gradient(self, gradient: torch.Tensor, iteration: int, layer: int) -> None:
+        """Damage this rank's contribution to a gradient before it is reduced."""
+        if self._spec.kind == "dropped_gradient" and self._strikes(iteration, layer):
+            gradient.zero_()
+
+    def on_reduced(self, reduced: torch.Tensor, iteration: int, layer: int) -> None:
+        """Damage this rank's shard of a reduced gradient after it arrived."""
+        if self._spec.kind == "stale_gradient" and self._strikes(iteration, layer):
+            self._write_chunk(reduced, iteration - 1, layer, self._rank)
+
+    def on_final_weights(self, weights: torch.Tensor) -> None:
+        """Move one float32 weight of this rank by one unit in the last place."""
+        if self._spec.kind == "weight" and self._here:
+            weights.view(torch.int32)[-1:].add_(1)
+
+    def slowdown(self, device: torch.device) -> Slowdown | None:
+        """The delay of each step on this rank, if that is the fault."""
+        if self._spec.kind != "slowdown" or not self._here:
+            return None
+        return Slowdown(device, self._spec.delay_ms)
+
+    def _strikes(self, iteration: int, layer: int) -> bool:
+        return self._here and iteration == self._iteration and layer == self._spec.layer
+
+
+class Slowdown:
+    """Occupies the compute stream, or the CPU rank, for a while."""
+
+    def __init__(self, device: torch.device, delay_ms: float) -> None:
+        """Calibrate on CUDA, which waits for the device."""
+        self._delay_s = delay_ms / 1e3
+        self._cycles = int(delay_ms * _cycles_per_ms()) if device.type == "cuda" else None
+
+    def __call__(self) -> None:
+        """Wait, without holding up the host on CUDA."""
+        if self._cycles is None:
+            time.sleep(self._delay_s)
+        else:
+            torch.cuda._sleep(self._cycles)
+
+
+def _cycles_per_ms() -> float:
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    # The first sleep loads the kernel and raises the clock.
+    torch.cuda._sleep(_SLEEP_PROBE_CYCLES)
+    begin.record()
+    torch.cuda._sleep(_SLEEP_PROBE_CYCLES)
+    end.record()
+    end.synchronize()
+    return _SLEEP_PROBE_CYCLES / float(begin.elapsed_time(end))

@@ -1,0 +1,114 @@
+"""Where transfers run: beside compute or in line with it.
+
+One rule guards every buffer: a submitted transfer starts after all compute enqueued so far (the producer of
+what it reads, the last reader of what it overwrites); compute uses its result only after ``Ticket.wait()``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+import torch.distributed as dist
+
+# A transfer; given True, it returns the handle of an asynchronous collective.
+Transfer: TypeAlias = Callable[[bool], dist.Work | None]
+
+
+class Ticket(ABC):
+    """A submitted transfer."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Keep compute submitted from now on behind the transfer; may be called again."""
+
+
+class Lane(ABC):
+    """Runs transfers in the order of submission."""
+
+    @abstractmethod
+    def submit(self, transfer: Transfer) -> Ticket:
+        """Start ``transfer`` behind all compute enqueued so far."""
+
+
+class _Done(Ticket):
+    def wait(self) -> None:
+        """Nothing to wait for: compute that follows is in line already."""
+
+
+class InlineLane(Lane):
+    """On the compute stream, or at once on CPU."""
+
+    def submit(self, transfer: Transfer) -> Ticket:
+        """Run ``transfer`` in line."""
+        transfer(False)
+        return _Done()
+
+
+class _Event(Ticket):
+    def __init__(self, event: torch.cuda.Event) -> None:
+        self._event = event
+
+    def wait(self) -> None:
+        torch.cuda.current_stream().wait_event(self._event)
+
+
+class StreamLane(Lane):
+    """On a CUDA or HIP stream of its own; the host never waits."""
+
+    def __init__(self, device: torch.device, *, priority: int = 0) -> None:
+        """Lower numbers have higher priority."""
+        self._stream = torch.cuda.Stream(device, priority=priority)
+
+    def submit(self, transfer: Transfer) -> Ticket:
+        """Enqueue ``transfer`` behind an event recorded on the compute stream now."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            # A synchronous collective is enqueued on the current stream; it does not hold up the host.
+            transfer(False)
+            return _Event(self._stream.record_event())
+
+
+class _Pending(Ticket):
+    def __init__(self, work: dist.Work) -> None:
+        self._work = work
+
+    def wait(self) -> None:
+        self._work.wait()
+
+
+class AsyncLane(Lane):
+    """Gloo's own threads."""
+
+    def submit(self, transfer: Transfer) -> Ticket:
+        """Hand ``transfer`` to the process group."""
+        work = transfer(True)
+        if work is None:
+            raise RuntimeError("an asynchronous collective returned no handle: this rank is not in the process group")
+        return _Pending(work)
+
+
+class ReadAhead:
+    """Submits a numbered sequence of transfers, each ``depth`` turns before its use.
+
+    Transfer ``n`` may write buffer ``n % (depth + 1)``: when it is submitted, the reader of transfer
+    ``n - depth - 1`` is enqueued.
+    """
+
+    def __init__(self, lane: Lane, depth: int, transfer: Callable[[int], Transfer]) -> None:
+        """``transfer(n)`` makes transfer ``n``; numbers start at 0."""
+        self._lane = lane
+        self._depth = depth
+        self._transfer = transfer
+        self._next = 0
+        self._tickets: deque[Ticket] = deque()
+
+    def take(self, number: int, last: int) -> None:
+        """Submit transfers up to ``number + depth``, but none beyond ``last``; then wait for ``number``."""
+        while self._next <= min(number + self._depth, last):
+            self._tickets.append(self._lane.submit(self._transfer(self._next)))
+            self._next += 1
+        self._tickets.popleft().wait()

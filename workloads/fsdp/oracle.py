@@ -1,0 +1,103 @@
+"""Codes that name where data comes from, and the comparison with what should have arrived. Pure tensor code.
+
+An element's code is ``1 + (base[position] + a*iteration + b*layer + c*rank + seed) mod 251``: exact in
+bfloat16, never zero, and different at every element for neighbouring iterations, layers and ranks. So a wrong
+value tells which data it is.
+"""
+
+from __future__ import annotations
+
+import torch
+
+PRIME = 251
+# One or two iterations back, another of 15 layers, another of 16 ranks: each moves a code differently.
+ITERATION_STRIDE = 23
+LAYER_STRIDE = 16
+RANK_STRIDE = 1
+# No such amount either, so that data in the wrong place does not look like data of another rank or layer.
+POSITION_STRIDE = 100
+BLOCK_STRIDE = 37
+
+# The host keeps this many inputs, coded by slot instead of iteration, so that it writes none during the run.
+INPUT_SLOTS = 4
+
+# The columns of a comparison, one row a source; every number is exact in float64.
+COLUMNS = ("count", "first", "expected", "actual", "last", "last_expected", "last_actual", "difference")
+
+
+def chunk_index(size: int, rank: int) -> torch.Tensor:
+    """Rank ``rank``'s codes at iteration 0 of layer 0, less one: indices for :class:`CodeTable`."""
+    position = torch.arange(size, dtype=torch.int64)
+    base = position * POSITION_STRIDE + position // PRIME * BLOCK_STRIDE + rank * RANK_STRIDE
+    # Ranks 251 apart would have one code without this term; with it 250 of 251 elements differ.
+    return ((base + rank // PRIME * position) % PRIME).to(torch.int32)
+
+
+def world_index(size: int, world_size: int) -> torch.Tensor:
+    """The chunks' indices of all ranks, as an all-gather lays them out."""
+    return torch.cat([chunk_index(size, rank) for rank in range(world_size)])
+
+
+class CodeTable:
+    """Writes codes of one dtype with one kernel, without allocating and without the host waiting."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device, seed: int) -> None:
+        """Allocate the table."""
+        # Twice the period, so that each offset is a contiguous window.
+        self._values = (torch.arange(2 * PRIME, device=device) % PRIME + 1).to(dtype)
+        self.dtype = dtype
+        self._seed = seed
+
+    def write(self, out: torch.Tensor, index: torch.Tensor, iteration: int, layer: int) -> None:
+        """Write the codes of ``index`` for this iteration and layer into ``out``."""
+        offset = (self._seed + iteration * ITERATION_STRIDE + layer * LAYER_STRIDE) % PRIME
+        torch.index_select(self._values.narrow(0, offset, PRIME), 0, index, out=out)
+
+
+class Contribution:
+    """One rank's part of a gradient in which every position comes from exactly one rank.
+
+    Rank ``(position + iteration) % world_size`` contributes the code, the others zero. So sums are exact at any
+    world size, and what a rank fails to contribute is missing at positions that only it fills.
+    """
+
+    def __init__(self, world_size: int, rank: int, dtype: torch.dtype, device: torch.device) -> None:
+        """Allocate a mask for each remainder."""
+        self._world_size = world_size
+        self._rank = rank
+        self._masks = torch.eye(world_size, dtype=dtype, device=device)
+
+    def keep_own(self, gradient: torch.Tensor, iteration: int) -> None:
+        """Set every position of ``gradient`` to zero that another rank contributes."""
+        own_column = (self._rank - iteration) % self._world_size
+        gradient.view(-1, self._world_size).mul_(self._masks[own_column])
+
+
+def source_of_column(column: int, rank: int, shard_size: int, iteration: int, world_size: int) -> int:
+    """Which rank fills elements ``column``, ``column + world_size``, ... of ``rank``'s reduced gradient."""
+    return (rank * shard_size + column + iteration) % world_size
+
+
+def by_column(values: torch.Tensor, columns: int) -> torch.Tensor:
+    """View a flat tensor as one row a column, padded with zeros to full rows."""
+    padding = -values.numel() % columns
+    return torch.nn.functional.pad(values, (0, padding)).view(-1, columns).t()
+
+
+def compare(actual: torch.Tensor, expected: torch.Tensor, out: torch.Tensor) -> None:
+    """Write :data:`COLUMNS` of each row's mismatches into ``out`` (rows, columns), on the device."""
+    wrong = actual.ne(expected).view(torch.uint8)
+    first = wrong.argmax(dim=1, keepdim=True)
+    last = wrong.shape[1] - 1 - wrong.flip(1).argmax(dim=1, keepdim=True)
+    difference = actual.sum(1, dtype=torch.float64) - expected.sum(1, dtype=torch.float64)
+    parts = [
+        wrong.sum(dim=1, keepdim=True),
+        first,
+        expected.gather(1, first),
+        actual.gather(1, first),
+        last,
+        expected.gather(1, last),
+        actual.gather(1, last),
+        difference.unsqueeze(1),
+    ]
+    torch.cat([part.to(torch.float64) for part in parts], dim=1, out=out)

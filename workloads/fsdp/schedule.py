@@ -1,0 +1,157 @@
+"""One training step: which transfer and which GEMM is submitted when, and what waits for what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from .buffers import Buffers
+from .faults import Fault
+from .lanes import AsyncLane, InlineLane, Lane, ReadAhead, StreamLane, Ticket, Transfer
+from .oracle import INPUT_SLOTS, CodeTable, Contribution
+from .settings import Settings
+from .verification import Verification
+
+_all_gather: Callable[..., dist.Work | None]
+_reduce_scatter: Callable[..., dist.Work | None]
+# torch 2.13 renamed both and warns about the old names.
+if hasattr(dist, "all_gather_single"):
+    _all_gather, _reduce_scatter = dist.all_gather_single, dist.reduce_scatter_single
+else:
+    _all_gather, _reduce_scatter = dist.all_gather_into_tensor, dist.reduce_scatter_tensor
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """Where collectives and input copies run, and how many turns ahead of their use."""
+
+    collectives: Lane
+    gathers_ahead: int
+    inputs: Lane
+    inputs_ahead: int
+
+    @classmethod
+    def choose(cls, settings: Settings, device: torch.device) -> Lanes:
+        """Lanes beside compute where the settings ask for them, else in line."""
+        on_cuda = device.type == "cuda"
+        collectives: Lane = InlineLane()
+        if settings.comm_stream:
+            # High priority: a collective's few blocks would otherwise queue behind a GEMM's many.
+            collectives = StreamLane(device, priority=-1) if on_cuda else AsyncLane()
+        inputs = StreamLane(device) if settings.h2d_prefetch and on_cuda else InlineLane()
+        return cls(collectives, int(settings.comm_stream), inputs, int(settings.h2d_prefetch))
+
+
+class TrainingStep:
+    """Runs steps on the current stream; warm-up, checked and measured steps differ in nothing but the checks.
+
+    Nothing here makes the host wait on CUDA. Buffers in pairs alternate: inputs by iteration, gathered
+    parameters by gather (an even number a step, so that steps join up), gradients by turn within a step.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        buffers: Buffers,
+        lanes: Lanes,
+        codes: CodeTable,
+        verification: Verification,
+        fault: Fault,
+    ) -> None:
+        """Use what is given; nothing is submitted before the first :meth:`run`."""
+        self._layers = settings.layers
+        self._buffers = buffers
+        self._collectives = lanes.collectives
+        self._codes = codes
+        self._verification = verification
+        self._fault = fault
+        device = buffers.index.device
+        self._contribution = Contribution(settings.world_size, settings.rank, settings.dtype, device)
+        self._slowdown = fault.slowdown(device)
+        self._inputs = ReadAhead(lanes.inputs, lanes.inputs_ahead, self._input_copy)
+        self._gathers = ReadAhead(lanes.collectives, lanes.gathers_ahead, self._gather)
+
+    def run(self, iteration: int) -> None:
+        """Run step ``iteration`` of the run; iterations start at 0 and follow each other."""
+        self._inputs.take(iteration, last=iteration + 1)
+        self._verification.check_input(iteration, self._buffers.inputs[iteration % 2])
+        for layer, shard in enumerate(self._buffers.shards):
+            # The optimizer's write: every iteration has parameters of its own.
+            self._codes.write(shard, self._buffers.own_index, iteration, layer)
+        self._forward(iteration)
+        self._backward(iteration)
+        self._apply_gradients(iteration)
+        if self._slowdown:
+            self._slowdown()
+
+    def _forward(self, iteration: int) -> None:
+        gemm = self._buffers.gemm
+        for layer in range(self._layers):
+            self._use_parameters(iteration, layer, "forward")
+            torch.mm(gemm.activation, gemm.weight, out=gemm.output)
+
+    def _backward(self, iteration: int) -> None:
+        gemm = self._buffers.gemm
+        scatters: list[Ticket] = []
+        for turn, layer in enumerate(reversed(range(self._layers))):
+            self._use_parameters(iteration, layer, "backward")
+            torch.mm(gemm.output, gemm.weight.t(), out=gemm.activation_gradient)
+            torch.mm(gemm.activation.t(), gemm.output, out=gemm.weight_gradient)
+            if turn >= 2:
+                # It reads the buffer that is written next.
+                scatters[turn - 2].wait()
+            gradient = self._write_gradient(iteration, layer, turn)
+            scatters.append(self._collectives.submit(self._scatter(layer, gradient)))
+        for ticket in scatters[-2:]:
+            ticket.wait()
+
+    def _use_parameters(self, iteration: int, layer: int, phase: str) -> None:
+        turn = layer if phase == "forward" else 2 * self._layers - 1 - layer
+        begin = 2 * self._layers * iteration
+        # Not beyond this step: the next one's parameters are not written yet.
+        self._gathers.take(begin + turn, last=begin + 2 * self._layers - 1)
+        chunks = self._buffers.gathered[turn % 2]
+        self._fault.on_gathered(chunks, iteration, layer, phase)
+        self._verification.check_gathered(iteration, layer, phase, chunks)
+
+    def _write_gradient(self, iteration: int, layer: int, turn: int) -> torch.Tensor:
+        gradient = self._buffers.gradients[turn % 2]
+        self._codes.write(gradient, self._buffers.index, iteration, layer)
+        self._contribution.keep_own(gradient, iteration)
+        self._fault.on_gradient(gradient, iteration, layer)
+        return gradient
+
+    def _apply_gradients(self, iteration: int) -> None:
+        for layer, reduced in enumerate(self._buffers.reduced):
+            self._fault.on_reduced(reduced, iteration, layer)
+            self._verification.check_reduced(iteration, layer, reduced)
+        # Without an optimizer there are no weights.
+        for weights, reduced in zip(self._buffers.weights, self._buffers.reduced, strict=False):
+            weights.sub_(reduced)
+
+    def _input_copy(self, iteration: int) -> Transfer:
+        slot = self._fault.input_iteration(iteration) % INPUT_SLOTS
+
+        def copy(_asynchronous: bool) -> None:
+            self._buffers.inputs[iteration % 2].copy_(self._buffers.host_inputs[slot], non_blocking=True)
+
+        return copy
+
+    def _gather(self, number: int) -> Transfer:
+        turn = number % (2 * self._layers)
+        layer = min(turn, 2 * self._layers - 1 - turn)
+        out = self._buffers.gathered[turn % 2].view(-1)
+
+        def gather(asynchronous: bool) -> dist.Work | None:
+            return _all_gather(out, self._buffers.shards[layer], async_op=asynchronous)
+
+        return gather
+
+    def _scatter(self, layer: int, gradient: torch.Tensor) -> Transfer:
+        def scatter(asynchronous: bool) -> dist.Work | None:
+            return _reduce_scatter(self._buffers.reduced[layer], gradient, async_op=asynchronous)
+
+        return scatter

@@ -1,0 +1,76 @@
+"""Checks of every transfer in the checked iterations: recorded on the device, read and explained later."""
+
+from __future__ import annotations
+
+import torch
+
+from pytest_aorta.worker import FailureDetail
+
+from .diagnosis import INPUT, Mismatch, Place, failure_detail, gather_slot, reduce_slot, slots
+from .oracle import COLUMNS, INPUT_SLOTS, CodeTable, by_column, compare
+
+MAX_DETAILS = 20
+
+
+class Verification:
+    """Records each check in a slot of its own on the device, so that the host looks only at the end."""
+
+    def __init__(self, place: Place, codes: CodeTable, index: torch.Tensor, input_index: torch.Tensor) -> None:
+        """``index`` is the whole world's, ``input_index`` this rank's."""
+        self._place = place
+        self._codes = codes
+        self._index = index
+        self._input_index = input_index
+        shape = (place.iterations, slots(place.layers), place.world_size, len(COLUMNS))
+        self._found = torch.zeros(shape, dtype=torch.float64, device=index.device)
+        dtype = codes.dtype
+        self._expected = torch.empty(index.numel(), dtype=dtype, device=index.device)
+        self._expected_input = torch.empty(input_index.numel(), dtype=dtype, device=index.device)
+
+    def covers(self, iteration: int) -> bool:
+        """Whether the run's ``iteration`` is a checked one."""
+        return 0 <= iteration - self._place.first_iteration < self._place.iterations
+
+    def check_input(self, iteration: int, actual: torch.Tensor) -> None:
+        """Record whether the input is this iteration's."""
+        if self.covers(iteration):
+            slot, layer = iteration % INPUT_SLOTS, self._place.layers
+            self._codes.write(self._expected_input, self._input_index, slot, layer)
+            compare(actual.unsqueeze(0), self._expected_input.unsqueeze(0), self._slot(iteration, INPUT)[:1])
+
+    def check_gathered(self, iteration: int, layer: int, phase: str, actual: torch.Tensor) -> None:
+        """Record whether gathered parameters, one row a source rank, are this iteration's and layer's."""
+        if self.covers(iteration):
+            self._codes.write(self._expected, self._index, iteration, layer)
+            compare(actual, self._expected.view_as(actual), self._slot(iteration, gather_slot(layer, phase)))
+
+    def check_reduced(self, iteration: int, layer: int, actual: torch.Tensor) -> None:
+        """Record whether this rank's shard of a summed gradient holds every rank's contribution."""
+        if self.covers(iteration):
+            world_size = self._place.world_size
+            self._codes.write(self._expected, self._index, iteration, layer)
+            expected = self._expected.view(world_size, -1)[self._place.rank]
+            rows = by_column(actual, world_size), by_column(expected, world_size)
+            compare(*rows, self._slot(iteration, reduce_slot(layer)))
+
+    def rehearse(self) -> None:
+        """Run each check once and forget it; a first cudaMalloc within a checked step could hide a race."""
+        if self._place.iterations:
+            iteration, chunks = self._place.first_iteration, self._expected.view(self._place.world_size, -1)
+            self.check_input(iteration, self._expected_input)
+            self.check_gathered(iteration, 0, "forward", chunks)
+            self.check_reduced(iteration, 0, chunks[self._place.rank])
+            self._found.zero_()
+
+    def failures(self) -> tuple[int, list[FailureDetail]]:
+        """How many checks of a source's data failed, and the first few explained. Waits for the device."""
+        found = self._found.cpu()
+        failed = found[..., 0].nonzero().tolist()
+        details = [
+            failure_detail(self._place, Mismatch(*found[checked, slot, row].tolist()), checked, slot, row)
+            for checked, slot, row in failed[:MAX_DETAILS]
+        ]
+        return len(failed), details
+
+    def _slot(self, iteration: int, number: int) -> torch.Tensor:
+        return self._found[iteration - self._place.first_iteration, number]

@@ -1,0 +1,146 @@
+"""The lifecycle of the ``fsdp`` workload."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+import torch.distributed as dist
+
+from pytest_aorta.worker import RankEnv, RankResult, StepTimer, Workload, environment_facts
+from pytest_aorta.worker.weight_hash import LocalShard, hash_shards
+
+from .buffers import Buffers
+from .diagnosis import Place
+from .faults import Fault
+from .oracle import CodeTable
+from .schedule import Lanes, TrainingStep
+from .settings import Settings
+from .verification import Verification
+
+_GEMMS_PER_LAYER = 3
+_GATHERS_PER_LAYER = 2
+
+
+class FsdpWorkload(Workload):
+    """FSDP's all-gathers, GEMMs and reduce-scatters as explicit calls, on data whose origin can be told.
+
+    Steps run in three phases that differ only in what is looked at: warm-up, checked, measured.
+    """
+
+    min_world_size = 2
+
+    def setup(self) -> None:
+        """Join the process group, check the config and allocate every buffer.
+
+        Raises:
+            RuntimeError: fewer than two ranks.
+            ValueError: config keys that contradict each other.
+        """
+        env = RankEnv.read()
+        self._device = env.join("fsdp", min_world_size=self.min_world_size)
+        self._settings = Settings.read(self.config, env.rank, env.world_size)
+        self._buffers = Buffers.allocate(self._settings, self._device)
+        codes = CodeTable(self._settings.dtype, self._device, self._settings.seed)
+        self._verification = self._make_verification(codes)
+        self._fault = self._make_fault(codes)
+        lanes = Lanes.choose(self._settings, self._device)
+        self._step = TrainingStep(self._settings, self._buffers, lanes, codes, self._verification, self._fault)
+        self._verification.rehearse()
+
+    def run(self) -> RankResult:
+        """Warm up, check, measure; then read the checks and hash the weights."""
+        settings = self._settings
+        self._run_steps(range(settings.warmup + settings.verify), StepTimer(self._device))
+        timer, elapsed_sec = self._measure()
+        step_times_ms = timer.step_times_ms()
+        metrics = self._metrics(sum(step_times_ms) / 1e3)
+        weight_hashes = self._weight_hashes()
+        failure_count, failures = self._verification.failures()
+        return RankResult(
+            passed=failure_count == 0,
+            failure_count=failure_count,
+            configured_iterations=settings.steps,
+            total_iterations=len(step_times_ms),
+            step_times_ms=step_times_ms,
+            elapsed_sec=elapsed_sec,
+            failures=failures,
+            metrics=metrics,
+            weight_hashes=weight_hashes,
+            environment=environment_facts(self._device),
+        )
+
+    def cleanup(self) -> None:
+        """Leave the process group and free the buffers."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        # After a setup() that raised, some are not there.
+        for name in ("_step", "_fault", "_verification", "_buffers"):
+            self.__dict__.pop(name, None)
+
+    def _run_steps(self, iterations: range, timer: StepTimer) -> None:
+        for iteration in iterations:
+            with timer.step():
+                self._step.run(iteration)
+
+    def _measure(self) -> tuple[StepTimer, float]:
+        first = self._settings.warmup + self._settings.verify
+        timer = StepTimer(self._device)
+        # Ranks enter together and with nothing enqueued, or the first step would include what came before.
+        self._synchronize()
+        dist.barrier()
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+        began_s = time.perf_counter()
+        self._run_steps(range(first, self._settings.iterations), timer)
+        self._synchronize()
+        return timer, time.perf_counter() - began_s
+
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def _metrics(self, device_time_s: float) -> dict[str, float]:
+        """This rank's facts; bytes of a collective are those of its full buffer, over all ranks."""
+        settings = self._settings
+        gemm_flops = 2 * settings.gemm_size**3 * _GEMMS_PER_LAYER * settings.layers * settings.steps
+        layer_bytes = settings.gradient_size * settings.dtype.itemsize
+        metrics = {
+            "gemm_throughput_tflops": gemm_flops / device_time_s / 1e12,
+            "all_gather_bytes_per_step": float(_GATHERS_PER_LAYER * settings.layers * layer_bytes),
+            "reduce_scatter_bytes_per_step": float(settings.layers * layer_bytes),
+            "h2d_bytes_per_step": float(settings.h2d_tensor_size * settings.dtype.itemsize),
+        }
+        if self._device.type == "cuda":
+            metrics["peak_memory_bytes"] = float(torch.cuda.max_memory_allocated(self._device))
+        return metrics
+
+    def _weight_hashes(self) -> dict[str, str]:
+        settings, weights = self._settings, self._buffers.weights
+        if not weights:
+            return {}
+        self._fault.on_final_weights(weights[self._settings.fault.layer])
+        shape, offset = (settings.gradient_size,), settings.rank * settings.fsdp_shard_size
+        shards = [LocalShard(f"layers.{layer}.weight", shape, weight, offset) for layer, weight in enumerate(weights)]
+        return {str(settings.iterations): hash_shards(shards).hex}
+
+    def _make_verification(self, codes: CodeTable) -> Verification:
+        settings, buffers = self._settings, self._buffers
+        place = Place(
+            rank=settings.rank,
+            world_size=settings.world_size,
+            layers=settings.layers,
+            shard_size=settings.fsdp_shard_size,
+            input_size=settings.h2d_tensor_size,
+            first_iteration=settings.warmup,
+            iterations=settings.verify,
+        )
+        return Verification(place, codes, buffers.index, buffers.input_index)
+
+    def _make_fault(self, codes: CodeTable) -> Fault:
+        settings, chunks = self._settings, self._buffers.index.view(self._settings.world_size, -1)
+
+        def write_chunk(out: torch.Tensor, iteration: int, layer: int, rank: int) -> None:
+            codes.write(out, chunks[rank], iteration, layer)
+
+        return Fault(settings.fault, rank=settings.rank, first_checked=settings.warmup, write_chunk=write_chunk)

@@ -1,0 +1,55 @@
+"""Everything random: initial weights and tokens, each from a generator of its own, so that no layout changes it."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+_STD = 0.02
+# They add to the residual stream, twice a block: scaled down as in GPT-2.
+_RESIDUAL_SUFFIXES = ("attention.wo.weight", "feed_forward.w2.weight")
+
+
+def generator(device: torch.device, *key: int | str) -> torch.Generator:
+    """A generator seeded by a hash of ``key``; on another kind of device it gives other numbers."""
+    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+    return torch.Generator(device).manual_seed(int.from_bytes(digest, "big") >> 1)
+
+
+def initial_value(name: str, like: torch.Tensor, n_layers: int, seed: int) -> torch.Tensor:
+    """The full value of the parameter ``name``, on ``like``'s device."""
+    if name.endswith("norm.weight"):
+        return torch.ones(like.shape, dtype=like.dtype, device=like.device)
+    std = _STD / math.sqrt(2 * n_layers) if name.endswith(_RESIDUAL_SUFFIXES) else _STD
+    random = generator(like.device, "weight", seed, name)
+    return torch.randn(like.shape, generator=random, dtype=like.dtype, device=like.device) * std
+
+
+@torch.no_grad()
+def initialize(model: nn.Module, n_layers: int, seed: int) -> None:
+    """Fill every parameter, one at a time: each rank makes the full value and keeps its own shard of it."""
+    for name, parameter in model.named_parameters():
+        value = initial_value(name, parameter, n_layers, seed)
+        if isinstance(parameter, DTensor):
+            # No source rank: every rank has the value already, nothing is sent.
+            value = distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
+        parameter.copy_(value)
+
+
+def sequences(seed: int, step: int, indices: range, seq_len: int, vocab_size: int) -> torch.Tensor:
+    """Random token ids ``[sequence, seq_len + 1]`` on the CPU: inputs, and labels one further.
+
+    A sequence depends on its global index within the step alone, so a global batch is the same however many
+    ranks and micro-batches share it.
+    """
+    cpu = torch.device("cpu")
+    return torch.stack(
+        [
+            torch.randint(vocab_size, (seq_len + 1,), generator=generator(cpu, "tokens", seed, step, index))
+            for index in indices
+        ]
+    )

@@ -1,0 +1,145 @@
+"""A Llama-3 shaped decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU, untied output."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+
+@dataclass(frozen=True)
+class LlamaConfig:
+    """The model's dimensions; every field is a config key of the workload."""
+
+    dim: int
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    ffn_hidden: int
+    vocab_size: int
+    rope_theta: float
+    norm_eps: float
+    activation_checkpointing: str = "none"
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for dimensions that do not divide each other."""
+        if self.n_heads % self.n_kv_heads:
+            raise ValueError(f"n_heads is {self.n_heads}, no multiple of n_kv_heads {self.n_kv_heads}")
+        if self.dim % (2 * self.n_heads):
+            raise ValueError(f"dim is {self.dim}, no multiple of 2 x n_heads: rotary positions turn pairs")
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> LlamaConfig:
+        """Pick the model's keys out of a workload's config."""
+        return cls(**{field.name: config[field.name] for field in fields(cls)})
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one head."""
+        return self.dim // self.n_heads
+
+
+def rope_angles(seq_len: int, head_dim: int, theta: float, device: torch.device) -> torch.Tensor:
+    """The float32 angle of each position and pair, ``[seq_len, head_dim / 2]``."""
+    exponents = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim
+    positions = torch.arange(seq_len, device=device, dtype=torch.float32)
+    return torch.outer(positions, theta**-exponents)
+
+
+def apply_rope(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+    """Turn each pair of neighbouring features of ``[..., seq_len, head_dim]`` by its angle, in float32."""
+    even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2).type_as(x)
+
+
+class Attention(nn.Module):
+    """Causal attention whose key and value heads are shared by groups of query heads."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.head_dim = config.head_dim
+        kv_dim = config.n_kv_heads * config.head_dim
+        self.wq = nn.Linear(config.dim, config.dim, bias=False)
+        self.wk = nn.Linear(config.dim, kv_dim, bias=False)
+        self.wv = nn.Linear(config.dim, kv_dim, bias=False)
+        self.wo = nn.Linear(config.dim, config.dim, bias=False)
+
+    def forward(self, x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+        """Attend within each sequence of ``x``, ``[batch, seq_len, dim]``."""
+        # -1 for the heads: under tensor parallelism a rank holds some of them.
+        q, k, v = (
+            project(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for project in (self.wq, self.wk, self.wv)
+        )
+        q, k = apply_rope(q, angles), apply_rope(k, angles)
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        out: torch.Tensor = self.wo(attended.transpose(1, 2).flatten(-2))
+        return out
+
+
+class FeedForward(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.w1 = nn.Linear(config.dim, config.ffn_hidden, bias=False)
+        self.w2 = nn.Linear(config.ffn_hidden, config.dim, bias=False)
+        self.w3 = nn.Linear(config.dim, config.ffn_hidden, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Gate, multiply and project back."""
+        out: torch.Tensor = self.w2(F.silu(self.w1(x)) * self.w3(x))
+        return out
+
+
+class Block(nn.Module):
+    """One pre-norm transformer block."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
+        self.attention = Attention(config)
+        self.ffn_norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
+        self.feed_forward = FeedForward(config)
+        self._recompute = config.activation_checkpointing == "full"
+
+    def forward(self, x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+        """Run the block; with full checkpointing only its input is kept for backward."""
+        if not self._recompute:
+            return self._run(x, angles)
+        # Inside the module that FSDP wraps, so that names stay as they are and parameters are gathered already
+        # when backward recomputes. There is no dropout, so there is no random state to keep.
+        out: torch.Tensor = checkpoint(self._run, x, angles, use_reentrant=False, preserve_rng_state=False)
+        return out
+
+    def _run(self, x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.attention_norm(x), angles)
+        out: torch.Tensor = x + self.feed_forward(self.ffn_norm(x))
+        return out
+
+
+class Llama(nn.Module):
+    """Token ids ``[batch, seq_len]`` to logits ``[batch, seq_len, vocab_size]``."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.tok_embeddings = nn.Embedding(config.vocab_size, config.dim)
+        self.layers = nn.ModuleList(Block(config) for _ in range(config.n_layers))
+        self.norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
+        self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Predict each next token."""
+        # Computed here: a buffer would be lost on the meta device, and rounded by mixed precision.
+        angles = rope_angles(tokens.shape[1], self.config.head_dim, self.config.rope_theta, tokens.device)
+        x = self.tok_embeddings(tokens)
+        for layer in self.layers:
+            x = layer(x, angles)
+        logits: torch.Tensor = self.output(self.norm(x))
+        return logits
