@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pytest_aorta.errors import BaselineError
-from pytest_aorta.facts import LaunchFacts
+from pytest_aorta.facts import RECORDED_AT_FORMAT, LaunchFacts
 from pytest_aorta.files import UnreadableFile, read_json, slug, write_json
 from pytest_aorta.schema_check import violation
 
@@ -97,7 +100,7 @@ def read_baseline_file(path: Path) -> Baseline:
             f"{path}: schema_version is {version!r}, this pytest-aorta reads {SCHEMA_VERSION}; "
             f"delete the file and record it again with --update-baselines, or use the version that wrote it"
         )
-    if problem := violation(document, SCHEMA):
+    if problem := violation(document, SCHEMA) or _impossible_moment(document):
         raise BaselineError(f"{path}: {problem}")
     return Baseline.from_json(document)
 
@@ -114,10 +117,14 @@ def write_baseline(folder: Path, baseline: Baseline) -> Path:
     if problem := violation(document, SCHEMA):
         raise BaselineError(f"{path}: not written, the new baseline does not fit its own schema: {problem}")
     try:
+        if len(json.dumps(document, allow_nan=False, indent=2)) >= MAX_BYTES:
+            raise ValueError(f"the new baseline is larger than the {MAX_BYTES:,} bytes allowed; measure fewer steps")
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, document)
     except OSError as error:
         raise BaselineError(f"{path}: not written: {error.strerror or error}") from None
+    except ValueError as error:
+        raise BaselineError(f"{path}: not written: {error}") from None
     return path
 
 
@@ -135,8 +142,18 @@ def orphans(folder: Path, collected: set[str], rootdir: Path) -> list[str]:
             continue
         file = baseline.test.split("::", 1)[0]
         gone = file in collected_files and baseline.test not in collected
-        if gone or not (rootdir / file).exists():
+        if gone or not os.path.exists(rootdir / file):  # noqa: PTH110 - False for what can be no path
             found.append(f"{path}: no test uses it: {baseline.test} is gone; delete it")
         elif path != baseline_path(folder, baseline.platform, baseline.case):
             found.append(f"{path}: not the file name of its case {baseline.case!r}; delete or rename it")
     return found
+
+
+def _impossible_moment(document: dict[str, Any]) -> str | None:
+    """What a schema's pattern can't tell: a thirteenth month."""
+    for number, entry in enumerate(document["launches"]):
+        try:
+            time.strptime(entry["recorded_at"], RECORDED_AT_FORMAT)
+        except ValueError:
+            return f"$.launches[{number}].recorded_at: got {entry['recorded_at']!r}, allowed is a moment in UTC"
+    return None

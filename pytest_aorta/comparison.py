@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import calendar
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pytest_aorta.baseline import Baseline
 from pytest_aorta.decision import Outcome, decide
 from pytest_aorta.errors import SpecError
-from pytest_aorta.facts import LaunchFacts
+from pytest_aorta.facts import RECORDED_AT_FORMAT, LaunchFacts
 from pytest_aorta.metrics import METRICS, Metric, Tolerance, Value, format_value
 
 # Timing on shared CPUs means something only next to a baseline of the same machine and hour.
@@ -34,6 +34,11 @@ class Verdict:
     delta: float | None
     tolerance: str
     reason: str = ""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the launch lacks what there is to compare."""
+        return self.outcome is Outcome.MISSING and self.value is None
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values, to travel between xdist's processes."""
@@ -67,14 +72,18 @@ class Verdicts:
 
     def __getitem__(self, metric: str) -> Verdict:
         """The verdict of one metric."""
-        return next(row for row in self.rows if row.metric == metric)
+        rows = {row.metric: row for row in self.rows}
+        if metric not in rows:
+            raise KeyError(f"{metric} was not compared; there are {sorted(rows)}")
+        return rows[metric]
 
     def failing(self, *, strict: bool, missing_fails: bool) -> list[Verdict]:
         """The verdicts that fail the test."""
         red = {Outcome.REGRESSION}
         red |= {Outcome.MISSING} if missing_fails else set()
         red |= {Outcome.NOT_APPLICABLE, Outcome.INCONCLUSIVE, Outcome.MISSING} if strict else set()
-        return [row for row in self.rows if row.outcome in red]
+        # What the launch itself lost is no missing baseline.
+        return [row for row in self.rows if row.outcome in red or row.is_lost]
 
 
 def identity(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,13 +136,14 @@ def compare_launches(
     case: str, candidate: LaunchFacts, reference: LaunchFacts, marked: Mapping[str, Tolerance]
 ) -> Verdicts:
     """The A/B inside one run: ``reference`` takes the baseline's place, with the same sitting and environment."""
-    tolerances = choose_tolerances(marked, candidate)
+    # Either side's metrics count: what one of them lacks is missing, not left out.
+    tolerances = choose_tolerances({}, reference) | choose_tolerances(marked, candidate)
     rows = []
     for name, tolerance in tolerances.items():
         value, other = METRICS[name].measure(candidate), METRICS[name].measure(reference)
         tolerance = widened(METRICS[name], candidate, tolerance)
         blank = Verdict(case, name, Outcome.MISSING, value, other, None, str(tolerance))
-        rows.append(_decide(blank, METRICS[name], value, [other], tolerance))
+        rows.append(_judge(blank, METRICS[name], candidate, [reference], tolerance))
     return Verdicts(case, tuple(rows))
 
 
@@ -152,18 +162,20 @@ def _compare_one(
         return replace(blank, reason="no baseline; record one with --update-baselines")
     if reason := _other_config(baseline.config, config):
         return replace(blank, reason=reason)
-    if reason := not_applicable(metric, facts, baseline.launches[-1]):
-        shown = metric.measure(baseline.launches[-1])
-        return replace(blank, outcome=Outcome.NOT_APPLICABLE, baseline=shown, reason=reason)
-    return _decide(blank, metric, value, [metric.measure(launch) for launch in baseline.launches], tolerance)
+    return _judge(blank, metric, facts, baseline.launches, tolerance)
 
 
-def _decide(blank: Verdict, metric: Metric, value: Value, others: list[Value], tolerance: Tolerance) -> Verdict:
+def _judge(
+    blank: Verdict, metric: Metric, facts: LaunchFacts, recorded: Sequence[LaunchFacts], tolerance: Tolerance
+) -> Verdict:
+    value, others = blank.value, [metric.measure(launch) for launch in recorded]
     if value is None:
-        return replace(blank, reason=f"the launch has no {metric.name}")
+        return replace(blank, baseline=others[-1], reason=f"the launch has no {metric.name}")
     known = [other for other in others if other is not None]
     if len(known) < len(others):
         return replace(blank, reason=f"the baseline has no {metric.name}; record it with --update-baselines")
+    if reason := not_applicable(metric, tolerance, facts, recorded[-1]):
+        return replace(blank, outcome=Outcome.NOT_APPLICABLE, baseline=others[-1], reason=reason)
     decision = decide(metric, value, known, tolerance)
     reason = "baseline stale: record the better value with --update-baselines"
     return replace(
@@ -182,21 +194,25 @@ def widened(metric: Metric, facts: LaunchFacts, tolerance: Tolerance) -> Toleran
     return Tolerance(max(tolerance.relative or 0.0, CPU_TIMING_TOLERANCE))
 
 
-def not_applicable(metric: Metric, facts: LaunchFacts, recorded: LaunchFacts) -> str | None:
+def not_applicable(metric: Metric, tolerance: Tolerance, facts: LaunchFacts, recorded: LaunchFacts) -> str | None:
     """Why a metric can't be compared between two launches, or None where it can."""
     if metric.kind == "timing" and facts.environment.get("device") == "cpu":
-        age_s = time.time() - calendar.timegm(time.strptime(recorded.recorded_at, "%Y-%m-%dT%H:%M:%SZ"))
+        age_s = time.time() - calendar.timegm(time.strptime(recorded.recorded_at, RECORDED_AT_FORMAT))
         if recorded.sitting != facts.sitting or age_s > CPU_SITTING_S:
             return "timing of CPU ranks is compared only within an hour on one machine"
-    if metric.kind == "numeric" and recorded.environment != facts.environment:
-        differing = sorted(
-            key
-            for key in recorded.environment.keys() | facts.environment.keys()
-            if recorded.environment.get(key) != facts.environment.get(key)
-        )
-        first = differing[0]
-        return f"{first} is {facts.environment.get(first)!r}, the baseline's {recorded.environment.get(first)!r}"
+    if metric.kind != "numeric" or tolerance.relative is not None:
+        return None
+    if not (_reproducible(facts) and _reproducible(recorded)):
+        return "this workload is not bitwise reproducible here; run it in its deterministic mode"
+    for key in sorted(recorded.environment.keys() | facts.environment.keys()):
+        here, there = facts.environment.get(key), recorded.environment.get(key)
+        if here != there:
+            return f"{key} is {here!r}, the baseline's {there!r}"
     return None
+
+
+def _reproducible(facts: LaunchFacts) -> bool:
+    return bool(facts.environment.get("bitwise_reproducible", True))
 
 
 def _other_config(recorded: dict[str, Any], config: dict[str, Any]) -> str | None:

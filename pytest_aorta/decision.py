@@ -43,10 +43,12 @@ def decide(metric: Metric, value: float | str, baseline: Sequence[float | str], 
         return Decision(Outcome.PASS if odd is None else Outcome.REGRESSION, value if odd is None else odd, None)
     centre = median(float(other) for other in baseline)
     if centre == 0:
-        return Decision(Outcome.PASS if value == 0 else Outcome.REGRESSION, centre, None)
-    delta = (value - centre) / abs(centre)
-    worse = -delta if metric.direction == "higher" else delta
-    outcome = Outcome.PASS
-    if abs(worse) > tolerance.relative:
-        outcome = Outcome.REGRESSION if worse > 0 else Outcome.IMPROVED
+        # No change is small against nothing, so that the sign alone decides.
+        delta, change, allowed = None, value, 0.0
+    else:
+        delta = change = (value - centre) / abs(centre)
+        allowed = tolerance.relative
+    worse = -change if metric.direction == "higher" else change
+    # Asked this way round, a value that is no number never passes.
+    outcome = Outcome.PASS if abs(worse) <= allowed else Outcome.IMPROVED if worse < 0 else Outcome.REGRESSION
     return Decision(outcome, centre, delta)

@@ -63,13 +63,15 @@ def visible_devices(environ: Mapping[str, str] = os.environ) -> list[Device]:
 
 
 def visible_tokens(variable: str | None, count: int) -> list[str]:
-    """Read CUDA_VISIBLE_DEVICES as CUDA does: names up to the first that is none, all where it is unset."""
+    """Read CUDA_VISIBLE_DEVICES as CUDA does: up to the first that is none; all where unset, none if one is twice."""
     if variable is None:
         return [str(number) for number in range(count)]
     tokens: list[str] = []
     for token in (part.strip() for part in variable.split(",")):
-        known = int(token) < count if token.isdigit() else token.startswith(("GPU-", "MIG-"))
-        if not known or token in tokens:
+        is_number = token.isascii() and token.isdigit()
+        if token in tokens:
+            return []
+        if not (int(token) < count if is_number else token.startswith(("GPU-", "MIG-"))):
             break
         tokens.append(token)
     return tokens
@@ -101,7 +103,8 @@ def check_budget(options: Options, devices: list[Device], environ: Mapping[str, 
     Raises:
         DevicesUnavailable: naming what is visible.
     """
-    if options.gpus is not None and options.gpus > len(devices):
+    # A run on CPU ranks may leave the GPUs that its ini file promises alone.
+    if options.device != "cpu" and options.gpus is not None and options.gpus > len(devices):
         where = environ.get(VISIBLE_VARIABLE)
         limited = "" if where is None else f" with {VISIBLE_VARIABLE}={where!r}"
         raise DevicesUnavailable(
@@ -125,7 +128,11 @@ def _cpu_world(spec: WorldSpec, options: Options, given: str) -> World:
 def _model(token: str) -> str:
     import pynvml
 
-    handle = (
-        pynvml.nvmlDeviceGetHandleByIndex(int(token)) if token.isdigit() else pynvml.nvmlDeviceGetHandleByUUID(token)
-    )
-    return str(pynvml.nvmlDeviceGetName(handle))
+    try:
+        by_number = token.isdigit()
+        get = pynvml.nvmlDeviceGetHandleByIndex if by_number else pynvml.nvmlDeviceGetHandleByUUID
+        return str(pynvml.nvmlDeviceGetName(get(int(token) if by_number else token)))
+    except pynvml.NVMLError as error:
+        raise DevicesUnavailable(
+            f"{VISIBLE_VARIABLE} names {token!r}, which the driver does not know: {error}; give numbers or whole names"
+        ) from None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.files import UnreadableFile, read_json
-from pytest_aorta.launch import OUTPUT_CAP_BYTES, STRAGGLER_S, LaunchOutcome
+from pytest_aorta.launch import LaunchOutcome
 from pytest_aorta.plan import LaunchPlan
 
 _MAX_EVIDENCE_BYTES = 1 << 20
@@ -65,8 +65,8 @@ def _headline(plan: LaunchPlan, outcome: LaunchOutcome, failures: list[RankFailu
     waiting = f"without a result: {_ranks(unfinished)}"
     reasons = {
         "time_limit": f"time limit of {plan.timeout_s:g} s reached; {waiting}",
-        "straggler": f"a rank was done for {STRAGGLER_S:g} s and others were not; {waiting}",
-        "output_cap": f"output over {OUTPUT_CAP_BYTES >> 20} MiB; {waiting}",
+        "straggler": f"a rank was done for {plan.limits.straggler_s:g} s and others were not; {waiting}",
+        "output_cap": f"output over {plan.limits.output_cap_bytes >> 20} MiB; {waiting}",
         "parent_gone": "interrupted",
         "guard_lost": "the guard process was killed",
     }
@@ -75,6 +75,8 @@ def _headline(plan: LaunchPlan, outcome: LaunchOutcome, failures: list[RankFailu
     if failures:
         first = failures[0]
         return f"{name}: {first.kind}: rank {first.rank} failed first: {first.message}"
+    if outcome.agent_status == 0 and not unfinished:
+        return f"{name}: processes were left behind"
     if outcome.agent_status == 0:
         return f"{name}: result missing: {_ranks(unfinished)} ended well and left no result.json"
     return f"{name}: torchrun ended with {_exit_text(outcome.agent_status or 0)} before any rank failed; {waiting}"

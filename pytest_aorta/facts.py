@@ -11,10 +11,11 @@ from typing import Any
 from pytest_aorta.result import WorkloadResult
 
 SAMPLE_SIZE = 50
+RECORDED_AT_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 # What bit-for-bit numbers depend on, next to the world's size and device.
 NUMERIC_ENVIRONMENT = (
     "torch", "device", "device_name", "cuda", "hip", "nccl", "cpu_capability", "num_threads",
-    "deterministic_algorithms", "tf32_matmul",
+    "deterministic_algorithms", "bitwise_reproducible", "tf32_matmul",
 )  # fmt: skip
 # Facts that add up over ranks; the rest is as bad as its worst rank or means the same on each.
 _LARGEST_OVER_RANKS = ("peak_memory_bytes",)
@@ -77,7 +78,7 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
     }
     stride = -(-len(steps) // SAMPLE_SIZE)
     return LaunchFacts(
-        recorded_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        recorded_at=time.strftime(RECORDED_AT_FORMAT, time.gmtime()),
         sitting=sitting_id(),
         launcher=result.launcher,
         num_steps=len(steps),

@@ -42,7 +42,7 @@ def read_yaml(path: Path, *, max_bytes: int = 1 << 20) -> Any:
     """
     try:
         return yaml.load(_read_text(path, max_bytes), Loader=_UniqueKeyLoader)  # noqa: S506 - a SafeLoader
-    except (yaml.YAMLError, RecursionError) as error:
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise UnreadableFile(f"{path}: not valid YAML: {error}") from None
 
 

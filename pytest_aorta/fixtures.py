@@ -226,7 +226,7 @@ RECORD = pytest.StashKey[TestRecord]()
 
 
 def test_state(item: pytest.Item) -> tuple[TestSpec, TestRecord]:
-    """A test's checked markers and its record, both put there at collection."""
+    """A test's checked markers, put there at collection, and its record, put there when it starts."""
     return item.stash[SPEC], item.stash[RECORD]
 
 

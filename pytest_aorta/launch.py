@@ -19,11 +19,6 @@ from pytest_aorta.files import write_json
 from pytest_aorta.plan import LaunchPlan, agent_command, launch_environment, rank_document
 
 GUARD = Path(__file__).parent / "process" / "guard.py"
-# Ranks that have not failed get this long to tell their side once one has.
-ERROR_GRACE_S = 3.0
-# Once a rank has its result, the others have to end too.
-STRAGGLER_S = 60.0
-OUTPUT_CAP_BYTES = 64 << 20
 # The guard's own stop sequence is bounded by stacks, SIGTERM and SIGKILL: 0.5 + 2 + 10 seconds.
 STOP_S = 20.0
 
@@ -60,7 +55,10 @@ def launch(plan: LaunchPlan, environ: Mapping[str, str] = os.environ) -> LaunchO
     with ExitStack() as pipes:
         lifeline_end, lifeline = _pipe(pipes)
         verdict, verdict_end = _pipe(pipes)
-        guard = _start_guard(plan, environ, lifeline_end.fileno(), verdict_end.fileno())
+        try:
+            guard = _start_guard(plan, environ, lifeline_end.fileno(), verdict_end.fileno())
+        except OSError as error:
+            raise LaunchError(f"the guard can't be started in {plan.cwd}: {error.strerror or error}") from None
         lifeline_end.close()
         verdict_end.close()
         try:
@@ -88,9 +86,7 @@ def guard_spec(plan: LaunchPlan, lifeline_fd: int, verdict_fd: int) -> dict[str,
         "run_dir": str(plan.run_dir),
         "world_size": plan.world.size,
         "time_limit_s": plan.timeout_s,
-        "error_grace_s": ERROR_GRACE_S,
-        "straggler_s": STRAGGLER_S,
-        "output_cap_bytes": OUTPUT_CAP_BYTES,
+        **asdict(plan.limits),
         "lifeline_fd": lifeline_fd,
         "verdict_fd": verdict_fd,
     }

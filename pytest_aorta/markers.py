@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +21,7 @@ MARKERS = {
 }
 DEVICES = ("any", "cuda", "cpu")
 MAX_WORLD_SIZE = 1 << 16
+MAX_TIMEOUT_S = 7 * 86400
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def read_markers(marks: Iterable[pytest.Mark]) -> TestSpec:
 
 
 def _world(mark: pytest.Mark) -> WorldSpec:
-    if len(mark.args) > 1:
+    if len(mark.args) > 1 or (mark.args and "size" in mark.kwargs):
         raise SpecError(f"marker world takes size and device, got {_arguments(mark)}")
     given = ({"size": mark.args[0]} if mark.args else {}) | dict(mark.kwargs)
     if unknown := sorted(set(given) - {"size", "device"}):
@@ -95,8 +95,10 @@ def _timeout(mark: pytest.Mark) -> float:
     given: Any = mark.args[0] if mark.args else mark.kwargs.get("timeout")
     is_number = isinstance(given, int | float) and not isinstance(given, bool)
     # Further keywords belong to pytest-timeout, which shares the marker.
-    if len(mark.args) > 1 or not is_number or not (0 < given < math.inf):
-        raise SpecError(f"marker timeout takes a number of seconds above 0, got {_arguments(mark)}")
+    if len(mark.args) > 1 or not is_number or not 0 < given <= MAX_TIMEOUT_S:
+        raise SpecError(
+            f"marker timeout takes a number of seconds above 0 and up to {MAX_TIMEOUT_S}, got {_arguments(mark)}"
+        )
     return float(given)
 
 

@@ -107,6 +107,15 @@ _ROWS = (
         "peak_memory_bytes", "B", "memory", "lower", _percent(2), _recorded("peak_memory_bytes"),
         "largest peak of device memory over ranks",
     ),
+    Metric(
+        "all_gather_bytes_per_step", "B", "count", "exact", EXACT, _recorded("all_gather_bytes_per_step"),
+        "bytes that all-gathers of one step fill on a rank",
+    ),
+    Metric(
+        "reduce_scatter_bytes_per_step", "B", "count", "exact", EXACT, _recorded("reduce_scatter_bytes_per_step"),
+        "bytes that one step's reduce-scatters read on a rank",
+    ),
+    Metric("num_parameters", "", "count", "exact", EXACT, _recorded("num_parameters"), "parameters of the whole model"),
     Metric("weight_hash", "", "numeric", "exact", EXACT, _weight_hash, "hash of the weights after the last step"),
     Metric("final_loss", "", "numeric", "lower", None, _final_loss, "loss of the last measured step"),
 )  # fmt: skip

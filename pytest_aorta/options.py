@@ -87,6 +87,12 @@ def _seconds(text: str) -> float:
     return seconds
 
 
+def _folder(text: str) -> str:
+    if not text.strip():
+        raise ValueError("a folder")
+    return text
+
+
 def _boolean(text: str) -> bool:
     words = {
         "true": True,
@@ -114,10 +120,10 @@ _OPTIONS = (
         "write this run's values as the new baselines, and print what changed",
         alias="--update-baselines",
     ),
-    _Option("baselines", str, "baselines", "folder of the stored baselines (default: baselines)", "DIR"),
+    _Option("baselines", _folder, "baselines", "folder of the stored baselines (default: baselines)", "DIR"),
     _Option(
         "results",
-        str,
+        _folder,
         None,
         "keep each launch's plan, logs and result here (default: a temporary folder)",
         "DIR",
@@ -136,7 +142,7 @@ _OPTIONS = (
         "false",
         "verdicts that decide nothing (not applicable, inconclusive) fail the test",
     ),
-    _Option("workloads", str, "workloads", "folder of your own workloads (default: workloads)", "DIR"),
+    _Option("workloads", _folder, "workloads", "folder of your own workloads (default: workloads)", "DIR"),
 )
 
 
@@ -179,7 +185,7 @@ def read_options(config: pytest.Config) -> Options:
 def _value(config: pytest.Config, option: _Option) -> Any:
     given, source = config.getoption(option.ini), option.flag
     if given is None:
-        given, source = config.getini(option.ini) or None, f"ini option {option.ini}"
+        given, source = config.getini(option.ini), f"ini option {option.ini}"
     if given is None:
         return None
     try:

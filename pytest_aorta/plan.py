@@ -22,6 +22,21 @@ _COLLECTIVE_SHARE = 0.8
 
 
 @dataclass(frozen=True)
+class Limits:
+    """When a launch is ended, next to its time limit.
+
+    Attributes:
+        error_grace_s: what ranks that have not failed get to tell their side once one has.
+        straggler_s: what the others get to end once a rank has its result.
+        output_cap_bytes: size of all logs together.
+    """
+
+    error_grace_s: float = 3.0
+    straggler_s: float = 60.0
+    output_cap_bytes: int = 64 << 20
+
+
+@dataclass(frozen=True)
 class LaunchPlan:
     """Everything a launch needs to know; ``script`` excludes ``spec``."""
 
@@ -34,6 +49,7 @@ class LaunchPlan:
     timeout_s: float
     run_dir: Path
     cwd: Path
+    limits: Limits = Limits()
 
 
 def rank_document(plan: LaunchPlan) -> dict[str, Any]:

@@ -66,7 +66,10 @@ def pytest_report_header(config: pytest.Config) -> str:
     except PackageNotFoundError:
         torch_version = "not installed"
     session = config.stash[SESSION]
-    return header(session.options, session.devices, torch_version)
+    try:
+        return header(session.options, session.devices, torch_version)
+    except AortaError as error:  # each test that needs devices will say so
+        return f"aorta: {error}"
 
 
 @pytest.hookimpl(wrapper=True)
@@ -82,11 +85,16 @@ def pytest_make_collect_report(
                 item.stash[SPEC] = read_markers(item.iter_markers())
             except AortaError as error:
                 problems.append(f"{item.nodeid}: {error}")
-            item.stash[RECORD] = TestRecord(item.nodeid)
             collector.config.stash[SESSION].collected.add(item.nodeid)
     if problems:
         report.outcome, report.longrepr, report.result = "failed", "\n".join(problems), []
     return report
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Give the test a record of its own, a fresh one each time that a plugin runs it again."""
+    item.stash[RECORD] = TestRecord(item.nodeid)
 
 
 @pytest.fixture
@@ -109,7 +117,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     report = yield
     record = item.stash.get(RECORD, None)
     if record is not None and (report.when == "call" or (report.when == "setup" and not report.passed)):
-        item.user_properties += [(f"aorta.{verdict.metric}", str(verdict)) for verdict in record.verdicts]
+        others = [entry for entry in item.user_properties if not entry[0].startswith("aorta.")]
+        item.user_properties[:] = others + [(f"aorta.{row.metric}", str(row)) for row in record.verdicts]
         report.user_properties = list(item.user_properties)
         # Text, since xdist carries only plain values.
         vars(report)["aorta"] = json.dumps(record.to_json())
@@ -124,6 +133,8 @@ class Controller:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep what tests left, from whichever process they ran in."""
+        if report.failed:  # also a teardown, after a call that passed
+            self.session.passed.discard(report.nodeid)
         text: str | None = getattr(report, "aorta", None)
         if text is not None:
             record = TestRecord.from_json(json.loads(text))
@@ -151,7 +162,11 @@ class Controller:
                 except AortaError as error:
                     own.notes.append(f"ERROR {error}")
                     session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        own.notes += orphans(own.options.baselines_dir, own.collected, own.options.rootdir)
+        if session.config.option.collectonly:  # reading baselines costs more than collecting
+            return
+        # Of a file that was asked for in part, only that part was collected.
+        whole = set() if any("::" in arg for arg in session.config.args) else own.collected
+        own.notes += orphans(own.options.baselines_dir, whole, own.options.rootdir)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """One section with every verdict, the totals, and what was written."""

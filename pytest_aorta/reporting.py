@@ -52,7 +52,7 @@ def comparison_text(failing: Iterable[Verdict], result: WorkloadResult, baseline
 
 def summary_lines(records: Sequence[TestRecord]) -> list[str]:
     """One line a metric of every test, then the totals."""
-    rows = [(_short(record.nodeid), *verdict.cells()) for record in records for verdict in record.verdicts]
+    rows = [(_short(verdict.case), *verdict.cells()) for record in records for verdict in record.verdicts]
     reasons = [verdict.reason for record in records for verdict in record.verdicts]
     lines = _table([_COLUMNS, *rows], ["", *reasons]) if rows else []
     return [*lines, totals(records)]

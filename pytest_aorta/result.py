@@ -46,7 +46,9 @@ class FailureDetail:
             text += f" of {self.total}"
         text += " elements wrong"
         if self.index is not None:
-            text += f", first at index {self.index}: expected {self.expected:g}, got {self.actual:g}"
+            text += f", first at index {self.index}"
+            if self.expected is not None and self.actual is not None:
+                text += f": expected {self.expected:g}, got {self.actual:g}"
         return text + (f" ({self.cause})" if self.cause else "")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -138,9 +139,8 @@ def resolve_config(spec: WorkloadSpec, given: Mapping[str, Any]) -> dict[str, An
     config = {key: schema["default"] for key, schema in spec.properties.items()}
     for key, by_value in spec.presets.items():
         config |= by_value.get(str(given.get(key, config[key])), {})
-    config |= given
-    schema = {"type": "object", "properties": spec.properties}
-    _check(spec.yaml, config, schema, what=f"config of workload {spec.name!r}")
+    config = _plain(spec, {**config, **given})
+    _check_values(spec, config)
     return config
 
 
@@ -152,12 +152,17 @@ _YAML_SCHEMA: dict[str, Any] = {
         "min_world_size": {"type": "integer", "minimum": 1},
         "config": {
             "type": "object",
-            "propertyNames": {"pattern": r"^[a-z][a-z0-9_]*$"},
+            "propertyNames": {"type": "string", "pattern": r"^[a-z][a-z0-9_]*$"},
             "additionalProperties": {"type": "object", "required": ["type", "default", "description"]},
         },
         "presets": {
             "type": "object",
-            "additionalProperties": {"type": "object", "additionalProperties": {"type": "object"}},
+            "additionalProperties": {
+                "type": "object",
+                # YAML reads `1:` and `on:` as other types, which no config value would be looked up by.
+                "propertyNames": {"type": "string"},
+                "additionalProperties": {"type": "object"},
+            },
         },
     }
 }
@@ -173,9 +178,30 @@ def _check_defaults(spec: WorkloadSpec) -> None:
             raise SpecError(f"{spec.yaml}: config.{key} is not a JSON Schema: {error.message}") from None
     for key, by_value in spec.presets.items():
         overridden = {name for values in by_value.values() for name in values} | {key}
-        if unknown := sorted(overridden - set(spec.properties)):
+        if unknown := sorted(map(str, overridden - set(spec.properties))):
             raise SpecError(f"{spec.yaml}: presets name config keys {unknown}; there are {sorted(spec.properties)}")
-    resolve_config(spec, {})
+        for value, values in by_value.items():
+            _check_values(spec, _plain(spec, values), f"preset {key}={value} ")
+    _check_values(spec, _plain(spec, {key: schema["default"] for key, schema in spec.properties.items()}))
+
+
+def _check_values(spec: WorkloadSpec, config: dict[str, Any], which: str = "") -> None:
+    schema = {"type": "object", "properties": spec.properties}
+    _check(spec.yaml, config, schema, what=f"{which}config of workload {spec.name!r}")
+
+
+def _plain(spec: WorkloadSpec, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config as ranks will read it from the plan, and as a baseline will hold it."""
+    plain = {}
+    for key, value in config.items():
+        try:
+            plain[key] = json.loads(json.dumps(value, allow_nan=False))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise SpecError(
+                f"{spec.yaml}: config of workload {spec.name!r}: {key}: got {_brief(value)}, "
+                f"allowed is plain JSON: {error}"
+            ) from None
+    return plain
 
 
 def _check(yaml: Path, document: Any, schema: dict[str, Any], what: str = "workload") -> None:
@@ -186,9 +212,12 @@ def _check(yaml: Path, document: Any, schema: dict[str, Any], what: str = "workl
     if error is not None:
         path = ".".join(map(str, error.absolute_path)) or "top level"
         allowed = f"{error.validator}: {error.validator_value!r}"
-        found = repr(error.instance)
-        found = found if len(found) <= 80 else found[:77] + "..."
-        raise SpecError(f"{yaml}: {what}: {path}: got {found}, allowed is {allowed}")
+        raise SpecError(f"{yaml}: {what}: {path}: got {_brief(error.instance)}, allowed is {allowed}")
+
+
+def _brief(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _package_folder(dotted: str) -> Path | None:

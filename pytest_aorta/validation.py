@@ -119,9 +119,14 @@ def _check_ranks(plan: LaunchPlan, ranks: list[dict[str, Any]]) -> None:
         for number, rank in enumerate(ranks):
             if view(rank) != expected:
                 raise ResultError(
-                    f"result invalid: {plan.run_dir}: {name} of rank {number} is {view(rank)!r}, "
-                    f"of rank 0 {expected!r}; they have to be equal"
+                    f"result invalid: {plan.run_dir}: {name} of rank {number} is {_brief(view(rank))}, "
+                    f"of rank 0 {_brief(expected)}; they have to be equal"
                 )
+
+
+def _brief(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 120 else f"{text[:117]}..."
 
 
 def _check_document(path: Path, document: Any) -> None:

@@ -26,6 +26,7 @@ TICK_S = 0.05
 STACKS_S = 0.5
 TERM_S = 2.0
 KILL_S = 10.0
+IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Guard:
@@ -44,7 +45,7 @@ class Guard:
         """Start the agent, wait for a reason to stop, and leave no process behind."""
         began_s = time.monotonic()
         self.agent_pid = subprocess.Popen(
-            self.spec["argv"], stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_parent
+            self.spec["argv"], stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_prepare_agent
         ).pid
         reason = self.watch(began_s + self.spec["time_limit_s"])
         leftover = sorted(descendants())
@@ -164,8 +165,11 @@ def prctl(option: int, value: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
-def _die_with_parent() -> None:
+def _prepare_agent() -> None:
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    # What is ignored stays ignored in a new program, and the agent is to end on SIGTERM from its first moment.
+    for ignored in IGNORED:
+        signal.signal(ignored, signal.SIG_DFL)
 
 
 def _size(path: Path) -> int:
@@ -178,7 +182,7 @@ def _size(path: Path) -> int:
 def main() -> None:
     """Guard the launch described by the first argument, and write the verdict to the pipe it names."""
     spec = json.loads(sys.argv[1])
-    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for ignored in IGNORED:
         signal.signal(ignored, signal.SIG_IGN)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     for inherited in (spec["lifeline_fd"], spec["verdict_fd"]):

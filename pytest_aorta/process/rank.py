@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,8 @@ def write_error(folder: Path, error: BaseException) -> None:
         "message": str(error)[:4000],
         "traceback": text[-20000:],
     }
-    write_json(folder / "error.json", document)
+    with suppress(OSError):  # a full disk must not keep the rank from ending
+        write_json(folder / "error.json", document)
 
 
 if __name__ == "__main__":

@@ -18,13 +18,23 @@ _RECORDED_PREFIXES = (
 )
 
 
-def environment_facts(device: torch.device) -> dict[str, str | int | float | bool | None]:
-    """Versions, device model and numeric switches of this rank, as flat JSON values."""
+def environment_facts(
+    device: torch.device, *, bitwise_reproducible: bool | None = None
+) -> dict[str, str | int | float | bool | None]:
+    """Versions, device model and numeric switches of this rank, as flat JSON values.
+
+    ``bitwise_reproducible`` says whether a second launch gives the very same numbers; without it, that is taken
+    for true on CPU, and on CUDA only under ``torch.use_deterministic_algorithms``.
+    """
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    if bitwise_reproducible is None:
+        bitwise_reproducible = deterministic or device.type == "cpu"
     facts: dict[str, str | int | float | bool | None] = {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "device": device.type,
-        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+        "deterministic_algorithms": deterministic,
+        "bitwise_reproducible": bitwise_reproducible,
         "num_threads": torch.get_num_threads(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
     }

@@ -67,7 +67,8 @@ class FsdpWorkload(Workload):
             failures=failures,
             metrics=metrics,
             weight_hashes=weight_hashes,
-            environment=environment_facts(self._device),
+            # Sums of integers below 2**24 are exact in any order.
+            environment=environment_facts(self._device, bitwise_reproducible=True),
         )
 
     def cleanup(self) -> None:

@@ -214,10 +214,11 @@ def _sum_over_ranks(losses: list[torch.Tensor]) -> list[float]:
 
 
 def _use_deterministic_algorithms(device: torch.device) -> None:
-    given = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
+    # Read when the first cuBLAS handle is made, which is after setup().
+    given = os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _DETERMINISTIC_CUBLAS[0])
     if device.type == "cuda" and torch.version.cuda and given not in _DETERMINISTIC_CUBLAS:
         raise RuntimeError(
             f"deterministic is true and CUBLAS_WORKSPACE_CONFIG is {given!r}: cuBLAS is deterministic only with "
-            f"one of {_DETERMINISTIC_CUBLAS} in the environment of the launch"
+            f"one of {_DETERMINISTIC_CUBLAS}; unset it or set one of them"
         )
     torch.use_deterministic_algorithms(True)

@@ -1,0 +1,149 @@
+"""A project of a user, with a workload `toy` whose launches are faked: no process is started."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema  # noqa: F401
+import numpy  # noqa: F401 - pytester forgets what an inner run imported, and numpy refuses to be loaded twice
+import pytest
+
+TOY_YAML = """
+description: a toy
+class: Toy
+min_world_size: 2
+config:
+  steps: {type: integer, minimum: 1, default: 4, description: measured steps}
+  step_ms: {type: number, minimum: 0, default: 10.0, description: time of each step}
+  weight_hash: {type: [string, "null"], default: "0000000000000000", description: what the weights hash to}
+  fault: {type: object, default: {}, description: what goes wrong}
+"""
+
+FAKE_LAUNCHER = """
+import json
+
+import pytest
+from pytest_aorta.launch import LaunchOutcome, prepare_folder
+from pytest_aorta.plugin import SESSION
+
+
+def pytest_sessionstart(session):
+    session.config.stash[SESSION].launcher = lambda plan: fake_launch(plan, session.config.rootpath)
+
+
+def fake_launch(plan, rootpath):
+    prepare_folder(plan)
+    config = {"steps": 4, "step_ms": 10.0, "weight_hash": None, "fault": {}} | plan.config
+    fault = json.loads((rootpath / "fault.json").read_text())
+    if fault.pop("only", "") not in plan.run_dir.parent.name:
+        fault = {}
+    config |= config["fault"] | fault
+    for rank in range(plan.world.size):
+        folder = plan.run_dir / "ranks" / str(rank)
+        if config.get("raises") == rank:
+            error = {"time_ns": 1, "type": "ValueError", "message": "boom", "traceback": "  at train.py:7"}
+            (folder / "error.json").write_text(json.dumps(error))
+        elif config.get("raises") is None:
+            (folder / "result.json").write_text(json.dumps(rank_result(config, rank, plan.world.device)))
+    return LaunchOutcome("exit", 0 if config.get("raises") is None else 1, (), (), 0.25)
+
+
+def rank_result(config, rank, device):
+    wrong = config.get("wrong", 0) if rank == 1 else 0
+    detail = {
+        "kind": "all_gather", "iteration": 2, "rank": 1, "layer": 3, "source_rank": 0, "index": 5, "count": 7,
+        "total": 16, "expected": 1.0, "actual": 0.0, "cause": "zeroed",
+    }
+    return {
+        "passed": not wrong,
+        "failure_count": wrong,
+        "failures": [detail] * wrong,
+        "configured_iterations": config["steps"],
+        "total_iterations": config["steps"],
+        "step_times_ms": [config["step_ms"] * config.get("slowdown", 1)] * config["steps"],
+        "elapsed_sec": 0.1,
+        "main_work_started": True,
+        "metrics": {"tokens_per_s": 100.0} | config.get("metrics", {}),
+        "weight_hashes": {} if config["weight_hash"] is None else {"4": config["weight_hash"]},
+        "loss": [],
+        "environment": {"torch": config.get("torch", "2.11.0"), "device": device},
+    }
+"""
+
+TWO_TESTS = """
+import pytest
+
+@pytest.mark.overlap
+def test_speed(workload):
+    workload.check(workload.run("toy"))
+
+@pytest.mark.numerics
+@pytest.mark.tolerance(step_time_mean="200%")
+def test_weights(workload):
+    workload.check(workload.run("toy", steps=6))
+"""
+
+
+# The inner pytest runs in this process, where the plugin has been imported already.
+INI = """[pytest]
+addopts = --strict-markers
+filterwarnings =
+    error
+    ignore:Module already imported:pytest.PytestAssertRewriteWarning
+"""
+
+
+class Project:
+    """The user's project in pytester's folder."""
+
+    def __init__(self, pytester: pytest.Pytester) -> None:
+        self.pytester = pytester
+        self.path: Path = pytester.path
+        self.baselines = self.path / "baselines"
+        self.ini()
+        pytester.makeconftest(FAKE_LAUNCHER)
+        self.write("workloads/toy/default.yaml", TOY_YAML)
+        self.plant()
+
+    def write(self, name: str, text: str) -> Path:
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    def plant(self, **fault: object) -> None:
+        """What goes wrong in the launches to come; ``only`` names the test it happens to."""
+        self.write("fault.json", json.dumps(fault))
+
+    def ini(self, *lines: str) -> None:
+        self.pytester.makeini("\n".join([INI, *lines]))
+
+    def test_file(self, source: str = TWO_TESTS) -> Path:
+        return self.write("test_toy.py", source)
+
+    def one_test(self, body: str, marks: str = "") -> Path:
+        return self.test_file(f"import pytest\n\n{marks}\ndef test_one(workload, distributed_world):\n    {body}\n")
+
+    def run(self, *arguments: str) -> pytest.RunResult:
+        return self.pytester.runpytest_inprocess("-p", "no:cacheprovider", *arguments)
+
+    def baseline_files(self) -> list[Path]:
+        return sorted(self.baselines.rglob("*.json"))
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Project:
+    # The same on a machine with GPUs.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    for name in ("PYTEST_XDIST_WORKER", "PYTEST_ADDOPTS"):
+        monkeypatch.delenv(name, raising=False)
+    return Project(pytester)
+
+
+@pytest.fixture
+def recorded(project: Project) -> Project:
+    """The project with its two tests and their baselines, just recorded."""
+    project.test_file()
+    project.run("--update-baselines").assert_outcomes(passed=2)
+    return project

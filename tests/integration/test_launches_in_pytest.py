@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+
+def failing(project, *arguments: str) -> pytest.RunResult:
+    """The run of one test that fails, and is no error in set-up."""
+    result = project.run(*arguments)
+    result.assert_outcomes(failed=1)
+    return result
+
+
+def test_failed_launch_is_a_failed_test_with_rank_and_traceback(project):
+    project.plant(raises=1)
+    project.one_test("workload.run('toy')")
+    failing(project).stdout.fnmatch_lines(
+        [
+            "E  *LaunchError: toy on 2 cpu ranks: rank exception: rank 1 failed first: ValueError: boom",
+            "E  *at train.py:7",
+            "E  *plan, logs and stacks: *test-toy-py-test-one-*",
+        ]
+    )
+
+
+def test_failure_shows_the_tests_own_frames_only(project):
+    project.plant(raises=1)
+    project.one_test("workload.run('toy')")
+    text = failing(project).stdout.str()
+    assert "pytest_aorta/" not in text
+    assert "During handling of" not in text
+
+
+def test_workloads_own_failed_checks_are_told_with_their_location(project):
+    project.plant(wrong=9)
+    project.one_test("workload.run('toy')")
+    result = failing(project)
+    result.stdout.fnmatch_lines(
+        [
+            "E  *WorkloadFailed: toy: 9 of its own checks failed on cpu-x2-gloo",
+            "E  *all_gather: iteration 2, layer 3, on rank 1, from source rank 0: 7 of 16 elements wrong, first at "
+            "index 5: expected 1, got 0 (zeroed)",
+            "E  *... and 1 more",
+        ]
+    )
+
+
+def test_launch_of_the_world_hands_out_results_that_failed_their_checks(project):
+    project.plant(wrong=1)
+    project.one_test("assert not distributed_world.launch('toy').passed")
+    project.run().assert_outcomes(passed=1)
+
+
+def test_invalid_result_is_a_failed_test_with_file_and_place(project):
+    project.plant(metrics={"tokens_per_s": "many"})
+    project.one_test("workload.run('toy')")
+    failing(project).stdout.fnmatch_lines(
+        ['E  *ResultError: result invalid: */ranks/0/result.json: $.metrics.tokens_per_s: got "many", allowed is *']
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ("'tyo'", "no workload named 'tyo' (did you mean 'toy'?); there are ['fsdp', *"),
+        (
+            "'toy', step=3",
+            "*workload 'toy' has no config keys ['step'] (did you mean 'steps'?); there are [[]'fault', *",
+        ),
+        ("'toy', steps='3'", "*config of workload 'toy': steps: got '3', allowed is type: 'integer'"),
+        ("'toy', step_ms=float('nan')", "*config of workload 'toy': step_ms: got nan, allowed is plain JSON: *"),
+    ],
+)
+def test_unknown_workload_or_config_is_told_and_nothing_is_launched(project, call, message):
+    project.one_test(f"workload.run({call})")
+    result = failing(project, "--aorta-results=kept")
+    result.stdout.fnmatch_lines([f"E  *SpecError: {message}".replace("['", "[[]'").replace("[[][[]", "[[]")])
+    assert "1 launched" not in result.stdout.str()
+    assert not (project.path / "kept").exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("absent.py", "script 'absent.py': there is no file */absent.py"),
+        ("", "script '': allowed is a path ending in .py or a dotted module name"),
+        ("-c", "script '-c': allowed is a path ending in .py or a dotted module name"),
+        ("train.sh --x", "script 'train.sh --x': allowed is a path ending in .py or a dotted module name"),
+    ],
+)
+def test_script_that_is_none_is_told_and_nothing_is_launched(project, script, message):
+    project.one_test(f"workload.run_script({script!r})")
+    result = failing(project)
+    result.stdout.fnmatch_lines([f"E  *SpecError: {message}"])
+    assert "1 launched" not in result.stdout.str()
+
+
+@pytest.mark.parametrize("script", ["'train.py'", "'pkg.train'", "__import__('pathlib').Path('train.py')"])
+def test_script_is_launched_with_its_arguments(project, script):
+    project.write("train.py", "")
+    project.one_test(f"assert workload.run_script({script}, ['--lr', 1]).config == {{'args': ['--lr', '1']}}")
+    project.run("--aorta-results=kept").assert_outcomes(passed=1)
+    (plan,) = (project.path / "kept").rglob("plan.json")
+    assert json.loads(plan.read_text())["args"] == ["--lr", "1"]
+
+
+def test_scripts_results_are_compared_with_baselines_too(project):
+    project.write("train.py", "")
+    project.one_test("workload.check(workload.run_script('train.py'))")
+    project.run("--update-baselines").assert_outcomes(passed=1)
+    project.run().assert_outcomes(passed=1)
+
+
+def test_every_launch_is_kept_where_asked(recorded):
+    for _ in range(2):
+        recorded.run("--aorta-results=kept").assert_outcomes(passed=2)
+    runs = sorted(path.name.rpartition("-")[0] for path in (recorded.path / "kept").glob("*speed*/*"))
+    assert runs == ["01-toy", "02-toy"]
+    for folder in (recorded.path / "kept").glob("*/*"):
+        assert {"plan.json", "result.json", "ranks"} <= {path.name for path in folder.iterdir()}
+
+
+def test_results_folder_that_can_not_be_written_fails_the_test(project):
+    project.write("kept", "a file in the folder's place")
+    project.one_test("workload.run('toy')")
+    failing(project, "--aorta-results=kept").stdout.fnmatch_lines(
+        [f"E  *LaunchError: results folder {project.path}/kept/* can't be written: Not a directory"]
+    )
+
+
+def test_markers_shape_the_world(project):
+    project.one_test(
+        "world = distributed_world; assert (world.size, world.device, world.backend, world.platform, world.timeout_s)"
+        " == (3, 'cpu', 'gloo', 'cpu-x3-gloo', 7.0)",
+        "@pytest.mark.world(size=3)\n@pytest.mark.timeout(7)",
+    )
+    project.run("--aorta-timeout=9").assert_outcomes(passed=1)
+
+
+def test_option_is_the_time_limit_where_no_marker_is(project):
+    project.one_test("assert distributed_world.timeout_s == 9.0")
+    project.run("--aorta-timeout=9").assert_outcomes(passed=1)
+
+
+def test_tolerance_of_a_metric_that_takes_more_steps_is_told(project):
+    project.one_test("workload.check(workload.run('toy'))", "@pytest.mark.tolerance(step_time_p99='10%')")
+    failing(project).stdout.fnmatch_lines(
+        ["E  *SpecError: tolerance of step_time_p99: 4 steps were measured and it takes at least 100; *"]
+    )
+
+
+def test_own_workload_named_like_an_installed_one_is_told(project):
+    project.write("workloads/fsdp/default.yaml", (project.path / "workloads/toy/default.yaml").read_text())
+    project.one_test("workload.run('fsdp')")
+    failing(project).stdout.fnmatch_lines(["E  *SpecError: workload 'fsdp' is there twice, in *"])
+
+
+def test_folder_of_own_workloads_can_be_elsewhere(project):
+    (project.path / "workloads").rename(project.path / "mine")
+    project.one_test("workload.run('toy')")
+    project.run("--aorta-workloads=mine").assert_outcomes(passed=1)

@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from pytest_aorta.metrics import METRICS
+
+
+def assert_usage_error(result: pytest.RunResult, message: str) -> None:
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert f"ERROR: {message}" in result.stderr.str()
+
+
+BAD_VALUES = [
+    ("gpus", "two", "an integer of 0 or more"),
+    ("gpus", "-1", "an integer of 0 or more"),
+    ("gpus", "1.5", "an integer of 0 or more"),
+    ("gpus", "²", "an integer of 0 or more"),
+    ("device", "gpu", "one of auto, cuda, cpu"),
+    ("timeout", "0", "a number of seconds above 0 and up to 604800 (a week)"),
+    ("timeout", "-5", "a number of seconds above 0 and up to 604800 (a week)"),
+    ("timeout", "inf", "a number of seconds above 0 and up to 604800 (a week)"),
+    ("timeout", "nan", "a number of seconds above 0 and up to 604800 (a week)"),
+    ("timeout", "5s", "a number of seconds above 0 and up to 604800 (a week)"),
+    ("missing_baseline", "warn", "one of fail, record, ignore"),
+    ("device", "", "one of auto, cuda, cpu"),
+    ("timeout", "", "a number of seconds above 0 and up to 604800 (a week)"),
+    ("baselines", "", "a folder"),
+    ("results", " ", "a folder"),
+    ("workloads", "", "a folder"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "allowed"), BAD_VALUES)
+def test_bad_option_is_a_usage_error_with_given_and_allowed(project, name, value, allowed):
+    flag = "--aorta-" + name.replace("_", "-")
+    assert_usage_error(project.run(f"{flag}={value}"), f"{flag}: got {value!r}, allowed is {allowed}")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        *((n, v, a) for n, v, a in BAD_VALUES if v.strip()),
+        ("strict", "maybe", "true or false"),
+        ("timeout", "", "a num"),
+    ],
+)
+def test_bad_ini_value_is_a_usage_error_with_given_and_allowed(project, name, value, allowed):
+    project.ini(f"aorta_{name} = {value}")
+    assert_usage_error(project.run(), f"ini option aorta_{name}: got {value!r}, allowed is {allowed}")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--aorta-require-gpus", "--aorta-gpus=0"], "--aorta-require-gpus and --aorta-gpus=0 contradict each other"),
+        (
+            ["--aorta-require-gpus", "--aorta-device=cpu"],
+            "--aorta-require-gpus and --aorta-device=cpu contradict each other",
+        ),
+        (["--aorta-device=cuda", "--aorta-gpus=0"], "--aorta-device=cuda and --aorta-gpus=0 contradict each other"),
+        (["--aorta-gpus=2"], "--aorta-gpus=2: 0 GPUs are visible"),
+    ],
+)
+def test_options_that_can_not_be_met_are_a_usage_error(project, options, message):
+    assert_usage_error(project.run(*options), message)
+
+
+def test_unknown_option_is_a_usage_error(project):
+    assert project.run("--aorta-gpu-count=2").ret == pytest.ExitCode.USAGE_ERROR
+
+
+def test_ini_values_are_as_good_as_options(project):
+    project.test_file()
+    project.ini("aorta_missing_baseline = record", "aorta_baselines = stored", "aorta_results = kept")
+    project.run().assert_outcomes(passed=2)
+    assert len(list((project.path / "stored").rglob("*.json"))) == 2
+    assert len(list((project.path / "kept").iterdir())) == 2
+
+
+def test_command_line_wins_over_ini(project):
+    project.test_file()
+    project.ini("aorta_missing_baseline = record", "aorta_strict = true")
+    project.run("--aorta-missing-baseline=fail").assert_outcomes(failed=2)
+    assert project.baseline_files() == []
+
+
+def test_ini_flag_works(project):
+    project.test_file()
+    project.ini("aorta_update_baselines = yes")
+    project.run().assert_outcomes(passed=2)
+    assert len(project.baseline_files()) == 2
+
+
+def test_update_has_an_alias_with_the_plugins_prefix(project):
+    project.test_file()
+    project.run("--aorta-update-baselines").assert_outcomes(passed=2)
+    assert len(project.baseline_files()) == 2
+
+
+def test_gpus_of_the_ini_file_do_not_keep_a_run_from_cpu_ranks(project):
+    project.one_test("assert distributed_world.device == 'cpu'")
+    project.ini("aorta_gpus = 8")
+    project.run("--aorta-device=cpu").assert_outcomes(passed=1)
+
+
+@pytest.mark.parametrize(
+    ("mark", "message"),
+    [
+        ("tolerance(step_time_p50='5')", "tolerance of step_time_p50: got '5', allowed is a percentage above 0%"),
+        ("tolerance(step_time_p50='-3%')", "tolerance of step_time_p50: got '-3%', allowed is a percentage above 0%"),
+        ("tolerance(step_time='5%')", f"marker tolerance: no such metrics ['step_time']; there are {sorted(METRICS)}"),
+        ("world(size=0)", "marker world: size=0, allowed is an integer from 1 to 65536 or 'all'"),
+        ("world(sizes=2)", "marker world has no keywords ['sizes']; there are ['device', 'size']"),
+        ("world(device='gpu')", "marker world: device='gpu', allowed is one of any, cuda, cpu"),
+        ("timeout(0)", "marker timeout takes a number of seconds above 0"),
+        ("overlap('yes')", "marker overlap takes no arguments, got ('yes')"),
+    ],
+)
+def test_bad_marker_is_a_collection_error_that_names_the_test(project, mark, message):
+    project.one_test("pass", f"@pytest.mark.{mark}")
+    result = project.run("--collect-only")
+    result.assert_outcomes(errors=1)
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    assert f"test_toy.py::test_one: {message}" in result.stdout.str()
+
+
+def test_bad_marker_of_a_class_is_found_in_each_of_its_tests(project):
+    project.test_file(
+        "import pytest\n@pytest.mark.world(size=-1)\nclass TestToy:\n"
+        "    def test_a(self): pass\n    def test_b(self): pass\n"
+    )
+    text = project.run("--collect-only").stdout.str()
+    assert "test_toy.py::TestToy::test_a: marker world: size=-1" in text
+    assert "test_toy.py::TestToy::test_b: marker world: size=-1" in text
+
+
+def test_markers_are_documented(project):
+    project.run("--markers").stdout.fnmatch_lines(["@pytest.mark.world(size=2, device='any'): ranks to launch*"])
+
+
+GPU_TEST = "@pytest.mark.world(size=4, device='cuda')"
+
+
+def test_gpu_test_is_skipped_with_needed_and_given_and_counted(project):
+    project.one_test("workload.run('toy')", GPU_TEST)
+    result = project.run("-rs")
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(
+        ["0 launched, 0 compared, 1 skipped for lack of devices", "SKIPPED * needs 4 GPUs, 0 given"]
+    )
+
+
+@pytest.mark.parametrize("marks", [GPU_TEST, ""])
+def test_required_gpus_that_are_lacking_make_the_run_red(project, marks):
+    project.one_test("workload.run('toy')", marks)
+    result = project.run("--aorta-require-gpus")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert result.parseoutcomes().get("passed", 0) == 0
+    result.stdout.fnmatch_lines(["*needs *GPUs, 0 given*; a skip is an error under --aorta-require-gpus"])
+
+
+def test_visible_device_that_is_none_is_told_in_the_header_and_by_its_test(project, monkeypatch):
+    nvml = SimpleNamespace(
+        NVMLError=OSError,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetCount=lambda: 1,
+        nvmlDeviceGetHandleByUUID=lambda name: Path("/nowhere", name).stat(),
+        nvmlDeviceGetName=str,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-c")
+    project.one_test("workload.run('toy')")
+    result = project.run()
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(
+        [
+            "aorta: CUDA_VISIBLE_DEVICES names 'GPU-c', *",
+            "E  *DevicesUnavailable: CUDA_VISIBLE_DEVICES names 'GPU-c', *",
+        ]
+    )
+
+
+def test_required_gpus_do_not_matter_to_a_test_of_cpu_ranks(project):
+    project.one_test("workload.run('toy')", "@pytest.mark.world(size=2, device='cpu')")
+    project.run("--aorta-require-gpus").assert_outcomes(passed=1)
+
+
+def test_too_many_cpu_ranks_are_skipped_with_needed_and_limit(project):
+    project.one_test("workload.run('toy')", "@pytest.mark.world(size=60000, device='cpu')")
+    result = project.run("-rs")
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(["SKIPPED * needs 60000 ranks; * cores take at most * CPU ranks"])

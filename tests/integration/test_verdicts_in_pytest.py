@@ -1,0 +1,328 @@
+from __future__ import annotations
+
+import shutil
+from xml.etree import ElementTree
+
+import pytest
+
+
+def text_of(result: pytest.RunResult) -> str:
+    return result.stdout.str()
+
+
+def test_header_says_devices_torch_platform_and_baselines(project):
+    project.test_file()
+    result = project.run("--collect-only")
+    result.stdout.re_match_lines(
+        [r"aorta: no GPU \(CPU ranks\), torch \d+\.\d+\S*, platform cpu, baselines baselines$"]
+    )
+
+
+def test_update_writes_baselines_and_prints_before_and_after(project):
+    project.test_file()
+    first = project.run("--update-baselines")
+    assert [path.parent.name for path in project.baseline_files()] == ["cpu-x2-gloo"] * 2
+    first.stdout.fnmatch_lines(
+        [
+            "recorded cpu-x2-gloo: test_toy.py::test_speed::toy",
+            "  step_time_p50: - -> 10 ms",
+            "  weight_hash: - -> 0000*",
+        ]
+    )
+    project.plant(slowdown=2, only="test-speed")
+    second = project.run("--update-baselines")
+    second.stdout.fnmatch_lines(
+        ["updated cpu-x2-gloo: test_toy.py::test_speed::toy", "  step_time_p50: 10 ms -> 20 ms (+100.0%)"]
+    )
+
+
+def test_second_run_passes_and_shows_every_verdict(recorded):
+    result = recorded.run()
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(
+        [
+            "*= aorta =*",
+            "test * metric * value * baseline * change * tolerance * verdict",
+            "test_toy::test_speed* *step_time_p50 *10 ms *10 ms *+0.0% *100% *pass",
+            "test_toy::test_speed* *weight_hash *000000000000 *000000000000 *- *exact *pass",
+            "test_toy::test_weights* *step_time_p50 *pass",
+            "test_toy::test_weights* *step_time_mean *10 ms *10 ms *+0.0% *200% *pass",
+            "test_toy::test_weights* *weight_hash *pass",
+            "2 launched, 5 compared (5 pass), 0 skipped for lack of devices",
+        ]
+    )
+
+
+def test_run_without_workloads_has_no_section(project):
+    project.write("test_plain.py", "def test_plain(): pass")
+    assert "= aorta =" not in text_of(project.run())
+
+
+def test_slowdown_fails_exactly_its_test_and_names_the_metric(recorded):
+    recorded.plant(slowdown=3, only="test-speed")
+    result = recorded.run()
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "*_ test_speed _*",
+            "E  *ComparisonFailed: toy on cpu-x2-gloo, 4 steps:",
+            "E  *step_time_p50: regression: 30 ms, baseline 10 ms, change +200.0%, tolerance 100%",
+            "E  *ranks' own median steps: 30 to 30 ms",
+            f"E  *baseline: {recorded.baselines}/cpu-x2-gloo/test-toy-py-test-speed-toy-*.json",
+        ]
+    )
+    assert "weight_hash: regression" not in text_of(result)
+    recorded.plant()
+    recorded.run().assert_outcomes(passed=2)
+
+
+def test_changed_weights_fail_exactly_their_test_and_name_the_metric(recorded):
+    recorded.plant(weight_hash="f" * 16, only="test-weights")
+    result = recorded.run()
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(
+        ["E  *weight_hash: regression: ffffffffffff, baseline 000000000000, change -, tolerance exact"]
+    )
+
+
+def test_deleted_baseline_fails_its_test_and_says_how_to_record_it(recorded):
+    recorded.baseline_files()[0].unlink()
+    result = recorded.run()
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["E  *missing: *(no baseline; record one with --update-baselines)"])
+    assert len(recorded.baseline_files()) == 1
+
+
+def test_missing_baseline_is_recorded_where_asked_and_passes_next_time(project):
+    project.test_file()
+    result = project.run("--aorta-missing-baseline=record")
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["2 launched, 5 compared (5 missing), *", "recorded cpu-x2-gloo: *"])
+    project.run("--aorta-missing-baseline=record").stdout.fnmatch_lines(["2 launched, 5 compared (5 pass), *"])
+
+
+def test_missing_baseline_is_ignored_where_asked_and_still_counted(project):
+    project.test_file()
+    result = project.run("--aorta-missing-baseline=ignore")
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["2 launched, 5 compared (5 missing), *"])
+    assert project.baseline_files() == []
+
+
+@pytest.mark.parametrize("action", ["ignore", "record"])
+def test_metric_that_a_launch_lost_fails_whatever_missing_baselines_do(recorded, action):
+    recorded.plant(weight_hash=None, only="test-speed")
+    result = recorded.run(f"--aorta-missing-baseline={action}")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["E  *weight_hash: missing: *(the launch has no weight_hash)"])
+
+
+def test_strict_turns_missing_red_even_where_ignored(project):
+    project.test_file()
+    project.run("--aorta-missing-baseline=ignore", "--aorta-strict").assert_outcomes(failed=2)
+
+
+def test_strict_turns_not_applicable_red(recorded):
+    recorded.plant(torch="2.12.0")
+    plain = recorded.run()
+    plain.assert_outcomes(passed=2)
+    plain.stdout.fnmatch_lines(["2 launched, 5 compared (2 not applicable, 3 pass), *"])
+    strict = recorded.run("--aorta-strict")
+    strict.assert_outcomes(failed=2)
+    strict.stdout.fnmatch_lines(["E  *weight_hash: not applicable: *(torch is '2.12.0', the baseline's '2.11.0')"])
+
+
+def test_improvement_passes_and_says_that_the_baseline_is_stale(project):
+    project.plant(metrics={"peak_memory_bytes": 2.0 * 2**20})
+    project.one_test("workload.check(workload.run('toy'))")
+    project.run("--update-baselines").assert_outcomes(passed=1)
+    project.plant(metrics={"peak_memory_bytes": 1.0 * 2**20})
+    result = project.run()
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "*peak_memory_bytes *1 MiB *2 MiB *-50.0% *2% *improved: baseline stale: record the better value *",
+            "1 launched, 3 compared (1 improved, 2 pass), *",
+        ]
+    )
+
+
+def test_baseline_of_another_config_fails_and_names_the_key(recorded):
+    recorded.test_file((recorded.path / "test_toy.py").read_text().replace("steps=6", "steps=7"))
+    result = recorded.run()
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["E  *(the baseline was recorded with steps=6, the test has 7; record it again *"])
+
+
+def test_failed_test_records_nothing_and_says_so(project):
+    project.one_test("workload.check(workload.run('toy')); assert False")
+    result = project.run("--update-baselines")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["not recorded, since the test failed: test_toy.py::test_one::toy"])
+    assert project.baseline_files() == []
+
+
+def test_test_whose_teardown_fails_records_nothing(project):
+    project.test_file(
+        "import pytest\n\n"
+        "@pytest.fixture\ndef broken():\n    yield\n    raise ValueError('teardown')\n\n"
+        "def test_one(broken, workload):\n    workload.check(workload.run('toy'))\n"
+    )
+    project.run("--update-baselines").assert_outcomes(passed=1, errors=1)
+    assert project.baseline_files() == []
+
+
+def test_xfailing_test_sees_the_regression_and_records_nothing(recorded):
+    source = (
+        (recorded.path / "test_toy.py").read_text().replace("@pytest.mark.overlap", "@pytest.mark.xfail(strict=True)")
+    )
+    recorded.test_file(source)
+    recorded.plant(slowdown=3, only="test-speed")
+    recorded.run().assert_outcomes(passed=1, xfailed=1)
+
+
+def test_test_that_is_run_again_starts_afresh(recorded):
+    rerun = """
+from _pytest.runner import runtestprotocol
+
+def pytest_runtest_protocol(item):
+    for _ in range(2):
+        for report in runtestprotocol(item, log=False):
+            item.ihook.pytest_runtest_logreport(report=report)
+    return True
+"""
+    recorded.write("conftest.py", (recorded.path / "conftest.py").read_text() + rerun)
+    result = recorded.run("-k", "test_speed")
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["2 launched, 4 compared (4 pass), *"])
+
+
+def test_junit_has_the_verdicts_and_a_failure(recorded):
+    recorded.plant(slowdown=3, only="test-speed")
+    recorded.run("--junitxml=report.xml")
+    suite = ElementTree.parse(recorded.path / "report.xml").getroot()[0]
+    assert (suite.get("failures"), suite.get("errors")) == ("1", "0")
+    case = next(case for case in suite if case.get("name") == "test_speed")
+    assert "step_time_p50: regression" in case.find("failure").get("message")
+    properties = {entry.get("name"): entry.get("value") for entry in case.find("properties")}
+    assert properties["aorta.step_time_p50"].startswith("step_time_p50: regression: 30 ms")
+    assert properties["aorta.weight_hash"].startswith("weight_hash: pass")
+
+
+def test_two_checks_of_one_workload_need_labels(project):
+    project.one_test("result = workload.run('toy'); workload.check(result); workload.check(result)")
+    result = project.run("--update-baselines")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["E  *test_one::toy: compared twice in one test; give each comparison a label: check(result, label=...)"]
+    )
+
+
+def test_labelled_checks_have_baselines_of_their_own(project):
+    project.one_test(
+        "result = workload.run('toy'); workload.check(result, label='a'); workload.check(result, label='b')"
+    )
+    project.run("--update-baselines").assert_outcomes(passed=1)
+    assert len(project.baseline_files()) == 2
+    project.run().assert_outcomes(passed=1)
+
+
+COMPARE = "workload.compare(workload.run('toy', {}), workload.run('toy'))"
+
+
+def test_comparison_of_two_launches_passes_and_needs_no_baseline(project):
+    project.one_test(COMPARE.format("step_ms=15"))
+    result = project.run()
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["2 launched, 2 compared (2 pass), *"])
+
+
+@pytest.mark.parametrize(
+    ("config", "line"),
+    [
+        ("step_ms=30", "step_time_p50: regression: 30 ms, baseline 10 ms, change +200.0%, tolerance 100%"),
+        ("weight_hash='f' * 16", "weight_hash: regression: ffffffffffff, baseline 000000000000, *"),
+        ("weight_hash=None", "weight_hash: missing: *(the launch has no weight_hash)"),
+    ],
+)
+def test_comparison_of_two_launches_fails_with_the_metric(project, config, line):
+    project.one_test(COMPARE.format(config))
+    result = project.run()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([f"E  *{line}"])
+
+
+def test_verdicts_are_handed_to_the_test(recorded):
+    recorded.test_file(
+        "def test_speed(workload):\n"
+        "    verdicts = workload.check(workload.run('toy'))\n"
+        "    assert verdicts['step_time_p50'].outcome == 'pass'\n"
+    )
+    recorded.run("-k", "test_speed").assert_outcomes(passed=1)
+
+
+def test_unreadable_baseline_fails_its_test_and_is_not_overwritten(recorded):
+    path = next(path for path in recorded.baseline_files() if "speed" in path.name)
+    path.write_text('{"schema_version": 1}')
+    result = recorded.run()
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines([f"E  *BaselineError: {path}: *is a required property"])
+    update = recorded.run("--update-baselines")
+    assert update.ret == pytest.ExitCode.TESTS_FAILED
+    update.stdout.fnmatch_lines([f"ERROR {path}: *"])
+    assert path.read_text() == '{"schema_version": 1}'
+
+
+def test_baseline_of_a_deleted_test_is_reported(recorded):
+    recorded.test_file((recorded.path / "test_toy.py").read_text().replace("def test_weights", "def test_heights"))
+    result = recorded.run("--aorta-missing-baseline=ignore")
+    result.stdout.fnmatch_lines(["*.json: no test uses it: test_toy.py::test_weights is gone; delete it"])
+
+
+def test_baseline_of_a_deleted_file_is_reported(recorded):
+    (recorded.path / "test_toy.py").rename(recorded.path / "test_other.py")
+    result = recorded.run("--aorta-missing-baseline=ignore")
+    assert text_of(result).count("is gone; delete it") == 2
+
+
+IN_CLASS = """
+class TestToy:
+    def test_inner(self, workload):
+        workload.check(workload.run("toy"))
+
+def test_plain():
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["test_toy.py::test_plain"], ["-k", "test_plain"], ["--deselect", "test_toy.py::TestToy"], ["test_other.py"]],
+)
+def test_baseline_of_a_test_that_was_not_selected_is_no_orphan(project, arguments):
+    project.test_file(IN_CLASS)
+    project.write("test_other.py", "def test_other(): pass")
+    project.run("--update-baselines").assert_outcomes(passed=3)
+    assert "is gone" not in text_of(project.run(*arguments))
+
+
+def test_collection_alone_reads_no_baseline(recorded):
+    for path in recorded.baseline_files():
+        path.write_text("not read")
+    assert "not valid JSON" not in text_of(recorded.run("--collect-only"))
+    assert text_of(recorded.run()).count("not valid JSON") >= 2
+
+
+def test_baseline_of_a_test_that_passed_last_time_is_no_orphan(recorded):
+    recorded.plant(slowdown=3, only="test-speed")
+    recorded.pytester.runpytest_inprocess().assert_outcomes(passed=1, failed=1)
+    result = recorded.pytester.runpytest_inprocess("--lf")
+    result.assert_outcomes(failed=1)
+    assert "is gone" not in text_of(result)
+
+
+def test_folder_of_baselines_can_be_elsewhere(recorded):
+    shutil.move(recorded.baselines, recorded.path / "stored")
+    result = recorded.run("--aorta-baselines=stored")
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["aorta: *, baselines stored"])

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+pytest.importorskip("xdist")
+
+TWO_FILES = {
+    "test_a.py": "def test_a(workload): workload.check(workload.run('toy'))",
+    "test_b.py": "def test_b(workload): workload.check(workload.run('toy', steps=5))",
+}
+# Each process says which pid wrote a baseline.
+SPY = """
+import os
+import pytest_aorta.plugin as plugin
+
+_write = plugin.write_baseline
+
+def write_baseline(folder, baseline):
+    with open("writers.txt", "a") as file:
+        file.write(f"{os.getpid()}\\n")
+    return _write(folder, baseline)
+
+plugin.write_baseline = write_baseline
+"""
+
+
+@pytest.fixture
+def spread(project):
+    for name, source in TWO_FILES.items():
+        project.write(name, source)
+    project.write("conftest.py", (project.path / "conftest.py").read_text() + SPY)
+    return project
+
+
+def run(project, *arguments: str) -> pytest.RunResult:
+    return project.pytester.runpytest_subprocess("-n2", "--dist=loadfile", *arguments, timeout=60)
+
+
+def test_verdicts_of_all_workers_are_in_one_summary_and_baselines_are_written_once(spread):
+    update = run(spread, "--update-baselines")
+    update.assert_outcomes(passed=2)
+    writers = (spread.path / "writers.txt").read_text().split()
+    assert len(writers) == len(spread.baseline_files()) == 2
+    assert len(set(writers)) == 1
+    assert str(os.getpid()) not in writers
+    spread.plant(slowdown=3, only="test-b")
+    result = run(spread)
+    result.assert_outcomes(passed=1, failed=1)
+    text = result.stdout.str()
+    assert text.count("= aorta =") == 1
+    assert "2 launched, 4 compared (3 pass, 1 regression), 0 skipped for lack of devices" in text
+    result.stdout.fnmatch_lines(["test_b::test_b* *step_time_p50 *30 ms *10 ms *+200.0% *regression"])
+
+
+def test_orphans_are_told_once_by_the_controller(spread):
+    path = spread.path / "test_a.py"
+    path.write_text(TWO_FILES["test_a.py"].replace("test_a(", "test_other("))
+    run(spread, "--update-baselines").assert_outcomes(passed=2)
+    path.write_text(TWO_FILES["test_a.py"])
+    result = run(spread, "--aorta-missing-baseline=ignore", f"--junitxml={spread.path}/report.xml")
+    assert result.stdout.str().count("test_a.py::test_other is gone; delete it") == 1
+    assert "aorta.step_time_p50" in (spread.path / "report.xml").read_text()
+    assert json.loads(spread.baseline_files()[0].read_text())["schema_version"] == 1
+
+
+def test_bad_option_is_a_usage_error(spread):
+    result = run(spread, "--aorta-device=gpu")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: --aorta-device: got 'gpu', allowed is one of auto, cuda, cpu"])

@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from unit_builders import gpus, make_options
+
+from pytest_aorta.devices import (
+    MAX_CPU_RANKS_PER_CORE,
+    Device,
+    World,
+    check_budget,
+    resolve_world,
+    visible_devices,
+    visible_tokens,
+)
+from pytest_aorta.errors import DevicesUnavailable
+from pytest_aorta.markers import WorldSpec
+
+
+@pytest.mark.parametrize(
+    ("variable", "tokens"),
+    [
+        (None, ["0", "1", "2", "3"]),
+        ("", []),
+        ("2", ["2"]),
+        ("3,1", ["3", "1"]),
+        (" 0 , 1 ", ["0", "1"]),
+        ("0,-1,1", ["0"]),
+        ("-1", []),
+        ("0,4,1", ["0"]),
+        ("0,none,1", ["0"]),
+        ("0,,1", ["0"]),
+        ("NoDevFiles", []),
+        ("GPU-8932f937,GPU-1", ["GPU-8932f937", "GPU-1"]),
+        ("MIG-GPU-1/2/3", ["MIG-GPU-1/2/3"]),
+        ("²", []),
+        ("٣", []),
+    ],
+)
+def test_visible_devices_variable_is_read_as_cuda_does(variable, tokens):
+    assert visible_tokens(variable, 4) == tokens
+
+
+@pytest.mark.parametrize("variable", ["0,0", "0,1,0", "GPU-1,GPU-1"])
+def test_device_named_twice_leaves_none_visible(variable):
+    assert visible_tokens(variable, 4) == []
+
+
+@given(st.text() | st.lists(st.sampled_from(["0", "1", "7", "-1", "GPU-a", "x", " "])).map(",".join), st.integers(0, 8))
+def test_any_variable_names_distinct_devices_that_there_are(variable, count):
+    tokens = visible_tokens(variable, count)
+    assert len(set(tokens)) == len(tokens)
+    assert all(token.startswith(("GPU-", "MIG-")) or int(token) < count for token in tokens)
+
+
+def test_empty_variable_hides_every_device():
+    assert visible_devices({"CUDA_VISIBLE_DEVICES": ""}) == []
+
+
+class FakeNvml:
+    """Two GPUs, found by number or by whole name."""
+
+    class NVMLError(Exception):
+        pass
+
+    names = ("GPU-aaaa-1", "GPU-bbbb-2")
+
+    def nvmlInit(self):
+        pass
+
+    def nvmlShutdown(self):
+        pass
+
+    def nvmlDeviceGetCount(self):
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        return index
+
+    def nvmlDeviceGetHandleByUUID(self, name):
+        if name not in self.names:
+            raise self.NVMLError("Not Found")
+        return self.names.index(name)
+
+    def nvmlDeviceGetName(self, handle):
+        return f"model {handle}"
+
+
+@pytest.mark.parametrize(
+    ("variable", "devices"),
+    [("1,0", [("1", "model 1"), ("0", "model 0")]), ("GPU-bbbb-2", [("GPU-bbbb-2", "model 1")]), ("", [])],
+)
+def test_visible_devices_have_their_models_in_the_callers_order(monkeypatch, variable, devices):
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
+    found = visible_devices({"CUDA_VISIBLE_DEVICES": variable})
+    assert [(device.token, device.model) for device in found] == devices
+
+
+def test_name_of_no_device_is_an_error_that_shows_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
+    with pytest.raises(DevicesUnavailable, match=r"CUDA_VISIBLE_DEVICES names 'GPU-cccc', .*Not Found"):
+        visible_devices({"CUDA_VISIBLE_DEVICES": "GPU-cccc"})
+
+
+ON_CPU = World(2, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("size", "device", "options", "expected"),
+    [
+        (2, "any", {}, "cuda"),
+        (2, "any", {"gpus": 2}, "cuda"),
+        (2, "any", {"gpus": 0}, "cpu"),
+        (2, "any", {"device": "cpu"}, "cpu"),
+        (2, "any", {"device": "cuda"}, "cuda"),
+        (2, "any", {"require_gpus": True}, "cuda"),
+        (2, "cuda", {}, "cuda"),
+        (2, "cpu", {}, "cpu"),
+        (2, "cpu", {"gpus": 4}, "cpu"),
+        (2, "cpu", {"require_gpus": True}, "cpu"),
+    ],
+)
+def test_world_is_on_the_device_that_marker_and_options_ask_for(size, device, options, expected):
+    world = resolve_world(WorldSpec(size, device), make_options(**options), gpus(4))
+    assert world == (World(2, "cuda", tuple(gpus(2))) if expected == "cuda" else ON_CPU)
+
+
+@pytest.mark.parametrize("options", [{}, {"gpus": 0}, {"device": "cpu"}])
+def test_test_that_takes_any_device_runs_on_cpu_ranks_where_no_gpu_is(options):
+    assert resolve_world(WorldSpec(2, "any"), make_options(**options), []) == ON_CPU
+
+
+@pytest.mark.parametrize(
+    ("size", "device", "options", "visible", "message"),
+    [
+        (8, "cuda", {}, 4, "needs 8 GPUs, 4 given"),
+        (8, "any", {}, 4, "needs 8 GPUs, 4 given"),
+        (4, "cuda", {"gpus": 2}, 4, "needs 4 GPUs, 2 given (--aorta-gpus=2)"),
+        (2, "cuda", {"gpus": 0}, 4, "needs 2 GPUs, 0 given (--aorta-gpus=0)"),
+        (2, "cuda", {"device": "cpu"}, 4, "needs 2 GPUs, 0 given (--aorta-device=cpu)"),
+        (2, "cuda", {}, 0, "needs 2 GPUs, 0 given"),
+        ("all", "cuda", {}, 0, "needs at least 1 GPU, 0 given"),
+        (2, "any", {"device": "cuda"}, 0, "needs 2 GPUs, 0 given"),
+        (2, "cpu", {"device": "cuda"}, 4, "runs on CPU ranks only, and --aorta-device=cuda was given"),
+        (2, "any", {"require_gpus": True}, 0, "needs GPUs, 0 given; --aorta-require-gpus forbids CPU ranks"),
+    ],
+)
+def test_lacking_devices_are_told_with_needed_and_given(size, device, options, visible, message):
+    with pytest.raises(DevicesUnavailable) as caught:
+        resolve_world(WorldSpec(size, device), make_options(**options), gpus(visible))
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(("options", "size"), [({}, 4), ({"gpus": 3}, 3)])
+def test_all_means_the_devices_of_this_run(options, size):
+    assert resolve_world(WorldSpec("all", "any"), make_options(**options), gpus(4)).size == size
+
+
+def test_all_means_two_ranks_on_cpu():
+    assert resolve_world(WorldSpec("all", "any"), make_options(), []) == ON_CPU
+
+
+def test_more_cpu_ranks_than_make_sense_are_refused():
+    limit = MAX_CPU_RANKS_PER_CORE * os.cpu_count()
+    assert resolve_world(WorldSpec(limit, "cpu"), make_options(), []).size == limit
+    with pytest.raises(DevicesUnavailable, match=f"needs {limit + 1} ranks; .* take at most {limit} CPU ranks"):
+        resolve_world(WorldSpec(limit + 1, "cpu"), make_options(), [])
+
+
+@given(
+    st.sampled_from([1, 2, 3, "all"]),
+    st.sampled_from(["any", "cuda", "cpu"]),
+    st.none() | st.integers(0, 4),
+    st.sampled_from(["auto", "cuda", "cpu"]),
+    st.booleans(),
+    st.integers(0, 4),
+)
+def test_world_never_takes_a_device_that_was_not_given(size, device, given_gpus, kind, require, visible):
+    budget = visible if given_gpus is None else min(given_gpus, visible)
+    options = make_options(gpus=None if given_gpus is None else budget, device=kind, require_gpus=require)
+    try:
+        world = resolve_world(WorldSpec(size, device), options, gpus(visible))
+    except DevicesUnavailable:
+        return
+    assert len(world.devices) == (world.size if world.device == "cuda" else 0)
+    assert len(world.devices) <= (0 if kind == "cpu" else budget)
+    assert device in ("any", world.device)
+    assert size in ("all", world.size)
+
+
+@pytest.mark.parametrize(
+    ("world", "platform"),
+    [
+        (World(2, "cpu"), "cpu-x2-gloo"),
+        (World(2, "cuda", tuple(gpus(2))), "nvidia-h200-x2-nccl"),
+        (World(1, "cuda", tuple(gpus(1, "AMD Instinct MI300X / OAM"))), "amd-instinct-mi300x-oam-x1-nccl"),
+        (World(2, "cuda", (Device("0", "B"), Device("1", "A"))), "a+b-x2-nccl"),
+    ],
+)
+def test_platform_names_model_count_and_backend(world, platform):
+    assert world.platform == platform
+
+
+def test_promised_gpus_that_are_there_are_fine():
+    check_budget(make_options(gpus=2), gpus(2), {})
+    check_budget(make_options(gpus=0), [], {})
+    check_budget(make_options(), [], {})
+
+
+def test_promised_gpus_that_are_not_there_are_refused():
+    with pytest.raises(DevicesUnavailable) as caught:
+        check_budget(make_options(gpus=4), gpus(1), {"CUDA_VISIBLE_DEVICES": "3"})
+    assert str(caught.value) == (
+        "--aorta-gpus=4: 1 GPUs are visible with CUDA_VISIBLE_DEVICES='3'; ask for at most that many, "
+        "or for 0 to run on CPU ranks"
+    )
+
+
+def test_promised_gpus_do_not_matter_to_a_run_on_cpu_ranks():
+    check_budget(make_options(gpus=4, device="cpu"), [], {})

@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from unit_builders import ENDED_WELL, make_plan, rank_values, write_rank_file, write_ranks
+
+from pytest_aorta.devices import World
+from pytest_aorta.diagnosis import launch_failure
+from pytest_aorta.launch import LaunchOutcome
+
+
+def raised(run_dir, rank: int, time_ns: int, message: str = "boom", kind: str = "ValueError") -> None:
+    text = f'Traceback (most recent call last):\n  File "train.py", line {rank}\n{kind}: {message}\n'
+    document = {"time_ns": time_ns, "type": kind, "message": message, "traceback": text}
+    write_rank_file(run_dir, rank, "error.json", json.dumps(document))
+
+
+def exited(run_dir, **codes: int) -> None:
+    failures = [{"rank": int(rank[1:]), "pid": 9, "exit_code": code} for rank, code in codes.items()]
+    (run_dir / "agent.json").write_text(json.dumps({"failures": failures}))
+
+
+def ended(reason: str = "exit", status: int | None = 1, survivors: tuple[int, ...] = ()) -> LaunchOutcome:
+    return LaunchOutcome(reason, status, (), survivors, 1.0)
+
+
+def failure(run_dir, outcome: LaunchOutcome, world_size: int = 2) -> str:
+    text = launch_failure(make_plan(run_dir, world=World(world_size, "cpu")), outcome)
+    assert text is not None
+    assert text.splitlines()[-1] == f"plan, logs and stacks: {run_dir}"
+    return text
+
+
+def test_launch_whose_ranks_ended_well_with_results_is_no_failure(tmp_path):
+    write_ranks(tmp_path, rank_values(), rank_values())
+    assert launch_failure(make_plan(tmp_path), ENDED_WELL) is None
+
+
+def test_first_failing_rank_is_told_by_nanoseconds(tmp_path):
+    raised(tmp_path, 0, 1_700_000_000_000_000_002)
+    raised(tmp_path, 1, 1_700_000_000_000_000_001, "the cause")
+    lines = failure(tmp_path, ended()).splitlines()
+    assert lines[0] == "toy on 2 cpu ranks: rank exception: rank 1 failed first: ValueError: the cause"
+    assert '  File "train.py", line 1' in lines
+    assert "  then rank 0: ValueError: boom" in lines
+
+
+@pytest.mark.parametrize(
+    "complaint",
+    [
+        "Connection closed by peer [127.0.0.1]:3",
+        "read: connection reset by peer",
+        "Broken pipe",
+        "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting",
+        "[c10d] recvValue failed on SocketImpl",
+        "Timed out waiting 800ms for recv operation to complete",
+    ],
+)
+def test_rank_that_complains_about_its_peer_comes_last_however_early(tmp_path, complaint):
+    raised(tmp_path, 0, 1, complaint, "RuntimeError")
+    raised(tmp_path, 1, 2)
+    assert "rank 1 failed first: ValueError: boom" in failure(tmp_path, ended()).splitlines()[0]
+
+
+def test_exit_code_is_told_before_its_peers_complaints(tmp_path):
+    raised(tmp_path, 0, 1, "Connection closed by peer", "RuntimeError")
+    exited(tmp_path, _1=3)
+    write_rank_file(tmp_path, 1, "output.log", "first\nlast words\n")
+    lines = failure(tmp_path, ended()).splitlines()
+    assert lines[0] == "toy on 2 cpu ranks: exit code: rank 1 failed first: exit code 3"
+    assert "  | last words" in lines
+
+
+@pytest.mark.parametrize(("code", "name"), [(-11, "SIGSEGV"), (-9, "SIGKILL"), (-15, "SIGTERM"), (-99, "99")])
+def test_signal_is_named_before_its_peers_complaints(tmp_path, code, name):
+    raised(tmp_path, 0, 1, "Connection reset by peer", "RuntimeError")
+    exited(tmp_path, _1=code)
+    headline = failure(tmp_path, ended()).splitlines()[0]
+    assert headline.startswith("toy on 2 cpu ranks: signal: rank 1 failed first: signal ")
+    assert name in headline
+
+
+def test_rank_that_the_agent_stopped_comes_after_the_one_that_raised(tmp_path):
+    raised(tmp_path, 1, 5)
+    exited(tmp_path, _0=-15, _1=1)
+    assert "rank 1 failed first: ValueError" in failure(tmp_path, ended()).splitlines()[0]
+
+
+def test_out_of_memory_is_a_kind_of_its_own(tmp_path):
+    raised(tmp_path, 1, 5, "CUDA out of memory", "OutOfMemoryError")
+    assert "out of memory: rank 1 failed first" in failure(tmp_path, ended())
+
+
+def test_error_of_a_rank_whose_peers_hung_is_still_told(tmp_path):
+    raised(tmp_path, 1, 5)
+    assert "rank exception: rank 1 failed first" in failure(tmp_path, ended("rank_error", None))
+
+
+def test_only_a_few_further_failures_are_listed(tmp_path):
+    for rank in range(8):
+        raised(tmp_path, rank, rank)
+    text = failure(tmp_path, ended(), world_size=8)
+    assert text.count("then rank") == 3
+
+
+def test_time_limit_names_the_ranks_that_had_not_finished_and_where_they_are(tmp_path):
+    write_ranks(tmp_path, rank_values())
+    stacks = (
+        "Thread 0x01 (most recent call first):\n"
+        '  File "threading.py", line 1 in wait\n'
+        "Current thread 0x02 (most recent call first):\n"
+        '  File "train.py", line 30 in all_gather\n'
+        '  File "train.py", line 20 in step\n'
+    )
+    write_rank_file(tmp_path, 1, "stacks.txt", stacks)
+    lines = failure(tmp_path, ended("time_limit", None)).splitlines()
+    assert lines[0] == "toy on 2 cpu ranks: time limit of 60 s reached; without a result: rank 1"
+    assert '  rank 1 is at File "train.py", line 30 in all_gather < File "train.py", line 20 in step' in lines
+
+
+def test_rank_without_stacks_is_told_with_the_end_of_its_log(tmp_path):
+    write_rank_file(tmp_path, 0, "output.log", "\n".join(f"line {number}" for number in range(50)))
+    lines = failure(tmp_path, ended("time_limit", None)).splitlines()
+    assert "  rank 0 left no stack; its log ends:" in lines
+    assert "  | line 49" in lines
+    assert "  | line 40" not in lines
+
+
+@pytest.mark.parametrize(
+    ("reason", "headline"),
+    [
+        ("straggler", "toy on 2 cpu ranks: a rank was done for 60 s and others were not; without a result: ranks 0, 1"),
+        ("output_cap", "toy on 2 cpu ranks: output over 64 MiB; without a result: ranks 0, 1"),
+        ("parent_gone", "toy on 2 cpu ranks: interrupted"),
+        ("guard_lost", "toy on 2 cpu ranks: the guard process was killed"),
+    ],
+)
+def test_reason_of_the_guard_is_the_headline(tmp_path, reason, headline):
+    assert failure(tmp_path, ended(reason, None)).splitlines()[0] == headline
+
+
+def test_lost_guard_is_a_failure_even_with_every_result_there(tmp_path):
+    write_ranks(tmp_path, rank_values(), rank_values())
+    assert "the guard process was killed" in failure(tmp_path, ended("guard_lost", None))
+
+
+def test_result_missing_though_all_ended_well_is_told(tmp_path):
+    write_ranks(tmp_path, rank_values())
+    headline = failure(tmp_path, ENDED_WELL).splitlines()[0]
+    assert headline == "toy on 2 cpu ranks: result missing: rank 1 ended well and left no result.json"
+
+
+def test_agent_that_failed_before_any_rank_is_told_with_its_log(tmp_path):
+    (tmp_path / "agent.log").write_text("rendezvous failed\n")
+    lines = failure(tmp_path, ended(status=1)).splitlines()
+    assert lines[0].endswith("torchrun ended with exit code 1 before any rank failed; without a result: ranks 0, 1")
+    assert "  | rendezvous failed" in lines
+
+
+def test_rank_that_failed_after_its_result_is_a_failure(tmp_path):
+    write_ranks(tmp_path, rank_values(), rank_values())
+    exited(tmp_path, _1=7)
+    assert "rank 1 failed first: exit code 7" in failure(tmp_path, ended(status=1))
+
+
+def test_processes_that_could_not_be_ended_make_a_failure(tmp_path):
+    write_ranks(tmp_path, rank_values(), rank_values())
+    text = failure(tmp_path, ended(status=0, survivors=(41, 42)))
+    assert "processes [41, 42] could not be ended; their devices are not usable" in text
+    assert text.splitlines()[0] == "toy on 2 cpu ranks: processes were left behind"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]"])
+def test_error_file_that_tells_nothing_does_not_hide_the_failure(tmp_path, text):
+    write_rank_file(tmp_path, 1, "error.json", text)
+    assert "toy on 2 cpu ranks" in failure(tmp_path, ended())
+
+
+def test_huge_log_is_read_from_its_end_only(tmp_path):
+    path = write_rank_file(tmp_path, 0, "output.log", "")
+    with path.open("wb") as file:
+        file.truncate(200 << 20)
+        file.seek(0, 2)
+        file.write(b"\n\xff last words\n")
+    exited(tmp_path, _0=3)
+    assert "last words" in failure(tmp_path, ended())
+
+
+def test_signal_is_told_before_the_exit_code_of_a_peer(tmp_path):
+    exited(tmp_path, _0=1, _1=-11)
+    assert "rank 1 failed first: signal SIGSEGV" in failure(tmp_path, ended()).splitlines()[0]

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from unit_builders import make_result
+
+from pytest_aorta.facts import NUMERIC_ENVIRONMENT, SAMPLE_SIZE, LaunchFacts, launch_facts, sitting_id
+
+# Maxima over the ranks, step by step: 4, 2, 3, 5.
+TWO_RANKS = [[1.0, 2.0, 3.0, 5.0], [4.0, 1.0, 2.0, 1.0]]
+
+
+def test_statistics_are_of_the_maxima_over_ranks():
+    facts = launch_facts(make_result(TWO_RANKS))
+    assert facts.num_steps == 4
+    assert facts.step_time_ms["mean"] == 3.5
+    assert facts.step_time_ms["p50"] == 3.5
+    # Between the third and the fourth of 2, 3, 4, 5: 4 + 0.97.
+    assert facts.step_time_ms["p99"] == pytest.approx(4.97)
+    assert facts.step_time_ms["max"] == 5.0
+
+
+def test_tail_of_few_steps_is_the_slowest():
+    assert launch_facts(make_result(TWO_RANKS)).step_time_ms["tail5"] == 5.0
+
+
+def test_tail_is_the_mean_of_the_slowest_twentieth():
+    facts = launch_facts(make_result([[float(step) for step in range(1, 41)]]))
+    assert facts.step_time_ms["tail5"] == 39.5
+
+
+def test_span_of_the_ranks_own_medians_is_kept():
+    facts = launch_facts(make_result(TWO_RANKS))
+    assert (facts.slowest_rank_p50_ms, facts.fastest_rank_p50_ms) == (2.5, 1.5)
+
+
+@given(st.integers(1, 400))
+def test_sample_is_at_most_fifty_steps_in_order(steps):
+    sample = launch_facts(make_result([[float(step) for step in range(steps)]])).step_time_sample_ms
+    assert 1 <= len(sample) <= SAMPLE_SIZE == 50
+    assert sample == sorted(set(sample))
+    assert sample[0] == 0.0
+
+
+def test_few_steps_are_kept_all():
+    assert launch_facts(make_result(TWO_RANKS)).step_time_sample_ms == [4.0, 2.0, 3.0, 5.0]
+
+
+def test_memory_is_the_largest_over_ranks_and_other_metrics_their_mean():
+    result = make_result(TWO_RANKS, metrics={"peak_memory_bytes": [10.0, 30.0], "tokens_per_s": [10.0, 30.0]})
+    assert launch_facts(result).metrics == {"peak_memory_bytes": 30.0, "tokens_per_s": 20.0}
+
+
+def test_only_what_numbers_depend_on_is_kept_of_the_environment():
+    facts = launch_facts(make_result(TWO_RANKS))
+    assert facts.environment == {"torch": "2.11.0", "device": "cpu"}
+    assert set(facts.environment) <= set(NUMERIC_ENVIRONMENT)
+
+
+def test_durations_keep_six_digits():
+    assert launch_facts(make_result([[1.23456789]])).step_time_ms["p50"] == 1.23457
+
+
+def test_hashes_and_losses_are_kept_whole():
+    facts = launch_facts(make_result(TWO_RANKS, weight_hashes={"4": "ab" * 8}, loss=[0.123456789]))
+    assert (facts.weight_hashes, facts.loss) == ({"4": "ab" * 8}, [0.123456789])
+
+
+def test_facts_survive_json():
+    facts = launch_facts(make_result(TWO_RANKS))
+    assert LaunchFacts.from_json(facts.to_json()) == facts
+
+
+def test_sitting_is_the_same_within_one_boot_and_names_nothing():
+    assert sitting_id() == sitting_id()
+    assert len(sitting_id()) == 12
+    int(sitting_id(), 16)

@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import json
+import string
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_aorta.files import UnreadableFile, read_json, read_yaml, slug, write_json
+
+MAX_BYTES = 10_000
+ANY_TEXT = st.text(st.characters(exclude_categories=()))
+
+
+def read_error(tmp_path, content: bytes, reader=read_json, **keywords) -> str:
+    path = tmp_path / "document"
+    path.write_bytes(content)
+    with pytest.raises(UnreadableFile) as caught:
+        reader(path, **({"max_bytes": MAX_BYTES} | keywords))
+    assert str(path) in str(caught.value)
+    return str(caught.value)
+
+
+def test_json_document_is_read(tmp_path):
+    path = tmp_path / "document"
+    path.write_text('{"a": [1, 2.5, null, "é"]}', encoding="utf-8")
+    assert read_json(path, max_bytes=MAX_BYTES) == {"a": [1, 2.5, None, "é"]}
+
+
+def test_missing_json_file_is_named(tmp_path):
+    path = tmp_path / "absent.json"
+    with pytest.raises(UnreadableFile, match="can't be read: No such file") as caught:
+        read_json(path, max_bytes=MAX_BYTES)
+    assert str(path) in str(caught.value)
+
+
+def test_folder_in_a_files_place_is_unreadable(tmp_path):
+    with pytest.raises(UnreadableFile, match="Is a directory"):
+        read_json(tmp_path, max_bytes=MAX_BYTES)
+
+
+@pytest.mark.parametrize("content", [b"", b"  \n\t"])
+def test_empty_json_is_called_empty(tmp_path, content):
+    assert read_error(tmp_path, content).endswith(": empty")
+
+
+@pytest.mark.parametrize("content", [b'{"a": 1', b'{"a":', b'"a', b"{'a': 1}", b'{"a": 1} {"b": 2}', b"[1,]"])
+def test_truncated_or_loose_json_is_refused(tmp_path, content):
+    assert "not valid JSON" in read_error(tmp_path, content)
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"])
+def test_number_that_is_not_finite_is_refused_by_its_text(tmp_path, number):
+    assert f"{number} is not a finite number" in read_error(tmp_path, f'{{"a": [{number}]}}'.encode())
+
+
+def test_number_of_too_many_digits_is_refused(tmp_path):
+    assert "not valid JSON" in read_error(tmp_path, b"1" * 5000)
+
+
+def test_repeated_json_key_is_named(tmp_path):
+    assert "key 'b' is given twice" in read_error(tmp_path, b'{"a": 1, "n": {"b": 1, "c": 2, "b": 1}}')
+
+
+def test_json_larger_than_allowed_says_how_much_is(tmp_path):
+    assert "larger than the 10,000 bytes allowed" in read_error(tmp_path, b" " * 10_001)
+
+
+def test_json_of_just_the_allowed_size_is_read(tmp_path):
+    path = tmp_path / "document"
+    path.write_bytes(b"1".rjust(MAX_BYTES))
+    assert read_json(path, max_bytes=MAX_BYTES) == 1
+
+
+def test_deeply_nested_json_is_refused(tmp_path):
+    assert "not valid JSON" in read_error(tmp_path, b"[" * 200_000, max_bytes=1 << 20)
+
+
+def test_json_that_is_not_utf8_is_refused(tmp_path):
+    assert "not UTF-8" in read_error(tmp_path, '{"a": "é"}'.encode("latin-1"))
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_read_or_refused(tmp_path_factory, content):
+    path = tmp_path_factory.getbasetemp() / "any-bytes"
+    path.write_bytes(content)
+    for reader in (read_json, read_yaml):
+        with suppress(UnreadableFile):
+            reader(path, max_bytes=MAX_BYTES)
+
+
+def test_repeated_yaml_key_is_named(tmp_path):
+    assert "key 'steps' is given twice" in read_error(tmp_path, b"a:\n  steps: 1\n  steps: 2\n", read_yaml)
+
+
+@pytest.mark.parametrize("text", ["!!python/object/apply:os.getcwd []", "a: !!python/name:os.system", "a: !own 1"])
+def test_yaml_tag_that_would_run_code_is_refused(tmp_path, text):
+    assert "not valid YAML" in read_error(tmp_path, text.encode(), read_yaml)
+
+
+@pytest.mark.parametrize("text", ["a: [1", "a: b: c", "a: \x01", "a: *nobody", "? [x]\n: 1"])
+def test_malformed_yaml_is_refused(tmp_path, text):
+    assert "not valid YAML" in read_error(tmp_path, text.encode(), read_yaml)
+
+
+@pytest.mark.parametrize("text", ["a: 2026-13-45", "a: 0x_", "a: 2026-01-02T99:00:00Z"])
+def test_yaml_scalar_that_can_not_be_what_it_looks_like_is_refused(tmp_path, text):
+    assert "not valid YAML" in read_error(tmp_path, text.encode(), read_yaml)
+
+
+def test_deeply_nested_yaml_is_refused(tmp_path):
+    assert "not valid YAML" in read_error(tmp_path, b"[" * 1_500, read_yaml)
+
+
+def test_yaml_larger_than_allowed_is_refused(tmp_path):
+    assert "larger than" in read_error(tmp_path, b"a: 1".ljust(MAX_BYTES + 1), read_yaml)
+
+
+@pytest.mark.parametrize("document", [{"a": object()}, {"a": float("nan")}, {"a": float("inf")}, {1: 2, "a": 3}])
+def test_document_that_can_not_be_written_leaves_the_old_file_whole(tmp_path, document):
+    path = tmp_path / "document.json"
+    write_json(path, {"old": 1})
+    with pytest.raises((TypeError, ValueError)):
+        write_json(path, document)
+    assert json.loads(path.read_text(encoding="utf-8")) == {"old": 1}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["document.json"]
+
+
+def test_failed_replacement_leaves_no_scratch_file(tmp_path):
+    folder = tmp_path / "document.json"
+    folder.mkdir()
+    with pytest.raises(OSError, match="directory"):
+        write_json(folder, {})
+    assert [entry.name for entry in tmp_path.iterdir()] == ["document.json"]
+
+
+def test_written_file_is_as_readable_as_any_other(tmp_path):
+    write_json(tmp_path / "written", {})
+    (tmp_path / "other").write_text("{}")
+    assert (tmp_path / "written").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | ANY_TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(ANY_TEXT, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(JSON)
+def test_written_document_is_read_back_equal(tmp_path_factory, document):
+    path = tmp_path_factory.getbasetemp() / "round-trip.json"
+    write_json(path, document)
+    assert read_json(path, max_bytes=1 << 20) == document
+
+
+HOSTILE = [
+    "../../x",
+    "/etc/passwd",
+    "a\0b",
+    "x" * 4096,
+    "\ud800",
+    ".",
+    "..",
+    "",
+    " ",
+    "-",
+    "é",
+    "CON",
+    "\n",
+    "~",
+    "a/b",
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=lambda text: ascii(text)[1:20])
+def test_slug_of_hostile_text_stays_one_plain_path_component(text):
+    assert_plain(slug(text))
+
+
+@given(ANY_TEXT)
+def test_slug_of_any_text_stays_one_plain_path_component(text):
+    assert_plain(slug(text))
+
+
+def assert_plain(name: str) -> None:
+    assert 1 <= len(name) <= 100
+    assert set(name) <= set(string.ascii_lowercase + string.digits + "-")
+    assert not name.startswith("-")
+
+
+@given(st.lists(ANY_TEXT, unique=True, max_size=20))
+def test_distinct_texts_have_slugs_distinct_where_case_is_ignored(texts):
+    assert len({slug(text).casefold() for text in texts}) == len(texts)
+
+
+def test_texts_that_differ_in_case_alone_have_distinct_slugs():
+    assert slug("test_A") != slug("test_a")
+
+
+@given(ANY_TEXT, st.integers(1, 80))
+def test_slug_keeps_the_length_asked_for(text, max_length):
+    assert len(slug(text, max_length=max_length)) <= max_length + len("-12345678")
+
+
+def test_slug_is_readable():
+    assert slug("tests/test_a.py::test_x[2]::fsdp").startswith("tests-test-a-py-test-x-2-fsdp-")

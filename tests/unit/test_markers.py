@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from pytest_aorta.errors import SpecError
+from pytest_aorta.markers import MAX_WORLD_SIZE, TestSpec, WorldSpec, read_markers
+from pytest_aorta.metrics import EXACT, METRICS, Tolerance
+
+
+def mark(name: str, /, *args: object, **keywords: object) -> pytest.Mark:
+    return pytest.Mark(name, args, keywords, _ispytest=True)
+
+
+def marker_error(name: str, /, *args: object, **keywords: object) -> str:
+    with pytest.raises(SpecError) as caught:
+        read_markers([mark(name, *args, **keywords)])
+    return str(caught.value)
+
+
+def test_test_without_markers_gets_two_ranks_on_any_device():
+    assert read_markers([]) == TestSpec(WorldSpec(2, "any"), {}, None)
+
+
+def test_markers_of_others_are_left_alone():
+    assert read_markers([mark("parametrize", "x", [1]), mark("slow", 5, why=True)]) == TestSpec()
+
+
+@pytest.mark.parametrize("text", ["5", "-3%", "abc", "0%", "1001%", "5 percent", "", "nan%", "inf%", "1e2%", "5%%"])
+def test_tolerance_that_is_no_percentage_is_refused(text):
+    message = marker_error("tolerance", step_time_p50=text)
+    assert message == (
+        f"tolerance of step_time_p50: got {text!r}, allowed is a percentage above 0% up to 1000%, or 'exact'"
+    )
+
+
+@pytest.mark.parametrize("given", [5, 0.05, None, True, b"5%", ["5%"]])
+def test_tolerance_that_is_no_text_is_refused(given):
+    assert f"tolerance of step_time_p99: got {given!r}, allowed is" in marker_error("tolerance", step_time_p99=given)
+
+
+def test_unknown_metric_names_those_there_are():
+    message = marker_error("tolerance", step_time_p5="5%")
+    assert "no such metrics ['step_time_p5']" in message
+    assert str(sorted(METRICS)) in message
+
+
+@pytest.mark.parametrize("arguments", [("5%",), ({"step_time_p50": "5%"},), ()])
+def test_tolerance_takes_metrics_by_keyword_only(arguments):
+    message = marker_error("tolerance", *arguments)
+    assert "by keyword, e.g. tolerance(step_time_p50='2%'), got (" in message
+
+
+@pytest.mark.parametrize("size", [0, -1, True, False, "8", "ALL", 2.0, None, MAX_WORLD_SIZE + 1, [2]])
+def test_world_size_that_is_no_count_is_refused(size):
+    assert marker_error("world", size=size) == (
+        f"marker world: size={size!r}, allowed is an integer from 1 to {MAX_WORLD_SIZE} or 'all'"
+    )
+
+
+@pytest.mark.parametrize("size", [1, 2, 8, "all"])
+def test_world_size_is_read_by_keyword_and_by_position(size):
+    assert read_markers([mark("world", size=size)]).world == WorldSpec(size)
+    assert read_markers([mark("world", size)]).world == WorldSpec(size)
+
+
+def test_unknown_world_keyword_names_those_there_are():
+    assert marker_error("world", sizes=2) == "marker world has no keywords ['sizes']; there are ['device', 'size']"
+
+
+@pytest.mark.parametrize("device", ["gpu", "CUDA", "", None, 0, ["cpu"]])
+def test_unknown_device_names_those_there_are(device):
+    assert marker_error("world", device=device) == f"marker world: device={device!r}, allowed is one of any, cuda, cpu"
+
+
+def test_second_positional_world_argument_is_refused():
+    assert "takes size and device, got (2, 'cpu')" in marker_error("world", 2, "cpu")
+
+
+def test_world_size_given_twice_is_refused():
+    assert "got (2, size=4)" in marker_error("world", 2, size=4)
+
+
+@pytest.mark.parametrize("given", [0, -1, math.inf, math.nan, "5", None, True, 1e12])
+def test_timeout_that_is_no_number_of_seconds_is_refused(given):
+    message = marker_error("timeout", given)
+    assert "marker timeout takes a number of seconds above 0" in message
+    assert f"got ({given!r})" in message
+
+
+@pytest.mark.parametrize(("args", "keywords"), [((), {}), ((1, 2), {}), ((), {"seconds": 5})])
+def test_timeout_without_its_one_argument_is_refused(args, keywords):
+    assert "marker timeout takes a number of seconds" in marker_error("timeout", *args, **keywords)
+
+
+def test_timeout_accepts_the_keywords_of_pytest_timeout():
+    assert read_markers([mark("timeout", 5, method="thread")]).timeout_s == 5.0
+
+
+@pytest.mark.parametrize("name", ["overlap", "numerics"])
+def test_marker_without_arguments_refuses_them(name):
+    assert marker_error(name, 1, why="x") == f"marker {name} takes no arguments, got (1, why='x')"
+
+
+def test_closest_world_wins_whole():
+    spec = read_markers([mark("world", size=4), mark("world", size=8, device="cuda")])
+    assert spec.world == WorldSpec(4, "any")
+
+
+def test_farther_marker_is_still_checked():
+    with pytest.raises(SpecError, match="size=0"):
+        read_markers([mark("world", size=4), mark("world", size=0)])
+
+
+def test_closest_timeout_wins():
+    assert read_markers([mark("timeout", 5), mark("timeout", 60)]).timeout_s == 5.0
+
+
+def test_tolerances_merge_and_the_closest_wins_a_metric():
+    spec = read_markers(
+        [mark("tolerance", step_time_p50="2%"), mark("tolerance", step_time_p50="50%", weight_hash="exact")]
+    )
+    assert spec.tolerances == {"step_time_p50": Tolerance(0.02), "weight_hash": EXACT}

@@ -1,0 +1,79 @@
+"""The pytest process never imports torch, and does not need it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# Loaded by `site` at start-up, before pytest and its plugins.
+BLOCK_TORCH = """
+import sys
+
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torch":
+            raise ImportError("torch is not importable here")
+
+sys.meta_path.insert(0, Block())
+"""
+TEST_FILE = """
+import pytest
+
+@pytest.mark.overlap
+@pytest.mark.world(size=2)
+@pytest.mark.tolerance(step_time_p50="5%")
+def test_toy(workload):
+    workload.check(workload.run("fsdp"))
+"""
+
+
+def run(folder: Path, *arguments: str, block: bool = True) -> subprocess.CompletedProcess[str]:
+    (folder / "sitecustomize.py").write_text(BLOCK_TORCH if block else "")
+    (folder / "test_toy.py").write_text(TEST_FILE)
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(folder), "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_blocked_torch_is_not_importable(tmp_path):
+    assert "torch is not importable here" in run(tmp_path, "-c", "import torch").stderr
+
+
+@pytest.mark.parametrize("module", ["plugin", "fixtures", "launch", "process.guard", "process.rank"])
+def test_module_of_the_controller_is_imported_without_torch(tmp_path, module):
+    done = run(tmp_path, "-c", f"import pytest_aorta.{module}")
+    assert done.returncode == 0, done.stderr
+
+
+def test_help_works_without_torch(tmp_path):
+    done = run(tmp_path, "-m", "pytest", "--help")
+    assert done.returncode == 0, done.stderr
+    assert "--aorta-gpus=N" in done.stdout
+    assert "aorta_missing_baseline" in done.stdout
+
+
+def test_collection_works_without_torch(tmp_path):
+    done = run(tmp_path, "-m", "pytest", "--collect-only", "-q")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "test_toy.py::test_toy" in done.stdout
+
+
+@pytest.mark.parametrize("argument", ["--collect-only", "--help"])
+def test_torch_is_not_imported_where_it_could_be(tmp_path, argument):
+    done = run(tmp_path, "-X", "importtime", "-m", "pytest", argument, block=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    # The plugin itself is loaded by importlib, which the interpreter does not time.
+    assert "pytest_aorta.fixtures" in imported
+    assert {name for name in imported if name.partition(".")[0] == "torch"} == set()

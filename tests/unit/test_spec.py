@@ -1,0 +1,265 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_aorta.errors import SpecError
+from pytest_aorta.spec import WorkloadSpec, find_workload, read_workload, resolve_config, workload_places
+
+GOOD = """
+description: a toy
+class: Toy
+min_world_size: 2
+config:
+  size: {type: string, enum: [small, large], default: small, description: preset}
+  steps: {type: integer, minimum: 1, default: 5, description: steps}
+  scale: {type: number, default: 1.0, description: scale}
+  layout: {type: object, default: {}, description: layout}
+presets:
+  size:
+    small: {steps: 5}
+    large: {steps: 50, scale: 8.0}
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "default.yaml").write_text(text, encoding="utf-8")
+    return folder
+
+
+def good_spec(tmp_path: Path) -> WorkloadSpec:
+    return read_workload("toy", write(tmp_path / "toy", GOOD), None)
+
+
+def yaml_error(tmp_path: Path, text: str) -> str:
+    folder = write(tmp_path / "toy", text)
+    with pytest.raises(SpecError) as caught:
+        read_workload("toy", folder, None)
+    assert str(folder / "default.yaml") in str(caught.value)
+    return str(caught.value)
+
+
+def config_error(tmp_path: Path, **given: object) -> str:
+    spec = good_spec(tmp_path)
+    with pytest.raises(SpecError) as caught:
+        resolve_config(spec, given)
+    assert str(spec.yaml) in str(caught.value)
+    return str(caught.value)
+
+
+def test_declaration_is_read(tmp_path):
+    spec = good_spec(tmp_path)
+    assert (spec.class_name, spec.launch_mode, spec.min_world_size) == ("Toy", "torchrun", 2)
+    assert sorted(spec.properties) == ["layout", "scale", "size", "steps"]
+
+
+def test_absent_yaml_is_named(tmp_path):
+    with pytest.raises(SpecError, match=r"toy/default\.yaml: can't be read: No such file"):
+        read_workload("toy", tmp_path / "toy", None)
+
+
+@pytest.mark.parametrize(("text", "kind"), [("- a\n", "list"), ("words", "str"), ("5", "int"), ("~", "NoneType")])
+def test_yaml_that_is_no_mapping_says_what_it_is(tmp_path, text, kind):
+    message = yaml_error(tmp_path, text)
+    assert f"got {kind}, allowed is a mapping with keys ['class', 'config', 'description'," in message
+
+
+@pytest.mark.parametrize("key", ["clas", "1", "true"])
+def test_unknown_yaml_key_names_those_there_are(tmp_path, key):
+    message = yaml_error(tmp_path, f"{GOOD}{key}: x\n")
+    assert f"no such keys ['{key.capitalize() if key == 'true' else key}']; there are ['class', " in message
+
+
+@pytest.mark.parametrize("key", ["description", "class", "config"])
+def test_required_yaml_key_that_is_absent_is_named(tmp_path, key):
+    text = {
+        "description": GOOD.replace("description: a toy", ""),
+        "class": GOOD.replace("class: Toy", ""),
+        "config": "description: a toy\nclass: Toy\n",
+    }[key]
+    assert f"keys ['{key}'] are required" in yaml_error(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("description: a toy", "description: 5", "description: got 5, allowed is type: 'string'"),
+        ("description: a toy", "description: ''", "description: got '', allowed is minLength: 1"),
+        ("class: Toy", "class: 2toy", "class: got '2toy', allowed is pattern"),
+        ("min_world_size: 2", "min_world_size: 0", "min_world_size: got 0, allowed is minimum: 1"),
+        ("min_world_size: 2", "min_world_size: '2'", "min_world_size: got '2', allowed is type: 'integer'"),
+        ("min_world_size: 2", "launch_mode: mpirun", "launch_mode: got 'mpirun', allowed is enum: ['torchrun']"),
+        ("  scale:", "  Scale:", "got 'Scale', allowed is pattern"),
+        ("  scale:", "  on:", "config: got True, allowed is type: 'string'"),
+        ("type: number, default: 1.0", "type: number", "config.scale: got"),
+        ("{type: number, default: 1.0, description: scale}", "1.0", "config.scale: got 1.0, allowed is type: 'object'"),
+        ("default: 5", "default: many", "steps: got 'many', allowed is type: 'integer'"),
+        ("default: 5", "default: 0", "steps: got 0, allowed is minimum: 1"),
+        ("default: 1.0", "default: .nan", "config of workload 'toy': scale"),
+    ],
+)
+def test_wrong_yaml_value_is_named_with_what_is_allowed(tmp_path, old, new, message):
+    assert old in GOOD
+    assert message in yaml_error(tmp_path, GOOD.replace(old, new, 1))
+
+
+@pytest.mark.parametrize("fragment", ["type: intger", "type: integer, minimum: low", "type: [integer, integer]"])
+def test_config_key_whose_schema_is_none_is_named(tmp_path, fragment):
+    message = yaml_error(tmp_path, GOOD.replace("type: integer, minimum: 1", fragment))
+    assert "config.steps is not a JSON Schema" in message
+
+
+def test_repeated_yaml_key_is_refused(tmp_path):
+    assert "key 'steps' is given twice" in yaml_error(tmp_path, GOOD.replace("  scale:", "  steps:"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "unknown"),
+    [("{steps: 5}", "{step: 5}", "step"), ("presets:\n  size:", "presets:\n  sizes:", "sizes")],
+)
+def test_preset_of_an_unknown_key_is_refused(tmp_path, old, new, unknown):
+    message = yaml_error(tmp_path, GOOD.replace(old, new))
+    assert f"presets name config keys ['{unknown}']; there are ['layout', 'scale', 'size', 'steps']" in message
+
+
+def test_preset_for_a_value_that_is_no_text_is_refused(tmp_path):
+    message = yaml_error(tmp_path, GOOD.replace("    small:", "    1:"))
+    assert "presets.size: got 1, allowed is type: 'string'" in message
+
+
+def test_preset_with_a_wrong_value_is_refused_before_it_is_used(tmp_path):
+    message = yaml_error(tmp_path, GOOD.replace("steps: 50", "steps: many"))
+    assert "preset size=large" in message
+    assert "steps: got 'many'" in message
+
+
+def test_defaults_make_a_config(tmp_path):
+    assert resolve_config(good_spec(tmp_path), {}) == {"size": "small", "steps": 5, "scale": 1.0, "layout": {}}
+
+
+def test_preset_replaces_defaults(tmp_path):
+    config = resolve_config(good_spec(tmp_path), {"size": "large"})
+    assert (config["steps"], config["scale"]) == (50, 8.0)
+
+
+def test_explicit_value_wins_over_preset(tmp_path):
+    config = resolve_config(good_spec(tmp_path), {"size": "large", "steps": 7})
+    assert (config["steps"], config["scale"]) == (7, 8.0)
+
+
+def test_unknown_config_key_is_named_with_a_suggestion(tmp_path):
+    message = config_error(tmp_path, step=5)
+    assert "workload 'toy' has no config keys ['step'] (did you mean 'steps'?)" in message
+    assert "there are ['layout', 'scale', 'size', 'steps']" in message
+
+
+def test_config_key_like_no_other_gets_no_suggestion(tmp_path):
+    assert "['zzz']; there are" in config_error(tmp_path, zzz=5)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"steps": "5"}, "config of workload 'toy': steps: got '5', allowed is type: 'integer'"),
+        ({"steps": True}, "steps: got True, allowed is type: 'integer'"),
+        ({"steps": 0}, "steps: got 0, allowed is minimum: 1"),
+        ({"size": "huge"}, "size: got 'huge', allowed is enum: ['small', 'large']"),
+        ({"scale": None}, "scale: got None, allowed is type: 'number'"),
+    ],
+)
+def test_wrong_config_value_is_named_with_what_is_allowed(tmp_path, given, message):
+    assert message in config_error(tmp_path, **given)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_config_value_that_is_not_finite_is_refused(tmp_path, value):
+    assert f"scale: got {value!r}" in config_error(tmp_path, scale=value)
+
+
+def test_config_value_that_json_can_not_carry_is_refused(tmp_path):
+    assert "layout: got " in config_error(tmp_path, layout={"path": Path("x")})
+
+
+def test_config_is_what_a_baseline_will_hold(tmp_path):
+    assert resolve_config(good_spec(tmp_path), {"layout": {"mesh": (2, 2)}})["layout"] == {"mesh": [2, 2]}
+
+
+def test_unknown_workload_is_named_with_a_suggestion(tmp_path):
+    with pytest.raises(SpecError) as caught:
+        find_workload("fdsp", [tmp_path])
+    assert str(caught.value).startswith("no workload named 'fdsp' (did you mean 'fsdp'?); there are ['fsdp', ")
+
+
+def test_own_workload_is_found_beside_the_installed_ones(tmp_path):
+    write(tmp_path / "workloads" / "toy", GOOD)
+    assert {"toy", "fsdp"} <= set(workload_places([tmp_path / "workloads"]))
+    assert find_workload("toy", [tmp_path / "workloads"]).module is None
+
+
+def test_own_workload_named_like_an_installed_one_is_a_clash(tmp_path):
+    own = write(tmp_path / "workloads" / "fsdp", GOOD)
+    with pytest.raises(SpecError) as caught:
+        find_workload("fsdp", [tmp_path / "workloads"])
+    assert "workload 'fsdp' is there twice, in " in str(caught.value)
+    assert str(own) in str(caught.value)
+
+
+def test_installed_workloads_folder_given_as_own_is_no_clash():
+    installed = find_workload("fsdp", []).folder
+    assert find_workload("fsdp", [installed.parent]).module == "aorta_workloads.fsdp"
+
+
+def test_own_folder_without_yaml_is_no_workload(tmp_path):
+    (tmp_path / "notes").mkdir()
+    assert "notes" not in workload_places([tmp_path])
+
+
+ENTRY_POINTS = """
+from pytest_aorta.errors import SpecError
+from pytest_aorta.spec import find_workload
+try:
+    find_workload("other", [])
+except SpecError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("value", ["no_such_module_at_all", "json.decoder", "other:Toy", "..", "namespace_only.inner"])
+def test_entry_point_that_is_no_package_is_named(tmp_path, value):
+    (tmp_path / "namespace_only" / "inner").mkdir(parents=True)
+    distribution(tmp_path, value)
+    done = python(tmp_path, ENTRY_POINTS)
+    assert done.startswith("entry point aorta.workloads: other = ")
+    assert done.endswith("is no package with a folder")
+
+
+def test_finding_installed_workloads_runs_none_of_their_code(tmp_path):
+    package = write(tmp_path / "noisy" / "inner", GOOD)
+    for folder in (package, package.parent):
+        (folder / "__init__.py").write_text("raise SystemExit('imported')\n")
+    distribution(tmp_path, "noisy.inner")
+    code = (
+        "import sys\n"
+        "from pytest_aorta.spec import find_workload\n"
+        "print(find_workload('other', []).module, find_workload('fsdp', []).module)\n"
+        "print([name for name in sys.modules if name.split('.')[0] in ('noisy', 'aorta_workloads', 'torch')])\n"
+    )
+    assert python(tmp_path, code) == "noisy.inner aorta_workloads.fsdp\n[]"
+
+
+def distribution(folder: Path, value: str) -> None:
+    info = folder / "other-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[aorta.workloads]\nother = {value}\n")
+
+
+def python(folder: Path, code: str) -> str:
+    command = [sys.executable, "-c", f"import sys\nsys.path.insert(0, {str(folder)!r})\n{code}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()

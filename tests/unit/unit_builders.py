@@ -1,0 +1,147 @@
+"""Builds the frozen values that stages hand on, each with defaults that a test overrides."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from pytest_aorta.baseline import Baseline
+from pytest_aorta.devices import Device, World
+from pytest_aorta.facts import LaunchFacts
+from pytest_aorta.launch import LaunchOutcome
+from pytest_aorta.options import Options
+from pytest_aorta.plan import LaunchPlan
+from pytest_aorta.result import RankResult, WorkloadResult
+
+H200 = "NVIDIA H200"
+ENDED_WELL = LaunchOutcome("exit", 0, (), (), 1.5)
+
+
+def gpus(count: int, model: str = H200) -> list[Device]:
+    return [Device(str(number), model) for number in range(count)]
+
+
+def make_options(**changes: Any) -> Options:
+    defaults = Options(
+        gpus=None,
+        device="auto",
+        require_gpus=False,
+        update_baselines=False,
+        baselines_dir=Path("baselines"),
+        results_dir=None,
+        timeout_s=300.0,
+        missing_baseline="fail",
+        strict=False,
+        workload_dirs=(),
+        rootdir=Path(),
+    )
+    return replace(defaults, **changes)
+
+
+def make_facts(**changes: Any) -> LaunchFacts:
+    defaults = LaunchFacts(
+        recorded_at="2026-01-02T03:04:05Z",
+        sitting="0123456789ab",
+        launcher="torchrun",
+        num_steps=20,
+        step_time_ms={"mean": 10.0, "p50": 10.0, "p99": 12.0, "tail5": 12.0, "max": 12.0},
+        step_time_sample_ms=[10.0] * 20,
+        slowest_rank_p50_ms=10.0,
+        fastest_rank_p50_ms=9.0,
+        metrics={},
+        weight_hashes={"10": "0" * 16, "9": "1" * 16},
+        loss=[],
+        environment={"torch": "2.11.0", "device": "cuda", "device_name": H200},
+    )
+    return replace(defaults, **changes)
+
+
+def with_p50(facts: LaunchFacts, p50: float) -> LaunchFacts:
+    return replace(facts, step_time_ms=facts.step_time_ms | {"p50": p50})
+
+
+def make_baseline(**changes: Any) -> Baseline:
+    defaults = Baseline(
+        case="tests/test_a.py::test_x::fsdp",
+        test="tests/test_a.py::test_x",
+        platform="nvidia-h200-x2-nccl",
+        workload="fsdp",
+        config={"steps": 20, "dtype": "float32"},
+        launches=(make_facts(),),
+    )
+    return replace(defaults, **changes)
+
+
+def make_plan(run_dir: Path, **changes: Any) -> LaunchPlan:
+    defaults = LaunchPlan(
+        name="toy",
+        spec=None,
+        config={"steps": 3},
+        script="train.py",
+        args=(),
+        world=World(2, "cpu"),
+        timeout_s=60.0,
+        run_dir=run_dir,
+        cwd=run_dir,
+    )
+    return replace(defaults, **changes)
+
+
+def rank_values(**changes: Any) -> dict[str, Any]:
+    """What one rank leaves in ``result.json``."""
+    defaults = RankResult(
+        passed=True,
+        failure_count=0,
+        configured_iterations=3,
+        total_iterations=3,
+        step_times_ms=[1.0, 2.0, 3.0],
+        elapsed_sec=0.5,
+        metrics={"tokens_per_s": 100.0},
+        weight_hashes={"3": "ab" * 8},
+        loss=[3.0, 2.0, 1.0],
+        environment={"torch": "2.11.0", "device": "cpu"},
+    )
+    return asdict(defaults) | changes
+
+
+def write_ranks(run_dir: Path, *ranks: dict[str, Any]) -> None:
+    for number, document in enumerate(ranks):
+        write_rank_file(run_dir, number, "result.json", json.dumps(document))
+
+
+def write_rank_file(run_dir: Path, rank: int, name: str, text: str) -> Path:
+    path = run_dir / "ranks" / str(rank) / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def make_result(step_times_ms: list[list[float]], **changes: Any) -> WorkloadResult:
+    steps = len(step_times_ms[0])
+    defaults = WorkloadResult(
+        schema_version=1,
+        workload="toy",
+        config={"steps": steps},
+        world_size=len(step_times_ms),
+        device="cpu",
+        backend="gloo",
+        platform=f"cpu-x{len(step_times_ms)}-gloo",
+        launcher="torchrun",
+        passed=True,
+        failure_count=0,
+        first_failure_iteration=None,
+        failure_details=[],
+        configured_iterations=steps,
+        total_iterations=steps,
+        main_work_started=True,
+        elapsed_sec=1.0,
+        step_times_ms=step_times_ms,
+        metrics={},
+        weight_hashes={},
+        loss=[],
+        environment={"torch": "2.11.0", "device": "cpu", "hostname": "not kept"},
+        launch_times_s={"wall": 1.0},
+    )
+    return replace(defaults, **changes)
