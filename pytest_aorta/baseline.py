@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,9 +129,11 @@ def write_baseline(folder: Path, baseline: Baseline) -> Path:
     return path
 
 
-def orphans(folder: Path, collected: set[str], rootdir: Path) -> list[str]:
-    """Baseline files that no test uses, with the reason: the test's file was collected and the test is not in it,
-    or its file is gone.
+def orphans(folder: Path, collected: set[str], used_cases: Mapping[str, Collection[str]], rootdir: Path) -> list[str]:
+    """Baseline files that no test uses, with the reason.
+
+    ``collected`` are node ids of whole test files, ``used_cases`` what each test that passed compared: a baseline is
+    unused if its test's file is gone, was collected without the test, or the test passed and compared other cases.
     """
     collected_files = {node.split("::", 1)[0] for node in collected}
     found = []
@@ -144,6 +147,8 @@ def orphans(folder: Path, collected: set[str], rootdir: Path) -> list[str]:
         gone = file in collected_files and baseline.test not in collected
         if gone or not os.path.exists(rootdir / file):  # noqa: PTH110 - False for what can be no path
             found.append(f"{path}: no test uses it: {baseline.test} is gone; delete it")
+        elif baseline.test in used_cases and baseline.case not in used_cases[baseline.test]:
+            found.append(f"{path}: no test uses it: {baseline.test} no longer compares it; delete it")
         elif path != baseline_path(folder, baseline.platform, baseline.case):
             found.append(f"{path}: not the file name of its case {baseline.case!r}; delete or rename it")
     return found

@@ -216,11 +216,10 @@ def _reproducible(facts: LaunchFacts) -> bool:
 
 
 def _other_config(recorded: dict[str, Any], config: dict[str, Any]) -> str | None:
-    differing = sorted(key for key in recorded.keys() | config.keys() if recorded.get(key) != config.get(key))
-    if not differing:
-        return None
-    key = differing[0]
-    return (
-        f"the baseline was recorded with {key}={recorded.get(key)!r}, the test has {config.get(key)!r}; "
-        f"record it again with --update-baselines"
-    )
+    nothing = "no such key"
+    for key in sorted(recorded.keys() | config.keys()):
+        there, here = recorded.get(key, nothing), config.get(key, nothing)
+        if here != there:
+            remedy = "record it again with --update-baselines"
+            return f"the baseline was recorded with {key}={there!r}, the test has {here!r}; {remedy}"
+    return None

@@ -1,117 +1,165 @@
-"""Why a launch failed, and which rank failed first: from the evidence in its run folder to one paragraph."""
+"""Why a launch failed, and which rank failed first: from evidence to a class and a short text. Pure."""
 
 from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from pytest_aorta.files import UnreadableFile, read_json
+from pytest_aorta.evidence import Frame, RankEvidence, last_lines, log_tail, read_evidence
 from pytest_aorta.launch import LaunchOutcome
 from pytest_aorta.plan import LaunchPlan
 
-_MAX_EVIDENCE_BYTES = 1 << 20
-_LOG_TAIL_LINES = 8
+_TRACEBACK_LINES = 12
+_FRAMES_SHOWN = 3
+_RANKS_SHOWN = 4
 # What a rank says when another one has gone: it is a victim, however early it complains.
 _PEER_ERROR = re.compile(
     r"connection (was )?(closed|reset|refused)|closed by peer|reset by peer|broken pipe|remote process exited"
     r"|ncclRemoteError|recvValue failed|peer (has )?(closed|gone)|socket (closed|timeout)|EPIPE|ECONNRESET"
-    r"|timed out waiting|watchdog",
+    r"|timed out waiting \d+ ?ms for (recv|send)",
     re.IGNORECASE,
 )
-_STOPPED_BY_AGENT = (-signal.SIGTERM, -signal.SIGKILL)
+# Where Python stops when it waits for other ranks or for the device.
+_WAITING_FUNCTIONS = {"wait", "barrier", "synchronize", "elapsed_time", "item", "tolist", "cpu"}
 
 
 @dataclass(frozen=True)
-class RankFailure:
-    """How one rank failed by itself; ``kind`` is rank exception, out of memory, exit code or signal."""
+class LaunchFailure:
+    """Why a launch failed.
 
-    rank: int
+    Attributes:
+        kind: rank exception, out of memory, exit code, signal, hang in collective, hang elsewhere, straggler,
+            output cap, rendezvous, result missing, process left, interrupted or guard lost.
+        rank: the rank that failed first, None where none did.
+        text: one line that names both, then the evidence, then the folder.
+    """
+
+    kind: str
+    rank: int | None
+    text: str
+
+
+@dataclass(frozen=True)
+class _RankFailure:
     kind: str
     message: str
-    traceback: str = ""
-    is_peer_error: bool = False
-    time_ns: int = 0
+    evidence: RankEvidence
+    order: tuple[bool, bool, bool, int]
 
 
-def launch_failure(plan: LaunchPlan, outcome: LaunchOutcome) -> str | None:
-    """The failure's text, None where every rank ended well and left a result.
-
-    The first line gives the class and the first failing rank; then its traceback or last words, and the folder
-    with everything.
-    """
-    unfinished = [rank for rank in range(plan.world.size) if not (_folder(plan, rank) / "result.json").exists()]
-    failures = sorted(_exceptions(plan) + _exits(plan), key=_first_cause)
-    if outcome.reason == "exit" and outcome.agent_status == 0 and not unfinished and not outcome.survivors:
+def launch_failure(plan: LaunchPlan, outcome: LaunchOutcome) -> LaunchFailure | None:
+    """Class, first failing rank and text; None where every rank ended well and left a result."""
+    ranks = read_evidence(plan)
+    finished = all(rank.has_result for rank in ranks)
+    if outcome.reason == "exit" and outcome.agent_status == 0 and finished and not outcome.survivors:
         return None
-    lines = [_headline(plan, outcome, failures, unfinished)]
-    if failures and outcome.reason in ("exit", "rank_error"):
-        lines += _last_lines(failures[0].traceback) or _log_tail(_folder(plan, failures[0].rank) / "output.log")
-        lines += [f"  then rank {other.rank}: {other.message}" for other in failures[1:4]]
-    elif outcome.reason in ("exit", "guard_lost"):
-        lines += _log_tail(plan.run_dir / "agent.log")
-    else:
-        for rank in unfinished[:4]:
-            lines += _where(plan, rank)
+    kind, rank, headline, details = _classify(plan, outcome, ranks)
+    lines = [f"{plan.name} on {plan.world.size} {plan.world.device} ranks: {kind}: {headline}", *details]
     if outcome.survivors:
         lines.append(f"processes {list(outcome.survivors)} could not be ended; their devices are not usable")
-    return "\n".join([*lines, f"plan, logs and stacks: {plan.run_dir}"])
+    return LaunchFailure(kind, rank, "\n".join([*lines, f"plan, logs and stacks: {plan.run_dir}"]))
 
 
-def _headline(plan: LaunchPlan, outcome: LaunchOutcome, failures: list[RankFailure], unfinished: list[int]) -> str:
-    name = f"{plan.name} on {plan.world.size} {plan.world.device} ranks"
-    waiting = f"without a result: {_ranks(unfinished)}"
-    reasons = {
-        "time_limit": f"time limit of {plan.timeout_s:g} s reached; {waiting}",
-        "straggler": f"a rank was done for {plan.limits.straggler_s:g} s and others were not; {waiting}",
-        "output_cap": f"output over {plan.limits.output_cap_bytes >> 20} MiB; {waiting}",
-        "parent_gone": "interrupted",
-        "guard_lost": "the guard process was killed",
-    }
-    if outcome.reason in reasons:
-        return f"{name}: {reasons[outcome.reason]}"
-    if failures:
-        first = failures[0]
-        return f"{name}: {first.kind}: rank {first.rank} failed first: {first.message}"
-    if outcome.agent_status == 0 and not unfinished:
-        return f"{name}: processes were left behind"
+def _classify(
+    plan: LaunchPlan, outcome: LaunchOutcome, ranks: list[RankEvidence]
+) -> tuple[str, int | None, str, list[str]]:
+    if outcome.reason == "parent_gone":
+        return "interrupted", None, "pytest ended before the launch did", []
+    if outcome.reason == "guard_lost":
+        return "guard lost", None, "the process that watches the ranks was killed", _agent_tail(plan)
+    failures = sorted((failure for rank in ranks if (failure := _own_failure(rank))), key=lambda item: item.order)
+    if failures and outcome.reason in ("exit", "rank_error"):
+        return _first_failure(failures)
+    waiting = _names([rank.rank for rank in ranks if not rank.has_result])
+    if outcome.reason == "output_cap":
+        largest = max(ranks, key=lambda rank: rank.log_bytes)
+        headline = f"logs over {plan.limits.output_cap_bytes >> 20} MiB, rank {largest.rank} wrote most"
+        return "output cap", largest.rank, f"{headline}; {waiting} without a result", list(largest.log_tail)[-2:]
+    if not any(rank.started for rank in ranks):
+        return "rendezvous", None, f"no rank has started; torchrun {_agent_end(outcome)}", _agent_tail(plan)
+    if outcome.reason in ("time_limit", "straggler"):
+        return _hang(plan, outcome, [rank for rank in ranks if not rank.has_result])
     if outcome.agent_status == 0:
-        return f"{name}: result missing: {_ranks(unfinished)} ended well and left no result.json"
-    return f"{name}: torchrun ended with {_exit_text(outcome.agent_status or 0)} before any rank failed; {waiting}"
+        missing = next((rank for rank in ranks if not rank.has_result), None)
+        if missing is None:
+            return "process left", None, "a process outlived the launch", []
+        return "result missing", missing.rank, f"{waiting} ended well and left no result", list(missing.log_tail)
+    return (
+        "rendezvous",
+        None,
+        f"torchrun {_agent_end(outcome)} before any rank failed; {waiting} without a result",
+        (_agent_tail(plan)),
+    )
 
 
-def _exceptions(plan: LaunchPlan) -> list[RankFailure]:
-    failures = []
-    for rank in range(plan.world.size):
-        document = _evidence(_folder(plan, rank) / "error.json")
-        if document is None:
-            continue
-        message = f"{document['type']}: {document['message']}"
-        kind = "out of memory" if "OutOfMemory" in document["type"] else "rank exception"
-        peer = bool(_PEER_ERROR.search(document["message"]))
-        failures.append(RankFailure(rank, kind, message, document["traceback"], peer, document["time_ns"]))
-    return failures
+def _first_failure(failures: list[_RankFailure]) -> tuple[str, int, str, list[str]]:
+    first = failures[0]
+    error = first.evidence.error
+    details = list(last_lines(error["traceback"], _TRACEBACK_LINES)) if error else []
+    if not error:
+        details = [f"  at {frame}" for frame in first.evidence.frames[:_FRAMES_SHOWN]]
+        details += [f"  | {line}" for line in first.evidence.log_tail]
+    details += [f"  then rank {other.evidence.rank}: {other.message[:300]}" for other in failures[1:_RANKS_SHOWN]]
+    return first.kind, first.evidence.rank, f"rank {first.evidence.rank} failed first: {first.message}", details
 
 
-def _exits(plan: LaunchPlan) -> list[RankFailure]:
-    document = _evidence(plan.run_dir / "agent.json") or {"failures": []}
-    failures = []
-    for entry in document["failures"]:
-        rank, code = entry["rank"], entry["exit_code"]
-        if not (_folder(plan, rank) / "error.json").exists():
-            kind = "signal" if code < 0 else "exit code"
-            failures.append(RankFailure(rank, kind, _exit_text(code), is_peer_error=code in _STOPPED_BY_AGENT))
-    return failures
+def _own_failure(rank: RankEvidence) -> _RankFailure | None:
+    """How a rank failed by itself, with what orders causes: victims last, then by time."""
+    if rank.error is not None:
+        message = f"{rank.error['type']}: {rank.error['message']}"
+        kind = "out of memory" if "OutOfMemory" in rank.error["type"] else "rank exception"
+        is_victim = bool(_PEER_ERROR.search(rank.error["message"]))
+        return _RankFailure(kind, message, rank, (is_victim, False, True, rank.error["time_ns"]))
+    if rank.exit_code is None:
+        return None
+    # An abort is how threads of NCCL and gloo react to what happened elsewhere; SIGTERM is how ranks are stopped.
+    is_reaction = rank.exit_code in (-signal.SIGABRT, -signal.SIGTERM)
+    kind = "signal" if rank.exit_code < 0 else "exit code"
+    return _RankFailure(kind, exit_text(rank.exit_code), rank, (False, is_reaction, False, rank.exit_code))
 
 
-def _first_cause(failure: RankFailure) -> tuple[bool, bool, int]:
-    # A signal outranks the peers' complaints about it, even one that the agent could have sent.
-    return failure.is_peer_error, failure.kind != "signal", failure.time_ns
+def _hang(
+    plan: LaunchPlan, outcome: LaunchOutcome, unfinished: Sequence[RankEvidence]
+) -> tuple[str, int | None, str, list[str]]:
+    limit = f"time limit of {plan.timeout_s:g} s reached"
+    if outcome.reason == "straggler":
+        limit = f"a rank was done for {plan.limits.straggler_s:g} s and others were not"
+    if not unfinished:
+        return "process left", None, f"{limit}; every rank has left its result", []
+    waiting = [rank for rank in unfinished if _is_waiting(rank.frames)]
+    absent = [rank for rank in unfinished if rank not in waiting]
+    first = min(absent or waiting, key=lambda rank: rank.steps)
+    details = [_where(rank) for rank in (first, *(rank for rank in unfinished if rank is not first))][:_RANKS_SHOWN]
+    if waiting and absent:
+        who = f"{_names([rank.rank for rank in waiting])} wait for {_names([rank.rank for rank in absent])}"
+        return "hang in collective", first.rank, f"{limit}; {who}", details
+    if waiting:
+        others = "it was done and" if outcome.reason == "straggler" else "all"
+        return (
+            "hang in collective",
+            first.rank,
+            f"{limit}; {others} wait in collectives, rank {first.rank} the earliest",
+            (details),
+        )
+    return "hang elsewhere", first.rank, f"{limit}; {_names([rank.rank for rank in absent])} in no collective", details
 
 
-def _exit_text(code: int) -> str:
+def _is_waiting(frames: Sequence[Frame]) -> bool:
+    in_library = any("/torch/distributed/" in frame.file for frame in frames[:_FRAMES_SHOWN])
+    return in_library or (bool(frames) and frames[0].function in _WAITING_FUNCTIONS)
+
+
+def _where(rank: RankEvidence) -> str:
+    place = " < ".join(map(str, rank.frames[:_FRAMES_SHOWN]))
+    if not place:
+        place = "no stack; its log ends: " + " | ".join(rank.log_tail[-2:])
+    return f"  rank {rank.rank}, step {rank.steps}: {place}"
+
+
+def exit_text(code: int) -> str:
+    """An exit status in words."""
     if code >= 0:
         return f"exit code {code}"
     try:
@@ -120,45 +168,16 @@ def _exit_text(code: int) -> str:
         return f"signal {-code}"
 
 
-def _where(plan: LaunchPlan, rank: int) -> list[str]:
-    """The innermost frames of a rank that was still running, as faulthandler wrote them."""
-    stacks = _last_lines(_text(_folder(plan, rank) / "stacks.txt"), limit=10_000)
-    own = next((number for number, line in enumerate(stacks) if "Current thread" in line), 0)
-    frames = [line.strip() for line in stacks[own:] if line.strip().startswith("File ")][:3]
-    if frames:
-        return [f"  rank {rank} is at {' < '.join(frames)}"]
-    return [f"  rank {rank} left no stack; its log ends:", *_log_tail(_folder(plan, rank) / "output.log")]
+def _agent_end(outcome: LaunchOutcome) -> str:
+    if outcome.agent_status is None:
+        return "was still running"
+    return f"ended with {exit_text(outcome.agent_status)}"
 
 
-def _log_tail(path: Path) -> list[str]:
-    return [f"  | {line}" for line in _last_lines(_text(path), _LOG_TAIL_LINES)]
+def _agent_tail(plan: LaunchPlan) -> list[str]:
+    return [f"  | {line}" for line in log_tail(plan.run_dir / "agent.log")]
 
 
-def _last_lines(text: str, limit: int = 12) -> list[str]:
-    return [line[:300] for line in text.strip().splitlines()[-limit:]]
-
-
-def _text(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _MAX_EVIDENCE_BYTES))
-            return file.read().decode("utf-8", "replace")
-    except OSError:
-        return ""
-
-
-def _evidence(path: Path) -> dict[str, Any] | None:
-    try:
-        document = read_json(path, max_bytes=_MAX_EVIDENCE_BYTES)
-    except UnreadableFile:
-        return None
-    return document if isinstance(document, dict) else None
-
-
-def _folder(plan: LaunchPlan, rank: int) -> Path:
-    return plan.run_dir / "ranks" / str(rank)
-
-
-def _ranks(ranks: list[int]) -> str:
+def _names(ranks: list[int]) -> str:
     shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown}" if ranks else "no rank"

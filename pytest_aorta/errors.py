@@ -16,7 +16,15 @@ class DevicesUnavailable(AortaError):
 
 
 class LaunchError(AortaError):
-    """The ranks were started and did not all end well."""
+    """The launch could not be started, or its ranks did not all end well.
+
+    ``kind`` is the class of failure and ``rank`` the one that failed first, where there is such a one.
+    """
+
+    def __init__(self, message: str, kind: str = "start", rank: int | None = None) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.rank = rank
 
 
 class ResultError(AortaError):

@@ -10,11 +10,12 @@ from typing import Any, NoReturn, ParamSpec, TypeAlias, TypeVar
 import pytest
 
 from pytest_aorta.baseline import Baseline, baseline_path, read_baseline
-from pytest_aorta.comparison import Verdicts, compare_launches, compare_with_baseline, identity
+from pytest_aorta.comparison import TEST_HOOK_KEY, Verdicts, compare_launches, compare_with_baseline, identity
 from pytest_aorta.devices import Device, World, resolve_world
 from pytest_aorta.diagnosis import launch_failure
 from pytest_aorta.errors import (
     AortaError,
+    BaselineError,
     ComparisonFailed,
     DevicesUnavailable,
     LaunchError,
@@ -131,7 +132,7 @@ class DistributedWorld:
         )
         outcome = self._launcher(plan)
         if failure := launch_failure(plan, outcome):
-            raise LaunchError(failure)
+            raise LaunchError(failure.text, failure.kind, failure.rank)
         return collect_result(plan, outcome)
 
 
@@ -164,7 +165,7 @@ class WorkloadRunner:
         """Compare a result with the stored baseline of this test, and fail the test on a failing verdict.
 
         ``label`` tells the comparisons of one test apart; it defaults to the workload's name. Under
-        ``--update-baselines`` the result becomes the baseline, if the test passes, and nothing is compared.
+        ``--update-baselines`` the result becomes the baseline, if the test passes, and is compared with itself only.
 
         Raises:
             ComparisonFailed: a regression, or a missing baseline where that fails.
@@ -179,8 +180,7 @@ class WorkloadRunner:
         facts, config = launch_facts(result), identity(result.config)
         new = Baseline(case, self._record.nodeid, result.platform, result.workload, config, (facts,))
         if self._options.update_baselines:
-            self._record.new_baselines.append(new)
-            return Verdicts(case, ())
+            return self._adopt(new, result)
         baseline = read_baseline(self._options.baselines_dir, result.platform, case)
         if baseline is None and self._options.missing_baseline == "record":
             self._record.new_baselines.append(new)
@@ -198,6 +198,17 @@ class WorkloadRunner:
         case = f"{self._record.nodeid}::{label}"
         verdicts = compare_launches(case, launch_facts(candidate), launch_facts(reference), self._spec.tolerances)
         self._judge(verdicts, candidate, None)
+        return verdicts
+
+    def _adopt(self, new: Baseline, result: WorkloadResult) -> Verdicts:
+        """Take a result as the baseline; compared with itself it shows whether a metric is lacking."""
+        if result.config.get(TEST_HOOK_KEY, {}) not in ({}, None):
+            raise BaselineError(f"{new.case}: not recorded: the config plants a {TEST_HOOK_KEY}")
+        verdicts = compare_with_baseline(new.case, new.launches[0], new.config, new, self._spec.tolerances)
+        failing = verdicts.failing(strict=False, missing_fails=True)
+        if failing:
+            raise ComparisonFailed(comparison_text(failing, result, None))
+        self._record.new_baselines.append(new)
         return verdicts
 
     def _judge(self, verdicts: Verdicts, result: WorkloadResult, baseline: Path | None) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from pytest_aorta.baseline import orphans, read_baseline, write_baseline
 from pytest_aorta.devices import Device, check_budget, visible_devices
 from pytest_aorta.errors import AortaError
 from pytest_aorta.fixtures import RECORD, SPEC, DistributedWorld, Launcher, WorkloadRunner, make_world, test_state
@@ -18,7 +17,8 @@ from pytest_aorta.launch import launch
 from pytest_aorta.markers import MARKERS, read_markers
 from pytest_aorta.options import Options, add_options, read_options
 from pytest_aorta.records import TestRecord
-from pytest_aorta.reporting import change_lines, header, summary_lines
+from pytest_aorta.reporting import header, summary_lines
+from pytest_aorta.updates import unused_baselines, write_new_baselines
 
 
 class Session:
@@ -29,7 +29,7 @@ class Session:
         self.launcher: Launcher = launch
         self.collected: set[str] = set()
         self.records: list[TestRecord] = []
-        self.passed: set[str] = set()
+        self.passed: dict[str, str] = {}
         self.notes: list[str] = []
 
     @cached_property
@@ -39,6 +39,7 @@ class Session:
 
 
 SESSION = pytest.StashKey[Session]()
+NODE_ID = pytest.StashKey[str]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -85,6 +86,8 @@ def pytest_make_collect_report(
                 item.stash[SPEC] = read_markers(item.iter_markers())
             except AortaError as error:
                 problems.append(f"{item.nodeid}: {error}")
+            # Here, since xdist's loadgroup adds the group to the node id later.
+            item.stash[NODE_ID] = item.nodeid
             collector.config.stash[SESSION].collected.add(item.nodeid)
     if problems:
         report.outcome, report.longrepr, report.result = "failed", "\n".join(problems), []
@@ -94,7 +97,7 @@ def pytest_make_collect_report(
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Give the test a record of its own, a fresh one each time that a plugin runs it again."""
-    item.stash[RECORD] = TestRecord(item.nodeid)
+    item.stash[RECORD] = TestRecord(item.stash[NODE_ID])
 
 
 @pytest.fixture
@@ -133,14 +136,14 @@ class Controller:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep what tests left, from whichever process they ran in."""
-        if report.failed:  # also a teardown, after a call that passed
-            self.session.passed.discard(report.nodeid)
         text: str | None = getattr(report, "aorta", None)
         if text is not None:
             record = TestRecord.from_json(json.loads(text))
             self.session.records.append(record)
             if report.passed and not hasattr(report, "wasxfail"):
-                self.session.passed.add(record.nodeid)
+                self.session.passed[report.nodeid] = record.nodeid
+        if report.failed:  # also a teardown, after a call that passed
+            self.session.passed.pop(report.nodeid, None)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
@@ -150,23 +153,15 @@ class Controller:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Write the baselines of tests that passed; one that can't be written turns the run red."""
         own = self.session
-        for record in own.records:
-            for baseline in record.new_baselines:
-                if record.nodeid not in own.passed:
-                    own.notes.append(f"not recorded, since the test failed: {baseline.case}")
-                    continue
-                try:
-                    old = read_baseline(own.options.baselines_dir, baseline.platform, baseline.case)
-                    write_baseline(own.options.baselines_dir, baseline)
-                    own.notes += change_lines(old, baseline)
-                except AortaError as error:
-                    own.notes.append(f"ERROR {error}")
-                    session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        notes, good = write_new_baselines(own.records, own.passed.values(), own.options)
+        own.notes += notes
+        if not good:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
         if session.config.option.collectonly:  # reading baselines costs more than collecting
             return
         # Of a file that was asked for in part, only that part was collected.
         whole = set() if any("::" in arg for arg in session.config.args) else own.collected
-        own.notes += orphans(own.options.baselines_dir, whole, own.options.rootdir)
+        own.notes += unused_baselines(own.records, own.passed.values(), whole, own.options)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """One section with every verdict, the totals, and what was written."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pytest_aorta.baseline import Baseline
 from pytest_aorta.comparison import Verdict
-from pytest_aorta.devices import Device
+from pytest_aorta.devices import CPU_WORLD_SIZE, Device, World
 from pytest_aorta.facts import launch_facts
 from pytest_aorta.metrics import METRICS, format_value
 from pytest_aorta.options import Options
@@ -24,9 +24,9 @@ def header(options: Options, devices: Sequence[Device], torch_version: str) -> s
     usable = 0 if options.device == "cpu" else len(devices) if options.gpus is None else options.gpus
     models = sorted({device.model for device in devices[:usable]})
     where = f"{usable} x {' + '.join(models)}" if usable else "no GPU (CPU ranks)"
-    platform = models[0].lower().replace(" ", "-") if models else "cpu"
+    world = World(usable, "cuda", tuple(devices[:usable])) if usable else World(CPU_WORLD_SIZE, "cpu")
     folder = _relative(options.baselines_dir, options.rootdir)
-    return f"aorta: {where}, torch {torch_version}, platform {platform}, baselines {folder}"
+    return f"aorta: {where}, torch {torch_version}, platform {world.platform}, baselines {folder}"
 
 
 def failed_checks_text(result: WorkloadResult) -> str:

@@ -48,6 +48,8 @@ def prepare(folder: Path) -> None:
     for stream in (1, 2):
         os.dup2(output, stream)
     stacks = (folder / "stacks.txt").open("w", encoding="utf-8")
+    # Where the step timer counts, so that a hang shows how far each rank came.
+    os.environ["AORTA_PROGRESS_FILE"] = str(folder / "progress")
     faulthandler.enable(stacks)
     faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
     scratch = folder / ".pid.tmp"

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 import torch
 
+from pytest_aorta.worker.progress import Progress
+
 
 class StepTimer:
     """Times steps on one device.
@@ -19,12 +21,14 @@ class StepTimer:
 
     def __init__(self, device: torch.device) -> None:
         self._on_device = device.type == "cuda"
+        self._progress = Progress.of_this_rank()
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._times_ms: list[float] = []
 
     @contextmanager
     def step(self) -> Iterator[None]:
         """Time the body as one step; a body that raises is not counted."""
+        self._progress.advance()
         if self._on_device:
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             begin.record()

@@ -14,16 +14,16 @@ TWO_FILES = {
 # Each process says which pid wrote a baseline.
 SPY = """
 import os
-import pytest_aorta.plugin as plugin
+import pytest_aorta.updates as updates
 
-_write = plugin.write_baseline
+_write = updates.write_baseline
 
 def write_baseline(folder, baseline):
     with open("writers.txt", "a") as file:
         file.write(f"{os.getpid()}\\n")
     return _write(folder, baseline)
 
-plugin.write_baseline = write_baseline
+updates.write_baseline = write_baseline
 """
 
 

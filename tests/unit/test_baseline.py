@@ -237,7 +237,7 @@ def found_orphans(tmp_path, baseline: Baseline, *, file_exists: bool = True, col
         (tmp_path / "tests").mkdir()
         (tmp_path / "tests" / "test_a.py").touch()
     write_baseline(tmp_path / "baselines", baseline)
-    return orphans(tmp_path / "baselines", collected, tmp_path)
+    return orphans(tmp_path / "baselines", collected, {}, tmp_path)
 
 
 def test_baseline_of_a_collected_test_is_no_orphan(tmp_path):
@@ -271,7 +271,7 @@ def test_baseline_under_a_name_that_is_not_its_cases_is_an_orphan(tmp_path):
     path.rename(path.with_name("by-hand.json"))
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_a.py").touch()
-    (line,) = orphans(tmp_path / "baselines", COLLECTED, tmp_path)
+    (line,) = orphans(tmp_path / "baselines", COLLECTED, {}, tmp_path)
     assert line.endswith(
         "by-hand.json: not the file name of its case 'tests/test_a.py::test_x::fsdp'; delete or rename it"
     )
@@ -280,9 +280,20 @@ def test_baseline_under_a_name_that_is_not_its_cases_is_an_orphan(tmp_path):
 def test_unreadable_baseline_is_reported_with_the_orphans(tmp_path):
     path = write_baseline(tmp_path, make_baseline())
     path.write_text("{")
-    (line,) = orphans(tmp_path, set(), tmp_path)
+    (line,) = orphans(tmp_path, set(), {}, tmp_path)
     assert line.startswith(f"{path}: not valid JSON")
 
 
+def test_baseline_that_its_test_no_longer_compares_is_an_orphan(tmp_path):
+    baseline = make_baseline()
+    write_baseline(tmp_path / "baselines", baseline)
+    (tmp_path / baseline.test.split("::")[0]).parent.mkdir(exist_ok=True)
+    (tmp_path / baseline.test.split("::")[0]).touch()
+    used = {baseline.test: {f"{baseline.test}::another"}}
+    (line,) = orphans(tmp_path / "baselines", {baseline.test}, used, tmp_path)
+    assert line.endswith(f"no test uses it: {baseline.test} no longer compares it; delete it")
+    assert orphans(tmp_path / "baselines", {baseline.test}, {baseline.test: {baseline.case}}, tmp_path) == []
+
+
 def test_no_folder_has_no_orphans(tmp_path):
-    assert orphans(tmp_path / "absent", COLLECTED, tmp_path) == []
+    assert orphans(tmp_path / "absent", COLLECTED, {}, tmp_path) == []

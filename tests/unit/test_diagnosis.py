@@ -26,10 +26,12 @@ def ended(reason: str = "exit", status: int | None = 1, survivors: tuple[int, ..
 
 
 def failure(run_dir, outcome: LaunchOutcome, world_size: int = 2) -> str:
-    text = launch_failure(make_plan(run_dir, world=World(world_size, "cpu")), outcome)
-    assert text is not None
-    assert text.splitlines()[-1] == f"plan, logs and stacks: {run_dir}"
-    return text
+    found = launch_failure(make_plan(run_dir, world=World(world_size, "cpu")), outcome)
+    assert found is not None
+    assert f": {found.kind}: " in found.text.splitlines()[0]
+    assert found.rank is None or f"rank {found.rank}" in found.text
+    assert found.text.splitlines()[-1] == f"plan, logs and stacks: {run_dir}"
+    return found.text
 
 
 def test_launch_whose_ranks_ended_well_with_results_is_no_failure(tmp_path):
@@ -110,51 +112,51 @@ def test_time_limit_names_the_ranks_that_had_not_finished_and_where_they_are(tmp
         "Thread 0x01 (most recent call first):\n"
         '  File "threading.py", line 1 in wait\n'
         "Current thread 0x02 (most recent call first):\n"
-        '  File "train.py", line 30 in all_gather\n'
+        '  File "train.py", line 30 in forward\n'
         '  File "train.py", line 20 in step\n'
     )
     write_rank_file(tmp_path, 1, "stacks.txt", stacks)
+    write_rank_file(tmp_path, 1, "pid", "7")
+    (tmp_path / "ranks" / "1" / "progress").write_bytes((7).to_bytes(8, "little"))
     lines = failure(tmp_path, ended("time_limit", None)).splitlines()
-    assert lines[0] == "toy on 2 cpu ranks: time limit of 60 s reached; without a result: rank 1"
-    assert '  rank 1 is at File "train.py", line 30 in all_gather < File "train.py", line 20 in step' in lines
+    assert lines[0] == "toy on 2 cpu ranks: hang elsewhere: time limit of 60 s reached; rank 1 in no collective"
+    assert "  rank 1, step 7: forward (train.py:30) < step (train.py:20)" in lines
 
 
 def test_rank_without_stacks_is_told_with_the_end_of_its_log(tmp_path):
     write_rank_file(tmp_path, 0, "output.log", "\n".join(f"line {number}" for number in range(50)))
-    lines = failure(tmp_path, ended("time_limit", None)).splitlines()
-    assert "  rank 0 left no stack; its log ends:" in lines
-    assert "  | line 49" in lines
-    assert "  | line 40" not in lines
+    write_rank_file(tmp_path, 0, "pid", "7")
+    assert "rank 0, step 0: no stack; its log ends: line 48 | line 49" in failure(tmp_path, ended("time_limit", None))
 
 
 @pytest.mark.parametrize(
     ("reason", "headline"),
     [
-        ("straggler", "toy on 2 cpu ranks: a rank was done for 60 s and others were not; without a result: ranks 0, 1"),
-        ("output_cap", "toy on 2 cpu ranks: output over 64 MiB; without a result: ranks 0, 1"),
-        ("parent_gone", "toy on 2 cpu ranks: interrupted"),
-        ("guard_lost", "toy on 2 cpu ranks: the guard process was killed"),
+        ("time_limit", "rendezvous: no rank has started; torchrun was still running"),
+        ("output_cap", "output cap: logs over 64 MiB, rank 0 wrote most; ranks 0, 1 without a result"),
+        ("parent_gone", "interrupted: pytest ended before the launch did"),
+        ("guard_lost", "guard lost: the process that watches the ranks was killed"),
     ],
 )
 def test_reason_of_the_guard_is_the_headline(tmp_path, reason, headline):
-    assert failure(tmp_path, ended(reason, None)).splitlines()[0] == headline
+    assert failure(tmp_path, ended(reason, None)).splitlines()[0] == f"toy on 2 cpu ranks: {headline}"
 
 
 def test_lost_guard_is_a_failure_even_with_every_result_there(tmp_path):
     write_ranks(tmp_path, rank_values(), rank_values())
-    assert "the guard process was killed" in failure(tmp_path, ended("guard_lost", None))
+    assert "guard lost" in failure(tmp_path, ended("guard_lost", None))
 
 
 def test_result_missing_though_all_ended_well_is_told(tmp_path):
     write_ranks(tmp_path, rank_values())
     headline = failure(tmp_path, ENDED_WELL).splitlines()[0]
-    assert headline == "toy on 2 cpu ranks: result missing: rank 1 ended well and left no result.json"
+    assert headline == "toy on 2 cpu ranks: result missing: rank 1 ended well and left no result"
 
 
 def test_agent_that_failed_before_any_rank_is_told_with_its_log(tmp_path):
     (tmp_path / "agent.log").write_text("rendezvous failed\n")
     lines = failure(tmp_path, ended(status=1)).splitlines()
-    assert lines[0].endswith("torchrun ended with exit code 1 before any rank failed; without a result: ranks 0, 1")
+    assert lines[0].endswith("rendezvous: no rank has started; torchrun ended with exit code 1")
     assert "  | rendezvous failed" in lines
 
 
@@ -168,7 +170,7 @@ def test_processes_that_could_not_be_ended_make_a_failure(tmp_path):
     write_ranks(tmp_path, rank_values(), rank_values())
     text = failure(tmp_path, ended(status=0, survivors=(41, 42)))
     assert "processes [41, 42] could not be ended; their devices are not usable" in text
-    assert text.splitlines()[0] == "toy on 2 cpu ranks: processes were left behind"
+    assert text.splitlines()[0] == "toy on 2 cpu ranks: process left: a process outlived the launch"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]"])
@@ -190,3 +192,50 @@ def test_huge_log_is_read_from_its_end_only(tmp_path):
 def test_signal_is_told_before_the_exit_code_of_a_peer(tmp_path):
     exited(tmp_path, _0=1, _1=-11)
     assert "rank 1 failed first: signal SIGSEGV" in failure(tmp_path, ended()).splitlines()[0]
+
+
+def frames(*places: str) -> str:
+    lines = [f'  File "{file}", line 1 in {function}' for file, function in (place.split(":") for place in places)]
+    return "\n".join(["Current thread 0x02 (most recent call first):", *lines, ""])
+
+
+def stuck(run_dir, rank: int, stacks: str, steps: int) -> None:
+    write_rank_file(run_dir, rank, "pid", "7")
+    write_rank_file(run_dir, rank, "stacks.txt", stacks)
+    (run_dir / "ranks" / str(rank) / "progress").write_bytes(steps.to_bytes(8, "little"))
+
+
+WAITING = frames("/site/torch/distributed/distributed_c10d.py:all_reduce", "train.py:step")
+WAITING_FOR_WORK = frames("lanes.py:wait", "train.py:step")
+COMPUTING = frames("train.py:tokenize", "train.py:step")
+
+
+@pytest.mark.parametrize("waiting", [WAITING, WAITING_FOR_WORK])
+def test_rank_that_is_not_in_the_collective_is_named_as_the_first(tmp_path, waiting):
+    stuck(tmp_path, 0, waiting, 5)
+    stuck(tmp_path, 1, COMPUTING, 4)
+    found = launch_failure(make_plan(tmp_path), ended("time_limit", None))
+    assert (found.kind, found.rank) == ("hang in collective", 1)
+    assert "rank 0 wait for rank 1" in found.text
+    assert "rank 1, step 4: tokenize (train.py:1) < step (train.py:1)" in found.text
+
+
+def test_when_all_wait_in_collectives_the_earliest_is_named(tmp_path):
+    stuck(tmp_path, 0, WAITING, 5)
+    stuck(tmp_path, 1, WAITING, 4)
+    found = launch_failure(make_plan(tmp_path), ended("time_limit", None))
+    assert (found.kind, found.rank) == ("hang in collective", 1)
+
+
+def test_straggler_is_named_with_where_it_is(tmp_path):
+    write_ranks(tmp_path, rank_values())
+    stuck(tmp_path, 1, COMPUTING, 4)
+    found = launch_failure(make_plan(tmp_path), ended("straggler", None))
+    assert (found.kind, found.rank) == ("hang elsewhere", 1)
+    assert "a rank was done for 60 s and others were not" in found.text
+
+
+def test_abort_of_a_rank_is_told_after_the_exception_it_reacts_to(tmp_path):
+    raised(tmp_path, 1, 5)
+    exited(tmp_path, _0=-6)
+    assert "rank 1 failed first: ValueError" in failure(tmp_path, ended())
