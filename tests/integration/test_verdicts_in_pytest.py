@@ -326,3 +326,35 @@ def test_folder_of_baselines_can_be_elsewhere(recorded):
     result = recorded.run("--aorta-baselines=stored")
     result.assert_outcomes(passed=2)
     result.stdout.fnmatch_lines(["aorta: *, baselines stored"])
+
+
+def test_result_with_a_planted_fault_is_not_recorded(project):
+    project.one_test('workload.check(workload.run("toy", fault={"slowdown": 2}))')
+    result = project.run("--update-baselines")
+    result.assert_outcomes(failed=1)
+    assert "not recorded: the config plants a fault" in text_of(result)
+    assert project.baseline_files() == []
+
+
+def test_update_fails_where_a_marked_metric_is_lacking(project):
+    project.one_test('workload.check(workload.run("toy"))', marks='@pytest.mark.tolerance(final_loss="1%")')
+    result = project.run("--update-baselines")
+    result.assert_outcomes(failed=1)
+    assert "final_loss: missing" in text_of(result)
+    assert project.baseline_files() == []
+
+
+def test_update_returns_verdicts_that_a_test_can_index(project):
+    project.one_test('assert workload.check(workload.run("toy"))["step_time_p50"].outcome == "pass"')
+    project.run("--update-baselines").assert_outcomes(passed=1)
+
+
+def test_baseline_of_a_label_that_a_test_dropped_is_reported(recorded):
+    recorded.test_file(
+        """
+def test_speed(workload):
+    workload.check(workload.run("toy"), label="renamed")
+"""
+    )
+    result = recorded.run("--aorta-missing-baseline=ignore", "-k", "speed")
+    assert "test_toy.py::test_speed no longer compares it; delete it" in text_of(result)
