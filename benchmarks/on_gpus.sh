@@ -1,6 +1,7 @@
 #!/bin/sh
-# Records the overlap suite's baselines on this machine's GPUs, compares new launches with them, and prints the
-# figures of docs/benchmarks.md. Usage: benchmarks/on_gpus.sh OUT GPUS... , e.g. benchmarks/on_gpus.sh /tmp/out 4 2
+# Compares the overlap and numerics suites on this machine's GPUs with the stored baselines.
+# Usage: [RECORD=1] [BENCHMARK=1] benchmarks/on_gpus.sh OUT GPUS... , e.g. benchmarks/on_gpus.sh /tmp/out 4 2
+# RECORD writes new baselines first, and OUT/baselines.tar.gz holds them; BENCHMARK prints figures of docs/benchmarks.md.
 set -u
 out=$1
 shift
@@ -13,11 +14,15 @@ run() {
 }
 
 for gpus in "$@"; do
-    aorta="$python -m pytest -p no:cacheprovider --aorta-gpus=$gpus --aorta-require-gpus --aorta-results=/tmp/aorta-$gpus"
-    run $aorta tests/distributed/test_overlap.py --update-baselines
-    run $aorta -m overlap tests/distributed
+    suite="$python -m pytest -p no:cacheprovider --aorta-gpus=$gpus --aorta-require-gpus tests/distributed"
+    if [ "${RECORD:-}" ]; then
+        run $suite -m "overlap or numerics" --aorta-results="/tmp/aorta-record-$gpus" --update-baselines
+    fi
+    run $suite -m "overlap or numerics" --aorta-results="/tmp/aorta-$gpus"
 done
-run $python -m pytest -p no:cacheprovider --aorta-gpus=2 tests/distributed/test_fsdp_oracle.py
-run $python -m pytest -p no:cacheprovider --aorta-gpus="$1" -s benchmarks/fsdp_overlap.py
+if [ "${BENCHMARK:-}" ]; then
+    run $python -m pytest -p no:cacheprovider --aorta-gpus=2 tests/distributed/test_fsdp_oracle.py
+    run $python -m pytest -p no:cacheprovider --aorta-gpus="$1" -s benchmarks/fsdp_overlap.py
+fi
 tar -cf - baselines | gzip >"$out/baselines.tar.gz"
 exit $failed

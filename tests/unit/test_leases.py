@@ -210,9 +210,11 @@ def test_stays_taken_while_a_child_with_the_descriptors_lives(ask: Callable[...,
     got = ask(8)
     with subprocess.Popen(["sleep", "60"], pass_fds=got.fds) as child:
         got.release()
-        with pytest.raises(LeaseError, match="held by this test"):
-            ask(1)
-        child.kill()
+        try:
+            with pytest.raises(LeaseError, match="held by this test"):
+                ask(1)
+        finally:
+            child.kill()
     ask(8).release()
 
 
