@@ -89,8 +89,15 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
         metrics={name: _over_ranks(name, values) for name, values in sorted(result.metrics.items())},
         weight_hashes=result.weight_hashes,
         loss=result.loss,
-        environment={key: result.environment[key] for key in NUMERIC_ENVIRONMENT if key in result.environment},
+        environment=_numeric_environment(result),
     )
+
+
+def _numeric_environment(result: WorkloadResult) -> dict[str, Any]:
+    # On a GPU the host's instruction set computes nothing that counts.
+    left_out = ("cpu_capability", "num_threads") if result.device == "cuda" else ()
+    names = [name for name in NUMERIC_ENVIRONMENT if name in result.environment and name not in left_out]
+    return {name: result.environment[name] for name in names}
 
 
 def sitting_id() -> str:
@@ -106,5 +113,6 @@ def _over_ranks(name: str, values: list[float]) -> float:
 
 
 def _short(value: Any) -> float:
-    # Six digits are far below the noise and keep baseline diffs readable.
-    return float(f"{float(value):.6g}")
+    # Six digits are far below the noise and keep baseline diffs readable; counts are exact.
+    number = float(value)
+    return number if number.is_integer() else float(f"{number:.6g}")

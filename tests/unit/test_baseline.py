@@ -88,7 +88,11 @@ def test_same_baseline_is_the_same_bytes(tmp_path):
         ("launches.0.num_steps", 0, "$.launches[0].num_steps: got 0, allowed is at least 1"),
         ("launches.0.step_time_ms.p50", -1.0, "$.launches[0].step_time_ms.p50: got -1.0, allowed is at least 0"),
         ("launches.0.step_time_ms.p50", True, "$.launches[0].step_time_ms.p50: got true, allowed is type"),
-        ("launches.0.launcher", "mpirun", '$.launches[0].launcher: got "mpirun", allowed is one of ["torchrun"]'),
+        (
+            "launches.0.launcher",
+            "mpirun",
+            '$.launches[0].launcher: got "mpirun", allowed is one of ["torchrun", "forkserver"]',
+        ),
         ("launches.0.weight_hashes", {"3": "xyz"}, 'got "xyz", allowed is pattern "^[0-9a-f]{16,64}$"'),
         ("launches.0.sitting", "here", '$.launches[0].sitting: got "here", allowed is pattern'),
         ("launches", [], "$.launches: got [], allowed is minItems 1"),

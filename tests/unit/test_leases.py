@@ -17,17 +17,8 @@ from typing import Any
 
 import pytest
 
-from pytest_aorta.leases import (
-    FOLDER_VARIABLE,
-    MAX_OVERTAKES,
-    Lease,
-    LeaseError,
-    clear_bad,
-    default_folder,
-    holders,
-    lease,
-    mark_bad,
-)
+from pytest_aorta.claims import FOLDER_VARIABLE, LeaseError, default_folder
+from pytest_aorta.leases import MAX_OVERTAKES, Lease, clear_bad, holders, lease, mark_bad
 
 POOL = tuple(f"GPU-{number}" for number in range(8))
 

@@ -35,6 +35,7 @@ def make_options(**changes: Any) -> Options:
         missing_baseline="fail",
         strict=False,
         workload_dirs=(),
+        launcher="torchrun",
         rootdir=Path(),
     )
     return replace(defaults, **changes)
