@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import calendar
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from pytest_aorta.baseline import Baseline
 from pytest_aorta.decision import Outcome, decide
 from pytest_aorta.errors import SpecError
 from pytest_aorta.facts import RECORDED_AT_FORMAT, LaunchFacts
-from pytest_aorta.metrics import METRICS, Metric, Tolerance, Value, format_value
+from pytest_aorta.metrics import EXACT, METRICS, Metric, Tolerance, Value, format_value
 
 # Timing on shared CPUs means something only next to a baseline of the same machine and hour.
 CPU_SITTING_S = 3600.0
@@ -53,7 +53,8 @@ class Verdict:
         """Metric, value, baseline, delta, tolerance, outcome: a row of the summary."""
         unit = METRICS[self.metric].unit
         delta = "-" if self.delta is None else f"{self.delta:+.1%}"
-        value, baseline = format_value(self.value, unit), format_value(self.baseline, unit)
+        exact = self.tolerance == str(EXACT)
+        value, baseline = (format_value(shown, unit, exact=exact) for shown in (self.value, self.baseline))
         return self.metric, value, baseline, delta, self.tolerance, self.outcome.value
 
     def __str__(self) -> str:
@@ -133,11 +134,25 @@ def compare_with_baseline(
 
 
 def compare_launches(
-    case: str, candidate: LaunchFacts, reference: LaunchFacts, marked: Mapping[str, Tolerance]
+    case: str,
+    candidate: LaunchFacts,
+    reference: LaunchFacts,
+    marked: Mapping[str, Tolerance],
+    only: Collection[str] | None = None,
 ) -> Verdicts:
-    """The A/B inside one run: ``reference`` takes the baseline's place, with the same sitting and environment."""
+    """The A/B inside one run: ``reference`` takes the baseline's place, with the same sitting and environment.
+
+    ``only`` limits it to some metrics, at exactness where neither marker nor table has a tolerance.
+
+    Raises:
+        SpecError: ``only`` names a metric that there is not.
+    """
     # Either side's metrics count: what one of them lacks is missing, not left out.
     tolerances = choose_tolerances({}, reference) | choose_tolerances(marked, candidate)
+    if only is not None:
+        if unknown := sorted(set(only) - set(METRICS)):
+            raise SpecError(f"compare: no such metrics {unknown}; there are {sorted(METRICS)}")
+        tolerances = {name: tolerances.get(name, EXACT) for name in only}
     rows = []
     for name, tolerance in tolerances.items():
         value, other = METRICS[name].measure(candidate), METRICS[name].measure(reference)
@@ -196,6 +211,8 @@ def widened(metric: Metric, facts: LaunchFacts, tolerance: Tolerance) -> Toleran
 
 def not_applicable(metric: Metric, tolerance: Tolerance, facts: LaunchFacts, recorded: LaunchFacts) -> str | None:
     """Why a metric can't be compared between two launches, or None where it can."""
+    if metric.kind == "timing" and recorded.launcher != facts.launcher:
+        return f"ranks were started by {facts.launcher}, the baseline's by {recorded.launcher}"
     if metric.kind == "timing" and facts.environment.get("device") == "cpu":
         age_s = time.time() - calendar.timegm(time.strptime(recorded.recorded_at, RECORDED_AT_FORMAT))
         if recorded.sitting != facts.sitting or age_s > CPU_SITTING_S:

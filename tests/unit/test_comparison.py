@@ -245,3 +245,14 @@ def test_two_launches_on_cpu_are_compared_within_a_doubling():
 def test_exact_time_is_not_asked_of_cpu_ranks():
     row = compare_launches("case", with_p50(on_cpu(), 19.0), on_cpu(), {"step_time_p50": EXACT})["step_time_p50"]
     assert (row.outcome, row.tolerance) == (Outcome.PASS, "100%")
+
+
+def test_a_b_of_named_metrics_leaves_out_the_rest():
+    candidate, reference = make_facts(loss=[2.0]), make_facts(loss=[2.0])
+    verdicts = compare_launches("case", candidate, reference, {}, ["final_loss"])
+    assert [(row.metric, row.outcome) for row in verdicts.rows] == [("final_loss", Outcome.PASS)]
+
+
+def test_a_b_by_an_unknown_metric_is_refused():
+    with pytest.raises(SpecError, match=r"no such metrics \['speed'\]; there are \["):
+        compare_launches("case", make_facts(), make_facts(), {}, ["speed"])

@@ -66,7 +66,9 @@ def test_world_size_is_read_by_keyword_and_by_position(size):
 
 
 def test_unknown_world_keyword_names_those_there_are():
-    assert marker_error("world", sizes=2) == "marker world has no keywords ['sizes']; there are ['device', 'size']"
+    assert (
+        marker_error("world", sizes=2) == "marker world has no keywords ['sizes']; there are ['device', 'size', 'warm']"
+    )
 
 
 @pytest.mark.parametrize("device", ["gpu", "CUDA", "", None, 0, ["cpu"]])

@@ -74,3 +74,9 @@ def test_every_row_is_named_and_of_a_known_kind_and_direction(metric):
 )
 def test_value_is_short_enough_for_a_table(value, unit, text):
     assert format_value(value, unit) == text
+
+
+def test_exact_values_are_shown_with_every_digit_that_can_differ():
+    assert format_value(1048576.0, "B", exact=True) == "1,048,576 B"
+    assert format_value(5.5470147132873535, "", exact=True) == "5.5470147132873535"
+    assert format_value(1048576.0, "B") == "1 MiB"

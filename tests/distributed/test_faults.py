@@ -1,0 +1,202 @@
+"""The fault matrix: whatever goes wrong, the class and the first failing rank are told, and no process is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from pytest_aorta.devices import World
+from pytest_aorta.diagnosis import launch_failure
+from pytest_aorta.errors import ResultError
+from pytest_aorta.launch import LaunchOutcome, launch
+from pytest_aorta.plan import LaunchPlan, Limits
+from pytest_aorta.spec import find_workload, resolve_config
+from pytest_aorta.validation import collect_result
+
+WORKLOADS = Path(__file__).parent / "workloads"
+SHORT = Limits(error_grace_s=2, straggler_s=3, output_cap_bytes=32 << 20)
+# Starting two ranks on two shared cores takes this long at the very most.
+START_S = 40.0
+
+# kind -> class, first failing rank, a part of the text
+MATRIX = {
+    "exception": ("rank exception", 1, "ValueError: boom"),
+    "exit_code": ("exit code", 1, "exit code 3"),
+    "segfault": ("signal", 1, "signal SIGSEGV"),
+    "killed": ("signal", 1, "signal SIGKILL"),
+    "kill_agent": ("rendezvous", None, "torchrun ended with signal SIGKILL before any rank failed"),
+    "full_disk": ("exit code", 1, "exit code 1"),
+    "full_disk_at_result": ("rank exception", 1, "OSError: [Errno 27] File too large"),
+    "nan_result": ("rank exception", 1, "a number that is not finite: metrics.metric_nan = nan"),
+    "one_long_line": ("output cap", 1, "logs over 32 MiB, rank 1 wrote most"),
+    "many_lines": ("output cap", 1, "logs over 32 MiB, rank 1 wrote most"),
+    "done_alone": ("hang elsewhere", 1, "a rank was done for 3 s and others were not"),
+}
+# These end at the time limit, which leaves time to start.
+HANGS = {
+    "absent": ("hang in collective", 1, "rank 0 wait for rank 1"),
+    "spin": ("hang in collective", 1, "spin ("),
+    "gil": ("hang in collective", 1, "gil ("),
+    "deaf": ("hang in collective", 1, "deaf ("),
+    "grandchildren": ("hang in collective", 1, "grandchildren ("),
+}
+HANG_LIMIT_S = 12.0
+
+
+def make_plan(folder: Path, kind: str, timeout_s: float = START_S) -> LaunchPlan:
+    spec = find_workload("faulty", [WORKLOADS])
+    return LaunchPlan(
+        name="faulty",
+        spec=spec,
+        config=resolve_config(spec, {"kind": kind}),
+        script=None,
+        args=(),
+        world=World(2, "cpu"),
+        timeout_s=timeout_s,
+        run_dir=folder / "run",
+        cwd=folder,
+        limits=SHORT,
+    )
+
+
+def mentioning(text: str) -> list[int]:
+    """Process ids whose command line or environment names ``text``, this process apart."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                known = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+            except OSError:
+                continue
+            if text.encode() in known:
+                found.append(int(entry.name))
+    return found
+
+
+def failed(plan: LaunchPlan, bound_s: float):
+    began_s = time.monotonic()
+    outcome = launch(plan)
+    took_s = time.monotonic() - began_s
+    assert outcome.survivors == ()
+    assert mentioning(str(plan.run_dir)) == []
+    assert took_s < bound_s
+    failure = launch_failure(plan, outcome)
+    assert failure is not None
+    return failure
+
+
+@pytest.mark.parametrize("kind", MATRIX)
+def test_fault_is_classed_with_its_rank_and_leaves_no_process(tmp_path, kind):
+    expected_kind, rank, part = MATRIX[kind]
+    failure = failed(make_plan(tmp_path, kind), START_S)
+    assert (failure.kind, failure.rank) == (expected_kind, rank), failure.text
+    assert part in failure.text
+
+
+@pytest.mark.parametrize("kind", HANGS)
+def test_hang_ends_at_the_time_limit_and_names_the_rank_that_is_missing(tmp_path, kind):
+    expected_kind, rank, part = HANGS[kind]
+    failure = failed(make_plan(tmp_path, kind, HANG_LIMIT_S), HANG_LIMIT_S + 15)
+    assert (failure.kind, failure.rank) == (expected_kind, rank), failure.text
+    assert part in failure.text
+
+
+def test_taken_port_and_variables_of_another_launch_change_nothing(tmp_path, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for name in ("MASTER_PORT", "PET_RDZV_ENDPOINT", "PET_NPROC_PER_NODE", "RANK", "TORCHELASTIC_RUN_ID"):
+            monkeypatch.setenv(name, f"127.0.0.1:{port}" if "ENDPOINT" in name else port)
+        plan = make_plan(tmp_path, "none")
+        outcome = launch(plan)
+    assert launch_failure(plan, outcome) is None
+    assert collect_result(plan, outcome).world_size == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "empty"),
+        ('{"passed": true', "not valid JSON"),
+        ('{"passed": NaN}', "NaN is not a finite number"),
+        ("[1]", "type"),
+    ],
+)
+def test_result_file_that_is_no_result_is_refused_with_its_path(tmp_path, content, message):
+    plan = make_plan(tmp_path, "none")
+    for rank in range(2):
+        (plan.run_dir / "ranks" / str(rank)).mkdir(parents=True)
+        (plan.run_dir / "ranks" / str(rank) / "result.json").write_text(content)
+    outcome = LaunchOutcome("exit", 0, (), (), 1.0)
+    with pytest.raises(ResultError, match=message) as caught:
+        collect_result(plan, outcome)
+    assert "ranks/0/result.json" in str(caught.value)
+
+
+INNER = """
+def test_hang(workload):
+    print("pid", flush=True)
+    workload.run("faulty", kind="absent")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+def test_pytest_that_is_ended_takes_its_ranks_with_it(tmp_path, number):
+    (tmp_path / "test_inner.py").write_text(INNER)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    results = tmp_path / "results"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--aorta-workloads={WORKLOADS}"]
+    process = subprocess.Popen(
+        [*command, f"--aorta-results={results}", "--aorta-gpus=0"],
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    await_true(lambda: len(list(results.glob("*/*/ranks/*/pid"))) == 2)
+    process.send_signal(number)
+    process.communicate(timeout=30)
+    assert process.returncode != 0
+    await_true(lambda: mentioning(str(results)) == [], limit_s=15)
+
+
+def test_worker_of_xdist_that_is_killed_takes_its_ranks_with_it(tmp_path):
+    (tmp_path / "test_inner.py").write_text(
+        textwrap.dedent(
+            """
+            import os, pathlib
+
+            def test_hang(workload):
+                pathlib.Path("worker").write_text(str(os.getpid()))
+                workload.run("faulty", kind="absent")
+            """
+        )
+    )
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    results = tmp_path / "results"
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "1", "--max-worker-restart=0", "-p", "no:cacheprovider"]
+    process = subprocess.Popen(
+        [*command, f"--aorta-workloads={WORKLOADS}", f"--aorta-results={results}", "--aorta-gpus=0"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    await_true(lambda: len(list(results.glob("*/*/ranks/*/pid"))) == 2)
+    os.kill(int((tmp_path / "worker").read_text()), signal.SIGKILL)
+    output = process.communicate(timeout=60)[0].decode()
+    assert "crashed" in output
+    await_true(lambda: mentioning(str(results)) == [], limit_s=15)
+
+
+def await_true(condition, limit_s: float = START_S) -> None:
+    deadline_s = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)

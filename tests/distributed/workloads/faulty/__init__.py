@@ -1,0 +1,135 @@
+"""A workload that fails in every way a rank can; one function a kind."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+from pytest_aorta.worker import RankEnv, RankResult, StepTimer, Workload, environment_facts
+
+FOREVER_S = 600
+
+
+class Faulty(Workload):
+    """One all-reduce a step; at the second step the fault happens."""
+
+    min_world_size = 2
+
+    def setup(self) -> None:
+        """Join the process group."""
+        self.env = RankEnv.read()
+        self.device = self.env.join("faulty", min_world_size=2)
+
+    def run(self) -> RankResult:
+        """Run the steps."""
+        timer, tensor = StepTimer(self.device), torch.ones(1, device=self.device)
+        for step in range(self.config["steps"]):
+            with timer.step():
+                if step == 1 and self.env.rank == self.config["rank"]:
+                    getattr(self, self.config["kind"])()
+                dist.all_reduce(tensor)
+        times = timer.step_times_ms()
+        return RankResult(
+            passed=True,
+            failure_count=0,
+            configured_iterations=len(times),
+            total_iterations=len(times),
+            step_times_ms=times,
+            elapsed_sec=0.1,
+            metrics=self.late(),
+            environment=environment_facts(self.device),
+        )
+
+    def cleanup(self) -> None:
+        """Leave the process group, unless the fault is not to."""
+        dist.destroy_process_group()
+
+    def none(self) -> None:
+        """Nothing goes wrong."""
+
+    def exception(self) -> None:
+        raise ValueError("boom")
+
+    def exit_code(self) -> None:
+        os._exit(3)
+
+    def segfault(self) -> None:
+        ctypes.string_at(0)
+
+    def killed(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def absent(self) -> None:
+        """Never enter the collective."""
+        time.sleep(FOREVER_S)
+
+    def spin(self) -> None:
+        while True:
+            pass
+
+    def gil(self) -> None:
+        """Loop in C, which never gives up the GIL."""
+        sum(itertools.repeat(0))
+
+    def deaf(self) -> None:
+        """Ignore SIGTERM, and hang."""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(FOREVER_S)
+
+    def grandchildren(self) -> None:
+        """Leave processes of their own sessions behind, and hang."""
+        for _ in range(3):
+            subprocess.Popen([sys.executable, "-c", "import os, time; os.setsid(); time.sleep(600)"])
+        time.sleep(FOREVER_S)
+
+    def one_long_line(self) -> None:
+        for _ in range(100):
+            sys.stdout.write("x" * (1 << 20))
+        sys.stdout.flush()
+        time.sleep(FOREVER_S)
+
+    def many_lines(self) -> None:
+        for _ in range(100):
+            sys.stdout.write(("x" * 99 + "\n") * (1 << 14))
+        sys.stdout.flush()
+        time.sleep(FOREVER_S)
+
+    def kill_agent(self) -> None:
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(FOREVER_S)
+
+    def full_disk(self) -> None:
+        """Whatever is written from now on fails, the error's own file too."""
+        self._limit_files(16)
+
+    def full_disk_at_result(self) -> None:
+        """The result does not fit any more."""
+        self._limit_files(8192)
+
+    def _limit_files(self, size: int) -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+    def done_alone(self) -> None:
+        """The others have their results; this rank never gets one."""
+
+    def late(self) -> dict[str, float]:
+        """What happens after the last step, and what it adds to the result."""
+        if self.env.rank != self.config["rank"]:
+            return {}
+        if self.config["kind"] == "done_alone":
+            time.sleep(FOREVER_S)
+        if self.config["kind"] == "full_disk_at_result":
+            return {f"metric_{number}": 1.0 for number in range(1000)}
+        return {"metric_nan": float("nan")} if self.config["kind"] == "nan_result" else {}
+
+    nan_result = none
