@@ -1,4 +1,4 @@
-"""Why a launch failed, and which rank failed first: from evidence to a class and a short text. Pure."""
+"""Why a launch failed, and which rank failed first: from evidence to a class and a short text."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pytest_aorta.evidence import Frame, RankEvidence, last_lines, log_tail, read_evidence
+from pytest_aorta.flight import FlightVerdict, flight_verdict
 from pytest_aorta.launch import LaunchOutcome
 from pytest_aorta.plan import LaunchPlan
 
@@ -69,9 +70,11 @@ def _classify(
         return "interrupted", None, "pytest ended before the launch did", []
     if outcome.reason == "guard_lost":
         return "guard lost", None, "the process that watches the ranks was killed", _agent_tail(plan)
+    if any(rank.timed_out for rank in ranks):
+        return _collective_timeout(ranks, flight_verdict(plan.run_dir))
     failures = sorted((failure for rank in ranks if (failure := _own_failure(rank))), key=lambda item: item.order)
     if failures and outcome.reason in ("exit", "rank_error"):
-        return _first_failure(failures)
+        return _first_failure(failures, ranks)
     waiting = _names([rank.rank for rank in ranks if not rank.has_result])
     if outcome.reason == "output_cap":
         largest = max(ranks, key=lambda rank: rank.log_bytes)
@@ -94,7 +97,23 @@ def _classify(
     )
 
 
-def _first_failure(failures: list[_RankFailure]) -> tuple[str, int, str, list[str]]:
+def _collective_timeout(
+    ranks: Sequence[RankEvidence], flight: FlightVerdict | None
+) -> tuple[str, int | None, str, list[str]]:
+    """NCCL's watchdog has ended ranks that waited in a collective: what it and the flight recorder say."""
+    waiting = [rank for rank in ranks if rank.timed_out]
+    absent = [rank.rank for rank in ranks if not rank.timed_out]
+    where = f"{_names([rank.rank for rank in waiting])} ran out of time in {waiting[0].timed_out}"
+    if flight is not None:
+        absent = list(flight.missing_ranks)
+        where += f"; {_names(absent)} missing from {flight.collective} number {flight.sequence}"
+    elif absent:
+        where += f"; {_names(absent)} not in it"
+    first = absent[0] if absent else min(waiting, key=lambda rank: rank.steps).rank
+    return "hang in collective", first, where, [_where(rank) for rank in ranks[:_RANKS_SHOWN]]
+
+
+def _first_failure(failures: list[_RankFailure], ranks: Sequence[RankEvidence]) -> tuple[str, int, str, list[str]]:
     first = failures[0]
     error = first.evidence.error
     details = list(last_lines(error["traceback"], _TRACEBACK_LINES)) if error else []
@@ -102,6 +121,9 @@ def _first_failure(failures: list[_RankFailure]) -> tuple[str, int, str, list[st
         details = [f"  at {frame}" for frame in first.evidence.frames[:_FRAMES_SHOWN]]
         details += [f"  | {line}" for line in first.evidence.log_tail]
     details += [f"  then rank {other.evidence.rank}: {other.message[:300]}" for other in failures[1:_RANKS_SHOWN]]
+    details += [_where(rank) for rank in ranks if rank.frames and rank not in [f.evidence for f in failures]][
+        :_RANKS_SHOWN
+    ]
     return first.kind, first.evidence.rank, f"rank {first.evidence.rank} failed first: {first.message}", details
 
 
@@ -155,6 +177,8 @@ def _where(rank: RankEvidence) -> str:
     place = " < ".join(map(str, rank.frames[:_FRAMES_SHOWN]))
     if not place:
         place = "no stack; its log ends: " + " | ".join(rank.log_tail[-2:])
+    if rank.in_flight:
+        place = f"in {rank.in_flight}, {place}"
     return f"  rank {rank.rank}, step {rank.steps}: {place}"
 
 

@@ -41,3 +41,7 @@ class ComparisonFailed(AortaError):
 
 class WorkloadFailed(AortaError):
     """The ranks ended well, and the workload's own checks found wrong values."""
+
+
+class ColdLaunchWarning(UserWarning):
+    """A warm launch was asked for and torchrun was used, since the fork server is not fit for it."""

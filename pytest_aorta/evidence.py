@@ -12,6 +12,7 @@ from pytest_aorta.plan import LaunchPlan
 
 _MAX_BYTES = 1 << 20
 _LOG_LINES = 8
+_WATCHDOG = re.compile(r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(\d+), OpType=(\w+)")
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.*)$')
 
 
@@ -41,6 +42,8 @@ class RankEvidence:
         steps: measured steps it has entered.
         log_tail: the last lines of its output.
         log_bytes: the size of its output.
+        in_flight: the NCCL collective it was in when it was stopped, with its sequence number.
+        timed_out: the collective in which NCCL's watchdog saw it run out of time, with its sequence number.
     """
 
     rank: int
@@ -52,6 +55,8 @@ class RankEvidence:
     steps: int
     log_tail: tuple[str, ...]
     log_bytes: int
+    in_flight: str | None
+    timed_out: str | None
 
 
 def read_evidence(plan: LaunchPlan) -> list[RankEvidence]:
@@ -83,19 +88,33 @@ def _read_rank(plan: LaunchPlan, rank: int, exit_code: int | None) -> RankEviden
         steps=_steps(folder / "progress"),
         log_tail=log_tail(folder / "output.log"),
         log_bytes=_size(folder / "output.log"),
+        in_flight=_in_flight(_json(folder / "collectives.json")),
+        timed_out=_timed_out(_text(folder / "output.log")),
     )
 
 
 def _main_frames(stacks: str) -> tuple[Frame, ...]:
-    """The frames under faulthandler's last "Current thread", which is the main one."""
-    own = stacks[max(0, stacks.rfind("Current thread")) :]
-    frames: list[Frame] = []
-    for line in own.splitlines()[1:]:
-        match = _FRAME.match(line)
-        if match is None:
-            break
-        frames.append(Frame(match["file"], int(match["line"]), match["function"]))
-    return tuple(frames)
+    """The main thread's frames: the last in the file that no thread's start is the outermost of."""
+    found: tuple[Frame, ...] = ()
+    for block in re.split(r"(?m)^(?:Current thread|Thread) ", stacks):
+        matches = [_FRAME.match(line) for line in block.splitlines()[1:]]
+        frames = tuple(Frame(match["file"], int(match["line"]), match["function"]) for match in matches if match)
+        if frames and frames[-1].function != "_bootstrap":
+            found = frames
+    return found
+
+
+def _in_flight(record: dict[str, Any] | None) -> str | None:
+    entries = (record or {}).get("entries") or []
+    if not entries:
+        return None
+    first = entries[0]
+    return f"{first.get('profiling_name')} number {first.get('collective_seq_id')}"
+
+
+def _timed_out(log: str) -> str | None:
+    match = _WATCHDOG.search(log)
+    return f"{match[2]} number {match[1]}" if match else None
 
 
 def _steps(path: Path) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, NoReturn, ParamSpec, TypeAlias, TypeVar
 
@@ -27,7 +27,7 @@ from pytest_aorta.files import slug
 from pytest_aorta.launch import LaunchOutcome
 from pytest_aorta.markers import TestSpec
 from pytest_aorta.options import Options
-from pytest_aorta.plan import LaunchPlan
+from pytest_aorta.plan import FORKSERVER, TORCHRUN, LaunchPlan
 from pytest_aorta.records import TestRecord
 from pytest_aorta.reporting import comparison_text, failed_checks_text
 from pytest_aorta.result import WorkloadResult
@@ -37,6 +37,7 @@ from pytest_aorta.validation import collect_result
 P = ParamSpec("P")
 T = TypeVar("T")
 Launcher: TypeAlias = Callable[[LaunchPlan], LaunchOutcome]
+WARM = {True: FORKSERVER, False: TORCHRUN}
 
 
 def _in_test(method: Callable[P, T]) -> Callable[P, T]:
@@ -79,6 +80,7 @@ class DistributedWorld:
         self._options = options
         self._run_base = run_base
         self._record = record
+        self._kind_of_launcher = options.launcher if spec.world.warm is None else WARM[spec.world.warm]
         self.size = world.size
         self.device = world.device
         self.backend = world.backend
@@ -129,6 +131,7 @@ class DistributedWorld:
             timeout_s=self.timeout_s,
             run_dir=_new_folder(self._run_base, name),
             cwd=self._options.rootdir,
+            launcher=self._kind_of_launcher,
         )
         outcome = self._launcher(plan)
         if failure := launch_failure(plan, outcome):
@@ -189,14 +192,24 @@ class WorkloadRunner:
         return verdicts
 
     @_in_test
-    def compare(self, candidate: WorkloadResult, reference: WorkloadResult, *, label: str = "A/B") -> Verdicts:
+    def compare(
+        self,
+        candidate: WorkloadResult,
+        reference: WorkloadResult,
+        *,
+        metrics: Collection[str] | None = None,
+        label: str = "A/B",
+    ) -> Verdicts:
         """Compare two results of this run, the reference in the baseline's place, and fail on a failing verdict.
+
+        ``metrics`` limits it to those named; without it, all that a baseline is compared by.
 
         Raises:
             ComparisonFailed: a regression, or a metric that one of them lacks.
         """
         case = f"{self._record.nodeid}::{label}"
-        verdicts = compare_launches(case, launch_facts(candidate), launch_facts(reference), self._spec.tolerances)
+        facts = launch_facts(candidate), launch_facts(reference)
+        verdicts = compare_launches(case, *facts, self._spec.tolerances, metrics)
         self._judge(verdicts, candidate, None)
         return verdicts
 

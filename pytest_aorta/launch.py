@@ -1,7 +1,11 @@
-"""Runs a plan: the guard, under it torchrun's agent, under it the ranks. Returns when none of them is left."""
+"""Runs a plan: the guard, under it the agent, under it the ranks. Returns when none of them is left.
+
+The guard is a program of its own with torchrun under it, or, in a warm launch, forked off the fork server (warm.py).
+"""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import select
@@ -10,13 +14,13 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from pytest_aorta.errors import LaunchError
 from pytest_aorta.files import write_json
-from pytest_aorta.plan import LaunchPlan, agent_command, launch_environment, rank_document
+from pytest_aorta.plan import FORKSERVER, TORCHRUN, LaunchPlan, agent_command, launch_environment, rank_document
 
 GUARD = Path(__file__).parent / "process" / "guard.py"
 # The guard's own stop sequence is bounded by stacks, SIGTERM and SIGKILL: 0.5 + 2 + 10 seconds.
@@ -33,6 +37,8 @@ class LaunchOutcome:
         stopped: processes that were still there when the reason came up, and were ended.
         survivors: processes that could not be ended.
         wall_s: from the agent's start to the last process's end.
+        launcher: what started the ranks, torchrun or forkserver.
+        phases_s: parts of wall_s, as far as the ranks' files tell: start, work, tear_down.
     """
 
     reason: str
@@ -40,10 +46,33 @@ class LaunchOutcome:
     stopped: tuple[int, ...]
     survivors: tuple[int, ...]
     wall_s: float
+    launcher: str = TORCHRUN
+    phases_s: dict[str, float] = field(default_factory=dict)
 
 
-def launch(plan: LaunchPlan, environ: Mapping[str, str] = os.environ) -> LaunchOutcome:
+class GuardProcess(Protocol):
+    """What a launch needs of its guard, as ``subprocess.Popen`` has it."""
+
+    def wait(self, timeout: float | None = None) -> object:
+        """Return once it has exited; raises ``subprocess.TimeoutExpired``."""
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+
+
+class GuardStarter(Protocol):
+    """Starts the guard of a plan with its ends of the lifeline and the verdict's pipe."""
+
+    def __call__(self, plan: LaunchPlan, environ: Mapping[str, str], lifeline_fd: int, verdict_fd: int) -> GuardProcess:
+        """Raises OSError where it can't."""
+
+
+def launch(
+    plan: LaunchPlan, environ: Mapping[str, str] = os.environ, forkserver: GuardStarter | None = None
+) -> LaunchOutcome:
     """Run ``plan`` and wait until every process of it is gone, also when interrupted.
+
+    Without a ``forkserver`` to fork the guard off, the launch is torchrun's, whatever the plan asks for.
 
     Raises:
         LaunchError: the run folder can't be written or the guard can't be started.
@@ -56,7 +85,8 @@ def launch(plan: LaunchPlan, environ: Mapping[str, str] = os.environ) -> LaunchO
         lifeline_end, lifeline = _pipe(pipes)
         verdict, verdict_end = _pipe(pipes)
         try:
-            guard = _start_guard(plan, environ, lifeline_end.fileno(), verdict_end.fileno())
+            start_guard = forkserver or _start_guard
+            guard = start_guard(plan, environ, lifeline_end.fileno(), verdict_end.fileno())
         except OSError as error:
             raise LaunchError(f"the guard can't be started in {plan.cwd}: {error.strerror or error}") from None
         lifeline_end.close()
@@ -67,7 +97,7 @@ def launch(plan: LaunchPlan, environ: Mapping[str, str] = os.environ) -> LaunchO
             # Tells the guard, where it still runs, to end everything, which is over when it exits.
             lifeline.close()
             _wait_bounded(guard)
-    outcome = _outcome(text)
+    outcome = replace(_outcome(plan, text), launcher=FORKSERVER if forkserver else TORCHRUN)
     write_json(plan.run_dir / "outcome.json", asdict(outcome))
     return outcome
 
@@ -76,6 +106,8 @@ def prepare_folder(plan: LaunchPlan) -> None:
     """Create the run folder with one folder a rank, and write the plan."""
     for rank in range(plan.world.size):
         (plan.run_dir / "ranks" / str(rank)).mkdir(parents=True)
+    if plan.world.device == "cuda":
+        (plan.run_dir / "flight").mkdir()
     write_json(plan.run_dir / "plan.json", rank_document(plan))
 
 
@@ -104,23 +136,42 @@ def _start_guard(
             stderr=subprocess.STDOUT,
             cwd=plan.cwd,
             env=launch_environment(plan, environ),
-            pass_fds=(lifeline_fd, verdict_fd),
+            pass_fds=(lifeline_fd, verdict_fd, *plan.lease_fds),
             # A Ctrl-C in the terminal reaches pytest alone, which then says through the lifeline what to do.
             start_new_session=True,
         )
 
 
-def _outcome(text: bytes) -> LaunchOutcome:
+def _outcome(plan: LaunchPlan, text: bytes) -> LaunchOutcome:
     if not text:
         return LaunchOutcome("guard_lost", None, (), (), 0.0)
     verdict = json.loads(text)
+    began_s, wall_s = verdict["began_ns"] / 1e9, verdict["wall_s"]
     return LaunchOutcome(
         reason=verdict["reason"],
         agent_status=verdict["agent_status"],
         stopped=tuple(verdict["stopped"]),
         survivors=tuple(verdict["survivors"]),
-        wall_s=verdict["wall_s"],
+        wall_s=wall_s,
+        phases_s=phases_s(plan, began_s, began_s + wall_s),
     )
+
+
+def phases_s(plan: LaunchPlan, began_s: float, ended_s: float) -> dict[str, float]:
+    """How long a launch took to the last rank's first code, from there to the last result, and from there to its end.
+
+    Empty where a rank did not get that far.
+    """
+    folders = [plan.run_dir / "ranks" / str(rank) for rank in range(plan.world.size)]
+    try:
+        started_s, done_s = (
+            max((folder / mark).stat().st_mtime for folder in folders) for mark in ("pid", "result.json")
+        )
+    except OSError:
+        return {}
+    # The file system's clock ticks coarser than ours.
+    phases = {"start": started_s - began_s, "work": done_s - started_s, "tear_down": ended_s - done_s}
+    return {name: max(0.0, duration_s) for name, duration_s in phases.items()}
 
 
 def _read_until(pipe: IO[bytes], deadline_s: float) -> bytes:
@@ -135,7 +186,7 @@ def _read_until(pipe: IO[bytes], deadline_s: float) -> bytes:
     return b"".join(chunks)
 
 
-def _wait_bounded(guard: subprocess.Popen[bytes]) -> None:
+def _wait_bounded(guard: GuardProcess) -> None:
     try:
         guard.wait(STOP_S)
     except subprocess.TimeoutExpired:
@@ -144,6 +195,15 @@ def _wait_bounded(guard: subprocess.Popen[bytes]) -> None:
 
 
 def _pipe(stack: ExitStack) -> tuple[IO[bytes], IO[bytes]]:
-    read_fd, write_fd = os.pipe()
-    reader = stack.enter_context(os.fdopen(read_fd, "rb", buffering=0))
-    return reader, stack.enter_context(os.fdopen(write_fd, "wb", buffering=0))
+    reader, writer = (
+        stack.enter_context(_no_standard_stream(fd, mode)) for fd, mode in zip(os.pipe(), ("rb", "wb"), strict=True)
+    )
+    return reader, writer
+
+
+def _no_standard_stream(fd: int, mode: str) -> IO[bytes]:
+    # Where pytest's stdin is closed, a pipe can get its number, which the guard's own stdin then takes away.
+    if fd <= 2:
+        low, fd = fd, fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+        os.close(low)
+    return os.fdopen(fd, mode, buffering=0)

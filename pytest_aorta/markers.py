@@ -15,7 +15,7 @@ MARKERS = {
     "overlap": "overlap: the test measures how communication overlaps with compute.",
     "numerics": "numerics: the test compares weights, losses or gradients bit for bit.",
     "world": "world(size=2, device='any'): ranks to launch, one a device; size is an integer or 'all' the devices "
-    "of this run; device is 'any', 'cuda' or 'cpu'.",
+    "of this run; device is 'any', 'cuda' or 'cpu'; warm=True starts ranks from the fork server, False by torchrun.",
     "tolerance": "tolerance(METRIC='5%'): the change allowed against the baseline, by metric; 'exact' for none.",
     "timeout": "timeout(SECONDS): time limit of each launch of the test.",
 }
@@ -26,10 +26,14 @@ MAX_TIMEOUT_S = 7 * 86400
 
 @dataclass(frozen=True)
 class WorldSpec:
-    """Ranks asked for: ``size`` is a number or ``"all"``; ``device`` is any, cuda or cpu."""
+    """Ranks asked for: ``size`` is a number or ``"all"``; ``device`` is any, cuda or cpu.
+
+    ``warm`` asks for the fork server or, where False, for torchrun; None leaves it to the option.
+    """
 
     size: int | str = 2
     device: str = "any"
+    warm: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -70,15 +74,17 @@ def _world(mark: pytest.Mark) -> WorldSpec:
     if len(mark.args) > 1 or (mark.args and "size" in mark.kwargs):
         raise SpecError(f"marker world takes size and device, got {_arguments(mark)}")
     given = ({"size": mark.args[0]} if mark.args else {}) | dict(mark.kwargs)
-    if unknown := sorted(set(given) - {"size", "device"}):
-        raise SpecError(f"marker world has no keywords {unknown}; there are ['device', 'size']")
-    size, device = given.get("size", 2), given.get("device", "any")
+    if unknown := sorted(set(given) - {"size", "device", "warm"}):
+        raise SpecError(f"marker world has no keywords {unknown}; there are ['device', 'size', 'warm']")
+    size, device, warm = given.get("size", 2), given.get("device", "any"), given.get("warm")
     is_count = isinstance(size, int) and not isinstance(size, bool) and 1 <= size <= MAX_WORLD_SIZE
     if not is_count and size != "all":
         raise SpecError(f"marker world: size={size!r}, allowed is an integer from 1 to {MAX_WORLD_SIZE} or 'all'")
     if device not in DEVICES:
         raise SpecError(f"marker world: device={device!r}, allowed is one of {', '.join(DEVICES)}")
-    return WorldSpec(size, device)
+    if "warm" in given and not isinstance(warm, bool):
+        raise SpecError(f"marker world: warm={warm!r}, allowed is True or False")
+    return WorldSpec(size, device, warm)
 
 
 def _tolerances(mark: pytest.Mark) -> dict[str, Tolerance]:

@@ -27,6 +27,7 @@ class Options:
         missing_baseline: ``fail``, ``record`` or ``ignore``.
         strict: verdicts that decide nothing (not applicable, inconclusive) fail the test.
         workload_dirs: folders that hold the user's own workloads.
+        launcher: ``torchrun`` or ``forkserver``, for tests whose marker says nothing.
     """
 
     gpus: int | None
@@ -39,6 +40,7 @@ class Options:
     missing_baseline: str
     strict: bool
     workload_dirs: tuple[Path, ...]
+    launcher: str
     rootdir: Path
 
 
@@ -142,6 +144,13 @@ _OPTIONS = (
         "false",
         "verdicts that decide nothing (not applicable, inconclusive) fail the test",
     ),
+    _Option(
+        "launcher",
+        _choice("torchrun", "forkserver"),
+        "torchrun",
+        "what starts ranks: torchrun, or forkserver from a process with torch imported (default: torchrun)",
+        "KIND",
+    ),
     _Option("workloads", _folder, "workloads", "folder of your own workloads (default: workloads)", "DIR"),
 )
 
@@ -176,6 +185,7 @@ def read_options(config: pytest.Config) -> Options:
         missing_baseline=values["missing_baseline"],
         strict=values["strict"],
         workload_dirs=(config.rootpath / values["workloads"],),
+        launcher=values["launcher"],
         rootdir=config.rootpath,
     )
     _refuse_contradictions(options)

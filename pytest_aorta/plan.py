@@ -11,12 +11,14 @@ from typing import Any
 from pytest_aorta.devices import VISIBLE_VARIABLE, World
 from pytest_aorta.spec import WorkloadSpec
 
-LAUNCHER = "torchrun"
+TORCHRUN = "torchrun"
+FORKSERVER = "forkserver"
 # torchrun reads PET_* before its own flags, and ranks would take the others for their own.
 _SCRUBBED_PREFIXES = ("PET_", "TORCHELASTIC_")
 _SCRUBBED = {
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT",
 }  # fmt: skip
+_FLIGHT_RECORDS = "2000"
 # Collectives give up before the launch does, so that they can say where they were.
 _COLLECTIVE_SHARE = 0.8
 
@@ -38,7 +40,13 @@ class Limits:
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """Everything a launch needs to know; ``script`` excludes ``spec``."""
+    """Everything a launch needs to know.
+
+    Attributes:
+        spec, script: what to run; one excludes the other.
+        launcher: what should start the ranks, torchrun or forkserver.
+        lease_fds: open files that mark devices as taken; held until the last rank is gone.
+    """
 
     name: str
     spec: WorkloadSpec | None
@@ -50,6 +58,8 @@ class LaunchPlan:
     run_dir: Path
     cwd: Path
     limits: Limits = Limits()
+    launcher: str = TORCHRUN
+    lease_fds: tuple[int, ...] = ()
 
 
 def rank_document(plan: LaunchPlan) -> dict[str, Any]:
@@ -97,8 +107,23 @@ def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str
     kept["AORTA_COLLECTIVE_TIMEOUT_S"] = f"{plan.timeout_s * _COLLECTIVE_SHARE:.3f}"
     # torchrun would set it with a warning; numbers depend on it.
     kept.setdefault("OMP_NUM_THREADS", "1")
+    if plan.world.device == "cuda":
+        kept |= _flight_recorder(plan, kept)
     package_parent = Path(__file__).resolve().parents[1]
     if package_parent.name not in ("site-packages", "dist-packages"):
         # Ranks run the very code that pytest runs, also where it is not installed.
         kept["PYTHONPATH"] = ":".join(filter(None, [str(package_parent), kept.get("PYTHONPATH")]))
     return kept
+
+
+def _flight_recorder(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, str]:
+    """Have NCCL's collectives recorded, and dumped when one of them runs out of time; by torch's old and new names."""
+    size = environ.get("TORCH_FR_BUFFER_SIZE") or environ.get("TORCH_NCCL_TRACE_BUFFER_SIZE") or _FLIGHT_RECORDS
+    prefix = str(plan.run_dir / "flight" / "rank_")
+    return {
+        "TORCH_FR_BUFFER_SIZE": size,
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": size,
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_FR_DUMP_TEMP_FILE": prefix,
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": prefix,
+    }

@@ -13,12 +13,12 @@ import pytest
 from pytest_aorta.devices import Device, check_budget, visible_devices
 from pytest_aorta.errors import AortaError
 from pytest_aorta.fixtures import RECORD, SPEC, DistributedWorld, Launcher, WorkloadRunner, make_world, test_state
-from pytest_aorta.launch import launch
 from pytest_aorta.markers import MARKERS, read_markers
 from pytest_aorta.options import Options, add_options, read_options
 from pytest_aorta.records import TestRecord
 from pytest_aorta.reporting import header, summary_lines
 from pytest_aorta.updates import unused_baselines, write_new_baselines
+from pytest_aorta.warm import ForkServers
 
 
 class Session:
@@ -26,7 +26,8 @@ class Session:
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self.launcher: Launcher = launch
+        self.forkservers = ForkServers()
+        self.launcher: Launcher = self.forkservers.launch
         self.collected: set[str] = set()
         self.records: list[TestRecord] = []
         self.passed: dict[str, str] = {}
@@ -58,6 +59,12 @@ def pytest_configure(config: pytest.Config) -> None:
     except AortaError as error:
         raise pytest.UsageError(str(error)) from None
     config.stash[SESSION] = session
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End what warm launches were forked from."""
+    if SESSION in config.stash:
+        config.stash[SESSION].forkservers.close()
 
 
 def pytest_report_header(config: pytest.Config) -> str:

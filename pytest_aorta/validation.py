@@ -9,7 +9,7 @@ from typing import Any
 from pytest_aorta.errors import ResultError
 from pytest_aorta.files import UnreadableFile, read_json, write_json
 from pytest_aorta.launch import LaunchOutcome
-from pytest_aorta.plan import LAUNCHER, LaunchPlan
+from pytest_aorta.plan import LaunchPlan
 from pytest_aorta.result import SCHEMA_VERSION, WorkloadResult
 from pytest_aorta.schema_check import violation
 
@@ -60,7 +60,7 @@ def merge(plan: LaunchPlan, outcome: LaunchOutcome, ranks: list[dict[str, Any]])
         "device": plan.world.device,
         "backend": plan.world.backend,
         "platform": plan.world.platform,
-        "launcher": LAUNCHER,
+        "launcher": outcome.launcher,
         "passed": all(rank["passed"] for rank in ranks),
         "failure_count": sum(rank["failure_count"] for rank in ranks),
         "first_failure_iteration": details[0]["iteration"] if details else None,
@@ -74,7 +74,7 @@ def merge(plan: LaunchPlan, outcome: LaunchOutcome, ranks: list[dict[str, Any]])
         "weight_hashes": first["weight_hashes"],
         "loss": first["loss"],
         "environment": first["environment"],
-        "launch_times_s": {"wall": outcome.wall_s},
+        "launch_times_s": {"wall": outcome.wall_s, **outcome.phases_s},
     }
 
 

@@ -1,6 +1,7 @@
 """The process between pytest and torchrun: it stops a launch, and proves every process of it gone.
 
-Run as a file, ``python -I -S guard.py SPEC``, so that it starts in 0.02 s; standard library only. It is the
+Run as a file, ``python -I -S guard.py SPEC``, so that it starts in 0.02 s; standard library only. In a warm launch
+the fork server forks it, and starts an agent of its own in torchrun's place. It is the
 sub-reaper of everything it starts: a daemonised grandchild comes back to it when its parent dies. It watches the
 agent, a lifeline pipe whose other end dies with pytest, and the marks ranks leave in the run folder. Its verdict
 goes to pytest over a pipe, whatever the disk does.
@@ -16,6 +17,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -30,10 +32,14 @@ IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Guard:
-    """One launch under watch; ``spec`` is documented in ``launch.py``, which writes it."""
+    """One launch under watch; ``spec`` is documented in ``launch.py``, which writes it.
 
-    def __init__(self, spec: dict[str, Any]) -> None:
+    ``start_agent`` returns the process id of the agent, a child of this process.
+    """
+
+    def __init__(self, spec: dict[str, Any], start_agent: Callable[[], int]) -> None:
         self.spec = spec
+        self.start_agent = start_agent
         self.ranks = Path(spec["run_dir"]) / "ranks"
         self.agent_log = Path(spec["run_dir"]) / "agent.log"
         self.agent_pid = 0
@@ -43,10 +49,8 @@ class Guard:
 
     def run(self) -> dict[str, Any]:
         """Start the agent, wait for a reason to stop, and leave no process behind."""
-        began_s = time.monotonic()
-        self.agent_pid = subprocess.Popen(
-            self.spec["argv"], stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_prepare_agent
-        ).pid
+        began_s, began_ns = time.monotonic(), time.time_ns()
+        self.agent_pid = self.start_agent()
         reason = self.watch(began_s + self.spec["time_limit_s"])
         leftover = sorted(descendants())
         if reason not in ("exit", "parent_gone"):
@@ -57,15 +61,18 @@ class Guard:
             "agent_status": self.agent_status,
             "stopped": leftover,
             "survivors": survivors,
+            "began_ns": began_ns,
             "wall_s": time.monotonic() - began_s,
         }
 
     def watch(self, deadline_s: float) -> str:
         """Wait until the launch has ended or has to be; says which."""
-        lifeline = select.poll()
-        lifeline.register(self.spec["lifeline_fd"], select.POLLIN)
+        lifeline_fd = self.spec["lifeline_fd"]
+        events = select.poll()
+        for fd in (lifeline_fd, os.pidfd_open(self.agent_pid)):
+            events.register(fd, select.POLLIN)
         while True:
-            if lifeline.poll(TICK_S * 1000):
+            if lifeline_fd in dict(events.poll(TICK_S * 1000)):
                 return "parent_gone"
             self.reap()
             if self.agent_status is not None:
@@ -165,7 +172,8 @@ def prctl(option: int, value: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
-def _prepare_agent() -> None:
+def prepare_agent() -> None:
+    """In the agent's process, before its first code: die with the guard, and let signals end it."""
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     # What is ignored stays ignored in a new program, and the agent is to end on SIGTERM from its first moment.
     for ignored in IGNORED:
@@ -179,17 +187,27 @@ def _size(path: Path) -> int:
         return 0
 
 
-def main() -> None:
-    """Guard the launch described by the first argument, and write the verdict to the pipe it names."""
-    spec = json.loads(sys.argv[1])
+def guard_launch(spec: dict[str, Any], start_agent: Callable[[], int]) -> None:
+    """Guard the launch that ``spec`` describes, and write the verdict to the pipe it names."""
     for ignored in IGNORED:
         signal.signal(ignored, signal.SIG_IGN)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     for inherited in (spec["lifeline_fd"], spec["verdict_fd"]):
         os.set_inheritable(inherited, False)
-    verdict = Guard(spec).run()
+    verdict = Guard(spec, start_agent).run()
     with suppress(BrokenPipeError):
         os.write(spec["verdict_fd"], json.dumps(verdict).encode())
+
+
+def start_torchrun(argv: list[str]) -> int:
+    """Start the agent's program; returns its process id."""
+    return subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=prepare_agent).pid
+
+
+def main() -> None:
+    """Guard the launch described by the first argument."""
+    spec = json.loads(sys.argv[1])
+    guard_launch(spec, lambda: start_torchrun(spec["argv"]))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.process.guard import PR_SET_PDEATHSIG, prctl
+from pytest_aorta.process.last_words import leave_last_words
 
 
 def main(run_dir: Path) -> None:
@@ -52,6 +53,7 @@ def prepare(folder: Path) -> None:
     os.environ["AORTA_PROGRESS_FILE"] = str(folder / "progress")
     faulthandler.enable(stacks)
     faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
+    leave_last_words(folder, stacks)
     scratch = folder / ".pid.tmp"
     scratch.write_text(str(os.getpid()), encoding="ascii")
     scratch.rename(folder / "pid")

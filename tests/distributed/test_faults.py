@@ -200,3 +200,33 @@ def await_true(condition, limit_s: float = START_S) -> None:
     while not condition():
         assert time.monotonic() < deadline_s
         time.sleep(0.1)
+
+
+def test_closed_stdin_changes_nothing(tmp_path):
+    script = (
+        f"import os, sys; os.close(0); sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_faults as t; "
+    )
+    script += (
+        "from pathlib import Path; plan = t.make_plan(Path(sys.argv[1]), 'none'); "
+        "outcome = t.launch(plan); assert t.launch_failure(plan, outcome) is None"
+    )
+    ended = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+
+
+def in_dead_network(command: list[str]) -> list[str]:
+    return ["unshare", "--user", "--map-root-user", "--net", *command]
+
+
+def test_host_without_network_is_a_failed_rendezvous(tmp_path):
+    if subprocess.run(in_dead_network(["true"]), capture_output=True, check=False).returncode:
+        pytest.skip("needs user and network namespaces")
+    script = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_faults as t; "
+    script += (
+        "from pathlib import Path; plan = t.make_plan(Path(sys.argv[1]), 'none', 15.0); "
+        "failure = t.launch_failure(plan, t.launch(plan)); print(failure.kind); print(failure.text)"
+    )
+    command = in_dead_network([sys.executable, "-c", script, str(tmp_path)])
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert ended.stdout.startswith("rendezvous\n"), ended.stdout + ended.stderr
+    assert mentioning(str(tmp_path / "run")) == []

@@ -152,6 +152,12 @@ def test_gpu_timing_carries_over_between_sittings():
     assert check(make_facts(), baseline)["step_time_p50"].outcome is Outcome.PASS
 
 
+def test_timing_of_another_launcher_is_not_applicable_and_its_numbers_are():
+    verdicts = check(make_facts(launcher="forkserver"), make_baseline())
+    assert outcomes(verdicts) == {"step_time_p50": Outcome.NOT_APPLICABLE, "weight_hash": Outcome.PASS}
+    assert verdicts["step_time_p50"].reason == "ranks were started by forkserver, the baseline's by torchrun"
+
+
 def test_numeric_environment_that_differs_is_not_applicable_and_named():
     newer = make_facts(environment=make_facts().environment | {"torch": "2.12.0"})
     row = check(newer, make_baseline())["weight_hash"]

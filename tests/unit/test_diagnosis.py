@@ -239,3 +239,13 @@ def test_abort_of_a_rank_is_told_after_the_exception_it_reacts_to(tmp_path):
     raised(tmp_path, 1, 5)
     exited(tmp_path, _0=-6)
     assert "rank 1 failed first: ValueError" in failure(tmp_path, ended())
+
+
+def test_rank_that_nccl_waited_for_is_named_with_the_collective(tmp_path):
+    timeout = "[E] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE, NumelIn=1"
+    write_rank_file(tmp_path, 0, "output.log", timeout)
+    write_rank_file(tmp_path, 1, "output.log", "nothing")
+    exited(tmp_path, _0=-6)
+    found = launch_failure(make_plan(tmp_path), ended())
+    assert (found.kind, found.rank) == ("hang in collective", 1)
+    assert "rank 0 ran out of time in ALLREDUCE number 5; rank 1 not in it" in found.text

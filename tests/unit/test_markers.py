@@ -65,6 +65,17 @@ def test_world_size_is_read_by_keyword_and_by_position(size):
     assert read_markers([mark("world", size)]).world == WorldSpec(size)
 
 
+@pytest.mark.parametrize("warm", [True, False])
+def test_world_says_whether_it_is_warm(warm):
+    assert read_markers([mark("world", size=2, warm=warm)]).world.warm is warm
+    assert read_markers([mark("world", size=2)]).world.warm is None
+
+
+@pytest.mark.parametrize("warm", [None, 1, "yes"])
+def test_warm_that_is_no_boolean_is_refused(warm):
+    assert marker_error("world", warm=warm) == f"marker world: warm={warm!r}, allowed is True or False"
+
+
 def test_unknown_world_keyword_names_those_there_are():
     assert (
         marker_error("world", sizes=2) == "marker world has no keywords ['sizes']; there are ['device', 'size', 'warm']"

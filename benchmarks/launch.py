@@ -1,0 +1,116 @@
+"""What a launch costs: bare torchrun, our cold launch and our warm launch of one rank program, alternating.
+
+Run: python -m pytest benchmarks/launch.py -s
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from pytest_aorta.devices import World
+from pytest_aorta.diagnosis import launch_failure
+from pytest_aorta.launch import LaunchOutcome
+from pytest_aorta.plan import FORKSERVER, TORCHRUN, LaunchPlan, launch_environment
+from pytest_aorta.warm import ForkServers
+
+NUM_RANKS = 2
+# Bare torchrun runs the very program, with the recorder's few lines doing nothing there.
+PROGRAM = """
+import sys, time
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from pytest_aorta.worker import recorder
+
+dist.init_process_group("gloo")
+model = fully_shard(torch.nn.Linear(64, 64))
+optimizer = torch.optim.AdamW(model.parameters())
+recorder.start(torch.device("cpu"))
+end_s = time.monotonic() + float(sys.argv[1])
+with recorder.step():
+    model(torch.ones(4, 64)).sum().backward()
+    optimizer.step()
+    time.sleep(max(0.0, end_s - time.monotonic()))
+dist.destroy_process_group()
+"""
+
+
+class Bench:
+    """The three ways to run the program, each timed from outside."""
+
+    def __init__(self, folder: Path, servers: ForkServers) -> None:
+        self.folder = folder
+        self.servers = servers
+        self.script = folder / "program.py"
+        self.script.write_text(PROGRAM, encoding="utf-8")
+        self.outcomes: dict[str, list[LaunchOutcome]] = {TORCHRUN: [], FORKSERVER: []}
+
+    def bare(self, workload_s: float) -> float:
+        """Wall time under torchrun alone."""
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={NUM_RANKS}"]
+        environ = launch_environment(self.plan(TORCHRUN, workload_s), os.environ)
+        began_s = time.monotonic()
+        with (self.folder / "bare.log").open("ab") as log:
+            program = [*command, str(self.script), str(workload_s)]
+            subprocess.run(program, env=environ, stdout=log, stderr=log, check=True, timeout=300)
+        return time.monotonic() - began_s
+
+    def ours(self, launcher: str, workload_s: float) -> float:
+        """Wall time of one of our launches, which has to end well."""
+        plan = self.plan(launcher, workload_s)
+        began_s = time.monotonic()
+        outcome = self.servers.launch(plan)
+        wall_s = time.monotonic() - began_s
+        failure = launch_failure(plan, outcome)
+        assert failure is None, failure
+        assert outcome.launcher == launcher
+        self.outcomes[launcher].append(outcome)
+        return wall_s
+
+    def plan(self, launcher: str, workload_s: float) -> LaunchPlan:
+        """A plan of the program with a folder of its own."""
+        run_dir = self.folder / f"{launcher}-{time.monotonic_ns()}"
+        world, root = World(NUM_RANKS, "cpu"), Path(__file__).parents[1]
+        script, args = str(self.script), (str(workload_s),)
+        return LaunchPlan("program", None, {}, script, args, world, 300.0, run_dir, root, launcher=launcher)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    """A bench whose fork server has been started, as it is once in a session."""
+    servers = ForkServers()
+    try:
+        bench = Bench(tmp_path, servers)
+        began_s = time.monotonic()
+        bench.ours(FORKSERVER, 0.0)
+        print(f"\nfork server started and first launch: {time.monotonic() - began_s:.2f} s, once a session")
+        bench.outcomes[FORKSERVER].clear()
+        yield bench
+    finally:
+        servers.close()
+
+
+@pytest.mark.parametrize(("workload_s", "num_rounds"), [(0.2, 7), (10.0, 3)])
+def test_cost_of_a_launch(bench: Bench, workload_s: float, num_rounds: int) -> None:
+    """Print wall times, ratios to bare torchrun with their spread over rounds, and the phases."""
+    walls_s: dict[str, list[float]] = {"bare torchrun": [], "cold": [], "warm": []}
+    for _ in range(num_rounds):
+        walls_s["bare torchrun"].append(bench.bare(workload_s))
+        walls_s["cold"].append(bench.ours(TORCHRUN, workload_s))
+        walls_s["warm"].append(bench.ours(FORKSERVER, workload_s))
+    print(f"workload of {workload_s:g} s, {NUM_RANKS} CPU ranks, {num_rounds} rounds")
+    for name, values in walls_s.items():
+        ratios = sorted(value / bare for value, bare in zip(values, walls_s["bare torchrun"], strict=True))
+        spread = f"ratio {median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})"
+        print(f"{name:13} wall p50 {median(values):6.2f} s, {spread}")
+    for launcher, outcomes in bench.outcomes.items():
+        phases = {name: median(outcome.phases_s[name] for outcome in outcomes) for name in outcomes[0].phases_s}
+        print(f"{launcher:13} " + ", ".join(f"{name} {value:.2f} s" for name, value in phases.items()))

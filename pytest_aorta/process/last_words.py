@@ -1,0 +1,53 @@
+"""What a rank that is stopped can still tell: its Python stacks, and NCCL's collectives in flight."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import signal
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+
+def leave_last_words(folder: Path, stacks: IO[str]) -> None:
+    """On SIGTERM write ``stacks`` and ``folder/collectives.json``, then end as SIGTERM does.
+
+    A thread does it, woken by the C handler: the main thread may be waiting in a collective for good. Children that
+    are forked get the default action back.
+    """
+    read_fd, write_fd = os.pipe()
+    os.set_blocking(write_fd, False)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+    os.register_at_fork(after_in_child=_default_action)
+    threading.Thread(target=_await_sigterm, args=(read_fd, folder, stacks), daemon=True, name="last words").start()
+
+
+def _await_sigterm(read_fd: int, folder: Path, stacks: IO[str]) -> None:
+    # Every signal with a Python handler writes its number.
+    while os.read(read_fd, 1)[0] != signal.SIGTERM:
+        pass
+    with suppress(OSError):
+        faulthandler.dump_traceback(stacks, all_threads=True)
+        if text := _collectives_in_flight():
+            (folder / "collectives.json").write_bytes(text)
+    # signal.signal works in the main thread only.
+    ctypes.CDLL(None).signal(int(signal.SIGTERM), 0)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _collectives_in_flight() -> bytes | None:
+    """NCCL's own record as JSON, where this rank has NCCL loaded."""
+    c10d: Any = sys.modules.get("torch._C._distributed_c10d")
+    dump = getattr(c10d, "_dump_nccl_trace_json", None)
+    return bytes(dump(includeCollectives=True, onlyActive=True)) if dump else None
+
+
+def _default_action() -> None:
+    if threading.current_thread() is threading.main_thread():
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,0 +1,49 @@
+"""Faults on GPUs: the rank and the collective are named, and no process is left on a device."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pynvml
+import pytest
+from test_faults import failed, make_plan
+
+from pytest_aorta.devices import World, visible_devices
+from pytest_aorta.fixtures import DistributedWorld
+
+pytestmark = pytest.mark.world(size=2, device="cuda")
+LIMIT_S = 60.0
+
+
+def gpu_failure(folder: Path, kind: str):
+    devices = tuple(visible_devices()[:2])
+    plan = dataclasses.replace(make_plan(folder, kind, LIMIT_S), world=World(2, "cuda", devices))
+    failure = failed(plan, LIMIT_S + 30)
+    print(failure.text)
+    assert processes_on_devices() == []
+    return failure
+
+
+def processes_on_devices() -> list[int]:
+    pynvml.nvmlInit()
+    handles = [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
+    found = [entry.pid for handle in handles for entry in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+    pynvml.nvmlShutdown()
+    return found
+
+
+def test_rank_killed_in_a_collective_is_named_and_so_is_the_collective(distributed_world: DistributedWorld, tmp_path):
+    failure = gpu_failure(tmp_path, "killed")
+    assert (failure.kind, failure.rank) == ("signal", 1)
+    assert "signal SIGKILL" in failure.text
+    assert "all_reduce" in failure.text
+
+
+def test_rank_that_never_enters_a_collective_is_named_and_so_is_the_collective(
+    distributed_world: DistributedWorld, tmp_path
+):
+    failure = gpu_failure(tmp_path, "absent")
+    assert (failure.kind, failure.rank) == ("hang in collective", 1)
+    assert "ALLREDUCE" in failure.text
+    assert "rank 1" in failure.text.splitlines()[0]

@@ -1,0 +1,326 @@
+"""Warm launches: what ranks see, how launches fail, and what is left when a process of them is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_aorta.devices import World
+from pytest_aorta.diagnosis import LaunchFailure, launch_failure
+from pytest_aorta.errors import ColdLaunchWarning
+from pytest_aorta.plan import FORKSERVER, TORCHRUN, LaunchPlan
+from pytest_aorta.result import WorkloadResult
+from pytest_aorta.spec import find_workload, resolve_config
+from pytest_aorta.validation import collect_result
+from pytest_aorta.warm import ForkServers
+
+GONE_S = 10.0
+CONFIGS = {
+    "fsdp": {"steps": 3, "warmup": 1, "verify": 2, "optimizer": "sgd"},
+    "llama_fsdp2": {"steps": 3, "warmup": 1},
+}
+# Records a step, then does what the test wants of rank 1 (its first argument).
+SCRIPT = """
+import json, os, random, signal, sys, time
+import numpy, torch
+import torch.distributed as dist
+from pathlib import Path
+from pytest_aorta.worker import recorder
+
+dist.init_process_group("gloo")
+recorder.start(torch.device("cpu"))
+with recorder.step():
+    dist.barrier()
+if dist.get_rank() == 1:
+    exec(sys.argv[1])
+dist.barrier()
+dist.destroy_process_group()
+"""
+# What a launch leaves behind for the next one to find, and what it finds.
+TRACES = """
+import gc, helper_of_mine
+found = {
+    "argv": sys.argv[1:],
+    "path": [entry for entry in sys.path if entry != str(Path(__file__).parent)],
+    "cwd": os.getcwd(),
+    "left": [os.environ.get("AORTA_LEFT"), getattr(helper_of_mine, "left", None), hasattr(torch, "left")],
+    "given": os.environ.get("AORTA_GIVEN"),
+    "random": [random.random(), float(numpy.random.rand()), float(torch.rand(()))],
+    "gc": gc.isenabled(),
+    "environ": sorted(set(os.environ) - {"TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE"}),
+    "num_threads": torch.get_num_threads(),
+    "sigint": signal.getsignal(signal.SIGINT) == signal.default_int_handler,
+    "handlers": [getattr(handler, "__name__", str(handler)) for handler in map(signal.getsignal, (1, 13, 15))],
+    "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+    "stdin": os.readlink("/proc/self/fd/0"),
+    "session": os.getsid(0) == os.getpid(),
+}
+Path(os.environ["AORTA_FOUND"]).write_text(json.dumps(found))
+os.environ["AORTA_LEFT"] = helper_of_mine.left = torch.left = "left"
+torch.manual_seed(1)
+gc.disable()
+os.chdir("/")
+"""
+FAILURES = {
+    "exception": "raise KeyError('lost')",
+    "exit code": "os._exit(3)",
+    "signal": "os.kill(os.getpid(), signal.SIGKILL)",
+}
+HANGS = {
+    "hang": "time.sleep(600)",
+    "SIGTERM ignored": "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)",
+}
+INNER = """
+import pytest
+
+@pytest.mark.world(size=2, device="cpu", warm=True)
+def test_inner(workload):
+    workload.run_script("train.py", ["time.sleep(600)"])
+"""
+
+BROKEN_SERVER = """
+import sys
+if "pytest_aorta.process.forkserver" in sys.orig_argv:
+    raise SystemExit("no server today")
+"""
+
+Planner = Callable[..., LaunchPlan]
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[ForkServers]:
+    servers = ForkServers()
+    yield servers
+    servers.close()
+
+
+@pytest.fixture
+def own_servers() -> Iterator[Callable[[dict[str, str]], ForkServers]]:
+    """Servers that the test may harm."""
+    with ExitStack() as stack:
+
+        def make(environ: dict[str, str]) -> ForkServers:
+            servers = ForkServers(environ)
+            stack.callback(servers.close)
+            return servers
+
+        yield make
+
+
+@pytest.fixture
+def script_plan(tmp_path: Path) -> Planner:
+    """Plans of the script above, each with a folder of its own."""
+    (tmp_path / "train.py").write_text(SCRIPT, encoding="utf-8")
+    (tmp_path / "helper_of_mine.py").write_text("", encoding="utf-8")
+
+    def plan(launcher: str, code: str, **changes: Any) -> LaunchPlan:
+        run_dir = tmp_path / f"{launcher}-{len(list(tmp_path.iterdir()))}"
+        base = LaunchPlan(
+            name="train.py",
+            spec=None,
+            config={},
+            script=str(tmp_path / "train.py"),
+            args=(code,),
+            world=World(2, "cpu"),
+            timeout_s=120.0,
+            run_dir=run_dir,
+            cwd=Path(__file__).parents[2],
+            launcher=launcher,
+        )
+        return replace(base, **changes)
+
+    return plan
+
+
+def workload_plan(launcher: str, name: str, run_dir: Path) -> LaunchPlan:
+    spec = find_workload(name, ())
+    config = resolve_config(spec, CONFIGS[name])
+    return LaunchPlan(
+        name, spec, config, None, (), World(2, "cpu"), 120.0, run_dir, Path(__file__).parents[2], launcher=launcher
+    )
+
+
+def run(servers: ForkServers, plan: LaunchPlan) -> WorkloadResult:
+    outcome = servers.launch(plan)
+    assert launch_failure(plan, outcome) is None
+    return collect_result(plan, outcome)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def rank_pids(folder: Path) -> list[int]:
+    return [int(path.read_text()) for path in folder.rglob("ranks/*/pid")]
+
+
+def living_children(pid: int) -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text(encoding="utf-8").rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == pid and fields[0] != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
+def wait_until(condition: Callable[[], bool], limit_s: float = GONE_S) -> None:
+    deadline_s = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_warm_launch_computes_what_a_cold_one_does(servers, tmp_path, name):
+    warm = run(servers, workload_plan(FORKSERVER, name, tmp_path / "warm"))
+    cold = run(servers, workload_plan(TORCHRUN, name, tmp_path / "cold"))
+    assert (warm.launcher, cold.launcher) == (FORKSERVER, TORCHRUN)
+    assert warm.passed
+    assert warm.weight_hashes == cold.weight_hashes != {}
+    assert warm.loss == cold.loss
+    assert warm.environment == cold.environment
+    assert set(warm.launch_times_s) == {"wall", "start", "work", "tear_down"}
+
+
+def test_launch_sees_nothing_of_the_one_before_it(servers, script_plan, tmp_path, monkeypatch):
+    found = []
+    for number, launcher in enumerate((FORKSERVER, FORKSERVER, TORCHRUN)):
+        monkeypatch.setenv("AORTA_FOUND", str(tmp_path / f"found-{number}"))
+        monkeypatch.setenv("AORTA_GIVEN", "same")
+        assert run(servers, script_plan(launcher, TRACES)).launcher == launcher
+        found.append(json.loads((tmp_path / f"found-{number}").read_text()))
+    randoms = [launch.pop("random") for launch in found]
+    assert found[0] == found[1] == found[2]
+    assert found[0]["left"] == [None, None, False]
+    assert len({number for triple in randoms for number in triple}) == 9
+
+
+def test_variable_of_one_launch_is_not_seen_by_the_next(servers, script_plan, tmp_path, monkeypatch):
+    monkeypatch.setenv("AORTA_FOUND", str(tmp_path / "found"))
+    seen = []
+    for value in ("one", None):
+        monkeypatch.setenv("AORTA_GIVEN", value) if value else monkeypatch.delenv("AORTA_GIVEN")
+        run(servers, script_plan(FORKSERVER, TRACES))
+        seen.append(json.loads((tmp_path / "found").read_text())["given"])
+    assert seen == ["one", None]
+
+
+def run_into_failure(servers: ForkServers, plan: LaunchPlan) -> LaunchFailure:
+    outcome = servers.launch(plan)
+    failure = launch_failure(plan, outcome)
+    assert failure is not None
+    assert outcome.launcher == plan.launcher
+    assert outcome.survivors == ()
+    assert len(rank_pids(plan.run_dir)) == 2
+    assert not any(map(is_alive, rank_pids(plan.run_dir)))
+    return failure
+
+
+@pytest.mark.parametrize("kind", FAILURES)
+def test_warm_launch_fails_as_a_cold_one_does(servers, script_plan, kind):
+    warm = run_into_failure(servers, script_plan(FORKSERVER, FAILURES[kind]))
+    cold = run_into_failure(servers, script_plan(TORCHRUN, FAILURES[kind]))
+    assert (warm.kind, warm.rank) == (cold.kind, cold.rank)
+    assert warm.text.splitlines()[0] == cold.text.splitlines()[0]
+    assert warm.rank == 1
+
+
+@pytest.mark.parametrize("code", HANGS.values(), ids=HANGS)
+def test_warm_launch_that_hangs_is_ended_and_names_the_rank(servers, script_plan, code):
+    failure = run_into_failure(servers, script_plan(FORKSERVER, code, timeout_s=10.0))
+    assert (failure.kind, failure.rank) == ("hang in collective", 1)
+
+
+def test_lease_is_held_until_the_launch_is_over(servers, script_plan):
+    read_fd, write_fd = os.pipe()
+    plan = script_plan(FORKSERVER, "", lease_fds=(write_fd,))
+    run(servers, plan)
+    os.close(write_fd)
+    assert os.read(read_fd, 1) == b""
+    os.close(read_fd)
+
+
+def test_killed_server_is_replaced_at_the_next_launch(own_servers, script_plan):
+    servers = own_servers(dict(os.environ))
+    run(servers, script_plan(FORKSERVER, ""))
+    [pid] = servers.pids
+    os.kill(pid, signal.SIGKILL)
+    assert run(servers, script_plan(FORKSERVER, "")).launcher == FORKSERVER
+    assert servers.pids != [pid]
+
+
+def test_launch_outlives_the_server_it_was_forked_from(own_servers, script_plan):
+    servers = own_servers(dict(os.environ))
+    run(servers, script_plan(FORKSERVER, ""))
+    plan = script_plan(FORKSERVER, f"os.kill({servers.pids[0]}, signal.SIGKILL)")
+    assert run(servers, plan).launcher == FORKSERVER
+
+
+def test_closed_server_is_gone(own_servers, script_plan):
+    servers = own_servers(dict(os.environ))
+    run(servers, script_plan(FORKSERVER, ""))
+    [pid] = servers.pids
+    assert living_children(pid) == []
+    servers.close()
+    assert not is_alive(pid)
+    assert servers.pids == []
+
+
+def test_changed_environment_takes_a_new_server(own_servers, script_plan):
+    environ = dict(os.environ)
+    servers = own_servers(environ)
+    run(servers, script_plan(FORKSERVER, ""))
+    before = servers.pids
+    environ["MALLOC_ARENA_MAX"] = "2"
+    run(servers, script_plan(FORKSERVER, "assert os.environ['MALLOC_ARENA_MAX'] == '2'"))
+    assert servers.pids != before
+    assert not any(map(is_alive, before))
+
+
+def test_server_that_can_not_start_makes_the_launch_cold_with_a_warning(own_servers, script_plan, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(BROKEN_SERVER, encoding="utf-8")
+    servers = own_servers(dict(os.environ) | {"PYTHONPATH": str(tmp_path)})
+    plan = script_plan(FORKSERVER, "")
+    with pytest.warns(ColdLaunchWarning, match=r"(?s)train.py: launched with torchrun.*not fit: .*no server today"):
+        outcome = servers.launch(plan)
+    assert launch_failure(plan, outcome) is None
+    assert outcome.launcher == TORCHRUN
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_nothing_is_left_when_pytest_is_ended(script_plan, tmp_path, number):
+    (tmp_path / "test_inner.py").write_text(INNER, encoding="utf-8")
+    (tmp_path / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--aorta-results=results", "test_inner.py"]
+    with (tmp_path / "log").open("wb") as log:
+        pytest_process = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log, start_new_session=True)
+    try:
+        wait_until(lambda: len(rank_pids(tmp_path / "results")) == 2, 120)
+        [server] = living_children(pytest_process.pid)
+        [guard] = living_children(server)
+        [agent] = living_children(guard)
+        os.killpg(pytest_process.pid, number)
+        pytest_process.wait(60)
+        left = [server, guard, agent, *rank_pids(tmp_path / "results")]
+        wait_until(lambda: not any(map(is_alive, left)))
+    finally:
+        pytest_process.kill()
+        pytest_process.wait()
