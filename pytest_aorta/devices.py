@@ -20,10 +20,11 @@ MAX_CPU_RANKS_PER_CORE = 8
 
 @dataclass(frozen=True)
 class Device:
-    """One GPU: ``token`` is how CUDA_VISIBLE_DEVICES names it, ``model`` its product name."""
+    """One GPU: ``token`` is how CUDA_VISIBLE_DEVICES names it, ``model`` its product name, ``uuid`` its own name."""
 
     token: str
     model: str
+    uuid: str
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def visible_devices(environ: Mapping[str, str] = os.environ) -> list[Device]:
         return []
     try:
         tokens = visible_tokens(environ.get(VISIBLE_VARIABLE), pynvml.nvmlDeviceGetCount())
-        return [Device(token, _model(token)) for token in tokens]
+        return [_describe(token) for token in tokens]
     finally:
         pynvml.nvmlShutdown()
 
@@ -125,13 +126,14 @@ def _cpu_world(spec: WorldSpec, options: Options, given: str) -> World:
     return World(size, "cpu")
 
 
-def _model(token: str) -> str:
+def _describe(token: str) -> Device:
     import pynvml
 
     try:
         by_number = token.isdigit()
         get = pynvml.nvmlDeviceGetHandleByIndex if by_number else pynvml.nvmlDeviceGetHandleByUUID
-        return str(pynvml.nvmlDeviceGetName(get(int(token) if by_number else token)))
+        handle = get(int(token) if by_number else token)
+        return Device(token, str(pynvml.nvmlDeviceGetName(handle)), str(pynvml.nvmlDeviceGetUUID(handle)))
     except pynvml.NVMLError as error:
         raise DevicesUnavailable(
             f"{VISIBLE_VARIABLE} names {token!r}, which the driver does not know: {error}; give numbers or whole names"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, NoReturn, ParamSpec, TypeAlias, TypeVar
 
@@ -25,7 +25,9 @@ from pytest_aorta.errors import (
 from pytest_aorta.facts import launch_facts
 from pytest_aorta.files import slug
 from pytest_aorta.launch import LaunchOutcome
+from pytest_aorta.leasing import LeasedWorld
 from pytest_aorta.markers import TestSpec
+from pytest_aorta.metrics import METRICS
 from pytest_aorta.options import Options
 from pytest_aorta.plan import FORKSERVER, TORCHRUN, LaunchPlan
 from pytest_aorta.records import TestRecord
@@ -69,13 +71,14 @@ class DistributedWorld:
     def __init__(
         self,
         world: World,
+        leased: LeasedWorld,
         options: Options,
         spec: TestSpec,
         run_base: Path,
         record: TestRecord,
         launcher: Launcher,
     ) -> None:
-        self._world = world
+        self._leased = leased
         self._launcher = launcher
         self._options = options
         self._run_base = run_base
@@ -127,13 +130,15 @@ class DistributedWorld:
             config=config,
             script=script,
             args=args,
-            world=self._world,
+            world=self._leased.world(),
             timeout_s=self.timeout_s,
             run_dir=_new_folder(self._run_base, name),
             cwd=self._options.rootdir,
             launcher=self._kind_of_launcher,
+            lease_fds=self._leased.fds,
         )
         outcome = self._launcher(plan)
+        self._leased.note(outcome)
         if failure := launch_failure(plan, outcome):
             raise LaunchError(failure.text, failure.kind, failure.rank)
         return collect_result(plan, outcome)
@@ -234,15 +239,28 @@ class WorkloadRunner:
 
 def make_world(
     request: pytest.FixtureRequest, options: Options, devices: list[Device], launcher: Launcher
-) -> DistributedWorld:
-    """The ``distributed_world`` fixture's value; skips or fails where devices are lacking."""
+) -> Iterator[DistributedWorld]:
+    """The ``distributed_world`` fixture; skips or fails where devices are lacking, and gives its lease back."""
     spec, record = test_state(request.node)
     try:
         world = resolve_world(spec.world, options, devices)
     except DevicesUnavailable as error:
         _lacking(record, str(error), options)
     base = options.results_dir or request.getfixturevalue("tmp_path_factory").getbasetemp() / "aorta"
-    return DistributedWorld(world, options, spec, base / slug(record.nodeid), record, launcher)
+    timed = request.node.get_closest_marker("overlap") or any(
+        METRICS[name].kind == "timing" for name in spec.tolerances
+    )
+    leased = LeasedWorld(
+        world,
+        devices[: options.gpus],
+        exclusive=bool(timed) and not options.share_host,
+        wait_s=options.lease_timeout_s,
+        owner=record.nodeid,
+    )
+    try:
+        yield DistributedWorld(world, leased, options, spec, base / slug(record.nodeid), record, launcher)
+    finally:
+        leased.release()
 
 
 SPEC = pytest.StashKey[TestSpec]()

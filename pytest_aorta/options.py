@@ -26,6 +26,8 @@ class Options:
         timeout_s: default time limit of a launch.
         missing_baseline: ``fail``, ``record`` or ``ignore``.
         strict: verdicts that decide nothing (not applicable, inconclusive) fail the test.
+        share_host: timed tests do not ask for the host alone.
+        lease_timeout_s: how long a test waits for devices that others hold.
         workload_dirs: folders that hold the user's own workloads.
         launcher: ``torchrun`` or ``forkserver``, for tests whose marker says nothing.
     """
@@ -39,6 +41,8 @@ class Options:
     timeout_s: float
     missing_baseline: str
     strict: bool
+    share_host: bool
+    lease_timeout_s: float
     workload_dirs: tuple[Path, ...]
     launcher: str
     rootdir: Path
@@ -138,6 +142,14 @@ _OPTIONS = (
         "what a missing baseline does: fail, record or ignore (default: fail)",
         "ACTION",
     ),
+    _Option("share_host", _boolean, "false", "run timed tests beside others on this host, at the cost of noise"),
+    _Option(
+        "lease_timeout",
+        _seconds,
+        "1800",
+        "how long a test waits for devices that others hold (default: 1800)",
+        "SECONDS",
+    ),
     _Option(
         "strict",
         _boolean,
@@ -184,6 +196,8 @@ def read_options(config: pytest.Config) -> Options:
         timeout_s=values["timeout"],
         missing_baseline=values["missing_baseline"],
         strict=values["strict"],
+        share_host=values["share_host"],
+        lease_timeout_s=values["lease_timeout"],
         workload_dirs=(config.rootpath / values["workloads"],),
         launcher=values["launcher"],
         rootdir=config.rootpath,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -108,10 +108,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture
-def distributed_world(request: pytest.FixtureRequest) -> DistributedWorld:
+def distributed_world(request: pytest.FixtureRequest) -> Iterator[DistributedWorld]:
     """The ranks this test may start, as its ``world`` marker asks; skips where devices are lacking."""
     session = request.config.stash[SESSION]
-    return make_world(request, session.options, session.devices, session.launcher)
+    yield from make_world(request, session.options, session.devices, session.launcher)
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ REPLY_S = 30.0
 PROOF_S = 90.0
 MAX_LAUNCHES = 200
 # Read in ranks only, after the fork; everything else may have been read when torch was imported.
-_RANKS_OWN_PREFIXES = ("AORTA_", "PYTEST_", "NCCL_", "GLOO_")
+_RANKS_OWN_PREFIXES = ("AORTA_", "PYTEST_", "NCCL_", "GLOO_", "TORCH_NCCL_", "TORCH_FR_")
 _RANKS_OWN = {"CUDA_VISIBLE_DEVICES"}
 # Counts devices without touching CUDA, should an import ask.
 _SERVER_ENVIRONMENT = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}

@@ -136,6 +136,8 @@ class Project:
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Project:
     # The same on a machine with GPUs.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    # Not those of the launches that other tests run meanwhile.
+    monkeypatch.setenv("AORTA_LEASE_DIR", str(pytester.path / "leases"))
     for name in ("PYTEST_XDIST_WORKER", "PYTEST_ADDOPTS"):
         monkeypatch.delenv(name, raising=False)
     return Project(pytester)

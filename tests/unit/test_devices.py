@@ -89,15 +89,22 @@ class FakeNvml:
     def nvmlDeviceGetName(self, handle):
         return f"model {handle}"
 
+    def nvmlDeviceGetUUID(self, handle):
+        return self.names[handle]
+
 
 @pytest.mark.parametrize(
     ("variable", "devices"),
-    [("1,0", [("1", "model 1"), ("0", "model 0")]), ("GPU-bbbb-2", [("GPU-bbbb-2", "model 1")]), ("", [])],
+    [
+        ("1,0", [("1", "model 1", "GPU-bbbb-2"), ("0", "model 0", "GPU-aaaa-1")]),
+        ("GPU-bbbb-2", [("GPU-bbbb-2", "model 1", "GPU-bbbb-2")]),
+        ("", []),
+    ],
 )
 def test_visible_devices_have_their_models_in_the_callers_order(monkeypatch, variable, devices):
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
     found = visible_devices({"CUDA_VISIBLE_DEVICES": variable})
-    assert [(device.token, device.model) for device in found] == devices
+    assert [(device.token, device.model, device.uuid) for device in found] == devices
 
 
 def test_name_of_no_device_is_an_error_that_shows_it(monkeypatch):
@@ -198,7 +205,7 @@ def test_world_never_takes_a_device_that_was_not_given(size, device, given_gpus,
         (World(2, "cpu"), "cpu-x2-gloo"),
         (World(2, "cuda", tuple(gpus(2))), "nvidia-h200-x2-nccl"),
         (World(1, "cuda", tuple(gpus(1, "AMD Instinct MI300X / OAM"))), "amd-instinct-mi300x-oam-x1-nccl"),
-        (World(2, "cuda", (Device("0", "B"), Device("1", "A"))), "a+b-x2-nccl"),
+        (World(2, "cuda", (Device("0", "B", "GPU-0"), Device("1", "A", "GPU-1"))), "a+b-x2-nccl"),
     ],
 )
 def test_platform_names_model_count_and_backend(world, platform):

@@ -20,7 +20,7 @@ ENDED_WELL = LaunchOutcome("exit", 0, (), (), 1.5)
 
 
 def gpus(count: int, model: str = H200) -> list[Device]:
-    return [Device(str(number), model) for number in range(count)]
+    return [Device(str(number), model, f"GPU-{number}") for number in range(count)]
 
 
 def make_options(**changes: Any) -> Options:
@@ -34,6 +34,8 @@ def make_options(**changes: Any) -> Options:
         timeout_s=300.0,
         missing_baseline="fail",
         strict=False,
+        share_host=False,
+        lease_timeout_s=10.0,
         workload_dirs=(),
         launcher="torchrun",
         rootdir=Path(),
