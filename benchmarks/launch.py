@@ -15,7 +15,7 @@ from statistics import median
 
 import pytest
 
-from pytest_aorta.devices import World
+from pytest_aorta.devices import World, visible_devices
 from pytest_aorta.diagnosis import launch_failure
 from pytest_aorta.launch import LaunchOutcome
 from pytest_aorta.plan import FORKSERVER, TORCHRUN, LaunchPlan, launch_environment
@@ -24,20 +24,26 @@ from pytest_aorta.warm import ForkServers
 NUM_RANKS = 2
 # Bare torchrun runs the very program, with the recorder's few lines doing nothing there.
 PROGRAM = """
-import sys, time
+import os, sys, time
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from pytest_aorta.worker import recorder
 
-dist.init_process_group("gloo")
-model = fully_shard(torch.nn.Linear(64, 64))
+device = torch.device("cpu")
+if os.environ["AORTA_DEVICE"] == "cuda":
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+dist.init_process_group("gloo" if device.type == "cpu" else "nccl")
+model = fully_shard(torch.nn.Linear(64, 64, device=device))
 optimizer = torch.optim.AdamW(model.parameters())
-recorder.start(torch.device("cpu"))
+recorder.start(device)
 end_s = time.monotonic() + float(sys.argv[1])
 with recorder.step():
-    model(torch.ones(4, 64)).sum().backward()
+    model(torch.ones(4, 64, device=device)).sum().backward()
     optimizer.step()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
     time.sleep(max(0.0, end_s - time.monotonic()))
 dist.destroy_process_group()
 """
@@ -49,6 +55,8 @@ class Bench:
     def __init__(self, folder: Path, servers: ForkServers) -> None:
         self.folder = folder
         self.servers = servers
+        gpus = tuple(visible_devices()[:NUM_RANKS])
+        self.world = World(NUM_RANKS, "cuda", gpus) if len(gpus) == NUM_RANKS else World(NUM_RANKS, "cpu")
         self.script = folder / "program.py"
         self.script.write_text(PROGRAM, encoding="utf-8")
         self.outcomes: dict[str, list[LaunchOutcome]] = {TORCHRUN: [], FORKSERVER: []}
@@ -78,9 +86,9 @@ class Bench:
     def plan(self, launcher: str, workload_s: float) -> LaunchPlan:
         """A plan of the program with a folder of its own."""
         run_dir = self.folder / f"{launcher}-{time.monotonic_ns()}"
-        world, root = World(NUM_RANKS, "cpu"), Path(__file__).parents[1]
+        root = Path(__file__).parents[1]
         script, args = str(self.script), (str(workload_s),)
-        return LaunchPlan("program", None, {}, script, args, world, 300.0, run_dir, root, launcher=launcher)
+        return LaunchPlan("program", None, {}, script, args, self.world, 300.0, run_dir, root, launcher=launcher)
 
 
 @pytest.fixture
@@ -106,7 +114,7 @@ def test_cost_of_a_launch(bench: Bench, workload_s: float, num_rounds: int) -> N
         walls_s["bare torchrun"].append(bench.bare(workload_s))
         walls_s["cold"].append(bench.ours(TORCHRUN, workload_s))
         walls_s["warm"].append(bench.ours(FORKSERVER, workload_s))
-    print(f"workload of {workload_s:g} s, {NUM_RANKS} CPU ranks, {num_rounds} rounds")
+    print(f"workload of {workload_s:g} s, {bench.world.platform}, {num_rounds} rounds")
     for name, values in walls_s.items():
         ratios = sorted(value / bare for value, bare in zip(values, walls_s["bare torchrun"], strict=True))
         spread = f"ratio {median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})"

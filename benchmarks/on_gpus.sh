@@ -1,7 +1,8 @@
 #!/bin/sh
 # Compares the overlap and numerics suites on this machine's GPUs with the stored baselines.
-# Usage: [RECORD=1] [BENCHMARK=1] benchmarks/on_gpus.sh OUT GPUS... , e.g. benchmarks/on_gpus.sh /tmp/out 4 2
-# RECORD writes new baselines first, and OUT/baselines.tar.gz holds them; BENCHMARK prints figures of docs/benchmarks.md.
+# Usage: [RECORD=1] [FAULTS=1] [BENCHMARK=1] benchmarks/on_gpus.sh OUT GPUS... , e.g. benchmarks/on_gpus.sh /tmp/out 4 2
+# RECORD writes new baselines first, and OUT/baselines.tar.gz holds them; FAULTS runs what needs two GPUs and no
+# baseline; BENCHMARK prints figures of docs/benchmarks.md.
 set -u
 out=$1
 shift
@@ -20,7 +21,12 @@ for gpus in "$@"; do
     fi
     run $suite -m "overlap or numerics" --aorta-results="/tmp/aorta-$gpus"
 done
+if [ "${FAULTS:-}" ]; then
+    run $python -m pytest -p no:cacheprovider --aorta-gpus=2 -s tests/distributed/test_faults_gpu.py
+    run $python -m pytest -p no:cacheprovider --aorta-gpus=2 tests/distributed/test_warm_gpu.py
+fi
 if [ "${BENCHMARK:-}" ]; then
+    run $python -m pytest -p no:cacheprovider -s benchmarks/launch.py
     run $python -m pytest -p no:cacheprovider --aorta-gpus=2 tests/distributed/test_fsdp_oracle.py
     run $python -m pytest -p no:cacheprovider --aorta-gpus="$1" -s benchmarks/fsdp_overlap.py
 fi
