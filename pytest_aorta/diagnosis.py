@@ -120,10 +120,11 @@ def _first_failure(failures: list[_RankFailure], ranks: Sequence[RankEvidence]) 
     if not error:
         details = [f"  at {frame}" for frame in first.evidence.frames[:_FRAMES_SHOWN]]
         details += [f"  | {line}" for line in first.evidence.log_tail]
-    details += [f"  then rank {other.evidence.rank}: {other.message[:300]}" for other in failures[1:_RANKS_SHOWN]]
-    details += [_where(rank) for rank in ranks if rank.frames and rank not in [f.evidence for f in failures]][
-        :_RANKS_SHOWN
-    ]
+    complaints = [other for other in failures[1:] if other.evidence.error]
+    details += [f"  then rank {other.evidence.rank}: {other.message[:300]}" for other in complaints[:_RANKS_SHOWN]]
+    # The others were stopped: where they were is what the failed rank was missed in.
+    stopped = [rank for rank in ranks if rank is not first.evidence and not rank.error and rank.frames]
+    details += [_where(rank) for rank in stopped[:_RANKS_SHOWN]]
     return first.kind, first.evidence.rank, f"rank {first.evidence.rank} failed first: {first.message}", details
 
 

@@ -21,7 +21,7 @@ def main(argv: list[str]) -> int:
     try:
         run(parse_args(argv[1:]))
     except ChildFailedError as error:
-        # Only ranks that ended by themselves are in it: the agent stops the others after it has looked.
+        # Next to ranks that ended by themselves, ranks that the agent has stopped may be in it, with SIGTERM.
         failures = [
             {"rank": rank, "pid": failure.pid, "exit_code": failure.exitcode}
             for rank, failure in sorted(error.failures.items())

@@ -103,7 +103,7 @@ def test_only_a_few_further_failures_are_listed(tmp_path):
     for rank in range(8):
         raised(tmp_path, rank, rank)
     text = failure(tmp_path, ended(), world_size=8)
-    assert text.count("then rank") == 3
+    assert text.count("then rank") == 4
 
 
 def test_time_limit_names_the_ranks_that_had_not_finished_and_where_they_are(tmp_path):
@@ -249,3 +249,13 @@ def test_rank_that_nccl_waited_for_is_named_with_the_collective(tmp_path):
     found = launch_failure(make_plan(tmp_path), ended())
     assert (found.kind, found.rank) == ("hang in collective", 1)
     assert "rank 0 ran out of time in ALLREDUCE number 5; rank 1 not in it" in found.text
+
+
+def test_where_the_stopped_ranks_were_is_told_with_their_collective(tmp_path):
+    exited(tmp_path, _0=-15, _1=-9)
+    stuck(tmp_path, 0, WAITING, 3)
+    record = {"entries": [{"profiling_name": "nccl:all_reduce", "collective_seq_id": 2}]}
+    write_rank_file(tmp_path, 0, "collectives.json", json.dumps(record))
+    text = failure(tmp_path, ended())
+    assert "rank 1 failed first: signal SIGKILL" in text
+    assert "  rank 0, step 3: in nccl:all_reduce number 2, all_reduce (torch/distributed/distributed_c10d.py:1)" in text
