@@ -76,7 +76,8 @@ def change_lines(old: Baseline | None, new: Baseline) -> list[str]:
         before = metric.measure(old.launches[-1]) if old else None
         if after is None and before is None:
             continue
-        text = f"  {metric.name}: {format_value(before, metric.unit)} -> {format_value(after, metric.unit)}"
+        shown = (format_value(value, metric.unit, exact=metric.direction == "exact") for value in (before, after))
+        text = f"  {metric.name}: {' -> '.join(shown)}"
         if isinstance(before, float) and isinstance(after, float) and before:
             text += f" ({(after - before) / abs(before):+.1%})"
         lines.append(text)

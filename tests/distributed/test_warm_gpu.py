@@ -14,4 +14,3 @@ def test_warm_launch_on_gpus_computes(workload, name):
     assert (first.launcher, second.launcher) == ("forkserver", "forkserver")
     workload.compare(second, first, metrics=["weight_hash"])
     print(first.launch_times_s, second.launch_times_s)
-
