@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from pytest_aorta.claims import FOLDER_VARIABLE
 from pytest_aorta.devices import World
 from pytest_aorta.diagnosis import launch_failure
 from pytest_aorta.errors import ResultError
 from pytest_aorta.launch import LaunchOutcome, launch
+from pytest_aorta.leases import holders
 from pytest_aorta.plan import LaunchPlan, Limits
 from pytest_aorta.spec import find_workload, resolve_config
 from pytest_aorta.validation import collect_result
@@ -148,7 +150,8 @@ def test_hang(workload):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
-def test_pytest_that_is_ended_takes_its_ranks_with_it(tmp_path, number):
+def test_pytest_that_is_ended_takes_its_ranks_and_leases_with_it(tmp_path, monkeypatch, number):
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "leases"))
     (tmp_path / "test_inner.py").write_text(INNER)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     results = tmp_path / "results"
@@ -161,13 +164,16 @@ def test_pytest_that_is_ended_takes_its_ranks_with_it(tmp_path, number):
         stderr=subprocess.STDOUT,
     )
     await_true(lambda: len(list(results.glob("*/*/ranks/*/pid"))) == 2)
+    assert len(holders()) == 1
     process.send_signal(number)
     process.communicate(timeout=30)
     assert process.returncode != 0
     await_true(lambda: mentioning(str(results)) == [], limit_s=15)
+    assert holders() == []
 
 
-def test_worker_of_xdist_that_is_killed_takes_its_ranks_with_it(tmp_path):
+def test_worker_of_xdist_that_is_killed_takes_its_ranks_and_leases_with_it(tmp_path, monkeypatch):
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "leases"))
     (tmp_path / "test_inner.py").write_text(
         textwrap.dedent(
             """
@@ -193,6 +199,7 @@ def test_worker_of_xdist_that_is_killed_takes_its_ranks_with_it(tmp_path):
     output = process.communicate(timeout=60)[0].decode()
     assert "crashed" in output
     await_true(lambda: mentioning(str(results)) == [], limit_s=15)
+    assert holders() == []
 
 
 def await_true(condition, limit_s: float = START_S) -> None:
