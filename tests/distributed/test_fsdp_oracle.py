@@ -6,7 +6,7 @@ import pytest
 
 from pytest_aorta.errors import WorkloadFailed
 
-pytestmark = pytest.mark.world(size=2)
+pytestmark = pytest.mark.world(size=2, warm=True)
 
 SHORT = {"steps": 2, "warmup": 1, "verify": 3}
 GATHER = "all_gather_forward: iteration 1, layer 2, on rank 1, from source rank 0"
