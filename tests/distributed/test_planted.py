@@ -16,7 +16,7 @@ SHORT = dict(warmup=1, verify=2)
 
 @pytest.mark.tolerance(step_time_p50="150%")
 def test_speed(workload):
-    workload.check(workload.run("fsdp", steps=10, **SHORT, fault=PLANTED.get("speed", {})))
+    workload.check(workload.run("fsdp", steps=40, **SHORT, fault=PLANTED.get("speed", {})))
 
 def test_data(workload):
     workload.check(workload.run("fsdp", steps=2, **SHORT, fault=PLANTED.get("data", {})))
