@@ -15,8 +15,9 @@ from statistics import median
 
 import pytest
 
-from pytest_aorta.devices import World, visible_devices
+from pytest_aorta.devices import World
 from pytest_aorta.diagnosis import launch_failure
+from pytest_aorta.discovery import visible_devices
 from pytest_aorta.launch import LaunchOutcome
 from pytest_aorta.plan import FORKSERVER, TORCHRUN, LaunchPlan, launch_environment
 from pytest_aorta.warm import ForkServers

@@ -74,8 +74,12 @@ def read_baseline(folder: Path, platform: str, case: str) -> Baseline | None:
         BaselineError: the file is unreadable, of another version, doesn't fit its schema or holds another case.
     """
     path = baseline_path(folder, platform, case)
-    if not path.exists():
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        raise BaselineError(f"{path}: can't be read: {error.strerror or error}") from None
     baseline = read_baseline_file(path)
     if (baseline.case, baseline.platform) != (case, platform):
         raise BaselineError(
@@ -107,16 +111,20 @@ def read_baseline_file(path: Path) -> Baseline:
 
 
 def write_baseline(folder: Path, baseline: Baseline) -> Path:
-    """Write a baseline atomically; an unreadable file in its place is never overwritten.
+    """Write a baseline atomically; an unreadable file in its place is never overwritten, nor anything outside.
 
     Raises:
-        BaselineError: the present file is unreadable, the new one is too large, or the folder can't be written.
+        BaselineError: the present file is unreadable, the new one is too large, or the folder can't be written or
+            leads out of ``folder``.
     """
     path = baseline_path(folder, baseline.platform, baseline.case)
     read_baseline(folder, baseline.platform, baseline.case)
     document = baseline.to_json()
     if problem := violation(document, SCHEMA):
         raise BaselineError(f"{path}: not written, the new baseline does not fit its own schema: {problem}")
+    real = Path(os.path.realpath(path.parent))
+    if not real.is_relative_to(os.path.realpath(folder)):
+        raise BaselineError(f"{path}: not written: the platform's folder leads out of {folder}, to {real}")
     try:
         if len(json.dumps(document, allow_nan=False, indent=2)) >= MAX_BYTES:
             raise ValueError(f"the new baseline is larger than the {MAX_BYTES:,} bytes allowed; measure fewer steps")

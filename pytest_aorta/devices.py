@@ -1,4 +1,4 @@
-"""Which devices this run may use, found without torch, and the world a test gets of them."""
+"""The world a test gets of the devices this run may use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ from pytest_aorta.errors import DevicesUnavailable
 from pytest_aorta.markers import WorldSpec
 from pytest_aorta.options import Options
 
-VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
+CUDA_VARIABLE, HIP_VARIABLE, ROCR_VARIABLE = VISIBLE_VARIABLES = (
+    "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+)
+NVIDIA = "nvidia"
+AMD = "amd"
 BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
 CPU_WORLD_SIZE = 2
 # More gloo ranks than this on one host measure only the scheduler.
@@ -20,11 +26,19 @@ MAX_CPU_RANKS_PER_CORE = 8
 
 @dataclass(frozen=True)
 class Device:
-    """One GPU: ``token`` is how CUDA_VISIBLE_DEVICES names it, ``model`` its product name, ``uuid`` its own name."""
+    """One GPU.
+
+    Attributes:
+        token: how CUDA_VISIBLE_DEVICES names it, or HIP_VISIBLE_DEVICES on AMD.
+        model: its product name.
+        uuid: its own name, the same for every process of the host.
+        vendor: ``nvidia`` or ``amd``.
+    """
 
     token: str
     model: str
     uuid: str
+    vendor: str = NVIDIA
 
 
 @dataclass(frozen=True)
@@ -46,36 +60,6 @@ class World:
         models = sorted({device.model for device in self.devices}) or ["cpu"]
         model = "+".join(re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-") for model in models)
         return f"{model}-x{self.size}-{self.backend}"
-
-
-def visible_devices(environ: Mapping[str, str] = os.environ) -> list[Device]:
-    """The GPUs the caller may see, in the caller's order; empty where there is no driver."""
-    import pynvml  # only where devices are asked for
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return []
-    try:
-        tokens = visible_tokens(environ.get(VISIBLE_VARIABLE), pynvml.nvmlDeviceGetCount())
-        return [_describe(token) for token in tokens]
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def visible_tokens(variable: str | None, count: int) -> list[str]:
-    """Read CUDA_VISIBLE_DEVICES as CUDA does: up to the first that is none; all where unset, none if one is twice."""
-    if variable is None:
-        return [str(number) for number in range(count)]
-    tokens: list[str] = []
-    for token in (part.strip() for part in variable.split(",")):
-        is_number = token.isascii() and token.isdigit()
-        if token in tokens:
-            return []
-        if not (int(token) < count if is_number else token.startswith(("GPU-", "MIG-"))):
-            break
-        tokens.append(token)
-    return tokens
 
 
 def resolve_world(spec: WorldSpec, options: Options, devices: list[Device]) -> World:
@@ -106,8 +90,8 @@ def check_budget(options: Options, devices: list[Device], environ: Mapping[str, 
     """
     # A run on CPU ranks may leave the GPUs that its ini file promises alone.
     if options.device != "cpu" and options.gpus is not None and options.gpus > len(devices):
-        where = environ.get(VISIBLE_VARIABLE)
-        limited = "" if where is None else f" with {VISIBLE_VARIABLE}={where!r}"
+        given = [f"{name}={environ[name]!r}" for name in VISIBLE_VARIABLES if name in environ]
+        limited = f" with {' and '.join(given)}" if given else ""
         raise DevicesUnavailable(
             f"--aorta-gpus={options.gpus}: {len(devices)} GPUs are visible{limited}; ask for at most that many, "
             f"or for 0 to run on CPU ranks"
@@ -124,17 +108,3 @@ def _cpu_world(spec: WorldSpec, options: Options, given: str) -> World:
     if size > limit:
         raise DevicesUnavailable(f"needs {size} ranks; {os.cpu_count()} cores take at most {limit} CPU ranks")
     return World(size, "cpu")
-
-
-def _describe(token: str) -> Device:
-    import pynvml
-
-    try:
-        by_number = token.isdigit()
-        get = pynvml.nvmlDeviceGetHandleByIndex if by_number else pynvml.nvmlDeviceGetHandleByUUID
-        handle = get(int(token) if by_number else token)
-        return Device(token, str(pynvml.nvmlDeviceGetName(handle)), str(pynvml.nvmlDeviceGetUUID(handle)))
-    except pynvml.NVMLError as error:
-        raise DevicesUnavailable(
-            f"{VISIBLE_VARIABLE} names {token!r}, which the driver does not know: {error}; give numbers or whole names"
-        ) from None

@@ -24,13 +24,13 @@ from pytest_aorta.errors import (
 )
 from pytest_aorta.facts import launch_facts
 from pytest_aorta.files import slug
-from pytest_aorta.launch import LaunchOutcome
+from pytest_aorta.launch import LaunchOutcome, launch_times_s
 from pytest_aorta.leasing import LeasedWorld
 from pytest_aorta.markers import TestSpec
 from pytest_aorta.metrics import METRICS
 from pytest_aorta.options import Options
 from pytest_aorta.plan import FORKSERVER, TORCHRUN, LaunchPlan
-from pytest_aorta.records import TestRecord
+from pytest_aorta.records import LaunchTimes, TestRecord
 from pytest_aorta.reporting import comparison_text, failed_checks_text
 from pytest_aorta.result import WorkloadResult
 from pytest_aorta.spec import WorkloadSpec, find_workload, resolve_config
@@ -138,6 +138,8 @@ class DistributedWorld:
             lease_fds=self._leased.fds,
         )
         outcome = self._launcher(plan)
+        times = LaunchTimes(self._record.num_launches, outcome.launcher, launch_times_s(outcome))
+        self._record.launch_times.append(times)
         self._leased.note(outcome)
         if failure := launch_failure(plan, outcome):
             raise LaunchError(failure.text, failure.kind, failure.rank)

@@ -13,13 +13,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Protocol
 
 from pytest_aorta.errors import LaunchError
 from pytest_aorta.files import write_json
+from pytest_aorta.phases import phases_s
 from pytest_aorta.plan import FORKSERVER, TORCHRUN, LaunchPlan, agent_command, launch_environment, rank_document
 
 GUARD = Path(__file__).parent / "process" / "guard.py"
@@ -38,7 +39,7 @@ class LaunchOutcome:
         survivors: processes that could not be ended.
         wall_s: from the agent's start to the last process's end.
         launcher: what started the ranks, torchrun or forkserver.
-        phases_s: parts of wall_s, as far as the ranks' files tell: start, work, tear_down.
+        phases_s: parts of wall_s, as far as the ranks came: start, import, init, run, leave; of a script start, leave.
     """
 
     reason: str
@@ -98,17 +99,28 @@ def launch(
             lifeline.close()
             _wait_bounded(guard)
     outcome = replace(_outcome(plan, text), launcher=FORKSERVER if forkserver else TORCHRUN)
-    write_json(plan.run_dir / "outcome.json", asdict(outcome))
+    with suppress(OSError):  # the verdict is here; a disk that has filled up since must not hide it
+        write_json(plan.run_dir / "outcome.json", asdict(outcome))
     return outcome
 
 
 def prepare_folder(plan: LaunchPlan) -> None:
     """Create the run folder with one folder a rank, and write the plan."""
-    for rank in range(plan.world.size):
-        (plan.run_dir / "ranks" / str(rank)).mkdir(parents=True)
+    for folder in rank_folders(plan):
+        folder.mkdir(parents=True)
     if plan.world.device == "cuda":
         (plan.run_dir / "flight").mkdir()
     write_json(plan.run_dir / "plan.json", rank_document(plan))
+
+
+def launch_times_s(outcome: LaunchOutcome) -> dict[str, float]:
+    """``wall`` and its parts."""
+    return {"wall": outcome.wall_s, **outcome.phases_s}
+
+
+def rank_folders(plan: LaunchPlan) -> list[Path]:
+    """One folder a rank, in order of rank."""
+    return [plan.run_dir / "ranks" / str(rank) for rank in range(plan.world.size)]
 
 
 def guard_spec(plan: LaunchPlan, lifeline_fd: int, verdict_fd: int) -> dict[str, Any]:
@@ -153,25 +165,8 @@ def _outcome(plan: LaunchPlan, text: bytes) -> LaunchOutcome:
         stopped=tuple(verdict["stopped"]),
         survivors=tuple(verdict["survivors"]),
         wall_s=wall_s,
-        phases_s=phases_s(plan, began_s, began_s + wall_s),
+        phases_s=phases_s(rank_folders(plan), began_s, began_s + wall_s),
     )
-
-
-def phases_s(plan: LaunchPlan, began_s: float, ended_s: float) -> dict[str, float]:
-    """How long a launch took to the last rank's first code, from there to the last result, and from there to its end.
-
-    Empty where a rank did not get that far.
-    """
-    folders = [plan.run_dir / "ranks" / str(rank) for rank in range(plan.world.size)]
-    try:
-        started_s, done_s = (
-            max((folder / mark).stat().st_mtime for folder in folders) for mark in ("pid", "result.json")
-        )
-    except OSError:
-        return {}
-    # The file system's clock ticks coarser than ours.
-    phases = {"start": started_s - began_s, "work": done_s - started_s, "tear_down": ended_s - done_s}
-    return {name: max(0.0, duration_s) for name, duration_s in phases.items()}
 
 
 def _read_until(pipe: IO[bytes], deadline_s: float) -> bytes:

@@ -30,6 +30,7 @@ class Options:
         lease_timeout_s: how long a test waits for devices that others hold.
         workload_dirs: folders that hold the user's own workloads.
         launcher: ``torchrun`` or ``forkserver``, for tests whose marker says nothing.
+        durations: the summary tells how long each launch took, and its parts.
     """
 
     gpus: int | None
@@ -45,6 +46,7 @@ class Options:
     lease_timeout_s: float
     workload_dirs: tuple[Path, ...]
     launcher: str
+    durations: bool
     rootdir: Path
 
 
@@ -163,6 +165,7 @@ _OPTIONS = (
         "what starts ranks: torchrun, or forkserver from a process with torch imported (default: torchrun)",
         "KIND",
     ),
+    _Option("durations", _boolean, "false", "show how long each launch took, and its parts"),
     _Option("workloads", _folder, "workloads", "folder of your own workloads (default: workloads)", "DIR"),
 )
 
@@ -200,6 +203,7 @@ def read_options(config: pytest.Config) -> Options:
         lease_timeout_s=values["lease_timeout"],
         workload_dirs=(config.rootpath / values["workloads"],),
         launcher=values["launcher"],
+        durations=values["durations"],
         rootdir=config.rootpath,
     )
     _refuse_contradictions(options)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.devices import VISIBLE_VARIABLE, World
+from pytest_aorta.devices import AMD, CUDA_VARIABLE, HIP_VARIABLE, ROCR_VARIABLE, World
 from pytest_aorta.spec import WorkloadSpec
 
 TORCHRUN = "torchrun"
@@ -102,7 +102,7 @@ def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str
         for name, value in environ.items()
         if name not in _SCRUBBED and not name.startswith(_SCRUBBED_PREFIXES)
     }
-    kept[VISIBLE_VARIABLE] = ",".join(device.token for device in plan.world.devices)
+    _show_devices(plan.world, kept)
     kept["AORTA_DEVICE"] = plan.world.device
     kept["AORTA_COLLECTIVE_TIMEOUT_S"] = f"{plan.timeout_s * _COLLECTIVE_SHARE:.3f}"
     # torchrun would set it with a warning; numbers depend on it.
@@ -114,6 +114,19 @@ def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str
         # Ranks run the very code that pytest runs, also where it is not installed.
         kept["PYTHONPATH"] = ":".join(filter(None, [str(package_parent), kept.get("PYTHONPATH")]))
     return kept
+
+
+def _show_devices(world: World, environ: dict[str, str]) -> None:
+    """Let ranks see the world's devices in its order and no others; HIP_VISIBLE_DEVICES counts what ROCR's left."""
+    tokens = ",".join(device.token for device in world.devices)
+    if world.device == "cpu":
+        # To HIP an empty value is none.
+        environ |= {CUDA_VARIABLE: "", HIP_VARIABLE: "-1", ROCR_VARIABLE: ""}
+    elif any(device.vendor == AMD for device in world.devices):
+        environ[HIP_VARIABLE] = tokens
+        environ.pop(CUDA_VARIABLE, None)
+    else:
+        environ[CUDA_VARIABLE] = tokens
 
 
 def _flight_recorder(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, str]:

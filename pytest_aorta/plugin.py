@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from pytest_aorta.devices import Device, check_budget, visible_devices
+from pytest_aorta.devices import Device, check_budget
+from pytest_aorta.discovery import visible_devices
 from pytest_aorta.errors import AortaError
 from pytest_aorta.fixtures import RECORD, SPEC, DistributedWorld, Launcher, WorkloadRunner, make_world, test_state
 from pytest_aorta.markers import MARKERS, read_markers
 from pytest_aorta.options import Options, add_options, read_options
 from pytest_aorta.records import TestRecord
-from pytest_aorta.reporting import header, summary_lines
+from pytest_aorta.reporting import durations_lines, header, summary_lines
 from pytest_aorta.updates import unused_baselines, write_new_baselines
 from pytest_aorta.warm import ForkServers
 
@@ -171,12 +172,13 @@ class Controller:
         own.notes += unused_baselines(own.records, own.passed.values(), whole, own.options)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """One section with every verdict, the totals, and what was written."""
+        """One section with the launches' durations where asked, every verdict, the totals, and what was written."""
         own = self.session
         if not any(record.num_launches or record.lacked_devices for record in own.records) and not own.notes:
             return
         terminalreporter.section("aorta")
-        for line in [*summary_lines(own.records), *own.notes]:
+        durations = durations_lines(own.records) if own.options.durations else []
+        for line in [*durations, *summary_lines(own.records), *own.notes]:
             terminalreporter.line(line)
 
 

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pytest_aorta.baseline import Baseline
 from pytest_aorta.comparison import Verdict
 
 
+@dataclass(frozen=True)
+class LaunchTimes:
+    """How long the ``number``-th launch of a test took: ``wall`` and, as far as they are known, its parts."""
+
+    number: int
+    launcher: str
+    times_s: dict[str, float]
+
+
 @dataclass
 class TestRecord:
-    """One test's verdicts, the baselines it wants written, and whether it was skipped for lack of devices."""
+    """One test's verdicts, the baselines it wants written, its launches, and whether it lacked devices."""
 
     __test__ = False
 
@@ -21,6 +30,7 @@ class TestRecord:
     used_cases: list[str] = field(default_factory=list)
     lacked_devices: str | None = None
     num_launches: int = 0
+    launch_times: list[LaunchTimes] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -31,6 +41,7 @@ class TestRecord:
             "used_cases": self.used_cases,
             "lacked_devices": self.lacked_devices,
             "num_launches": self.num_launches,
+            "launch_times": [asdict(times) for times in self.launch_times],
         }
 
     @classmethod
@@ -43,4 +54,5 @@ class TestRecord:
             used_cases=data["used_cases"],
             lacked_devices=data["lacked_devices"],
             num_launches=data["num_launches"],
+            launch_times=[LaunchTimes(**times) for times in data["launch_times"]],
         )

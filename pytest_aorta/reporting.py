@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from pytest_aorta.baseline import Baseline
@@ -12,10 +12,13 @@ from pytest_aorta.devices import CPU_WORLD_SIZE, Device, World
 from pytest_aorta.facts import launch_facts
 from pytest_aorta.metrics import METRICS, format_value
 from pytest_aorta.options import Options
+from pytest_aorta.phases import PHASES
 from pytest_aorta.records import TestRecord
 from pytest_aorta.result import WorkloadResult
 
 _COLUMNS = ("test", "metric", "value", "baseline", "change", "tolerance", "verdict")
+_DURATIONS = ("wall", *PHASES)
+_DURATION_COLUMNS = ("test", "launch", "launcher", *_DURATIONS)
 _MAX_DETAILS = 8
 
 
@@ -66,6 +69,26 @@ def totals(records: Sequence[TestRecord]) -> str:
     parts = [f"{count} {outcome}" for outcome, count in sorted(outcomes.items())]
     verdicts = f"{sum(outcomes.values())} compared" + (f" ({', '.join(parts)})" if parts else "")
     return f"{launches} launched, {verdicts}, {lacking} skipped for lack of devices"
+
+
+def durations_lines(records: Sequence[TestRecord]) -> list[str]:
+    """One line a launch, in seconds, the longest first, then the sums."""
+    launches = [(record.nodeid, launch) for record in records for launch in record.launch_times]
+    if not launches:
+        return []
+    launches.sort(key=lambda entry: -entry[1].times_s["wall"])
+    rows = [
+        (_short(nodeid), str(launch.number), launch.launcher, *_seconds(launch.times_s)) for nodeid, launch in launches
+    ]
+    sums: Counter[str] = Counter()
+    for _, launch in launches:
+        sums.update(launch.times_s)
+    table = [_DURATION_COLUMNS, *rows, ("total", str(len(launches)), "", *_seconds(sums))]
+    return ["launches in seconds, longest first:", *_table(table, [""] * len(table))]
+
+
+def _seconds(times_s: Mapping[str, float]) -> list[str]:
+    return [f"{times_s[name]:.2f}" if name in times_s else "-" for name in _DURATIONS]
 
 
 def change_lines(old: Baseline | None, new: Baseline) -> list[str]:

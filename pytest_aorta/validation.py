@@ -8,7 +8,7 @@ from typing import Any
 
 from pytest_aorta.errors import ResultError
 from pytest_aorta.files import UnreadableFile, read_json, write_json
-from pytest_aorta.launch import LaunchOutcome
+from pytest_aorta.launch import LaunchOutcome, launch_times_s, rank_folders
 from pytest_aorta.plan import LaunchPlan
 from pytest_aorta.result import SCHEMA_VERSION, WorkloadResult
 from pytest_aorta.schema_check import violation
@@ -23,14 +23,18 @@ def collect_result(plan: LaunchPlan, outcome: LaunchOutcome) -> WorkloadResult:
     """Read every rank's file, merge them into ``result.json`` and return the validated result.
 
     Raises:
-        ResultError: a file is missing, unreadable, doesn't fit the schema, or the ranks contradict each other.
+        ResultError: a file is missing, unreadable, doesn't fit the schema, the ranks contradict each other, or the
+            merged file can't be written.
     """
-    ranks = [_read_rank(plan.run_dir / "ranks" / str(rank) / "result.json") for rank in range(plan.world.size)]
+    ranks = [_read_rank(folder / "result.json") for folder in rank_folders(plan)]
     _check_ranks(plan, ranks)
     document = merge(plan, outcome, ranks)
     path = plan.run_dir / "result.json"
     _check_document(path, document)
-    write_json(path, document)
+    try:
+        write_json(path, document)
+    except OSError as error:
+        raise ResultError(f"{path}: can't be written: {error.strerror or error}") from None
     return WorkloadResult.from_json(document)
 
 
@@ -74,7 +78,7 @@ def merge(plan: LaunchPlan, outcome: LaunchOutcome, ranks: list[dict[str, Any]])
         "weight_hashes": first["weight_hashes"],
         "loss": first["loss"],
         "environment": first["environment"],
-        "launch_times_s": {"wall": outcome.wall_s, **outcome.phases_s},
+        "launch_times_s": launch_times_s(outcome),
     }
 
 

@@ -5,9 +5,12 @@ torchrun itself tells exit codes only in its log. Run as ``python -m pytest_aort
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
+
+from pytest_aorta.process.guard import AGENT_PID_VARIABLE
 
 
 def main(argv: list[str]) -> int:
@@ -18,6 +21,7 @@ def main(argv: list[str]) -> int:
 
     from pytest_aorta.files import write_json
 
+    os.environ[AGENT_PID_VARIABLE] = str(os.getpid())
     try:
         run(parse_args(argv[1:]))
     except ChildFailedError as error:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.process.channel import close_all, receive, send
-from pytest_aorta.process.guard import PR_SET_PDEATHSIG, guard_launch, prctl, prepare_agent
+from pytest_aorta.process.guard import die_with, guard_launch, prepare_agent
 from pytest_aorta.process.warm_agent import WarmAgent, fork, run_and_exit
 
 CUDA_PROOF_S = 60.0
@@ -139,7 +139,7 @@ def reap() -> None:
 
 
 def _agent(spec: dict[str, Any]) -> int:
-    prepare_agent()
+    prepare_agent(os.getppid())
     # pytest takes the end of the verdict's pipe for the guard's exit.
     close_all([spec["lifeline_fd"], spec["verdict_fd"]])
     return WarmAgent(Path(spec["run_dir"]), spec["world_size"]).main()
@@ -163,9 +163,7 @@ def main(argv: list[str]) -> None:
     """Serve the channel ``argv[0]`` as long as the process ``argv[1]`` lives."""
     channel = socket.socket(fileno=int(argv[0]))
     channel.set_inheritable(False)
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(argv[1]):  # it died before the signal was asked for
-        return
+    die_with(int(argv[1]))
     server = ForkServer(channel, preload())
     send(channel, {"ready": True})
     server.serve()

@@ -19,9 +19,12 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+# Set by torchrun's agent for its ranks; the fork server's ranks know their parent from the fork.
+AGENT_PID_VARIABLE = "AORTA_AGENT_PID"
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 TICK_S = 0.05
@@ -172,9 +175,16 @@ def prctl(option: int, value: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
-def prepare_agent() -> None:
-    """In the agent's process, before its first code: die with the guard, and let signals end it."""
+def die_with(parent_pid: int) -> None:
+    """Have SIGKILL sent to this process when its parent dies; leave at once if it has died already."""
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:  # it died before the signal was asked for
+        os._exit(1)
+
+
+def prepare_agent(guard_pid: int) -> None:
+    """In the agent's process, before its first code: die with the guard, and let signals end it."""
+    die_with(guard_pid)
     # What is ignored stays ignored in a new program, and the agent is to end on SIGTERM from its first moment.
     for ignored in IGNORED:
         signal.signal(ignored, signal.SIG_DFL)
@@ -201,7 +211,8 @@ def guard_launch(spec: dict[str, Any], start_agent: Callable[[], int]) -> None:
 
 def start_torchrun(argv: list[str]) -> int:
     """Start the agent's program; returns its process id."""
-    return subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=prepare_agent).pid
+    prepare = partial(prepare_agent, os.getpid())
+    return subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=prepare).pid
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """The first code of a rank, before torch is imported: ``python -m pytest_aorta.process.rank RUN_DIR``.
 
 It sends the rank's output to its own log, dies with the agent, can be asked for stacks with SIGUSR1, and leaves
-in ``ranks/<rank>/``: ``pid``, ``output.log``, ``stacks.txt``, then ``result.json`` or ``error.json``.
+in ``ranks/<rank>/``: ``pid``, ``output.log``, ``stacks.txt``, ``marks``, then ``result.json`` or ``error.json``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.process.guard import PR_SET_PDEATHSIG, prctl
+from pytest_aorta.phases import STARTED, leave_mark
+from pytest_aorta.process.guard import AGENT_PID_VARIABLE, die_with
 from pytest_aorta.process.last_words import leave_last_words
 
 
@@ -44,7 +45,8 @@ def main(run_dir: Path) -> None:
 
 def prepare(folder: Path) -> None:
     """Redirect output, register for stacks, and leave the process id."""
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    # Python has needed a while to start, and guard and agent may be gone: nobody else would end this rank then.
+    die_with(int(os.environ.pop(AGENT_PID_VARIABLE, os.getppid())))
     output = os.open(folder / "output.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (1, 2):
         os.dup2(output, stream)
@@ -57,6 +59,7 @@ def prepare(folder: Path) -> None:
     scratch = folder / ".pid.tmp"
     scratch.write_text(str(os.getpid()), encoding="ascii")
     scratch.rename(folder / "pid")
+    leave_mark(folder, STARTED)
 
 
 def write_error(folder: Path, error: BaseException) -> None:

@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from pytest_aorta.files import write_json
 from pytest_aorta.process import rank as rank_program
-from pytest_aorta.process.guard import PR_SET_PDEATHSIG, prctl
+from pytest_aorta.process.guard import die_with
 
 TERM_S = 2.0
 # Only ranks of this host find each other through it.
@@ -142,9 +142,7 @@ def fork(work: Callable[[], int]) -> int:
     parent_pid = os.getpid()
     pid = os.fork()
     if pid == 0:
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent_pid:  # it died before the signal was asked for
-            os._exit(1)
+        die_with(parent_pid)
         run_and_exit(work)
     return pid
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch.distributed as dist
 
 from pytest_aorta.files import write_json
+from pytest_aorta.phases import IMPORTED, RAN, SET_UP, leave_mark
 from pytest_aorta.result import RankResult
 from pytest_aorta.worker.recorder import recorder
 from pytest_aorta.worker.workload import Workload
@@ -27,13 +28,19 @@ def run_rank(run_dir: Path, folder: Path) -> None:
     plan = json.loads((run_dir / "plan.json").read_text(encoding="utf-8"))
     if plan["script"] is not None:
         run_script(plan["script"], plan["args"])
+        leave_mark(folder, RAN)
         finish(folder, recorder.result())
         if dist.is_initialized():
             dist.destroy_process_group()
         return
-    workload = load_workload(plan["workload"])(plan["config"])
+    workload_class = load_workload(plan["workload"])
+    leave_mark(folder, IMPORTED)
+    workload = workload_class(plan["config"])
     workload.setup()
-    finish(folder, workload.run())
+    leave_mark(folder, SET_UP)
+    result = workload.run()
+    leave_mark(folder, RAN)
+    finish(folder, result)
     workload.cleanup()
 
 

@@ -9,7 +9,8 @@ import pynvml
 import pytest
 from test_faults import failed, make_plan
 
-from pytest_aorta.devices import World, visible_devices
+from pytest_aorta.devices import World
+from pytest_aorta.discovery import visible_devices
 from pytest_aorta.fixtures import DistributedWorld
 
 pytestmark = pytest.mark.world(size=2, device="cuda")

@@ -197,7 +197,7 @@ def test_warm_launch_computes_what_a_cold_one_does(servers, tmp_path, name):
     assert warm.weight_hashes == cold.weight_hashes != {}
     assert warm.loss == cold.loss
     assert warm.environment == cold.environment
-    assert set(warm.launch_times_s) == {"wall", "start", "work", "tear_down"}
+    assert set(warm.launch_times_s) == {"wall", "start", "import", "init", "run", "leave"}
 
 
 def test_launch_sees_nothing_of_the_one_before_it(servers, script_plan, tmp_path, monkeypatch):

@@ -46,7 +46,8 @@ def fake_launch(plan, rootpath):
             (folder / "error.json").write_text(json.dumps(error))
         elif config.get("raises") is None:
             (folder / "result.json").write_text(json.dumps(rank_result(config, rank, plan.world.device)))
-    return LaunchOutcome("exit", 0 if config.get("raises") is None else 1, (), (), 0.25)
+    status = 0 if config.get("raises") is None else 1
+    return LaunchOutcome("exit", status, (), (), config.get("wall_s", 0.25), phases_s=config.get("phases_s", {}))
 
 
 def rank_result(config, rank, device):

@@ -169,6 +169,8 @@ def test_visible_device_that_is_none_is_told_in_the_header_and_by_its_test(proje
         nvmlInit=lambda: None,
         nvmlShutdown=lambda: None,
         nvmlDeviceGetCount=lambda: 1,
+        nvmlDeviceGetHandleByIndex=int,
+        nvmlDeviceGetUUID=str,
         nvmlDeviceGetHandleByUUID=lambda name: Path("/nowhere", name).stat(),
         nvmlDeviceGetName=str,
     )

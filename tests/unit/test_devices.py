@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import sys
 
 import pytest
 from hypothesis import given
@@ -14,104 +13,9 @@ from pytest_aorta.devices import (
     World,
     check_budget,
     resolve_world,
-    visible_devices,
-    visible_tokens,
 )
 from pytest_aorta.errors import DevicesUnavailable
 from pytest_aorta.markers import WorldSpec
-
-
-@pytest.mark.parametrize(
-    ("variable", "tokens"),
-    [
-        (None, ["0", "1", "2", "3"]),
-        ("", []),
-        ("2", ["2"]),
-        ("3,1", ["3", "1"]),
-        (" 0 , 1 ", ["0", "1"]),
-        ("0,-1,1", ["0"]),
-        ("-1", []),
-        ("0,4,1", ["0"]),
-        ("0,none,1", ["0"]),
-        ("0,,1", ["0"]),
-        ("NoDevFiles", []),
-        ("GPU-8932f937,GPU-1", ["GPU-8932f937", "GPU-1"]),
-        ("MIG-GPU-1/2/3", ["MIG-GPU-1/2/3"]),
-        ("²", []),
-        ("٣", []),
-    ],
-)
-def test_visible_devices_variable_is_read_as_cuda_does(variable, tokens):
-    assert visible_tokens(variable, 4) == tokens
-
-
-@pytest.mark.parametrize("variable", ["0,0", "0,1,0", "GPU-1,GPU-1"])
-def test_device_named_twice_leaves_none_visible(variable):
-    assert visible_tokens(variable, 4) == []
-
-
-@given(st.text() | st.lists(st.sampled_from(["0", "1", "7", "-1", "GPU-a", "x", " "])).map(",".join), st.integers(0, 8))
-def test_any_variable_names_distinct_devices_that_there_are(variable, count):
-    tokens = visible_tokens(variable, count)
-    assert len(set(tokens)) == len(tokens)
-    assert all(token.startswith(("GPU-", "MIG-")) or int(token) < count for token in tokens)
-
-
-def test_empty_variable_hides_every_device():
-    assert visible_devices({"CUDA_VISIBLE_DEVICES": ""}) == []
-
-
-class FakeNvml:
-    """Two GPUs, found by number or by whole name."""
-
-    class NVMLError(Exception):
-        pass
-
-    names = ("GPU-aaaa-1", "GPU-bbbb-2")
-
-    def nvmlInit(self):
-        pass
-
-    def nvmlShutdown(self):
-        pass
-
-    def nvmlDeviceGetCount(self):
-        return 2
-
-    def nvmlDeviceGetHandleByIndex(self, index):
-        return index
-
-    def nvmlDeviceGetHandleByUUID(self, name):
-        if name not in self.names:
-            raise self.NVMLError("Not Found")
-        return self.names.index(name)
-
-    def nvmlDeviceGetName(self, handle):
-        return f"model {handle}"
-
-    def nvmlDeviceGetUUID(self, handle):
-        return self.names[handle]
-
-
-@pytest.mark.parametrize(
-    ("variable", "devices"),
-    [
-        ("1,0", [("1", "model 1", "GPU-bbbb-2"), ("0", "model 0", "GPU-aaaa-1")]),
-        ("GPU-bbbb-2", [("GPU-bbbb-2", "model 1", "GPU-bbbb-2")]),
-        ("", []),
-    ],
-)
-def test_visible_devices_have_their_models_in_the_callers_order(monkeypatch, variable, devices):
-    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
-    found = visible_devices({"CUDA_VISIBLE_DEVICES": variable})
-    assert [(device.token, device.model, device.uuid) for device in found] == devices
-
-
-def test_name_of_no_device_is_an_error_that_shows_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
-    with pytest.raises(DevicesUnavailable, match=r"CUDA_VISIBLE_DEVICES names 'GPU-cccc', .*Not Found"):
-        visible_devices({"CUDA_VISIBLE_DEVICES": "GPU-cccc"})
-
 
 ON_CPU = World(2, "cpu")
 
@@ -225,6 +129,11 @@ def test_promised_gpus_that_are_not_there_are_refused():
         "--aorta-gpus=4: 1 GPUs are visible with CUDA_VISIBLE_DEVICES='3'; ask for at most that many, "
         "or for 0 to run on CPU ranks"
     )
+
+
+def test_every_variable_that_limits_is_told():
+    with pytest.raises(DevicesUnavailable, match=r"visible with HIP_VISIBLE_DEVICES='0' and ROCR_VISIBLE_DEVICES='';"):
+        check_budget(make_options(gpus=1), [], {"HIP_VISIBLE_DEVICES": "0", "ROCR_VISIBLE_DEVICES": "", "PATH": "/"})
 
 
 def test_promised_gpus_do_not_matter_to_a_run_on_cpu_ranks():

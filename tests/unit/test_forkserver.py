@@ -11,7 +11,6 @@ import pytest
 from unit_builders import make_plan
 
 from pytest_aorta.devices import World
-from pytest_aorta.launch import phases_s, prepare_folder
 from pytest_aorta.process.channel import close_all, receive, send
 from pytest_aorta.process.warm_agent import rank_environment
 from pytest_aorta.warm import server_key
@@ -88,16 +87,3 @@ def test_rank_is_told_who_it_is_and_where_the_others_meet():
     assert (environment["RANK"], environment["LOCAL_RANK"], environment["WORLD_SIZE"]) == ("2", "2", "4")
     assert (environment["MASTER_ADDR"], environment["MASTER_PORT"]) == ("127.0.0.1", "12345")
     assert environment["TORCHELASTIC_USE_AGENT_STORE"] == "True"
-
-
-def test_phases_are_told_by_the_last_rank(tmp_path):
-    plan = make_plan(tmp_path / "run")
-    prepare_folder(plan)
-    for rank, started_s, done_s in ((0, 101.0, 110.0), (1, 102.0, 115.0)):
-        for name, time_s in (("pid", started_s), ("result.json", done_s)):
-            path = plan.run_dir / "ranks" / str(rank) / name
-            path.touch()
-            os.utime(path, (time_s, time_s))
-    assert phases_s(plan, 100.0, 116.0) == {"start": 2.0, "work": 13.0, "tear_down": 1.0}
-    (plan.run_dir / "ranks/1/result.json").unlink()
-    assert phases_s(plan, 100.0, 116.0) == {}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from unit_builders import gpus, make_plan
 
-from pytest_aorta.devices import World
+from pytest_aorta.devices import Device, World
 from pytest_aorta.plan import agent_command, launch_environment, rank_document
 from pytest_aorta.spec import WorkloadSpec
 
@@ -47,9 +47,21 @@ def test_ranks_see_the_planned_devices_in_their_order(tmp_path):
     assert environment["AORTA_DEVICE"] == "cuda"
 
 
-def test_cpu_ranks_see_no_device(tmp_path):
-    environment = launch_environment(make_plan(tmp_path), {"CUDA_VISIBLE_DEVICES": "0,1"})
-    assert (environment["CUDA_VISIBLE_DEVICES"], environment["AORTA_DEVICE"]) == ("", "cpu")
+def test_ranks_on_amd_see_the_planned_devices_among_those_that_rocr_leaves(tmp_path):
+    world = World(2, "cuda", (Device("3", "MI300X", "GPU-3", "amd"), Device("GPU-1", "MI300X", "GPU-1", "amd")))
+    environ = {"CUDA_VISIBLE_DEVICES": "0", "HIP_VISIBLE_DEVICES": "0,1,2,3", "ROCR_VISIBLE_DEVICES": "7,6,5,4"}
+    environment = launch_environment(make_plan(tmp_path, world=world), environ)
+    seen = {name: value for name, value in environment.items() if name.endswith("VISIBLE_DEVICES")}
+    assert seen == {"HIP_VISIBLE_DEVICES": "3,GPU-1", "ROCR_VISIBLE_DEVICES": "7,6,5,4"}
+
+
+@pytest.mark.parametrize("value", [None, "0,1"])
+def test_cpu_ranks_see_no_device(tmp_path, value):
+    names = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+    environment = launch_environment(make_plan(tmp_path), {} if value is None else dict.fromkeys(names, value))
+    # To HIP an empty value is none.
+    assert [environment[name] for name in names] == ["", "-1", ""]
+    assert environment["AORTA_DEVICE"] == "cpu"
 
 
 def test_number_of_threads_is_one_and_the_callers_where_given(tmp_path):

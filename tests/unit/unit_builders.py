@@ -38,6 +38,7 @@ def make_options(**changes: Any) -> Options:
         lease_timeout_s=10.0,
         workload_dirs=(),
         launcher="torchrun",
+        durations=False,
         rootdir=Path(),
     )
     return replace(defaults, **changes)

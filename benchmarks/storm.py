@@ -1,0 +1,349 @@
+"""What 100 launches leave behind while their processes are killed at random: nothing, if all is well.
+
+Run: python benchmarks/storm.py [--seed N] [--launches N] [--cold N]
+
+A pytest run of its own, ``-n 2 --update-baselines`` in a scratch folder, launches two CPU ranks a test, most of them
+warm. Meanwhile ranks, agents, guards, fork servers and xdist workers get SIGKILL, one in about two launches. Afterwards
+there has to be no process and no lease of the storm, one whole baseline for each passed test that records one and none
+else, and a class for each failure. Fails where that is not so, or the run takes longer than its limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_aorta.baseline import read_baseline_file
+from pytest_aorta.claims import FOLDER_VARIABLE
+from pytest_aorta.errors import BaselineError
+from pytest_aorta.leases import holders
+
+# How often each kind is chosen where there is one.
+VICTIMS = {"rank": 4, "agent": 2, "guard": 2, "fork server": 1, "xdist worker": 1}
+# Launches begun between one kill and the next, and how far into the last one on average.
+PAUSE_LAUNCHES = (1, 3)
+MEAN_DELAY_S = 0.6
+TICK_S = 0.05
+LAUNCH_LIMIT_S = 60
+RUN_LIMIT_S = 480
+# A guard whose pytest was killed ends its ranks within SIGTERM's two seconds.
+GONE_LIMIT_S = 15
+PROGRAMS = {"process/guard.py": "guard", "process.agent": "agent", "process.rank": "rank"}
+UNKNOWN = "no class"
+FORKED = ("guard", "agent", "rank")
+# Victim -> the class of what its death makes of a test.
+CLASSES = {
+    "rank": "signal",
+    "agent": "rendezvous",
+    "guard": "guard lost",
+    "fork server": "fork server lost",
+    "xdist worker": "xdist worker crashed",
+}
+# Text of a failure -> its class, None for the class that the text names itself.
+FAILURES = {
+    r"on 2 cpu ranks: ([a-z ]+): ": None,
+    r"worker '\w+' crashed": "xdist worker crashed",
+    r"the fork server was lost": "fork server lost",
+}
+SCRIPT = """
+import time
+import torch
+import torch.distributed as dist
+from pytest_aorta.worker import recorder
+
+dist.init_process_group("gloo")
+recorder.start(torch.device("cpu"))
+for _ in range(5):
+    with recorder.step():
+        dist.all_reduce(torch.ones(1))
+        time.sleep(0.05)
+dist.barrier()
+dist.destroy_process_group()
+"""
+TESTS = """
+import pytest
+
+def case(number):
+    cold = number * {cold} // {launches} != (number + 1) * {cold} // {launches}
+    return pytest.param(number, marks=pytest.mark.world(size=2, device="cpu", warm=not cold))
+
+@pytest.mark.parametrize("number", map(case, range({launches})))
+def test_launch(workload, number):
+    result = workload.run_script("train.py")
+    if number % 2:
+        workload.check(result)
+"""
+
+
+@dataclass(frozen=True)
+class Process:
+    """A living process of the storm."""
+
+    pid: int
+    parent: int
+    command: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Storm:
+    """What happened, and what was left.
+
+    Attributes:
+        launched: launches by launcher; those whose pytest was killed do not tell theirs.
+        kills: by kind of victim.
+        outcomes: tests by class of failure.
+        left: what must not be there.
+    """
+
+    wall_s: float
+    gone_s: float
+    launched: Counter[str]
+    kills: Counter[str]
+    outcomes: Counter[str]
+    num_baselines: int
+    left: tuple[str, ...]
+
+
+def find_process(pid: int, scratch: Path) -> Process | None:
+    """The process, if it lives and names ``scratch`` or works in it."""
+    entry = Path("/proc", str(pid))
+    with suppress(OSError):
+        command, environ = (entry / "cmdline").read_bytes(), (entry / "environ").read_bytes()
+        if str(scratch).encode() in command + environ or (entry / "cwd").readlink().is_relative_to(scratch):
+            # The program's name may hold spaces and brackets: fields count from the last one.
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            return Process(pid, parent, tuple(command.decode(errors="replace").rstrip("\0").split("\0")))
+    return None
+
+
+def processes_of(scratch: Path) -> dict[int, Process]:
+    """Every living process of the storm by its id, this one apart."""
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    found = (find_process(pid, scratch) for pid in pids if pid != os.getpid())
+    return {process.pid: process for process in found if process}
+
+
+def kind_of(process: Process, processes: dict[int, Process], controller_pid: int) -> str | None:
+    """What a process is, by its program; what was forked off a fork server looks like it and goes by its place."""
+    if process.parent == controller_pid:
+        # One that has not started a launch yet is xdist's own affair.
+        is_busy = any(other.parent == process.pid for other in processes.values())
+        return "xdist worker" if is_busy else None
+    program = " ".join(process.command)
+    if "process.forkserver" not in program:
+        return next((kind for name, kind in PROGRAMS.items() if name in program), None)
+    if process.command[-1] == str(process.parent):
+        return "fork server"
+    above = kind_of(processes[process.parent], processes, controller_pid) if process.parent in processes else None
+    # The guard of a launch that has lost its fork server is nobody's child.
+    return FORKED[min(FORKED.index(above) + 1, 2)] if above in FORKED else "guard"
+
+
+def kill_one(scratch: Path, controller_pid: int, rng: random.Random) -> str | None:
+    """Send SIGKILL to a random process of a random kind; returns the kind, None where there was none."""
+    processes = processes_of(scratch)
+    by_kind: dict[str | None, list[int]] = {}
+    for process in processes.values():
+        by_kind.setdefault(kind_of(process, processes, controller_pid), []).append(process.pid)
+    kinds = [kind for kind in VICTIMS if kind in by_kind]
+    if not kinds:
+        return None
+    [kind] = rng.choices(kinds, [VICTIMS[kind] for kind in kinds])
+    pid = rng.choice(by_kind[kind])
+    with suppress(ProcessLookupError), ExitStack() as stack:
+        pidfd = os.pidfd_open(pid)
+        stack.callback(os.close, pidfd)
+        # Only now is it certain that the id is not another's.
+        if find_process(pid, scratch):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            return kind
+    return None
+
+
+def prepare(scratch: Path, num_launches: int, num_cold: int) -> None:
+    """Write the tests and their script."""
+    (scratch / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+    (scratch / "train.py").write_text(SCRIPT, encoding="utf-8")
+    text = TESTS.format(launches=num_launches, cold=num_cold)
+    (scratch / "test_storm.py").write_text(text, encoding="utf-8")
+
+
+def start_pytest(scratch: Path) -> subprocess.Popen[bytes]:
+    """Start the run that is to be disturbed."""
+    options = ["-n2", "--max-worker-restart=1000", "--update-baselines", "--aorta-gpus=0", "--aorta-device=cpu"]
+    paths = [f"--aorta-results={scratch / 'results'}", f"--junitxml={scratch / 'junit.xml'}"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, *paths]
+    with (scratch / "pytest.log").open("wb") as log:
+        return subprocess.Popen(
+            [*command, f"--aorta-timeout={LAUNCH_LIMIT_S}"],
+            cwd=scratch,
+            env=os.environ | {FOLDER_VARIABLE: str(scratch / "leases"), "TMPDIR": str(scratch)},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+
+
+def disturb(scratch: Path, process: subprocess.Popen[bytes], rng: random.Random) -> Counter[str]:
+    """Kill until pytest has ended by itself, or its time is up; returns kills by kind."""
+    kills: Counter[str] = Counter()
+    deadline_s, next_launch, at_s = time.monotonic() + RUN_LIMIT_S, 1, math.inf
+    while time.monotonic() < deadline_s:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(TICK_S)
+            return kills
+        num_begun = len(list((scratch / "results").glob("*/*")))
+        if num_begun >= next_launch:
+            at_s = min(at_s, time.monotonic() + rng.expovariate(1 / MEAN_DELAY_S))
+        if time.monotonic() >= at_s and (kind := kill_one(scratch, process.pid, rng)):
+            kills[kind] += 1
+            next_launch, at_s = num_begun + rng.randint(*PAUSE_LAUNCHES), math.inf
+    process.kill()
+    process.wait()
+    return kills
+
+
+def wait_until_gone(scratch: Path) -> dict[int, Process]:
+    """What still lives when everything had its time to end."""
+    deadline_s = time.monotonic() + GONE_LIMIT_S
+    while (processes := processes_of(scratch)) and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    return processes
+
+
+def failure_of(case: ElementTree.Element) -> str:
+    """The class of a test's failure, ``passed`` without one."""
+    problems = [entry for entry in case if entry.tag in ("failure", "error", "skipped")]
+    if not problems:
+        return "passed"
+    text = " ".join(f"{entry.get('message')} {entry.text}" for entry in problems)
+    for pattern, name in FAILURES.items():
+        if match := re.search(pattern, text):
+            return name or match[1]
+    return UNKNOWN
+
+
+def read_outcomes(scratch: Path) -> dict[str, str]:
+    """How each test ended by its name; nothing where pytest did not come to its end."""
+    try:
+        cases = ElementTree.parse(scratch / "junit.xml").iter("testcase")
+    except (OSError, ElementTree.ParseError):
+        return {}
+    return {str(case.get("name")): failure_of(case) for case in cases}
+
+
+def launchers(scratch: Path) -> Counter[str]:
+    """Launches by what started their ranks."""
+    found: Counter[str] = Counter()
+    for run_dir in (scratch / "results").glob("*/*"):
+        outcome = run_dir / "outcome.json"
+        found[json.loads(outcome.read_bytes())["launcher"] if outcome.exists() else "cut short"] += 1
+    return found
+
+
+def damaged_baselines(scratch: Path, outcomes: dict[str, str]) -> list[str]:
+    """What is wrong with the baselines: unreadable, lacking, of a test that failed, or not whole."""
+    recorded, problems = [], []
+    for path in sorted((scratch / "baselines").rglob("*")):
+        if path.is_file():
+            try:
+                recorded.append(read_baseline_file(path).test.split("::")[-1])
+            except BaselineError as error:
+                problems.append(str(error))
+    wanted = [name for name, failure in outcomes.items() if failure == "passed" and number_of(name) % 2]
+    problems += [f"baseline of {name} is lacking" for name in sorted(set(wanted) - set(recorded))]
+    return problems + [f"baseline of {name}, which failed" for name in sorted(set(recorded) - set(wanted))]
+
+
+def unexplained(outcomes: dict[str, str], kills: Counter[str]) -> list[str]:
+    """Failures that no kill has caused, or that are not called what it was."""
+    failures = {name: failure for name, failure in outcomes.items() if failure != "passed"}
+    problems = [f"{name}: {failure}" for name, failure in failures.items() if failure not in CLASSES.values()]
+    if len(failures) > kills.total():
+        problems.append(f"{len(failures)} tests failed after {kills.total()} kills")
+    return problems
+
+
+def number_of(name: str) -> int:
+    """The number in ``test_launch[7]``."""
+    return int(name.rpartition("[")[2].rstrip("]"))
+
+
+def storm(scratch: Path, num_launches: int, num_cold: int, seed: int) -> Storm:
+    """Run it once in ``scratch``, which is empty."""
+    prepare(scratch, num_launches, num_cold)
+    began_s = time.monotonic()
+    pytest_process = start_pytest(scratch)
+    kills = disturb(scratch, pytest_process, random.Random(seed))
+    ended_s = time.monotonic()
+    left = [f"process {process}" for process in wait_until_gone(scratch).values()]
+    gone_s = time.monotonic() - ended_s
+    left += [f"lease {claim}" for claim in holders(scratch / "leases")]
+    outcomes = read_outcomes(scratch)
+    left += damaged_baselines(scratch, outcomes)
+    left += unexplained(outcomes, kills)
+    if len(outcomes) != num_launches or pytest_process.returncode not in (0, 1):
+        left.append(f"pytest ended with {pytest_process.returncode}, {len(outcomes)} of {num_launches} tests reported")
+    return Storm(
+        wall_s=ended_s - began_s,
+        gone_s=gone_s,
+        launched=launchers(scratch),
+        kills=kills,
+        outcomes=Counter(outcomes.values()),
+        num_baselines=len(list((scratch / "baselines").glob("*/*.json"))),
+        left=tuple(left),
+    )
+
+
+def table(result: Storm) -> str:
+    """The figures, a row each."""
+    rows = [
+        ("launches", result.launched),
+        ("kills", result.kills),
+        ("tests", result.outcomes),
+        ("baselines, whole", {"": result.num_baselines}),
+        ("left or wrong", {"": len(result.left)}),
+    ]
+    lines = []
+    for name, counts in rows:
+        parts = ", ".join(f"{kind} {count}" for kind, count in Counter(counts).most_common() if kind)
+        lines.append(f"{name:18} {sum(counts.values()):4}  {parts}".rstrip())
+    lines.append(f"{'wall time':18} {result.wall_s:4.0f} s, all processes gone {result.gone_s:.1f} s later")
+    return "\n".join([*lines, *(f"  {problem}" for problem in result.left)])
+
+
+def main() -> None:
+    """Print the table; exit with 1 where something was left."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--launches", type=int, default=100)
+    parser.add_argument("--cold", type=int, default=15)
+    parser.add_argument("--keep", action="store_true", help="leave the scratch folder where it is")
+    asked = parser.parse_args()
+    scratch = Path(tempfile.mkdtemp(prefix="aorta-storm-")).resolve()
+    result = storm(scratch, asked.launches, asked.cold, asked.seed)
+    print(table(result))
+    if asked.keep or result.left:
+        print(f"kept: {scratch}")
+    else:
+        shutil.rmtree(scratch)
+    sys.exit(bool(result.left))
+
+
+if __name__ == "__main__":
+    main()

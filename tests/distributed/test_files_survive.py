@@ -1,0 +1,326 @@
+"""Baselines and results on hostile disks: a file is the old one or the new one, and nothing else is touched."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from pytest_aorta.baseline import Baseline, baseline_path, orphans, read_baseline, write_baseline
+from pytest_aorta.devices import World
+from pytest_aorta.diagnosis import launch_failure
+from pytest_aorta.errors import BaselineError, LaunchError, ResultError
+from pytest_aorta.facts import LaunchFacts
+from pytest_aorta.launch import LaunchOutcome, launch, prepare_folder
+from pytest_aorta.plan import LaunchPlan
+from pytest_aorta.result import RankResult
+from pytest_aorta.validation import collect_result
+
+PLATFORM = "cpu-x2-gloo"
+CASE = "tests/test_a.py::test_x::fsdp"
+NUM_KILLS = 30
+NUM_REWRITES = 25
+# Large enough that writing takes a while and does not fit on the small disks.
+NUM_STEPS = 2_000
+SMALL_BYTES = 16_384
+FORK = multiprocessing.get_context("fork")
+# A program that calls one of this file's functions.
+PROGRAM = "import sys; sys.path.insert(0, {folder!r}); import test_files_survive as t; t.{call}"
+# Root in namespaces of its own may mount; without --map-root-user it may not even read what is its own.
+MAY_MOUNT = ("unshare", "--user", "--map-root-user", "--mount")
+MAY_NOTHING = ("unshare", "--user")
+
+
+def make_baseline(seed: int = 0, num_steps: int = NUM_STEPS) -> Baseline:
+    """A baseline all of whose numbers are the seed's."""
+    facts = LaunchFacts(
+        recorded_at="2026-01-02T03:04:05Z",
+        sitting="0123456789ab",
+        launcher="torchrun",
+        num_steps=num_steps,
+        step_time_ms=dict.fromkeys(("mean", "p50", "p99", "tail5", "max"), float(seed)),
+        step_time_sample_ms=[float(seed)],
+        slowest_rank_p50_ms=float(seed),
+        fastest_rank_p50_ms=float(seed),
+        metrics={},
+        weight_hashes={},
+        loss=[float(seed)] * num_steps,
+        environment={"torch": "2.11.0", "device": "cpu"},
+    )
+    return Baseline(CASE, CASE.rpartition("::")[0], PLATFORM, "fsdp", {"seed": seed}, (facts,))
+
+
+def rewrite(folder: Path, seeds: range, times: int) -> None:
+    """Write one baseline after the other in one place."""
+    for number in range(times):
+        write_baseline(folder, make_baseline(seeds[number % len(seeds)]))
+
+
+def writer(folder: Path, seeds: range, times: int) -> multiprocessing.process.BaseProcess:
+    process = FORK.Process(target=rewrite, args=(folder, seeds, times))
+    process.start()
+    return process
+
+
+def stored(folder: Path) -> Path:
+    return write_baseline(folder, make_baseline())
+
+
+def assert_whole(folder: Path, seeds: range) -> None:
+    baseline = read_baseline(folder, PLATFORM, CASE)
+    assert baseline is not None
+    assert baseline == make_baseline(baseline.config["seed"])
+    assert baseline.config["seed"] in seeds
+
+
+def taken_for_baselines(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("*/*.json"))
+
+
+def files_below(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*") if not path.is_dir())
+
+
+def refusal(folder: Path, baseline: Baseline) -> str:
+    """The error of writing ``baseline``, which names its file."""
+    with pytest.raises(BaselineError) as caught:
+        write_baseline(folder, baseline)
+    assert str(caught.value).startswith(f"{baseline_path(folder, PLATFORM, CASE)}: ")
+    return str(caught.value)
+
+
+def make_plan(folder: Path) -> LaunchPlan:
+    """A launch of a script that does not exist: what is asked is whether it is started at all."""
+    return LaunchPlan(
+        name="absent.py",
+        spec=None,
+        config={},
+        script=str(folder / "absent.py"),
+        args=(),
+        world=World(2, "cpu"),
+        timeout_s=20.0,
+        run_dir=folder / "results" / "run",
+        cwd=folder,
+    )
+
+
+def in_namespace(namespace: tuple[str, ...], call: str) -> None:
+    """Call a function of this file in a process of its own in ``namespace``."""
+    if subprocess.run([*namespace, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("needs user namespaces")
+    code = PROGRAM.format(folder=str(Path(__file__).parent), call=call)
+    ended = subprocess.run([*namespace, sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def mount_small(folder: Path) -> None:
+    folder.mkdir()
+    options = f"size={SMALL_BYTES}"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=True, timeout=10)
+
+
+def fill(folder: Path) -> None:
+    with pytest.raises(OSError, match="No space left"):
+        (folder / "filler").write_bytes(b"x" * (SMALL_BYTES + 1))
+
+
+def test_baseline_is_whole_at_whatever_moment_its_writer_is_killed(tmp_path):
+    path, rng = stored(tmp_path), random.Random(0)
+    for _ in range(NUM_KILLS):
+        process, before = writer(tmp_path, range(3), 10_000), path.stat().st_ino
+        while path.stat().st_ino == before:
+            assert process.is_alive()
+            time.sleep(0.001)
+        time.sleep(rng.uniform(0, 0.03))
+        process.kill()
+        process.join()
+        assert_whole(tmp_path, range(3))
+    assert taken_for_baselines(tmp_path) == [path.name]
+    assert orphans(tmp_path, set(), {CASE.rpartition("::")[0]: {CASE}}, tmp_path) == [
+        f"{path}: no test uses it: tests/test_a.py::test_x is gone; delete it"
+    ]
+
+
+def test_baseline_that_two_processes_write_is_that_of_one_of_them(tmp_path):
+    path = stored(tmp_path)
+    writers = [writer(tmp_path, seeds, NUM_REWRITES) for seeds in (range(1, 3), range(3, 5))]
+    while any(process.is_alive() for process in writers):
+        assert_whole(tmp_path, range(5))
+    assert [process.exitcode for process in writers] == [0, 0]
+    assert_whole(tmp_path, range(1, 5))
+    assert files_below(tmp_path) == [path.name]
+
+
+def check_full_disk(folder: str) -> None:
+    disk = Path(folder)
+    mount_small(disk)
+    path = write_baseline(disk, make_baseline(num_steps=1))
+    assert "not written: No space left on device" in refusal(disk, make_baseline(1))
+    assert read_baseline(disk, PLATFORM, CASE) == make_baseline(num_steps=1)
+    assert files_below(disk) == [path.name]
+
+
+def test_full_disk_leaves_the_old_baseline_and_nothing_else(tmp_path):
+    in_namespace(MAY_MOUNT, f"check_full_disk({str(tmp_path / 'disk')!r})")
+
+
+@pytest.fixture
+def small_files() -> Iterator[None]:
+    """No file may grow over SMALL_BYTES."""
+    old_limits, old_handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (SMALL_BYTES, old_limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, old_limits)
+    signal.signal(signal.SIGXFSZ, old_handler)
+
+
+def test_baseline_over_the_limit_of_file_sizes_leaves_the_old_one_and_nothing_else(tmp_path, small_files):
+    path = write_baseline(tmp_path, make_baseline(num_steps=1))
+    assert "not written: File too large" in refusal(tmp_path, make_baseline(1))
+    assert read_baseline(tmp_path, PLATFORM, CASE) == make_baseline(num_steps=1)
+    assert files_below(tmp_path) == [path.name]
+
+
+def test_link_in_the_baselines_place_is_replaced_and_its_target_untouched(tmp_path):
+    outside = stored(tmp_path / "outside")
+    content = outside.read_bytes()
+    path = baseline_path(tmp_path / "baselines", PLATFORM, CASE)
+    path.parent.mkdir(parents=True)
+    path.symlink_to(outside)
+    write_baseline(tmp_path / "baselines", make_baseline(1))
+    assert outside.read_bytes() == content
+    assert not path.is_symlink()
+    assert_whole(tmp_path / "baselines", range(1, 2))
+
+
+def test_platform_folder_that_leads_outside_is_refused(tmp_path):
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "baselines").mkdir()
+    (tmp_path / "baselines" / PLATFORM).symlink_to(tmp_path / "outside")
+    assert f"leads out of {tmp_path / 'baselines'}, to {tmp_path / 'outside'}" in refusal(
+        tmp_path / "baselines", make_baseline()
+    )
+    assert files_below(tmp_path / "outside") == []
+
+
+def test_platform_that_is_a_path_upwards_is_refused(tmp_path):
+    with pytest.raises(BaselineError, match=r"\$\.platform: got \"\.\./outside\", allowed is pattern"):
+        write_baseline(tmp_path / "baselines", replace(make_baseline(), platform="../outside"))
+    assert files_below(tmp_path) == []
+
+
+def test_baselines_folder_may_be_a_link_itself(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "baselines").symlink_to(tmp_path / "elsewhere")
+    stored(tmp_path / "baselines")
+    assert_whole(tmp_path / "elsewhere", range(1))
+
+
+def test_platform_folder_that_links_to_itself_is_refused(tmp_path):
+    (tmp_path / PLATFORM).symlink_to(PLATFORM)
+    assert "Too many levels of symbolic links" in refusal(tmp_path, make_baseline())
+
+
+def test_link_to_an_unreadable_baseline_is_not_replaced(tmp_path):
+    outside = tmp_path / "outside.json"
+    outside.write_text("{", encoding="utf-8")
+    path = baseline_path(tmp_path / "baselines", PLATFORM, CASE)
+    path.parent.mkdir(parents=True)
+    path.symlink_to(outside)
+    assert "not valid JSON" in refusal(tmp_path / "baselines", make_baseline())
+    assert path.readlink() == outside
+
+
+def check_forbidden(folder: str) -> None:
+    assert "Permission denied" in refusal(Path(folder), make_baseline(1))
+
+
+@pytest.mark.parametrize("part", ["file", "platform folder"])
+def test_baseline_that_may_not_be_read_is_not_overwritten(tmp_path, part):
+    path = stored(tmp_path)
+    content, locked = path.read_bytes(), path if part == "file" else path.parent
+    mode = locked.stat().st_mode
+    locked.chmod(0)
+    in_namespace(MAY_NOTHING, f"check_forbidden({str(tmp_path)!r})")
+    locked.chmod(mode)
+    assert path.read_bytes() == content
+    assert files_below(tmp_path) == [path.name]
+
+
+def check_full_results(folder: str) -> None:
+    plan = make_plan(Path(folder))
+    mount_small(Path(folder) / "results")
+    fill(Path(folder) / "results")
+    with pytest.raises(LaunchError, match=r"results folder .*/run can't be written: No space left on device"):
+        launch(plan)
+
+
+def test_full_results_folder_fails_the_launch_before_anything_starts(tmp_path):
+    in_namespace(MAY_MOUNT, f"check_full_results({str(tmp_path)!r})")
+
+
+def check_forbidden_results(folder: str) -> None:
+    with pytest.raises(LaunchError, match=r"results folder .*/run can't be written: Permission denied"):
+        launch(make_plan(Path(folder)))
+
+
+def test_results_folder_that_may_not_be_written_fails_the_launch(tmp_path):
+    (tmp_path / "results").mkdir(mode=0o500)
+    in_namespace(MAY_NOTHING, f"check_forbidden_results({str(tmp_path)!r})")
+
+
+def test_results_folder_that_is_a_file_fails_the_launch(tmp_path):
+    (tmp_path / "results").touch()
+    with pytest.raises(LaunchError, match=r"results folder .*/run can't be written: Not a directory"):
+        launch(make_plan(tmp_path))
+
+
+class EndedGuard:
+    """A guard whose launch is over."""
+
+    def wait(self, timeout: float | None = None) -> None:
+        pass
+
+    def kill(self) -> None:
+        pass
+
+
+def test_results_folder_that_is_lost_while_ranks_run_hides_no_verdict(tmp_path):
+    verdict = {"reason": "exit", "agent_status": 1, "stopped": [], "survivors": [], "began_ns": 0, "wall_s": 1.0}
+
+    def start_guard(plan, environ, lifeline_fd, verdict_fd):
+        shutil.rmtree(plan.run_dir)
+        os.write(verdict_fd, json.dumps(verdict).encode())
+        return EndedGuard()
+
+    plan = make_plan(tmp_path)
+    outcome = launch(plan, {}, start_guard)
+    assert (outcome.reason, outcome.agent_status) == ("exit", 1)
+    failure = launch_failure(plan, outcome)
+    assert failure is not None
+    assert failure.kind == "rendezvous"
+
+
+def test_result_that_can_not_be_stored_is_an_error_with_its_path(tmp_path, small_files):
+    plan = make_plan(tmp_path)
+    prepare_folder(plan)
+    times = [1.0] * (SMALL_BYTES // 16)
+    for rank in range(plan.world.size):
+        result = RankResult(True, 0, len(times), len(times), times, 1.0, environment={"torch": "2.11.0"})
+        text = json.dumps(asdict(result))
+        (plan.run_dir / "ranks" / str(rank) / "result.json").write_text(text, encoding="utf-8")
+    with pytest.raises(ResultError, match=r"run/result\.json: can't be written: File too large"):
+        collect_result(plan, LaunchOutcome("exit", 0, (), (), 1.0))
+    assert not (plan.run_dir / "result.json").exists()

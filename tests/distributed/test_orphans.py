@@ -1,0 +1,40 @@
+"""Ranks that lose guard and agent before their own first code has run: nobody is left to end them but themselves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+from test_faults import START_S, await_true, make_plan, mentioning
+
+from pytest_aorta.launch import LaunchOutcome, launch
+
+# Python runs it before a rank's program.
+SLOW_START = """
+import os, sys, time
+if "pytest_aorta.process.rank" in sys.orig_argv and "pytest_aorta.process.agent" not in sys.orig_argv:
+    with open(os.environ["STARTED"], "a") as file:
+        file.write(f"{os.getppid()}\\n")
+    time.sleep(1.5)
+"""
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_rank_whose_guard_is_killed_while_python_starts_ends_by_itself(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(SLOW_START, encoding="utf-8")
+    started, outcomes = tmp_path / "started", list[LaunchOutcome]()
+    started.touch()
+    plan = make_plan(tmp_path, "none")
+    environ = os.environ | {"PYTHONPATH": str(tmp_path), "STARTED": str(started)}
+    launching = threading.Thread(target=lambda: outcomes.append(launch(plan, environ)))
+    launching.start()
+    await_true(lambda: len(started.read_text().splitlines()) == plan.world.size)
+    os.kill(parent_of(int(started.read_text().split()[0])), signal.SIGKILL)
+    launching.join(START_S)
+    assert [outcome.reason for outcome in outcomes] == ["guard_lost"]
+    await_true(lambda: mentioning(str(plan.run_dir)) == [], limit_s=5)

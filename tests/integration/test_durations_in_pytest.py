@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import pytest
+
+PHASES = {"start": 1.5, "import": 1.25, "init": 0.5, "run": 2.0, "leave": 0.75}
+THREE_LAUNCHES = """
+def test_two(workload):
+    for wall_s in (1.0, 6.0):
+        workload.run("toy", fault={"wall_s": wall_s, "phases_s": PHASES})
+
+def test_script(workload):
+    workload.run_script("train.py")
+"""
+
+
+@pytest.fixture
+def three(project):
+    project.write("train.py", "")
+    project.test_file(f"PHASES = {PHASES}\n{THREE_LAUNCHES}")
+    return project
+
+
+def table(result: pytest.RunResult) -> list[list[str]]:
+    """The words of the lines below the table's title."""
+    lines = result.stdout.lines
+    first = lines.index("launches in seconds, longest first:") + 1
+    return [line.split() for line in lines[first : first + 5]]
+
+
+EXPECTED = [
+    ["test", "launch", "launcher", "wall", "start", "import", "init", "run", "leave"],
+    ["test_toy::test_two", "2", "torchrun", "6.00", "1.50", "1.25", "0.50", "2.00", "0.75"],
+    ["test_toy::test_two", "1", "torchrun", "1.00", "1.50", "1.25", "0.50", "2.00", "0.75"],
+    ["test_toy::test_script", "1", "torchrun", "0.25", "-", "-", "-", "-", "-"],
+    ["total", "3", "7.25", "3.00", "2.50", "1.00", "4.00", "1.50"],
+]
+
+
+def test_durations_of_launches_are_shown_longest_first_with_their_total(three):
+    assert table(three.run("--aorta-durations")) == EXPECTED
+
+
+def test_durations_can_be_asked_for_in_the_ini_file(three):
+    three.ini("aorta_durations = true")
+    assert table(three.run()) == EXPECTED
+
+
+def test_durations_are_not_shown_unasked(three):
+    text = three.run().stdout.str()
+    assert "= aorta =" in text
+    assert "longest first" not in text
+
+
+def test_durations_travel_from_workers(three):
+    pytest.importorskip("xdist")
+    result = three.pytester.runpytest_subprocess("-n2", "--aorta-durations", timeout=60)
+    assert table(result) == EXPECTED
+
+
+def test_failed_launch_has_its_durations_too(project):
+    project.plant(raises=1, wall_s=2.5, phases_s={"start": 1.0})
+    project.one_test("workload.run('toy')")
+    result = project.run("--aorta-durations")
+    result.assert_outcomes(failed=1)
+    assert table(result)[1] == ["test_toy::test_one", "1", "torchrun", "2.50", "1.00", "-", "-", "-", "-"]
+
+
+def test_run_without_launches_shows_no_durations(project):
+    project.test_file("def test_nothing(): pass")
+    assert "longest first" not in project.run("--aorta-durations").stdout.str()
