@@ -51,7 +51,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class _Option:
+class Option:
     """One option: ``--aorta-<name>`` on the command line, ``aorta_<name>`` in the ini file."""
 
     name: str
@@ -63,10 +63,12 @@ class _Option:
 
     @property
     def flag(self) -> str:
+        """Its name on the command line."""
         return "--aorta-" + self.name.replace("_", "-")
 
     @property
     def ini(self) -> str:
+        """Its name in the ini file."""
         return f"aorta_{self.name}"
 
 
@@ -117,63 +119,63 @@ def _boolean(text: str) -> bool:
     return words[text.lower()]
 
 
-_OPTIONS = (
-    _Option("gpus", _count, None, "GPUs this run may use; 0: CPU ranks only (default: what is visible)", "N"),
-    _Option("device", _choice("auto", "cuda", "cpu"), "auto", "device ranks compute on: auto, cuda or cpu", "KIND"),
-    _Option("require_gpus", _boolean, "false", "a test skipped for lack of GPUs is an error"),
-    _Option(
+OPTIONS = (
+    Option("gpus", _count, None, "GPUs this run may use; 0: CPU ranks only (default: what is visible)", "N"),
+    Option("device", _choice("auto", "cuda", "cpu"), "auto", "device ranks compute on: auto, cuda or cpu", "KIND"),
+    Option("require_gpus", _boolean, "false", "a test skipped for lack of GPUs is an error"),
+    Option(
         "update_baselines",
         _boolean,
         "false",
         "write this run's values as the new baselines, and print what changed",
         alias="--update-baselines",
     ),
-    _Option("baselines", _folder, "baselines", "folder of the stored baselines (default: baselines)", "DIR"),
-    _Option(
+    Option("baselines", _folder, "baselines", "folder of the stored baselines (default: baselines)", "DIR"),
+    Option(
         "results",
         _folder,
         None,
         "keep each launch's plan, logs and result here (default: a temporary folder)",
         "DIR",
     ),
-    _Option("timeout", _seconds, "300", "time limit of a launch in seconds (default: 300)", "SECONDS"),
-    _Option(
+    Option("timeout", _seconds, "300", "time limit of a launch in seconds (default: 300)", "SECONDS"),
+    Option(
         "missing_baseline",
         _choice("fail", "record", "ignore"),
         "fail",
         "what a missing baseline does: fail, record or ignore (default: fail)",
         "ACTION",
     ),
-    _Option("share_host", _boolean, "false", "run timed tests beside others on this host, at the cost of noise"),
-    _Option(
+    Option("share_host", _boolean, "false", "run timed tests beside others on this host, at the cost of noise"),
+    Option(
         "lease_timeout",
         _seconds,
         "1800",
         "how long a test waits for devices that others hold (default: 1800)",
         "SECONDS",
     ),
-    _Option(
+    Option(
         "strict",
         _boolean,
         "false",
         "verdicts that decide nothing (not applicable, inconclusive) fail the test",
     ),
-    _Option(
+    Option(
         "launcher",
         _choice("torchrun", "forkserver"),
         "torchrun",
         "what starts ranks: torchrun, or forkserver from a process with torch imported (default: torchrun)",
         "KIND",
     ),
-    _Option("durations", _boolean, "false", "show how long each launch took, and its parts"),
-    _Option("workloads", _folder, "workloads", "folder of your own workloads (default: workloads)", "DIR"),
+    Option("durations", _boolean, "false", "show how long each launch took, and its parts"),
+    Option("workloads", _folder, "workloads", "folder of your own workloads (default: workloads)", "DIR"),
 )
 
 
 def add_options(parser: pytest.Parser) -> None:
     """Declare every option and its ini twin."""
     group = parser.getgroup("aorta", "distributed training workloads (pytest-aorta)")
-    for option in _OPTIONS:
+    for option in OPTIONS:
         flags = [flag for flag in (option.alias, option.flag) if flag]
         if option.parse is _boolean:
             group.addoption(*flags, dest=option.ini, action="store_const", const="true", default=None, help=option.help)
@@ -188,7 +190,7 @@ def read_options(config: pytest.Config) -> Options:
     Raises:
         SpecError: a value is not allowed, or two options contradict each other.
     """
-    values = {option.name: _value(config, option) for option in _OPTIONS}
+    values = {option.name: _value(config, option) for option in OPTIONS}
     options = Options(
         gpus=values["gpus"],
         device=values["device"],
@@ -210,7 +212,7 @@ def read_options(config: pytest.Config) -> Options:
     return options
 
 
-def _value(config: pytest.Config, option: _Option) -> Any:
+def _value(config: pytest.Config, option: Option) -> Any:
     given, source = config.getoption(option.ini), option.flag
     if given is None:
         given, source = config.getini(option.ini), f"ini option {option.ini}"
