@@ -221,19 +221,33 @@ def test_closed_stdin_changes_nothing(tmp_path):
     assert ended.returncode == 0, ended.stderr
 
 
-def in_dead_network(command: list[str]) -> list[str]:
-    return ["unshare", "--user", "--map-root-user", "--net", *command]
+OWN_NETWORK = ["unshare", "--user", "--map-root-user", "--net"]
+# With loopback up, and one port to hand out, which is taken.
+ONE_TAKEN_PORT = """
+import socket, subprocess
+subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+open("/proc/sys/net/ipv4/ip_local_port_range", "w").write("40000 40000")
+taken = [socket.create_server(("", 40000)), socket.create_server(("::", 40000), family=socket.AF_INET6)]
+"""
 
 
-def test_host_without_network_is_a_failed_rendezvous(tmp_path):
-    if subprocess.run(in_dead_network(["true"]), capture_output=True, check=False).returncode:
-        pytest.skip("needs user and network namespaces")
-    script = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_faults as t; "
-    script += (
-        "from pathlib import Path; plan = t.make_plan(Path(sys.argv[1]), 'none', 15.0); "
-        "failure = t.launch_failure(plan, t.launch(plan)); print(failure.kind); print(failure.text)"
+@pytest.mark.parametrize("network", ["", ONE_TAKEN_PORT], ids=["no network", "no free port"])
+def test_host_where_ranks_can_not_meet_is_a_failed_rendezvous(tmp_path, network):
+    if subprocess.run([*OWN_NETWORK, "ip", "link"], capture_output=True, check=False).returncode:
+        pytest.skip("needs user and network namespaces, and ip")
+    script = network + textwrap.dedent(
+        f"""
+        import sys
+        from pathlib import Path
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        import test_faults as t
+        plan = t.make_plan(Path(sys.argv[1]), "none", 15.0)
+        failure = t.launch_failure(plan, t.launch(plan))
+        print(failure.kind)
+        print(failure.text)
+        """
     )
-    command = in_dead_network([sys.executable, "-c", script, str(tmp_path)])
+    command = [*OWN_NETWORK, sys.executable, "-c", script, str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert ended.stdout.startswith("rendezvous\n"), ended.stdout + ended.stderr
     assert mentioning(str(tmp_path / "run")) == []
