@@ -9,6 +9,7 @@ import fcntl
 import json
 import os
 import select
+import shutil
 import subprocess
 import sys
 import time
@@ -131,6 +132,8 @@ def guard_spec(plan: LaunchPlan, lifeline_fd: int, verdict_fd: int) -> dict[str,
         "world_size": plan.world.size,
         "time_limit_s": plan.timeout_s,
         **asdict(plan.limits),
+        # Beside this Python too: a virtual environment need not be on the path.
+        "py_spy": shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent)),
         "lifeline_fd": lifeline_fd,
         "verdict_fd": verdict_fd,
     }

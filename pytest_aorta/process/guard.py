@@ -29,6 +29,7 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 TICK_S = 0.05
 STACKS_S = 0.5
+PY_SPY_S = 3.0
 TERM_S = 2.0
 KILL_S = 10.0
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -58,6 +59,8 @@ class Guard:
         leftover = sorted(descendants())
         if reason not in ("exit", "parent_gone"):
             self.dump_stacks()
+        if reason in ("time_limit", "straggler"):
+            self.dump_native_stacks()
         survivors = self.stop()
         return {
             "reason": reason,
@@ -117,12 +120,25 @@ class Guard:
     def dump_stacks(self) -> None:
         """Have every rank write its Python stacks, which faulthandler does even where the GIL is held."""
         alive = descendants()
-        for mark in self.ranks.glob("*/pid"):
+        for mark in sorted(self.ranks.glob("*/pid")):
             with suppress(ValueError, OSError):
                 pid = int(mark.read_text(encoding="ascii"))
                 if pid in alive:
                     os.kill(pid, signal.SIGUSR1)
         self.wait_for_none(STACKS_S)
+
+    def dump_native_stacks(self) -> None:
+        """Where py-spy is installed and may look, keep what it sees of every rank: threads without Python too."""
+        if self.spec["py_spy"] is None:
+            return
+        deadline_s = time.monotonic() + PY_SPY_S
+        for mark in sorted(self.ranks.glob("*/pid")):
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                return
+            with suppress(OSError, subprocess.SubprocessError), (mark.parent / "py-spy.txt").open("wb") as file:
+                command = [self.spec["py_spy"], "dump", "--pid", mark.read_text(encoding="ascii")]
+                subprocess.run(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, timeout=left_s, check=False)
 
     def stop(self) -> list[int]:
         """End every descendant; returns those that could not be killed."""

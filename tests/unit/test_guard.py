@@ -261,3 +261,25 @@ def test_process_id_of_a_stranger_gets_no_signal(guard):
     finally:
         stranger.kill()
         stranger.wait()
+
+
+FAKE_PY_SPY = """#!/bin/sh
+echo "$0 $@" | sed "s|.*/||"
+[ "$FAKE_HANGS" ] && sleep 30
+exit 0
+"""
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_py_spy_is_asked_about_every_rank_at_the_time_limit_and_bounded(tmp_path, guard, monkeypatch, hangs):
+    program = tmp_path / "py-spy"
+    program.write_text(FAKE_PY_SPY)
+    program.chmod(0o755)
+    monkeypatch.setenv("FAKE_HANGS", "1" if hangs else "")
+    began_s = time.monotonic()
+    watched = guard('rank_file(0, "pid", str(os.getpid())); time.sleep(60)', time_limit_s=0.5, py_spy=str(program))
+    assert watched.end()["reason"] == "time_limit"
+    words = (watched.run_dir / "ranks" / "0" / "py-spy.txt").read_text().split()
+    assert words[:3] == ["py-spy", "dump", "--pid"]
+    assert int(words[3]) in watched.pids()
+    assert time.monotonic() - began_s < 15
