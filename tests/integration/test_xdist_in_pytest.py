@@ -7,6 +7,7 @@ import pytest
 
 pytest.importorskip("xdist")
 
+TIMED = 'pytestmark = pytest.mark.tolerance(step_time_p50="5%")'
 TWO_FILES = {
     "test_a.py": "def test_a(workload): workload.check(workload.run('toy'))",
     "test_b.py": "def test_b(workload): workload.check(workload.run('toy', steps=5))",
@@ -30,7 +31,7 @@ updates.write_baseline = write_baseline
 @pytest.fixture
 def spread(project):
     for name, source in TWO_FILES.items():
-        project.write(name, source)
+        project.write(name, f"import pytest\n{TIMED}\n{source}\n")
     project.write("conftest.py", (project.path / "conftest.py").read_text() + SPY)
     return project
 

@@ -121,10 +121,13 @@ def test_marked_p99_of_few_steps_is_refused_with_the_remedy():
     )
 
 
+NAMED = {"step_time_p50": Tolerance(0.05)}
+
+
 def test_cpu_timing_of_this_sitting_is_judged_no_finer_than_a_doubling():
     baseline = make_baseline(launches=(on_cpu(),))
-    assert check(with_p50(on_cpu(), 19.0), baseline)["step_time_p50"].outcome is Outcome.PASS
-    row = check(with_p50(on_cpu(), 30.0), baseline)["step_time_p50"]
+    assert check(with_p50(on_cpu(), 19.0), baseline, NAMED)["step_time_p50"].outcome is Outcome.PASS
+    row = check(with_p50(on_cpu(), 30.0), baseline, NAMED)["step_time_p50"]
     assert (row.outcome, row.tolerance) == (Outcome.REGRESSION, "100%")
 
 
@@ -140,7 +143,7 @@ def test_cpu_timing_keeps_a_tolerance_wider_than_a_doubling():
     ids=["another machine", "an hour ago"],
 )
 def test_cpu_timing_of_another_sitting_is_not_applicable(recorded):
-    verdicts = check(on_cpu(), make_baseline(launches=(recorded,)))
+    verdicts = check(on_cpu(), make_baseline(launches=(recorded,)), NAMED)
     assert outcomes(verdicts) == {"step_time_p50": Outcome.NOT_APPLICABLE, "weight_hash": Outcome.PASS}
     row = verdicts["step_time_p50"]
     assert row.reason == "timing of CPU ranks is compared only within an hour on one machine"
@@ -245,7 +248,18 @@ def test_metric_that_one_of_two_launches_lacks_is_missing(lacks):
 
 
 def test_two_launches_on_cpu_are_compared_within_a_doubling():
-    assert compare_launches("case", with_p50(on_cpu(), 19.0), on_cpu(), {})["step_time_p50"].outcome is Outcome.PASS
+    verdicts = compare_launches("case", with_p50(on_cpu(), 19.0), on_cpu(), NAMED)
+    assert verdicts["step_time_p50"].outcome is Outcome.PASS
+
+
+def test_cpu_timing_that_no_marker_names_is_not_applicable():
+    for verdicts in (
+        check(with_p50(on_cpu(), 90.0), make_baseline(launches=(on_cpu(),))),
+        compare_launches("case", with_p50(on_cpu(), 90.0), on_cpu(), {}),
+    ):
+        row = verdicts["step_time_p50"]
+        assert row.outcome is Outcome.NOT_APPLICABLE
+        assert row.reason == "timing of CPU ranks is compared only where a tolerance marker names it"
 
 
 def test_exact_time_is_not_asked_of_cpu_ranks():
