@@ -18,7 +18,8 @@ _SCRUBBED_PREFIXES = ("PET_", "TORCHELASTIC_")
 _SCRUBBED = {
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT",
 }  # fmt: skip
-_FLIGHT_RECORDS = "2000"
+# Of some hundred steps of a dozen layers.
+_FLIGHT_RECORDS = "20000"
 # Collectives give up before the launch does, so that they can say where they were.
 _COLLECTIVE_SHARE = 0.8
 
@@ -137,6 +138,8 @@ def _flight_recorder(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, 
         "TORCH_FR_BUFFER_SIZE": size,
         "TORCH_NCCL_TRACE_BUFFER_SIZE": size,
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        # How long each rank was in its collectives tells the slow one.
+        "TORCH_NCCL_ENABLE_TIMING": environ.get("TORCH_NCCL_ENABLE_TIMING", "1"),
         "TORCH_FR_DUMP_TEMP_FILE": prefix,
         "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": prefix,
     }

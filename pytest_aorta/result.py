@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,10 @@ class RankResult:
         weight_hashes: step -> hash of the logical weights (the same on every rank).
         loss: the loss of each measured step, if the workload trains.
         environment: versions and devices that numbers depend on.
+        wait_ms: time in collectives, from this rank's arrival at each to its end, of each of the last steps: of all
+            of them, or as many as are known.
+        memory_bytes: memory in use before every tenth step.
+        canary_before, canary_after: milliseconds of a fixed program beside the steps.
     """
 
     passed: bool
@@ -81,11 +85,19 @@ class RankResult:
     weight_hashes: dict[str, str] = field(default_factory=dict)
     loss: list[float] = field(default_factory=list)
     environment: dict[str, str | int | float | bool | None] = field(default_factory=dict)
+    wait_ms: list[float] = field(default_factory=list)
+    memory_bytes: list[int] = field(default_factory=list)
+    canary_before: dict[str, float] = field(default_factory=dict)
+    canary_after: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class WorkloadResult:
-    """One launch's result over all ranks; ``step_times_ms[rank][step]``, ``metrics[name][rank]``."""
+    """One launch's result over all ranks; ``step_times_ms[rank][step]``, ``metrics[name][rank]``.
+
+    ``wait_ms[rank]`` and ``memory_bytes[rank]`` are lists as in :class:`RankResult`; ``canary_before[name][rank]``
+    and ``canary_after`` are empty where the workload has no process group then.
+    """
 
     schema_version: int
     workload: str
@@ -109,6 +121,10 @@ class WorkloadResult:
     loss: list[float]
     environment: dict[str, Any]
     launch_times_s: dict[str, float]
+    wait_ms: list[list[float]]
+    memory_bytes: list[list[int]]
+    canary_before: dict[str, list[float]]
+    canary_after: dict[str, list[float]]
 
     @property
     def step_times_max_ms(self) -> list[float]:

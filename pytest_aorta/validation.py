@@ -79,7 +79,20 @@ def merge(plan: LaunchPlan, outcome: LaunchOutcome, ranks: list[dict[str, Any]])
         "loss": first["loss"],
         "environment": first["environment"],
         "launch_times_s": launch_times_s(outcome),
+        "wait_ms": _last_common([rank["wait_ms"] for rank in ranks]),
+        "memory_bytes": [rank["memory_bytes"] for rank in ranks],
+        **{name: _by_rank([rank[name] for rank in ranks]) for name in ("canary_before", "canary_after")},
     }
+
+
+def _last_common(waits_ms: list[list[float]]) -> list[list[float]]:
+    """Of the last steps, as many as every rank knows."""
+    count = min(map(len, waits_ms))
+    return [waits[len(waits) - count :] for waits in waits_ms]
+
+
+def _by_rank(values: list[dict[str, float]]) -> dict[str, list[float]]:
+    return {name: [rank[name] for rank in values] for name in values[0]}
 
 
 def _place(detail: dict[str, Any]) -> tuple[int, int, int]:
@@ -107,6 +120,10 @@ def _read_rank(path: Path) -> dict[str, Any]:
             f"result invalid: {path}: {rank['configured_iterations']} iterations configured, "
             f"{rank['total_iterations']} done, {len(rank['step_times_ms'])} step times; they have to be equal"
         )
+    if len(rank["wait_ms"]) > rank["total_iterations"]:
+        raise ResultError(
+            f"result invalid: {path}: {len(rank['wait_ms'])} entries of wait_ms for {rank['total_iterations']} steps"
+        )
     return rank
 
 
@@ -117,6 +134,8 @@ def _check_ranks(plan: LaunchPlan, ranks: list[dict[str, Any]]) -> None:
         "metrics": lambda rank: sorted(rank["metrics"]),
         "weight_hashes": lambda rank: rank["weight_hashes"],
         "loss": lambda rank: rank["loss"],
+        "canary_before": lambda rank: sorted(rank["canary_before"]),
+        "canary_after": lambda rank: sorted(rank["canary_after"]),
     }
     for name, view in views.items():
         expected = view(ranks[0])

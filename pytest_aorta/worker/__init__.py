@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pytest_aorta.result import FailureDetail, RankResult
+from pytest_aorta.worker.delay import Delay
 from pytest_aorta.worker.environment import environment_facts
 from pytest_aorta.worker.rank_env import RankEnv
 from pytest_aorta.worker.recorder import Recorder, recorder
@@ -11,6 +12,7 @@ from pytest_aorta.worker.weight_hash import WeightHash, hash_parameters
 from pytest_aorta.worker.workload import Workload
 
 __all__ = [
+    "Delay",
     "FailureDetail",
     "RankEnv",
     "RankResult",

@@ -9,7 +9,7 @@ import math
 import os
 import runpy
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,6 +19,7 @@ import torch.distributed as dist
 from pytest_aorta.files import write_json
 from pytest_aorta.phases import IMPORTED, RAN, SET_UP, leave_mark
 from pytest_aorta.result import RankResult
+from pytest_aorta.worker.canary import run_canary
 from pytest_aorta.worker.recorder import recorder
 from pytest_aorta.worker.workload import Workload
 
@@ -38,9 +39,11 @@ def run_rank(run_dir: Path, folder: Path) -> None:
     workload = workload_class(plan["config"])
     workload.setup()
     leave_mark(folder, SET_UP)
+    before = run_canary()
     result = workload.run()
+    after = run_canary()
     leave_mark(folder, RAN)
-    finish(folder, result)
+    finish(folder, replace(result, canary_before=before, canary_after=after))
     workload.cleanup()
 
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 
 from pytest_aorta.result import FailureDetail, RankResult
+from pytest_aorta.worker.canary import run_canary
 from pytest_aorta.worker.environment import environment_facts
 from pytest_aorta.worker.timer import StepTimer
 
@@ -28,12 +29,14 @@ class Recorder:
         self._weight_hashes: dict[str, str] = {}
         self._loss: list[float] = []
         self._failures: list[FailureDetail] = []
+        self._canary_before: dict[str, float] = {}
 
     def start(self, device: torch.device, *, warmup: int = 0) -> None:
-        """Say which device the steps run on, before the first :meth:`step`."""
+        """Say which device the steps run on, before the first :meth:`step`; collective once ranks have joined."""
         if self._timer is not None:
             raise RuntimeError("recorder.start() was called twice")
         self._timer, self._device, self._warmup_left = StepTimer(device), device, warmup
+        self._canary_before = run_canary()
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -71,7 +74,7 @@ class Recorder:
             RuntimeError: the script never recorded a step.
         """
         times = self._timer.step_times_ms() if self._timer else []
-        if not times:
+        if self._timer is None or not times:
             raise RuntimeError(
                 "the script recorded no step: wrap each training step in `with recorder.step():` "
                 "after recorder.start(device)"
@@ -89,6 +92,10 @@ class Recorder:
             weight_hashes=self._weight_hashes,
             loss=self._loss,
             environment=dict(environment),
+            wait_ms=self._timer.wait_ms(),
+            memory_bytes=self._timer.memory_bytes(),
+            canary_before=self._canary_before,
+            canary_after=run_canary() if self._canary_before else {},
         )
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
 from pytest_aorta.worker.progress import Progress
+from pytest_aorta.worker.waiting import recorded_collectives, waits_of_steps_ms
+
+# Asking CUDA's allocator takes tens of microseconds of the host.
+MEMORY_EVERY_STEPS = 10
 
 
 class StepTimer:
@@ -20,15 +26,23 @@ class StepTimer:
     """
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._on_device = device.type == "cuda"
         self._progress = Progress.of_this_rank()
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._times_ms: list[float] = []
+        self._began_ns: list[int] = []
+        self._ended_ns = 0
+        self._cpu_waits_ms: list[float] = []
+        self._memory_bytes: list[int] = []
 
     @contextmanager
     def step(self) -> Iterator[None]:
         """Time the body as one step; a body that raises is not counted."""
         self._progress.advance()
+        if len(self._began_ns) % MEMORY_EVERY_STEPS == 0:
+            self._memory_bytes.append(self._memory_in_use())
+        began_ns = time.time_ns()
         if self._on_device:
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             begin.record()
@@ -36,9 +50,15 @@ class StepTimer:
             end.record()
             self._events.append((begin, end))
         else:
-            began_ns = time.perf_counter_ns()
+            clock_ns, thread_ns = time.perf_counter_ns(), time.thread_time_ns()
             yield
-            self._times_ms.append((time.perf_counter_ns() - began_ns) / 1e6)
+            busy_ns = time.thread_time_ns() - thread_ns
+            passed_ns = time.perf_counter_ns() - clock_ns
+            self._times_ms.append(passed_ns / 1e6)
+            # The two clocks tick apart.
+            self._cpu_waits_ms.append(max(0, passed_ns - busy_ns) / 1e6)
+        self._ended_ns = time.time_ns()
+        self._began_ns.append(began_ns)
 
     def step_times_ms(self) -> list[float]:
         """Every step's duration in order, in milliseconds. Waits for the device."""
@@ -47,3 +67,22 @@ class StepTimer:
             self._times_ms += [begin.elapsed_time(end) for begin, end in self._events]
             self._events.clear()
         return list(self._times_ms)
+
+    def wait_ms(self) -> list[float]:
+        """Time in collectives of each of the last steps, in milliseconds: of all steps, or as many as are known.
+
+        Call it after :meth:`step_times_ms`, and before the process group is left.
+        """
+        if not self._on_device:
+            return list(self._cpu_waits_ms)
+        return waits_of_steps_ms(recorded_collectives(), self._began_ns, self._ended_ns)
+
+    def memory_bytes(self) -> list[int]:
+        """Memory in use before every tenth step: what is allocated on the device, or resident on CPU."""
+        return list(self._memory_bytes)
+
+    def _memory_in_use(self) -> int:
+        if self._on_device:
+            return torch.cuda.memory_allocated(self._device)
+        resident_pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+        return int(resident_pages) * os.sysconf("SC_PAGE_SIZE")

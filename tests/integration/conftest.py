@@ -69,6 +69,10 @@ def rank_result(config, rank, device):
         "weight_hashes": {} if config["weight_hash"] is None else {"4": config["weight_hash"]},
         "loss": [],
         "environment": {"torch": config.get("torch", "2.11.0"), "device": device},
+        "wait_ms": [],
+        "memory_bytes": [],
+        "canary_before": {},
+        "canary_after": {},
     }
 """
 

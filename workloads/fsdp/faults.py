@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,7 +12,6 @@ WriteChunk = Callable[[torch.Tensor, int, int, int], None]
 
 GATHER_KINDS = ("stale_gather", "zeroed_gather", "partial_gather", "permuted_gather", "swapped_shards")
 DATA_KINDS = (*GATHER_KINDS, "stale_h2d", "dropped_gradient", "stale_gradient")
-_SLEEP_PROBE_CYCLES = 20_000_000
 
 
 @dataclass(frozen=True)
@@ -27,6 +25,7 @@ class FaultSpec:
     rank: int | None = None
     source_rank: int = 0
     delay_ms: float = 0.0
+    every: int = 1
 
     def check(self, *, verify: int, layers: int, world_size: int, optimizer: str) -> None:
         """Raise ValueError for a fault that could not happen in this run."""
@@ -93,38 +92,14 @@ class Fault:
         if self._spec.kind == "weight" and self._here:
             weights.view(torch.int32)[-1:].add_(1)
 
-    def slowdown(self, device: torch.device) -> Slowdown | None:
-        """The delay of each step on this rank, if that is the fault."""
-        if self._spec.kind != "slowdown" or not self._here:
-            return None
-        return Slowdown(device, self._spec.delay_ms)
+    @property
+    def delay_ms(self) -> float:
+        """What a slow iteration takes longer."""
+        return self._spec.delay_ms
+
+    def slows(self, iteration: int) -> bool:
+        """Whether this iteration is slow on this rank."""
+        return self._spec.kind == "slowdown" and self._here and iteration % self._spec.every == 0
 
     def _strikes(self, iteration: int, layer: int) -> bool:
         return self._here and iteration == self._iteration and layer == self._spec.layer
-
-
-class Slowdown:
-    """Occupies the compute stream, or the CPU rank, for a while."""
-
-    def __init__(self, device: torch.device, delay_ms: float) -> None:
-        """Calibrate on CUDA, which waits for the device."""
-        self._delay_s = delay_ms / 1e3
-        self._cycles = int(delay_ms * _cycles_per_ms()) if device.type == "cuda" else None
-
-    def __call__(self) -> None:
-        """Wait, without holding up the host on CUDA."""
-        if self._cycles is None:
-            time.sleep(self._delay_s)
-        else:
-            torch.cuda._sleep(self._cycles)
-
-
-def _cycles_per_ms() -> float:
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    # The first sleep loads the kernel and raises the clock.
-    torch.cuda._sleep(_SLEEP_PROBE_CYCLES)
-    begin.record()
-    torch.cuda._sleep(_SLEEP_PROBE_CYCLES)
-    end.record()
-    end.synchronize()
-    return _SLEEP_PROBE_CYCLES / float(begin.elapsed_time(end))

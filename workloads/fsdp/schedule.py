@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from pytest_aorta.worker import Delay
+
 from .buffers import Buffers
 from .faults import Fault
 from .lanes import AsyncLane, InlineLane, Lane, ReadAhead, StreamLane, Ticket, Transfer
@@ -70,7 +72,7 @@ class TrainingStep:
         self._fault = fault
         device = buffers.index.device
         self._contribution = Contribution(settings.world_size, settings.rank, settings.dtype, device)
-        self._slowdown = fault.slowdown(device)
+        self._delay = Delay(device, fault.delay_ms)
         self._inputs = ReadAhead(lanes.inputs, lanes.inputs_ahead, self._input_copy)
         self._gathers = ReadAhead(lanes.collectives, lanes.gathers_ahead, self._gather)
 
@@ -84,8 +86,8 @@ class TrainingStep:
         self._forward(iteration)
         self._backward(iteration)
         self._apply_gradients(iteration)
-        if self._slowdown:
-            self._slowdown()
+        if self._fault.slows(iteration):
+            self._delay()
 
     def _forward(self, iteration: int) -> None:
         gemm = self._buffers.gemm

@@ -53,7 +53,7 @@ class FsdpWorkload(Workload):
         settings = self._settings
         self._run_steps(range(settings.warmup + settings.verify), StepTimer(self._device))
         timer, elapsed_sec = self._measure()
-        step_times_ms = timer.step_times_ms()
+        step_times_ms, wait_ms = timer.step_times_ms(), timer.wait_ms()
         metrics = self._metrics(sum(step_times_ms) / 1e3)
         weight_hashes = self._weight_hashes()
         failure_count, failures = self._verification.failures()
@@ -69,6 +69,8 @@ class FsdpWorkload(Workload):
             weight_hashes=weight_hashes,
             # Sums of integers below 2**24 are exact in any order.
             environment=environment_facts(self._device, bitwise_reproducible=True),
+            wait_ms=wait_ms,
+            memory_bytes=timer.memory_bytes(),
         )
 
     def cleanup(self) -> None:

@@ -13,6 +13,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from pytest_aorta.worker import (
+    Delay,
     RankEnv,
     RankResult,
     StepTimer,
@@ -51,6 +52,7 @@ class LlamaFsdp2Workload(Workload):
         self._fault.check(steps=self.config["steps"], world_size=env.world_size)
         if self.config["deterministic"]:
             _use_deterministic_algorithms(self._device)
+        self._delay = Delay(self._device, self._fault.delay_ms)
         self._model = self._build_model()
         self._optimizer = self._build_optimizer()
         self._batches = self._make_batches()
@@ -61,7 +63,7 @@ class LlamaFsdp2Workload(Workload):
         for batch in self._batches[: self.config["warmup"]]:
             self._train_step(batch)
         timer, losses, weight_hashes, elapsed_sec = self._measure()
-        step_times_ms = timer.step_times_ms()
+        step_times_ms, wait_ms = timer.step_times_ms(), timer.wait_ms()
         return RankResult(
             passed=True,
             failure_count=0,
@@ -73,6 +75,8 @@ class LlamaFsdp2Workload(Workload):
             weight_hashes=weight_hashes,
             loss=_sum_over_ranks(losses),
             environment=environment_facts(self._device),
+            wait_ms=wait_ms,
+            memory_bytes=timer.memory_bytes(),
         )
 
     def cleanup(self) -> None:
@@ -163,7 +167,8 @@ class LlamaFsdp2Workload(Workload):
         began_s = time.perf_counter()
         for step, batch in enumerate(self._batches[self.config["warmup"] :], 1):
             with timer.step():
-                self._fault.within_step(step, self._rank, self._device)
+                if self._fault.slows(step, self._rank):
+                    self._delay()
                 losses.append(self._train_step(batch))
             self._fault.after_step(step, self._rank, self._model)
             if self._is_hashed(step):
