@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,23 @@ from pytest_aorta.files import UnreadableFile, read_json, slug, write_json
 from pytest_aorta.schema_check import violation
 
 SCHEMA = "baseline.schema.json"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MAX_BYTES = 4 << 20
+MAX_LAUNCHES = 100
+
+
+@dataclass(frozen=True)
+class StoredLaunch:
+    """A launch of a baseline.
+
+    Attributes:
+        epoch: counts the times the baseline was replaced, from 1.
+        anchor: whether it is part of the centre; the others tell the spread alone.
+    """
+
+    facts: LaunchFacts
+    epoch: int = 1
+    anchor: bool = True
 
 
 @dataclass(frozen=True)
@@ -28,6 +43,8 @@ class Baseline:
         case: what is compared: the test's node id and the comparison's label.
         test: the node id alone, to find baselines that no test uses.
         config: the workload's full config; a baseline of another config is no baseline.
+        launches: in order of recording; the last epoch has the anchor.
+        forced: epoch -> why a noisy set was taken all the same.
     """
 
     case: str
@@ -35,7 +52,24 @@ class Baseline:
     platform: str
     workload: str
     config: dict[str, Any]
-    launches: tuple[LaunchFacts, ...]
+    launches: tuple[StoredLaunch, ...]
+    forced: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def epoch(self) -> int:
+        """The present one."""
+        return self.launches[-1].epoch
+
+    @property
+    def anchor(self) -> tuple[LaunchFacts, ...]:
+        """The launches that give the centre; there is one at least."""
+        return tuple(stored.facts for stored in self.launches if stored.anchor)
+
+    @property
+    def epochs(self) -> list[tuple[LaunchFacts, ...]]:
+        """All launches, by epoch."""
+        numbers = sorted({stored.epoch for stored in self.launches})
+        return [tuple(stored.facts for stored in self.launches if stored.epoch == number) for number in numbers]
 
     def to_json(self) -> dict[str, Any]:
         """The file's document."""
@@ -46,7 +80,10 @@ class Baseline:
             "platform": self.platform,
             "workload": self.workload,
             "config": self.config,
-            "launches": [facts.to_json() for facts in self.launches],
+            "launches": [
+                {"epoch": stored.epoch, "anchor": stored.anchor} | stored.facts.to_json() for stored in self.launches
+            ],
+            "forced": self.forced,
         }
 
     @classmethod
@@ -58,7 +95,11 @@ class Baseline:
             platform=document["platform"],
             workload=document["workload"],
             config=document["config"],
-            launches=tuple(LaunchFacts.from_json(entry) for entry in document["launches"]),
+            launches=tuple(
+                StoredLaunch(LaunchFacts.from_json(entry), entry["epoch"], entry["anchor"])
+                for entry in document["launches"]
+            ),
+            forced=document["forced"],
         )
 
 
@@ -105,7 +146,7 @@ def read_baseline_file(path: Path) -> Baseline:
             f"{path}: schema_version is {version!r}, this pytest-aorta reads {SCHEMA_VERSION}; "
             f"delete the file and record it again with --update-baselines, or use the version that wrote it"
         )
-    if problem := violation(document, SCHEMA) or _impossible_moment(document):
+    if problem := violation(document, SCHEMA) or _impossible_moment(document) or _impossible_anchor(document):
         raise BaselineError(f"{path}: {problem}")
     return Baseline.from_json(document)
 
@@ -169,4 +210,14 @@ def _impossible_moment(document: dict[str, Any]) -> str | None:
             time.strptime(entry["recorded_at"], RECORDED_AT_FORMAT)
         except ValueError:
             return f"$.launches[{number}].recorded_at: got {entry['recorded_at']!r}, allowed is a moment in UTC"
+    return None
+
+
+def _impossible_anchor(document: dict[str, Any]) -> str | None:
+    launches = document["launches"]
+    epochs = [entry["epoch"] for entry in launches]
+    if epochs != sorted(epochs):
+        return f"$.launches: their epochs are {epochs}; they have to ascend"
+    if {entry["epoch"] for entry in launches if entry["anchor"]} != {epochs[-1]}:
+        return f"$.launches: the last epoch, {epochs[-1]}, has to have every anchor and one at least"
     return None

@@ -1,90 +1,30 @@
-"""Compares one launch's facts with its baseline, metric by metric."""
+"""Compares launches' facts with a baseline or with a reference, metric by metric."""
 
 from __future__ import annotations
 
-import calendar
+import math
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any, TypeAlias
 
 from pytest_aorta.baseline import Baseline
-from pytest_aorta.decision import Outcome, decide
+from pytest_aorta.decision import MIN_LAUNCHES_TO_FAIL, Decision, Outcome, decide_pairs, decide_stored
 from pytest_aorta.errors import SpecError
-from pytest_aorta.facts import RECORDED_AT_FORMAT, LaunchFacts
-from pytest_aorta.metrics import EXACT, METRICS, Metric, Tolerance, Value, format_value
+from pytest_aorta.facts import LaunchFacts
+from pytest_aorta.health import notes
+from pytest_aorta.metrics import EXACT, METRICS, Metric, Tolerance, Value
+from pytest_aorta.priors import SITTING_GAP_S, epochs_of, logs, sittings
+from pytest_aorta.spread import Level, Spread, level
+from pytest_aorta.verdicts import Verdict, Verdicts
 
-# Timing on shared CPUs means something only next to a baseline of the same machine and hour.
-CPU_SITTING_S = 3600.0
+Priors: TypeAlias = Callable[[Metric], Spread]
 # Between launches on shared CPUs step times vary by tens of percent: less than a doubling is noise.
 CPU_TIMING_TOLERANCE = 1.0
 # The config key of test-only hooks: what is planted there has to show against the undisturbed baseline.
 TEST_HOOK_KEY = "fault"
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """One metric's outcome; ``delta`` is relative to the baseline, positive where the value is larger."""
-
-    case: str
-    metric: str
-    outcome: Outcome
-    value: Value
-    baseline: Value
-    delta: float | None
-    tolerance: str
-    reason: str = ""
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the launch lacks what there is to compare."""
-        return self.outcome is Outcome.MISSING and self.value is None
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values, to travel between xdist's processes."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Verdict:
-        """The inverse of :meth:`to_json`."""
-        return replace(cls(**data), outcome=Outcome(data["outcome"]))
-
-    def cells(self) -> tuple[str, str, str, str, str, str]:
-        """Metric, value, baseline, delta, tolerance, outcome: a row of the summary."""
-        unit = METRICS[self.metric].unit
-        delta = "-" if self.delta is None else f"{self.delta:+.1%}"
-        exact = self.tolerance == str(EXACT)
-        value, baseline = (format_value(shown, unit, exact=exact) for shown in (self.value, self.baseline))
-        return self.metric, value, baseline, delta, self.tolerance, self.outcome.value
-
-    def __str__(self) -> str:
-        """One line for a failure's text."""
-        metric, value, baseline, delta, tolerance, outcome = self.cells()
-        text = f"{metric}: {outcome}: {value}, baseline {baseline}, change {delta}, tolerance {tolerance}"
-        return f"{text} ({self.reason})" if self.reason else text
-
-
-@dataclass(frozen=True)
-class Verdicts:
-    """All verdicts of one comparison."""
-
-    case: str
-    rows: tuple[Verdict, ...]
-
-    def __getitem__(self, metric: str) -> Verdict:
-        """The verdict of one metric."""
-        rows = {row.metric: row for row in self.rows}
-        if metric not in rows:
-            raise KeyError(f"{metric} was not compared; there are {sorted(rows)}")
-        return rows[metric]
-
-    def failing(self, *, strict: bool, missing_fails: bool) -> list[Verdict]:
-        """The verdicts that fail the test."""
-        red = {Outcome.REGRESSION}
-        red |= {Outcome.MISSING} if missing_fails else set()
-        red |= {Outcome.NOT_APPLICABLE, Outcome.INCONCLUSIVE, Outcome.MISSING} if strict else set()
-        # What the launch itself lost is no missing baseline.
-        return [row for row in self.rows if row.outcome in red or row.is_lost]
+_STALE = "baseline stale: record the better value with --update-baselines"
 
 
 def identity(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,118 +32,246 @@ def identity(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key != TEST_HOOK_KEY}
 
 
-def choose_tolerances(marked: Mapping[str, Tolerance], facts: LaunchFacts) -> dict[str, Tolerance]:
-    """The metrics to compare: those a marker names, and the table's defaults that the launch has.
+def choose_tolerances(marked: Mapping[str, Tolerance], *facts: LaunchFacts) -> dict[str, Tolerance]:
+    """The metrics to compare: those a marker names, and the table's defaults that any of the launches has.
 
     Raises:
         SpecError: a marker names a metric that means nothing with so few steps.
     """
     chosen = dict(marked)
+    num_steps = min(launch.num_steps for launch in facts)
     for name in marked:
-        if facts.num_steps < METRICS[name].min_steps:
+        if num_steps < METRICS[name].min_steps:
             raise SpecError(
-                f"tolerance of {name}: {facts.num_steps} steps were measured and it takes at least "
+                f"tolerance of {name}: {num_steps} steps were measured and it takes at least "
                 f"{METRICS[name].min_steps}; measure more steps, or use step_time_tail5"
             )
     for name, metric in METRICS.items():
-        has_it = metric.measure(facts) is not None and facts.num_steps >= metric.min_steps
+        has_it = any(metric.measure(launch) is not None for launch in facts) and num_steps >= metric.min_steps
         if name not in chosen and metric.default is not None and has_it:
             chosen[name] = metric.default
-    return chosen
+    return {name: chosen[name] for name in METRICS if name in chosen}
 
 
-def compare_with_baseline(
-    case: str,
-    facts: LaunchFacts,
-    config: dict[str, Any],
-    baseline: Baseline | None,
-    marked: Mapping[str, Tolerance],
-) -> Verdicts:
-    """One verdict a metric; a metric that the baseline has and the launch lost is *missing*, as is the reverse."""
-    tolerances = choose_tolerances(marked, facts)
-    if baseline is not None:
-        had = {name for name, metric in METRICS.items() if metric.default and metric.measure(baseline.launches[-1])}
-        few = {name for name in had if facts.num_steps < METRICS[name].min_steps}
-        tolerances |= {name: METRICS[name].default for name in had - few - set(tolerances)}  # type: ignore[misc]
-    rows = tuple(
-        _compare_one(case, METRICS[name], facts, config, baseline, tolerances[name])
-        for name in METRICS
-        if name in tolerances
-    )
-    return Verdicts(case, rows)
+@dataclass(frozen=True)
+class StoredComparison:
+    """Compares a growing number of launches of one sitting with a stored baseline.
 
-
-def compare_launches(
-    case: str,
-    candidate: LaunchFacts,
-    reference: LaunchFacts,
-    marked: Mapping[str, Tolerance],
-    only: Collection[str] | None = None,
-) -> Verdicts:
-    """The A/B inside one run: ``reference`` takes the baseline's place, with the same sitting and environment.
-
-    ``only`` limits it to some metrics, at exactness where neither marker nor table has a tolerance.
-
-    Raises:
-        SpecError: ``only`` names a metric that there is not.
+    Attributes:
+        config: the candidate's; a baseline of another one is none.
+        marked: the tolerances that markers name.
+        priors: what is taken for a metric's spread before the baseline shows its own.
+        max_launches: of the candidate, after which every verdict is final.
     """
-    # Either side's metrics count: what one of them lacks is missing, not left out.
-    tolerances = choose_tolerances({}, reference) | choose_tolerances(marked, candidate)
-    if only is not None:
-        if unknown := sorted(set(only) - set(METRICS)):
-            raise SpecError(f"compare: no such metrics {unknown}; there are {sorted(METRICS)}")
-        tolerances = {name: tolerances.get(name, EXACT) for name in only}
-    rows = []
-    for name, tolerance in tolerances.items():
-        value, other = METRICS[name].measure(candidate), METRICS[name].measure(reference)
-        tolerance = widened(METRICS[name], candidate, tolerance)
-        blank = Verdict(case, name, Outcome.MISSING, value, other, None, str(tolerance))
-        rows.append(_judge(blank, METRICS[name], candidate, [reference], tolerance))
-    return Verdicts(case, tuple(rows))
+
+    case: str
+    config: dict[str, Any]
+    baseline: Baseline | None
+    marked: Mapping[str, Tolerance]
+    priors: Priors
+    max_launches: int = 1
+
+    def judge(self, launches: Sequence[LaunchFacts], decided: Mapping[str, Verdict] | None = None) -> Verdicts:
+        """One verdict a metric; one that the baseline has and the launch lost is *missing*, as is the reverse.
+
+        ``decided`` are verdicts of fewer launches that stay as they are.
+        """
+        present = () if self.baseline is None else self.baseline.anchor[-1:]
+        tolerances = choose_tolerances(self.marked, launches[0], *present)
+        rows = [
+            (decided or {}).get(name) or self._judge_one(METRICS[name], launches, tolerance)
+            for name, tolerance in tolerances.items()
+        ]
+        anchor = () if self.baseline is None else self.baseline.anchor
+        return Verdicts(self.case, tuple(rows), tuple(notes(launches, anchor)))
+
+    def level(self, metric: Metric) -> Level:
+        """The stored centre of a metric and its spread. There has to be a baseline that has the metric."""
+        assert self.baseline is not None
+        values, keys = logs(metric, self.baseline.anchor), sittings(self.baseline.anchor)
+        anchor: dict[Any, list[float]] = {}
+        for value, key in zip(values, keys, strict=True):
+            if value is not None:
+                anchor.setdefault(key, []).append(value)
+        return level(anchor, epochs_of(metric, self.baseline), self.priors(metric))
+
+    def _judge_one(self, metric: Metric, launches: Sequence[LaunchFacts], tolerance: Tolerance) -> Verdict:
+        tolerance = widened(metric, launches[0], tolerance)
+        blank = _blank(self.case, metric, launches, tolerance)
+        if self.baseline is None:
+            return replace(blank, reason="no baseline; record one with --update-baselines")
+        if reason := _other_config(self.baseline.config, self.config):
+            return replace(blank, reason=reason)
+        anchor = self.baseline.anchor
+        if problem := _incomparable(blank, metric, tolerance, launches, anchor):
+            return problem
+        if tolerance.relative is None or isinstance(blank.value, str):
+            return _exact(blank, metric, launches, anchor)
+        values = [value for value in logs(metric, launches) if value is not None]
+        if len(values) < len(launches) or None in logs(metric, anchor):
+            return _within_range(blank, metric, launches, anchor, self.max_launches)
+        stored = self.level(metric)
+        decision = decide_stored(
+            values,
+            sittings([*anchor, *launches])[-1],
+            stored,
+            tolerance.relative,
+            max_launches=self.max_launches,
+            worse=_worse(metric),
+        )
+        row = _decided(blank, decision, metric, math.exp(stored.centre))
+        few = f"only {len(anchor)} launches in the baseline; record more with --update-baselines"
+        return replace(row, reason=few) if row.outcome is Outcome.INCONCLUSIVE and len(anchor) < 5 else row
 
 
-def _compare_one(
-    case: str,
+@dataclass(frozen=True)
+class PairedComparison:
+    """Compares launches of candidate and reference, made in turn in one sitting.
+
+    Attributes:
+        only: the metrics to compare, at exactness where neither marker nor table has a tolerance; None: as stored.
+        max_pairs: after which every verdict is final.
+    """
+
+    case: str
+    marked: Mapping[str, Tolerance]
+    priors: Priors
+    only: Collection[str] | None = None
+    max_pairs: int = 1
+
+    def judge(
+        self,
+        candidates: Sequence[LaunchFacts],
+        references: Sequence[LaunchFacts],
+        decided: Mapping[str, Verdict] | None = None,
+    ) -> Verdicts:
+        """One verdict a metric; what one of the two lacks is missing, not left out.
+
+        Raises:
+            SpecError: ``only`` names a metric that there is not.
+        """
+        tolerances = choose_tolerances(self.marked, candidates[0], references[0])
+        if self.only is not None:
+            if unknown := sorted(set(self.only) - set(METRICS)):
+                raise SpecError(f"compare: no such metrics {unknown}; there are {sorted(METRICS)}")
+            tolerances = {name: tolerances.get(name, EXACT) for name in self.only}
+        rows = [
+            (decided or {}).get(name) or self._judge_one(METRICS[name], candidates, references, tolerance)
+            for name, tolerance in tolerances.items()
+        ]
+        return Verdicts(self.case, tuple(rows), tuple(notes(candidates, references)))
+
+    def _judge_one(
+        self,
+        metric: Metric,
+        candidates: Sequence[LaunchFacts],
+        references: Sequence[LaunchFacts],
+        tolerance: Tolerance,
+    ) -> Verdict:
+        blank = _blank(self.case, metric, candidates, tolerance)
+        if problem := _incomparable(blank, metric, tolerance, candidates, references):
+            return problem
+        if tolerance.relative is None or isinstance(blank.value, str):
+            return _exact(blank, metric, candidates, references)
+        values, others = logs(metric, candidates), logs(metric, references)
+        differences = [a - b for a, b in zip(values, others, strict=True) if a is not None and b is not None]
+        if len(differences) < len(candidates):
+            return _within_range(blank, metric, candidates, references, self.max_pairs)
+        decision = decide_pairs(
+            differences,
+            self.priors(metric).within,
+            tolerance.relative,
+            max_pairs=self.max_pairs,
+            worse=_worse(metric),
+        )
+        return _decided(blank, decision, metric, _middle(metric, references))
+
+
+def _blank(case: str, metric: Metric, launches: Sequence[LaunchFacts], tolerance: Tolerance) -> Verdict:
+    value = _middle(metric, launches)
+    return Verdict(case, metric.name, Outcome.MISSING, value, None, None, str(tolerance), launches=len(launches))
+
+
+def _middle(metric: Metric, launches: Sequence[LaunchFacts]) -> Value:
+    values = [metric.measure(launch) for launch in launches]
+    numbers = [value for value in values if isinstance(value, float | int)]
+    return float(median(numbers)) if numbers and len(numbers) == len(values) else values[0]
+
+
+def _incomparable(
+    blank: Verdict,
     metric: Metric,
-    facts: LaunchFacts,
-    config: dict[str, Any],
-    baseline: Baseline | None,
     tolerance: Tolerance,
-) -> Verdict:
-    value = metric.measure(facts)
-    tolerance = widened(metric, facts, tolerance)
-    blank = Verdict(case, metric.name, Outcome.MISSING, value, None, None, str(tolerance))
-    if baseline is None:
-        return replace(blank, reason="no baseline; record one with --update-baselines")
-    if reason := _other_config(baseline.config, config):
-        return replace(blank, reason=reason)
-    return _judge(blank, metric, facts, baseline.launches, tolerance)
+    launches: Sequence[LaunchFacts],
+    others: Sequence[LaunchFacts],
+) -> Verdict | None:
+    """The verdict where there are not two things to compare."""
+    known = [metric.measure(other) for other in others]
+    if any(metric.measure(launch) is None for launch in launches):
+        return replace(blank, value=None, baseline=known[-1], reason=f"the launch has no {metric.name}")
+    if any(value is None for value in known):
+        return replace(blank, reason=f"the baseline has no {metric.name}; record it again with --update-baselines")
+    if reason := not_applicable(metric, tolerance, launches[0], others[-1]):
+        shown = blank.baseline if metric.direction == "exact" else _middle(metric, others)
+        return replace(blank, outcome=Outcome.NOT_APPLICABLE, baseline=shown, reason=reason)
+    return None
 
 
-def _judge(
-    blank: Verdict, metric: Metric, facts: LaunchFacts, recorded: Sequence[LaunchFacts], tolerance: Tolerance
+def _exact(
+    blank: Verdict, metric: Metric, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]
 ) -> Verdict:
-    value, others = blank.value, [metric.measure(launch) for launch in recorded]
-    if value is None:
-        return replace(blank, baseline=others[-1], reason=f"the launch has no {metric.name}")
-    known = [other for other in others if other is not None]
-    if len(known) < len(others):
-        return replace(blank, reason=f"the baseline has no {metric.name}; record it with --update-baselines")
-    if reason := not_applicable(metric, tolerance, facts, recorded[-1]):
-        return replace(blank, outcome=Outcome.NOT_APPLICABLE, baseline=others[-1], reason=reason)
-    decision = decide(metric, value, known, tolerance)
-    reason = "baseline stale: record the better value with --update-baselines"
+    expected = {metric.measure(other) for other in others}
+    for launch in launches:
+        value = metric.measure(launch)
+        if odd := sorted(expected - {value}, key=str):
+            return replace(blank, outcome=Outcome.REGRESSION, value=value, baseline=odd[0])
+    return replace(blank, outcome=Outcome.PASS, baseline=blank.value)
+
+
+def _within_range(
+    blank: Verdict,
+    metric: Metric,
+    launches: Sequence[LaunchFacts],
+    others: Sequence[LaunchFacts],
+    max_launches: int,
+) -> Verdict:
+    """Where some values are zero or below, relative changes mean nothing: whether all lie beyond all others."""
+    worse = _worse(metric)
+    here = [worse * float(metric.measure(launch) or 0) for launch in launches]
+    there = [worse * float(metric.measure(other) or 0) for other in others]
+    row = replace(blank, baseline=_middle(metric, others), reason="not positive: compared by range")
+    if max(here) <= max(there) and min(here) >= min(there):
+        return replace(row, outcome=Outcome.PASS)
+    if len(here) < min(MIN_LAUNCHES_TO_FAIL, max_launches):
+        return replace(row, outcome=Outcome.INCONCLUSIVE, is_open=True)
+    if len(here) >= MIN_LAUNCHES_TO_FAIL and min(here) > max(there):
+        return replace(row, outcome=Outcome.REGRESSION)
+    better = len(here) >= MIN_LAUNCHES_TO_FAIL and max(here) < min(there)
+    return replace(row, outcome=Outcome.IMPROVED if better else Outcome.INCONCLUSIVE)
+
+
+def _decided(blank: Verdict, decision: Decision, metric: Metric, centre: Value) -> Verdict:
+    worse = _worse(metric)
+    ends = sorted(math.expm1(worse * end) for end in (decision.low, decision.high))
     return replace(
         blank,
-        outcome=decision.outcome,
-        baseline=decision.baseline,
-        delta=decision.delta,
-        reason=reason if decision.outcome is Outcome.IMPROVED else "",
+        outcome=decision.outcome or Outcome.INCONCLUSIVE,
+        is_open=decision.outcome is None,
+        baseline=centre,
+        delta=math.expm1(worse * decision.effect),
+        low=ends[0],
+        high=ends[1],
+        launches=decision.launches,
+        reason=_STALE if decision.outcome is Outcome.IMPROVED else "",
     )
+
+
+def _worse(metric: Metric) -> int:
+    return -1 if metric.direction == "higher" else 1
 
 
 def widened(metric: Metric, facts: LaunchFacts, tolerance: Tolerance) -> Tolerance:
-    """The tolerance that the device can hold: timing on CPU ranks is judged no finer than a doubling."""
+    """The tolerance that a stored baseline can hold: of CPU ranks' timing no finer one than a doubling."""
     if metric.kind != "timing" or facts.environment.get("device") != "cpu" or tolerance is metric.default:
         return tolerance
     return Tolerance(max(tolerance.relative or 0.0, CPU_TIMING_TOLERANCE))
@@ -217,8 +285,7 @@ def not_applicable(metric: Metric, tolerance: Tolerance, facts: LaunchFacts, rec
         # The table's own tolerance, not one of a marker: such a test does not have the host alone.
         if tolerance is metric.default:
             return "timing of CPU ranks is compared only where a tolerance marker names it"
-        age_s = time.time() - calendar.timegm(time.strptime(recorded.recorded_at, RECORDED_AT_FORMAT))
-        if recorded.sitting != facts.sitting or age_s > CPU_SITTING_S:
+        if recorded.sitting != facts.sitting or time.time() - recorded.moment_s > SITTING_GAP_S["cpu"]:
             return "timing of CPU ranks is compared only within an hour on one machine"
     if metric.kind != "numeric" or tolerance.relative is not None:
         return None

@@ -1,13 +1,34 @@
-"""The rule that turns a value, its baseline and a tolerance into a verdict. Pure."""
+"""The rules that turn launches and a tolerance into an outcome. Pure: no file, no clock, no launch.
+
+The unit is the launch: steps within one depend on each other, and most of the scatter lies between launches. A change
+is a difference of logs, positive where the metric got worse. It is a regression only where it is beyond both the
+tolerance and the noise, and it passes only where twice the tolerance can be ruled out; whatever is left asks for
+another launch, and in the end is inconclusive. Both errors are shared out over the looks (Bonferroni), so that their
+totals stay below ``FALSE_ALARM_RATE`` and ``MISS_RATE`` however much the looks depend on each other.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
 from statistics import median
 
-from pytest_aorta.metrics import Metric, Tolerance
+from pytest_aorta.spread import Level, Variance, median_variance
+
+# Of unchanged code to be called a regression in a comparison, over all its looks.
+FALSE_ALARM_RATE = 5e-4
+# Of a change of twice the tolerance to be passed.
+MISS_RATE = 0.05
+CONFIDENCE = 0.95
+LOOKS = (1, 3, 5, 7, 9, 11, 13)
+MIN_LAUNCHES_TO_FAIL = 3
+PAIR_LOOKS = (2, 3, 4, 6, 8, 12)
+MIN_PAIRS_TO_FAIL = 3
+# What a baseline's spread counts for in an A/B, whose own sitting may be another kind of weather.
+PAIR_PRIOR_DF = 4.0
 
 
 class Outcome(StrEnum):
@@ -23,32 +44,178 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Decision:
-    """An outcome with the centre of the baseline and the relative change (positive: the value is larger)."""
+    """An outcome with the evidence for it.
 
-    outcome: Outcome
-    baseline: float | str
-    delta: float | None
-
-
-def decide(metric: Metric, value: float | str, baseline: Sequence[float | str], tolerance: Tolerance) -> Decision:
-    """Compare ``value`` with the median of the baseline's launches, or bit for bit where ``tolerance`` is exact.
-
-    A change for the worse beyond the tolerance is a regression, one for the better is improved. Raises ValueError
-    for an empty baseline.
+    Attributes:
+        outcome: None asks for more launches.
+        effect: the change as a difference of logs, positive: worse.
+        low, high: its two-sided 95% interval.
+        launches: of the candidate; pairs in an A/B.
     """
-    if not baseline:
-        raise ValueError("a decision needs at least one baseline value")
-    if tolerance.relative is None or isinstance(value, str):
-        odd = next((other for other in baseline if other != value), None)
-        return Decision(Outcome.PASS if odd is None else Outcome.REGRESSION, value if odd is None else odd, None)
-    centre = median(float(other) for other in baseline)
-    if centre == 0:
-        # No change is small against nothing, so that the sign alone decides.
-        delta, change, allowed = None, value, 0.0
-    else:
-        delta = change = (value - centre) / abs(centre)
-        allowed = tolerance.relative
-    worse = -change if metric.direction == "higher" else change
-    # Asked this way round, a value that is no number never passes.
-    outcome = Outcome.PASS if abs(worse) <= allowed else Outcome.IMPROVED if worse < 0 else Outcome.REGRESSION
-    return Decision(outcome, centre, delta)
+
+    outcome: Outcome | None
+    effect: float
+    low: float
+    high: float
+    launches: int
+
+
+def decide_stored(
+    candidate: Sequence[float], sitting: Hashable, baseline: Level, tolerance: float, *, max_launches: int, worse: int
+) -> Decision:
+    """Compare launches of one sitting with a stored baseline.
+
+    ``candidate`` holds the logs of the metric, of at least one launch; ``worse`` is 1 where a larger metric is worse,
+    else -1. ``tolerance`` is relative. Fewer launches than a look asks for decide nothing, and at ``max_launches``
+    the outcome is final.
+    """
+    count = len(candidate)
+    looks = [look for look in LOOKS if look <= max_launches] or [1]
+    effect = worse * (median(candidate) - baseline.centre)
+    slower, faster = baseline.spread.slower, baseline.spread.faster
+    up, down = (slower, faster) if worse > 0 else (faster, slower)
+    own = _own_scatter(candidate)
+    alarm = baseline.error(sitting, count, max(up.pooled(own), replace(up, value=own.value), key=lambda v: v.value))
+    miss = baseline.error(sitting, count, down.pooled(own))
+    failing = [look for look in looks if look >= MIN_LAUNCHES_TO_FAIL]
+    # One launch that a neighbour has disturbed must not tip the rest: each has to be slow.
+    all_worse = min(worse * (value - baseline.centre) for value in candidate) > math.log1p(tolerance) / 2
+    all_better = max(worse * (value - baseline.centre) for value in candidate) < -math.log1p(tolerance) / 2
+    rule = _Rule(tolerance, _share(FALSE_ALARM_RATE, failing), MISS_RATE / len(looks))
+    may_fail = count in failing
+    return rule.decide(
+        effect,
+        alarm,
+        miss,
+        count,
+        can_fail=may_fail and all_worse,
+        can_improve=may_fail and all_better,
+        can_pass=count in looks,
+        last=count >= looks[-1],
+    )
+
+
+def decide_pairs(
+    differences: Sequence[float], scatter: Variance, tolerance: float, *, max_pairs: int, worse: int
+) -> Decision:
+    """Compare adjacent launches of candidate and reference, pair by pair.
+
+    ``differences`` are those of the metric's logs, candidate less reference, of at least one pair; ``scatter`` is
+    what is known beforehand of a single launch's variance. The mean is trimmed and its variance winsorized (Tukey and
+    McLaughlin, Sankhya A 25, 1963), so that an outlier launch in either of the two moves neither.
+    """
+    count = len(differences)
+    looks = [look for look in PAIR_LOOKS if look <= max_pairs] or [PAIR_LOOKS[0]]
+    values = sorted(worse * value for value in differences)
+    trimmed = _trim(count)
+    kept = values[trimmed : count - trimmed]
+    effect = sum(kept) / len(kept)
+    prior = Variance(2 * scatter.value, min(scatter.df, PAIR_PRIOR_DF))
+    pooled = prior.pooled(_winsorized(values, trimmed))
+    factor = median_variance(count) if len(kept) <= 2 else 1 / len(kept)
+    error = Variance(pooled.value * factor, pooled.df)
+    failing = [look for look in looks if look >= MIN_PAIRS_TO_FAIL]
+    rule = _Rule(tolerance, _share(FALSE_ALARM_RATE, failing), MISS_RATE / len(looks))
+    looked = count in looks
+    may_fail = looked and count >= MIN_PAIRS_TO_FAIL
+    return rule.decide(
+        effect,
+        error,
+        error,
+        count,
+        can_fail=may_fail,
+        can_improve=may_fail,
+        can_pass=looked,
+        last=count >= looks[-1],
+    )
+
+
+def detectable(baseline: Level, sitting: Hashable, num_launches: int, *, power: float = 0.95) -> float:
+    """The smallest relative slowdown that ``num_launches`` of another sitting tell from none, with ``power``.
+
+    That is of a tolerance small enough not to matter. Where fewer than three launches never fail a test, it is the
+    slowdown that they refuse to pass.
+    """
+    error = baseline.error(sitting, num_launches, baseline.spread.within)
+    alarm = FALSE_ALARM_RATE if num_launches >= MIN_LAUNCHES_TO_FAIL else MISS_RATE
+    bound = quantile_t(1 - alarm, error.df) + quantile_t(power, error.df)
+    return math.expm1(bound * math.sqrt(error.value))
+
+
+@dataclass(frozen=True)
+class _Rule:
+    tolerance: float
+    alarm_rate: float
+    miss_rate: float
+
+    def decide(
+        self,
+        effect: float,
+        alarm: Variance,
+        miss: Variance,
+        count: int,
+        *,
+        can_fail: bool,
+        can_improve: bool,
+        can_pass: bool,
+        last: bool,
+    ) -> Decision:
+        allowed, doubled = math.log1p(self.tolerance), math.log1p(2 * self.tolerance)
+        beyond = max(allowed, quantile_t(1 - self.alarm_rate, alarm.df) * math.sqrt(alarm.value))
+        bound = effect + quantile_t(1 - self.miss_rate, miss.df) * math.sqrt(miss.value)
+        outcome: Outcome | None = None
+        if can_fail and effect > beyond:
+            outcome = Outcome.REGRESSION
+        elif can_improve and -effect > beyond:
+            outcome = Outcome.IMPROVED
+        elif can_pass and effect <= allowed and bound < doubled and (last or effect >= -allowed):
+            outcome = Outcome.PASS
+        elif last:
+            outcome = Outcome.INCONCLUSIVE
+        side = (1 + CONFIDENCE) / 2
+        below = quantile_t(side, alarm.df) * math.sqrt(alarm.value)
+        above = quantile_t(side, miss.df) * math.sqrt(miss.value)
+        return Decision(outcome, effect, effect - below, effect + above, count)
+
+
+def _own_scatter(candidate: Sequence[float]) -> Variance:
+    """What the candidate's own launches tell of today's noise."""
+    count = len(candidate)
+    if count < MIN_LAUNCHES_TO_FAIL:
+        return Variance(0, 0)
+    mean = sum(candidate) / count
+    return Variance(sum((value - mean) ** 2 for value in candidate) / (count - 1), count - 1)
+
+
+def _share(rate: float, looks: Sequence[int]) -> float:
+    return rate / max(1, len(looks))
+
+
+def _trim(count: int) -> int:
+    """Values left out at either end: a fifth, and one as soon as there is a middle."""
+    return 0 if count < 3 else max(1, count // 5)
+
+
+def _winsorized(ascending: Sequence[float], trimmed: int) -> Variance:
+    """Variance of single values as the trimmed mean's error needs it; zero degrees of freedom below five."""
+    count, kept = len(ascending), len(ascending) - 2 * trimmed
+    if kept < 2:
+        return Variance(0, 0)
+    low, high = ascending[trimmed], ascending[count - trimmed - 1]
+    drawn_in = [min(max(value, low), high) for value in ascending]
+    mean = sum(drawn_in) / count
+    squares = sum((value - mean) ** 2 for value in drawn_in)
+    # The error of the trimmed mean is squares / (kept (kept - 1)), and this is divided by kept later.
+    return Variance(squares / (kept - 1), kept - 1)
+
+
+@lru_cache(maxsize=4096)
+def _quantile_t(share: float, df: float) -> float:
+    from scipy.stats import t  # costs collection half a second otherwise
+
+    return float(t.ppf(share, df))
+
+
+def quantile_t(share: float, df: float) -> float:
+    """Student's quantile; degrees of freedom are rounded down to tenths, which errs to the careful side."""
+    return _quantile_t(share, max(0.5, math.floor(df * 10) / 10))

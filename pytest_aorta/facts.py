@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import calendar
 import hashlib
 import time
 from dataclasses import asdict, dataclass, fields
@@ -9,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.result import WorkloadResult
+from pytest_aorta.within_launch import growth, rank_lags_ms
 
-SAMPLE_SIZE = 50
+SAMPLE_SIZE = 20
 RECORDED_AT_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 # What bit-for-bit numbers depend on, next to the world's size and device.
 NUMERIC_ENVIRONMENT = (
@@ -31,12 +33,15 @@ class LaunchFacts:
         launcher: how ranks were started.
         num_steps: measured steps.
         step_time_ms: mean, p50, p99, tail5 (mean of the slowest 5%) and max of the steps' maxima over ranks.
-        step_time_sample_ms: at most 50 of those maxima, evenly spaced in time.
+        step_time_sample_ms: at most 20 of those maxima, evenly spaced in time.
         slowest_rank_p50_ms, fastest_rank_p50_ms: the span of the ranks' own medians.
         metrics: the workload's facts, merged over ranks (mean; peak memory: largest).
         weight_hashes: step -> hash.
-        loss: loss of each measured step.
+        final_loss: loss of the last measured step, None where nothing was trained.
         environment: what bit-for-bit numbers depend on.
+        rank_lag_ms: how much less each rank waits a step than the others; empty where that is not known.
+        step_time_growth, memory_growth: relative growth within the launch that noise does not explain.
+        canary_ms: the fixed program's times, the slowest rank's, before or after the steps.
     """
 
     recorded_at: str
@@ -49,8 +54,17 @@ class LaunchFacts:
     fastest_rank_p50_ms: float
     metrics: dict[str, float]
     weight_hashes: dict[str, str]
-    loss: list[float]
+    final_loss: float | None
     environment: dict[str, Any]
+    rank_lag_ms: list[float]
+    step_time_growth: float
+    memory_growth: float
+    canary_ms: dict[str, float]
+
+    @property
+    def moment_s(self) -> int:
+        """When it was recorded, in seconds since 1970."""
+        return calendar.timegm(time.strptime(self.recorded_at, RECORDED_AT_FORMAT))
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> LaunchFacts:
@@ -88,9 +102,19 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
         fastest_rank_p50_ms=_short(rank_p50.min()),
         metrics={name: _over_ranks(name, values) for name, values in sorted(result.metrics.items())},
         weight_hashes=result.weight_hashes,
-        loss=result.loss,
+        final_loss=result.loss[-1] if result.loss else None,
         environment=_numeric_environment(result),
+        rank_lag_ms=[_short(lag) for lag in rank_lags_ms(result.wait_ms)],
+        step_time_growth=_short(growth(result.step_times_max_ms)),
+        memory_growth=_short(max(growth(used) for used in result.memory_bytes)) if result.memory_bytes else 0.0,
+        canary_ms=_canary(result),
     )
+
+
+def _canary(result: WorkloadResult) -> dict[str, float]:
+    """Each part's time on its slowest rank; of before and after the steps the better, since one may be disturbed."""
+    before, after = result.canary_before, result.canary_after
+    return {name: _short(min(max(before[name]), max(after.get(name, before[name])))) for name in sorted(before)}
 
 
 def _numeric_environment(result: WorkloadResult) -> dict[str, Any]:

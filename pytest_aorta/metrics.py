@@ -83,7 +83,7 @@ def _weight_hash(facts: LaunchFacts) -> Value:
 
 
 def _final_loss(facts: LaunchFacts) -> Value:
-    return facts.loss[-1] if facts.loss else None
+    return facts.final_loss
 
 
 def _percent(value: float) -> Tolerance:

@@ -30,6 +30,11 @@ class Options:
         lease_timeout_s: how long a test waits for devices that others hold.
         workload_dirs: folders that hold the user's own workloads.
         launcher: ``torchrun`` or ``forkserver``, for tests whose marker says nothing.
+        launches: of each test, that --update-baselines records.
+        new_epoch: --update-baselines replaces the centre of a baseline instead of adding launches to it.
+        force_baseline: why a noisy set of launches is to be taken all the same.
+        max_launches: of a test, before a verdict is inconclusive.
+        fail_improved: a value that is better than its baseline fails the test.
         durations: the summary tells how long each launch took, and its parts.
     """
 
@@ -46,6 +51,11 @@ class Options:
     lease_timeout_s: float
     workload_dirs: tuple[Path, ...]
     launcher: str
+    launches: int
+    new_epoch: bool
+    force_baseline: str | None
+    max_launches: int
+    fail_improved: bool
     durations: bool
     rootdir: Path
 
@@ -85,6 +95,21 @@ def _count(text: str) -> int:
     if not (text.isascii() and text.isdigit()):
         raise ValueError("an integer of 0 or more")
     return int(text)
+
+
+def _at_least(least: int, most: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
+            raise ValueError(f"an integer from {least} to {most}")
+        return int(text)
+
+    return parse
+
+
+def _reason(text: str) -> str:
+    if not text.strip():
+        raise ValueError("a reason, in words")
+    return text.strip()
 
 
 def _seconds(text: str) -> float:
@@ -167,6 +192,29 @@ OPTIONS = (
         "what starts ranks: torchrun, or forkserver from a process with torch imported (default: torchrun)",
         "KIND",
     ),
+    Option(
+        "launches",
+        _at_least(1, 50),
+        "10",
+        "launches of each test that --update-baselines records, where step times are compared (default: 10)",
+        "K",
+    ),
+    Option("new_epoch", _boolean, "false", "--update-baselines replaces what a baseline is centred on"),
+    Option(
+        "force_baseline",
+        _reason,
+        None,
+        "record a noisy baseline all the same, and this reason with it",
+        "REASON",
+    ),
+    Option(
+        "max_launches",
+        _at_least(1, 13),
+        "5",
+        "launches of a test, before a verdict is inconclusive; fewer than 3 never fail it (default: 5)",
+        "N",
+    ),
+    Option("fail_improved", _boolean, "false", "a value better than its baseline fails the test"),
     Option("durations", _boolean, "false", "show how long each launch took, and its parts"),
     Option("workloads", _folder, "workloads", "folder of your own workloads (default: workloads)", "DIR"),
 )
@@ -205,6 +253,11 @@ def read_options(config: pytest.Config) -> Options:
         lease_timeout_s=values["lease_timeout"],
         workload_dirs=(config.rootpath / values["workloads"],),
         launcher=values["launcher"],
+        launches=values["launches"],
+        new_epoch=values["new_epoch"],
+        force_baseline=values["force_baseline"],
+        max_launches=values["max_launches"],
+        fail_improved=values["fail_improved"],
         durations=values["durations"],
         rootdir=config.rootpath,
     )
@@ -231,3 +284,6 @@ def _refuse_contradictions(options: Options) -> None:
         raise SpecError(f"--aorta-require-gpus and {asked} contradict each other; drop one of them")
     if options.device == "cuda" and options.gpus == 0:
         raise SpecError("--aorta-device=cuda and --aorta-gpus=0 contradict each other; drop one of them")
+    for asked, flag in ((options.new_epoch, "--aorta-new-epoch"), (options.force_baseline, "--aorta-force-baseline")):
+        if asked and not options.update_baselines:
+            raise SpecError(f"{flag} says how to record baselines; it needs --update-baselines")

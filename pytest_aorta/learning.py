@@ -1,0 +1,140 @@
+"""How a baseline is learned: what is appended, what starts a new epoch, and what is refused. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import median
+
+from pytest_aorta.baseline import MAX_LAUNCHES, Baseline, StoredLaunch
+from pytest_aorta.comparison import Priors, StoredComparison, choose_tolerances, not_applicable, widened
+from pytest_aorta.decision import LOOKS, Outcome, detectable
+from pytest_aorta.errors import BaselineError
+from pytest_aorta.facts import LaunchFacts
+from pytest_aorta.health import MEMORY_GROWTH, STEP_GROWTH
+from pytest_aorta.metrics import METRICS, Tolerance
+from pytest_aorta.priors import logs
+from pytest_aorta.spread import observed
+from pytest_aorta.verdicts import format_change
+from pytest_aorta.within_launch import growth
+
+ANCHOR_LAUNCHES = 10
+MIN_LAUNCHES = 5
+# A tolerance below so many standard deviations of launches leaves most comparisons undecided.
+RESOLVED_BY = 2.5
+# Of the launches' standard deviation, told robustly.
+_OUTLIER = 6.0
+
+
+def launches_to_learn(marked: Mapping[str, Tolerance], facts: LaunchFacts, wanted: int) -> int:
+    """``wanted`` where any compared metric has noise, else one: what is exact needs no second launch."""
+    for name, tolerance in choose_tolerances(marked, facts).items():
+        metric = METRICS[name]
+        if metric.direction == "exact" or tolerance.relative is None:
+            continue
+        if not_applicable(metric, tolerance, facts, facts) is None:
+            return wanted
+    return 1
+
+
+def merged(old: Baseline | None, new: Baseline, marked: Mapping[str, Tolerance], priors: Priors, fresh: bool) -> Baseline:
+    """The baseline to store: ``new``'s launches appended to ``old``'s, or in a new epoch that keeps the old launches.
+
+    ``fresh`` asks for a new epoch. A baseline of another config can't be appended to, and gets one too.
+
+    Raises:
+        BaselineError: what was measured differs from the stored baseline, so that appending would blur it.
+    """
+    if old is None:
+        return new
+    if fresh or old.config != new.config:
+        past = [replace(stored, anchor=False) for stored in old.launches]
+        present = [replace(stored, epoch=old.epoch + 1) for stored in new.launches]
+        # Reasons belong to epochs that are there.
+        forced = old.forced | {str(old.epoch + 1): reason for reason in new.forced.values()}
+        return _fitted(replace(new, launches=(*past, *present), forced=forced))
+    facts = [stored.facts for stored in new.launches]
+    comparison = StoredComparison(new.case, new.config, old, marked, priors, max_launches=len(facts))
+    odd = [row for row in comparison.judge(facts).rows if row.outcome not in (Outcome.PASS, Outcome.INCONCLUSIVE)]
+    if odd:
+        found = "; ".join(str(row) for row in odd)
+        raise BaselineError(
+            f"{new.case}: not appended to the stored baseline, from which it differs: {found}; if that is intended, "
+            f"replace the baseline: --update-baselines --aorta-new-epoch"
+        )
+    room = max(0, ANCHOR_LAUNCHES - len(old.anchor))
+    added = [StoredLaunch(launch, old.epoch, number < room) for number, launch in enumerate(facts)]
+    return _fitted(replace(old, launches=(*old.launches, *added), forced=old.forced | new.forced))
+
+
+def _fitted(baseline: Baseline) -> Baseline:
+    """Without the oldest launches that are no anchor, where there are too many."""
+    surplus = len(baseline.launches) - MAX_LAUNCHES
+    kept = list(baseline.launches)
+    for stored in baseline.launches:
+        if surplus > 0 and not stored.anchor:
+            kept.remove(stored)
+            surplus -= 1
+    return replace(baseline, launches=tuple(kept))
+
+
+def objections(launches: Sequence[LaunchFacts], marked: Mapping[str, Tolerance]) -> list[str]:
+    """Why launches make a bad baseline: spread over what the tolerance can bear, outliers, or growth."""
+    found = []
+    for name, given in choose_tolerances(marked, launches[0]).items():
+        metric, tolerance = METRICS[name], widened(METRICS[name], launches[0], given)
+        if tolerance.relative is None or not_applicable(metric, given, launches[0], launches[0]):
+            continue
+        values = [value for value in logs(metric, launches) if value is not None]
+        if len(values) >= MIN_LAUNCHES:
+            found += [f"{name}: {problem}" for problem in _scattered(values, tolerance.relative)]
+    return found + _growing(launches)
+
+
+def _scattered(values: Sequence[float], tolerance: float) -> list[str]:
+    allowed, centre = math.log1p(tolerance), median(values)
+    deviation = math.sqrt(observed([[list(values)]]).within.value)
+    found = []
+    if deviation * RESOLVED_BY > allowed:
+        needed = math.expm1(RESOLVED_BY * deviation)
+        found.append(
+            f"launches vary by {math.expm1(deviation):.2%} (standard deviation), too much for a tolerance of "
+            f"{tolerance:.2%}; measure more steps, or allow {needed:.1%}"
+        )
+    for number, value in enumerate(values, 1):
+        if abs(value - centre) > max(_OUTLIER * deviation, allowed):
+            found.append(f"launch {number} is an outlier, {format_change(math.expm1(value - centre))} off the median")
+    drift = growth([math.exp(value) for value in values])
+    if abs(drift) > tolerance / 2:
+        found.append(f"it drifts from launch to launch, by {format_change(drift)} in all")
+    return found
+
+
+def _growing(launches: Sequence[LaunchFacts]) -> list[str]:
+    device = str(launches[0].environment.get("device", "cuda"))
+    steps = median(launch.step_time_growth for launch in launches)
+    memory = median(launch.memory_growth for launch in launches)
+    found = []
+    if abs(steps) > STEP_GROWTH[device]:
+        found.append(f"step times change within a launch, by {format_change(steps)} or more; warm up for longer")
+    if memory > MEMORY_GROWTH:
+        found.append(f"memory grows within a launch, by {format_change(memory)} or more")
+    return found
+
+
+def detection_lines(baseline: Baseline, marked: Mapping[str, Tolerance], priors: Priors, max_launches: int) -> list[str]:
+    """What a baseline can tell, a line for each metric that has noise."""
+    comparison = StoredComparison(baseline.case, baseline.config, baseline, marked, priors, max_launches)
+    anchor, lines = baseline.anchor, []
+    for name, given in choose_tolerances(marked, anchor[-1]).items():
+        metric = METRICS[name]
+        if given.relative is None or not_applicable(metric, given, anchor[-1], anchor[-1]):
+            continue
+        if None in logs(metric, anchor):
+            continue
+        stored = comparison.level(metric)
+        looks = [look for look in LOOKS if look <= max_launches] or [1]
+        parts = [f"{detectable(stored, 'another', look):.2%} with {look}" for look in looks]
+        lines.append(f"  {name}: detects from {', '.join(parts)} {'launch' if looks == [1] else 'launches'}")
+    return lines

@@ -1,0 +1,103 @@
+"""What is taken for a metric's spread before a baseline has shown its own, and which launches are of one sitting."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import cache
+from pathlib import Path
+
+from pytest_aorta.baseline import Baseline, read_baseline_file
+from pytest_aorta.errors import BaselineError
+from pytest_aorta.facts import LaunchFacts
+from pytest_aorta.metrics import METRICS, Metric
+from pytest_aorta.spread import Epoch, Spread, Variance, observed, typical
+
+# A machine left to itself for so long is in another state: its clocks, its temperature, its neighbours.
+SITTING_GAP_S = {"cuda": 6 * 3600, "cpu": 3600}
+MIN_CASES = 3
+_CASES_DF = 4.0
+# Standard deviations within and between sittings, seen on H200s and on shared CPUs (docs/benchmarks.md).
+_WITHIN = {"cuda": 0.005, "cpu": 0.15}
+_BETWEEN = {"cuda": 0.007, "cpu": 0.25}
+_WITHIN_DF, _BETWEEN_DF = 2.0, 6.0
+# Means and tails scatter more than medians; memory hardly at all.
+_TIMES = {"step_time_p99": 10.0, "step_time_tail5": 10.0, "step_time_mean": 3.0, "tokens_per_s": 3.0}
+_MEMORY = 0.2
+
+
+def default_spread(metric: Metric, device: str) -> Spread:
+    """What stands in for everything that is not known."""
+    factor = _MEMORY if metric.kind == "memory" else _TIMES.get(metric.name, 1.0)
+    within, between = Variance((factor * _WITHIN[device]) ** 2, _WITHIN_DF), (factor * _BETWEEN[device]) ** 2
+    return Spread(within, within, Variance(between, _BETWEEN_DF))
+
+
+def prior_spread(metric: Metric, device: str, cases: Sequence[Baseline]) -> Spread:
+    """The median spread of a platform's other cases, where three of them or more tell one, else the default."""
+    default = default_spread(metric, device)
+    spreads = [observed(epochs_of(metric, case)) for case in cases]
+    telling = [spread for spread in spreads if spread.slower.df > 0]
+    if len(telling) < MIN_CASES:
+        return default
+    within = typical([Spread(part.slower, part.faster, part.slower) for part in telling], _CASES_DF)
+    sittings = [spread.between for spread in spreads if spread.between.df > 0]
+    shared = typical([Spread(part, part, part) for part in sittings], _CASES_DF) if len(sittings) >= MIN_CASES else None
+    return Spread(
+        within.slower if within else default.slower,
+        within.faster if within else default.faster,
+        shared.between if shared else default.between,
+    )
+
+
+def epochs_of(metric: Metric, baseline: Baseline) -> list[Epoch]:
+    """The logs of a metric's positive values, by epoch and sitting."""
+    epochs: list[Epoch] = []
+    for launches in baseline.epochs:
+        groups: dict[Hashable, list[float]] = defaultdict(list)
+        for value, key in zip(logs(metric, launches), sittings(launches), strict=True):
+            if value is not None:
+                groups[key].append(value)
+        epochs.append(list(groups.values()))
+    return epochs
+
+
+def logs(metric: Metric, launches: Iterable[LaunchFacts]) -> list[float | None]:
+    """ln of each launch's value, None where it has none or it is no positive number."""
+    values = [metric.measure(launch) for launch in launches]
+    return [math.log(value) if isinstance(value, float | int) and value > 0 else None for value in values]
+
+
+def sittings(launches: Sequence[LaunchFacts]) -> list[Hashable]:
+    """A key for each launch, the same for those of one machine, boot and stretch of work."""
+    keys: dict[int, Hashable] = {}
+    last: dict[str, tuple[int, int]] = {}
+    for number in sorted(range(len(launches)), key=lambda number: launches[number].moment_s):
+        launch = launches[number]
+        before_s, stretch = last.get(launch.sitting, (launch.moment_s, 0))
+        gap_s = SITTING_GAP_S[str(launch.environment.get("device", "cuda"))]
+        stretch += int(launch.moment_s - before_s > gap_s)
+        last[launch.sitting] = launch.moment_s, stretch
+        keys[number] = (launch.sitting, stretch)
+    return [keys[number] for number in range(len(launches))]
+
+
+def platform_priors(folder: Path, platform: str, device: str, case: str) -> Callable[[Metric], Spread]:
+    """:func:`prior_spread` of each metric from the stored baselines of a platform, all but that of ``case``."""
+
+    @cache
+    def others() -> tuple[Baseline, ...]:
+        found = []
+        for path in sorted((folder / platform).glob("*.json")):
+            try:
+                found.append(read_baseline_file(path))
+            except BaselineError:  # its own test tells
+                continue
+        return tuple(baseline for baseline in found if baseline.case != case)
+
+    @cache
+    def of(name: str) -> Spread:
+        return prior_spread(METRICS[name], device, others())
+
+    return lambda metric: of(metric.name)

@@ -1,0 +1,196 @@
+"""How much a metric varies between launches and between sittings, from a baseline's launches. Pure.
+
+A launch's value is y = ln(metric). Within a sitting launches scatter around its level with ``within``, and sittings
+scatter with ``between``: the random-effects model of a meta-analysis (DerSimonian and Laird, Controlled Clinical
+Trials 7, 1986). With few launches both are shrunk towards a prior, as in the moderated t of Smyth (Statistical
+Applications in Genetics and Molecular Biology 3, 2004): variances are averaged with their degrees of freedom.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from statistics import median
+from typing import TypeAlias
+
+# Of a scale from two quantiles, against the sample's standard deviation: Mosteller, Ann. Math. Stat. 17, 1946.
+_QUANTILE_EFFICIENCY = 0.65
+_LOW, _HIGH = 0.1, 0.9
+# Variance of the median of so many normal launches, times their number.
+_MEDIAN_VARIANCE = {1: 1.0, 2: 1.0, 3: 1.345, 4: 1.193, 5: 1.434, 6: 1.288, 7: 1.474, 8: 1.345, 9: 1.494}
+
+# The logs of one epoch's launches, grouped by sitting.
+Epoch: TypeAlias = Sequence[Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Variance:
+    """A variance of logs with its degrees of freedom."""
+
+    value: float
+    df: float
+
+    def pooled(self, *others: Variance) -> Variance:
+        """The average, weighted by degrees of freedom; their sum."""
+        every = [part for part in (self, *others) if part.df > 0]
+        df = sum(part.df for part in every)
+        return Variance(sum(part.value * part.df for part in every) / df, df)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The scatter of launches, as variances of logs.
+
+    Attributes:
+        slower, faster: of launches of one sitting, above and below its level. A busy neighbour only adds time, so
+            that the two differ.
+        between: of sittings.
+    """
+
+    slower: Variance
+    faster: Variance
+    between: Variance
+
+    @classmethod
+    def of(cls, within: float, between: float, df: float) -> Spread:
+        """From standard deviations that are alike on both sides, with ``df`` each."""
+        side = Variance(within**2, df)
+        return cls(side, side, Variance(between**2, df))
+
+    @property
+    def within(self) -> Variance:
+        """Of launches of one sitting, both sides together."""
+        return self.slower.pooled(self.faster)
+
+
+@dataclass(frozen=True)
+class Level:
+    """A baseline's centre and how well it is known.
+
+    Attributes:
+        centre: ln of the metric.
+        weights: of each sitting's median in the centre; their sum is 1.
+        counts: launches of each sitting.
+        spread: of further launches.
+    """
+
+    centre: float
+    weights: dict[Hashable, float]
+    counts: dict[Hashable, int]
+    spread: Spread
+
+    def error(self, sitting: Hashable, num_launches: int, side: Variance) -> Variance:
+        """Variance of the median of ``num_launches`` further launches of ``sitting``, less the centre."""
+        launches = median_variance(num_launches) + sum(
+            weight**2 * median_variance(self.counts[known]) for known, weight in self.weights.items()
+        )
+        # What the candidate's sitting shares with the baseline cancels.
+        own = self.weights.get(sitting, 0.0)
+        sittings = (1 - own) ** 2 + sum(weight**2 for known, weight in self.weights.items() if known != sitting)
+        parts = (Variance(side.value * launches, side.df), _times(self.spread.between, sittings))
+        value = sum(part.value for part in parts)
+        # Satterthwaite, Biometrics Bulletin 2, 1946.
+        df = value**2 / sum(part.value**2 / part.df for part in parts) if value > 0 else side.df
+        return Variance(value, df)
+
+
+def level(anchor: Mapping[Hashable, Sequence[float]], epochs: Sequence[Epoch], prior: Spread) -> Level:
+    """Centre from the anchor's sittings, spread from all launches of all epochs, the anchor's among them.
+
+    ``anchor`` maps each sitting to the logs of its launches, of which there is one at least. Levels of different
+    epochs are not compared.
+    """
+    medians = {sitting: median(values) for sitting, values in anchor.items()}
+    spread = estimate(epochs, prior)
+    between, within = spread.between.value, spread.within.value
+    inverse = {
+        # A metric that never varied weighs every sitting alike.
+        sitting: 1 / (between + within * median_variance(len(values)) + 1e-18)
+        for sitting, values in anchor.items()
+    }
+    total = sum(inverse.values())
+    weights = {sitting: share / total for sitting, share in inverse.items()}
+    centre = sum(weights[sitting] * value for sitting, value in medians.items())
+    return Level(centre, weights, {sitting: len(values) for sitting, values in anchor.items()}, spread)
+
+
+def estimate(epochs: Sequence[Epoch], prior: Spread) -> Spread:
+    """The spread of launches grouped by epoch and sitting, pooled with the prior.
+
+    Until sittings have shown it, their variance is taken for half of that of launches, or more.
+    """
+    own = observed(epochs)
+    slower, faster = own.slower.pooled(prior.slower), own.faster.pooled(prior.faster)
+    # A neighbour's visits tell nothing of sittings: the faster side.
+    between = replace(prior.between, value=max(prior.between.value, faster.value / 2))
+    return Spread(slower, faster, own.between.pooled(between))
+
+
+def observed(epochs: Sequence[Epoch]) -> Spread:
+    """The spread alone; zero degrees of freedom where there is nothing to tell it by."""
+    slower, faster = _sides([values for epoch in epochs for values in epoch if len(values) > 1])
+    within = slower.pooled(faster).value if slower.df else 0.0
+    between = [part for epoch in epochs if (part := _between(epoch, within)).df]
+    return Spread(slower, faster, between[0].pooled(*between[1:]) if between else Variance(0, 0))
+
+
+def _sides(sittings: Sequence[Sequence[float]]) -> tuple[Variance, Variance]:
+    residuals = sorted(value - median(values) for values in sittings for value in values)
+    count = len(residuals)
+    df = count - len(sittings)
+    if df <= 0:
+        return Variance(0, 0), Variance(0, 0)
+    # A median fitted to each sitting takes scatter away.
+    scale = _expected_quantile(count) * math.sqrt(df / count)
+    high, low = max(0.0, quantile(residuals, _HIGH)), max(0.0, -quantile(residuals, _LOW))
+    each = _QUANTILE_EFFICIENCY * df / 2
+    return Variance((high / scale) ** 2, each), Variance((low / scale) ** 2, each)
+
+
+def _between(sittings: Sequence[Sequence[float]], within: float) -> Variance:
+    if len(sittings) < 2:
+        return Variance(0, 0)
+    medians = [median(values) for values in sittings]
+    mean = sum(medians) / len(medians)
+    scatter = sum((value - mean) ** 2 for value in medians) / (len(medians) - 1)
+    expected = within * sum(median_variance(len(values)) for values in sittings) / len(sittings)
+    return Variance(max(0.0, scatter - expected), len(medians) - 1)
+
+
+def typical(spreads: Sequence[Spread], df: float) -> Spread | None:
+    """The median spread of several cases, as a prior of ``df`` for another one; None where none tells anything."""
+    sides: list[Variance] = []
+    for name in ("slower", "faster", "between"):
+        known = [part.value for spread in spreads if (part := getattr(spread, name)).df > 0]
+        if not known:
+            return None
+        sides.append(Variance(median(known), df))
+    return Spread(*sides)
+
+
+def median_variance(count: int) -> float:
+    """Variance of the median of ``count`` values of unit variance."""
+    return _MEDIAN_VARIANCE.get(count, math.pi / 2) / count
+
+
+def quantile(ascending: Sequence[float], share: float) -> float:
+    """Linear between order statistics, as numpy's default."""
+    place = share * (len(ascending) - 1)
+    below = math.floor(place)
+    above = min(below + 1, len(ascending) - 1)
+    return ascending[below] + (place - below) * (ascending[above] - ascending[below])
+
+
+@lru_cache(maxsize=512)
+def _expected_quantile(count: int) -> float:
+    """What the upper quantile of ``count`` normal values is on average, by Blom's scores."""
+    from scipy.stats import norm  # costs collection half a second otherwise
+
+    scores = [float(norm.ppf((rank - 0.375) / (count + 0.25))) for rank in range(1, count + 1)]
+    return quantile(scores, _HIGH)
+
+
+def _times(variance: Variance, factor: float) -> Variance:
+    return replace(variance, value=variance.value * factor)

@@ -1,0 +1,117 @@
+"""What a comparison has come to, metric by metric, as plain values that travel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from pytest_aorta.decision import Outcome
+from pytest_aorta.metrics import EXACT, METRICS, Value, format_value
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One metric's outcome.
+
+    Attributes:
+        value: the median over the candidate's launches.
+        baseline: the centre it was compared with; the reference's median in an A/B.
+        delta: relative change, positive where the value is larger; ``low`` and ``high`` its 95% interval.
+        launches: of the candidate that were used.
+        is_open: whether more launches could decide it.
+    """
+
+    case: str
+    metric: str
+    outcome: Outcome
+    value: Value
+    baseline: Value
+    delta: float | None
+    tolerance: str
+    reason: str = ""
+    low: float | None = None
+    high: float | None = None
+    launches: int = 1
+    is_open: bool = False
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the launch lacks what there is to compare."""
+        return self.outcome is Outcome.MISSING and self.value is None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values, to travel between xdist's processes."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Verdict:
+        """The inverse of :meth:`to_json`."""
+        return replace(cls(**data), outcome=Outcome(data["outcome"]))
+
+    def cells(self) -> tuple[str, ...]:
+        """Metric, value, baseline, change, tolerance, launches, outcome: a row of the summary."""
+        unit = METRICS[self.metric].unit
+        exact = self.tolerance == str(EXACT)
+        value, baseline = (format_value(shown, unit, exact=exact) for shown in (self.value, self.baseline))
+        return self.metric, value, baseline, self.change, self.tolerance, str(self.launches), self.outcome.value
+
+    @property
+    def change(self) -> str:
+        """The relative change with its interval, as far as they are known."""
+        if self.delta is None:
+            return "-"
+        text = format_change(self.delta)
+        if self.low is None or self.high is None:
+            return text
+        return f"{text} [{format_change(self.low)}, {format_change(self.high)}]"
+
+    def __str__(self) -> str:
+        """One line for a failure's text."""
+        metric, value, baseline, change, tolerance, launches, outcome = self.cells()
+        used = f", {launches} launches" if self.launches > 1 else ""
+        text = f"{metric}: {outcome}: {value}, baseline {baseline}, change {change}, tolerance {tolerance}{used}"
+        return f"{text} ({self.reason})" if self.reason else text
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """All verdicts of one comparison, and what else its launches showed."""
+
+    case: str
+    rows: tuple[Verdict, ...]
+    notes: tuple[str, ...] = ()
+
+    def __getitem__(self, metric: str) -> Verdict:
+        """The verdict of one metric."""
+        rows = {row.metric: row for row in self.rows}
+        if metric not in rows:
+            raise KeyError(f"{metric} was not compared; there are {sorted(rows)}")
+        return rows[metric]
+
+    @property
+    def need_launches(self) -> bool:
+        """Whether another launch could change what comes out: none can undo a verdict that is there."""
+        return any(row.is_open for row in self.rows) and not any(
+            row.outcome is Outcome.REGRESSION or row.is_lost for row in self.rows
+        )
+
+    @property
+    def decided(self) -> dict[str, Verdict]:
+        """The rows that further launches leave as they are."""
+        return {row.metric: row for row in self.rows if not row.is_open}
+
+    def failing(self, *, strict: bool, missing_fails: bool, improved_fails: bool = False) -> list[Verdict]:
+        """The verdicts that fail the test."""
+        red = {Outcome.REGRESSION}
+        red |= {Outcome.MISSING} if missing_fails else set()
+        red |= {Outcome.IMPROVED} if improved_fails else set()
+        red |= {Outcome.NOT_APPLICABLE, Outcome.INCONCLUSIVE, Outcome.MISSING} if strict else set()
+        # What the launch itself lost is no missing baseline.
+        return [row for row in self.rows if row.outcome in red or row.is_lost]
+
+
+def format_change(relative: float) -> str:
+    """A relative change in percent, with a decimal more where it is small."""
+    percent = 100 * relative
+    return f"{percent:+.2f}%" if abs(percent) < 9.995 else f"{percent:+.1f}%" if abs(percent) < 999.5 else f"{percent:+.0f}%"
