@@ -29,11 +29,12 @@ from pytest_aorta.leasing import LeasedWorld
 from pytest_aorta.markers import TestSpec
 from pytest_aorta.metrics import METRICS
 from pytest_aorta.options import Options
-from pytest_aorta.plan import FORKSERVER, TORCHRUN, LaunchPlan
+from pytest_aorta.plan import FORKSERVER, TORCHRUN, LaunchPlan, LaunchRequest, at_reference
 from pytest_aorta.records import LaunchTimes, TestRecord
+from pytest_aorta.reference import Reference, References
 from pytest_aorta.reporting import comparison_text, failed_checks_text
 from pytest_aorta.result import WorkloadResult
-from pytest_aorta.spec import WorkloadSpec, find_workload, resolve_config
+from pytest_aorta.spec import find_workload, resolve_config
 from pytest_aorta.validation import collect_result
 
 P = ParamSpec("P")
@@ -77,8 +78,12 @@ class DistributedWorld:
         run_base: Path,
         record: TestRecord,
         launcher: Launcher,
+        references: References,
     ) -> None:
         self._leased = leased
+        self._references = references
+        # By identity, with the result, whose id would be another's once it is gone.
+        self._requests: dict[int, tuple[WorkloadResult, LaunchRequest]] = {}
         self._launcher = launcher
         self._options = options
         self._run_base = run_base
@@ -100,7 +105,7 @@ class DistributedWorld:
             ResultError: the ranks left no valid result.
         """
         spec = find_workload(name, self._options.workload_dirs)
-        return self._launch(name, spec, resolve_config(spec, config), None, ())
+        return self._launch(LaunchRequest(name, spec, resolve_config(spec, config), None, ()))
 
     @_in_test
     def launch_script(self, script: str | Path, args: tuple[str, ...] = ()) -> WorkloadResult:
@@ -113,29 +118,33 @@ class DistributedWorld:
             target = str(path)
         elif not all(part.isidentifier() for part in target.split(".")):
             raise SpecError(f"script {target!r}: allowed is a path ending in .py or a dotted module name")
-        return self._launch(Path(script).name, None, {"args": list(args)}, target, args)
+        return self._launch(LaunchRequest(Path(script).name, None, {"args": list(args)}, target, args))
 
-    def _launch(
-        self,
-        name: str,
-        spec: WorkloadSpec | None,
-        config: dict[str, Any],
-        script: str | None,
-        args: tuple[str, ...],
-    ) -> WorkloadResult:
+    @_in_test
+    def again(self, result: WorkloadResult, *, reference: bool = False) -> WorkloadResult:
+        """Launch once more what ``result`` came from, or the reference version of it, and return that result.
+
+        Raises:
+            SpecError: this world has not launched it, or there is no reference version of it; nothing was started then.
+            LaunchError, ResultError: as :meth:`launch`.
+        """
+        launched, request = self._requests.get(id(result), (None, None))
+        if request is None or launched is not result:
+            raise SpecError(f"a result of {result.workload!r} was not launched by this test, so not again either")
+        return self._launch(request, self._references.open() if reference else None)
+
+    def _launch(self, request: LaunchRequest, reference: Reference | None = None) -> WorkloadResult:
+        launched = at_reference(request, reference) if reference else request
         self._record.num_launches += 1
         plan = LaunchPlan(
-            name=name,
-            spec=spec,
-            config=config,
-            script=script,
-            args=args,
+            **vars(launched),
             world=self._leased.world(),
             timeout_s=self.timeout_s,
-            run_dir=_new_folder(self._run_base, name),
-            cwd=self._options.rootdir,
+            run_dir=_new_folder(self._run_base, request.name),
+            cwd=reference.root if reference else self._options.rootdir,
             launcher=self._kind_of_launcher,
             lease_fds=self._leased.fds,
+            reference=reference,
         )
         outcome = self._launcher(plan)
         times = LaunchTimes(self._record.num_launches, outcome.launcher, launch_times_s(outcome))
@@ -143,7 +152,9 @@ class DistributedWorld:
         self._leased.note(outcome)
         if failure := launch_failure(plan, outcome):
             raise LaunchError(failure.text, failure.kind, failure.rank)
-        return collect_result(plan, outcome)
+        result = collect_result(plan, outcome)
+        self._requests[id(result)] = (result, request)
+        return result
 
 
 class WorkloadRunner:
@@ -240,7 +251,7 @@ class WorkloadRunner:
 
 
 def make_world(
-    request: pytest.FixtureRequest, options: Options, devices: list[Device], launcher: Launcher
+    request: pytest.FixtureRequest, options: Options, devices: list[Device], launcher: Launcher, references: References
 ) -> Iterator[DistributedWorld]:
     """The ``distributed_world`` fixture; skips or fails where devices are lacking, and gives its lease back."""
     spec, record = test_state(request.node)
@@ -260,7 +271,8 @@ def make_world(
         owner=record.nodeid,
     )
     try:
-        yield DistributedWorld(world, leased, options, spec, base / slug(record.nodeid), record, launcher)
+        folder = base / slug(record.nodeid)
+        yield DistributedWorld(world, leased, options, spec, folder, record, launcher, references)
     finally:
         leased.release()
 

@@ -12,6 +12,9 @@ import pytest
 
 from pytest_aorta.errors import SpecError
 
+# Before the interpreter of another environment, where --aorta-ab names one.
+PYTHON_PREFIX = "python:"
+
 
 @dataclass(frozen=True)
 class Options:
@@ -31,6 +34,7 @@ class Options:
         workload_dirs: folders that hold the user's own workloads.
         launcher: ``torchrun`` or ``forkserver``, for tests whose marker says nothing.
         durations: the summary tells how long each launch took, and its parts.
+        ab: the reference version, a git ref or ``python:`` and an interpreter; None: there is none.
     """
 
     gpus: int | None
@@ -47,6 +51,7 @@ class Options:
     workload_dirs: tuple[Path, ...]
     launcher: str
     durations: bool
+    ab: str | None
     rootdir: Path
 
 
@@ -100,6 +105,13 @@ def _seconds(text: str) -> float:
 def _folder(text: str) -> str:
     if not text.strip():
         raise ValueError("a folder")
+    return text
+
+
+def _version(text: str) -> str:
+    # Git would take a ref that starts with a dash for one of its options.
+    if not text.strip() or text.startswith("-") or text == PYTHON_PREFIX:
+        raise ValueError(f"a branch, tag or commit, or {PYTHON_PREFIX}PATH of another environment's interpreter")
     return text
 
 
@@ -168,6 +180,13 @@ OPTIONS = (
         "KIND",
     ),
     Option("durations", _boolean, "false", "show how long each launch took, and its parts"),
+    Option(
+        "ab",
+        _version,
+        None,
+        "version that A/B comparisons launch as their reference: a git ref, or python:PATH of an interpreter",
+        "REF",
+    ),
     Option("workloads", _folder, "workloads", "folder of your own workloads (default: workloads)", "DIR"),
 )
 
@@ -206,6 +225,7 @@ def read_options(config: pytest.Config) -> Options:
         workload_dirs=(config.rootpath / values["workloads"],),
         launcher=values["launcher"],
         durations=values["durations"],
+        ab=values["ab"],
         rootdir=config.rootpath,
     )
     _refuse_contradictions(options)

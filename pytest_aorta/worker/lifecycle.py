@@ -16,7 +16,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from pytest_aorta.files import write_json
+from pytest_aorta.files import is_source_of, write_json
 from pytest_aorta.phases import IMPORTED, RAN, SET_UP, leave_mark
 from pytest_aorta.result import RankResult
 from pytest_aorta.worker.recorder import recorder
@@ -26,9 +26,12 @@ from pytest_aorta.worker.workload import Workload
 def run_rank(run_dir: Path, folder: Path) -> None:
     """Run this rank's part of ``run_dir/plan.json`` and write ``folder/result.json``."""
     plan = json.loads((run_dir / "plan.json").read_text(encoding="utf-8"))
+    # Where another environment is the reference, it comes first.
+    sys.path += filter(None, os.environ.pop("AORTA_LATE_PATH", "").split(":"))
     if plan["script"] is not None:
         run_script(plan["script"], plan["args"])
         leave_mark(folder, RAN)
+        refuse_leaks(plan["reference"])
         finish(folder, recorder.result())
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -40,6 +43,7 @@ def run_rank(run_dir: Path, folder: Path) -> None:
     leave_mark(folder, SET_UP)
     result = workload.run()
     leave_mark(folder, RAN)
+    refuse_leaks(plan["reference"])
     finish(folder, result)
     workload.cleanup()
 
@@ -73,6 +77,24 @@ def run_script(script: str, args: list[str]) -> None:
     except SystemExit as error:
         if error.code not in (None, 0):
             raise
+
+
+def refuse_leaks(reference: dict[str, str] | None) -> None:
+    """See that a commit's launch has run none of the code under test, which an editable install may bring in.
+
+    Raises:
+        ImportError: it has.
+    """
+    if reference is None or "checkout" not in reference:
+        return
+    for name, module in sorted(sys.modules.items()):
+        file = getattr(module, "__dict__", {}).get("__file__")
+        is_ours = name == "__main__" or name.partition(".")[0] == "pytest_aorta"
+        if file and not is_ours and is_source_of(Path(reference["checkout"]), Path(file)):
+            raise ImportError(
+                f"the launch of {reference['name']} has imported {name} from the code under test: {file}; "
+                f"allowed are packages in pytest's root folder, in its src/, and those on PYTHONPATH"
+            )
 
 
 def finish(folder: Path, result: RankResult) -> None:

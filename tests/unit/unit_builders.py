@@ -39,6 +39,7 @@ def make_options(**changes: Any) -> Options:
         workload_dirs=(),
         launcher="torchrun",
         durations=False,
+        ab=None,
         rootdir=Path(),
     )
     return replace(defaults, **changes)
