@@ -94,10 +94,10 @@ class CommitReference(Reference):
 
     def script(self, script: str) -> str:
         """A file of the repository's is the commit's; modules are found on the search path."""
-        path = self.worktree.counterpart(Path(script)) if script.endswith(".py") else None
-        if path is not None and not path.is_file():
+        path = self.worktree.counterpart(Path(script)) if script.endswith(".py") else Path(script)
+        if path != Path(script) and not path.is_file():
             raise SpecError(f"script {script!r} does not exist at {self.name}: there is no {path}")
-        return script if path is None else str(path)
+        return str(path)
 
     def document(self) -> dict[str, str]:
         """Name, commit and folders."""

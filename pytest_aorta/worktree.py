@@ -82,8 +82,8 @@ def git(folder: Path, *arguments: str, limit_s: float = GIT_S) -> str:
     argv = [program, "-C", str(folder), *settings, *arguments]
     status, output, complaint = run_program(argv, environ | {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"}, limit_s)
     if status:
-        words = complaint.strip().splitlines()[-3:] or [f"exit code {status}"]
-        raise SpecError(f"git {' '.join(arguments[:2])} in {folder}: {' '.join(words)}")
+        words = " ".join(complaint.split()) or f"exit code {status}"
+        raise SpecError(f"git {' '.join(arguments[:2])} in {folder}: {words[-600:]}")
     return output.removesuffix("\n")
 
 
