@@ -68,6 +68,7 @@ TESTS = """
 import json
 from pathlib import Path
 import pytest
+from pytest_aorta.plugin import SESSION
 
 pytestmark = [pytest.mark.world(size=2, device="cpu"), pytest.mark.timeout(120)]
 
@@ -87,6 +88,16 @@ def test_installed(distributed_world):
 
 def test_script(distributed_world):
     launched(distributed_world, distributed_world.launch_script("train.py", ("data.txt",)), True, False)
+
+def test_turns(distributed_world, request):
+    first = distributed_world.launch("own", steps=1)
+    distributed_world.again(first, reference=True)
+    servers = request.config.stash[SESSION].forkservers
+    before = servers.pids
+    distributed_world.again(first)
+    distributed_world.again(first, reference=True)
+    assert servers.pids == before
+    assert len(before) == 2
 
 def test_leak(distributed_world):
     distributed_world.again(distributed_world.launch_script("leak.py"), reference=True)
@@ -206,16 +217,25 @@ def assert_two_versions(found: list[dict], launcher: str) -> None:
         assert launch["metrics"] == {name: [version] * 2 for name in launch["metrics"]}
 
 
-def test_cold_launch_of_the_reference_runs_the_commits_code(run, project):
-    assert "1 passed" in (said := run("--aorta-ab=HEAD", "-k", "own")), said
+@pytest.mark.parametrize("launcher", ["torchrun", "forkserver"])
+def test_reference_runs_the_commits_code_and_the_present_harness(run, project, launcher):
+    # As in our own repository, whose checkout and commit have a harness each.
+    harness = project / "pytest_aorta"
+    write(harness / "__init__.py", "raise RuntimeError('the old harness')")
+    git(project, "add", "pytest_aorta")
+    git(project, "commit", "-qm", "old harness")
+    shutil.rmtree(harness)
+    shutil.copytree(Path(pytest_aorta.__file__).parent, harness)
+    said = run("--aorta-ab=HEAD", "-k", "test_own", f"--aorta-launcher={launcher}")
+    assert "1 passed" in said, said
     launches = found(project, "own")
-    assert_two_versions(launches, "torchrun")
+    assert_two_versions(launches, launcher)
     assert launches[0]["fastest_ms"] < 60 < launches[1]["fastest_ms"]
 
 
 def test_warm_launches_of_both_versions_run_their_own_code_all_of_it(run, project):
     said = run("--aorta-ab=HEAD", "--aorta-launcher=forkserver")
-    assert "3 passed" in said, said
+    assert "4 passed" in said, said
     assert "1 failed" in said
     for name in ("own", "installed", "train.py"):
         assert_two_versions(found(project, name), "forkserver")
