@@ -217,9 +217,7 @@ def _incomparable(
     return None
 
 
-def _exact(
-    blank: Verdict, metric: Metric, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]
-) -> Verdict:
+def _exact(blank: Verdict, metric: Metric, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> Verdict:
     expected = {metric.measure(other) for other in others}
     for launch in launches:
         value = metric.measure(launch)

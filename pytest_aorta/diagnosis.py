@@ -57,7 +57,8 @@ def launch_failure(plan: LaunchPlan, outcome: LaunchOutcome) -> LaunchFailure | 
     if outcome.reason == "exit" and outcome.agent_status == 0 and finished and not outcome.survivors:
         return None
     kind, rank, headline, details = _classify(plan, outcome, ranks)
-    lines = [f"{plan.name} on {plan.world.size} {plan.world.device} ranks: {kind}: {headline}", *details]
+    name = f"{plan.name} at {plan.reference.name}" if plan.reference else plan.name
+    lines = [f"{name} on {plan.world.size} {plan.world.device} ranks: {kind}: {headline}", *details]
     if outcome.survivors:
         lines.append(f"processes {list(outcome.survivors)} could not be ended; their devices are not usable")
     return LaunchFailure(kind, rank, "\n".join([*lines, f"plan, logs and stacks: {plan.run_dir}"]))

@@ -16,6 +16,9 @@ import yaml
 
 from pytest_aorta.errors import AortaError
 
+_STANDARD_LIBRARY = Path(os.__file__).resolve().parent
+_INSTALLED = {"site-packages", "dist-packages"}
+
 
 class UnreadableFile(AortaError):
     """A file that can't be read as what it should be; the message names it and says why."""
@@ -67,6 +70,14 @@ def slug(text: str, *, max_length: int = 80) -> str:
     readable = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:max_length].strip("-")
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
     return f"{readable}-{digest}" if readable else digest
+
+
+def is_source_of(checkout: Path, path: Path) -> bool:
+    """Whether ``path`` is of a checkout's own, not of an environment that happens to be inside of it."""
+    path = path.resolve()
+    if not path.is_relative_to(checkout) or path.is_relative_to(_STANDARD_LIBRARY):
+        return False
+    return not _INSTALLED & set(path.relative_to(checkout).parts)
 
 
 def _read_text(path: Path, max_bytes: int) -> str:

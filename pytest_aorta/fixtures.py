@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, ParamSpec, TypeAlias, TypeVar
 
 import pytest
 
-from pytest_aorta.baseline import Baseline, baseline_path, read_baseline
-from pytest_aorta.comparison import TEST_HOOK_KEY, Verdicts, compare_launches, compare_with_baseline, identity
+from pytest_aorta.baseline import Baseline, StoredLaunch, baseline_path, read_baseline
+from pytest_aorta.comparison import TEST_HOOK_KEY, PairedComparison, StoredComparison, identity
 from pytest_aorta.devices import Device, World, resolve_world
 from pytest_aorta.diagnosis import launch_failure
 from pytest_aorta.errors import (
@@ -22,19 +23,24 @@ from pytest_aorta.errors import (
     SpecError,
     WorkloadFailed,
 )
-from pytest_aorta.facts import launch_facts
+from pytest_aorta.facts import LaunchFacts, launch_facts
 from pytest_aorta.files import slug
 from pytest_aorta.launch import LaunchOutcome, launch_times_s
+from pytest_aorta.learning import detection_lines, launches_to_learn, merged, objections
 from pytest_aorta.leasing import LeasedWorld
 from pytest_aorta.markers import TestSpec
 from pytest_aorta.metrics import METRICS
 from pytest_aorta.options import Options
-from pytest_aorta.plan import FORKSERVER, TORCHRUN, LaunchPlan
+from pytest_aorta.plan import FORKSERVER, TORCHRUN, LaunchPlan, LaunchRequest, at_reference
+from pytest_aorta.priors import platform_priors
 from pytest_aorta.records import LaunchTimes, TestRecord
-from pytest_aorta.reporting import comparison_text, failed_checks_text
+from pytest_aorta.reference import Reference, References
+from pytest_aorta.reporting import comparison_text, failed_checks_text, noisy_baseline_text
 from pytest_aorta.result import WorkloadResult
-from pytest_aorta.spec import WorkloadSpec, find_workload, resolve_config
+from pytest_aorta.spec import find_workload, resolve_config
+from pytest_aorta.trials import joined, settle, settle_pairs, unsettled
 from pytest_aorta.validation import collect_result
+from pytest_aorta.verdicts import Verdicts
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -77,8 +83,12 @@ class DistributedWorld:
         run_base: Path,
         record: TestRecord,
         launcher: Launcher,
+        references: References,
     ) -> None:
         self._leased = leased
+        self._references = references
+        # By identity, with the result, whose id would be another's once it is gone.
+        self._requests: dict[int, tuple[WorkloadResult, LaunchRequest]] = {}
         self._launcher = launcher
         self._options = options
         self._run_base = run_base
@@ -100,7 +110,7 @@ class DistributedWorld:
             ResultError: the ranks left no valid result.
         """
         spec = find_workload(name, self._options.workload_dirs)
-        return self._launch(name, spec, resolve_config(spec, config), None, ())
+        return self._launch(LaunchRequest(name, spec, resolve_config(spec, config), None, ()))
 
     @_in_test
     def launch_script(self, script: str | Path, args: tuple[str, ...] = ()) -> WorkloadResult:
@@ -113,29 +123,33 @@ class DistributedWorld:
             target = str(path)
         elif not all(part.isidentifier() for part in target.split(".")):
             raise SpecError(f"script {target!r}: allowed is a path ending in .py or a dotted module name")
-        return self._launch(Path(script).name, None, {"args": list(args)}, target, args)
+        return self._launch(LaunchRequest(Path(script).name, None, {"args": list(args)}, target, args))
 
-    def _launch(
-        self,
-        name: str,
-        spec: WorkloadSpec | None,
-        config: dict[str, Any],
-        script: str | None,
-        args: tuple[str, ...],
-    ) -> WorkloadResult:
+    @_in_test
+    def again(self, result: WorkloadResult, *, reference: bool = False) -> WorkloadResult:
+        """Launch once more what ``result`` came from, or the reference version of it, and return that result.
+
+        Raises:
+            SpecError: this world has not launched it, or there is no reference version of it; nothing was started then.
+            LaunchError, ResultError: as :meth:`launch`.
+        """
+        launched, request = self._requests.get(id(result), (None, None))
+        if request is None or launched is not result:
+            raise SpecError(f"a result of {result.workload!r} was not launched by this test, so not again either")
+        return self._launch(request, self._references.open() if reference else None)
+
+    def _launch(self, request: LaunchRequest, reference: Reference | None = None) -> WorkloadResult:
+        launched = at_reference(request, reference) if reference else request
         self._record.num_launches += 1
         plan = LaunchPlan(
-            name=name,
-            spec=spec,
-            config=config,
-            script=script,
-            args=args,
+            **vars(launched),
             world=self._leased.world(),
             timeout_s=self.timeout_s,
-            run_dir=_new_folder(self._run_base, name),
-            cwd=self._options.rootdir,
+            run_dir=_new_folder(self._run_base, request.name),
+            cwd=reference.root if reference else self._options.rootdir,
             launcher=self._kind_of_launcher,
             lease_fds=self._leased.fds,
+            reference=reference,
         )
         outcome = self._launcher(plan)
         times = LaunchTimes(self._record.num_launches, outcome.launcher, launch_times_s(outcome))
@@ -143,7 +157,9 @@ class DistributedWorld:
         self._leased.note(outcome)
         if failure := launch_failure(plan, outcome):
             raise LaunchError(failure.text, failure.kind, failure.rank)
-        return collect_result(plan, outcome)
+        result = collect_result(plan, outcome)
+        self._requests[id(result)] = (result, request)
+        return result
 
 
 class WorkloadRunner:
@@ -174,12 +190,15 @@ class WorkloadRunner:
     def check(self, result: WorkloadResult, *, label: str | None = None) -> Verdicts:
         """Compare a result with the stored baseline of this test, and fail the test on a failing verdict.
 
-        ``label`` tells the comparisons of one test apart; it defaults to the workload's name. Under
-        ``--update-baselines`` the result becomes the baseline, if the test passes, and is compared with itself only.
+        Where one launch decides nothing, the same is launched again, ``--aorta-max-launches`` times in all, or in
+        turn with the version that ``--aorta-ab`` names. ``label`` tells the comparisons of one test apart; it
+        defaults to the workload's name. Under ``--update-baselines`` the result and further launches become the
+        baseline, if the test passes.
 
         Raises:
             ComparisonFailed: a regression, or a missing baseline where that fails.
-            BaselineError: the baseline can't be read.
+            BaselineError: the baseline can't be read, or what was measured can't be added to it.
+            SpecError, LaunchError, ResultError: as :meth:`DistributedWorld.again`.
         """
         case = f"{self._record.nodeid}::{label or result.workload}"
         if case in self._record.used_cases:
@@ -188,14 +207,15 @@ class WorkloadRunner:
             )
         self._record.used_cases.append(case)
         facts, config = launch_facts(result), identity(result.config)
-        new = Baseline(case, self._record.nodeid, result.platform, result.workload, config, (facts,))
         if self._options.update_baselines:
-            return self._adopt(new, result)
+            return self._learn(case, config, result)
         baseline = read_baseline(self._options.baselines_dir, result.platform, case)
         if baseline is None and self._options.missing_baseline == "record":
-            self._record.new_baselines.append(new)
-        verdicts = compare_with_baseline(case, facts, config, baseline, self._spec.tolerances)
-        self._judge(verdicts, result, baseline_path(self._options.baselines_dir, result.platform, case))
+            self._record.new_baselines.append(_new_baseline(case, self._record.nodeid, result, config, [facts]))
+        launches = [facts]
+        verdicts = self._settle(case, config, baseline, result, launches)
+        path = baseline_path(self._options.baselines_dir, result.platform, case)
+        self._judge(verdicts, result, launches, path)
         return verdicts
 
     @_in_test
@@ -207,40 +227,98 @@ class WorkloadRunner:
         metrics: Collection[str] | None = None,
         label: str = "A/B",
     ) -> Verdicts:
-        """Compare two results of this run, the reference in the baseline's place, and fail on a failing verdict.
+        """Compare two results of this test, the reference in the baseline's place, and fail on a failing verdict.
 
-        ``metrics`` limits it to those named; without it, all that a baseline is compared by.
+        ``metrics`` limits it to those named; without it, all that a baseline is compared by. What has noise is
+        launched again, both in turn, until ``--aorta-max-pairs`` pairs have been compared.
 
         Raises:
             ComparisonFailed: a regression, or a metric that one of them lacks.
+            SpecError, LaunchError, ResultError: as :meth:`DistributedWorld.again`.
         """
         case = f"{self._record.nodeid}::{label}"
-        facts = launch_facts(candidate), launch_facts(reference)
-        verdicts = compare_launches(case, *facts, self._spec.tolerances, metrics)
-        self._judge(verdicts, candidate, None)
+        candidates, references = [launch_facts(candidate)], [launch_facts(reference)]
+        priors = platform_priors(self._options.baselines_dir, candidate.platform, candidate.device, case)
+        comparison = PairedComparison(case, self._spec.tolerances, priors, metrics, self._options.max_pairs)
+        again = functools.partial(self._again, candidate), functools.partial(self._again, reference)
+        verdicts = settle_pairs(comparison, candidates, references, *again)
+        self._judge(verdicts, candidate, candidates, None)
         return verdicts
 
-    def _adopt(self, new: Baseline, result: WorkloadResult) -> Verdicts:
-        """Take a result as the baseline; compared with itself it shows whether a metric is lacking."""
+    def _settle(
+        self,
+        case: str,
+        config: dict[str, Any],
+        baseline: Baseline | None,
+        result: WorkloadResult,
+        launches: list[LaunchFacts],
+    ) -> Verdicts:
+        options, marked = self._options, self._spec.tolerances
+        priors = platform_priors(options.baselines_dir, result.platform, result.device, case)
+        stored = StoredComparison(case, config, baseline, marked, priors, options.max_launches)
+        again = functools.partial(self._again, result)
+        if options.ab is None:
+            return settle(stored, launches, again)
+        verdicts = stored.judge(launches)
+        if not (open_metrics := unsettled(verdicts, stored)):
+            return verdicts
+        paired = PairedComparison(case, marked, priors, open_metrics, options.max_pairs)
+        candidates: list[LaunchFacts] = []
+        settled = settle_pairs(paired, candidates, [], again, functools.partial(self._again, result, reference=True))
+        launches += candidates
+        return joined(verdicts, settled, options.ab)
+
+    def _learn(self, case: str, config: dict[str, Any], result: WorkloadResult) -> Verdicts:
+        """Launch as often as a baseline needs, and have the launches written if the test passes."""
+        options, marked = self._options, self._spec.tolerances
         if result.config.get(TEST_HOOK_KEY, {}) not in ({}, None):
-            raise BaselineError(f"{new.case}: not recorded: the config plants a {TEST_HOOK_KEY}")
-        verdicts = compare_with_baseline(new.case, new.launches[0], new.config, new, self._spec.tolerances)
+            raise BaselineError(f"{case}: not recorded: the config plants a {TEST_HOOK_KEY}")
+        launches = [launch_facts(result)]
+        while len(launches) < launches_to_learn(marked, launches[0], options.launches):
+            launches.append(self._again(result))
+        problems = objections(launches, marked)
+        if problems and options.force_baseline is None:
+            raise BaselineError(noisy_baseline_text(case, problems))
+        new = _new_baseline(case, self._record.nodeid, result, config, launches)
+        if problems:
+            new = replace(new, forced={str(new.epoch): str(options.force_baseline)})
+        priors = platform_priors(options.baselines_dir, result.platform, result.device, case)
+        # Compared with itself it shows whether a metric is lacking, or differs from launch to launch.
+        verdicts = StoredComparison(case, config, new, marked, priors, len(launches)).judge(launches)
         failing = verdicts.failing(strict=False, missing_fails=True)
         if failing:
-            raise ComparisonFailed(comparison_text(failing, result, None))
-        self._record.new_baselines.append(new)
+            raise ComparisonFailed(comparison_text(failing, result, launches, None))
+        old = read_baseline(options.baselines_dir, result.platform, case)
+        self._record.new_baselines.append(merged(old, new, marked, priors, options.new_epoch))
+        self._record.detection += detection_lines(new, marked, priors, options.max_launches)
         return verdicts
 
-    def _judge(self, verdicts: Verdicts, result: WorkloadResult, baseline: Path | None) -> None:
+    def _again(self, result: WorkloadResult, *, reference: bool = False) -> LaunchFacts:
+        return launch_facts(_passed(self._world.again(result, reference=reference)))
+
+    def _judge(
+        self, verdicts: Verdicts, result: WorkloadResult, launches: list[LaunchFacts], baseline: Path | None
+    ) -> None:
         self._record.verdicts += verdicts.rows
-        missing_fails = baseline is None or self._options.missing_baseline == "fail"
-        failing = verdicts.failing(strict=self._options.strict, missing_fails=missing_fails)
+        self._record.notes += verdicts.notes
+        failing = verdicts.failing(
+            strict=self._options.strict,
+            missing_fails=baseline is None or self._options.missing_baseline == "fail",
+            improved_fails=self._options.fail_improved,
+        )
         if failing:
-            raise ComparisonFailed(comparison_text(failing, result, baseline))
+            raise ComparisonFailed(comparison_text(failing, result, launches, baseline, verdicts.notes))
+
+
+def _new_baseline(
+    case: str, nodeid: str, result: WorkloadResult, config: dict[str, Any], launches: list[LaunchFacts]
+) -> Baseline:
+    stored = tuple(StoredLaunch(launch) for launch in launches)
+    return Baseline(case, nodeid, result.platform, result.workload, config, stored)
 
 
 def make_world(
-    request: pytest.FixtureRequest, options: Options, devices: list[Device], launcher: Launcher
+    request: pytest.FixtureRequest, options: Options, devices: list[Device], launcher: Launcher, references: References
 ) -> Iterator[DistributedWorld]:
     """The ``distributed_world`` fixture; skips or fails where devices are lacking, and gives its lease back."""
     spec, record = test_state(request.node)
@@ -260,7 +338,8 @@ def make_world(
         owner=record.nodeid,
     )
     try:
-        yield DistributedWorld(world, leased, options, spec, base / slug(record.nodeid), record, launcher)
+        folder = base / slug(record.nodeid)
+        yield DistributedWorld(world, leased, options, spec, folder, record, launcher, references)
     finally:
         leased.release()
 

@@ -38,7 +38,9 @@ def launches_to_learn(marked: Mapping[str, Tolerance], facts: LaunchFacts, wante
     return 1
 
 
-def merged(old: Baseline | None, new: Baseline, marked: Mapping[str, Tolerance], priors: Priors, fresh: bool) -> Baseline:
+def merged(
+    old: Baseline | None, new: Baseline, marked: Mapping[str, Tolerance], priors: Priors, fresh: bool
+) -> Baseline:
     """The baseline to store: ``new``'s launches appended to ``old``'s, or in a new epoch that keeps the old launches.
 
     ``fresh`` asks for a new epoch. A baseline of another config can't be appended to, and gets one too.
@@ -123,7 +125,9 @@ def _growing(launches: Sequence[LaunchFacts]) -> list[str]:
     return found
 
 
-def detection_lines(baseline: Baseline, marked: Mapping[str, Tolerance], priors: Priors, max_launches: int) -> list[str]:
+def detection_lines(
+    baseline: Baseline, marked: Mapping[str, Tolerance], priors: Priors, max_launches: int
+) -> list[str]:
     """What a baseline can tell, a line for each metric that has noise."""
     comparison = StoredComparison(baseline.case, baseline.config, baseline, marked, priors, max_launches)
     anchor, lines = baseline.anchor, []

@@ -12,6 +12,9 @@ import pytest
 
 from pytest_aorta.errors import SpecError
 
+# Before the interpreter of another environment, where --aorta-ab names one.
+PYTHON_PREFIX = "python:"
+
 
 @dataclass(frozen=True)
 class Options:
@@ -34,8 +37,10 @@ class Options:
         new_epoch: --update-baselines replaces the centre of a baseline instead of adding launches to it.
         force_baseline: why a noisy set of launches is to be taken all the same.
         max_launches: of a test, before a verdict is inconclusive.
+        max_pairs: of launches in an A/B, before a verdict is inconclusive.
         fail_improved: a value that is better than its baseline fails the test.
         durations: the summary tells how long each launch took, and its parts.
+        ab: the reference version, a git ref or ``python:`` and an interpreter; None: there is none.
     """
 
     gpus: int | None
@@ -55,8 +60,10 @@ class Options:
     new_epoch: bool
     force_baseline: str | None
     max_launches: int
+    max_pairs: int
     fail_improved: bool
     durations: bool
+    ab: str | None
     rootdir: Path
 
 
@@ -125,6 +132,13 @@ def _seconds(text: str) -> float:
 def _folder(text: str) -> str:
     if not text.strip():
         raise ValueError("a folder")
+    return text
+
+
+def _version(text: str) -> str:
+    # Git would take a ref that starts with a dash for one of its options.
+    if not text.strip() or text.startswith("-") or text == PYTHON_PREFIX:
+        raise ValueError(f"a branch, tag or commit, or {PYTHON_PREFIX}PATH of another environment's interpreter")
     return text
 
 
@@ -214,8 +228,22 @@ OPTIONS = (
         "launches of a test, before a verdict is inconclusive; fewer than 3 never fail it (default: 5)",
         "N",
     ),
+    Option(
+        "max_pairs",
+        _at_least(2, 12),
+        "6",
+        "pairs of launches of an A/B, before a verdict is inconclusive; fewer than 3 never fail it (default: 6)",
+        "N",
+    ),
     Option("fail_improved", _boolean, "false", "a value better than its baseline fails the test"),
     Option("durations", _boolean, "false", "show how long each launch took, and its parts"),
+    Option(
+        "ab",
+        _version,
+        None,
+        "version that A/B comparisons launch as their reference: a git ref, or python:PATH of an interpreter",
+        "REF",
+    ),
     Option("workloads", _folder, "workloads", "folder of your own workloads (default: workloads)", "DIR"),
 )
 
@@ -257,8 +285,10 @@ def read_options(config: pytest.Config) -> Options:
         new_epoch=values["new_epoch"],
         force_baseline=values["force_baseline"],
         max_launches=values["max_launches"],
+        max_pairs=values["max_pairs"],
         fail_improved=values["fail_improved"],
         durations=values["durations"],
+        ab=values["ab"],
         rootdir=config.rootpath,
     )
     _refuse_contradictions(options)
@@ -284,6 +314,7 @@ def _refuse_contradictions(options: Options) -> None:
         raise SpecError(f"--aorta-require-gpus and {asked} contradict each other; drop one of them")
     if options.device == "cuda" and options.gpus == 0:
         raise SpecError("--aorta-device=cuda and --aorta-gpus=0 contradict each other; drop one of them")
-    for asked, flag in ((options.new_epoch, "--aorta-new-epoch"), (options.force_baseline, "--aorta-force-baseline")):
-        if asked and not options.update_baselines:
+    how = {"--aorta-new-epoch": options.new_epoch, "--aorta-force-baseline": options.force_baseline is not None}
+    for flag, is_given in how.items():
+        if is_given and not options.update_baselines:
             raise SpecError(f"{flag} says how to record baselines; it needs --update-baselines")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pytest_aorta.devices import AMD, CUDA_VARIABLE, HIP_VARIABLE, ROCR_VARIABLE, World
-from pytest_aorta.spec import WorkloadSpec
+from pytest_aorta.errors import SpecError
+from pytest_aorta.reference import Reference
+from pytest_aorta.spec import WorkloadSpec, resolve_config
 
 TORCHRUN = "torchrun"
 FORKSERVER = "forkserver"
@@ -40,13 +42,29 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class LaunchRequest:
+    """What to run: a workload with its config, or a script with its arguments.
+
+    Attributes:
+        spec, script: one excludes the other.
+    """
+
+    name: str
+    spec: WorkloadSpec | None
+    config: dict[str, Any]
+    script: str | None
+    args: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class LaunchPlan:
     """Everything a launch needs to know.
 
     Attributes:
-        spec, script: what to run; one excludes the other.
+        name, spec, config, script, args: what to run; spec and script exclude each other.
         launcher: what should start the ranks, torchrun or forkserver.
         lease_fds: open files that mark devices as taken; held until the last rank is gone.
+        reference: the version of the code, None for the one under test.
     """
 
     name: str
@@ -61,6 +79,22 @@ class LaunchPlan:
     limits: Limits = Limits()
     launcher: str = TORCHRUN
     lease_fds: tuple[int, ...] = ()
+    reference: Reference | None = None
+
+
+def at_reference(request: LaunchRequest, reference: Reference) -> LaunchRequest:
+    """The request, of the reference's version of the workload or script.
+
+    Raises:
+        SpecError: that has no such workload or script, or not its config keys.
+    """
+    if request.spec is None:
+        return replace(request, script=reference.script(request.script or ""))
+    spec = reference.workload(request.spec)
+    try:
+        return replace(request, spec=spec, config=resolve_config(spec, request.config))
+    except SpecError as error:
+        raise SpecError(f"at {reference.name}: {error}") from None
 
 
 def rank_document(plan: LaunchPlan) -> dict[str, Any]:
@@ -86,14 +120,27 @@ def rank_document(plan: LaunchPlan) -> dict[str, Any]:
         "platform": plan.world.platform,
         "devices": [device.token for device in plan.world.devices],
         "timeout_s": plan.timeout_s,
+        "reference": plan.reference and plan.reference.document(),
     }
 
 
 def agent_command(plan: LaunchPlan) -> list[str]:
     """The agent's command line: one node, a rendezvous on a port the kernel picks."""
-    python = [sys.executable, "-m"]
-    torchrun = ["--standalone", f"--nproc-per-node={plan.world.size}", "-m", "pytest_aorta.process.rank"]
-    return [*python, "pytest_aorta.process.agent", str(plan.run_dir), *torchrun, str(plan.run_dir)]
+    python = python_command(plan)
+    torchrun = ["--standalone", f"--nproc-per-node={plan.world.size}"]
+    # torchrun's own way to start a module leaves no room for options of Python's.
+    rank = ["-m"] if plan.reference is None else ["--no-python", *python, "-u", "-m"]
+    run_dir = str(plan.run_dir)
+    agent = [*python, "-m", "pytest_aorta.process.agent", run_dir]
+    return [*agent, *torchrun, *rank, "pytest_aorta.process.rank", run_dir]
+
+
+def python_command(plan: LaunchPlan) -> list[str]:
+    """The interpreter of this plan's agent and ranks."""
+    if plan.reference is None:
+        return [sys.executable]
+    # Without -P the folder it runs in would come first of all, also where that has another version of our modules.
+    return [plan.reference.python, "-P"]
 
 
 def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, str]:
@@ -110,6 +157,8 @@ def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str
     kept.setdefault("OMP_NUM_THREADS", "1")
     if plan.world.device == "cuda":
         kept |= _flight_recorder(plan, kept)
+    if plan.reference is not None:
+        return plan.reference.environment(kept)
     package_parent = Path(__file__).resolve().parents[1]
     if package_parent.name not in ("site-packages", "dist-packages"):
         # Ranks run the very code that pytest runs, also where it is not installed.

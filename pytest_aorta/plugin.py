@@ -17,6 +17,7 @@ from pytest_aorta.fixtures import RECORD, SPEC, DistributedWorld, Launcher, Work
 from pytest_aorta.markers import MARKERS, read_markers
 from pytest_aorta.options import Options, add_options, read_options
 from pytest_aorta.records import TestRecord
+from pytest_aorta.reference import References
 from pytest_aorta.reporting import durations_lines, header, summary_lines
 from pytest_aorta.updates import unused_baselines, write_new_baselines
 from pytest_aorta.warm import ForkServers
@@ -29,6 +30,7 @@ class Session:
         self.options = options
         self.forkservers = ForkServers()
         self.launcher: Launcher = self.forkservers.launch
+        self.references = References(options.ab, options.rootdir)
         self.collected: set[str] = set()
         self.records: list[TestRecord] = []
         self.passed: dict[str, str] = {}
@@ -63,9 +65,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """End what warm launches were forked from."""
+    """End what warm launches were forked from, and remove what was checked out for them."""
     if SESSION in config.stash:
-        config.stash[SESSION].forkservers.close()
+        session = config.stash[SESSION]
+        try:
+            session.forkservers.close()
+        finally:
+            session.references.close()
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -112,7 +118,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def distributed_world(request: pytest.FixtureRequest) -> Iterator[DistributedWorld]:
     """The ranks this test may start, as its ``world`` marker asks; skips where devices are lacking."""
     session = request.config.stash[SESSION]
-    yield from make_world(request, session.options, session.devices, session.launcher)
+    yield from make_world(request, session.options, session.devices, session.launcher, session.references)
 
 
 @pytest.fixture
@@ -134,6 +140,19 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
         # Text, since xdist carries only plain values.
         vars(report)["aorta"] = json.dumps(record.to_json())
     return report
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_report_teststatus(
+    report: pytest.CollectReport | pytest.TestReport,
+) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:
+    """A test that passed without a decision has a letter and a count of its own; it is no skip, and not green."""
+    if report.when != "call" or not report.passed or hasattr(report, "wasxfail"):
+        return None
+    text: str | None = getattr(report, "aorta", None)
+    if text is None or not TestRecord.from_json(json.loads(text)).is_undecided:
+        return None
+    return "inconclusive", "I", ("INCONCLUSIVE", {"yellow": True})
 
 
 class Controller:

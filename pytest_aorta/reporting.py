@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 
 from pytest_aorta.baseline import Baseline
-from pytest_aorta.comparison import Verdict
+from pytest_aorta.decision import Outcome
 from pytest_aorta.devices import CPU_WORLD_SIZE, Device, World
-from pytest_aorta.facts import launch_facts
-from pytest_aorta.metrics import METRICS, format_value
+from pytest_aorta.facts import LaunchFacts
+from pytest_aorta.metrics import METRICS, Metric, Value, format_value
 from pytest_aorta.options import Options
 from pytest_aorta.phases import PHASES
 from pytest_aorta.records import TestRecord
 from pytest_aorta.result import WorkloadResult
+from pytest_aorta.verdicts import Verdict
 
-_COLUMNS = ("test", "metric", "value", "baseline", "change", "tolerance", "verdict")
+_COLUMNS = ("test", "metric", "value", "baseline", "change [95%]", "tolerance", "launches", "verdict")
 _DURATIONS = ("wall", *PHASES)
 _DURATION_COLUMNS = ("test", "launch", "launcher", *_DURATIONS)
 _MAX_DETAILS = 8
@@ -42,15 +44,45 @@ def failed_checks_text(result: WorkloadResult) -> str:
     return "\n".join(lines)
 
 
-def comparison_text(failing: Iterable[Verdict], result: WorkloadResult, baseline: Path | None) -> str:
-    """The failing verdicts, the ranks' spread, and which file they were compared with."""
-    facts = launch_facts(result)
-    lines = [f"{result.workload} on {result.platform}, {facts.num_steps} steps:"]
+def comparison_text(
+    failing: Sequence[Verdict],
+    result: WorkloadResult,
+    launches: Sequence[LaunchFacts],
+    baseline: Path | None,
+    notes: Sequence[str] = (),
+) -> str:
+    """The failing verdicts, what else the launches showed, which file they were compared with, and what to do."""
+    last = launches[-1]
+    used = f"{len(launches)} launches of {last.num_steps} steps" if len(launches) > 1 else f"{last.num_steps} steps"
+    lines = [f"{result.workload} on {result.platform}, {used}:"]
     lines += [f"  {verdict}" for verdict in failing]
-    lines.append(f"  ranks' own median steps: {facts.fastest_rank_p50_ms:g} to {facts.slowest_rank_p50_ms:g} ms")
+    lines += [f"  {note}" for note in notes]
+    lines.append(f"  ranks' own median steps: {last.fastest_rank_p50_ms:g} to {last.slowest_rank_p50_ms:g} ms")
     if baseline is not None:
         lines.append(f"  baseline: {baseline}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *(f"  next: {step}" for step in _next_steps(failing, baseline))])
+
+
+def _next_steps(failing: Sequence[Verdict], baseline: Path | None) -> list[str]:
+    outcomes = {verdict.outcome for verdict in failing if not verdict.is_lost}
+    if baseline is None:
+        return []
+    steps = []
+    if Outcome.REGRESSION in outcomes:
+        steps.append("if it is intended, record it with --update-baselines --aorta-new-epoch and say why in the commit")
+        steps.append("if in doubt, compare the code itself, launch by launch: --aorta-ab=main (any git ref)")
+    if Outcome.INCONCLUSIVE in outcomes:
+        steps.append("allow more launches (--aorta-max-launches=9), measure more steps, or widen the tolerance")
+        steps.append("or compare the code itself, launch by launch: --aorta-ab=main (any git ref)")
+    if Outcome.IMPROVED in outcomes:
+        steps.append("record the better value: --update-baselines --aorta-new-epoch")
+    return steps
+
+
+def noisy_baseline_text(case: str, problems: Sequence[str]) -> str:
+    """Why launches were not taken for a baseline."""
+    lines = [f"{case}: not recorded, since it would make a bad baseline:", *(f"  {problem}" for problem in problems)]
+    return "\n".join([*lines, "  to take it all the same: --aorta-force-baseline='the reason'"])
 
 
 def summary_lines(records: Sequence[TestRecord]) -> list[str]:
@@ -58,7 +90,20 @@ def summary_lines(records: Sequence[TestRecord]) -> list[str]:
     rows = [(_short(verdict.case), *verdict.cells()) for record in records for verdict in record.verdicts]
     reasons = [verdict.reason for record in records for verdict in record.verdicts]
     lines = _table([_COLUMNS, *rows], ["", *reasons]) if rows else []
-    return [*lines, totals(records)]
+    told = [f"note: {_short(record.nodeid)}: {note}" for record in records for note in record.notes]
+    return [*lines, *told, *warnings_of(records), totals(records)]
+
+
+def warnings_of(records: Sequence[TestRecord]) -> list[str]:
+    """What passed without having been decided."""
+    undecided = [row for record in records for row in record.verdicts if row.outcome is Outcome.INCONCLUSIVE]
+    if not undecided:
+        return []
+    named = ", ".join(f"{_short(row.case)} {row.metric}" for row in undecided)
+    return [
+        f"WARNING: nothing was decided for {named}: --aorta-strict fails such tests; more launches "
+        f"(--aorta-max-launches), a wider tolerance or --aorta-ab=REF can decide them"
+    ]
 
 
 def totals(records: Sequence[TestRecord]) -> str:
@@ -93,10 +138,10 @@ def _seconds(times_s: Mapping[str, float]) -> list[str]:
 
 def change_lines(old: Baseline | None, new: Baseline) -> list[str]:
     """Before and after of one written baseline, metric by metric."""
-    lines = [f"{'updated' if old else 'recorded'} {new.platform}: {new.case}"]
+    count = f"{len(new.anchor)} launches at its centre, {len(new.launches)} in all, epoch {new.epoch}"
+    lines = [f"{'updated' if old else 'recorded'} {new.platform}: {new.case} ({count})"]
     for metric in METRICS.values():
-        after = metric.measure(new.launches[-1])
-        before = metric.measure(old.launches[-1]) if old else None
+        after, before = _centre(metric, new), _centre(metric, old)
         if after is None and before is None:
             continue
         shown = (format_value(value, metric.unit, exact=metric.direction == "exact") for value in (before, after))
@@ -105,6 +150,12 @@ def change_lines(old: Baseline | None, new: Baseline) -> list[str]:
             text += f" ({(after - before) / abs(before):+.1%})"
         lines.append(text)
     return lines
+
+
+def _centre(metric: Metric, baseline: Baseline | None) -> Value:
+    values = [metric.measure(launch) for launch in baseline.anchor] if baseline else []
+    numbers = [value for value in values if isinstance(value, float | int)]
+    return float(median(numbers)) if numbers else values[-1] if values else None
 
 
 def _table(rows: list[tuple[str, ...]], reasons: list[str]) -> list[str]:

@@ -81,7 +81,7 @@ def workload_places(own_dirs: Sequence[Path]) -> dict[str, list[Place]]:
     """Every workload's name -> where it is, more than one place where names clash."""
     places: dict[str, list[Place]] = {}
     for point in entry_points(group=ENTRY_POINT_GROUP):
-        places.setdefault(point.name, []).append(Place(_package_folder(point.value), point.value))
+        places.setdefault(point.name, []).append(Place(package_folder(point.value), point.value))
     known = {place.folder.resolve() for found in places.values() for place in found if place.folder}
     for own in own_dirs:
         for yaml in sorted(own.glob(f"*/{YAML_NAME}")):
@@ -220,7 +220,7 @@ def _brief(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _package_folder(dotted: str) -> Path | None:
+def package_folder(dotted: str) -> Path | None:
     """The folder of a package, found without running any of its code (it may import torch)."""
     if not re.fullmatch(r"\w+(\.\w+)*", dotted):
         return None

@@ -114,4 +114,10 @@ class Verdicts:
 def format_change(relative: float) -> str:
     """A relative change in percent, with a decimal more where it is small."""
     percent = 100 * relative
-    return f"{percent:+.2f}%" if abs(percent) < 9.995 else f"{percent:+.1f}%" if abs(percent) < 999.5 else f"{percent:+.0f}%"
+    return (
+        f"{percent:+.2f}%"
+        if abs(percent) < 9.995
+        else f"{percent:+.1f}%"
+        if abs(percent) < 999.5
+        else f"{percent:+.0f}%"
+    )

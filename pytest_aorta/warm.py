@@ -7,7 +7,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
@@ -17,8 +16,9 @@ from typing import IO, Any, TypeAlias
 
 from pytest_aorta.errors import ColdLaunchWarning, LaunchError
 from pytest_aorta.launch import LaunchOutcome, guard_spec, launch
-from pytest_aorta.plan import FORKSERVER, LaunchPlan, launch_environment
+from pytest_aorta.plan import FORKSERVER, LaunchPlan, launch_environment, python_command
 from pytest_aorta.process.channel import receive, send
+from pytest_aorta.reference import Reference
 
 # Importing torch from a cold network disk takes minutes.
 START_S = 300.0
@@ -41,11 +41,11 @@ class ServerUnfit(Exception):
 
 
 class ForkServers:
-    """Launches plans, warm or cold; keeps at most one fork server for each kind of device."""
+    """Launches plans, warm or cold; keeps at most one fork server for each version and kind of device."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._environ = environ
-        self._servers: dict[str, ForkServer] = {}
+        self._servers: dict[tuple[str, Reference | None], ForkServer] = {}
 
     @property
     def pids(self) -> list[int]:
@@ -74,16 +74,17 @@ class ForkServers:
             self._servers.popitem()[1].close()
 
     def _fit_server(self, plan: LaunchPlan) -> ForkServer:
-        device, key = plan.world.device, server_key(plan, self._environ)
-        server = self._servers.get(device)
+        # Launches of two versions take turns, and neither is to end the other's server.
+        place, key = (plan.world.device, plan.reference), server_key(plan, self._environ)
+        server = self._servers.get(place)
         if server is not None and not server.serves(key):
-            self._servers.pop(device).close()
+            self._servers.pop(place).close()
             server = None
         if server is None:
-            server = self._servers[device] = ForkServer(plan, self._environ, key)
+            server = self._servers[place] = ForkServer(plan, self._environ, key)
             if problem := server.problem():
                 raise ServerUnfit(problem)
-        if device == "cuda":
+        if plan.world.device == "cuda":
             server.prove_cuda(launch_environment(plan, self._environ))
         return server
 
@@ -227,13 +228,13 @@ def server_key(plan: LaunchPlan, environ: Mapping[str, str]) -> Key:
         if name not in _RANKS_OWN and not name.startswith(_RANKS_OWN_PREFIXES)
     )
     sources = tuple((str(path), path.stat().st_mtime_ns) for path in sorted(Path(__file__).parent.rglob("*.py")))
-    return variables, str(plan.cwd), sources
+    return variables, str(plan.cwd), python_command(plan)[0], sources
 
 
 def _start_server(
     plan: LaunchPlan, environ: Mapping[str, str], channel_fd: int, log: IO[bytes]
 ) -> subprocess.Popen[bytes]:
-    program = [sys.executable, "-u", "-m", "pytest_aorta.process.forkserver"]
+    program = [*python_command(plan), "-u", "-m", "pytest_aorta.process.forkserver"]
     try:
         return subprocess.Popen(
             [*program, str(channel_fd), str(os.getpid())],

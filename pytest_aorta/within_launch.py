@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from statistics import median
 
 _BLOCKS = 16
@@ -39,7 +40,7 @@ def growth(values: Sequence[float]) -> float:
 
     blocks = min(_BLOCKS, len(values))
     bounds = [len(values) * number // blocks for number in range(blocks + 1)]
-    medians = [median(values[begin:end]) for begin, end in zip(bounds, bounds[1:], strict=False)]
+    medians = [median(values[begin:end]) for begin, end in pairwise(bounds)]
     slopes = theilslopes(medians, alpha=_GROWTH_CONFIDENCE)
     low, high = float(slopes.low_slope), float(slopes.high_slope)
     sure = low if low > 0 else high if high < 0 else 0.0

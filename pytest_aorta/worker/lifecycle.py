@@ -16,7 +16,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from pytest_aorta.files import write_json
+from pytest_aorta.files import is_source_of, write_json
 from pytest_aorta.phases import IMPORTED, RAN, SET_UP, leave_mark
 from pytest_aorta.result import RankResult
 from pytest_aorta.worker.canary import run_canary
@@ -27,9 +27,12 @@ from pytest_aorta.worker.workload import Workload
 def run_rank(run_dir: Path, folder: Path) -> None:
     """Run this rank's part of ``run_dir/plan.json`` and write ``folder/result.json``."""
     plan = json.loads((run_dir / "plan.json").read_text(encoding="utf-8"))
+    # Where another environment is the reference, it comes first.
+    sys.path += filter(None, os.environ.pop("AORTA_LATE_PATH", "").split(":"))
     if plan["script"] is not None:
         run_script(plan["script"], plan["args"])
         leave_mark(folder, RAN)
+        refuse_leaks(plan["reference"])
         finish(folder, recorder.result())
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -43,6 +46,7 @@ def run_rank(run_dir: Path, folder: Path) -> None:
     result = workload.run()
     after = run_canary()
     leave_mark(folder, RAN)
+    refuse_leaks(plan["reference"])
     finish(folder, replace(result, canary_before=before, canary_after=after))
     workload.cleanup()
 
@@ -76,6 +80,27 @@ def run_script(script: str, args: list[str]) -> None:
     except SystemExit as error:
         if error.code not in (None, 0):
             raise
+
+
+def refuse_leaks(reference: dict[str, str] | None) -> None:
+    """See that a commit's launch has run none of the code under test, which an editable install may bring in.
+
+    Raises:
+        ImportError: it has.
+    """
+    if reference is None or "checkout" not in reference:
+        return
+    # Where the checkout is our own, it holds the version that pytest runs, which is ranks' too.
+    harness = Path(__file__).resolve().parents[1]
+    for name, module in sorted(sys.modules.items()):
+        file = getattr(module, "__dict__", {}).get("__file__")
+        if not file or Path(file).resolve().is_relative_to(harness):
+            continue
+        if is_source_of(Path(reference["checkout"]), Path(file)):
+            raise ImportError(
+                f"the launch of {reference['name']} has imported {name} from the code under test: {file}; "
+                f"allowed are packages in pytest's root folder, in its src/, and those on PYTHONPATH"
+            )
 
 
 def finish(folder: Path, result: RankResult) -> None:

@@ -31,6 +31,9 @@ BAD_VALUES = [
     ("baselines", "", "a folder"),
     ("results", " ", "a folder"),
     ("workloads", "", "a folder"),
+    ("ab", "-f", "a branch, tag or commit, or python:PATH of another environment's interpreter"),
+    ("ab", " ", "a branch, tag or commit, or python:PATH of another environment's interpreter"),
+    ("ab", "python:", "a branch, tag or commit, or python:PATH of another environment's interpreter"),
 ]
 
 

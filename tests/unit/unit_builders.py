@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.baseline import Baseline
+from pytest_aorta.baseline import Baseline, StoredLaunch
 from pytest_aorta.devices import Device, World
 from pytest_aorta.facts import LaunchFacts
 from pytest_aorta.launch import LaunchOutcome
@@ -38,7 +38,14 @@ def make_options(**changes: Any) -> Options:
         lease_timeout_s=10.0,
         workload_dirs=(),
         launcher="torchrun",
+        launches=10,
+        new_epoch=False,
+        force_baseline=None,
+        max_launches=5,
+        max_pairs=6,
+        fail_improved=False,
         durations=False,
+        ab=None,
         rootdir=Path(),
     )
     return replace(defaults, **changes)
@@ -56,8 +63,12 @@ def make_facts(**changes: Any) -> LaunchFacts:
         fastest_rank_p50_ms=9.0,
         metrics={},
         weight_hashes={"10": "0" * 16, "9": "1" * 16},
-        loss=[],
+        final_loss=None,
         environment={"torch": "2.11.0", "device": "cuda", "device_name": H200},
+        rank_lag_ms=[],
+        step_time_growth=0.0,
+        memory_growth=0.0,
+        canary_ms={},
     )
     return replace(defaults, **changes)
 
@@ -73,7 +84,7 @@ def make_baseline(**changes: Any) -> Baseline:
         platform="nvidia-h200-x2-nccl",
         workload="fsdp",
         config={"steps": 20, "dtype": "float32"},
-        launches=(make_facts(),),
+        launches=(StoredLaunch(make_facts()),),
     )
     return replace(defaults, **changes)
 
@@ -125,7 +136,7 @@ def write_rank_file(run_dir: Path, rank: int, name: str, text: str) -> Path:
 def make_result(step_times_ms: list[list[float]], **changes: Any) -> WorkloadResult:
     steps = len(step_times_ms[0])
     defaults = WorkloadResult(
-        schema_version=1,
+        schema_version=2,
         workload="toy",
         config={"steps": steps},
         world_size=len(step_times_ms),
@@ -147,5 +158,9 @@ def make_result(step_times_ms: list[list[float]], **changes: Any) -> WorkloadRes
         loss=[],
         environment={"torch": "2.11.0", "device": "cpu", "hostname": "not kept"},
         launch_times_s={"wall": 1.0},
+        wait_ms=[[] for _ in step_times_ms],
+        memory_bytes=[[] for _ in step_times_ms],
+        canary_before={},
+        canary_after={},
     )
     return replace(defaults, **changes)

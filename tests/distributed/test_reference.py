@@ -1,0 +1,267 @@
+"""Launches of the reference version run its code, all of it, and leave nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import site
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import pytest_aorta
+
+OWN = """
+import time
+import torch.distributed as dist
+import helper, library, plain
+from pytest_aorta.worker import RankEnv, RankResult, StepTimer, Workload, environment_facts
+from .delay import DELAY_S
+
+class Own(Workload):
+    def setup(self):
+        self.device = RankEnv.read().join("own")
+
+    def run(self):
+        timer = StepTimer(self.device)
+        for _ in range(self.config["steps"]):
+            with timer.step():
+                time.sleep(DELAY_S)
+        versions = {"helper": helper.VERSION, "library": library.VERSION, "plain": plain.VERSION}
+        return RankResult(
+            passed=True, failure_count=0, configured_iterations=self.config["steps"],
+            total_iterations=self.config["steps"], step_times_ms=timer.step_times_ms(), elapsed_sec=0.1,
+            metrics=versions, environment=environment_facts(self.device),
+        )
+
+    def cleanup(self):
+        dist.destroy_process_group()
+"""
+YAML = """
+description: an own workload
+class: Own
+config:
+  steps: {type: integer, minimum: 1, default: 3, description: measured steps}
+"""
+SCRIPT = """
+import sys
+from pathlib import Path
+import torch
+import torch.distributed as dist
+import helper, library
+from pytest_aorta.worker import recorder
+
+dist.init_process_group("gloo")
+recorder.start(torch.device("cpu"))
+with recorder.step():
+    dist.barrier()
+recorder.metric("helper", helper.VERSION)
+recorder.metric("library", library.VERSION)
+recorder.metric("data", float(Path(sys.argv[1]).read_text()))
+dist.destroy_process_group()
+"""
+TESTS = """
+import json
+from pathlib import Path
+import pytest
+from pytest_aorta.plugin import SESSION
+
+pytestmark = [pytest.mark.world(size=2, device="cpu"), pytest.mark.timeout(120)]
+
+def launched(distributed_world, first, *references):
+    results = [distributed_world.again(first, reference=reference) for reference in references]
+    found = [
+        {"metrics": result.metrics, "fastest_ms": min(result.step_times_ms[0]), "launcher": result.launcher}
+        for result in results
+    ]
+    (Path(__file__).parent / f"{first.workload}.json").write_text(json.dumps(found))
+
+def test_own(distributed_world):
+    launched(distributed_world, distributed_world.launch("own"), True, False)
+
+def test_installed(distributed_world):
+    launched(distributed_world, distributed_world.launch("installed", steps=1), True, False)
+
+def test_script(distributed_world):
+    launched(distributed_world, distributed_world.launch_script("train.py", ("data.txt",)), True, False)
+
+def test_turns(distributed_world, request):
+    first = distributed_world.launch("own", steps=1)
+    distributed_world.again(first, reference=True)
+    servers = request.config.stash[SESSION].forkservers
+    before = servers.pids
+    distributed_world.again(first)
+    distributed_world.again(first, reference=True)
+    assert servers.pids == before
+    assert len(before) == 2
+
+def test_leak(distributed_world):
+    distributed_world.again(distributed_world.launch_script("leak.py"), reference=True)
+"""
+ENTRY_POINTS = "[aorta.workloads]\ninstalled = installed_workloads.installed\n"
+# As an editable install's: it answers for what is found nowhere else.
+FINDER = """
+import importlib.util, sys
+
+class Finder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        return importlib.util.spec_from_file_location(name, {file!r}) if name == "elsewhere" else None
+
+sys.meta_path.append(Finder)
+"""
+OLD, NEW = 1, 2
+FILES = {
+    "workloads/own/__init__.py": lambda version: OWN,
+    "workloads/own/default.yaml": lambda version: YAML,
+    "workloads/own/delay.py": lambda version: f"DELAY_S = {0.01 if version == OLD else 0.1}\n",
+    "mine/__init__.py": lambda version: "",
+    "mine/installed/__init__.py": lambda version: OWN,
+    "mine/installed/default.yaml": lambda version: YAML,
+    # By the package's own name, as one that another workload shares would be imported.
+    "mine/installed/delay.py": lambda version: "from installed_workloads.shared import DELAY_S\n",
+    "mine/shared.py": lambda version: f"DELAY_S = {0.01 if version == OLD else 0.1}\n",
+    "helper.py": lambda version: f"VERSION = {version}.0\n",
+    "src/library/__init__.py": lambda version: f"VERSION = {version}.0\n",
+    "lib/plain.py": lambda version: f"VERSION = {version}.0\n",
+    "train.py": lambda version: SCRIPT,
+    "data.txt": lambda version: f"{version}",
+    "odd/elsewhere.py": lambda version: "",
+    "leak.py": lambda version: SCRIPT.split("recorder.metric")[0].replace("import helper", "import elsewhere"),
+}
+
+Runner = Callable[..., str]
+
+
+def git(folder: Path, *arguments: str) -> str:
+    author = ["-c", "user.name=A", "-c", "user.email=a@b"]
+    command = ["git", "-C", str(folder), *author, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def mentioning(text: str) -> list[str]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            told = (folder / "cmdline").read_bytes() + os.fsencode((folder / "cwd").readlink())
+        except OSError:
+            continue
+        if text.encode() in told and int(folder.name) != os.getpid():
+            found.append(folder.name)
+    return found
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project in a sub-folder of its repository, old at HEAD and new in the working tree."""
+    top = tmp_path / "top"
+    project = top / "project"
+    for version in (OLD, NEW):
+        for name, text in FILES.items():
+            write(project / name, text(version))
+        if version == OLD:
+            git(tmp_path, "init", "-q", str(top))
+            git(top, "add", "-A")
+            git(top, "commit", "-qm", "old")
+    write(project / "test_inner.py", TESTS)
+    write(project / "pytest.ini", "[pytest]\n")
+    # Installed editable, under a name that no folder has.
+    (tmp_path / "installed").mkdir()
+    (tmp_path / "installed/installed_workloads").symlink_to(project / "mine")
+    write(tmp_path / "installed/mine-1.dist-info/entry_points.txt", ENTRY_POINTS)
+    write(tmp_path / "installed/mine-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: mine\nVersion: 1\n")
+    write(tmp_path / "installed/sitecustomize.py", FINDER.format(file=str(project / "odd/elsewhere.py")))
+    return project
+
+
+@pytest.fixture
+def run(project: Path, tmp_path: Path) -> Runner:
+    """Runs the project's tests; afterwards no worktree, no temporary folder and no process is left."""
+    (tmp_path / "scratch").mkdir()
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("GIT_", "PYTEST_"))}
+    path = [str(tmp_path / "installed"), str(project / "src"), str(project / "lib"), environ.get("PYTHONPATH")]
+    environ |= {
+        "CUDA_VISIBLE_DEVICES": "",
+        "TMPDIR": str(tmp_path / "scratch"),
+        "AORTA_LEASE_DIR": str(tmp_path / "leases"),
+        "PYTHONPATH": ":".join(filter(None, path)),
+    }
+
+    def run(*arguments: str) -> str:
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-ra", *arguments]
+        ended = subprocess.run(command, cwd=project, env=environ, capture_output=True, text=True, timeout=300)
+        assert len(git(project, "worktree", "list").splitlines()) == 1, ended.stdout
+        assert list((tmp_path / "scratch").glob("aorta-ab-*")) == []
+        assert mentioning(str(tmp_path)) == []
+        return ended.stdout + ended.stderr
+
+    return run
+
+
+def found(project: Path, name: str) -> list[dict]:
+    return json.loads((project / f"{name}.json").read_text())
+
+
+def assert_two_versions(found: list[dict], launcher: str) -> None:
+    assert [launch["launcher"] for launch in found] == [launcher] * 2
+    for version, launch in zip((OLD, NEW), found, strict=True):
+        assert launch["metrics"] == {name: [version] * 2 for name in launch["metrics"]}
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "forkserver"])
+def test_reference_runs_the_commits_code_and_the_present_harness(run, project, launcher):
+    # As in our own repository, whose checkout and commit have a harness each.
+    harness = project / "pytest_aorta"
+    write(harness / "__init__.py", "raise RuntimeError('the old harness')")
+    git(project, "add", "pytest_aorta")
+    git(project, "commit", "-qm", "old harness")
+    shutil.rmtree(harness)
+    shutil.copytree(Path(pytest_aorta.__file__).parent, harness)
+    said = run("--aorta-ab=HEAD", "-k", "test_own", f"--aorta-launcher={launcher}")
+    assert "1 passed" in said, said
+    launches = found(project, "own")
+    assert_two_versions(launches, launcher)
+    assert launches[0]["fastest_ms"] < 60 < launches[1]["fastest_ms"]
+
+
+def test_warm_launches_of_both_versions_run_their_own_code_all_of_it(run, project):
+    said = run("--aorta-ab=HEAD", "--aorta-launcher=forkserver")
+    assert "4 passed" in said, said
+    assert "1 failed" in said
+    for name in ("own", "installed", "train.py"):
+        assert_two_versions(found(project, name), "forkserver")
+    for name in ("own", "installed"):
+        old, new = found(project, name)
+        assert old["fastest_ms"] < 60 < new["fastest_ms"]
+    assert set(found(project, "train.py")[0]["metrics"]) == {"helper", "library", "data"}
+    assert "ImportError: the launch of HEAD has imported elsewhere from the code under test: " in said
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "forkserver"])
+def test_other_environments_reference_runs_what_is_installed_there(run, project, tmp_path, launcher):
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "other")], check=True, timeout=60)
+    [there] = (tmp_path / "other").glob("lib/python*/site-packages")
+    harness = Path(pytest_aorta.__file__).parent
+    shutil.copytree(harness, there / "pytest_aorta")
+    write(there / "pytest_aorta/worker/recorder.py", (harness / "worker/recorder.py").read_text() + "\nTHERE = True\n")
+    # Its torch is this environment's.
+    packages = [entry for entry in sys.path if Path(entry).name == "site-packages"] or site.getsitepackages()
+    write(there / "base.pth", "\n".join(packages) + "\n")
+    write(there / "library/__init__.py", f"VERSION = {OLD}.0\n")
+    write(project / "data.txt", f"{OLD}")
+    write(project / "helper.py", "import library\nVERSION = library.VERSION\n")
+    said = run(f"--aorta-ab=python:{tmp_path}/other/bin/python", f"--aorta-launcher={launcher}", "-k", "script")
+    assert "1 passed" in said, said
+    old, new = found(project, "train.py")
+    assert (old["launcher"], new["launcher"]) == (launcher, launcher)
+    assert old["metrics"] == {"helper": [OLD] * 2, "library": [OLD] * 2, "data": [OLD] * 2}
+    assert new["metrics"] == {"helper": [NEW] * 2, "library": [NEW] * 2, "data": [OLD] * 2}

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+AGAIN = """
+import pytest
+
+def test_again(workload, distributed_world):
+    first = workload.run("toy", steps=6)
+    for reference in (True, False, True):
+        result = distributed_world.again(first, reference=reference)
+        assert result.config["steps"] == 6
+    assert distributed_world.again(result).config["steps"] == 6
+"""
+
+
+def git(folder: Path, *arguments: str) -> str:
+    author = ["-c", "user.name=A", "-c", "user.email=a@b"]
+    command = ["git", "-C", str(folder), *author, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture
+def versioned(project, monkeypatch):
+    """The project in a repository, its temporary files in a folder of its own."""
+    for name in [name for name in os.environ if name.startswith("GIT_")]:
+        monkeypatch.delenv(name)
+    (project.path / "scratch").mkdir()
+    monkeypatch.setenv("TMPDIR", str(project.path / "scratch"))
+    monkeypatch.setattr("tempfile.tempdir", str(project.path / "scratch"))
+    git(project.path, "init", "-q")
+    git(project.path, "add", "workloads")
+    git(project.path, "commit", "-qm", "old")
+    return project
+
+
+def plans(project) -> list[dict]:
+    return [json.loads(path.read_text()) for path in sorted((project.path / "kept").rglob("plan.json"))]
+
+
+def assert_nothing_left(project) -> None:
+    assert len(git(project.path, "worktree", "list").splitlines()) == 1
+    assert list((project.path / "scratch").glob("aorta-ab-*")) == []
+
+
+def test_reference_is_launched_from_the_commit_and_nothing_is_left(versioned):
+    versioned.test_file(AGAIN)
+    versioned.run("--aorta-ab=HEAD", "--aorta-results=kept").assert_outcomes(passed=1)
+    found = plans(versioned)
+    assert [plan["reference"] and plan["reference"]["name"] for plan in found] == [None, "HEAD", None, "HEAD", None]
+    folders = {plan["workload"]["folder"] for plan in found if plan["reference"]}
+    assert folders == {f"{found[1]['reference']['root']}/workloads/toy"}
+    assert found[1]["reference"]["commit"] == git(versioned.path, "rev-parse", "HEAD")
+    assert_nothing_left(versioned)
+
+
+def test_ini_option_names_the_reference_too(versioned):
+    versioned.test_file(AGAIN)
+    versioned.ini("aorta_ab = HEAD")
+    versioned.run().assert_outcomes(passed=1)
+
+
+@pytest.mark.parametrize(
+    "end", ["raise KeyboardInterrupt", "pytest.exit('enough')", "assert False", "raise SystemExit"]
+)
+def test_nothing_is_left_of_a_session_that_ends_otherwise(versioned, end):
+    body = f"distributed_world.again(workload.run('toy'), reference=True); {end}"
+    versioned.one_test(body)
+    options = ("-p", "no:cacheprovider", "--aorta-ab=HEAD", "--aorta-results=kept")
+    assert versioned.pytester.runpytest_subprocess(*options).ret != pytest.ExitCode.OK
+    assert [bool(plan["reference"]) for plan in plans(versioned)] == [False, True]
+    assert_nothing_left(versioned)
+
+
+def test_workers_of_xdist_have_worktrees_of_their_own(versioned):
+    pytest.importorskip("xdist")
+    versioned.write("test_toy.py", AGAIN + AGAIN.replace("test_again", "test_more").replace("import pytest", ""))
+    result = versioned.pytester.runpytest_subprocess(
+        "-p", "no:cacheprovider", "-n2", "--dist=each", "--aorta-ab=HEAD", "--aorta-results=kept"
+    )
+    result.assert_outcomes(passed=4)
+    assert len({plan["reference"]["root"] for plan in plans(versioned) if plan["reference"]}) == 2
+    assert_nothing_left(versioned)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "there is no reference version to launch; name one with --aorta-ab=REF"),
+        (["--aorta-ab=nowhere"], "--aorta-ab=nowhere: git rev-parse --verify in *: fatal: *"),
+        (["--aorta-ab=python:/absent"], "--aorta-ab=python:/absent: /absent can't be run: No such file or directory"),
+    ],
+)
+def test_reference_that_is_none_fails_the_test_that_wants_it(versioned, options, message):
+    versioned.one_test("distributed_world.again(workload.run('toy'), reference=True)")
+    result = versioned.run(*options)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([f"E  *SpecError: {message}", "1 launched, *"])
+    assert_nothing_left(versioned)
+
+
+def test_workload_that_the_commit_lacks_is_told_and_not_launched(versioned):
+    versioned.write("workloads/young/default.yaml", (versioned.path / "workloads/toy/default.yaml").read_text())
+    versioned.one_test("distributed_world.again(workload.run('young'), reference=True)")
+    result = versioned.run("--aorta-ab=HEAD")
+    result.stdout.fnmatch_lines(["E  *SpecError: workload 'young' does not exist at HEAD: *", "1 launched, *"])
+
+
+def test_result_of_another_test_is_not_launched_again(versioned):
+    versioned.test_file(
+        """
+import dataclasses
+
+kept = []
+
+def test_first(workload):
+    kept.append(workload.run("toy"))
+
+def test_second(distributed_world):
+    distributed_world.again(kept[0])
+
+def test_copy(workload, distributed_world):
+    distributed_world.again(dataclasses.replace(workload.run("toy")))
+"""
+    )
+    result = versioned.run()
+    result.assert_outcomes(passed=1, failed=2)
+    message = "E  *SpecError: a result of 'toy' was not launched by this test, so not again either"
+    result.stdout.fnmatch_lines([message, message])
+
+
+def test_failing_launch_of_the_reference_is_a_failed_test(versioned):
+    versioned.one_test("first = workload.run('toy')")
+    source = (versioned.path / "test_toy.py").read_text()
+    plant = """
+    import pathlib
+    pathlib.Path('fault.json').write_text('{"raises": 1}')
+    distributed_world.again(first, reference=True)
+"""
+    versioned.write("test_toy.py", source.replace("run('toy')\n", f"run('toy')\n{plant}"))
+    result = versioned.run("--aorta-ab=HEAD")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["E  *LaunchError: toy at HEAD on 2 cpu ranks: rank exception: rank 1 failed first: *"])
+    assert_nothing_left(versioned)
