@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any, TypeAlias
 
 from pytest_aorta.baseline import Baseline
-from pytest_aorta.decision import MIN_LAUNCHES_TO_FAIL, Decision, Outcome, decide_pairs, decide_stored
+from pytest_aorta.decision import MIN_LAUNCHES_TO_FAIL, RESOLVED_BY, Decision, Outcome, decide_pairs, decide_stored
 from pytest_aorta.errors import SpecError
 from pytest_aorta.facts import LaunchFacts
 from pytest_aorta.health import notes
@@ -85,6 +85,12 @@ class StoredComparison:
         anchor = () if self.baseline is None else self.baseline.anchor
         return Verdicts(self.case, tuple(rows), tuple(notes(launches, anchor)))
 
+    def spread(self, metric: Metric) -> Spread:
+        """What the baseline tells of a metric's spread, or else the prior."""
+        if self.baseline is None or None in logs(metric, self.baseline.anchor):
+            return self.priors(metric)
+        return self.level(metric).spread
+
     def level(self, metric: Metric) -> Level:
         """The stored centre of a metric and its spread. There has to be a baseline that has the metric."""
         assert self.baseline is not None
@@ -94,6 +100,13 @@ class StoredComparison:
             if value is not None:
                 anchor.setdefault(key, []).append(value)
         return level(anchor, epochs_of(metric, self.baseline), self.priors(metric))
+
+    def allowed(self, metric: Metric, tolerance: Tolerance) -> Tolerance:
+        """The tolerance, one of the table's own widened to what the stored launches can bear."""
+        if metric.name in self.marked or tolerance.relative is None:
+            return tolerance
+        bearable = math.expm1(RESOLVED_BY * math.sqrt(self.level(metric).spread.within.value))
+        return tolerance if bearable <= tolerance.relative else Tolerance(math.ceil(bearable * 100) / 100)
 
     def _judge_one(self, metric: Metric, launches: Sequence[LaunchFacts], tolerance: Tolerance) -> Verdict:
         tolerance = widened(metric, launches[0], tolerance)
@@ -111,11 +124,13 @@ class StoredComparison:
         if len(values) < len(launches) or None in logs(metric, anchor):
             return _within_range(blank, metric, launches, anchor, self.max_launches)
         stored = self.level(metric)
+        tolerance = self.allowed(metric, tolerance)
+        blank = replace(blank, tolerance=str(tolerance))
         decision = decide_stored(
             values,
             sittings([*anchor, *launches])[-1],
             stored,
-            tolerance.relative,
+            tolerance.relative or 0.0,
             max_launches=self.max_launches,
             worse=_worse(metric),
         )
@@ -129,13 +144,14 @@ class PairedComparison:
     """Compares launches of candidate and reference, made in turn in one sitting.
 
     Attributes:
+        spread: what is known of a metric's spread beforehand.
         only: the metrics to compare, at exactness where neither marker nor table has a tolerance; None: as stored.
         max_pairs: after which every verdict is final.
     """
 
     case: str
     marked: Mapping[str, Tolerance]
-    priors: Priors
+    spread: Priors
     only: Collection[str] | None = None
     max_pairs: int = 1
 
@@ -179,7 +195,7 @@ class PairedComparison:
             return _within_range(blank, metric, candidates, references, self.max_pairs)
         decision = decide_pairs(
             differences,
-            self.priors(metric).within,
+            self.spread(metric).within,
             tolerance.relative,
             max_pairs=self.max_pairs,
             worse=_worse(metric),

@@ -27,6 +27,8 @@ LOOKS = (1, 3, 5, 7, 9, 11, 13)
 MIN_LAUNCHES_TO_FAIL = 3
 PAIR_LOOKS = (2, 3, 4, 6, 8, 12)
 MIN_PAIRS_TO_FAIL = 3
+# A tolerance below so many standard deviations of launches leaves most comparisons undecided.
+RESOLVED_BY = 2.5
 # What a baseline's spread counts for in an A/B, whose own sitting may be another kind of weather.
 PAIR_PRIOR_DF = 4.0
 
@@ -74,14 +76,17 @@ def decide_stored(
     effect = worse * (median(candidate) - baseline.centre)
     slower, faster = baseline.spread.slower, baseline.spread.faster
     up, down = (slower, faster) if worse > 0 else (faster, slower)
-    own = _own_scatter(candidate)
-    alarm = baseline.error(sitting, count, max(up.pooled(own), replace(up, value=own.value), key=lambda v: v.value))
-    miss = baseline.error(sitting, count, down.pooled(own))
+    own, within = _own_scatter(candidate), baseline.spread.within
+    both = within.pooled(own)
+    # The larger of several estimates, which leaves it the degrees of freedom of both sides.
+    loud = replace(both, value=max(both.value, replace(within, value=up.value).pooled(own).value, own.value))
+    alarm = baseline.error(sitting, count, loud)
+    miss = baseline.error(sitting, count, replace(within, value=down.value).pooled(own))
     failing = [look for look in looks if look >= MIN_LAUNCHES_TO_FAIL]
     # One launch that a neighbour has disturbed must not tip the rest: each has to be slow.
     all_worse = min(worse * (value - baseline.centre) for value in candidate) > math.log1p(tolerance) / 2
     all_better = max(worse * (value - baseline.centre) for value in candidate) < -math.log1p(tolerance) / 2
-    rule = _Rule(tolerance, _share(FALSE_ALARM_RATE, failing), MISS_RATE / len(looks))
+    rule = _Rule(tolerance, _share(FALSE_ALARM_RATE, failing), _miss_share(count, looks))
     may_fail = count in failing
     return rule.decide(
         effect,
@@ -189,6 +194,13 @@ def _own_scatter(candidate: Sequence[float]) -> Variance:
 
 def _share(rate: float, looks: Sequence[int]) -> float:
     return rate / max(1, len(looks))
+
+
+def _miss_share(count: int, looks: Sequence[int]) -> float:
+    """Half for the first look, where nearly all unchanged code is to pass, and the rest in equal parts."""
+    if len(looks) == 1:
+        return MISS_RATE
+    return MISS_RATE / 2 if count == looks[0] else MISS_RATE / 2 / (len(looks) - 1)
 
 
 def _trim(count: int) -> int:

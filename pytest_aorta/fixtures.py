@@ -262,7 +262,7 @@ class WorkloadRunner:
         verdicts = stored.judge(launches)
         if not (open_metrics := unsettled(verdicts, stored)):
             return verdicts
-        paired = PairedComparison(case, marked, priors, open_metrics, options.max_pairs)
+        paired = PairedComparison(case, marked, stored.spread, open_metrics, options.max_pairs)
         candidates: list[LaunchFacts] = []
         settled = settle_pairs(paired, candidates, [], again, functools.partial(self._again, result, reference=True))
         launches += candidates

@@ -9,7 +9,7 @@ from statistics import median
 
 from pytest_aorta.baseline import MAX_LAUNCHES, Baseline, StoredLaunch
 from pytest_aorta.comparison import Priors, StoredComparison, choose_tolerances, not_applicable, widened
-from pytest_aorta.decision import LOOKS, Outcome, detectable
+from pytest_aorta.decision import LOOKS, RESOLVED_BY, Outcome, detectable
 from pytest_aorta.errors import BaselineError
 from pytest_aorta.facts import LaunchFacts
 from pytest_aorta.health import MEMORY_GROWTH, STEP_GROWTH
@@ -21,8 +21,6 @@ from pytest_aorta.within_launch import growth
 
 ANCHOR_LAUNCHES = 10
 MIN_LAUNCHES = 5
-# A tolerance below so many standard deviations of launches leaves most comparisons undecided.
-RESOLVED_BY = 2.5
 # Of the launches' standard deviation, told robustly.
 _OUTLIER = 6.0
 
@@ -89,7 +87,8 @@ def objections(launches: Sequence[LaunchFacts], marked: Mapping[str, Tolerance])
         if tolerance.relative is None or not_applicable(metric, given, launches[0], launches[0]):
             continue
         values = [value for value in logs(metric, launches) if value is not None]
-        if len(values) >= MIN_LAUNCHES:
+        # A tolerance of the table's own is widened to what the launches can bear.
+        if len(values) >= MIN_LAUNCHES and name in marked:
             found += [f"{name}: {problem}" for problem in _scattered(values, tolerance.relative)]
     return found + _growing(launches)
 
@@ -140,5 +139,7 @@ def detection_lines(
         stored = comparison.level(metric)
         looks = [look for look in LOOKS if look <= max_launches] or [1]
         parts = [f"{detectable(stored, 'another', look):.2%} with {look}" for look in looks]
-        lines.append(f"  {name}: detects from {', '.join(parts)} {'launch' if looks == [1] else 'launches'}")
+        allowed = comparison.allowed(metric, given)
+        wide = "" if allowed == given else f"; tolerance {allowed}, since launches vary so much"
+        lines.append(f"  {name}: detects from {', '.join(parts)} {'launch' if looks == [1] else 'launches'}{wide}")
     return lines

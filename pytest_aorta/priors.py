@@ -17,11 +17,12 @@ from pytest_aorta.spread import Epoch, Spread, Variance, observed, typical
 # A machine left to itself for so long is in another state: its clocks, its temperature, its neighbours.
 SITTING_GAP_S = {"cuda": 6 * 3600, "cpu": 3600}
 MIN_CASES = 3
-_CASES_DF = 4.0
+# Of each side, slower and faster.
+CASES_DF = 2.0
 # Standard deviations within and between sittings, seen on H200s and on shared CPUs (docs/benchmarks.md).
 _WITHIN = {"cuda": 0.005, "cpu": 0.15}
-_BETWEEN = {"cuda": 0.007, "cpu": 0.25}
-_WITHIN_DF, _BETWEEN_DF = 2.0, 6.0
+_BETWEEN = {"cuda": 0.005, "cpu": 0.25}
+_WITHIN_DF, _BETWEEN_DF = 1.0, 6.0
 # Means and tails scatter more than medians; memory hardly at all.
 _TIMES = {"step_time_p99": 10.0, "step_time_tail5": 10.0, "step_time_mean": 3.0, "tokens_per_s": 3.0}
 _MEMORY = 0.2
@@ -41,9 +42,11 @@ def prior_spread(metric: Metric, device: str, cases: Sequence[Baseline]) -> Spre
     telling = [spread for spread in spreads if spread.slower.df > 0]
     if len(telling) < MIN_CASES:
         return default
-    within = typical([Spread(part.slower, part.faster, part.slower) for part in telling], _CASES_DF)
+    within = typical([Spread(part.slower, part.faster, part.slower) for part in telling], CASES_DF)
     sittings = [spread.between for spread in spreads if spread.between.df > 0]
-    shared = typical([Spread(part, part, part) for part in sittings], _CASES_DF) if len(sittings) >= MIN_CASES else None
+    shared = (
+        typical([Spread(part, part, part) for part in sittings], 2 * CASES_DF) if len(sittings) >= MIN_CASES else None
+    )
     return Spread(
         within.slower if within else default.slower,
         within.faster if within else default.faster,

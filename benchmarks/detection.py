@@ -1,0 +1,443 @@
+"""How often the verdict and its peers' rules are right, on recorded launches with known changes and in simulation.
+
+Run: python benchmarks/detection.py [--trials 2000] [--seed 1] [--plot docs/detection.png]
+The launches are those of benchmarks/data, made by benchmarks/record_launches.py: unchanged ones, and ones with a real
+delay in them. What was not recorded is injected by arithmetic. Needs matplotlib for --plot; Otava's row needs
+apache-otava (it pins other numpy versions: pip install --no-deps --target DIR apache-otava; PYTHONPATH=DIR).
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from peer_rules import PEERS
+from regimes import REGIMES, week
+from scipy.stats import beta
+
+from pytest_aorta.decision import RESOLVED_BY, Outcome, decide_pairs, decide_stored
+from pytest_aorta.health import SLOW_RANK_SHARE
+from pytest_aorta.metrics import METRICS
+from pytest_aorta.priors import CASES_DF, default_spread
+from pytest_aorta.spread import Level, Spread, level, observed, typical
+from pytest_aorta.within_launch import growth, rank_lags_ms
+
+DATA = Path(__file__).parent / "data"
+K = 10
+MAX_LAUNCHES, MAX_PAIRS = 5, 6
+UNCHANGED = ("base", "untimed")
+P50_CHANGES = (0, 0.5, 1, 2, 3, 5, 10)
+P99_CHANGES = (0, 10, 25, 50)
+METRIC_OF: dict[str, Callable[[np.ndarray], float]] = {
+    "step_time_p50": lambda steps: float(np.quantile(steps, 0.5)),
+    "step_time_p99": lambda steps: float(np.quantile(steps, 0.99)),
+    "step_time_tail5": lambda steps: float(np.sort(steps)[-max(1, len(steps) // 20) :].mean()),
+}
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One recorded launch: the steps' maxima over ranks in milliseconds, in order."""
+
+    sitting: str
+    variant: str
+    steps: np.ndarray
+    waits: list[list[float]]
+
+
+def load(pattern: str) -> list[Recorded]:
+    """Every launch of the files that match."""
+    found = []
+    for path in sorted(DATA.glob(pattern)):
+        document: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
+        for launch in document["launches"]:
+            steps = np.array(launch["step_ms"]).max(axis=0)
+            found.append(Recorded(path.name.removesuffix(".json.gz"), launch["variant"], steps, launch["wait_ms"]))
+    return found
+
+
+def scaled(percent: float) -> Callable[[np.ndarray], np.ndarray]:
+    """Every step longer by ``percent``."""
+    return lambda steps: steps * (1 + percent / 100)
+
+
+def stalled(percent: float) -> Callable[[np.ndarray], np.ndarray]:
+    """Every 50th step longer by ``percent`` of the median."""
+
+    def change(steps: np.ndarray) -> np.ndarray:
+        out = steps.copy()
+        out[::50] += np.median(steps) * percent / 100
+        return out
+
+    return change
+
+
+def ramped(percent: float) -> Callable[[np.ndarray], np.ndarray]:
+    """Steps that get longer, by ``percent`` until the last."""
+    return lambda steps: steps * (1 + percent / 100 * np.linspace(0, 1, len(steps)))
+
+
+def jittered(percent: float, rng: np.random.Generator) -> Callable[[np.ndarray], np.ndarray]:
+    """Steps with an independent delay each, exponential with a mean of ``percent`` of the median."""
+    return lambda steps: steps + rng.exponential(np.median(steps) * percent / 100, len(steps))
+
+
+class Lab:
+    """Draws baselines and candidates from recorded launches."""
+
+    def __init__(self, launches: Sequence[Recorded], device: str, rng: np.random.Generator) -> None:
+        self.launches, self.device, self.rng = launches, device, rng
+        self.drawn = self.refused = 0
+        self._priors: dict[str, Spread] = {}
+
+    def prior(self, metric: str) -> Spread:
+        """What a suite's other baselines tell: the median spread of baselines drawn from every sitting."""
+        if metric not in self._priors:
+            logs = {name: [math.log(METRIC_OF[metric](one.steps)) for one in self.pool(name)] for name in self.sittings}
+            draws = [
+                observed([[[values[number] for number in self.rng.permutation(len(values))[:K]]]])
+                for values in logs.values()
+                for _ in range(4)
+            ]
+            default = default_spread(METRICS[metric], self.device)
+            within = typical([Spread(one.slower, one.faster, one.slower) for one in draws], CASES_DF)
+            assert within is not None
+            self._priors[metric] = Spread(within.slower, within.faster, default.between)
+        return self._priors[metric]
+
+    def pool(self, sitting: str | None = None, variants: Sequence[str] = UNCHANGED) -> list[Recorded]:
+        """The launches of some variants."""
+        return [one for one in self.launches if one.variant in variants and sitting in (None, one.sitting)]
+
+    @property
+    def sittings(self) -> list[str]:
+        """All of them."""
+        return sorted({one.sitting for one in self.launches})
+
+    def cycle(self, pool: Sequence[Recorded], count: int) -> list[Recorded]:
+        """``count`` launches in random order, some twice where there are fewer."""
+        return [pool[number % len(pool)] for number in self.rng.permutation(max(count, len(pool)))]
+
+    def draw(self, pool: Sequence[Recorded], count: int) -> list[Recorded]:
+        """Different launches in random order."""
+        return [pool[number] for number in self.rng.permutation(len(pool))[:count]]
+
+    def baseline(self, launches: Sequence[Recorded], metric: str) -> Level:
+        """What the plugin would store of them."""
+        anchor: dict[Any, list[float]] = defaultdict(list)
+        for one in launches:
+            anchor[one.sitting].append(math.log(METRIC_OF[metric](one.steps)))
+        return level(anchor, [list(anchor.values())], self.prior(metric))
+
+    def learned(
+        self, metric: str, tolerance: float, draw: Callable[[], Sequence[Recorded]]
+    ) -> tuple[Level, Sequence[Recorded]]:
+        """A baseline that --update-baselines takes; of those it refuses as too noisy another one is drawn."""
+        while True:
+            launches = draw()
+            self.drawn += 1
+            groups: dict[Any, list[float]] = defaultdict(list)
+            for one in launches[:K]:
+                groups[one.sitting].append(math.log(METRIC_OF[metric](one.steps)))
+            if RESOLVED_BY * math.sqrt(observed([list(groups.values())]).within.value) <= math.log1p(tolerance):
+                return self.baseline(launches[:K], metric), launches
+            self.refused += 1
+            if self.refused == self.drawn == 200:
+                raise RuntimeError(f"no baseline of {metric} is quiet enough for {tolerance:.1%}")
+
+
+Change = Callable[[np.ndarray], np.ndarray]
+
+
+def sequential(
+    stored: Level, candidates: Sequence[Recorded], metric: str, tolerance: float, change: Change
+) -> tuple[Outcome, int]:
+    """The verdict on launches taken one by one, and how many it took."""
+    logs: list[float] = []
+    for one in candidates[:MAX_LAUNCHES]:
+        logs.append(math.log(METRIC_OF[metric](change(one.steps))))
+        decision = decide_stored(logs, one.sitting, stored, tolerance, max_launches=MAX_LAUNCHES, worse=1)
+        if decision.outcome is not None:
+            return decision.outcome, len(logs)
+    raise AssertionError("the last look decides")
+
+
+def paired(
+    lab: Lab,
+    candidates: Sequence[Recorded],
+    references: Sequence[Recorded],
+    metric: str,
+    tolerance: float,
+    change: Change,
+) -> tuple[Outcome, int]:
+    """The A/B's verdict, after a first launch that decided nothing, and how many launches it took."""
+    differences: list[float] = []
+    scatter = lab.prior(metric).within
+    for one, other in zip(candidates, references, strict=False):
+        here, there = METRIC_OF[metric](change(one.steps)), METRIC_OF[metric](other.steps)
+        differences.append(math.log(here / there))
+        decision = decide_pairs(differences, scatter, tolerance, max_pairs=MAX_PAIRS, worse=1)
+        if decision.outcome is not None:
+            return decision.outcome, 1 + 2 * len(differences)
+    raise AssertionError("the last look decides")
+
+
+class Tally:
+    """Counts outcomes and launches."""
+
+    def __init__(self) -> None:
+        self.outcomes: dict[Outcome, int] = defaultdict(int)
+        self.launches: list[int] = []
+
+    def add(self, result: tuple[Outcome, int]) -> None:
+        """One trial's."""
+        self.outcomes[result[0]] += 1
+        self.launches.append(result[1])
+
+    def share(self, outcome: Outcome) -> float:
+        """Of all trials, in percent."""
+        return 100 * self.outcomes[outcome] / len(self.launches)
+
+    def __str__(self) -> str:
+        """Flagged, passed, inconclusive, launches spent."""
+        flagged, count = self.outcomes[Outcome.REGRESSION], len(self.launches)
+        low = 100 * (beta.ppf(0.025, flagged, count - flagged + 1) if flagged else 0)
+        high = 100 * (beta.ppf(0.975, flagged + 1, count - flagged) if flagged < count else 1)
+        return (
+            f"{self.share(Outcome.REGRESSION):6.2f} ({low:.2f} to {high:.2f}) | {self.share(Outcome.PASS):6.2f} | "
+            f"{self.share(Outcome.INCONCLUSIVE):6.2f} | {np.mean(self.launches):.2f}"
+        )
+
+
+def same_sitting(
+    lab: Lab, metric: str, tolerance: float, change: Change, trials: int, variants: Sequence[str]
+) -> Tally:
+    """Baseline and candidate from one sitting; ``variants`` are the candidate's."""
+    tally = Tally()
+    sittings = [one for one in lab.sittings if len(lab.pool(one)) >= K + MAX_LAUNCHES and lab.pool(one, variants)]
+
+    def draw() -> list[Recorded]:
+        pool = lab.pool(sittings[lab.rng.integers(len(sittings))])
+        return lab.draw(pool, len(pool))
+
+    for _ in range(trials):
+        stored, launches = lab.learned(metric, tolerance, draw)
+        source = launches[K:] if variants == UNCHANGED else lab.pool(launches[0].sitting, variants)
+        tally.add(sequential(stored, lab.cycle(source, MAX_LAUNCHES), metric, tolerance, change))
+    return tally
+
+
+def across_sittings(
+    lab: Lab, metric: str, tolerance: float, change: Change, trials: int, variants: Sequence[str]
+) -> Tally:
+    """The candidate from one sitting, the baseline half and half from two others."""
+    tally = Tally()
+
+    def draw() -> list[Recorded]:
+        order = lab.rng.permutation(lab.sittings).tolist()
+        candidate = next(one for one in order if lab.pool(one, variants))
+        others = [one for one in order if one != candidate][:2]
+        half = [one for name in others for one in lab.draw(lab.pool(name), K // 2)]
+        return half + lab.pool(candidate, variants)
+
+    for _ in range(trials):
+        stored, launches = lab.learned(metric, tolerance, draw)
+        tally.add(sequential(stored, lab.cycle(launches[K:], MAX_LAUNCHES), metric, tolerance, change))
+    return tally
+
+
+def ab(lab: Lab, metric: str, tolerance: float, change: Change, trials: int, variants: Sequence[str]) -> Tally:
+    """Pairs from one sitting."""
+    tally = Tally()
+    sittings = [one for one in lab.sittings if lab.pool(one, variants)]
+    for _ in range(trials):
+        sitting = sittings[lab.rng.integers(len(sittings))]
+        unchanged = lab.draw(lab.pool(sitting), len(lab.pool(sitting)))
+        if variants == UNCHANGED:
+            half = len(unchanged) // 2
+            candidates, references = unchanged[:half], unchanged[half:]
+        else:
+            candidates, references = lab.pool(sitting, variants), unchanged
+        pairs = lab.cycle(candidates, MAX_PAIRS), lab.cycle(references, MAX_PAIRS)
+        tally.add(paired(lab, *pairs, metric, tolerance, change))
+    return tally
+
+
+def peers(lab: Lab, percents: Sequence[float], trials: int) -> dict[str, list[float]]:
+    """How often each peer's rule flags a candidate launch of another time than its one stored launch, in percent."""
+    rows: dict[str, list[float]] = {}
+    for name, rule in PEERS.items():
+        rows[name] = []
+        for percent in percents:
+            flagged = 0
+            for _ in range(trials):
+                sitting = lab.sittings[lab.rng.integers(len(lab.sittings))]
+                pool = lab.draw(lab.pool(sitting), K + 3)
+                if len(pool) < K + 3:
+                    pool = [pool[number % len(pool)] for number in range(K + 3)]
+                history = [one.steps for one in pool[: -3 if rule.needs_history else 1]]
+                candidates = [scaled(percent)(one.steps) for one in pool[-3:]]
+                flagged += rule.flags(history, candidates if rule.needs_history else candidates[:1])
+            rows[name].append(100 * flagged / trials)
+    return rows
+
+
+def slow_ranks(launches: Sequence[Recorded]) -> None:
+    """Whether the launches with more work on one rank name it, and the unchanged ones nobody."""
+    print("\n## One slow rank\n")
+    print("| launches | named | as rank | largest lag of p50, % |\n| --- | --- | --- | --- |")
+    for variant in ("base", "rank1"):
+        chosen = [one for one in launches if one.variant == variant and one.waits and one.waits[0]]
+        named, shares = [], []
+        for one in chosen:
+            lags = rank_lags_ms(one.waits)
+            share = max(lags) / float(np.median(one.steps))
+            shares.append(100 * share)
+            if share > SLOW_RANK_SHARE["cuda"]:
+                named.append(lags.index(max(lags)))
+        spread = f"{min(shares):.1f} to {max(shares):.1f}" if shares else "-"
+        print(f"| {len(chosen)} {variant} | {len(named)} | {sorted(set(named))} | {spread} |")
+
+
+def show(lab: Lab, title: str, rows: Sequence[tuple[str, Tally]]) -> None:
+    """A table of tallies."""
+    refused = f"; {100 * lab.refused / lab.drawn:.0f}% of baselines refused as too noisy" if lab.refused else ""
+    lab.drawn = lab.refused = 0
+    print(f"\n## {title}{refused}\n")
+    print("| change | flagged, % (95%) | passed, % | inconclusive, % | launches |\n| --- | --- | --- | --- | --- |")
+    for name, tally in rows:
+        print(f"| {name} | {tally} |")
+
+
+def gpu_tables(lab: Lab, trials: int, rng: np.random.Generator) -> dict[str, list[float]]:
+    """Everything on the recorded GPU launches; returns the power curves."""
+    plain, p50 = scaled(0), "step_time_p50"
+    nothing = [("none", plain, UNCHANGED)]
+    injected = [(f"+{percent}% of every step", scaled(percent), UNCHANGED) for percent in P50_CHANGES[1:]]
+    real = [(f"delay kernel of {name[4:]}%", plain, (name,)) for name in ("slow0.5", "slow1", "slow2", "slow5")]
+    real = [row for row in real if lab.pool(None, row[2])]
+    curves: dict[str, list[float]] = {}
+    for tolerance in (0.005, 0.01, 0.02):
+        rows = [
+            (name, same_sitting(lab, p50, tolerance, *rest[:1], trials, rest[1]))
+            for name, *rest in nothing + injected + real
+        ]
+        show(lab, f"p50 at T = {tolerance:.1%}, one sitting", rows)
+        curves[f"aorta, T = {tolerance:.1%}"] = [
+            tally.share(Outcome.REGRESSION) for _, tally in rows[: len(P50_CHANGES)]
+        ]
+    if len(lab.sittings) >= 3:
+        for tolerance in (0.01, 0.02):
+            rows = [
+                (name, across_sittings(lab, p50, tolerance, change, trials, kind))
+                for name, change, kind in nothing + injected + real
+                if name.startswith(("none", "+")) or len({one.sitting for one in lab.pool(None, kind)}) > 1
+            ]
+            show(lab, f"p50 at T = {tolerance:.1%}, across sittings", rows)
+    rows = [(name, ab(lab, p50, 0.01, change, trials, kind)) for name, change, kind in nothing + injected + real]
+    show(lab, "p50 at T = 1.0%, interleaved A/B (launches count both sides and the first)", rows)
+    for metric in ("step_time_p99", "step_time_tail5"):
+        rows = [
+            (f"every 50th step +{percent}%", same_sitting(lab, metric, 0.1, stalled(percent), trials, UNCHANGED))
+            for percent in P99_CHANGES
+        ]
+        rows += [
+            (f"delay kernel, every 50th step +{name[5:]}%", same_sitting(lab, metric, 0.1, plain, trials, (name,)))
+            for name in ("stall25", "stall50")
+            if lab.pool(None, (name,))
+        ]
+        show(lab, f"{metric} at T = 10%, one sitting", rows)
+    rows = [
+        ("ramp of +2%", same_sitting(lab, p50, 0.005, ramped(2), trials, UNCHANGED)),
+        ("ramp of +10%", same_sitting(lab, p50, 0.005, ramped(10), trials, UNCHANGED)),
+        ("jitter of 2%", same_sitting(lab, p50, 0.005, jittered(2, rng), trials, UNCHANGED)),
+    ]
+    show(lab, "p50 at T = 0.5%, other changes", rows)
+    told = {
+        percent: np.mean([growth(list(ramped(percent)(one.steps))) > 0.03 for one in lab.pool()])
+        for percent in (0, 2, 5, 10)
+    }
+    print(
+        "\nramps named:", ", ".join(f"+{percent}%: {100 * share:.0f}% of launches" for percent, share in told.items())
+    )
+    return curves
+
+
+def cpu_tables(lab: Lab, trials: int) -> None:
+    """Everything on launches of CPU ranks."""
+    plain, p50 = scaled(0), "step_time_p50"
+    rows = [
+        (f"+{percent}%", same_sitting(lab, p50, 1.0, scaled(percent), trials, UNCHANGED))
+        for percent in (0, 50, 100, 200, 400)
+    ]
+    show(lab, "CPU, p50 at T = 100%, one sitting", rows)
+    rows = [(f"+{percent}%", ab(lab, p50, 0.1, scaled(percent), trials, UNCHANGED)) for percent in (0, 10, 20, 50)]
+    if lab.pool(None, ("slow20",)):
+        rows.append(("added work of 20%", ab(lab, p50, 0.1, plain, trials, ("slow20",))))
+    show(lab, "CPU, p50 at T = 10%, interleaved A/B", rows)
+
+
+def plot(path: Path, curves: dict[str, list[float]], peer_rows: dict[str, list[float]]) -> None:
+    """Power curves of the verdict and of the peers' rules."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 4.6), layout="constrained")
+    for name, values in curves.items():
+        axes.plot(P50_CHANGES, values, marker="o", linewidth=2.2, label=name)
+    for name, values in peer_rows.items():
+        axes.plot(P50_CHANGES, values, linestyle="--", linewidth=1, label=name)
+    axes.set(xlabel="slowdown of every step, %", ylabel="flagged as a regression, %", ylim=(-3, 103))
+    axes.set_xscale("symlog", linthresh=0.5)
+    axes.set_xticks(P50_CHANGES, [f"{percent:g}" for percent in P50_CHANGES])
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=7, ncols=2, loc="center right")
+    axes.set_title("Launches recorded on 4 H200s")
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    """Print every table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--trials", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--plot", type=Path)
+    arguments = parser.parse_args()
+    rng = np.random.default_rng(arguments.seed)
+    gpu = Lab(load("h200-*.json.gz"), "cuda", rng)
+    counts = {name: len(gpu.pool(name)) for name in gpu.sittings}
+    print(f"H200: {len(gpu.launches)} launches, unchanged by sitting {counts}; baseline of {K}, at most {MAX_LAUNCHES}")
+    curves = gpu_tables(gpu, arguments.trials, rng)
+    slow_ranks(gpu.launches)
+    peer_rows = peers(gpu, P50_CHANGES, min(arguments.trials, 300))
+    print("\n## Peers' rules on the same launches, flagged %\n")
+    print("| rule | " + " | ".join(f"+{percent:g}%" for percent in P50_CHANGES) + " |")
+    print("| --- |" + " --- |" * len(P50_CHANGES))
+    for name, values in peer_rows.items():
+        print(f"| {name} | " + " | ".join(f"{value:.1f}" for value in values) + " |")
+    cpu = Lab(load("cpu-*.json.gz"), "cpu", rng)
+    if cpu.launches:
+        print(f"\nCPU: {len(cpu.launches)} launches, unchanged {len(cpu.pool())}")
+        cpu_tables(cpu, arguments.trials)
+    print("\n## Fifty tests, fifty commits a week, T = 5%, simulated\n")
+    print(
+        "| regime | false alarms a week | launches a test | inconclusive, % | +10% flagged, % |\n| --- | --- | --- | --- | --- |"
+    )
+    for name in REGIMES:
+        print(f"| {name} | {week(name, arguments.trials, rng)} |")
+    if arguments.plot:
+        plot(arguments.plot, curves, peer_rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""Simulated kinds of noise between launches, and a week of a suite in each; percent of the step time."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable
+
+import numpy as np
+
+from pytest_aorta.decision import Outcome, decide_stored
+from pytest_aorta.metrics import METRICS
+from pytest_aorta.priors import CASES_DF, default_spread
+from pytest_aorta.spread import Epoch, Spread, level, observed, typical
+
+K, MAX_LAUNCHES, TOLERANCE = 10, 5, 0.05
+TESTS_A_WEEK = 50 * 50
+Launches = Callable[[], float]
+
+
+def _normal(rng: np.random.Generator, between: float, within: float) -> Launches:
+    level = rng.normal(0, between)
+    return lambda: level + rng.normal(0, within)
+
+
+def _bimodal(rng: np.random.Generator) -> Launches:
+    base = _normal(rng, 0.3, 0.4)
+    return lambda: base() + (1.3 if rng.random() < 0.5 else -1.3)
+
+
+def _stragglers(rng: np.random.Generator) -> Launches:
+    base = _normal(rng, 0.25, 0.25)
+    return lambda: base() + (rng.exponential(2.0) if rng.random() < 0.05 else 0.0)
+
+
+def _neighbour(rng: np.random.Generator) -> Launches:
+    base = _normal(rng, 0.3, 0.4)
+    return lambda: base() + (rng.uniform(4, 24) if rng.random() < 0.085 else 0.0)
+
+
+def _thermal(rng: np.random.Generator) -> Launches:
+    base, launched = _normal(rng, 0.3, 0.3), iter(range(1000))
+    return lambda: base() + 1.6 * (1 - math.exp(-(next(launched) + 1) / 3))
+
+
+# A new sitting of each; total standard deviations are those of the study: .36, .87, 1.8, 1.4, .65, 4.3, .78.
+REGIMES: dict[str, Callable[[np.random.Generator], Launches]] = {
+    "quiet": lambda rng: _normal(rng, 0.25, 0.25),
+    "typical": lambda rng: _normal(rng, 0.63, 0.6),
+    "noisy": lambda rng: _normal(rng, 1.25, 1.3),
+    "bimodal": _bimodal,
+    "stragglers": _stragglers,
+    "neighbour": _neighbour,
+    "thermal": _thermal,
+}
+
+
+def week(name: str, trials: int, rng: np.random.Generator) -> str:
+    """Cells of a table: false alarms a week, launches, inconclusive, and the power at twice the tolerance.
+
+    Each test's baseline is of one sitting, each commit in a sitting of its own; ten times ``trials`` commits.
+    """
+    new_sitting = REGIMES[name]
+    null: dict[Outcome, int] = defaultdict(int)
+    spent, flagged, changed = 0, 0, max(100, trials // 5)
+    for number in range(10 * trials):
+        if number % (10 * trials // 20) == 0:
+            prior = _suite_prior(new_sitting, rng)
+        outcome, launches = _commit(new_sitting, prior, 0.0, rng)
+        null[outcome] += 1
+        spent += launches
+    for _ in range(changed):
+        flagged += _commit(new_sitting, prior, math.log1p(2 * TOLERANCE), rng)[0] is Outcome.REGRESSION
+    total = 10 * trials
+    return (
+        f"{TESTS_A_WEEK * null[Outcome.REGRESSION] / total:.2f} | {spent / total:.2f} | "
+        f"{100 * null[Outcome.INCONCLUSIVE] / total:.2f} | {100 * flagged / changed:.0f}"
+    )
+
+
+def _suite_prior(new_sitting: Callable[[np.random.Generator], Launches], rng: np.random.Generator) -> Spread:
+    """What a suite of a dozen other tests tells, each with a baseline of one sitting."""
+    default = default_spread(METRICS["step_time_p50"], "cuda")
+    spreads = [observed([_epoch(new_sitting(rng))]) for _ in range(12)]
+    within = typical([Spread(one.slower, one.faster, one.slower) for one in spreads], CASES_DF)
+    return default if within is None else Spread(within.slower, within.faster, default.between)
+
+
+def _epoch(launch: Launches) -> Epoch:
+    return [[launch() / 100 for _ in range(K)]]
+
+
+def _commit(
+    new_sitting: Callable[[np.random.Generator], Launches], prior: Spread, change: float, rng: np.random.Generator
+) -> tuple[Outcome, int]:
+    epoch = _epoch(new_sitting(rng))
+    stored = level({"recorded": epoch[0]}, [epoch], prior)
+    launch, logs = new_sitting(rng), []
+    while True:
+        logs.append(launch() / 100 + change)
+        decision = decide_stored(logs, "today", stored, TOLERANCE, max_launches=MAX_LAUNCHES, worse=1)
+        if decision.outcome is not None:
+            return decision.outcome, len(logs)
