@@ -1,0 +1,54 @@
+"""The verdict on GPUs: a small slowdown, and a slow rank, against a baseline that was learned a moment ago."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pytest_aorta.discovery import visible_devices
+
+pytestmark = pytest.mark.skipif(len(visible_devices()) < 2, reason="needs two GPUs")
+
+INNER = """
+import json, pathlib, pytest
+
+FAULT = json.loads(pathlib.Path(__file__).with_name("fault.json").read_text())
+
+@pytest.mark.world(size="all", device="cuda", warm=True)
+@pytest.mark.tolerance(step_time_p50="1%")
+def test_speed(workload):
+    size = dict(dim=2048, n_layers=4, n_heads=16, n_kv_heads=4, ffn_hidden=8192, vocab_size=32000, seq_len=2048)
+    sizes = dict(size, batch_size=1, param_dtype="bfloat16", steps=100, warmup=15)
+    workload.check(workload.run("llama_fsdp2", **sizes, fault=FAULT))
+"""
+
+
+@pytest.fixture
+def suite(pytester):
+    pytester.makepyfile(test_inner=INNER)
+    pytester.makeini("[pytest]\n")
+
+    def run(fault, *options):
+        pytester.path.joinpath("fault.json").write_text(json.dumps(fault), encoding="utf-8")
+        return pytester.runpytest_subprocess("-p", "no:cacheprovider", *options)
+
+    return run
+
+
+def test_two_percent_and_one_slow_rank_are_found_against_a_learned_baseline(suite, pytester):
+    suite({}, "--update-baselines", "--aorta-launches=6").assert_outcomes(passed=1)
+    stored = next(pytester.path.glob("baselines/*/*.json"))
+    p50_ms = json.loads(stored.read_text())["launches"][0]["step_time_ms"]["p50"]
+    suite({}).assert_outcomes(passed=1)
+
+    everywhere = suite({"kind": "slowdown", "rank": None, "delay_ms": 0.04 * p50_ms})
+    everywhere.assert_outcomes(failed=1)
+    everywhere.stdout.re_match_lines_random([r"E +step_time_p50: regression: .* tolerance 1%, [35] launches"])
+    assert "is the slow one" not in everywhere.stdout.str()
+
+    one_rank = suite({"kind": "slowdown", "rank": 1, "delay_ms": 0.08 * p50_ms})
+    one_rank.assert_outcomes(failed=1)
+    one_rank.stdout.re_match_lines_random(
+        [r"E +step_time_p50: regression: .*", r"E +rank 1 is the slow one: it waits .* ms a step less than the others"]
+    )
