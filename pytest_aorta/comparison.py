@@ -10,7 +10,15 @@ from statistics import median
 from typing import Any, TypeAlias
 
 from pytest_aorta.baseline import Baseline
-from pytest_aorta.decision import MIN_LAUNCHES_TO_FAIL, RESOLVED_BY, Decision, Outcome, decide_pairs, decide_stored
+from pytest_aorta.decision import (
+    FALSE_ALARM_RATE,
+    MIN_LAUNCHES_TO_FAIL,
+    RESOLVED_BY,
+    Decision,
+    Outcome,
+    decide_pairs,
+    decide_stored,
+)
 from pytest_aorta.errors import SpecError
 from pytest_aorta.facts import LaunchFacts
 from pytest_aorta.health import notes
@@ -122,7 +130,7 @@ class StoredComparison:
             return _exact(blank, metric, launches, anchor)
         values = [value for value in logs(metric, launches) if value is not None]
         if len(values) < len(launches) or None in logs(metric, anchor):
-            return _within_range(blank, metric, launches, anchor, self.max_launches)
+            return _within_range(blank, metric, tolerance, launches, anchor, self.max_launches)
         stored = self.level(metric)
         tolerance = self.allowed(metric, tolerance)
         blank = replace(blank, tolerance=str(tolerance))
@@ -192,7 +200,7 @@ class PairedComparison:
         values, others = logs(metric, candidates), logs(metric, references)
         differences = [a - b for a, b in zip(values, others, strict=True) if a is not None and b is not None]
         if len(differences) < len(candidates):
-            return _within_range(blank, metric, candidates, references, self.max_pairs)
+            return _within_range(blank, metric, tolerance, candidates, references, self.max_pairs)
         decision = decide_pairs(
             differences,
             self.spread(metric).within,
@@ -245,23 +253,31 @@ def _exact(blank: Verdict, metric: Metric, launches: Sequence[LaunchFacts], othe
 def _within_range(
     blank: Verdict,
     metric: Metric,
+    tolerance: Tolerance,
     launches: Sequence[LaunchFacts],
     others: Sequence[LaunchFacts],
     max_launches: int,
 ) -> Verdict:
-    """Where some values are zero or below, relative changes mean nothing: whether all lie beyond all others."""
+    """Where some values are zero or below, there are no logs: whether all launches lie beyond all others."""
     worse = _worse(metric)
     here = [worse * float(metric.measure(launch) or 0) for launch in launches]
     there = [worse * float(metric.measure(other) or 0) for other in others]
     row = replace(blank, baseline=_middle(metric, others), reason="not positive: compared by range")
-    if max(here) <= max(there) and min(here) >= min(there):
+    allowed = (tolerance.relative or 0.0) * abs(median(there))
+    if min(there) <= median(here) <= max(there) or abs(median(here) - median(there)) <= allowed:
         return replace(row, outcome=Outcome.PASS)
-    if len(here) < min(MIN_LAUNCHES_TO_FAIL, max_launches):
-        return replace(row, outcome=Outcome.INCONCLUSIVE, is_open=True)
-    if len(here) >= MIN_LAUNCHES_TO_FAIL and min(here) > max(there):
+    if _are_apart(here, there) and min(here) > max(there):
         return replace(row, outcome=Outcome.REGRESSION)
-    better = len(here) >= MIN_LAUNCHES_TO_FAIL and max(here) < min(there)
-    return replace(row, outcome=Outcome.IMPROVED if better else Outcome.INCONCLUSIVE)
+    if _are_apart(here, there) and max(here) < min(there):
+        return replace(row, outcome=Outcome.IMPROVED)
+    return replace(row, outcome=Outcome.INCONCLUSIVE, is_open=len(here) < max_launches)
+
+
+def _are_apart(here: Sequence[float], there: Sequence[float]) -> bool:
+    """Whether it is no chance that all of ``here`` lie on one side of all of ``there``."""
+    by_chance = 1 / math.comb(len(here) + len(there), len(here))
+    never_varies = len(set(here)) == len(set(there)) == 1
+    return len(here) >= MIN_LAUNCHES_TO_FAIL and (never_varies or by_chance <= FALSE_ALARM_RATE)
 
 
 def _decided(blank: Verdict, decision: Decision, metric: Metric, centre: Value) -> Verdict:
@@ -305,6 +321,11 @@ def not_applicable(metric: Metric, tolerance: Tolerance, facts: LaunchFacts, rec
         return None
     if not (_reproducible(facts) and _reproducible(recorded)):
         return "this workload is not bitwise reproducible here; run it in its deterministic mode"
+    return other_environment(facts, recorded)
+
+
+def other_environment(facts: LaunchFacts, recorded: LaunchFacts) -> str | None:
+    """The first of what numbers depend on that differs, None where nothing does."""
     for key in sorted(recorded.environment.keys() | facts.environment.keys()):
         here, there = facts.environment.get(key), recorded.environment.get(key)
         if here != there:

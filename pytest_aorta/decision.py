@@ -87,7 +87,9 @@ def decide_stored(
     all_worse = min(worse * (value - baseline.centre) for value in candidate) > math.log1p(tolerance) / 2
     all_better = max(worse * (value - baseline.centre) for value in candidate) < -math.log1p(tolerance) / 2
     rule = _Rule(tolerance, _share(FALSE_ALARM_RATE, failing), _miss_share(count, looks))
-    may_fail = count in failing
+    last = count >= looks[-1]
+    looked = last or count in looks
+    may_fail = looked and count >= MIN_LAUNCHES_TO_FAIL
     return rule.decide(
         effect,
         alarm,
@@ -95,8 +97,8 @@ def decide_stored(
         count,
         can_fail=may_fail and all_worse,
         can_improve=may_fail and all_better,
-        can_pass=count in looks,
-        last=count >= looks[-1],
+        can_pass=looked,
+        last=last,
     )
 
 
@@ -116,12 +118,15 @@ def decide_pairs(
     kept = values[trimmed : count - trimmed]
     effect = sum(kept) / len(kept)
     prior = Variance(2 * scatter.value, min(scatter.df, PAIR_PRIOR_DF))
-    pooled = prior.pooled(_winsorized(values, trimmed))
+    own = _winsorized(values, trimmed) if len(kept) > 2 else _own_scatter(values)
+    # Today's weather may be worse than anything seen before; few pairs tell that, but not that it is better.
+    pooled = prior.pooled(own)
     factor = median_variance(count) if len(kept) <= 2 else 1 / len(kept)
-    error = Variance(pooled.value * factor, pooled.df)
+    error = Variance(max(pooled.value, own.value) * factor, pooled.df)
     failing = [look for look in looks if look >= MIN_PAIRS_TO_FAIL]
     rule = _Rule(tolerance, _share(FALSE_ALARM_RATE, failing), MISS_RATE / len(looks))
-    looked = count in looks
+    last = count >= looks[-1]
+    looked = last or count in looks
     may_fail = looked and count >= MIN_PAIRS_TO_FAIL
     return rule.decide(
         effect,
@@ -131,18 +136,23 @@ def decide_pairs(
         can_fail=may_fail,
         can_improve=may_fail,
         can_pass=looked,
-        last=count >= looks[-1],
+        last=last,
     )
 
 
-def detectable(baseline: Level, sitting: Hashable, num_launches: int, *, power: float = 0.95) -> float:
+def detectable(
+    baseline: Level, sitting: Hashable, num_launches: int, *, max_launches: int = 1, power: float = 0.95
+) -> float:
     """The smallest relative slowdown that ``num_launches`` of another sitting tell from none, with ``power``.
 
-    That is of a tolerance small enough not to matter. Where fewer than three launches never fail a test, it is the
-    slowdown that they refuse to pass.
+    That is of a tolerance small enough not to matter, and with looks up to ``max_launches``. Since fewer than three
+    launches never fail a test, it is for them the slowdown that they refuse to pass.
     """
     error = baseline.error(sitting, num_launches, baseline.spread.within)
-    alarm = FALSE_ALARM_RATE if num_launches >= MIN_LAUNCHES_TO_FAIL else MISS_RATE
+    looks = [look for look in LOOKS if look <= max(num_launches, max_launches)]
+    failing = [look for look in looks if look >= MIN_LAUNCHES_TO_FAIL]
+    may_fail = num_launches >= MIN_LAUNCHES_TO_FAIL
+    alarm = _share(FALSE_ALARM_RATE, failing) if may_fail else _share(MISS_RATE, looks)
     bound = quantile_t(1 - alarm, error.df) + quantile_t(power, error.df)
     return math.expm1(bound * math.sqrt(error.value))
 
@@ -183,13 +193,13 @@ class _Rule:
         return Decision(outcome, effect, effect - below, effect + above, count)
 
 
-def _own_scatter(candidate: Sequence[float]) -> Variance:
-    """What the candidate's own launches tell of today's noise."""
-    count = len(candidate)
-    if count < MIN_LAUNCHES_TO_FAIL:
+def _own_scatter(values: Sequence[float]) -> Variance:
+    """What launches, or pairs of them, tell of today's noise; nothing where there is only one."""
+    count = len(values)
+    if count < 2:
         return Variance(0, 0)
-    mean = sum(candidate) / count
-    return Variance(sum((value - mean) ** 2 for value in candidate) / (count - 1), count - 1)
+    mean = sum(values) / count
+    return Variance(sum((value - mean) ** 2 for value in values) / (count - 1), count - 1)
 
 
 def _share(rate: float, looks: Sequence[int]) -> float:
@@ -209,10 +219,8 @@ def _trim(count: int) -> int:
 
 
 def _winsorized(ascending: Sequence[float], trimmed: int) -> Variance:
-    """Variance of single values as the trimmed mean's error needs it; zero degrees of freedom below five."""
+    """Variance of single values, five or more, as the trimmed mean's error needs it."""
     count, kept = len(ascending), len(ascending) - 2 * trimmed
-    if kept < 2:
-        return Variance(0, 0)
     low, high = ascending[trimmed], ascending[count - trimmed - 1]
     drawn_in = [min(max(value, low), high) for value in ascending]
     mean = sum(drawn_in) / count

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.result import WorkloadResult
-from pytest_aorta.within_launch import growth, rank_lags_ms
+from pytest_aorta.within_launch import DEPENDENT_STEPS, growth, rank_lags_ms
 
 SAMPLE_SIZE = 20
 RECORDED_AT_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
@@ -105,7 +105,7 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
         final_loss=result.loss[-1] if result.loss else None,
         environment=_numeric_environment(result),
         rank_lag_ms=[_short(lag) for lag in rank_lags_ms(result.wait_ms)],
-        step_time_growth=_short(growth(result.step_times_max_ms)),
+        step_time_growth=_short(growth(result.step_times_max_ms, DEPENDENT_STEPS)),
         memory_growth=_short(max(growth(used) for used in result.memory_bytes)) if result.memory_bytes else 0.0,
         canary_ms=_canary(result),
     )

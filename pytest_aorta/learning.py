@@ -8,7 +8,14 @@ from dataclasses import replace
 from statistics import median
 
 from pytest_aorta.baseline import MAX_LAUNCHES, Baseline, StoredLaunch
-from pytest_aorta.comparison import Priors, StoredComparison, choose_tolerances, not_applicable, widened
+from pytest_aorta.comparison import (
+    Priors,
+    StoredComparison,
+    choose_tolerances,
+    not_applicable,
+    other_environment,
+    widened,
+)
 from pytest_aorta.decision import LOOKS, RESOLVED_BY, Outcome, detectable
 from pytest_aorta.errors import BaselineError
 from pytest_aorta.facts import LaunchFacts
@@ -51,21 +58,43 @@ def merged(
     if fresh or old.config != new.config:
         past = [replace(stored, anchor=False) for stored in old.launches]
         present = [replace(stored, epoch=old.epoch + 1) for stored in new.launches]
-        # Reasons belong to epochs that are there.
         forced = old.forced | {str(old.epoch + 1): reason for reason in new.forced.values()}
         return _fitted(replace(new, launches=(*past, *present), forced=forced))
     facts = [stored.facts for stored in new.launches]
-    comparison = StoredComparison(new.case, new.config, old, marked, priors, max_launches=len(facts))
-    odd = [row for row in comparison.judge(facts).rows if row.outcome not in (Outcome.PASS, Outcome.INCONCLUSIVE)]
-    if odd:
-        found = "; ".join(str(row) for row in odd)
+    if found := _other_setting(old.anchor[-1], facts) or _differences(old, new, marked, priors):
         raise BaselineError(
             f"{new.case}: not appended to the stored baseline, from which it differs: {found}; if that is intended, "
             f"replace the baseline: --update-baselines --aorta-new-epoch"
         )
     room = max(0, ANCHOR_LAUNCHES - len(old.anchor))
     added = [StoredLaunch(launch, old.epoch, number < room) for number, launch in enumerate(facts)]
-    return _fitted(replace(old, launches=(*old.launches, *added), forced=old.forced | new.forced))
+    forced = old.forced | {str(old.epoch): reason for reason in new.forced.values()}
+    return _fitted(replace(old, launches=(*old.launches, *added), forced=forced))
+
+
+def _other_setting(recorded: LaunchFacts, launches: Sequence[LaunchFacts]) -> str | None:
+    """What else than the code makes another time or another number, whichever metrics are compared."""
+    for launch in launches:
+        if launch.launcher != recorded.launcher:
+            return f"launcher is {launch.launcher!r}, the baseline's {recorded.launcher!r}"
+        if difference := other_environment(launch, recorded):
+            return difference
+    return None
+
+
+def _differences(old: Baseline, new: Baseline, marked: Mapping[str, Tolerance], priors: Priors) -> str:
+    facts = [stored.facts for stored in new.launches]
+    comparison = StoredComparison(new.case, new.config, old, marked, priors, max_launches=len(facts))
+    fine = {Outcome.PASS, Outcome.INCONCLUSIVE}
+    tolerances = choose_tolerances(marked, facts[0], old.anchor[-1])
+    odd = [
+        row
+        for row in comparison.judge(facts).rows
+        # What can't be compared even with itself is no difference.
+        if row.outcome not in fine
+        and not not_applicable(METRICS[row.metric], tolerances[row.metric], facts[0], facts[0])
+    ]
+    return "; ".join(map(str, odd))
 
 
 def _fitted(baseline: Baseline) -> Baseline:
@@ -76,7 +105,10 @@ def _fitted(baseline: Baseline) -> Baseline:
         if surplus > 0 and not stored.anchor:
             kept.remove(stored)
             surplus -= 1
-    return replace(baseline, launches=tuple(kept))
+    epochs = {str(stored.epoch) for stored in kept}
+    # Reasons belong to epochs that are there.
+    forced = {epoch: reason for epoch, reason in baseline.forced.items() if epoch in epochs}
+    return replace(baseline, launches=tuple(kept), forced=forced)
 
 
 def objections(launches: Sequence[LaunchFacts], marked: Mapping[str, Tolerance]) -> list[str]:
@@ -138,7 +170,8 @@ def detection_lines(
             continue
         stored = comparison.level(metric)
         looks = [look for look in LOOKS if look <= max_launches] or [1]
-        parts = [f"{detectable(stored, 'another', look):.2%} with {look}" for look in looks]
+        found = [(look, detectable(stored, "another", look, max_launches=max_launches)) for look in looks]
+        parts = [f"{change:.2%} with {look}" for look, change in found]
         allowed = comparison.allowed(metric, given)
         wide = "" if allowed == given else f"; tolerance {allowed}, since launches vary so much"
         lines.append(f"  {name}: detects from {', '.join(parts)} {'launch' if looks == [1] else 'launches'}{wide}")

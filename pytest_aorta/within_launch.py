@@ -8,6 +8,9 @@ from statistics import median
 
 _BLOCKS = 16
 _MIN_VALUES = 10
+_MIN_BLOCKS = 7
+# Steps, each of which resembles those before it: a lag-1 autocorrelation of 0.6 is usual.
+DEPENDENT_STEPS = 5
 _GROWTH_CONFIDENCE = 0.99
 
 
@@ -28,17 +31,17 @@ def rank_lags_ms(wait_ms: Sequence[Sequence[float]]) -> list[float]:
     return lags
 
 
-def growth(values: Sequence[float]) -> float:
+def growth(values: Sequence[float], dependent: int = 1) -> float:
     """The relative growth from the first value to the last that 99% confidence leaves, 0 where it could be none.
 
-    The slope is Theil's and Sen's (J. Am. Stat. Assoc. 63, 1968) over medians of up to 16 blocks, since neighbouring
-    steps are alike. Negative for a decline.
+    The slope is Theil's and Sen's (J. Am. Stat. Assoc. 63, 1968) over medians of up to 16 blocks, of ``dependent``
+    values or more, since neighbouring steps are alike. Negative for a decline. Too few values show none.
     """
-    if len(values) < _MIN_VALUES or min(values) <= 0:
+    blocks = min(_BLOCKS, len(values) // dependent)
+    if len(values) < _MIN_VALUES or blocks < _MIN_BLOCKS or min(values) <= 0:
         return 0.0
     from scipy.stats import theilslopes  # costs collection half a second otherwise
 
-    blocks = min(_BLOCKS, len(values))
     bounds = [len(values) * number // blocks for number in range(blocks + 1)]
     medians = [median(values[begin:end]) for begin, end in pairwise(bounds)]
     slopes = theilslopes(medians, alpha=_GROWTH_CONFIDENCE)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from unit_builders import make_baseline, make_facts
+from unit_builders import make_baseline, make_facts, stored
 
 from pytest_aorta.baseline import (
     MAX_BYTES,
@@ -35,7 +35,7 @@ def read_error(path) -> str:
     return str(caught.value)
 
 
-def stored(folder, change) -> str:
+def error_of_edited(folder, change) -> str:
     """The error of reading a good file whose document ``change`` edited."""
     path = write_baseline(folder, make_baseline())
     document = json.loads(path.read_text())
@@ -53,11 +53,12 @@ def test_baseline_that_is_not_there_is_none(tmp_path):
     assert read_baseline(tmp_path / "absent", "cpu-x2-gloo", "case") is None
 
 
-@given(p50=st.floats(0, 1e300), losses=st.lists(NUMBER, max_size=5), metric=NUMBER, text=ANY_TEXT, case=ANY_TEXT)
-def test_written_baseline_is_read_back_equal(tmp_path_factory, p50, losses, metric, text, case):
-    facts = make_facts(loss=losses, metrics={"tokens_per_s": metric}, environment={"torch": text, "hip": None})
+@given(p50=st.floats(0, 1e300), loss=st.none() | NUMBER, metric=NUMBER, text=ANY_TEXT, case=ANY_TEXT)
+def test_written_baseline_is_read_back_equal(tmp_path_factory, p50, loss, metric, text, case):
+    facts = make_facts(final_loss=loss, metrics={"tokens_per_s": metric}, environment={"torch": text, "hip": None})
     facts = replace(facts, step_time_ms=facts.step_time_ms | {"p50": p50})
-    baseline = make_baseline(case=case, launches=(facts, make_facts()), config={"size": text, "fault": {}})
+    launches = (*stored(make_facts(), anchor=False), *stored(facts, make_facts(), epoch=2))
+    baseline = make_baseline(case=case, launches=launches, config={"size": text, "fault": {}}, forced={"2": text})
     assert read_again(tmp_path_factory.getbasetemp() / "round-trip", baseline) == baseline
 
 
@@ -71,7 +72,7 @@ def test_file_holds_one_sorted_value_a_line(tmp_path):
 
 def test_one_changed_value_changes_one_line(tmp_path):
     before = write_baseline(tmp_path, make_baseline()).read_text().splitlines()
-    after = write_baseline(tmp_path, make_baseline(launches=(make_facts(num_steps=21),))).read_text().splitlines()
+    after = write_baseline(tmp_path, make_baseline(launches=stored(make_facts(num_steps=21)))).read_text().splitlines()
     assert [line.strip() for line in set(after) - set(before)] == ['"num_steps": 21,']
     assert len(before) == len(after)
 
@@ -100,6 +101,12 @@ def test_same_baseline_is_the_same_bytes(tmp_path):
         ("config", [], '$.config: got [], allowed is type "object"'),
         ("extra", 1, "'extra' was unexpected"),
         ("launches.0.extra", 1, "'extra' was unexpected"),
+        ("launches.0.epoch", 0, "$.launches[0].epoch: got 0, allowed is at least 1"),
+        ("launches.0.anchor", 1, '$.launches[0].anchor: got 1, allowed is type "boolean"'),
+        ("launches.0.final_loss", "1", '$.launches[0].final_loss: got "1", allowed is type'),
+        ("launches.0.canary_ms", {"fft_ms": 1.0}, "fft_ms"),
+        ("forced", {"first": "why"}, 'got "first", allowed is pattern'),
+        ("forced", {"1": ""}, 'got "", allowed is minLength 1'),
     ],
 )
 def test_wrong_value_is_named_with_its_place_and_what_is_allowed(tmp_path, path, value, message):
@@ -109,25 +116,52 @@ def test_wrong_value_is_named_with_its_place_and_what_is_allowed(tmp_path, path,
             document = document[int(parent)] if isinstance(document, list) else document[parent]
         document[key] = value
 
-    assert message in stored(tmp_path, change)
+    assert message in error_of_edited(tmp_path, change)
 
 
 @pytest.mark.parametrize("key", sorted(set(make_baseline().to_json()) - {"schema_version"}))
 def test_absent_key_is_named(tmp_path, key):
-    assert f"'{key}' is a required property" in stored(tmp_path, lambda document: document.pop(key))
+    assert f"'{key}' is a required property" in error_of_edited(tmp_path, lambda document: document.pop(key))
 
 
 @pytest.mark.parametrize("moment", ["2026-13-01T00:00:00Z", "2026-02-30T00:00:00Z", "2026-01-01T24:61:00Z"])
 def test_moment_that_never_was_is_refused(tmp_path, moment):
-    message = stored(tmp_path, lambda document: document["launches"][0].update(recorded_at=moment))
+    message = error_of_edited(tmp_path, lambda document: document["launches"][0].update(recorded_at=moment))
     assert "recorded_at" in message
     assert moment in message
 
 
-@pytest.mark.parametrize("version", [2, 0, "1", None])
+def test_epochs_that_do_not_ascend_are_refused(tmp_path):
+    def change(document):
+        document["launches"] = [entry | {"epoch": epoch} for entry in document["launches"] for epoch in (2, 1)]
+
+    assert "$.launches: their epochs are [2, 1]; they have to ascend" in error_of_edited(tmp_path, change)
+
+
+@pytest.mark.parametrize("anchors", [(True, True), (False, False), (True, False)])
+def test_anchor_is_in_the_last_epoch_alone(tmp_path, anchors):
+    def change(document):
+        (entry,) = document["launches"]
+        document["launches"] = [
+            entry | {"epoch": epoch, "anchor": anchor} for epoch, anchor in enumerate(anchors, start=1)
+        ]
+
+    message = error_of_edited(tmp_path, change)
+    assert "$.launches: the last epoch, 2, has to have every anchor and one at least" in message
+
+
+def test_baseline_knows_its_anchor_and_its_epochs():
+    old, extra, new = (make_facts(num_steps=steps) for steps in (1, 2, 3))
+    launches = (*stored(old, anchor=False), *stored(new, epoch=3), *stored(extra, epoch=3, anchor=False))
+    baseline = make_baseline(launches=launches)
+    assert (baseline.epoch, baseline.anchor) == (3, (new,))
+    assert baseline.epochs == [(old,), (new, extra)]
+
+
+@pytest.mark.parametrize("version", [1, 3, 0, "2", None])
 def test_other_version_is_refused_with_the_remedy(tmp_path, version):
-    message = stored(tmp_path, lambda document: document.update(schema_version=version))
-    assert f"schema_version is {version!r}, this pytest-aorta reads 1" in message
+    message = error_of_edited(tmp_path, lambda document: document.update(schema_version=version))
+    assert f"schema_version is {version!r}, this pytest-aorta reads 2" in message
     assert "--update-baselines" in message
 
 
@@ -187,7 +221,7 @@ def test_unreadable_file_is_never_overwritten(tmp_path, content):
 
 
 def test_baseline_that_does_not_fit_its_schema_is_not_written(tmp_path):
-    baseline = make_baseline(launches=(make_facts(num_steps=0),))
+    baseline = make_baseline(launches=stored(make_facts(num_steps=0)))
     with pytest.raises(BaselineError, match=r"not written, the new baseline does not fit its own schema: .*num_steps"):
         write_baseline(tmp_path, baseline)
     assert list(tmp_path.iterdir()) == []
@@ -196,12 +230,12 @@ def test_baseline_that_does_not_fit_its_schema_is_not_written(tmp_path):
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 def test_baseline_with_a_number_that_is_not_finite_is_not_written(tmp_path, number):
     with pytest.raises(BaselineError, match="not written"):
-        write_baseline(tmp_path, make_baseline(launches=(make_facts(loss=[number]),)))
+        write_baseline(tmp_path, make_baseline(launches=stored(make_facts(final_loss=number))))
     assert list(tmp_path.rglob("*.json")) == []
 
 
 def test_baseline_too_large_to_be_read_again_is_not_written(tmp_path):
-    large = make_baseline(launches=(make_facts(environment={"torch": "x" * MAX_BYTES}),))
+    large = make_baseline(launches=stored(make_facts(environment={"torch": "x" * MAX_BYTES})))
     with pytest.raises(BaselineError, match=r"not written: .*larger than the 4,194,304 bytes allowed"):
         write_baseline(tmp_path, large)
     assert list(tmp_path.rglob("*.json")) == []

@@ -42,14 +42,14 @@ def test_weight_hash_is_the_one_after_the_last_step_by_number():
 
 
 def test_metric_that_the_launch_lacks_measures_none():
-    bare = make_facts(weight_hashes={}, loss=[], metrics={})
+    bare = make_facts(weight_hashes={}, final_loss=None, metrics={})
     absent = {name for name, metric in METRICS.items() if metric.measure(bare) is None}
     assert {"weight_hash", "final_loss", "peak_memory_bytes", "tokens_per_s"} <= absent
     assert not any(name.startswith("step_time") for name in absent)
 
 
-def test_final_loss_is_the_last_one():
-    assert METRICS["final_loss"].measure(make_facts(loss=[3.0, 2.0])) == 2.0
+def test_final_loss_is_that_of_the_facts():
+    assert METRICS["final_loss"].measure(make_facts(final_loss=2.0)) == 2.0
 
 
 @pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS)

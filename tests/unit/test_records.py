@@ -4,11 +4,11 @@ import json
 
 from hypothesis import given
 from hypothesis import strategies as st
-from unit_builders import make_baseline
+from unit_builders import make_baseline, make_verdict
 
-from pytest_aorta.comparison import Verdict
 from pytest_aorta.decision import Outcome
 from pytest_aorta.records import LaunchTimes, TestRecord
+from pytest_aorta.verdicts import Verdict
 
 VALUE = st.none() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 VERDICT = st.builds(
@@ -21,6 +21,10 @@ VERDICT = st.builds(
     delta=st.none() | st.floats(allow_nan=False),
     tolerance=st.text(),
     reason=st.text(),
+    low=st.none() | st.floats(allow_nan=False),
+    high=st.none() | st.floats(allow_nan=False),
+    launches=st.integers(1, 13),
+    is_open=st.booleans(),
 )
 
 
@@ -32,7 +36,15 @@ TIMES = st.builds(
 )
 
 
-@given(st.lists(VERDICT, max_size=3), st.none() | st.text(), st.lists(TIMES, max_size=3))
-def test_record_survives_the_way_from_a_worker(verdicts, lacked, times):
-    record = TestRecord("a::b", verdicts, [make_baseline()], ["case"], lacked, 2, times)
+@given(
+    st.lists(VERDICT, max_size=3), st.lists(st.text(), max_size=2), st.none() | st.text(), st.lists(TIMES, max_size=3)
+)
+def test_record_survives_the_way_from_a_worker(verdicts, notes, lacked, times):
+    record = TestRecord("a::b", verdicts, [make_baseline()], ["case"], notes, ["detects"], lacked, 2, times)
     assert TestRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
+
+
+def test_record_is_undecided_as_soon_as_one_verdict_is():
+    decided = TestRecord("a::b", [make_verdict(Outcome.PASS), make_verdict(Outcome.NOT_APPLICABLE)])
+    assert not decided.is_undecided
+    assert TestRecord("a::b", [*decided.verdicts, make_verdict(Outcome.INCONCLUSIVE)]).is_undecided

@@ -167,6 +167,46 @@ def test_ranks_that_contradict_each_other_are_named(tmp_path, changes, what):
     assert what in ranks_error(tmp_path, **changes)
 
 
+def test_waits_that_ranks_know_of_unequally_many_steps_are_cut_to_the_last_ones_in_common(tmp_path):
+    result = collect(tmp_path, rank_values(wait_ms=[1.0, 2.0, 3.0]), rank_values(wait_ms=[5.0, 6.0]))
+    assert result.wait_ms == [[2.0, 3.0], [5.0, 6.0]]
+
+
+def test_waits_that_one_rank_does_not_know_at_all_are_no_ranks(tmp_path):
+    result = collect(tmp_path, rank_values(wait_ms=[1.0, 2.0, 3.0]), rank_values())
+    assert result.wait_ms == [[], []]
+
+
+def test_more_waits_than_steps_are_refused(tmp_path):
+    message = rank_value_error(tmp_path, wait_ms=[1.0, 2.0, 3.0, 4.0])
+    assert message.endswith("4 entries of wait_ms for 3 steps")
+
+
+@pytest.mark.parametrize("name", ["canary_before", "canary_after"])
+def test_canary_that_one_rank_did_not_run_is_refused(tmp_path, name):
+    message = ranks_error(tmp_path, **{name: {"gemm_ms": 1.0}})
+    assert f"{name} of rank 1 is ['gemm_ms'], of rank 0 []; they have to be equal" in message
+
+
+def test_canary_and_memory_are_kept_by_rank(tmp_path):
+    canary = {"canary_before": {"gemm_ms": 1.0}, "canary_after": {"gemm_ms": 3.0}}
+    result = collect(tmp_path, rank_values(memory_bytes=[7], **canary), rank_values(memory_bytes=[8, 9], **canary))
+    assert (result.canary_before, result.canary_after) == ({"gemm_ms": [1.0, 1.0]}, {"gemm_ms": [3.0, 3.0]})
+    assert result.memory_bytes == [[7], [8, 9]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"wait_ms": [-1.0]}, "$.wait_ms[0]: got -1.0, allowed is at least 0"),
+        ({"memory_bytes": [1.5]}, '$.memory_bytes[0]: got 1.5, allowed is type "integer"'),
+        ({"canary_before": {"fft_ms": 1.0}}, "fft_ms"),
+    ],
+)
+def test_wrong_fact_beside_the_steps_is_named(tmp_path, changes, message):
+    assert message in rank_value_error(tmp_path, **changes)
+
+
 def test_contradiction_of_long_lists_stays_one_paragraph(tmp_path):
     steps = 2000
     long = {"step_times_ms": [1.0] * steps, "configured_iterations": steps, "total_iterations": steps}
@@ -180,7 +220,7 @@ def test_every_rank_of_the_world_is_read(tmp_path):
         collect_result(make_plan(tmp_path, world=World(3, "cpu")), ENDED_WELL)
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", None])
+@pytest.mark.parametrize("version", [0, 1, 3, "2", None])
 def test_stored_result_of_another_version_is_refused_with_the_remedy(tmp_path, version):
     collect(tmp_path, rank_values(), rank_values())
     path = tmp_path / "result.json"
@@ -188,7 +228,7 @@ def test_stored_result_of_another_version_is_refused_with_the_remedy(tmp_path, v
     with pytest.raises(ResultError) as caught:
         read_result(path)
     assert str(caught.value) == (
-        f"result invalid: {path}: schema_version is {version!r}, this pytest-aorta reads 1; run the workload again"
+        f"result invalid: {path}: schema_version is {version!r}, this pytest-aorta reads 2; run the workload again"
     )
 
 

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import random
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from pytest_aorta.baseline import Baseline, StoredLaunch
+from pytest_aorta.decision import Outcome
 from pytest_aorta.devices import Device, World
 from pytest_aorta.facts import LaunchFacts
 from pytest_aorta.launch import LaunchOutcome
+from pytest_aorta.metrics import Metric
 from pytest_aorta.options import Options
 from pytest_aorta.plan import LaunchPlan
+from pytest_aorta.priors import default_spread
 from pytest_aorta.result import RankResult, WorkloadResult
+from pytest_aorta.spread import Spread
+from pytest_aorta.verdicts import Verdict
 
 H200 = "NVIDIA H200"
 ENDED_WELL = LaunchOutcome("exit", 0, (), (), 1.5)
@@ -75,6 +82,35 @@ def make_facts(**changes: Any) -> LaunchFacts:
 
 def with_p50(facts: LaunchFacts, p50: float) -> LaunchFacts:
     return replace(facts, step_time_ms=facts.step_time_ms | {"p50": p50})
+
+
+def stamp(age_s: float) -> str:
+    """The moment so many seconds ago, as facts hold it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - age_s))
+
+
+def on_cpu(**changes: Any) -> LaunchFacts:
+    """A launch of CPU ranks a minute ago."""
+    cpu = {"environment": {"torch": "2.11.0", "device": "cpu"}, "recorded_at": stamp(60)}
+    return make_facts(**(cpu | changes))
+
+
+def launches_near(p50: float, count: int, *, spread: float = 0.001, seed: int = 0, **changes: Any) -> list[LaunchFacts]:
+    """Launches of one sitting whose medians scatter around ``p50``."""
+    rng = random.Random(seed)
+    return [with_p50(make_facts(**changes), p50 * (1 + rng.gauss(0, spread))) for _ in range(count)]
+
+
+def default_priors(metric: Metric) -> Spread:
+    return default_spread(metric, "cuda")
+
+
+def stored(*facts: LaunchFacts, epoch: int = 1, anchor: bool = True) -> tuple[StoredLaunch, ...]:
+    return tuple(StoredLaunch(launch, epoch, anchor) for launch in facts)
+
+
+def make_verdict(outcome: Outcome, **changes: Any) -> Verdict:
+    return replace(Verdict("case", "step_time_p50", outcome, 1.0, 1.0, None, "5%"), **changes)
 
 
 def make_baseline(**changes: Any) -> Baseline:

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_aorta.within_launch import DEPENDENT_STEPS, growth, rank_lags_ms
+
+
+def autocorrelated(rng: random.Random, count: int, rho: float = 0.6, deviation: float = 0.02) -> list[float]:
+    error, values = 0.0, []
+    for _ in range(count):
+        error = rho * error + rng.gauss(0, deviation)
+        values.append(1 + error)
+    return values
+
+
+def test_rank_that_waits_least_lags_most():
+    assert rank_lags_ms([[3.0, 3.0, 3.0], [3.0, 4.0, 3.0], [0.5, 0.5, 0.5]]) == [-1.25, -1.25, 2.5]
+
+
+def test_lag_is_the_median_over_steps():
+    assert rank_lags_ms([[1.0, 1.0, 1.0], [1.0, 1.0, 90.0]]) == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("waits", [[], [[1.0, 2.0]], [[], []]], ids=["no ranks", "one rank", "no steps"])
+def test_ranks_without_others_or_without_waits_have_no_lags(waits):
+    assert rank_lags_ms(waits) == []
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e3), st.floats(0, 1e3)), min_size=1, max_size=20))
+def test_lags_of_two_ranks_are_opposite(steps):
+    first, second = rank_lags_ms([list(waits) for waits in zip(*steps, strict=True)])
+    assert first == pytest.approx(-second)
+
+
+def test_ramp_is_found_at_little_less_than_its_size():
+    rng = random.Random(1)
+    values = [value + 0.2 * step / 200 for step, value in enumerate(autocorrelated(rng, 200))]
+    assert 0.1 < growth(values, DEPENDENT_STEPS) < 0.2
+
+
+def test_decline_is_negative():
+    assert growth([2.0 - step / 100 for step in range(100)], DEPENDENT_STEPS) < -0.4
+
+
+def test_memory_that_leaks_is_found_from_ten_samples():
+    assert growth([100.0 + sample for sample in range(10)]) == pytest.approx(9 / 104.5)
+
+
+@pytest.mark.parametrize("values", [[], [1.0] * 9, list(range(1, 10)), [0.0, *range(1, 30)], [5.0] * 50])
+def test_too_few_values_and_constant_ones_do_not_grow(values):
+    assert growth(values) == 0
+
+
+def test_steps_too_few_for_their_dependence_tell_no_growth():
+    assert growth([1 + step / 10 for step in range(34)], DEPENDENT_STEPS) == 0
+    assert growth([1 + step / 10 for step in range(35)], DEPENDENT_STEPS) > 0
+
+
+def test_one_stall_is_no_growth():
+    assert growth([1.0] * 99 + [50.0], DEPENDENT_STEPS) == 0
+
+
+@pytest.mark.parametrize("count", [20, 50, 100])
+def test_autocorrelated_steps_rarely_look_like_growth(count):
+    rng = random.Random(count)
+    found = sum(growth(autocorrelated(rng, count), DEPENDENT_STEPS) != 0 for _ in range(400))
+    # Of 1% stated, and up to 2% at 42 steps: 16 of 400 have a chance of 1e-3 at 2%.
+    assert found <= 16
