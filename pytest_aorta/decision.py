@@ -66,8 +66,8 @@ def decide_stored(
     """Compare launches of one sitting with a stored baseline.
 
     ``candidate`` holds the logs of the metric, of at least one launch; ``worse`` is 1 where a larger metric is worse,
-    else -1. ``tolerance`` is relative. Fewer launches than a look asks for decide nothing, and at ``max_launches``
-    the outcome is final.
+    else -1. ``tolerance`` is relative. A number of launches between two looks decides nothing; from the last look that
+    ``max_launches`` allows the outcome is final.
     """
     count = len(candidate)
     looks = [look for look in LOOKS if look <= max_launches] or [1]
@@ -82,7 +82,9 @@ def decide_stored(
     all_worse = min(worse * (value - baseline.centre) for value in candidate) > math.log1p(tolerance) / 2
     all_better = max(worse * (value - baseline.centre) for value in candidate) < -math.log1p(tolerance) / 2
     rule = _Rule(tolerance, _share(FALSE_ALARM_RATE, failing), MISS_RATE / len(looks))
-    may_fail = count in failing
+    # More launches than the last look asks for, as where they are all there beforehand, are that look.
+    looked = count in looks or count > looks[-1]
+    may_fail = looked and count >= MIN_LAUNCHES_TO_FAIL
     return rule.decide(
         effect,
         alarm,
@@ -90,7 +92,7 @@ def decide_stored(
         count,
         can_fail=may_fail and all_worse,
         can_improve=may_fail and all_better,
-        can_pass=count in looks,
+        can_pass=looked,
         last=count >= looks[-1],
     )
 
@@ -111,17 +113,21 @@ def decide_pairs(
     kept = values[trimmed : count - trimmed]
     effect = sum(kept) / len(kept)
     prior = Variance(2 * scatter.value, min(scatter.df, PAIR_PRIOR_DF))
-    pooled = prior.pooled(_winsorized(values, trimmed))
+    # Of three or four, what trimming leaves tells nothing of their scatter.
+    own = _own_scatter(values) if len(kept) <= 2 < count else _winsorized(values, trimmed)
+    pooled = prior.pooled(own)
+    # As against a stored baseline: today's noise counts in full before a test is failed.
+    careful = max(pooled, replace(pooled, value=own.value), key=lambda variance: variance.value)
     factor = median_variance(count) if len(kept) <= 2 else 1 / len(kept)
-    error = Variance(pooled.value * factor, pooled.df)
+    alarm, miss = (Variance(variance.value * factor, variance.df) for variance in (careful, pooled))
     failing = [look for look in looks if look >= MIN_PAIRS_TO_FAIL]
     rule = _Rule(tolerance, _share(FALSE_ALARM_RATE, failing), MISS_RATE / len(looks))
     looked = count in looks
     may_fail = looked and count >= MIN_PAIRS_TO_FAIL
     return rule.decide(
         effect,
-        error,
-        error,
+        alarm,
+        miss,
         count,
         can_fail=may_fail,
         can_improve=may_fail,
@@ -130,16 +136,19 @@ def decide_pairs(
     )
 
 
-def detectable(baseline: Level, sitting: Hashable, num_launches: int, *, power: float = 0.95) -> float:
-    """The smallest relative slowdown that ``num_launches`` of another sitting tell from none, with ``power``.
+def detectable(
+    baseline: Level, sitting: Hashable, num_launches: int, *, tolerance: float = 0.0, power: float = 0.95
+) -> float:
+    """The smallest relative slowdown that ``num_launches`` of a sitting tell from the tolerance, with ``power``.
 
-    That is of a tolerance small enough not to matter. Where fewer than three launches never fail a test, it is the
+    Where fewer than three launches never fail a test, it is the
     slowdown that they refuse to pass.
     """
     error = baseline.error(sitting, num_launches, baseline.spread.within)
     alarm = FALSE_ALARM_RATE if num_launches >= MIN_LAUNCHES_TO_FAIL else MISS_RATE
-    bound = quantile_t(1 - alarm, error.df) + quantile_t(power, error.df)
-    return math.expm1(bound * math.sqrt(error.value))
+    deviation = math.sqrt(error.value)
+    beyond = max(math.log1p(tolerance), quantile_t(1 - alarm, error.df) * deviation)
+    return math.expm1(beyond + quantile_t(power, error.df) * deviation)
 
 
 @dataclass(frozen=True)
@@ -197,7 +206,7 @@ def _trim(count: int) -> int:
 
 
 def _winsorized(ascending: Sequence[float], trimmed: int) -> Variance:
-    """Variance of single values as the trimmed mean's error needs it; zero degrees of freedom below five."""
+    """Variance of single values as the trimmed mean's error needs it; zero degrees of freedom where one is left."""
     count, kept = len(ascending), len(ascending) - 2 * trimmed
     if kept < 2:
         return Variance(0, 0)

@@ -9,12 +9,12 @@ from statistics import median
 
 from pytest_aorta.baseline import MAX_LAUNCHES, Baseline, StoredLaunch
 from pytest_aorta.comparison import Priors, StoredComparison, choose_tolerances, not_applicable, widened
-from pytest_aorta.decision import LOOKS, Outcome, detectable
+from pytest_aorta.decision import LOOKS, MIN_LAUNCHES_TO_FAIL, Outcome, detectable
 from pytest_aorta.errors import BaselineError
 from pytest_aorta.facts import LaunchFacts
 from pytest_aorta.health import MEMORY_GROWTH, STEP_GROWTH
 from pytest_aorta.metrics import METRICS, Tolerance
-from pytest_aorta.priors import logs
+from pytest_aorta.priors import logs, sittings
 from pytest_aorta.spread import observed
 from pytest_aorta.verdicts import format_change
 from pytest_aorta.within_launch import growth
@@ -60,11 +60,9 @@ def merged(
     comparison = StoredComparison(new.case, new.config, old, marked, priors, max_launches=len(facts))
     odd = [row for row in comparison.judge(facts).rows if row.outcome not in (Outcome.PASS, Outcome.INCONCLUSIVE)]
     if odd:
-        found = "; ".join(str(row) for row in odd)
-        raise BaselineError(
-            f"{new.case}: not appended to the stored baseline, from which it differs: {found}; if that is intended, "
-            f"replace the baseline: --update-baselines --aorta-new-epoch"
-        )
+        lines = [f"{new.case}: not added to the stored baseline, from which it differs:", *(f"  {row}" for row in odd)]
+        remedy = "  if that is intended, replace the baseline: --update-baselines --aorta-new-epoch"
+        raise BaselineError("\n".join([*lines, remedy]))
     room = max(0, ANCHOR_LAUNCHES - len(old.anchor))
     added = [StoredLaunch(launch, old.epoch, number < room) for number, launch in enumerate(facts)]
     return _fitted(replace(old, launches=(*old.launches, *added), forced=old.forced | new.forced))
@@ -128,7 +126,10 @@ def _growing(launches: Sequence[LaunchFacts]) -> list[str]:
 def detection_lines(
     baseline: Baseline, marked: Mapping[str, Tolerance], priors: Priors, max_launches: int
 ) -> list[str]:
-    """What a baseline can tell, a line for each metric that has noise."""
+    """From which slowdown on a baseline fails a test, a line for each metric that has noise."""
+    looks = [look for look in LOOKS if MIN_LAUNCHES_TO_FAIL <= look <= max_launches]
+    if not looks:
+        return [f"  fewer than {MIN_LAUNCHES_TO_FAIL} launches never fail a test for a metric that has noise"]
     comparison = StoredComparison(baseline.case, baseline.config, baseline, marked, priors, max_launches)
     anchor, lines = baseline.anchor, []
     for name, given in choose_tolerances(marked, anchor[-1]).items():
@@ -137,8 +138,14 @@ def detection_lines(
             continue
         if None in logs(metric, anchor):
             continue
-        stored = comparison.level(metric)
-        looks = [look for look in LOOKS if look <= max_launches] or [1]
-        parts = [f"{detectable(stored, 'another', look):.2%} with {look}" for look in looks]
-        lines.append(f"  {name}: detects from {', '.join(parts)} {'launch' if looks == [1] else 'launches'}")
+        stored, tolerance = comparison.level(metric), widened(metric, anchor[-1], given)
+        # CPU ranks' timing is compared within a sitting only.
+        sitting = sittings(anchor)[-1] if anchor[-1].environment.get("device") == "cpu" else "another"
+        least = [detectable(stored, sitting, look, tolerance=tolerance.relative or 0.0) for look in looks]
+        worse = -1 if metric.direction == "higher" else 1
+        parts = [
+            f"{format_change(math.expm1(worse * math.log1p(change)))} with {look}"
+            for look, change in zip(looks, least, strict=True)
+        ]
+        lines.append(f"  {name}: detects from {', '.join(parts)} launches")
     return lines

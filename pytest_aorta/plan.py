@@ -95,9 +95,7 @@ def at_reference(request: LaunchRequest, reference: Reference) -> LaunchRequest:
         return replace(request, script=reference.script(request.script or ""))
     spec, own = reference.workload(request.spec), request.spec.properties
     config = {
-        key: value
-        for key, value in request.config.items()
-        if key in spec.properties or value != own[key]["default"]
+        key: value for key, value in request.config.items() if key in spec.properties or value != own[key]["default"]
     }
     try:
         return replace(request, spec=spec, config=resolve_config(spec, config))
