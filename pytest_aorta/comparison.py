@@ -32,7 +32,7 @@ Priors: TypeAlias = Callable[[Metric], Spread]
 CPU_TIMING_TOLERANCE = 1.0
 # The config key of test-only hooks: what is planted there has to show against the undisturbed baseline.
 TEST_HOOK_KEY = "fault"
-_STALE = "baseline stale: record the better value with --update-baselines"
+_STALE = "baseline stale: record the better value with --update-baselines --aorta-new-epoch"
 
 
 def identity(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -234,7 +234,10 @@ def _incomparable(
     if any(metric.measure(launch) is None for launch in launches):
         return replace(blank, value=None, baseline=known[-1], reason=f"the launch has no {metric.name}")
     if any(value is None for value in known):
-        return replace(blank, reason=f"the baseline has no {metric.name}; record it again with --update-baselines")
+        return replace(
+            blank,
+            reason=f"the baseline has no {metric.name}; record it again with --update-baselines --aorta-new-epoch",
+        )
     if reason := not_applicable(metric, tolerance, launches[0], others[-1]):
         shown = blank.baseline if metric.direction == "exact" else _middle(metric, others)
         return replace(blank, outcome=Outcome.NOT_APPLICABLE, baseline=shown, reason=reason)

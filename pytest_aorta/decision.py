@@ -68,8 +68,8 @@ def decide_stored(
     """Compare launches of one sitting with a stored baseline.
 
     ``candidate`` holds the logs of the metric, of at least one launch; ``worse`` is 1 where a larger metric is worse,
-    else -1. ``tolerance`` is relative. Fewer launches than a look asks for decide nothing, and at ``max_launches``
-    the outcome is final.
+    else -1. ``tolerance`` is relative. A number of launches between two looks decides nothing; from the last look that
+    ``max_launches`` allows the outcome is final.
     """
     count = len(candidate)
     looks = [look for look in LOOKS if look <= max_launches] or [1]
@@ -130,8 +130,8 @@ def decide_pairs(
     may_fail = looked and count >= MIN_PAIRS_TO_FAIL
     return rule.decide(
         effect,
-        error,
-        error,
+        alarm,
+        miss,
         count,
         can_fail=may_fail,
         can_improve=may_fail,
@@ -141,20 +141,27 @@ def decide_pairs(
 
 
 def detectable(
-    baseline: Level, sitting: Hashable, num_launches: int, *, max_launches: int = 1, power: float = 0.95
+    baseline: Level,
+    sitting: Hashable,
+    num_launches: int,
+    *,
+    tolerance: float = 0.0,
+    max_launches: int = 1,
+    power: float = 0.95,
 ) -> float:
-    """The smallest relative slowdown that ``num_launches`` of another sitting tell from none, with ``power``.
+    """The smallest relative slowdown that ``num_launches`` of a sitting tell from the tolerance, with ``power``.
 
-    That is of a tolerance small enough not to matter, and with looks up to ``max_launches``. Since fewer than three
-    launches never fail a test, it is for them the slowdown that they refuse to pass.
+    That is with looks up to ``max_launches``. Since fewer than three launches never fail a test, it is for them the
+    slowdown that they refuse to pass.
     """
     error = baseline.error(sitting, num_launches, baseline.spread.within)
     looks = [look for look in LOOKS if look <= max(num_launches, max_launches)]
     failing = [look for look in looks if look >= MIN_LAUNCHES_TO_FAIL]
     may_fail = num_launches >= MIN_LAUNCHES_TO_FAIL
     alarm = _share(FALSE_ALARM_RATE, failing) if may_fail else _share(MISS_RATE, looks)
-    bound = quantile_t(1 - alarm, error.df) + quantile_t(power, error.df)
-    return math.expm1(bound * math.sqrt(error.value))
+    deviation = math.sqrt(error.value)
+    beyond = max(math.log1p(tolerance), quantile_t(1 - alarm, error.df) * deviation)
+    return math.expm1(beyond + quantile_t(power, error.df) * deviation)
 
 
 @dataclass(frozen=True)

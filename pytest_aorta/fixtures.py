@@ -289,8 +289,9 @@ class WorkloadRunner:
         if failing:
             raise ComparisonFailed(comparison_text(failing, result, launches, None))
         old = read_baseline(options.baselines_dir, result.platform, case)
-        self._record.new_baselines.append(merged(old, new, marked, priors, options.new_epoch))
-        self._record.detection += detection_lines(new, marked, priors, options.max_launches)
+        stored = merged(old, new, marked, priors, options.new_epoch)
+        self._record.new_baselines.append(stored)
+        self._record.detection[case] = detection_lines(stored, marked, priors, options.max_launches)
         return verdicts
 
     def _again(self, result: WorkloadResult, *, reference: bool = False) -> LaunchFacts:

@@ -16,12 +16,12 @@ from pytest_aorta.comparison import (
     other_environment,
     widened,
 )
-from pytest_aorta.decision import LOOKS, RESOLVED_BY, Outcome, detectable
+from pytest_aorta.decision import LOOKS, MIN_LAUNCHES_TO_FAIL, RESOLVED_BY, Outcome, detectable
 from pytest_aorta.errors import BaselineError
 from pytest_aorta.facts import LaunchFacts
 from pytest_aorta.health import MEMORY_GROWTH, STEP_GROWTH
 from pytest_aorta.metrics import METRICS, Tolerance
-from pytest_aorta.priors import logs
+from pytest_aorta.priors import logs, sittings
 from pytest_aorta.spread import observed
 from pytest_aorta.verdicts import format_change
 from pytest_aorta.within_launch import growth
@@ -62,39 +62,40 @@ def merged(
         return _fitted(replace(new, launches=(*past, *present), forced=forced))
     facts = [stored.facts for stored in new.launches]
     if found := _other_setting(old.anchor[-1], facts) or _differences(old, new, marked, priors):
-        raise BaselineError(
-            f"{new.case}: not appended to the stored baseline, from which it differs: {found}; if that is intended, "
-            f"replace the baseline: --update-baselines --aorta-new-epoch"
-        )
+        lines = [
+            f"{new.case}: not added to the stored baseline, from which it differs:",
+            *(f"  {row}" for row in found),
+        ]
+        remedy = "  if that is intended, replace the baseline: --update-baselines --aorta-new-epoch"
+        raise BaselineError("\n".join([*lines, remedy]))
     room = max(0, ANCHOR_LAUNCHES - len(old.anchor))
     added = [StoredLaunch(launch, old.epoch, number < room) for number, launch in enumerate(facts)]
     forced = old.forced | {str(old.epoch): reason for reason in new.forced.values()}
     return _fitted(replace(old, launches=(*old.launches, *added), forced=forced))
 
 
-def _other_setting(recorded: LaunchFacts, launches: Sequence[LaunchFacts]) -> str | None:
+def _other_setting(recorded: LaunchFacts, launches: Sequence[LaunchFacts]) -> list[str]:
     """What else than the code makes another time or another number, whichever metrics are compared."""
     for launch in launches:
         if launch.launcher != recorded.launcher:
-            return f"launcher is {launch.launcher!r}, the baseline's {recorded.launcher!r}"
+            return [f"launcher is {launch.launcher!r}, the baseline's {recorded.launcher!r}"]
         if difference := other_environment(launch, recorded):
-            return difference
-    return None
+            return [difference]
+    return []
 
 
-def _differences(old: Baseline, new: Baseline, marked: Mapping[str, Tolerance], priors: Priors) -> str:
+def _differences(old: Baseline, new: Baseline, marked: Mapping[str, Tolerance], priors: Priors) -> list[str]:
     facts = [stored.facts for stored in new.launches]
     comparison = StoredComparison(new.case, new.config, old, marked, priors, max_launches=len(facts))
     fine = {Outcome.PASS, Outcome.INCONCLUSIVE}
     tolerances = choose_tolerances(marked, facts[0], old.anchor[-1])
-    odd = [
-        row
+    return [
+        str(row)
         for row in comparison.judge(facts).rows
         # What can't be compared even with itself is no difference.
         if row.outcome not in fine
         and not not_applicable(METRICS[row.metric], tolerances[row.metric], facts[0], facts[0])
     ]
-    return "; ".join(map(str, odd))
 
 
 def _fitted(baseline: Baseline) -> Baseline:
@@ -159,7 +160,10 @@ def _growing(launches: Sequence[LaunchFacts]) -> list[str]:
 def detection_lines(
     baseline: Baseline, marked: Mapping[str, Tolerance], priors: Priors, max_launches: int
 ) -> list[str]:
-    """What a baseline can tell, a line for each metric that has noise."""
+    """From which slowdown on a baseline fails a test, a line for each metric that has noise."""
+    looks = [look for look in LOOKS if MIN_LAUNCHES_TO_FAIL <= look <= max_launches]
+    if not looks:
+        return [f"  fewer than {MIN_LAUNCHES_TO_FAIL} launches never fail a test for a metric that has noise"]
     comparison = StoredComparison(baseline.case, baseline.config, baseline, marked, priors, max_launches)
     anchor, lines = baseline.anchor, []
     for name, given in choose_tolerances(marked, anchor[-1]).items():
@@ -168,11 +172,18 @@ def detection_lines(
             continue
         if None in logs(metric, anchor):
             continue
-        stored = comparison.level(metric)
-        looks = [look for look in LOOKS if look <= max_launches] or [1]
-        found = [(look, detectable(stored, "another", look, max_launches=max_launches)) for look in looks]
-        parts = [f"{change:.2%} with {look}" for look, change in found]
-        allowed = comparison.allowed(metric, given)
-        wide = "" if allowed == given else f"; tolerance {allowed}, since launches vary so much"
-        lines.append(f"  {name}: detects from {', '.join(parts)} {'launch' if looks == [1] else 'launches'}{wide}")
+        stored, allowed = comparison.level(metric), comparison.allowed(metric, widened(metric, anchor[-1], given))
+        # CPU ranks' timing is compared within a sitting only.
+        sitting = sittings(anchor)[-1] if anchor[-1].environment.get("device") == "cpu" else "another"
+        least = [
+            detectable(stored, sitting, look, tolerance=allowed.relative or 0.0, max_launches=max_launches)
+            for look in looks
+        ]
+        worse = -1 if metric.direction == "higher" else 1
+        parts = [
+            f"{format_change(math.expm1(worse * math.log1p(change)))} with {look}"
+            for look, change in zip(looks, least, strict=True)
+        ]
+        wide = "" if allowed == given else f"; the tolerance is {allowed}, since launches vary so much"
+        lines.append(f"  {name}: detects from {', '.join(parts)} launches{wide}")
     return lines

@@ -85,14 +85,20 @@ class LaunchPlan:
 def at_reference(request: LaunchRequest, reference: Reference) -> LaunchRequest:
     """The request, of the reference's version of the workload or script.
 
+    A config key that it doesn't know is left out where it has its default, so that a change which adds a key can be
+    compared with its parent.
+
     Raises:
         SpecError: that has no such workload or script, or not its config keys.
     """
     if request.spec is None:
         return replace(request, script=reference.script(request.script or ""))
-    spec = reference.workload(request.spec)
+    spec, own = reference.workload(request.spec), request.spec.properties
+    config = {
+        key: value for key, value in request.config.items() if key in spec.properties or value != own[key]["default"]
+    }
     try:
-        return replace(request, spec=spec, config=resolve_config(spec, request.config))
+        return replace(request, spec=spec, config=resolve_config(spec, config))
     except SpecError as error:
         raise SpecError(f"at {reference.name}: {error}") from None
 

@@ -23,7 +23,7 @@ class LaunchTimes:
 class TestRecord:
     """One test's verdicts, the baselines it wants written, its launches, and whether it lacked devices.
 
-    ``notes`` are what its launches showed besides, ``detection`` what its new baselines can tell.
+    ``notes`` are what its launches showed besides, ``detection`` what each new baseline can tell, by case.
     """
 
     __test__ = False
@@ -33,7 +33,7 @@ class TestRecord:
     new_baselines: list[Baseline] = field(default_factory=list)
     used_cases: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    detection: list[str] = field(default_factory=list)
+    detection: dict[str, list[str]] = field(default_factory=dict)
     lacked_devices: str | None = None
     num_launches: int = 0
     launch_times: list[LaunchTimes] = field(default_factory=list)

@@ -64,18 +64,18 @@ def comparison_text(
 
 
 def _next_steps(failing: Sequence[Verdict], baseline: Path | None) -> list[str]:
-    outcomes = {verdict.outcome for verdict in failing if not verdict.is_lost}
-    if baseline is None:
-        return []
+    present = [verdict for verdict in failing if not verdict.is_lost]
+    outcomes = {verdict.outcome for verdict in present}
+    paired = baseline is None or any(verdict.is_by_ab for verdict in present)
     steps = []
-    if Outcome.REGRESSION in outcomes:
+    if baseline is not None and outcomes & {Outcome.REGRESSION, Outcome.IMPROVED}:
         steps.append("if it is intended, record it with --update-baselines --aorta-new-epoch and say why in the commit")
-        steps.append("if in doubt, compare the code itself, launch by launch: --aorta-ab=main (any git ref)")
     if Outcome.INCONCLUSIVE in outcomes:
-        steps.append("allow more launches (--aorta-max-launches=9), measure more steps, or widen the tolerance")
-        steps.append("or compare the code itself, launch by launch: --aorta-ab=main (any git ref)")
-    if Outcome.IMPROVED in outcomes:
-        steps.append("record the better value: --update-baselines --aorta-new-epoch")
+        more = "pairs of launches (--aorta-max-pairs=12)" if paired else "launches (--aorta-max-launches=9)"
+        steps.append(f"allow more {more}, measure more steps, or widen the tolerance")
+    # Between launches of one sitting, what does not vary needs no second opinion.
+    if not paired and any(verdict.delta is not None for verdict in present):
+        steps.append("if in doubt, compare with another version, launch by launch: --aorta-ab=main (any git ref)")
     return steps
 
 
@@ -96,13 +96,16 @@ def summary_lines(records: Sequence[TestRecord]) -> list[str]:
 
 def warnings_of(records: Sequence[TestRecord]) -> list[str]:
     """What passed without having been decided."""
-    undecided = [row for record in records for row in record.verdicts if row.outcome is Outcome.INCONCLUSIVE]
+    # What is still open was left so, since another verdict of the test is final.
+    undecided = [
+        row for record in records for row in record.verdicts if row.outcome is Outcome.INCONCLUSIVE and not row.is_open
+    ]
     if not undecided:
         return []
     named = ", ".join(f"{_short(row.case)} {row.metric}" for row in undecided)
     return [
         f"WARNING: nothing was decided for {named}: --aorta-strict fails such tests; more launches "
-        f"(--aorta-max-launches), a wider tolerance or --aorta-ab=REF can decide them"
+        f"(--aorta-max-launches, of A/B --aorta-max-pairs), a wider tolerance or --aorta-ab=REF can decide them"
     ]
 
 
@@ -149,6 +152,8 @@ def change_lines(old: Baseline | None, new: Baseline) -> list[str]:
         if isinstance(before, float) and isinstance(after, float) and before:
             text += f" ({(after - before) / abs(before):+.1%})"
         lines.append(text)
+    if reason := new.forced.get(str(new.epoch)):
+        lines.append(f"  taken although it is noisy: {reason}")
     return lines
 
 

@@ -10,7 +10,7 @@ from pytest_aorta.comparison import PairedComparison, StoredComparison
 from pytest_aorta.decision import Outcome
 from pytest_aorta.facts import LaunchFacts
 from pytest_aorta.metrics import METRICS
-from pytest_aorta.verdicts import Verdict, Verdicts
+from pytest_aorta.verdicts import BY_AB, Verdict, Verdicts
 
 Again: TypeAlias = Callable[[], LaunchFacts]
 
@@ -58,7 +58,7 @@ def _is_elsewhere(row: Verdict, comparison: StoredComparison) -> bool:
 def joined(stored: Verdicts, paired: Verdicts, reference: str) -> Verdicts:
     """The stored verdicts with those of the A/B in the place of what it settled."""
     by_metric = {
-        row.metric: replace(row, reason=", ".join(filter(None, [f"A/B with {reference}", row.reason])))
+        row.metric: replace(row, reason=", ".join(filter(None, [f"{BY_AB} {reference}", row.reason])))
         for row in paired.rows
     }
     rows = tuple(by_metric.get(row.metric, row) for row in stored.rows)

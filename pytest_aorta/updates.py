@@ -25,7 +25,7 @@ def write_new_baselines(
             try:
                 old = read_baseline(options.baselines_dir, baseline.platform, baseline.case)
                 write_baseline(options.baselines_dir, baseline)
-                notes += [*change_lines(old, baseline), *record.detection]
+                notes += [*change_lines(old, baseline), *record.detection.get(baseline.case, ())]
             except AortaError as error:
                 notes.append(f"ERROR {error}")
                 good = False

@@ -9,6 +9,9 @@ from typing import Any
 from pytest_aorta.decision import Outcome
 from pytest_aorta.metrics import EXACT, METRICS, Value, format_value
 
+# Begins the reason of a verdict that launches of a reference version decided.
+BY_AB = "A/B with"
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -40,6 +43,11 @@ class Verdict:
         """Whether the launch lacks what there is to compare."""
         return self.outcome is Outcome.MISSING and self.value is None
 
+    @property
+    def is_by_ab(self) -> bool:
+        """Whether launches of a reference version decided it, not the stored baseline."""
+        return self.reason.startswith(BY_AB)
+
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values, to travel between xdist's processes."""
         return asdict(self)
@@ -70,7 +78,8 @@ class Verdict:
         """One line for a failure's text."""
         metric, value, baseline, change, tolerance, launches, outcome = self.cells()
         used = f", {launches} launches" if self.launches > 1 else ""
-        text = f"{metric}: {outcome}: {value}, baseline {baseline}, change {change}, tolerance {tolerance}{used}"
+        against = "reference" if self.is_by_ab else "baseline"
+        text = f"{metric}: {outcome}: {value}, {against} {baseline}, change {change}, tolerance {tolerance}{used}"
         return f"{text} ({self.reason})" if self.reason else text
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import jsonschema  # noqa: F401
 import numpy  # noqa: F401 - pytester forgets what an inner run imported, and numpy refuses to be loaded twice
 import pytest
+import scipy.stats  # noqa: F401 - as numpy
 
 TOY_YAML = """
 description: a toy
@@ -24,21 +25,22 @@ FAKE_LAUNCHER = """
 import json
 
 import pytest
+from pytest_aorta.devices import Device
 from pytest_aorta.launch import LaunchOutcome, prepare_folder
 from pytest_aorta.plugin import SESSION
 
 
 def pytest_sessionstart(session):
-    session.config.stash[SESSION].launcher = lambda plan: fake_launch(plan, session.config.rootpath)
+    own = session.config.stash[SESSION]
+    own.launcher = lambda plan: fake_launch(plan, session.config.rootpath)
+    gpus = json.loads((session.config.rootpath / "gpus.json").read_text())
+    own.devices = [Device(str(number), "Toy GPU", f"GPU-{number}") for number in range(gpus)]
 
 
 def fake_launch(plan, rootpath):
     prepare_folder(plan)
     config = {"steps": 4, "step_ms": 10.0, "weight_hash": None, "fault": {}} | plan.config
-    fault = json.loads((rootpath / "fault.json").read_text())
-    if fault.pop("only", "") not in plan.run_dir.parent.name:
-        fault = {}
-    config |= config["fault"] | fault
+    config |= config["fault"] | planted(plan, rootpath)
     for rank in range(plan.world.size):
         folder = plan.run_dir / "ranks" / str(rank)
         if config.get("raises") == rank:
@@ -50,28 +52,45 @@ def fake_launch(plan, rootpath):
     return LaunchOutcome("exit", status, (), (), config.get("wall_s", 0.25), phases_s=config.get("phases_s", {}))
 
 
+def planted(plan, rootpath):
+    fault = json.loads((rootpath / "fault.json").read_text())
+    if fault.pop("only", "") not in plan.run_dir.parent.name:
+        return {}
+    number = int(plan.run_dir.name.split("-")[0])
+    side = fault.pop("reference" if plan.reference else "candidate", {})
+    fault.pop("candidate", None), fault.pop("reference", None)
+    by_launch = fault.pop("by_launch", {}).get(str(number), {})
+    fault = fault | side | by_launch
+    # A list has a value for each launch of the test, and its last one for those after it.
+    place = {key: min(number, len(value)) - 1 for key, value in fault.items() if isinstance(value, list)}
+    return {key: value[place[key]] if key in place else value for key, value in fault.items()}
+
+
 def rank_result(config, rank, device):
     wrong = config.get("wrong", 0) if rank == 1 else 0
+    steps = config["steps"]
     detail = {
         "kind": "all_gather", "iteration": 2, "rank": 1, "layer": 3, "source_rank": 0, "index": 5, "count": 7,
         "total": 16, "expected": 1.0, "actual": 0.0, "cause": "zeroed",
     }
+    step_ms = config["step_ms"] * config.get("slowdown", 1)
+    grow = config.get("memory_growth", 0)
     return {
         "passed": not wrong,
         "failure_count": wrong,
         "failures": [detail] * wrong,
-        "configured_iterations": config["steps"],
-        "total_iterations": config["steps"],
-        "step_times_ms": [config["step_ms"] * config.get("slowdown", 1)] * config["steps"],
+        "configured_iterations": steps,
+        "total_iterations": steps,
+        "step_times_ms": [step_ms * (1 + config.get("step_growth", 0) * step / steps) for step in range(steps)],
         "elapsed_sec": 0.1,
         "main_work_started": True,
-        "metrics": {"tokens_per_s": 100.0} | config.get("metrics", {}),
+        "metrics": {"tokens_per_s": 1000 / step_ms if step_ms else 0} | config.get("metrics", {}),
         "weight_hashes": {} if config["weight_hash"] is None else {"4": config["weight_hash"]},
         "loss": [],
         "environment": {"torch": config.get("torch", "2.11.0"), "device": device},
-        "wait_ms": [],
-        "memory_bytes": [],
-        "canary_before": {},
+        "wait_ms": [config["waits"][str(rank)]] * steps if "waits" in config else [],
+        "memory_bytes": [int(2**20 * (1 + grow * place / 20)) for place in range(20)] if grow else [],
+        "canary_before": config.get("canary", {}),
         "canary_after": {},
     }
 """
@@ -89,6 +108,9 @@ def test_weights(workload):
     workload.check(workload.run("toy", steps=6))
 """
 
+
+# Of ten launches of a quiet machine.
+STEADY = [10.0, 10.02, 9.98, 10.01, 9.99, 10.0, 10.03, 9.97, 10.01, 10.0]
 
 # On CPU ranks step times are compared only where a marker names them; a test's own marker is closer.
 TIMED = """
@@ -115,6 +137,7 @@ class Project:
         self.ini()
         pytester.makeconftest(FAKE_LAUNCHER)
         self.write("workloads/toy/default.yaml", TOY_YAML)
+        self.gpus(0)
         self.plant()
 
     def write(self, name: str, text: str) -> Path:
@@ -123,8 +146,16 @@ class Project:
         path.write_text(text, encoding="utf-8")
         return path
 
+    def gpus(self, number: int) -> None:
+        """How many GPUs are there; they are made up."""
+        self.write("gpus.json", json.dumps(number))
+
     def plant(self, **fault: object) -> None:
-        """What goes wrong in the launches to come; ``only`` names the test it happens to."""
+        """What goes wrong in the launches to come.
+
+        ``only`` names the test it happens to, ``reference`` and ``candidate`` hold what happens to launches of that
+        side alone, ``by_launch`` what happens to the launch of a number; a list has a value for each launch.
+        """
         self.write("fault.json", json.dumps(fault))
 
     def ini(self, *lines: str) -> None:
@@ -139,6 +170,11 @@ class Project:
     def run(self, *arguments: str) -> pytest.RunResult:
         return self.pytester.runpytest_inprocess("-p", "no:cacheprovider", *arguments)
 
+    def planned(self) -> list[str]:
+        """The reference of each launch kept in ``kept``, in order; empty for the code under test."""
+        plans = [json.loads(path.read_text()) for path in sorted((self.path / "kept").rglob("plan.json"))]
+        return [plan["reference"]["name"] if plan["reference"] else "" for plan in plans]
+
     def baseline_files(self) -> list[Path]:
         return sorted(self.baselines.rglob("*.json"))
 
@@ -152,6 +188,23 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Proje
     for name in ("PYTEST_XDIST_WORKER", "PYTEST_ADDOPTS"):
         monkeypatch.delenv(name, raising=False)
     return Project(pytester)
+
+
+@pytest.fixture
+def gpu(project: Project) -> Project:
+    """The project on two GPUs, with the one test that compares the toy."""
+    project.gpus(2)
+    project.one_test("workload.check(workload.run('toy'))")
+    return project
+
+
+@pytest.fixture
+def learned(gpu: Project) -> Project:
+    """The same, with a baseline of ten launches that vary a little around 10 ms."""
+    gpu.plant(step_ms=STEADY)
+    gpu.run("--update-baselines").assert_outcomes(passed=1)
+    gpu.plant()
+    return gpu
 
 
 @pytest.fixture

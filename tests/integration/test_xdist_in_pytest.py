@@ -52,8 +52,8 @@ def test_verdicts_of_all_workers_are_in_one_summary_and_baselines_are_written_on
     result.assert_outcomes(passed=1, failed=1)
     text = result.stdout.str()
     assert text.count("= aorta =") == 1
-    assert "2 launched, 4 compared (3 pass, 1 regression), 0 skipped for lack of devices" in text
-    result.stdout.fnmatch_lines(["test_b::test_b* *step_time_p50 *30 ms *10 ms *+200.0% *regression"])
+    assert "4 launched, 4 compared (3 pass, 1 regression), 0 skipped for lack of devices" in text
+    result.stdout.fnmatch_lines(["test_b::test_b* *step_time_p50 *30 ms *10 ms *+200.0% * *3 *regression"])
 
 
 def test_orphans_are_told_once_by_the_controller(spread):
@@ -64,7 +64,7 @@ def test_orphans_are_told_once_by_the_controller(spread):
     result = run(spread, "--aorta-missing-baseline=ignore", f"--junitxml={spread.path}/report.xml")
     assert result.stdout.str().count("test_a.py::test_other is gone; delete it") == 1
     assert "aorta.step_time_p50" in (spread.path / "report.xml").read_text()
-    assert json.loads(spread.baseline_files()[0].read_text())["schema_version"] == 1
+    assert json.loads(spread.baseline_files()[0].read_text())["schema_version"] == 2
 
 
 def test_bad_option_is_a_usage_error(spread):

@@ -256,17 +256,27 @@ def test_workload_that_the_commit_lacks_is_told(opener, project):
 
 
 @pytest.mark.parametrize(
-    ("yaml", "message"),
+    ("yaml", "config", "message"),
     [
-        (toy_yaml("speed"), r"at HEAD: .*workload 'toy' has no config keys \['speed'\]; there are \['mode', 'steps'\]"),
-        (toy_yaml(values="[fast, new]", default="new"), "at HEAD: .*mode: got 'new', allowed is enum: .*"),
+        (
+            toy_yaml("speed"),
+            {"speed": "slow"},
+            r"at HEAD: .*workload 'toy' has no config keys \['speed'\]; there are \['mode', 'steps'\]",
+        ),
+        (toy_yaml(values="[fast, new]", default="new"), {}, "at HEAD: .*mode: got 'new', allowed is enum: .*"),
     ],
     ids=["key", "value"],
 )
-def test_config_that_the_commit_does_not_know_is_told(opener, project, yaml, message):
+def test_config_that_the_commit_does_not_know_is_told(opener, project, yaml, config, message):
     write(project / "workloads/toy/default.yaml", yaml)
     with pytest.raises(SpecError, match=message):
-        at_reference(request_of(project), opener("HEAD").open())
+        at_reference(request_of(project, **config), opener("HEAD").open())
+
+
+def test_config_key_that_the_commit_does_not_know_is_left_out_at_its_default(opener, project):
+    write(project / "workloads/toy/default.yaml", toy_yaml("speed"))
+    request = at_reference(request_of(project, steps=9, speed="fast"), opener("HEAD").open())
+    assert request.config == {"steps": 9, "mode": "fast"}
 
 
 def test_config_key_that_only_the_commit_has_takes_its_default(opener, project):
