@@ -130,8 +130,8 @@ def decide_pairs(
     may_fail = looked and count >= MIN_PAIRS_TO_FAIL
     return rule.decide(
         effect,
-        alarm,
-        miss,
+        error,
+        error,
         count,
         can_fail=may_fail,
         can_improve=may_fail,
