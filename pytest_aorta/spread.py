@@ -17,7 +17,9 @@ from typing import TypeAlias
 
 # Of a scale from two quantiles, against the sample's standard deviation: Mosteller, Ann. Math. Stat. 17, 1946.
 _QUANTILE_EFFICIENCY = 0.65
-_LOW, _HIGH = 0.1, 0.9
+_HIGH = 0.9
+# From here on the extreme value is left out, so that no single launch makes a scale.
+_ENOUGH_TO_TRIM = 8
 # Variance of the median of so many normal launches, times their number.
 _MEDIAN_VARIANCE = {1: 1.0, 2: 1.0, 3: 1.345, 4: 1.193, 5: 1.434, 6: 1.288, 7: 1.474, 8: 1.345, 9: 1.494}
 
@@ -144,7 +146,8 @@ def _sides(sittings: Sequence[Sequence[float]]) -> tuple[Variance, Variance]:
         return Variance(0, 0), Variance(0, 0)
     # A median fitted to each sitting takes scatter away.
     scale = _expected_quantile(count) * math.sqrt(df / count)
-    high, low = max(0.0, quantile(residuals, _HIGH)), max(0.0, -quantile(residuals, _LOW))
+    share = _upper_share(count)
+    high, low = max(0.0, quantile(residuals, share)), max(0.0, -quantile(residuals, 1 - share))
     each = _QUANTILE_EFFICIENCY * df / 2
     return Variance((high / scale) ** 2, each), Variance((low / scale) ** 2, each)
 
@@ -183,13 +186,17 @@ def quantile(ascending: Sequence[float], share: float) -> float:
     return ascending[below] + (place - below) * (ascending[above] - ascending[below])
 
 
+def _upper_share(count: int) -> float:
+    return min(_HIGH, (count - 2) / (count - 1)) if count >= _ENOUGH_TO_TRIM else _HIGH
+
+
 @lru_cache(maxsize=512)
 def _expected_quantile(count: int) -> float:
     """What the upper quantile of ``count`` normal values is on average, by Blom's scores."""
     from scipy.stats import norm  # costs collection half a second otherwise
 
     scores = [float(norm.ppf((rank - 0.375) / (count + 0.25))) for rank in range(1, count + 1)]
-    return quantile(scores, _HIGH)
+    return quantile(scores, _upper_share(count))
 
 
 def _times(variance: Variance, factor: float) -> Variance:

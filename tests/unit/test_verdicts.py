@@ -15,7 +15,8 @@ REGRESSION = make_verdict(
 
 def test_verdict_is_one_line_with_everything_it_was_made_from():
     assert str(REGRESSION) == (
-        "step_time_p50: regression: 11 ms, baseline 10 ms, change +10.0% [+8.00%, +12.0%], tolerance 5%, 3 launches (why)"
+        "step_time_p50: regression: 11 ms, baseline 10 ms, change +10.0% [+8.00%, +12.0%], tolerance 5%, "
+        "3 launches (why)"
     )
 
 

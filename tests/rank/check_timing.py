@@ -1,0 +1,160 @@
+"""What ranks record beside their steps: waits, memory, the canary, and a planted delay; all on CPU."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pytest_aorta.worker import Delay, StepTimer
+from pytest_aorta.worker.canary import run_canary
+from pytest_aorta.worker.timer import MEMORY_EVERY_STEPS
+from pytest_aorta.worker.waiting import recorded_collectives, waits_of_steps_ms
+
+CPU = torch.device("cpu")
+MS = 1_000_000
+# Three steps that begin every 100 ms, the last of which ends at 400 ms.
+BEGAN_NS, ENDED_NS = [100 * MS, 200 * MS, 300 * MS], 400 * MS
+
+
+def at(created_ms: float, duration_ms: float | None = 1.0) -> dict:
+    """An entry of NCCL's flight recorder."""
+    return {"time_created_ns": int(created_ms * MS), "duration_ms": duration_ms, "retired": True}
+
+
+class Blocked:
+    """Stands for a collective: time passes without this thread's work."""
+
+    def __init__(self) -> None:
+        from threading import Lock
+
+        self._lock = Lock()
+        self._lock.acquire()
+
+    def __call__(self, duration_s: float) -> None:
+        assert not self._lock.acquire(timeout=duration_s)
+
+
+def timed(compute_ms: float, wait_ms: float, steps: int = 3) -> StepTimer:
+    timer, compute, wait = StepTimer(CPU), Delay(CPU, compute_ms), Blocked()
+    for _ in range(steps):
+        with timer.step():
+            compute()
+            wait(wait_ms / 1e3)
+    return timer
+
+
+def test_every_step_has_a_time_and_a_wait_within_it():
+    timer = timed(5, 5)
+    times_ms, waits_ms = timer.step_times_ms(), timer.wait_ms()
+    assert len(times_ms) == len(waits_ms) == 3
+    assert all(step_ms >= 10 for step_ms in times_ms)
+    assert all(5 <= wait_ms <= step_ms for wait_ms, step_ms in zip(waits_ms, times_ms, strict=True))
+
+
+def test_what_is_computed_is_no_wait():
+    timer = StepTimer(CPU)
+    with timer.step():
+        began_ns = time.thread_time_ns()
+        # By this thread's own clock: a busy machine takes the processor away for a while.
+        while time.thread_time_ns() - began_ns < 50 * MS:
+            pass
+    (step_ms,), (wait_ms,) = timer.step_times_ms(), timer.wait_ms()
+    assert wait_ms <= step_ms - 49
+
+
+def test_step_that_raises_is_not_counted():
+    timer = StepTimer(CPU)
+    with pytest.raises(RuntimeError, match="lost"), timer.step():
+        raise RuntimeError("lost")
+    assert (timer.step_times_ms(), timer.wait_ms()) == ([], [])
+
+
+@pytest.mark.parametrize("steps", [1, MEMORY_EVERY_STEPS, MEMORY_EVERY_STEPS + 1, 5 * MEMORY_EVERY_STEPS])
+def test_memory_is_sampled_before_every_tenth_step(steps):
+    timer = timed(0, 0, steps)
+    assert len(timer.memory_bytes()) == -(-steps // MEMORY_EVERY_STEPS)
+    assert all(used > 1 << 20 for used in timer.memory_bytes())
+
+
+def test_memory_that_a_step_keeps_is_seen():
+    timer, kept = StepTimer(CPU), []
+    for _ in range(MEMORY_EVERY_STEPS + 1):
+        with timer.step():
+            kept.append(torch.ones(1 << 20))
+    first, second = timer.memory_bytes()
+    assert second - first > 0.8 * MEMORY_EVERY_STEPS * 4 * (1 << 20)
+
+
+def test_waits_are_summed_by_the_step_they_began_in():
+    entries = [at(50), at(110, 2.0), at(190, 3.0), at(210, 4.0), at(310, 5.0)]
+    assert waits_of_steps_ms(entries, BEGAN_NS, ENDED_NS) == [5.0, 4.0, 5.0]
+
+
+def test_step_without_a_collective_waits_nothing():
+    assert waits_of_steps_ms([at(50), at(310)], BEGAN_NS, ENDED_NS) == [0.0, 0.0, 1.0]
+
+
+def test_order_of_the_record_does_not_matter():
+    entries = [at(310, 5.0), at(50), at(210, 4.0), at(110, 2.0)]
+    assert waits_of_steps_ms(entries, BEGAN_NS, ENDED_NS) == [2.0, 4.0, 5.0]
+
+
+@pytest.mark.parametrize(("oldest", "known"), [(150, [4.0, 5.0]), (210, [5.0]), (310, [])])
+def test_step_that_a_short_record_may_hold_in_part_is_left_out(oldest, known):
+    entries = [entry for entry in (at(150), at(210, 4.0), at(310, 5.0)) if entry["time_created_ns"] >= oldest * MS]
+    assert waits_of_steps_ms(entries, BEGAN_NS, ENDED_NS) == known
+
+
+def test_collectives_after_the_last_step_are_no_part_of_it():
+    assert waits_of_steps_ms([at(50), at(310, 5.0), at(401, 99.0)], BEGAN_NS, ENDED_NS) == [0.0, 0.0, 5.0]
+
+
+def test_collective_without_a_duration_hides_every_wait():
+    assert waits_of_steps_ms([at(50), at(110, 2.0), at(310, None)], BEGAN_NS, ENDED_NS) == []
+    assert waits_of_steps_ms([at(50, None), at(110, 2.0)], BEGAN_NS, ENDED_NS) == [2.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(("entries", "began_ns"), [([], BEGAN_NS), ([at(50)], [])])
+def test_nothing_recorded_or_nothing_timed_has_no_waits(entries, began_ns):
+    assert waits_of_steps_ms(entries, began_ns, ENDED_NS) == []
+
+
+def test_process_without_nccl_has_no_record():
+    assert recorded_collectives() == []
+
+
+def test_canary_without_a_process_group_is_empty():
+    assert run_canary() == {}
+
+
+def test_canary_times_a_product_and_an_all_reduce_and_draws_no_random_number(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        state = torch.get_rng_state()
+        found = run_canary()
+        assert torch.equal(torch.get_rng_state(), state)
+    finally:
+        dist.destroy_process_group()
+    assert set(found) == {"gemm_ms", "all_reduce_ms"}
+    assert all(0 < time_ms < 1000 for time_ms in found.values())
+
+
+@pytest.mark.parametrize("delay_ms", [0.0, 3.0, 20.0])
+def test_delay_takes_as_long_as_it_is_asked_to(delay_ms):
+    delay = Delay(CPU, delay_ms)
+    began_s = time.perf_counter()
+    delay()
+    assert (time.perf_counter() - began_s) * 1e3 >= delay_ms
+
+
+def test_delay_works_and_does_not_wait():
+    delay, shares = Delay(CPU, 30), []
+    for _ in range(5):
+        began_s, busy_s = time.perf_counter(), time.thread_time()
+        delay()
+        shares.append((time.thread_time() - busy_s) / (time.perf_counter() - began_s))
+    # A sleep has a share of nothing; others may use the processor in between.
+    assert max(shares) > 0.3

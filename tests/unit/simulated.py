@@ -1,0 +1,56 @@
+"""Launches drawn from the model that the rules assume: sittings scatter, and launches around them. Logs, seeded."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+
+from scipy.stats import binom
+
+from pytest_aorta.decision import Decision, decide_pairs, decide_stored
+from pytest_aorta.spread import Level, Spread, Variance, level
+
+WITHIN, BETWEEN = 0.005, 0.007
+PRIOR = Spread(Variance(WITHIN**2, 2), Variance(WITHIN**2, 2), Variance(BETWEEN**2, 6))
+
+
+def at_most(rate: float, trials: int) -> int:
+    """The count that so many trials exceed once in a thousand, where each hits with ``rate``."""
+    return int(binom.ppf(0.999, trials, rate))
+
+
+def draw_sitting(rng: random.Random, count: int, change: float = 0.0) -> list[float]:
+    centre = rng.gauss(change, BETWEEN)
+    return [rng.gauss(centre, WITHIN) for _ in range(count)]
+
+
+def draw_level(rng: random.Random, sizes: tuple[int, ...]) -> Level:
+    """A baseline of sittings with so many launches each."""
+    anchor = {number: draw_sitting(rng, size) for number, size in enumerate(sizes)}
+    return level(anchor, [list(anchor.values())], PRIOR)
+
+
+def until_decided(decide: Callable[[int], Decision], most: int) -> Decision:
+    """What a comparison that gets one more launch as long as it asks for one comes to."""
+    return next(decision for count in range(1, most + 1) if (decision := decide(count)).outcome is not None)
+
+
+def run_stored(candidate: list[float], baseline: Level, tolerance: float, max_launches: int = 5) -> Decision:
+    return until_decided(
+        lambda count: decide_stored(candidate[:count], "new", baseline, tolerance, max_launches=max_launches, worse=1),
+        max_launches,
+    )
+
+
+def run_pairs(differences: list[float], scatter: float, tolerance: float, max_pairs: int = 6) -> Decision:
+    return until_decided(
+        lambda count: decide_pairs(
+            differences[:count], Variance(scatter**2, 4), tolerance, max_pairs=max_pairs, worse=1
+        ),
+        max_pairs,
+    )
+
+
+def draw_differences(rng: random.Random, count: int, change: float = 0.0, within: float = WITHIN) -> list[float]:
+    return [rng.gauss(change, within * math.sqrt(2)) for _ in range(count)]
