@@ -34,7 +34,8 @@ def pytest_sessionstart(session):
     own = session.config.stash[SESSION]
     own.launcher = lambda plan: fake_launch(plan, session.config.rootpath)
     gpus = json.loads((session.config.rootpath / "gpus.json").read_text())
-    own.devices = [Device(str(number), "Toy GPU", f"GPU-{number}") for number in range(gpus)]
+    if gpus:
+        own.devices = [Device(str(number), "Toy GPU", f"GPU-{number}") for number in range(gpus)]
 
 
 def fake_launch(plan, rootpath):
