@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from pathlib import Path
 
 import jsonschema  # noqa: F401
@@ -34,7 +36,8 @@ def pytest_sessionstart(session):
     own = session.config.stash[SESSION]
     own.launcher = lambda plan: fake_launch(plan, session.config.rootpath)
     gpus = json.loads((session.config.rootpath / "gpus.json").read_text())
-    own.devices = [Device(str(number), "Toy GPU", f"GPU-{number}") for number in range(gpus)]
+    if gpus:
+        own.devices = [Device(str(number), "Toy GPU", f"GPU-{number}") for number in range(gpus)]
 
 
 def fake_launch(plan, rootpath):
@@ -175,6 +178,16 @@ class Project:
         plans = [json.loads(path.read_text()) for path in sorted((self.path / "kept").rglob("plan.json"))]
         return [plan["reference"]["name"] if plan["reference"] else "" for plan in plans]
 
+    def git(self, *arguments: str) -> str:
+        """Run git in the project's folder."""
+        author = ["-c", "user.name=A", "-c", "user.email=a@b"]
+        command = ["git", "-C", str(self.path), *author, *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    def assert_no_worktree_left(self) -> None:
+        assert len(self.git("worktree", "list").splitlines()) == 1
+        assert list((self.path / "scratch").glob("aorta-ab-*")) == []
+
     def baseline_files(self) -> list[Path]:
         return sorted(self.baselines.rglob("*.json"))
 
@@ -205,6 +218,20 @@ def learned(gpu: Project) -> Project:
     gpu.run("--update-baselines").assert_outcomes(passed=1)
     gpu.plant()
     return gpu
+
+
+@pytest.fixture
+def versioned(project: Project, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """The project in a repository, its temporary files in a folder of its own."""
+    for name in [name for name in os.environ if name.startswith("GIT_")]:
+        monkeypatch.delenv(name)
+    (project.path / "scratch").mkdir()
+    monkeypatch.setenv("TMPDIR", str(project.path / "scratch"))
+    monkeypatch.setattr("tempfile.tempdir", str(project.path / "scratch"))
+    project.git("init", "-q")
+    project.git("add", "workloads")
+    project.git("commit", "-qm", "old")
+    return project
 
 
 @pytest.fixture

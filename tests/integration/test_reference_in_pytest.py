@@ -1,9 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -19,33 +16,8 @@ def test_again(workload, distributed_world):
 """
 
 
-def git(folder: Path, *arguments: str) -> str:
-    author = ["-c", "user.name=A", "-c", "user.email=a@b"]
-    command = ["git", "-C", str(folder), *author, *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
-
-@pytest.fixture
-def versioned(project, monkeypatch):
-    """The project in a repository, its temporary files in a folder of its own."""
-    for name in [name for name in os.environ if name.startswith("GIT_")]:
-        monkeypatch.delenv(name)
-    (project.path / "scratch").mkdir()
-    monkeypatch.setenv("TMPDIR", str(project.path / "scratch"))
-    monkeypatch.setattr("tempfile.tempdir", str(project.path / "scratch"))
-    git(project.path, "init", "-q")
-    git(project.path, "add", "workloads")
-    git(project.path, "commit", "-qm", "old")
-    return project
-
-
 def plans(project) -> list[dict]:
     return [json.loads(path.read_text()) for path in sorted((project.path / "kept").rglob("plan.json"))]
-
-
-def assert_nothing_left(project) -> None:
-    assert len(git(project.path, "worktree", "list").splitlines()) == 1
-    assert list((project.path / "scratch").glob("aorta-ab-*")) == []
 
 
 def test_reference_is_launched_from_the_commit_and_nothing_is_left(versioned):
@@ -55,8 +27,8 @@ def test_reference_is_launched_from_the_commit_and_nothing_is_left(versioned):
     assert [plan["reference"] and plan["reference"]["name"] for plan in found] == [None, "HEAD", None, "HEAD", None]
     folders = {plan["workload"]["folder"] for plan in found if plan["reference"]}
     assert folders == {f"{found[1]['reference']['root']}/workloads/toy"}
-    assert found[1]["reference"]["commit"] == git(versioned.path, "rev-parse", "HEAD")
-    assert_nothing_left(versioned)
+    assert found[1]["reference"]["commit"] == versioned.git("rev-parse", "HEAD")
+    versioned.assert_no_worktree_left()
 
 
 def test_ini_option_names_the_reference_too(versioned):
@@ -74,7 +46,7 @@ def test_nothing_is_left_of_a_session_that_ends_otherwise(versioned, end):
     options = ("-p", "no:cacheprovider", "--aorta-ab=HEAD", "--aorta-results=kept")
     assert versioned.pytester.runpytest_subprocess(*options).ret != pytest.ExitCode.OK
     assert [bool(plan["reference"]) for plan in plans(versioned)] == [False, True]
-    assert_nothing_left(versioned)
+    versioned.assert_no_worktree_left()
 
 
 def test_workers_of_xdist_have_worktrees_of_their_own(versioned):
@@ -85,7 +57,7 @@ def test_workers_of_xdist_have_worktrees_of_their_own(versioned):
     )
     result.assert_outcomes(passed=4)
     assert len({plan["reference"]["root"] for plan in plans(versioned) if plan["reference"]}) == 2
-    assert_nothing_left(versioned)
+    versioned.assert_no_worktree_left()
 
 
 @pytest.mark.parametrize(
@@ -101,7 +73,7 @@ def test_reference_that_is_none_fails_the_test_that_wants_it(versioned, options,
     result = versioned.run(*options)
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines([f"E  *SpecError: {message}", "1 launched, *"])
-    assert_nothing_left(versioned)
+    versioned.assert_no_worktree_left()
 
 
 def test_workload_that_the_commit_lacks_is_told_and_not_launched(versioned):
@@ -146,4 +118,4 @@ def test_failing_launch_of_the_reference_is_a_failed_test(versioned):
     result = versioned.run("--aorta-ab=HEAD")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["E  *LaunchError: toy at HEAD on 2 cpu ranks: rank exception: rank 1 failed first: *"])
-    assert_nothing_left(versioned)
+    versioned.assert_no_worktree_left()

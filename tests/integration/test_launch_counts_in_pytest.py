@@ -1,0 +1,283 @@
+"""How often a noisy metric is launched, what comes out of it, and how a run tells."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+import pytest
+
+# By launch: nothing that five launches could decide.
+RESTLESS = [1.07, 1, 1.2, 0.9, 1.02]
+
+
+def text_of(result: pytest.RunResult) -> str:
+    return result.stdout.str()
+
+
+@pytest.fixture
+def restless(learned):
+    learned.plant(slowdown=RESTLESS)
+    return learned
+
+
+@pytest.fixture
+def versioned_gpu(versioned, learned):
+    """The learned project in a repository; both are the same project."""
+    return learned
+
+
+def assert_inconclusive(result: pytest.RunResult) -> None:
+    assert result.ret == pytest.ExitCode.OK
+    assert result.parseoutcomes() == {"inconclusive": 1}
+
+
+@pytest.mark.parametrize(
+    ("slowdown", "launched", "outcome"),
+    [
+        (1, 1, "pass"),
+        (1.04, 1, "pass"),
+        ([1.07, 1], 3, "pass"),
+        (1.2, 3, "regression"),
+        ([1.06, 1.06, 1], 5, "pass"),
+        (0.8, 3, "improved"),
+        (RESTLESS, 5, "inconclusive"),
+    ],
+)
+def test_launches_are_as_many_as_a_verdict_needs(learned, slowdown, launched, outcome):
+    learned.plant(slowdown=slowdown)
+    result = learned.run()
+    result.stdout.fnmatch_lines([f"* step_time_p50 * 5% *{launched} *{outcome}*", f"{launched} launched, 2 compared *"])
+
+
+@pytest.mark.parametrize(("option", "launched"), [(1, 1), (2, 1), (3, 3), (4, 3), (7, 7)])
+def test_option_limits_the_launches_and_fewer_than_three_never_fail(learned, option, launched):
+    learned.plant(slowdown=1.2 if option < 3 else [*RESTLESS, 1.3, 0.8])
+    result = learned.run(f"--aorta-max-launches={option}")
+    assert_inconclusive(result)
+    result.stdout.fnmatch_lines([f"{launched} launched, 2 compared (1 inconclusive, 1 pass), *"])
+
+
+def test_exact_metric_is_final_with_one_launch(learned):
+    learned.plant(weight_hash="f" * 16, slowdown=1.2)
+    result = learned.run()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["E  *weight_hash: regression: *", "1 launched, *"])
+    assert "WARNING" not in text_of(result)
+    assert "--aorta-ab=main" not in text_of(result)
+
+
+def test_inconclusive_test_passes_with_a_letter_a_count_and_a_warning(restless):
+    result = restless.run()
+    assert_inconclusive(result)
+    result.stdout.fnmatch_lines(
+        [
+            "test_toy.py I *",
+            "WARNING: nothing was decided for test_toy::test_one::toy step_time_p50: --aorta-strict *",
+            "5 launched, 2 compared (1 inconclusive, 1 pass), *",
+            "*= 1 inconclusive in *",
+        ]
+    )
+
+
+def test_inconclusive_test_has_a_word_where_words_are_asked_for(restless):
+    restless.run("-v").stdout.fnmatch_lines(["test_toy.py::test_one INCONCLUSIVE *"])
+
+
+def test_inconclusive_test_is_a_pass_with_its_verdict_in_junit(restless):
+    restless.run("--junitxml=report.xml")
+    suite = ElementTree.parse(restless.path / "report.xml").getroot()[0]
+    assert [suite.get(name) for name in ("tests", "failures", "errors", "skipped")] == ["1", "0", "0", "0"]
+    properties = {entry.get("name"): entry.get("value") for entry in suite[0].find("properties")}
+    assert properties["aorta.step_time_p50"].startswith("step_time_p50: inconclusive: 10.2 ms, baseline 10 ms")
+
+
+def test_strict_turns_inconclusive_red_with_what_to_do(restless):
+    result = restless.run("--aorta-strict")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "E  *step_time_p50: inconclusive: 10.2 ms, baseline 10 ms, change +2.00% [[]*], tolerance 5%, 5 launches",
+            "E  *next: allow more launches (--aorta-max-launches=9), measure more steps, or widen the tolerance",
+            "E  *next: if in doubt, compare with another version, launch by launch: --aorta-ab=main (any git ref)",
+        ]
+    )
+
+
+def test_xdist_carries_inconclusive(restless):
+    pytest.importorskip("xdist")
+    result = restless.pytester.runpytest_subprocess("-p", "no:cacheprovider", "-n1", timeout=60)
+    assert_inconclusive(result)
+    result.stdout.fnmatch_lines(
+        ["WARNING: nothing was decided for *", "5 launched, 2 compared (1 inconclusive, 1 pass), *"]
+    )
+
+
+def test_inconclusive_test_neither_stops_a_run_nor_is_a_last_failure(restless):
+    source = (restless.path / "test_toy.py").read_text()
+    restless.write("test_toy.py", source + "\ndef test_two(): assert False\n")
+    first = restless.pytester.runpytest_inprocess("-x")
+    assert first.parseoutcomes() == {"inconclusive": 1, "failed": 1}
+    again = restless.pytester.runpytest_inprocess("--lf")
+    assert again.parseoutcomes()["failed"] == 1
+    assert "inconclusive" not in again.parseoutcomes()
+
+
+def test_regression_tells_everything_that_is_known(gpu):
+    quiet = {"waits": {"0": 2.0, "1": 2.0}, "canary": {"gemm_ms": 1.0, "all_reduce_ms": 2.0}}
+    gpu.plant(**quiet)
+    gpu.run("--update-baselines").assert_outcomes(passed=1)
+    gpu.plant(slowdown=1.2, waits={"0": 4.0, "1": 2.0}, canary={"gemm_ms": 1.2, "all_reduce_ms": 2.0})
+    result = gpu.run()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "E  *ComparisonFailed: toy on toy-gpu-x2-nccl, 3 launches of 4 steps:",
+            "E  *step_time_p50: regression: 12 ms, baseline 10 ms, change +20.0% [[]+1*%, +2*%], tolerance 5%, 3*",
+            "E  *rank 1 is the slow one: it waits 2 ms a step less than the others",
+            "E  *the canary's GEMM was 20% slower than at the baseline: suspect the machine",
+            "E  *ranks' own median steps: 12 to 12 ms",
+            f"E  *baseline: {gpu.baselines}/toy-gpu-x2-nccl/test-toy-py-test-one-toy-*.json",
+            "E  *next: if it is intended, record it with --update-baselines --aorta-new-epoch and say why *",
+            "E  *next: if in doubt, compare with another version, launch by launch: --aorta-ab=main (any git ref)",
+            "note: test_toy::test_one: rank 1 is the slow one: *",
+            "note: test_toy::test_one: the canary's GEMM was 20% slower than at the baseline: suspect the machine",
+        ]
+    )
+
+
+def test_growth_of_memory_is_told_also_of_a_test_that_passes(learned):
+    learned.plant(memory_growth=0.5)
+    result = learned.run()
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["note: test_toy::test_one: memory grows within a launch, by *% or more: a leak[?]"])
+
+
+def test_improvement_fails_where_asked_and_says_how_to_record_it(learned):
+    learned.plant(slowdown=0.8)
+    learned.run().assert_outcomes(passed=1)
+    result = learned.run("--aorta-fail-improved")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "E  *step_time_p50: improved: 8 ms, baseline 10 ms, change -20.0% *, tolerance 5%, * (baseline stale: *",
+            "E  *next: if it is intended, record it with --update-baselines --aorta-new-epoch and say why *",
+        ]
+    )
+
+
+def test_second_launch_that_raises_fails_the_test_with_its_evidence(learned):
+    learned.plant(slowdown=1.2, by_launch={"2": {"raises": 1}})
+    result = learned.run("--aorta-results=kept")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "E  *LaunchError: toy on 2 cuda ranks: rank exception: rank 1 failed first: ValueError: boom",
+            "E  *plan, logs and stacks: */kept/test-toy-py-test-one-*/02-toy-*",
+            "2 launched, 0 compared, *",
+        ]
+    )
+
+
+def test_second_launch_whose_own_checks_fail_fails_the_test(learned):
+    learned.plant(slowdown=1.2, by_launch={"2": {"wrong": 1}})
+    result = learned.run()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["E  *WorkloadFailed: toy: 1 of its own checks failed on toy-gpu-x2-nccl", "2 launched, *"]
+    )
+
+
+COMPARE = "workload.compare(workload.run('toy', step_ms={}), workload.run('toy'))"
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "arguments", "launched", "outcome"),
+    [
+        (10.1, [], 4, "pass"),
+        (12, [], 6, "regression"),
+        (10.7, ["--aorta-max-pairs=2"], 4, "inconclusive"),
+        (8, [], 6, "improved"),
+    ],
+)
+def test_comparison_launches_both_until_there_is_a_verdict(gpu, step_ms, arguments, launched, outcome):
+    gpu.one_test(COMPARE.format(step_ms))
+    result = gpu.run(*arguments)
+    result.stdout.fnmatch_lines(
+        [f"* step_time_p50 * 5% *{launched // 2} *{outcome}*", f"{launched} launched, 2 compared *"]
+    )
+
+
+def test_comparison_launches_both_in_alternating_order(gpu):
+    gpu.one_test(COMPARE.format(12))
+    gpu.run("--aorta-results=kept").assert_outcomes(failed=1)
+    plans = sorted((gpu.path / "kept").rglob("plan.json"))
+    assert ['"step_ms": 12' in path.read_text() for path in plans] == [True, False, False, True, True, False]
+
+
+def test_comparison_that_decides_nothing_says_what_to_do(gpu):
+    gpu.one_test(COMPARE.format(10.7))
+    result = gpu.run("--aorta-max-pairs=2", "--aorta-strict")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["E  *next: allow more pairs of launches (--aorta-max-pairs=12), measure more steps, *"]
+    )
+    assert "--aorta-ab=main" not in text_of(result)
+
+
+def test_change_against_the_reference_version_is_a_regression(versioned_gpu):
+    versioned_gpu.plant(candidate={"slowdown": 1.2})
+    result = versioned_gpu.run("--aorta-ab=HEAD", "--aorta-results=kept")
+    result.assert_outcomes(failed=1)
+    line = "step_time_p50: regression: 12 ms, reference 10 ms, change +20.0% [[]+*, +*], tolerance 5%, 3 launches"
+    result.stdout.fnmatch_lines(
+        [f"E  *{line} (A/B with HEAD)", "* step_time_p50 * *3 *regression: A/B with HEAD", "7 launched, 2 compared *"]
+    )
+    assert "--aorta-ab=main" not in text_of(result)
+    assert versioned_gpu.planned() == ["", "", "HEAD", "HEAD", "", "", "HEAD"]
+    versioned_gpu.assert_no_worktree_left()
+
+
+def test_machine_that_is_slow_for_the_reference_too_is_no_regression(versioned_gpu):
+    versioned_gpu.plant(slowdown=1.2)
+    result = versioned_gpu.run("--aorta-ab=HEAD")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(
+        ["* step_time_p50 *12 ms *12 ms * *2 *pass: A/B with HEAD", "5 launched, 2 compared (2 pass), *"]
+    )
+
+
+def test_reference_is_not_launched_where_one_launch_decides(versioned_gpu):
+    result = versioned_gpu.run("--aorta-ab=HEAD", "--aorta-results=kept")
+    result.assert_outcomes(passed=1)
+    assert versioned_gpu.planned() == [""]
+
+
+def test_reference_that_decides_nothing_is_inconclusive(versioned_gpu):
+    versioned_gpu.plant(slowdown=[1.2, 1.3, 0.8, 1.5, 1, 0.7, 1.2, 1, 1.6, 0.9, 1, 1.3, 0.8])
+    result = versioned_gpu.run("--aorta-ab=HEAD")
+    assert_inconclusive(result)
+    result.stdout.fnmatch_lines(["* step_time_p50 * *6 *inconclusive: A/B with HEAD", "13 launched, *"])
+
+
+def test_failing_launch_of_the_reference_names_it(versioned_gpu):
+    versioned_gpu.plant(candidate={"slowdown": 1.2}, reference={"raises": 0})
+    result = versioned_gpu.run("--aorta-ab=HEAD")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["E  *LaunchError: toy at HEAD on 2 cuda ranks: rank exception: rank 0 failed first: *"]
+    )
+
+
+def test_config_key_that_the_reference_lacks_is_left_out_at_its_default(versioned_gpu):
+    yaml = versioned_gpu.path / "workloads/toy/default.yaml"
+    new = "  buckets: {type: integer, default: 1, description: new}\n"
+    yaml.write_text(yaml.read_text() + new)
+    versioned_gpu.run("--update-baselines").assert_outcomes(passed=1)
+    versioned_gpu.plant(slowdown=1.2)
+    versioned_gpu.run("--aorta-ab=HEAD").assert_outcomes(passed=1)
+    versioned_gpu.one_test("workload.check(workload.run('toy', buckets=2))")
+    result = versioned_gpu.run("--aorta-ab=HEAD", "--update-baselines", "--aorta-launches=5")
+    result.assert_outcomes(passed=1)
+    versioned_gpu.plant(slowdown=1.5)
+    result = versioned_gpu.run("--aorta-ab=HEAD")
+    result.stdout.fnmatch_lines(["E  *SpecError: at HEAD: *workload 'toy' has no config keys [[]'buckets']*"])

@@ -1,0 +1,178 @@
+"""What --update-baselines records, adds, replaces and refuses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+STEADY = [10.0, 10.02, 9.98, 10.01, 9.99, 10.0, 10.03, 9.97, 10.01, 10.0]
+
+
+def stored(project) -> dict:
+    (path,) = project.baseline_files()
+    return json.loads(path.read_text())
+
+
+def anchors(project) -> list[tuple[int, bool]]:
+    return [(launch["epoch"], launch["anchor"]) for launch in stored(project)["launches"]]
+
+
+def test_ten_launches_are_recorded_and_what_they_detect_is_told(gpu):
+    gpu.plant(step_ms=STEADY)
+    result = gpu.run("--update-baselines")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "10 launched, 0 compared, *",
+            "recorded toy-gpu-x2-nccl: test_toy.py::test_one::toy (10 launches at its centre, 10 in all, epoch 1)",
+            "  step_time_p50: - -> 10 ms",
+            "  step_time_p50: detects from +*% with 3, +*% with 5 launches",
+        ]
+    )
+    assert anchors(gpu) == [(1, True)] * 10
+    assert (stored(gpu)["schema_version"], stored(gpu)["forced"]) == (2, {})
+
+
+def test_number_of_launches_can_be_chosen(gpu):
+    gpu.run("--update-baselines", "--aorta-launches=3").stdout.fnmatch_lines(["3 launched, *"])
+    assert anchors(gpu) == [(1, True)] * 3
+
+
+def test_one_launch_is_recorded_where_nothing_has_noise(project):
+    project.write("test_toy.py", "def test_one(workload): workload.check(workload.run('toy'))")
+    project.run("--update-baselines").stdout.fnmatch_lines(["1 launched, *"])
+    assert anchors(project) == [(1, True)]
+
+
+def test_tests_that_may_not_fail_are_told(gpu):
+    result = gpu.run("--update-baselines", "--aorta-max-launches=2")
+    result.stdout.fnmatch_lines(["  fewer than 3 launches never fail a test for a metric that has noise"])
+
+
+def test_labels_each_tell_what_they_detect_once(gpu):
+    gpu.one_test("result = workload.run('toy'); [workload.check(result, label=label) for label in 'ab']")
+    text = gpu.run("--update-baselines").stdout.str()
+    assert text.count("detects from") == 2
+
+
+def test_further_launches_are_added_and_the_centre_has_ten(gpu):
+    for _ in range(2):
+        gpu.run("--update-baselines", "--aorta-launches=6").assert_outcomes(passed=1)
+    result = gpu.run("--update-baselines", "--aorta-launches=2")
+    result.stdout.fnmatch_lines(["updated toy-gpu-x2-nccl: * (10 launches at its centre, 14 in all, epoch 1)"])
+    assert anchors(gpu) == [(1, True)] * 10 + [(1, False)] * 4
+
+
+@pytest.mark.parametrize(
+    ("plant", "line"),
+    [
+        ({"slowdown": 1.2}, "step_time_p50: regression: 12 ms, baseline 10 ms, change +20.0% *"),
+        ({"slowdown": 0.8}, "step_time_p50: improved: 8 ms, baseline 10 ms, change -20.0% *"),
+        ({"weight_hash": "f" * 16}, "weight_hash: regression: ffffffffffff, baseline 000000000000, *"),
+        ({"weight_hash": None}, "weight_hash: missing: *(the launch has no weight_hash)"),
+        ({"metrics": {"num_parameters": 7}}, "num_parameters: missing: *"),
+        ({"torch": "2.12.0"}, "weight_hash: not applicable: *(torch is '2.12.0', the baseline's '2.11.0')"),
+    ],
+    ids=["regression", "improved", "hash", "lost", "new", "torch"],
+)
+def test_what_differs_from_the_baseline_is_not_added_to_it(learned, plant, line):
+    before = stored(learned)
+    learned.plant(**plant)
+    result = learned.run("--update-baselines")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "E  *BaselineError: test_toy.py::test_one::toy: not added to the stored baseline, from which it differs:",
+            f"E  *{line}",
+            "E  *if that is intended, replace the baseline: --update-baselines --aorta-new-epoch",
+        ]
+    )
+    assert stored(learned) == before
+
+
+def test_new_epoch_replaces_the_centre_and_keeps_old_launches_for_their_spread(learned):
+    learned.plant(slowdown=1.2)
+    result = learned.run("--update-baselines", "--aorta-new-epoch")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "updated toy-gpu-x2-nccl: * (10 launches at its centre, 20 in all, epoch 2)",
+            "  step_time_p50: 10 ms -> 12 ms (+20.0%)",
+        ]
+    )
+    assert anchors(learned) == [(1, False)] * 10 + [(2, True)] * 10
+    learned.run().assert_outcomes(passed=1)
+
+
+def test_another_config_is_a_new_epoch_unasked(learned):
+    learned.one_test("workload.check(workload.run('toy', steps=5))")
+    learned.run("--update-baselines").assert_outcomes(passed=1)
+    assert anchors(learned)[-1] == (2, True)
+    assert stored(learned)["config"]["steps"] == 5
+
+
+NOISY = [0.8, 1.1] * 5
+
+
+def test_noisy_launches_are_refused_with_their_noise_and_the_remedies(gpu):
+    gpu.plant(slowdown=NOISY)
+    result = gpu.run("--update-baselines")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "E  *BaselineError: test_toy.py::test_one::toy: not recorded, since it would make a bad baseline:",
+            "E  *step_time_p50: launches vary by 17.*% (standard deviation), too much for a tolerance of 5.00%; *",
+            "E  *to take it all the same: --aorta-force-baseline='the reason'",
+        ]
+    )
+    assert gpu.baseline_files() == []
+
+
+@pytest.mark.parametrize(
+    ("plant", "line"),
+    [
+        ({"step_ms": [*STEADY[:5], 15.0, *STEADY[6:]]}, "step_time_p50: launch 6 is an outlier, +4*% off the median"),
+        (
+            {"step_ms": [10 + 0.06 * number for number in range(10)]},
+            "step_time_p50: it drifts from launch to launch, *",
+        ),
+        ({"memory_growth": 0.5}, "memory grows within a launch, by +*% or more"),
+    ],
+    ids=["outlier", "drift", "memory"],
+)
+def test_launches_of_a_machine_at_odds_are_refused(gpu, plant, line):
+    gpu.plant(**plant)
+    result = gpu.run("--update-baselines")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([f"E  *{line}"])
+    assert gpu.baseline_files() == []
+
+
+def test_noisy_launches_are_taken_by_force_and_the_reason_is_kept(gpu):
+    gpu.plant(slowdown=NOISY)
+    result = gpu.run("--update-baselines", "--aorta-force-baseline=shared machine")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["recorded *", "  taken although it is noisy: shared machine"])
+    assert stored(gpu)["forced"] == {"1": "shared machine"}
+
+
+def test_reason_is_not_kept_where_no_force_was_needed(gpu):
+    gpu.run("--update-baselines", "--aorta-force-baseline=in case").assert_outcomes(passed=1)
+    assert stored(gpu)["forced"] == {}
+
+
+def test_launch_that_fails_while_learning_fails_the_test_and_nothing_is_written(gpu):
+    gpu.plant(by_launch={"4": {"raises": 0}})
+    result = gpu.run("--update-baselines")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["E  *LaunchError: *rank 0 failed first: ValueError: boom", "4 launched, *"])
+    assert gpu.baseline_files() == []
+
+
+def test_hash_that_differs_from_launch_to_launch_is_not_recorded(gpu):
+    gpu.plant(by_launch={"7": {"weight_hash": "f" * 16}})
+    result = gpu.run("--update-baselines")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["E  *weight_hash: regression: *"])
+    assert gpu.baseline_files() == []
