@@ -33,6 +33,8 @@ from pytest_aorta.within_launch import growth, rank_lags_ms
 DATA = Path(__file__).parent / "data"
 K = 10
 MAX_LAUNCHES, MAX_PAIRS = 5, 6
+# Tails vary by 10% between these launches: a finer tolerance is refused.
+TAIL_TOLERANCE = 0.3
 UNCHANGED = ("base", "untimed")
 P50_CHANGES = (0, 0.5, 1, 2, 3, 5, 10)
 P99_CHANGES = (0, 10, 25, 50)
@@ -346,15 +348,21 @@ def gpu_tables(lab: Lab, trials: int, rng: np.random.Generator) -> dict[str, lis
     show(lab, "p50 at T = 1.0%, interleaved A/B (launches count both sides and the first)", rows)
     for metric in ("step_time_p99", "step_time_tail5"):
         rows = [
-            (f"every 50th step +{percent}%", same_sitting(lab, metric, 0.1, stalled(percent), trials, UNCHANGED))
+            (
+                f"every 50th step +{percent}%",
+                same_sitting(lab, metric, TAIL_TOLERANCE, stalled(percent), trials, UNCHANGED),
+            )
             for percent in P99_CHANGES
         ]
         rows += [
-            (f"delay kernel, every 50th step +{name[5:]}%", same_sitting(lab, metric, 0.1, plain, trials, (name,)))
+            (
+                f"delay kernel, every 50th step +{name[5:]}%",
+                same_sitting(lab, metric, TAIL_TOLERANCE, plain, trials, (name,)),
+            )
             for name in ("stall25", "stall50")
             if lab.pool(None, (name,))
         ]
-        show(lab, f"{metric} at T = 10%, one sitting", rows)
+        show(lab, f"{metric} at T = {TAIL_TOLERANCE:.0%}, one sitting", rows)
     rows = [
         ("ramp of +2%", same_sitting(lab, p50, 0.005, ramped(2), trials, UNCHANGED)),
         ("ramp of +10%", same_sitting(lab, p50, 0.005, ramped(10), trials, UNCHANGED)),
