@@ -105,7 +105,7 @@ def test_strict_turns_inconclusive_red_with_what_to_do(restless):
 
 def test_xdist_carries_inconclusive(restless):
     pytest.importorskip("xdist")
-    result = restless.pytester.runpytest_subprocess("-p", "no:cacheprovider", "-n1", timeout=60)
+    result = restless.pytester.runpytest_subprocess("-p", "no:cacheprovider", "-n1", timeout=150)
     assert_inconclusive(result)
     result.stdout.fnmatch_lines(
         ["WARNING: nothing was decided for *", "5 launched, 2 compared (1 inconclusive, 1 pass), *"]

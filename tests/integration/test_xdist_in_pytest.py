@@ -37,7 +37,7 @@ def spread(project):
 
 
 def run(project, *arguments: str) -> pytest.RunResult:
-    return project.pytester.runpytest_subprocess("-n2", "--dist=loadfile", *arguments, timeout=60)
+    return project.pytester.runpytest_subprocess("-n2", "--dist=loadfile", *arguments, timeout=150)
 
 
 def test_verdicts_of_all_workers_are_in_one_summary_and_baselines_are_written_once(spread):
