@@ -12,7 +12,7 @@ from typing import Any
 
 from pytest_aorta.errors import BaselineError
 from pytest_aorta.facts import RECORDED_AT_FORMAT, LaunchFacts
-from pytest_aorta.files import UnreadableFile, read_json, slug, write_json
+from pytest_aorta.files import UnreadableFile, parse_json, read_json, slug, write_json
 from pytest_aorta.schema_check import violation
 
 SCHEMA = "baseline.schema.json"
@@ -140,14 +140,30 @@ def read_baseline_file(path: Path) -> Baseline:
         document = read_json(path, max_bytes=MAX_BYTES)
     except UnreadableFile as error:
         raise BaselineError(str(error)) from None
+    return _from_document(document, str(path))
+
+
+def parse_baseline(text: str, name: str) -> Baseline:
+    """:func:`read_baseline_file` of what was read from elsewhere, e.g. a commit; ``name`` says from where.
+
+    Raises:
+        BaselineError: as there.
+    """
+    try:
+        return _from_document(parse_json(text, name), name)
+    except UnreadableFile as error:
+        raise BaselineError(str(error)) from None
+
+
+def _from_document(document: Any, name: str) -> Baseline:
     version = document.get("schema_version") if isinstance(document, dict) else None
     if version != SCHEMA_VERSION:
         raise BaselineError(
-            f"{path}: schema_version is {version!r}, this pytest-aorta reads {SCHEMA_VERSION}; "
+            f"{name}: schema_version is {version!r}, this pytest-aorta reads {SCHEMA_VERSION}; "
             f"delete the file and record it again with --update-baselines, or use the version that wrote it"
         )
     if problem := violation(document, SCHEMA) or _impossible_moment(document) or _impossible_anchor(document):
-        raise BaselineError(f"{path}: {problem}")
+        raise BaselineError(f"{name}: {problem}")
     return Baseline.from_json(document)
 
 
@@ -194,13 +210,18 @@ def orphans(folder: Path, collected: set[str], used_cases: Mapping[str, Collecti
             continue
         file = baseline.test.split("::", 1)[0]
         gone = file in collected_files and baseline.test not in collected
-        if gone or not os.path.exists(rootdir / file):  # noqa: PTH110 - False for what can be no path
+        if gone or not has_test_file(baseline, rootdir):
             found.append(f"{path}: no test uses it: {baseline.test} is gone; delete it")
         elif baseline.test in used_cases and baseline.case not in used_cases[baseline.test]:
             found.append(f"{path}: no test uses it: {baseline.test} no longer compares it; delete it")
         elif path != baseline_path(folder, baseline.platform, baseline.case):
             found.append(f"{path}: not the file name of its case {baseline.case!r}; delete or rename it")
     return found
+
+
+def has_test_file(baseline: Baseline, rootdir: Path) -> bool:
+    """Whether the file of the baseline's test is there."""
+    return os.path.exists(rootdir / baseline.test.split("::", 1)[0])  # noqa: PTH110 - False for what can be no path
 
 
 def _impossible_moment(document: dict[str, Any]) -> str | None:

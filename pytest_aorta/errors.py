@@ -11,6 +11,10 @@ class SpecError(AortaError):
     """A marker, an option, a workload's yaml or a config value is wrong."""
 
 
+class UsageError(AortaError):
+    """The command ``aorta`` was given what it can't work with."""
+
+
 class DevicesUnavailable(AortaError):
     """The world asks for more devices than this run may use."""
 

@@ -30,11 +30,19 @@ def read_json(path: Path, *, max_bytes: int) -> Any:
     Raises:
         UnreadableFile: it is absent, too large, truncated or not strict JSON.
     """
-    text = _read_text(path, max_bytes)
+    return parse_json(_read_text(path, max_bytes), str(path))
+
+
+def parse_json(text: str, name: str) -> Any:
+    """:func:`read_json` of what was read from elsewhere; ``name`` says from where.
+
+    Raises:
+        UnreadableFile: it is not strict JSON.
+    """
     try:
         return json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant, parse_float=_finite)
     except (ValueError, RecursionError) as error:
-        raise UnreadableFile(f"{path}: not valid JSON: {error}") from None
+        raise UnreadableFile(f"{name}: not valid JSON: {error}") from None
 
 
 def read_yaml(path: Path, *, max_bytes: int = 1 << 20) -> Any:

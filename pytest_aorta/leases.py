@@ -92,6 +92,12 @@ def holders(folder: Path | None = None) -> list[Claim]:
         return [claim for claim in opened.claims().values() if claim.resources]
 
 
+def bad_marks(folder: Path | None = None) -> dict[str, str]:
+    """Why resources are given to nobody."""
+    with ClaimFolder.opened(folder) as opened, opened.gate():
+        return opened.bad()
+
+
 def mark_bad(resource: str, reason: str, folder: Path | None = None) -> None:
     """Give ``resource`` to nobody until ``clear_bad`` or the host's next start."""
     with ClaimFolder.opened(folder) as opened, opened.gate():

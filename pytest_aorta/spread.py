@@ -83,6 +83,14 @@ class Level:
     counts: dict[Hashable, int]
     spread: Spread
 
+    @property
+    def uncertainty(self) -> Variance:
+        """Variance of the centre itself."""
+        side = self.spread.within
+        launches = sum(weight**2 * median_variance(self.counts[sitting]) for sitting, weight in self.weights.items())
+        shares = sum(weight**2 for weight in self.weights.values())
+        return _summed(Variance(side.value * launches, side.df), _times(self.spread.between, shares))
+
     def error(self, sitting: Hashable, num_launches: int, side: Variance) -> Variance:
         """Variance of the median of ``num_launches`` further launches of ``sitting``, less the centre."""
         launches = median_variance(num_launches) + sum(
@@ -91,11 +99,7 @@ class Level:
         # What the candidate's sitting shares with the baseline cancels.
         own = self.weights.get(sitting, 0.0)
         sittings = (1 - own) ** 2 + sum(weight**2 for known, weight in self.weights.items() if known != sitting)
-        parts = (Variance(side.value * launches, side.df), _times(self.spread.between, sittings))
-        value = sum(part.value for part in parts)
-        # Satterthwaite, Biometrics Bulletin 2, 1946.
-        df = value**2 / sum(part.value**2 / part.df for part in parts) if value > 0 else side.df
-        return Variance(value, df)
+        return _summed(Variance(side.value * launches, side.df), _times(self.spread.between, sittings))
 
 
 def level(anchor: Mapping[Hashable, Sequence[float]], epochs: Sequence[Epoch], prior: Spread) -> Level:
@@ -197,6 +201,13 @@ def _expected_quantile(count: int) -> float:
 
     scores = [float(norm.ppf((rank - 0.375) / (count + 0.25))) for rank in range(1, count + 1)]
     return quantile(scores, _upper_share(count))
+
+
+def _summed(*parts: Variance) -> Variance:
+    value = sum(part.value for part in parts)
+    # Satterthwaite, Biometrics Bulletin 2, 1946.
+    df = value**2 / sum(part.value**2 / part.df for part in parts) if value > 0 else parts[0].df
+    return Variance(value, df)
 
 
 def _times(variance: Variance, factor: float) -> Variance:
