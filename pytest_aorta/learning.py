@@ -184,6 +184,6 @@ def detection_lines(
             f"{format_change(math.expm1(worse * math.log1p(change)))} with {look}"
             for look, change in zip(looks, least, strict=True)
         ]
-        wide = "" if allowed == given else f"; the tolerance is {allowed}, since launches vary so much"
+        wide = "" if allowed == given else f"; the tolerance is widened to {allowed}"
         lines.append(f"  {name}: detects from {', '.join(parts)} launches{wide}")
     return lines

@@ -25,12 +25,14 @@ _BETWEEN = {"cuda": 0.005, "cpu": 0.25}
 _WITHIN_DF, _BETWEEN_DF = 1.0, 6.0
 # Means and tails scatter more than medians; memory hardly at all.
 _TIMES = {"step_time_p99": 10.0, "step_time_tail5": 10.0, "step_time_mean": 3.0, "tokens_per_s": 3.0}
-_MEMORY = 0.2
+_MEMORY = 0.001
 
 
 def default_spread(metric: Metric, device: str) -> Spread:
     """What stands in for everything that is not known."""
-    factor = _MEMORY if metric.kind == "memory" else _TIMES.get(metric.name, 1.0)
+    if metric.kind == "memory":
+        return Spread.of(_MEMORY, _MEMORY, _WITHIN_DF)
+    factor = _TIMES.get(metric.name, 1.0)
     within, between = Variance((factor * _WITHIN[device]) ** 2, _WITHIN_DF), (factor * _BETWEEN[device]) ** 2
     return Spread(within, within, Variance(between, _BETWEEN_DF))
 
