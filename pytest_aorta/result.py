@@ -66,6 +66,7 @@ class RankResult:
         metrics: raw facts of this rank, units in their names.
         weight_hashes: step -> hash of the logical weights (the same on every rank).
         loss: the loss of each measured step, if the workload trains.
+        grad_norm: the norm of each measured step's gradients before clipping, likewise.
         environment: versions and devices that numbers depend on.
     """
 
@@ -80,6 +81,7 @@ class RankResult:
     metrics: dict[str, float] = field(default_factory=dict)
     weight_hashes: dict[str, str] = field(default_factory=dict)
     loss: list[float] = field(default_factory=list)
+    grad_norm: list[float] = field(default_factory=list)
     environment: dict[str, str | int | float | bool | None] = field(default_factory=dict)
 
 
@@ -109,6 +111,7 @@ class WorkloadResult:
     loss: list[float]
     environment: dict[str, Any]
     launch_times_s: dict[str, float]
+    grad_norm: list[float] = field(default_factory=list)
 
     @property
     def step_times_max_ms(self) -> list[float]:
@@ -118,6 +121,6 @@ class WorkloadResult:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> WorkloadResult:
         """Build from a document that was validated against the schema."""
-        values = {item.name: data[item.name] for item in fields(cls)}
+        values = {item.name: data[item.name] for item in fields(cls) if item.name in data}
         values["failure_details"] = [FailureDetail(**detail) for detail in data["failure_details"]]
         return cls(**values)

@@ -77,6 +77,7 @@ def merge(plan: LaunchPlan, outcome: LaunchOutcome, ranks: list[dict[str, Any]])
         "metrics": {name: [rank["metrics"][name] for rank in ranks] for name in first["metrics"]},
         "weight_hashes": first["weight_hashes"],
         "loss": first["loss"],
+        "grad_norm": first.get("grad_norm", []),
         "environment": first["environment"],
         "launch_times_s": launch_times_s(outcome),
     }
@@ -111,12 +112,14 @@ def _read_rank(path: Path) -> dict[str, Any]:
 
 
 def _check_ranks(plan: LaunchPlan, ranks: list[dict[str, Any]]) -> None:
-    """What has to be the same on every rank: the steps, the metrics' names, the logical weights, the loss."""
+    """What has to be the same on every rank: the steps, the metrics' names, the logical weights, the loss
+    and the gradient norm."""
     views: dict[str, Callable[[dict[str, Any]], Any]] = {
         "number of step times": lambda rank: len(rank["step_times_ms"]),
         "metrics": lambda rank: sorted(rank["metrics"]),
         "weight_hashes": lambda rank: rank["weight_hashes"],
         "loss": lambda rank: rank["loss"],
+        "grad_norm": lambda rank: rank.get("grad_norm", []),
     }
     for name, view in views.items():
         expected = view(ranks[0])

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from aorta_workloads.llama_fsdp2.data import initial_value, initialize, sequences
-from aorta_workloads.llama_fsdp2.faults import Fault
-from aorta_workloads.llama_fsdp2.model import Llama, LlamaConfig, apply_rope, rope_angles
+from aorta_workloads.llama.data import initial_value, initialize, sequences
+from aorta_workloads.llama.faults import Fault
+from aorta_workloads.llama.model import Llama, LlamaConfig, apply_rope, rope_angles
 
 DEBUG = {
     "dim": 64,
