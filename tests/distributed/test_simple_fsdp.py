@@ -20,8 +20,6 @@ def test_aot_eager_has_every_bit_of_fsdp2(workload, param_dtype):
     eager = workload.run("llama_fsdp2", param_dtype=param_dtype, **TRAINING)
     assert len(eager.weight_hashes) == len(eager.grad_norm) == TRAINING["steps"]
     for bucketing, more in BUCKETINGS.items():
-        traced = workload.run(
-            "llama_simple_fsdp", bucketing=bucketing, param_dtype=param_dtype, **TRAINING, **more
-        )
+        traced = workload.run("llama_simple_fsdp", bucketing=bucketing, param_dtype=param_dtype, **TRAINING, **more)
         assert traced.weight_hashes == eager.weight_hashes, bucketing
         assert (traced.loss, traced.grad_norm) == (eager.loss, eager.grad_norm), bucketing

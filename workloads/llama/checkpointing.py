@@ -46,17 +46,16 @@ def _selective_contexts() -> Any:
     return create_selective_checkpoint_contexts(EverySecondMatmul())
 
 
+_CONTEXTS: dict[str, dict[str, Any]] = {"selective": {"context_fn": _selective_contexts}, "full": {}}
+
+
 def run_checkpointed(kind: str, block: Callable[..., torch.Tensor], *args: torch.Tensor) -> torch.Tensor:
     """Run ``block`` and keep for backward what ``kind`` says: ``none`` all, ``full`` its inputs, ``selective`` some."""
-    # There is no dropout, so there is no random state to keep.
     if kind == "none":
         return block(*args)
-    if kind == "full":
-        out: torch.Tensor = checkpoint(block, *args, use_reentrant=False, preserve_rng_state=False)
-        return out
-    if kind == "selective":
-        out = checkpoint(
-            block, *args, use_reentrant=False, preserve_rng_state=False, context_fn=_selective_contexts
-        )
-        return out
-    raise ValueError(f"activation_checkpointing is {kind!r}, allowed are none, selective and full")
+    if kind not in _CONTEXTS:
+        raise ValueError(f"activation_checkpointing is {kind!r}, allowed are none, {', '.join(_CONTEXTS)}")
+    # There is no dropout, so there is no random state to keep.
+    options = {"use_reentrant": False, "preserve_rng_state": False, **_CONTEXTS[kind]}
+    out: torch.Tensor = checkpoint(block, *args, **options)
+    return out

@@ -35,7 +35,7 @@ def estimate_ms(node: fx.Node, size_bytes: int | None = None) -> float | None:
     """The time of a collective (of ``size_bytes``, where given) or of a matrix product; None for all else."""
     target = node.target
     if isinstance(target, torch._ops.OpOverload) and target.namespace == "_c10d_functional":
-        moved = max(_bytes(node), *map(_bytes, node.all_input_nodes)) if size_bytes is None else size_bytes
+        moved = max(map(_bytes, [node, *node.all_input_nodes])) if size_bytes is None else size_bytes
         return _LAUNCH_MS + moved / _LINK_BYTES_PER_MS
     if getattr(target, "overloadpacket", None) not in flop_registry:
         return None

@@ -18,13 +18,17 @@ from torch import fx, nn
 from torch.utils.checkpoint import CheckpointPolicy
 
 try:
-    from functorch.compile import min_cut_rematerialization_partition
     from torch._dynamo.backends.common import aot_autograd
     from torch._dynamo.backends.debugging import boxed_nop
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
     from torch._inductor.compile_fx import compile_fx
     from torch._inductor.custom_graph_pass import CustomGraphPass
     from torch._inductor.fx_passes.overlap_manual_scheduling import ManualOverlapScheduler
-    from torch._inductor.fx_passes.overlap_scheduling import OverlapScheduler, is_compute_node, schedule_overlap_bucketing
+    from torch._inductor.fx_passes.overlap_scheduling import (
+        OverlapScheduler,
+        is_compute_node,
+        schedule_overlap_bucketing,
+    )
 except ImportError as error:
     raise RuntimeError(f"llama_simple_fsdp does not support torch {torch.__version__}: {error}") from error
 
@@ -68,7 +72,7 @@ def make_backend(settings: CompileSettings, parameters: Mapping[str, nn.Paramete
     def compile_graph(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         by_identity = {id(parameter): number for number, parameter in enumerate(parameters.values())}
         inputs_positions = tuple(by_identity.get(id(value)) for value in inputs)
-        if absent := sorted(set(range(len(names))) - set(inputs_positions)):  # type: ignore[arg-type]
+        if absent := sorted(set(range(len(names))) - set(inputs_positions)):
             raise RuntimeError(f"the traced graph does not read parameters {[names[number] for number in absent]}")
         joint = JointPass(inputs_positions, settings.reshard_after_forward)
         return _COMPILERS[settings.backend](graph_module, inputs, joint, CollectivesPass(settings, names, plan))
@@ -79,7 +83,9 @@ def make_backend(settings: CompileSettings, parameters: Mapping[str, nn.Paramete
 def _check_version() -> None:
     absent = [name for scheduler, names in _OVERRIDDEN.items() for name in names if not hasattr(scheduler, name)]
     if absent:
-        raise RuntimeError(f"llama_simple_fsdp does not support torch {torch.__version__}: its schedulers lack {absent}")
+        raise RuntimeError(
+            f"llama_simple_fsdp does not support torch {torch.__version__}: its schedulers lack {absent}"
+        )
 
 
 @dataclass(frozen=True)

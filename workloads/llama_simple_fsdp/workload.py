@@ -13,7 +13,7 @@ from .settings import CompileSettings
 
 
 class LlamaSimpleFsdpWorkload(LlamaWorkload):
-    """Pre-training steps under SimpleFSDP (arXiv 2411.00284): sharding by parametrization, scheduling by the compiler."""
+    """Pre-training steps under SimpleFSDP (arXiv 2411.00284): sharding is parametrization, the compiler schedules."""
 
     name = "llama_simple_fsdp"
 
