@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.utils.checkpoint import CheckpointPolicy
 
 try:
     from torch._dynamo.backends.common import aot_autograd
@@ -34,17 +33,11 @@ except ImportError as error:
 
 from .buckets import Bucket
 from .estimation import precomputed_ms
+from .labels import POSITION, check_labels, collectives, label_gather, label_reduction
 from .settings import CompileSettings
 
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Any]
 
-_ALL_GATHER = torch.ops._c10d_functional.all_gather_into_tensor.default
-_REDUCE_SCATTER = torch.ops._c10d_functional.reduce_scatter_tensor.default
-_WAIT = torch.ops._c10d_functional.wait_tensor.default
-# Where a collective's node keeps the position of its parameter: it survives the split into forward and backward.
-_POSITION = "aorta_parameter_position"
-# Regions of activation checkpointing count from 0, and one within a later one would be kept instead.
-_AC_GRAPH_ID = 1 << 30
 _OVERRIDDEN = {
     ManualOverlapScheduler: ("_obtain_nodes_in_subgraph", "_manual_bucket_collectives"),
     OverlapScheduler: (
@@ -103,13 +96,14 @@ class JointPass(CustomGraphPass):
         for placeholder in graph.find_nodes(op="placeholder"):
             position = self._position(placeholder.meta.get("desc"))
             if position is not None:
-                self._label_gather(placeholder, position)
+                label_gather(placeholder, position, self.reshard_after_forward)
+        check_labels(graph, {position for position in self.inputs if position is not None})
         output = graph.output_node()
         for value, description in zip(output.args[0], output.meta["desc"], strict=True):  # type: ignore[arg-type]
             position = self._position(description)
             # A DTensor's mesh is passed through.
             if position is not None and isinstance(value, fx.Node) and value.op != "placeholder":
-                _label_reduction(value, position)
+                label_reduction(value, position)
 
     def uuid(self) -> Any:
         """What torch's caches of compiled graphs tell this pass from others by."""
@@ -124,37 +118,6 @@ class JointPass(CustomGraphPass):
         is_input = type(description).__name__ == "PlainAOTInput"
         return self.inputs[number] if is_input and number is not None else None
 
-    def _label_gather(self, placeholder: fx.Node, position: int) -> None:
-        derived = _derived_alone(placeholder)
-        for node in derived:
-            if node.target is _ALL_GATHER:
-                node.meta[_POSITION] = position
-            if self.reshard_after_forward:
-                node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
-                node.meta["ac_graph_id"] = _AC_GRAPH_ID
-            elif node.target is _WAIT:
-                node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-                node.meta["ac_graph_id"] = _AC_GRAPH_ID
-
-
-def _derived_alone(placeholder: fx.Node) -> list[fx.Node]:
-    """The nodes that depend on the placeholder and nothing else: casts, its all-gather, the wait and views."""
-    found, queue = [], [placeholder]
-    while queue:
-        following = [user for user in queue.pop().users if user.op != "output" and len(user.all_input_nodes) == 1]
-        found += following
-        queue += following
-    return found
-
-
-def _label_reduction(gradient: fx.Node, position: int) -> None:
-    node = gradient
-    while node.target is not _REDUCE_SCATTER:
-        if len(node.all_input_nodes) != 1:
-            raise RuntimeError(f"the gradient of parameter {position} is {gradient.name}, which no reduce-scatter made")
-        node = node.all_input_nodes[0]
-    node.meta[_POSITION] = position
-
 
 @dataclass(frozen=True)
 class CollectivesPass(CustomGraphPass):
@@ -166,9 +129,11 @@ class CollectivesPass(CustomGraphPass):
 
     def __call__(self, graph: fx.Graph) -> None:
         """Rewrite the graph in place."""
-        graph_module = graph.owning_module
-        if not self.settings.has_graph_pass or graph_module is None:
+        if not self.settings.has_graph_pass:
             return
+        graph_module = graph.owning_module
+        if graph_module is None:
+            raise RuntimeError("the graph to bucket belongs to no module")
         # Inductor reorders nodes on its own unless it is told what has to come first.
         insert_overlap_deps = self.settings.backend == "inductor"
         if self.plan:
@@ -181,14 +146,12 @@ class CollectivesPass(CustomGraphPass):
         return _uuid(self)
 
     def _bucket_by_plan(self, graph_module: fx.GraphModule, insert_overlap_deps: bool) -> None:
+        if unlabelled := [node.name for node in collectives(graph_module.graph) if POSITION not in node.meta]:
+            raise RuntimeError(f"of no known parameter are the collectives {unlabelled}")
         _PlannedScheduler(graph_module, self.settings, self.plan, insert_overlap_deps).run()
-        left = {node.meta[_POSITION] for node in graph_module.graph.nodes if _is_labelled(node)}
+        left = {node.meta[POSITION] for node in collectives(graph_module.graph) if POSITION in node.meta}
         if left:
             raise RuntimeError(f"not bucketed are the collectives of {[self.names[number] for number in sorted(left)]}")
-
-
-def _is_labelled(node: fx.Node) -> bool:
-    return node.target in (_ALL_GATHER, _REDUCE_SCATTER) and _POSITION in node.meta
 
 
 class _WithoutFormulas(OverlapScheduler):
@@ -249,13 +212,11 @@ class _PlannedScheduler(_WithoutFormulas, ManualOverlapScheduler):
         return self.gm
 
     def _obtain_nodes_in_subgraph(self) -> None:
-        labelled = [node for node in self.graph.nodes if _is_labelled(node)]
+        nodes = collectives(self.graph)
         if self._settings.bucket_order == "registration":
-            labelled.sort(key=lambda node: node.meta[_POSITION])
+            nodes.sort(key=lambda node: node.meta[POSITION])
         # A bucket's payload has the order of this list.
-        self.nodes_in_subgraph = [
-            [node for node in labelled if node.meta[_POSITION] in bucket] for bucket in self._plan
-        ]
+        self.nodes_in_subgraph = [[node for node in nodes if node.meta[POSITION] in bucket] for bucket in self._plan]
 
 
 def _schedule(graph_module: fx.GraphModule, bucketing: bool, insert_overlap_deps: bool) -> None:
@@ -276,14 +237,14 @@ def _schedule(graph_module: fx.GraphModule, bucketing: bool, insert_overlap_deps
 
 
 def _compile_aot_eager(
-    graph_module: fx.GraphModule, inputs: Sequence[Any], joint: JointPass, collectives: CollectivesPass
+    graph_module: fx.GraphModule, inputs: Sequence[Any], joint: JointPass, rewrite: CollectivesPass
 ) -> Any:
     def partition(joint_module: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Any:
         joint(joint_module.graph)
         return min_cut_rematerialization_partition(joint_module, joint_inputs, **options)
 
     def compiler(module: fx.GraphModule, module_inputs: list[Any]) -> Any:
-        collectives(module.graph)
+        rewrite(module.graph)
         return boxed_nop(module, module_inputs)
 
     backend = aot_autograd(fw_compiler=compiler, partition_fn=partition, keep_inference_input_mutations=True)
@@ -291,12 +252,12 @@ def _compile_aot_eager(
 
 
 def _compile_inductor(
-    graph_module: fx.GraphModule, inputs: Sequence[Any], joint: JointPass, collectives: CollectivesPass
+    graph_module: fx.GraphModule, inputs: Sequence[Any], joint: JointPass, rewrite: CollectivesPass
 ) -> Any:
     options: dict[str, Any] = {"joint_custom_pre_pass": joint}
-    if collectives.settings.has_graph_pass:
+    if rewrite.settings.has_graph_pass:
         options |= {
-            "post_grad_custom_post_pass": collectives,
+            "post_grad_custom_post_pass": rewrite,
             # They would undo the order, or hand a bucket's buffer to others while it is in flight.
             "reorder_for_compute_comm_overlap": False,
             "reorder_for_peak_memory": False,
