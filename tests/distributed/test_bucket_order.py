@@ -7,7 +7,7 @@ import json
 import pytest
 
 # Of two addends the order does not matter.
-pytestmark = [pytest.mark.numerics, pytest.mark.world(size=3, device="cpu", warm=True), pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.numerics, pytest.mark.world(size=3, device="cpu", warm=True)]
 
 # Every dimension is a multiple of the ranks, and a norm's shard 64 bytes, so that order shifts what follows it.
 TRAINING = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-pytestmark = [pytest.mark.numerics, pytest.mark.world(size=2, device="cpu", warm=True), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.numerics, pytest.mark.world(size=2, device="cpu", warm=True)]
 
 TRAINING = {"size": "debug", "steps": 3, "warmup": 0, "hash_every": 1}
 MOVED = {
