@@ -66,6 +66,7 @@ class RankResult:
         metrics: raw facts of this rank, units in their names.
         weight_hashes: step -> hash of the logical weights (the same on every rank).
         loss: the loss of each measured step, if the workload trains.
+        grad_norm: the norm of each measured step's gradients before clipping, likewise.
         environment: versions and devices that numbers depend on.
         wait_ms: time in collectives, from this rank's arrival at each to its end, of each of the last steps: of all
             of them, or as many as are known.
@@ -84,6 +85,7 @@ class RankResult:
     metrics: dict[str, float] = field(default_factory=dict)
     weight_hashes: dict[str, str] = field(default_factory=dict)
     loss: list[float] = field(default_factory=list)
+    grad_norm: list[float] = field(default_factory=list)
     environment: dict[str, str | int | float | bool | None] = field(default_factory=dict)
     wait_ms: list[float] = field(default_factory=list)
     memory_bytes: list[int] = field(default_factory=list)
@@ -125,6 +127,7 @@ class WorkloadResult:
     memory_bytes: list[list[int]]
     canary_before: dict[str, list[float]]
     canary_after: dict[str, list[float]]
+    grad_norm: list[float] = field(default_factory=list)
 
     @property
     def step_times_max_ms(self) -> list[float]:
@@ -134,6 +137,6 @@ class WorkloadResult:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> WorkloadResult:
         """Build from a document that was validated against the schema."""
-        values = {item.name: data[item.name] for item in fields(cls)}
+        values = {item.name: data[item.name] for item in fields(cls) if item.name in data}
         values["failure_details"] = [FailureDetail(**detail) for detail in data["failure_details"]]
         return cls(**values)

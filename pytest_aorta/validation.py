@@ -77,6 +77,7 @@ def merge(plan: LaunchPlan, outcome: LaunchOutcome, ranks: list[dict[str, Any]])
         "metrics": {name: [rank["metrics"][name] for rank in ranks] for name in first["metrics"]},
         "weight_hashes": first["weight_hashes"],
         "loss": first["loss"],
+        "grad_norm": first.get("grad_norm", []),
         "environment": first["environment"],
         "launch_times_s": launch_times_s(outcome),
         "wait_ms": _last_common([rank["wait_ms"] for rank in ranks]),
@@ -128,7 +129,8 @@ def _read_rank(path: Path) -> dict[str, Any]:
 
 
 def _check_ranks(plan: LaunchPlan, ranks: list[dict[str, Any]]) -> None:
-    """What has to be the same on every rank: the steps, the metrics' names, the logical weights, the loss."""
+    """What has to be the same on every rank: the steps, the metrics' names, the logical weights, the loss
+    and the gradient norm."""
     views: dict[str, Callable[[dict[str, Any]], Any]] = {
         "number of step times": lambda rank: len(rank["step_times_ms"]),
         "metrics": lambda rank: sorted(rank["metrics"]),
@@ -136,6 +138,7 @@ def _check_ranks(plan: LaunchPlan, ranks: list[dict[str, Any]]) -> None:
         "loss": lambda rank: rank["loss"],
         "canary_before": lambda rank: sorted(rank["canary_before"]),
         "canary_after": lambda rank: sorted(rank["canary_after"]),
+        "grad_norm": lambda rank: rank.get("grad_norm", []),
     }
     for name, view in views.items():
         expected = view(ranks[0])

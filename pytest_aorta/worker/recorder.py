@@ -28,6 +28,7 @@ class Recorder:
         self._metrics: dict[str, float] = {}
         self._weight_hashes: dict[str, str] = {}
         self._loss: list[float] = []
+        self._grad_norm: list[float] = []
         self._failures: list[FailureDetail] = []
         self._canary_before: dict[str, float] = {}
 
@@ -54,6 +55,10 @@ class Recorder:
     def loss(self, value: float) -> None:
         """Record the loss of the step just done."""
         self._loss.append(float(value))
+
+    def grad_norm(self, value: float) -> None:
+        """Record the norm of the gradients of the step just done, before clipping."""
+        self._grad_norm.append(float(value))
 
     def metric(self, name: str, value: float) -> None:
         """Record a fact of this rank; the unit belongs in the name, e.g. ``tokens_per_s``."""
@@ -91,6 +96,7 @@ class Recorder:
             metrics=self._metrics,
             weight_hashes=self._weight_hashes,
             loss=self._loss,
+            grad_norm=self._grad_norm,
             environment=dict(environment),
             wait_ms=self._timer.wait_ms(),
             memory_bytes=self._timer.memory_bytes(),

@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from aorta_workloads.llama_fsdp2.data import initial_value, initialize, sequences
-from aorta_workloads.llama_fsdp2.faults import Fault
-from aorta_workloads.llama_fsdp2.model import Llama, LlamaConfig, apply_rope, rope_angles
+from aorta_workloads.llama.data import initial_value, initialize, sequences
+from aorta_workloads.llama.faults import Fault
+from aorta_workloads.llama.model import Llama, LlamaConfig, apply_rope, rope_angles
+from torch.utils._python_dispatch import TorchDispatchMode
 
 DEBUG = {
     "dim": 64,
@@ -93,13 +94,32 @@ def test_shared_key_and_value_heads_equal_repeated_ones():
     torch.testing.assert_close(shared(tokens()), repeated(tokens()))
 
 
-def test_recomputed_blocks_have_the_same_gradients():
-    kept, recomputed = make_model(), make_model(activation_checkpointing="full")
-    for model in (kept, recomputed):
-        model(tokens()).square().mean().backward()
+@pytest.mark.parametrize(("kind", "num_recomputed"), [("none", 0), ("selective", 3), ("full", 6)])
+def test_checkpointed_blocks_have_the_same_gradients_and_recompute_their_share_of_matrix_products(kind, num_recomputed):
+    kept, recomputed = make_model(), make_model(activation_checkpointing=kind)
+    kept(tokens()).square().mean().backward()
+    loss = recomputed(tokens()).square().mean()
+    with MatmulCounter() as counter:
+        loss.backward()
 
     pairs = zip(kept.parameters(), recomputed.parameters(), strict=True)
     assert all(torch.equal(one.grad, other.grad) for one, other in pairs)
+    # The last product of a block has nothing to be recomputed for.
+    num_linear = 7 * DEBUG["n_layers"] + 1
+    assert counter.num_calls == 2 * num_linear + num_recomputed * DEBUG["n_layers"]
+
+
+class MatmulCounter(TorchDispatchMode):
+    num_calls = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.num_calls += func is torch.ops.aten.mm.default
+        return func(*args, **(kwargs or {}))
+
+
+def test_an_unknown_kind_of_checkpointing_is_an_error():
+    with pytest.raises(ValueError, match="'some', allowed are none, selective, full"):
+        make_model(activation_checkpointing="some")(tokens())
 
 
 def test_a_seed_gives_the_same_weights_again_and_another_seed_others():
@@ -147,6 +167,27 @@ def test_weight_ulp_changes_one_bit_of_one_weight_on_its_rank_after_its_step_alo
     fault.after_step(2, 1, model)
     changed = {name: (before[name] != value).sum().item() for name, value in model.state_dict().items()}
     assert sum(changed.values()) == 1
+
+
+def test_swap_shards_exchanges_two_parameters_of_one_shape():
+    model = make_model()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+
+    Fault(kind="swap_shards", step=2, rank=1).after_step(2, 1, model)
+
+    after = model.state_dict()
+    changed = [name for name in after if not torch.equal(after[name], before[name])]
+    assert changed == ["tok_embeddings.weight", "output.weight"]
+    assert torch.equal(after[changed[0]], before[changed[1]])
+    assert torch.equal(after[changed[1]], before[changed[0]])
+
+
+def test_drop_gradient_scales_by_zero_on_its_rank_in_its_step_alone():
+    fault = Fault(kind="drop_gradient", step=2, rank=1)
+
+    scales = {(step, rank): fault.gradient_scale(step, rank) for step in (1, 2, 3) for rank in (0, 1)}
+    assert [place for place, scale in scales.items() if scale != 1.0] == [(2, 1)]
+    assert scales[2, 1] == 0.0
 
 
 @pytest.mark.parametrize(("field", "value"), [("step", 4), ("rank", 2)])

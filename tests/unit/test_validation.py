@@ -61,6 +61,16 @@ def test_merged_result_is_stored_and_read_back_equal(tmp_path):
     assert read_result(tmp_path / "result.json") == result
 
 
+def test_gradient_norms_are_optional_and_kept(tmp_path):
+    norms = [1.5, 1.25, 1.0]
+    document = rank_values()
+    del document["grad_norm"]
+    write_rank_file(tmp_path, 0, "result.json", json.dumps(document))
+    write_rank_file(tmp_path, 1, "result.json", json.dumps(document))
+    assert collect_result(make_plan(tmp_path), ENDED_WELL).grad_norm == []
+    assert collect(tmp_path, rank_values(grad_norm=norms), rank_values(grad_norm=norms)).grad_norm == norms
+
+
 def test_failed_checks_of_all_ranks_are_counted_and_put_in_order(tmp_path):
     late, early = FailureDetail("gather", 5, 0), FailureDetail("gather", 2, 1, layer=1)
     result = collect(tmp_path, failed(late), failed(early))
@@ -160,6 +170,7 @@ def test_ranks_with_unequal_numbers_of_steps_contradict_each_other(tmp_path):
     [
         ({"weight_hashes": {"3": "cd" * 8}}, "weight_hashes of rank 1 is {'3': 'cdcdcdcdcdcdcdcd'}, of rank 0"),
         ({"loss": [3.0, 2.0, 9.0]}, "loss of rank 1 is [3.0, 2.0, 9.0], of rank 0 [3.0, 2.0, 1.0]"),
+        ({"grad_norm": [1.5]}, "grad_norm of rank 1 is [1.5], of rank 0 []"),
         ({"metrics": {}}, "metrics of rank 1 is [], of rank 0 ['tokens_per_s']"),
     ],
 )

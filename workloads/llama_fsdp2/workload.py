@@ -1,206 +1,45 @@
-"""The lifecycle of the ``llama_fsdp2`` workload."""
+"""The ``llama_fsdp2`` workload."""
 
 from __future__ import annotations
 
-import os
-import time
-
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 
-from pytest_aorta.worker import (
-    Delay,
-    RankEnv,
-    RankResult,
-    StepTimer,
-    Workload,
-    environment_facts,
-    hash_parameters,
-)
-
-from .data import initialize, sequences
-from .faults import Fault
-from .model import Llama, LlamaConfig
-
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_BETAS = (0.9, 0.95)
-_WEIGHT_DECAY = 0.1
-# The only settings under which cuBLAS is deterministic: docs.nvidia.com/cuda/cublas, "Results reproducibility".
-_DETERMINISTIC_CUBLAS = (":4096:8", ":16:8")
+from ..llama.model import Llama
+from ..llama.training import DTYPES, LlamaWorkload
 
 
-class LlamaFsdp2Workload(Workload):
-    """Trains a Llama-3 shaped model with eager FSDP2 and AdamW on synthetic tokens."""
+class LlamaFsdp2Workload(LlamaWorkload):
+    """Pre-training steps under eager FSDP2: a group of parameters for each block, and one for all others."""
 
-    min_world_size = 2
+    name = "llama_fsdp2"
 
-    def setup(self) -> None:
-        """Join the process group and build the sharded model, its optimizer and all batches.
-
-        Raises:
-            RuntimeError: fewer than two ranks, or deterministic cuBLAS is asked for and not configured.
-            ValueError: config keys that contradict each other.
-        """
-        env = RankEnv.read()
-        self._device = env.join("llama_fsdp2", min_world_size=self.min_world_size)
-        self._rank, self._world_size = env.rank, env.world_size
-        self._fault = Fault(**self.config["fault"])
-        self._fault.check(steps=self.config["steps"], world_size=env.world_size)
-        if self.config["deterministic"]:
-            _use_deterministic_algorithms(self._device)
-        self._delay = Delay(self._device, self._fault.delay_ms)
-        self._model = self._build_model()
-        self._optimizer = self._build_optimizer()
-        self._batches = self._make_batches()
-        self._grad_norm: torch.Tensor | None = None
-
-    def run(self) -> RankResult:
-        """Warm up, train the measured steps, then read what they left on the device."""
-        for batch in self._batches[: self.config["warmup"]]:
-            self._train_step(batch)
-        timer, losses, weight_hashes, elapsed_sec = self._measure()
-        step_times_ms, wait_ms = timer.step_times_ms(), timer.wait_ms()
-        return RankResult(
-            passed=True,
-            failure_count=0,
-            configured_iterations=self.config["steps"],
-            total_iterations=len(step_times_ms),
-            step_times_ms=step_times_ms,
-            elapsed_sec=elapsed_sec,
-            metrics=self._metrics(sum(step_times_ms) / 1e3),
-            weight_hashes=weight_hashes,
-            loss=_sum_over_ranks(losses),
-            environment=environment_facts(self._device),
-            wait_ms=wait_ms,
-            memory_bytes=timer.memory_bytes(),
-        )
-
-    def cleanup(self) -> None:
-        """Leave the process group and free model, optimizer and batches."""
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        for name in ("_optimizer", "_model", "_root", "_batches", "_grad_norm"):
-            self.__dict__.pop(name, None)
-
-    def _build_model(self) -> Llama:
-        """Shard on the meta device, then allocate the shards alone and fill them."""
-        config = LlamaConfig.from_config(self.config)
-        with torch.device("meta"):
-            model = Llama(config)
-        mesh = init_device_mesh(self._device.type, (self._world_size,), mesh_dim_names=("fsdp",))
+    def shard(self, model: Llama, mesh: DeviceMesh) -> None:
+        """Apply ``fully_shard`` to each block and to the model."""
         policy = MixedPrecisionPolicy(
-            param_dtype=_DTYPES[self.config["param_dtype"]],
-            reduce_dtype=_DTYPES[self.config["reduce_dtype"]],
+            param_dtype=DTYPES[self.config["param_dtype"]],
+            reduce_dtype=DTYPES[self.config["reduce_dtype"]],
             # The model takes token ids and rotary angles, neither of which may be rounded.
             cast_forward_inputs=False,
         )
+        blocks = []
         for layer in model.layers:
+            if self.config["compile_blocks"]:
+                layer.compile(fullgraph=True)
             reshard = self.config["reshard_after_forward"]
-            fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+            blocks.append(fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard))
         self._root = fully_shard(model, mesh=mesh, mp_policy=policy)
         _sum_gradients(model)
-        model.to_empty(device=self._device)
-        initialize(model, config.n_layers, self.config["seed"])
-        return model
+        _prefetch(blocks, self.config["forward_prefetch"], self.config["backward_prefetch"])
 
-    def _build_optimizer(self) -> torch.optim.Optimizer:
-        on_cuda = self._device.type == "cuda"
-        return torch.optim.AdamW(
-            self._model.parameters(),
-            lr=self.config["lr"],
-            betas=_BETAS,
-            weight_decay=_WEIGHT_DECAY,
-            fused=on_cuda,
-            foreach=None if on_cuda else False,
-        )
+    def before_micro_batch(self, *, is_last: bool) -> None:
+        """Reduce gradients in the last backward pass of a step only, unless the config says in all."""
+        self._root.set_requires_gradient_sync(is_last or self.config["reduce_every_micro_batch"])
 
-    def _make_batches(self) -> list[torch.Tensor]:
-        """Every step's ``[micro-batch, sequence, token]``, on the device before any step is timed."""
-        num_steps = self.config["warmup"] + self.config["steps"]
-        return [self._batch(step).to(self._device) for step in range(num_steps)]
-
-    def _batch(self, step: int) -> torch.Tensor:
-        config, batch_size = self.config, self.config["batch_size"]
-        micro_batches = []
-        for micro_batch in range(config["gradient_accumulation"]):
-            first = (micro_batch * self._world_size + self._rank) * batch_size
-            indices = range(first, first + batch_size)
-            micro_batches.append(sequences(config["seed"], step, indices, config["seq_len"], config["vocab_size"]))
-        return torch.stack(micro_batches)
-
-    def _train_step(self, batch: torch.Tensor) -> torch.Tensor:
-        """One optimizer step; returns this rank's part of the global loss, on the device."""
-        self._optimizer.zero_grad()
-        loss = torch.zeros((), device=self._device)
-        for number, tokens in enumerate(batch, 1):
-            self._root.set_requires_gradient_sync(number == len(batch))
-            loss += self._backward(tokens)
-        if (max_norm := self.config["max_grad_norm"]) is not None:
-            self._grad_norm = torch.nn.utils.clip_grad_norm_(self._model.parameters(), max_norm)
-        self._optimizer.step()
-        return loss
-
-    def _backward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Add one micro-batch's gradients; the loss is a sum over tokens divided by the count of all ranks'."""
-        logits = self._model(tokens[:, :-1])
-        summed = F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="sum")
-        loss = summed / (self._tokens_per_step * self._world_size)
-        loss.backward()
-        return loss.detach()
-
-    @property
-    def _tokens_per_step(self) -> int:
-        config = self.config
-        return int(config["gradient_accumulation"] * config["batch_size"] * config["seq_len"])
-
-    def _measure(self) -> tuple[StepTimer, list[torch.Tensor], dict[str, str], float]:
-        timer, losses, weight_hashes = StepTimer(self._device), [], {}
-        # Ranks enter together and with nothing enqueued, or the first step would include what came before.
-        self._synchronize()
-        dist.barrier()
-        if self._device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self._device)
-        began_s = time.perf_counter()
-        for step, batch in enumerate(self._batches[self.config["warmup"] :], 1):
-            with timer.step():
-                if self._fault.slows(step, self._rank):
-                    self._delay()
-                losses.append(self._train_step(batch))
-            self._fault.after_step(step, self._rank, self._model)
-            if self._is_hashed(step):
-                weight_hashes[str(step)] = hash_parameters(self._model.named_parameters()).hex
-        self._synchronize()
-        return timer, losses, weight_hashes, time.perf_counter() - began_s
-
-    def _is_hashed(self, step: int) -> bool:
-        steps, every = int(self.config["steps"]), int(self.config["hash_every"])
-        return step == steps or (every > 0 and step % every == 0)
-
-    def _synchronize(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-
-    def _metrics(self, step_time_s: float) -> dict[str, float]:
-        metrics = {
-            "tokens_per_s": self._tokens_per_step * self.config["steps"] / step_time_s,
-            "num_parameters": float(sum(parameter.numel() for parameter in self._model.parameters())),
-            "grad_norm_last": self._last_grad_norm(),
-        }
-        if self._device.type == "cuda":
-            metrics["peak_memory_bytes"] = float(torch.cuda.max_memory_allocated(self._device))
-        return metrics
-
-    def _last_grad_norm(self) -> float:
-        """The norm of the last step's gradients before clipping."""
-        norm = self._grad_norm
-        if norm is None:
-            gradients = [p.grad for p in self._model.parameters() if p.grad is not None]
-            norm = torch.nn.utils.get_total_norm(gradients)
-        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    def cleanup(self) -> None:
+        """Free the wrapped model too."""
+        super().cleanup()
+        self.__dict__.pop("_root", None)
 
 
 def _sum_gradients(model: Llama) -> None:
@@ -211,19 +50,10 @@ def _sum_gradients(model: Llama) -> None:
             module.set_force_sum_reduction_for_comms(True)
 
 
-def _sum_over_ranks(losses: list[torch.Tensor]) -> list[float]:
-    """Each step's global loss, from every rank's part of it."""
-    summed = torch.stack(losses)
-    dist.all_reduce(summed)
-    return [float(loss) for loss in summed.tolist()]
-
-
-def _use_deterministic_algorithms(device: torch.device) -> None:
-    # Read when the first cuBLAS handle is made, which is after setup().
-    given = os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _DETERMINISTIC_CUBLAS[0])
-    if device.type == "cuda" and torch.version.cuda and given not in _DETERMINISTIC_CUBLAS:
-        raise RuntimeError(
-            f"deterministic is true and CUBLAS_WORKSPACE_CONFIG is {given!r}: cuBLAS is deterministic only with "
-            f"one of {_DETERMINISTIC_CUBLAS}; unset it or set one of them"
-        )
-    torch.use_deterministic_algorithms(True)
+def _prefetch(blocks: list[FSDPModule], num_forward: int, num_backward: int) -> None:
+    """Have each block gather the next ones' parameters when its own are there; 0 leaves FSDP2's own order."""
+    for number, block in enumerate(blocks):
+        if num_forward:
+            block.set_modules_to_forward_prefetch(blocks[number + 1 : number + 1 + num_forward])
+        if num_backward:
+            block.set_modules_to_backward_prefetch(blocks[max(0, number - num_backward) : number][::-1])

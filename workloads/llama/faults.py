@@ -30,11 +30,34 @@ class Fault:
         """Whether this step of this rank is to be slow."""
         return self.kind == "slowdown" and self.rank in (None, rank) and step >= self.step and step % self.every == 0
 
+    def gradient_scale(self, step: int, rank: int) -> float:
+        """What this rank's part of the gradients is multiplied by in this step: 0 drops it."""
+        return 0.0 if self.kind == "drop_gradient" and rank == self.rank and step == self.step else 1.0
+
     @torch.no_grad()
     def after_step(self, step: int, rank: int, model: nn.Module) -> None:
-        """Change one weight if it is to change now."""
-        if self.kind == "weight_ulp" and self.rank in (None, rank) and step == self.step:
-            shards = (p.to_local() if isinstance(p, DTensor) else p for p in model.parameters())
+        """Change weights if they are to change now."""
+        if self.rank not in (None, rank) or step != self.step:
+            return
+        shards = [p.to_local() if isinstance(p, DTensor) else p for p in model.parameters()]
+        if self.kind == "weight_ulp":
             first = next(shard for shard in shards if shard.numel())
             # The next bit pattern is the next float.
             first.view(torch.int32).view(-1)[:1].add_(1)
+        elif self.kind == "swap_shards":
+            _swap(*_first_alike(shards))
+
+
+def _first_alike(shards: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first two shards of one shape whose values differ: fresh norms do not."""
+    for number, one in enumerate(shards):
+        for other in shards[number + 1 :]:
+            if one.shape == other.shape and not torch.equal(one, other):
+                return one, other
+    raise RuntimeError("fault 'swap_shards': no two shards on this rank have the same shape and other values")
+
+
+def _swap(one: torch.Tensor, other: torch.Tensor) -> None:
+    kept = one.clone()
+    one.copy_(other)
+    other.copy_(kept)

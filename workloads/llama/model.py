@@ -9,7 +9,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+
+from .checkpointing import run_checkpointed
 
 
 @dataclass(frozen=True)
@@ -106,16 +107,13 @@ class Block(nn.Module):
         self.attention = Attention(config)
         self.ffn_norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
         self.feed_forward = FeedForward(config)
-        self._recompute = config.activation_checkpointing == "full"
+        self._checkpointing = config.activation_checkpointing
 
     def forward(self, x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
-        """Run the block; with full checkpointing only its input is kept for backward."""
-        if not self._recompute:
-            return self._run(x, angles)
+        """Run the block, keeping for backward what activation checkpointing says."""
         # Inside the module that FSDP wraps, so that names stay as they are and parameters are gathered already
-        # when backward recomputes. There is no dropout, so there is no random state to keep.
-        out: torch.Tensor = checkpoint(self._run, x, angles, use_reentrant=False, preserve_rng_state=False)
-        return out
+        # when backward recomputes.
+        return run_checkpointed(self._checkpointing, self._run, x, angles)
 
     def _run(self, x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
         x = x + self.attention(self.attention_norm(x), angles)

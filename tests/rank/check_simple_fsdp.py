@@ -1,0 +1,215 @@
+"""Buckets, settings, labels and passes of llama_simple_fsdp, in one process with a process group that does nothing."""
+
+from __future__ import annotations
+
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from aorta_workloads.llama.model import Llama, LlamaConfig
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+with warnings.catch_warnings():
+    # Torch's inductor imports a module of torch's that is written with it.
+    warnings.filterwarnings("ignore", message="`torch.jit.script_method`", category=DeprecationWarning)
+    from aorta_workloads.llama_simple_fsdp import passes
+    from aorta_workloads.llama_simple_fsdp.buckets import block_buckets, module_buckets
+    from aorta_workloads.llama_simple_fsdp.estimation import estimate_ms
+    from aorta_workloads.llama_simple_fsdp.parametrization import MixedPrecision, shard_parameters
+    from aorta_workloads.llama_simple_fsdp.settings import CompileSettings
+
+DEBUG = LlamaConfig(64, 2, 4, 2, 192, 256, 500000.0, 1e-5)
+PLANNED = {
+    "backend": "aot_eager",
+    "bucketing": "transformer_block",
+    "bucket_modules": [],
+    "bucket_order": "registration",
+    "reshard_after_forward": True,
+    "overlap_reorder": True,
+}
+EAGER = {"backend": "eager", "bucketing": "none", "overlap_reorder": False, "reshard_after_forward": False}
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield init_device_mesh("cpu", (2,))
+    dist.destroy_process_group()
+
+
+def make_model():
+    with torch.device("meta"):
+        return Llama(DEBUG)
+
+
+def make_sharded(mesh, dtype=torch.float32):
+    model = make_model()
+    shard_parameters(model, mesh, MixedPrecision(dtype, torch.float32))
+    model.to_empty(device="cpu")
+    for parameter in model.parameters():
+        torch.nn.init.ones_(parameter)
+    return model
+
+
+def names_of(model, prefix):
+    return tuple(name for name, _ in model.named_parameters() if name.startswith(prefix))
+
+
+def profiled():
+    return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True)
+
+
+def count(profile, name):
+    return sum(event.count for event in profile.key_averages() if event.key.startswith(f"_c10d_functional::{name}"))
+
+
+def collectives_of_a_step(mesh, **given):
+    """How many all-gathers forward does, and all-gathers and reduce-scatters backward does."""
+    torch.compiler.reset()
+    model = make_sharded(mesh)
+    settings = CompileSettings.from_config(PLANNED | given)
+    buckets = block_buckets(model) if settings.bucketing == "transformer_block" else ()
+    if settings.bucketing == "manual":
+        buckets = module_buckets(model, settings.bucket_modules)
+    backend = passes.make_backend(settings, dict(model.named_parameters()), buckets)
+    model.compile(backend=backend, fullgraph=True, dynamic=False)
+    tokens = torch.zeros(2, 8, dtype=torch.int64)
+    model(tokens).sum().backward()
+    with profiled() as forward:
+        loss = model(tokens).sum()
+    with profiled() as backward:
+        loss.backward()
+    return count(forward, "all_gather"), count(backward, "all_gather"), count(backward, "reduce_scatter")
+
+
+def test_a_block_is_a_bucket_and_all_else_is_one():
+    model = make_model()
+    others, *blocks = block_buckets(model)
+
+    assert others == ("tok_embeddings.weight", "norm.weight", "output.weight")
+    assert blocks == [names_of(model, "layers.0."), names_of(model, "layers.1.")]
+
+
+def test_a_model_without_blocks_is_an_error():
+    with pytest.raises(ValueError, match=r"Linear has no nn\.ModuleList"):
+        block_buckets(torch.nn.Linear(2, 2))
+
+
+def test_a_range_is_a_bucket_each_and_a_plus_joins():
+    model = make_model()
+
+    assert module_buckets(model, ["tok_embeddings", "layers.[0-1]", "norm + output"]) == (
+        names_of(model, "tok_embeddings"),
+        names_of(model, "layers.0."),
+        names_of(model, "layers.1."),
+        ("norm.weight", "output.weight"),
+    )
+    assert module_buckets(model, ["layers.[0-1]+norm", "output+tok_embeddings"]) == (
+        (*names_of(model, "layers."), "norm.weight"),
+        ("output.weight", "tok_embeddings.weight"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        (
+            ["tok_embeddings", "layers.[0-5]", "norm+output"],
+            r"no modules \['layers.2', .*'layers.5'\]; .*tok_embeddings",
+        ),
+        (["tok_embeddings", "layers.[0-1]", "norm"], r"in no group are \['output.weight'\]"),
+        (
+            ["tok_embeddings", "layers", "norm+output", "layers.0.ffn_norm"],
+            r"more than one .*\['layers.0.ffn_norm.weight'",
+        ),
+        (["layers.[1-0]"], "empty range"),
+    ],
+    ids=["unknown", "left out", "twice", "empty range"],
+)
+def test_groups_that_do_not_fit_the_model_are_an_error(groups, message):
+    with pytest.raises(ValueError, match=message):
+        module_buckets(make_model(), groups)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (EAGER | {"bucketing": "auto"}, "backend is eager, .* bucketing auto"),
+        (EAGER | {"reshard_after_forward": True}, "backend is eager, .* reshard_after_forward"),
+        ({"bucketing": "manual"}, "groups are given for manual bucketing"),
+        ({"bucket_modules": ["norm"]}, "groups are given for manual bucketing"),
+        ({"bucketing": "auto"}, "bucket_order is 'registration'"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_an_error(given, message):
+    with pytest.raises(ValueError, match=message):
+        CompileSettings.from_config(PLANNED | given)
+
+
+def test_optimizer_and_state_dict_see_shards_and_the_module_whole_parameters(mesh):
+    model = make_sharded(mesh, torch.bfloat16)
+    weight = model.layers[0].attention.wq.weight
+
+    assert (type(weight), weight.dtype, weight.shape) == (torch.Tensor, torch.bfloat16, (64, 64))
+    assert list(model.state_dict()) == [name for name, _ in make_model().named_parameters()]
+    for value in [*model.state_dict().values(), *model.parameters()]:
+        assert isinstance(value, DTensor)
+        assert (value.placements, value.dtype) == ((Shard(0),), torch.float32)
+
+
+MANUAL = {"bucketing": "manual", "bucket_modules": ["tok_embeddings", "layers.[0-1]", "norm+output"]}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        # Backward needs no embedding.
+        ({"bucketing": "none"}, (21, 20, 21)),
+        ({}, (3, 3, 3)),
+        ({"overlap_reorder": False, "reshard_after_forward": False}, (3, 0, 3)),
+        (MANUAL | {"bucket_order": "graph"}, (4, 3, 4)),
+    ],
+    ids=["reordered", "blocks", "kept", "manual"],
+)
+def test_collectives_of_a_step(mesh, given, expected):
+    assert collectives_of_a_step(mesh, **given) == expected
+
+
+def test_auto_merges_collectives_with_shared_key_and_value_heads_and_no_gpu(mesh):
+    merged = collectives_of_a_step(mesh, bucketing="auto", bucket_order="graph")
+
+    assert all(0 < few < many for few, many in zip(merged, (21, 20, 21), strict=True)), merged
+
+
+def test_a_torch_that_lacks_something_is_an_error_that_names_it(monkeypatch):
+    monkeypatch.setattr(passes, "_OVERRIDDEN", {SimpleNamespace: ("_collect_node_ancestors",)})
+    with pytest.raises(RuntimeError, match=rf"torch {torch.__version__.split('+')[0]}.*_collect_node_ancestors"):
+        passes.make_backend(CompileSettings.from_config(PLANNED), {}, ())
+
+
+def node(target, value, *inputs):
+    graph = torch.fx.Graph()
+    placeholders = [graph.placeholder(f"input_{number}") for number in range(len(inputs))]
+    for placeholder, given in zip(placeholders, inputs, strict=True):
+        placeholder.meta["val"] = given
+    made = graph.call_function(target, tuple(placeholders))
+    made.meta["val"] = value
+    return made
+
+
+def test_estimates_are_of_matrix_products_attention_with_shared_heads_and_collectives_alone():
+    aten, meta = torch.ops.aten, torch.device("meta")
+    left, right = torch.empty(1024, 4096, device=meta), torch.empty(4096, 512, device=meta)
+    query, key = torch.empty(1, 32, 4096, 128, device=meta), torch.empty(1, 8, 4096, 128, device=meta)
+    attention = aten._scaled_dot_product_flash_attention.default
+    gather = node(torch.ops._c10d_functional.all_gather_into_tensor.default, torch.empty(3 * 10**8 // 4, device=meta))
+
+    assert estimate_ms(node(aten.mm.default, left @ right, left, right)) == pytest.approx(0.01 + 2 * 2**31 / 6e11)
+    assert estimate_ms(node(attention, (query, None), query, key, key)) == pytest.approx(0.01 + 4 * 2**36 / 6e11)
+    assert estimate_ms(gather) == pytest.approx(1.01)
+    assert estimate_ms(gather, 0) == pytest.approx(0.01)
+    assert estimate_ms(node(aten.add.Tensor, left, left, left)) is None

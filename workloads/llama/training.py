@@ -1,0 +1,246 @@
+"""The lifecycle and the training loop of a Llama workload; a subclass shards the model its own way."""
+
+from __future__ import annotations
+
+import os
+import time
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+
+from pytest_aorta.worker import (
+    Delay,
+    RankEnv,
+    RankResult,
+    StepTimer,
+    Workload,
+    environment_facts,
+    hash_parameters,
+)
+
+from .data import initialize, sequences
+from .faults import Fault
+from .model import Llama, LlamaConfig
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_BETAS = (0.9, 0.95)
+_WEIGHT_DECAY = 0.1
+# The only settings under which cuBLAS is deterministic: docs.nvidia.com/cuda/cublas, "Results reproducibility".
+_DETERMINISTIC_CUBLAS = (":4096:8", ":16:8")
+
+
+@dataclass
+class _Measured:
+    """What the measured steps leave; tensors stay on the device until all steps are done."""
+
+    timer: StepTimer
+    losses: list[torch.Tensor] = field(default_factory=list)
+    grad_norms: list[torch.Tensor] = field(default_factory=list)
+    weight_hashes: dict[str, str] = field(default_factory=dict)
+    elapsed_sec: float = 0.0
+
+
+class LlamaWorkload(Workload):
+    """Trains a Llama-3 shaped model with AdamW on synthetic tokens; gradients are summed over ranks."""
+
+    name: ClassVar[str]
+    min_world_size = 2
+
+    @abstractmethod
+    def shard(self, model: Llama, mesh: DeviceMesh) -> None:
+        """Shard the parameters of ``model``, which is on the meta device, over ``mesh``."""
+
+    def prepare(self, model: Llama) -> None:
+        """Do what needs the allocated and initialised model; nothing by default."""
+
+    def before_micro_batch(self, *, is_last: bool) -> None:
+        """Prepare the backward pass of one micro-batch of a step; nothing by default."""
+
+    def setup(self) -> None:
+        """Join the process group and build the sharded model, its optimizer and all batches.
+
+        Raises:
+            RuntimeError: fewer than two ranks, or deterministic cuBLAS is asked for and not configured.
+            ValueError: config keys that contradict each other.
+        """
+        env = RankEnv.read()
+        self._device = env.join(self.name, min_world_size=self.min_world_size)
+        self._rank, self._world_size = env.rank, env.world_size
+        self._fault = Fault(**self.config["fault"])
+        self._fault.check(steps=self.config["steps"], world_size=env.world_size)
+        if self.config["deterministic"]:
+            _use_deterministic_algorithms(self._device)
+        self._delay = Delay(self._device, self._fault.delay_ms)
+        self._model = self._build_model()
+        self._optimizer = self._build_optimizer()
+        self._batches = self._make_batches()
+
+    def run(self) -> RankResult:
+        """Warm up, train the measured steps, then read what they left on the device."""
+        for batch in self._batches[: self.config["warmup"]]:
+            self._train_step(batch)
+        measured = self._measure()
+        step_times_ms, wait_ms = measured.timer.step_times_ms(), measured.timer.wait_ms()
+        grad_norm = [_value(norm) for norm in measured.grad_norms]
+        return RankResult(
+            passed=True,
+            failure_count=0,
+            configured_iterations=self.config["steps"],
+            total_iterations=len(step_times_ms),
+            step_times_ms=step_times_ms,
+            elapsed_sec=measured.elapsed_sec,
+            metrics=self._metrics(sum(step_times_ms) / 1e3, grad_norm[-1]),
+            weight_hashes=measured.weight_hashes,
+            loss=_sum_over_ranks(measured.losses),
+            grad_norm=grad_norm,
+            environment=environment_facts(self._device),
+            wait_ms=wait_ms,
+            memory_bytes=measured.timer.memory_bytes(),
+        )
+
+    def cleanup(self) -> None:
+        """Leave the process group and free model, optimizer and batches."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        for name in ("_optimizer", "_model", "_batches"):
+            self.__dict__.pop(name, None)
+
+    def _build_model(self) -> Llama:
+        """Shard on the meta device, then allocate the shards alone and fill them."""
+        config = LlamaConfig.from_config(self.config)
+        with torch.device("meta"):
+            model = Llama(config)
+        self.shard(model, init_device_mesh(self._device.type, (self._world_size,), mesh_dim_names=("fsdp",)))
+        model.to_empty(device=self._device)
+        initialize(model, config.n_layers, self.config["seed"])
+        self.prepare(model)
+        return model
+
+    def _build_optimizer(self) -> torch.optim.Optimizer:
+        on_cuda = self._device.type == "cuda"
+        asked = self.config["optimizer_fused"]
+        fused = on_cuda if asked is None else asked
+        return torch.optim.AdamW(
+            self._model.parameters(),
+            lr=self.config["lr"],
+            betas=_BETAS,
+            weight_decay=_WEIGHT_DECAY,
+            fused=fused,
+            foreach=None if on_cuda and not fused else False,
+        )
+
+    def _make_batches(self) -> list[torch.Tensor]:
+        """Every step's ``[micro-batch, sequence, token]``, on the device before any step is timed."""
+        num_steps = self.config["warmup"] + self.config["steps"]
+        return [self._batch(step).to(self._device) for step in range(num_steps)]
+
+    def _batch(self, step: int) -> torch.Tensor:
+        config, batch_size = self.config, self.config["batch_size"]
+        micro_batches = []
+        for micro_batch in range(config["gradient_accumulation"]):
+            first = (micro_batch * self._world_size + self._rank) * batch_size
+            indices = range(first, first + batch_size)
+            micro_batches.append(sequences(config["seed"], step, indices, config["seq_len"], config["vocab_size"]))
+        return torch.stack(micro_batches)
+
+    def _train_step(self, batch: torch.Tensor, gradient_scale: float = 1.0) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """One optimizer step: this rank's part of the global loss, and the gradient norm if it was needed."""
+        self._optimizer.zero_grad()
+        loss = torch.zeros((), device=self._device)
+        for number, tokens in enumerate(batch, 1):
+            self.before_micro_batch(is_last=number == len(batch))
+            loss += self._backward(tokens, gradient_scale)
+        norm = None
+        if (max_norm := self.config["max_grad_norm"]) is not None:
+            norm = torch.nn.utils.clip_grad_norm_(self._model.parameters(), max_norm)
+        self._optimizer.step()
+        return loss, norm
+
+    def _backward(self, tokens: torch.Tensor, gradient_scale: float) -> torch.Tensor:
+        """Add one micro-batch's gradients; the loss is a sum over tokens divided by the count of all ranks'."""
+        logits = self._model(tokens[:, :-1])
+        summed = F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="sum")
+        loss = summed / (self._tokens_per_step * self._world_size)
+        loss.backward(torch.full_like(loss, gradient_scale))
+        return loss.detach()
+
+    @property
+    def _tokens_per_step(self) -> int:
+        config = self.config
+        return int(config["gradient_accumulation"] * config["batch_size"] * config["seq_len"])
+
+    def _measure(self) -> _Measured:
+        measured = _Measured(StepTimer(self._device))
+        # Ranks enter together and with nothing enqueued, or the first step would include what came before.
+        self._synchronize()
+        dist.barrier()
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+        began_s = time.perf_counter()
+        for step, batch in enumerate(self._batches[self.config["warmup"] :], 1):
+            self._measure_step(step, batch, measured)
+        self._synchronize()
+        measured.elapsed_sec = time.perf_counter() - began_s
+        return measured
+
+    def _measure_step(self, step: int, batch: torch.Tensor, measured: _Measured) -> None:
+        with measured.timer.step():
+            if self._fault.slows(step, self._rank):
+                self._delay()
+            loss, norm = self._train_step(batch, self._fault.gradient_scale(step, self._rank))
+        measured.losses.append(loss)
+        # Without clipping the step needs no norm, so it is not timed.
+        measured.grad_norms.append(self._total_norm() if norm is None else norm)
+        self._fault.after_step(step, self._rank, self._model)
+        if self._is_hashed(step):
+            measured.weight_hashes[str(step)] = hash_parameters(self._model.named_parameters()).hex
+
+    def _total_norm(self) -> torch.Tensor:
+        return torch.nn.utils.get_total_norm([p.grad for p in self._model.parameters() if p.grad is not None])
+
+    def _is_hashed(self, step: int) -> bool:
+        steps, every = int(self.config["steps"]), int(self.config["hash_every"])
+        return step == steps or (every > 0 and step % every == 0)
+
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def _metrics(self, step_time_s: float, grad_norm_last: float) -> dict[str, float]:
+        metrics = {
+            "tokens_per_s": self._tokens_per_step * self.config["steps"] / step_time_s,
+            "num_parameters": float(sum(parameter.numel() for parameter in self._model.parameters())),
+            "grad_norm_last": grad_norm_last,
+        }
+        if self._device.type == "cuda":
+            metrics["peak_memory_bytes"] = float(torch.cuda.max_memory_allocated(self._device))
+        return metrics
+
+
+def _value(norm: torch.Tensor) -> float:
+    """The norm over all ranks' shards, as a number."""
+    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+
+def _sum_over_ranks(losses: list[torch.Tensor]) -> list[float]:
+    """Each step's global loss, from every rank's part of it."""
+    summed = torch.stack(losses)
+    dist.all_reduce(summed)
+    return [float(loss) for loss in summed.tolist()]
+
+
+def _use_deterministic_algorithms(device: torch.device) -> None:
+    # Read when the first cuBLAS handle is made, which is after setup().
+    given = os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _DETERMINISTIC_CUBLAS[0])
+    if device.type == "cuda" and torch.version.cuda and given not in _DETERMINISTIC_CUBLAS:
+        raise RuntimeError(
+            f"deterministic is true and CUBLAS_WORKSPACE_CONFIG is {given!r}: cuBLAS is deterministic only with "
+            f"one of {_DETERMINISTIC_CUBLAS}; unset it or set one of them"
+        )
+    torch.use_deterministic_algorithms(True)

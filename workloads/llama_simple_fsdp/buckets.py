@@ -1,0 +1,82 @@
+"""Which parameters share a collective: lists of parameter names, made from the model's modules."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from torch import nn
+
+Bucket = tuple[str, ...]
+_RANGE = re.compile(r"\[(\d+)-(\d+)\]")
+
+
+def block_buckets(model: nn.Module) -> tuple[Bucket, ...]:
+    """A bucket for each block, and one for all other parameters, as eager FSDP2 groups them.
+
+    Blocks are the elements of the outermost module lists.
+
+    Raises:
+        ValueError: the model has no module list.
+    """
+    lists = [name for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
+    outermost = [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]
+    blocks = [f"{name}.{number}" for name in outermost for number in range(len(model.get_submodule(name)))]  # type: ignore[arg-type]
+    if not blocks:
+        raise ValueError(f"bucketing is transformer_block and {type(model).__name__} has no nn.ModuleList of blocks")
+    names = [name for name, _ in model.named_parameters()]
+    buckets = [tuple(name for name in names if name.startswith(f"{block}.")) for block in blocks]
+    in_blocks = {name for bucket in buckets for name in bucket}
+    return tuple(bucket for bucket in [tuple(name for name in names if name not in in_blocks), *buckets] if bucket)
+
+
+def module_buckets(model: nn.Module, groups: Sequence[str]) -> tuple[Bucket, ...]:
+    """A bucket for each group of modules; every parameter has to be in exactly one.
+
+    A group is one module's name or several joined by ``+``. A range, as in ``layers.[0-5]``, is a bucket for each
+    of its modules where it stands alone, and all of them within a ``+``.
+
+    Raises:
+        ValueError: a name that no module has or that has no parameters, a parameter in two groups or in none.
+    """
+    expanded = [modules for group in groups for modules in _expand(group)]
+    names = [name for name, _ in model.named_parameters()]
+    known = {name for name, _ in model.named_modules() if name}
+    if unknown := [module for modules in expanded for module in modules if module not in known]:
+        top = [name for name, _ in model.named_children()]
+        raise ValueError(f"bucket_modules: the model has no modules {unknown}; at its top there are {top}")
+    inside = {
+        module: [name for name in names if name.startswith(f"{module}.")] for modules in expanded for module in modules
+    }
+    if empty := [module for module, found in inside.items() if not found]:
+        raise ValueError(f"bucket_modules: modules {empty} have no parameters")
+    buckets = [[name for module in modules for name in inside[module]] for modules in expanded]
+    _check_cover(names, [name for bucket in buckets for name in bucket])
+    return tuple(tuple(bucket) for bucket in buckets)
+
+
+def _expand(group: str) -> list[list[str]]:
+    """The modules of each bucket that one entry stands for."""
+    parts = [_expand_range(part.strip()) for part in group.split("+")]
+    if len(parts) == 1:
+        return [[module] for module in parts[0]]
+    return [[module for part in parts for module in part]]
+
+
+def _expand_range(name: str) -> list[str]:
+    found = _RANGE.search(name)
+    if found is None:
+        return [name]
+    first, last = int(found[1]), int(found[2])
+    if first > last:
+        raise ValueError(f"bucket_modules: {name!r} is an empty range")
+    numbered = [f"{name[: found.start()]}{number}{name[found.end() :]}" for number in range(first, last + 1)]
+    return [module for one in numbered for module in _expand_range(one)]
+
+
+def _check_cover(names: Sequence[str], listed: Sequence[str]) -> None:
+    if twice := [name for name, count in Counter(listed).items() if count > 1]:
+        raise ValueError(f"bucket_modules: in more than one group are {twice}")
+    if absent := [name for name in names if name not in set(listed)]:
+        raise ValueError(f"bucket_modules: in no group are {absent}")

@@ -1,0 +1,66 @@
+"""Labels in the nodes of a traced graph: whose collective it is, and whether backward repeats it."""
+
+from __future__ import annotations
+
+from torch import fx, ops
+from torch.utils.checkpoint import CheckpointPolicy
+
+# Where a collective's node keeps the position of its parameter: it survives the split into forward and backward.
+POSITION = "aorta_parameter_position"
+_ALL_GATHER = ops._c10d_functional.all_gather_into_tensor.default
+_REDUCE_SCATTER = ops._c10d_functional.reduce_scatter_tensor.default
+_WAIT = ops._c10d_functional.wait_tensor.default
+# Regions of activation checkpointing count from 0, and one within a later one would be kept instead.
+_AC_GRAPH_ID = 1 << 30
+
+
+def collectives(graph: fx.Graph) -> list[fx.Node]:
+    """All-gathers and reduce-scatters, in the graph's order."""
+    return [node for node in graph.nodes if node.target in (_ALL_GATHER, _REDUCE_SCATTER)]
+
+
+def label_gather(placeholder: fx.Node, position: int, reshard_after_forward: bool) -> None:
+    """Label the all-gather of the parameter that is ``placeholder``, and keep or repeat what comes of it."""
+    for node in _derived_alone(placeholder):
+        if node.target is _ALL_GATHER:
+            node.meta[POSITION] = position
+        if reshard_after_forward:
+            _set_policy(node, CheckpointPolicy.MUST_RECOMPUTE)
+        elif node.target is _WAIT:
+            _set_policy(node, CheckpointPolicy.MUST_SAVE)
+
+
+def label_reduction(gradient: fx.Node, position: int) -> None:
+    """Label the reduce-scatter that makes a gradient.
+
+    Raises:
+        RuntimeError: none does.
+    """
+    node = gradient
+    while node.target is not _REDUCE_SCATTER:
+        if len(node.all_input_nodes) != 1:
+            raise RuntimeError(f"the gradient of parameter {position} is {gradient.name}, which no reduce-scatter made")
+        node = node.all_input_nodes[0]
+    node.meta[POSITION] = position
+
+
+def check_labels(graph: fx.Graph, positions: set[int]) -> None:
+    """Raise RuntimeError unless each of the parameters is gathered and nothing else is."""
+    labelled = {node.meta.get(POSITION) for node in graph.find_nodes(op="call_function", target=_ALL_GATHER)}
+    if labelled != positions:
+        raise RuntimeError(f"the traced graph gathers parameters {labelled} of {positions}")
+
+
+def _derived_alone(placeholder: fx.Node) -> list[fx.Node]:
+    """The nodes that depend on the placeholder and nothing else: casts, its all-gather, the wait and views."""
+    found, queue = [], [placeholder]
+    while queue:
+        following = [user for user in queue.pop().users if user.op != "output" and len(user.all_input_nodes) == 1]
+        found += following
+        queue += following
+    return found
+
+
+def _set_policy(node: fx.Node, policy: CheckpointPolicy) -> None:
+    node.meta["recompute"] = policy
+    node.meta["ac_graph_id"] = _AC_GRAPH_ID

@@ -1,0 +1,274 @@
+"""All that this package needs of torch's private compiler interfaces, and all differences between their versions.
+
+Written for torch 2.11 to 2.15; a version that lacks a name used here is an error when the workload is imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+try:
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._dynamo.backends.debugging import boxed_nop
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from torch._inductor.compile_fx import compile_fx
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+    from torch._inductor.fx_passes.overlap_manual_scheduling import ManualOverlapScheduler
+    from torch._inductor.fx_passes.overlap_scheduling import (
+        OverlapScheduler,
+        is_compute_node,
+        schedule_overlap_bucketing,
+    )
+except ImportError as error:
+    raise RuntimeError(f"llama_simple_fsdp does not support torch {torch.__version__}: {error}") from error
+
+from .buckets import Bucket
+from .estimation import precomputed_ms
+from .labels import POSITION, check_labels, collectives, label_gather, label_reduction
+from .settings import CompileSettings
+
+Backend = Callable[[fx.GraphModule, Sequence[Any]], Any]
+
+_OVERRIDDEN = {
+    ManualOverlapScheduler: ("_obtain_nodes_in_subgraph", "_manual_bucket_collectives"),
+    OverlapScheduler: (
+        "_collect_node_ancestors",
+        "_align_compute_nodes_runtime_estimations_across_all_distributed_ranks",
+    ),
+}
+
+
+def make_backend(settings: CompileSettings, parameters: Mapping[str, nn.Parameter], buckets: Sequence[Bucket]) -> Any:
+    """What ``torch.compile`` takes as ``backend``.
+
+    ``parameters`` are the model's own, in registration order.
+
+    Raises:
+        RuntimeError: this version of torch lacks something the settings need.
+    """
+    if settings.backend == "eager":
+        return "eager"
+    _check_version()
+    positions = {name: number for number, name in enumerate(parameters)}
+    plan = tuple(tuple(sorted(positions[name] for name in bucket)) for bucket in buckets)
+    names = tuple(parameters)
+
+    def compile_graph(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        by_identity = {id(parameter): number for number, parameter in enumerate(parameters.values())}
+        inputs_positions = tuple(by_identity.get(id(value)) for value in inputs)
+        if absent := sorted(set(range(len(names))) - set(inputs_positions)):
+            raise RuntimeError(f"the traced graph does not read parameters {[names[number] for number in absent]}")
+        joint = JointPass(inputs_positions, settings.reshard_after_forward)
+        return _COMPILERS[settings.backend](graph_module, inputs, joint, CollectivesPass(settings, names, plan))
+
+    return compile_graph
+
+
+def _check_version() -> None:
+    absent = [name for scheduler, names in _OVERRIDDEN.items() for name in names if not hasattr(scheduler, name)]
+    if absent:
+        raise RuntimeError(
+            f"llama_simple_fsdp does not support torch {torch.__version__}: its schedulers lack {absent}"
+        )
+
+
+@dataclass(frozen=True)
+class JointPass(CustomGraphPass):
+    """On forward and backward in one graph: label each parameter's collectives, and say which gathers are repeated.
+
+    ``inputs`` holds for each input of the traced graph its parameter's position, or None.
+    """
+
+    inputs: tuple[int | None, ...]
+    reshard_after_forward: bool
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """Write the labels into the nodes."""
+        for placeholder in graph.find_nodes(op="placeholder"):
+            position = self._position(placeholder.meta.get("desc"))
+            if position is not None:
+                label_gather(placeholder, position, self.reshard_after_forward)
+        check_labels(graph, {position for position in self.inputs if position is not None})
+        output = graph.output_node()
+        for value, description in zip(output.args[0], output.meta["desc"], strict=True):  # type: ignore[arg-type]
+            position = self._position(description)
+            # A DTensor's mesh is passed through.
+            if position is not None and isinstance(value, fx.Node) and value.op != "placeholder":
+                label_reduction(value, position)
+
+    def uuid(self) -> Any:
+        """What torch's caches of compiled graphs tell this pass from others by."""
+        return _uuid(self)
+
+    def _position(self, description: Any) -> int | None:
+        """The parameter that an input or output of the graph is, or is the gradient of."""
+        while (inner := getattr(description, "base", getattr(description, "grad_of", None))) is not None:
+            description = inner
+        number = getattr(description, "idx", None)
+        # Outputs of the model's own have an index too, which counts something else.
+        is_input = type(description).__name__ == "PlainAOTInput"
+        return self.inputs[number] if is_input and number is not None else None
+
+
+@dataclass(frozen=True)
+class CollectivesPass(CustomGraphPass):
+    """On forward and on backward: merge collectives into buckets and move them."""
+
+    settings: CompileSettings
+    names: tuple[str, ...]
+    plan: tuple[tuple[int, ...], ...]
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """Rewrite the graph in place."""
+        if not self.settings.has_graph_pass:
+            return
+        graph_module = graph.owning_module
+        if graph_module is None:
+            raise RuntimeError("the graph to bucket belongs to no module")
+        # Inductor reorders nodes on its own unless it is told what has to come first.
+        insert_overlap_deps = self.settings.backend == "inductor"
+        if self.plan:
+            self._bucket_by_plan(graph_module, insert_overlap_deps)
+        else:
+            _schedule(graph_module, self.settings.bucketing == "auto", insert_overlap_deps)
+
+    def uuid(self) -> Any:
+        """What torch's caches of compiled graphs tell this pass from others by."""
+        return _uuid(self)
+
+    def _bucket_by_plan(self, graph_module: fx.GraphModule, insert_overlap_deps: bool) -> None:
+        if unlabelled := [node.name for node in collectives(graph_module.graph) if POSITION not in node.meta]:
+            raise RuntimeError(f"of no known parameter are the collectives {unlabelled}")
+        _PlannedScheduler(graph_module, self.settings, self.plan, insert_overlap_deps).run()
+        left = {node.meta[POSITION] for node in collectives(graph_module.graph) if POSITION in node.meta}
+        if left:
+            raise RuntimeError(f"not bucketed are the collectives of {[self.names[number] for number in sorted(left)]}")
+
+
+class _WithoutFormulas(OverlapScheduler):
+    """A scheduler that never asks torch's own formulas, whatever estimates it is given.
+
+    They fail on a CPU, whose memory they do not know, and up to 2.12 on grouped-query attention.
+    """
+
+    def __init__(self, graph_module: fx.GraphModule, *args: Any, **options: Any) -> None:
+        # A node without a value has no formula. They are back before anything else is asked of them.
+        self._values = {
+            node: node.meta.pop("val")
+            for node in graph_module.graph.nodes
+            if is_compute_node(node) and "val" in node.meta
+        }
+        try:
+            super().__init__(graph_module, *args, **options)
+        finally:
+            self._restore()
+
+    def _collect_node_ancestors(self) -> Any:
+        self._restore()
+        return super()._collect_node_ancestors()
+
+    def get_non_collective_runtime_estimate(self, node: fx.Node) -> float | None:
+        """The given estimate; asked in 2.11 alone, where what was once measured and kept on disk would come first."""
+        estimate = self.custom_runtime_estimation
+        return None if estimate is None else estimate(node, None)
+
+    def _restore(self) -> None:
+        while self._values:
+            node, value = self._values.popitem()
+            node.meta["val"] = value
+
+    def _align_compute_nodes_runtime_estimations_across_all_distributed_ranks(self) -> None:
+        """Estimates from shapes alone are the same on all ranks: there is nothing to measure and to align."""
+
+
+class _PlannedScheduler(_WithoutFormulas, ManualOverlapScheduler):
+    """Buckets of given parameters in a given order, where torch's own takes those of modules in the graph's."""
+
+    def __init__(
+        self,
+        graph_module: fx.GraphModule,
+        settings: CompileSettings,
+        plan: tuple[tuple[int, ...], ...],
+        insert_overlap_deps: bool,
+    ) -> None:
+        super().__init__(graph_module, [], insert_overlap_deps)
+        self._settings, self._plan = settings, plan
+
+    def run(self) -> fx.GraphModule:
+        if self._settings.overlap_reorder:
+            super().run()
+        else:
+            self._manual_bucket_collectives()
+        self.gm.recompile()
+        return self.gm
+
+    def _obtain_nodes_in_subgraph(self) -> None:
+        nodes = collectives(self.graph)
+        if self._settings.bucket_order == "registration":
+            nodes.sort(key=lambda node: node.meta[POSITION])
+        # A bucket's payload has the order of this list.
+        self.nodes_in_subgraph = [[node for node in nodes if node.meta[POSITION] in bucket] for bucket in self._plan]
+
+
+def _schedule(graph_module: fx.GraphModule, bucketing: bool, insert_overlap_deps: bool) -> None:
+    """Overlap collectives with compute by estimated times; merge them too if ``bucketing``."""
+    defaults = {name: item.default for name, item in inspect.signature(schedule_overlap_bucketing).parameters.items()}
+    if bucketing and "pre_bucketing_fsdp_collectives" in defaults:
+        # Torch's `auto` has this step since 2.13.
+        pre_bucket = importlib.import_module("torch._inductor.fx_passes.fsdp").pre_bucket_fsdp_collectives
+        pre_bucket(graph_module, mode=None, bucket_cap_mb=None)
+    taken = inspect.signature(OverlapScheduler).parameters
+    options = {name: value for name, value in defaults.items() if name in taken and name != "gm"} | {
+        "collective_bucketing": bucketing,
+        "insert_overlap_deps": insert_overlap_deps,
+        "custom_runtime_estimation": precomputed_ms(graph_module.graph),
+    }
+    _WithoutFormulas(graph_module, **options).run()
+    graph_module.recompile()
+
+
+def _compile_aot_eager(
+    graph_module: fx.GraphModule, inputs: Sequence[Any], joint: JointPass, rewrite: CollectivesPass
+) -> Any:
+    def partition(joint_module: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Any:
+        joint(joint_module.graph)
+        return min_cut_rematerialization_partition(joint_module, joint_inputs, **options)
+
+    def compiler(module: fx.GraphModule, module_inputs: list[Any]) -> Any:
+        rewrite(module.graph)
+        return boxed_nop(module, module_inputs)
+
+    backend = aot_autograd(fw_compiler=compiler, partition_fn=partition, keep_inference_input_mutations=True)
+    return backend(graph_module, inputs)
+
+
+def _compile_inductor(
+    graph_module: fx.GraphModule, inputs: Sequence[Any], joint: JointPass, rewrite: CollectivesPass
+) -> Any:
+    options: dict[str, Any] = {"joint_custom_pre_pass": joint}
+    if rewrite.settings.has_graph_pass:
+        options |= {
+            "post_grad_custom_post_pass": rewrite,
+            # They would undo the order, or hand a bucket's buffer to others while it is in flight.
+            "reorder_for_compute_comm_overlap": False,
+            "reorder_for_peak_memory": False,
+            "allow_buffer_reuse": False,
+        }
+    return compile_fx(graph_module, inputs, config_patches=options)
+
+
+_COMPILERS = {"aot_eager": _compile_aot_eager, "inductor": _compile_inductor}
+
+
+def _uuid(graph_pass: Any) -> str:
+    sources = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))]
+    return hashlib.sha256(b"".join(sources) + repr(graph_pass).encode()).hexdigest()

@@ -1,0 +1,35 @@
+"""The ``llama_simple_fsdp`` workload."""
+
+from __future__ import annotations
+
+from torch.distributed.device_mesh import DeviceMesh
+
+from ..llama.model import Llama
+from ..llama.training import DTYPES, LlamaWorkload
+from .buckets import Bucket, block_buckets, module_buckets
+from .parametrization import MixedPrecision, shard_parameters
+from .passes import make_backend
+from .settings import CompileSettings
+
+
+class LlamaSimpleFsdpWorkload(LlamaWorkload):
+    """Pre-training steps under SimpleFSDP (arXiv 2411.00284): sharding is parametrization, the compiler schedules."""
+
+    name = "llama_simple_fsdp"
+
+    def shard(self, model: Llama, mesh: DeviceMesh) -> None:
+        """Make all parameters DTensors that are gathered where they are read."""
+        precision = MixedPrecision(DTYPES[self.config["param_dtype"]], DTYPES[self.config["reduce_dtype"]])
+        shard_parameters(model, mesh, precision)
+
+    def prepare(self, model: Llama) -> None:
+        """Have the model compiled as one graph when it is first run."""
+        settings = CompileSettings.from_config(self.config)
+        backend = make_backend(settings, dict(model.named_parameters()), _buckets(settings, model))
+        model.compile(backend=backend, fullgraph=True, dynamic=False)
+
+
+def _buckets(settings: CompileSettings, model: Llama) -> tuple[Bucket, ...]:
+    if settings.bucketing == "transformer_block":
+        return block_buckets(model)
+    return module_buckets(model, settings.bucket_modules) if settings.bucketing == "manual" else ()
