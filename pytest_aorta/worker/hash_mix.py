@@ -62,11 +62,11 @@ def eager_sums(words: torch.Tensor, grid: Grid) -> torch.Tensor:
 
 def _run_sums(words: torch.Tensor, offset: int) -> torch.Tensor:
     """Of one run: whole rows of keys at a time, where words outside of the run count as zero and add nothing."""
-    num_rows = _CHUNK_ROWS[words.device.type]
+    first, end = offset // COLUMNS, offset + words.numel()
+    num_rows = min(_CHUNK_ROWS[words.device.type], -(-end // COLUMNS) - first)
     mixed = torch.empty(2, num_rows * COLUMNS, dtype=torch.int32, device=words.device)
     block, product = torch.empty(2, num_rows, COLUMNS, dtype=torch.int64, device=words.device)
     totals = torch.zeros(LANES, COLUMNS, dtype=torch.int64, device=words.device)
-    first, end = offset // COLUMNS, offset + words.numel()
     # All at once: keys of one chunk would cost as many calls as its words do.
     keys = row_keys(torch.arange(first, end // COLUMNS + num_rows, device=words.device))
     for row in range(first, -(-end // COLUMNS), num_rows):

@@ -6,8 +6,6 @@ Each program takes a range of rows of keys. A thread's columns stay the same fro
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -63,15 +61,15 @@ def _max_programs(device: torch.device) -> int:
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _sum_rows(
-    words: Any,
-    sums: Any,
-    total: Any,
-    rows_per_program: Any,
-    blocks: Any,
-    length: Any,
-    head: Any,
-    first_row: Any,
-    row_stride: Any,
+    words: tl.tensor,
+    sums: tl.tensor,
+    total: tl.tensor,
+    rows_per_program: tl.tensor,
+    blocks: tl.tensor,
+    length: tl.tensor,
+    head: tl.tensor,
+    first_row: tl.tensor,
+    row_stride: tl.tensor,
     WHOLE: tl.constexpr,
     FOLD: tl.constexpr,
     UNROLL: tl.constexpr,
@@ -88,8 +86,7 @@ def _sum_rows(
         if inner & (row + UNROLL <= end):
             # No masks and no branches in here: the loads of all rows can be under way together.
             for _ in tl.static_range(UNROLL):
-                position = block * _COLUMNS - head
-                word = tl.load(words + (run * length + position) + columns)
+                word = tl.load(words + (run * length + block * _COLUMNS - head) + columns)
                 sum_0, sum_1 = _add(sum_0, sum_1, word, first_row + run * row_stride + block, FOLD)
                 run, block = _next(run, block, blocks)
         else:
@@ -107,13 +104,13 @@ def _sum_rows(
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _next(run: Any, block: Any, blocks: Any) -> Any:
+def _next(run: tl.tensor, block: tl.tensor, blocks: tl.tensor) -> tl.tensor:
     last = block + 1 == blocks
     return run + last.to(tl.int64), tl.where(last, 0, block + 1)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _add(sum_0: Any, sum_1: Any, word: Any, row: Any, FOLD: tl.constexpr) -> Any:
+def _add(sum_0: tl.tensor, sum_1: tl.tensor, word: tl.tensor, row: tl.tensor, FOLD: tl.constexpr) -> tl.tensor:
     """Add one row of keys times mixed words to both lanes."""
     mixed = word.to(tl.uint32)
     if FOLD:
@@ -121,13 +118,15 @@ def _add(sum_0: Any, sum_1: Any, word: Any, row: Any, FOLD: tl.constexpr) -> Any
     mixed *= _WORD_FACTOR
     mixed ^= mixed >> _WORD_SHIFT_1
     value = mixed.to(tl.int32, bitcast=True).to(tl.int64)
-    keys = _split_mix(row.to(tl.uint64), _ROW_STEP, _ROW_START).to(tl.int64, bitcast=True)
-    # Both factors fit 32 bits, which makes each lane one wide multiply and add.
-    return sum_0 + value * ((keys >> 32) | 1), sum_1 + value * (((keys << 32) >> 32) | 1)
+    keys = _split_mix(row.to(tl.uint64), _ROW_STEP, _ROW_START)
+    # Factors that came from 32 bits make each lane one wide multiply and add.
+    key_0 = ((keys >> 32).to(tl.uint32).to(tl.int32, bitcast=True) | 1).to(tl.int64)
+    key_1 = (keys.to(tl.uint32).to(tl.int32, bitcast=True) | 1).to(tl.int64)
+    return sum_0 + value * key_0, sum_1 + value * key_1
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _split_mix(counter: Any, STEP: tl.constexpr, START: tl.constexpr) -> Any:
+def _split_mix(counter: tl.tensor, STEP: tl.constexpr, START: tl.constexpr) -> tl.tensor:
     mixed = counter * STEP + START
     mixed = (mixed ^ (mixed >> _SHIFT_0)) * _FACTOR_0
     mixed = (mixed ^ (mixed >> _SHIFT_1)) * _FACTOR_1
