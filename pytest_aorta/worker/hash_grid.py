@@ -78,12 +78,6 @@ class Grid:
         """Where the words of elements lie that have ``times`` words each."""
         return Grid.of(*self.axes, Axis(times, range(times)))
 
-    @property
-    def offset(self) -> int:
-        """Where a grid of one axis, a run, begins; 0 where it is empty."""
-        held = self.axes[0].held
-        return int(held[0]) if len(held) else 0
-
     def rows(self, columns: int) -> Rows | None:
         """This grid as evenly spaced runs, if it is one run or two axes of ranges, spaced by whole ``columns``."""
         ranges = [axis.held for axis in self.axes if isinstance(axis.held, range)]

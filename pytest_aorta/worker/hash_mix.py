@@ -57,7 +57,10 @@ def eager_sums(words: torch.Tensor, grid: Grid) -> torch.Tensor:
     """The sums by torch's own operations, on any device."""
     if not words.numel():
         return torch.zeros(LANES, dtype=torch.int64, device=words.device)
-    return _run_sums(words, grid.offset) if len(grid.axes) == 1 else _scattered_sums(words, grid)
+    run = grid.axes[0].held
+    if len(grid.axes) == 1 and isinstance(run, range):
+        return _run_sums(words, run.start)
+    return _scattered_sums(words, grid)
 
 
 def _run_sums(words: torch.Tensor, offset: int) -> torch.Tensor:
