@@ -8,7 +8,8 @@ elements of 8 bytes are two, the low one first. Word ``w`` at index ``i`` adds, 
 ``mixed`` is a bijection of 32-bit words, read as signed: the first round of lowbias32 (Wellons, "Prospecting for
 hash functions", 2018). ``row`` is an odd signed 32-bit and ``column`` an odd 64-bit key, both from SplitMix64
 (Steele, Lea and Flood, OOPSLA 2014). The sum is thus a bilinear form of the keys, a universal hash after Carter
-and Wegman (1979): were the keys random, two given tensors that differ would share a lane's sum with probability 2**-26 at most.
+and Wegman (1979): were the keys
+random, two given tensors that differ would share a lane's sum with probability 2**-26 at most.
 One changed element always changes both lanes, since no factor of its term can be zero.
 """
 
