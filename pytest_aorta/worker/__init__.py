@@ -8,7 +8,7 @@ from pytest_aorta.worker.environment import environment_facts
 from pytest_aorta.worker.rank_env import RankEnv
 from pytest_aorta.worker.recorder import Recorder, recorder
 from pytest_aorta.worker.timer import StepTimer
-from pytest_aorta.worker.weight_hash import WeightHash, hash_parameters
+from pytest_aorta.worker.weight_hash import WeightHash, hash_optimizer, hash_parameters
 from pytest_aorta.worker.workload import Workload
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "WeightHash",
     "Workload",
     "environment_facts",
+    "hash_optimizer",
     "hash_parameters",
     "recorder",
 ]

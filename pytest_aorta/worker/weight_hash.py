@@ -1,9 +1,8 @@
 """A 128-bit hash of a model's logical tensors, from local shards and with no gather of weights.
 
-A tensor's hash is a sum modulo 2**64, in two lanes with keys of their own, of a mix of each element's flat
-index in the logical tensor and raw bits. A sum does not care who holds what, so every sharding of the same
-values has the same hash. The mix is SplitMix64's finalizer (Steele, Lea and Flood, "Fast splittable
-pseudorandom number generators", OOPSLA 2014; constants: variant 13 of Stafford's "Better bit mixing").
+A tensor's hash is a sum modulo 2**64, in two lanes, over its elements of a keyed mix of index and raw bits
+(:mod:`~pytest_aorta.worker.hash_mix`). A sum does not care who holds what, so every sharding of the same values has
+the same hash. The digest of a tensor's name, dtype, shape and sums is BLAKE2b's.
 """
 
 from __future__ import annotations
@@ -20,14 +19,8 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Shard, _StridedShard
 
-# Each lane's odd step from index to index and its start: fractional bits of the golden ratio, sqrt(3),
-# sqrt(2) and sqrt(5), which nobody could have picked to fit.
-_LANES = ((0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B), (0x6A09E667F3BCC909, 0x3C6EF372FE94F82B))
-_MIX_ROUNDS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
-_MIX_LAST_SHIFT = 31
-_BIT_DTYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-# A few int64 temporaries of this many elements: few enough for a CPU's caches, enough to fill a GPU.
-_CHUNK_ELEMENTS = {"cpu": 2**18, "cuda": 2**24}
+from pytest_aorta.worker.hash_grid import Axis, Grid
+from pytest_aorta.worker.hash_mix import tensor_sums
 
 _Group: TypeAlias = dist.ProcessGroup | None
 
@@ -62,6 +55,18 @@ def hash_parameters(named: Iterable[tuple[str, torch.Tensor]], group: _Group = N
     return _hash_pieces([_dtensor_or_replica(name, tensor.detach()) for name, tensor in named], group)
 
 
+def hash_optimizer(
+    optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]], group: _Group = None
+) -> WeightHash:
+    """Hash an optimiser's state, as tensors named ``<parameter>.<key>``; numbers count as tensors.
+
+    Collective and raising as :func:`hash_parameters`.
+    """
+    state = [(name, optimizer.state.get(parameter, {})) for name, parameter in named_parameters]
+    named = [(f"{name}.{key}", value) for name, values in state for key, value in values.items() if value is not None]
+    return hash_parameters([(name, torch.as_tensor(value)) for name, value in named], group)
+
+
 def hash_shards(shards: Iterable[LocalShard], group: _Group = None) -> WeightHash:
     """Hash tensors given as contiguous runs; a rank that holds nothing of a tensor gives an empty one.
 
@@ -83,13 +88,13 @@ class _Piece:
 
     signature: _Signature
     tensor: torch.Tensor
-    grid: _Grid
+    grid: Grid
 
 
 def _dtensor_or_replica(name: str, tensor: torch.Tensor) -> _Piece:
     signature = _Signature(name, str(tensor.dtype), tuple(tensor.shape))
     if not isinstance(tensor, DTensor):
-        return _Piece(signature, tensor, _Grid.of(_Axis(tensor.numel(), range(tensor.numel()))))
+        return _Piece(signature, tensor, Grid.of(Axis(tensor.numel(), range(tensor.numel()))))
     local, grid = tensor.to_local(), _local_grid(name, tensor)
     if local.numel() != grid.numel:
         layout = f"{tensor.placements} of {signature.shape} on mesh {tuple(tensor.device_mesh.shape)}"
@@ -102,7 +107,7 @@ def _run(shard: LocalShard) -> _Piece:
     if shard.offset < 0 or end > size:
         raise ValueError(f"{shard.name}: run [{shard.offset}, {end}) leaves [0, {size}) of shape {shard.shape}")
     signature = _Signature(shard.name, str(shard.tensor.dtype), tuple(shard.shape))
-    return _Piece(signature, shard.tensor.detach(), _Grid.of(_Axis(size, range(shard.offset, end))))
+    return _Piece(signature, shard.tensor.detach(), Grid.of(Axis(size, range(shard.offset, end))))
 
 
 def _hash_pieces(pieces: list[_Piece], group: _Group) -> WeightHash:
@@ -113,7 +118,7 @@ def _hash_pieces(pieces: list[_Piece], group: _Group) -> WeightHash:
         tensors[piece.signature].append(piece)
     if len({signature.name for signature in tensors}) < len(tensors):
         raise ValueError(f"a tensor has two dtypes or shapes in {list(tensors)}")
-    facts = _gather(torch.stack([_local_facts(parts) for parts in tensors.values()]), list(tensors), group)
+    facts = _gather(_stacked([_local_facts(parts) for parts in tensors.values()]), list(tensors), group)
     sums = [_logical_sums(signature, facts[:, number]) for number, signature in enumerate(tensors)]
     per_tensor = {pair[0].name: _digest(pair).hex() for pair in zip(tensors, sums, strict=True)}
     return WeightHash(_digest(list(per_tensor.items())).hex(), per_tensor)
@@ -132,6 +137,19 @@ def _local_facts(parts: list[_Piece]) -> torch.Tensor:
     sums = torch.stack([_sums(part) for part in parts]).sum(0)
     region = _short_digest([part.grid.key for part in parts])
     return torch.cat([sums, sums.new_tensor([region, sum(part.grid.numel for part in parts)])])
+
+
+def _sums(piece: _Piece) -> torch.Tensor:
+    try:
+        return tensor_sums(piece.tensor, piece.grid)
+    except ValueError as error:
+        raise ValueError(f"{piece.signature.name} is {error}") from error
+
+
+def _stacked(facts: list[torch.Tensor]) -> torch.Tensor:
+    # An optimiser keeps its step on the CPU beside state on the GPU, where the group gathers.
+    device = next((fact.device for fact in facts if fact.device.type != "cpu"), torch.device("cpu"))
+    return torch.stack([fact.to(device) for fact in facts])
 
 
 def _gather(facts: torch.Tensor, signatures: list[_Signature], group: _Group) -> torch.Tensor:
@@ -168,122 +186,12 @@ def _logical_sums(signature: _Signature, facts: torch.Tensor) -> tuple[int, int]
     return sum(first for first, _ in sums) % 2**64, sum(second for _, second in sums) % 2**64
 
 
-def _sums(piece: _Piece) -> torch.Tensor:
-    """Both lanes' sums over the elements of one piece, on its device."""
-    tensor, size = piece.tensor, piece.tensor.element_size()
-    if size not in _BIT_DTYPES or tensor.device.type not in _CHUNK_ELEMENTS:
-        allowed = f"{[*_BIT_DTYPES]}-byte elements on {[*_CHUNK_ELEMENTS]} can be hashed"
-        raise ValueError(f"{piece.signature.name} is {tensor.dtype} on {tensor.device}; {allowed}")
-    bits = tensor.reshape(-1).view(_BIT_DTYPES[size])
-    sums = torch.zeros(2, dtype=torch.int64, device=tensor.device)
-    chunk = _CHUNK_ELEMENTS[tensor.device.type]
-    for begin in range(0, bits.numel(), chunk):
-        part = bits[begin : begin + chunk]
-        sums += _mixed_sums(piece.grid.flat_index(begin, begin + part.numel(), tensor.device), part)
-    return sums
-
-
-def _mixed_sums(index: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
-    lanes, spare = [], torch.empty_like(index)
-    for step, start in _LANES:
-        mixed = torch.mul(index, _signed(step)).add_(_signed(start)).add_(bits)
-        for shift, factor in _MIX_ROUNDS:
-            _xor_shift(mixed, shift, spare).mul_(_signed(factor))
-        lanes.append(_xor_shift(mixed, _MIX_LAST_SHIFT, spare).sum())
-    return torch.stack(lanes)
-
-
-def _xor_shift(values: torch.Tensor, shift: int, spare: torch.Tensor) -> torch.Tensor:
-    # An int64 shift copies the sign down; the mask makes it the unsigned shift of the published mix.
-    torch.bitwise_right_shift(values, shift, out=spare).bitwise_and_((1 << (64 - shift)) - 1)
-    return values.bitwise_xor_(spare)
-
-
-def _signed(value: int) -> int:
-    """The int64 with the bits of an unsigned 64-bit value; int64 arithmetic wraps modulo 2**64 alike."""
-    return value - 2**64 if value >= 2**63 else value
-
-
-@dataclass(frozen=True)
-class _Axis:
-    """The indices, within a dimension of ``size``, that this rank holds: a range, or any ascending vector."""
-
-    size: int
-    held: range | torch.Tensor
-
-    def vector(self) -> torch.Tensor:
-        return torch.arange(self.held.start, self.held.stop) if isinstance(self.held, range) else self.held
-
-    def at(self, positions: torch.Tensor) -> torch.Tensor:
-        if isinstance(self.held, range):
-            return positions + self.held.start
-        return self.held.to(positions.device)[positions]
-
-    def chunk(self, num_chunks: int, number: int) -> _Axis:
-        """One of the pieces of ``torch.chunk``, empty where it gives fewer."""
-        length = -(-len(self.held) // num_chunks)
-        return _Axis(self.size, self.held[number * length : (number + 1) * length])
-
-    def strided_chunk(self, num_chunks: int, number: int, split_factor: int) -> _Axis:
-        """The piece ``number`` of each of ``split_factor`` pieces, as ``_StridedShard`` takes them."""
-        parts = (self.chunk(split_factor, part).chunk(num_chunks, number) for part in range(split_factor))
-        return _Axis(self.size, torch.cat([part.vector() for part in parts]))
-
-    def simplified(self) -> _Axis:
-        """With a range for a vector without gaps."""
-        if not len(self.held):
-            return self
-        whole = range(int(self.held[0]), int(self.held[-1]) + 1)
-        return _Axis(self.size, whole) if len(whole) == len(self.held) else self
-
-
-@dataclass(frozen=True)
-class _Grid:
-    """Where a local block lies in its logical tensor: the product of its axes, row-major."""
-
-    axes: tuple[_Axis, ...]
-
-    @classmethod
-    def of(cls, *axes: _Axis) -> _Grid:
-        """Merge every axis held in full into a range before it, so that a shard of dim 0 is one run."""
-        merged = [_Axis(1, range(1))]
-        for axis in axes:
-            last = merged[-1]
-            if isinstance(last.held, range) and len(axis.held) == axis.size:
-                begin, end = last.held.start * axis.size, last.held.stop * axis.size
-                merged[-1] = _Axis(last.size * axis.size, range(begin, end))
-            elif last.size == len(last.held) == 1:
-                merged[-1] = axis
-            else:
-                merged.append(axis)
-        return cls(tuple(merged))
-
-    @property
-    def key(self) -> list[object]:
-        return [axis.held if isinstance(axis.held, range) else axis.held.tolist() for axis in self.axes]
-
-    @property
-    def numel(self) -> int:
-        return math.prod(len(axis.held) for axis in self.axes)
-
-    def flat_index(self, begin: int, end: int, device: torch.device) -> torch.Tensor:
-        """The logical flat indices of the local elements ``[begin, end)``."""
-        positions = torch.arange(begin, end, device=device)
-        if len(self.axes) == 1:
-            return self.axes[0].at(positions)
-        index, stride = torch.zeros_like(positions), 1
-        for axis in reversed(self.axes):
-            index += axis.at(positions % len(axis.held)) * stride
-            positions, stride = positions // len(axis.held), stride * axis.size
-        return index
-
-
-def _local_grid(name: str, tensor: DTensor) -> _Grid:
+def _local_grid(name: str, tensor: DTensor) -> Grid:
     """What this rank holds of a DTensor: its placements applied to the indices of each dim, left to right."""
     coordinate = tensor.device_mesh.get_coordinate()
     if coordinate is None:
-        return _Grid.of(_Axis(tensor.numel(), range(0)))
-    axes = [_Axis(size, range(size)) for size in tensor.shape]
+        return Grid.of(Axis(tensor.numel(), range(0)))
+    axes = [Axis(size, range(size)) for size in tensor.shape]
     for mesh_dim, placement in enumerate(tensor.placements):
         pieces = tensor.device_mesh.size(mesh_dim), coordinate[mesh_dim]
         if isinstance(placement, _StridedShard):
@@ -292,4 +200,4 @@ def _local_grid(name: str, tensor: DTensor) -> _Grid:
             axes[placement.dim] = axes[placement.dim].chunk(*pieces)
         elif not placement.is_replicate():
             raise ValueError(f"{name}: {placement} has no value yet; redistribute it to Shard or Replicate first")
-    return _Grid.of(*(axis.simplified() for axis in axes))
+    return Grid.of(*(axis.simplified() for axis in axes))

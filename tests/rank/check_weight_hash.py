@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_aorta.worker.weight_hash import LocalShard, hash_parameters, hash_shards
+from pytest_aorta.worker import hash_mix
+from pytest_aorta.worker.hash_grid import Axis, Grid
+from pytest_aorta.worker.hash_mix import tensor_sums
+from pytest_aorta.worker.weight_hash import LocalShard, hash_optimizer, hash_parameters, hash_shards
 
 DTYPES = [
     torch.bfloat16,
@@ -22,6 +26,9 @@ DTYPES = [
     torch.int64,
     torch.bool,
 ]
+# The host is shared: a slow example is no failure.
+settings.register_profile("shared-host", deadline=None)
+settings.load_profile("shared-host")
 WORDS = st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=40)
 
 
@@ -29,25 +36,75 @@ def digest(tensor, name="w"):
     return hash_parameters([(name, tensor)]).hex
 
 
-def reference_sums(words, lane):
+def split_mix(counter, sequence):
+    z = (counter * sequence[0] + sequence[1]) % 2**64
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
+    return z ^ (z >> 31)
+
+
+def signed(value, bits):
+    return (value + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1)
+
+
+def reference_sums(words, offset=0):
     """The definition, in Python integers."""
-    step, start = lane
-    total = 0
-    for index, word in enumerate(words):
-        z = (index * step + start + word) % 2**64
-        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
-        z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
-        total += z ^ (z >> 31)
-    return total % 2**64
+    totals = [0, 0]
+    for index, word in enumerate(words, offset):
+        mixed = word % 2**32
+        mixed = (mixed ^ (mixed >> 16)) * 0x7FEB352D % 2**32
+        mixed = signed(mixed ^ (mixed >> 15), 32)
+        row = split_mix(index // 1024, hash_mix.ROW_KEYS)
+        for lane, half in enumerate((row >> 32, row)):
+            column = split_mix(index % 1024 * 2 + lane, hash_mix.COLUMN_KEYS)
+            totals[lane] += mixed * signed(half | 1, 32) * (column | 1)
+    return [total % 2**64 for total in totals]
 
 
-@given(WORDS)
-def test_sums_are_those_of_the_published_mix(words):
-    from pytest_aorta.worker import weight_hash
+def sums_of(tensor, *axes):
+    grid = Grid.of(*axes) if axes else Grid.of(Axis(tensor.numel(), range(tensor.numel())))
+    return [value % 2**64 for value in tensor_sums(tensor, grid).tolist()]
 
-    sums = weight_hash._mixed_sums(torch.arange(len(words)), torch.tensor(words, dtype=torch.int32)).tolist()
 
-    assert [value % 2**64 for value in sums] == [reference_sums(words, lane) for lane in weight_hash._LANES]
+@given(WORDS, st.sampled_from([0, 1, 1000, 1024, 2**31 + 5, 2**40]))
+def test_sums_are_those_of_the_definition(words, offset):
+    held = range(offset, offset + len(words))
+
+    assert sums_of(torch.tensor(words, dtype=torch.int32), Axis(2**50, held)) == reference_sums(words, offset)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_words_are_elements_zero_extended_or_halves_low_first(dtype):
+    size = torch.empty(0, dtype=dtype).element_size()
+    raw = torch.arange(16 * size).mul(37).remainder(2 if dtype is torch.bool else 256).to(torch.uint8)
+    width = min(size, 4)
+    words = [int.from_bytes(bytes(raw[at : at + width].tolist()), "little") for at in range(0, len(raw), width)]
+
+    assert sums_of(raw.view(dtype)) == reference_sums(words)
+
+
+@settings(max_examples=40)
+@given(st.lists(st.tuples(st.integers(1, 40), st.randoms(use_true_random=False)), min_size=1, max_size=4))
+def test_any_block_has_the_sums_of_the_definition_at_its_indices(dims):
+    shape = [size for size, _ in dims]
+    held = [sorted(random.sample(range(size), random.randint(1, size))) for size, random in dims]
+    axes = [Axis(size, torch.tensor(rows)).simplified() for size, rows in zip(shape, held, strict=True)]
+    index = torch.arange(math.prod(shape)).view(shape)
+    for dim, rows in enumerate(held):
+        index = index.index_select(dim, torch.tensor(rows))
+    words = index.mul(2654435761).to(torch.int32)
+    expected = [
+        reference_sums([word], at) for word, at in zip(words.flatten().tolist(), index.flatten().tolist(), strict=True)
+    ]
+
+    assert sums_of(words, *axes) == [sum(lane) % 2**64 for lane in zip(*expected, strict=True)]
+
+
+def test_mixed_words_are_a_bijection_of_all_16_bit_words_and_of_samples_of_32_bit_words():
+    words = torch.cat([torch.arange(2**16), torch.arange(2**16) << 16, torch.randint(2**32, (2**18,))]).unique()
+    words = words.to(torch.int32)
+
+    assert len(hash_mix._mix(words, torch.empty(2, len(words), dtype=torch.int32)).unique()) == len(words)
 
 
 @given(WORDS, st.randoms(use_true_random=False))
@@ -126,16 +183,53 @@ def test_tensors_swapped_between_names_are_seen_and_each_is_named():
 
 
 @pytest.mark.parametrize("lane", [0, 1])
-def test_one_flipped_bit_flips_about_half_of_a_lane(lane):
-    from pytest_aorta.worker.weight_hash import _mixed_sums
+def test_one_flipped_bit_of_word_or_index_flips_about_half_of_a_lane(lane):
+    def lane_of(word, index):
+        return sums_of(torch.tensor([word]).to(torch.int32), Axis(2**50, range(index, index + 1)))[lane]
 
-    def lane_of(word):
-        return int(_mixed_sums(torch.tensor([12345]), torch.tensor([word]))[lane])
-
-    flips = [(lane_of(0x3F800000) ^ lane_of(0x3F800000 ^ (1 << bit))) % 2**64 for bit in range(32)]
+    flips = [lane_of(0x3F800000, 12345) ^ lane_of(0x3F800000 ^ (1 << bit), 12345) for bit in range(32)]
+    flips += [lane_of(0x3F800000, 12345) ^ lane_of(0x3F800000, 12345 ^ (1 << bit)) for bit in range(40)]
 
     assert all(12 <= flip.bit_count() <= 52 for flip in flips)
     assert 28 <= sum(flip.bit_count() for flip in flips) / len(flips) <= 36
+
+
+@pytest.mark.parametrize("value", [0, 1, 0x3F800000])
+def test_equal_and_opposite_changes_of_a_constant_matrix_do_not_cancel(value):
+    base = torch.full((64, 1024), value, dtype=torch.int32)
+    seen = {tuple(sums_of(base))}
+    for rows, columns in itertools.product([(0, 1), (3, 9), (0, 63)], [(0, 1), (5, 517), (0, 1023)]):
+        changed = base.clone()
+        changed[rows[0], columns] += torch.tensor([1, -1], dtype=torch.int32)
+        changed[rows[1], columns] += torch.tensor([-1, 1], dtype=torch.int32)
+        seen.add(tuple(sums_of(changed)))
+
+    assert len(seen) == 10
+
+
+def test_swapped_shards_and_permuted_rows_are_seen():
+    tensor = torch.randn(8, 512)
+
+    assert len({digest(tensor), digest(tensor.roll(4, 0)), digest(tensor.flip(0)), digest(tensor.flip(1))}) == 4
+
+
+def test_a_transposed_square_is_seen():
+    tensor = torch.randn(5, 5)
+
+    assert digest(tensor) != digest(tensor.t().contiguous())
+
+
+def test_the_state_of_an_optimizer_is_hashed_by_names():
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    before = hash_optimizer(optimizer, model.named_parameters())
+    optimizer.state[model.bias]["exp_avg"][1] += 1
+    after = hash_optimizer(optimizer, model.named_parameters())
+
+    assert set(before.per_tensor) == {f"{n}.{k}" for n in ("weight", "bias") for k in ("step", "exp_avg", "exp_avg_sq")}
+    assert [name for name in before.per_tensor if before.per_tensor[name] != after.per_tensor[name]] == ["bias.exp_avg"]
 
 
 def test_a_scalar_and_an_empty_tensor_have_hashes():

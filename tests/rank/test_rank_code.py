@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -20,3 +22,14 @@ def test_rank_code(check, pytestconfig):
     counts = ended.stdout.strip().splitlines()[-1]
     assert " passed" in counts
     assert "skipped" not in counts
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_triton_kernel_under_its_interpreter(pytestconfig):
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/rank/triton_weight_hash.py"]
+    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    folder = pytestconfig.rootpath
+    ended = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -1,0 +1,111 @@
+"""Which elements of a logical tensor a local block holds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The indices, within a dimension of ``size``, that this rank holds: a range, or any ascending vector."""
+
+    size: int
+    held: range | torch.Tensor
+
+    def vector(self) -> torch.Tensor:
+        """The indices held, int64 ``[n]``."""
+        return torch.arange(self.held.start, self.held.stop) if isinstance(self.held, range) else self.held
+
+    def at(self, positions: torch.Tensor) -> torch.Tensor:
+        """The indices at these positions of the vector."""
+        if isinstance(self.held, range):
+            return positions + self.held.start
+        return self.held.to(positions.device)[positions]
+
+    def chunk(self, num_chunks: int, number: int) -> Axis:
+        """One of the pieces of ``torch.chunk``, empty where it gives fewer."""
+        length = -(-len(self.held) // num_chunks)
+        return Axis(self.size, self.held[number * length : (number + 1) * length])
+
+    def strided_chunk(self, num_chunks: int, number: int, split_factor: int) -> Axis:
+        """The piece ``number`` of each of ``split_factor`` pieces, as ``_StridedShard`` takes them."""
+        parts = (self.chunk(split_factor, part).chunk(num_chunks, number) for part in range(split_factor))
+        return Axis(self.size, torch.cat([part.vector() for part in parts]))
+
+    def simplified(self) -> Axis:
+        """With a range for a vector without gaps."""
+        if not len(self.held):
+            return self
+        whole = range(int(self.held[0]), int(self.held[-1]) + 1)
+        return Axis(self.size, whole) if len(whole) == len(self.held) else self
+
+
+@dataclass(frozen=True)
+class Rows:
+    """``count`` runs of ``length`` each, the first beginning at ``begin``, ``stride`` from one to the next."""
+
+    count: int
+    length: int
+    begin: int
+    stride: int
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Where a local block lies in its logical tensor: the product of its axes, row-major."""
+
+    axes: tuple[Axis, ...]
+
+    @classmethod
+    def of(cls, *axes: Axis) -> Grid:
+        """Merge every axis held in full into a range before it, so that a shard of dim 0 is one run."""
+        merged = [Axis(1, range(1))]
+        for axis in axes:
+            last = merged[-1]
+            if isinstance(last.held, range) and len(axis.held) == axis.size:
+                begin, end = last.held.start * axis.size, last.held.stop * axis.size
+                merged[-1] = Axis(last.size * axis.size, range(begin, end))
+            elif last.size == len(last.held) == 1:
+                merged[-1] = axis
+            else:
+                merged.append(axis)
+        return cls(tuple(merged))
+
+    def repeated(self, times: int) -> Grid:
+        """Where the words of elements lie that have ``times`` words each."""
+        return Grid.of(*self.axes, Axis(times, range(times)))
+
+    def rows(self, columns: int) -> Rows | None:
+        """This grid as evenly spaced runs, if it is one run or two axes of ranges, spaced by whole ``columns``."""
+        ranges = [axis.held for axis in self.axes if isinstance(axis.held, range)]
+        if len(ranges) < len(self.axes) or len(ranges) > 2:
+            return None
+        outer, inner = [range(1), *ranges][-2:]
+        stride = self.axes[-1].size if len(ranges) == 2 else 0
+        if stride % columns:
+            return None
+        return Rows(len(outer), len(inner), outer.start * stride + inner.start, stride)
+
+    @property
+    def key(self) -> list[object]:
+        """What tells this grid from others, for a digest."""
+        return [axis.held if isinstance(axis.held, range) else axis.held.tolist() for axis in self.axes]
+
+    @property
+    def numel(self) -> int:
+        """How many elements the grid holds."""
+        return math.prod(len(axis.held) for axis in self.axes)
+
+    def flat_index(self, begin: int, end: int, device: torch.device) -> torch.Tensor:
+        """The logical flat indices of the local elements ``[begin, end)``."""
+        positions = torch.arange(begin, end, device=device)
+        if len(self.axes) == 1:
+            return self.axes[0].at(positions)
+        index, stride = torch.zeros_like(positions), 1
+        for axis in reversed(self.axes):
+            index += axis.at(positions % len(axis.held)) * stride
+            positions, stride = positions // len(axis.held), stride * axis.size
+        return index
