@@ -1,8 +1,9 @@
 #!/bin/sh
 # Compares the overlap and numerics suites on this machine's GPUs with the stored baselines.
-# Usage: [RECORD=1] [FAULTS=1] [BENCHMARK=1] benchmarks/on_gpus.sh OUT GPUS... , e.g. benchmarks/on_gpus.sh /tmp/out 4 2
+# Usage: [RECORD=1] [FAULTS=1] [VERDICT=1] [HASH=1] [BENCHMARK=1] benchmarks/on_gpus.sh OUT GPUS... , e.g. benchmarks/on_gpus.sh /tmp/out 4 2
 # RECORD writes new baselines first, and OUT/baselines.tar.gz holds them; FAULTS runs what needs two GPUs and no
-# baseline; BENCHMARK prints figures of docs/benchmarks.md.
+# baseline; VERDICT plants slowdowns, and records launches with a slow rank; HASH and BENCHMARK print figures of
+# docs/benchmarks.md.
 set -u
 out=$1
 shift
@@ -15,15 +16,26 @@ run() {
 }
 
 for gpus in "$@"; do
-    suite="$python -m pytest -p no:cacheprovider --aorta-gpus=$gpus --aorta-require-gpus tests/distributed"
+    suite="$python -m pytest -p no:cacheprovider --aorta-gpus=$gpus --aorta-require-gpus"
+    suite="$suite tests/distributed/test_overlap.py tests/distributed/test_numerics.py"
     if [ "${RECORD:-}" ]; then
-        run $suite -m "overlap or numerics" --aorta-results="/tmp/aorta-record-$gpus" --update-baselines
+        run $suite --aorta-results="/tmp/aorta-record-$gpus" \
+            --update-baselines --aorta-launches="${LAUNCHES:-10}"
     fi
-    run $suite -m "overlap or numerics" --aorta-results="/tmp/aorta-$gpus"
+    run $suite --aorta-results="/tmp/aorta-$gpus"
 done
 if [ "${FAULTS:-}" ]; then
     run $python -m pytest -p no:cacheprovider --aorta-gpus=2 -s tests/distributed/test_faults_gpu.py
     run $python -m pytest -p no:cacheprovider --aorta-gpus=2 tests/distributed/test_warm_gpu.py
+fi
+if [ "${VERDICT:-}" ]; then
+    run $python -m pytest -p no:cacheprovider --aorta-gpus="$1" -s tests/distributed/test_verdict_gpu.py
+    run env RECORD_OUT="$out" RECORD_ROUNDS=1 RECORD_VARIANTS=rank1,base,rank1 \
+        $python -m pytest -p no:cacheprovider --aorta-gpus="$1" -s benchmarks/record_launches.py
+fi
+if [ "${HASH:-}" ]; then
+    run $python benchmarks/weight_hash.py
+    run $python -m pytest -p no:cacheprovider --aorta-gpus=1 tests/distributed/test_weight_hash_gpu.py
 fi
 if [ "${BENCHMARK:-}" ]; then
     run $python -m pytest -p no:cacheprovider -s benchmarks/launch.py

@@ -166,6 +166,8 @@ def detection_lines(
         return [f"  fewer than {MIN_LAUNCHES_TO_FAIL} launches never fail a test for a metric that has noise"]
     comparison = StoredComparison(baseline.case, baseline.config, baseline, marked, priors, max_launches)
     anchor, lines = baseline.anchor, []
+    if len(anchor) < MIN_LAUNCHES:
+        return [f"  {len(anchor)} launches at its centre: what they detect is told from {MIN_LAUNCHES} on"]
     for name, given in choose_tolerances(marked, anchor[-1]).items():
         metric = METRICS[name]
         if given.relative is None or not_applicable(metric, given, anchor[-1], anchor[-1]):

@@ -11,7 +11,7 @@ from pytest_aorta.fixtures import DistributedWorld
 FSDP = {
     "cpu": {"steps": 20, "warmup": 3, "verify": 3},
     "cuda": {
-        "steps": 300,
+        "steps": 150,
         "warmup": 20,
         "verify": 10,
         "layers": 16,

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_aorta.baseline import Baseline, baseline_path, orphans, read_baseline, write_baseline
+from pytest_aorta.baseline import Baseline, StoredLaunch, baseline_path, orphans, read_baseline, write_baseline
 from pytest_aorta.devices import World
 from pytest_aorta.diagnosis import launch_failure
 from pytest_aorta.errors import BaselineError, LaunchError, ResultError
@@ -55,11 +55,15 @@ def make_baseline(seed: int = 0, num_steps: int = NUM_STEPS) -> Baseline:
         slowest_rank_p50_ms=float(seed),
         fastest_rank_p50_ms=float(seed),
         metrics={},
-        weight_hashes={},
-        loss=[float(seed)] * num_steps,
+        weight_hashes={str(step): f"{seed:016x}" for step in range(num_steps)},
+        final_loss=float(seed),
         environment={"torch": "2.11.0", "device": "cpu"},
+        rank_lag_ms=[],
+        step_time_growth=0.0,
+        memory_growth=0.0,
+        canary_ms={},
     )
-    return Baseline(CASE, CASE.rpartition("::")[0], PLATFORM, "fsdp", {"seed": seed}, (facts,))
+    return Baseline(CASE, CASE.rpartition("::")[0], PLATFORM, "fsdp", {"seed": seed}, (StoredLaunch(facts),))
 
 
 def rewrite(folder: Path, seeds: range, times: int) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 pytestmark = [
     pytest.mark.overlap,
-    pytest.mark.world(size="all"),
+    pytest.mark.world(size="all", warm=True),
     pytest.mark.tolerance(step_time_p50="5%"),
     pytest.mark.timeout(180),
 ]
