@@ -1,7 +1,8 @@
 """Records launches for benchmarks/detection.py: unchanged ones, and ones with a real slowdown planted in them.
 
 Run: RECORD_ROUNDS=10 RECORD_OUT=DIR python -m pytest benchmarks/record_launches.py -s
-RECORD_VARIANTS picks some of the variants, RECORD_LIMIT_S ends it early. Each run is a sitting; its file is
+RECORD_VARIANTS picks some of the variants, RECORD_LIMIT_S ends it early, RECORD_SEQ_LEN sets the work of a GPU step.
+Each run is a sitting; its file is
 DIR/launches-<platform>-<sitting>.json.gz.
 """
 
@@ -32,7 +33,7 @@ SIZES: dict[str, dict[str, Any]] = {
         "n_kv_heads": 4,
         "ffn_hidden": 8192,
         "vocab_size": 32000,
-        "seq_len": 2048,
+        "seq_len": int(os.environ.get("RECORD_SEQ_LEN", "2048")),
         "batch_size": 1,
         "param_dtype": "bfloat16",
     },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -11,6 +12,10 @@ from pytest_aorta.facts import LaunchFacts
 # Of the median step, that a rank waits less than the others. On 4 H200s ranks of unchanged launches differ by up to
 # 2%; on CPU ranks, that share cores, by tens of percent.
 SLOW_RANK_SHARE = {"cuda": 0.03, "cpu": 0.3}
+# The least that counts where reference launches show what is usual.
+_SHIFT_SHARE = {"cuda": 0.01, "cpu": 0.1}
+_MIN_REFERENCE = 3
+_NOISES = 3.0
 # Growth from a launch's first step to its last that is worth telling.
 STEP_GROWTH = {"cuda": 0.03, "cpu": 0.5}
 MEMORY_GROWTH = 0.03
@@ -28,18 +33,26 @@ class SlowRank:
 
 
 def slow_rank(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts] = ()) -> SlowRank | None:
-    """The one rank that waits clearly less in collectives than the others, beyond what it did in ``reference``."""
-    lags = _median_lags(launches)
+    """The one rank that waits clearly less in collectives than the others.
+
+    Ranks of unchanged launches differ too, by their place in the machine: against ``reference``, what counts is how
+    much more a rank lags than it did there. That has to be half of what the steps got longer, or more, and beyond
+    three times the scatter of the reference's launches.
+    """
+    lags, usual = _lags(launches), _lags(reference)
     if not lags:
         return None
-    usual = _median_lags(reference)
-    if len(usual) == len(lags):
-        lags = [lag - before for lag, before in zip(lags, usual, strict=True)]
-    last = max(range(len(lags)), key=lambda rank: lags[rank])
-    p50_ms = median(launch.step_time_ms["p50"] for launch in launches)
-    if lags[last] <= SLOW_RANK_SHARE[_device(launches)] * p50_ms:
-        return None
-    return SlowRank(last, lags[last])
+    known = bool(usual) and len(usual[0]) == len(lags[0])
+    shifts = _medians(lags)
+    if known:
+        shifts = [lag - before for lag, before in zip(shifts, _medians(usual), strict=True)]
+    last = max(range(len(shifts)), key=lambda rank: shifts[rank])
+    p50_ms, device = _p50_ms(launches), _device(launches)
+    needed = SLOW_RANK_SHARE[device] * p50_ms
+    if known and len(usual) >= _MIN_REFERENCE:
+        noise = _NOISES * _scatter(usual) * math.sqrt(1 / len(lags) + 1 / len(usual))
+        needed = max(_SHIFT_SHARE[device] * p50_ms, noise, (p50_ms - _p50_ms(reference)) / 2)
+    return SlowRank(last, shifts[last]) if shifts[last] > needed else None
 
 
 def notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts]) -> list[str]:
@@ -71,10 +84,23 @@ def canary_notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFact
     return found
 
 
-def _median_lags(launches: Sequence[LaunchFacts]) -> list[float]:
+def _lags(launches: Sequence[LaunchFacts]) -> list[list[float]]:
     known = [launch.rank_lag_ms for launch in launches if launch.rank_lag_ms]
-    sizes = {len(lags) for lags in known}
-    return [median(lags) for lags in zip(*known, strict=True)] if len(sizes) == 1 else []
+    return known if len({len(lags) for lags in known}) == 1 else []
+
+
+def _medians(lags: Sequence[Sequence[float]]) -> list[float]:
+    return [median(values) for values in zip(*lags, strict=True)]
+
+
+def _scatter(lags: Sequence[Sequence[float]]) -> float:
+    """Standard deviation of a rank's lag between launches, over all ranks."""
+    off = [value - middle for values in lags for value, middle in zip(values, _medians(lags), strict=True)]
+    return math.sqrt(sum(value**2 for value in off) / (len(off) - len(lags[0])))
+
+
+def _p50_ms(launches: Sequence[LaunchFacts]) -> float:
+    return median(launch.step_time_ms["p50"] for launch in launches)
 
 
 def _device(launches: Sequence[LaunchFacts]) -> str:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from unit_builders import make_facts, on_cpu
+from unit_builders import make_facts, on_cpu, with_p50
 
 from pytest_aorta.health import SlowRank, notes, slow_rank
 
@@ -29,6 +29,19 @@ def test_rank_that_was_as_slow_at_the_baseline_is_none():
 
 def test_lag_is_told_beyond_that_of_the_baseline():
     assert slow_rank(lagging(-0.5, 0.9), lagging(0.0, 0.5)) == SlowRank(1, pytest.approx(0.4))
+
+
+def test_lag_within_the_scatter_of_the_baseline_is_none():
+    scattered = [make_facts(rank_lag_ms=[-lag, lag]) for lag in (0.0, 0.6, -0.6, 0.3, -0.3)]
+    assert slow_rank(lagging(-0.4, 0.4), scattered) is None
+    assert slow_rank(lagging(-0.4, 0.4), lagging(0.0, 0.0) * 2) == SlowRank(1, pytest.approx(0.4))
+
+
+def test_lag_of_less_than_half_of_what_steps_got_longer_names_nobody():
+    slower = [with_p50(launch, 11.0) for launch in lagging(-0.4, 0.4)]
+    assert slow_rank(slower, lagging(0.0, 0.0)) is None
+    slower = [with_p50(launch, 11.0) for launch in lagging(-0.6, 0.6)]
+    assert slow_rank(slower, lagging(0.0, 0.0)) == SlowRank(1, pytest.approx(0.6))
 
 
 def test_baseline_of_another_number_of_ranks_tells_nothing_of_lags():
