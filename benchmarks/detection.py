@@ -257,21 +257,37 @@ def across_sittings(
     return tally
 
 
-def ab(lab: Lab, metric: str, tolerance: float, change: Change, trials: int, variants: Sequence[str]) -> Tally:
-    """Pairs from one sitting."""
+def ab(
+    lab: Lab,
+    metric: str,
+    tolerance: float,
+    change: Change,
+    trials: int,
+    variants: Sequence[str],
+    sittings: Sequence[str],
+) -> Tally:
+    """Pairs from one of the sittings; launches that were recorded next to each other make a pair."""
     tally = Tally()
-    sittings = [one for one in lab.sittings if lab.pool(one, variants)]
     for _ in range(trials):
         sitting = sittings[lab.rng.integers(len(sittings))]
-        unchanged = lab.draw(lab.pool(sitting), len(lab.pool(sitting)))
-        if variants == UNCHANGED:
-            half = len(unchanged) // 2
-            candidates, references = unchanged[:half], unchanged[half:]
-        else:
-            candidates, references = lab.pool(sitting, variants), unchanged
-        pairs = lab.cycle(candidates, MAX_PAIRS), lab.cycle(references, MAX_PAIRS)
-        tally.add(paired(lab, *pairs, metric, tolerance, change))
+        order = [one for one in lab.launches if one.sitting == sitting]
+        pairs = _adjacent(order, variants)
+        chosen = lab.rng.permutation(max(MAX_PAIRS, len(pairs)))
+        picked = [pairs[number % len(pairs)] for number in chosen[:MAX_PAIRS]]
+        tally.add(paired(lab, *zip(*picked, strict=True), metric, tolerance, change))
     return tally
+
+
+def _adjacent(order: Sequence[Recorded], variants: Sequence[str]) -> list[tuple[Recorded, Recorded]]:
+    """(candidate, reference): each candidate with the unchanged launch that came next to it."""
+    pairs = []
+    for number, one in enumerate(order):
+        if one.variant not in variants:
+            continue
+        others = [place for place, other in enumerate(order) if other.variant in UNCHANGED and place != number]
+        nearest = min(others, key=lambda place: abs(place - number))
+        pairs.append((one, order[nearest]))
+    return pairs
 
 
 def peers(lab: Lab, percents: Sequence[float], trials: int) -> dict[str, list[float]]:
@@ -365,8 +381,13 @@ def gpu_tables(lab: Lab, trials: int, rng: np.random.Generator) -> dict[str, lis
                 if name.startswith(("none", "+")) or len({one.sitting for one in lab.pool(None, kind)}) > 1
             ]
             show(lab, f"p50 at T = {tolerance:.1%}, across sittings", rows)
-    rows = [(name, ab(lab, p50, 0.01, change, trials, kind)) for name, change, kind in nothing + injected + real]
-    show(lab, "p50 at T = 1.0%, interleaved A/B (launches count both sides and the first)", rows)
+    for sitting in lab.sittings:
+        rows = [
+            (name, ab(lab, p50, 0.01, change, trials // 2, kind, [sitting]))
+            for name, change, kind in nothing + injected + real
+            if any(one.sitting == sitting for one in lab.pool(None, kind))
+        ]
+        show(lab, f"p50 at T = 1.0%, interleaved A/B in {sitting} (launches count both sides and the first)", rows)
     for metric in ("step_time_p99", "step_time_tail5"):
         rows = [
             (
@@ -408,9 +429,12 @@ def cpu_tables(lab: Lab, trials: int) -> None:
         for percent in (0, 50, 100, 200, 400)
     ]
     show(lab, "CPU, p50 at T = 100%, one sitting", rows)
-    rows = [(f"+{percent}%", ab(lab, p50, 0.1, scaled(percent), trials, UNCHANGED)) for percent in (0, 10, 20, 50)]
+    rows = [
+        (f"+{percent}%", ab(lab, p50, 0.1, scaled(percent), trials, UNCHANGED, lab.sittings))
+        for percent in (0, 10, 20, 50)
+    ]
     if lab.pool(None, ("slow20",)):
-        rows.append(("added work of 20%", ab(lab, p50, 0.1, plain, trials, ("slow20",))))
+        rows.append(("added work of 20%", ab(lab, p50, 0.1, plain, trials, ("slow20",), lab.sittings)))
     show(lab, "CPU, p50 at T = 10%, interleaved A/B", rows)
 
 

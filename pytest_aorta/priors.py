@@ -31,7 +31,8 @@ _MEMORY = 0.001
 def default_spread(metric: Metric, device: str) -> Spread:
     """What stands in for everything that is not known."""
     if metric.kind == "memory":
-        return Spread.of(_MEMORY, _MEMORY, _WITHIN_DF)
+        side = Variance(_MEMORY**2, _WITHIN_DF)
+        return Spread(side, side, Variance(_MEMORY**2, _BETWEEN_DF))
     factor = _TIMES.get(metric.name, 1.0)
     within, between = Variance((factor * _WITHIN[device]) ** 2, _WITHIN_DF), (factor * _BETWEEN[device]) ** 2
     return Spread(within, within, Variance(between, _BETWEEN_DF))
