@@ -180,6 +180,7 @@ def paired(
     metric: str,
     tolerance: float,
     change: Change,
+    max_pairs: int,
 ) -> tuple[Outcome, int]:
     """The A/B's verdict, after a first launch that decided nothing, and how many launches it took."""
     differences: list[float] = []
@@ -187,7 +188,7 @@ def paired(
     for one, other in zip(candidates, references, strict=False):
         here, there = METRIC_OF[metric](change(one.steps)), METRIC_OF[metric](other.steps)
         differences.append(math.log(here / there))
-        decision = decide_pairs(differences, scatter, tolerance, max_pairs=MAX_PAIRS, worse=1)
+        decision = decide_pairs(differences, scatter, tolerance, max_pairs=max_pairs, worse=1)
         if decision.outcome is not None:
             return decision.outcome, 1 + 2 * len(differences)
     raise AssertionError("the last look decides")
@@ -265,6 +266,7 @@ def ab(
     trials: int,
     variants: Sequence[str],
     sittings: Sequence[str],
+    max_pairs: int = MAX_PAIRS,
 ) -> Tally:
     """Pairs from one of the sittings; launches that were recorded next to each other make a pair."""
     tally = Tally()
@@ -272,9 +274,9 @@ def ab(
         sitting = sittings[lab.rng.integers(len(sittings))]
         order = [one for one in lab.launches if one.sitting == sitting]
         pairs = _adjacent(order, variants)
-        chosen = lab.rng.permutation(max(MAX_PAIRS, len(pairs)))
-        picked = [pairs[number % len(pairs)] for number in chosen[:MAX_PAIRS]]
-        tally.add(paired(lab, *zip(*picked, strict=True), metric, tolerance, change))
+        chosen = lab.rng.permutation(max(max_pairs, len(pairs)))
+        picked = [pairs[number % len(pairs)] for number in chosen[:max_pairs]]
+        tally.add(paired(lab, *zip(*picked, strict=True), metric, tolerance, change, max_pairs))
     return tally
 
 
@@ -421,21 +423,21 @@ def gpu_tables(lab: Lab, trials: int, rng: np.random.Generator) -> dict[str, lis
     return curves
 
 
-def cpu_tables(lab: Lab, trials: int) -> None:
-    """Everything on launches of CPU ranks."""
-    plain, p50 = scaled(0), "step_time_p50"
+def cpu_tables(lab: Lab, sitting: str, trials: int) -> None:
+    """Everything on the launches of one sitting of CPU ranks."""
+    p50 = "step_time_p50"
     rows = [
         (f"+{percent}%", same_sitting(lab, p50, 1.0, scaled(percent), trials, UNCHANGED))
         for percent in (0, 50, 100, 200, 400)
     ]
-    show(lab, "CPU, p50 at T = 100%, one sitting", rows)
-    rows = [
-        (f"+{percent}%", ab(lab, p50, 0.1, scaled(percent), trials, UNCHANGED, lab.sittings))
-        for percent in (0, 10, 20, 50)
-    ]
-    if lab.pool(None, ("slow20",)):
-        rows.append(("added work of 20%", ab(lab, p50, 0.1, plain, trials, ("slow20",), lab.sittings)))
-    show(lab, "CPU, p50 at T = 10%, interleaved A/B", rows)
+    show(lab, f"{sitting}, p50 at T = 100%, one sitting", rows)
+    for max_pairs in (6, 12):
+        rows = [
+            (f"+{percent}%", ab(lab, p50, 0.1, scaled(percent), trials, UNCHANGED, [sitting], max_pairs))
+            for percent in (0, 10, 20, 50)
+        ]
+        real = ab(lab, p50, 0.1, scaled(0), trials, ("slow20",), [sitting], max_pairs)
+        show(lab, f"{sitting}, p50 at T = 10%, A/B of up to {max_pairs} pairs", [*rows, ("added work of 20%", real)])
 
 
 def plot(path: Path, curves: dict[str, list[float]], peer_rows: dict[str, list[float]]) -> None:
@@ -478,10 +480,12 @@ def main() -> None:
     print("| --- |" + " --- |" * len(P50_CHANGES))
     for name, values in peer_rows.items():
         print(f"| {name} | " + " | ".join(f"{value:.1f}" for value in values) + " |")
-    cpu = Lab(load("cpu-*.json.gz"), "cpu", rng)
-    if cpu.launches:
-        print(f"\nCPU: {len(cpu.launches)} launches, unchanged {len(cpu.pool())}")
-        cpu_tables(cpu, arguments.trials)
+    cpu = load("cpu-*.json.gz")
+    for sitting in sorted({one.sitting for one in cpu}):
+        # Each with what its own hour tells of the noise.
+        lab = Lab([one for one in cpu if one.sitting == sitting], "cpu", rng)
+        print(f"\n{sitting}: {len(lab.launches)} launches, {len(lab.pool())} unchanged")
+        cpu_tables(lab, sitting, arguments.trials)
     print("\n## Fifty tests, fifty commits a week, T = 5%, simulated\n")
     print("| regime | false alarms a week | launches a test | inconclusive, % | +10% flagged, % |")
     print("| --- |" + " --- |" * 4)
