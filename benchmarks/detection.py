@@ -447,16 +447,16 @@ def plot(path: Path, curves: dict[str, list[float]], peer_rows: dict[str, list[f
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(8, 4.6), layout="constrained")
+    figure, axes = plt.subplots(figsize=(9.6, 4.4), layout="constrained")
     for name, values in curves.items():
         axes.plot(P50_CHANGES, values, marker="o", linewidth=2.2, label=name)
     for name, values in peer_rows.items():
         axes.plot(P50_CHANGES, values, linestyle="--", linewidth=1, label=name)
-    axes.set(xlabel="slowdown of every step, %", ylabel="flagged as a regression, %", ylim=(-3, 103))
+    axes.set(xlabel="slowdown of every step, %", ylabel="flagged as a regression, %", ylim=(-3, 103), xlim=(-0.03, 11))
     axes.set_xscale("symlog", linthresh=0.5)
     axes.set_xticks(P50_CHANGES, [f"{percent:g}" for percent in P50_CHANGES])
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=7, ncols=2, loc="center right")
+    figure.legend(fontsize=8, loc="outside right center")
     axes.set_title("Launches recorded on 4 H200s")
     figure.savefig(path, dpi=110)
 
