@@ -44,10 +44,9 @@ def run_rank(run_dir: Path, folder: Path) -> None:
     leave_mark(folder, SET_UP)
     before = run_canary()
     result = workload.run()
-    after = run_canary()
     leave_mark(folder, RAN)
     refuse_leaks(plan["reference"])
-    finish(folder, replace(result, canary_before=before, canary_after=after))
+    finish(folder, replace(result, canary_before=before))
     workload.cleanup()
 
 
@@ -104,13 +103,24 @@ def refuse_leaks(reference: dict[str, str] | None) -> None:
 
 
 def finish(folder: Path, result: RankResult) -> None:
-    """Write the result, then wait for the others: a rank that leaves early takes its peers' connections away."""
+    """Write the result, then wait for the others: a rank that leaves early takes its peers' connections away.
+
+    The canary after the steps comes last, when all ranks have their result: it is a collective, and one that is late
+    is to be told from one that is lost.
+    """
+    _write_result(folder, result)
+    if dist.is_initialized():
+        dist.barrier()
+        if result.canary_before:
+            _write_result(folder, replace(result, canary_after=run_canary()))
+            dist.barrier()
+
+
+def _write_result(folder: Path, result: RankResult) -> None:
     document = asdict(result)
     if field := _non_finite(document):
         raise ValueError(f"the result of rank {os.environ['RANK']} holds a number that is not finite: {field}")
     write_json(folder / "result.json", document)
-    if dist.is_initialized():
-        dist.barrier()
 
 
 def _load_folder(name: str, folder: str) -> ModuleType:

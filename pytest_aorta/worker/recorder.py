@@ -101,7 +101,6 @@ class Recorder:
             wait_ms=self._timer.wait_ms(),
             memory_bytes=self._timer.memory_bytes(),
             canary_before=self._canary_before,
-            canary_after=run_canary() if self._canary_before else {},
         )
 
 
