@@ -27,7 +27,7 @@ class StoredFile:
         """Centre and spread of a metric; None where a launch of the anchor has none, or none that is positive."""
         if metric.direction == "exact" or None in logs(metric, self.baseline.anchor):
             return None
-        device = str(self.baseline.anchor[-1].environment.get("device", "cuda"))
+        device = self.baseline.anchor[-1].device
         comparison = StoredComparison(
             self.baseline.case,
             self.baseline.config,

@@ -23,11 +23,13 @@ from pytest_aorta.errors import SpecError
 from pytest_aorta.facts import LaunchFacts
 from pytest_aorta.health import notes
 from pytest_aorta.metrics import EXACT, METRICS, Metric, Tolerance, Value
-from pytest_aorta.priors import SITTING_GAP_S, epochs_of, logs, sittings
+from pytest_aorta.priors import SITTING_GAP_S, epochs_of, logs, logs_by_sitting, sittings
 from pytest_aorta.spread import Level, Spread, level
 from pytest_aorta.verdicts import Verdict, Verdicts
 
 Priors: TypeAlias = Callable[[Metric], Spread]
+# Below these a baseline's spread is hardly its own.
+MIN_LAUNCHES = 5
 # Between launches on shared CPUs step times vary by tens of percent: less than a doubling is noise.
 CPU_TIMING_TOLERANCE = 1.0
 # The config key of test-only hooks: what is planted there has to show against the undisturbed baseline.
@@ -102,18 +104,14 @@ class StoredComparison:
     def level(self, metric: Metric) -> Level:
         """The stored centre of a metric and its spread. There has to be a baseline that has the metric."""
         assert self.baseline is not None
-        values, keys = logs(metric, self.baseline.anchor), sittings(self.baseline.anchor)
-        anchor: dict[Any, list[float]] = {}
-        for value, key in zip(values, keys, strict=True):
-            if value is not None:
-                anchor.setdefault(key, []).append(value)
+        anchor = logs_by_sitting(metric, self.baseline.anchor)
         return level(anchor, epochs_of(metric, self.baseline), self.priors(metric))
 
-    def allowed(self, metric: Metric, tolerance: Tolerance) -> Tolerance:
+    def allowed(self, metric: Metric, tolerance: Tolerance, stored: Level) -> Tolerance:
         """The tolerance, one of the table's own widened to what the stored launches can bear."""
         if metric.name in self.marked or tolerance.relative is None:
             return tolerance
-        bearable = math.expm1(RESOLVED_BY * math.sqrt(self.level(metric).spread.within.value))
+        bearable = math.expm1(RESOLVED_BY * math.sqrt(stored.spread.within.value))
         return tolerance if bearable <= tolerance.relative else Tolerance(math.ceil(bearable * 100) / 100)
 
     def _judge_one(self, metric: Metric, launches: Sequence[LaunchFacts], tolerance: Tolerance) -> Verdict:
@@ -132,7 +130,7 @@ class StoredComparison:
         if len(values) < len(launches) or None in logs(metric, anchor):
             return _within_range(blank, metric, tolerance, launches, anchor, self.max_launches)
         stored = self.level(metric)
-        tolerance = self.allowed(metric, tolerance)
+        tolerance = self.allowed(metric, tolerance, stored)
         blank = replace(blank, tolerance=str(tolerance))
         decision = decide_stored(
             values,
@@ -140,11 +138,11 @@ class StoredComparison:
             stored,
             tolerance.relative or 0.0,
             max_launches=self.max_launches,
-            worse=_worse(metric),
+            worse=metric.worse,
         )
         row = _decided(blank, decision, metric, math.exp(stored.centre))
         few = f"only {len(anchor)} launches in the baseline; record more with --update-baselines"
-        return replace(row, reason=few) if row.outcome is Outcome.INCONCLUSIVE and len(anchor) < 5 else row
+        return replace(row, reason=few) if row.outcome is Outcome.INCONCLUSIVE and len(anchor) < MIN_LAUNCHES else row
 
 
 @dataclass(frozen=True)
@@ -206,7 +204,7 @@ class PairedComparison:
             self.spread(metric).within,
             tolerance.relative,
             max_pairs=self.max_pairs,
-            worse=_worse(metric),
+            worse=metric.worse,
         )
         return _decided(blank, decision, metric, _middle(metric, references))
 
@@ -262,7 +260,7 @@ def _within_range(
     max_launches: int,
 ) -> Verdict:
     """Where some values are zero or below, there are no logs: whether all launches lie beyond all others."""
-    worse = _worse(metric)
+    worse = metric.worse
     here = [worse * float(metric.measure(launch) or 0) for launch in launches]
     there = [worse * float(metric.measure(other) or 0) for other in others]
     row = replace(blank, baseline=_middle(metric, others), reason="not positive: compared by range")
@@ -284,7 +282,7 @@ def _are_apart(here: Sequence[float], there: Sequence[float]) -> bool:
 
 
 def _decided(blank: Verdict, decision: Decision, metric: Metric, centre: Value) -> Verdict:
-    worse = _worse(metric)
+    worse = metric.worse
     ends = sorted(math.expm1(worse * end) for end in (decision.low, decision.high))
     return replace(
         blank,
@@ -299,13 +297,9 @@ def _decided(blank: Verdict, decision: Decision, metric: Metric, centre: Value) 
     )
 
 
-def _worse(metric: Metric) -> int:
-    return -1 if metric.direction == "higher" else 1
-
-
 def widened(metric: Metric, facts: LaunchFacts, tolerance: Tolerance) -> Tolerance:
     """The tolerance that a stored baseline can hold: of CPU ranks' timing no finer one than a doubling."""
-    if metric.kind != "timing" or facts.environment.get("device") != "cpu" or tolerance is metric.default:
+    if metric.kind != "timing" or facts.device != "cpu" or tolerance is metric.default:
         return tolerance
     return Tolerance(max(tolerance.relative or 0.0, CPU_TIMING_TOLERANCE))
 
@@ -314,7 +308,7 @@ def not_applicable(metric: Metric, tolerance: Tolerance, facts: LaunchFacts, rec
     """Why a metric can't be compared between two launches, or None where it can."""
     if metric.kind == "timing" and recorded.launcher != facts.launcher:
         return f"ranks were started by {facts.launcher}, the baseline's by {recorded.launcher}"
-    if metric.kind == "timing" and facts.environment.get("device") == "cpu":
+    if metric.kind == "timing" and facts.device == "cpu":
         # The table's own tolerance, not one of a marker: such a test does not have the host alone.
         if tolerance is metric.default:
             return "timing of CPU ranks is compared only where a tolerance marker names it"

@@ -62,6 +62,11 @@ class LaunchFacts:
     canary_ms: dict[str, float]
 
     @property
+    def device(self) -> str:
+        """What ranks computed on, ``cuda`` or ``cpu``."""
+        return str(self.environment.get("device", "cuda"))
+
+    @property
     def moment_s(self) -> int:
         """When it was recorded, in seconds since 1970."""
         return calendar.timegm(time.strptime(self.recorded_at, RECORDED_AT_FORMAT))

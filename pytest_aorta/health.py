@@ -47,7 +47,7 @@ def slow_rank(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts] 
     if known:
         shifts = [lag - before for lag, before in zip(shifts, _medians(usual), strict=True)]
     last = max(range(len(shifts)), key=lambda rank: shifts[rank])
-    p50_ms, device = _p50_ms(launches), _device(launches)
+    p50_ms, device = _p50_ms(launches), launches[0].device
     needed = SLOW_RANK_SHARE[device] * p50_ms
     if known and len(usual) >= _MIN_REFERENCE:
         noise = _NOISES * _scatter(usual) * math.sqrt(1 / len(lags) + 1 / len(usual))
@@ -60,7 +60,7 @@ def notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts]) -> 
     found = []
     if slow := slow_rank(launches, reference):
         found.append(f"rank {slow.rank} is the slow one: it waits {slow.lag_ms:.3g} ms a step less than the others")
-    device = _device(launches)
+    device = launches[0].device
     steps = median(launch.step_time_growth for launch in launches)
     if abs(steps) > STEP_GROWTH[device]:
         found.append(f"steps get {'slower' if steps > 0 else 'faster'} within a launch, by {abs(steps):.1%} or more")
@@ -79,7 +79,7 @@ def canary_notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFact
         if not here or not there or not median(there):
             continue
         change = median(here) / median(there) - 1
-        if change > CANARY_CHANGE[_device(launches)]:
+        if change > CANARY_CHANGE[launches[0].device]:
             found.append(f"the canary's {part} was {change:.0%} slower than at the baseline: suspect the machine")
     return found
 
@@ -101,7 +101,3 @@ def _scatter(lags: Sequence[Sequence[float]]) -> float:
 
 def _p50_ms(launches: Sequence[LaunchFacts]) -> float:
     return median(launch.step_time_ms["p50"] for launch in launches)
-
-
-def _device(launches: Sequence[LaunchFacts]) -> str:
-    return str(launches[0].environment.get("device", "cuda"))

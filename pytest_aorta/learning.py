@@ -9,6 +9,7 @@ from statistics import median
 
 from pytest_aorta.baseline import MAX_LAUNCHES, Baseline, StoredLaunch
 from pytest_aorta.comparison import (
+    MIN_LAUNCHES,
     Priors,
     StoredComparison,
     choose_tolerances,
@@ -27,7 +28,6 @@ from pytest_aorta.verdicts import format_change
 from pytest_aorta.within_launch import growth
 
 ANCHOR_LAUNCHES = 10
-MIN_LAUNCHES = 5
 # Of the launches' standard deviation, told robustly.
 _OUTLIER = 6.0
 
@@ -146,7 +146,7 @@ def _scattered(values: Sequence[float], tolerance: float) -> list[str]:
 
 
 def _growing(launches: Sequence[LaunchFacts]) -> list[str]:
-    device = str(launches[0].environment.get("device", "cuda"))
+    device = launches[0].device
     steps = median(launch.step_time_growth for launch in launches)
     memory = median(launch.memory_growth for launch in launches)
     found = []
@@ -174,16 +174,16 @@ def detection_lines(
             continue
         if None in logs(metric, anchor):
             continue
-        stored, allowed = comparison.level(metric), comparison.allowed(metric, widened(metric, anchor[-1], given))
+        stored = comparison.level(metric)
+        allowed = comparison.allowed(metric, widened(metric, anchor[-1], given), stored)
         # CPU ranks' timing is compared within a sitting only.
-        sitting = sittings(anchor)[-1] if anchor[-1].environment.get("device") == "cpu" else "another"
+        sitting = sittings(anchor)[-1] if anchor[-1].device == "cpu" else "another"
         least = [
             detectable(stored, sitting, look, tolerance=allowed.relative or 0.0, max_launches=max_launches)
             for look in looks
         ]
-        worse = -1 if metric.direction == "higher" else 1
         parts = [
-            f"{format_change(math.expm1(worse * math.log1p(change)))} with {look}"
+            f"{format_change(math.expm1(metric.worse * math.log1p(change)))} with {look}"
             for look, change in zip(looks, least, strict=True)
         ]
         wide = "" if allowed == given else f"; the tolerance is widened to {allowed}"

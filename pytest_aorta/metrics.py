@@ -52,6 +52,11 @@ class Metric:
     help: str
     min_steps: int = 1
 
+    @property
+    def worse(self) -> int:
+        """1 where a larger value is worse, else -1."""
+        return -1 if self.direction == "higher" else 1
+
     def parse_tolerance(self, given: object) -> Tolerance:
         """Read a marker's value: a percentage such as ``"2%"``, or ``"exact"``.
 

@@ -59,14 +59,16 @@ def prior_spread(metric: Metric, device: str, cases: Sequence[Baseline]) -> Spre
 
 def epochs_of(metric: Metric, baseline: Baseline) -> list[Epoch]:
     """The logs of a metric's positive values, by epoch and sitting."""
-    epochs: list[Epoch] = []
-    for launches in baseline.epochs:
-        groups: dict[Hashable, list[float]] = defaultdict(list)
-        for value, key in zip(logs(metric, launches), sittings(launches), strict=True):
-            if value is not None:
-                groups[key].append(value)
-        epochs.append(list(groups.values()))
-    return epochs
+    return [list(logs_by_sitting(metric, launches).values()) for launches in baseline.epochs]
+
+
+def logs_by_sitting(metric: Metric, launches: Sequence[LaunchFacts]) -> dict[Hashable, list[float]]:
+    """The logs of a metric's positive values, by sitting."""
+    groups: dict[Hashable, list[float]] = defaultdict(list)
+    for value, key in zip(logs(metric, launches), sittings(launches), strict=True):
+        if value is not None:
+            groups[key].append(value)
+    return dict(groups)
 
 
 def logs(metric: Metric, launches: Iterable[LaunchFacts]) -> list[float | None]:
@@ -82,7 +84,7 @@ def sittings(launches: Sequence[LaunchFacts]) -> list[Hashable]:
     for number in sorted(range(len(launches)), key=lambda number: launches[number].moment_s):
         launch = launches[number]
         before_s, stretch = last.get(launch.sitting, (launch.moment_s, 0))
-        gap_s = SITTING_GAP_S[str(launch.environment.get("device", "cuda"))]
+        gap_s = SITTING_GAP_S[launch.device]
         stretch += int(launch.moment_s - before_s > gap_s)
         last[launch.sitting] = launch.moment_s, stretch
         keys[number] = (launch.sitting, stretch)
