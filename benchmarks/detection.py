@@ -184,7 +184,8 @@ def paired(
 ) -> tuple[Outcome, int]:
     """The A/B's verdict, after a first launch that decided nothing, and how many launches it took."""
     differences: list[float] = []
-    scatter = lab.prior(metric).within
+    stored = lab.draw(lab.pool(candidates[0].sitting), K)
+    scatter = lab.baseline(stored, metric).spread.within
     for one, other in zip(candidates, references, strict=False):
         here, there = METRIC_OF[metric](change(one.steps)), METRIC_OF[metric](other.steps)
         differences.append(math.log(here / there))

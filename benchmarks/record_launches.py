@@ -1,9 +1,9 @@
 """Records launches for benchmarks/detection.py: unchanged ones, and ones with a real slowdown planted in them.
 
 Run: RECORD_ROUNDS=10 RECORD_OUT=DIR python -m pytest benchmarks/record_launches.py -s
-RECORD_VARIANTS picks some of the variants, RECORD_LIMIT_S ends it early, RECORD_SEQ_LEN sets the work of a GPU step.
-Each run is a sitting; its file is
-DIR/launches-<platform>-<sitting>.json.gz.
+RECORD_VARIANTS picks some of the variants, RECORD_LIMIT_S ends it early, RECORD_SEQ_LEN sets the work of a GPU step of
+llama_fsdp2, RECORD_STEPS the measured steps; RECORD_WORKLOAD=fsdp records the other workload.
+Each run is a sitting; its file is DIR/launches-<workload>-<platform>-<sitting>.json.gz.
 """
 
 from __future__ import annotations
@@ -22,9 +22,20 @@ from pytest_aorta.facts import sitting_id
 from pytest_aorta.fixtures import DistributedWorld
 from pytest_aorta.result import WorkloadResult
 
-SIZES: dict[str, dict[str, Any]] = {
-    "cpu": {"steps": 120, "warmup": 10},
-    "cuda": {
+SIZES: dict[tuple[str, str], dict[str, Any]] = {
+    ("llama_fsdp2", "cpu"): {"steps": 120, "warmup": 10},
+    ("fsdp", "cpu"): {"steps": 120, "warmup": 10, "verify": 0},
+    ("fsdp", "cuda"): {
+        "steps": 200,
+        "warmup": 20,
+        "verify": 0,
+        "layers": 16,
+        "gemm_size": 4096,
+        "fsdp_shard_size": 1 << 23,
+        "h2d_tensor_size": 1 << 25,
+        "dtype": "bfloat16",
+    },
+    ("llama_fsdp2", "cuda"): {
         "steps": 160,
         "warmup": 15,
         "dim": 2048,
@@ -61,8 +72,10 @@ def test_record(distributed_world: DistributedWorld, monkeypatch: pytest.MonkeyP
     """Launch every variant in each round, and write what there is after every round."""
     rounds, limit_s = int(os.environ.get("RECORD_ROUNDS", "2")), float(os.environ.get("RECORD_LIMIT_S", "1e9"))
     names = os.environ.get("RECORD_VARIANTS", "base,slow1,base,slow5").split(",")
-    size, began_s = SIZES[distributed_world.device], time.monotonic()
-    first = distributed_world.launch("llama_fsdp2", **size)
+    workload, began_s = os.environ.get("RECORD_WORKLOAD", "llama_fsdp2"), time.monotonic()
+    size = SIZES[workload, distributed_world.device]
+    size = size | {"steps": int(os.environ.get("RECORD_STEPS", size["steps"]))}
+    first = distributed_world.launch(workload, **size)
     base_ms = median(first.step_times_max_ms)
     launches: list[dict[str, Any]] = []
     for _ in range(rounds):
@@ -71,10 +84,10 @@ def test_record(distributed_world: DistributedWorld, monkeypatch: pytest.MonkeyP
             delay_ms = amount if unit == "ms" else base_ms * amount / 100
             fault = {"kind": "slowdown", "delay_ms": delay_ms, **where} if amount else {}
             monkeypatch.setenv("TORCH_NCCL_ENABLE_TIMING", "0" if name == "untimed" else "1")
-            launches.append(_compact(name, delay_ms, distributed_world.launch("llama_fsdp2", **size, fault=fault)))
+            launches.append(_compact(name, delay_ms, distributed_world.launch(workload, **size, fault=fault)))
             if time.monotonic() - began_s > limit_s:
                 break
-        _write(distributed_world.platform, size, base_ms, launches)
+        _write(distributed_world.platform, workload, size, base_ms, launches)
         if time.monotonic() - began_s > limit_s:
             break
 
@@ -94,19 +107,18 @@ def _compact(variant: str, delay_ms: float, result: WorkloadResult) -> dict[str,
         "step_ms": [[round(value, 4) for value in times] for times in result.step_times_ms],
         "wait_ms": [[round(value, 4) for value in times] for times in result.wait_ms],
         "memory_bytes": result.memory_bytes[0],
-        "tokens_per_s": result.metrics["tokens_per_s"],
         "canary_before": result.canary_before,
         "canary_after": result.canary_after,
         "wall_s": round(result.launch_times_s["wall"], 3),
     }
 
 
-def _write(platform: str, size: dict[str, Any], base_ms: float, launches: list[dict[str, Any]]) -> None:
-    path = Path(os.environ.get("RECORD_OUT", ".")) / f"launches-{platform}-{sitting_id()}.json.gz"
+def _write(platform: str, workload: str, size: dict[str, Any], base_ms: float, launches: list[dict[str, Any]]) -> None:
+    path = Path(os.environ.get("RECORD_OUT", ".")) / f"launches-{workload}-{platform}-{sitting_id()}.json.gz"
     document = {
         "platform": platform,
         "sitting": sitting_id(),
-        "workload": "llama_fsdp2",
+        "workload": workload,
         "config": size,
         "base_ms": base_ms,
         "launches": launches,

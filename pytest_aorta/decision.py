@@ -16,10 +16,12 @@ from enum import StrEnum
 from functools import lru_cache
 from statistics import median
 
-from pytest_aorta.spread import Level, Variance, median_variance
+from pytest_aorta.spread import Level, Variance
 
 # Of unchanged code to be called a regression in a comparison, over all its looks.
 FALSE_ALARM_RATE = 5e-4
+# The same in an A/B, to which only those come that a stored baseline could not settle.
+PAIR_FALSE_ALARM_RATE = 5e-3
 # Of a change of twice the tolerance to be passed.
 MISS_RATE = 0.05
 CONFIDENCE = 0.95
@@ -29,8 +31,13 @@ PAIR_LOOKS = (2, 3, 4, 6, 8, 12)
 MIN_PAIRS_TO_FAIL = 3
 # A tolerance below so many standard deviations of launches leaves most comparisons undecided.
 RESOLVED_BY = 2.5
-# What a baseline's spread counts for in an A/B, whose own sitting may be another kind of weather.
-PAIR_PRIOR_DF = 4.0
+# What a baseline's spread counts for in an A/B, whose own sitting may be another kind of weather,
+PAIR_PRIOR_DF = 8.0
+# and from which multiple of it on the pairs' own variance shows that it is.
+OTHER_WEATHER = 2.0
+# A difference of pairs further from their median than so many scales is an outlier.
+OUTLIER_SCALES = 3.0
+_MAD_TO_DEVIATION = 1.4826
 
 
 class Outcome(StrEnum):
@@ -108,23 +115,17 @@ def decide_pairs(
     """Compare adjacent launches of candidate and reference, pair by pair.
 
     ``differences`` are those of the metric's logs, candidate less reference, of at least one pair; ``scatter`` is
-    what is known beforehand of a single launch's variance. The mean is trimmed and its variance winsorized (Tukey and
-    McLaughlin, Sankhya A 25, 1963), so that an outlier launch in either of the two moves neither.
+    what is known beforehand of a single launch's variance. Outliers are drawn in (Huber's winsorizing, Robust
+    Statistics, 1981), so that one launch of either side moves the mean by little.
     """
     count = len(differences)
     looks = [look for look in PAIR_LOOKS if look <= max_pairs] or [PAIR_LOOKS[0]]
-    values = sorted(worse * value for value in differences)
-    trimmed = _trim(count)
-    kept = values[trimmed : count - trimmed]
-    effect = sum(kept) / len(kept)
     prior = Variance(2 * scatter.value, min(scatter.df, PAIR_PRIOR_DF))
-    own = _winsorized(values, trimmed) if len(kept) > 2 else _own_scatter(values)
-    # Today's weather may be worse than anything seen before; few pairs tell that, but not that it is better.
-    pooled = prior.pooled(own)
-    factor = median_variance(count) if len(kept) <= 2 else 1 / len(kept)
-    error = Variance(max(pooled.value, own.value) * factor, pooled.df)
-    failing = [look for look in looks if look >= MIN_PAIRS_TO_FAIL]
-    rule = _Rule(tolerance, _share(FALSE_ALARM_RATE, failing), MISS_RATE / len(looks))
+    values = _drawn_in([worse * value for value in differences], math.sqrt(prior.value))
+    effect = sum(values) / count
+    single = _pair_variance(prior, _own_scatter(values))
+    error = Variance(single.value / count, single.df)
+    rule = _Rule(tolerance, _spent(PAIR_FALSE_ALARM_RATE, count, looks), MISS_RATE / len(looks))
     last = count >= looks[-1]
     looked = last or count in looks
     may_fail = looked and count >= MIN_PAIRS_TO_FAIL
@@ -220,20 +221,46 @@ def _miss_share(count: int, looks: Sequence[int]) -> float:
     return MISS_RATE / 2 if count == looks[0] else MISS_RATE / 2 / (len(looks) - 1)
 
 
-def _trim(count: int) -> int:
-    """Values left out at either end: a fifth, and one as soon as there is a middle."""
-    return 0 if count < 3 else max(1, count // 5)
+def _spent(rate: float, count: int, looks: Sequence[int]) -> float:
+    """What is spent of ``rate`` at ``count`` pairs: little early, nearly all of it at the last look.
+
+    The spending function of Lan and DeMets (Biometrika 70, 1983) that resembles O'Brien and Fleming's boundary. Each
+    look takes what has been added since the one before.
+    """
+    from scipy.stats import norm  # costs collection half a second otherwise
+
+    failing = [look for look in looks if look >= MIN_PAIRS_TO_FAIL] or [count]
+    earlier = max((look for look in failing if look < count), default=0)
+    bound = float(norm.ppf(1 - rate / 2))
+
+    def total(pairs: int) -> float:
+        information = min(1.0, pairs / failing[-1])
+        return 2 * float(norm.sf(bound / math.sqrt(information))) if information else 0.0
+
+    return total(count) - (0.0 if count > failing[-1] else total(earlier))
 
 
-def _winsorized(ascending: Sequence[float], trimmed: int) -> Variance:
-    """Variance of single values, five or more, as the trimmed mean's error needs it."""
-    count, kept = len(ascending), len(ascending) - 2 * trimmed
-    low, high = ascending[trimmed], ascending[count - trimmed - 1]
-    drawn_in = [min(max(value, low), high) for value in ascending]
-    mean = sum(drawn_in) / count
-    squares = sum((value - mean) ** 2 for value in drawn_in)
-    # The error of the trimmed mean is squares / (kept (kept - 1)), and this is divided by kept later.
-    return Variance(squares / (kept - 1), kept - 1)
+def _drawn_in(values: Sequence[float], known: float) -> list[float]:
+    """The values, outliers among three or more moved to the edge; ``known`` is the deviation to expect.
+
+    At most a fifth on either side, one at least: what comes more often is no outlier but a second mode.
+    """
+    if len(values) < MIN_PAIRS_TO_FAIL:
+        return list(values)
+    ascending, most = sorted(values), max(1, len(values) // 5)
+    middle = median(ascending)
+    scale = max(known, _MAD_TO_DEVIATION * median(abs(value - middle) for value in values))
+    low = min(middle - OUTLIER_SCALES * scale, ascending[most])
+    high = max(middle + OUTLIER_SCALES * scale, ascending[-1 - most])
+    return [min(max(value, low), high) for value in values]
+
+
+def _pair_variance(prior: Variance, own: Variance) -> Variance:
+    """Of one pair. Few pairs tell that today is louder than all that was seen before, but not that it is quieter."""
+    if own.df and own.value > OTHER_WEATHER * prior.value:
+        return own
+    pooled = prior.pooled(own)
+    return Variance(max(pooled.value, own.value), pooled.df)
 
 
 @lru_cache(maxsize=4096)
