@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from pytest_aorta.facts import LaunchFacts
+from pytest_aorta.spread import median_variance
 
 # Of the median step, that a rank waits less than the others. On 4 H200s ranks of unchanged launches differ by up to
 # 2%; on CPU ranks, that share cores, by tens of percent.
@@ -50,7 +51,7 @@ def slow_rank(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts] 
     p50_ms, device = _p50_ms(launches), launches[0].device
     needed = SLOW_RANK_SHARE[device] * p50_ms
     if known and len(usual) >= _MIN_REFERENCE:
-        noise = _NOISES * _scatter(usual) * math.sqrt(1 / len(lags) + 1 / len(usual))
+        noise = _NOISES * _scatter(usual) * math.sqrt(median_variance(len(lags)) + median_variance(len(usual)))
         needed = max(_SHIFT_SHARE[device] * p50_ms, noise, (p50_ms - _p50_ms(reference)) / 2)
     return SlowRank(last, shifts[last]) if shifts[last] > needed else None
 
