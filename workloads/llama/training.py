@@ -11,7 +11,6 @@ from typing import ClassVar
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from pytest_aorta.worker import (
@@ -26,7 +25,9 @@ from pytest_aorta.worker import (
 
 from .data import initialize, sequences
 from .faults import Fault
+from .mesh import Degrees, ParallelMesh
 from .model import Llama, LlamaConfig
+from .tensor_parallel import apply_tensor_parallel, check_tensor_parallel
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _BETAS = (0.9, 0.95)
@@ -53,8 +54,8 @@ class LlamaWorkload(Workload):
     min_world_size = 2
 
     @abstractmethod
-    def shard(self, model: Llama, mesh: DeviceMesh) -> None:
-        """Shard the parameters of ``model``, which is on the meta device, over ``mesh``."""
+    def shard(self, model: Llama, mesh: ParallelMesh) -> None:
+        """Shard the parameters of ``model``, which is on the meta device, over the data-parallel axes of ``mesh``."""
 
     def prepare(self, model: Llama) -> None:
         """Do what needs the allocated and initialised model; nothing by default."""
@@ -71,12 +72,14 @@ class LlamaWorkload(Workload):
         """
         env = RankEnv.read()
         self._device = env.join(self.name, min_world_size=self.min_world_size)
-        self._rank, self._world_size = env.rank, env.world_size
+        self._rank = env.rank
+        self._degrees = self._check_degrees(env.world_size)
         self._fault = Fault(**self.config["fault"])
         self._fault.check(steps=self.config["steps"], world_size=env.world_size)
         if self.config["deterministic"]:
             _use_deterministic_algorithms(self._device)
         self._delay = Delay(self._device, self._fault.delay_ms)
+        self._mesh = ParallelMesh.build(self._degrees, self._device.type)
         self._model = self._build_model()
         self._optimizer = self._build_optimizer()
         self._batches = self._make_batches()
@@ -108,15 +111,23 @@ class LlamaWorkload(Workload):
         """Leave the process group and free model, optimizer and batches."""
         if dist.is_initialized():
             dist.destroy_process_group()
-        for name in ("_optimizer", "_model", "_batches"):
+        for name in ("_optimizer", "_model", "_batches", "_mesh"):
             self.__dict__.pop(name, None)
+
+    def _check_degrees(self, world_size: int) -> Degrees:
+        degrees = Degrees.from_config(self.config, world_size)
+        split = ("n_heads", "n_kv_heads", "ffn_hidden", "vocab_size", "seq_len")
+        check_tensor_parallel(degrees.tensor_parallel, {key: self.config[key] for key in split})
+        return degrees
 
     def _build_model(self) -> Llama:
         """Shard on the meta device, then allocate the shards alone and fill them."""
         config = LlamaConfig.from_config(self.config)
         with torch.device("meta"):
             model = Llama(config)
-        self.shard(model, init_device_mesh(self._device.type, (self._world_size,), mesh_dim_names=("fsdp",)))
+        if self._mesh.tensor is not None:
+            apply_tensor_parallel(model, self._mesh.tensor)
+        self.shard(model, self._mesh)
         model.to_empty(device=self._device)
         initialize(model, config.n_layers, self.config["seed"])
         self.prepare(model)
@@ -144,7 +155,7 @@ class LlamaWorkload(Workload):
         config, batch_size = self.config, self.config["batch_size"]
         micro_batches = []
         for micro_batch in range(config["gradient_accumulation"]):
-            first = (micro_batch * self._world_size + self._rank) * batch_size
+            first = (micro_batch * self._degrees.data_parallel + self._mesh.data_rank) * batch_size
             indices = range(first, first + batch_size)
             micro_batches.append(sequences(config["seed"], step, indices, config["seq_len"], config["vocab_size"]))
         return torch.stack(micro_batches)
@@ -163,15 +174,16 @@ class LlamaWorkload(Workload):
         return loss, norm
 
     def _backward(self, tokens: torch.Tensor, gradient_scale: float) -> torch.Tensor:
-        """Add one micro-batch's gradients; the loss is a sum over tokens divided by the count of all ranks'."""
+        """Add one micro-batch's gradients; the loss is a sum over tokens divided by the global batch's count."""
         logits = self._model(tokens[:, :-1])
         summed = F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="sum")
-        loss = summed / (self._tokens_per_step * self._world_size)
+        loss = summed / (self._tokens_per_step * self._degrees.data_parallel)
         loss.backward(torch.full_like(loss, gradient_scale))
         return loss.detach()
 
     @property
     def _tokens_per_step(self) -> int:
+        """Of one data-parallel rank."""
         config = self.config
         return int(config["gradient_accumulation"] * config["batch_size"] * config["seq_len"])
 
@@ -194,7 +206,7 @@ class LlamaWorkload(Workload):
             if self._fault.slows(step, self._rank):
                 self._delay()
             loss, norm = self._train_step(batch, self._fault.gradient_scale(step, self._rank))
-        measured.losses.append(loss)
+        measured.losses.append(loss if self._mesh.counts_loss else torch.zeros_like(loss))
         # Without clipping the step needs no norm, so it is not timed.
         measured.grad_norms.append(self._total_norm() if norm is None else norm)
         self._fault.after_step(step, self._rank, self._model)
@@ -214,7 +226,7 @@ class LlamaWorkload(Workload):
 
     def _metrics(self, step_time_s: float, grad_norm_last: float) -> dict[str, float]:
         metrics = {
-            "tokens_per_s": self._tokens_per_step * self.config["steps"] / step_time_s,
+            "tokens_per_s": self._tokens_per_step * self.config["steps"] / self._degrees.tensor_parallel / step_time_s,
             "num_parameters": float(sum(parameter.numel() for parameter in self._model.parameters())),
             "grad_norm_last": grad_norm_last,
         }
