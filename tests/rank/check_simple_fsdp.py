@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from aorta_workloads.llama.mesh import Degrees, ParallelMesh
 from aorta_workloads.llama.model import Llama, LlamaConfig
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -37,7 +37,7 @@ EAGER = {"backend": "eager", "bucketing": "none", "overlap_reorder": False, "res
 @pytest.fixture(scope="module")
 def mesh():
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    yield init_device_mesh("cpu", (2,))
+    yield ParallelMesh.build(Degrees(1, 2, 1), "cpu")
     dist.destroy_process_group()
 
 
@@ -75,7 +75,8 @@ def collectives_of_a_step(mesh, **given):
     buckets = block_buckets(model) if settings.bucketing == "transformer_block" else ()
     if settings.bucketing == "manual":
         buckets = module_buckets(model, settings.bucket_modules)
-    backend = passes.make_backend(settings, dict(model.named_parameters()), buckets)
+    group = mesh.shards.get_group().group_name
+    backend = passes.make_backend(settings, dict(model.named_parameters()), buckets, group)
     model.compile(backend=backend, fullgraph=True, dynamic=False)
     tokens = torch.zeros(2, 8, dtype=torch.int64)
     model(tokens).sum().backward()
@@ -188,7 +189,7 @@ def test_auto_merges_collectives_with_shared_key_and_value_heads_and_no_gpu(mesh
 def test_a_torch_that_lacks_something_is_an_error_that_names_it(monkeypatch):
     monkeypatch.setattr(passes, "_OVERRIDDEN", {SimpleNamespace: ("_collect_node_ancestors",)})
     with pytest.raises(RuntimeError, match=rf"torch {torch.__version__.split('+')[0]}.*_collect_node_ancestors"):
-        passes.make_backend(CompileSettings.from_config(PLANNED), {}, ())
+        passes.make_backend(CompileSettings.from_config(PLANNED), {}, (), None)
 
 
 def node(target, value, *inputs):

@@ -24,7 +24,9 @@ class LlamaSimpleFsdpWorkload(LlamaWorkload):
     def prepare(self, model: Llama) -> None:
         """Have the model compiled as one graph when it is first run."""
         settings = CompileSettings.from_config(self.config)
-        backend = make_backend(settings, dict(model.named_parameters()), _buckets(settings, model))
+        shards = self._mesh.shards
+        group = shards.get_group().group_name if shards.size() > 1 else None
+        backend = make_backend(settings, dict(model.named_parameters()), _buckets(settings, model), group)
         model.compile(backend=backend, fullgraph=True, dynamic=False)
 
 
