@@ -37,7 +37,7 @@ EAGER = {"backend": "eager", "bucketing": "none", "overlap_reorder": False, "res
 @pytest.fixture(scope="module")
 def mesh():
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    yield ParallelMesh.build(Degrees(1, 2, 1), "cpu")
+    yield ParallelMesh.build(Degrees(1, 2, 1, 1), "cpu")
     dist.destroy_process_group()
 
 
@@ -79,9 +79,10 @@ def collectives_of_a_step(mesh, **given):
     backend = passes.make_backend(settings, dict(model.named_parameters()), buckets, group)
     model.compile(backend=backend, fullgraph=True, dynamic=False)
     tokens = torch.zeros(2, 8, dtype=torch.int64)
-    model(tokens).sum().backward()
+    positions = torch.arange(8)
+    model(tokens, positions).sum().backward()
     with profiled() as forward:
-        loss = model(tokens).sum()
+        loss = model(tokens, positions).sum()
     with profiled() as backward:
         loss.backward()
     return count(forward, "all_gather"), count(backward, "all_gather"), count(backward, "reduce_scatter")
@@ -149,6 +150,14 @@ def test_groups_that_do_not_fit_the_model_are_an_error(groups, message):
 def test_settings_that_contradict_each_other_are_an_error(given, message):
     with pytest.raises(ValueError, match=message):
         CompileSettings.from_config(PLANNED | given)
+
+
+def test_schedules_by_time_are_refused_where_ranks_attend_to_different_lengths():
+    CompileSettings.from_config(PLANNED).check_context_parallel(2)
+    by_time = CompileSettings.from_config(PLANNED | {"bucketing": "none"})
+    by_time.check_context_parallel(1)
+    with pytest.raises(ValueError, match="context_parallel_degree is 2, bucketing is 'none' and overlap_reorder"):
+        by_time.check_context_parallel(2)
 
 
 def test_optimizer_and_state_dict_see_shards_and_the_module_whole_parameters(mesh):

@@ -7,18 +7,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 # The names of the mesh's dimensions, outermost first.
 REPLICATE, SHARD, TENSOR = "dp_replicate", "fsdp", "tp"
+_CONTEXT = "cp"
+_GIVEN = ("data_parallel_replicate", "context_parallel", "tensor_parallel")
 
 
 @dataclass(frozen=True)
 class Degrees:
-    """How many ways each axis splits the work; parameters are sharded over what the others leave of the world."""
+    """How many ways each axis splits the work; ``data_parallel_shard`` is what the others leave of the world."""
 
     data_parallel_replicate: int
     data_parallel_shard: int
+    context_parallel: int
     tensor_parallel: int
 
     @classmethod
@@ -28,7 +32,7 @@ class Degrees:
         Raises:
             ValueError: the world is no multiple of their product.
         """
-        given = {name: int(config[f"{name}_degree"]) for name in ("data_parallel_replicate", "tensor_parallel")}
+        given = {name: int(config[f"{name}_degree"]) for name in _GIVEN}
         product = math.prod(given.values())
         if world_size % product:
             factors = " x ".join(f"{name}_degree {degree}" for name, degree in given.items())
@@ -40,27 +44,35 @@ class Degrees:
         """How many groups of ranks read sequences of their own."""
         return self.data_parallel_replicate * self.data_parallel_shard
 
+    @property
+    def ranks_per_sequence(self) -> int:
+        """How many ranks share the work of one sequence."""
+        return self.context_parallel * self.tensor_parallel
+
 
 @dataclass(frozen=True)
 class ParallelMesh:
     """The device mesh, outermost axis first: ``dp_replicate``, ``fsdp``, ``tp``; one of a single rank is left out.
 
-    ``fsdp`` is always there, so that a workload has parameters to shard.
+    ``fsdp`` is always there. It holds the ranks of context parallelism too, since what they compute of one sequence
+    takes whole parameters: they are sharded over these as over any others.
     """
 
     degrees: Degrees
     whole: DeviceMesh
+    context: DeviceMesh | None
 
     @classmethod
     def build(cls, degrees: Degrees, device_type: str) -> ParallelMesh:
         """Make the process groups; collective over the world."""
         sizes = {
             REPLICATE: degrees.data_parallel_replicate,
-            SHARD: degrees.data_parallel_shard,
+            SHARD: degrees.data_parallel_shard * degrees.context_parallel,
             TENSOR: degrees.tensor_parallel,
         }
         kept = {name: size for name, size in sizes.items() if size > 1 or name == SHARD}
-        return cls(degrees, init_device_mesh(device_type, tuple(kept.values()), mesh_dim_names=tuple(kept)))
+        whole = init_device_mesh(device_type, tuple(kept.values()), mesh_dim_names=tuple(kept))
+        return cls(degrees, whole, _context_mesh(degrees, device_type))
 
     @property
     def replicas(self) -> DeviceMesh | None:
@@ -84,8 +96,14 @@ class ParallelMesh:
 
     @property
     def data_rank(self) -> int:
-        """Which share of a global batch this rank reads: ranks of one tensor-parallel group read the same."""
-        return self._position(REPLICATE) * self.degrees.data_parallel_shard + self._position(SHARD)
+        """Which share of a global batch this rank reads; those that share a sequence read the same."""
+        shard = self._position(SHARD) // self.degrees.context_parallel
+        return self._position(REPLICATE) * self.degrees.data_parallel_shard + shard
+
+    @property
+    def context_rank(self) -> int:
+        """Which part of each sequence this rank computes."""
+        return 0 if self.context is None else self.context.get_local_rank()
 
     @property
     def counts_loss(self) -> bool:
@@ -98,3 +116,18 @@ class ParallelMesh:
 
     def _position(self, name: str) -> int:
         return self.whole.get_local_rank(name) if name in self._names else 0
+
+
+def _context_mesh(degrees: Degrees, device_type: str) -> DeviceMesh | None:
+    """Neighbours within ``fsdp``, in a process group of their own even where it is the world.
+
+    So collectives of activations are told from those of parameters.
+    """
+    if degrees.context_parallel == 1:
+        return None
+    return init_device_mesh(
+        device_type,
+        (degrees.data_parallel, degrees.context_parallel, degrees.tensor_parallel),
+        mesh_dim_names=("data", _CONTEXT, TENSOR),
+        backend_override={_CONTEXT: dist.get_backend()},
+    )[_CONTEXT]

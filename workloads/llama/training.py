@@ -23,6 +23,7 @@ from pytest_aorta.worker import (
     hash_parameters,
 )
 
+from .context_parallel import apply_context_parallel, own_positions
 from .data import initialize, sequences
 from .faults import Fault
 from .mesh import Degrees, ParallelMesh
@@ -80,9 +81,11 @@ class LlamaWorkload(Workload):
             _use_deterministic_algorithms(self._device)
         self._delay = Delay(self._device, self._fault.delay_ms)
         self._mesh = ParallelMesh.build(self._degrees, self._device.type)
+        positions = own_positions(self.config["seq_len"], self._degrees.context_parallel, self._mesh.context_rank)
         self._model = self._build_model()
         self._optimizer = self._build_optimizer()
-        self._batches = self._make_batches()
+        self._batches = self._make_batches(positions)
+        self._positions = positions.to(self._device)
 
     def run(self) -> RankResult:
         """Warm up, train the measured steps, then read what they left on the device."""
@@ -117,7 +120,7 @@ class LlamaWorkload(Workload):
     def _check_degrees(self, world_size: int) -> Degrees:
         degrees = Degrees.from_config(self.config, world_size)
         split = ("n_heads", "n_kv_heads", "ffn_hidden", "vocab_size", "seq_len")
-        check_tensor_parallel(degrees.tensor_parallel, {key: self.config[key] for key in split})
+        check_tensor_parallel(degrees, {key: self.config[key] for key in split})
         return degrees
 
     def _build_model(self) -> Llama:
@@ -127,6 +130,8 @@ class LlamaWorkload(Workload):
             model = Llama(config)
         if self._mesh.tensor is not None:
             apply_tensor_parallel(model, self._mesh.tensor)
+        if self._mesh.context is not None:
+            apply_context_parallel(model, self._mesh.context, self.config["seq_len"])
         self.shard(model, self._mesh)
         model.to_empty(device=self._device)
         initialize(model, config.n_layers, self.config["seed"])
@@ -146,18 +151,19 @@ class LlamaWorkload(Workload):
             foreach=None if on_cuda and not fused else False,
         )
 
-    def _make_batches(self) -> list[torch.Tensor]:
-        """Every step's ``[micro-batch, sequence, token]``, on the device before any step is timed."""
+    def _make_batches(self, positions: torch.Tensor) -> list[torch.Tensor]:
+        """Every step's ``[micro-batch, inputs or labels, sequence, token]``, there before any step is timed."""
         num_steps = self.config["warmup"] + self.config["steps"]
-        return [self._batch(step).to(self._device) for step in range(num_steps)]
+        return [self._batch(step, positions).to(self._device) for step in range(num_steps)]
 
-    def _batch(self, step: int) -> torch.Tensor:
+    def _batch(self, step: int, positions: torch.Tensor) -> torch.Tensor:
         config, batch_size = self.config, self.config["batch_size"]
         micro_batches = []
         for micro_batch in range(config["gradient_accumulation"]):
             first = (micro_batch * self._degrees.data_parallel + self._mesh.data_rank) * batch_size
             indices = range(first, first + batch_size)
-            micro_batches.append(sequences(config["seed"], step, indices, config["seq_len"], config["vocab_size"]))
+            tokens = sequences(config["seed"], step, indices, config["seq_len"], config["vocab_size"])
+            micro_batches.append(torch.stack([tokens[:, positions], tokens[:, positions + 1]]))
         return torch.stack(micro_batches)
 
     def _train_step(self, batch: torch.Tensor, gradient_scale: float = 1.0) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -175,8 +181,9 @@ class LlamaWorkload(Workload):
 
     def _backward(self, tokens: torch.Tensor, gradient_scale: float) -> torch.Tensor:
         """Add one micro-batch's gradients; the loss is a sum over tokens divided by the global batch's count."""
-        logits = self._model(tokens[:, :-1])
-        summed = F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="sum")
+        inputs, labels = tokens
+        logits = self._model(inputs, self._positions)
+        summed = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), reduction="sum")
         loss = summed / (self._tokens_per_step * self._degrees.data_parallel)
         loss.backward(torch.full_like(loss, gradient_scale))
         return loss.detach()
@@ -226,7 +233,10 @@ class LlamaWorkload(Workload):
 
     def _metrics(self, step_time_s: float, grad_norm_last: float) -> dict[str, float]:
         metrics = {
-            "tokens_per_s": self._tokens_per_step * self.config["steps"] / self._degrees.tensor_parallel / step_time_s,
+            "tokens_per_s": self._tokens_per_step
+            * self.config["steps"]
+            / self._degrees.ranks_per_sequence
+            / step_time_s,
             "num_parameters": float(sum(parameter.numel() for parameter in self._model.parameters())),
             "grad_norm_last": grad_norm_last,
         }

@@ -48,9 +48,10 @@ def shard_parameters(model: nn.Module, mesh: ParallelMesh, precision: MixedPreci
 
 def _shard(parameter: nn.Parameter, mesh: ParallelMesh) -> DTensor:
     """This rank's shard of a parameter, with the placements that eager FSDP2 gives it."""
-    local, placements = parameter.detach(), list[Placement]()
+    local: torch.Tensor = parameter.detach()
+    placements: list[Placement] = []
     if isinstance(local, DTensor):
-        local, placements = local.to_local(), list(local.placements)
+        placements, local = list(local.placements), local.to_local()
     is_split = Shard(0) in placements
     placements.insert(0, _StridedShard(0, split_factor=mesh.degrees.tensor_parallel) if is_split else Shard(0))
     if mesh.replicas is not None:
