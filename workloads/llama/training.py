@@ -23,6 +23,7 @@ from pytest_aorta.worker import (
     hash_parameters,
 )
 
+from . import saved_state
 from .context_parallel import apply_context_parallel, own_positions
 from .data import initialize, sequences
 from .faults import Fault
@@ -75,6 +76,7 @@ class LlamaWorkload(Workload):
         self._device = env.join(self.name, min_world_size=self.min_world_size)
         self._rank = env.rank
         self._degrees = self._check_degrees(env.world_size)
+        saved_state.check_folders(self.config)
         self._fault = Fault(**self.config["fault"])
         self._fault.check(steps=self.config["steps"], world_size=env.world_size)
         if self.config["deterministic"]:
@@ -84,7 +86,9 @@ class LlamaWorkload(Workload):
         positions = own_positions(self.config["seq_len"], self._degrees.context_parallel, self._mesh.context_rank)
         self._model = self._build_model()
         self._optimizer = self._build_optimizer()
-        self._batches = self._make_batches(positions)
+        given = self.config["load_checkpoint"]
+        trained_steps = 0 if given is None else saved_state.load(given, self._model, self._optimizer)
+        self._batches = self._make_batches(positions, trained_steps)
         self._positions = positions.to(self._device)
 
     def run(self) -> RankResult:
@@ -92,6 +96,8 @@ class LlamaWorkload(Workload):
         for batch in self._batches[: self.config["warmup"]]:
             self._train_step(batch)
         measured = self._measure()
+        if (folder := self.config["save_checkpoint"]) is not None:
+            saved_state.save(folder, self._model, self._optimizer)
         step_times_ms, wait_ms = measured.timer.step_times_ms(), measured.timer.wait_ms()
         grad_norm = [_value(norm) for norm in measured.grad_norms]
         return RankResult(
@@ -138,7 +144,7 @@ class LlamaWorkload(Workload):
         self.prepare(model)
         return model
 
-    def _build_optimizer(self) -> torch.optim.Optimizer:
+    def _build_optimizer(self) -> torch.optim.AdamW:
         on_cuda = self._device.type == "cuda"
         asked = self.config["optimizer_fused"]
         fused = on_cuda if asked is None else asked
@@ -151,10 +157,10 @@ class LlamaWorkload(Workload):
             foreach=None if on_cuda and not fused else False,
         )
 
-    def _make_batches(self, positions: torch.Tensor) -> list[torch.Tensor]:
+    def _make_batches(self, positions: torch.Tensor, first_step: int) -> list[torch.Tensor]:
         """Every step's ``[micro-batch, inputs or labels, sequence, token]``, there before any step is timed."""
         num_steps = self.config["warmup"] + self.config["steps"]
-        return [self._batch(step, positions).to(self._device) for step in range(num_steps)]
+        return [self._batch(step, positions).to(self._device) for step in range(first_step, first_step + num_steps)]
 
     def _batch(self, step: int, positions: torch.Tensor) -> torch.Tensor:
         config, batch_size = self.config, self.config["batch_size"]
