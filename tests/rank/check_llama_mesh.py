@@ -11,7 +11,7 @@ from aorta_workloads.llama.context_parallel import GatheredAttention, own_positi
 from aorta_workloads.llama.data import local_part
 from aorta_workloads.llama.mesh import Degrees, ParallelMesh
 from aorta_workloads.llama.model import causal_attention
-from aorta_workloads.llama.tensor_parallel import check_tensor_parallel
+from aorta_workloads.llama.parallelize import check_parallelism
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.tensor import Replicate, Shard
@@ -49,9 +49,45 @@ def test_a_world_that_is_no_multiple_of_the_degrees_is_an_error_that_names_them(
         Degrees.from_config(given, 8)
 
 
-def test_sizes_that_tensor_parallelism_can_not_split_are_an_error_that_names_them():
-    with pytest.raises(ValueError, match=r"tensor_parallel_degree is 4, .* \{'n_kv_heads': 2, 'seq_len': 6\}"):
-        check_tensor_parallel(Degrees(1, 1, 2, 4), {"n_heads": 8, "n_kv_heads": 2, "seq_len": 12})
+CONFIG = ONE | {
+    "dim": 64,
+    "n_layers": 1,
+    "n_heads": 8,
+    "n_kv_heads": 2,
+    "ffn_hidden": 192,
+    "vocab_size": 256,
+    "rope_theta": 10000.0,
+    "norm_eps": 1e-5,
+    "activation_checkpointing": "none",
+    "seq_len": 32,
+    "batch_size": 1,
+    "float8_linear": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"tensor_parallel_degree": 4, "context_parallel_degree": 2, "seq_len": 12},
+            r"tensor_parallel_degree is 4, .* are \{'n_kv_heads': 2, 'positions of a rank': 6\}",
+        ),
+        ({"context_parallel_degree": 4, "seq_len": 12}, "seq_len is 12, no multiple of 2 x context_parallel_degree 4"),
+        ({"float8_linear": True, "tensor_parallel_degree": 2}, "float8_linear is true and tensor_parallel_degree is 2"),
+        (
+            {"float8_linear": True, "ffn_hidden": 200, "context_parallel_degree": 4},
+            r"no multiples of 16 are \{'ffn_hidden': 200, 'tokens of a micro-batch on a rank': 8\}",
+        ),
+    ],
+)
+def test_combinations_that_can_not_be_are_errors_that_name_them(given, message):
+    with pytest.raises(ValueError, match=message):
+        check_parallelism(CONFIG | given, 8, torch.device("cpu"))
+
+
+def test_float8_without_a_gpu_is_an_error_that_says_what_is_lacking():
+    with pytest.raises(RuntimeError, match=r"float8_linear is true, and lacking are CUDA \(ranks are on cpu\)"):
+        check_parallelism(CONFIG | {"float8_linear": True}, 8, torch.device("cpu"))
 
 
 @pytest.fixture

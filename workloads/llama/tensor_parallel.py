@@ -13,19 +13,16 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from .mesh import Degrees
 from .model import Llama
 
 # Activations between attention and feed-forward are [batch, sequence, dim], split along the sequence.
 _SEQUENCE = Shard(1)
 
 
-def check_tensor_parallel(degrees: Degrees, sizes: dict[str, int]) -> None:
-    """Raise ValueError for a config with sizes, the values of keys that are split, that do not divide evenly."""
-    degree = degrees.tensor_parallel
-    positions = sizes["seq_len"] // degrees.context_parallel
-    if odd := {name: size for name, size in (sizes | {"seq_len": positions}).items() if size % degree}:
-        raise ValueError(f"tensor_parallel_degree is {degree}, and no multiples of it are {odd} (seq_len of one rank)")
+def check_tensor_parallel(degree: int, sizes: dict[str, int]) -> None:
+    """Raise ValueError for sizes, by the names of what is split, that are no multiples of ``degree``."""
+    if odd := {name: size for name, size in sizes.items() if size % degree}:
+        raise ValueError(f"tensor_parallel_degree is {degree}, and no multiples of it are {odd}")
 
 
 def apply_tensor_parallel(model: Llama, mesh: DeviceMesh) -> None:

@@ -24,12 +24,12 @@ from pytest_aorta.worker import (
 )
 
 from . import saved_state
-from .context_parallel import apply_context_parallel, own_positions
+from .context_parallel import own_positions
 from .data import initialize, sequences
 from .faults import Fault
-from .mesh import Degrees, ParallelMesh
+from .mesh import ParallelMesh
 from .model import Llama, LlamaConfig
-from .tensor_parallel import apply_tensor_parallel, check_tensor_parallel
+from .parallelize import check_parallelism, parallelize
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _BETAS = (0.9, 0.95)
@@ -75,7 +75,7 @@ class LlamaWorkload(Workload):
         env = RankEnv.read()
         self._device = env.join(self.name, min_world_size=self.min_world_size)
         self._rank = env.rank
-        self._degrees = self._check_degrees(env.world_size)
+        self._degrees = check_parallelism(self.config, env.world_size, self._device)
         saved_state.check_folders(self.config)
         self._fault = Fault(**self.config["fault"])
         self._fault.check(steps=self.config["steps"], world_size=env.world_size)
@@ -123,21 +123,12 @@ class LlamaWorkload(Workload):
         for name in ("_optimizer", "_model", "_batches", "_mesh"):
             self.__dict__.pop(name, None)
 
-    def _check_degrees(self, world_size: int) -> Degrees:
-        degrees = Degrees.from_config(self.config, world_size)
-        split = ("n_heads", "n_kv_heads", "ffn_hidden", "vocab_size", "seq_len")
-        check_tensor_parallel(degrees, {key: self.config[key] for key in split})
-        return degrees
-
     def _build_model(self) -> Llama:
         """Shard on the meta device, then allocate the shards alone and fill them."""
         config = LlamaConfig.from_config(self.config)
         with torch.device("meta"):
             model = Llama(config)
-        if self._mesh.tensor is not None:
-            apply_tensor_parallel(model, self._mesh.tensor)
-        if self._mesh.context is not None:
-            apply_context_parallel(model, self._mesh.context, self.config["seq_len"])
+        parallelize(model, self._mesh, self.config)
         self.shard(model, self._mesh)
         model.to_empty(device=self._device)
         initialize(model, config.n_layers, self.config["seed"])
