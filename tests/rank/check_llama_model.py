@@ -18,7 +18,6 @@ DEBUG = {
     "norm_eps": 1e-5,
 }
 LLAMA_3 = {"n_heads": 32, "n_kv_heads": 8, "vocab_size": 128256, "rope_theta": 500000.0, "norm_eps": 1e-5}
-CPU = torch.device("cpu")
 
 
 def make_model(seed=0, **dimensions):
@@ -30,6 +29,10 @@ def make_model(seed=0, **dimensions):
 
 def tokens(num_sequences=2, seq_len=8):
     return sequences(0, 0, range(num_sequences), seq_len - 1, DEBUG["vocab_size"])
+
+
+def logits(model, tokens):
+    return model(tokens, torch.arange(tokens.shape[1]))
 
 
 @pytest.mark.parametrize(
@@ -48,7 +51,7 @@ def test_llama_3_dimensions_have_llama_3_parameter_counts(dimensions, expected):
 
 
 def test_logits_have_one_score_a_token_of_the_vocabulary():
-    assert make_model()(tokens(3, 5)).shape == (3, 5, DEBUG["vocab_size"])
+    assert logits(make_model(), tokens(3, 5)).shape == (3, 5, DEBUG["vocab_size"])
 
 
 def test_no_logit_depends_on_later_tokens():
@@ -56,7 +59,7 @@ def test_no_logit_depends_on_later_tokens():
     second = first.clone()
     second[:, 5:] = (second[:, 5:] + 1) % DEBUG["vocab_size"]
 
-    before, after = model(first), model(second)
+    before, after = logits(model, first), logits(model, second)
 
     torch.testing.assert_close(before[:, :5], after[:, :5])
     assert not torch.equal(before[:, 5:], after[:, 5:])
@@ -64,7 +67,7 @@ def test_no_logit_depends_on_later_tokens():
 
 def test_rotated_products_depend_on_the_distance_of_positions_alone():
     query, key = torch.randn(2, 1, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64).float()
-    angles = rope_angles(32, 16, 10000.0, CPU)
+    angles = rope_angles(torch.arange(32), 16, 10000.0)
 
     def product(query_position, key_position):
         turned = apply_rope(query, angles[query_position]), apply_rope(key, angles[key_position])
@@ -76,7 +79,7 @@ def test_rotated_products_depend_on_the_distance_of_positions_alone():
 
 def test_rotation_keeps_lengths_and_leaves_position_0():
     x = torch.randn(2, 4, 9, 16)
-    turned = apply_rope(x, rope_angles(9, 16, 500000.0, CPU))
+    turned = apply_rope(x, rope_angles(torch.arange(9), 16, 500000.0))
 
     torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1))
     assert torch.equal(turned[..., 0, :], x[..., 0, :])
@@ -91,14 +94,14 @@ def test_shared_key_and_value_heads_equal_repeated_ones():
         state[name] = heads.repeat_interleave(DEBUG["n_heads"] // DEBUG["n_kv_heads"], dim=0).flatten(0, 1)
     repeated.load_state_dict(state)
 
-    torch.testing.assert_close(shared(tokens()), repeated(tokens()))
+    torch.testing.assert_close(logits(shared, tokens()), logits(repeated, tokens()))
 
 
 @pytest.mark.parametrize(("kind", "num_recomputed"), [("none", 0), ("selective", 3), ("full", 6)])
 def test_checkpointed_blocks_have_the_same_gradients_and_recompute_their_share_of_matrix_products(kind, num_recomputed):
     kept, recomputed = make_model(), make_model(activation_checkpointing=kind)
-    kept(tokens()).square().mean().backward()
-    loss = recomputed(tokens()).square().mean()
+    logits(kept, tokens()).square().mean().backward()
+    loss = logits(recomputed, tokens()).square().mean()
     with MatmulCounter() as counter:
         loss.backward()
 
@@ -119,7 +122,7 @@ class MatmulCounter(TorchDispatchMode):
 
 def test_an_unknown_kind_of_checkpointing_is_an_error():
     with pytest.raises(ValueError, match="'some', allowed are none, selective, full"):
-        make_model(activation_checkpointing="some")(tokens())
+        logits(make_model(activation_checkpointing="some"), tokens())
 
 
 def test_a_seed_gives_the_same_weights_again_and_another_seed_others():

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from aorta_workloads.llama.mesh import Degrees, ParallelMesh
 from aorta_workloads.llama.model import Llama, LlamaConfig
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -37,7 +37,7 @@ EAGER = {"backend": "eager", "bucketing": "none", "overlap_reorder": False, "res
 @pytest.fixture(scope="module")
 def mesh():
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    yield init_device_mesh("cpu", (2,))
+    yield ParallelMesh.build(Degrees(1, 2, 1, 1), "cpu")
     dist.destroy_process_group()
 
 
@@ -75,12 +75,14 @@ def collectives_of_a_step(mesh, **given):
     buckets = block_buckets(model) if settings.bucketing == "transformer_block" else ()
     if settings.bucketing == "manual":
         buckets = module_buckets(model, settings.bucket_modules)
-    backend = passes.make_backend(settings, dict(model.named_parameters()), buckets)
+    group = mesh.shards.get_group().group_name
+    backend = passes.make_backend(settings, dict(model.named_parameters()), buckets, group)
     model.compile(backend=backend, fullgraph=True, dynamic=False)
     tokens = torch.zeros(2, 8, dtype=torch.int64)
-    model(tokens).sum().backward()
+    positions = torch.arange(8)
+    model(tokens, positions).sum().backward()
     with profiled() as forward:
-        loss = model(tokens).sum()
+        loss = model(tokens, positions).sum()
     with profiled() as backward:
         loss.backward()
     return count(forward, "all_gather"), count(backward, "all_gather"), count(backward, "reduce_scatter")
@@ -150,6 +152,14 @@ def test_settings_that_contradict_each_other_are_an_error(given, message):
         CompileSettings.from_config(PLANNED | given)
 
 
+def test_schedules_by_time_are_refused_where_ranks_attend_to_different_lengths():
+    CompileSettings.from_config(PLANNED).check_context_parallel(2)
+    by_time = CompileSettings.from_config(PLANNED | {"bucketing": "none"})
+    by_time.check_context_parallel(1)
+    with pytest.raises(ValueError, match="context_parallel_degree is 2, bucketing is 'none' and overlap_reorder"):
+        by_time.check_context_parallel(2)
+
+
 def test_optimizer_and_state_dict_see_shards_and_the_module_whole_parameters(mesh):
     model = make_sharded(mesh, torch.bfloat16)
     weight = model.layers[0].attention.wq.weight
@@ -188,7 +198,7 @@ def test_auto_merges_collectives_with_shared_key_and_value_heads_and_no_gpu(mesh
 def test_a_torch_that_lacks_something_is_an_error_that_names_it(monkeypatch):
     monkeypatch.setattr(passes, "_OVERRIDDEN", {SimpleNamespace: ("_collect_node_ancestors",)})
     with pytest.raises(RuntimeError, match=rf"torch {torch.__version__.split('+')[0]}.*_collect_node_ancestors"):
-        passes.make_backend(CompileSettings.from_config(PLANNED), {}, ())
+        passes.make_backend(CompileSettings.from_config(PLANNED), {}, (), None)
 
 
 def node(target, value, *inputs):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 
 _STD = 0.02
 # They add to the residual stream, twice a block: scaled down as in GPT-2.
@@ -35,9 +38,23 @@ def initialize(model: nn.Module, n_layers: int, seed: int) -> None:
     for name, parameter in model.named_parameters():
         value = initial_value(name, parameter, n_layers, seed)
         if isinstance(parameter, DTensor):
-            # No source rank: every rank has the value already, nothing is sent.
-            value = distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
-        parameter.copy_(value)
+            parameter.to_local().copy_(local_part(value, parameter.device_mesh, parameter.placements))
+        else:
+            parameter.copy_(value)
+
+
+def local_part(value: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> torch.Tensor:
+    """What this rank holds of a tensor whose inner axes are split first, as data parallelism shards what others left.
+
+    That is the order which ``_StridedShard`` stands for.
+    """
+    for axis, placement in reversed(list(enumerate(placements))):
+        if not isinstance(placement, Shard | _StridedShard):
+            continue
+        chunks, number = value.chunk(mesh.size(axis), placement.dim), mesh.get_local_rank(axis)
+        # torch.chunk gives fewer than it is asked for where there is too little.
+        value = chunks[number] if number < len(chunks) else value.narrow(placement.dim, 0, 0)
+    return value
 
 
 def sequences(seed: int, step: int, indices: range, seq_len: int, vocab_size: int) -> torch.Tensor:

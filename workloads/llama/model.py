@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -45,11 +45,10 @@ class LlamaConfig:
         return self.dim // self.n_heads
 
 
-def rope_angles(seq_len: int, head_dim: int, theta: float, device: torch.device) -> torch.Tensor:
-    """The float32 angle of each position and pair, ``[seq_len, head_dim / 2]``."""
-    exponents = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim
-    positions = torch.arange(seq_len, device=device, dtype=torch.float32)
-    return torch.outer(positions, theta**-exponents)
+def rope_angles(positions: torch.Tensor, head_dim: int, theta: float) -> torch.Tensor:
+    """The float32 angle of each of ``positions`` ``[n]`` and each pair of features, ``[n, head_dim / 2]``."""
+    exponents = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim
+    return torch.outer(positions.float(), theta**-exponents)
 
 
 def apply_rope(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
@@ -59,12 +58,21 @@ def apply_rope(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2).type_as(x)
 
 
+def causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Attend to positions up to one's own, within ``[batch, heads, seq_len, head_dim]``; ``k`` may have fewer heads."""
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+
 class Attention(nn.Module):
-    """Causal attention whose key and value heads are shared by groups of query heads."""
+    """Causal attention whose key and value heads are shared by groups of query heads.
+
+    ``attend`` maps queries, keys and values ``[batch, heads, seq_len, head_dim]`` to what is attended to.
+    """
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.head_dim = config.head_dim
+        self.attend: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor] = causal_attention
         kv_dim = config.n_kv_heads * config.head_dim
         self.wq = nn.Linear(config.dim, config.dim, bias=False)
         self.wk = nn.Linear(config.dim, kv_dim, bias=False)
@@ -78,8 +86,7 @@ class Attention(nn.Module):
             project(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for project in (self.wq, self.wk, self.wv)
         )
         q, k = apply_rope(q, angles), apply_rope(k, angles)
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        out: torch.Tensor = self.wo(attended.transpose(1, 2).flatten(-2))
+        out: torch.Tensor = self.wo(self.attend(q, k, v).transpose(1, 2).flatten(-2))
         return out
 
 
@@ -132,10 +139,10 @@ class Llama(nn.Module):
         self.norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
         self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Predict each next token."""
+    def forward(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Predict each next token; ``positions`` ``[seq_len]`` are where in their sequence the tokens are."""
         # Computed here: a buffer would be lost on the meta device, and rounded by mixed precision.
-        angles = rope_angles(tokens.shape[1], self.config.head_dim, self.config.rope_theta, tokens.device)
+        angles = rope_angles(positions, self.config.head_dim, self.config.rope_theta)
         x = self.tok_embeddings(tokens)
         for layer in self.layers:
             x = layer(x, angles)

@@ -11,7 +11,6 @@ from typing import ClassVar
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from pytest_aorta.worker import (
@@ -24,9 +23,13 @@ from pytest_aorta.worker import (
     hash_parameters,
 )
 
+from . import saved_state
+from .context_parallel import own_positions
 from .data import initialize, sequences
 from .faults import Fault
+from .mesh import ParallelMesh
 from .model import Llama, LlamaConfig
+from .parallelize import check_parallelism, parallelize
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _BETAS = (0.9, 0.95)
@@ -53,8 +56,8 @@ class LlamaWorkload(Workload):
     min_world_size = 2
 
     @abstractmethod
-    def shard(self, model: Llama, mesh: DeviceMesh) -> None:
-        """Shard the parameters of ``model``, which is on the meta device, over ``mesh``."""
+    def shard(self, model: Llama, mesh: ParallelMesh) -> None:
+        """Shard the parameters of ``model``, which is on the meta device, over the data-parallel axes of ``mesh``."""
 
     def prepare(self, model: Llama) -> None:
         """Do what needs the allocated and initialised model; nothing by default."""
@@ -71,21 +74,30 @@ class LlamaWorkload(Workload):
         """
         env = RankEnv.read()
         self._device = env.join(self.name, min_world_size=self.min_world_size)
-        self._rank, self._world_size = env.rank, env.world_size
+        self._rank = env.rank
+        self._degrees = check_parallelism(self.config, env.world_size, self._device)
+        saved_state.check_folders(self.config)
         self._fault = Fault(**self.config["fault"])
         self._fault.check(steps=self.config["steps"], world_size=env.world_size)
         if self.config["deterministic"]:
             _use_deterministic_algorithms(self._device)
         self._delay = Delay(self._device, self._fault.delay_ms)
+        self._mesh = ParallelMesh.build(self._degrees, self._device.type)
+        positions = own_positions(self.config["seq_len"], self._degrees.context_parallel, self._mesh.context_rank)
         self._model = self._build_model()
         self._optimizer = self._build_optimizer()
-        self._batches = self._make_batches()
+        given = self.config["load_checkpoint"]
+        trained_steps = 0 if given is None else saved_state.load(given, self._model, self._optimizer)
+        self._batches = self._make_batches(positions, trained_steps)
+        self._positions = positions.to(self._device)
 
     def run(self) -> RankResult:
         """Warm up, train the measured steps, then read what they left on the device."""
         for batch in self._batches[: self.config["warmup"]]:
             self._train_step(batch)
         measured = self._measure()
+        if (folder := self.config["save_checkpoint"]) is not None:
+            saved_state.save(folder, self._model, self._optimizer)
         step_times_ms, wait_ms = measured.timer.step_times_ms(), measured.timer.wait_ms()
         grad_norm = [_value(norm) for norm in measured.grad_norms]
         return RankResult(
@@ -108,7 +120,7 @@ class LlamaWorkload(Workload):
         """Leave the process group and free model, optimizer and batches."""
         if dist.is_initialized():
             dist.destroy_process_group()
-        for name in ("_optimizer", "_model", "_batches"):
+        for name in ("_optimizer", "_model", "_batches", "_mesh"):
             self.__dict__.pop(name, None)
 
     def _build_model(self) -> Llama:
@@ -116,13 +128,14 @@ class LlamaWorkload(Workload):
         config = LlamaConfig.from_config(self.config)
         with torch.device("meta"):
             model = Llama(config)
-        self.shard(model, init_device_mesh(self._device.type, (self._world_size,), mesh_dim_names=("fsdp",)))
+        parallelize(model, self._mesh, self.config)
+        self.shard(model, self._mesh)
         model.to_empty(device=self._device)
         initialize(model, config.n_layers, self.config["seed"])
         self.prepare(model)
         return model
 
-    def _build_optimizer(self) -> torch.optim.Optimizer:
+    def _build_optimizer(self) -> torch.optim.AdamW:
         on_cuda = self._device.type == "cuda"
         asked = self.config["optimizer_fused"]
         fused = on_cuda if asked is None else asked
@@ -135,18 +148,19 @@ class LlamaWorkload(Workload):
             foreach=None if on_cuda and not fused else False,
         )
 
-    def _make_batches(self) -> list[torch.Tensor]:
-        """Every step's ``[micro-batch, sequence, token]``, on the device before any step is timed."""
+    def _make_batches(self, positions: torch.Tensor, first_step: int) -> list[torch.Tensor]:
+        """Every step's ``[micro-batch, inputs or labels, sequence, token]``, there before any step is timed."""
         num_steps = self.config["warmup"] + self.config["steps"]
-        return [self._batch(step).to(self._device) for step in range(num_steps)]
+        return [self._batch(step, positions).to(self._device) for step in range(first_step, first_step + num_steps)]
 
-    def _batch(self, step: int) -> torch.Tensor:
+    def _batch(self, step: int, positions: torch.Tensor) -> torch.Tensor:
         config, batch_size = self.config, self.config["batch_size"]
         micro_batches = []
         for micro_batch in range(config["gradient_accumulation"]):
-            first = (micro_batch * self._world_size + self._rank) * batch_size
+            first = (micro_batch * self._degrees.data_parallel + self._mesh.data_rank) * batch_size
             indices = range(first, first + batch_size)
-            micro_batches.append(sequences(config["seed"], step, indices, config["seq_len"], config["vocab_size"]))
+            tokens = sequences(config["seed"], step, indices, config["seq_len"], config["vocab_size"])
+            micro_batches.append(torch.stack([tokens[:, positions], tokens[:, positions + 1]]))
         return torch.stack(micro_batches)
 
     def _train_step(self, batch: torch.Tensor, gradient_scale: float = 1.0) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -163,15 +177,17 @@ class LlamaWorkload(Workload):
         return loss, norm
 
     def _backward(self, tokens: torch.Tensor, gradient_scale: float) -> torch.Tensor:
-        """Add one micro-batch's gradients; the loss is a sum over tokens divided by the count of all ranks'."""
-        logits = self._model(tokens[:, :-1])
-        summed = F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="sum")
-        loss = summed / (self._tokens_per_step * self._world_size)
+        """Add one micro-batch's gradients; the loss is a sum over tokens divided by the global batch's count."""
+        inputs, labels = tokens
+        logits = self._model(inputs, self._positions)
+        summed = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), reduction="sum")
+        loss = summed / (self._tokens_per_step * self._degrees.data_parallel)
         loss.backward(torch.full_like(loss, gradient_scale))
         return loss.detach()
 
     @property
     def _tokens_per_step(self) -> int:
+        """Of one data-parallel rank."""
         config = self.config
         return int(config["gradient_accumulation"] * config["batch_size"] * config["seq_len"])
 
@@ -194,7 +210,7 @@ class LlamaWorkload(Workload):
             if self._fault.slows(step, self._rank):
                 self._delay()
             loss, norm = self._train_step(batch, self._fault.gradient_scale(step, self._rank))
-        measured.losses.append(loss)
+        measured.losses.append(loss if self._mesh.counts_loss else torch.zeros_like(loss))
         # Without clipping the step needs no norm, so it is not timed.
         measured.grad_norms.append(self._total_norm() if norm is None else norm)
         self._fault.after_step(step, self._rank, self._model)
@@ -214,7 +230,10 @@ class LlamaWorkload(Workload):
 
     def _metrics(self, step_time_s: float, grad_norm_last: float) -> dict[str, float]:
         metrics = {
-            "tokens_per_s": self._tokens_per_step * self.config["steps"] / step_time_s,
+            "tokens_per_s": self._tokens_per_step
+            * self.config["steps"]
+            / self._degrees.ranks_per_sequence
+            / step_time_s,
             "num_parameters": float(sum(parameter.numel() for parameter in self._model.parameters())),
             "grad_norm_last": grad_norm_last,
         }

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from ..llama.mesh import ParallelMesh
 from ..llama.model import Llama
 from ..llama.training import DTYPES, LlamaWorkload
 
@@ -14,7 +14,7 @@ class LlamaFsdp2Workload(LlamaWorkload):
 
     name = "llama_fsdp2"
 
-    def shard(self, model: Llama, mesh: DeviceMesh) -> None:
+    def shard(self, model: Llama, mesh: ParallelMesh) -> None:
         """Apply ``fully_shard`` to each block and to the model."""
         policy = MixedPrecisionPolicy(
             param_dtype=DTYPES[self.config["param_dtype"]],
@@ -27,8 +27,8 @@ class LlamaFsdp2Workload(LlamaWorkload):
             if self.config["compile_blocks"]:
                 layer.compile(fullgraph=True)
             reshard = self.config["reshard_after_forward"]
-            blocks.append(fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard))
-        self._root = fully_shard(model, mesh=mesh, mp_policy=policy)
+            blocks.append(fully_shard(layer, mesh=mesh.data, mp_policy=policy, reshard_after_forward=reshard))
+        self._root = fully_shard(model, mesh=mesh.data, mp_policy=policy)
         _sum_gradients(model)
         _prefetch(blocks, self.config["forward_prefetch"], self.config["backward_prefetch"])
 

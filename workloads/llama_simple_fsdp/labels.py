@@ -14,9 +14,10 @@ _WAIT = ops._c10d_functional.wait_tensor.default
 _AC_GRAPH_ID = 1 << 30
 
 
-def collectives(graph: fx.Graph) -> list[fx.Node]:
-    """All-gathers and reduce-scatters, in the graph's order."""
-    return [node for node in graph.nodes if node.target in (_ALL_GATHER, _REDUCE_SCATTER)]
+def collectives(graph: fx.Graph, group: str) -> list[fx.Node]:
+    """All-gathers and reduce-scatters of the process group of this name, in the graph's order."""
+    # The group's name is the last argument of both.
+    return [node for node in graph.nodes if node.target in (_ALL_GATHER, _REDUCE_SCATTER) and node.args[-1] == group]
 
 
 def label_gather(placeholder: fx.Node, position: int, reshard_after_forward: bool) -> None:
@@ -44,9 +45,9 @@ def label_reduction(gradient: fx.Node, position: int) -> None:
     node.meta[POSITION] = position
 
 
-def check_labels(graph: fx.Graph, positions: set[int]) -> None:
-    """Raise RuntimeError unless each of the parameters is gathered and nothing else is."""
-    labelled = {node.meta.get(POSITION) for node in graph.find_nodes(op="call_function", target=_ALL_GATHER)}
+def check_labels(graph: fx.Graph, positions: set[int], group: str) -> None:
+    """Raise RuntimeError unless ``group`` gathers each of the parameters and nothing else."""
+    labelled = {node.meta.get(POSITION) for node in collectives(graph, group) if node.target is _ALL_GATHER}
     if labelled != positions:
         raise RuntimeError(f"the traced graph gathers parameters {labelled} of {positions}")
 

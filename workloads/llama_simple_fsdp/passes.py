@@ -47,10 +47,13 @@ _OVERRIDDEN = {
 }
 
 
-def make_backend(settings: CompileSettings, parameters: Mapping[str, nn.Parameter], buckets: Sequence[Bucket]) -> Any:
+def make_backend(
+    settings: CompileSettings, parameters: Mapping[str, nn.Parameter], buckets: Sequence[Bucket], group: str | None
+) -> Any:
     """What ``torch.compile`` takes as ``backend``.
 
-    ``parameters`` are the model's own, in registration order.
+    ``parameters`` are the model's own, in registration order; ``group`` is the name of the process group that gathers
+    them, None where that is one rank alone and there is nothing to gather.
 
     Raises:
         RuntimeError: this version of torch lacks something the settings need.
@@ -59,7 +62,7 @@ def make_backend(settings: CompileSettings, parameters: Mapping[str, nn.Paramete
         return "eager"
     _check_version()
     positions = {name: number for number, name in enumerate(parameters)}
-    plan = tuple(tuple(sorted(positions[name] for name in bucket)) for bucket in buckets)
+    plan = tuple(tuple(sorted(positions[name] for name in bucket)) for bucket in buckets if group is not None)
     names = tuple(parameters)
 
     def compile_graph(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
@@ -67,8 +70,8 @@ def make_backend(settings: CompileSettings, parameters: Mapping[str, nn.Paramete
         inputs_positions = tuple(by_identity.get(id(value)) for value in inputs)
         if absent := sorted(set(range(len(names))) - set(inputs_positions)):
             raise RuntimeError(f"the traced graph does not read parameters {[names[number] for number in absent]}")
-        joint = JointPass(inputs_positions, settings.reshard_after_forward)
-        return _COMPILERS[settings.backend](graph_module, inputs, joint, CollectivesPass(settings, names, plan))
+        joint = JointPass(inputs_positions, settings.reshard_after_forward, group)
+        return _COMPILERS[settings.backend](graph_module, inputs, joint, CollectivesPass(settings, names, plan, group))
 
     return compile_graph
 
@@ -90,14 +93,17 @@ class JointPass(CustomGraphPass):
 
     inputs: tuple[int | None, ...]
     reshard_after_forward: bool
+    group: str | None
 
     def __call__(self, graph: fx.Graph) -> None:
         """Write the labels into the nodes."""
+        if self.group is None:
+            return
         for placeholder in graph.find_nodes(op="placeholder"):
             position = self._position(placeholder.meta.get("desc"))
             if position is not None:
                 label_gather(placeholder, position, self.reshard_after_forward)
-        check_labels(graph, {position for position in self.inputs if position is not None})
+        check_labels(graph, {position for position in self.inputs if position is not None}, self.group)
         output = graph.output_node()
         for value, description in zip(output.args[0], output.meta["desc"], strict=True):  # type: ignore[arg-type]
             position = self._position(description)
@@ -126,6 +132,7 @@ class CollectivesPass(CustomGraphPass):
     settings: CompileSettings
     names: tuple[str, ...]
     plan: tuple[tuple[int, ...], ...]
+    group: str | None
 
     def __call__(self, graph: fx.Graph) -> None:
         """Rewrite the graph in place."""
@@ -136,8 +143,8 @@ class CollectivesPass(CustomGraphPass):
             raise RuntimeError("the graph to bucket belongs to no module")
         # Inductor reorders nodes on its own unless it is told what has to come first.
         insert_overlap_deps = self.settings.backend == "inductor"
-        if self.plan:
-            self._bucket_by_plan(graph_module, insert_overlap_deps)
+        if self.group is not None and self.plan:
+            self._bucket_by_plan(graph_module, self.group, insert_overlap_deps)
         else:
             _schedule(graph_module, self.settings.bucketing == "auto", insert_overlap_deps)
 
@@ -145,11 +152,11 @@ class CollectivesPass(CustomGraphPass):
         """What torch's caches of compiled graphs tell this pass from others by."""
         return _uuid(self)
 
-    def _bucket_by_plan(self, graph_module: fx.GraphModule, insert_overlap_deps: bool) -> None:
-        if unlabelled := [node.name for node in collectives(graph_module.graph) if POSITION not in node.meta]:
+    def _bucket_by_plan(self, graph_module: fx.GraphModule, group: str, insert_overlap_deps: bool) -> None:
+        if unlabelled := [node.name for node in collectives(graph_module.graph, group) if POSITION not in node.meta]:
             raise RuntimeError(f"of no known parameter are the collectives {unlabelled}")
-        _PlannedScheduler(graph_module, self.settings, self.plan, insert_overlap_deps).run()
-        left = {node.meta[POSITION] for node in collectives(graph_module.graph) if POSITION in node.meta}
+        _PlannedScheduler(graph_module, self.settings, self.plan, group, insert_overlap_deps).run()
+        left = {node.meta[POSITION] for node in collectives(graph_module.graph, group) if POSITION in node.meta}
         if left:
             raise RuntimeError(f"not bucketed are the collectives of {[self.names[number] for number in sorted(left)]}")
 
@@ -198,10 +205,11 @@ class _PlannedScheduler(_WithoutFormulas, ManualOverlapScheduler):
         graph_module: fx.GraphModule,
         settings: CompileSettings,
         plan: tuple[tuple[int, ...], ...],
+        group: str,
         insert_overlap_deps: bool,
     ) -> None:
         super().__init__(graph_module, [], insert_overlap_deps)
-        self._settings, self._plan = settings, plan
+        self._settings, self._plan, self._group = settings, plan, group
 
     def run(self) -> fx.GraphModule:
         if self._settings.overlap_reorder:
@@ -212,7 +220,7 @@ class _PlannedScheduler(_WithoutFormulas, ManualOverlapScheduler):
         return self.gm
 
     def _obtain_nodes_in_subgraph(self) -> None:
-        nodes = collectives(self.graph)
+        nodes = collectives(self.graph, self._group)
         if self._settings.bucket_order == "registration":
             nodes.sort(key=lambda node: node.meta[POSITION])
         # A bucket's payload has the order of this list.

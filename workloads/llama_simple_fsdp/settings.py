@@ -35,6 +35,16 @@ class CompileSettings:
         """Whether collectives of the traced graphs are moved or merged."""
         return self.bucketing != "none" or self.overlap_reorder
 
+    def check_context_parallel(self, degree: int) -> None:
+        """Raise ValueError for a schedule by estimated times where ranks have graphs of other shapes."""
+        if degree > 1 and self.has_graph_pass and self.bucketing in ("none", "auto"):
+            raise ValueError(
+                f"context_parallel_degree is {degree}, bucketing is {self.bucketing!r} and overlap_reorder is "
+                f"{self.overlap_reorder}: collectives are ordered by estimated times, and ranks that attend to more "
+                f"of a sequence would order theirs otherwise; allowed are bucketing transformer_block and manual, and "
+                f"none without overlap_reorder"
+            )
+
     def _check(self) -> None:
         asked = {
             f"bucketing {self.bucketing}": self.bucketing != "none",

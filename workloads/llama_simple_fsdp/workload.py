@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from torch.distributed.device_mesh import DeviceMesh
-
+from ..llama.mesh import ParallelMesh
 from ..llama.model import Llama
 from ..llama.training import DTYPES, LlamaWorkload
 from .buckets import Bucket, block_buckets, module_buckets
@@ -17,7 +16,7 @@ class LlamaSimpleFsdpWorkload(LlamaWorkload):
 
     name = "llama_simple_fsdp"
 
-    def shard(self, model: Llama, mesh: DeviceMesh) -> None:
+    def shard(self, model: Llama, mesh: ParallelMesh) -> None:
         """Make all parameters DTensors that are gathered where they are read."""
         precision = MixedPrecision(DTYPES[self.config["param_dtype"]], DTYPES[self.config["reduce_dtype"]])
         shard_parameters(model, mesh, precision)
@@ -25,7 +24,10 @@ class LlamaSimpleFsdpWorkload(LlamaWorkload):
     def prepare(self, model: Llama) -> None:
         """Have the model compiled as one graph when it is first run."""
         settings = CompileSettings.from_config(self.config)
-        backend = make_backend(settings, dict(model.named_parameters()), _buckets(settings, model))
+        settings.check_context_parallel(self._degrees.context_parallel)
+        shards = self._mesh.shards
+        group = shards.get_group().group_name if shards.size() > 1 else None
+        backend = make_backend(settings, dict(model.named_parameters()), _buckets(settings, model), group)
         model.compile(backend=backend, fullgraph=True, dynamic=False)
 
 

@@ -1,0 +1,51 @@
+"""A checkpoint of four ranks goes on in two: its weights, its optimizer's state, and the tokens that come next."""
+
+from __future__ import annotations
+
+INNER = """
+import json, pathlib, pytest
+
+FOLDER = pathlib.Path(__file__).parent
+TRAINING = {"n_layers": 1, "n_kv_heads": 4, "warmup": 0}
+UNCHANGED = {"lr": 1e-30, "steps": 1}
+FOUR = {"data_parallel_replicate_degree": 2, "tensor_parallel_degree": 2, "batch_size": 2}
+
+pytestmark = pytest.mark.timeout(120)
+
+@pytest.mark.world(size=4, device="cpu")
+def test_saved_by_four(workload):
+    whole = workload.run("llama_fsdp2", **TRAINING, **FOUR, steps=5)
+    first = workload.run("llama_fsdp2", **TRAINING, **FOUR, steps=3, save_checkpoint=str(FOLDER / "eager"))
+    last = workload.run("llama_fsdp2", **TRAINING, **FOUR, steps=2, load_checkpoint=str(FOLDER / "eager"))
+    assert (last.weight_hashes["2"], last.loss) == (whole.weight_hashes["5"], whole.loss[3:])
+    seen = {"loss": whole.loss[3:], "first": first.weight_hashes["3"]}
+    FOLDER.joinpath("seen.json").write_text(json.dumps(seen))
+
+@pytest.mark.world(size=2, device="cpu")
+@pytest.mark.parametrize("name, given", [("llama_fsdp2", {}), ("llama_simple_fsdp", {"backend": "eager"})])
+def test_loaded_by_two(workload, name, given):
+    seen = json.loads(FOLDER.joinpath("seen.json").read_text())
+    training = {**TRAINING, **given, "batch_size": 2, "load_checkpoint": str(FOLDER / "eager")}
+    same = workload.run(name, **training, **UNCHANGED)
+    assert same.weight_hashes["1"] == seen["first"]
+    continued = workload.run(name, **training, steps=2)
+    assert continued.loss == pytest.approx(seen["loss"], rel=1e-6)
+
+@pytest.mark.world(size=2, device="cpu")
+@pytest.mark.parametrize("given, message", [
+    ({"save_checkpoint": "here"}, "save_checkpoint is 'here', a relative path"),
+    ({"save_checkpoint": str(FOLDER / "eager")}, "allowed is a new or an empty folder"),
+    ({"load_checkpoint": str(FOLDER)}, "it has no file .metadata"),
+])
+def test_folders_that_do_not_do_are_refused(workload, given, message):
+    with pytest.raises(Exception, match=message):
+        workload.run("llama_fsdp2", **TRAINING, **given)
+"""
+
+
+def test_a_checkpoint_of_four_ranks_goes_on_in_two(pytester, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    pytester.makepyfile(test_inner=INNER)
+    pytester.makeini("[pytest]\n")
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--aorta-launcher=forkserver")
+    result.assert_outcomes(passed=6)

@@ -1,0 +1,64 @@
+"""The axes of the Llama workloads on CPU ranks: one model whatever the layout, traced as eager."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_aorta.errors import LaunchError
+
+pytestmark = [
+    pytest.mark.numerics,
+    pytest.mark.world(size=4, device="cpu", warm=True),
+    pytest.mark.timeout(180),
+]
+
+TRAINING = {"size": "debug", "n_layers": 1, "n_kv_heads": 4, "steps": 10, "warmup": 0, "hash_every": 1}
+# Of each the global batch is four sequences.
+LAYOUTS = {
+    "fsdp 4": {"batch_size": 1},
+    "hsdp 2x2": {"batch_size": 1, "data_parallel_replicate_degree": 2},
+    "replicas alone": {"batch_size": 1, "data_parallel_replicate_degree": 4},
+    "fsdp 2, tp 2": {"batch_size": 2, "tensor_parallel_degree": 2},
+    "replicas 2, tp 2": {"batch_size": 2, "data_parallel_replicate_degree": 2, "tensor_parallel_degree": 2},
+    "tp alone": {"batch_size": 4, "tensor_parallel_degree": 4},
+    "fsdp 2, cp 2": {"batch_size": 2, "context_parallel_degree": 2},
+    "cp 2, tp 2": {"batch_size": 4, "context_parallel_degree": 2, "tensor_parallel_degree": 2},
+}
+# AdamW then changes no bit of a weight.
+UNCHANGED = {"lr": 1e-30, "steps": 1}
+
+
+def test_all_layouts_begin_with_the_same_weights_and_train_alike(workload):
+    initial, trained = {}, {}
+    for layout, axes in LAYOUTS.items():
+        initial[layout] = workload.run("llama_fsdp2", **TRAINING | axes | UNCHANGED).weight_hashes["1"]
+        trained[layout] = workload.run("llama_fsdp2", **TRAINING | axes)
+    assert len(set(initial.values())) == 1, initial
+
+    reference = trained["fsdp 4"]
+    assert reference.weight_hashes["10"] != initial["fsdp 4"]
+    for layout, result in trained.items():
+        assert result.loss == pytest.approx(reference.loss, rel=1e-5), layout
+        assert result.grad_norm == pytest.approx(reference.grad_norm, rel=1e-4), layout
+
+
+@pytest.mark.parametrize("layout", ["hsdp 2x2", "fsdp 2, tp 2", "fsdp 2, cp 2"])
+def test_aot_eager_has_every_bit_of_fsdp2(workload, layout):
+    training = TRAINING | LAYOUTS[layout] | {"param_dtype": "bfloat16", "reduce_dtype": "bfloat16"}
+    eager = workload.run("llama_fsdp2", **training)
+    traced = workload.run("llama_simple_fsdp", **training)
+    assert traced.weight_hashes == eager.weight_hashes
+    assert (traced.loss, traced.grad_norm) == (eager.loss, eager.grad_norm)
+
+
+@pytest.mark.parametrize(
+    ("axes", "message"),
+    [
+        ({"tensor_parallel_degree": 3}, "4 ranks, no multiple of data_parallel_replicate_degree 1 x"),
+        ({"n_kv_heads": 1, "tensor_parallel_degree": 2}, r"no multiples of it are \{'n_kv_heads': 1\}"),
+        ({"seq_len": 6, "context_parallel_degree": 2}, "seq_len is 6, no multiple of 2 x context_parallel_degree 2"),
+    ],
+)
+def test_degrees_that_can_not_be_are_refused_by_name(workload, axes, message):
+    with pytest.raises(LaunchError, match=message):
+        workload.run("llama_fsdp2", **TRAINING | axes)

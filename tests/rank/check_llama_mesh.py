@@ -1,0 +1,190 @@
+"""The axes of the Llama workloads: degrees, who reads and holds what, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+import torch.distributed as dist
+from aorta_workloads.llama.context_parallel import GatheredAttention, own_positions
+from aorta_workloads.llama.data import local_part
+from aorta_workloads.llama.mesh import Degrees, ParallelMesh
+from aorta_workloads.llama.model import causal_attention
+from aorta_workloads.llama.parallelize import check_parallelism
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+ONE = {"data_parallel_replicate_degree": 1, "context_parallel_degree": 1, "tensor_parallel_degree": 1}
+
+
+class Coordinates:
+    """A mesh's shape and this rank's place in it, with no process group."""
+
+    def __init__(self, sizes, place):
+        self.sizes, self.place = sizes, place
+
+    def size(self, axis=0):
+        return self.sizes[axis]
+
+    def get_local_rank(self, axis=0):
+        return self.place[axis]
+
+
+def test_shards_are_over_what_the_degrees_leave_of_the_world():
+    given = ONE | {"data_parallel_replicate_degree": 2, "context_parallel_degree": 2, "tensor_parallel_degree": 3}
+
+    degrees = Degrees.from_config(given, 36)
+
+    assert (degrees.data_parallel_shard, degrees.data_parallel, degrees.ranks_per_sequence) == (3, 6, 6)
+
+
+def test_a_world_that_is_no_multiple_of_the_degrees_is_an_error_that_names_them():
+    given = ONE | {"data_parallel_replicate_degree": 2, "tensor_parallel_degree": 3}
+    message = r"8 ranks, no multiple of data_parallel_replicate_degree 2 x .* x tensor_parallel_degree 3 = 6"
+    with pytest.raises(ValueError, match=message):
+        Degrees.from_config(given, 8)
+
+
+CONFIG = ONE | {
+    "dim": 64,
+    "n_layers": 1,
+    "n_heads": 8,
+    "n_kv_heads": 2,
+    "ffn_hidden": 192,
+    "vocab_size": 256,
+    "rope_theta": 10000.0,
+    "norm_eps": 1e-5,
+    "activation_checkpointing": "none",
+    "seq_len": 32,
+    "batch_size": 1,
+    "float8_linear": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"tensor_parallel_degree": 4, "context_parallel_degree": 2, "seq_len": 12},
+            r"tensor_parallel_degree is 4, .* are \{'n_kv_heads': 2, 'positions of a rank': 6\}",
+        ),
+        ({"context_parallel_degree": 4, "seq_len": 12}, "seq_len is 12, no multiple of 2 x context_parallel_degree 4"),
+        ({"float8_linear": True, "tensor_parallel_degree": 2}, "float8_linear is true and tensor_parallel_degree is 2"),
+        (
+            {"float8_linear": True, "ffn_hidden": 200, "context_parallel_degree": 4},
+            r"no multiples of 16 are \{'ffn_hidden': 200, 'tokens of a micro-batch on a rank': 8\}",
+        ),
+    ],
+)
+def test_combinations_that_can_not_be_are_errors_that_name_them(given, message):
+    with pytest.raises(ValueError, match=message):
+        check_parallelism(CONFIG | given, 8, torch.device("cpu"))
+
+
+def test_float8_without_a_gpu_is_an_error_that_says_what_is_lacking():
+    with pytest.raises(RuntimeError, match=r"float8_linear is true, and lacking are CUDA \(ranks are on cpu\)"):
+        check_parallelism(CONFIG | {"float8_linear": True}, 8, torch.device("cpu"))
+
+
+@pytest.fixture
+def make_mesh():
+    def make(rank, degrees, world_size=16):
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+        return ParallelMesh.build(degrees, "cpu")
+
+    yield make
+    dist.destroy_process_group()
+
+
+def test_what_a_rank_reads_depends_on_its_place_among_data_parallel_ranks_alone(make_mesh):
+    places = []
+    for rank in range(16):
+        mesh = make_mesh(rank, Degrees(2, 2, 2, 2))
+        places.append((mesh.data_rank, mesh.context_rank, mesh.counts_loss))
+
+    assert [place[0] for place in places] == [0] * 4 + [1] * 4 + [2] * 4 + [3] * 4
+    assert [place[1] for place in places] == [0, 0, 1, 1] * 4
+    assert [place[2] for place in places] == [True, False] * 8
+    assert mesh.whole.mesh_dim_names == ("dp_replicate", "fsdp", "tp")
+    assert (mesh.whole.shape, mesh.data.shape) == ((2, 4, 2), (2, 4))
+
+
+def test_an_axis_of_one_rank_is_left_out_and_the_shards_axis_is_not(make_mesh):
+    alone = make_mesh(3, Degrees(1, 16, 1, 1))
+    assert (alone.whole.mesh_dim_names, alone.data.shape) == (("fsdp",), (16,))
+    assert (alone.replicas, alone.context, alone.tensor, alone.counts_loss) == (None, None, None, True)
+
+    tensor = make_mesh(3, Degrees(1, 1, 1, 16))
+    assert (tensor.whole.mesh_dim_names, tensor.shards.size(), tensor.data_rank) == (("fsdp", "tp"), 1, 0)
+
+
+def test_context_parallelism_of_the_whole_world_has_a_process_group_of_its_own(make_mesh):
+    mesh = make_mesh(0, Degrees(1, 1, 16, 1))
+
+    assert mesh.context.get_group().group_name != mesh.shards.get_group().group_name
+
+
+@given(rows=st.integers(0, 9), columns=st.integers(1, 6), shards=st.integers(1, 4), splits=st.integers(1, 3))
+def test_parts_of_all_ranks_are_the_whole_once_a_replica(rows, columns, shards, splits):
+    value = torch.arange(rows * columns).view(rows, columns)
+    for inner in (Shard(0), Shard(1), Replicate()):
+        outer = _StridedShard(0, split_factor=splits) if inner == Shard(0) else Shard(0)
+        parts = [
+            local_part(value, Coordinates((2, shards, splits), place), [Replicate(), outer, inner])
+            for place in itertools.product(range(2), range(shards), range(splits))
+        ]
+        times = 2 * (splits if inner == Replicate() else 1)
+        held = torch.cat([part.flatten() for part in parts])
+        assert torch.equal(held.sort().values, value.flatten().repeat_interleave(times))
+
+
+def test_a_rank_holds_a_shard_of_what_tensor_parallelism_gave_it():
+    value = torch.arange(8)
+    placements = [_StridedShard(0, split_factor=2), Shard(0)]
+
+    assert local_part(value, Coordinates((2, 2), (0, 1)), placements).tolist() == [4, 5]
+    assert local_part(value, Coordinates((2, 2), (1, 0)), placements).tolist() == [2, 3]
+
+
+@given(chunk=st.integers(1, 4), num_ranks=st.integers(2, 4))
+def test_ranks_share_the_positions_of_a_sequence_and_the_pairs_to_score(chunk, num_ranks):
+    shares = [own_positions(2 * num_ranks * chunk, num_ranks, rank) for rank in range(num_ranks)]
+
+    assert torch.equal(torch.cat(shares).sort().values, torch.arange(2 * num_ranks * chunk))
+    assert len({int((share + 1).sum()) for share in shares}) == 1
+
+
+def test_a_sequence_of_odd_chunks_is_an_error_and_one_rank_takes_any():
+    with pytest.raises(ValueError, match="seq_len is 10, no multiple of 2 x context_parallel_degree 2"):
+        own_positions(10, 2, 0)
+    assert own_positions(3, 1, 0).tolist() == [0, 1, 2]
+
+
+class Gathered(GatheredAttention):
+    """As on one rank of several: the gather gives what it is told, in the order of ranks."""
+
+    def __init__(self, mesh, seq_len, wholes):
+        super().__init__(mesh, seq_len)
+        self._wholes = iter(wholes)
+
+    def _all_gather(self, tensor):
+        return next(self._wholes)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_attention_to_gathered_keys_is_that_of_the_whole_sequence(num_ranks):
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, heads, 12, 8, generator=generator) for heads in (4, 2, 2))
+    whole = causal_attention(q, k, v)
+    shares = [own_positions(12, num_ranks, rank) for rank in range(num_ranks)]
+    gathered = [tensor[:, :, torch.cat(shares)] for tensor in (k, v)]
+
+    for rank, share in enumerate(shares):
+        attend = Gathered(Coordinates((num_ranks,), (rank,)), 12, gathered)
+        torch.testing.assert_close(attend(q[:, :, share], k[:, :, share], v[:, :, share]), whole[:, :, share])

@@ -1,0 +1,133 @@
+"""The axes along which a Llama workload is parallel: how many ranks each has, and the device mesh they make."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+# The names of the mesh's dimensions, outermost first.
+REPLICATE, SHARD, TENSOR = "dp_replicate", "fsdp", "tp"
+_CONTEXT = "cp"
+_GIVEN = ("data_parallel_replicate", "context_parallel", "tensor_parallel")
+
+
+@dataclass(frozen=True)
+class Degrees:
+    """How many ways each axis splits the work; ``data_parallel_shard`` is what the others leave of the world."""
+
+    data_parallel_replicate: int
+    data_parallel_shard: int
+    context_parallel: int
+    tensor_parallel: int
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], world_size: int) -> Degrees:
+        """Read the ``*_degree`` keys.
+
+        Raises:
+            ValueError: the world is no multiple of their product.
+        """
+        given = {name: int(config[f"{name}_degree"]) for name in _GIVEN}
+        product = math.prod(given.values())
+        if world_size % product:
+            factors = " x ".join(f"{name}_degree {degree}" for name, degree in given.items())
+            raise ValueError(f"the world has {world_size} ranks, no multiple of {factors} = {product}")
+        return cls(data_parallel_shard=world_size // product, **given)
+
+    @property
+    def data_parallel(self) -> int:
+        """How many groups of ranks read sequences of their own."""
+        return self.data_parallel_replicate * self.data_parallel_shard
+
+    @property
+    def ranks_per_sequence(self) -> int:
+        """How many ranks share the work of one sequence."""
+        return self.context_parallel * self.tensor_parallel
+
+
+@dataclass(frozen=True)
+class ParallelMesh:
+    """The device mesh, outermost axis first: ``dp_replicate``, ``fsdp``, ``tp``; one of a single rank is left out.
+
+    ``fsdp`` is always there. It holds the ranks of context parallelism too, since what they compute of one sequence
+    takes whole parameters: they are sharded over these as over any others.
+    """
+
+    degrees: Degrees
+    whole: DeviceMesh
+    context: DeviceMesh | None
+
+    @classmethod
+    def build(cls, degrees: Degrees, device_type: str) -> ParallelMesh:
+        """Make the process groups; collective over the world."""
+        sizes = {
+            REPLICATE: degrees.data_parallel_replicate,
+            SHARD: degrees.data_parallel_shard * degrees.context_parallel,
+            TENSOR: degrees.tensor_parallel,
+        }
+        kept = {name: size for name, size in sizes.items() if size > 1 or name == SHARD}
+        whole = init_device_mesh(device_type, tuple(kept.values()), mesh_dim_names=tuple(kept))
+        return cls(degrees, whole, _context_mesh(degrees, device_type))
+
+    @property
+    def replicas(self) -> DeviceMesh | None:
+        """The axis along which parameters are the same."""
+        return self.whole[REPLICATE] if REPLICATE in self._names else None
+
+    @property
+    def shards(self) -> DeviceMesh:
+        """The axis along which parameters are sharded for data parallelism."""
+        return self.whole[SHARD]
+
+    @property
+    def tensor(self) -> DeviceMesh | None:
+        """The axis along which matrices are split."""
+        return self.whole[TENSOR] if TENSOR in self._names else None
+
+    @property
+    def data(self) -> DeviceMesh:
+        """The mesh gradients are reduced over: ``[fsdp]``, or ``[dp_replicate, fsdp]`` with replicas."""
+        return self.shards if self.replicas is None else self.whole[REPLICATE, SHARD]
+
+    @property
+    def data_rank(self) -> int:
+        """Which share of a global batch this rank reads; those that share a sequence read the same."""
+        shard = self._position(SHARD) // self.degrees.context_parallel
+        return self._position(REPLICATE) * self.degrees.data_parallel_shard + shard
+
+    @property
+    def context_rank(self) -> int:
+        """Which part of each sequence this rank computes."""
+        return 0 if self.context is None else self.context.get_local_rank()
+
+    @property
+    def counts_loss(self) -> bool:
+        """Whether this rank's loss is part of the global sum: one rank of those that compute the same one."""
+        return self._position(TENSOR) == 0
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return self.whole.mesh_dim_names or ()
+
+    def _position(self, name: str) -> int:
+        return self.whole.get_local_rank(name) if name in self._names else 0
+
+
+def _context_mesh(degrees: Degrees, device_type: str) -> DeviceMesh | None:
+    """Neighbours within ``fsdp``, in a process group of their own even where it is the world.
+
+    So collectives of activations are told from those of parameters.
+    """
+    if degrees.context_parallel == 1:
+        return None
+    return init_device_mesh(
+        device_type,
+        (degrees.data_parallel, degrees.context_parallel, degrees.tensor_parallel),
+        mesh_dim_names=("data", _CONTEXT, TENSOR),
+        backend_override={_CONTEXT: dist.get_backend()},
+    )[_CONTEXT]

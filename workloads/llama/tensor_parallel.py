@@ -1,0 +1,57 @@
+"""Tensor parallelism with sequence parallelism: Megatron-LM's split of a block (arXiv 1909.08053, 2205.05198)."""
+
+from __future__ import annotations
+
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+from .model import Llama
+
+# Activations between attention and feed-forward are [batch, sequence, dim], split along the sequence.
+_SEQUENCE = Shard(1)
+
+
+def check_tensor_parallel(degree: int, sizes: dict[str, int]) -> None:
+    """Raise ValueError for sizes, by the names of what is split, that are no multiples of ``degree``."""
+    if odd := {name: size for name, size in sizes.items() if size % degree}:
+        raise ValueError(f"tensor_parallel_degree is {degree}, and no multiples of it are {odd}")
+
+
+def apply_tensor_parallel(model: Llama, mesh: DeviceMesh) -> None:
+    """Make every parameter a DTensor on the one-dimensional ``mesh``, and have modules communicate what that takes."""
+    parallelize_module(
+        model,
+        mesh,
+        {
+            "tok_embeddings": RowwiseParallel(input_layouts=Replicate(), output_layouts=_SEQUENCE),
+            "norm": SequenceParallel(),
+            "output": ColwiseParallel(input_layouts=_SEQUENCE, output_layouts=Replicate()),
+        },
+    )
+    for layer in model.layers:
+        parallelize_module(layer, mesh, _block_plan())
+
+
+def _block_plan() -> dict[str, ParallelStyle]:
+    return {
+        "attention_norm": SequenceParallel(),
+        # The second input, rotary angles, is a plain tensor.
+        "attention": PrepareModuleInput(input_layouts=(_SEQUENCE, None), desired_input_layouts=(Replicate(), None)),
+        "attention.wq": ColwiseParallel(),
+        "attention.wk": ColwiseParallel(),
+        "attention.wv": ColwiseParallel(),
+        "attention.wo": RowwiseParallel(output_layouts=_SEQUENCE),
+        "ffn_norm": SequenceParallel(),
+        "feed_forward": PrepareModuleInput(input_layouts=(_SEQUENCE,), desired_input_layouts=(Replicate(),)),
+        "feed_forward.w1": ColwiseParallel(),
+        "feed_forward.w2": RowwiseParallel(output_layouts=_SEQUENCE),
+        "feed_forward.w3": ColwiseParallel(),
+    }
