@@ -10,7 +10,6 @@ from typing import ClassVar
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
@@ -26,6 +25,7 @@ from pytest_aorta.worker import (
 
 from .data import initialize, sequences
 from .faults import Fault
+from .loss import make_loss
 from .model import Llama, LlamaConfig
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -78,6 +78,7 @@ class LlamaWorkload(Workload):
             _use_deterministic_algorithms(self._device)
         self._delay = Delay(self._device, self._fault.delay_ms)
         self._model = self._build_model()
+        self._loss = make_loss(self.config["compile_loss"])
         self._optimizer = self._build_optimizer()
         self._batches = self._make_batches()
 
@@ -164,8 +165,8 @@ class LlamaWorkload(Workload):
 
     def _backward(self, tokens: torch.Tensor, gradient_scale: float) -> torch.Tensor:
         """Add one micro-batch's gradients; the loss is a sum over tokens divided by the count of all ranks'."""
-        logits = self._model(tokens[:, :-1])
-        summed = F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="sum")
+        # The logits have no name here: one would keep them through backward.
+        summed = self._loss(self._model(tokens[:, :-1]), tokens[:, 1:])
         loss = summed / (self._tokens_per_step * self._world_size)
         loss.backward(torch.full_like(loss, gradient_scale))
         return loss.detach()
@@ -220,6 +221,7 @@ class LlamaWorkload(Workload):
         }
         if self._device.type == "cuda":
             metrics["peak_memory_bytes"] = float(torch.cuda.max_memory_allocated(self._device))
+            metrics["peak_memory_reserved_bytes"] = float(torch.cuda.max_memory_reserved(self._device))
         return metrics
 
 
