@@ -4,7 +4,7 @@ import pytest
 import torch
 from aorta_workloads.llama.data import initial_value, initialize, sequences
 from aorta_workloads.llama.faults import Fault
-from aorta_workloads.llama.model import Llama, LlamaConfig, apply_rope, rope_angles
+from aorta_workloads.llama.model import Llama, LlamaConfig, apply_rope, rope_rotations
 from torch.utils._python_dispatch import TorchDispatchMode
 
 DEBUG = {
@@ -67,10 +67,10 @@ def test_no_logit_depends_on_later_tokens():
 
 def test_rotated_products_depend_on_the_distance_of_positions_alone():
     query, key = torch.randn(2, 1, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64).float()
-    angles = rope_angles(torch.arange(32), 16, 10000.0)
+    rotations = rope_rotations(torch.arange(32), 16, 10000.0)
 
     def product(query_position, key_position):
-        turned = apply_rope(query, angles[query_position]), apply_rope(key, angles[key_position])
+        turned = apply_rope(query, rotations[:, query_position]), apply_rope(key, rotations[:, key_position])
         return torch.sum(turned[0] * turned[1])
 
     torch.testing.assert_close(product(3, 1), product(30, 28))
@@ -79,7 +79,7 @@ def test_rotated_products_depend_on_the_distance_of_positions_alone():
 
 def test_rotation_keeps_lengths_and_leaves_position_0():
     x = torch.randn(2, 4, 9, 16)
-    turned = apply_rope(x, rope_angles(torch.arange(9), 16, 500000.0))
+    turned = apply_rope(x, rope_rotations(torch.arange(9), 16, 500000.0))
 
     torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1))
     assert torch.equal(turned[..., 0, :], x[..., 0, :])

@@ -88,12 +88,15 @@ def collectives_of_a_step(mesh, **given):
     return count(forward, "all_gather"), count(backward, "all_gather"), count(backward, "reduce_scatter")
 
 
-def test_a_block_is_a_bucket_and_all_else_is_one():
+def test_a_block_is_a_bucket_and_so_is_what_comes_before_or_after_blocks():
     model = make_model()
-    others, *blocks = block_buckets(model)
 
-    assert others == ("tok_embeddings.weight", "norm.weight", "output.weight")
-    assert blocks == [names_of(model, "layers.0."), names_of(model, "layers.1.")]
+    assert block_buckets(model) == (
+        ("tok_embeddings.weight",),
+        names_of(model, "layers.0."),
+        names_of(model, "layers.1."),
+        ("norm.weight", "output.weight"),
+    )
 
 
 def test_a_model_without_blocks_is_an_error():
@@ -179,8 +182,8 @@ MANUAL = {"bucketing": "manual", "bucket_modules": ["tok_embeddings", "layers.[0
     [
         # Backward needs no embedding.
         ({"bucketing": "none"}, (21, 20, 21)),
-        ({}, (3, 3, 3)),
-        ({"overlap_reorder": False, "reshard_after_forward": False}, (3, 0, 3)),
+        ({}, (4, 3, 4)),
+        ({"overlap_reorder": False, "reshard_after_forward": False}, (4, 0, 4)),
         (MANUAL | {"bucket_order": "graph"}, (4, 3, 4)),
     ],
     ids=["reordered", "blocks", "kept", "manual"],

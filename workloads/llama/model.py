@@ -9,8 +9,17 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .checkpointing import run_checkpointed
+
+# The first that takes the inputs; cuDNN's, fastest on Hopper, is left out by torch under deterministic algorithms.
+_ATTENTION = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
 
 
 @dataclass(frozen=True)
@@ -45,22 +54,24 @@ class LlamaConfig:
         return self.dim // self.n_heads
 
 
-def rope_angles(positions: torch.Tensor, head_dim: int, theta: float) -> torch.Tensor:
-    """The float32 angle of each of ``positions`` ``[n]`` and each pair of features, ``[n, head_dim / 2]``."""
+def rope_rotations(positions: torch.Tensor, head_dim: int, theta: float) -> torch.Tensor:
+    """The cosine and sine of each of ``positions``' ``[n]`` and each pair's angle, float32 ``[2, n, head_dim / 2]``."""
     exponents = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim
-    return torch.outer(positions.float(), theta**-exponents)
+    angles = torch.outer(positions.float(), theta**-exponents)
+    return torch.stack((angles.cos(), angles.sin()))
 
 
-def apply_rope(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+def apply_rope(x: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
     """Turn each pair of neighbouring features of ``[..., seq_len, head_dim]`` by its angle, in float32."""
     even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
-    cos, sin = angles.cos(), angles.sin()
+    cos, sin = rotations
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2).type_as(x)
 
 
 def causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Attend to positions up to one's own, within ``[batch, heads, seq_len, head_dim]``; ``k`` may have fewer heads."""
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    with sdpa_kernel(_ATTENTION, set_priority=True):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
 
 class Attention(nn.Module):
@@ -79,13 +90,13 @@ class Attention(nn.Module):
         self.wv = nn.Linear(config.dim, kv_dim, bias=False)
         self.wo = nn.Linear(config.dim, config.dim, bias=False)
 
-    def forward(self, x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
         """Attend within each sequence of ``x``, ``[batch, seq_len, dim]``."""
         # -1 for the heads: under tensor parallelism a rank holds some of them.
         q, k, v = (
             project(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for project in (self.wq, self.wk, self.wv)
         )
-        q, k = apply_rope(q, angles), apply_rope(k, angles)
+        q, k = apply_rope(q, rotations), apply_rope(k, rotations)
         out: torch.Tensor = self.wo(self.attend(q, k, v).transpose(1, 2).flatten(-2))
         return out
 
@@ -116,14 +127,14 @@ class Block(nn.Module):
         self.feed_forward = FeedForward(config)
         self._checkpointing = config.activation_checkpointing
 
-    def forward(self, x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
         """Run the block, keeping for backward what activation checkpointing says."""
         # Inside the module that FSDP wraps, so that names stay as they are and parameters are gathered already
         # when backward recomputes.
-        return run_checkpointed(self._checkpointing, self._run, x, angles)
+        return run_checkpointed(self._checkpointing, self._run, x, rotations)
 
-    def _run(self, x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
-        x = x + self.attention(self.attention_norm(x), angles)
+    def _run(self, x: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.attention_norm(x), rotations)
         out: torch.Tensor = x + self.feed_forward(self.ffn_norm(x))
         return out
 
@@ -141,10 +152,10 @@ class Llama(nn.Module):
 
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Predict each next token; ``positions`` ``[seq_len]`` are where in their sequence the tokens are."""
-        # Computed here: a buffer would be lost on the meta device, and rounded by mixed precision.
-        angles = rope_angles(positions, self.config.head_dim, self.config.rope_theta)
+        # Computed here, once for all blocks: a buffer would be lost on the meta device, and rounded by mixed precision.
+        rotations = rope_rotations(positions, self.config.head_dim, self.config.rope_theta)
         x = self.tok_embeddings(tokens)
         for layer in self.layers:
-            x = layer(x, angles)
+            x = layer(x, rotations)
         logits: torch.Tensor = self.output(self.norm(x))
         return logits

@@ -43,7 +43,7 @@ def apply_tensor_parallel(model: Llama, mesh: DeviceMesh) -> None:
 def _block_plan() -> dict[str, ParallelStyle]:
     return {
         "attention_norm": SequenceParallel(),
-        # The second input, rotary angles, is a plain tensor.
+        # The second input, rotations, is a plain tensor.
         "attention": PrepareModuleInput(input_layouts=(_SEQUENCE, None), desired_input_layouts=(Replicate(), None)),
         "attention.wq": ColwiseParallel(),
         "attention.wk": ColwiseParallel(),

@@ -10,7 +10,6 @@ from typing import ClassVar
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch.distributed.tensor import DTensor
 
 from pytest_aorta.worker import (
@@ -27,6 +26,7 @@ from . import saved_state
 from .context_parallel import own_positions
 from .data import initialize, sequences
 from .faults import Fault
+from .loss import make_loss
 from .mesh import ParallelMesh
 from .model import Llama, LlamaConfig
 from .parallelize import check_parallelism, parallelize
@@ -85,6 +85,7 @@ class LlamaWorkload(Workload):
         self._mesh = ParallelMesh.build(self._degrees, self._device.type)
         positions = own_positions(self.config["seq_len"], self._degrees.context_parallel, self._mesh.context_rank)
         self._model = self._build_model()
+        self._loss = make_loss(self.config["compile_loss"])
         self._optimizer = self._build_optimizer()
         given = self.config["load_checkpoint"]
         trained_steps = 0 if given is None else saved_state.load(given, self._model, self._optimizer)
@@ -179,8 +180,8 @@ class LlamaWorkload(Workload):
     def _backward(self, tokens: torch.Tensor, gradient_scale: float) -> torch.Tensor:
         """Add one micro-batch's gradients; the loss is a sum over tokens divided by the global batch's count."""
         inputs, labels = tokens
-        logits = self._model(inputs, self._positions)
-        summed = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), reduction="sum")
+        # The logits have no name here: one would keep them through backward.
+        summed = self._loss(self._model(inputs, self._positions), labels)
         loss = summed / (self._tokens_per_step * self._degrees.data_parallel)
         loss.backward(torch.full_like(loss, gradient_scale))
         return loss.detach()
@@ -239,6 +240,7 @@ class LlamaWorkload(Workload):
         }
         if self._device.type == "cuda":
             metrics["peak_memory_bytes"] = float(torch.cuda.max_memory_allocated(self._device))
+            metrics["peak_memory_reserved_bytes"] = float(torch.cuda.max_memory_reserved(self._device))
         return metrics
 
 

@@ -10,24 +10,27 @@ from ..llama.training import DTYPES, LlamaWorkload
 
 
 class LlamaFsdp2Workload(LlamaWorkload):
-    """Pre-training steps under eager FSDP2: a group of parameters for each block, and one for all others."""
+    """Pre-training steps under eager FSDP2: groups of parameters are the embedding, each block, and norm and output."""
 
     name = "llama_fsdp2"
 
     def shard(self, model: Llama, mesh: ParallelMesh) -> None:
-        """Apply ``fully_shard`` to each block and to the model."""
+        """Apply ``fully_shard`` to the embedding, each block, norm with output, and the model, for its hooks."""
         policy = MixedPrecisionPolicy(
             param_dtype=DTYPES[self.config["param_dtype"]],
             reduce_dtype=DTYPES[self.config["reduce_dtype"]],
-            # The model takes token ids and rotary angles, neither of which may be rounded.
+            # The model takes token ids and rotations, neither of which may be rounded.
             cast_forward_inputs=False,
         )
+        reshard = self.config["reshard_after_forward"]
+        fully_shard(model.tok_embeddings, mesh=mesh.data, mp_policy=policy, reshard_after_forward=reshard)
         blocks = []
         for layer in model.layers:
             if self.config["compile_blocks"]:
                 layer.compile(fullgraph=True)
-            reshard = self.config["reshard_after_forward"]
             blocks.append(fully_shard(layer, mesh=mesh.data, mp_policy=policy, reshard_after_forward=reshard))
+        # Backward begins with them: they would be gathered again at once.
+        fully_shard([model.norm, model.output], mesh=mesh.data, mp_policy=policy, reshard_after_forward=False)
         self._root = fully_shard(model, mesh=mesh.data, mp_policy=policy)
         _sum_gradients(model)
         _prefetch(blocks, self.config["forward_prefetch"], self.config["backward_prefetch"])

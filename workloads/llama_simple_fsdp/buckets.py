@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from itertools import groupby
 
 from torch import nn
 
@@ -13,22 +14,21 @@ _RANGE = re.compile(r"\[(\d+)-(\d+)\]")
 
 
 def block_buckets(model: nn.Module) -> tuple[Bucket, ...]:
-    """A bucket for each block, and one for all other parameters, as eager FSDP2 groups them.
+    """A bucket for each block, and one for what is registered before, between or after blocks.
 
-    Blocks are the elements of the outermost module lists.
+    Blocks are the elements of the outermost module lists. Eager FSDP2 groups a Llama alike.
 
     Raises:
         ValueError: the model has no module list.
     """
     lists = [name for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
     outermost = [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]
-    blocks = [f"{name}.{number}" for name in outermost for number in range(len(model.get_submodule(name)))]  # type: ignore[arg-type]
-    if not blocks:
+    if not outermost:
         raise ValueError(f"bucketing is transformer_block and {type(model).__name__} has no nn.ModuleList of blocks")
+    block_of = re.compile(f"({'|'.join(map(re.escape, outermost))})\\.\\d+\\.").match
     names = [name for name, _ in model.named_parameters()]
-    buckets = [tuple(name for name in names if name.startswith(f"{block}.")) for block in blocks]
-    in_blocks = {name for bucket in buckets for name in bucket}
-    return tuple(bucket for bucket in [tuple(name for name in names if name not in in_blocks), *buckets] if bucket)
+    runs = groupby(names, lambda name: found[0] if (found := block_of(name)) else "")
+    return tuple(tuple(run) for _, run in runs)
 
 
 def module_buckets(model: nn.Module, groups: Sequence[str]) -> tuple[Bucket, ...]:

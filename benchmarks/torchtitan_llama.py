@@ -1,0 +1,128 @@
+"""Trains torchtitan's Llama 3 with its own trainer, timed by the recorder as our workloads are.
+
+A launch of benchmarks/llama_8b.py runs it, with torchtitan's own options as arguments. Through torchtitan's
+register_train_spec the model gets random tokens, as our workloads have, so no tokenizer, and a logger that keeps what
+torchtitan logs. torchtitan imports the package ``datasets`` and calls it for text alone: where it is not installed,
+a module of that name with nothing in it takes its place.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from pytest_aorta.worker import recorder
+
+SYNTHETIC = "synthetic."
+LOGGED = {
+    "torchtitan_tokens_per_s": "throughput(tps)",
+    "torchtitan_memory_reserved_gib": "memory/max_reserved(GiB)",
+    "torchtitan_memory_active_gib": "memory/max_active(GiB)",
+}
+
+
+def stand_in(name: str, *members: str) -> None:
+    """Make ``import name`` succeed where the package is absent; nobody may call what it holds."""
+    sys.modules[name] = ModuleType(name)
+    for member in members:
+        setattr(sys.modules[name], member, type(member, (), {}))
+
+
+if importlib.util.find_spec("datasets") is None:
+    stand_in("datasets", "Dataset", "load_dataset")
+    stand_in("datasets.distributed", "split_dataset_by_node")
+
+from torchtitan.components.dataloader import BaseDataLoader  # noqa: E402 - after the stand-in it needs
+from torchtitan.components.metrics import (  # noqa: E402
+    BaseLogger,
+    MetricsProcessor,
+    build_metrics_processor,
+)
+from torchtitan.config import ConfigManager, JobConfig  # noqa: E402
+from torchtitan.protocols.train_spec import get_train_spec, register_train_spec  # noqa: E402
+from torchtitan.tools.logging import init_logger  # noqa: E402
+from torchtitan.train import Trainer  # noqa: E402
+
+
+class RandomTokens(BaseDataLoader):
+    """Endless random tokens, others on each rank: inputs ``[batch, seq_len]`` and labels one further."""
+
+    def __init__(self, dp_rank: int, job_config: JobConfig, vocab_size: int) -> None:
+        self._generator = torch.Generator().manual_seed(dp_rank)
+        self._shape = job_config.training.local_batch_size, job_config.training.seq_len + 1
+        self._vocab_size = vocab_size
+
+    def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
+        """Yield batches without end."""
+        while True:
+            tokens = torch.randint(self._vocab_size, self._shape, generator=self._generator)
+            yield {"input": tokens[:, :-1]}, tokens[:, 1:]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: no checkpoint is written."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take nothing back."""
+
+
+class LastLogged(BaseLogger):
+    """Keeps what torchtitan logs last: means and peaks of the steps since it logged before."""
+
+    def log(self, metrics: dict[str, Any], step: int) -> None:  # noqa: ARG002 - as torchtitan calls it
+        """Record, over what an earlier step recorded."""
+        for name, key in LOGGED.items():
+            recorder.metric(name, metrics[key])
+
+
+def build_recording_metrics(*args: Any) -> MetricsProcessor:
+    """torchtitan's metrics, logged to the recorder."""
+    processor = build_metrics_processor(*args)
+    processor.logger = LastLogged()
+    return processor
+
+
+def register_synthetic(name: str, flavor: str) -> None:
+    """Register torchtitan's model ``name`` with random tokens, as ``synthetic.<name>``."""
+    spec = get_train_spec(name)
+
+    def build_dataloader(dp_rank: int, job_config: JobConfig, **_: Any) -> RandomTokens:
+        return RandomTokens(dp_rank, job_config, spec.model_args[flavor].vocab_size)
+
+    exchanged = {
+        "build_dataloader_fn": build_dataloader,
+        "build_tokenizer_fn": None,
+        "build_metrics_processor_fn": build_recording_metrics,
+    }
+    register_train_spec(SYNTHETIC + name, replace(spec, **exchanged))
+
+
+class RecordedTrainer(Trainer):
+    """torchtitan's trainer, with each step timed."""
+
+    def train_step(self, data_iterator: Any) -> None:
+        """Train one step within the recorder's."""
+        with recorder.step():
+            super().train_step(data_iterator)
+
+
+def main(arguments: list[str]) -> None:
+    """Train as the arguments say, of which the first is the number of steps not to be recorded."""
+    warmup, *options = arguments
+    init_logger()
+    config = ConfigManager().parse_args(options)
+    register_synthetic(config.model.name.removeprefix(SYNTHETIC), config.model.flavor)
+    trainer = RecordedTrainer(config)
+    recorder.start(trainer.device, warmup=int(warmup))
+    trainer.train()
+    trainer.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
