@@ -51,6 +51,14 @@ def test_aot_eager_has_every_bit_of_fsdp2(workload, layout):
     assert (traced.loss, traced.grad_norm) == (eager.loss, eager.grad_norm)
 
 
+def test_compiled_blocks_under_tensor_parallelism_train_as_eager_ones(workload):
+    training = TRAINING | LAYOUTS["fsdp 2, tp 2"] | {"steps": 2}
+    eager = workload.run("llama_fsdp2", **training)
+    compiled = workload.run("llama_fsdp2", compile_blocks=True, **training)
+    assert compiled.loss == pytest.approx(eager.loss, rel=1e-6)
+    assert compiled.grad_norm == pytest.approx(eager.grad_norm, rel=1e-5)
+
+
 @pytest.mark.parametrize(
     ("axes", "message"),
     [

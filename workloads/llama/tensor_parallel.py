@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -38,6 +40,7 @@ def apply_tensor_parallel(model: Llama, mesh: DeviceMesh) -> None:
     )
     for layer in model.layers:
         parallelize_module(layer, mesh, _block_plan())
+    model.tok_embeddings.register_forward_hook(_waited)
 
 
 def _block_plan() -> dict[str, ParallelStyle]:
@@ -55,3 +58,11 @@ def _block_plan() -> dict[str, ParallelStyle]:
         "feed_forward.w2": RowwiseParallel(output_layouts=_SEQUENCE),
         "feed_forward.w3": ColwiseParallel(),
     }
+
+
+def _waited(_module: nn.Module, _inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+    """What the embedding gives, once it is there.
+
+    Torch 2.13 loses the gradient of an input of a compiled block that a collective is still to write.
+    """
+    return output.clone()
