@@ -1,7 +1,7 @@
 """What modules take and give in forward, and the gradients of what they give, hashed on each rank.
 
-A hook calls an operator that hashes its arguments and returns a copy of the first; so does its gradient. To a compiler it
-is an operator like any other, so that it stays between the modules in a full graph too.
+A hook calls an operator that hashes its arguments and returns a copy of the first; so does its gradient. To a compiler
+it is an operator like any other, so that it stays between the modules in a full graph too.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class _Seen:
 class Boundaries:
     """Hashes each module's first argument and its output, and the output's gradient, as this rank holds them.
 
-    They are called ``<module>:input`` and ``<module>:output``, with ``#2`` and so on where the module is called again in
-    the same step, as it is by further micro-batches; the root's name is empty. What activation checkpointing computes again
-    is left out. Hooks are to be registered before the model is first run, since compiling traces them.
+    They are called ``<module>:input`` and ``<module>:output``, with ``#2`` and so on where the module is called again
+    in the same step, as it is by further micro-batches; the root's name is empty. What activation checkpointing
+    computes again is left out. Hooks are to be registered before the model is first run, since compiling traces them.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -123,12 +123,13 @@ def _hook(number: int, module: str) -> Callable[..., Any]:
 def _beside(output: torch.Tensor, given: torch.Tensor | None) -> torch.Tensor | None:
     """A module's argument, out of autograd's sight, as something that an operator takes together with its output.
 
-    A copy in its place would change how gradients are added up where the module reads its argument twice and others read
-    it too, and with that their bits; so do PyTorch's own full backward hooks.
+    A copy in its place would change how gradients are added up where the module reads its argument twice and others
+    read it too, and with that their bits; so do PyTorch's own full backward hooks.
     """
     if given is None:
         return None
-    local = given.detach().to_local() if isinstance(given, DTensor) else given.detach()
+    kept = given.detach()
+    local = kept.to_local() if isinstance(kept, DTensor) else kept
     if not isinstance(output, DTensor):
         return local
     return DTensor.from_local(local, output.device_mesh, [Replicate()] * output.device_mesh.ndim, run_check=False)
