@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, ParamSpec, TypeAlias, TypeVar
@@ -12,6 +12,7 @@ import pytest
 
 from pytest_aorta.baseline import Baseline, StoredLaunch, baseline_path, read_baseline
 from pytest_aorta.comparison import TEST_HOOK_KEY, PairedComparison, StoredComparison, identity
+from pytest_aorta.decision import Outcome
 from pytest_aorta.devices import Device, World, resolve_world
 from pytest_aorta.diagnosis import launch_failure
 from pytest_aorta.errors import (
@@ -28,8 +29,10 @@ from pytest_aorta.files import slug
 from pytest_aorta.launch import LaunchOutcome, launch_times_s
 from pytest_aorta.learning import detection_lines, launches_to_learn, merged, objections
 from pytest_aorta.leasing import LeasedWorld
+from pytest_aorta.locating import difference_text, locate_first
 from pytest_aorta.markers import TestSpec
 from pytest_aorta.metrics import METRICS
+from pytest_aorta.numerics import compare_steps, first_difference, from_first_step, split
 from pytest_aorta.options import Options
 from pytest_aorta.plan import FORKSERVER, TORCHRUN, LaunchPlan, LaunchRequest, at_reference
 from pytest_aorta.priors import platform_priors
@@ -40,7 +43,7 @@ from pytest_aorta.result import WorkloadResult
 from pytest_aorta.spec import find_workload, resolve_config
 from pytest_aorta.trials import joined, settle, settle_pairs, unsettled
 from pytest_aorta.validation import collect_result
-from pytest_aorta.verdicts import Verdicts
+from pytest_aorta.verdicts import Verdict, Verdicts
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -88,7 +91,7 @@ class DistributedWorld:
         self._leased = leased
         self._references = references
         # By identity, with the result, whose id would be another's once it is gone.
-        self._requests: dict[int, tuple[WorkloadResult, LaunchRequest]] = {}
+        self._requests: dict[int, tuple[WorkloadResult, LaunchRequest, Reference | None]] = {}
         self._launcher = launcher
         self._options = options
         self._run_base = run_base
@@ -126,17 +129,29 @@ class DistributedWorld:
         return self._launch(LaunchRequest(Path(script).name, None, {"args": list(args)}, target, args))
 
     @_in_test
-    def again(self, result: WorkloadResult, *, reference: bool = False) -> WorkloadResult:
+    def again(self, result: WorkloadResult, *, reference: bool = False, **config: Any) -> WorkloadResult:
         """Launch once more what ``result`` came from, or the reference version of it, and return that result.
 
+        A result of the reference version comes from that version again. ``config`` are keys to change.
+
         Raises:
-            SpecError: this world has not launched it, or there is no reference version of it; nothing was started then.
+            SpecError: this world has not launched it, it is a script's and takes no config, or there is no reference
+                version of it; nothing was started then.
             LaunchError, ResultError: as :meth:`launch`.
         """
-        launched, request = self._requests.get(id(result), (None, None))
+        launched, request, version = self._requests.get(id(result), (None, None, None))
         if request is None or launched is not result:
             raise SpecError(f"a result of {result.workload!r} was not launched by this test, so not again either")
-        return self._launch(request, self._references.open() if reference else None)
+        if config:
+            if request.spec is None:
+                raise SpecError(f"script {request.name!r} has arguments and no config keys to change: {sorted(config)}")
+            request = replace(request, config=resolve_config(request.spec, request.config | config))
+        return self._launch(request, self._references.open() if reference else version)
+
+    def config_keys(self, result: WorkloadResult) -> set[str]:
+        """What :meth:`again` can change of what ``result`` came from; none, where this world has not launched it."""
+        launched, request, _ = self._requests.get(id(result), (None, None, None))
+        return set(request.spec.properties) if request and request.spec and launched is result else set()
 
     def _launch(self, request: LaunchRequest, reference: Reference | None = None) -> WorkloadResult:
         launched = at_reference(request, reference) if reference else request
@@ -158,7 +173,7 @@ class DistributedWorld:
         if failure := launch_failure(plan, outcome):
             raise LaunchError(failure.text, failure.kind, failure.rank)
         result = collect_result(plan, outcome)
-        self._requests[id(result)] = (result, request)
+        self._requests[id(result)] = (result, request, reference)
         return result
 
 
@@ -221,29 +236,82 @@ class WorkloadRunner:
     @_in_test
     def compare(
         self,
-        candidate: WorkloadResult,
-        reference: WorkloadResult,
+        candidate: WorkloadResult | Mapping[str, Any],
+        reference: WorkloadResult | Mapping[str, Any],
         *,
+        steps: int | None = None,
         metrics: Collection[str] | None = None,
         label: str = "A/B",
+        locate: bool | None = None,
     ) -> Verdicts:
-        """Compare two results of this test, the reference in the baseline's place, and fail on a failing verdict.
+        """Compare two variants in this test's world, the reference in the baseline's place, and fail where they differ.
 
-        ``metrics`` limits it to those named; without it, all that a baseline is compared by. What has noise is
+        Each is a result of this test, or a mapping that is launched here: the key ``workload`` and config keys.
+
+        With ``steps``, the loss, gradient norm and weight hash of each of the first ``steps`` measured steps have to be
+        the same to the bit, and the first difference is located; ``locate``, by default ``--aorta-locate``, launches
+        both once more for that. Mappings are launched with these steps from the first one on, each hashed. ``metrics``
+        limits it to those named.
+
+        Without ``steps``, ``metrics`` are the launches' own, or all that a baseline is compared by. What has noise is
         launched again, both in turn, until ``--aorta-max-pairs`` pairs have been compared.
 
         Raises:
-            ComparisonFailed: a regression, or a metric that one of them lacks.
-            SpecError, LaunchError, ResultError: as :meth:`DistributedWorld.again`.
+            ComparisonFailed: a difference or a regression, or a metric that one of them lacks.
+            SpecError, LaunchError, ResultError: as :meth:`DistributedWorld.launch` and :meth:`DistributedWorld.again`.
         """
+        if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
+            raise SpecError(f"compare: steps is {steps!r}, allowed is an integer of 1 or more, or None")
+        by_step, by_launch = split(metrics) if steps is not None else ([], metrics)
+        for side, given in (("candidate", candidate), ("reference", reference)):
+            _refuse_no_variant(side, given)
+        there, here = self._variant(reference, steps), self._variant(candidate, steps)
         case = f"{self._record.nodeid}::{label}"
-        candidates, references = [launch_facts(candidate)], [launch_facts(reference)]
-        priors = platform_priors(self._options.baselines_dir, candidate.platform, candidate.device, case)
-        comparison = PairedComparison(case, self._spec.tolerances, priors, metrics, self._options.max_pairs)
-        again = functools.partial(self._again, candidate), functools.partial(self._again, reference)
+        rows: tuple[Verdict, ...] = ()
+        if steps is not None:
+            rows = compare_steps(case, here, there, steps, by_step)
+            self._judge_steps(Verdicts(case, rows), here, there, steps, locate)
+            if not by_launch:
+                return Verdicts(case, rows)
+        candidates, references = [launch_facts(here)], [launch_facts(there)]
+        priors = platform_priors(self._options.baselines_dir, here.platform, here.device, case)
+        comparison = PairedComparison(case, self._spec.tolerances, priors, by_launch, self._options.max_pairs)
+        again = functools.partial(self._again, here), functools.partial(self._again, there)
         verdicts = settle_pairs(comparison, candidates, references, *again)
-        self._judge(verdicts, candidate, candidates, None)
-        return verdicts
+        self._judge(verdicts, here, candidates, None)
+        return replace(verdicts, rows=(*rows, *verdicts.rows))
+
+    def _variant(self, given: WorkloadResult | Mapping[str, Any], steps: int | None) -> WorkloadResult:
+        if isinstance(given, WorkloadResult):
+            return given
+        config = {key: value for key, value in given.items() if key != "workload"}
+        spec = find_workload(given["workload"], self._options.workload_dirs)
+        if steps is not None:
+            config = {key: value for key, value in from_first_step(steps).items() if key in spec.properties} | config
+        return _passed(self._world.launch(spec.name, **config))
+
+    def _judge_steps(
+        self,
+        verdicts: Verdicts,
+        candidate: WorkloadResult,
+        reference: WorkloadResult,
+        steps: int,
+        locate: bool | None,
+    ) -> None:
+        self._record.verdicts += verdicts.rows
+        failing = verdicts.failing(strict=self._options.strict, missing_fails=True)
+        if not failing:
+            return
+        found: list[str] = []
+        odd = [row.metric for row in failing if row.outcome is Outcome.REGRESSION]
+        if difference := first_difference(candidate, reference, steps, odd):
+            wants_launches = self._options.locate if locate is None else locate
+            keys = self._world.config_keys(candidate) & self._world.config_keys(reference)
+            found = locate_first(candidate, reference, difference, keys, self._changed if wants_launches else None)
+        raise ComparisonFailed(difference_text(failing, candidate, reference, found))
+
+    def _changed(self, result: WorkloadResult, config: Mapping[str, Any]) -> WorkloadResult:
+        return self._world.again(result, **config)
 
     def _settle(
         self,
@@ -309,6 +377,15 @@ class WorkloadRunner:
         )
         if failing:
             raise ComparisonFailed(comparison_text(failing, result, launches, baseline, verdicts.notes))
+
+
+def _refuse_no_variant(side: str, given: object) -> None:
+    is_mapping = isinstance(given, Mapping) and isinstance(given.get("workload"), str)
+    if not is_mapping and not isinstance(given, WorkloadResult):
+        raise SpecError(
+            f"compare: the {side} is {given!r}, allowed is a result of this test, or a mapping with the name of a "
+            f"workload at the key 'workload' and with config keys"
+        )
 
 
 def _new_baseline(

@@ -40,6 +40,7 @@ class Options:
         max_pairs: of launches in an A/B, before a verdict is inconclusive.
         fail_improved: a value that is better than its baseline fails the test.
         durations: the summary tells how long each launch took, and its parts.
+        locate: upon a numeric difference both sides are launched again to find the parameter and the module.
         ab: the reference version, a git ref or ``python:`` and an interpreter; None: there is none.
     """
 
@@ -63,6 +64,7 @@ class Options:
     max_pairs: int
     fail_improved: bool
     durations: bool
+    locate: bool
     ab: str | None
     rootdir: Path
 
@@ -238,6 +240,12 @@ OPTIONS = (
     Option("fail_improved", _boolean, "false", "a value better than its baseline fails the test"),
     Option("durations", _boolean, "false", "show how long each launch took, and its parts"),
     Option(
+        "locate",
+        _boolean,
+        "false",
+        "launch both sides of a numeric comparison that failed once more, to find the parameter and the module",
+    ),
+    Option(
         "ab",
         _version,
         None,
@@ -288,6 +296,7 @@ def read_options(config: pytest.Config) -> Options:
         max_pairs=values["max_pairs"],
         fail_improved=values["fail_improved"],
         durations=values["durations"],
+        locate=values["locate"],
         ab=values["ab"],
         rootdir=config.rootpath,
     )

@@ -53,6 +53,21 @@ class FailureDetail:
 
 
 @dataclass(frozen=True)
+class TensorHashes:
+    """Hashes of named tensors in chosen steps; 128 bits each, in hex.
+
+    Attributes:
+        names: of parameters in registration order, of module boundaries in order of use.
+        shapes: of each name's tensor.
+        steps: measured step -> one hash a name.
+    """
+
+    names: list[str]
+    shapes: list[list[int]]
+    steps: dict[str, list[str]]
+
+
+@dataclass(frozen=True)
 class RankResult:
     """What one rank measured.
 
@@ -72,6 +87,9 @@ class RankResult:
             of them, or as many as are known.
         memory_bytes: memory in use before every tenth step.
         canary_before, canary_after: milliseconds of a fixed program beside the steps.
+        tensor_hashes: of the logical ``weights``, ``gradients`` and ``optimizer`` state, tensor by tensor; the same on
+            every rank.
+        boundary_hashes: of what this rank's modules took and gave, ``forward`` and ``backward``.
     """
 
     passed: bool
@@ -91,6 +109,8 @@ class RankResult:
     memory_bytes: list[int] = field(default_factory=list)
     canary_before: dict[str, float] = field(default_factory=dict)
     canary_after: dict[str, float] = field(default_factory=dict)
+    tensor_hashes: dict[str, TensorHashes] = field(default_factory=dict)
+    boundary_hashes: dict[str, TensorHashes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -98,7 +118,8 @@ class WorkloadResult:
     """One launch's result over all ranks; ``step_times_ms[rank][step]``, ``metrics[name][rank]``.
 
     ``wait_ms[rank]`` and ``memory_bytes[rank]`` are lists as in :class:`RankResult`; ``canary_before[name][rank]``
-    and ``canary_after`` are empty where the workload has no process group then.
+    and ``canary_after`` are empty where the workload has no process group then. ``boundary_hashes[rank]`` is empty
+    where no rank has any.
     """
 
     schema_version: int
@@ -128,6 +149,8 @@ class WorkloadResult:
     canary_before: dict[str, list[float]]
     canary_after: dict[str, list[float]]
     grad_norm: list[float] = field(default_factory=list)
+    tensor_hashes: dict[str, TensorHashes] = field(default_factory=dict)
+    boundary_hashes: list[dict[str, TensorHashes]] = field(default_factory=list)
 
     @property
     def step_times_max_ms(self) -> list[float]:
@@ -139,4 +162,10 @@ class WorkloadResult:
         """Build from a document that was validated against the schema."""
         values = {item.name: data[item.name] for item in fields(cls) if item.name in data}
         values["failure_details"] = [FailureDetail(**detail) for detail in data["failure_details"]]
+        values["tensor_hashes"] = _hashes_from_json(data.get("tensor_hashes", {}))
+        values["boundary_hashes"] = [_hashes_from_json(rank) for rank in data.get("boundary_hashes", [])]
         return cls(**values)
+
+
+def _hashes_from_json(data: Mapping[str, Any]) -> dict[str, TensorHashes]:
+    return {kind: TensorHashes(**hashes) for kind, hashes in data.items()}

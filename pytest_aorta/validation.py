@@ -78,6 +78,8 @@ def merge(plan: LaunchPlan, outcome: LaunchOutcome, ranks: list[dict[str, Any]])
         "weight_hashes": first["weight_hashes"],
         "loss": first["loss"],
         "grad_norm": first.get("grad_norm", []),
+        "tensor_hashes": first.get("tensor_hashes", {}),
+        "boundary_hashes": _unless_all_empty([rank.get("boundary_hashes", {}) for rank in ranks]),
         "environment": first["environment"],
         "launch_times_s": launch_times_s(outcome),
         "wait_ms": _last_common([rank["wait_ms"] for rank in ranks]),
@@ -94,6 +96,10 @@ def _last_common(waits_ms: list[list[float]]) -> list[list[float]]:
 
 def _by_rank(values: list[dict[str, float]]) -> dict[str, list[float]]:
     return {name: [rank[name] for rank in values] for name in values[0]}
+
+
+def _unless_all_empty(values: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return values if any(values) else []
 
 
 def _place(detail: dict[str, Any]) -> tuple[int, int, int]:
@@ -125,7 +131,20 @@ def _read_rank(path: Path) -> dict[str, Any]:
         raise ResultError(
             f"result invalid: {path}: {len(rank['wait_ms'])} entries of wait_ms for {rank['total_iterations']} steps"
         )
+    for kind, hashes in {**rank.get("tensor_hashes", {}), **rank.get("boundary_hashes", {})}.items():
+        _check_hashes(path, kind, hashes)
     return rank
+
+
+def _check_hashes(path: Path, kind: str, hashes: dict[str, Any]) -> None:
+    """Raise ResultError unless every name has a shape, and a hash in every step."""
+    counts = {"shapes": len(hashes["shapes"])} | {f"step {step}": len(row) for step, row in hashes["steps"].items()}
+    for what, count in counts.items():
+        if count != len(hashes["names"]):
+            raise ResultError(
+                f"result invalid: {path}: hashes of {kind}: {len(hashes['names'])} names, {count} entries of {what}; "
+                f"they have to be equal"
+            )
 
 
 def _check_ranks(plan: LaunchPlan, ranks: list[dict[str, Any]]) -> None:
@@ -139,6 +158,7 @@ def _check_ranks(plan: LaunchPlan, ranks: list[dict[str, Any]]) -> None:
         "canary_before": lambda rank: sorted(rank["canary_before"]),
         "canary_after": lambda rank: sorted(rank["canary_after"]),
         "grad_norm": lambda rank: rank.get("grad_norm", []),
+        "tensor_hashes": lambda rank: rank.get("tensor_hashes", {}),
     }
     for name, view in views.items():
         expected = view(ranks[0])

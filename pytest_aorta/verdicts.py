@@ -23,6 +23,7 @@ class Verdict:
         delta: relative change, positive where the value is larger; ``low`` and ``high`` its 95% interval.
         launches: of the candidate that were used.
         is_open: whether more launches could decide it.
+        against: what ``baseline`` is the value of.
     """
 
     case: str
@@ -37,6 +38,7 @@ class Verdict:
     high: float | None = None
     launches: int = 1
     is_open: bool = False
+    against: str = "baseline"
 
     @property
     def is_lost(self) -> bool:
@@ -59,7 +61,8 @@ class Verdict:
 
     def cells(self) -> tuple[str, ...]:
         """Metric, value, baseline, change, tolerance, launches, outcome: a row of the summary."""
-        unit = METRICS[self.metric].unit
+        # What is compared step by step is no metric of a launch, and has no unit.
+        unit = METRICS[self.metric].unit if self.metric in METRICS else ""
         exact = self.tolerance == str(EXACT)
         value, baseline = (format_value(shown, unit, exact=exact) for shown in (self.value, self.baseline))
         return self.metric, value, baseline, self.change, self.tolerance, str(self.launches), self.outcome.value
@@ -78,8 +81,9 @@ class Verdict:
         """One line for a failure's text."""
         metric, value, baseline, change, tolerance, launches, outcome = self.cells()
         used = f", {launches} launches" if self.launches > 1 else ""
-        against = "reference" if self.is_by_ab else "baseline"
-        text = f"{metric}: {outcome}: {value}, {against} {baseline}, change {change}, tolerance {tolerance}{used}"
+        against = "reference" if self.is_by_ab else self.against
+        moved = "" if self.delta is None and against == "reference" else f", change {change}"
+        text = f"{metric}: {outcome}: {value}, {against} {baseline}{moved}, tolerance {tolerance}{used}"
         return f"{text} ({self.reason})" if self.reason else text
 
 

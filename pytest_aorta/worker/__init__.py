@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pytest_aorta.result import FailureDetail, RankResult
+from pytest_aorta.result import FailureDetail, RankResult, TensorHashes
 from pytest_aorta.worker.delay import Delay
 from pytest_aorta.worker.environment import environment_facts
 from pytest_aorta.worker.rank_env import RankEnv
 from pytest_aorta.worker.recorder import Recorder, recorder
 from pytest_aorta.worker.timer import StepTimer
-from pytest_aorta.worker.weight_hash import WeightHash, hash_optimizer, hash_parameters
+from pytest_aorta.worker.weight_hash import WeightHash, hash_local, hash_optimizer, hash_parameters
 from pytest_aorta.worker.workload import Workload
 
 __all__ = [
@@ -18,9 +18,11 @@ __all__ = [
     "RankResult",
     "Recorder",
     "StepTimer",
+    "TensorHashes",
     "WeightHash",
     "Workload",
     "environment_facts",
+    "hash_local",
     "hash_optimizer",
     "hash_parameters",
     "recorder",

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
-from pytest_aorta.result import FailureDetail, RankResult
+from pytest_aorta.result import FailureDetail, RankResult, TensorHashes
 from pytest_aorta.worker.canary import run_canary
 from pytest_aorta.worker.environment import environment_facts
 from pytest_aorta.worker.timer import StepTimer
@@ -27,6 +27,7 @@ class Recorder:
         self._began_s = 0.0
         self._metrics: dict[str, float] = {}
         self._weight_hashes: dict[str, str] = {}
+        self._tensor_hashes: dict[str, TensorHashes] = {}
         self._loss: list[float] = []
         self._grad_norm: list[float] = []
         self._failures: list[FailureDetail] = []
@@ -68,6 +69,10 @@ class Recorder:
         """Record the hash of the logical weights after ``step``."""
         self._weight_hashes[str(step)] = value
 
+    def tensor_hashes(self, kind: str, hashes: TensorHashes) -> None:
+        """Record hashes of single tensors in all steps; ``kind`` is ``weights``, ``gradients`` or ``optimizer``."""
+        self._tensor_hashes[kind] = hashes
+
     def failure(self, detail: FailureDetail) -> None:
         """Record a wrong value that the script's own checks found."""
         self._failures.append(detail)
@@ -101,6 +106,7 @@ class Recorder:
             wait_ms=self._timer.wait_ms(),
             memory_bytes=self._timer.memory_bytes(),
             canary_before=self._canary_before,
+            tensor_hashes=self._tensor_hashes,
         )
 
 

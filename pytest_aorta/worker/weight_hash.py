@@ -76,6 +76,15 @@ def hash_shards(shards: Iterable[LocalShard], group: _Group = None) -> WeightHas
     return _hash_pieces([_run(shard) for shard in shards], group)
 
 
+def hash_local(name: str, tensor: torch.Tensor) -> str:
+    """Hash one plain tensor of this rank alone, 32 hex digits; not collective.
+
+    What :func:`hash_parameters` gives for it in ``per_tensor`` where there is one rank.
+    """
+    piece = _dtensor_or_replica(name, tensor.detach())
+    return _digest((piece.signature, _logical_sums(piece.signature, _local_facts([piece]).unsqueeze(0).cpu()))).hex()
+
+
 class _Signature(NamedTuple):
     name: str
     dtype: str

@@ -6,12 +6,15 @@ import json
 
 import pytest
 
+from pytest_aorta.errors import ComparisonFailed
+
 # Of two addends the order does not matter.
 pytestmark = [pytest.mark.numerics, pytest.mark.world(size=3, device="cpu", warm=True)]
 
 # Every dimension is a multiple of the ranks, and a norm's shard 64 bytes, so that order shifts what follows it.
+STEPS = 3
 TRAINING = {
-    "steps": 3,
+    "steps": STEPS,
     "warmup": 0,
     "hash_every": 1,
     "dim": 96,
@@ -21,18 +24,26 @@ TRAINING = {
     "vocab_size": 258,
     "param_dtype": "bfloat16",
     "reduce_dtype": "bfloat16",
+    "hash_tensors": ["gradients", "weights"],
+    "max_grad_norm": None,
 }
 
 
 def test_only_buckets_in_registration_order_have_the_bits_of_fsdp2(workload):
     def train(name, **more):
         arguments = [name, json.dumps(TRAINING | more)]
-        return workload.run_script("tests/distributed/scripts/rotated_sum.py", arguments).weight_hashes
+        return workload.run_script("tests/distributed/scripts/rotated_sum.py", arguments)
 
     eager = train("llama_fsdp2")
-    assert train("llama_simple_fsdp", bucket_order="registration") == eager
-    assert train("llama_simple_fsdp", bucket_order="graph")["1"] != eager["1"]
+    workload.compare(train("llama_simple_fsdp", bucket_order="registration"), eager, steps=STEPS, label="registration")
+    with pytest.raises(ComparisonFailed) as caught:
+        workload.compare(train("llama_simple_fsdp", bucket_order="graph"), eager, steps=STEPS, label="graph")
+    text = str(caught.value)
+    assert "first difference: step 1, " in text
+    # Some parameters lie where they lay, whatever the order.
+    assert "step 1, gradients: 7 of 12 gradients differ, first tok_embeddings.weight [258, 96]" in text
+    assert "step 1, weights: 7 of 12 parameters differ, first tok_embeddings.weight [258, 96]" in text
     # The order is all there is to it: gloo's own sum has one order for all offsets.
-    plain = workload.run("llama_fsdp2", **TRAINING).weight_hashes
-    assert plain["1"] != eager["1"]
-    assert workload.run("llama_simple_fsdp", bucket_order="graph", **TRAINING).weight_hashes == plain
+    plain = workload.run("llama_fsdp2", **TRAINING)
+    assert plain.weight_hashes["1"] != eager.weight_hashes["1"]
+    workload.compare({"workload": "llama_simple_fsdp", "bucket_order": "graph"} | TRAINING, plain, steps=STEPS)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_aorta.errors import ComparisonFailed
+
 pytestmark = [
     pytest.mark.numerics,
     pytest.mark.world(size="all", device="cuda", warm=True),
@@ -19,19 +21,28 @@ TRAINING = {
     "ffn_hidden": 1536,
     "seq_len": 256,
     "param_dtype": "bfloat16",
-    "steps": 25,
-    "warmup": 0,
-    "hash_every": 1,
     "deterministic": True,
 }
+STEPS = 25
 
 
 @pytest.mark.parametrize("reduce_dtype", ["float32", "bfloat16"])
 def test_aot_eager_has_every_bit_of_fsdp2(workload, reduce_dtype):
     training = TRAINING | {"reduce_dtype": reduce_dtype}
-    eager = workload.run("llama_fsdp2", **training)
-    assert len(eager.weight_hashes) == TRAINING["steps"]
+    eager = workload.run("llama_fsdp2", steps=STEPS, warmup=0, hash_every=1, **training)
     for bucketing in ("transformer_block", "auto"):
-        traced = workload.run("llama_simple_fsdp", bucketing=bucketing, **training)
-        assert traced.weight_hashes == eager.weight_hashes, bucketing
-        assert traced.loss == eager.loss, bucketing
+        traced = {"workload": "llama_simple_fsdp", "bucketing": bucketing}
+        workload.compare(traced | training, eager, steps=STEPS, label=bucketing, metrics=["loss", "weight_hash"])
+
+
+def test_fault_is_located_to_parameter_module_and_rank(workload):
+    """The kernel of the weight hash and backward's own thread take part, and compiled graphs on CUDA."""
+    reference = {"workload": "llama_fsdp2"} | TRAINING
+    candidate = {"workload": "llama_simple_fsdp", "fault": {"kind": "drop_gradient", "step": 2, "rank": 1}} | TRAINING
+    with pytest.raises(ComparisonFailed) as caught:
+        workload.compare(candidate, reference, steps=3, locate=True)
+    text = str(caught.value)
+    assert "step 2, forward: all " in text
+    assert "step 2, backward: " in text
+    assert "differ on rank 1, first the gradient of the output of the model" in text
+    assert "step 2, weights: " in text

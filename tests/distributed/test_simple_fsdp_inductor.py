@@ -6,15 +6,32 @@ import pytest
 
 pytestmark = [pytest.mark.numerics, pytest.mark.world(size=2, device="cpu", warm=True)]
 
-TRAINING = {"size": "debug", "n_layers": 1, "steps": 25, "warmup": 0, "hash_every": 1}
+STEPS = 25
+TRAINING = {"size": "debug", "n_layers": 1}
+BUCKETINGS = {
+    "transformer_block": {},
+    "auto": {},
+    "manual": {"bucket_modules": ["tok_embeddings", "layers.0", "norm+output"]},
+}
+# Of any step, relative: about ten times what was measured, 9e-8 and 1.1e-7, an ulp of float32.
+MAX_LOSS_DISTANCE, MAX_NORM_DISTANCE = 1e-6, 1e-6
 
 
-def test_bucketing_changes_no_bit_and_the_loss_stays_at_fsdp2s(workload):
-    eager = workload.run("llama_fsdp2", **TRAINING)
-    single = workload.run("llama_simple_fsdp", backend="inductor", bucketing="none", **TRAINING)
-    bucketed = workload.run("llama_simple_fsdp", backend="inductor", **TRAINING)
+def largest_distance(values, others):
+    return max(abs(value - other) / other for value, other in zip(values, others, strict=True))
 
-    assert bucketed.weight_hashes == single.weight_hashes
-    assert (bucketed.loss, bucketed.grad_norm) == (single.loss, single.grad_norm)
-    assert single.loss == pytest.approx(eager.loss, rel=1e-5)
-    assert single.grad_norm == pytest.approx(eager.grad_norm, rel=1e-4)
+
+def test_bucketing_changes_no_bit_and_the_distance_to_eager_is_bounded(workload):
+    training = TRAINING | {"steps": STEPS, "warmup": 0, "hash_every": 1}
+    single = workload.run("llama_simple_fsdp", backend="inductor", bucketing="none", **training)
+    for bucketing, more in BUCKETINGS.items():
+        bucketed = {"workload": "llama_simple_fsdp", "backend": "inductor", "bucketing": bucketing}
+        workload.compare(bucketed | more | TRAINING, single, steps=STEPS, label=bucketing)
+
+    eager = workload.run("llama_fsdp2", **training)
+    loss, norm = largest_distance(single.loss, eager.loss), largest_distance(single.grad_norm, eager.grad_norm)
+    print(f"largest distance to eager: loss {loss:.2g}, gradient norm {norm:.2g}")
+    assert loss <= MAX_LOSS_DISTANCE
+    assert norm <= MAX_NORM_DISTANCE
+    # Else there is no distance, and nothing to bound.
+    assert single.weight_hashes != eager.weight_hashes

@@ -20,6 +20,9 @@ config:
   steps: {type: integer, minimum: 1, default: 4, description: measured steps}
   step_ms: {type: number, minimum: 0, default: 10.0, description: time of each step}
   weight_hash: {type: [string, "null"], default: "0000000000000000", description: what the weights hash to}
+  hash_every: {type: integer, minimum: 0, default: 1, description: steps between hashes}
+  hash_tensors: {type: array, default: [], description: what is hashed tensor by tensor}
+  hash_tensors_step: {type: [integer, "null"], default: null, description: in which step}
   fault: {type: object, default: {}, description: what goes wrong}
 """
 
@@ -88,8 +91,17 @@ def rank_result(config, rank, device):
         "elapsed_sec": 0.1,
         "main_work_started": True,
         "metrics": {"tokens_per_s": 1000 / step_ms if step_ms else 0} | config.get("metrics", {}),
-        "weight_hashes": {} if config["weight_hash"] is None else {"4": config["weight_hash"]},
-        "loss": [],
+        "weight_hashes": config.get("weight_hashes") or (
+            {} if config["weight_hash"] is None else {"4": config["weight_hash"]}
+        ),
+        "loss": list(config.get("losses", {}).values()),
+        "grad_norm": list(config.get("losses", {}).values()),
+        "tensor_hashes": {
+            kind: {"names": ["w", "v"], "shapes": [[2, 3], [4]], "steps": {step: [hashed, "0" * 32]}}
+            for kind in config.get("hash_tensors", ())
+            if kind in ("weights", "gradients")
+            for step, hashed in [(str(config["hash_tensors_step"]), config.get("tensor_hash", "0" * 32))]
+        },
         "environment": {"torch": config.get("torch", "2.11.0"), "device": device},
         "wait_ms": [config["waits"][str(rank)]] * steps if "waits" in config else [],
         "memory_bytes": [int(2**20 * (1 + grow * place / 20)) for place in range(20)] if grow else [],

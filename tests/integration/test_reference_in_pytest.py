@@ -24,7 +24,7 @@ def test_reference_is_launched_from_the_commit_and_nothing_is_left(versioned):
     versioned.test_file(AGAIN)
     versioned.run("--aorta-ab=HEAD", "--aorta-results=kept").assert_outcomes(passed=1)
     found = plans(versioned)
-    assert [plan["reference"] and plan["reference"]["name"] for plan in found] == [None, "HEAD", None, "HEAD", None]
+    assert [plan["reference"] and plan["reference"]["name"] for plan in found] == [None, "HEAD", None, "HEAD", "HEAD"]
     folders = {plan["workload"]["folder"] for plan in found if plan["reference"]}
     assert folders == {f"{found[1]['reference']['root']}/workloads/toy"}
     assert found[1]["reference"]["commit"] == versioned.git("rev-parse", "HEAD")

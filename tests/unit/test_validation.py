@@ -257,3 +257,32 @@ def test_stored_result_that_is_no_document_is_refused(tmp_path, text):
     path.write_text(text)
     with pytest.raises(ResultError, match=r"result\.json: "):
         read_result(path)
+
+
+def hashes_of(*names: str, entries: int | None = None) -> dict:
+    return {"names": list(names), "shapes": [[2]] * len(names), "steps": {"3": ["0" * 32] * (entries or len(names))}}
+
+
+def test_hashes_of_tensors_are_kept_once_and_those_of_boundaries_by_rank(tmp_path):
+    weights = {"weights": hashes_of("w", "v")}
+    ranks = [
+        rank_values(tensor_hashes=weights, boundary_hashes={"forward": hashes_of(f"of rank {rank}")}) for rank in (0, 1)
+    ]
+    result = collect(tmp_path, *ranks)
+    assert result.tensor_hashes["weights"].names == ["w", "v"]
+    assert [rank["forward"].names for rank in result.boundary_hashes] == [["of rank 0"], ["of rank 1"]]
+    assert read_result(tmp_path / "result.json") == result
+
+
+def test_results_without_hashes_of_tensors_have_none(tmp_path):
+    result = collect(tmp_path, rank_values(), rank_values())
+    assert (result.tensor_hashes, result.boundary_hashes) == ({}, [])
+
+
+def test_hashes_that_do_not_fit_their_names_are_refused(tmp_path):
+    message = rank_value_error(tmp_path, tensor_hashes={"weights": hashes_of("w", "v", entries=3)})
+    assert "hashes of weights: 2 names, 3 entries of step 3; they have to be equal" in message
+
+
+def test_ranks_whose_hashes_of_logical_tensors_differ_are_refused(tmp_path):
+    assert "tensor_hashes of rank 1 is" in ranks_error(tmp_path, tensor_hashes={"weights": hashes_of("w")})

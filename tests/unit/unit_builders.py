@@ -52,6 +52,7 @@ def make_options(**changes: Any) -> Options:
         max_pairs=6,
         fail_improved=False,
         durations=False,
+        locate=False,
         ab=None,
         rootdir=Path(),
     )

@@ -19,13 +19,13 @@ from pytest_aorta.worker import (
     StepTimer,
     Workload,
     environment_facts,
-    hash_parameters,
 )
 
 from . import saved_state
 from .context_parallel import own_positions
 from .data import initialize, sequences
 from .faults import Fault
+from .hashing import StepHashes
 from .loss import make_loss
 from .mesh import ParallelMesh
 from .model import Llama, LlamaConfig
@@ -45,7 +45,6 @@ class _Measured:
     timer: StepTimer
     losses: list[torch.Tensor] = field(default_factory=list)
     grad_norms: list[torch.Tensor] = field(default_factory=list)
-    weight_hashes: dict[str, str] = field(default_factory=dict)
     elapsed_sec: float = 0.0
 
 
@@ -89,13 +88,14 @@ class LlamaWorkload(Workload):
         self._optimizer = self._build_optimizer()
         given = self.config["load_checkpoint"]
         trained_steps = 0 if given is None else saved_state.load(given, self._model, self._optimizer)
+        self._hashes = StepHashes(self.config, self._model, self._optimizer)
         self._batches = self._make_batches(positions, trained_steps)
         self._positions = positions.to(self._device)
 
     def run(self) -> RankResult:
         """Warm up, train the measured steps, then read what they left on the device."""
         for batch in self._batches[: self.config["warmup"]]:
-            self._train_step(batch)
+            self._train_step(0, batch)
         measured = self._measure()
         if (folder := self.config["save_checkpoint"]) is not None:
             saved_state.save(folder, self._model, self._optimizer)
@@ -109,19 +109,21 @@ class LlamaWorkload(Workload):
             step_times_ms=step_times_ms,
             elapsed_sec=measured.elapsed_sec,
             metrics=self._metrics(sum(step_times_ms) / 1e3, grad_norm[-1]),
-            weight_hashes=measured.weight_hashes,
+            weight_hashes=self._hashes.weight_hashes,
             loss=_sum_over_ranks(measured.losses),
             grad_norm=grad_norm,
             environment=environment_facts(self._device),
             wait_ms=wait_ms,
             memory_bytes=measured.timer.memory_bytes(),
+            tensor_hashes=self._hashes.tensor_hashes,
+            boundary_hashes=self._hashes.boundary_hashes,
         )
 
     def cleanup(self) -> None:
         """Leave the process group and free model, optimizer and batches."""
         if dist.is_initialized():
             dist.destroy_process_group()
-        for name in ("_optimizer", "_model", "_batches", "_mesh"):
+        for name in ("_hashes", "_optimizer", "_model", "_batches", "_mesh"):
             self.__dict__.pop(name, None)
 
     def _build_model(self) -> Llama:
@@ -164,13 +166,15 @@ class LlamaWorkload(Workload):
             micro_batches.append(torch.stack([tokens[:, positions], tokens[:, positions + 1]]))
         return torch.stack(micro_batches)
 
-    def _train_step(self, batch: torch.Tensor, gradient_scale: float = 1.0) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """One optimizer step: this rank's part of the global loss, and the gradient norm if it was needed."""
+    def _train_step(self, step: int, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """One optimizer step, 0 in warm-up: this rank's part of the global loss, and the gradient norm if needed."""
+        gradient_scale = self._fault.gradient_scale(step, self._rank)
         self._optimizer.zero_grad()
         loss = torch.zeros((), device=self._device)
         for number, tokens in enumerate(batch, 1):
             self.before_micro_batch(is_last=number == len(batch))
             loss += self._backward(tokens, gradient_scale)
+        self._hashes.after_backward(step)
         norm = None
         if (max_norm := self.config["max_grad_norm"]) is not None:
             norm = torch.nn.utils.clip_grad_norm_(self._model.parameters(), max_norm)
@@ -181,7 +185,7 @@ class LlamaWorkload(Workload):
         """Add one micro-batch's gradients; the loss is a sum over tokens divided by the global batch's count."""
         inputs, labels = tokens
         # The logits have no name here: one would keep them through backward.
-        summed = self._loss(self._model(inputs, self._positions), labels)
+        summed = self._loss(self._hashes.forward(inputs, self._positions), labels)
         loss = summed / (self._tokens_per_step * self._degrees.data_parallel)
         loss.backward(torch.full_like(loss, gradient_scale))
         return loss.detach()
@@ -207,23 +211,19 @@ class LlamaWorkload(Workload):
         return measured
 
     def _measure_step(self, step: int, batch: torch.Tensor, measured: _Measured) -> None:
+        self._hashes.begin(step)
         with measured.timer.step():
             if self._fault.slows(step, self._rank):
                 self._delay()
-            loss, norm = self._train_step(batch, self._fault.gradient_scale(step, self._rank))
+            loss, norm = self._train_step(step, batch)
         measured.losses.append(loss if self._mesh.counts_loss else torch.zeros_like(loss))
         # Without clipping the step needs no norm, so it is not timed.
         measured.grad_norms.append(self._total_norm() if norm is None else norm)
         self._fault.after_step(step, self._rank, self._model)
-        if self._is_hashed(step):
-            measured.weight_hashes[str(step)] = hash_parameters(self._model.named_parameters()).hex
+        self._hashes.end(step)
 
     def _total_norm(self) -> torch.Tensor:
         return torch.nn.utils.get_total_norm([p.grad for p in self._model.parameters() if p.grad is not None])
-
-    def _is_hashed(self, step: int) -> bool:
-        steps, every = int(self.config["steps"]), int(self.config["hash_every"])
-        return step == steps or (every > 0 and step % every == 0)
 
     def _synchronize(self) -> None:
         if self._device.type == "cuda":

@@ -71,11 +71,14 @@ def main(name: str, given: str) -> None:
     workload.setup()
     result = workload.run()
     recorder.start(torch.device("cpu"))
-    for loss in result.loss:
+    for loss, norm in zip(result.loss, result.grad_norm, strict=True):
         with recorder.step():
             recorder.loss(loss)
+            recorder.grad_norm(norm)
     for step, value in result.weight_hashes.items():
         recorder.weight_hash(int(step), value)
+    for kind, hashes in result.tensor_hashes.items():
+        recorder.tensor_hashes(kind, hashes)
 
 
 main(*sys.argv[1:])

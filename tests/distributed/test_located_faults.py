@@ -1,0 +1,56 @@
+"""A planted fault is found, and named are its step, its parameter, and where in the step it began."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_aorta.errors import ComparisonFailed
+
+pytestmark = [pytest.mark.numerics, pytest.mark.world(size=2, device="cpu", warm=True)]
+
+STEPS = 3
+TRAINING = {"size": "debug", "n_layers": 1}
+HASHED = TRAINING | {
+    "steps": STEPS,
+    "warmup": 0,
+    "hash_every": 1,
+    "hash_tensors": ["weights", "gradients", "optimizer", "forward", "backward"],
+}
+WEIGHTS_ALONE = ["step 2, optimizer: all 36 ", "so the weights were changed in the optimizer's step, or after it"]
+FAULTS = [
+    ("llama_fsdp2", "weight_ulp", ["step 2, weights: 1 of 12 parameters differ, first tok_", *WEIGHTS_ALONE]),
+    ("llama_fsdp2", "swap_shards", ["step 2, weights: 2 of 12 parameters differ, first tok_", *WEIGHTS_ALONE]),
+    (
+        "llama_simple_fsdp",
+        "drop_gradient",
+        [
+            "grad_norm: regression: ",
+            "step 2, forward: all 32 inputs and outputs of modules are the same on all 2 ranks",
+            "differ on rank 1, first the gradient of the output of the model [2, 32, 256]: it comes from the loss",
+            "(some differ on 1 of 2 ranks)",
+            "step 2, gradients: 12 of 12 gradients differ, first tok_embeddings.weight [256, 64]",
+        ],
+    ),
+]
+
+
+def failure_of(comparison, *args, **options):
+    with pytest.raises(ComparisonFailed) as caught:
+        comparison(*args, **options)
+    return str(caught.value)
+
+
+def test_fault_is_located_from_the_hashes_of_both_launches(workload):
+    plain = workload.run("llama_fsdp2", **HASHED)
+    for name, kind, expected in FAULTS:
+        faulty = workload.run(name, fault={"kind": kind, "step": 2, "rank": 1}, **HASHED)
+        text = failure_of(workload.compare, faulty, plain, steps=STEPS, label=kind)
+        assert "first difference: step 2, " in text
+        assert [part for part in expected if part not in text] == [], text
+
+
+def test_launches_without_hashes_of_tensors_are_made_once_more(workload):
+    plain = {"workload": "llama_fsdp2"} | TRAINING
+    faulty = plain | {"fault": {"kind": "weight_ulp", "step": 2, "rank": 1}}
+    text = failure_of(workload.compare, faulty, plain, steps=STEPS, locate=True)
+    assert [part for part in FAULTS[0][2] if part not in text] == [], text

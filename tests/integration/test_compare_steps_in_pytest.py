@@ -1,0 +1,150 @@
+"""Two variants compared step by step, in an inner pytest with faked launches."""
+
+from __future__ import annotations
+
+import pytest
+
+STEPS = ("1", "2", "3", "4")
+HASHES = {step: step * 16 for step in STEPS}
+LOSSES = dict.fromkeys(STEPS, 0.5)
+
+
+@pytest.fixture
+def paired(project):
+    """A test that compares two mappings; the candidate's step times tell it apart."""
+
+    def write(call="workload.compare(*pair, steps=4)", **candidate):
+        project.one_test(f"pair = {{'workload': 'toy', 'fault': {candidate!r}}}, {{'workload': 'toy'}}; {call}")
+        return project
+
+    project.plant(weight_hashes=HASHES, losses=LOSSES)
+    return write
+
+
+def test_mappings_are_launched_and_equal_bits_pass(paired):
+    project = paired("assert len(workload.compare(*pair, steps=4).rows) == 3")
+    result = project.run("--aorta-results=kept")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["*::A/B*weight_hash *444444444444 *pass: all 4 steps", "2 launched, 3 compared*"])
+
+
+def test_first_difference_fails_with_step_metric_and_config(paired):
+    odd = {"weight_hashes": HASHES | {"3": "f" * 16, "4": "f" * 16}, "losses": LOSSES | {"4": 0.25}}
+    project = paired(**odd)
+    project.plant()
+    project.plant(by_launch={"1": {"weight_hashes": HASHES, "losses": LOSSES}})
+    result = project.run()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "E  *ComparisonFailed: toy on cpu-x2-gloo, step by step:",
+            "E  *loss: regression: 0.25, reference 0.5, tolerance exact (first in step 4, in 1 of 4 steps)",
+            "E  *weight_hash: regression: ffffffffffff, reference 333333333333, *(first in step 3, in 2 of 4 steps)",
+            "E  *config: fault is *, the reference's {}",
+            "E  *first difference: step 3, weight_hash",
+            "E  *next: --aorta-locate launches both once more *",
+        ]
+    )
+
+
+LOCATING = {
+    "1": {"weight_hashes": HASHES, "losses": LOSSES},
+    "2": {"weight_hashes": HASHES | {"2": "e" * 16}, "losses": LOSSES},
+    "3": {"weight_hashes": HASHES, "losses": LOSSES},
+    "4": {"weight_hashes": HASHES | {"2": "e" * 16}, "losses": LOSSES, "tensor_hash": "a" * 32},
+}
+
+
+@pytest.mark.parametrize(
+    ("option", "call"),
+    [("--aorta-locate", "steps=4"), ("-q", "steps=4, locate=True")],
+    ids=["by option", "by argument"],
+)
+def test_locating_launches_each_once_more_and_names_the_parameter(paired, option, call):
+    project = paired(f"workload.compare(*pair, {call})")
+    project.plant(by_launch=LOCATING)
+    result = project.run(option)
+    result.stdout.fnmatch_lines(
+        [
+            "E  *first difference: step 2, weight_hash",
+            "E  *step 2, gradients: 1 of 2 gradients differ, first w [[]2, 3]",
+            "E  *step 2, weights: 1 of 2 parameters differ, first w [[]2, 3]",
+            "4 launched, *",
+        ]
+    )
+
+
+def test_argument_turns_the_option_off(paired):
+    project = paired("workload.compare(*pair, steps=4, locate=False)")
+    project.plant(by_launch=LOCATING)
+    project.run("--aorta-locate").stdout.fnmatch_lines(["2 launched, *"])
+
+
+def test_difference_that_does_not_come_back_is_told(paired):
+    project = paired()
+    project.plant(by_launch=LOCATING | {"4": LOCATING["3"]})
+    project.run("--aorta-locate").stdout.fnmatch_lines(
+        ["E  *launched once more, they part nowhere up to step 2: something is different from launch to launch"]
+    )
+
+
+def test_locating_launch_that_fails_leaves_the_verdict_and_says_so(paired):
+    project = paired()
+    project.plant(by_launch=LOCATING | {"4": {"raises": 1}})
+    project.run("--aorta-locate").stdout.fnmatch_lines(
+        ["E  *weight_hash: regression*", "E  *not located further, since a launch failed: *ValueError: boom*"]
+    )
+
+
+def test_steps_that_are_not_there_fail_and_name_the_key(paired):
+    project = paired("workload.compare(*pair, steps=4, metrics=['weight_hash'])")
+    project.plant(weight_hashes={"4": "0" * 16}, losses=LOSSES)
+    result = project.run("--aorta-missing-baseline=ignore")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["E  *weight_hash: missing: *the candidate has it of 1 of steps 1 to 4, and not of step 1; *hash_every=1*"]
+    )
+
+
+def test_metrics_of_launches_come_after_those_of_steps(paired):
+    project = paired(
+        "print([row.metric for row in workload.compare(*pair, steps=4, metrics=['num_parameters', 'loss']).rows])"
+    )
+    project.plant(weight_hashes=HASHES, losses=LOSSES, metrics={"num_parameters": 3.0})
+    project.run("-s").stdout.fnmatch_lines(["*['loss', 'num_parameters']*"])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ("workload.compare(*pair, steps=0)", "compare: steps is 0, allowed is an integer of 1 or more*"),
+        ("workload.compare(*pair, steps=4, metrics=['los'])", "compare: no such metrics ['los']; there are *"),
+        ("workload.compare({'steps': 3}, pair[1])", "compare: the candidate is {'steps': 3}, allowed is a result *"),
+        (
+            "workload.compare(pair[0], 7)",
+            "compare: the reference is 7, allowed is a result of this test, or a mapping *",
+        ),
+    ],
+)
+def test_what_cannot_be_compared_is_an_error_before_any_launch(paired, call, message):
+    result = paired(call).run()
+    result.stdout.fnmatch_lines([f"E  *SpecError: {message.replace('[', '[[]')}"])
+    assert "launched" not in result.stdout.str()
+
+
+def test_results_of_the_reference_version_come_from_it_again(versioned):
+    versioned.one_test(
+        "first = workload.run('toy'); "
+        "workload.compare(first, distributed_world.again(first, reference=True), metrics=['step_time_mean'])",
+        "@pytest.mark.tolerance(step_time_mean='5%')",
+    )
+    versioned.run("--aorta-ab=HEAD", "--aorta-results=kept")
+    planned = versioned.planned()
+    assert len(planned) > 2
+    assert planned.count("HEAD") == len(planned) // 2
+
+
+def test_script_takes_no_config_keys(project):
+    project.write("train.py", "")
+    project.one_test("distributed_world.again(workload.run_script('train.py'), steps=3)")
+    project.run().stdout.fnmatch_lines(["E  *SpecError: script 'train.py' has arguments and no config keys*'steps'*"])

@@ -1,0 +1,202 @@
+"""Hashes of single tensors and of module boundaries, in one process."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+from aorta_workloads.llama.boundaries import Boundaries, observe
+from aorta_workloads.llama.hashing import MAX_HASHES, StepHashes
+from aorta_workloads.llama.model import Llama, LlamaConfig
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from pytest_aorta.worker import hash_local, hash_optimizer, hash_parameters
+
+CONFIG = {"steps": 3, "hash_every": 1, "hash_tensors": [], "hash_tensors_step": None, "gradient_accumulation": 1}
+ALL = ["weights", "gradients", "optimizer", "forward", "backward"]
+TOKENS = torch.arange(16).reshape(2, 8)
+
+
+def make_model(checkpointing="none"):
+    torch.manual_seed(0)
+    return Llama(LlamaConfig(16, 2, 2, 1, 32, 32, 500000.0, 1e-5, checkpointing))
+
+
+def train(model, steps=3, micro_batches=1, **changes):
+    optimizer = torch.optim.AdamW(model.parameters())
+    hashes = StepHashes(CONFIG | {"steps": steps, "gradient_accumulation": micro_batches} | changes, model, optimizer)
+    for step in range(1, steps + 1):
+        optimizer.zero_grad()
+        hashes.begin(step)
+        for _ in range(micro_batches):
+            hashes.forward(TOKENS).logsumexp(-1).sum().backward()
+        hashes.after_backward(step)
+        optimizer.step()
+        hashes.end(step)
+    return hashes, optimizer
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+def test_being_seen_changes_no_bit(checkpointing):
+    plain, seen = make_model(), make_model(checkpointing)
+    one, _ = train(plain)
+    other, _ = train(seen, hash_tensors=ALL)
+    assert one.weight_hashes == other.weight_hashes
+    assert len(set(one.weight_hashes.values())) == 3
+
+
+def test_hashes_of_tensors_are_those_of_the_public_functions():
+    model = make_model()
+    hashes, optimizer = train(model, hash_tensors=["weights", "gradients", "optimizer"])
+    names = [name for name, _ in model.named_parameters()]
+    expected = {
+        "weights": hash_parameters(model.named_parameters()),
+        "gradients": hash_parameters((name, p.grad) for name, p in model.named_parameters()),
+        "optimizer": hash_optimizer(optimizer, model.named_parameters()),
+    }
+    for kind, whole in expected.items():
+        found = hashes.tensor_hashes[kind]
+        assert dict(zip(found.names, found.steps["3"], strict=True)) == whole.per_tensor
+    assert hashes.tensor_hashes["weights"].names == hashes.tensor_hashes["gradients"].names == names
+    assert hashes.tensor_hashes["optimizer"].names[:4] == [
+        "tok_embeddings.weight.step", "tok_embeddings.weight.exp_avg", "tok_embeddings.weight.exp_avg_sq",
+        "layers.0.attention_norm.weight.step",
+    ]  # fmt: skip
+    assert hashes.tensor_hashes["weights"].shapes[0] == [32, 16]
+    assert list(hashes.tensor_hashes["weights"].steps) == ["1", "2", "3"]
+
+
+def test_one_step_alone_is_hashed_where_one_is_named():
+    hashes, _ = train(make_model(), hash_tensors=ALL, hash_tensors_step=2, hash_every=0)
+    held = {**hashes.tensor_hashes, **hashes.boundary_hashes}
+    assert {kind: list(found.steps) for kind, found in held.items()} == {kind: ["2"] for kind in ALL}
+    assert list(hashes.weight_hashes) == ["2", "3"]
+
+
+def test_boundaries_are_in_order_of_use_with_inputs_before_what_is_inside():
+    hashes, _ = train(make_model(), hash_tensors=["forward", "backward"], hash_tensors_step=1)
+    forward = hashes.boundary_hashes["forward"].names
+    assert forward[:6] == [
+        ":input", "tok_embeddings:input", "tok_embeddings:output", "layers.0:input", "layers.0.attention_norm:input",
+        "layers.0.attention_norm:output",
+    ]  # fmt: skip
+    assert forward.index("layers.1.attention:input") < forward.index("layers.1.attention.wq:input")
+    assert forward[-1] == ":output"
+    backward = hashes.boundary_hashes["backward"].names
+    assert backward[:3] == [":output", "output:output", "norm:output"]
+    assert backward[-1] == "tok_embeddings:output"
+
+
+def test_boundary_hashes_are_of_the_values():
+    model = make_model()
+    hashes, _ = train(model, steps=1, hash_tensors=["forward", "backward"])
+    with torch.no_grad():
+        logits = make_model()(TOKENS)
+    logits.requires_grad_().logsumexp(-1).sum().backward()
+    found = dict(
+        zip(hashes.boundary_hashes["forward"].names, hashes.boundary_hashes["forward"].steps["1"], strict=True)
+    )
+    assert found[":input"] == hash_local("", TOKENS)
+    assert found[":output"] == hash_local("", logits)
+    found = dict(
+        zip(hashes.boundary_hashes["backward"].names, hashes.boundary_hashes["backward"].steps["1"], strict=True)
+    )
+    assert found[":output"] == hash_local("", logits.grad)
+
+
+def test_each_micro_batch_has_boundaries_of_its_own():
+    hashes, _ = train(make_model(), steps=1, micro_batches=2, hash_tensors=["forward", "backward"])
+    forward = hashes.boundary_hashes["forward"].names
+    half = len(forward) // 2
+    assert forward[half:] == [f"{name} #2" for name in forward[:half]]
+    assert ":output #2" in hashes.boundary_hashes["backward"].names
+
+
+def test_compiled_graph_without_breaks_sees_the_same_boundaries():
+    eager, compiled = make_model(), make_model()
+    one, _ = train(eager, hash_tensors=["forward", "backward"])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="`torch.jit.script_method`", category=DeprecationWarning)
+        compiled.compile(backend="aot_eager", fullgraph=True)
+        other, _ = train(compiled, hash_tensors=["forward", "backward"])
+    for kind in ("forward", "backward"):
+        here, there = one.boundary_hashes[kind], other.boundary_hashes[kind]
+        for step in "123":
+            assert dict(zip(here.names, here.steps[step], strict=True)) == dict(
+                zip(there.names, there.steps[step], strict=True)
+            )
+
+
+class Several(nn.Module):
+    def forward(self, x):
+        return x * 2, None, x.argmax()
+
+
+class Around(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Several()
+
+    def forward(self, x):
+        return self.inner(x)[0]
+
+
+def test_module_that_gives_several_tensors_has_each_of_them_seen():
+    model = Around()
+    boundaries = Boundaries(model)
+    boundaries.begin()
+    boundaries.forward(torch.ones(3, requires_grad=True)).sum().backward()
+    seen = boundaries.end(1)
+    assert seen["forward"].names == [":input", "inner:input", "inner:output[0]", "inner:output[2]", ":output"]
+    assert seen["backward"].names == [":output", "inner:output[0]"]
+
+
+@pytest.mark.parametrize("placement", [Replicate(), Shard(0), Shard(1), Partial("sum")], ids=repr)
+def test_of_a_dtensor_the_ranks_own_part_is_seen_and_its_placement_kept(placement):
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        mesh = init_device_mesh("cpu", (2,))
+        local = torch.randn(4, 6, requires_grad=True)
+        tensor = DTensor.from_local(local, mesh, [placement], run_check=False)
+        model = nn.Identity()
+        boundaries = Boundaries(model)
+        boundaries.begin()
+        output = boundaries.forward(tensor)
+        assert output.placements == (placement,)
+        assert boundaries.end(1)["forward"].steps["1"] == [hash_local("", local)] * 2
+        output.to_local().sum().backward()
+        assert torch.equal(local.grad, torch.ones(4, 6))
+    finally:
+        dist.destroy_process_group()
+
+
+def test_operator_copies_whatever_the_layout():
+    tensor = torch.randn(4, 6).t()
+    copy = observe(tensor, None, -1, "", "output", "forward")
+    assert torch.equal(copy, tensor)
+    assert copy.data_ptr() != tensor.data_ptr()
+
+
+def test_hash_of_one_rank_is_that_of_the_whole_model():
+    tensor = torch.randn(5, 7).t()
+    assert hash_local("x", tensor) == hash_parameters([("x", tensor)]).per_tensor["x"]
+    assert hash_local("x", tensor) != hash_local("x", tensor.contiguous().view(5, 7))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hash_tensors_step": 2}, "hash_tensors_step is 2 and hash_tensors is empty"),
+        ({"hash_tensors": ["weights"], "hash_tensors_step": 4}, "hash_tensors_step is 4, and steps is 3"),
+        ({"hash_tensors": ALL, "steps": 1000}, f"up to 221000 hashes of 1000 steps, at most {MAX_HASHES} are kept"),
+    ],
+)
+def test_config_that_cannot_be_met_names_the_key_and_what_is_allowed(changes, message):
+    model = make_model()
+    with pytest.raises(ValueError, match=message):
+        StepHashes(CONFIG | changes, model, torch.optim.AdamW(model.parameters()))

@@ -1,0 +1,124 @@
+"""Which steps are hashed, as a whole and tensor by tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from pytest_aorta.worker import TensorHashes, hash_optimizer, hash_parameters
+
+from .boundaries import BACKWARD, FORWARD, Boundaries
+
+# Of one rank; at 35 bytes each its result stays below two megabytes.
+MAX_HASHES = 50_000
+# Adam's: the step and two moments.
+_STATES_A_PARAMETER = 3
+
+
+class StepHashes:
+    """Hashes the weights after each step of ``hash_every``, and what ``hash_tensors`` names tensor by tensor.
+
+    Attributes:
+        weight_hashes: step -> hash of all weights.
+        tensor_hashes, boundary_hashes: as in :class:`~pytest_aorta.worker.RankResult`.
+    """
+
+    def __init__(self, config: Mapping[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Read the config's keys, and hook the modules if it asks for their boundaries.
+
+        Raises:
+            ValueError: the step asked for is none, or there would be too many hashes.
+        """
+        self._config, self._model, self._optimizer = config, model, optimizer
+        self._kinds = tuple(config["hash_tensors"])
+        self._check()
+        self._boundaries = Boundaries(model) if {FORWARD, BACKWARD} & set(self._kinds) else None
+        self._wants_tensors = False
+        self.weight_hashes: dict[str, str] = {}
+        self.tensor_hashes: dict[str, TensorHashes] = {}
+        self.boundary_hashes: dict[str, TensorHashes] = {}
+
+    def begin(self, step: int) -> None:
+        """Before the measured step ``step``."""
+        self._wants_tensors = step in self._tensor_steps()
+        if self._boundaries and self._wants_tensors:
+            self._boundaries.begin()
+
+    def forward(self, *args: Any) -> Any:
+        """Call the model."""
+        return self._model(*args) if self._boundaries is None else self._boundaries.forward(*args)
+
+    def after_backward(self, step: int) -> None:
+        """Where a step has all gradients and has not used them yet."""
+        if self._wants_tensors and "gradients" in self._kinds:
+            named = [(name, p.grad) for name, p in self._model.named_parameters() if p.grad is not None]
+            self._add("gradients", step, named, hash_parameters(named).per_tensor)
+
+    def end(self, step: int) -> None:
+        """After the measured step ``step``."""
+        if self._is_hashed(step) or (self._wants_tensors and "weights" in self._kinds):
+            named = list(self._model.named_parameters())
+            weights = hash_parameters(named)
+            self.weight_hashes[str(step)] = weights.hex
+            if self._wants_tensors and "weights" in self._kinds:
+                self._add("weights", step, named, weights.per_tensor)
+        if self._wants_tensors and "optimizer" in self._kinds:
+            state = hash_optimizer(self._optimizer, self._model.named_parameters()).per_tensor
+            self._add("optimizer", step, self._named_state(), state)
+        if self._boundaries and self._wants_tensors:
+            for kind, hashes in self._boundaries.end(step).items():
+                if kind in self._kinds:
+                    known = self.boundary_hashes.setdefault(kind, hashes)
+                    known.steps.update(hashes.steps)
+        self._wants_tensors = False
+
+    def _add(
+        self, kind: str, step: int, named: Iterable[tuple[str, torch.Tensor]], per_tensor: Mapping[str, str]
+    ) -> None:
+        shapes = {name: list(tensor.shape) for name, tensor in named}
+        hashes = self.tensor_hashes.setdefault(kind, TensorHashes(list(shapes), list(shapes.values()), {}))
+        hashes.steps[str(step)] = [per_tensor[name] for name in hashes.names]
+
+    def _named_state(self) -> list[tuple[str, torch.Tensor]]:
+        return [
+            (f"{name}.{key}", torch.as_tensor(value))
+            for name, parameter in self._model.named_parameters()
+            for key, value in self._optimizer.state.get(parameter, {}).items()
+            if value is not None
+        ]
+
+    def _is_hashed(self, step: int) -> bool:
+        steps, every = int(self._config["steps"]), int(self._config["hash_every"])
+        return step == steps or (every > 0 and step % every == 0)
+
+    def _tensor_steps(self) -> list[int]:
+        only = self._config["hash_tensors_step"]
+        if not self._kinds:
+            return []
+        return (
+            [step for step in range(1, self._config["steps"] + 1) if self._is_hashed(step)] if only is None else [only]
+        )
+
+    def _check(self) -> None:
+        only, steps = self._config["hash_tensors_step"], self._config["steps"]
+        if only is not None and not self._kinds:
+            raise ValueError(f"hash_tensors_step is {only} and hash_tensors is empty: name what is to be hashed there")
+        if only is not None and only > steps:
+            raise ValueError(f"hash_tensors_step is {only}, and steps is {steps}: allowed is 1 to {steps}, or null")
+        num_hashes = len(self._tensor_steps()) * sum(self._tensors_of(kind) for kind in self._kinds)
+        if num_hashes > MAX_HASHES:
+            raise ValueError(
+                f"hash_tensors is {list(self._kinds)}: up to {num_hashes} hashes of {len(self._tensor_steps())} steps, "
+                f"at most {MAX_HASHES} are kept; name fewer kinds, a larger hash_every, or one step in "
+                f"hash_tensors_step"
+            )
+
+    def _tensors_of(self, kind: str) -> int:
+        """At most so many tensors of a kind are hashed in a step."""
+        num_parameters = sum(1 for _ in self._model.parameters())
+        if kind in (FORWARD, BACKWARD):
+            return 2 * sum(1 for _ in self._model.modules()) * int(self._config["gradient_accumulation"])
+        return num_parameters * (_STATES_A_PARAMETER if kind == "optimizer" else 1)
