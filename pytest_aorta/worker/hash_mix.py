@@ -48,8 +48,10 @@ COLUMN_KEYS = (0x6A09E667F3BCC909, 0x3C6EF372FE94F82B)
 COLUMN_ROUNDS, COLUMN_LAST_SHIFT = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)), 31
 
 _ELEMENT_DTYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
-# Rows of a chunk: its few buffers fit a CPU's caches, and fill a GPU.
-_CHUNK_ROWS = {"cpu": 16, "cuda": 4096}
+# Elements of a chunk: its few buffers fit a CPU's caches, and fill a GPU.
+_CHUNK = {"cpu": 1 << 16, "cuda": 1 << 22}
+# Rows of a run that are multiplied at once in float64: sums of 2**6 products of 31 and 16 bits are exact up to 2**53.
+_RUN_ROWS = 64
 
 
 def tensor_sums(tensor: torch.Tensor, grid: Grid) -> torch.Tensor:
@@ -59,8 +61,8 @@ def tensor_sums(tensor: torch.Tensor, grid: Grid) -> torch.Tensor:
         ValueError: elements have another size than 1, 2, 4 or 8 bytes, or the device is neither CPU nor CUDA.
     """
     size, device = tensor.element_size(), tensor.device.type
-    if size not in _ELEMENT_DTYPES or device not in _CHUNK_ROWS:
-        allowed = f"{[*_ELEMENT_DTYPES]}-byte elements on {[*_CHUNK_ROWS]} can be hashed"
+    if size not in _ELEMENT_DTYPES or device not in _CHUNK:
+        allowed = f"{[*_ELEMENT_DTYPES]}-byte elements on {[*_CHUNK]} can be hashed"
         raise ValueError(f"{tensor.dtype} on {tensor.device}; {allowed}")
     elements = tensor.reshape(-1).view(_ELEMENT_DTYPES[size])
     grid = grid.repeated(2) if size == 8 else grid
@@ -77,21 +79,28 @@ def eager_sums(elements: torch.Tensor, grid: Grid) -> torch.Tensor:
     if not elements.numel():
         return torch.zeros(LANES, dtype=torch.int64, device=elements.device)
     run = grid.axes[0].held
-    if len(grid.axes) == 1 and isinstance(run, range):
+    if len(grid.axes) == 1 and isinstance(run, range) and elements.device.type == "cpu":
         return _run_sums(elements, run.start)
     return _scattered_sums(elements, grid)
 
 
 def _run_sums(elements: torch.Tensor, offset: int) -> torch.Tensor:
-    """Of one run: whole rows of keys at a time, where elements outside of the run count as zero and add nothing."""
+    """Of one run on a CPU: whole rows of keys at a time, where elements outside of the run count as zero.
+
+    A matrix product of float64 multiplies and adds several times as fast as int64 operations do.
+    """
     width = COLUMNS * 4 // elements.element_size()
     first, end = offset // width, offset + elements.numel()
-    num_rows = min(_CHUNK_ROWS[elements.device.type], -(-end // width) - first)
-    mixed, spare = torch.empty(2, num_rows * width, dtype=elements.dtype, device=elements.device)
-    block, product = torch.empty(2, num_rows, COLUMNS, dtype=torch.int64, device=elements.device)
-    totals = torch.zeros(LANES, COLUMNS, dtype=torch.int64, device=elements.device)
+    num_rows = min(_RUN_ROWS, -(-end // width) - first)
+    mixed, spare = torch.empty(2, num_rows * width, dtype=elements.dtype)
+    block, products = (
+        torch.empty(num_rows, COLUMNS, dtype=torch.float64),
+        torch.empty(2 * LANES, COLUMNS, dtype=torch.float64),
+    )
+    totals = torch.zeros(2 * LANES, COLUMNS, dtype=torch.int64)
     # All at once: keys of one chunk would cost as many calls as its words do.
-    keys = row_keys(torch.arange(first, end // width + num_rows, device=elements.device))
+    keys = row_keys(torch.arange(first, end // width + num_rows))
+    halves = torch.cat([keys & 0xFFFF, keys >> 16]).to(torch.float64)
     for row in range(first, -(-end // width), num_rows):
         begin, until = max(row * width, offset), min((row + num_rows) * width, end)
         place = slice(begin - row * width, until - row * width)
@@ -99,15 +108,15 @@ def _run_sums(elements: torch.Tensor, offset: int) -> torch.Tensor:
             mixed.zero_()
         mixed[place] = elements[begin - offset : until - offset]
         block.view(-1).copy_(_mix(mixed, spare).view(torch.int32))
-        for total, lane in zip(totals, keys[:, row - first : row - first + num_rows, None], strict=True):
-            total += torch.mul(block, lane, out=product).sum(0)
-    return (totals * column_keys(torch.arange(COLUMNS, device=elements.device))).sum(1)
+        totals += torch.mm(halves[:, row - first : row - first + num_rows], block, out=products).to(torch.int64)
+    lanes: torch.Tensor = totals[:LANES] + (totals[LANES:] << 16)
+    return (lanes * column_keys(torch.arange(COLUMNS))).sum(1)
 
 
 def _scattered_sums(elements: torch.Tensor, grid: Grid) -> torch.Tensor:
     """Of any other block: the keys of each element are looked up."""
     bits = 8 * elements.element_size()
-    chunk = _CHUNK_ROWS[elements.device.type] * COLUMNS
+    chunk = _CHUNK[elements.device.type]
     columns = column_keys(torch.arange(COLUMNS, device=elements.device))
     sums = torch.zeros(LANES, dtype=torch.int64, device=elements.device)
     for begin, part in zip(range(0, elements.numel(), chunk), elements.split(chunk), strict=True):

@@ -58,6 +58,18 @@ def mixed(element, bits):
     return x ^ (x >> shift)
 
 
+def unmixed(word):
+    """The int32 whose mix is ``word``."""
+    fold, factor, shift = hash_mix.MIXES[32]
+    x = word % 2**32
+    for after, times in [(shift, pow(factor, -1, 2**32)), (fold, 1)]:
+        y = x
+        for _ in range(32 // after):
+            y = x ^ (y >> after)
+        x = y * times % 2**32
+    return signed(x, 32)
+
+
 def signed(value, bits):
     return (value + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1)
 
@@ -96,6 +108,16 @@ def test_elements_are_mixed_each_or_by_halves_low_first_and_packed_into_words(dt
     elements = [int.from_bytes(bytes(raw[at : at + width].tolist()), "little") for at in range(0, len(raw), width)]
 
     assert sums_of(raw.view(dtype)) == reference_sums(elements, bits=8 * width)
+
+
+@pytest.mark.parametrize("word", [-(2**31), 2**31 - 1, -1])
+def test_rows_of_the_largest_mixed_words_are_summed_exactly(word):
+    elements = torch.arange(-(2**16), 2**16, dtype=torch.int32).mul_(2**15 + 1)
+    elements[-(2**16) :] = unmixed(word)
+    grid = Grid.of(Axis(len(elements), range(len(elements))))
+
+    assert hash_mix._mix(elements[-1:].clone(), torch.empty(1, dtype=torch.int32)).item() == word
+    assert hash_mix._run_sums(elements, 0).tolist() == hash_mix._scattered_sums(elements, grid).tolist()
 
 
 @settings(max_examples=40)
