@@ -120,6 +120,15 @@ def test_rows_of_the_largest_mixed_words_are_summed_exactly(word):
     assert hash_mix._run_sums(elements, 0).tolist() == hash_mix._scattered_sums(elements, grid).tolist()
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32], ids=str)
+@pytest.mark.parametrize(("numel", "offset", "skipped"), [(40_000, 0, 0), (50_001, 1023, 0), (45_000, 4096, 1)])
+def test_compiled_sums_have_the_same_bits(dtype, numel, offset, skipped):
+    pytest.importorskip("numba")
+    elements = torch.arange(numel + skipped).mul_(2654435761).to(dtype)[skipped:]
+
+    assert hash_mix._compiled_run_sums(elements, offset).tolist() == hash_mix._run_sums(elements, offset).tolist()
+
+
 @settings(max_examples=40)
 @given(
     st.lists(st.tuples(st.integers(1, 12), st.randoms(use_true_random=False)), min_size=1, max_size=4),
