@@ -31,13 +31,13 @@ def row_sums(words: torch.Tensor, first_row: int) -> torch.Tensor:
 
 
 # numba widens what it computes of 32 bits: cast back, or the high bits would be shifted in.
-@numba.njit(inline="always")  # type: ignore[untyped-decorator]
+@numba.njit(inline="always")
 def _mix_32(word: np.uint32) -> np.uint32:
     mixed = np.uint32((word ^ (word >> _FOLD_32)) * _FACTOR_32)
     return np.uint32(mixed ^ (mixed >> _SHIFT_32))
 
 
-@numba.njit(inline="always")  # type: ignore[untyped-decorator]
+@numba.njit(inline="always")
 def _mix_16(word: np.uint32) -> np.uint32:
     folded = np.uint32(word ^ ((word >> _FOLD_16) & np.uint32(0x00FF00FF)))
     low = np.uint32(np.uint32(folded * _FACTOR_16) & np.uint32(0xFFFF))
@@ -46,7 +46,7 @@ def _mix_16(word: np.uint32) -> np.uint32:
     return np.uint32(mixed ^ ((mixed >> _SHIFT_16) & np.uint32(0x01FF01FF)))
 
 
-@numba.njit(inline="always")  # type: ignore[untyped-decorator]
+@numba.njit(inline="always")
 def _mix_8(word: np.uint32) -> np.uint32:
     folded = np.uint32(word ^ ((word >> _FOLD_8) & np.uint32(0x0F0F0F0F)))
     even = np.uint32(np.uint32(folded & np.uint32(0x00FF00FF)) * _FACTOR_8) & np.uint32(0x00FF00FF)
