@@ -38,7 +38,7 @@ class Tile(NamedTuple):
     programs_per_processor: int
 
 
-DEFAULT_TILE = Tile(unroll=2, num_warps=4, programs_per_processor=16)
+DEFAULT_TILE = Tile(unroll=4, num_warps=4, programs_per_processor=32)
 
 
 def takes(elements: torch.Tensor, grid: Grid) -> bool:
