@@ -155,7 +155,8 @@ class Pipeline:
 
         It is zero on all stages but the last.
         """
-        inputs, labels = (part.flatten(0, 1) for part in batch.unbind(1))
+        # Torch 2.11 compares strides too with what was announced.
+        inputs, labels = (part.flatten(0, 1).contiguous() for part in batch.unbind(1))
         losses: list[torch.Tensor] = []
         given = (inputs,) if self._is_first else ()
         self._schedule.step(*given, target=labels if self._is_last else None, losses=losses, return_outputs=False)
