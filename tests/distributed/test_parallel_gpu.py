@@ -50,47 +50,64 @@ LAYOUTS = {
     },
 }
 UNCHANGED = {"lr": 1e-30, "steps": 1}
+TRACED_TOO = ["hsdp 2x2", "fsdp 2, tp 2", "fsdp 2, cp 2"]
 
 
-def test_all_layouts_begin_with_the_same_weights_and_train_alike(workload):
-    initial, trained = {}, {}
-    for layout, axes in LAYOUTS.items():
-        initial[layout] = workload.run("llama_fsdp2", **TRAINING | axes | UNCHANGED).weight_hashes["1"]
-        trained[layout] = workload.run("llama_fsdp2", **TRAINING | axes)
+@pytest.fixture(scope="module")
+def known():
+    return {}
+
+
+@pytest.fixture
+def eager(workload, known):
+    """Results of `llama_fsdp2` by layout, each launched once."""
+
+    def result_of(layout):
+        if layout not in known:
+            known[layout] = workload.run("llama_fsdp2", **TRAINING | LAYOUTS[layout])
+        return known[layout]
+
+    return result_of
+
+
+def test_layouts_begin_with_the_same_weights(workload):
+    layouts = ["fsdp 4", "hsdp 2x2", "replicas 2, tp 2", "cp 2, tp 2", "pp 2, fsdp 2", "pp 2, tp 2"]
+    initial = {
+        layout: workload.run("llama_fsdp2", **TRAINING | LAYOUTS[layout] | UNCHANGED).weight_hashes["1"]
+        for layout in layouts
+    }
     assert len(set(initial.values())) == 1, initial
 
-    reference = trained["fsdp 4"]
-    for layout, result in trained.items():
-        assert result.loss == pytest.approx(reference.loss, rel=2e-3), layout
-        assert result.grad_norm == pytest.approx(reference.grad_norm, rel=2e-2), layout
+
+@pytest.mark.parametrize("layout", list(LAYOUTS)[1:])
+def test_layout_trains_as_fsdp_does(eager, layout):
+    assert eager(layout).loss == pytest.approx(eager("fsdp 4").loss, rel=2e-3)
+    assert eager(layout).grad_norm == pytest.approx(eager("fsdp 4").grad_norm, rel=2e-2)
 
 
-@pytest.mark.parametrize("layout", ["hsdp 2x2", "fsdp 2, tp 2", "fsdp 2, cp 2"])
-def test_aot_eager_has_every_bit_of_fsdp2(workload, layout):
-    eager = workload.run("llama_fsdp2", **TRAINING | LAYOUTS[layout])
+@pytest.mark.parametrize("layout", TRACED_TOO)
+def test_aot_eager_has_every_bit_of_fsdp2(workload, eager, layout):
     traced = workload.run("llama_simple_fsdp", **TRAINING | LAYOUTS[layout])
-    assert traced.weight_hashes == eager.weight_hashes
-    assert (traced.loss, traced.grad_norm) == (eager.loss, eager.grad_norm)
+    assert traced.weight_hashes == eager(layout).weight_hashes
+    assert (traced.loss, traced.grad_norm) == (eager(layout).loss, eager(layout).grad_norm)
 
 
-@pytest.mark.parametrize("layout", ["hsdp 2x2", "fsdp 2, tp 2", "fsdp 2, cp 2", "pp 2, fsdp 2"])
-def test_compiled_blocks_train_as_eager_ones(workload, layout):
-    eager = workload.run("llama_fsdp2", **TRAINING | LAYOUTS[layout])
+@pytest.mark.parametrize("layout", [*TRACED_TOO, "pp 2, fsdp 2"])
+def test_compiled_blocks_train_as_eager_ones(workload, eager, layout):
     compiled = workload.run("llama_fsdp2", compile_blocks=True, **TRAINING | LAYOUTS[layout])
-    assert compiled.loss == pytest.approx(eager.loss, rel=2e-3)
-    assert compiled.grad_norm == pytest.approx(eager.grad_norm, rel=2e-2)
+    assert compiled.loss == pytest.approx(eager(layout).loss, rel=2e-3)
+    assert compiled.grad_norm == pytest.approx(eager(layout).grad_norm, rel=2e-2)
 
 
-def test_traced_stages_train_as_eager_ones(workload):
-    eager = workload.run("llama_fsdp2", **TRAINING | LAYOUTS["pp 2, fsdp 2"])
+def test_traced_stages_train_as_eager_ones(workload, eager):
     traced = workload.run("llama_simple_fsdp", **TRAINING | LAYOUTS["pp 2, fsdp 2"])
     # A traced stage reduces every micro-batch's gradients, an eager one their sum.
-    assert traced.loss == pytest.approx(eager.loss, rel=2e-3)
-    assert traced.grad_norm == pytest.approx(eager.grad_norm, rel=2e-2)
+    assert traced.loss == pytest.approx(eager("pp 2, fsdp 2").loss, rel=2e-3)
+    assert traced.grad_norm == pytest.approx(eager("pp 2, fsdp 2").grad_norm, rel=2e-2)
 
 
-def test_a_pipeline_has_the_same_bits_again(workload):
-    one, other = (workload.run("llama_fsdp2", **TRAINING | LAYOUTS["pp 2, fsdp 2"]) for _ in range(2))
+def test_a_pipeline_has_the_same_bits_again(workload, eager):
+    one, other = eager("pp 2, fsdp 2"), workload.run("llama_fsdp2", **TRAINING | LAYOUTS["pp 2, fsdp 2"])
     assert (one.weight_hashes, one.loss, one.grad_norm) == (other.weight_hashes, other.loss, other.grad_norm)
 
 
@@ -98,15 +115,13 @@ def test_a_checkpoint_goes_on_in_another_layout(workload, tmp_path):
     folder = str(tmp_path / "saved")
     training = TRAINING | {"steps": 3}
     saved = workload.run("llama_fsdp2", save_checkpoint=folder, **training | LAYOUTS["replicas 2, tp 2"])
-    loading = {"load_checkpoint": folder}
     for layout in ("fsdp 4", "fsdp 2, cp 2", "pp 2, fsdp 2"):
-        same = workload.run("llama_fsdp2", **training | LAYOUTS[layout] | loading | UNCHANGED)
+        same = workload.run("llama_fsdp2", load_checkpoint=folder, **training | LAYOUTS[layout] | UNCHANGED)
         assert same.weight_hashes["1"] == saved.weight_hashes["3"], layout
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="torchao is not installed")
-def test_float8_trains_nearly_as_bfloat16(workload):
-    plain = workload.run("llama_fsdp2", **TRAINING | LAYOUTS["fsdp 4"])
+def test_float8_trains_nearly_as_bfloat16(workload, eager):
     float8 = workload.run("llama_fsdp2", float8_linear=True, **TRAINING | LAYOUTS["fsdp 4"])
-    assert float8.weight_hashes["1"] != plain.weight_hashes["1"]
-    assert float8.loss == pytest.approx(plain.loss, rel=2e-2)
+    assert float8.weight_hashes["1"] != eager("fsdp 4").weight_hashes["1"]
+    assert float8.loss == pytest.approx(eager("fsdp 4").loss, rel=2e-2)
