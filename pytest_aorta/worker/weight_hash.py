@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -33,6 +33,12 @@ class WeightHash:
 
     hex: str
     per_tensor: dict[str, str]
+
+    @classmethod
+    def of(cls, per_tensor: Mapping[str, str]) -> WeightHash:
+        """The hash of all tensors from that of each, where no group of ranks holds all of them."""
+        ordered = dict(sorted(per_tensor.items()))
+        return cls(_digest(list(ordered.items())).hex(), ordered)
 
 
 @dataclass(frozen=True)
@@ -128,7 +134,7 @@ def _hash_pieces(pieces: list[_Piece], group: _Group) -> WeightHash:
     facts = _gather(_stacked([_local_facts(parts) for parts in tensors.values()]), list(tensors), group)
     sums = [_logical_sums(signature, facts[:, number]) for number, signature in enumerate(tensors)]
     per_tensor = {pair[0].name: _digest(pair).hex() for pair in zip(tensors, sums, strict=True)}
-    return WeightHash(_digest(list(per_tensor.items())).hex(), per_tensor)
+    return WeightHash.of(per_tensor)
 
 
 def _digest(value: object) -> bytes:

@@ -35,6 +35,19 @@ LAYOUTS = {
     "tp alone": {"batch_size": 4, "tensor_parallel_degree": 4},
     "fsdp 2, cp 2": {"batch_size": 2, "context_parallel_degree": 2},
     "cp 2, tp 2": {"batch_size": 4, "context_parallel_degree": 2, "tensor_parallel_degree": 2},
+    "pp 2, fsdp 2": {"batch_size": 1, "pipeline_parallel_degree": 2, "gradient_accumulation": 2},
+    "pp 2, tp 2": {
+        "batch_size": 2,
+        "pipeline_parallel_degree": 2,
+        "gradient_accumulation": 2,
+        "tensor_parallel_degree": 2,
+    },
+    "pp 2, cp 2": {
+        "batch_size": 2,
+        "pipeline_parallel_degree": 2,
+        "gradient_accumulation": 2,
+        "context_parallel_degree": 2,
+    },
 }
 UNCHANGED = {"lr": 1e-30, "steps": 1}
 TRACED_TOO = ["hsdp 2x2", "fsdp 2, tp 2", "fsdp 2, cp 2"]
@@ -58,7 +71,7 @@ def eager(workload, known):
 
 
 def test_layouts_begin_with_the_same_weights(workload):
-    layouts = ["fsdp 4", "hsdp 2x2", "replicas 2, tp 2", "cp 2, tp 2"]
+    layouts = ["fsdp 4", "hsdp 2x2", "replicas 2, tp 2", "cp 2, tp 2", "pp 2, fsdp 2", "pp 2, tp 2"]
     initial = {
         layout: workload.run("llama_fsdp2", **TRAINING | LAYOUTS[layout] | UNCHANGED).weight_hashes["1"]
         for layout in layouts
@@ -79,18 +92,30 @@ def test_aot_eager_has_every_bit_of_fsdp2(workload, eager, layout):
     assert (traced.loss, traced.grad_norm) == (eager(layout).loss, eager(layout).grad_norm)
 
 
-@pytest.mark.parametrize("layout", TRACED_TOO)
+@pytest.mark.parametrize("layout", [*TRACED_TOO, "pp 2, fsdp 2"])
 def test_compiled_blocks_train_as_eager_ones(workload, eager, layout):
     compiled = workload.run("llama_fsdp2", compile_blocks=True, **TRAINING | LAYOUTS[layout])
     assert compiled.loss == pytest.approx(eager(layout).loss, rel=2e-3)
     assert compiled.grad_norm == pytest.approx(eager(layout).grad_norm, rel=2e-2)
 
 
+def test_traced_stages_train_as_eager_ones(workload, eager):
+    traced = workload.run("llama_simple_fsdp", **TRAINING | LAYOUTS["pp 2, fsdp 2"])
+    # A traced stage reduces every micro-batch's gradients, an eager one their sum.
+    assert traced.loss == pytest.approx(eager("pp 2, fsdp 2").loss, rel=2e-3)
+    assert traced.grad_norm == pytest.approx(eager("pp 2, fsdp 2").grad_norm, rel=2e-2)
+
+
+def test_a_pipeline_has_the_same_bits_again(workload, eager):
+    one, other = eager("pp 2, fsdp 2"), workload.run("llama_fsdp2", **TRAINING | LAYOUTS["pp 2, fsdp 2"])
+    assert (one.weight_hashes, one.loss, one.grad_norm) == (other.weight_hashes, other.loss, other.grad_norm)
+
+
 def test_a_checkpoint_goes_on_in_another_layout(workload, tmp_path):
     folder = str(tmp_path / "saved")
     training = TRAINING | {"steps": 3}
     saved = workload.run("llama_fsdp2", save_checkpoint=folder, **training | LAYOUTS["replicas 2, tp 2"])
-    for layout in ("fsdp 4", "fsdp 2, cp 2"):
+    for layout in ("fsdp 4", "fsdp 2, cp 2", "pp 2, fsdp 2"):
         same = workload.run("llama_fsdp2", load_checkpoint=folder, **training | LAYOUTS[layout] | UNCHANGED)
         assert same.weight_hashes["1"] == saved.weight_hashes["3"], layout
 

@@ -18,7 +18,8 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-ONE = {"data_parallel_replicate_degree": 1, "context_parallel_degree": 1, "tensor_parallel_degree": 1}
+AXES = ("data_parallel_replicate", "pipeline_parallel", "context_parallel", "tensor_parallel")
+ONE = {f"{axis}_degree": 1 for axis in AXES}
 
 
 class Coordinates:
@@ -42,6 +43,12 @@ def test_shards_are_over_what_the_degrees_leave_of_the_world():
     assert (degrees.data_parallel_shard, degrees.data_parallel, degrees.ranks_per_sequence) == (3, 6, 6)
 
 
+def test_stages_share_the_work_of_a_sequence():
+    degrees = Degrees.from_config(ONE | {"pipeline_parallel_degree": 2, "tensor_parallel_degree": 3}, 24)
+
+    assert (degrees.data_parallel_shard, degrees.data_parallel, degrees.ranks_per_sequence) == (4, 4, 6)
+
+
 def test_a_world_that_is_no_multiple_of_the_degrees_is_an_error_that_names_them():
     given = ONE | {"data_parallel_replicate_degree": 2, "tensor_parallel_degree": 3}
     message = r"8 ranks, no multiple of data_parallel_replicate_degree 2 x .* x tensor_parallel_degree 3 = 6"
@@ -62,6 +69,9 @@ CONFIG = ONE | {
     "seq_len": 32,
     "batch_size": 1,
     "float8_linear": False,
+    "gradient_accumulation": 1,
+    "hash_tensors": [],
+    "fault": {},
 }
 
 
@@ -72,6 +82,7 @@ CONFIG = ONE | {
             {"tensor_parallel_degree": 4, "context_parallel_degree": 2, "seq_len": 12},
             r"tensor_parallel_degree is 4, .* are \{'n_kv_heads': 2, 'positions of a rank': 6\}",
         ),
+        ({"pipeline_parallel_degree": 2}, "pipeline_parallel_degree is 2 and n_layers is 1"),
         ({"context_parallel_degree": 4, "seq_len": 12}, "seq_len is 12, no multiple of 2 x context_parallel_degree 4"),
         ({"float8_linear": True, "tensor_parallel_degree": 2}, "float8_linear is true and tensor_parallel_degree is 2"),
         (
@@ -122,6 +133,22 @@ def test_an_axis_of_one_rank_is_left_out_and_the_shards_axis_is_not(make_mesh):
 
     tensor = make_mesh(3, Degrees(1, 1, 1, 16))
     assert (tensor.whole.mesh_dim_names, tensor.shards.size(), tensor.data_rank) == (("fsdp", "tp"), 1, 0)
+
+
+def test_a_stages_mesh_is_that_of_a_world_of_its_size(make_mesh):
+    alone, places = [], []
+    for rank in range(8):
+        mesh = make_mesh(rank, Degrees(2, 1, 2, 2), world_size=8)
+        alone.append((mesh.data_rank, mesh.context_rank, mesh.counts_loss))
+    for rank in range(16):
+        mesh = make_mesh(rank, Degrees(2, 1, 2, 2, pipeline_parallel=2))
+        places.append((mesh.data_rank, mesh.context_rank, mesh.counts_loss))
+        assert mesh.pipeline.get_local_rank() == rank // 8
+
+    assert places == alone * 2
+    assert (mesh.whole.mesh_dim_names, mesh.whole.shape) == (("dp_replicate", "fsdp", "tp"), (2, 2, 2))
+    assert mesh.whole.mesh.flatten().tolist() == list(range(8, 16))
+    assert mesh.context.mesh.tolist() == [13, 15]
 
 
 def test_context_parallelism_of_the_whole_world_has_a_process_group_of_its_own(make_mesh):

@@ -163,6 +163,14 @@ def test_schedules_by_time_are_refused_where_ranks_attend_to_different_lengths()
         by_time.check_context_parallel(2)
 
 
+def test_groups_of_the_whole_models_modules_are_refused_where_a_rank_holds_a_stage():
+    manual = CompileSettings.from_config(PLANNED | {"bucketing": "manual", "bucket_modules": ["norm"]})
+    manual.check_pipeline_parallel(1)
+    CompileSettings.from_config(PLANNED).check_pipeline_parallel(2)
+    with pytest.raises(ValueError, match="pipeline_parallel_degree is 2 and bucketing is 'manual'"):
+        manual.check_pipeline_parallel(2)
+
+
 def test_optimizer_and_state_dict_see_shards_and_the_module_whole_parameters(mesh):
     model = make_sharded(mesh, torch.bfloat16)
     weight = model.layers[0].attention.wq.weight

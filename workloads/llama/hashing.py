@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from pytest_aorta.worker import TensorHashes, hash_optimizer, hash_parameters
+from pytest_aorta.worker import TensorHashes, WeightHash, hash_parameters
 
 from .boundaries import BACKWARD, FORWARD, Boundaries
+from .pipeline import Stages
 
 # Of one rank; at 35 bytes each its result stays below two megabytes.
 MAX_HASHES = 50_000
 # Adam's: the step and two moments.
 _STATES_A_PARAMETER = 3
+
+
+class _Hashed(NamedTuple):
+    """One logical tensor."""
+
+    name: str
+    shape: list[int]
+    hash: str
 
 
 class StepHashes:
@@ -26,13 +35,22 @@ class StepHashes:
         tensor_hashes, boundary_hashes: as in :class:`~pytest_aorta.worker.RankResult`.
     """
 
-    def __init__(self, config: Mapping[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        stages: Stages | None = None,
+    ) -> None:
         """Read the config's keys, and hook the modules if it asks for their boundaries.
+
+        ``model`` is this rank's stage of several, if ``stages`` says so; hashes are of the whole model.
 
         Raises:
             ValueError: the step asked for is none, or there would be too many hashes.
         """
         self._config, self._model, self._optimizer = config, model, optimizer
+        self._stages = stages or Stages()
         self._kinds = tuple(config["hash_tensors"])
         self._check()
         self._boundaries = Boundaries(model) if {FORWARD, BACKWARD} & set(self._kinds) else None
@@ -55,19 +73,17 @@ class StepHashes:
         """Where a step has all gradients and has not used them yet."""
         if self._wants_tensors and "gradients" in self._kinds:
             named = [(name, p.grad) for name, p in self._model.named_parameters() if p.grad is not None]
-            self._add("gradients", step, named, hash_parameters(named).per_tensor)
+            self._add("gradients", step, self._hash(named))
 
     def end(self, step: int) -> None:
         """After the measured step ``step``."""
         if self._is_hashed(step) or (self._wants_tensors and "weights" in self._kinds):
-            named = list(self._model.named_parameters())
-            weights = hash_parameters(named)
-            self.weight_hashes[str(step)] = weights.hex
+            weights = self._hash(self._model.named_parameters())
+            self.weight_hashes[str(step)] = WeightHash.of({tensor.name: tensor.hash for tensor in weights}).hex
             if self._wants_tensors and "weights" in self._kinds:
-                self._add("weights", step, named, weights.per_tensor)
+                self._add("weights", step, weights)
         if self._wants_tensors and "optimizer" in self._kinds:
-            state = hash_optimizer(self._optimizer, self._model.named_parameters()).per_tensor
-            self._add("optimizer", step, self._named_state(), state)
+            self._add("optimizer", step, self._hash(self._named_state()))
         if self._boundaries and self._wants_tensors:
             for kind, hashes in self._boundaries.end(step).items():
                 if kind in self._kinds:
@@ -75,12 +91,16 @@ class StepHashes:
                     known.steps.update(hashes.steps)
         self._wants_tensors = False
 
-    def _add(
-        self, kind: str, step: int, named: Iterable[tuple[str, torch.Tensor]], per_tensor: Mapping[str, str]
-    ) -> None:
-        shapes = {name: list(tensor.shape) for name, tensor in named}
-        hashes = self.tensor_hashes.setdefault(kind, TensorHashes(list(shapes), list(shapes.values()), {}))
-        hashes.steps[str(step)] = [per_tensor[name] for name in hashes.names]
+    def _hash(self, named: Iterable[tuple[str, torch.Tensor]]) -> list[_Hashed]:
+        """Of all stages' tensors, from this one's."""
+        own = list(named)
+        per_tensor = hash_parameters(own, self._stages.group).per_tensor
+        return self._stages.concatenated([_Hashed(name, list(one.shape), per_tensor[name]) for name, one in own])
+
+    def _add(self, kind: str, step: int, tensors: list[_Hashed]) -> None:
+        names, shapes = [tensor.name for tensor in tensors], [tensor.shape for tensor in tensors]
+        hashes = self.tensor_hashes.setdefault(kind, TensorHashes(names, shapes, {}))
+        hashes.steps[str(step)] = [tensor.hash for tensor in tensors]
 
     def _named_state(self) -> list[tuple[str, torch.Tensor]]:
         return [
@@ -118,7 +138,7 @@ class StepHashes:
 
     def _tensors_of(self, kind: str) -> int:
         """At most so many tensors of a kind are hashed in a step."""
-        num_parameters = sum(1 for _ in self._model.parameters())
+        num_parameters = len(self._stages.concatenated([name for name, _ in self._model.named_parameters()]))
         if kind in (FORWARD, BACKWARD):
             return 2 * sum(1 for _ in self._model.modules()) * int(self._config["gradient_accumulation"])
         return num_parameters * (_STATES_A_PARAMETER if kind == "optimizer" else 1)

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 # The names of the mesh's dimensions, outermost first.
-REPLICATE, SHARD, TENSOR = "dp_replicate", "fsdp", "tp"
+PIPELINE, REPLICATE, SHARD, TENSOR = "pp", "dp_replicate", "fsdp", "tp"
 _CONTEXT = "cp"
-_GIVEN = ("data_parallel_replicate", "context_parallel", "tensor_parallel")
+_GIVEN = ("data_parallel_replicate", "pipeline_parallel", "context_parallel", "tensor_parallel")
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class Degrees:
     data_parallel_shard: int
     context_parallel: int
     tensor_parallel: int
+    pipeline_parallel: int = 1
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], world_size: int) -> Degrees:
@@ -47,18 +48,22 @@ class Degrees:
     @property
     def ranks_per_sequence(self) -> int:
         """How many ranks share the work of one sequence."""
-        return self.context_parallel * self.tensor_parallel
+        return self.pipeline_parallel * self.context_parallel * self.tensor_parallel
 
 
 @dataclass(frozen=True)
 class ParallelMesh:
-    """The device mesh, outermost axis first: ``dp_replicate``, ``fsdp``, ``tp``; one of a single rank is left out.
+    """The device mesh of a pipeline's stage, outermost axis first: ``dp_replicate``, ``fsdp``, ``tp``.
+
+    An axis of a single rank is left out. Outside of all is ``pp``, the axis of stages, so that a stage's ranks are
+    neighbours; without pipeline parallelism the world is one stage.
 
     ``fsdp`` is always there. It holds the ranks of context parallelism too, since what they compute of one sequence
     takes whole parameters: they are sharded over these as over any others.
     """
 
     degrees: Degrees
+    pipeline: DeviceMesh | None
     whole: DeviceMesh
     context: DeviceMesh | None
 
@@ -66,13 +71,17 @@ class ParallelMesh:
     def build(cls, degrees: Degrees, device_type: str) -> ParallelMesh:
         """Make the process groups; collective over the world."""
         sizes = {
+            PIPELINE: degrees.pipeline_parallel,
             REPLICATE: degrees.data_parallel_replicate,
             SHARD: degrees.data_parallel_shard * degrees.context_parallel,
             TENSOR: degrees.tensor_parallel,
         }
         kept = {name: size for name, size in sizes.items() if size > 1 or name == SHARD}
-        whole = init_device_mesh(device_type, tuple(kept.values()), mesh_dim_names=tuple(kept))
-        return cls(degrees, whole, _context_mesh(degrees, device_type))
+        world = init_device_mesh(device_type, tuple(kept.values()), mesh_dim_names=tuple(kept))
+        context = _context_mesh(degrees, device_type)
+        if PIPELINE not in kept:
+            return cls(degrees, None, world, context)
+        return cls(degrees, world[PIPELINE], world[tuple(name for name in kept if name != PIPELINE)], context)
 
     @property
     def replicas(self) -> DeviceMesh | None:
@@ -127,7 +136,7 @@ def _context_mesh(degrees: Degrees, device_type: str) -> DeviceMesh | None:
         return None
     return init_device_mesh(
         device_type,
-        (degrees.data_parallel, degrees.context_parallel, degrees.tensor_parallel),
-        mesh_dim_names=("data", _CONTEXT, TENSOR),
+        (degrees.pipeline_parallel, degrees.data_parallel, degrees.context_parallel, degrees.tensor_parallel),
+        mesh_dim_names=(PIPELINE, "data", _CONTEXT, TENSOR),
         backend_override={_CONTEXT: dist.get_backend()},
     )[_CONTEXT]

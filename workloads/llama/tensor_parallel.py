@@ -29,15 +29,13 @@ def check_tensor_parallel(degree: int, sizes: dict[str, int]) -> None:
 
 def apply_tensor_parallel(model: Llama, mesh: DeviceMesh) -> None:
     """Make every parameter a DTensor on the one-dimensional ``mesh``, and have modules communicate what that takes."""
-    parallelize_module(
-        model,
-        mesh,
-        {
-            "tok_embeddings": RowwiseParallel(input_layouts=Replicate(), output_layouts=_SEQUENCE),
-            "norm": SequenceParallel(),
-            "output": ColwiseParallel(input_layouts=_SEQUENCE, output_layouts=Replicate()),
-        },
-    )
+    outer = {
+        "tok_embeddings": RowwiseParallel(input_layouts=Replicate(), output_layouts=_SEQUENCE),
+        "norm": SequenceParallel(),
+        "output": ColwiseParallel(input_layouts=_SEQUENCE, output_layouts=Replicate()),
+    }
+    held = [name for name in outer if not isinstance(model.get_submodule(name), nn.Identity)]
+    parallelize_module(model, mesh, {name: outer[name] for name in held})
     for layer in model.layers:
         parallelize_module(layer, mesh, _block_plan())
     model.tok_embeddings.register_forward_hook(_waited)

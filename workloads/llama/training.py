@@ -30,6 +30,7 @@ from .loss import make_loss
 from .mesh import ParallelMesh
 from .model import Llama, LlamaConfig
 from .parallelize import check_parallelism, parallelize
+from .pipeline import Pipeline, Stages
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _BETAS = (0.9, 0.95)
@@ -82,15 +83,17 @@ class LlamaWorkload(Workload):
             _use_deterministic_algorithms(self._device)
         self._delay = Delay(self._device, self._fault.delay_ms)
         self._mesh = ParallelMesh.build(self._degrees, self._device.type)
+        self._stages = Stages(self._mesh)
         positions = own_positions(self.config["seq_len"], self._degrees.context_parallel, self._mesh.context_rank)
         self._model = self._build_model()
         self._loss = make_loss(self.config["compile_loss"])
         self._optimizer = self._build_optimizer()
         given = self.config["load_checkpoint"]
         trained_steps = 0 if given is None else saved_state.load(given, self._model, self._optimizer)
-        self._hashes = StepHashes(self.config, self._model, self._optimizer)
+        self._hashes = StepHashes(self.config, self._model, self._optimizer, self._stages)
         self._batches = self._make_batches(positions, trained_steps)
         self._positions = positions.to(self._device)
+        self._pipeline = None if self._mesh.pipeline is None else self._build_pipeline()
 
     def run(self) -> RankResult:
         """Warm up, train the measured steps, then read what they left on the device."""
@@ -123,7 +126,7 @@ class LlamaWorkload(Workload):
         """Leave the process group and free model, optimizer and batches."""
         if dist.is_initialized():
             dist.destroy_process_group()
-        for name in ("_hashes", "_optimizer", "_model", "_batches", "_mesh"):
+        for name in ("_hashes", "_pipeline", "_optimizer", "_model", "_batches", "_stages", "_mesh"):
             self.__dict__.pop(name, None)
 
     def _build_model(self) -> Llama:
@@ -131,12 +134,17 @@ class LlamaWorkload(Workload):
         config = LlamaConfig.from_config(self.config)
         with torch.device("meta"):
             model = Llama(config)
+        self._num_parameters = sum(parameter.numel() for parameter in model.parameters())
         parallelize(model, self._mesh, self.config)
         self.shard(model, self._mesh)
         model.to_empty(device=self._device)
         initialize(model, config.n_layers, self.config["seed"])
         self.prepare(model)
         return model
+
+    def _build_pipeline(self) -> Pipeline:
+        dtype = DTYPES[self.config["param_dtype"]]
+        return Pipeline(self._model, self._mesh, self.config, self._positions, dtype, self._global_loss)
 
     def _build_optimizer(self) -> torch.optim.AdamW:
         on_cuda = self._device.type == "cuda"
@@ -168,27 +176,38 @@ class LlamaWorkload(Workload):
 
     def _train_step(self, step: int, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """One optimizer step, 0 in warm-up: this rank's part of the global loss, and the gradient norm if needed."""
-        gradient_scale = self._fault.gradient_scale(step, self._rank)
         self._optimizer.zero_grad()
+        if self._pipeline is None:
+            loss = self._accumulate(batch, self._fault.gradient_scale(step, self._rank))
+        else:
+            loss = self._pipeline.step(batch)
+        self._hashes.after_backward(step)
+        norm = None
+        if (max_norm := self.config["max_grad_norm"]) is not None:
+            norm = self._total_norm()
+            torch.nn.utils.clip_grads_with_norm_(self._model.parameters(), max_norm, norm)
+        self._optimizer.step()
+        return loss, norm
+
+    def _accumulate(self, batch: torch.Tensor, gradient_scale: float) -> torch.Tensor:
+        """Add the gradients of all micro-batches, one after another."""
         loss = torch.zeros((), device=self._device)
         for number, tokens in enumerate(batch, 1):
             self.before_micro_batch(is_last=number == len(batch))
             loss += self._backward(tokens, gradient_scale)
-        self._hashes.after_backward(step)
-        norm = None
-        if (max_norm := self.config["max_grad_norm"]) is not None:
-            norm = torch.nn.utils.clip_grad_norm_(self._model.parameters(), max_norm)
-        self._optimizer.step()
-        return loss, norm
+        return loss
 
     def _backward(self, tokens: torch.Tensor, gradient_scale: float) -> torch.Tensor:
-        """Add one micro-batch's gradients; the loss is a sum over tokens divided by the global batch's count."""
+        """Add one micro-batch's gradients."""
         inputs, labels = tokens
         # The logits have no name here: one would keep them through backward.
-        summed = self._loss(self._hashes.forward(inputs, self._positions), labels)
-        loss = summed / (self._tokens_per_step * self._degrees.data_parallel)
+        loss = self._global_loss(self._hashes.forward(inputs, self._positions), labels)
         loss.backward(torch.full_like(loss, gradient_scale))
         return loss.detach()
+
+    def _global_loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """One micro-batch's part of the step's loss: a sum over tokens divided by the global batch's count."""
+        return self._loss(logits, labels) / (self._tokens_per_step * self._degrees.data_parallel)
 
     @property
     def _tokens_per_step(self) -> int:
@@ -223,7 +242,8 @@ class LlamaWorkload(Workload):
         self._hashes.end(step)
 
     def _total_norm(self) -> torch.Tensor:
-        return torch.nn.utils.get_total_norm([p.grad for p in self._model.parameters() if p.grad is not None])
+        gradients = [p.grad for p in self._model.parameters() if p.grad is not None]
+        return self._stages.norm(torch.nn.utils.get_total_norm(gradients))
 
     def _synchronize(self) -> None:
         if self._device.type == "cuda":
@@ -235,7 +255,7 @@ class LlamaWorkload(Workload):
             * self.config["steps"]
             / self._degrees.ranks_per_sequence
             / step_time_s,
-            "num_parameters": float(sum(parameter.numel() for parameter in self._model.parameters())),
+            "num_parameters": float(self._num_parameters),
             "grad_norm_last": grad_norm_last,
         }
         if self._device.type == "cuda":

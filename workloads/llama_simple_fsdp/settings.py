@@ -45,6 +45,14 @@ class CompileSettings:
                 f"none without overlap_reorder"
             )
 
+    def check_pipeline_parallel(self, degree: int) -> None:
+        """Raise ValueError for groups of the whole model's modules where ranks hold a stage."""
+        if degree > 1 and self.bucketing == "manual":
+            raise ValueError(
+                f"pipeline_parallel_degree is {degree} and bucketing is 'manual': bucket_modules names modules of the "
+                f"whole model, and each stage holds some of them; allowed are none, transformer_block and auto"
+            )
+
     def _check(self) -> None:
         asked = {
             f"bucketing {self.bucketing}": self.bucketing != "none",

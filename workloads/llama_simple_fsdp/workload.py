@@ -25,6 +25,7 @@ class LlamaSimpleFsdpWorkload(LlamaWorkload):
         """Have the model compiled as one graph when it is first run."""
         settings = CompileSettings.from_config(self.config)
         settings.check_context_parallel(self._degrees.context_parallel)
+        settings.check_pipeline_parallel(self._degrees.pipeline_parallel)
         shards = self._mesh.shards
         group = shards.get_group().group_name if shards.size() > 1 else None
         backend = make_backend(settings, dict(model.named_parameters()), _buckets(settings, model), group)

@@ -1,0 +1,90 @@
+"""Pipeline parallelism on CPU ranks: the numbers of the model without it."""
+
+from __future__ import annotations
+
+import pytest
+
+TRAINING = {"size": "debug", "n_layers": 3, "n_kv_heads": 4, "steps": 5, "warmup": 0}
+PP = {"pipeline_parallel_degree": 2, "gradient_accumulation": 2}
+# Of each the global batch is four sequences.
+LAYOUTS = {
+    "fsdp 4": {"batch_size": 1},
+    "pp 2, fsdp 2": PP | {"batch_size": 1},
+    "pp 2, tp 2": PP | {"batch_size": 2, "tensor_parallel_degree": 2},
+    "pp 2, cp 2": PP | {"batch_size": 2, "context_parallel_degree": 2},
+}
+# AdamW then changes no bit of a weight.
+UNCHANGED = {"lr": 1e-30, "steps": 1}
+
+
+@pytest.mark.numerics
+@pytest.mark.world(size=4, device="cpu", warm=True)
+@pytest.mark.timeout(180)
+def test_stages_begin_with_the_whole_models_weights_and_train_alike(workload):
+    initial, trained = {}, {}
+    for layout, axes in LAYOUTS.items():
+        initial[layout] = workload.run("llama_fsdp2", **TRAINING | axes | UNCHANGED).weight_hashes["1"]
+        trained[layout] = workload.run("llama_fsdp2", **TRAINING | axes)
+    assert len(set(initial.values())) == 1, initial
+
+    reference = trained["fsdp 4"]
+    assert reference.weight_hashes["5"] != initial["fsdp 4"]
+    for layout, result in trained.items():
+        assert result.loss == pytest.approx(reference.loss, rel=1e-6), layout
+        assert result.grad_norm == pytest.approx(reference.grad_norm, rel=1e-6), layout
+        assert result.metrics["num_parameters"] == reference.metrics["num_parameters"], layout
+
+
+# Both worlds reduce gradients over two ranks, so only the norm is added up otherwise: without clipping no bit differs.
+INNER = """
+import json, pathlib, pytest
+
+FOLDER = pathlib.Path(__file__).parent
+KINDS = ["weights", "gradients", "optimizer"]
+TRAINING = {
+    "n_layers": 3, "warmup": 0, "steps": 3, "hash_every": 1, "hash_tensors": KINDS, "batch_size": 1,
+    "gradient_accumulation": 3, "max_grad_norm": None, "param_dtype": "bfloat16", "reduce_dtype": "bfloat16",
+}
+PP = {"pipeline_parallel_degree": 2}
+WORKLOADS = {"llama_fsdp2": {"save_checkpoint": str(FOLDER / "saved")}, "llama_simple_fsdp": {"backend": "aot_eager"}}
+
+pytestmark = pytest.mark.timeout(150)
+
+def bits(result):
+    return {
+        "loss": result.loss,
+        "weights": result.weight_hashes,
+        "tensors": {kind: [hashes.names, hashes.shapes, hashes.steps] for kind, hashes in result.tensor_hashes.items()},
+    }
+
+@pytest.mark.world(size=4, device="cpu")
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_of_four(workload, name):
+    result = workload.run(name, **TRAINING, **PP, **WORKLOADS[name])
+    assert set(result.tensor_hashes) == set(KINDS)
+    FOLDER.joinpath(f"{name}.json").write_text(json.dumps(bits(result) | {"norm": result.grad_norm}))
+
+@pytest.mark.world(size=2, device="cpu")
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_of_two(workload, name):
+    stages = json.loads(FOLDER.joinpath(f"{name}.json").read_text())
+    result = workload.run(name, **TRAINING, **(WORKLOADS[name] if name == "llama_simple_fsdp" else {}))
+    assert result.grad_norm == pytest.approx(stages.pop("norm"), rel=1e-6)
+    assert bits(result) == stages
+
+@pytest.mark.world(size=2, device="cpu")
+@pytest.mark.parametrize("axes", [{}, PP])
+def test_loaded_by_two(workload, axes):
+    unchanged = {"lr": 1e-30, "steps": 1, "load_checkpoint": str(FOLDER / "saved")}
+    result = workload.run("llama_fsdp2", **TRAINING | axes | unchanged)
+    stages = json.loads(FOLDER.joinpath("llama_fsdp2.json").read_text())
+    assert result.weight_hashes["1"] == stages["weights"]["3"]
+"""
+
+
+def test_stages_of_two_ranks_have_every_bit_of_two_ranks(pytester, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    pytester.makepyfile(test_inner=INNER)
+    pytester.makeini("[pytest]\n")
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--aorta-launcher=forkserver")
+    result.assert_outcomes(passed=6)
