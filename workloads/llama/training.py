@@ -25,6 +25,7 @@ from . import saved_state
 from .context_parallel import own_positions
 from .data import initialize, sequences
 from .faults import Fault
+from .gradients import by_mesh, clip_gradients, total_norm
 from .hashing import StepHashes
 from .loss import make_loss
 from .mesh import ParallelMesh
@@ -143,7 +144,8 @@ class LlamaWorkload(Workload):
         asked = self.config["optimizer_fused"]
         fused = on_cuda if asked is None else asked
         return torch.optim.AdamW(
-            self._model.parameters(),
+            # Of each mesh on its own: one kernel for many tensors takes no others.
+            [{"params": parameters} for parameters in by_mesh(self._model)],
             lr=self.config["lr"],
             betas=_BETAS,
             weight_decay=_WEIGHT_DECAY,
@@ -177,7 +179,7 @@ class LlamaWorkload(Workload):
         self._hashes.after_backward(step)
         norm = None
         if (max_norm := self.config["max_grad_norm"]) is not None:
-            norm = torch.nn.utils.clip_grad_norm_(self._model.parameters(), max_norm)
+            norm = clip_gradients(self._model, max_norm)
         self._optimizer.step()
         return loss, norm
 
@@ -218,12 +220,9 @@ class LlamaWorkload(Workload):
             loss, norm = self._train_step(step, batch)
         measured.losses.append(loss if self._mesh.counts_loss else torch.zeros_like(loss))
         # Without clipping the step needs no norm, so it is not timed.
-        measured.grad_norms.append(self._total_norm() if norm is None else norm)
+        measured.grad_norms.append(total_norm(self._model) if norm is None else norm)
         self._fault.after_step(step, self._rank, self._model)
         self._hashes.end(step)
-
-    def _total_norm(self) -> torch.Tensor:
-        return torch.nn.utils.get_total_norm([p.grad for p in self._model.parameters() if p.grad is not None])
 
     def _synchronize(self) -> None:
         if self._device.type == "cuda":
