@@ -14,7 +14,6 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from .experts import Experts, MoeFeedForward, group_rows, local_experts
 from .mesh import Degrees
-from .model import Llama
 
 # What torch's grouped matrix products ask of every stride.
 _STRIDE_BYTES = 16
@@ -64,7 +63,7 @@ def _check_combinations(config: Mapping[str, Any], degrees: Degrees) -> None:
         )
 
 
-def apply_expert_parallel(model: Llama, mesh: DeviceMesh) -> None:
+def apply_expert_parallel(model: nn.Module, mesh: DeviceMesh) -> None:
     """Leave each rank of the one-dimensional ``mesh`` its experts, and have tokens exchanged."""
     for module in model.modules():
         if isinstance(module, MoeFeedForward):
@@ -83,16 +82,19 @@ class ExchangedExperts:
 
     def __call__(self, experts: Experts, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         """Put ``rows``, in the order of all experts, each of which has ``counts`` of them, through their experts."""
-        received = torch.empty_like(counts)
-        dist.all_to_all_single(received, counts, group=self._group)
         # Of each rank, how many rows are for each expert of this one.
-        received = received.view(self._num_ranks, -1)
+        received = self._exchange_counts(counts).view(self._num_ranks, -1)
         num_sent = counts.view(self._num_ranks, -1).sum(dim=1).tolist()
         num_received = received.sum(dim=1).tolist()
         own = self._exchange(rows, num_sent, num_received)
         groups = group_rows(_expert_of_rows(received), received.shape[1])
         out = experts(own[groups.order], groups.counts)[groups.inverse]
         return self._exchange(out, num_received, num_sent)
+
+    def _exchange_counts(self, counts: torch.Tensor) -> torch.Tensor:
+        received = torch.empty_like(counts)
+        dist.all_to_all_single(received, counts, group=self._group)
+        return received
 
     def _exchange(self, rows: torch.Tensor, num_sent: list[int], num_received: list[int]) -> torch.Tensor:
         """Send each rank its share of ``rows``, in the order of ranks; gradients go back the same way."""

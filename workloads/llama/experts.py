@@ -22,10 +22,9 @@ class Routing(NamedTuple):
 
 
 class Grouping(NamedTuple):
-    """Rows in the order of the groups they belong to.
+    """Rows put into the order of their groups: row ``order[n]`` comes ``n``-th, row ``n`` comes ``inverse[n]``-th.
 
-    Row ``n`` in that order is row ``order[n]`` of before, which was row ``n`` is row ``inverse[n]``; ``counts`` has
-    each group's number of rows.
+    ``counts`` has each group's number of rows.
     """
 
     order: torch.Tensor
