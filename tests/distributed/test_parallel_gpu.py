@@ -84,3 +84,58 @@ def test_float8_trains_nearly_as_bfloat16(workload):
     float8 = workload.run("llama_fsdp2", float8_linear=True, **TRAINING | LAYOUTS["fsdp 4"])
     assert float8.weight_hashes["1"] != plain.weight_hashes["1"]
     assert float8.loss == pytest.approx(plain.loss, rel=2e-2)
+
+
+EXPERTS = TRAINING | {"num_experts": 8}
+EXPERT_LAYOUTS = {
+    "fsdp 4": LAYOUTS["fsdp 4"],
+    "ep 2": LAYOUTS["fsdp 4"] | {"expert_parallel_degree": 2},
+    "ep 4": LAYOUTS["fsdp 4"] | {"expert_parallel_degree": 4},
+    "hsdp 2x2, ep 2": LAYOUTS["hsdp 2x2"] | {"expert_parallel_degree": 2},
+    "cp 2, ep 4": LAYOUTS["fsdp 2, cp 2"] | {"expert_parallel_degree": 4},
+}
+
+
+def test_shared_out_experts_begin_with_the_same_weights_and_train_alike(workload):
+    # Rounded to bfloat16, near ties of a router go to other experts in other layouts.
+    training = EXPERTS | {"param_dtype": "float32", "steps": 5}
+    initial, trained = {}, {}
+    for layout, axes in EXPERT_LAYOUTS.items():
+        initial[layout] = workload.run("llama_fsdp2", **training | axes | UNCHANGED).weight_hashes["1"]
+        trained[layout] = workload.run("llama_fsdp2", **training | axes)
+    assert len(set(initial.values())) == 1, initial
+
+    reference = trained["fsdp 4"]
+    for layout, result in trained.items():
+        assert result.loss == pytest.approx(reference.loss, rel=1e-4), layout
+        assert result.grad_norm == pytest.approx(reference.grad_norm, rel=1e-3), layout
+
+
+def test_recomputed_exchanges_have_every_bit_in_bfloat16(workload):
+    training = EXPERTS | EXPERT_LAYOUTS["ep 2"]
+    kept = workload.run("llama_fsdp2", **training)
+    for kind in ("selective", "full"):
+        recomputed = workload.run("llama_fsdp2", activation_checkpointing=kind, **training)
+        assert recomputed.weight_hashes == kept.weight_hashes
+        assert (recomputed.loss, recomputed.grad_norm) == (kept.loss, kept.grad_norm)
+
+
+def test_a_gpu_to_which_no_token_goes_takes_part(workload):
+    # Four tokens a step.
+    starved = EXPERTS | {"seq_len": 1, "batch_size": 1, "experts_per_token": 1, "steps": 3}
+    reference = workload.run("llama_fsdp2", **starved)
+    result = workload.run("llama_fsdp2", expert_parallel_degree=4, **starved)
+    assert result.loss == pytest.approx(reference.loss, rel=2e-2)
+
+
+def test_traced_experts_have_every_bit_of_fsdp2(workload):
+    eager = workload.run("llama_fsdp2", **EXPERTS | LAYOUTS["fsdp 4"])
+    traced = workload.run("llama_simple_fsdp", **EXPERTS | LAYOUTS["fsdp 4"])
+    assert traced.weight_hashes == eager.weight_hashes
+    assert (traced.loss, traced.grad_norm) == (eager.loss, eager.grad_norm)
+
+
+def test_compiled_blocks_with_experts_train_as_eager_ones(workload):
+    eager = workload.run("llama_fsdp2", **EXPERTS | LAYOUTS["fsdp 4"])
+    compiled = workload.run("llama_fsdp2", compile_blocks=True, **EXPERTS | LAYOUTS["fsdp 4"])
+    assert compiled.loss == pytest.approx(eager.loss, rel=1e-2)

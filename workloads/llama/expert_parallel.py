@@ -84,10 +84,11 @@ class ExchangedExperts:
         """Put ``rows``, in the order of all experts, each of which has ``counts`` of them, through their experts."""
         # Of each rank, how many rows are for each expert of this one.
         received = self._exchange_counts(counts).view(self._num_ranks, -1)
-        num_sent = counts.view(self._num_ranks, -1).sum(dim=1).tolist()
-        num_received = received.sum(dim=1).tolist()
+        sent = counts.view(self._num_ranks, -1)
+        # On the host, where collectives take the sizes of their parts.
+        num_sent, num_received = torch.stack([sent, received]).sum(dim=2).tolist()
         own = self._exchange(rows, num_sent, num_received)
-        groups = group_rows(_expert_of_rows(received), received.shape[1])
+        groups = group_rows(_expert_of_rows(received, sum(num_received)), received.shape[1])
         out = experts(own[groups.order], groups.counts)[groups.inverse]
         return self._exchange(out, num_received, num_sent)
 
@@ -102,11 +103,11 @@ class ExchangedExperts:
         return out
 
 
-def _expert_of_rows(received: torch.Tensor) -> torch.Tensor:
+def _expert_of_rows(received: torch.Tensor, num_rows: int) -> torch.Tensor:
     """The number of each received row's expert on this rank, from the counts ``[rank, expert]`` in that order."""
     num_ranks, num_experts = received.shape
     numbers = torch.arange(num_experts, device=received.device).repeat(num_ranks)
-    return numbers.repeat_interleave(received.flatten())
+    return numbers.repeat_interleave(received.flatten(), output_size=num_rows)
 
 
 def expert_placement(experts: Experts, mesh: DeviceMesh) -> Shard:
