@@ -32,9 +32,7 @@ LAYOUTS = {
     "fsdp 4": {"batch_size": 1},
     "hsdp 2, ep 2": {"batch_size": 1, "data_parallel_replicate_degree": 2, "expert_parallel_degree": 2},
     "cp 2, ep 4": {"batch_size": 2, "context_parallel_degree": 2, "expert_parallel_degree": 4},
-    # Two experts of a rank over two ranks, and one: along the experts, and along their width.
     "ep 2": {"batch_size": 1, "expert_parallel_degree": 2},
-    "ep 2, narrow": {"batch_size": 1, "expert_parallel_degree": 2, "num_experts": 2},
 }
 # AdamW then changes no bit of a weight, and its first moment is a tenth of the gradient.
 UNCHANGED = {"lr": 1e-30, "steps": 1, "max_grad_norm": None}
@@ -48,7 +46,7 @@ def differences(first, second):
 
 def test_shared_out_experts_begin_with_the_same_weights_and_train_alike(workload, tmp_path):
     initial, trained = {}, {}
-    for layout in ("fsdp 4", "hsdp 2, ep 2", "cp 2, ep 4"):
+    for layout in ("fsdp 4", "ep 2", "hsdp 2, ep 2", "cp 2, ep 4"):
         training = TRAINING | LAYOUTS[layout]
         folder = str(tmp_path / layout)
         initial[layout] = workload.run("llama_fsdp2", save_checkpoint=folder, **training | UNCHANGED).weight_hashes["1"]
@@ -79,23 +77,39 @@ def test_a_rank_to_which_no_token_goes_takes_part(workload):
     assert result.grad_norm == pytest.approx(reference.grad_norm, rel=1e-4)
 
 
-def test_recomputed_exchanges_have_every_bit_and_tensors_are_hashed(workload):
-    training = TRAINING | LAYOUTS["ep 2"] | {"steps": 2, "param_dtype": "bfloat16", "gradient_accumulation": 2}
-    kept = workload.run("llama_fsdp2", **training)
-    hashed = {"hash_tensors": ["weights", "gradients", "optimizer", "forward", "backward"]}
-    for kind in ("selective", "full"):
-        recomputed = workload.run("llama_fsdp2", activation_checkpointing=kind, **training | hashed)
-        assert recomputed.weight_hashes == kept.weight_hashes
-        assert (recomputed.loss, recomputed.grad_norm) == (kept.loss, kept.grad_norm)
-    assert "layers.0.feed_forward.experts.w2" in recomputed.tensor_hashes["gradients"].names
+def test_recomputation_prefetching_and_hashes_of_tensors_change_no_bit(workload):
+    training = TRAINING | LAYOUTS["ep 2"] | {"n_layers": 2, "steps": 2, "gradient_accumulation": 2}
+    training["param_dtype"] = "bfloat16"
+    reference = workload.run("llama_fsdp2", **training)
+    kinds = ["weights", "gradients", "optimizer", "forward", "backward"]
+    for given in (
+        {"activation_checkpointing": "selective"},
+        {"activation_checkpointing": "full", "hash_tensors": kinds},
+        {"reshard_after_forward": False, "forward_prefetch": 1, "backward_prefetch": 1},
+    ):
+        result = workload.run("llama_fsdp2", **training | given)
+        assert result.weight_hashes == reference.weight_hashes, given
+        assert (result.loss, result.grad_norm) == (reference.loss, reference.grad_norm), given
+        if "hash_tensors" in given:
+            assert "layers.0.feed_forward.experts.w2" in result.tensor_hashes["gradients"].names
 
 
-def test_experts_narrower_than_their_ranks_are_sharded_along_their_width(workload):
-    training = TRAINING | LAYOUTS["ep 2, narrow"] | {"steps": 2}
-    reference = workload.run("llama_fsdp2", **training | {"expert_parallel_degree": 1})
-    result = workload.run("llama_fsdp2", **training)
-    assert result.loss == pytest.approx(reference.loss, rel=1e-5)
-    assert result.grad_norm == pytest.approx(reference.grad_norm, rel=1e-4)
+def test_a_fused_optimizer_takes_parameters_of_both_meshes(workload):
+    training = TRAINING | LAYOUTS["ep 2"] | {"steps": 3}
+    single = workload.run("llama_fsdp2", optimizer_fused=False, **training)
+    fused = workload.run("llama_fsdp2", optimizer_fused=True, **training)
+    assert fused.loss == pytest.approx(single.loss, rel=1e-5)
+
+
+def test_experts_fewer_than_their_ranks_are_sharded_along_their_width(workload, tmp_path):
+    training = TRAINING | UNCHANGED | {"batch_size": 1, "num_experts": 2}
+    reference = workload.run("llama_fsdp2", save_checkpoint=str(tmp_path / "whole"), **training)
+    # One expert of a rank over two ranks.
+    result = workload.run(
+        "llama_fsdp2", expert_parallel_degree=2, save_checkpoint=str(tmp_path / "shared out"), **training
+    )
+    assert result.weight_hashes == reference.weight_hashes
+    assert max(differences(str(tmp_path / "whole"), str(tmp_path / "shared out")).values()) < 1e-4
 
 
 def test_traced_experts_have_every_bit_of_fsdp2(workload):
