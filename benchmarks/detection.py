@@ -493,8 +493,9 @@ def main() -> None:
         print(f"\n{sitting}: {len(lab.launches)} launches, {len(lab.pool())} unchanged")
         cpu_tables(lab, sitting, arguments.trials)
     print("\n## Fifty tests, fifty commits a week, T = 5%, simulated\n")
-    print("| regime | false alarms a week | launches a test | inconclusive, % | +10% flagged, % |")
-    print("| --- |" + " --- |" * 4)
+    cells = "false alarms a week | launches a test | inconclusive, % | +10% flagged, %"
+    print(f"| regime | {cells} | with A/B: {cells} |")
+    print("| --- |" + " --- |" * 8)
     for name in REGIMES:
         print(f"| {name} | {week(name, arguments.trials, rng)} |")
     if arguments.plot:

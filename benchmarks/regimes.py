@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from pytest_aorta.decision import Outcome, decide_stored
+from pytest_aorta.decision import Outcome, decide_pairs, decide_stored
 from pytest_aorta.metrics import METRICS
 from pytest_aorta.priors import CASES_DF, default_spread
-from pytest_aorta.spread import Epoch, Spread, level, observed, typical
+from pytest_aorta.spread import Epoch, Spread, Variance, level, observed, typical
 
-K, MAX_LAUNCHES, TOLERANCE = 10, 5, 0.05
+K, MAX_LAUNCHES, MAX_PAIRS, TOLERANCE = 10, 5, 6, 0.05
 TESTS_A_WEEK = 50 * 50
 Launches = Callable[[], float]
 
@@ -56,25 +56,32 @@ REGIMES: dict[str, Callable[[np.random.Generator], Launches]] = {
 
 
 def week(name: str, trials: int, rng: np.random.Generator) -> str:
-    """Cells of a table: false alarms a week, launches, inconclusive, and the power at twice the tolerance.
+    """Cells of a table: false alarms a week, launches, inconclusive, the power at twice the tolerance, then by A/B.
 
     Each test's baseline is of one sitting, each commit in a sitting of its own; ten times ``trials`` commits.
     """
     new_sitting = REGIMES[name]
     null: dict[Outcome, int] = defaultdict(int)
-    spent, flagged, changed = 0, 0, max(100, trials // 5)
+    null_ab: dict[Outcome, int] = defaultdict(int)
+    spent, spent_ab, flagged, flagged_ab, changed = 0, 0, 0, 0, max(100, trials // 5)
     for number in range(10 * trials):
         if number % (10 * trials // 20) == 0:
             prior = _suite_prior(new_sitting, rng)
         outcome, launches = _commit(new_sitting, prior, 0.0, rng)
         null[outcome] += 1
         spent += launches
+        outcome, launches = _commit(new_sitting, prior, 0.0, rng, by_pairs=True)
+        null_ab[outcome] += 1
+        spent_ab += launches
     for _ in range(changed):
-        flagged += _commit(new_sitting, prior, math.log1p(2 * TOLERANCE), rng)[0] is Outcome.REGRESSION
+        slower = math.log1p(2 * TOLERANCE)
+        flagged += _commit(new_sitting, prior, slower, rng)[0] is Outcome.REGRESSION
+        flagged_ab += _commit(new_sitting, prior, slower, rng, by_pairs=True)[0] is Outcome.REGRESSION
     total = 10 * trials
-    return (
-        f"{TESTS_A_WEEK * null[Outcome.REGRESSION] / total:.2f} | {spent / total:.2f} | "
-        f"{100 * null[Outcome.INCONCLUSIVE] / total:.2f} | {100 * flagged / changed:.0f}"
+    return " | ".join(
+        f"{TESTS_A_WEEK * outcomes[Outcome.REGRESSION] / total:.2f} | {launches / total:.2f} | "
+        f"{100 * outcomes[Outcome.INCONCLUSIVE] / total:.2f} | {100 * found / changed:.0f}"
+        for outcomes, launches, found in ((null, spent, flagged), (null_ab, spent_ab, flagged_ab))
     )
 
 
@@ -91,8 +98,14 @@ def _epoch(launch: Launches) -> Epoch:
 
 
 def _commit(
-    new_sitting: Callable[[np.random.Generator], Launches], prior: Spread, change: float, rng: np.random.Generator
+    new_sitting: Callable[[np.random.Generator], Launches],
+    prior: Spread,
+    change: float,
+    rng: np.random.Generator,
+    *,
+    by_pairs: bool = False,
 ) -> tuple[Outcome, int]:
+    """The outcome, and the launches it took; ``by_pairs`` settles by A/B what the first launch leaves open."""
     epoch = _epoch(new_sitting(rng))
     stored = level({"recorded": epoch[0]}, [epoch], prior)
     launch, logs = new_sitting(rng), []
@@ -101,3 +114,14 @@ def _commit(
         decision = decide_stored(logs, "today", stored, TOLERANCE, max_launches=MAX_LAUNCHES, worse=1)
         if decision.outcome is not None:
             return decision.outcome, len(logs)
+        if by_pairs:
+            return _pairs(launch, change, stored.spread.within)
+
+
+def _pairs(launch: Launches, change: float, scatter: Variance) -> tuple[Outcome, int]:
+    differences: list[float] = []
+    while True:
+        differences.append((launch() - launch()) / 100 + change)
+        decision = decide_pairs(differences, scatter, TOLERANCE, max_pairs=MAX_PAIRS, worse=1)
+        if decision.outcome is not None:
+            return decision.outcome, 1 + 2 * len(differences)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import operator
 import time
 from collections.abc import Callable
 from statistics import median
@@ -51,13 +52,10 @@ def calls_of(tensor: torch.Tensor, tiles: bool) -> dict[str, Callable[[], object
     calls[f"x.view({str(word)[6:]}).sum()"] = lambda: tensor.view(word).sum()
     calls["x.view(int).sum()"] = lambda: tensor.view(torch.int64).sum()
     if tiles:
-        from pytest_aorta.worker.hash_triton import triton_sums
+        from pytest_aorta.worker.hash_triton import Tile, triton_sums
 
-        words = tensor.view(torch.uint8 if tensor.dtype.itemsize == 1 else word)
-        for unroll, warps in itertools.product((1, 2, 4, 8), (1, 2, 4, 8)):
-            calls[f"unroll {unroll}, {warps} warps"] = lambda unroll=unroll, warps=warps: triton_sums(
-                words, grid, unroll, warps
-            )
+        for tile in itertools.starmap(Tile, itertools.product((1, 2, 4), (2, 4, 8, 16), (4, 8, 16, 32))):
+            calls[str(tile)] = lambda tile=tile: triton_sums(tensor.view(word), grid, tile)
     return calls
 
 
@@ -65,6 +63,7 @@ def print_bandwidths(args: argparse.Namespace) -> None:
     """Print one row per dtype and call: GB/s, and the hash's bandwidth relative to the call's."""
     print("| dtype | call | GB/s | hash / call (range) |\n| --- | --- | --- | --- |")
     for dtype in WORDS:
+        best = ("", 0.0)
         numel = args.mib * 2**20 // dtype.itemsize
         tensor = torch.randint(0, 255, (numel * dtype.itemsize,), dtype=torch.uint8, device=args.device).view(dtype)
         calls = calls_of(tensor, args.tiles)
@@ -73,9 +72,12 @@ def print_bandwidths(args: argparse.Namespace) -> None:
         times = [{name: seconds(call, args.device) for name, call in calls.items()} for _ in range(args.rounds)]
         for name in calls:
             speed = median(args.mib * 2**20 / row[name] / 1e9 for row in times)
+            best = max(best, (name, speed), key=operator.itemgetter(1)) if name.startswith("Tile") else best
             ratios = sorted(row[name] / row["hash"] for row in times)
             spread = f"{median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})"
             print(f"| {str(dtype)[6:]} | `{name}` | {speed:.2f} | {spread} |")
+        if args.tiles:
+            print(f"| {str(dtype)[6:]} | best: `{best[0]}` | {best[1]:.2f} | |")
 
 
 def lanes_of(word: int, index: int) -> list[int]:

@@ -17,7 +17,7 @@ RECORDED_AT_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 # What bit-for-bit numbers depend on, next to the world's size and device.
 NUMERIC_ENVIRONMENT = (
     "torch", "device", "device_name", "cuda", "hip", "nccl", "cpu_capability", "num_threads",
-    "deterministic_algorithms", "bitwise_reproducible", "tf32_matmul",
+    "deterministic_algorithms", "bitwise_reproducible", "tf32_matmul", "weight_hash_version",
 )  # fmt: skip
 # Facts that add up over ranks; the rest is as bad as its worst rank or means the same on each.
 _LARGEST_OVER_RANKS = ("peak_memory_bytes",)

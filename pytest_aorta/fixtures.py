@@ -40,7 +40,7 @@ from pytest_aorta.records import LaunchTimes, TestRecord
 from pytest_aorta.reference import Reference, References
 from pytest_aorta.reporting import comparison_text, failed_checks_text, noisy_baseline_text
 from pytest_aorta.result import WorkloadResult
-from pytest_aorta.spec import find_workload, resolve_config
+from pytest_aorta.spec import default_config, find_workload, resolve_config
 from pytest_aorta.trials import joined, settle, settle_pairs, unsettled
 from pytest_aorta.validation import collect_result
 from pytest_aorta.verdicts import Verdict, Verdicts
@@ -153,6 +153,11 @@ class DistributedWorld:
         launched, request, _ = self._requests.get(id(result), (None, None, None))
         return set(request.spec.properties) if request and request.spec and launched is result else set()
 
+    def defaults(self, result: WorkloadResult) -> dict[str, Any]:
+        """What keys are where the config that ``result`` came from does not give them; none for a script."""
+        _, request, _ = self._requests.get(id(result), (None, None, None))
+        return default_config(request.spec, request.config) if request and request.spec else {}
+
     def _launch(self, request: LaunchRequest, reference: Reference | None = None) -> WorkloadResult:
         launched = at_reference(request, reference) if reference else request
         self._record.num_launches += 1
@@ -224,7 +229,7 @@ class WorkloadRunner:
         facts, config = launch_facts(result), identity(result.config)
         if self._options.update_baselines:
             return self._learn(case, config, result)
-        baseline = read_baseline(self._options.baselines_dir, result.platform, case)
+        baseline = self._stored(case, result)
         if baseline is None and self._options.missing_baseline == "record":
             self._record.new_baselines.append(_new_baseline(case, self._record.nodeid, result, config, [facts]))
         launches = [facts]
@@ -313,6 +318,11 @@ class WorkloadRunner:
     def _changed(self, result: WorkloadResult, config: Mapping[str, Any]) -> WorkloadResult:
         return self._world.again(result, **config)
 
+    def _stored(self, case: str, result: WorkloadResult) -> Baseline | None:
+        """The baseline, which keys that it is too old to know had their defaults in."""
+        stored = read_baseline(self._options.baselines_dir, result.platform, case)
+        return stored and replace(stored, config=identity(self._world.defaults(result)) | stored.config)
+
     def _settle(
         self,
         case: str,
@@ -356,8 +366,7 @@ class WorkloadRunner:
         failing = verdicts.failing(strict=False, missing_fails=True)
         if failing:
             raise ComparisonFailed(comparison_text(failing, result, launches, None))
-        old = read_baseline(options.baselines_dir, result.platform, case)
-        stored = merged(old, new, marked, priors, options.new_epoch)
+        stored = merged(self._stored(case, result), new, marked, priors, options.new_epoch)
         self._record.new_baselines.append(stored)
         self._record.detection[case] = detection_lines(stored, marked, priors, options.max_launches)
         return verdicts

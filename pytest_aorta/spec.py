@@ -136,11 +136,16 @@ def resolve_config(spec: WorkloadSpec, given: Mapping[str, Any]) -> dict[str, An
             f"{spec.yaml}: workload {spec.name!r} has no config keys {unknown}{hint}; "
             f"there are {sorted(spec.properties)}"
         )
+    config = _plain(spec, {**default_config(spec, given), **given})
+    _check_values(spec, config)
+    return config
+
+
+def default_config(spec: WorkloadSpec, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Every key's default, under the presets that ``given`` chooses."""
     config = {key: schema["default"] for key, schema in spec.properties.items()}
     for key, by_value in spec.presets.items():
         config |= by_value.get(str(given.get(key, config[key])), {})
-    config = _plain(spec, {**config, **given})
-    _check_values(spec, config)
     return config
 
 

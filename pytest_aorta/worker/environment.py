@@ -7,6 +7,8 @@ import platform
 
 import torch
 
+from pytest_aorta.worker import hash_mix
+
 # Variables that change how collectives run, recorded as they are.
 _RECORDED_PREFIXES = (
     "NCCL_",
@@ -37,6 +39,7 @@ def environment_facts(
         "bitwise_reproducible": bitwise_reproducible,
         "num_threads": torch.get_num_threads(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "weight_hash_version": hash_mix.VERSION,
     }
     if device.type == "cuda":
         facts |= {

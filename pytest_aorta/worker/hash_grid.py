@@ -78,6 +78,18 @@ class Grid:
         """Where the words of elements lie that have ``times`` words each."""
         return Grid.of(*self.axes, Axis(times, range(times)))
 
+    def packed(self, per_word: int) -> Grid | None:
+        """Where words of ``per_word`` elements lie, or None if a word is not held in full or not in order."""
+        *outer, inner = self.axes
+        if per_word == 1:
+            return self
+        if not isinstance(inner.held, range) or inner.held.start % per_word or inner.held.stop % per_word:
+            return None
+        if outer and inner.size % per_word:
+            return None
+        held = range(inner.held.start // per_word, inner.held.stop // per_word)
+        return Grid((*outer, Axis(-(-inner.size // per_word), held)))
+
     def rows(self, columns: int) -> Rows | None:
         """This grid as evenly spaced runs, if it is one run or two axes of ranges, spaced by whole ``columns``."""
         ranges = [axis.held for axis in self.axes if isinstance(axis.held, range)]

@@ -1,38 +1,58 @@
 """The sums of a weight hash: what an element contributes, and its engine for any device.
 
-A tensor is a row-major sequence of 32-bit words: elements of 1 and 2 bytes are one word each, zero-extended,
-elements of 8 bytes are two, the low one first. Word ``w`` at index ``i`` adds, in lane ``l``, modulo 2**64::
+A tensor's elements, row-major and each of ``b`` = 8, 16 or 32 bits (elements of 8 bytes count as two, the low one
+first), are mixed one by one and then packed into 32-bit words, ``32 / b`` to a word, the first lowest. Word ``w``,
+read as signed, at index ``i`` adds, in lane ``l``, modulo 2**64::
 
-    row(l, i // 1024) * column(l, i % 1024) * mixed(w)
+    row(l, i // 1024) * column(l, i % 1024) * w
 
-``mixed`` is a bijection of 32-bit words, read as signed: the first round of lowbias32 (Wellons, "Prospecting for
-hash functions", 2018). ``row`` is an odd signed 32-bit and ``column`` an odd 64-bit key, both from SplitMix64
-(Steele, Lea and Flood, OOPSLA 2014). The sum is thus a bilinear form of the keys, a universal hash after Carter
-and Wegman (1979): were the keys
-random, two given tensors that differ would share a lane's sum with probability 2**-26 at most.
-One changed element always changes both lanes, since no factor of its term can be zero.
+The mix is a bijection of ``b`` bits that maps 0 to 0: the first round of Wellons' lowbias32 and of his hash16
+("Prospecting for hash functions", 2018), and alike for bytes. ``row`` is an odd signed 32-bit key, lowbias32 of
+``2 * (i // 1024) + l`` modulo 2**32, so that rows 2**31 apart share one, which is 2**41 words. ``column`` is an odd
+64-bit key from SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
+
+A word split between ranks adds what its parts add, whoever holds them. The sum is a bilinear form of the keys, a
+universal hash after Carter and Wegman (1979): were the keys random, two given tensors that differ would share a
+lane's sum with probability 2**-26 at most. One changed element always changes both lanes, since no factor of its
+word's change can be zero.
 """
 
 from __future__ import annotations
 
 import importlib.util
+from typing import NamedTuple
 
 import torch
 
 from pytest_aorta.worker.hash_grid import Grid
 
+# Of what is above; recorded with a result, so that hashes of other definitions are never compared.
+VERSION = 2
 LANES = 2
 COLUMNS = 1024
-WORD_FACTOR, WORD_SHIFTS = 0x7FEB352D, (16, 15)
-# Odd steps and starts of the two key sequences: fractional bits of the golden ratio, sqrt(3), sqrt(2) and sqrt(5).
-ROW_KEYS = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
-COLUMN_KEYS = (0x6A09E667F3BCC909, 0x3C6EF372FE94F82B)
-KEY_ROUNDS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
-KEY_LAST_SHIFT = 31
 
-_WORD_DTYPES = {1: torch.uint8, 2: torch.uint16, 4: torch.int32, 8: torch.int32}
-# Rows of a chunk: its few buffers fit a CPU's caches, and fill a GPU.
-_CHUNK_ROWS = {"cpu": 64, "cuda": 4096}
+
+class Mix(NamedTuple):
+    """``x ^= x >> fold; x *= factor; x ^= x >> shift`` of unsigned integers."""
+
+    fold: int
+    factor: int
+    shift: int
+
+
+# By the bits of an element.
+MIXES = {8: Mix(4, 0x9D, 3), 16: Mix(8, 0x88B5, 7), 32: Mix(16, 0x7FEB352D, 15)}
+ROW_ROUNDS, ROW_LAST_SHIFT = ((16, 0x7FEB352D), (15, 0x846CA68B)), 16
+# Step and start of the sequence of column keys: fractional bits of sqrt(2) and sqrt(5), made odd.
+COLUMN_KEYS = (0x6A09E667F3BCC909, 0x3C6EF372FE94F82B)
+COLUMN_ROUNDS, COLUMN_LAST_SHIFT = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)), 31
+
+_ELEMENT_DTYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
+# Elements of a chunk: its few buffers fit a CPU's caches, and fill a GPU.
+_CHUNK = {"cpu": 1 << 16, "cuda": 1 << 22}
+# Rows of a run that are multiplied at once in float64: sums of 2**6 products of 31 and 16 bits are exact up to 2**53.
+_RUN_ROWS = 64
+_COMPILED_FROM_BYTES = 1 << 26
 
 
 def tensor_sums(tensor: torch.Tensor, grid: Grid) -> torch.Tensor:
@@ -42,89 +62,122 @@ def tensor_sums(tensor: torch.Tensor, grid: Grid) -> torch.Tensor:
         ValueError: elements have another size than 1, 2, 4 or 8 bytes, or the device is neither CPU nor CUDA.
     """
     size, device = tensor.element_size(), tensor.device.type
-    if size not in _WORD_DTYPES or device not in _CHUNK_ROWS:
-        allowed = f"{[*_WORD_DTYPES]}-byte elements on {[*_CHUNK_ROWS]} can be hashed"
+    if size not in _ELEMENT_DTYPES or device not in _CHUNK:
+        allowed = f"{[*_ELEMENT_DTYPES]}-byte elements on {[*_CHUNK]} can be hashed"
         raise ValueError(f"{tensor.dtype} on {tensor.device}; {allowed}")
-    words = tensor.reshape(-1).view(_WORD_DTYPES[size])
+    elements = tensor.reshape(-1).view(_ELEMENT_DTYPES[size])
     grid = grid.repeated(2) if size == 8 else grid
-    if device == "cuda" and grid.rows(COLUMNS) is not None and importlib.util.find_spec("triton"):
-        from pytest_aorta.worker.hash_triton import triton_sums
+    if device == "cuda" and importlib.util.find_spec("triton"):
+        from pytest_aorta.worker.hash_triton import takes, triton_sums
 
-        return triton_sums(words, grid)
-    return eager_sums(words, grid)
+        if takes(elements, grid):
+            return triton_sums(elements, grid)
+    return eager_sums(elements, grid)
 
 
-def eager_sums(words: torch.Tensor, grid: Grid) -> torch.Tensor:
-    """The sums by torch's own operations, on any device."""
-    if not words.numel():
-        return torch.zeros(LANES, dtype=torch.int64, device=words.device)
+def eager_sums(elements: torch.Tensor, grid: Grid) -> torch.Tensor:
+    """The sums of int8, int16 or int32 elements by torch's own operations, on any device."""
+    if not elements.numel():
+        return torch.zeros(LANES, dtype=torch.int64, device=elements.device)
     run = grid.axes[0].held
-    if len(grid.axes) == 1 and isinstance(run, range):
-        return _run_sums(words, run.start)
-    return _scattered_sums(words, grid)
+    if len(grid.axes) == 1 and isinstance(run, range) and elements.device.type == "cpu":
+        return _compiled_run_sums(elements, run.start) if _worth_compiling(elements) else _run_sums(elements, run.start)
+    return _scattered_sums(elements, grid)
 
 
-def _run_sums(words: torch.Tensor, offset: int) -> torch.Tensor:
-    """Of one run: whole rows of keys at a time, where words outside of the run count as zero and add nothing."""
-    first, end = offset // COLUMNS, offset + words.numel()
-    num_rows = min(_CHUNK_ROWS[words.device.type], -(-end // COLUMNS) - first)
-    mixed = torch.empty(2, num_rows * COLUMNS, dtype=torch.int32, device=words.device)
-    block, product = torch.empty(2, num_rows, COLUMNS, dtype=torch.int64, device=words.device)
-    totals = torch.zeros(LANES, COLUMNS, dtype=torch.int64, device=words.device)
+def _worth_compiling(elements: torch.Tensor) -> bool:
+    # Compiling takes seconds: as long as half a gigabyte does without.
+    return elements.nbytes >= _COMPILED_FROM_BYTES and importlib.util.find_spec("numba") is not None
+
+
+def _compiled_run_sums(elements: torch.Tensor, offset: int) -> torch.Tensor:
+    """Of one run on a CPU: what is whole rows of keys by compiled code, the ends as without."""
+    from pytest_aorta.worker.hash_numba import ROWS_AT_ONCE, row_sums
+
+    width = COLUMNS * 4 // elements.element_size()
+    begin = -offset % width
+    end = elements.numel() - (elements.numel() - begin) % (width * ROWS_AT_ONCE)
+    whole = elements[begin:end]
+    if whole.storage_offset() * whole.element_size() % 4:
+        whole = whole.clone()
+    by_column = row_sums(whole.view(-1, width), (offset + begin) // width)
+    sums = (by_column * column_keys(torch.arange(COLUMNS))).sum(1)
+    ends = [(part, at) for part, at in ((elements[:begin], offset), (elements[end:], offset + end)) if part.numel()]
+    return sums + sum(_run_sums(part, at) for part, at in ends)
+
+
+def _run_sums(elements: torch.Tensor, offset: int) -> torch.Tensor:
+    """Of one run on a CPU: whole rows of keys at a time, where elements outside of the run count as zero.
+
+    A matrix product of float64 multiplies and adds several times as fast as int64 operations do.
+    """
+    width = COLUMNS * 4 // elements.element_size()
+    first, end = offset // width, offset + elements.numel()
+    num_rows = min(_RUN_ROWS, -(-end // width) - first)
+    mixed, spare = torch.empty(2, num_rows * width, dtype=elements.dtype)
+    block, products = (
+        torch.empty(num_rows, COLUMNS, dtype=torch.float64),
+        torch.empty(2 * LANES, COLUMNS, dtype=torch.float64),
+    )
+    totals = torch.zeros(2 * LANES, COLUMNS, dtype=torch.int64)
     # All at once: keys of one chunk would cost as many calls as its words do.
-    keys = row_keys(torch.arange(first, end // COLUMNS + num_rows, device=words.device))
-    for row in range(first, -(-end // COLUMNS), num_rows):
-        begin, until = max(row * COLUMNS, offset), min((row + num_rows) * COLUMNS, end)
-        place = slice(begin - row * COLUMNS, until - row * COLUMNS)
-        if place != slice(0, block.numel()):
-            block.zero_()
-        block.view(-1)[place] = _mix(words[begin - offset : until - offset], mixed)
-        for total, lane in zip(totals, keys[:, row - first : row - first + num_rows, None], strict=True):
-            total += torch.mul(block, lane, out=product).sum(0)
-    return (totals * column_keys(torch.arange(COLUMNS, device=words.device))).sum(1)
+    keys = row_keys(torch.arange(first, end // width + num_rows))
+    halves = torch.cat([keys & 0xFFFF, keys >> 16]).to(torch.float64)
+    for row in range(first, -(-end // width), num_rows):
+        begin, until = max(row * width, offset), min((row + num_rows) * width, end)
+        place = slice(begin - row * width, until - row * width)
+        if place != slice(0, mixed.numel()):
+            mixed.zero_()
+        mixed[place] = elements[begin - offset : until - offset]
+        block.view(-1).copy_(_mix(mixed, spare).view(torch.int32))
+        totals += torch.mm(halves[:, row - first : row - first + num_rows], block, out=products).to(torch.int64)
+    lanes: torch.Tensor = totals[:LANES] + (totals[LANES:] << 16)
+    return (lanes * column_keys(torch.arange(COLUMNS))).sum(1)
 
 
-def _scattered_sums(words: torch.Tensor, grid: Grid) -> torch.Tensor:
-    """Of any other block: the keys of each word are looked up."""
-    chunk = _CHUNK_ROWS[words.device.type] * COLUMNS
-    mixed = torch.empty(2, chunk, dtype=torch.int32, device=words.device)
-    columns = column_keys(torch.arange(COLUMNS, device=words.device))
-    sums = torch.zeros(LANES, dtype=torch.int64, device=words.device)
-    for begin, part in zip(range(0, words.numel(), chunk), words.split(chunk), strict=True):
-        index = grid.flat_index(begin, begin + part.numel(), words.device)
-        values = _mix(part, mixed).to(torch.int64)
-        rows, row = torch.unique(index // COLUMNS, return_inverse=True)
-        sums += (row_keys(rows)[:, row] * columns[:, index % COLUMNS] * values).sum(1)
+def _scattered_sums(elements: torch.Tensor, grid: Grid) -> torch.Tensor:
+    """Of any other block: the keys of each element are looked up."""
+    bits = 8 * elements.element_size()
+    chunk = _CHUNK[elements.device.type]
+    columns = column_keys(torch.arange(COLUMNS, device=elements.device))
+    sums = torch.zeros(LANES, dtype=torch.int64, device=elements.device)
+    for begin, part in zip(range(0, elements.numel(), chunk), elements.split(chunk), strict=True):
+        index = grid.flat_index(begin, begin + part.numel(), elements.device)
+        mixed = _mix(part.clone(), torch.empty_like(part)).to(torch.int64)
+        word, place = index // (32 // bits), index % (32 // bits)
+        # Only the highest element has the word's sign.
+        values = torch.where(place == 32 // bits - 1, mixed, mixed & ((1 << bits) - 1)) << place * bits
+        rows, row = torch.unique(word // COLUMNS, return_inverse=True)
+        sums += (row_keys(rows)[:, row] * columns[:, word % COLUMNS] * values).sum(1)
     return sums
 
 
-def _mix(words: torch.Tensor, buffers: torch.Tensor) -> torch.Tensor:
-    """``mixed`` of the words, int32, in the first of two buffers at least as long."""
-    mixed, spare = buffers[:, : words.numel()]
-    mixed.copy_(words)
-    if words.element_size() == 4:
-        _xor_shift(mixed, WORD_SHIFTS[0], spare)
-    return _xor_shift(mixed.mul_(WORD_FACTOR), WORD_SHIFTS[1], spare)
+def _mix(elements: torch.Tensor, spare: torch.Tensor) -> torch.Tensor:
+    """Mix elements in place, with a second buffer of their size."""
+    mix = MIXES[8 * elements.element_size()]
+    _xor_shift(elements, mix.fold, spare).mul_(_signed(mix.factor, 8 * elements.element_size()))
+    return _xor_shift(elements, mix.shift, spare)
 
 
 def row_keys(rows: torch.Tensor) -> torch.Tensor:
-    """Keys ``[2, n]`` of rows, int64 within an int32's range: the halves of one SplitMix64 value, made odd."""
-    keys = _split_mix(rows, ROW_KEYS)
-    return torch.stack([keys >> 32, (keys << 32) >> 32]) | 1
+    """Keys ``[2, n]`` of rows, int64 within an int32's range."""
+    counters = torch.stack([rows * LANES + lane for lane in range(LANES)])
+    return _rounds(counters.to(torch.int32), ROW_ROUNDS, ROW_LAST_SHIFT).bitwise_or_(1).to(torch.int64)
 
 
 def column_keys(columns: torch.Tensor) -> torch.Tensor:
     """Keys ``[2, n]`` of columns, int64: SplitMix64 values of ``2 * column + lane``, made odd."""
-    return torch.stack([_split_mix(columns * LANES + lane, COLUMN_KEYS) for lane in range(LANES)]) | 1
+    step, start = (_signed(key, 64) for key in COLUMN_KEYS)
+    counters = torch.stack([columns * LANES + lane for lane in range(LANES)]) * step + start
+    return _rounds(counters, COLUMN_ROUNDS, COLUMN_LAST_SHIFT).bitwise_or_(1)
 
 
-def _split_mix(counters: torch.Tensor, sequence: tuple[int, int]) -> torch.Tensor:
-    step, start = map(_signed, sequence)
-    mixed = counters * step + start
-    spare = torch.empty_like(mixed)
-    for shift, factor in KEY_ROUNDS:
-        _xor_shift(mixed, shift, spare).mul_(_signed(factor))
-    return _xor_shift(mixed, KEY_LAST_SHIFT, spare)
+def _rounds(values: torch.Tensor, rounds: tuple[tuple[int, int], ...], last_shift: int) -> torch.Tensor:
+    """Xor-shift and multiply in place, then xor-shift once more."""
+    spare = torch.empty_like(values)
+    for shift, factor in rounds:
+        _xor_shift(values, shift, spare).mul_(_signed(factor, 8 * values.element_size()))
+    return _xor_shift(values, last_shift, spare)
 
 
 def _xor_shift(values: torch.Tensor, shift: int, spare: torch.Tensor) -> torch.Tensor:
@@ -134,6 +187,6 @@ def _xor_shift(values: torch.Tensor, shift: int, spare: torch.Tensor) -> torch.T
     return values.bitwise_xor_(spare)
 
 
-def _signed(value: int) -> int:
-    """The int64 with the bits of an unsigned 64-bit value; int64 arithmetic wraps modulo 2**64 alike."""
-    return value - 2**64 if value >= 2**63 else value
+def _signed(value: int, bits: int) -> int:
+    """The signed integer of the same bits; signed arithmetic wraps modulo 2**bits alike."""
+    return value - 2**bits if value >= 2 ** (bits - 1) else value

@@ -6,38 +6,62 @@ Each program takes a range of rows of keys. A thread's columns stay the same fro
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 
 from pytest_aorta.worker import hash_mix
-from pytest_aorta.worker.hash_grid import Grid
+from pytest_aorta.worker.hash_grid import Grid, Rows
 
 _COLUMNS = tl.constexpr(hash_mix.COLUMNS)
-_WORD_FACTOR = tl.constexpr(hash_mix.WORD_FACTOR)
-_WORD_SHIFT_0, _WORD_SHIFT_1 = (tl.constexpr(shift) for shift in hash_mix.WORD_SHIFTS)
-_ROW_STEP, _ROW_START = (tl.constexpr(key) for key in hash_mix.ROW_KEYS)
+_FOLD_32, _FACTOR_32, _SHIFT_32 = (tl.constexpr(value) for value in hash_mix.MIXES[32])
+_FOLD_16, _FACTOR_16, _SHIFT_16 = (tl.constexpr(value) for value in hash_mix.MIXES[16])
+_FOLD_8, _FACTOR_8, _SHIFT_8 = (tl.constexpr(value) for value in hash_mix.MIXES[8])
+_ROW_SHIFT_0, _ROW_FACTOR_0, _ROW_SHIFT_1, _ROW_FACTOR_1 = (
+    tl.constexpr(value) for round_ in hash_mix.ROW_ROUNDS for value in round_
+)
+_ROW_SHIFT_2 = tl.constexpr(hash_mix.ROW_LAST_SHIFT)
 _COLUMN_STEP, _COLUMN_START = (tl.constexpr(key) for key in hash_mix.COLUMN_KEYS)
-_SHIFT_0, _FACTOR_0, _SHIFT_1, _FACTOR_1 = (tl.constexpr(value) for round_ in hash_mix.KEY_ROUNDS for value in round_)
-_SHIFT_2 = tl.constexpr(hash_mix.KEY_LAST_SHIFT)
-_UNSIGNED = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}
-_PROGRAMS_PER_PROCESSOR = 32
-_UNROLL = 2
-_NUM_WARPS = 2
+_SHIFT_0, _FACTOR_0, _SHIFT_1, _FACTOR_1 = (
+    tl.constexpr(value) for round_ in hash_mix.COLUMN_ROUNDS for value in round_
+)
+_SHIFT_2 = tl.constexpr(hash_mix.COLUMN_LAST_SHIFT)
 
 
-def triton_sums(words: torch.Tensor, grid: Grid, unroll: int = _UNROLL, num_warps: int = _NUM_WARPS) -> torch.Tensor:
-    """Both lanes' sums, int64 ``[2]``, of words that lie at a grid that has ``rows(COLUMNS)``."""
-    layout = grid.rows(hash_mix.COLUMNS)
+class Tile(NamedTuple):
+    """How the kernel divides its work; it changes no bit of the sums."""
+
+    unroll: int
+    num_warps: int
+    programs_per_processor: int
+
+
+DEFAULT_TILE = Tile(unroll=2, num_warps=4, programs_per_processor=16)
+
+
+def takes(elements: torch.Tensor, grid: Grid) -> bool:
+    """Whether :func:`triton_sums` is for these elements: whole words in memory, at evenly spaced runs."""
+    per_word = 4 // elements.element_size()
+    packed = grid.packed(per_word)
+    return (
+        packed is not None and packed.rows(hash_mix.COLUMNS) is not None and elements.storage_offset() % per_word == 0
+    )
+
+
+def triton_sums(elements: torch.Tensor, grid: Grid, tile: Tile = DEFAULT_TILE) -> torch.Tensor:
+    """Both lanes' sums, int64 ``[2]``, of int8, int16 or int32 elements that it :func:`takes`."""
+    layout = _layout(elements, grid)
     if layout is None:
-        raise ValueError(f"{grid} has no rows of {hash_mix.COLUMNS} columns")
-    sums = torch.zeros(hash_mix.LANES, dtype=torch.int64, device=words.device)
-    if words.numel():
+        raise ValueError(f"{grid} has no rows of {hash_mix.COLUMNS} whole words")
+    sums = torch.zeros(hash_mix.LANES, dtype=torch.int64, device=elements.device)
+    if elements.numel():
         head = layout.begin % hash_mix.COLUMNS
         blocks = -(-(head + layout.length) // hash_mix.COLUMNS)
-        rows = -(-layout.count * blocks // _max_programs(words.device))
+        rows = -(-layout.count * blocks // _max_programs(elements.device, tile))
         _sum_rows[(-(-layout.count * blocks // rows),)](
-            words.view(_UNSIGNED[words.element_size()]),
+            elements.view(torch.int32),
             sums,
             layout.count * blocks,
             rows,
@@ -47,16 +71,21 @@ def triton_sums(words: torch.Tensor, grid: Grid, unroll: int = _UNROLL, num_warp
             layout.begin // hash_mix.COLUMNS,
             layout.stride // hash_mix.COLUMNS,
             WHOLE=head == 0 and layout.length % hash_mix.COLUMNS == 0,
-            FOLD=words.element_size() == 4,
-            UNROLL=unroll,
-            num_warps=num_warps,
+            BITS=8 * elements.element_size(),
+            UNROLL=tile.unroll,
+            num_warps=tile.num_warps,
         )
     return sums
 
 
-def _max_programs(device: torch.device) -> int:
+def _layout(elements: torch.Tensor, grid: Grid) -> Rows | None:
+    packed = grid.packed(4 // elements.element_size())
+    return None if packed is None else packed.rows(hash_mix.COLUMNS)
+
+
+def _max_programs(device: torch.device, tile: Tile) -> int:
     processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-    return _PROGRAMS_PER_PROCESSOR * processors
+    return tile.programs_per_processor * processors
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -71,7 +100,7 @@ def _sum_rows(
     first_row: tl.tensor,
     row_stride: tl.tensor,
     WHOLE: tl.constexpr,
-    FOLD: tl.constexpr,
+    BITS: tl.constexpr,
     UNROLL: tl.constexpr,
 ) -> None:
     """Add this program's part of ``total`` rows of keys; each run of ``length`` words spans ``blocks`` of them."""
@@ -87,18 +116,18 @@ def _sum_rows(
             # No masks and no branches in here: the loads of all rows can be under way together.
             for _ in tl.static_range(UNROLL):
                 word = tl.load(words + (run * length + block * _COLUMNS - head) + columns)
-                sum_0, sum_1 = _add(sum_0, sum_1, word, first_row + run * row_stride + block, FOLD)
+                sum_0, sum_1 = _add(sum_0, sum_1, word, first_row + run * row_stride + block, BITS)
                 run, block = _next(run, block, blocks)
         else:
             for step in tl.static_range(UNROLL):
                 position = block * _COLUMNS - head + columns
                 held = (position >= 0) & (position < tl.where(row + step < end, length, 0))
                 word = tl.load(words + run * length + position, mask=held, other=0)
-                sum_0, sum_1 = _add(sum_0, sum_1, word, first_row + run * row_stride + block, FOLD)
+                sum_0, sum_1 = _add(sum_0, sum_1, word, first_row + run * row_stride + block, BITS)
                 run, block = _next(run, block, blocks)
     pair = columns.to(tl.uint64) * 2
-    sum_0 *= (_split_mix(pair, _COLUMN_STEP, _COLUMN_START) | 1).to(tl.int64, bitcast=True)
-    sum_1 *= (_split_mix(pair + 1, _COLUMN_STEP, _COLUMN_START) | 1).to(tl.int64, bitcast=True)
+    sum_0 *= _column_key(pair)
+    sum_1 *= _column_key(pair + 1)
     tl.atomic_add(sums, tl.sum(sum_0, axis=0), sem="relaxed")
     tl.atomic_add(sums + 1, tl.sum(sum_1, axis=0), sem="relaxed")
 
@@ -110,24 +139,42 @@ def _next(run: tl.tensor, block: tl.tensor, blocks: tl.tensor) -> tl.tensor:
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _add(sum_0: tl.tensor, sum_1: tl.tensor, word: tl.tensor, row: tl.tensor, FOLD: tl.constexpr) -> tl.tensor:
+def _add(sum_0: tl.tensor, sum_1: tl.tensor, word: tl.tensor, row: tl.tensor, BITS: tl.constexpr) -> tl.tensor:
     """Add one row of keys times mixed words to both lanes."""
-    mixed = word.to(tl.uint32)
-    if FOLD:
-        mixed ^= mixed >> _WORD_SHIFT_0
-    mixed *= _WORD_FACTOR
-    mixed ^= mixed >> _WORD_SHIFT_1
-    value = mixed.to(tl.int32, bitcast=True).to(tl.int64)
-    keys = _split_mix(row.to(tl.uint64), _ROW_STEP, _ROW_START)
-    # Factors that came from 32 bits make each lane one wide multiply and add.
-    key_0 = ((keys >> 32).to(tl.uint32).to(tl.int32, bitcast=True) | 1).to(tl.int64)
-    key_1 = (keys.to(tl.uint32).to(tl.int32, bitcast=True) | 1).to(tl.int64)
-    return sum_0 + value * key_0, sum_1 + value * key_1
+    value = _mix(word.to(tl.uint32, bitcast=True), BITS).to(tl.int32, bitcast=True).to(tl.int64)
+    # Both factors are widened from 32 bits, for one instruction to multiply and add: of 64 bits it takes eight.
+    counter = (row * 2).to(tl.uint32)
+    return sum_0 + value * _row_key(counter).to(tl.int64), sum_1 + value * _row_key(counter + 1).to(tl.int64)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _split_mix(counter: tl.tensor, STEP: tl.constexpr, START: tl.constexpr) -> tl.tensor:
-    mixed = counter * STEP + START
+def _mix(word: tl.tensor, BITS: tl.constexpr) -> tl.tensor:
+    """Mix each of the elements in uint32 words."""
+    if BITS == 32:
+        mixed = (word ^ (word >> _FOLD_32)) * _FACTOR_32
+        return mixed ^ (mixed >> _SHIFT_32)
+    if BITS == 16:
+        folded = word ^ ((word >> _FOLD_16) & 0x00FF00FF)
+        # The product of the high half stays there, that of the low half must not reach it.
+        mixed = ((folded * _FACTOR_16) & 0xFFFF) + (folded & 0xFFFF0000) * _FACTOR_16
+        return mixed ^ ((mixed >> _SHIFT_16) & 0x01FF01FF)
+    folded = word ^ ((word >> _FOLD_8) & 0x0F0F0F0F)
+    even = ((folded & 0x00FF00FF) * _FACTOR_8) & 0x00FF00FF
+    odd = (((folded >> 8) & 0x00FF00FF) * _FACTOR_8) & 0x00FF00FF
+    mixed = even | (odd << 8)
+    return mixed ^ ((mixed >> _SHIFT_8) & 0x1F1F1F1F)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _row_key(counter: tl.tensor) -> tl.tensor:
+    mixed = (counter ^ (counter >> _ROW_SHIFT_0)) * _ROW_FACTOR_0
+    mixed = (mixed ^ (mixed >> _ROW_SHIFT_1)) * _ROW_FACTOR_1
+    return (mixed ^ (mixed >> _ROW_SHIFT_2)).to(tl.int32, bitcast=True) | 1
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _column_key(counter: tl.tensor) -> tl.tensor:
+    mixed = counter * _COLUMN_STEP + _COLUMN_START
     mixed = (mixed ^ (mixed >> _SHIFT_0)) * _FACTOR_0
     mixed = (mixed ^ (mixed >> _SHIFT_1)) * _FACTOR_1
-    return mixed ^ (mixed >> _SHIFT_2)
+    return (mixed ^ (mixed >> _SHIFT_2)).to(tl.int64, bitcast=True) | 1

@@ -1,6 +1,6 @@
 """A 128-bit hash of a model's logical tensors, from local shards and with no gather of weights.
 
-A tensor's hash is a sum modulo 2**64, in two lanes, over its elements of a keyed mix of index and raw bits
+A tensor's hash is a sum modulo 2**64, in two lanes, over its 32-bit words of keys of the index times mixed raw bits
 (:mod:`~pytest_aorta.worker.hash_mix`). A sum does not care who holds what, so every sharding of the same values has
 the same hash. The digest of a tensor's name, dtype, shape and sums is BLAKE2b's.
 """
@@ -17,12 +17,14 @@ from typing import NamedTuple, TypeAlias
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.placement_types import Shard, _StridedShard
 
 from pytest_aorta.worker.hash_grid import Axis, Grid
+from pytest_aorta.worker.hash_layout import local_grids
 from pytest_aorta.worker.hash_mix import tensor_sums
 
 _Group: TypeAlias = dist.ProcessGroup | None
+# The number of elements of a grid that does not fit.
+_OTHER_COUNT = -1
 
 
 @dataclass(frozen=True)
@@ -93,22 +95,18 @@ class _Signature(NamedTuple):
 
 @dataclass(frozen=True)
 class _Piece:
-    """Elements this rank holds of a logical tensor, and where in it they belong."""
+    """Elements this rank holds of a logical tensor, and where they belong: all at their first grid or last."""
 
     signature: _Signature
     tensor: torch.Tensor
-    grid: Grid
+    grids: tuple[Grid, ...]
 
 
 def _dtensor_or_replica(name: str, tensor: torch.Tensor) -> _Piece:
     signature = _Signature(name, str(tensor.dtype), tuple(tensor.shape))
     if not isinstance(tensor, DTensor):
-        return _Piece(signature, tensor, Grid.of(Axis(tensor.numel(), range(tensor.numel()))))
-    local, grid = tensor.to_local(), _local_grid(name, tensor)
-    if local.numel() != grid.numel:
-        layout = f"{tensor.placements} of {signature.shape} on mesh {tuple(tensor.device_mesh.shape)}"
-        raise RuntimeError(f"{name}: this rank holds {local.numel()} elements; {layout} gives it {grid.numel}")
-    return _Piece(signature, local, grid)
+        return _Piece(signature, tensor, (Grid.of(Axis(tensor.numel(), range(tensor.numel()))),))
+    return _Piece(signature, tensor.to_local(), local_grids(name, tensor))
 
 
 def _run(shard: LocalShard) -> _Piece:
@@ -116,7 +114,7 @@ def _run(shard: LocalShard) -> _Piece:
     if shard.offset < 0 or end > size:
         raise ValueError(f"{shard.name}: run [{shard.offset}, {end}) leaves [0, {size}) of shape {shard.shape}")
     signature = _Signature(shard.name, str(shard.tensor.dtype), tuple(shard.shape))
-    return _Piece(signature, shard.tensor.detach(), Grid.of(Axis(size, range(shard.offset, end))))
+    return _Piece(signature, shard.tensor.detach(), (Grid.of(Axis(size, range(shard.offset, end))),))
 
 
 def _hash_pieces(pieces: list[_Piece], group: _Group) -> WeightHash:
@@ -142,15 +140,24 @@ def _short_digest(value: object) -> int:
 
 
 def _local_facts(parts: list[_Piece]) -> torch.Tensor:
-    """Of one tensor: both lanes' sums, which region of it this rank holds, and how many elements that is."""
-    sums = torch.stack([_sums(part) for part in parts]).sum(0)
-    region = _short_digest([part.grid.key for part in parts])
-    return torch.cat([sums, sums.new_tensor([region, sum(part.grid.numel for part in parts)])])
+    """Of one tensor ``[2, 4]``: by first and by last grids the lanes' sums, the region, and how many elements it is."""
+    first = _facts_at([(part, part.grids[0]) for part in parts])
+    if all(len(part.grids) == 1 for part in parts):
+        return torch.stack([first, first])
+    return torch.stack([first, _facts_at([(part, part.grids[-1]) for part in parts])])
 
 
-def _sums(piece: _Piece) -> torch.Tensor:
+def _facts_at(placed: list[tuple[_Piece, Grid]]) -> torch.Tensor:
+    if any(part.tensor.numel() != grid.numel for part, grid in placed):
+        return torch.tensor([0, 0, 0, _OTHER_COUNT], device=placed[0][0].tensor.device)
+    sums = torch.stack([_sums(part, grid) for part, grid in placed]).sum(0)
+    region = _short_digest([grid.key for _, grid in placed])
+    return torch.cat([sums, sums.new_tensor([region, sum(grid.numel for _, grid in placed)])])
+
+
+def _sums(piece: _Piece, grid: Grid) -> torch.Tensor:
     try:
-        return tensor_sums(piece.tensor, piece.grid)
+        return tensor_sums(piece.tensor, grid)
     except ValueError as error:
         raise ValueError(f"{piece.signature.name} is {error}") from error
 
@@ -162,7 +169,7 @@ def _stacked(facts: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _gather(facts: torch.Tensor, signatures: list[_Signature], group: _Group) -> torch.Tensor:
-    """Every rank's facts, ``[rank, tensor, fact]``: 32 bytes a tensor and rank, never its elements."""
+    """Every rank's facts, ``[rank, tensor, 2, fact]``: 64 bytes a tensor and rank, never its elements."""
     if not dist.is_initialized():
         return facts.unsqueeze(0).cpu()
     # First: were the number of tensors another on some rank, the gather of their facts could hang.
@@ -178,10 +185,23 @@ def _all_gather(tensor: torch.Tensor, group: _Group) -> torch.Tensor:
     return gathered
 
 
+def _fitting(signature: _Signature, facts: torch.Tensor) -> torch.Tensor:
+    """The facts by grids that on every rank have as many elements as it holds."""
+    misfits = [
+        [rank for rank, fact in enumerate(by_grid.tolist()) if fact[3] == _OTHER_COUNT] for by_grid in facts.unbind(1)
+    ]
+    if all(misfits):
+        raise RuntimeError(
+            f"{signature.name}: ranks {misfits[0]} hold another number of elements than their placements of "
+            f"{signature.shape} give them"
+        )
+    return facts[:, misfits.index([])]
+
+
 def _logical_sums(signature: _Signature, facts: torch.Tensor) -> tuple[int, int]:
     """Add up the regions of one tensor, each once however many ranks replicate it."""
     regions: dict[tuple[int, int], dict[tuple[int, int], list[int]]] = defaultdict(lambda: defaultdict(list))
-    for rank, (first, second, region, count) in enumerate(facts.tolist()):
+    for rank, (first, second, region, count) in enumerate(_fitting(signature, facts).tolist()):
         if count:
             regions[region, count][first, second].append(rank)
     for replicas in regions.values():
@@ -193,20 +213,3 @@ def _logical_sums(signature: _Signature, facts: torch.Tensor) -> tuple[int, int]
         raise RuntimeError(f"{signature.name}: the ranks hold {held} elements of {size} {signature.shape}")
     sums = [sums for replicas in regions.values() for sums in replicas]
     return sum(first for first, _ in sums) % 2**64, sum(second for _, second in sums) % 2**64
-
-
-def _local_grid(name: str, tensor: DTensor) -> Grid:
-    """What this rank holds of a DTensor: its placements applied to the indices of each dim, left to right."""
-    coordinate = tensor.device_mesh.get_coordinate()
-    if coordinate is None:
-        return Grid.of(Axis(tensor.numel(), range(0)))
-    axes = [Axis(size, range(size)) for size in tensor.shape]
-    for mesh_dim, placement in enumerate(tensor.placements):
-        pieces = tensor.device_mesh.size(mesh_dim), coordinate[mesh_dim]
-        if isinstance(placement, _StridedShard):
-            axes[placement.dim] = axes[placement.dim].strided_chunk(*pieces, int(placement.split_factor))
-        elif isinstance(placement, Shard):
-            axes[placement.dim] = axes[placement.dim].chunk(*pieces)
-        elif not placement.is_replicate():
-            raise ValueError(f"{name}: {placement} has no value yet; redistribute it to Shard or Replicate first")
-    return Grid.of(*(axis.simplified() for axis in axes))

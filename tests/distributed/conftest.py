@@ -43,5 +43,5 @@ def fsdp_config(distributed_world: DistributedWorld) -> dict[str, Any]:
 
 @pytest.fixture
 def llama_config(distributed_world: DistributedWorld) -> dict[str, Any]:
-    """Config of `llama_fsdp2`, likewise."""
+    """Config of the Llama workloads, likewise."""
     return dict(LLAMA[distributed_world.device])

@@ -25,3 +25,9 @@ def test_fsdp_serial(workload, fsdp_config):
 def test_llama_fsdp2(workload, llama_config):
     result = workload.run("llama_fsdp2", **llama_config)
     workload.check(result)
+
+
+def test_llama_simple_fsdp(workload, llama_config):
+    """Traced, with a bucket a block."""
+    result = workload.run("llama_simple_fsdp", bucketing="transformer_block", **llama_config)
+    workload.check(result)

@@ -23,16 +23,21 @@ TRAINING = {
     "param_dtype": "bfloat16",
     "deterministic": True,
 }
-STEPS = 25
+# Two blocks of the 8B model.
+WIDE = {"size": "8b", "n_layers": 2, "seq_len": 1024, "param_dtype": "bfloat16", "deterministic": True}
 
 
-@pytest.mark.parametrize("reduce_dtype", ["float32", "bfloat16"])
-def test_aot_eager_has_every_bit_of_fsdp2(workload, reduce_dtype):
-    training = TRAINING | {"reduce_dtype": reduce_dtype}
-    eager = workload.run("llama_fsdp2", steps=STEPS, warmup=0, hash_every=1, **training)
+@pytest.mark.parametrize(
+    ("training", "steps", "reduce_dtype"),
+    [(TRAINING, 25, "float32"), (TRAINING, 25, "bfloat16"), (WIDE, 8, "float32")],
+    ids=["reduced in float32", "reduced in bfloat16", "8B, 2 blocks"],
+)
+def test_aot_eager_has_every_bit_of_fsdp2(workload, training, steps, reduce_dtype):
+    training = training | {"reduce_dtype": reduce_dtype}
+    eager = workload.run("llama_fsdp2", steps=steps, warmup=0, hash_every=1, **training)
     for bucketing in ("transformer_block", "auto"):
         traced = {"workload": "llama_simple_fsdp", "bucketing": bucketing}
-        workload.compare(traced | training, eager, steps=STEPS, label=bucketing, metrics=["loss", "weight_hash"])
+        workload.compare(traced | training, eager, steps=steps, label=bucketing, metrics=["loss", "weight_hash"])
 
 
 def test_fault_is_located_to_parameter_module_and_rank(workload):

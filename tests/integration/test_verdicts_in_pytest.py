@@ -160,6 +160,24 @@ def test_baseline_of_another_config_fails_and_names_the_key(recorded):
     result.stdout.fnmatch_lines(["E  *(the baseline was recorded with steps=6, the test has 7; record it again *"])
 
 
+def test_key_that_is_newer_than_the_baseline_had_its_default_in_it(recorded):
+    yaml = recorded.path / "workloads/toy/default.yaml"
+    known = yaml.read_text()
+    key = "  prefetch: {type: boolean, default: false, description: a new switch}\n"
+    yaml.write_text(known.replace("  fault:", key + "  fault:"))
+    recorded.run().assert_outcomes(passed=2)
+
+    source = (recorded.path / "test_toy.py").read_text()
+    recorded.test_file(source.replace("steps=6", "steps=6, prefetch=True"))
+    result = recorded.run()
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["E  *(the baseline was recorded with prefetch=False, the test has True; record it *"])
+
+    recorded.test_file(source)
+    result = recorded.run("--update-baselines", "-k", "test_weights")
+    result.stdout.fnmatch_lines(["updated *::test_weights::toy (10 launches at its centre, 20 in all, epoch 1)"])
+
+
 def test_failed_test_records_nothing_and_says_so(project):
     project.one_test("workload.check(workload.run('toy')); assert False")
     result = project.run("--update-baselines")

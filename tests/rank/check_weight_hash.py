@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import defaultdict
 
 import pytest
 import torch
@@ -43,21 +44,47 @@ def split_mix(counter, sequence):
     return z ^ (z >> 31)
 
 
+def low_bias_32(counter):
+    x = counter % 2**32
+    x = (x ^ (x >> 16)) * 0x7FEB352D % 2**32
+    x = (x ^ (x >> 15)) * 0x846CA68B % 2**32
+    return x ^ (x >> 16)
+
+
+def mixed(element, bits):
+    fold, factor, shift = {8: (4, 0x9D, 3), 16: (8, 0x88B5, 7), 32: (16, 0x7FEB352D, 15)}[bits]
+    x = element % 2**bits
+    x = (x ^ (x >> fold)) * factor % 2**bits
+    return x ^ (x >> shift)
+
+
+def unmixed(word):
+    """The int32 whose mix is ``word``."""
+    fold, factor, shift = hash_mix.MIXES[32]
+    x = word % 2**32
+    for after, times in [(shift, pow(factor, -1, 2**32)), (fold, 1)]:
+        y = x
+        for _ in range(32 // after):
+            y = x ^ (y >> after)
+        x = y * times % 2**32
+    return signed(x, 32)
+
+
 def signed(value, bits):
     return (value + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1)
 
 
-def reference_sums(words, offset=0):
+def reference_sums(elements, offset=0, bits=32):
     """The definition, in Python integers."""
+    words, per_word = defaultdict(int), 32 // bits
+    for index, element in enumerate(elements, offset):
+        words[index // per_word] += mixed(element, bits) << bits * (index % per_word)
     totals = [0, 0]
-    for index, word in enumerate(words, offset):
-        mixed = word % 2**32
-        mixed = (mixed ^ (mixed >> 16)) * 0x7FEB352D % 2**32
-        mixed = signed(mixed ^ (mixed >> 15), 32)
-        row = split_mix(index // 1024, hash_mix.ROW_KEYS)
-        for lane, half in enumerate((row >> 32, row)):
-            column = split_mix(index % 1024 * 2 + lane, hash_mix.COLUMN_KEYS)
-            totals[lane] += mixed * signed(half | 1, 32) * (column | 1)
+    for index, word in words.items():
+        for lane in range(2):
+            row = signed(low_bias_32(index // 1024 * 2 + lane) | 1, 32)
+            column = split_mix(index % 1024 * 2 + lane, hash_mix.COLUMN_KEYS) | 1
+            totals[lane] += signed(word, 32) * row * column
     return [total % 2**64 for total in totals]
 
 
@@ -74,37 +101,66 @@ def test_sums_are_those_of_the_definition(words, offset):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_words_are_elements_zero_extended_or_halves_low_first(dtype):
+def test_elements_are_mixed_each_or_by_halves_low_first_and_packed_into_words(dtype):
     size = torch.empty(0, dtype=dtype).element_size()
-    raw = torch.arange(16 * size).mul(37).remainder(2 if dtype is torch.bool else 256).to(torch.uint8)
+    raw = torch.arange(15 * size).mul(37).remainder(2 if dtype is torch.bool else 256).to(torch.uint8)
     width = min(size, 4)
-    words = [int.from_bytes(bytes(raw[at : at + width].tolist()), "little") for at in range(0, len(raw), width)]
+    elements = [int.from_bytes(bytes(raw[at : at + width].tolist()), "little") for at in range(0, len(raw), width)]
 
-    assert sums_of(raw.view(dtype)) == reference_sums(words)
+    assert sums_of(raw.view(dtype)) == reference_sums(elements, bits=8 * width)
+
+
+@pytest.mark.parametrize("word", [-(2**31), 2**31 - 1, -1])
+def test_rows_of_the_largest_mixed_words_are_summed_exactly(word):
+    elements = torch.arange(-(2**16), 2**16, dtype=torch.int32).mul_(2**15 + 1)
+    elements[-(2**16) :] = unmixed(word)
+    grid = Grid.of(Axis(len(elements), range(len(elements))))
+
+    assert hash_mix._mix(elements[-1:].clone(), torch.empty(1, dtype=torch.int32)).item() == word
+    assert hash_mix._run_sums(elements, 0).tolist() == hash_mix._scattered_sums(elements, grid).tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32], ids=str)
+@pytest.mark.parametrize(("numel", "offset", "skipped"), [(40_000, 0, 0), (50_001, 1023, 0), (45_000, 4096, 1)])
+def test_compiled_sums_have_the_same_bits(dtype, numel, offset, skipped):
+    pytest.importorskip("numba")
+    elements = torch.arange(numel + skipped).mul_(2654435761).to(dtype)[skipped:]
+
+    assert hash_mix._compiled_run_sums(elements, offset).tolist() == hash_mix._run_sums(elements, offset).tolist()
 
 
 @settings(max_examples=40)
-@given(st.lists(st.tuples(st.integers(1, 40), st.randoms(use_true_random=False)), min_size=1, max_size=4))
-def test_any_block_has_the_sums_of_the_definition_at_its_indices(dims):
+@given(
+    st.lists(st.tuples(st.integers(1, 12), st.randoms(use_true_random=False)), min_size=1, max_size=4),
+    st.sampled_from([torch.int8, torch.int16, torch.int32]),
+)
+def test_any_block_has_the_sums_of_the_definition_at_its_indices(dims, dtype):
     shape = [size for size, _ in dims]
     held = [sorted(random.sample(range(size), random.randint(1, size))) for size, random in dims]
     axes = [Axis(size, torch.tensor(rows)).simplified() for size, rows in zip(shape, held, strict=True)]
     index = torch.arange(math.prod(shape)).view(shape)
     for dim, rows in enumerate(held):
         index = index.index_select(dim, torch.tensor(rows))
-    words = index.mul(2654435761).to(torch.int32)
-    expected = [
-        reference_sums([word], at) for word, at in zip(words.flatten().tolist(), index.flatten().tolist(), strict=True)
-    ]
+    logical = torch.arange(math.prod(shape)).mul(2654435761).to(dtype)
+    held_elements = logical.view(shape)[torch.meshgrid(*map(torch.tensor, held), indexing="ij")]
+    others = torch.ones_like(logical)
+    others[index.flatten()] = 0
+    bits = 8 * dtype.itemsize
+    rest = reference_sums((logical * others).tolist(), bits=bits)
 
-    assert sums_of(words, *axes) == [sum(lane) % 2**64 for lane in zip(*expected, strict=True)]
+    whole = reference_sums(logical.tolist(), bits=bits)
+    # What the block lacks counts as zeros, which add nothing.
+    assert sums_of(held_elements, *axes) == [(a - b) % 2**64 for a, b in zip(whole, rest, strict=True)]
 
 
-def test_mixed_words_are_a_bijection_of_all_16_bit_words_and_of_samples_of_32_bit_words():
-    words = torch.cat([torch.arange(2**16), torch.arange(2**16) << 16, torch.randint(2**32, (2**18,))]).unique()
-    words = words.to(torch.int32)
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32], ids=str)
+def test_the_mix_is_a_bijection_of_all_elements_or_of_samples_and_leaves_zero(dtype):
+    elements = torch.cat([torch.arange(2**16), torch.arange(2**16) << 16, torch.randint(2**32, (2**18,))])
+    elements = elements.to(dtype).unique()
+    mixed_elements = hash_mix._mix(elements.clone(), torch.empty_like(elements))
 
-    assert len(hash_mix._mix(words, torch.empty(2, len(words), dtype=torch.int32)).unique()) == len(words)
+    assert len(mixed_elements.unique()) == len(elements)
+    assert not mixed_elements[elements == 0].any()
 
 
 @given(WORDS, st.randoms(use_true_random=False))

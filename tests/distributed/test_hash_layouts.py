@@ -1,0 +1,18 @@
+"""One trained state has one weight hash, however real FSDP2 lays it out."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_aorta.fixtures import DistributedWorld
+
+NUM_LAYOUTS = 6
+
+
+@pytest.mark.world(size=4, device="cpu")
+def test_a_trained_state_hashes_alike_in_every_layout(distributed_world: DistributedWorld):
+    result = distributed_world.launch_script("tests/distributed/scripts/hash_layouts.py")
+
+    assert list(result.weight_hashes) == [str(number) for number in range(1, NUM_LAYOUTS + 1)]
+    assert len(set(result.weight_hashes.values())) == 1, result.weight_hashes
+    assert result.total_iterations == 25

@@ -1,0 +1,170 @@
+"""Hashes of sharded tensors against one rank's: this process is each rank of a mesh in turn, with no communication."""
+
+from __future__ import annotations
+
+import math
+from contextlib import contextmanager
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
+from torch.distributed.tensor.placement_types import _StridedShard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from pytest_aorta.worker import weight_hash
+from pytest_aorta.worker.hash_layout import placed_grids
+
+settings.register_profile("shared-host", deadline=None, max_examples=25)
+settings.load_profile("shared-host")
+MESHES = st.sampled_from([(2,), (3,), (4,), (2, 2), (2, 3), (4, 2), (2, 2, 2)])
+DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float8_e5m2, torch.int64])
+WIDE_MESHES = [(2, 2), (4, 3), (3, 5), (2, 2, 3)]
+
+
+@contextmanager
+def rank_of(mesh_shape, rank, names=None):
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=math.prod(mesh_shape))
+    try:
+        yield init_device_mesh("cpu", mesh_shape, mesh_dim_names=names)
+    finally:
+        dist.destroy_process_group()
+
+
+def values(shape, dtype):
+    raw = torch.randint(-128, 128, (math.prod(shape) * dtype.itemsize,), generator=torch.Generator().manual_seed(1))
+    return raw.to(torch.int8).view(dtype).view(shape)
+
+
+def facts_of_ranks(mesh_shape, make, names=None):
+    """Every rank's facts of the tensor that ``make`` gives it: what the ranks would gather."""
+    facts = []
+    for rank in range(math.prod(mesh_shape)):
+        # No operation on DTensors: torch keeps their results' meshes, which would be an earlier rank's.
+        with rank_of(mesh_shape, rank, names) as mesh, torch.no_grad():
+            piece = weight_hash._dtensor_or_replica("w", make(mesh))
+            facts.append(weight_hash._local_facts([piece]))
+    return piece.signature, torch.stack(facts)
+
+
+def sums_of_ranks(mesh_shape, make, names=None):
+    return weight_hash._logical_sums(*facts_of_ranks(mesh_shape, make, names))
+
+
+def sums_of_one_rank(tensor):
+    piece = weight_hash._dtensor_or_replica("w", tensor)
+    return weight_hash._logical_sums(piece.signature, weight_hash._local_facts([piece])[None])
+
+
+@given(st.lists(st.integers(0, 7), min_size=1, max_size=3), MESHES, DTYPES, st.data())
+def test_any_placement_of_any_tensor_hashes_like_one_rank(shape, mesh_shape, dtype, data):
+    place = st.one_of(st.builds(Replicate), st.builds(Shard, st.integers(0, len(shape) - 1)))
+    placements = data.draw(st.tuples(*[place] * len(mesh_shape)))
+    tensor = values(shape, dtype)
+
+    def make(mesh):
+        return distribute_tensor(tensor, mesh, placements, src_data_rank=None)
+
+    assert sums_of_ranks(mesh_shape, make) == sums_of_one_rank(tensor)
+
+
+def fsdp_of_tensor_parallel(tensor, dim):
+    """A parameter that FSDP2 shards after tensor parallelism cut it in ``dim``."""
+
+    def make(mesh):
+        module = torch.nn.Module()
+        cut = distribute_tensor(tensor, mesh["tp"], [Shard(dim)], src_data_rank=None)
+        module.weight = torch.nn.Parameter(cut)
+        sharded = fully_shard(module, mesh=mesh["dp"]).weight
+        # The mesh that FSDP2 joins is kept too, with an earlier rank's coordinate.
+        layout = {"shape": sharded.shape, "stride": sharded.stride(), "run_check": False}
+        return DTensor.from_local(sharded.to_local(), mesh, sharded.placements, **layout)
+
+    return make
+
+
+@settings(max_examples=12)
+@given(st.integers(1, 20), st.sampled_from([(2, 2), (4, 3), (3, 4)]), st.sampled_from([0, 1]))
+@example(14, (4, 3), 0)
+def test_fsdp2_of_tensor_parallel_hashes_like_one_rank_however_uneven(rows, mesh_shape, dim):
+    tensor = values((rows, 6), torch.float32)
+    made = fsdp_of_tensor_parallel(tensor, dim)
+
+    assert sums_of_ranks(mesh_shape, made, ("dp", "tp")) == sums_of_one_rank(tensor)
+
+
+@given(st.integers(0, 40), st.sampled_from(WIDE_MESHES), st.data())
+def test_strided_shards_have_the_elements_that_dtensor_gives_them(size, mesh_shape, data):
+    place = st.one_of(
+        st.builds(Replicate),
+        st.builds(Shard, st.just(0)),
+        st.builds(lambda factor: _StridedShard(0, split_factor=factor), st.integers(1, 6)),
+    )
+    placements = data.draw(st.tuples(*[place] * len(mesh_shape)))
+    for coordinate in map(list, torch.cartesian_prod(*map(torch.arange, mesh_shape)).tolist()):
+        shape, begins = _compute_local_shape_and_global_offset((size,), mesh_shape, coordinate, placements)
+        grid = placed_grids((size,), mesh_shape, coordinate, placements)[0]
+
+        assert grid.numel == shape[0]
+        assert not shape[0] or grid.flat_index(0, 1, torch.device("cpu")).item() == begins[0]
+
+
+@given(st.integers(1, 40), st.sampled_from(WIDE_MESHES))
+def test_strided_shards_as_fsdp2_makes_them_hold_each_element_once(size, mesh_shape):
+    *data_parallel, _ = mesh_shape
+    strided = [_StridedShard(0, split_factor=math.prod(mesh_shape[at + 1 :])) for at in range(len(data_parallel))]
+    coordinates = torch.cartesian_prod(*map(torch.arange, mesh_shape)).tolist()
+    grids = [placed_grids((size,), mesh_shape, at, [*strided, Shard(0)])[-1] for at in coordinates]
+    held = torch.cat([grid.flat_index(0, grid.numel, torch.device("cpu")) for grid in grids])
+
+    assert held.sort().values.tolist() == list(range(size))
+
+
+def test_replicas_that_differ_are_an_error_that_names_the_ranks():
+    tensor = torch.arange(8.0)
+    copies = [tensor, tensor, tensor.clone().index_fill_(0, torch.tensor([3]), -3.0), tensor]
+    ranks = iter(copies)
+
+    with pytest.raises(RuntimeError, match=r"replicas of w differ between ranks \[0, 1, 3\] and ranks \[2\]"):
+        sums_of_ranks((4,), lambda mesh: next(ranks))
+
+
+def test_replicas_of_a_shard_that_differ_are_an_error():
+    tensors = iter([torch.zeros(4), torch.zeros(4), torch.zeros(4), torch.ones(4)])
+
+    def make(mesh):
+        return distribute_tensor(next(tensors), mesh, [Replicate(), Shard(0)], src_data_rank=None)
+
+    with pytest.raises(RuntimeError, match=r"replicas of w differ between ranks \[1\] and ranks \[3\]"):
+        sums_of_ranks((2, 2), make)
+
+
+def test_swapped_shards_have_another_hash():
+    tensor = torch.arange(8.0)
+
+    def make(mesh):
+        return distribute_tensor(tensor.roll(4), mesh, [Shard(0)], src_data_rank=None)
+
+    assert sums_of_ranks((2,), make) != sums_of_one_rank(tensor)
+
+
+def test_another_number_of_elements_than_the_placements_give_is_an_error_on_every_rank():
+    def make(mesh):
+        shard = torch.zeros(2 if mesh.get_rank() == 1 else 4)
+        return DTensor.from_local(shard, mesh, [Shard(0)], shape=(8,), stride=(1,))
+
+    with pytest.raises(RuntimeError, match=r"w: ranks \[1\] hold another number of elements"):
+        sums_of_ranks((2,), make)
+
+
+def test_a_partial_tensor_is_an_error_that_names_it():
+    def make(mesh):
+        return DTensor.from_local(torch.zeros(4), mesh, [Partial()])
+
+    with pytest.raises(ValueError, match=r"w: P.* has no value yet"):
+        sums_of_ranks((2,), make)
