@@ -27,12 +27,10 @@ def total_norm(model: nn.Module) -> torch.Tensor:
     return norm
 
 
-def clip_gradients(model: nn.Module, max_norm: float) -> torch.Tensor:
-    """Scale all gradients so that :func:`total_norm` is at most ``max_norm``, and return what it was."""
-    norm = total_norm(model)
+def clip_gradients(model: nn.Module, max_norm: float, norm: torch.Tensor) -> None:
+    """Scale all gradients so that their norm, which was ``norm``, is at most ``max_norm``."""
     for parameters in by_mesh(model):
         torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, _on_mesh_of(parameters[0], norm))
-    return norm
 
 
 def _whole(norm: torch.Tensor) -> torch.Tensor:

@@ -179,7 +179,8 @@ class LlamaWorkload(Workload):
         self._hashes.after_backward(step)
         norm = None
         if (max_norm := self.config["max_grad_norm"]) is not None:
-            norm = clip_gradients(self._model, max_norm)
+            norm = total_norm(self._model)
+            clip_gradients(self._model, max_norm, norm)
         self._optimizer.step()
         return loss, norm
 
