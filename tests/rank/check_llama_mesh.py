@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from aorta_workloads.llama.context_parallel import GatheredAttention, own_positions
 from aorta_workloads.llama.data import local_part
+from aorta_workloads.llama.expert_parallel import apply_expert_parallel, expert_placement
+from aorta_workloads.llama.experts import MoeFeedForward
 from aorta_workloads.llama.mesh import Degrees, ParallelMesh
 from aorta_workloads.llama.model import causal_attention
 from aorta_workloads.llama.parallelize import check_parallelism
@@ -18,7 +20,7 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-AXES = ("data_parallel_replicate", "pipeline_parallel", "context_parallel", "tensor_parallel")
+AXES = ("data_parallel_replicate", "pipeline_parallel", "context_parallel", "tensor_parallel", "expert_parallel")
 ONE = {f"{axis}_degree": 1 for axis in AXES}
 
 
@@ -72,6 +74,9 @@ CONFIG = ONE | {
     "gradient_accumulation": 1,
     "hash_tensors": [],
     "fault": {},
+    "num_experts": 0,
+    "experts_per_token": 2,
+    "param_dtype": "float32",
 }
 
 
@@ -88,6 +93,24 @@ CONFIG = ONE | {
         (
             {"float8_linear": True, "ffn_hidden": 200, "context_parallel_degree": 4},
             r"no multiples of 16 are \{'ffn_hidden': 200, 'tokens of a micro-batch on a rank': 8\}",
+        ),
+        ({"expert_parallel_degree": 3}, "expert_parallel_degree is 3, and parameters are sharded over 8 ranks"),
+        ({"expert_parallel_degree": 2}, "expert_parallel_degree is 2 and num_experts is 0"),
+        ({"num_experts": 1}, "experts_per_token is 2, allowed is up to num_experts 1"),
+        ({"num_experts": 6, "expert_parallel_degree": 4}, "num_experts is 6, no multiple of expert_parallel_degree 4"),
+        ({"num_experts": 4, "tensor_parallel_degree": 2}, "num_experts is 4 and tensor_parallel_degree is 2"),
+        (
+            {"num_experts": 4, "pipeline_parallel_degree": 2, "gradient_accumulation": 2, "n_layers": 2},
+            "num_experts is 4 and pipeline_parallel_degree is 2",
+        ),
+        ({"num_experts": 4, "float8_linear": True}, "num_experts is 4 and float8_linear is true"),
+        (
+            {"num_experts": 4, "expert_parallel_degree": 2, "compile_blocks": True},
+            "expert_parallel_degree is 2 and compile_blocks is true",
+        ),
+        (
+            {"num_experts": 4, "param_dtype": "bfloat16", "ffn_hidden": 100},
+            r"in bfloat16 experts take multiples of 8: \{'ffn_hidden': 100\} are none",
         ),
     ],
 )
@@ -155,6 +178,29 @@ def test_context_parallelism_of_the_whole_world_has_a_process_group_of_its_own(m
     mesh = make_mesh(0, Degrees(1, 1, 16, 1))
 
     assert mesh.context.get_group().group_name != mesh.shards.get_group().group_name
+
+
+def test_experts_are_shared_out_among_neighbours_that_share_parameters(make_mesh):
+    mesh = make_mesh(5, Degrees(2, 4, 2, 1, expert_parallel=4))
+
+    assert mesh.experts.mesh.tolist() == [4, 5, 6, 7]
+    assert mesh.expert_data.mesh.tolist() == [[1, 5], [9, 13]]
+    assert mesh.data.shape == (2, 8)
+    assert make_mesh(5, Degrees(1, 16, 1, 1)).experts is None
+
+
+@pytest.mark.parametrize(
+    ("num_experts", "dim", "along"), [(16, 64, 0), (8, 64, 1), (8, 66, 0)], ids=["experts", "width", "uneven"]
+)
+def test_data_parallelism_shards_experts_along_a_dim_that_divides(make_mesh, num_experts, dim, along):
+    mesh = make_mesh(0, Degrees(1, 16, 1, 1, expert_parallel=4))
+    with torch.device("meta"):
+        moe = MoeFeedForward(dim, 64, num_experts, 2)
+
+    apply_expert_parallel(moe, mesh.experts)
+
+    assert moe.experts.w1.to_local().shape == (num_experts // 4, 64, dim)
+    assert expert_placement(moe.experts, mesh.expert_data) == Shard(along)
 
 
 @given(rows=st.integers(0, 9), columns=st.integers(1, 6), shards=st.integers(1, 4), splits=st.integers(1, 3))

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import (
 )
 
 aten = torch.ops.aten
-_MATMULS = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default})
+_MATMULS = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default, aten._grouped_mm.default})
 _ATTENTION = frozenset(
     {
         aten._scaled_dot_product_flash_attention.default,

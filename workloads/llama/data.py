@@ -14,7 +14,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 _STD = 0.02
 # They add to the residual stream, twice a block: scaled down as in GPT-2.
-_RESIDUAL_SUFFIXES = ("attention.wo.weight", "feed_forward.w2.weight")
+_RESIDUAL_SUFFIXES = ("attention.wo.weight", "feed_forward.w2.weight", "feed_forward.experts.w2")
 
 
 def generator(device: torch.device, *key: int | str) -> torch.Generator:

@@ -13,6 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 # The names of the mesh's dimensions, outermost first.
 PIPELINE, REPLICATE, SHARD, TENSOR = "pp", "dp_replicate", "fsdp", "tp"
 _CONTEXT = "cp"
+# What SHARD falls into for the parameters of experts.
+_EXPERT_SHARD, _EXPERT = "expert_fsdp", "ep"
 _GIVEN = ("data_parallel_replicate", "pipeline_parallel", "context_parallel", "tensor_parallel")
 
 
@@ -25,20 +27,29 @@ class Degrees:
     context_parallel: int
     tensor_parallel: int
     pipeline_parallel: int = 1
+    expert_parallel: int = 1
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], world_size: int) -> Degrees:
         """Read the ``*_degree`` keys.
 
         Raises:
-            ValueError: the world is no multiple of their product.
+            ValueError: the world is no multiple of their product, or the ranks that parameters are sharded over
+                are none of ``expert_parallel_degree``, which takes no ranks of its own.
         """
         given = {name: int(config[f"{name}_degree"]) for name in _GIVEN}
         product = math.prod(given.values())
         if world_size % product:
             factors = " x ".join(f"{name}_degree {degree}" for name, degree in given.items())
             raise ValueError(f"the world has {world_size} ranks, no multiple of {factors} = {product}")
-        return cls(data_parallel_shard=world_size // product, **given)
+        expert_parallel, num_shards = int(config["expert_parallel_degree"]), world_size // product
+        num_ranks = num_shards * given["context_parallel"]
+        if num_ranks % expert_parallel:
+            raise ValueError(
+                f"expert_parallel_degree is {expert_parallel}, and parameters are sharded over {num_ranks} ranks, no "
+                f"multiple of it"
+            )
+        return cls(data_parallel_shard=num_shards, expert_parallel=expert_parallel, **given)
 
     @property
     def data_parallel(self) -> int:
@@ -66,6 +77,7 @@ class ParallelMesh:
     pipeline: DeviceMesh | None
     whole: DeviceMesh
     context: DeviceMesh | None
+    _experts: DeviceMesh | None = None
 
     @classmethod
     def build(cls, degrees: Degrees, device_type: str) -> ParallelMesh:
@@ -80,7 +92,7 @@ class ParallelMesh:
         world = init_device_mesh(device_type, tuple(kept.values()), mesh_dim_names=tuple(kept))
         context = _context_mesh(degrees, device_type)
         if PIPELINE not in kept:
-            return cls(degrees, None, world, context)
+            return cls(degrees, None, world, context, _expert_mesh(kept, degrees.expert_parallel, device_type))
         return cls(degrees, world[PIPELINE], world[tuple(name for name in kept if name != PIPELINE)], context)
 
     @property
@@ -102,6 +114,18 @@ class ParallelMesh:
     def data(self) -> DeviceMesh:
         """The mesh gradients are reduced over: ``[fsdp]``, or ``[dp_replicate, fsdp]`` with replicas."""
         return self.shards if self.replicas is None else self.whole[REPLICATE, SHARD]
+
+    @property
+    def experts(self) -> DeviceMesh | None:
+        """The axis along which experts are shared out: neighbours within ``fsdp``."""
+        return None if self._experts is None else self._experts[_EXPERT]
+
+    @property
+    def expert_data(self) -> DeviceMesh:
+        """As :attr:`data`, for the gradients of experts: what their own axis leaves of ``fsdp``."""
+        if self._experts is None:
+            return self.data
+        return self._experts[_EXPERT_SHARD] if self.replicas is None else self._experts[REPLICATE, _EXPERT_SHARD]
 
     @property
     def data_rank(self) -> int:
@@ -140,3 +164,18 @@ def _context_mesh(degrees: Degrees, device_type: str) -> DeviceMesh | None:
         mesh_dim_names=(PIPELINE, "data", _CONTEXT, TENSOR),
         backend_override={_CONTEXT: dist.get_backend()},
     )[_CONTEXT]
+
+
+def _expert_mesh(sizes: Mapping[str, int], degree: int, device_type: str) -> DeviceMesh | None:
+    """The mesh of ``sizes`` with ``fsdp`` split, so that experts are shared out within it."""
+    if degree == 1:
+        return None
+    split: dict[str, int] = {}
+    for name, size in sizes.items():
+        split |= {_EXPERT_SHARD: size // degree, _EXPERT: degree} if name == SHARD else {name: size}
+    return init_device_mesh(
+        device_type,
+        tuple(split.values()),
+        mesh_dim_names=tuple(split),
+        backend_override={_EXPERT: dist.get_backend()},
+    )

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .checkpointing import run_checkpointed
+from .experts import MoeFeedForward
 
 # The first that takes the inputs; cuDNN's, fastest on Hopper, is left out by torch under deterministic algorithms.
 _ATTENTION = [
@@ -35,6 +36,8 @@ class LlamaConfig:
     rope_theta: float
     norm_eps: float
     activation_checkpointing: str = "none"
+    num_experts: int = 0
+    experts_per_token: int = 2
 
     def __post_init__(self) -> None:
         """Raise ValueError for dimensions that do not divide each other."""
@@ -116,6 +119,12 @@ class FeedForward(nn.Module):
         return out
 
 
+def _feed_forward(config: LlamaConfig) -> nn.Module:
+    if not config.num_experts:
+        return FeedForward(config)
+    return MoeFeedForward(config.dim, config.ffn_hidden, config.num_experts, config.experts_per_token)
+
+
 class Block(nn.Module):
     """One pre-norm transformer block."""
 
@@ -124,7 +133,7 @@ class Block(nn.Module):
         self.attention_norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
         self.attention = Attention(config)
         self.ffn_norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
-        self.feed_forward = FeedForward(config)
+        self.feed_forward = _feed_forward(config)
         self._checkpointing = config.activation_checkpointing
 
     def forward(self, x: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:

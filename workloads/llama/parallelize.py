@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from .context_parallel import apply_context_parallel, own_positions
+from .expert_parallel import apply_expert_parallel, check_experts
 from .float8 import check_float8, convert_blocks
 from .mesh import Degrees, ParallelMesh
 from .model import Llama, LlamaConfig
@@ -29,6 +30,7 @@ def check_parallelism(config: Mapping[str, Any], world_size: int, device: torch.
     num_positions = len(own_positions(config["seq_len"], degrees.context_parallel, 0))
     sizes = {key: config[key] for key in _SPLIT_BY_TENSOR_PARALLEL}
     check_tensor_parallel(degrees.tensor_parallel, sizes | {"positions of a rank": num_positions})
+    check_experts(config, degrees)
     if config["float8_linear"]:
         check_float8(device, degrees, LlamaConfig.from_config(config), config["batch_size"] * num_positions)
     return degrees
@@ -44,3 +46,5 @@ def parallelize(model: Llama, mesh: ParallelMesh, config: Mapping[str, Any]) -> 
         apply_tensor_parallel(model, mesh.tensor)
     if mesh.context is not None:
         apply_context_parallel(model, mesh.context, config["seq_len"])
+    if mesh.experts is not None:
+        apply_expert_parallel(model, mesh.experts)

@@ -25,6 +25,7 @@ from . import saved_state
 from .context_parallel import own_positions
 from .data import initialize, sequences
 from .faults import Fault
+from .gradients import by_mesh, clip_gradients, total_norm
 from .hashing import StepHashes
 from .loss import make_loss
 from .mesh import ParallelMesh
@@ -151,7 +152,8 @@ class LlamaWorkload(Workload):
         asked = self.config["optimizer_fused"]
         fused = on_cuda if asked is None else asked
         return torch.optim.AdamW(
-            self._model.parameters(),
+            # Of each mesh on its own: one kernel for many tensors takes no others.
+            [{"params": parameters} for parameters in by_mesh(self._model)],
             lr=self.config["lr"],
             betas=_BETAS,
             weight_decay=_WEIGHT_DECAY,
@@ -185,7 +187,7 @@ class LlamaWorkload(Workload):
         norm = None
         if (max_norm := self.config["max_grad_norm"]) is not None:
             norm = self._total_norm()
-            torch.nn.utils.clip_grads_with_norm_(self._model.parameters(), max_norm, norm)
+            clip_gradients(self._model, max_norm, norm)
         self._optimizer.step()
         return loss, norm
 
@@ -242,8 +244,7 @@ class LlamaWorkload(Workload):
         self._hashes.end(step)
 
     def _total_norm(self) -> torch.Tensor:
-        gradients = [p.grad for p in self._model.parameters() if p.grad is not None]
-        return self._stages.norm(torch.nn.utils.get_total_norm(gradients))
+        return self._stages.norm(total_norm(self._model))
 
     def _synchronize(self) -> None:
         if self._device.type == "cuda":

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from functools import partial
 
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard
+
+from ..llama.expert_parallel import expert_placement
+from ..llama.experts import Experts
 from ..llama.mesh import ParallelMesh
 from ..llama.model import Llama
 from ..llama.training import DTYPES, LlamaWorkload
@@ -28,6 +34,7 @@ class LlamaFsdp2Workload(LlamaWorkload):
         for layer in model.layers:
             if self.config["compile_blocks"]:
                 layer.compile(fullgraph=True)
+            _shard_experts(layer, mesh, policy, reshard)
             blocks.append(fully_shard(layer, mesh=mesh.data, mp_policy=policy, reshard_after_forward=reshard))
         # Backward begins with them: they would be gathered again at once.
         fully_shard([model.norm, model.output], mesh=mesh.data, mp_policy=policy, reshard_after_forward=False)
@@ -43,6 +50,26 @@ class LlamaFsdp2Workload(LlamaWorkload):
         """Free the wrapped model too."""
         super().cleanup()
         self.__dict__.pop("_root", None)
+
+
+def _shard_experts(layer: nn.Module, mesh: ParallelMesh, policy: MixedPrecisionPolicy, reshard: bool) -> None:
+    """Make shared-out experts a group within their block's: their gradients are reduced over other ranks."""
+    if mesh.experts is None:
+        return
+    for module in layer.modules():
+        if isinstance(module, Experts):
+            placement = partial(_fixed, expert_placement(module, mesh.expert_data))
+            fully_shard(
+                module,
+                mesh=mesh.expert_data,
+                mp_policy=policy,
+                reshard_after_forward=reshard,
+                shard_placement_fn=placement,
+            )
+
+
+def _fixed(placement: Shard, _: nn.Parameter) -> Shard:
+    return placement
 
 
 def _sum_gradients(model: Llama) -> None:

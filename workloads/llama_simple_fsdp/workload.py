@@ -17,7 +17,16 @@ class LlamaSimpleFsdpWorkload(LlamaWorkload):
     name = "llama_simple_fsdp"
 
     def shard(self, model: Llama, mesh: ParallelMesh) -> None:
-        """Make all parameters DTensors that are gathered where they are read."""
+        """Make all parameters DTensors that are gathered where they are read.
+
+        Raises:
+            ValueError: experts are to be shared out.
+        """
+        if mesh.experts is not None:
+            raise ValueError(
+                f"expert_parallel_degree is {self._degrees.expert_parallel}, and llama_simple_fsdp takes 1 alone: how "
+                f"many tokens ranks exchange is read on the host, which no full graph can hold"
+            )
         precision = MixedPrecision(DTYPES[self.config["param_dtype"]], DTYPES[self.config["reduce_dtype"]])
         shard_parameters(model, mesh, precision)
 

@@ -1,0 +1,125 @@
+"""Experts of the Llama workloads shared out over CPU ranks: the same model, gradients and training as on each rank."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_aorta.errors import LaunchError
+
+pytestmark = [
+    pytest.mark.numerics,
+    pytest.mark.world(size=4, device="cpu", warm=True),
+    pytest.mark.timeout(180),
+]
+
+COMPARE = Path(__file__).parent / "scripts" / "compare_checkpoints.py"
+TRAINING = {
+    "size": "debug",
+    "n_layers": 1,
+    "n_kv_heads": 4,
+    "num_experts": 8,
+    "steps": 5,
+    "warmup": 0,
+    "hash_every": 1,
+}
+# Of each the global batch is four sequences.
+LAYOUTS = {
+    "fsdp 4": {"batch_size": 1},
+    "hsdp 2, ep 2": {"batch_size": 1, "data_parallel_replicate_degree": 2, "expert_parallel_degree": 2},
+    "cp 2, ep 4": {"batch_size": 2, "context_parallel_degree": 2, "expert_parallel_degree": 4},
+    "ep 2": {"batch_size": 1, "expert_parallel_degree": 2},
+}
+# AdamW then changes no bit of a weight, and its first moment is a tenth of the gradient.
+UNCHANGED = {"lr": 1e-30, "steps": 1, "max_grad_norm": None}
+
+
+def differences(first, second):
+    """Of two checkpoints' tensors, by name, relative to the largest value."""
+    ended = subprocess.run([sys.executable, COMPARE, first, second], capture_output=True, text=True, check=True)
+    return json.loads(ended.stdout)
+
+
+def test_shared_out_experts_begin_with_the_same_weights_and_train_alike(workload, tmp_path):
+    initial, trained = {}, {}
+    for layout in ("fsdp 4", "ep 2", "hsdp 2, ep 2", "cp 2, ep 4"):
+        training = TRAINING | LAYOUTS[layout]
+        folder = str(tmp_path / layout)
+        initial[layout] = workload.run("llama_fsdp2", save_checkpoint=folder, **training | UNCHANGED).weight_hashes["1"]
+        trained[layout] = workload.run("llama_fsdp2", **training)
+    assert len(set(initial.values())) == 1, initial
+
+    reference = trained["fsdp 4"]
+    assert reference.weight_hashes["5"] != initial["fsdp 4"]
+    for layout, result in trained.items():
+        assert result.loss == pytest.approx(reference.loss, rel=1e-5), layout
+        assert result.grad_norm == pytest.approx(reference.grad_norm, rel=1e-4), layout
+        # AdamW hides a factor of a gradient, and the norm that of a small one.
+        apart = differences(str(tmp_path / "fsdp 4"), str(tmp_path / layout))
+        assert "optimizer.layers.0.feed_forward.experts.w1.exp_avg" in apart
+        assert max(apart.values()) < 1e-4, apart
+
+    loading = UNCHANGED | {"load_checkpoint": str(tmp_path / "hsdp 2, ep 2")}
+    loaded = workload.run("llama_fsdp2", **TRAINING | LAYOUTS["cp 2, ep 4"] | loading)
+    assert loaded.weight_hashes["1"] == initial["fsdp 4"]
+
+
+def test_a_rank_to_which_no_token_goes_takes_part(workload):
+    # Four tokens a step.
+    starved = TRAINING | {"seq_len": 1, "batch_size": 1, "experts_per_token": 1, "steps": 3}
+    reference = workload.run("llama_fsdp2", **starved)
+    result = workload.run("llama_fsdp2", expert_parallel_degree=4, **starved)
+    assert result.loss == pytest.approx(reference.loss, rel=1e-5)
+    assert result.grad_norm == pytest.approx(reference.grad_norm, rel=1e-4)
+
+
+def test_recomputation_prefetching_and_hashes_of_tensors_change_no_bit(workload):
+    training = TRAINING | LAYOUTS["ep 2"] | {"n_layers": 2, "steps": 2, "gradient_accumulation": 2}
+    training["param_dtype"] = "bfloat16"
+    reference = workload.run("llama_fsdp2", **training)
+    kinds = ["weights", "gradients", "optimizer", "forward", "backward"]
+    for given in (
+        {"activation_checkpointing": "selective"},
+        {"activation_checkpointing": "full", "hash_tensors": kinds},
+        {"reshard_after_forward": False, "forward_prefetch": 1, "backward_prefetch": 1},
+    ):
+        result = workload.run("llama_fsdp2", **training | given)
+        assert result.weight_hashes == reference.weight_hashes, given
+        assert (result.loss, result.grad_norm) == (reference.loss, reference.grad_norm), given
+        if "hash_tensors" in given:
+            assert "layers.0.feed_forward.experts.w2" in result.tensor_hashes["gradients"].names
+
+
+def test_a_fused_optimizer_takes_parameters_of_both_meshes(workload):
+    training = TRAINING | LAYOUTS["ep 2"] | {"steps": 3}
+    single = workload.run("llama_fsdp2", optimizer_fused=False, **training)
+    fused = workload.run("llama_fsdp2", optimizer_fused=True, **training)
+    assert fused.loss == pytest.approx(single.loss, rel=1e-5)
+
+
+def test_experts_fewer_than_their_ranks_are_sharded_along_their_width(workload, tmp_path):
+    training = TRAINING | UNCHANGED | {"batch_size": 1, "num_experts": 2}
+    reference = workload.run("llama_fsdp2", save_checkpoint=str(tmp_path / "whole"), **training)
+    # One expert of a rank over two ranks.
+    result = workload.run(
+        "llama_fsdp2", expert_parallel_degree=2, save_checkpoint=str(tmp_path / "shared out"), **training
+    )
+    assert result.weight_hashes == reference.weight_hashes
+    assert max(differences(str(tmp_path / "whole"), str(tmp_path / "shared out")).values()) < 1e-4
+
+
+def test_traced_experts_have_every_bit_of_fsdp2(workload):
+    training = TRAINING | {"steps": 3, "param_dtype": "bfloat16", "reduce_dtype": "bfloat16", "batch_size": 1}
+    eager = workload.run("llama_fsdp2", **training)
+    traced = workload.run("llama_simple_fsdp", bucketing="transformer_block", **training)
+    assert traced.weight_hashes == eager.weight_hashes
+    assert (traced.loss, traced.grad_norm) == (eager.loss, eager.grad_norm)
+
+
+def test_experts_of_a_traced_model_are_not_shared_out(workload):
+    with pytest.raises(LaunchError, match="expert_parallel_degree is 2, and llama_simple_fsdp takes 1 alone"):
+        workload.run("llama_simple_fsdp", **TRAINING | LAYOUTS["ep 2"])

@@ -1,0 +1,168 @@
+"""Experts: routing, grouping and the exchange between ranks against every expert applied to every token."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from aorta_workloads.llama.data import initial_value
+from aorta_workloads.llama.expert_parallel import ExchangedExperts
+from aorta_workloads.llama.experts import Experts, MoeFeedForward, group_rows, route
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+DIM, HIDDEN = 8, 12
+
+
+def make_moe(num_experts, experts_per_token):
+    moe = MoeFeedForward(DIM, HIDDEN, num_experts, experts_per_token)
+    for name, parameter in moe.named_parameters():
+        # Wide enough that experts differ in what they give.
+        torch.nn.init.normal_(parameter, std=0.5, generator=torch.Generator().manual_seed(len(name) + ord(name[-1])))
+    return moe
+
+
+def every_expert(moe, x):
+    """The sum over all experts, each applied to all tokens, of what the router gives them or 0."""
+    scores = torch.softmax(moe.router(x), dim=-1)
+    kept = torch.zeros_like(scores).scatter(-1, scores.topk(moe.experts_per_token).indices, 1.0) * scores
+    weights = kept / kept.sum(dim=-1, keepdim=True)
+    experts = moe.experts
+    outputs = [
+        F.linear(F.silu(F.linear(x, w1)) * F.linear(x, w3), w2)
+        for w1, w2, w3 in zip(experts.w1, experts.w2, experts.w3, strict=True)
+    ]
+    return sum(weights[..., number : number + 1] * out for number, out in enumerate(outputs))
+
+
+def gradients(moe, out, x):
+    direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(9))
+    return torch.autograd.grad(out, [x, *moe.parameters()], direction)
+
+
+def tokens(*shape, seed=0):
+    return torch.randn(*shape, DIM, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+
+
+def test_equal_scores_go_to_the_first_experts():
+    routing = route(torch.tensor([[1.0, 2.0, 2.0, 2.0], [0.0, 0.0, 0.0, 0.0]]), 2)
+
+    assert routing.experts.tolist() == [[1, 2], [0, 1]]
+    assert routing.weights.tolist() == [[0.5, 0.5], [0.5, 0.5]]
+
+
+def test_weights_are_the_shares_of_the_scores_that_are_kept():
+    routing = route(torch.tensor([[3.0, 1.0, 2.0]]).log().bfloat16(), 2)
+
+    assert routing.experts.tolist() == [[0, 2]]
+    assert routing.weights.dtype == torch.float32
+    torch.testing.assert_close(routing.weights, torch.tensor([[0.6, 0.4]]), atol=1e-2, rtol=0)
+
+
+@given(groups=st.lists(st.integers(0, 4), max_size=20))
+def test_grouped_rows_are_in_order_and_come_back(groups):
+    numbers = torch.tensor(groups, dtype=torch.int64)
+
+    grouping = group_rows(numbers, 5)
+
+    assert grouping.order.tolist() == sorted(range(len(groups)), key=groups.__getitem__)
+    assert numbers[grouping.order][grouping.inverse].tolist() == groups
+    assert grouping.counts.tolist() == [groups.count(number) for number in range(5)]
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data(), num_experts=st.integers(1, 6), batch=st.integers(1, 3), seq_len=st.integers(1, 5))
+def test_chosen_experts_give_what_all_would_and_its_gradients(data, num_experts, batch, seq_len):
+    moe = make_moe(num_experts, data.draw(st.integers(1, num_experts)))
+    x = tokens(batch, seq_len)
+
+    out, expected = moe(x), every_expert(moe, x)
+
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(gradients(moe, out, x), gradients(moe, expected, x), atol=1e-4, rtol=1e-4)
+
+
+class Board:
+    """Where threads that stand for ranks leave what they send."""
+
+    def __init__(self, num_ranks):
+        self.sent = [[] for _ in range(num_ranks)]
+        self.barrier = threading.Barrier(num_ranks)
+
+    def exchange(self, rank, parts):
+        self.sent[rank] = parts
+        self.barrier.wait(timeout=30)
+        received = torch.cat([parts[rank] for parts in self.sent])
+        self.barrier.wait(timeout=30)
+        return received
+
+
+class OnBoard(ExchangedExperts):
+    """Exchanges through a board, where other ranks are threads."""
+
+    def __init__(self, board, num_ranks, rank):
+        self._board, self._num_ranks, self._rank = board, num_ranks, rank
+
+    def _exchange_counts(self, counts):
+        return self._board.exchange(self._rank, counts.chunk(self._num_ranks))
+
+    def _exchange(self, rows, num_sent, num_received):
+        received = self._board.exchange(self._rank, rows.split(num_sent))
+        assert received.shape[0] == sum(num_received)
+        return received
+
+
+def own_experts(moe, num_ranks, rank):
+    """The experts of one rank, as views of the whole's parameters, so that gradients reach these."""
+    with torch.device("meta"):
+        own = Experts(moe.num_experts // num_ranks, DIM, HIDDEN)
+    for name, parameter in moe.experts.named_parameters():
+        delattr(own, name)
+        setattr(own, name, parameter.chunk(num_ranks)[rank])
+    return own
+
+
+def run_rank(moe, board, num_ranks, rank, x, outputs):
+    experts, exchanged = own_experts(moe, num_ranks, rank), OnBoard(board, num_ranks, rank)
+    alone = MoeFeedForward(DIM, HIDDEN, moe.num_experts, moe.experts_per_token)
+    alone.router, alone.evaluate = moe.router, lambda _, rows, counts: exchanged(experts, rows, counts)
+    outputs[rank] = alone(x)
+
+
+@settings(max_examples=20, deadline=None)
+@given(data=st.data(), num_ranks=st.integers(1, 4), per_rank=st.integers(1, 3), num_tokens=st.integers(1, 4))
+def test_exchanged_tokens_get_what_all_experts_would_give_and_its_gradients(data, num_ranks, per_rank, num_tokens):
+    moe = make_moe(num_ranks * per_rank, data.draw(st.integers(1, num_ranks * per_rank)))
+    xs = [tokens(1, num_tokens, seed=rank) for rank in range(num_ranks)]
+    board, outputs = Board(num_ranks), {}
+    threads = [
+        threading.Thread(target=run_rank, args=(moe, board, num_ranks, rank, x, outputs)) for rank, x in enumerate(xs)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    x = torch.cat(xs)
+    out, expected = torch.cat([outputs[rank] for rank in range(num_ranks)]), every_expert(moe, x)
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-4)
+    found, wanted = (gradients(moe, given, xs[0]) for given in (out, expected))
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_a_rank_to_which_no_token_goes_has_gradients_of_zero():
+    experts = Experts(2, DIM, HIDDEN)
+    rows = tokens(0)
+
+    experts(rows, torch.tensor([0, 0])).square().sum().backward()
+
+    assert [parameter.grad.abs().sum().item() for parameter in experts.parameters()] == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(("name", "is_residual"), [("w1", False), ("w2", True), ("w3", False)])
+def test_what_experts_add_to_the_residual_stream_begins_smaller(name, is_residual):
+    value = initial_value(f"layers.0.feed_forward.experts.{name}", torch.empty(4, 32, 32), 8, seed=0)
+
+    assert value.std().item() == pytest.approx(0.02 / (4 if is_residual else 1), rel=0.1)

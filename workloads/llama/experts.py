@@ -1,0 +1,105 @@
+"""A feed-forward of experts: each token goes through the few that a router scores highest (arXiv 1701.06538).
+
+No token is dropped, and no expert has a capacity. There is no auxiliary loss that would balance their loads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+
+class Routing(NamedTuple):
+    """Which experts each token goes to, int64 ``[tokens, k]``, and what their outputs are multiplied by."""
+
+    experts: torch.Tensor
+    weights: torch.Tensor
+
+
+class Grouping(NamedTuple):
+    """Rows put into the order of their groups: row ``order[n]`` comes ``n``-th, row ``n`` comes ``inverse[n]``-th.
+
+    ``counts`` has each group's number of rows.
+    """
+
+    order: torch.Tensor
+    inverse: torch.Tensor
+    counts: torch.Tensor
+
+
+def route(logits: torch.Tensor, experts_per_token: int) -> Routing:
+    """The highest of ``[tokens, num_experts]`` scores, with weights that add up to 1; of equal ones the first.
+
+    Scores are a float32 softmax over all experts.
+    """
+    # Stable: topk says nothing about ties.
+    scores, experts = torch.softmax(logits.float(), dim=-1).sort(dim=-1, descending=True, stable=True)
+    kept = scores[:, :experts_per_token]
+    return Routing(experts[:, :experts_per_token], kept / kept.sum(dim=-1, keepdim=True))
+
+
+def group_rows(groups: torch.Tensor, num_groups: int) -> Grouping:
+    """Order rows by the number of the group ``[rows]`` that each belongs to, and within one as they were."""
+    order = groups.argsort(stable=True)
+    # Neither bincount nor histc has deterministic kernels everywhere, nor a shape that a trace knows.
+    counts = (groups.unsqueeze(1) == torch.arange(num_groups, device=groups.device)).sum(dim=0)
+    return Grouping(order, order.argsort(), counts)
+
+
+class Experts(nn.Module):
+    """SwiGLU feed-forwards whose matrices are stacked: ``w1``, ``w3`` ``[num_experts, hidden, dim]``, ``w2`` turned."""
+
+    def __init__(self, num_experts: int, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.w1 = nn.Parameter(torch.empty(num_experts, hidden, dim))
+        self.w2 = nn.Parameter(torch.empty(num_experts, dim, hidden))
+        self.w3 = nn.Parameter(torch.empty(num_experts, hidden, dim))
+
+    def forward(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        """Put ``rows`` ``[n, dim]``, which are in the order of experts, through them; each has ``counts`` of them."""
+        ends = counts.cumsum(dim=0, dtype=torch.int32)
+        w1, w2, w3 = (local_experts(weight).transpose(1, 2) for weight in (self.w1, self.w2, self.w3))
+        hidden = F.silu(F.grouped_mm(rows, w1, offs=ends)) * F.grouped_mm(rows, w3, offs=ends)
+        out: torch.Tensor = F.grouped_mm(hidden, w2, offs=ends)
+        return out
+
+
+def local_experts(weight: torch.Tensor) -> torch.Tensor:
+    """The experts that this rank has, under expert parallelism a part of them."""
+    return weight.to_local() if isinstance(weight, DTensor) else weight
+
+
+def evaluate_here(experts: Experts, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """Put rows in the order of all experts through those, which this rank has."""
+    out: torch.Tensor = experts(rows, counts)
+    return out
+
+
+class MoeFeedForward(nn.Module):
+    """A router and its experts.
+
+    ``evaluate`` maps the experts, rows in the order of all experts and each one's count of rows to the rows' outputs.
+    """
+
+    def __init__(self, dim: int, hidden: int, num_experts: int, experts_per_token: int) -> None:
+        super().__init__()
+        self.num_experts, self.experts_per_token = num_experts, experts_per_token
+        self.router = nn.Linear(dim, num_experts, bias=False)
+        self.experts = Experts(num_experts, dim, hidden)
+        self.evaluate: Callable[[Experts, torch.Tensor, torch.Tensor], torch.Tensor] = evaluate_here
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Each token's weighted sum of its experts' outputs, ``[batch, seq_len, dim]``."""
+        tokens = x.flatten(0, 1)
+        routing = route(self.router(tokens), self.experts_per_token)
+        groups = group_rows(routing.experts.flatten(), self.num_experts)
+        copies = tokens.unsqueeze(1).expand(-1, self.experts_per_token, -1).flatten(0, 1)
+        out = self.evaluate(self.experts, copies[groups.order], groups.counts)[groups.inverse]
+        out = out.unflatten(0, (-1, self.experts_per_token)) * routing.weights.unsqueeze(-1).type_as(out)
+        summed: torch.Tensor = out.sum(dim=1)
+        return summed.view_as(x)
