@@ -112,6 +112,14 @@ def test_experts_fewer_than_their_ranks_are_sharded_along_their_width(workload, 
     assert max(differences(str(tmp_path / "whole"), str(tmp_path / "shared out")).values()) < 1e-4
 
 
+def test_stages_share_out_their_experts(workload):
+    training = TRAINING | {"n_layers": 2, "steps": 3, "gradient_accumulation": 2, "pipeline_parallel_degree": 2}
+    whole = workload.run("llama_fsdp2", **training)
+    shared_out = workload.run("llama_fsdp2", expert_parallel_degree=2, **training)
+    assert shared_out.loss == pytest.approx(whole.loss, rel=1e-5)
+    assert shared_out.grad_norm == pytest.approx(whole.grad_norm, rel=1e-4)
+
+
 def test_traced_experts_have_every_bit_of_fsdp2(workload):
     training = TRAINING | {"steps": 3, "param_dtype": "bfloat16", "reduce_dtype": "bfloat16", "batch_size": 1}
     eager = workload.run("llama_fsdp2", **training)

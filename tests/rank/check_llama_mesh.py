@@ -99,10 +99,6 @@ CONFIG = ONE | {
         ({"num_experts": 1}, "experts_per_token is 2, allowed is up to num_experts 1"),
         ({"num_experts": 6, "expert_parallel_degree": 4}, "num_experts is 6, no multiple of expert_parallel_degree 4"),
         ({"num_experts": 4, "tensor_parallel_degree": 2}, "num_experts is 4 and tensor_parallel_degree is 2"),
-        (
-            {"num_experts": 4, "pipeline_parallel_degree": 2, "gradient_accumulation": 2, "n_layers": 2},
-            "num_experts is 4 and pipeline_parallel_degree is 2",
-        ),
         ({"num_experts": 4, "float8_linear": True}, "num_experts is 4 and float8_linear is true"),
         (
             {"num_experts": 4, "expert_parallel_degree": 2, "compile_blocks": True},

@@ -51,11 +51,6 @@ def _check_combinations(config: Mapping[str, Any], degrees: Degrees) -> None:
             f"num_experts is {num_experts} and tensor_parallel_degree is {degrees.tensor_parallel}: matrices of "
             f"experts are not split; allowed is one of the two"
         )
-    if degrees.pipeline_parallel > 1:
-        raise ValueError(
-            f"num_experts is {num_experts} and pipeline_parallel_degree is {degrees.pipeline_parallel}: the mesh of "
-            f"experts is not divided into stages; allowed is one of the two"
-        )
     if config["float8_linear"]:
         raise ValueError(
             f"num_experts is {num_experts} and float8_linear is true: experts are no linear layers, and a rounded "

@@ -91,9 +91,11 @@ class ParallelMesh:
         kept = {name: size for name, size in sizes.items() if size > 1 or name == SHARD}
         world = init_device_mesh(device_type, tuple(kept.values()), mesh_dim_names=tuple(kept))
         context = _context_mesh(degrees, device_type)
+        experts = _expert_mesh(kept, degrees.expert_parallel, device_type)
         if PIPELINE not in kept:
-            return cls(degrees, None, world, context, _expert_mesh(kept, degrees.expert_parallel, device_type))
-        return cls(degrees, world[PIPELINE], world[tuple(name for name in kept if name != PIPELINE)], context)
+            return cls(degrees, None, world, context, experts)
+        stage = world[tuple(name for name in kept if name != PIPELINE)]
+        return cls(degrees, world[PIPELINE], stage, context, experts)
 
     @property
     def replicas(self) -> DeviceMesh | None:
