@@ -234,3 +234,24 @@ def test_estimates_are_of_matrix_products_attention_with_shared_heads_and_collec
     assert estimate_ms(gather) == pytest.approx(1.01)
     assert estimate_ms(gather, 0) == pytest.approx(0.01)
     assert estimate_ms(node(aten.add.Tensor, left, left, left)) is None
+
+
+@pytest.mark.parametrize(
+    ("version", "backend", "refused"),
+    [
+        ("2.13.0+cpu", "aot_eager", True),
+        ("2.14.0", "inductor", True),
+        ("2.11.0+cu130", "aot_eager", False),
+        ("2.13.0+cpu", "eager", False),
+    ],
+)
+def test_full_checkpointing_is_refused_where_torch_can_not_trace_it(monkeypatch, version, backend, refused):
+    monkeypatch.setattr(torch, "__version__", version)
+    given = {"backend": backend, "bucketing": "none", "overlap_reorder": False, "reshard_after_forward": False}
+    settings = CompileSettings.from_config(PLANNED | given)
+    passes.check_checkpointing(settings, "selective")
+    if not refused:
+        passes.check_checkpointing(settings, "full")
+        return
+    with pytest.raises(RuntimeError, match=f"activation_checkpointing is 'full' and backend is '{backend}': torch 2"):
+        passes.check_checkpointing(settings, "full")

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.torch_version import TorchVersion
 
 try:
     from torch._dynamo.backends.common import aot_autograd
@@ -74,6 +75,18 @@ def make_backend(
         return _COMPILERS[settings.backend](graph_module, inputs, joint, CollectivesPass(settings, names, plan, group))
 
     return compile_graph
+
+
+def check_checkpointing(settings: CompileSettings, checkpointing: str) -> None:
+    """Raise RuntimeError where this version of torch can't trace such checkpointing.
+
+    From 2.13 on its partitioner takes a device mesh that blocks recomputed as a whole save for a tensor.
+    """
+    if settings.backend != "eager" and checkpointing == "full" and TorchVersion(torch.__version__) >= "2.13":
+        raise RuntimeError(
+            f"activation_checkpointing is 'full' and backend is {settings.backend!r}: torch {torch.__version__} can't "
+            f"partition such a graph with DTensors, 2.11 can; allowed are 'none' and 'selective', or backend 'eager'"
+        )
 
 
 def _check_version() -> None:

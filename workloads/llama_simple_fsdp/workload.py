@@ -7,7 +7,7 @@ from ..llama.model import Llama
 from ..llama.training import DTYPES, LlamaWorkload
 from .buckets import Bucket, block_buckets, module_buckets
 from .parametrization import MixedPrecision, shard_parameters
-from .passes import make_backend
+from .passes import check_checkpointing, make_backend
 from .settings import CompileSettings
 
 
@@ -35,6 +35,7 @@ class LlamaSimpleFsdpWorkload(LlamaWorkload):
         settings = CompileSettings.from_config(self.config)
         settings.check_context_parallel(self._degrees.context_parallel)
         settings.check_pipeline_parallel(self._degrees.pipeline_parallel)
+        check_checkpointing(settings, self.config["activation_checkpointing"])
         shards = self._mesh.shards
         group = shards.get_group().group_name if shards.size() > 1 else None
         backend = make_backend(settings, dict(model.named_parameters()), _buckets(settings, model), group)
