@@ -1,6 +1,6 @@
 """How often the verdict and its peers' rules are right, on recorded launches with known changes and in simulation.
 
-Run: python benchmarks/detection.py [--trials 2000] [--seed 1] [--plot docs/detection.png]
+Run: python benchmarks/detection.py [--trials 2000] [--seed 1] [--plot docs/detection.png] [--parts gpu,cpu,week]
 The launches are those of benchmarks/data, made by benchmarks/record_launches.py: unchanged ones, and ones with a real
 delay in them. What was not recorded is injected by arithmetic. Needs matplotlib for --plot; Otava's row needs
 apache-otava (it pins other numpy versions: pip install --no-deps --target DIR apache-otava; PYTHONPATH=DIR).
@@ -463,43 +463,65 @@ def plot(path: Path, curves: dict[str, list[float]], peer_rows: dict[str, list[f
     figure.savefig(path, dpi=110)
 
 
-def main() -> None:
-    """Print every table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--trials", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--plot", type=Path)
-    arguments = parser.parse_args()
-    rng = np.random.default_rng(arguments.seed)
+def gpu_part(trials: int, rng: np.random.Generator, plot_path: Path | None) -> None:
+    """What was recorded on H200s, and the peers' rules on it."""
     gpu = Lab(load("h200-*.json.gz"), "cuda", rng)
     counts = {name: len(gpu.pool(name)) for name in gpu.sittings}
     print(f"H200: {len(gpu.launches)} launches, unchanged by sitting {counts}; baseline of {K}, at most {MAX_LAUNCHES}")
-    curves = gpu_tables(gpu, arguments.trials, rng)
-    tail_tables(gpu, LOUD_TAILS, arguments.trials)
+    curves = gpu_tables(gpu, trials, rng)
+    tail_tables(gpu, LOUD_TAILS, trials)
     tails = Lab(load("tails-*.json.gz"), "cuda", rng, size=7)
     print(f"\nfsdp: {len(tails.launches)} launches, {len(tails.pool())} unchanged")
-    tail_tables(tails, QUIET_TAILS, arguments.trials)
-    slow_ranks(rng, arguments.trials)
-    peer_rows = peers(gpu, P50_CHANGES, min(arguments.trials, 300))
+    tail_tables(tails, QUIET_TAILS, trials)
+    slow_ranks(rng, trials)
+    peer_rows = peers(gpu, P50_CHANGES, min(trials, 300))
     print("\n## Peers' rules on the same launches, flagged %\n")
     print("| rule | " + " | ".join(f"+{percent:g}%" for percent in P50_CHANGES) + " |")
     print("| --- |" + " --- |" * len(P50_CHANGES))
     for name, values in peer_rows.items():
         print(f"| {name} | " + " | ".join(f"{value:.1f}" for value in values) + " |")
-    cpu = load("cpu-*.json.gz")
-    for sitting in sorted({one.sitting for one in cpu}):
-        # Each with what its own hour tells of the noise.
-        lab = Lab([one for one in cpu if one.sitting == sitting], "cpu", rng)
+    if plot_path:
+        plot(plot_path, curves, peer_rows)
+
+
+def cpu_part(trials: int, rng: np.random.Generator) -> None:
+    """What was recorded on CPU ranks: each sitting with what its own hour tells of the noise."""
+    launches = load("cpu-*.json.gz")
+    for sitting in sorted({one.sitting for one in launches}):
+        own = [one for one in launches if one.sitting == sitting]
+        # Some are left for candidates.
+        lab = Lab(own, "cpu", rng, size=min(K, sum(one.variant in UNCHANGED for one in own) - 3))
         print(f"\n{sitting}: {len(lab.launches)} launches, {len(lab.pool())} unchanged")
-        cpu_tables(lab, sitting, arguments.trials)
+        cpu_tables(lab, sitting, trials)
+
+
+def week_part(trials: int, rng: np.random.Generator) -> None:
+    """A week of a suite, simulated."""
     print("\n## Fifty tests, fifty commits a week, T = 5%, simulated\n")
     cells = "false alarms a week | launches a test | inconclusive, % | +10% flagged, %"
     print(f"| regime | {cells} | with A/B: {cells} |")
     print("| --- |" + " --- |" * 8)
     for name in REGIMES:
-        print(f"| {name} | {week(name, arguments.trials, rng)} |")
-    if arguments.plot:
-        plot(arguments.plot, curves, peer_rows)
+        print(f"| {name} | {week(name, trials, rng)} |")
+
+
+def main() -> None:
+    """Print every table, or those of some parts; each part draws from the seed anew."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--trials", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--parts", default="gpu,cpu,week")
+    arguments = parser.parse_args()
+    parts = {
+        "gpu": lambda rng: gpu_part(arguments.trials, rng, arguments.plot),
+        "cpu": lambda rng: cpu_part(arguments.trials, rng),
+        "week": lambda rng: week_part(arguments.trials, rng),
+    }
+    for name in arguments.parts.split(","):
+        if name not in parts:
+            parser.error(f"--parts {name}: allowed are {', '.join(parts)}, parted by commas")
+        parts[name](np.random.default_rng(arguments.seed))
 
 
 if __name__ == "__main__":
