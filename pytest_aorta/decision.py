@@ -38,6 +38,8 @@ OTHER_WEATHER = 2.0
 # A difference of pairs further from their median than so many scales is an outlier.
 OUTLIER_SCALES = 3.0
 _MAD_TO_DEVIATION = 1.4826
+# Of fewer, two that agree would outvote the third.
+_ENOUGH_FOR_OUTLIERS = 5
 
 
 class Outcome(StrEnum):
@@ -125,7 +127,7 @@ def decide_pairs(
     effect = sum(values) / count
     single = _pair_variance(prior, _own_scatter(values))
     error = Variance(single.value / count, single.df)
-    rule = _Rule(tolerance, _spent(PAIR_FALSE_ALARM_RATE, count, looks), MISS_RATE / len(looks))
+    rule = _Rule(tolerance, _spent(PAIR_FALSE_ALARM_RATE, count, tuple(looks)), MISS_RATE / len(looks))
     last = count >= looks[-1]
     looked = last or count in looks
     may_fail = looked and count >= MIN_PAIRS_TO_FAIL
@@ -221,7 +223,8 @@ def _miss_share(count: int, looks: Sequence[int]) -> float:
     return MISS_RATE / 2 if count == looks[0] else MISS_RATE / 2 / (len(looks) - 1)
 
 
-def _spent(rate: float, count: int, looks: Sequence[int]) -> float:
+@lru_cache(maxsize=512)
+def _spent(rate: float, count: int, looks: tuple[int, ...]) -> float:
     """What is spent of ``rate`` at ``count`` pairs: little early, nearly all of it at the last look.
 
     The spending function of Lan and DeMets (Biometrika 70, 1983) that resembles O'Brien and Fleming's boundary. Each
@@ -241,11 +244,11 @@ def _spent(rate: float, count: int, looks: Sequence[int]) -> float:
 
 
 def _drawn_in(values: Sequence[float], known: float) -> list[float]:
-    """The values, outliers among three or more moved to the edge; ``known`` is the deviation to expect.
+    """The values, outliers among five or more moved to the edge; ``known`` is the deviation to expect.
 
     At most a fifth on either side, one at least: what comes more often is no outlier but a second mode.
     """
-    if len(values) < MIN_PAIRS_TO_FAIL:
+    if len(values) < _ENOUGH_FOR_OUTLIERS:
         return list(values)
     ascending, most = sorted(values), max(1, len(values) // 5)
     middle = median(ascending)

@@ -8,17 +8,20 @@ pytestmark = [pytest.mark.numerics, pytest.mark.world(size=2, device="cpu", warm
 
 STEPS = 25
 TRAINING = {"size": "debug", "n_layers": 1}
-BUCKETINGS = {
-    "transformer_block": {},
-    "auto": {},
-    "manual": {"bucket_modules": ["tok_embeddings", "layers.0", "norm+output"]},
-}
+BUCKETINGS = {"transformer_block": {}, "manual": {"bucket_modules": ["tok_embeddings", "layers.0", "norm+output"]}}
 # Of any step, relative: about ten times what was measured, 9e-8 and 1.1e-7, an ulp of float32.
 MAX_LOSS_DISTANCE, MAX_NORM_DISTANCE = 1e-6, 1e-6
 
 
-def largest_distance(values, others):
-    return max(abs(value - other) / other for value, other in zip(values, others, strict=True))
+def assert_near(result, other):
+    for values, others, most in (
+        (result.loss, other.loss, MAX_LOSS_DISTANCE),
+        (result.grad_norm, other.grad_norm, MAX_NORM_DISTANCE),
+    ):
+        distance = max(abs(value - reference) / reference for value, reference in zip(values, others, strict=True))
+        assert distance <= most
+    # Else there is no distance, and nothing to bound.
+    assert result.weight_hashes != other.weight_hashes
 
 
 def test_bucketing_changes_no_bit_and_the_distance_to_eager_is_bounded(workload):
@@ -28,10 +31,6 @@ def test_bucketing_changes_no_bit_and_the_distance_to_eager_is_bounded(workload)
         bucketed = {"workload": "llama_simple_fsdp", "backend": "inductor", "bucketing": bucketing}
         workload.compare(bucketed | more | TRAINING, single, steps=STEPS, label=bucketing)
 
-    eager = workload.run("llama_fsdp2", **training)
-    loss, norm = largest_distance(single.loss, eager.loss), largest_distance(single.grad_norm, eager.grad_norm)
-    print(f"largest distance to eager: loss {loss:.2g}, gradient norm {norm:.2g}")
-    assert loss <= MAX_LOSS_DISTANCE
-    assert norm <= MAX_NORM_DISTANCE
-    # Else there is no distance, and nothing to bound.
-    assert single.weight_hashes != eager.weight_hashes
+    assert_near(single, workload.run("llama_fsdp2", **training))
+    # It reorders the graph before inductor fuses: other kernels, other rounding.
+    assert_near(single, workload.run("llama_simple_fsdp", backend="inductor", bucketing="auto", **training))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -20,12 +21,13 @@ from pytest_aorta.worker import hash_local, hash_optimizer, hash_parameters
 CONFIG = {"steps": 3, "hash_every": 1, "hash_tensors": [], "hash_tensors_step": None, "gradient_accumulation": 1}
 ALL = ["weights", "gradients", "optimizer", "forward", "backward"]
 TOKENS = torch.arange(16).reshape(2, 8)
-POSITIONS = torch.arange(TOKENS.shape[1])
+MODEL = LlamaConfig(16, 2, 2, 1, 32, 32, 500000.0, 1e-5)
+ROTATIONS = MODEL.rotations(torch.arange(TOKENS.shape[1]))
 
 
 def make_model(checkpointing="none"):
     torch.manual_seed(0)
-    return Llama(LlamaConfig(16, 2, 2, 1, 32, 32, 500000.0, 1e-5, checkpointing))
+    return Llama(replace(MODEL, activation_checkpointing=checkpointing))
 
 
 def train(model, steps=3, micro_batches=1, **changes):
@@ -35,7 +37,7 @@ def train(model, steps=3, micro_batches=1, **changes):
         optimizer.zero_grad()
         hashes.begin(step)
         for _ in range(micro_batches):
-            hashes.forward(TOKENS, POSITIONS).logsumexp(-1).sum().backward()
+            hashes.forward(TOKENS, ROTATIONS).logsumexp(-1).sum().backward()
         hashes.after_backward(step)
         optimizer.step()
         hashes.end(step)
@@ -97,7 +99,7 @@ def test_boundary_hashes_are_of_the_values():
     model = make_model()
     hashes, _ = train(model, steps=1, hash_tensors=["forward", "backward"])
     with torch.no_grad():
-        logits = make_model()(TOKENS, POSITIONS)
+        logits = make_model()(TOKENS, ROTATIONS)
     logits.requires_grad_().logsumexp(-1).sum().backward()
     found = dict(
         zip(hashes.boundary_hashes["forward"].names, hashes.boundary_hashes["forward"].steps["1"], strict=True)

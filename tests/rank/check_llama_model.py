@@ -32,7 +32,7 @@ def tokens(num_sequences=2, seq_len=8):
 
 
 def logits(model, tokens):
-    return model(tokens, torch.arange(tokens.shape[1]))
+    return model(tokens, model.config.rotations(torch.arange(tokens.shape[1])))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from pytest_aorta.worker import WeightHash, hash_parameters
 
 TOKENS = torch.arange(16).reshape(2, 8)
-POSITIONS = torch.arange(8)
+MODEL = LlamaConfig(16, 4, 2, 1, 32, 32, 500000.0, 1e-5)
+ROTATIONS = MODEL.rotations(torch.arange(8))
 
 
 @given(num_stages=st.integers(1, 9), more=st.integers(0, 40))
@@ -29,7 +30,7 @@ def test_stages_share_all_blocks_in_order_and_evenly(num_stages, more):
 
 def make_model(stage=None, num_stages=3):
     with torch.device("meta"):
-        model = Llama(LlamaConfig(16, 4, 2, 1, 32, 32, 500000.0, 1e-5))
+        model = Llama(MODEL)
     if stage is not None:
         keep_stage(model, num_stages, stage)
     model.to_empty(device="cpu")
@@ -42,9 +43,9 @@ def test_stages_one_after_another_are_the_whole_model():
 
     passed = TOKENS
     for stage in stages:
-        passed = stage(passed, POSITIONS)
+        passed = stage(passed, ROTATIONS)
 
-    assert torch.equal(passed, whole(TOKENS, POSITIONS))
+    assert torch.equal(passed, whole(TOKENS, ROTATIONS))
     names = [name for stage in stages for name, _ in stage.named_parameters()]
     assert names == [name for name, _ in whole.named_parameters()]
 

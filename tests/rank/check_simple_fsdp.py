@@ -79,10 +79,10 @@ def collectives_of_a_step(mesh, **given):
     backend = passes.make_backend(settings, dict(model.named_parameters()), buckets, group)
     model.compile(backend=backend, fullgraph=True, dynamic=False)
     tokens = torch.zeros(2, 8, dtype=torch.int64)
-    positions = torch.arange(8)
-    model(tokens, positions).sum().backward()
+    rotations = model.config.rotations(torch.arange(8))
+    model(tokens, rotations).sum().backward()
     with profiled() as forward:
-        loss = model(tokens, positions).sum()
+        loss = model(tokens, rotations).sum()
     with profiled() as backward:
         loss.backward()
     return count(forward, "all_gather"), count(backward, "all_gather"), count(backward, "reduce_scatter")

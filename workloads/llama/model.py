@@ -56,6 +56,10 @@ class LlamaConfig:
         """Width of one head."""
         return self.dim // self.n_heads
 
+    def rotations(self, positions: torch.Tensor) -> torch.Tensor:
+        """:func:`rope_rotations` of ``positions`` ``[n]`` for this model's heads."""
+        return rope_rotations(positions, self.head_dim, self.rope_theta)
+
 
 def rope_rotations(positions: torch.Tensor, head_dim: int, theta: float) -> torch.Tensor:
     """The cosine and sine of each of ``positions``' ``[n]`` and each pair's angle, float32 ``[2, n, head_dim / 2]``."""
@@ -159,10 +163,11 @@ class Llama(nn.Module):
         self.norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
         self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
 
-    def forward(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Predict each next token; ``positions`` ``[seq_len]`` are where in their sequence the tokens are."""
-        # Computed here, once for all blocks: a buffer would be lost on the meta device, and rounded by mixed precision.
-        rotations = rope_rotations(positions, self.config.head_dim, self.config.rope_theta)
+    def forward(self, tokens: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
+        """Predict each next token; ``rotations`` are those of the tokens' positions in their sequence.
+
+        They are given, since a buffer would be lost on the meta device and rounded by mixed precision.
+        """
         x = self.tok_embeddings(tokens)
         for layer in self.layers:
             x = layer(x, rotations)

@@ -118,20 +118,21 @@ class Pipeline:
         model: Llama,
         mesh: ParallelMesh,
         config: Mapping[str, Any],
-        positions: torch.Tensor,
+        rotations: torch.Tensor,
         dtype: torch.dtype,
         loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     ) -> None:
         """Make the schedule; ``dtype`` is that of activations, and ``loss`` a micro-batch's part of the global one."""
         assert mesh.pipeline is not None
-        self._device = positions.device
-        # Positions are the same for all micro-batches; what the schedule is given it splits.
-        model.register_forward_pre_hook(lambda _, inputs: (*inputs, positions))
+        self._device = rotations.device
+        # Rotations are the same for all micro-batches; what the schedule is given it splits.
+        model.register_forward_pre_hook(lambda _, inputs: (*inputs, rotations))
         stage, num_stages = mesh.pipeline.get_local_rank(), mesh.pipeline.size()
         self._is_first, self._is_last = stage == 0, stage == num_stages - 1
-        tokens = (config["batch_size"], len(positions))
+        num_positions = rotations.shape[1]
+        tokens = (config["batch_size"], num_positions)
         # Between blocks, tensor parallelism splits activations along the sequence.
-        split = (config["batch_size"], len(positions) // mesh.degrees.tensor_parallel, config["dim"])
+        split = (config["batch_size"], num_positions // mesh.degrees.tensor_parallel, config["dim"])
         between = torch.empty(split, dtype=dtype, device="meta", requires_grad=True)
         logits = torch.empty((*tokens, config["vocab_size"]), dtype=dtype, device="meta", requires_grad=True)
         self._schedule = Schedule1F1B(

@@ -93,7 +93,7 @@ class LlamaWorkload(Workload):
         trained_steps = 0 if given is None else saved_state.load(given, self._model, self._optimizer)
         self._hashes = StepHashes(self.config, self._model, self._optimizer, self._stages)
         self._batches = self._make_batches(positions, trained_steps)
-        self._positions = positions.to(self._device)
+        self._rotations = self._model.config.rotations(positions.to(self._device))
         self._pipeline = None if self._mesh.pipeline is None else self._build_pipeline()
 
     def run(self) -> RankResult:
@@ -145,7 +145,7 @@ class LlamaWorkload(Workload):
 
     def _build_pipeline(self) -> Pipeline:
         dtype = DTYPES[self.config["param_dtype"]]
-        return Pipeline(self._model, self._mesh, self.config, self._positions, dtype, self._global_loss)
+        return Pipeline(self._model, self._mesh, self.config, self._rotations, dtype, self._global_loss)
 
     def _build_optimizer(self) -> torch.optim.AdamW:
         on_cuda = self._device.type == "cuda"
@@ -203,7 +203,7 @@ class LlamaWorkload(Workload):
         """Add one micro-batch's gradients."""
         inputs, labels = tokens
         # The logits have no name here: one would keep them through backward.
-        loss = self._global_loss(self._hashes.forward(inputs, self._positions), labels)
+        loss = self._global_loss(self._hashes.forward(inputs, self._rotations), labels)
         loss.backward(torch.full_like(loss, gradient_scale))
         return loss.detach()
 

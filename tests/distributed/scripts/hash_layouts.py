@@ -35,7 +35,8 @@ def train(model: Llama) -> None:
         with recorder.step():
             tokens = sequences(0, step, range(dist.get_rank(), dist.get_rank() + 1), SEQ_LEN, CONFIG.vocab_size)
             optimizer.zero_grad()
-            summed_cross_entropy(model(tokens[:, :-1]), tokens[:, 1:]).backward()
+            logits = model(tokens[:, :-1], CONFIG.rotations(torch.arange(SEQ_LEN)))
+            summed_cross_entropy(logits, tokens[:, 1:]).backward()
             optimizer.step()
 
 
