@@ -139,8 +139,8 @@ class DistributedWorld:
                 version of it; nothing was started then.
             LaunchError, ResultError: as :meth:`launch`.
         """
-        launched, request, version = self._requests.get(id(result), (None, None, None))
-        if request is None or launched is not result:
+        request, version = self._origin(result)
+        if request is None:
             raise SpecError(f"a result of {result.workload!r} was not launched by this test, so not again either")
         if config:
             if request.spec is None:
@@ -150,13 +150,19 @@ class DistributedWorld:
 
     def config_keys(self, result: WorkloadResult) -> set[str]:
         """What :meth:`again` can change of what ``result`` came from; none, where this world has not launched it."""
-        launched, request, _ = self._requests.get(id(result), (None, None, None))
-        return set(request.spec.properties) if request and request.spec and launched is result else set()
+        request, _ = self._origin(result)
+        return set(request.spec.properties) if request and request.spec else set()
 
     def defaults(self, result: WorkloadResult) -> dict[str, Any]:
         """What keys are where the config that ``result`` came from does not give them; none for a script."""
-        _, request, _ = self._requests.get(id(result), (None, None, None))
+        request, _ = self._origin(result)
         return default_config(request.spec, request.config) if request and request.spec else {}
+
+    def _origin(self, result: WorkloadResult) -> tuple[LaunchRequest | None, Reference | None]:
+        """The request that ``result`` came from, and the version it ran; no request if not of this world."""
+        # By identity, and an id may be that of an object that is gone.
+        launched, request, version = self._requests.get(id(result), (None, None, None))
+        return (request, version) if launched is result else (None, None)
 
     def _launch(self, request: LaunchRequest, reference: Reference | None = None) -> WorkloadResult:
         launched = at_reference(request, reference) if reference else request

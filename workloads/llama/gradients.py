@@ -23,7 +23,7 @@ def total_norm(model: nn.Module) -> torch.Tensor:
     norms = [torch.nn.utils.get_total_norm(gradients) for gradients in groups]
     if len(norms) == 1:
         return norms[0]
-    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack([_whole(norm) for norm in norms]))
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack([whole_norm(norm) for norm in norms]))
     return norm
 
 
@@ -33,7 +33,8 @@ def clip_gradients(model: nn.Module, max_norm: float, norm: torch.Tensor) -> Non
         torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, _on_mesh_of(parameters[0], norm))
 
 
-def _whole(norm: torch.Tensor) -> torch.Tensor:
+def whole_norm(norm: torch.Tensor) -> torch.Tensor:
+    """The norm over all ranks' shards, as a plain tensor."""
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 

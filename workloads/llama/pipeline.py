@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
-from torch.distributed.tensor import DTensor
 
+from .gradients import whole_norm
 from .mesh import ParallelMesh
 from .model import Llama
 
@@ -103,7 +103,7 @@ class Stages:
         """
         if self._pipeline is None:
             return own
-        whole = own.full_tensor() if isinstance(own, DTensor) else own
+        whole = whole_norm(own)
         norms = whole.new_empty(self._pipeline.size())
         dist.all_gather_into_tensor(norms, whole.reshape(1), group=self._pipeline.get_group())
         norm: torch.Tensor = torch.linalg.vector_norm(norms)

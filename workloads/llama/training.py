@@ -10,7 +10,6 @@ from typing import ClassVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
 from pytest_aorta.worker import (
     Delay,
@@ -25,7 +24,7 @@ from . import saved_state
 from .context_parallel import own_positions
 from .data import initialize, sequences
 from .faults import Fault
-from .gradients import by_mesh, clip_gradients, total_norm
+from .gradients import by_mesh, clip_gradients, total_norm, whole_norm
 from .hashing import StepHashes
 from .loss import make_loss
 from .mesh import ParallelMesh
@@ -104,7 +103,7 @@ class LlamaWorkload(Workload):
         if (folder := self.config["save_checkpoint"]) is not None:
             saved_state.save(folder, self._model, self._optimizer)
         step_times_ms, wait_ms = measured.timer.step_times_ms(), measured.timer.wait_ms()
-        grad_norm = [_value(norm) for norm in measured.grad_norms]
+        grad_norm = [float(whole_norm(norm)) for norm in measured.grad_norms]
         return RankResult(
             passed=True,
             failure_count=0,
@@ -263,11 +262,6 @@ class LlamaWorkload(Workload):
             metrics["peak_memory_bytes"] = float(torch.cuda.max_memory_allocated(self._device))
             metrics["peak_memory_reserved_bytes"] = float(torch.cuda.max_memory_reserved(self._device))
         return metrics
-
-
-def _value(norm: torch.Tensor) -> float:
-    """The norm over all ranks' shards, as a number."""
-    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
 
 def _sum_over_ranks(losses: list[torch.Tensor]) -> list[float]:
