@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pytest_aorta import baselines_command, devices_command
+from pytest_aorta import agent_command, baselines_command, devices_command
 from pytest_aorta.errors import AortaError, UsageError
 from pytest_aorta.tables import printable
 
@@ -30,6 +30,7 @@ class Command:
 
 
 COMMANDS = (
+    Command("agent", "run this node's part of launches over several nodes", agent_command.add_arguments),
     Command("baselines", "list, show, compare and thin out stored baselines", baselines_command.add_arguments),
     Command("devices", "list this host's devices and leases, clear bad marks", devices_command.add_arguments),
 )
