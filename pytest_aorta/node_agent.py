@@ -23,7 +23,7 @@ from pytest_aorta.claims import LeaseError
 from pytest_aorta.discovery import visible_devices
 from pytest_aorta.errors import AortaError, LaunchError
 from pytest_aorta.launch import GuardedLaunch
-from pytest_aorta.leasing import LeasedWorld
+from pytest_aorta.leasing import LeasedWorld, mark_survivors
 from pytest_aorta.node_files import node_files
 from pytest_aorta.nodes import on_devices, plan_from_json, versions
 from pytest_aorta.plan import LaunchPlan, NodePart
@@ -143,14 +143,13 @@ class Agent:
         try:
             refuse_absent(plan)
             with ExitStack() as stack:
-                leased, plan = self.on_this_node(plan, stack)
+                plan = self.on_this_node(plan, stack)
                 with GuardedLaunch(plan, os.environ) as launch:
                     if store:
                         store.close()
                     self.attend(wire, plan, launch)
                 outcome = launch.outcome()
-                if leased is not None:
-                    leased.note(outcome)
+                mark_survivors(plan.world, outcome, f"node {self.rank} of {plan.name}")
         except AortaError:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -160,10 +159,10 @@ class Agent:
         self.bring(wire, plan, asdict(outcome))
         shutil.rmtree(folder, ignore_errors=True)
 
-    def on_this_node(self, plan: LaunchPlan, stack: ExitStack) -> tuple[LeasedWorld | None, LaunchPlan]:
+    def on_this_node(self, plan: LaunchPlan, stack: ExitStack) -> LaunchPlan:
         """The plan with this node's devices, which no other launch of this user has; node 0's are leased by pytest."""
         if self.rank == 0:
-            return None, plan
+            return plan
         world = plan.world
         devices = visible_devices() if world.device == "cuda" else []
         if world.device == "cuda" and len(devices) < world.ranks_per_node:
@@ -174,7 +173,7 @@ class Agent:
             world = leased.world()
         except LeaseError as error:
             raise LaunchError(f"its devices are in use: {error}") from None
-        return leased, replace(on_devices(plan, world.devices), lease_fds=leased.fds)
+        return replace(on_devices(plan, world.devices), lease_fds=leased.fds)
 
     def attend(self, wire: Wire, plan: LaunchPlan, launch: GuardedLaunch) -> None:
         """Until the launch has ended, by itself or because node 0 says so."""

@@ -54,6 +54,10 @@ def make_options(**changes: Any) -> Options:
         durations=False,
         locate=False,
         ab=None,
+        nnodes=1,
+        node_launcher=(),
+        rdzv_endpoint=None,
+        join_timeout_s=60.0,
         rootdir=Path(),
     )
     return replace(defaults, **changes)
