@@ -80,7 +80,7 @@ class Wire:
         try:
             part = self.connection.recv(1 << 16)
         except OSError as error:
-            raise WireError(str(error)) from None
+            raise _gone(error) from None
         if not part:
             raise WireError("the connection was closed")
         self._buffer += part
@@ -130,14 +130,19 @@ class Wire:
                     raise WireError("the connection was closed")
                 data += part
         except OSError as error:
-            raise WireError(str(error)) from None
+            raise _gone(error) from None
         return data
 
     def _send_all(self, data: bytes) -> None:
         try:
             self.connection.sendall(data)
         except OSError as error:
-            raise WireError(str(error)) from None
+            raise _gone(error) from None
+
+
+def _gone(error: OSError) -> WireError:
+    # Closed with words unread, a connection is reset; to whoever reads about it that is the same.
+    return WireError("the connection was closed" if isinstance(error, ConnectionError) else str(error))
 
 
 def encode(data: bytes) -> str:

@@ -1,9 +1,9 @@
 """Two hosts as network namespaces with a cable between them: ``python two_hosts.py FAULT FOLDER COMMAND...``.
 
 Has to run as root of a user, network and mount namespace of its own (``unshare --user --map-root-user --net --mount``),
-with which everything it makes goes away. COMMAND runs on host 0. With FAULT, once both files of ``FOLDER/started*`` are
-there, the cable is cut (``cut``), the agent of host 1 or pytest is killed (``kill_agent``, ``kill_pytest``).
-Prints as JSON how COMMAND ended, what it said, and the processes that are left on each host.
+with which everything it makes goes away. COMMAND runs on host 0. With a FAULT other than ``none``, in mid-run on both
+hosts the cable is cut (``cut``), or the agent of host 1 or pytest is killed (``kill_agent``, ``kill_pytest``).
+Prints as JSON how COMMAND ended and how long after the fault, what it said, and the processes left on each host.
 
 As ``python two_hosts.py launcher COMMAND...`` it is the node launcher: COMMAND on each host.
 """
@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
-START_S = 60.0
+START_S = 120.0
 LEFT_S = 20.0
 
 
@@ -65,9 +65,15 @@ def command_line(pid: int) -> str:
         return ""
 
 
-def do(fault: str, folder: Path, pytest: subprocess.Popen[str]) -> None:
+def are_under_way(folder: Path) -> bool:
+    """Whether a rank of each host is in its measured steps."""
+    counters = [list(folder.glob(f"host{number}/aorta-node-*/run/ranks/*/progress")) for number in (0, 1)]
+    return all(any(int.from_bytes(path.read_bytes()[:8], "little") > 3 for path in paths) for paths in counters)
+
+
+def do(fault: str, folder: Path, pytest: subprocess.Popen[bytes]) -> None:
     deadline_s = time.monotonic() + START_S
-    while len(list(folder.glob("started*"))) < 2:
+    while not are_under_way(folder):
         if time.monotonic() > deadline_s or pytest.poll() is not None:
             return
         time.sleep(0.05)
