@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.errors import ResultError
-from pytest_aorta.files import UnreadableFile, read_json, write_json
+from pytest_aorta.files import UnreadableFile, read_json, write_json_rows
 from pytest_aorta.launch import LaunchOutcome, launch_times_s, rank_folders
 from pytest_aorta.plan import LaunchPlan
 from pytest_aorta.result import SCHEMA_VERSION, WorkloadResult
@@ -32,7 +32,7 @@ def collect_result(plan: LaunchPlan, outcome: LaunchOutcome) -> WorkloadResult:
     path = plan.run_dir / "result.json"
     _check_document(path, document)
     try:
-        write_json(path, document)
+        write_json_rows(path, document)
     except OSError as error:
         raise ResultError(f"{path}: can't be written: {error.strerror or error}") from None
     return WorkloadResult.from_json(document)
