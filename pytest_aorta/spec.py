@@ -17,7 +17,7 @@ from pytest_aorta.files import UnreadableFile, read_yaml
 
 ENTRY_POINT_GROUP = "aorta.workloads"
 YAML_NAME = "default.yaml"
-_YAML_KEYS = {"description", "class", "launch_mode", "min_world_size", "config", "presets"}
+_YAML_KEYS = {"description", "class", "launch_mode", "min_world_size", "preload", "config", "presets"}
 _REQUIRED_KEYS = ("description", "class", "config")
 
 
@@ -30,6 +30,7 @@ class WorkloadSpec:
         module: the name to import it by, or None where ``folder`` is loaded by path.
         properties: config key -> JSON Schema fragment with type, default and description.
         presets: config key -> its value -> defaults of other keys.
+        preload: modules of torch that a fork server imports before ranks of this workload are forked.
     """
 
     name: str
@@ -41,6 +42,7 @@ class WorkloadSpec:
     min_world_size: int
     properties: dict[str, dict[str, Any]]
     presets: dict[str, dict[str, dict[str, Any]]]
+    preload: tuple[str, ...] = ()
 
     @property
     def yaml(self) -> Path:
@@ -118,6 +120,7 @@ def read_workload(name: str, folder: Path, module: str | None) -> WorkloadSpec:
         min_world_size=document.get("min_world_size", 1),
         properties=document["config"],
         presets=document.get("presets", {}),
+        preload=tuple(document.get("preload", ())),
     )
     _check_defaults(spec)
     return spec
@@ -155,6 +158,8 @@ _YAML_SCHEMA: dict[str, Any] = {
         "class": {"type": "string", "pattern": r"^[A-Za-z_]\w*$"},
         "launch_mode": {"enum": ["torchrun"]},
         "min_world_size": {"type": "integer", "minimum": 1},
+        # The server lives on between launches, and imports nothing of the user's.
+        "preload": {"type": "array", "items": {"type": "string", "pattern": r"^torch(\.[A-Za-z_]\w*)+$"}},
         "config": {
             "type": "object",
             "propertyNames": {"type": "string", "pattern": r"^[a-z][a-z0-9_]*$"},

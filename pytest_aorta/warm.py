@@ -84,6 +84,8 @@ class ForkServers:
             server = self._servers[place] = ForkServer(plan, self._environ, key)
             if problem := server.problem():
                 raise ServerUnfit(problem)
+        if plan.spec is not None:
+            server.preload(plan.spec.preload)
         if plan.world.device == "cuda":
             server.prove_cuda(launch_environment(plan, self._environ))
         return server
@@ -100,6 +102,7 @@ class ForkServer:
         self._key = key
         self._num_launches = 0
         self._cuda_proof: dict[str, Any] | None = None
+        self._preloaded: set[str] = set()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the server
         self._channel, servers_end = socket.socketpair()
         with servers_end:
@@ -129,6 +132,19 @@ class ForkServer:
         reply, _ = self._ask({"request": "check"}, REPLY_S)
         problem: str | None = reply["problem"]
         return problem
+
+    def preload(self, modules: Sequence[str]) -> None:
+        """Have it import what ranks of a workload need, each module once.
+
+        Raises:
+            ServerUnfit: it can't, or is not to be forked with them.
+        """
+        new = [name for name in modules if name not in self._preloaded]
+        if new:
+            reply, _ = self._ask({"request": "preload", "modules": new}, START_S)
+            if problem := reply["problem"]:
+                raise ServerUnfit(problem)
+            self._preloaded.update(new)
 
     def prove_cuda(self, environ: Mapping[str, str]) -> None:
         """Have a forked child allocate on the device, once: only then is it certain that the server never touched it.

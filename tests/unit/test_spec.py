@@ -92,6 +92,7 @@ def test_required_yaml_key_that_is_absent_is_named(tmp_path, key):
         ("class: Toy", "class: 2toy", "class: got '2toy', allowed is pattern"),
         ("min_world_size: 2", "min_world_size: 0", "min_world_size: got 0, allowed is minimum: 1"),
         ("min_world_size: 2", "min_world_size: '2'", "min_world_size: got '2', allowed is type: 'integer'"),
+        ("min_world_size: 2", "preload: [os]", "preload.0: got 'os', allowed is pattern"),
         ("min_world_size: 2", "launch_mode: mpirun", "launch_mode: got 'mpirun', allowed is enum: ['torchrun']"),
         ("  scale:", "  Scale:", "got 'Scale', allowed is pattern"),
         ("  scale:", "  on:", "config: got True, allowed is type: 'string'"),
