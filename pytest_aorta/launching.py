@@ -70,8 +70,7 @@ class Session:
             owner=record.nodeid,
         )
         try:
-            folder = run_base / slug(record.nodeid)
-            yield DistributedWorld(world, leased, self.options, spec, folder, record, self.launcher, self.references)
+            yield DistributedWorld(world, leased, self.options, spec, run_base, record, self.launcher, self.references)
         finally:
             leased.release()
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.baseline import Baseline, StoredLaunch, baseline_path, read_baseline
+from pytest_aorta.baseline import Baseline, StoredLaunch, baseline_path, read_baseline, read_baseline_file
 from pytest_aorta.comparison import TEST_HOOK_KEY, PairedComparison, StoredComparison, identity
 from pytest_aorta.decision import Outcome
 from pytest_aorta.errors import BaselineError, ComparisonFailed, SpecError, WorkloadFailed
@@ -81,6 +81,20 @@ class WorkloadRunner:
         launches = [facts]
         verdicts = self._settle(case, config, baseline, result, launches)
         path = baseline_path(self._options.baselines_dir, result.platform, case)
+        self._judge(verdicts, result, launches, path)
+        return verdicts
+
+    @in_test
+    def check_stored(self, results: Sequence[WorkloadResult], path: Path) -> Verdicts:
+        """Compare launches that are there, and no more, with the baseline in one file; as :meth:`check` else."""
+        result, launches = results[-1], [launch_facts(result) for result in results]
+        baseline = self._known(read_baseline_file(path), result)
+        priors = platform_priors(path.parent.parent, result.platform, result.device, baseline.case)
+        marked = self._spec.tolerances
+        comparison = StoredComparison(
+            baseline.case, identity(result.config), baseline, marked, priors, max_launches=len(launches)
+        )
+        verdicts = comparison.judge(launches)
         self._judge(verdicts, result, launches, path)
         return verdicts
 
@@ -165,9 +179,12 @@ class WorkloadRunner:
         return self._world.again(result, **config)
 
     def _stored(self, case: str, result: WorkloadResult) -> Baseline | None:
-        """The baseline, which keys that it is too old to know had their defaults in."""
         stored = read_baseline(self._options.baselines_dir, result.platform, case)
-        return stored and replace(stored, config=identity(self._world.defaults(result)) | stored.config)
+        return stored and self._known(stored, result)
+
+    def _known(self, stored: Baseline, result: WorkloadResult) -> Baseline:
+        """The baseline, in which keys that it is too old to know had their defaults."""
+        return replace(stored, config=identity(self._world.defaults(result)) | stored.config)
 
     def _settle(
         self,

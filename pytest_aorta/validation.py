@@ -30,7 +30,7 @@ def collect_result(plan: LaunchPlan, outcome: LaunchOutcome) -> WorkloadResult:
     _check_ranks(plan, ranks)
     document = merge(plan, outcome, ranks)
     path = plan.run_dir / "result.json"
-    _check_document(path, document)
+    check_document(path, document)
     try:
         write_json(path, document)
     except OSError as error:
@@ -48,7 +48,7 @@ def read_result(path: Path) -> WorkloadResult:
         document = read_json(path, max_bytes=MAX_RESULT_BYTES)
     except UnreadableFile as error:
         raise ResultError(str(error)) from None
-    _check_document(path, document)
+    check_document(path, document)
     return WorkloadResult.from_json(document)
 
 
@@ -175,7 +175,12 @@ def _brief(value: object) -> str:
     return text if len(text) <= 120 else f"{text[:117]}..."
 
 
-def _check_document(path: Path, document: Any) -> None:
+def check_document(path: Path, document: Any) -> None:
+    """See that a merged result is one of this version.
+
+    Raises:
+        ResultError: it is not; the message names ``path``.
+    """
     version = document.get("schema_version") if isinstance(document, dict) else None
     if version != SCHEMA_VERSION:
         raise ResultError(
