@@ -119,7 +119,7 @@ class WorkloadResult:
 
     ``wait_ms[rank]`` and ``memory_bytes[rank]`` are lists as in :class:`RankResult`; ``canary_before[name][rank]``
     and ``canary_after`` are empty where the workload has no process group then. ``boundary_hashes[rank]`` is empty
-    where no rank has any.
+    where no rank has any. Where an adapter reads what rank 0 alone has logged, lists by rank have its entry only.
     """
 
     schema_version: int

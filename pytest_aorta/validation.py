@@ -6,10 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pytest_aorta.adapters import FIRST
 from pytest_aorta.errors import ResultError
 from pytest_aorta.files import UnreadableFile, read_json, write_json
 from pytest_aorta.launch import LaunchOutcome, launch_times_s, rank_folders
-from pytest_aorta.plan import LaunchPlan
+from pytest_aorta.plan import LaunchPlan, adapters_of
 from pytest_aorta.result import SCHEMA_VERSION, WorkloadResult
 from pytest_aorta.schema_check import violation
 
@@ -26,7 +27,7 @@ def collect_result(plan: LaunchPlan, outcome: LaunchOutcome) -> WorkloadResult:
         ResultError: a file is missing, unreadable, doesn't fit the schema, the ranks contradict each other, or the
             merged file can't be written.
     """
-    ranks = [_read_rank(folder / "result.json") for folder in rank_folders(plan)]
+    ranks = [_read_rank(folder / "result.json") for folder in _measured_folders(plan)]
     _check_ranks(plan, ranks)
     document = merge(plan, outcome, ranks)
     path = plan.run_dir / "result.json"
@@ -100,6 +101,13 @@ def _by_rank(values: list[dict[str, float]]) -> dict[str, list[float]]:
 
 def _unless_all_empty(values: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return values if any(values) else []
+
+
+def _measured_folders(plan: LaunchPlan) -> list[Path]:
+    """Of the ranks that have step times: all of them, unless only the first one logs what an adapter reads."""
+    folders = rank_folders(plan)
+    only_first = any(adapter.ranks == FIRST for adapter in adapters_of(plan))
+    return folders[:1] if only_first else folders
 
 
 def _place(detail: dict[str, Any]) -> tuple[int, int, int]:
