@@ -10,7 +10,7 @@ from statistics import median
 import pytest
 
 from pytest_aorta.facts import launch_facts
-from pytest_aorta.fixtures import DistributedWorld
+from pytest_aorta.launching import DistributedWorld
 
 LAUNCHES = 3
 SIZES = {

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from pytest_aorta.errors import AortaError
-from pytest_aorta.fixtures import DistributedWorld
+from pytest_aorta.launching import DistributedWorld
 from pytest_aorta.result import WorkloadResult
 
 SEQ_LEN, WARMUP, STEPS = 8192, 5, 12

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from pytest_aorta.facts import sitting_id
-from pytest_aorta.fixtures import DistributedWorld
+from pytest_aorta.launching import DistributedWorld
 from pytest_aorta.result import WorkloadResult
 
 SIZES: dict[tuple[str, str], dict[str, Any]] = {

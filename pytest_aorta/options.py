@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,6 +79,11 @@ class Option:
     help: str
     metavar: str | None = None
     alias: str | None = None
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether it stands on the command line without a value."""
+        return self.parse is _boolean
 
     @property
     def flag(self) -> str:
@@ -261,7 +266,7 @@ def add_options(parser: pytest.Parser) -> None:
     group = parser.getgroup("aorta", "distributed training workloads (pytest-aorta)")
     for option in OPTIONS:
         flags = [flag for flag in (option.alias, option.flag) if flag]
-        if option.parse is _boolean:
+        if option.is_switch:
             group.addoption(*flags, dest=option.ini, action="store_const", const="true", default=None, help=option.help)
         else:
             group.addoption(*flags, dest=option.ini, default=None, metavar=option.metavar, help=option.help)
@@ -274,20 +279,28 @@ def read_options(config: pytest.Config) -> Options:
     Raises:
         SpecError: a value is not allowed, or two options contradict each other.
     """
-    values = {option.name: _value(config, option) for option in OPTIONS}
+    return make_options({option.name: _value(config, option) for option in OPTIONS}, config.rootpath)
+
+
+def make_options(values: Mapping[str, Any], rootdir: Path) -> Options:
+    """Options of parsed values, one for each row of the table; folders are relative to ``rootdir``.
+
+    Raises:
+        SpecError: two of them contradict each other.
+    """
     options = Options(
         gpus=values["gpus"],
         device=values["device"],
         require_gpus=values["require_gpus"],
         update_baselines=values["update_baselines"],
-        baselines_dir=config.rootpath / values["baselines"],
-        results_dir=None if values["results"] is None else config.rootpath / values["results"],
+        baselines_dir=rootdir / values["baselines"],
+        results_dir=None if values["results"] is None else rootdir / values["results"],
         timeout_s=values["timeout"],
         missing_baseline=values["missing_baseline"],
         strict=values["strict"],
         share_host=values["share_host"],
         lease_timeout_s=values["lease_timeout"],
-        workload_dirs=(config.rootpath / values["workloads"],),
+        workload_dirs=(rootdir / values["workloads"],),
         launcher=values["launcher"],
         launches=values["launches"],
         new_epoch=values["new_epoch"],
@@ -298,7 +311,7 @@ def read_options(config: pytest.Config) -> Options:
         durations=values["durations"],
         locate=values["locate"],
         ab=values["ab"],
-        rootdir=config.rootpath,
+        rootdir=rootdir,
     )
     _refuse_contradictions(options)
     return options
@@ -308,8 +321,15 @@ def _value(config: pytest.Config, option: Option) -> Any:
     given, source = config.getoption(option.ini), option.flag
     if given is None:
         given, source = config.getini(option.ini), f"ini option {option.ini}"
-    if given is None:
-        return None
+    return None if given is None else parse_option(option, given, source)
+
+
+def parse_option(option: Option, given: str, source: str) -> Any:
+    """The value that a text stands for.
+
+    Raises:
+        SpecError: it is not allowed; the message begins with ``source``.
+    """
     try:
         return option.parse(given)
     except ValueError as error:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pytest_aorta.adapters import Adapter
+from pytest_aorta.command_line import CommandLine, command_line
 from pytest_aorta.devices import AMD, CUDA_VARIABLE, HIP_VARIABLE, ROCR_VARIABLE, World
 from pytest_aorta.errors import SpecError
 from pytest_aorta.reference import Reference
-from pytest_aorta.spec import WorkloadSpec, resolve_config
+from pytest_aorta.spec import WorkloadSpec, filled_adapter, resolve_config
 
 TORCHRUN = "torchrun"
 FORKSERVER = "forkserver"
@@ -105,8 +107,8 @@ def at_reference(request: LaunchRequest, reference: Reference) -> LaunchRequest:
 
 def rank_document(plan: LaunchPlan) -> dict[str, Any]:
     """The content of ``plan.json``, which ranks read and people look at."""
-    target = None
-    if plan.spec is not None:
+    target, command = None, command_of(plan)
+    if plan.spec is not None and command is None:
         spec = plan.spec
         target = {
             "name": spec.name,
@@ -118,8 +120,9 @@ def rank_document(plan: LaunchPlan) -> dict[str, Any]:
         "name": plan.name,
         "workload": target,
         "config": plan.config,
-        "script": plan.script,
-        "args": list(plan.args),
+        "script": plan.script if command is None else command.target,
+        "args": list(plan.args if command is None else command.args),
+        "adapters": [asdict(adapter) for adapter in adapters_of(plan)],
         "world_size": plan.world.size,
         "device": plan.world.device,
         "backend": plan.world.backend,
@@ -128,6 +131,25 @@ def rank_document(plan: LaunchPlan) -> dict[str, Any]:
         "timeout_s": plan.timeout_s,
         "reference": plan.reference and plan.reference.document(),
     }
+
+
+def command_of(plan: LaunchPlan) -> CommandLine | None:
+    """What ranks run where the workload is a command."""
+    if plan.spec is None or plan.spec.command is None:
+        return None
+    return command_line(plan.spec.command, plan.config, folder=plan.spec.folder, run_dir=plan.run_dir)
+
+
+def adapters_of(plan: LaunchPlan) -> list[Adapter]:
+    """How each rank's log is read, in order of rank; empty where ranks record by themselves.
+
+    Raises:
+        SpecError: the adapter contradicts itself under this config.
+    """
+    if plan.spec is None or plan.spec.adapter is None:
+        return []
+    filled = (filled_adapter(plan.spec, plan.config, plan.run_dir, rank) for rank in range(plan.world.size))
+    return [adapter for adapter in filled if adapter]
 
 
 def agent_command(plan: LaunchPlan) -> list[str]:
@@ -161,6 +183,8 @@ def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str
     kept["AORTA_COLLECTIVE_TIMEOUT_S"] = f"{plan.timeout_s * _COLLECTIVE_SHARE:.3f}"
     # torchrun would set it with a warning; numbers depend on it.
     kept.setdefault("OMP_NUM_THREADS", "1")
+    if command := command_of(plan):
+        kept |= command.environment
     if plan.world.device == "cuda":
         kept |= _flight_recorder(plan, kept)
     if plan.reference is not None:

@@ -4,45 +4,35 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator, Iterator
-from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import pytest
 
-from pytest_aorta.devices import Device, check_budget
-from pytest_aorta.discovery import visible_devices
+from pytest_aorta.devices import check_budget
 from pytest_aorta.errors import AortaError
-from pytest_aorta.fixtures import RECORD, SPEC, DistributedWorld, Launcher, WorkloadRunner, make_world, test_state
+from pytest_aorta.fixtures import RECORD, SPEC, make_runner, make_world
+from pytest_aorta.launching import DistributedWorld, Session
 from pytest_aorta.markers import MARKERS, read_markers
 from pytest_aorta.options import Options, add_options, read_options
 from pytest_aorta.records import TestRecord
-from pytest_aorta.reference import References
 from pytest_aorta.reporting import durations_lines, header, summary_lines
+from pytest_aorta.runner import WorkloadRunner
 from pytest_aorta.updates import unused_baselines, write_new_baselines
-from pytest_aorta.warm import ForkServers
 
 
-class Session:
+class PytestSession(Session):
     """What the hooks share during one run of pytest."""
 
     def __init__(self, options: Options) -> None:
-        self.options = options
-        self.forkservers = ForkServers()
-        self.launcher: Launcher = self.forkservers.launch
-        self.references = References(options.ab, options.rootdir)
+        super().__init__(options)
         self.collected: set[str] = set()
         self.records: list[TestRecord] = []
         self.passed: dict[str, str] = {}
         self.notes: list[str] = []
 
-    @cached_property
-    def devices(self) -> list[Device]:
-        """The visible GPUs, looked up once and only when needed."""
-        return [] if self.options.device == "cpu" else visible_devices()
 
-
-SESSION = pytest.StashKey[Session]()
+SESSION = pytest.StashKey[PytestSession]()
 NODE_ID = pytest.StashKey[str]()
 
 
@@ -56,7 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for text in MARKERS.values():
         config.addinivalue_line("markers", text)
     try:
-        session = Session(read_options(config))
+        session = PytestSession(read_options(config))
         if session.options.gpus is not None:
             check_budget(session.options, session.devices)
     except AortaError as error:
@@ -67,11 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     """End what warm launches were forked from, and remove what was checked out for them."""
     if SESSION in config.stash:
-        session = config.stash[SESSION]
-        try:
-            session.forkservers.close()
-        finally:
-            session.references.close()
+        config.stash[SESSION].close()
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -117,15 +103,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture
 def distributed_world(request: pytest.FixtureRequest) -> Iterator[DistributedWorld]:
     """The ranks this test may start, as its ``world`` marker asks; skips where devices are lacking."""
-    session = request.config.stash[SESSION]
-    yield from make_world(request, session.options, session.devices, session.launcher, session.references)
+    yield from make_world(request, request.config.stash[SESSION])
 
 
 @pytest.fixture
 def workload(request: pytest.FixtureRequest, distributed_world: DistributedWorld) -> WorkloadRunner:
     """Runs a workload on ``distributed_world`` and compares what it measured."""
-    spec, record = test_state(request.node)
-    return WorkloadRunner(distributed_world, request.config.stash[SESSION].options, spec, record)
+    return make_runner(request, request.config.stash[SESSION], distributed_world)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -158,7 +142,7 @@ def pytest_report_teststatus(
 class Controller:
     """The hooks of the process that owns the terminal and the baselines; xdist's workers have none of it."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: PytestSession) -> None:
         self.session = session
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

@@ -197,7 +197,8 @@ class WorkloadResult:
 
     ``wait_ms[rank]`` and ``memory_bytes[rank]`` are lists as in :class:`RankResult`; ``canary_before[name][rank]``
     and ``canary_after`` are empty where the workload has no process group then. ``boundary_hashes[rank]``,
-    ``overlap[rank][profiled step]`` and ``timeline[rank]`` are empty where no rank has any.
+    ``overlap[rank][profiled step]`` and ``timeline[rank]`` are empty where no rank has any. Where an adapter reads what
+    rank 0 alone has logged, lists by rank have its entry only.
     """
 
     schema_version: int

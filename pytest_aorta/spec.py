@@ -12,13 +12,18 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from pytest_aorta.adapter_sources import make_adapter
+from pytest_aorta.adapters import ADAPTER_SCHEMA, Adapter, AdapterError
+from pytest_aorta.command_line import COMMAND_SCHEMA, refuse_unknown_names, texts_of
 from pytest_aorta.errors import SpecError
 from pytest_aorta.files import UnreadableFile, read_yaml
 
 ENTRY_POINT_GROUP = "aorta.workloads"
 YAML_NAME = "default.yaml"
-_YAML_KEYS = {"description", "class", "launch_mode", "min_world_size", "preload", "config", "presets"}
-_REQUIRED_KEYS = ("description", "class", "config")
+_YAML_KEYS = {
+    "description", "class", "command", "adapter", "launch_mode", "min_world_size", "preload", "config", "presets",
+}  # fmt: skip
+_REQUIRED_KEYS = ("description", "config")
 
 
 @dataclass(frozen=True)
@@ -28,9 +33,12 @@ class WorkloadSpec:
     Attributes:
         folder: where its code and ``default.yaml`` are.
         module: the name to import it by, or None where ``folder`` is loaded by path.
+        class_name: of the code; empty where the workload is a command.
         properties: config key -> JSON Schema fragment with type, default and description.
         presets: config key -> its value -> defaults of other keys.
         preload: modules of torch that a fork server imports before ranks of this workload are forked.
+        command: the script or module to run and its arguments, where there is no class.
+        adapter: how to read what the command logs; None where it records through the recorder.
     """
 
     name: str
@@ -43,6 +51,8 @@ class WorkloadSpec:
     properties: dict[str, dict[str, Any]]
     presets: dict[str, dict[str, dict[str, Any]]]
     preload: tuple[str, ...] = ()
+    command: dict[str, Any] | None = None
+    adapter: dict[str, Any] | None = None
 
     @property
     def yaml(self) -> Path:
@@ -109,20 +119,26 @@ def read_workload(name: str, folder: Path, module: str | None) -> WorkloadSpec:
         raise SpecError(f"{yaml}: no such keys {unknown}; there are {sorted(_YAML_KEYS)}")
     if absent := [key for key in _REQUIRED_KEYS if key not in document]:
         raise SpecError(f"{yaml}: keys {absent} are required")
+    if ("class" in document) == ("command" in document):
+        raise SpecError(f"{yaml}: one of the keys 'class' and 'command' is required, and no more")
     _check(yaml, document, _YAML_SCHEMA)
     spec = WorkloadSpec(
         name=name,
         folder=folder,
         module=module,
-        class_name=document["class"],
+        class_name=document.get("class", ""),
         description=document["description"],
         launch_mode=document.get("launch_mode", "torchrun"),
         min_world_size=document.get("min_world_size", 1),
         properties=document["config"],
         presets=document.get("presets", {}),
         preload=tuple(document.get("preload", ())),
+        command=document.get("command"),
+        adapter=document.get("adapter"),
     )
+    _check_command(spec)
     _check_defaults(spec)
+    filled_adapter(spec, default_config(spec, {}), Path("run_dir"), 0)
     return spec
 
 
@@ -156,6 +172,8 @@ _YAML_SCHEMA: dict[str, Any] = {
     "properties": {
         "description": {"type": "string", "minLength": 1},
         "class": {"type": "string", "pattern": r"^[A-Za-z_]\w*$"},
+        "command": COMMAND_SCHEMA,
+        "adapter": ADAPTER_SCHEMA,
         "launch_mode": {"enum": ["torchrun"]},
         "min_world_size": {"type": "integer", "minimum": 1},
         # The server lives on between launches, and imports nothing of the user's.
@@ -176,6 +194,36 @@ _YAML_SCHEMA: dict[str, Any] = {
         },
     }
 }
+
+
+def filled_adapter(spec: WorkloadSpec, config: Mapping[str, Any], run_dir: Path, rank: int) -> Adapter | None:
+    """How one rank's log is read; None where there is no adapter.
+
+    Raises:
+        SpecError: the adapter contradicts itself under this config.
+    """
+    if spec.adapter is None:
+        return None
+    try:
+        return make_adapter(spec.adapter, {**config, "run_dir": str(run_dir), "folder": str(spec.folder), "rank": rank})
+    except AdapterError as error:
+        raise SpecError(f"{spec.yaml}: adapter: {error}") from None
+
+
+def _check_command(spec: WorkloadSpec) -> None:
+    if spec.adapter is not None and spec.command is None:
+        raise SpecError(f"{spec.yaml}: adapter belongs to a command; a class returns its result itself")
+    refuse_unknown_names(f"{spec.yaml}: command", texts_of(spec.command), spec.properties)
+    # A pattern's braces count repetitions.
+    texts = texts_of({key: value for key, value in (spec.adapter or {}).items() if key != "pattern"})
+    refuse_unknown_names(f"{spec.yaml}: adapter", texts, {*spec.properties, "rank"})
+    for entry in (spec.command or {}).get("args", ()):
+        if isinstance(entry, dict) and entry["when"] not in spec.properties:
+            raise SpecError(
+                f"{spec.yaml}: command: when: no config key {entry['when']!r}; there are {sorted(spec.properties)}"
+            )
+    if spec.command and "script" in spec.command and not (spec.folder / spec.command["script"]).is_file():
+        raise SpecError(f"{spec.yaml}: command: there is no file {spec.folder / spec.command['script']}")
 
 
 def _check_defaults(spec: WorkloadSpec) -> None:

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pytest_aorta.adapters import FIRST
 from pytest_aorta.errors import ResultError
 from pytest_aorta.files import UnreadableFile, read_json, write_json
 from pytest_aorta.launch import LaunchOutcome, launch_times_s, rank_folders
-from pytest_aorta.plan import LaunchPlan
+from pytest_aorta.plan import LaunchPlan, adapters_of
 from pytest_aorta.result import SCHEMA_VERSION, StepOverlap, WorkloadResult
 from pytest_aorta.schema_check import violation
 
@@ -26,11 +27,11 @@ def collect_result(plan: LaunchPlan, outcome: LaunchOutcome) -> WorkloadResult:
         ResultError: a file is missing, unreadable, doesn't fit the schema, the ranks contradict each other, or the
             merged file can't be written.
     """
-    ranks = [_read_rank(folder / "result.json") for folder in rank_folders(plan)]
+    ranks = [_read_rank(folder / "result.json") for folder in _measured_folders(plan)]
     _check_ranks(plan, ranks)
     document = merge(plan, outcome, ranks)
     path = plan.run_dir / "result.json"
-    _check_document(path, document)
+    check_document(path, document)
     try:
         write_json(path, document)
     except OSError as error:
@@ -48,7 +49,7 @@ def read_result(path: Path) -> WorkloadResult:
         document = read_json(path, max_bytes=MAX_RESULT_BYTES)
     except UnreadableFile as error:
         raise ResultError(str(error)) from None
-    _check_document(path, document)
+    check_document(path, document)
     return WorkloadResult.from_json(document)
 
 
@@ -102,6 +103,13 @@ def _by_rank(values: list[dict[str, float]]) -> dict[str, list[float]]:
 
 def _unless_all_empty(values: list[Any]) -> list[Any]:
     return values if any(values) else []
+
+
+def _measured_folders(plan: LaunchPlan) -> list[Path]:
+    """Of the ranks that have step times: all of them, unless only the first one logs what an adapter reads."""
+    folders = rank_folders(plan)
+    only_first = any(adapter.ranks == FIRST for adapter in adapters_of(plan))
+    return folders[:1] if only_first else folders
 
 
 def _place(detail: dict[str, Any]) -> tuple[int, int, int]:
@@ -181,7 +189,12 @@ def _brief(value: object) -> str:
     return text if len(text) <= 120 else f"{text[:117]}..."
 
 
-def _check_document(path: Path, document: Any) -> None:
+def check_document(path: Path, document: Any) -> None:
+    """See that a merged result is one of this version.
+
+    Raises:
+        ResultError: it is not; the message names ``path``.
+    """
     version = document.get("schema_version") if isinstance(document, dict) else None
     if version != SCHEMA_VERSION:
         raise ResultError(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pytest_aorta.fixtures import DistributedWorld
+from pytest_aorta.launching import DistributedWorld
 
 FSDP = {
     "cpu": {"steps": 20, "warmup": 3, "verify": 3},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_aorta.fixtures import DistributedWorld
+from pytest_aorta.launching import DistributedWorld
 
 NUM_LAYOUTS = 6
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from pytest_aorta.fixtures import DistributedWorld
+from pytest_aorta.launching import DistributedWorld
 
 
 @pytest.mark.world(size=1, device="cuda")

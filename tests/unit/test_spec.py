@@ -65,20 +65,19 @@ def test_absent_yaml_is_named(tmp_path):
 @pytest.mark.parametrize(("text", "kind"), [("- a\n", "list"), ("words", "str"), ("5", "int"), ("~", "NoneType")])
 def test_yaml_that_is_no_mapping_says_what_it_is(tmp_path, text, kind):
     message = yaml_error(tmp_path, text)
-    assert f"got {kind}, allowed is a mapping with keys ['class', 'config', 'description'," in message
+    assert f"got {kind}, allowed is a mapping with keys ['adapter', 'class', 'command', 'config'," in message
 
 
 @pytest.mark.parametrize("key", ["clas", "1", "true"])
 def test_unknown_yaml_key_names_those_there_are(tmp_path, key):
     message = yaml_error(tmp_path, f"{GOOD}{key}: x\n")
-    assert f"no such keys ['{key.capitalize() if key == 'true' else key}']; there are ['class', " in message
+    assert f"no such keys ['{key.capitalize() if key == 'true' else key}']; there are ['adapter', 'class', " in message
 
 
-@pytest.mark.parametrize("key", ["description", "class", "config"])
+@pytest.mark.parametrize("key", ["description", "config"])
 def test_required_yaml_key_that_is_absent_is_named(tmp_path, key):
     text = {
         "description": GOOD.replace("description: a toy", ""),
-        "class": GOOD.replace("class: Toy", ""),
         "config": "description: a toy\nclass: Toy\n",
     }[key]
     assert f"keys ['{key}'] are required" in yaml_error(tmp_path, text)

@@ -1,0 +1,226 @@
+"""How a world launches: its devices leased, plans built and run, results kept. pytest and the command share it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ParamSpec, TypeAlias, TypeVar
+
+from pytest_aorta.devices import Device, World
+from pytest_aorta.diagnosis import launch_failure
+from pytest_aorta.discovery import visible_devices
+from pytest_aorta.errors import AortaError, LaunchError, SpecError
+from pytest_aorta.files import slug
+from pytest_aorta.launch import LaunchOutcome, launch_times_s
+from pytest_aorta.leasing import LeasedWorld
+from pytest_aorta.markers import TestSpec
+from pytest_aorta.options import Options
+from pytest_aorta.plan import FORKSERVER, TORCHRUN, LaunchPlan, LaunchRequest, at_reference
+from pytest_aorta.records import LaunchTimes, TestRecord
+from pytest_aorta.reference import Reference, References
+from pytest_aorta.result import WorkloadResult
+from pytest_aorta.spec import default_config, find_workload, resolve_config
+from pytest_aorta.validation import collect_result
+from pytest_aorta.warm import ForkServers
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Launcher: TypeAlias = Callable[[LaunchPlan], LaunchOutcome]
+WARM = {True: FORKSERVER, False: TORCHRUN}
+
+
+class Session:
+    """What the launches of one process share."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.forkservers = ForkServers()
+        self.launcher: Launcher = self.forkservers.launch
+        self.references = References(options.ab, options.rootdir)
+
+    @cached_property
+    def devices(self) -> list[Device]:
+        """The visible GPUs, looked up once and only when needed."""
+        return [] if self.options.device == "cpu" else visible_devices()
+
+    def close(self) -> None:
+        """End what warm launches were forked from, and remove what was checked out for them."""
+        try:
+            self.forkservers.close()
+        finally:
+            self.references.close()
+
+    @contextmanager
+    def leased(
+        self, world: World, spec: TestSpec, record: TestRecord, run_base: Path, *, timed: bool
+    ) -> Iterator[DistributedWorld]:
+        """A world of this session's, with launches in folders below ``run_base``; its lease ends with it.
+
+        ``timed`` asks for the host alone, unless the options share it.
+        """
+        leased = LeasedWorld(
+            world,
+            self.devices[: self.options.gpus],
+            exclusive=timed and not self.options.share_host,
+            wait_s=self.options.lease_timeout_s,
+            owner=record.nodeid,
+        )
+        try:
+            yield DistributedWorld(world, leased, self.options, spec, run_base, record, self.launcher, self.references)
+        finally:
+            leased.release()
+
+
+def in_test(method: Callable[P, T]) -> Callable[P, T]:
+    """Raise errors with the test's frames only: ours say nothing about the cause."""
+
+    @functools.wraps(method)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
+        __tracebackhide__ = True
+        try:
+            return method(*args, **kwargs)
+        except AortaError as error:
+            failure = error
+        raise failure.with_traceback(None) from None
+
+    return wrapper
+
+
+class DistributedWorld:
+    """The devices a test has leased and how ranks are started on them.
+
+    Attributes:
+        size: ranks, one a device.
+        device: ``cuda`` or ``cpu``.
+        backend: of the process group.
+        platform: key of the baselines.
+        timeout_s: time limit of one launch.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        leased: LeasedWorld,
+        options: Options,
+        spec: TestSpec,
+        run_base: Path,
+        record: TestRecord,
+        launcher: Launcher,
+        references: References,
+    ) -> None:
+        self._leased = leased
+        self._references = references
+        # By identity, with the result, whose id would be another's once it is gone.
+        self._requests: dict[int, tuple[WorkloadResult, LaunchRequest, Reference | None]] = {}
+        self._launcher = launcher
+        self._options = options
+        self._run_base = run_base
+        self._record = record
+        self._kind_of_launcher = options.launcher if spec.world.warm is None else WARM[spec.world.warm]
+        self.size = world.size
+        self.device = world.device
+        self.backend = world.backend
+        self.platform = world.platform
+        self.timeout_s = spec.timeout_s or options.timeout_s
+
+    @in_test
+    def launch(self, name: str, /, **config: Any) -> WorkloadResult:
+        """Launch a workload once and return its validated result, whatever its own checks found.
+
+        Raises:
+            SpecError: no such workload, config key or value; nothing was started then.
+            LaunchError: a rank failed; the message names the first one.
+            ResultError: the ranks left no valid result.
+        """
+        spec = find_workload(name, self._options.workload_dirs)
+        return self._launch(LaunchRequest(name, spec, resolve_config(spec, config), None, ()))
+
+    @in_test
+    def launch_script(self, script: str | Path, args: tuple[str, ...] = ()) -> WorkloadResult:
+        """Launch a script (a path ending in ``.py``, or a dotted module) that records through the recorder."""
+        target = str(script)
+        if target.endswith(".py"):
+            path = self._options.rootdir / target
+            if not path.is_file():
+                raise SpecError(f"script {target!r}: there is no file {path}")
+            target = str(path)
+        elif not all(part.isidentifier() for part in target.split(".")):
+            raise SpecError(f"script {target!r}: allowed is a path ending in .py or a dotted module name")
+        return self._launch(LaunchRequest(Path(script).name, None, {"args": list(args)}, target, args))
+
+    @in_test
+    def again(self, result: WorkloadResult, *, reference: bool = False, **config: Any) -> WorkloadResult:
+        """Launch once more what ``result`` came from, or the reference version of it, and return that result.
+
+        A result of the reference version comes from that version again. ``config`` are keys to change.
+
+        Raises:
+            SpecError: this world has not launched it, it is a script's and takes no config, or there is no reference
+                version of it; nothing was started then.
+            LaunchError, ResultError: as :meth:`launch`.
+        """
+        request, version = self._origin(result)
+        if request is None:
+            raise SpecError(f"a result of {result.workload!r} was not launched by this test, so not again either")
+        if config:
+            if request.spec is None:
+                raise SpecError(f"script {request.name!r} has arguments and no config keys to change: {sorted(config)}")
+            request = replace(request, config=resolve_config(request.spec, request.config | config))
+        return self._launch(request, self._references.open() if reference else version)
+
+    def config_keys(self, result: WorkloadResult) -> set[str]:
+        """What :meth:`again` can change of what ``result`` came from; none, where this world has not launched it."""
+        request, _ = self._origin(result)
+        return set(request.spec.properties) if request and request.spec else set()
+
+    def defaults(self, result: WorkloadResult) -> dict[str, Any]:
+        """What keys are where the config that ``result`` came from does not give them; none for a script."""
+        request, _ = self._origin(result)
+        return default_config(request.spec, request.config) if request and request.spec else {}
+
+    def _origin(self, result: WorkloadResult) -> tuple[LaunchRequest | None, Reference | None]:
+        """The request that ``result`` came from, and the version it ran; no request if not of this world."""
+        # By identity, and an id may be that of an object that is gone.
+        launched, request, version = self._requests.get(id(result), (None, None, None))
+        return (request, version) if launched is result else (None, None)
+
+    def _launch(self, request: LaunchRequest, reference: Reference | None = None) -> WorkloadResult:
+        launched = at_reference(request, reference) if reference else request
+        self._record.num_launches += 1
+        plan = LaunchPlan(
+            **vars(launched),
+            world=self._leased.world(),
+            timeout_s=self.timeout_s,
+            run_dir=_new_folder(self._run_base, request.name),
+            cwd=reference.root if reference else self._options.rootdir,
+            launcher=self._kind_of_launcher,
+            lease_fds=self._leased.fds,
+            reference=reference,
+        )
+        outcome = self._launcher(plan)
+        times = LaunchTimes(self._record.num_launches, outcome.launcher, launch_times_s(outcome))
+        self._record.launch_times.append(times)
+        self._leased.note(outcome)
+        if failure := launch_failure(plan, outcome):
+            raise LaunchError(failure.text, failure.kind, failure.rank)
+        result = collect_result(plan, outcome)
+        self._requests[id(result)] = (result, request, reference)
+        return result
+
+
+def _new_folder(base: Path, name: str) -> Path:
+    """A folder that did not exist: an earlier launch's evidence is never overwritten."""
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+        for number in range(1, 100_000):
+            folder = base / f"{number:02d}-{slug(name, max_length=40)}"
+            if not folder.exists():
+                folder.mkdir()
+                return folder
+    except OSError as error:
+        raise LaunchError(f"results folder {base} can't be written: {error.strerror or error}") from None
+    raise LaunchError(f"results folder {base} is full; empty it")
