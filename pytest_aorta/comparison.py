@@ -117,6 +117,8 @@ class StoredComparison:
     def _judge_one(self, metric: Metric, launches: Sequence[LaunchFacts], tolerance: Tolerance) -> Verdict:
         tolerance = widened(metric, launches[0], tolerance)
         blank = _blank(self.case, metric, launches, tolerance)
+        if reason := under_profiler(metric, launches):
+            return replace(blank, outcome=Outcome.NOT_APPLICABLE, reason=reason)
         if self.baseline is None:
             return replace(blank, reason="no baseline; record one with --update-baselines")
         if reason := _other_config(self.baseline.config, self.config):
@@ -140,7 +142,7 @@ class StoredComparison:
             max_launches=self.max_launches,
             worse=metric.worse,
         )
-        row = _decided(blank, decision, metric, math.exp(stored.centre))
+        row = _decided(blank, decision, metric, math.exp(stored.centre), launches)
         few = f"only {len(anchor)} launches in the baseline; record more with --update-baselines"
         return replace(row, reason=few) if row.outcome is Outcome.INCONCLUSIVE and len(anchor) < MIN_LAUNCHES else row
 
@@ -191,6 +193,8 @@ class PairedComparison:
         tolerance: Tolerance,
     ) -> Verdict:
         blank = _blank(self.case, metric, candidates, tolerance)
+        if reason := under_profiler(metric, [*candidates, *references]):
+            return replace(blank, outcome=Outcome.NOT_APPLICABLE, reason=reason)
         if problem := _incomparable(blank, metric, tolerance, candidates, references):
             return problem
         if tolerance.relative is None or isinstance(blank.value, str):
@@ -206,7 +210,7 @@ class PairedComparison:
             max_pairs=self.max_pairs,
             worse=metric.worse,
         )
-        return _decided(blank, decision, metric, _middle(metric, references))
+        return _decided(blank, decision, metric, _middle(metric, references), candidates)
 
 
 def _blank(case: str, metric: Metric, launches: Sequence[LaunchFacts], tolerance: Tolerance) -> Verdict:
@@ -281,8 +285,15 @@ def _are_apart(here: Sequence[float], there: Sequence[float]) -> bool:
     return len(here) >= MIN_LAUNCHES_TO_FAIL and (never_varies or by_chance <= FALSE_ALARM_RATE)
 
 
-def _decided(blank: Verdict, decision: Decision, metric: Metric, centre: Value) -> Verdict:
+def _decided(
+    blank: Verdict, decision: Decision, metric: Metric, centre: Value, launches: Sequence[LaunchFacts]
+) -> Verdict:
     worse = metric.worse
+    reason = _STALE if decision.outcome is Outcome.IMPROVED else ""
+    hot = [number for number, launch in enumerate(launches, 1) if launch.throttled]
+    if hot and metric.kind == "timing" and decision.outcome is not Outcome.PASS:
+        of = f"{len(hot)} of {len(launches)} launches" if len(launches) > 1 else "the launch"
+        reason = ", ".join(filter(None, [f"GPUs throttled in {of}", reason]))
     ends = sorted(math.expm1(worse * end) for end in (decision.low, decision.high))
     return replace(
         blank,
@@ -293,7 +304,7 @@ def _decided(blank: Verdict, decision: Decision, metric: Metric, centre: Value) 
         low=ends[0],
         high=ends[1],
         launches=decision.launches,
-        reason=_STALE if decision.outcome is Outcome.IMPROVED else "",
+        reason=reason,
     )
 
 
@@ -302,6 +313,12 @@ def widened(metric: Metric, facts: LaunchFacts, tolerance: Tolerance) -> Toleran
     if metric.kind != "timing" or facts.device != "cpu" or tolerance is metric.default:
         return tolerance
     return Tolerance(max(tolerance.relative or 0.0, CPU_TIMING_TOLERANCE))
+
+
+def under_profiler(metric: Metric, launches: Sequence[LaunchFacts]) -> str | None:
+    """Why times can't be compared at all: a profiler around the ranks took its part of them."""
+    found = next((launch.profiler for launch in launches if launch.profiler), None)
+    return f"ranks ran under {found}, which takes time of its own" if found and metric.kind == "timing" else None
 
 
 def not_applicable(metric: Metric, tolerance: Tolerance, facts: LaunchFacts, recorded: LaunchFacts) -> str | None:

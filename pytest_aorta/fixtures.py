@@ -34,8 +34,9 @@ from pytest_aorta.markers import TestSpec
 from pytest_aorta.metrics import METRICS
 from pytest_aorta.numerics import compare_steps, first_difference, from_first_step, split
 from pytest_aorta.options import Options
-from pytest_aorta.plan import FORKSERVER, TORCHRUN, LaunchPlan, LaunchRequest, at_reference
+from pytest_aorta.plan import FORKSERVER, TORCHRUN, LaunchPlan, LaunchRequest, at_reference, limits_under
 from pytest_aorta.priors import platform_priors
+from pytest_aorta.profilers import WRAPPERS
 from pytest_aorta.records import LaunchTimes, TestRecord
 from pytest_aorta.reference import Reference, References
 from pytest_aorta.reporting import comparison_text, failed_checks_text, noisy_baseline_text
@@ -44,6 +45,7 @@ from pytest_aorta.spec import default_config, find_workload, resolve_config
 from pytest_aorta.trials import joined, settle, settle_pairs, unsettled
 from pytest_aorta.validation import collect_result
 from pytest_aorta.verdicts import Verdict, Verdicts
+from pytest_aorta.watch import LaunchWatch, StateLine
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -87,7 +89,9 @@ class DistributedWorld:
         record: TestRecord,
         launcher: Launcher,
         references: References,
+        line: StateLine | None = None,
     ) -> None:
+        self._line = line
         self._leased = leased
         self._references = references
         # By identity, with the result, whose id would be another's once it is gone.
@@ -176,14 +180,17 @@ class DistributedWorld:
             launcher=self._kind_of_launcher,
             lease_fds=self._leased.fds,
             reference=reference,
+            profiler=self._options.profiler,
+            limits=limits_under(self._options.profiler),
         )
-        outcome = self._launcher(plan)
+        with LaunchWatch(plan, self._line) as watch:
+            outcome = self._launcher(plan)
         times = LaunchTimes(self._record.num_launches, outcome.launcher, launch_times_s(outcome))
         self._record.launch_times.append(times)
         self._leased.note(outcome)
         if failure := launch_failure(plan, outcome):
             raise LaunchError(failure.text, failure.kind, failure.rank)
-        result = collect_result(plan, outcome)
+        result = collect_result(plan, outcome, watch.platform_facts)
         self._requests[id(result)] = (result, request, reference)
         return result
 
@@ -236,7 +243,7 @@ class WorkloadRunner:
         if self._options.update_baselines:
             return self._learn(case, config, result)
         baseline = self._stored(case, result)
-        if baseline is None and self._options.missing_baseline == "record":
+        if baseline is None and self._options.missing_baseline == "record" and self._options.profiler is None:
             self._record.new_baselines.append(_new_baseline(case, self._record.nodeid, result, config, [facts]))
         launches = [facts]
         verdicts = self._settle(case, config, baseline, result, launches)
@@ -341,7 +348,8 @@ class WorkloadRunner:
         priors = platform_priors(options.baselines_dir, result.platform, result.device, case)
         stored = StoredComparison(case, config, baseline, marked, priors, options.max_launches)
         again = functools.partial(self._again, result)
-        if options.ab is None:
+        # Under a profiler no times are compared, and what else there is needs no second launch.
+        if options.ab is None or options.profiler in WRAPPERS:
             return settle(stored, launches, again)
         verdicts = stored.judge(launches)
         if not (open_metrics := unsettled(verdicts, stored)):
@@ -411,7 +419,12 @@ def _new_baseline(
 
 
 def make_world(
-    request: pytest.FixtureRequest, options: Options, devices: list[Device], launcher: Launcher, references: References
+    request: pytest.FixtureRequest,
+    options: Options,
+    devices: list[Device],
+    launcher: Launcher,
+    references: References,
+    line: StateLine | None,
 ) -> Iterator[DistributedWorld]:
     """The ``distributed_world`` fixture; skips or fails where devices are lacking, and gives its lease back."""
     spec, record = test_state(request.node)
@@ -432,7 +445,7 @@ def make_world(
     )
     try:
         folder = base / slug(record.nodeid)
-        yield DistributedWorld(world, leased, options, spec, folder, record, launcher, references)
+        yield DistributedWorld(world, leased, options, spec, folder, record, launcher, references, line)
     finally:
         leased.release()
 

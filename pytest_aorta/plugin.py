@@ -16,6 +16,8 @@ from pytest_aorta.errors import AortaError
 from pytest_aorta.fixtures import RECORD, SPEC, DistributedWorld, Launcher, WorkloadRunner, make_world, test_state
 from pytest_aorta.markers import MARKERS, read_markers
 from pytest_aorta.options import Options, add_options, read_options
+from pytest_aorta.profilers import check_profiler
+from pytest_aorta.progress_line import ProgressLine, open_line
 from pytest_aorta.records import TestRecord
 from pytest_aorta.reference import References
 from pytest_aorta.reporting import durations_lines, header, summary_lines
@@ -31,6 +33,7 @@ class Session:
         self.forkservers = ForkServers()
         self.launcher: Launcher = self.forkservers.launch
         self.references = References(options.ab, options.rootdir)
+        self.progress_line: ProgressLine | None = None
         self.collected: set[str] = set()
         self.records: list[TestRecord] = []
         self.passed: dict[str, str] = {}
@@ -59,6 +62,7 @@ def pytest_configure(config: pytest.Config) -> None:
         session = Session(read_options(config))
         if session.options.gpus is not None:
             check_budget(session.options, session.devices)
+        check_profiler(session.options.profiler)
     except AortaError as error:
         raise pytest.UsageError(str(error)) from None
     config.stash[SESSION] = session
@@ -72,6 +76,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
             session.forkservers.close()
         finally:
             session.references.close()
+            if session.progress_line is not None:
+                session.progress_line.close()
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -118,7 +124,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def distributed_world(request: pytest.FixtureRequest) -> Iterator[DistributedWorld]:
     """The ranks this test may start, as its ``world`` marker asks; skips where devices are lacking."""
     session = request.config.stash[SESSION]
-    yield from make_world(request, session.options, session.devices, session.launcher, session.references)
+    yield from make_world(
+        request, session.options, session.devices, session.launcher, session.references, session.progress_line
+    )
 
 
 @pytest.fixture
@@ -204,8 +212,10 @@ class Controller:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Take the terminal's part, unless this is a worker of xdist."""
+    own = session.config.stash[SESSION]
+    own.progress_line = open_line(own.options.progress, session.config)
     if not hasattr(session.config, "workerinput"):
-        session.config.pluginmanager.register(Controller(session.config.stash[SESSION]), "aorta-controller")
+        session.config.pluginmanager.register(Controller(own), "aorta-controller")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

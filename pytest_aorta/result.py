@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from pytest_aorta.platform_facts import PlatformFacts
+
 SCHEMA_VERSION = 2
 
 
@@ -119,7 +121,8 @@ class WorkloadResult:
 
     ``wait_ms[rank]`` and ``memory_bytes[rank]`` are lists as in :class:`RankResult`; ``canary_before[name][rank]``
     and ``canary_after`` are empty where the workload has no process group then. ``boundary_hashes[rank]`` is empty
-    where no rank has any.
+    where no rank has any. ``profiler`` is what the ranks ran under; ``platform_facts``, what their devices did, are
+    None on CPU ranks.
     """
 
     schema_version: int
@@ -151,6 +154,8 @@ class WorkloadResult:
     grad_norm: list[float] = field(default_factory=list)
     tensor_hashes: dict[str, TensorHashes] = field(default_factory=dict)
     boundary_hashes: list[dict[str, TensorHashes]] = field(default_factory=list)
+    profiler: str | None = None
+    platform_facts: PlatformFacts | None = None
 
     @property
     def step_times_max_ms(self) -> list[float]:
@@ -164,6 +169,8 @@ class WorkloadResult:
         values["failure_details"] = [FailureDetail(**detail) for detail in data["failure_details"]]
         values["tensor_hashes"] = _hashes_from_json(data.get("tensor_hashes", {}))
         values["boundary_hashes"] = [_hashes_from_json(rank) for rank in data.get("boundary_hashes", [])]
+        if values.get("platform_facts") is not None:
+            values["platform_facts"] = PlatformFacts.from_json(values["platform_facts"])
         return cls(**values)
 
 
