@@ -36,7 +36,7 @@ from pytest_aorta.numerics import compare_steps, first_difference, from_first_st
 from pytest_aorta.options import Options
 from pytest_aorta.plan import FORKSERVER, TORCHRUN, LaunchPlan, LaunchRequest, at_reference, limits_under
 from pytest_aorta.priors import platform_priors
-from pytest_aorta.profilers import WRAPPERS
+from pytest_aorta.profilers import WRAPPERS, traces_note
 from pytest_aorta.records import LaunchTimes, TestRecord
 from pytest_aorta.reference import Reference, References
 from pytest_aorta.reporting import comparison_text, failed_checks_text, noisy_baseline_text
@@ -188,6 +188,8 @@ class DistributedWorld:
         times = LaunchTimes(self._record.num_launches, outcome.launcher, launch_times_s(outcome))
         self._record.launch_times.append(times)
         self._leased.note(outcome)
+        if plan.profiler is not None:
+            self._record.notes.append(traces_note(plan.profiler, plan.run_dir))
         if failure := launch_failure(plan, outcome):
             raise LaunchError(failure.text, failure.kind, failure.rank)
         result = collect_result(plan, outcome, watch.platform_facts)

@@ -17,6 +17,8 @@ PROFILERS = (TORCH, NSYS, ROCPROFV3)
 WRAPPERS = (NSYS, ROCPROFV3)
 # Tells a rank which of them it is under.
 PROFILER_VARIABLE = "AORTA_PROFILER"
+# Of torch's profiler, in the folder of each rank.
+TRACE_FILE = "trace.json.gz"
 # What a profiler writes after the last rank has its result takes minutes.
 WRAPPED_STRAGGLER_S = 600.0
 _WHERE = {
@@ -43,6 +45,17 @@ def wrapper_command(profiler: str | None, run_dir: Path) -> list[str]:
         traces = ["--kernel-trace", "--memory-copy-trace"]
         return [ROCPROFV3, *traces, "--output-format", "pftrace", "-d", str(run_dir / ROCPROFV3), "--"]
     return []
+
+
+def traces_note(profiler: str, run_dir: Path) -> str:
+    """Where a launch's traces are, or that there are none."""
+    pattern = {TORCH: f"ranks/*/{TRACE_FILE}", NSYS: f"{NSYS}.*", ROCPROFV3: f"{ROCPROFV3}/**/*.*"}[profiler]
+    found = sorted(run_dir.glob(pattern))
+    if not found:
+        return f"{profiler} left no trace in {run_dir}"
+    first = found[0].relative_to(run_dir)
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    return f"traces of {profiler} in {run_dir}: {first}{more}"
 
 
 def check_profiler(profiler: str | None, environ: Mapping[str, str] = os.environ) -> None:

@@ -147,7 +147,7 @@ def launch_state(plan: LaunchPlan, elapsed_s: float) -> LaunchState:
     """What the ranks' files tell."""
     folders = rank_folders(plan)
     return LaunchState(
-        name=plan.name,
+        name=f"{plan.name} at {plan.reference.name}" if plan.reference else plan.name,
         num_ranks=plan.world.size,
         started=sum((folder / "pid").exists() for folder in folders),
         steps=min(steps_entered(folder) for folder in folders),

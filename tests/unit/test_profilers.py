@@ -12,7 +12,7 @@ from pytest_aorta.decision import Outcome
 from pytest_aorta.errors import ColdLaunchWarning, SpecError
 from pytest_aorta.facts import launch_facts
 from pytest_aorta.plan import FORKSERVER, agent_command, launch_environment, limits_under, rank_document
-from pytest_aorta.profilers import check_profiler
+from pytest_aorta.profilers import check_profiler, traces_note
 from pytest_aorta.warm import ForkServers
 
 
@@ -96,3 +96,19 @@ def test_times_of_pairs_under_a_profiler_are_not_applicable():
     row = PairedComparison("case", {}, default_priors).judge([slow], [fast])["step_time_p50"]
     assert row.outcome is Outcome.NOT_APPLICABLE
     assert row.reason.startswith("ranks ran under rocprofv3")
+
+
+@pytest.mark.parametrize(
+    ("profiler", "files", "told"),
+    [
+        ("nsys", ["nsys.nsys-rep"], "traces of nsys in {}: nsys.nsys-rep"),
+        ("torch", ["ranks/0/trace.json.gz", "ranks/1/trace.json.gz"], "ranks/0/trace.json.gz and 1 more"),
+        ("rocprofv3", ["rocprofv3/host/7_results.pftrace"], "rocprofv3/host/7_results.pftrace"),
+        ("torch", [], "torch left no trace in {}"),
+    ],
+)
+def test_note_says_where_the_traces_are_or_that_there_are_none(tmp_path, profiler, files, told):
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert traces_note(profiler, tmp_path).endswith(told.format(tmp_path))
