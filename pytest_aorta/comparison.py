@@ -122,6 +122,8 @@ class StoredComparison:
     def _judge_one(self, metric: Metric, launches: Sequence[LaunchFacts], tolerance: Tolerance) -> Verdict:
         tolerance = widened(metric, launches[0], tolerance)
         blank = _blank(self.case, metric, launches, tolerance)
+        if reason := under_profiler(metric, launches):
+            return replace(blank, outcome=Outcome.NOT_APPLICABLE, reason=reason)
         if self.baseline is None:
             return replace(blank, reason="no baseline; record one with --update-baselines")
         if reason := _other_config(self.baseline.config, self.config):
@@ -148,9 +150,11 @@ class StoredComparison:
         )
         row = _decided(blank, decision, metric, metric.scale.from_place(stored.centre, reference_step_ms(anchor)))
         if reason := _exposure(row, launches, anchor):
-            return replace(row, reason=reason)
-        few = f"only {len(anchor)} launches in the baseline; record more with --update-baselines"
-        return replace(row, reason=few) if row.outcome is Outcome.INCONCLUSIVE and len(anchor) < MIN_LAUNCHES else row
+            row = replace(row, reason=reason)
+        elif row.outcome is Outcome.INCONCLUSIVE and len(anchor) < MIN_LAUNCHES:
+            few = f"only {len(anchor)} launches in the baseline; record more with --update-baselines"
+            row = replace(row, reason=few)
+        return _with_throttling(row, metric, launches)
 
 
 @dataclass(frozen=True)
@@ -199,6 +203,8 @@ class PairedComparison:
         tolerance: Tolerance,
     ) -> Verdict:
         blank = _blank(self.case, metric, candidates, tolerance)
+        if reason := under_profiler(metric, [*candidates, *references]):
+            return replace(blank, outcome=Outcome.NOT_APPLICABLE, reason=reason)
         if problem := _incomparable(blank, metric, tolerance, candidates, references):
             return problem
         if tolerance.relative is None or isinstance(blank.value, str):
@@ -216,7 +222,8 @@ class PairedComparison:
             relative=metric.scale is Scale.RELATIVE,
         )
         row = _decided(blank, decision, metric, _middle(metric, references))
-        return replace(row, reason=_exposure(row, candidates, references) or row.reason)
+        row = replace(row, reason=_exposure(row, candidates, references) or row.reason)
+        return _with_throttling(row, metric, candidates)
 
 
 def _blank(case: str, metric: Metric, launches: Sequence[LaunchFacts], tolerance: Tolerance) -> Verdict:
@@ -307,6 +314,15 @@ def _decided(blank: Verdict, decision: Decision, metric: Metric, centre: Value) 
     )
 
 
+def _with_throttling(row: Verdict, metric: Metric, launches: Sequence[LaunchFacts]) -> Verdict:
+    """Where a time is not what it was, say so of launches whose devices were throttled."""
+    num_hot = sum(bool(launch.throttled) for launch in launches)
+    if not num_hot or metric.kind != "timing" or row.outcome is Outcome.PASS:
+        return row
+    of = f"{num_hot} of {len(launches)} launches" if len(launches) > 1 else "the launch"
+    return replace(row, reason=", ".join(filter(None, [f"GPUs throttled in {of}", row.reason])))
+
+
 def _exposure(row: Verdict, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str:
     """What explains a regression of overlap."""
     is_explained = row.metric in EXPLAINED and row.outcome is Outcome.REGRESSION
@@ -318,6 +334,12 @@ def widened(metric: Metric, facts: LaunchFacts, tolerance: Tolerance) -> Toleran
     if metric.kind != "timing" or facts.device != "cpu" or tolerance is metric.default:
         return tolerance
     return Tolerance(max(tolerance.relative or 0.0, CPU_TIMING_TOLERANCE[metric.scale]), metric.scale)
+
+
+def under_profiler(metric: Metric, launches: Sequence[LaunchFacts]) -> str | None:
+    """Why times can't be compared at all: a profiler around the ranks took its part of them."""
+    found = next((launch.profiler for launch in launches if launch.profiler), None)
+    return f"ranks ran under {found}, which takes time of its own" if found and metric.kind == "timing" else None
 
 
 def not_applicable(metric: Metric, tolerance: Tolerance, facts: LaunchFacts, recorded: LaunchFacts) -> str | None:

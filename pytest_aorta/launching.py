@@ -19,13 +19,15 @@ from pytest_aorta.launch import LaunchOutcome, launch_times_s
 from pytest_aorta.leasing import LeasedWorld
 from pytest_aorta.markers import TestSpec
 from pytest_aorta.options import Options
-from pytest_aorta.plan import FORKSERVER, TORCHRUN, LaunchPlan, LaunchRequest, at_reference
+from pytest_aorta.plan import FORKSERVER, TORCHRUN, LaunchPlan, LaunchRequest, at_reference, limits_under
+from pytest_aorta.profilers import traces_note
 from pytest_aorta.records import LaunchTimes, TestRecord
 from pytest_aorta.reference import Reference, References
 from pytest_aorta.result import WorkloadResult
 from pytest_aorta.spec import default_config, find_workload, resolve_config
 from pytest_aorta.validation import collect_result
 from pytest_aorta.warm import ForkServers
+from pytest_aorta.watch import LaunchWatch, StateLine
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -34,7 +36,13 @@ WARM = {True: FORKSERVER, False: TORCHRUN}
 
 
 class Session:
-    """What the launches of one process share."""
+    """What the launches of one process share.
+
+    Attributes:
+        line: where the state of a launch under way is shown, if anywhere.
+    """
+
+    line: StateLine | None = None
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -70,7 +78,8 @@ class Session:
             owner=record.nodeid,
         )
         try:
-            yield DistributedWorld(world, leased, self.options, spec, run_base, record, self.launcher, self.references)
+            launcher, references = self.launcher, self.references
+            yield DistributedWorld(world, leased, self.options, spec, run_base, record, launcher, references, self.line)
         finally:
             leased.release()
 
@@ -111,7 +120,9 @@ class DistributedWorld:
         record: TestRecord,
         launcher: Launcher,
         references: References,
+        line: StateLine | None = None,
     ) -> None:
+        self._line = line
         self._leased = leased
         self._references = references
         # By identity, with the result, whose id would be another's once it is gone.
@@ -200,14 +211,19 @@ class DistributedWorld:
             launcher=self._kind_of_launcher,
             lease_fds=self._leased.fds,
             reference=reference,
+            profiler=self._options.profiler,
+            limits=limits_under(self._options.profiler),
         )
-        outcome = self._launcher(plan)
+        with LaunchWatch(plan, self._line) as watch:
+            outcome = self._launcher(plan)
         times = LaunchTimes(self._record.num_launches, outcome.launcher, launch_times_s(outcome))
         self._record.launch_times.append(times)
         self._leased.note(outcome)
+        if plan.profiler is not None:
+            self._record.notes.append(traces_note(plan.profiler, plan.run_dir))
         if failure := launch_failure(plan, outcome):
             raise LaunchError(failure.text, failure.kind, failure.rank)
-        result = collect_result(plan, outcome)
+        result = collect_result(plan, outcome, watch.platform_facts)
         self._requests[id(result)] = (result, request, reference)
         return result
 

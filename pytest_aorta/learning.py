@@ -114,17 +114,19 @@ def _fitted(baseline: Baseline) -> Baseline:
 
 
 def objections(launches: Sequence[LaunchFacts], marked: Mapping[str, Tolerance]) -> list[str]:
-    """Why launches make a bad baseline: spread over what the tolerance can bear, outliers, or growth."""
-    found = []
+    """Why launches make a bad baseline: spread over what the tolerance can bear, outliers, growth, throttling."""
+    found, times_count = [], False
     for name, given in choose_tolerances(marked, launches[0]).items():
         metric, tolerance = METRICS[name], widened(METRICS[name], launches[0], given)
         if tolerance.relative is None or not_applicable(metric, given, launches[0], launches[0]):
             continue
+        times_count = times_count or metric.kind == "timing"
         values = [value for value in places(metric, launches, launches) if value is not None]
         # A tolerance of the table's own is widened to what the launches can bear.
         if len(values) >= MIN_LAUNCHES and name in marked:
             found += [f"{name}: {problem}" for problem in _scattered(values, tolerance.relative, metric.scale)]
-    return found + _growing(launches)
+    hot = [f"launch {number}: {launch.throttled}" for number, launch in enumerate(launches, 1) if launch.throttled]
+    return found + _growing(launches) + (hot if times_count else [])
 
 
 def _scattered(values: Sequence[float], tolerance: float, scale: Scale) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pytest_aorta.errors import SpecError
+from pytest_aorta.profilers import PROFILERS
 
 # Before the interpreter of another environment, where --aorta-ab names one.
 PYTHON_PREFIX = "python:"
@@ -41,6 +42,8 @@ class Options:
         fail_improved: a value that is better than its baseline fails the test.
         durations: the summary tells how long each launch took, and its parts.
         locate: upon a numeric difference both sides are launched again to find the parameter and the module.
+        profiler: what ranks run under, ``torch``, ``nsys`` or ``rocprofv3``; None: nothing.
+        progress: ``auto``, ``on`` or ``off``: whether the terminal tells how far a launch is.
         ab: the reference version, a git ref or ``python:`` and an interpreter; None: there is none.
     """
 
@@ -65,6 +68,8 @@ class Options:
     fail_improved: bool
     durations: bool
     locate: bool
+    profiler: str | None
+    progress: str
     ab: str | None
     rootdir: Path
 
@@ -257,6 +262,20 @@ OPTIONS = (
         "version that A/B comparisons launch as their reference: a git ref, or python:PATH of an interpreter",
         "REF",
     ),
+    Option(
+        "profiler",
+        _choice(*PROFILERS),
+        None,
+        "keep each launch's traces beside its results: torch, nsys or rocprofv3 (default: none)",
+        "NAME",
+    ),
+    Option(
+        "progress",
+        _choice("auto", "on", "off"),
+        "auto",
+        "how far a launch is, on the terminal: auto (not in CI), on or off (default: auto)",
+        "WHEN",
+    ),
     Option("workloads", _folder, "workloads", "folder of your own workloads (default: workloads)", "DIR"),
 )
 
@@ -310,6 +329,8 @@ def make_options(values: Mapping[str, Any], rootdir: Path) -> Options:
         fail_improved=values["fail_improved"],
         durations=values["durations"],
         locate=values["locate"],
+        profiler=values["profiler"],
+        progress=values["progress"],
         ab=values["ab"],
         rootdir=rootdir,
     )
@@ -343,6 +364,11 @@ def _refuse_contradictions(options: Options) -> None:
         raise SpecError(f"--aorta-require-gpus and {asked} contradict each other; drop one of them")
     if options.device == "cuda" and options.gpus == 0:
         raise SpecError("--aorta-device=cuda and --aorta-gpus=0 contradict each other; drop one of them")
+    if options.update_baselines and options.profiler is not None:
+        raise SpecError(
+            f"--update-baselines and --aorta-profiler={options.profiler} contradict each other: "
+            f"a launch under a profiler makes no baseline; drop one of them"
+        )
     how = {"--aorta-new-epoch": options.new_epoch, "--aorta-force-baseline": options.force_baseline is not None}
     for flag, is_given in how.items():
         if is_given and not options.update_baselines:

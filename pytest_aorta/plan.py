@@ -12,6 +12,7 @@ from pytest_aorta.adapters import Adapter
 from pytest_aorta.command_line import CommandLine, command_line
 from pytest_aorta.devices import AMD, CUDA_VARIABLE, HIP_VARIABLE, ROCR_VARIABLE, World
 from pytest_aorta.errors import SpecError
+from pytest_aorta.profilers import PROFILER_VARIABLE, WRAPPED_STRAGGLER_S, WRAPPERS, wrapper_command
 from pytest_aorta.reference import Reference
 from pytest_aorta.spec import WorkloadSpec, filled_adapter, resolve_config
 
@@ -43,6 +44,11 @@ class Limits:
     output_cap_bytes: int = 64 << 20
 
 
+def limits_under(profiler: str | None) -> Limits:
+    """The limits of a launch under ``profiler``."""
+    return Limits(straggler_s=WRAPPED_STRAGGLER_S) if profiler in WRAPPERS else Limits()
+
+
 @dataclass(frozen=True)
 class LaunchRequest:
     """What to run: a workload with its config, or a script with its arguments.
@@ -67,6 +73,7 @@ class LaunchPlan:
         launcher: what should start the ranks, torchrun or forkserver.
         lease_fds: open files that mark devices as taken; held until the last rank is gone.
         reference: the version of the code, None for the one under test.
+        profiler: what the ranks run under, torch, nsys or rocprofv3; None: nothing.
     """
 
     name: str
@@ -82,6 +89,7 @@ class LaunchPlan:
     launcher: str = TORCHRUN
     lease_fds: tuple[int, ...] = ()
     reference: Reference | None = None
+    profiler: str | None = None
 
 
 def at_reference(request: LaunchRequest, reference: Reference) -> LaunchRequest:
@@ -130,6 +138,7 @@ def rank_document(plan: LaunchPlan) -> dict[str, Any]:
         "devices": [device.token for device in plan.world.devices],
         "timeout_s": plan.timeout_s,
         "reference": plan.reference and plan.reference.document(),
+        "profiler": plan.profiler,
     }
 
 
@@ -160,7 +169,14 @@ def agent_command(plan: LaunchPlan) -> list[str]:
     rank = ["-m"] if plan.reference is None else ["--no-python", *python, "-u", "-m"]
     run_dir = str(plan.run_dir)
     agent = [*python, "-m", "pytest_aorta.process.agent", run_dir]
-    return [*agent, *torchrun, *rank, "pytest_aorta.process.rank", run_dir]
+    return [
+        *wrapper_command(plan.profiler, plan.run_dir),
+        *agent,
+        *torchrun,
+        *rank,
+        "pytest_aorta.process.rank",
+        run_dir,
+    ]
 
 
 def python_command(plan: LaunchPlan) -> list[str]:
@@ -181,6 +197,9 @@ def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str
     _show_devices(plan.world, kept)
     kept["AORTA_DEVICE"] = plan.world.device
     kept["AORTA_COLLECTIVE_TIMEOUT_S"] = f"{plan.timeout_s * _COLLECTIVE_SHARE:.3f}"
+    kept.pop(PROFILER_VARIABLE, None)
+    if plan.profiler is not None:
+        kept[PROFILER_VARIABLE] = plan.profiler
     # torchrun would set it with a warning; numbers depend on it.
     kept.setdefault("OMP_NUM_THREADS", "1")
     if command := command_of(plan):

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from pytest_aorta.platform_facts import PlatformFacts
+
 SCHEMA_VERSION = 2
 # Kinds of communication that are told apart.
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send_recv", "other")
@@ -198,7 +200,8 @@ class WorkloadResult:
     ``wait_ms[rank]`` and ``memory_bytes[rank]`` are lists as in :class:`RankResult`; ``canary_before[name][rank]``
     and ``canary_after`` are empty where the workload has no process group then. ``boundary_hashes[rank]``,
     ``overlap[rank][profiled step]`` and ``timeline[rank]`` are empty where no rank has any. Where an adapter reads what
-    rank 0 alone has logged, lists by rank have its entry only.
+    rank 0 alone has logged, lists by rank have its entry only. ``profiler`` is what the ranks ran under;
+    ``platform_facts``, what their devices did, are None on CPU ranks.
     """
 
     schema_version: int
@@ -230,6 +233,8 @@ class WorkloadResult:
     grad_norm: list[float] = field(default_factory=list)
     tensor_hashes: dict[str, TensorHashes] = field(default_factory=dict)
     boundary_hashes: list[dict[str, TensorHashes]] = field(default_factory=list)
+    profiler: str | None = None
+    platform_facts: PlatformFacts | None = None
     overlap: list[list[StepOverlap]] = field(default_factory=list)
     timeline: list[dict[str, list[list[float]]]] = field(default_factory=list)
 
@@ -245,6 +250,8 @@ class WorkloadResult:
         values["failure_details"] = [FailureDetail(**detail) for detail in data["failure_details"]]
         values["tensor_hashes"] = _hashes_from_json(data.get("tensor_hashes", {}))
         values["boundary_hashes"] = [_hashes_from_json(rank) for rank in data.get("boundary_hashes", [])]
+        if values.get("platform_facts") is not None:
+            values["platform_facts"] = PlatformFacts.from_json(values["platform_facts"])
         values["overlap"] = [[StepOverlap.from_json(step) for step in rank] for rank in data.get("overlap", [])]
         return cls(**values)
 

@@ -20,6 +20,7 @@ from pytest_aorta.markers import TestSpec
 from pytest_aorta.numerics import compare_steps, first_difference, from_first_step, split
 from pytest_aorta.options import Options
 from pytest_aorta.priors import platform_priors
+from pytest_aorta.profilers import WRAPPERS
 from pytest_aorta.records import TestRecord
 from pytest_aorta.reporting import comparison_text, failed_checks_text, noisy_baseline_text
 from pytest_aorta.result import WorkloadResult
@@ -76,7 +77,7 @@ class WorkloadRunner:
         if self._options.update_baselines:
             return self._learn(case, config, result)
         baseline = self._stored(case, result)
-        if baseline is None and self._options.missing_baseline == "record":
+        if baseline is None and self._options.missing_baseline == "record" and self._options.profiler is None:
             self._record.new_baselines.append(_new_baseline(case, self._record.nodeid, result, config, [facts]))
         launches = [facts]
         verdicts = self._settle(case, config, baseline, result, launches)
@@ -198,7 +199,8 @@ class WorkloadRunner:
         priors = platform_priors(options.baselines_dir, result.platform, result.device, case)
         stored = StoredComparison(case, config, baseline, marked, priors, options.max_launches)
         again = functools.partial(self._again, result)
-        if options.ab is None:
+        # Under a profiler no times are compared, and what else there is needs no second launch.
+        if options.ab is None or options.profiler in WRAPPERS:
             return settle(stored, launches, again)
         verdicts = stored.judge(launches)
         if not (open_metrics := unsettled(verdicts, stored)):

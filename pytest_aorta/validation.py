@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from pytest_aorta.errors import ResultError
 from pytest_aorta.files import UnreadableFile, read_json, write_json
 from pytest_aorta.launch import LaunchOutcome, launch_times_s, rank_folders
 from pytest_aorta.plan import LaunchPlan, adapters_of
+from pytest_aorta.platform_facts import PlatformFacts
 from pytest_aorta.result import SCHEMA_VERSION, StepOverlap, WorkloadResult
 from pytest_aorta.schema_check import violation
 
@@ -20,8 +23,12 @@ MAX_RESULT_BYTES = 512 << 20
 MAX_FAILURE_DETAILS = 100
 
 
-def collect_result(plan: LaunchPlan, outcome: LaunchOutcome) -> WorkloadResult:
+def collect_result(
+    plan: LaunchPlan, outcome: LaunchOutcome, platform_facts: PlatformFacts | None = None
+) -> WorkloadResult:
     """Read every rank's file, merge them into ``result.json`` and return the validated result.
+
+    ``platform_facts`` are what the devices did meanwhile.
 
     Raises:
         ResultError: a file is missing, unreadable, doesn't fit the schema, the ranks contradict each other, or the
@@ -30,6 +37,8 @@ def collect_result(plan: LaunchPlan, outcome: LaunchOutcome) -> WorkloadResult:
     ranks = [_read_rank(folder / "result.json") for folder in _measured_folders(plan)]
     _check_ranks(plan, ranks)
     document = merge(plan, outcome, ranks)
+    # As it is when it is read again.
+    document["platform_facts"] = json.loads(json.dumps(platform_facts and asdict(platform_facts)))
     path = plan.run_dir / "result.json"
     check_document(path, document)
     try:
@@ -66,6 +75,7 @@ def merge(plan: LaunchPlan, outcome: LaunchOutcome, ranks: list[dict[str, Any]])
         "backend": plan.world.backend,
         "platform": plan.world.platform,
         "launcher": outcome.launcher,
+        "profiler": plan.profiler,
         "passed": all(rank["passed"] for rank in ranks),
         "failure_count": sum(rank["failure_count"] for rank in ranks),
         "first_failure_iteration": details[0]["iteration"] if details else None,

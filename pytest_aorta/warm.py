@@ -18,6 +18,7 @@ from pytest_aorta.errors import ColdLaunchWarning, LaunchError
 from pytest_aorta.launch import LaunchOutcome, guard_spec, launch
 from pytest_aorta.plan import FORKSERVER, LaunchPlan, launch_environment, python_command
 from pytest_aorta.process.channel import receive, send
+from pytest_aorta.profilers import WRAPPERS
 from pytest_aorta.reference import Reference
 
 # Importing torch from a cold network disk takes minutes.
@@ -74,6 +75,8 @@ class ForkServers:
             self._servers.popitem()[1].close()
 
     def _fit_server(self, plan: LaunchPlan) -> ForkServer:
+        if plan.profiler in WRAPPERS:
+            raise ServerUnfit(f"{plan.profiler} profiles what it has started itself")
         # Launches of two versions take turns, and neither is to end the other's server.
         place, key = (plan.world.device, plan.reference), server_key(plan, self._environ)
         server = self._servers.get(place)

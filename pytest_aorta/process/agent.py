@@ -6,11 +6,13 @@ torchrun itself tells exit codes only in its log. Run as ``python -m pytest_aort
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
+import threading
 from pathlib import Path
 
-from pytest_aorta.process.guard import AGENT_PID_VARIABLE
+from pytest_aorta.process.guard import AGENT_PID_VARIABLE, GUARD_PID_VARIABLE
 
 
 def main(argv: list[str]) -> int:
@@ -37,6 +39,25 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+def die_with_guard(guard_pid: int) -> None:
+    """Where a profiler has been started in between, end when the guard does: ranks die with this process.
+
+    The guard's own child has asked the kernel for that. Of another process, it would tell of its parent, and a
+    profiler's launcher may go before the ranks do.
+    """
+    if guard_pid == os.getppid():
+        return
+    guard = os.pidfd_open(guard_pid)
+
+    def wait() -> None:
+        select.select([guard], [], [])
+        os._exit(1)
+
+    threading.Thread(target=wait, name="aorta-guard", daemon=True).start()
+
+
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Another version of the guard may not tell.
+    die_with_guard(int(os.environ.pop(GUARD_PID_VARIABLE, os.getppid())))
     sys.exit(main(sys.argv[1:]))

@@ -25,6 +25,8 @@ from typing import Any
 
 # Set by torchrun's agent for its ranks; the fork server's ranks know their parent from the fork.
 AGENT_PID_VARIABLE = "AORTA_AGENT_PID"
+# Set by the guard for torchrun's agent, which may be started by a profiler in between.
+GUARD_PID_VARIABLE = "AORTA_GUARD_PID"
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 TICK_S = 0.05
@@ -228,7 +230,8 @@ def guard_launch(spec: dict[str, Any], start_agent: Callable[[], int]) -> None:
 def start_torchrun(argv: list[str]) -> int:
     """Start the agent's program; returns its process id."""
     prepare = partial(prepare_agent, os.getpid())
-    return subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=prepare).pid
+    environ = os.environ | {GUARD_PID_VARIABLE: str(os.getpid())}
+    return subprocess.Popen(argv, env=environ, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=prepare).pid
 
 
 def main() -> None:

@@ -18,11 +18,11 @@ from torch.autograd.profiler import profile, record_function
 
 from pytest_aorta.kineto import BOUNDARY, overlap_of_trace, read_trace, steps_alone
 from pytest_aorta.overlap import OverlapCapture
+from pytest_aorta.profilers import PROFILER_VARIABLE, TORCH, TRACE_FILE, WRAPPERS
 from pytest_aorta.result import RankResult
 
-# Set to 1, it asks ranks to keep their traces in their folders.
-KEEP_TRACES_VARIABLE = "AORTA_KEEP_TRACES"
-TRACE_FILE = "trace.json.gz"
+# Where the config asks for none.
+TRACED_STEPS = 3
 
 
 def capture_overlap(
@@ -53,15 +53,22 @@ def capture_overlap(
 
 def _asked_trace_path() -> Path | None:
     folder = os.environ.get("AORTA_RANK_FOLDER")
-    return Path(folder) / TRACE_FILE if folder and os.environ.get(KEEP_TRACES_VARIABLE) == "1" else None
+    return Path(folder) / TRACE_FILE if folder and os.environ.get(PROFILER_VARIABLE) == TORCH else None
 
 
 def profiled(result: RankResult, step: Callable[[], object], num_steps: int, device: torch.device) -> RankResult:
     """The result of the timed steps, with what :func:`capture_overlap` shows of ``num_steps`` more; 0 is none.
 
-    Call it last: ``step`` goes on training.
+    Call it last: ``step`` goes on training. A launch that asks for traces has them of some steps in any case, and its
+    result stays as comparable as it was. Under a profiler around the ranks nothing is captured: a device serves one.
     """
-    return capture_overlap(step, num_steps, device).added_to(result) if num_steps else result
+    if os.environ.get(PROFILER_VARIABLE) in WRAPPERS:
+        return result
+    if num_steps:
+        return capture_overlap(step, num_steps, device).added_to(result)
+    if _asked_trace_path() is not None:
+        capture_overlap(step, TRACED_STEPS, device)
+    return result
 
 
 def _trace(step: Callable[[], object], num_steps: int, device: torch.device, path: Path) -> None:
