@@ -43,6 +43,7 @@ from pytest_aorta.result import WorkloadResult
 from pytest_aorta.spec import default_config, find_workload, resolve_config
 from pytest_aorta.trials import joined, settle, settle_pairs, unsettled
 from pytest_aorta.validation import collect_result
+from pytest_aorta.variables import ENVIRONMENT_KEY, case_suffix, check_environment
 from pytest_aorta.verdicts import Verdict, Verdicts
 
 P = ParamSpec("P")
@@ -116,7 +117,9 @@ class DistributedWorld:
         return self._launch(LaunchRequest(name, spec, resolve_config(spec, config), None, ()))
 
     @_in_test
-    def launch_script(self, script: str | Path, args: tuple[str, ...] = ()) -> WorkloadResult:
+    def launch_script(
+        self, script: str | Path, args: tuple[str, ...] = (), environment: Mapping[str, str] | None = None
+    ) -> WorkloadResult:
         """Launch a script (a path ending in ``.py``, or a dotted module) that records through the recorder."""
         target = str(script)
         if target.endswith(".py"):
@@ -126,7 +129,11 @@ class DistributedWorld:
             target = str(path)
         elif not all(part.isidentifier() for part in target.split(".")):
             raise SpecError(f"script {target!r}: allowed is a path ending in .py or a dotted module name")
-        return self._launch(LaunchRequest(Path(script).name, None, {"args": list(args)}, target, args))
+        config: dict[str, Any] = {"args": list(args)}
+        if environment:
+            check_environment(f"script {target!r}", environment)
+            config[ENVIRONMENT_KEY] = dict(environment)
+        return self._launch(LaunchRequest(Path(script).name, None, config, target, args))
 
     @_in_test
     def again(self, result: WorkloadResult, *, reference: bool = False, **config: Any) -> WorkloadResult:
@@ -208,9 +215,18 @@ class WorkloadRunner:
         return _passed(self._world.launch(name, **config))
 
     @_in_test
-    def run_script(self, script: str | Path, args: tuple[str, ...] | list[str] = ()) -> WorkloadResult:
-        """Launch your own training script and return what it recorded; errors as :meth:`run`."""
-        return _passed(self._world.launch_script(script, tuple(map(str, args))))
+    def run_script(
+        self,
+        script: str | Path,
+        args: tuple[str, ...] | list[str] = (),
+        *,
+        environment: Mapping[str, str] | None = None,
+    ) -> WorkloadResult:
+        """Launch your own training script and return what it recorded; errors as :meth:`run`.
+
+        ``environment`` are variables of the ranks, as the config key of a workload.
+        """
+        return _passed(self._world.launch_script(script, tuple(map(str, args)), environment))
 
     @_in_test
     def check(self, result: WorkloadResult, *, label: str | None = None) -> Verdicts:
@@ -226,7 +242,8 @@ class WorkloadRunner:
             BaselineError: the baseline can't be read, or what was measured can't be added to it.
             SpecError, LaunchError, ResultError: as :meth:`DistributedWorld.again`.
         """
-        case = f"{self._record.nodeid}::{label or result.workload}"
+        environment = case_suffix(result.config.get(ENVIRONMENT_KEY, {}))
+        case = f"{self._record.nodeid}::{label or result.workload}{environment}"
         if case in self._record.used_cases:
             raise SpecError(
                 f"{case}: compared twice in one test; give each comparison a label: check(result, label=...)"

@@ -14,6 +14,7 @@ from typing import Any
 
 from pytest_aorta.errors import SpecError
 from pytest_aorta.files import UnreadableFile, read_yaml
+from pytest_aorta.variables import ENVIRONMENT_KEY, ENVIRONMENT_SCHEMA, check_environment
 
 ENTRY_POINT_GROUP = "aorta.workloads"
 YAML_NAME = "default.yaml"
@@ -28,7 +29,8 @@ class WorkloadSpec:
     Attributes:
         folder: where its code and ``default.yaml`` are.
         module: the name to import it by, or None where ``folder`` is loaded by path.
-        properties: config key -> JSON Schema fragment with type, default and description.
+        properties: config key -> JSON Schema fragment with type, default and description; ``environment`` among them,
+            which every workload has.
         presets: config key -> its value -> defaults of other keys.
     """
 
@@ -108,6 +110,8 @@ def read_workload(name: str, folder: Path, module: str | None) -> WorkloadSpec:
     if absent := [key for key in _REQUIRED_KEYS if key not in document]:
         raise SpecError(f"{yaml}: keys {absent} are required")
     _check(yaml, document, _YAML_SCHEMA)
+    if ENVIRONMENT_KEY in document["config"]:
+        raise SpecError(f"{yaml}: config key {ENVIRONMENT_KEY!r} is every workload's and can't be declared")
     spec = WorkloadSpec(
         name=name,
         folder=folder,
@@ -116,7 +120,7 @@ def read_workload(name: str, folder: Path, module: str | None) -> WorkloadSpec:
         description=document["description"],
         launch_mode=document.get("launch_mode", "torchrun"),
         min_world_size=document.get("min_world_size", 1),
-        properties=document["config"],
+        properties=document["config"] | {ENVIRONMENT_KEY: ENVIRONMENT_SCHEMA},
         presets=document.get("presets", {}),
     )
     _check_defaults(spec)
@@ -138,6 +142,7 @@ def resolve_config(spec: WorkloadSpec, given: Mapping[str, Any]) -> dict[str, An
         )
     config = _plain(spec, {**default_config(spec, given), **given})
     _check_values(spec, config)
+    check_environment(f"{spec.yaml}: config of workload {spec.name!r}", config[ENVIRONMENT_KEY])
     return config
 
 
@@ -217,6 +222,8 @@ def _check(yaml: Path, document: Any, schema: dict[str, Any], what: str = "workl
     if error is not None:
         path = ".".join(map(str, error.absolute_path)) or "top level"
         allowed = f"{error.validator}: {error.validator_value!r}"
+        if error.validator == "additionalProperties" and error.validator_value is False:
+            allowed = f"keys {sorted(error.schema['properties'])}"
         raise SpecError(f"{yaml}: {what}: {path}: got {_brief(error.instance)}, allowed is {allowed}")
 
 
