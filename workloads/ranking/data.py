@@ -67,7 +67,8 @@ def make_batch(config: Mapping[str, Any], number: int, rank: int, world_size: in
     def draw(what: str, *shape: int) -> torch.Tensor:
         count = torch.Size(shape).numel()
         numbers = samples[..., None] * count + torch.arange(count)
-        return uniform(seed_of(what, config["seed"], number), numbers).unflatten(-1, shape)
+        drawn: torch.Tensor = uniform(seed_of(what, config["seed"], number), numbers).unflatten(-1, shape)
+        return drawn
 
     dense = (2 * draw("dense", config["num_dense"]) - 1).float()
     skewed = draw("rows", config["num_tables"], config["bag_size"])
