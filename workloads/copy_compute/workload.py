@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from statistics import fmean
 
 import torch
 import torch.distributed as dist
 
-from pytest_aorta.worker import FailureDetail, RankEnv, RankResult, StepTimer, Workload, environment_facts
+from pytest_aorta.worker import (
+    FailureDetail,
+    RankEnv,
+    RankResult,
+    StepTimer,
+    Workload,
+    capture_overlap,
+    environment_facts,
+)
 
 from ..common.seeding import generator
 from ..fsdp.lanes import InlineLane, Lane, StreamLane
@@ -54,7 +63,7 @@ class CopyComputeWorkload(Workload):
         failures = self._check(0)
         times_ms, timer, elapsed_sec = self._measure()
         failures += self._check(1)
-        return RankResult(
+        result = RankResult(
             passed=not failures,
             failure_count=len(failures),
             configured_iterations=self.config["steps"],
@@ -66,6 +75,11 @@ class CopyComputeWorkload(Workload):
             environment=environment_facts(self._device),
             memory_bytes=timer.memory_bytes(),
         )
+        if not self.config["profile_steps"]:
+            return result
+        capture = capture_overlap(self._overlapped, self.config["profile_steps"], self._device)
+        # Without communication its metrics say nothing.
+        return replace(result, overlap=capture.steps, timeline=capture.timeline)
 
     def cleanup(self) -> None:
         """Leave the process group and free matrices and copies."""

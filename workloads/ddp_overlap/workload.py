@@ -57,9 +57,10 @@ class DdpOverlapWorkload(RankingTraining):
 
     def cleanup(self) -> None:
         """Free the wrapped model too."""
-        super().cleanup()
-        for name in ("_wrapped", "_reduction", "_stress"):
+        # First of all: a process group that something still holds is not ended when it is left.
+        for name in ("_forward", "_wrapped", "_reduction", "_stress"):
             self.__dict__.pop(name, None)
+        super().cleanup()
 
     def _forward_in_bfloat16(self, dense: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         with torch.autocast(self._device.type, dtype=torch.bfloat16):

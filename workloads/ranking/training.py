@@ -20,6 +20,7 @@ from pytest_aorta.worker import (
     Workload,
     environment_facts,
     hash_parameters,
+    profiled,
 )
 
 from ..common.compiling import CompileSettings
@@ -101,12 +102,12 @@ class RankingTraining(Workload):
         self._step = 0
 
     def run(self) -> RankResult:
-        """Warm up, train the measured steps, then read what they left on the device."""
+        """Warm up, train the measured steps, read what they left on the device, and at last profile further steps."""
         for _ in range(self.config["warmup"]):
             self._train_step()
         measured = self._measure()
         step_times_ms, wait_ms = measured.timer.step_times_ms(), measured.timer.wait_ms()
-        return RankResult(
+        result = RankResult(
             passed=True,
             failure_count=0,
             configured_iterations=self.config["steps"],
@@ -121,6 +122,7 @@ class RankingTraining(Workload):
             wait_ms=wait_ms,
             memory_bytes=measured.timer.memory_bytes(),
         )
+        return profiled(result, self._train_step, self.config["profile_steps"], self._device)
 
     def cleanup(self) -> None:
         """Leave the process group and free model, optimizer and batches."""
