@@ -22,7 +22,7 @@ class _Bucket:
 
 
 class BucketReduction:
-    """Sums buckets over ranks; counts what it starts.
+    """Sums buckets over ranks.
 
     On CUDA an all-reduce beside backward runs on a stream of high priority, on CPU in gloo's threads.
     """
@@ -35,12 +35,14 @@ class BucketReduction:
         # High priority: a collective's few blocks would otherwise queue behind a GEMM's many.
         self._stream = torch.cuda.Stream(device, priority=-1) if overlap and device.type == "cuda" else None
         self._held: list[_Bucket] = []
-        self.num_all_reduces = 0
+        self._num_started = 0
+        # DDP makes its final buckets after the first step, which has one.
+        self.num_in_last_step = 0
 
     def __call__(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """Answer DDP, which has filled ``bucket``, a ``dist.GradBucket``, with what will be the gradients."""
         buffer = bucket.buffer()
-        self.num_all_reduces += 1
+        self._num_started += 1
         if not self._overlap:
             # DDP takes the sums of this rank alone for the gradients, until finish().
             self._held.append(_Bucket(buffer, bucket.parameters(), bucket.gradients()))
@@ -69,6 +71,7 @@ class BucketReduction:
                 if parameter.grad.data_ptr() != view.data_ptr():
                     parameter.grad.copy_(view)
         self._held.clear()
+        self.num_in_last_step, self._num_started = self._num_started, 0
         if self._stress is not None:
             self._stress.finish()
 
@@ -91,7 +94,8 @@ class ReduceScatterStress:
         self._works: list[dist.Work] = []
         # Kept from the allocator, which knows nothing of this stream, until compute has waited for it.
         self._in_flight: list[torch.Tensor] = []
-        self.num_started = 0
+        self._num_started = 0
+        self.num_in_last_step = 0
 
     def start(self, buffer: torch.Tensor) -> None:
         """Start one of ``buffer``'s elements, but for those that are left over where ranks don't divide it."""
@@ -99,7 +103,7 @@ class ReduceScatterStress:
         size = buffer.numel() // world_size
         source = (buffer.clone() if self._clone else buffer)[: size * world_size]
         target = buffer.new_empty(size)
-        self.num_started += 1
+        self._num_started += 1
         self._in_flight += [source, target]
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream())
@@ -117,6 +121,7 @@ class ReduceScatterStress:
             work.wait()
         if self._stream is not None:
             torch.cuda.current_stream().wait_stream(self._stream)
+        self.num_in_last_step, self._num_started = self._num_started, 0
         self._works.clear()
         self._in_flight.clear()
 

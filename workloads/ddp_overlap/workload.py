@@ -47,12 +47,10 @@ class DdpOverlapWorkload(RankingTraining):
         self._reduction.finish()
 
     def own_metrics(self) -> dict[str, float]:
-        """Collectives of one step."""
-        num_steps = self.config["warmup"] + self.config["steps"]
-        num_scatters = self._stress.num_started if self._stress else 0
+        """Collectives of the last step."""
         return {
-            "all_reduces_per_step": self._reduction.num_all_reduces / num_steps,
-            "reduce_scatters_per_step": num_scatters / num_steps,
+            "all_reduces_per_step": float(self._reduction.num_in_last_step),
+            "reduce_scatters_per_step": float(self._stress.num_in_last_step if self._stress else 0),
         }
 
     def cleanup(self) -> None:
