@@ -185,9 +185,13 @@ class Doubles(nn.Module):
 def test_block_that_is_compiled_too_often_fails():
     module = Doubles()
     CompileSettings(enabled=True, backend="eager", dynamic=False).apply([module])
-    with torch.no_grad(), pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
+
+    def run_with_many_shapes():
         for size in range(1, 20):
             module(torch.ones(size, 2))
+
+    with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
+        run_with_many_shapes()
 
 
 def test_compiled_blocks_keep_names_and_values():
