@@ -38,7 +38,11 @@ _KINDS = {
 }
 _COMMUNICATING_NAMESPACES = ("c10d::", "_c10d_functional::", "c10d_functional::", "_c10d_functional_autograd::")
 # Operators that gloo serves with another collective than the one asked for, and which.
-_SERVED_AS = {"c10d::_reduce_scatter_base_": "gloo:all_reduce", "c10d::allreduce_": "gloo:all_reduce"}
+_SERVED_AS = {
+    "c10d::_reduce_scatter_base_": "gloo:all_reduce",
+    "c10d::reduce_scatter_tensor_coalesced_": "gloo:all_reduce",
+    "c10d::allreduce_": "gloo:all_reduce",
+}
 
 
 def read_trace(path: Path) -> dict[str, Any]:
