@@ -134,7 +134,9 @@ _ROWS = (
         "share of the time of compute and copies one after the other that running both at once saves",
         scale=Scale.POINTS,
     ),
-    Metric("samples_per_s", "1/s", "timing", "higher", None, _recorded("samples_per_s"), "samples of one rank a second"),
+    Metric(
+        "samples_per_s", "1/s", "timing", "higher", None, _recorded("samples_per_s"), "samples of one rank a second"
+    ),
     Metric("tokens_per_s", "1/s", "timing", "higher", None, _recorded("tokens_per_s"), "tokens of one rank a second"),
     Metric(
         "peak_memory_bytes", "B", "memory", "lower", _percent(2), _recorded("peak_memory_bytes"),
