@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -26,6 +26,7 @@ from pytest_aorta.reference import Reference, References
 from pytest_aorta.result import WorkloadResult
 from pytest_aorta.spec import default_config, find_workload, resolve_config
 from pytest_aorta.validation import collect_result
+from pytest_aorta.variables import ENVIRONMENT_KEY, check_environment
 from pytest_aorta.warm import ForkServers
 from pytest_aorta.watch import LaunchWatch, StateLine
 
@@ -151,7 +152,9 @@ class DistributedWorld:
         return self._launch(LaunchRequest(name, spec, resolve_config(spec, config), None, ()))
 
     @in_test
-    def launch_script(self, script: str | Path, args: tuple[str, ...] = ()) -> WorkloadResult:
+    def launch_script(
+        self, script: str | Path, args: tuple[str, ...] = (), environment: Mapping[str, str] | None = None
+    ) -> WorkloadResult:
         """Launch a script (a path ending in ``.py``, or a dotted module) that records through the recorder."""
         target = str(script)
         if target.endswith(".py"):
@@ -161,7 +164,11 @@ class DistributedWorld:
             target = str(path)
         elif not all(part.isidentifier() for part in target.split(".")):
             raise SpecError(f"script {target!r}: allowed is a path ending in .py or a dotted module name")
-        return self._launch(LaunchRequest(Path(script).name, None, {"args": list(args)}, target, args))
+        config: dict[str, Any] = {"args": list(args)}
+        if environment:
+            check_environment(f"script {target!r}", environment)
+            config[ENVIRONMENT_KEY] = dict(environment)
+        return self._launch(LaunchRequest(Path(script).name, None, config, target, args))
 
     @in_test
     def again(self, result: WorkloadResult, *, reference: bool = False, **config: Any) -> WorkloadResult:

@@ -129,6 +129,14 @@ _ROWS = (
         "exposed_comm_ms", "ms", "timing", "lower", _percent(2, Scale.OF_STEP), _recorded("exposed_comm_ms"),
         "communication of a profiled step during which a rank computes nothing", scale=Scale.OF_STEP,
     ),
+    Metric(
+        "overlap_saving", "", "timing", "higher", _percent(5, Scale.POINTS), _recorded("overlap_saving"),
+        "share of the time of compute and copies one after the other that running both at once saves",
+        scale=Scale.POINTS,
+    ),
+    Metric(
+        "samples_per_s", "1/s", "timing", "higher", None, _recorded("samples_per_s"), "samples of one rank a second"
+    ),
     Metric("tokens_per_s", "1/s", "timing", "higher", None, _recorded("tokens_per_s"), "tokens of one rank a second"),
     Metric(
         "peak_memory_bytes", "B", "memory", "lower", _percent(2), _recorded("peak_memory_bytes"),

@@ -15,6 +15,7 @@ from pytest_aorta.errors import SpecError
 from pytest_aorta.profilers import PROFILER_VARIABLE, WRAPPED_STRAGGLER_S, WRAPPERS, wrapper_command
 from pytest_aorta.reference import Reference
 from pytest_aorta.spec import WorkloadSpec, filled_adapter, resolve_config
+from pytest_aorta.variables import ENVIRONMENT_KEY
 
 TORCHRUN = "torchrun"
 FORKSERVER = "forkserver"
@@ -69,7 +70,8 @@ class LaunchPlan:
     """Everything a launch needs to know.
 
     Attributes:
-        name, spec, config, script, args: what to run; spec and script exclude each other.
+        name, spec, config, script, args: what to run; spec and script exclude each other. Of the config, the
+            ``environment`` is the ranks' own, and not the workload's.
         launcher: what should start the ranks, torchrun or forkserver.
         lease_fds: open files that mark devices as taken; held until the last rank is gone.
         reference: the version of the code, None for the one under test.
@@ -127,7 +129,8 @@ def rank_document(plan: LaunchPlan) -> dict[str, Any]:
     return {
         "name": plan.name,
         "workload": target,
-        "config": plan.config,
+        "config": {key: value for key, value in plan.config.items() if key != ENVIRONMENT_KEY},
+        "environment": plan.config.get(ENVIRONMENT_KEY, {}),
         "script": plan.script if command is None else command.target,
         "args": list(plan.args if command is None else command.args),
         "adapters": [asdict(adapter) for adapter in adapters_of(plan)],
@@ -188,12 +191,13 @@ def python_command(plan: LaunchPlan) -> list[str]:
 
 
 def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, str]:
-    """The agent's and the ranks' environment: the caller's without another launch's variables, with the plan's."""
+    """The agent's and the ranks' environment: the caller's without another launch's variables, the config's, ours."""
     kept = {
         name: value
         for name, value in environ.items()
         if name not in _SCRUBBED and not name.startswith(_SCRUBBED_PREFIXES)
     }
+    kept |= plan.config.get(ENVIRONMENT_KEY, {})
     _show_devices(plan.world, kept)
     kept["AORTA_DEVICE"] = plan.world.device
     kept["AORTA_COLLECTIVE_TIMEOUT_S"] = f"{plan.timeout_s * _COLLECTIVE_SHARE:.3f}"

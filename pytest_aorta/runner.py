@@ -26,6 +26,7 @@ from pytest_aorta.reporting import comparison_text, failed_checks_text, noisy_ba
 from pytest_aorta.result import WorkloadResult
 from pytest_aorta.spec import find_workload
 from pytest_aorta.trials import joined, settle, settle_pairs, unsettled
+from pytest_aorta.variables import ENVIRONMENT_KEY, case_suffix
 from pytest_aorta.verdicts import Verdict, Verdicts
 
 
@@ -49,9 +50,18 @@ class WorkloadRunner:
         return _passed(self._world.launch(name, **config))
 
     @in_test
-    def run_script(self, script: str | Path, args: tuple[str, ...] | list[str] = ()) -> WorkloadResult:
-        """Launch your own training script and return what it recorded; errors as :meth:`run`."""
-        return _passed(self._world.launch_script(script, tuple(map(str, args))))
+    def run_script(
+        self,
+        script: str | Path,
+        args: tuple[str, ...] | list[str] = (),
+        *,
+        environment: Mapping[str, str] | None = None,
+    ) -> WorkloadResult:
+        """Launch your own training script and return what it recorded; errors as :meth:`run`.
+
+        ``environment`` are variables of the ranks, as the config key of a workload.
+        """
+        return _passed(self._world.launch_script(script, tuple(map(str, args)), environment))
 
     @in_test
     def check(self, result: WorkloadResult, *, label: str | None = None) -> Verdicts:
@@ -67,7 +77,8 @@ class WorkloadRunner:
             BaselineError: the baseline can't be read, or what was measured can't be added to it.
             SpecError, LaunchError, ResultError: as :meth:`DistributedWorld.again`.
         """
-        case = f"{self._record.nodeid}::{label or result.workload}"
+        environment = case_suffix(result.config.get(ENVIRONMENT_KEY, {}))
+        case = f"{self._record.nodeid}::{label or result.workload}{environment}"
         if case in self._record.used_cases:
             raise SpecError(
                 f"{case}: compared twice in one test; give each comparison a label: check(result, label=...)"

@@ -17,6 +17,7 @@ from pytest_aorta.adapters import ADAPTER_SCHEMA, Adapter, AdapterError
 from pytest_aorta.command_line import COMMAND_SCHEMA, refuse_unknown_names, texts_of
 from pytest_aorta.errors import SpecError
 from pytest_aorta.files import UnreadableFile, read_yaml
+from pytest_aorta.variables import ENVIRONMENT_KEY, ENVIRONMENT_SCHEMA, check_environment
 
 ENTRY_POINT_GROUP = "aorta.workloads"
 YAML_NAME = "default.yaml"
@@ -34,7 +35,8 @@ class WorkloadSpec:
         folder: where its code and ``default.yaml`` are.
         module: the name to import it by, or None where ``folder`` is loaded by path.
         class_name: of the code; empty where the workload is a command.
-        properties: config key -> JSON Schema fragment with type, default and description.
+        properties: config key -> JSON Schema fragment with type, default and description; ``environment`` among them,
+            which every workload has.
         presets: config key -> its value -> defaults of other keys.
         preload: modules of torch that a fork server imports before ranks of this workload are forked.
         command: the script or module to run and its arguments, where there is no class.
@@ -122,6 +124,8 @@ def read_workload(name: str, folder: Path, module: str | None) -> WorkloadSpec:
     if ("class" in document) == ("command" in document):
         raise SpecError(f"{yaml}: one of the keys 'class' and 'command' is required, and no more")
     _check(yaml, document, _YAML_SCHEMA)
+    if ENVIRONMENT_KEY in document["config"]:
+        raise SpecError(f"{yaml}: config key {ENVIRONMENT_KEY!r} is every workload's and can't be declared")
     spec = WorkloadSpec(
         name=name,
         folder=folder,
@@ -130,7 +134,7 @@ def read_workload(name: str, folder: Path, module: str | None) -> WorkloadSpec:
         description=document["description"],
         launch_mode=document.get("launch_mode", "torchrun"),
         min_world_size=document.get("min_world_size", 1),
-        properties=document["config"],
+        properties=document["config"] | {ENVIRONMENT_KEY: ENVIRONMENT_SCHEMA},
         presets=document.get("presets", {}),
         preload=tuple(document.get("preload", ())),
         command=document.get("command"),
@@ -157,6 +161,7 @@ def resolve_config(spec: WorkloadSpec, given: Mapping[str, Any]) -> dict[str, An
         )
     config = _plain(spec, {**default_config(spec, given), **given})
     _check_values(spec, config)
+    check_environment(f"{spec.yaml}: config of workload {spec.name!r}", config[ENVIRONMENT_KEY])
     return config
 
 
@@ -270,6 +275,8 @@ def _check(yaml: Path, document: Any, schema: dict[str, Any], what: str = "workl
     if error is not None:
         path = ".".join(map(str, error.absolute_path)) or "top level"
         allowed = f"{error.validator}: {error.validator_value!r}"
+        if error.validator == "additionalProperties" and error.validator_value is False:
+            allowed = f"keys {sorted(error.schema['properties'])}"
         raise SpecError(f"{yaml}: {what}: {path}: got {_brief(error.instance)}, allowed is {allowed}")
 
 
