@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pytest_aorta import (
+    agent_command,
     baselines_command,
     completion_command,
     devices_command,
@@ -41,6 +42,7 @@ class Command:
 COMMANDS = (
     Command("run", "launch a workload or a training script and keep each trial's result", run_command.add_arguments),
     Command("workloads", "list workloads, or one's config keys", workloads_command.add_arguments),
+    Command("agent", "run this node's part of launches over several nodes", agent_command.add_arguments),
     Command("baselines", "list, show, compare and thin out stored baselines", baselines_command.add_arguments),
     Command("devices", "list this host's devices and leases, clear bad marks", devices_command.add_arguments),
     Command("doctor", "look for what would break a run, with the remedy", doctor_command.add_arguments),

@@ -43,11 +43,17 @@ class Device:
 
 @dataclass(frozen=True)
 class World:
-    """The ranks a test gets: ``devices`` has one entry a rank on ``cuda`` and none on ``cpu``."""
+    """The ranks a test gets: ``devices`` has one entry a rank of this node on ``cuda`` and none on ``cpu``."""
 
     size: int
     device: str
     devices: tuple[Device, ...] = ()
+    nodes: int = 1
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks on each node."""
+        return self.size // self.nodes
 
     @property
     def backend(self) -> str:
@@ -56,10 +62,11 @@ class World:
 
     @property
     def platform(self) -> str:
-        """The key of its baselines: accelerator model, count and backend."""
+        """The key of its baselines: accelerator model, count, nodes where there are several, and backend."""
         models = sorted({device.model for device in self.devices}) or ["cpu"]
         model = "+".join(re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-") for model in models)
-        return f"{model}-x{self.size}-{self.backend}"
+        nodes = f"-n{self.nodes}" if self.nodes > 1 else ""
+        return f"{model}-x{self.size}{nodes}-{self.backend}"
 
 
 def resolve_world(spec: WorldSpec, options: Options, devices: list[Device]) -> World:
@@ -73,13 +80,16 @@ def resolve_world(spec: WorldSpec, options: Options, devices: list[Device]) -> W
     if options.device == "cpu":
         given += " (--aorta-device=cpu)"
     on_gpu = spec.device == "cuda" or (spec.device == "any" and (budget > 0 or options.device == "cuda"))
+    _refuse_nodes(spec.nodes, options)
     if not on_gpu:
         return _cpu_world(spec, options, given)
-    size = budget if spec.size == "all" else int(spec.size)
-    if size > budget or size == 0:
-        needed = "at least 1 GPU" if spec.size == "all" else f"{size} GPUs"
-        raise DevicesUnavailable(f"needs {needed}, {given}")
-    return World(size, "cuda", tuple(devices[:size]))
+    size = budget * spec.nodes if spec.size == "all" else int(spec.size)
+    here = size // spec.nodes
+    if here > budget or size == 0:
+        where = " on each node" if spec.nodes > 1 else ""
+        needed = "at least 1 GPU" if spec.size == "all" else f"{here} GPUs"
+        raise DevicesUnavailable(f"needs {needed}{where}, {given}")
+    return World(size, "cuda", tuple(devices[:here]), spec.nodes)
 
 
 def check_budget(options: Options, devices: list[Device], environ: Mapping[str, str] = os.environ) -> None:
@@ -98,13 +108,29 @@ def check_budget(options: Options, devices: list[Device], environ: Mapping[str, 
         )
 
 
+def _refuse_nodes(nodes: int, options: Options) -> None:
+    """Raise DevicesUnavailable unless the run has, and can start ranks on, that many nodes."""
+    given = f"{options.nnodes} given (--aorta-nnodes={options.nnodes})"
+    if nodes > options.nnodes:
+        raise DevicesUnavailable(f"needs {nodes} nodes, {given}")
+    takes_any = not options.node_launcher or any("{nodes}" in word for word in options.node_launcher)
+    if 1 < nodes < options.nnodes and not takes_any:
+        raise DevicesUnavailable(
+            f"needs {nodes} nodes, {given}, and --aorta-node-launcher starts an agent on each; write {{nodes}} in it "
+            f"where the number of nodes stands"
+        )
+
+
 def _cpu_world(spec: WorldSpec, options: Options, given: str) -> World:
     if options.require_gpus and spec.device == "any":
         raise DevicesUnavailable(f"needs GPUs, {given}; --aorta-require-gpus forbids CPU ranks in their place")
     if options.device == "cuda":
         raise DevicesUnavailable("runs on CPU ranks only, and --aorta-device=cuda was given")
-    size = CPU_WORLD_SIZE if spec.size == "all" else int(spec.size)
+    size = CPU_WORLD_SIZE * spec.nodes if spec.size == "all" else int(spec.size)
+    world = World(size, "cpu", nodes=spec.nodes)
     limit = MAX_CPU_RANKS_PER_CORE * (os.cpu_count() or 1)
-    if size > limit:
-        raise DevicesUnavailable(f"needs {size} ranks; {os.cpu_count()} cores take at most {limit} CPU ranks")
-    return World(size, "cpu")
+    if world.ranks_per_node > limit:
+        raise DevicesUnavailable(
+            f"needs {world.ranks_per_node} ranks; {os.cpu_count()} cores take at most {limit} CPU ranks"
+        )
+    return world

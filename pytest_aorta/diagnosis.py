@@ -23,6 +23,8 @@ _PEER_ERROR = re.compile(
     re.IGNORECASE,
 )
 # Where Python stops when it waits for other ranks or for the device.
+# Reasons of the coordinator, whose detail says which node.
+_NODE_REASONS = {"node_lost": "node lost", "node_launcher": "node launcher", "node_mismatch": "node mismatch"}
 _WAITING_FUNCTIONS = {"wait", "barrier", "synchronize", "elapsed_time", "item", "tolist", "cpu"}
 
 
@@ -32,7 +34,8 @@ class LaunchFailure:
 
     Attributes:
         kind: rank exception, out of memory, exit code, signal, hang in collective, hang elsewhere, straggler,
-            output cap, rendezvous, result missing, process left, interrupted or guard lost.
+            output cap, rendezvous, result missing, process left, interrupted or guard lost; over several nodes also
+            node lost, node launcher or node mismatch.
         rank: the rank that failed first, None where none did.
         text: one line that names both, then the evidence, then the folder.
     """
@@ -58,7 +61,8 @@ def launch_failure(plan: LaunchPlan, outcome: LaunchOutcome) -> LaunchFailure | 
         return None
     kind, rank, headline, details = _classify(plan, outcome, ranks)
     name = f"{plan.name} at {plan.reference.name}" if plan.reference else plan.name
-    lines = [f"{name} on {plan.world.size} {plan.world.device} ranks: {kind}: {headline}", *details]
+    nodes = f" of {plan.world.nodes} nodes" if plan.world.nodes > 1 else ""
+    lines = [f"{name} on {plan.world.size} {plan.world.device} ranks{nodes}: {kind}: {headline}", *details]
     if outcome.survivors:
         lines.append(f"processes {list(outcome.survivors)} could not be ended; their devices are not usable")
     return LaunchFailure(kind, rank, "\n".join([*lines, f"plan, logs and stacks: {plan.run_dir}"]))
@@ -71,6 +75,9 @@ def _classify(
         return "interrupted", None, "pytest ended before the launch did", []
     if outcome.reason == "guard_lost":
         return "guard lost", None, "the process that watches the ranks was killed", _agent_tail(plan)
+    if outcome.reason in _NODE_REASONS:
+        seen = [_where(rank) for rank in ranks if rank.frames][:_RANKS_SHOWN]
+        return _NODE_REASONS[outcome.reason], None, outcome.detail, [*seen, *_agent_tail(plan)]
     if any(rank.timed_out for rank in ranks):
         return _collective_timeout(ranks, flight_verdict(plan.run_dir))
     failures = sorted((failure for rank in ranks if (failure := _own_failure(rank))), key=lambda item: item.order)

@@ -8,7 +8,7 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,11 @@ def parse_json(text: str, name: str) -> Any:
         UnreadableFile: it is not strict JSON.
     """
     try:
-        return json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant, parse_float=_finite)
+        document = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
+        if not _is_finite(document):
+            # For the number's own text; a function called on each of them takes most of the time.
+            json.loads(text, parse_float=_finite)
+        return document
     except (ValueError, RecursionError) as error:
         raise UnreadableFile(f"{name}: not valid JSON: {error}") from None
 
@@ -59,7 +63,18 @@ def read_yaml(path: Path, *, max_bytes: int = 1 << 20) -> Any:
 
 def write_json(path: Path, document: Any) -> None:
     """Write ``document`` so that a reader sees the old file or the whole new one, whenever the writer dies."""
-    text = json.dumps(document, allow_nan=False, indent=2, sort_keys=True) + "\n"
+    _write_text(path, json.dumps(document, allow_nan=False, indent=2, sort_keys=True) + "\n")
+
+
+def write_json_rows(path: Path, document: Mapping[str, Any]) -> None:
+    """:func:`write_json` with a line for each key, which takes a tenth of the time."""
+    rows = [
+        f"{json.dumps(key)}: {json.dumps(document[key], allow_nan=False, sort_keys=True)}" for key in sorted(document)
+    ]
+    _write_text(path, "{\n" + ",\n".join(rows) + "\n}\n")
+
+
+def _write_text(path: Path, text: str) -> None:
     handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.", suffix=".tmp")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -121,6 +136,19 @@ def _finite(text: str) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{text} is not a finite number")
     return number
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether every number is; a row of numbers at once, whose sum tells."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, dict):
+        return all(map(_is_finite, value.values()))
+    if not isinstance(value, list):
+        return True
+    if set(map(type, value)) <= {float} and math.isfinite(sum(value)):
+        return True
+    return all(map(_is_finite, value))
 
 
 def _umask() -> int:

@@ -21,12 +21,23 @@ from typing import IO, Any, Protocol
 
 from pytest_aorta.errors import LaunchError
 from pytest_aorta.files import write_json
+from pytest_aorta.nodes import coordinator_spec
 from pytest_aorta.phases import phases_s
-from pytest_aorta.plan import FORKSERVER, TORCHRUN, LaunchPlan, agent_command, launch_environment, rank_document
+from pytest_aorta.plan import (
+    FORKSERVER,
+    TORCHRUN,
+    LaunchPlan,
+    agent_command,
+    launch_environment,
+    rank_document,
+    with_own_code,
+)
 
 GUARD = Path(__file__).parent / "process" / "guard.py"
 # The guard's own stop sequence is bounded by stacks, SIGTERM and SIGKILL: 0.5 + 2 + 10 seconds.
 STOP_S = 20.0
+# Bringing the files of all nodes together.
+COLLECT_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -34,12 +45,14 @@ class LaunchOutcome:
     """How a launch ended, as the guard saw it.
 
     Attributes:
-        reason: exit, time_limit, rank_error, straggler, output_cap, parent_gone, or guard_lost.
+        reason: exit, time_limit, rank_error, straggler, output_cap, stopped, parent_gone, or guard_lost; over several
+            nodes also node_lost, node_launcher or node_mismatch.
         agent_status: the agent's exit code, negative for a signal, None where it was killed at the end.
         stopped: processes that were still there when the reason came up, and were ended.
         survivors: processes that could not be ended.
         wall_s: from the agent's start to the last process's end.
         launcher: what started the ranks, torchrun or forkserver.
+        detail: of a reason that is a node's, which node, and what happened.
         phases_s: parts of wall_s, as far as the ranks came: start, import, init, run, leave; of a script start, leave.
     """
 
@@ -49,6 +62,7 @@ class LaunchOutcome:
     survivors: tuple[int, ...]
     wall_s: float
     launcher: str = TORCHRUN
+    detail: str = ""
     phases_s: dict[str, float] = field(default_factory=dict)
 
 
@@ -79,30 +93,77 @@ def launch(
     Raises:
         LaunchError: the run folder can't be written or the guard can't be started.
     """
-    try:
-        prepare_folder(plan)
-    except OSError as error:
-        raise LaunchError(f"results folder {plan.run_dir} can't be written: {error.strerror or error}") from None
-    with ExitStack() as pipes:
-        lifeline_end, lifeline = _pipe(pipes)
-        verdict, verdict_end = _pipe(pipes)
-        try:
-            start_guard = forkserver or _start_guard
-            guard = start_guard(plan, environ, lifeline_end.fileno(), verdict_end.fileno())
-        except OSError as error:
-            raise LaunchError(f"the guard can't be started in {plan.cwd}: {error.strerror or error}") from None
-        lifeline_end.close()
-        verdict_end.close()
-        try:
-            text = _read_until(verdict, time.monotonic() + plan.timeout_s + STOP_S)
-        finally:
-            # Tells the guard, where it still runs, to end everything, which is over when it exits.
-            lifeline.close()
-            _wait_bounded(guard)
-    outcome = replace(_outcome(plan, text), launcher=FORKSERVER if forkserver else TORCHRUN)
+    with GuardedLaunch(plan, environ, forkserver or (_start_coordinator if plan.group else _start_guard)) as running:
+        running.wait()
+    outcome = replace(running.outcome(), launcher=FORKSERVER if forkserver else TORCHRUN)
     with suppress(OSError):  # the verdict is here; a disk that has filled up since must not hide it
         write_json(plan.run_dir / "outcome.json", asdict(outcome))
     return outcome
+
+
+class GuardedLaunch:
+    """A launch under way. Leaving the context ends what still runs of it.
+
+    Raises:
+        LaunchError: the run folder can't be written or the guard can't be started.
+    """
+
+    def __init__(self, plan: LaunchPlan, environ: Mapping[str, str], start_guard: GuardStarter | None = None) -> None:
+        self._plan = plan
+        self._verdict = b""
+        self._has_ended = False
+        try:
+            prepare_folder(plan)
+        except OSError as error:
+            raise LaunchError(f"results folder {plan.run_dir} can't be written: {error.strerror or error}") from None
+        with ExitStack() as pipes:
+            lifeline_end, self._lifeline = _pipe(pipes)
+            self._pipe, verdict_end = _pipe(pipes)
+            try:
+                start = start_guard or _start_guard
+                self._guard = start(plan, environ, lifeline_end.fileno(), verdict_end.fileno())
+            except OSError as error:
+                raise LaunchError(f"the guard can't be started in {plan.cwd}: {error.strerror or error}") from None
+            lifeline_end.close()
+            verdict_end.close()
+            self._deadline_s = time.monotonic() + _limit_s(plan)
+            self._pipes = pipes.pop_all()
+
+    def __enter__(self) -> GuardedLaunch:
+        """Return the launch itself."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Tell the guard, where it still runs, to end everything, which is over when it exits."""
+        with self._pipes:
+            self._lifeline.close()
+            _wait_bounded(self._guard)
+
+    def fileno(self) -> int:
+        """For ``select``: readable when :meth:`has_ended` is worth a look."""
+        return self._pipe.fileno()
+
+    def has_ended(self) -> bool:
+        """Read what there is of the verdict; the guard closes its end by exiting. Blocks only where nothing came."""
+        chunk = os.read(self._pipe.fileno(), 65536)
+        self._verdict += chunk
+        self._has_ended = self._has_ended or not chunk
+        return self._has_ended
+
+    def wait(self) -> None:
+        """Return when the guard has ended, or should have long since."""
+        while not self._has_ended and (left_s := self._deadline_s - time.monotonic()) > 0:
+            if select.select([self._pipe], [], [], left_s)[0]:
+                self.has_ended()
+
+    def stop(self) -> None:
+        """Have the ranks write where they are, and ended; the verdict comes as ever."""
+        with suppress(BrokenPipeError):
+            os.write(self._lifeline.fileno(), b".")
+
+    def outcome(self) -> LaunchOutcome:
+        """What the guard saw."""
+        return _outcome(self._plan, self._verdict)
 
 
 def prepare_folder(plan: LaunchPlan) -> None:
@@ -130,6 +191,8 @@ def guard_spec(plan: LaunchPlan, lifeline_fd: int, verdict_fd: int) -> dict[str,
         "argv": agent_command(plan),
         "run_dir": str(plan.run_dir),
         "world_size": plan.world.size,
+        "num_local_ranks": plan.world.ranks_per_node,
+        "agent_fds": _agent_fds(plan),
         "time_limit_s": plan.timeout_s,
         **asdict(plan.limits),
         # Beside this Python too: a virtual environment need not be on the path.
@@ -151,8 +214,30 @@ def _start_guard(
             stderr=subprocess.STDOUT,
             cwd=plan.cwd,
             env=launch_environment(plan, environ),
-            pass_fds=(lifeline_fd, verdict_fd, *plan.lease_fds),
+            pass_fds=(lifeline_fd, verdict_fd, *plan.lease_fds, *_agent_fds(plan)),
             # A Ctrl-C in the terminal reaches pytest alone, which then says through the lifeline what to do.
+            start_new_session=True,
+        )
+
+
+def _agent_fds(plan: LaunchPlan) -> list[int]:
+    return [plan.part.store_fd] if plan.part and plan.part.store_fd is not None else []
+
+
+def _start_coordinator(
+    plan: LaunchPlan, environ: Mapping[str, str], lifeline_fd: int, verdict_fd: int
+) -> subprocess.Popen[bytes]:
+    """In the guard's place, what starts one agent a node and gathers what their guards see."""
+    spec = json.dumps(coordinator_spec(plan, lifeline_fd, verdict_fd))
+    with (plan.run_dir / "agent.log").open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "pytest_aorta.process.coordinator", spec],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=plan.cwd,
+            env=with_own_code(dict(environ)),
+            pass_fds=(lifeline_fd, verdict_fd, *plan.lease_fds),
             start_new_session=True,
         )
 
@@ -168,20 +253,17 @@ def _outcome(plan: LaunchPlan, text: bytes) -> LaunchOutcome:
         stopped=tuple(verdict["stopped"]),
         survivors=tuple(verdict["survivors"]),
         wall_s=wall_s,
+        detail=verdict.get("detail", ""),
         phases_s=phases_s(rank_folders(plan), began_s, began_s + wall_s),
     )
 
 
-def _read_until(pipe: IO[bytes], deadline_s: float) -> bytes:
-    """Read to the end of the pipe; the guard closes it by exiting."""
-    chunks = []
-    while (left_s := deadline_s - time.monotonic()) > 0:
-        if select.select([pipe], [], [], left_s)[0]:
-            chunk = os.read(pipe.fileno(), 65536)
-            if not chunk:
-                break
-            chunks.append(chunk)
-    return b"".join(chunks)
+def _limit_s(plan: LaunchPlan) -> float:
+    """When the guard has to have ended, whatever happens."""
+    if plan.group is None:
+        return plan.timeout_s + STOP_S
+    # Every node's guard has its own limit and time to stop, and then there are files to bring.
+    return plan.group.join_timeout_s + plan.timeout_s + STOP_S + COLLECT_S
 
 
 def _wait_bounded(guard: GuardProcess) -> None:

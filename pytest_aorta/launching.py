@@ -18,9 +18,10 @@ from pytest_aorta.files import slug
 from pytest_aorta.launch import LaunchOutcome, launch_times_s
 from pytest_aorta.leasing import LeasedWorld
 from pytest_aorta.markers import TestSpec
+from pytest_aorta.nodes import node_group
 from pytest_aorta.options import Options
 from pytest_aorta.plan import FORKSERVER, TORCHRUN, LaunchPlan, LaunchRequest, at_reference, limits_under
-from pytest_aorta.profilers import traces_note
+from pytest_aorta.profilers import WRAPPERS, traces_note
 from pytest_aorta.records import LaunchTimes, TestRecord
 from pytest_aorta.reference import Reference, References
 from pytest_aorta.result import WorkloadResult
@@ -69,12 +70,12 @@ class Session:
     ) -> Iterator[DistributedWorld]:
         """A world of this session's, with launches in folders below ``run_base``; its lease ends with it.
 
-        ``timed`` asks for the host alone, unless the options share it.
+        ``timed`` asks for the host alone, unless the options share it; several nodes are always had alone.
         """
         leased = LeasedWorld(
             world,
             self.devices[: self.options.gpus],
-            exclusive=timed and not self.options.share_host,
+            exclusive=world.nodes > 1 or (timed and not self.options.share_host),
             wait_s=self.options.lease_timeout_s,
             owner=record.nodeid,
         )
@@ -132,7 +133,10 @@ class DistributedWorld:
         self._options = options
         self._run_base = run_base
         self._record = record
-        self._kind_of_launcher = options.launcher if spec.world.warm is None else WARM[spec.world.warm]
+        wanted = options.launcher if spec.world.warm is None else WARM[spec.world.warm]
+        # A fork server is one host's.
+        self._kind_of_launcher = wanted if world.nodes == 1 else TORCHRUN
+        self._num_nodes = world.nodes
         self.size = world.size
         self.device = world.device
         self.backend = world.backend
@@ -207,7 +211,14 @@ class DistributedWorld:
         return (request, version) if launched is result else (None, None)
 
     def _launch(self, request: LaunchRequest, reference: Reference | None = None) -> WorkloadResult:
+        if reference is not None and self._num_nodes > 1:
+            raise SpecError(f"{reference.name}: a reference version is on this node alone; it needs nodes=1")
+        if self._options.profiler in WRAPPERS and self._num_nodes > 1:
+            raise SpecError(
+                f"--aorta-profiler={self._options.profiler} wraps ranks of this node alone; it needs nodes=1"
+            )
         launched = at_reference(request, reference) if reference else request
+        group = node_group(self._options, self._num_nodes)
         self._record.num_launches += 1
         plan = LaunchPlan(
             **vars(launched),
@@ -220,6 +231,7 @@ class DistributedWorld:
             reference=reference,
             profiler=self._options.profiler,
             limits=limits_under(self._options.profiler),
+            group=group,
         )
         with LaunchWatch(plan, self._line) as watch:
             outcome = self._launcher(plan)

@@ -44,7 +44,7 @@ class LeasedWorld:
         if self._lease is None:
             on_cpu = self._world.device == "cpu"
             pool = cpu_slots() if on_cpu else tuple(self._candidates)
-            count = min(self._world.size, len(pool))
+            count = min(self._world.ranks_per_node, len(pool))
             self._lease = lease(pool, count, exclusive=self._exclusive, wait_s=self._wait_s, owner=self._owner)
             if not on_cpu:
                 chosen = tuple(self._candidates[uuid] for uuid in self._lease.resources)
@@ -52,16 +52,22 @@ class LeasedWorld:
         return self._world
 
     def note(self, outcome: LaunchOutcome) -> None:
-        """Keep devices from others on which a process could not be ended."""
-        if outcome.survivors:
-            for device in self._world.devices:
-                mark_bad(device.uuid, f"processes {list(outcome.survivors)} of {self._owner} could not be ended")
+        """Keep devices from others on which a process could not be ended; over several nodes, each does so itself."""
+        if self._world.nodes == 1:
+            mark_survivors(self._world, outcome, self._owner)
 
     def release(self) -> None:
         """Give everything back; ranks that still live keep it."""
         if self._lease is not None:
             self._lease.release()
             self._lease = None
+
+
+def mark_survivors(world: World, outcome: LaunchOutcome, owner: str) -> None:
+    """Give this host's devices of ``world`` to nobody where a process of ``owner`` could not be ended."""
+    if outcome.survivors:
+        for device in world.devices:
+            mark_bad(device.uuid, f"processes {list(outcome.survivors)} of {owner} could not be ended")
 
 
 def cpu_slots() -> tuple[str, ...]:

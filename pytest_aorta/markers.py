@@ -15,18 +15,20 @@ MARKERS = {
     "overlap": "overlap: the test measures how communication overlaps with compute.",
     "numerics": "numerics: the test compares weights, losses or gradients bit for bit.",
     "world": "world(size=2, device='any'): ranks to launch, one a device; size is an integer or 'all' the devices "
-    "of this run; device is 'any', 'cuda' or 'cpu'; warm=True starts ranks from the fork server, False by torchrun.",
+    "of this run; device is 'any', 'cuda' or 'cpu'; nodes=2 spreads them evenly over several nodes; warm=True starts "
+    "ranks from the fork server, False by torchrun.",
     "tolerance": "tolerance(METRIC='5%'): the change allowed against the baseline, by metric; 'exact' for none.",
     "timeout": "timeout(SECONDS): time limit of each launch of the test.",
 }
 DEVICES = ("any", "cuda", "cpu")
 MAX_WORLD_SIZE = 1 << 16
+MAX_NODES = 1 << 12
 MAX_TIMEOUT_S = 7 * 86400
 
 
 @dataclass(frozen=True)
 class WorldSpec:
-    """Ranks asked for: ``size`` is a number or ``"all"``; ``device`` is any, cuda or cpu.
+    """Ranks asked for: ``size`` is a number or ``"all"``; ``device`` is any, cuda or cpu; ``nodes`` share them evenly.
 
     ``warm`` asks for the fork server or, where False, for torchrun; None leaves it to the option.
     """
@@ -34,6 +36,7 @@ class WorldSpec:
     size: int | str = 2
     device: str = "any"
     warm: bool | None = None
+    nodes: int = 1
 
 
 @dataclass(frozen=True)
@@ -74,9 +77,10 @@ def _world(mark: pytest.Mark) -> WorldSpec:
     if len(mark.args) > 1 or (mark.args and "size" in mark.kwargs):
         raise SpecError(f"marker world takes size and device, got {_arguments(mark)}")
     given = ({"size": mark.args[0]} if mark.args else {}) | dict(mark.kwargs)
-    if unknown := sorted(set(given) - {"size", "device", "warm"}):
-        raise SpecError(f"marker world has no keywords {unknown}; there are ['device', 'size', 'warm']")
+    if unknown := sorted(set(given) - {"size", "device", "warm", "nodes"}):
+        raise SpecError(f"marker world has no keywords {unknown}; there are ['device', 'nodes', 'size', 'warm']")
     size, device, warm = given.get("size", 2), given.get("device", "any"), given.get("warm")
+    nodes = given.get("nodes", 1)
     is_count = isinstance(size, int) and not isinstance(size, bool) and 1 <= size <= MAX_WORLD_SIZE
     if not is_count and size != "all":
         raise SpecError(f"marker world: size={size!r}, allowed is an integer from 1 to {MAX_WORLD_SIZE} or 'all'")
@@ -84,7 +88,17 @@ def _world(mark: pytest.Mark) -> WorldSpec:
         raise SpecError(f"marker world: device={device!r}, allowed is one of {', '.join(DEVICES)}")
     if "warm" in given and not isinstance(warm, bool):
         raise SpecError(f"marker world: warm={warm!r}, allowed is True or False")
-    return WorldSpec(size, device, warm)
+    _check_nodes(size, warm, nodes)
+    return WorldSpec(size, device, warm, nodes)
+
+
+def _check_nodes(size: int | str, warm: bool | None, nodes: object) -> None:
+    if not isinstance(nodes, int) or isinstance(nodes, bool) or not 1 <= nodes <= MAX_NODES:
+        raise SpecError(f"marker world: nodes={nodes!r}, allowed is an integer from 1 to {MAX_NODES}")
+    if isinstance(size, int) and size % nodes:
+        raise SpecError(f"marker world: size={size} ranks can't be shared out evenly over nodes={nodes}")
+    if warm and nodes > 1:
+        raise SpecError(f"marker world: warm=True is for one node, and nodes={nodes}: the fork server is this host's")
 
 
 def _tolerances(mark: pytest.Mark) -> dict[str, Tolerance]:

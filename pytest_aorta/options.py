@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +46,10 @@ class Options:
         locate: upon a numeric difference both sides are launched again to find the parameter and the module.
         profiler: what ranks run under, ``torch``, ``nsys`` or ``rocprofv3``; None: nothing.
         progress: ``auto``, ``on`` or ``off``: whether the terminal tells how far a launch is.
+        nnodes: nodes of this run, of which the one that pytest runs on is node 0.
+        node_launcher: the words of the command that starts one agent a node; none: on other nodes agents wait.
+        rdzv_endpoint: this host's name or address in the nodes' network, and the port, 0 for any; None: by host name.
+        join_timeout_s: how long every node's agent may take to come.
         ab: the reference version, a git ref or ``python:`` and an interpreter; None: there is none.
     """
 
@@ -71,6 +77,10 @@ class Options:
     profiler: str | None
     progress: str
     ab: str | None
+    nnodes: int
+    node_launcher: tuple[str, ...]
+    rdzv_endpoint: tuple[str, int] | None
+    join_timeout_s: float
     rootdir: Path
 
 
@@ -145,6 +155,28 @@ def _folder(text: str) -> str:
     if not text.strip():
         raise ValueError("a folder")
     return text
+
+
+def _command(text: str) -> tuple[str, ...]:
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError as error:
+        raise ValueError(f"a command, quoted as for a shell ({error})") from None
+    if not words:
+        raise ValueError("a command, e.g. 'srun --nodes={nodes} --ntasks-per-node=1'")
+    return words
+
+
+def parse_endpoint(text: str) -> tuple[str, int]:
+    """``HOST`` or ``HOST:PORT`` as host and port, which is 0 where it is not given.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    match = re.fullmatch(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[^\s:\[\]]+))(?::(?P<port>[0-9]{1,5}))?", text)
+    if match is None or int(match["port"] or 0) > 65535:
+        raise ValueError("HOST or HOST:PORT, an IPv6 address in square brackets")
+    return match["v6"] or match["host"], int(match["port"] or 0)
 
 
 def _version(text: str) -> str:
@@ -276,6 +308,22 @@ OPTIONS = (
         "how far a launch is, on the terminal: auto (not in CI), on or off (default: auto)",
         "WHEN",
     ),
+    Option("nnodes", _at_least(1, 4096), "1", "nodes of this run; pytest runs on node 0 (default: 1)", "N"),
+    Option(
+        "node_launcher",
+        _command,
+        None,
+        "command that starts one agent a node, e.g. 'srun --nodes={nodes} --ntasks-per-node=1' (default: agents wait)",
+        "COMMAND",
+    ),
+    Option(
+        "rdzv_endpoint",
+        parse_endpoint,
+        None,
+        "this host's name or address in the nodes' network, and a port (default: its host name, any port)",
+        "HOST[:PORT]",
+    ),
+    Option("join_timeout", _seconds, "300", "how long every node's agent may take to come (default: 300)", "SECONDS"),
     Option("workloads", _folder, "workloads", "folder of your own workloads (default: workloads)", "DIR"),
 )
 
@@ -332,6 +380,10 @@ def make_options(values: Mapping[str, Any], rootdir: Path) -> Options:
         profiler=values["profiler"],
         progress=values["progress"],
         ab=values["ab"],
+        nnodes=values["nnodes"],
+        node_launcher=values["node_launcher"] or (),
+        rdzv_endpoint=values["rdzv_endpoint"],
+        join_timeout_s=values["join_timeout"],
         rootdir=rootdir,
     )
     _refuse_contradictions(options)
@@ -373,3 +425,8 @@ def _refuse_contradictions(options: Options) -> None:
     for flag, is_given in how.items():
         if is_given and not options.update_baselines:
             raise SpecError(f"{flag} says how to record baselines; it needs --update-baselines")
+    if options.nnodes > 1 and not options.node_launcher and not (options.rdzv_endpoint or ("", 0))[1]:
+        raise SpecError(
+            f"--aorta-nnodes={options.nnodes}: give --aorta-node-launcher, which starts the other nodes' agents, or "
+            f"--aorta-rdzv-endpoint=HOST:PORT, at which agents wait (aorta agent --wait --connect HOST:PORT)"
+        )

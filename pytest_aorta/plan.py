@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -12,6 +13,8 @@ from pytest_aorta.adapters import Adapter
 from pytest_aorta.command_line import CommandLine, command_line
 from pytest_aorta.devices import AMD, CUDA_VARIABLE, HIP_VARIABLE, ROCR_VARIABLE, World
 from pytest_aorta.errors import SpecError
+from pytest_aorta.process.guard import STORE_FD_VARIABLE
+from pytest_aorta.process.wire import TOKEN_VARIABLE
 from pytest_aorta.profilers import PROFILER_VARIABLE, WRAPPED_STRAGGLER_S, WRAPPERS, wrapper_command
 from pytest_aorta.reference import Reference
 from pytest_aorta.spec import WorkloadSpec, filled_adapter, resolve_config
@@ -51,6 +54,44 @@ def limits_under(profiler: str | None) -> Limits:
 
 
 @dataclass(frozen=True)
+class NodeGroup:
+    """How ranks get onto several nodes.
+
+    Attributes:
+        num_nodes: nodes of the launch; this one is node 0.
+        launcher: the command that starts one agent a node; empty: on other nodes agents wait.
+        address, port: where agents reach this node; port 0: any.
+        join_timeout_s: how long every node's agent may take to come.
+    """
+
+    num_nodes: int
+    launcher: tuple[str, ...]
+    address: str
+    port: int
+    join_timeout_s: float
+
+
+@dataclass(frozen=True)
+class NodePart:
+    """One node's part of a launch over several.
+
+    Attributes:
+        endpoint: of the rendezvous, ``HOST:PORT``.
+        run_id: the launch's own.
+        local_address: of this node, as the others reach it.
+        interface: the network interface with that address.
+        store_fd: on node 0, the socket that listens at ``endpoint``.
+    """
+
+    num_nodes: int
+    endpoint: str
+    run_id: str
+    local_address: str
+    interface: str | None
+    store_fd: int | None = None
+
+
+@dataclass(frozen=True)
 class LaunchRequest:
     """What to run: a workload with its config, or a script with its arguments.
 
@@ -76,6 +117,8 @@ class LaunchPlan:
         lease_fds: open files that mark devices as taken; held until the last rank is gone.
         reference: the version of the code, None for the one under test.
         profiler: what the ranks run under, torch, nsys or rocprofv3; None: nothing.
+        group: on node 0, how ranks get onto the other nodes; None on a single one.
+        part: on each node's agent, that node's part of such a launch.
     """
 
     name: str
@@ -92,6 +135,8 @@ class LaunchPlan:
     lease_fds: tuple[int, ...] = ()
     reference: Reference | None = None
     profiler: str | None = None
+    group: NodeGroup | None = None
+    part: NodePart | None = None
 
 
 def at_reference(request: LaunchRequest, reference: Reference) -> LaunchRequest:
@@ -165,9 +210,9 @@ def adapters_of(plan: LaunchPlan) -> list[Adapter]:
 
 
 def agent_command(plan: LaunchPlan) -> list[str]:
-    """The agent's command line: one node, a rendezvous on a port the kernel picks."""
+    """The agent's command line: one node, a rendezvous on a port the kernel picks; or one node of several."""
     python = python_command(plan)
-    torchrun = ["--standalone", f"--nproc-per-node={plan.world.size}"]
+    torchrun = [*_rendezvous(plan), f"--nproc-per-node={plan.world.ranks_per_node}"]
     # torchrun's own way to start a module leaves no room for options of Python's.
     rank = ["-m"] if plan.reference is None else ["--no-python", *python, "-u", "-m"]
     run_dir = str(plan.run_dir)
@@ -179,6 +224,21 @@ def agent_command(plan: LaunchPlan) -> list[str]:
         *rank,
         "pytest_aorta.process.rank",
         run_dir,
+    ]
+
+
+def _rendezvous(plan: LaunchPlan) -> list[str]:
+    if plan.part is None:
+        return ["--standalone"]
+    # The store is the agent's own (agent.py): left to themselves, no two nodes agree on who hosts it.
+    conf = f"is_host=0,join_timeout={math.ceil(plan.timeout_s)}"
+    return [
+        f"--nnodes={plan.part.num_nodes}",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint={plan.part.endpoint}",
+        f"--rdzv-id={plan.part.run_id}",
+        f"--rdzv-conf={conf}",
+        f"--local-addr={plan.part.local_address}",
     ]
 
 
@@ -210,13 +270,29 @@ def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str
         kept |= command.environment
     if plan.world.device == "cuda":
         kept |= _flight_recorder(plan, kept)
+    if plan.part is not None:
+        _join_nodes(plan.part, kept)
     if plan.reference is not None:
         return plan.reference.environment(kept)
+    return with_own_code(kept)
+
+
+def with_own_code(environ: dict[str, str]) -> dict[str, str]:
+    """``environ``, in which programs run the very code that pytest runs, also where it is not installed."""
     package_parent = Path(__file__).resolve().parents[1]
     if package_parent.name not in ("site-packages", "dist-packages"):
-        # Ranks run the very code that pytest runs, also where it is not installed.
-        kept["PYTHONPATH"] = ":".join(filter(None, [str(package_parent), kept.get("PYTHONPATH")]))
-    return kept
+        environ["PYTHONPATH"] = ":".join(filter(None, [str(package_parent), environ.get("PYTHONPATH")]))
+    return environ
+
+
+def _join_nodes(part: NodePart, environ: dict[str, str]) -> None:
+    # Not for ranks, which run what they are given.
+    environ.pop(TOKEN_VARIABLE, None)
+    if part.interface is not None:
+        # Gloo asks for the host's own name otherwise, which often leads to an interface that no other node reaches.
+        environ.setdefault("GLOO_SOCKET_IFNAME", part.interface)
+    if part.store_fd is not None:
+        environ[STORE_FD_VARIABLE] = str(part.store_fd)
 
 
 def _show_devices(world: World, environ: dict[str, str]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from pytest_aorta.adapters import FIRST
 from pytest_aorta.errors import ResultError
-from pytest_aorta.files import UnreadableFile, read_json, write_json
+from pytest_aorta.files import UnreadableFile, read_json, write_json_rows
 from pytest_aorta.launch import LaunchOutcome, launch_times_s, rank_folders
 from pytest_aorta.plan import LaunchPlan, adapters_of
 from pytest_aorta.platform_facts import PlatformFacts
@@ -42,7 +42,7 @@ def collect_result(
     path = plan.run_dir / "result.json"
     check_document(path, document)
     try:
-        write_json(path, document)
+        write_json_rows(path, document)
     except OSError as error:
         raise ResultError(f"{path}: can't be written: {error.strerror or error}") from None
     return WorkloadResult.from_json(document)

@@ -23,11 +23,17 @@ def rank_lags_ms(wait_ms: Sequence[Sequence[float]]) -> list[float]:
     """
     if len(wait_ms) < 2 or not wait_ms[0]:
         return []
-    steps = list(zip(*wait_ms, strict=True))
-    lags = []
-    for rank in range(len(wait_ms)):
-        others = [median(waits[:rank] + waits[rank + 1 :]) - waits[rank] for waits in steps]
-        lags.append(median(others))
+    import numpy as np  # costs collection 0.1 s otherwise
+
+    waits = np.asarray(wait_ms)
+    num_ranks = len(waits)
+    # Of a step's sorted waits, a rank's others are all but one: what was behind its place moves up.
+    order = np.argsort(waits, axis=0)
+    place = np.argsort(order, axis=0)
+    in_order = np.take_along_axis(waits, order, axis=0)
+    low, high = (num_ranks - 2) // 2, (num_ranks - 1) // 2
+    others = [np.where(place <= middle, in_order[middle + 1], in_order[middle]) for middle in (low, high)]
+    lags: list[float] = np.median((others[0] + others[1]) / 2 - waits, axis=1).tolist()
     return lags
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
 import sys
 import threading
 from pathlib import Path
 
-from pytest_aorta.process.guard import AGENT_PID_VARIABLE, GUARD_PID_VARIABLE
+from pytest_aorta.process.guard import AGENT_PID_VARIABLE, GUARD_PID_VARIABLE, STORE_FD_VARIABLE
 
 
 def main(argv: list[str]) -> int:
@@ -23,6 +24,7 @@ def main(argv: list[str]) -> int:
 
     from pytest_aorta.files import write_json
 
+    store = serve_rendezvous()
     os.environ[AGENT_PID_VARIABLE] = str(os.getpid())
     try:
         run(parse_args(argv[1:]))
@@ -36,6 +38,8 @@ def main(argv: list[str]) -> int:
         return 1
     except SignalException as error:
         return 128 + int(error.sigval)
+    finally:
+        del store  # it serves for as long as it lives
     return 0
 
 
@@ -54,6 +58,19 @@ def die_with_guard(guard_pid: int) -> None:
         os._exit(1)
 
     threading.Thread(target=wait, name="aorta-guard", daemon=True).start()
+
+
+def serve_rendezvous() -> object:
+    """On node 0 of several, serve the nodes' rendezvous at the socket that was inherited."""
+    fd = os.environ.pop(STORE_FD_VARIABLE, None)
+    if fd is None:
+        return None
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    # A socket that has listened since the other nodes were told its port: nobody else can have taken it.
+    with socket.socket(fileno=os.dup(int(fd))) as listening:
+        host, port = listening.getsockname()[:2]
+    return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=int(fd))
 
 
 if __name__ == "__main__":

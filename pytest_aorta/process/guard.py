@@ -3,8 +3,8 @@
 Run as a file, ``python -I -S guard.py SPEC``, so that it starts in 0.02 s; standard library only. In a warm launch
 the fork server forks it, and starts an agent of its own in torchrun's place. It is the
 sub-reaper of everything it starts: a daemonised grandchild comes back to it when its parent dies. It watches the
-agent, a lifeline pipe whose other end dies with pytest, and the marks ranks leave in the run folder. Its verdict
-goes to pytest over a pipe, whatever the disk does.
+agent, a lifeline pipe whose other end dies with pytest (a byte in it says to stop), and the marks ranks leave in the
+run folder. Its verdict goes to pytest over a pipe, whatever the disk does.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from typing import Any
 AGENT_PID_VARIABLE = "AORTA_AGENT_PID"
 # Set by the guard for torchrun's agent, which may be started by a profiler in between.
 GUARD_PID_VARIABLE = "AORTA_GUARD_PID"
+# Of a launch over nodes: the socket at which node 0's agent serves the rendezvous.
+STORE_FD_VARIABLE = "AORTA_STORE_FD"
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 TICK_S = 0.05
@@ -48,6 +50,7 @@ class Guard:
         self.start_agent = start_agent
         self.ranks = Path(spec["run_dir"]) / "ranks"
         self.agent_log = Path(spec["run_dir"]) / "agent.log"
+        self.rank_folders: list[Path] = []
         self.agent_pid = 0
         self.agent_status: int | None = None
         self.first_error_s: float | None = None
@@ -81,7 +84,7 @@ class Guard:
             events.register(fd, select.POLLIN)
         while True:
             if lifeline_fd in dict(events.poll(TICK_S * 1000)):
-                return "parent_gone"
+                return "stopped" if os.read(lifeline_fd, 1) else "parent_gone"
             self.reap()
             if self.agent_status is not None:
                 return "exit"
@@ -94,8 +97,7 @@ class Guard:
     def marks(self, now_s: float) -> str | None:
         """A reason to stop that the ranks' files give."""
         size = _size(self.agent_log)
-        for rank in range(self.spec["world_size"]):
-            folder = self.ranks / str(rank)
+        for folder in self.started():
             size += _size(folder / "output.log")
             if self.first_error_s is None and (folder / "error.json").exists():
                 self.first_error_s = now_s
@@ -108,6 +110,12 @@ class Guard:
         if self.first_result_s is not None and now_s - self.first_result_s > self.spec["straggler_s"]:
             return "straggler"
         return None
+
+    def started(self) -> list[Path]:
+        """Folders of the ranks that have started here: of a launch over nodes not even the numbers are known before."""
+        if len(self.rank_folders) < self.spec["num_local_ranks"]:
+            self.rank_folders = list({mark.parent for mark in self.ranks.glob("*/*")})
+        return self.rank_folders
 
     def reap(self) -> None:
         """Collect dead children, adopted ones too, and note how the agent ended."""
@@ -227,17 +235,24 @@ def guard_launch(spec: dict[str, Any], start_agent: Callable[[], int]) -> None:
         os.write(spec["verdict_fd"], json.dumps(verdict).encode())
 
 
-def start_torchrun(argv: list[str]) -> int:
-    """Start the agent's program; returns its process id."""
+def start_torchrun(argv: list[str], fds: list[int]) -> int:
+    """Start the agent's program with open files ``fds``; returns its process id."""
     prepare = partial(prepare_agent, os.getpid())
     environ = os.environ | {GUARD_PID_VARIABLE: str(os.getpid())}
-    return subprocess.Popen(argv, env=environ, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=prepare).pid
+    return subprocess.Popen(
+        argv,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        pass_fds=fds,
+        preexec_fn=prepare,
+    ).pid
 
 
 def main() -> None:
     """Guard the launch described by the first argument."""
     spec = json.loads(sys.argv[1])
-    guard_launch(spec, lambda: start_torchrun(spec["argv"]))
+    guard_launch(spec, lambda: start_torchrun(spec["argv"], spec["agent_fds"]))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from pytest_aorta.files import is_source_of, write_json
+from pytest_aorta.files import is_source_of, write_json, write_json_rows
 from pytest_aorta.phases import IMPORTED, RAN, SET_UP, leave_mark
 from pytest_aorta.result import RankResult
 from pytest_aorta.worker.adapted import adapted_result
@@ -124,7 +124,7 @@ def _write_result(folder: Path, result: RankResult) -> None:
     document = asdict(result)
     if field := _non_finite(document):
         raise ValueError(f"the result of rank {os.environ['RANK']} holds a number that is not finite: {field}")
-    write_json(folder / "result.json", document)
+    write_json_rows(folder / "result.json", document)
 
 
 def _load_folder(name: str, folder: str) -> ModuleType:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.files import UnreadableFile, read_json, read_yaml, slug, write_json
+from pytest_aorta.files import UnreadableFile, parse_json, read_json, read_yaml, slug, write_json, write_json_rows
 
 MAX_BYTES = 10_000
 ANY_TEXT = st.text(st.characters(exclude_categories=()))
@@ -54,6 +54,35 @@ def test_truncated_or_loose_json_is_refused(tmp_path, content):
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"])
 def test_number_that_is_not_finite_is_refused_by_its_text(tmp_path, number):
     assert f"{number} is not a finite number" in read_error(tmp_path, f'{{"a": [{number}]}}'.encode())
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False),
+        lambda items: st.lists(items) | st.dictionaries(st.text(), items),
+        max_leaves=10,
+    )
+)
+def test_every_finite_document_is_read(document):
+    assert parse_json(json.dumps(document), "here") == document
+
+
+# The sum of each row is no finite number either.
+@pytest.mark.parametrize("row", ["[1e308, 1e308]", "[1.5, 1e308, 1e308, -1e308]", f"[1.5, 1{'0' * 400}]"])
+def test_large_numbers_are_finite_all_the_same(row):
+    assert parse_json(row, "here") == json.loads(row)
+
+
+def test_infinities_do_not_cancel_out():
+    with pytest.raises(UnreadableFile, match="1e999 is not a finite number"):
+        parse_json('{"a": {"b": [[0.0, 1e999, -1e999]]}}', "here")
+
+
+def test_document_in_rows_is_read_as_it_was(tmp_path):
+    document = {"b": [1.5, 2], "a": {"d": None, "c": "x\ny"}}
+    write_json_rows(tmp_path / "rows.json", document)
+    assert read_json(tmp_path / "rows.json", max_bytes=MAX_BYTES) == document
+    assert (tmp_path / "rows.json").read_text(encoding="utf-8").splitlines()[2] == '"b": [1.5, 2]'
 
 
 def test_number_of_too_many_digits_is_refused(tmp_path):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from statistics import median
 
 import pytest
 from hypothesis import given
@@ -28,6 +29,17 @@ def test_lag_is_the_median_over_steps():
 @pytest.mark.parametrize("waits", [[], [[1.0, 2.0]], [[], []]], ids=["no ranks", "one rank", "no steps"])
 def test_ranks_without_others_or_without_waits_have_no_lags(waits):
     assert rank_lags_ms(waits) == []
+
+
+@given(st.integers(2, 7), st.integers(1, 9), st.randoms(use_true_random=False))
+def test_lags_are_those_of_the_definition(num_ranks, num_steps, rng):
+    waits = [[rng.choice([0.0, 1.0, rng.random()]) for _ in range(num_steps)] for _ in range(num_ranks)]
+    for rank, lag in enumerate(rank_lags_ms(waits)):
+        others = [
+            median(waits[other][step] for other in range(num_ranks) if other != rank) - waits[rank][step]
+            for step in range(num_steps)
+        ]
+        assert lag == pytest.approx(median(others), abs=1e-12)
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e3), st.floats(0, 1e3)), min_size=1, max_size=20))

@@ -56,6 +56,10 @@ def make_options(**changes: Any) -> Options:
         profiler=None,
         progress="off",
         ab=None,
+        nnodes=1,
+        node_launcher=(),
+        rdzv_endpoint=None,
+        join_timeout_s=60.0,
         rootdir=Path(),
     )
     return replace(defaults, **changes)

@@ -1,0 +1,230 @@
+"""``aorta agent``: one node's part of launches over several nodes.
+
+It connects to node 0, is told a plan, runs it under a guard of this node, and brings back what the ranks left. When
+node 0 says so, or is lost, the ranks are ended. Without a shared file system: ranks write to a folder of this node,
+which is deleted when node 0 has all of it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pytest_aorta.claims import LeaseError
+from pytest_aorta.discovery import visible_devices
+from pytest_aorta.errors import AortaError, LaunchError
+from pytest_aorta.launch import GuardedLaunch
+from pytest_aorta.leasing import LeasedWorld, mark_survivors
+from pytest_aorta.node_files import node_files
+from pytest_aorta.nodes import on_devices, plan_from_json, versions
+from pytest_aorta.plan import LaunchPlan, NodePart
+from pytest_aorta.process.network import interface_of, listen
+from pytest_aorta.process.wire import BEAT_S, CHUNK_BYTES, LOST_S, TOKEN_VARIABLE, Wire, WireError, encode
+
+CONNECT_S = 10.0
+# Who else computes here has to be gone by then: nobody hears this agent's heart meanwhile.
+LEASE_S = 0.6 * LOST_S
+
+
+class NodeZeroLost(AortaError):
+    """The connection to node 0 is gone, or was never there."""
+
+
+@dataclass
+class Agent:
+    """This node's agent.
+
+    Attributes:
+        place: host and port of node 0.
+        rank: which node this is.
+        token: what proves both sides to each other.
+        is_waiting: it was there before the launch, and stays for the next.
+    """
+
+    place: tuple[str, int]
+    rank: int
+    token: str
+    is_waiting: bool = False
+    _sent_s: float = field(default=0.0, init=False)
+    _heard_s: float = field(default=0.0, init=False)
+
+    def serve(self) -> None:
+        """Take part in one launch.
+
+        Raises:
+            NodeZeroLost: node 0 is not there, has another token, or was lost; ranks have been ended then.
+        """
+        with ExitStack() as stack:
+            wire = self.connect(stack)
+            store = stack.enter_context(listen(wire.address, 0)) if self.rank == 0 else None
+            wire.send(self.hello(wire, store))
+            self._heard_s = time.monotonic()
+            try:
+                message = self.await_message(wire, "plan")
+                try:
+                    self.run(wire, message, store)
+                except AortaError as error:
+                    wire.send({"type": "refused", "text": str(error)})
+                    self.await_message(wire, "bye")
+            except WireError as error:
+                raise NodeZeroLost(f"node 0 was lost: {error}") from None
+
+    def connect(self, stack: ExitStack) -> Wire:
+        """Connect to node 0."""
+        try:
+            connection = stack.enter_context(socket.create_connection(self.place, CONNECT_S))
+            return Wire(connection, self.token.encode(), is_server=False)
+        except (OSError, WireError) as error:
+            raise NodeZeroLost(f"node 0 can't be reached at {self.place[0]}:{self.place[1]}: {error}") from None
+
+    def hello(self, wire: Wire, store: socket.socket | None) -> dict[str, Any]:
+        """Who this is."""
+        return {
+            "type": "hello",
+            "node_rank": self.rank,
+            "host": socket.gethostname(),
+            "address": wire.address,
+            "versions": versions(),
+            "is_waiting": self.is_waiting,
+            "store_port": store.getsockname()[1] if store else None,
+        }
+
+    def await_message(self, wire: Wire, kind: str) -> dict[str, Any]:
+        """The next message of this kind."""
+        while True:
+            for message in self.turn(wire, None, {"ranks": [], "folder": ""}):
+                if message["type"] == kind:
+                    return message
+
+    def turn(self, wire: Wire, launch: GuardedLaunch | None, beat: dict[str, Any]) -> list[dict[str, Any]]:
+        """Wait for a message or the launch's end, at most a beat, and beat.
+
+        Raises:
+            WireError: node 0 has hung up, or said nothing for too long.
+        """
+        sources: list[Wire | GuardedLaunch] = [wire, launch] if launch else [wire]
+        ready = select.select(sources, [], [], BEAT_S)[0]
+        now_s = time.monotonic()
+        messages = []
+        if wire in ready:
+            messages, self._heard_s = wire.receive(), now_s
+        elif now_s - self._heard_s > LOST_S:
+            raise WireError(f"no word of it for {now_s - self._heard_s:.0f} s")
+        if now_s - self._sent_s >= BEAT_S:
+            self._sent_s = now_s
+            wire.send({"type": "beat", **beat})
+        return messages
+
+    def run(self, wire: Wire, message: dict[str, Any], store: socket.socket | None) -> None:
+        """Run the plan and bring what it left.
+
+        Raises:
+            AortaError: this node can't run it; nothing was started.
+        """
+        folder = Path(tempfile.mkdtemp(prefix="aorta-node-"))
+        part = NodePart(
+            num_nodes=message["num_nodes"],
+            endpoint=message["endpoint"],
+            run_id=message["run_id"],
+            local_address=wire.address,
+            interface=interface_of(wire.address),
+            store_fd=store.fileno() if store else None,
+        )
+        plan = replace(plan_from_json(message["plan"], folder / "run"), part=part)
+        try:
+            refuse_absent(plan)
+            with ExitStack() as stack:
+                plan = self.on_this_node(plan, stack)
+                with GuardedLaunch(plan, os.environ) as launch:
+                    if store:
+                        store.close()
+                    self.attend(wire, plan, launch)
+                outcome = launch.outcome()
+                mark_survivors(plan.world, outcome, f"node {self.rank} of {plan.name}")
+        except AortaError:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        except WireError:
+            print(f"aorta agent: node 0 was lost; ranks have been ended, their files are in {folder}", file=sys.stderr)
+            raise
+        self.bring(wire, plan, asdict(outcome))
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def on_this_node(self, plan: LaunchPlan, stack: ExitStack) -> LaunchPlan:
+        """The plan with this node's devices, which no other launch of this user has; node 0's are leased by pytest."""
+        if self.rank == 0:
+            return plan
+        world = plan.world
+        devices = visible_devices() if world.device == "cuda" else []
+        if world.device == "cuda" and len(devices) < world.ranks_per_node:
+            raise LaunchError(f"it has {len(devices)} visible GPUs, and runs {world.ranks_per_node} ranks")
+        leased = LeasedWorld(world, devices, exclusive=True, wait_s=LEASE_S, owner=f"node {self.rank} of {plan.name}")
+        stack.callback(leased.release)
+        try:
+            world = leased.world()
+        except LeaseError as error:
+            raise LaunchError(f"its devices are in use: {error}") from None
+        return replace(on_devices(plan, world.devices), lease_fds=leased.fds)
+
+    def attend(self, wire: Wire, plan: LaunchPlan, launch: GuardedLaunch) -> None:
+        """Until the launch has ended, by itself or because node 0 says so."""
+        while True:
+            beat = {"ranks": started_ranks(plan), "folder": str(plan.run_dir)}
+            for message in self.turn(wire, launch, beat):
+                if message["type"] == "stop":
+                    launch.stop()
+            if select.select([launch], [], [], 0)[0] and launch.has_ended():
+                return
+
+    def bring(self, wire: Wire, plan: LaunchPlan, outcome: dict[str, Any]) -> None:
+        """Send every file that node 0 looks at, then how the launch ended, and wait until it has them all."""
+        for name, path, offset, size in node_files(plan.run_dir):
+            is_first = True
+            with suppress(OSError), path.open("rb") as file:
+                file.seek(offset)
+                while size > 0 and (data := file.read(min(size, CHUNK_BYTES))):
+                    size -= len(data)
+                    wire.send({"type": "file", "name": name, "data": encode(data), "is_first": is_first})
+                    is_first = False
+        wire.send({"type": "end", "outcome": outcome})
+        self.await_message(wire, "bye")
+
+
+def refuse_absent(plan: LaunchPlan) -> None:
+    """Raise LaunchError unless what the plan runs is here, at the path it has on node 0."""
+    needed = [plan.cwd]
+    if plan.spec is not None and plan.spec.module is None:
+        needed.append(plan.spec.folder)
+    if plan.script is not None and plan.script.endswith(".py"):
+        needed.append(Path(plan.script))
+    if absent := [str(path) for path in needed if not path.exists()]:
+        raise LaunchError(f"there is no {', '.join(absent)}; every node needs the code where node 0 has it")
+
+
+def started_ranks(plan: LaunchPlan) -> list[int]:
+    """Ranks that have started here."""
+    return sorted(int(mark.parent.name) for mark in (plan.run_dir / "ranks").glob("*/pid"))
+
+
+def read_token() -> str:
+    """The secret that both sides have.
+
+    Raises:
+        LaunchError: there is none.
+    """
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    if not token:
+        raise LaunchError(
+            f"{TOKEN_VARIABLE} is not set: a launcher has to hand on node 0's environment; for agents that wait, set "
+            f"the same secret for them and for pytest"
+        )
+    return token

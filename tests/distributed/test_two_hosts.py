@@ -1,0 +1,99 @@
+"""Launches over two hosts, which are network namespaces joined by a cable: training, and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TWO_HOSTS = Path(__file__).parent / "scripts" / "two_hosts.py"
+UNSHARE = ["unshare", "--user", "--map-root-user", "--net", "--mount"]
+LIMIT_S = 240
+
+TRAINING = """
+import pytest
+
+@pytest.mark.world(size=2, nodes=2)
+def test_llama(workload):
+    result = workload.run("llama_fsdp2", size="debug", steps=3, warmup=1)
+    assert (result.platform, len(result.step_times_ms)) == ("cpu-x2-n2-gloo", 2)
+
+@pytest.mark.world(size=4, nodes=2)
+def test_fsdp(workload):
+    result = workload.run("fsdp", steps=3, warmup=1, verify=1)
+    assert (result.platform, len(result.step_times_ms)) == ("cpu-x4-n2-gloo", 4)
+"""
+LONG = """
+import pytest
+
+@pytest.mark.world(size=2, nodes=2)
+def test_long(workload):
+    workload.run("fsdp", steps=1000000, warmup=1, verify=1)
+"""
+
+
+def lacking() -> str | None:
+    """Why this machine can't have two hosts."""
+    if absent := [name for name in ("ip", "unshare", "mount") if shutil.which(name) is None]:
+        return f"programs {absent} are not installed (packages iproute2, util-linux, mount)"
+    made = subprocess.run(
+        [*UNSHARE, "sh", "-c", "mount -t tmpfs tmpfs /run && ip netns add host0"], capture_output=True, text=True
+    )
+    return None if made.returncode == 0 else f"namespaces are not allowed here: {made.stderr.strip()}"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _namespaces() -> None:
+    if reason := lacking():
+        pytest.skip(f"two hosts need network namespaces: {reason}")
+
+
+def run_on_two_hosts(folder: Path, source: str, fault: str) -> dict[str, Any]:
+    """A pytest on host 0 with ``source``; results are kept in ``folder/kept``."""
+    (folder / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n", encoding="utf-8")
+    (folder / "test_inner.py").write_text(source, encoding="utf-8")
+    launcher = f"{sys.executable} {TWO_HOSTS} launcher"
+    options = ["--aorta-nnodes=2", f"--aorta-node-launcher={launcher}", "--aorta-rdzv-endpoint=10.77.0.1"]
+    options += ["--aorta-device=cpu", "--aorta-timeout=120", f"--aorta-results={folder / 'kept'}"]
+    inner = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", *options, "test_inner.py"]
+    command = [*UNSHARE, sys.executable, str(TWO_HOSTS), fault, str(folder), *inner]
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S)
+    assert ended.returncode == 0, ended.stderr
+    report: dict[str, Any] = json.loads(ended.stdout)
+    assert report["left"] == {"0": [], "1": []}
+    return report
+
+
+def test_fsdp_trains_over_two_hosts_and_leaves_no_process(tmp_path):
+    report = run_on_two_hosts(tmp_path, TRAINING, "none")
+    assert report["code"] == 0, report["output"]
+    assert "2 passed" in report["output"]
+    # Node 0 has everything, and what agents had is gone.
+    assert len(list((tmp_path / "kept").glob("*/*/ranks/*/output.log"))) == 6
+    assert list(tmp_path.glob("host*/aorta-node-*")) == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "told", "limit_s"),
+    [("cut", "no heartbeat for 1", 60), ("kill_agent", "the connection was closed", 30)],
+)
+def test_lost_host_is_named_and_the_other_ones_ranks_are_ended(tmp_path, fault, told, limit_s):
+    report = run_on_two_hosts(tmp_path, LONG, fault)
+    text = report["output"].replace("\n", " ")
+    assert report["code"] == 1, text
+    assert "fsdp on 2 cpu ranks of 2 nodes: node lost: node 1 (" in text
+    assert f"{told}" in text
+    assert "it ran ranks 1; its files, if it lives, are in" in text
+    assert report["after_s"] < limit_s
+    [stacks] = (tmp_path / "kept").glob("*/*/ranks/0/stacks.txt")
+    assert "fsdp" in stacks.read_text(encoding="utf-8")
+
+
+def test_pytest_that_is_killed_leaves_no_rank_on_either_host(tmp_path):
+    report = run_on_two_hosts(tmp_path, LONG, "kill_pytest")
+    assert report["code"] == -9, report["output"]

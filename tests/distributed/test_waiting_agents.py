@@ -1,0 +1,57 @@
+"""Agents that wait for launches, as on a cluster that has started them before pytest."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_aorta.devices import World
+from pytest_aorta.diagnosis import launch_failure
+from pytest_aorta.launch import launch
+from pytest_aorta.plan import LaunchPlan, NodeGroup
+from pytest_aorta.process.wire import TOKEN_VARIABLE
+from pytest_aorta.spec import find_workload, resolve_config
+from pytest_aorta.validation import collect_result
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+def test_waiting_agent_takes_part_in_a_launch_and_waits_for_the_next(tmp_path, port):
+    spec = find_workload("fsdp", [])
+    plan = LaunchPlan(
+        name="fsdp",
+        spec=spec,
+        config=resolve_config(spec, {"steps": 3, "warmup": 1, "verify": 1}),
+        script=None,
+        args=(),
+        world=World(2, "cpu", nodes=2),
+        timeout_s=60.0,
+        run_dir=tmp_path / "run",
+        cwd=tmp_path,
+        group=NodeGroup(2, (), "127.0.0.1", port, 60.0),
+    )
+    # The other node's leases are not this one's.
+    environ = dict(os.environ) | {TOKEN_VARIABLE: "secret", "AORTA_LEASE_DIR": str(tmp_path / "leases")}
+    environ["PYTHONPATH"] = str(Path(__file__).parents[2])
+    command = [sys.executable, "-m", "pytest_aorta", "agent", "--wait", "--connect", f"127.0.0.1:{port}"]
+    with (tmp_path / "agent.log").open("w+") as log:
+        agent = subprocess.Popen([*command, "--node-rank=1"], env=environ, stdout=log, stderr=log)
+        try:
+            outcome = launch(plan, environ)
+            assert launch_failure(plan, outcome) is None, (tmp_path / "agent.log").read_text(encoding="utf-8")
+            assert len(collect_result(plan, outcome).step_times_ms) == 2
+            assert outcome.phases_s["leave"] < 10
+            assert agent.poll() is None
+        finally:
+            agent.terminate()
+            assert agent.wait(10) == -signal.SIGTERM

@@ -1,0 +1,94 @@
+"""Node launchers that fail, on real agents of this host; no rank is started."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pytest_aorta.devices import World
+from pytest_aorta.diagnosis import launch_failure
+from pytest_aorta.launch import launch
+from pytest_aorta.plan import LaunchPlan, NodeGroup
+
+# What srun does, on one host; the shell's own arguments are the ranks of the nodes.
+EACH = 'for rank in $0; do AORTA_NODE_RANK=$rank "$@" & pids="$pids $!"; done; wait $pids'
+
+
+def make_plan(folder: Path, *launcher: str, script: str = "os", **changes: object) -> LaunchPlan:
+    group = replace(NodeGroup(2, launcher, "127.0.0.1", 0, 20.0), **changes)
+    return LaunchPlan("os", None, {}, script, (), World(2, "cpu", nodes=2), 30.0, folder / "run", folder, group=group)
+
+
+def failed(plan: LaunchPlan, environ: dict[str, str] | None = None) -> str:
+    outcome = launch(plan, dict(os.environ) | (environ or {}))
+    assert outcome.survivors == ()
+    failure = launch_failure(plan, outcome)
+    assert failure is not None
+    return failure.text
+
+
+def test_launcher_that_fails_is_named_with_its_exit_code_and_words(tmp_path):
+    text = failed(make_plan(tmp_path, "sh", "-c", "echo no such partition >&2; exit 127"))
+    assert "node launcher: node launcher sh -c" in text
+    assert "ended with exit code 127 when 0 of 2 nodes had an agent here" in text
+    assert "  | no such partition" in text
+
+
+def test_launcher_that_is_not_there_is_named(tmp_path):
+    text = failed(make_plan(tmp_path, "/absent/srun"))
+    assert "node launcher /absent/srun can't be started: No such file or directory" in text
+
+
+def test_launcher_that_starts_too_few_agents_is_told_who_has_come(tmp_path):
+    text = failed(make_plan(tmp_path, "sh", "-c", EACH, "0", join_timeout_s=4.0))
+    assert "4 s after its start 1 of 2 nodes had an agent here: node 0 (" in text
+
+
+def test_launcher_that_starts_two_agents_on_a_node_is_told(tmp_path):
+    text = failed(make_plan(tmp_path, "sh", "-c", EACH, "1 1"))
+    assert "says it is node 1, and so is " in text
+    assert "has to start one agent on each of 2 nodes" in text
+
+
+def test_launcher_that_hands_on_no_token_is_told_by_the_agents_words(tmp_path):
+    text = failed(make_plan(tmp_path, "sh", "-c", "unset AORTA_AGENT_TOKEN; " + EACH, "0 1"))
+    assert "AORTA_AGENT_TOKEN is not set: a launcher has to hand on node 0's environment" in text
+
+
+def test_agents_with_another_token_are_refused(tmp_path):
+    text = failed(make_plan(tmp_path, "env", "AORTA_AGENT_TOKEN=another", "sh", "-c", EACH, "0 1"))
+    assert "a connection from 127.0.0.1 was refused: the other side's AORTA_AGENT_TOKEN is another one" in text
+
+
+def test_node_without_the_script_says_so(tmp_path):
+    text = failed(make_plan(tmp_path, "sh", "-c", EACH, "0 1", script="/absent/train.py"))
+    assert "node mismatch: node " in text
+    assert "there is no /absent/train.py; every node needs the code where node 0 has it" in text
+
+
+def test_port_that_is_taken_is_named(tmp_path):
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        text = failed(make_plan(tmp_path, sys.executable, port=port))
+    assert f"node launcher: 127.0.0.1:{port}: Address already in use" in text
+
+
+def test_interrupted_launch_ends_its_agents(tmp_path, monkeypatch):
+    plan = make_plan(tmp_path, "sh", "-c", EACH, "1", join_timeout_s=60.0)
+
+    def interrupted(*_: object) -> None:
+        time.sleep(1.0)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pytest_aorta.launch.GuardedLaunch.wait", interrupted)
+    began_s = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        launch(plan, os.environ)
+    assert time.monotonic() - began_s < 15
