@@ -1,19 +1,29 @@
-"""The command ``aorta``: looks after what pytest has stored. A command is one row of the table below."""
+"""The command ``aorta``: runs workloads, and looks after what was stored. A command is one row of the table below."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pytest_aorta import agent_command, baselines_command, devices_command
-from pytest_aorta.errors import AortaError, UsageError
+from pytest_aorta import (
+    agent_command,
+    baselines_command,
+    completion_command,
+    devices_command,
+    doctor_command,
+    run_command,
+    workloads_command,
+)
+from pytest_aorta.errors import AortaError, SpecError, UsageError
 from pytest_aorta.tables import printable
 
 EXIT_PROBLEM = 1
 EXIT_USAGE = 2
+EXIT_INTERRUPTED = 128
 
 
 @dataclass(frozen=True)
@@ -30,15 +40,23 @@ class Command:
 
 
 COMMANDS = (
+    Command("run", "launch a workload or a training script and keep each trial's result", run_command.add_arguments),
+    Command("workloads", "list workloads, or one's config keys", workloads_command.add_arguments),
     Command("agent", "run this node's part of launches over several nodes", agent_command.add_arguments),
     Command("baselines", "list, show, compare and thin out stored baselines", baselines_command.add_arguments),
     Command("devices", "list this host's devices and leases, clear bad marks", devices_command.add_arguments),
+    Command("doctor", "look for what would break a run, with the remedy", doctor_command.add_arguments),
+    Command("completion", "print the completion script of a shell", completion_command.add_arguments),
 )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; 0: well, 1: a problem was found, 2: wrong usage (argparse raises SystemExit for that)."""
-    arguments = _parser().parse_args(argv)
+    """Run the command.
+
+    Returns 0: well, 1: a problem was found, 2: wrong usage (argparse raises SystemExit for that), 128 and a signal's
+    number: it ended the command.
+    """
+    arguments = parser().parse_args(argv)
     try:
         code = int(arguments.run(arguments))
         sys.stdout.flush()
@@ -48,13 +66,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_PROBLEM
     except AortaError as error:
         print("\n".join(map(printable, f"aorta: {error}".splitlines())), file=sys.stderr)
-        return EXIT_USAGE if isinstance(error, UsageError) else EXIT_PROBLEM
+        return EXIT_USAGE if isinstance(error, UsageError | SpecError) else EXIT_PROBLEM
+    except KeyboardInterrupt as error:
+        number = signal.SIGTERM if isinstance(error, run_command.Interrupted) else signal.SIGINT
+        print(f"aorta: ended by {number.name}; trials that were done are kept", file=sys.stderr)
+        return EXIT_INTERRUPTED + number
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="aorta", description="Looks after what pytest-aorta has stored.")
+def parser() -> argparse.ArgumentParser:
+    """The parser of the whole command."""
+    parser = argparse.ArgumentParser(
+        prog="aorta", description="Runs training workloads as pytest-aorta does, and looks after what it has stored."
+    )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in COMMANDS:
         command.add_arguments(commands.add_parser(command.name, help=command.help, description=command.help))
+    parser.set_defaults(parser=parser)
     return parser

@@ -34,7 +34,7 @@ def visible_devices(environ: Mapping[str, str] = os.environ, amd_driver: Path = 
     """
     devices = _nvidia_devices(environ)
     if devices is None:
-        devices = _amd_devices(environ, _amd_gpus() if amd_driver.exists() else [])
+        devices = _amd_devices(environ, amd_gpus() if amd_driver.exists() else [])
     return devices
 
 
@@ -137,7 +137,7 @@ def _amd_number(variable: str, token: str, gpus: list[Device]) -> int:
     return names.index(found)
 
 
-def _amd_gpus() -> list[Device]:
+def amd_gpus() -> list[Device]:
     """Every AMD GPU, whatever the variables say; none where neither amdsmi nor rocm-smi is installed."""
     gpus = _amdsmi_gpus()
     if gpus is None:

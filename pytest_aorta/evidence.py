@@ -85,7 +85,7 @@ def _read_rank(plan: LaunchPlan, rank: int, exit_code: int | None) -> RankEviden
         error=_json(folder / "error.json"),
         exit_code=exit_code,
         frames=_main_frames(_text(folder / "stacks.txt")),
-        steps=_steps(folder / "progress"),
+        steps=steps_entered(folder),
         log_tail=log_tail(folder / "output.log"),
         log_bytes=_size(folder / "output.log"),
         in_flight=_in_flight(_json(folder / "collectives.json")),
@@ -117,9 +117,10 @@ def _timed_out(log: str) -> str | None:
     return f"{match[2]} number {match[1]}" if match else None
 
 
-def _steps(path: Path) -> int:
+def steps_entered(folder: Path) -> int:
+    """The measured steps that a rank has entered, by the count in its folder; 0 where there is none."""
     try:
-        return int.from_bytes(path.read_bytes()[:8], "little")
+        return int.from_bytes((folder / "progress").read_bytes()[:8], "little")
     except OSError:
         return 0
 

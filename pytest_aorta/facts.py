@@ -5,11 +5,13 @@ from __future__ import annotations
 import calendar
 import hashlib
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.result import WorkloadResult
+from pytest_aorta.platform_facts import lowest_sm_clock_mhz, throttled
+from pytest_aorta.profilers import WRAPPERS
+from pytest_aorta.result import StepOverlap, WorkloadResult
 from pytest_aorta.within_launch import DEPENDENT_STEPS, growth, rank_lags_ms
 
 SAMPLE_SIZE = 20
@@ -19,6 +21,7 @@ NUMERIC_ENVIRONMENT = (
     "torch", "device", "device_name", "cuda", "hip", "nccl", "cpu_capability", "num_threads",
     "deterministic_algorithms", "bitwise_reproducible", "tf32_matmul", "weight_hash_version",
 )  # fmt: skip
+_OF_THE_MACHINE = ("throttled", "sm_clock_mhz", "profiler")
 # Facts that add up over ranks; the rest is as bad as its worst rank or means the same on each.
 _LARGEST_OVER_RANKS = ("peak_memory_bytes",)
 
@@ -42,6 +45,11 @@ class LaunchFacts:
         rank_lag_ms: how much less each rank waits a step than the others; empty where that is not known.
         step_time_growth, memory_growth: relative growth within the launch that noise does not explain.
         canary_ms: the fixed program's times, the slowest rank's, before or after the steps.
+        exposed_ms: exposed communication of a profiled step by collective, mean over steps and ranks.
+        most_exposed_rank: the rank with the most of it; None where no step was profiled.
+        throttled: which devices ran slower than they should have, and why; empty where none did, or nothing is known.
+        sm_clock_mhz: median SM clock of the device where it was lowest, None where it is not known.
+        profiler: the program around torchrun that made the steps slower, else empty.
     """
 
     recorded_at: str
@@ -60,6 +68,11 @@ class LaunchFacts:
     step_time_growth: float
     memory_growth: float
     canary_ms: dict[str, float]
+    exposed_ms: dict[str, float] = field(default_factory=dict)
+    most_exposed_rank: int | None = None
+    throttled: str = ""
+    sm_clock_mhz: float | None = None
+    profiler: str = ""
 
     @property
     def device(self) -> str:
@@ -74,11 +87,11 @@ class LaunchFacts:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> LaunchFacts:
         """Build from a launch entry of a validated baseline."""
-        return cls(**{item.name: data[item.name] for item in fields(cls)})
+        return cls(**{item.name: data[item.name] for item in fields(cls) if item.name in data})
 
     def to_json(self) -> dict[str, Any]:
-        """The launch entry of a baseline."""
-        return asdict(self)
+        """The launch entry of a baseline, without what is not known of the machine."""
+        return {name: value for name, value in asdict(self).items() if value or name not in _OF_THE_MACHINE}
 
 
 def launch_facts(result: WorkloadResult) -> LaunchFacts:
@@ -113,7 +126,27 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
         step_time_growth=_short(growth(result.step_times_max_ms, DEPENDENT_STEPS)),
         memory_growth=_short(max(growth(used) for used in result.memory_bytes)) if result.memory_bytes else 0.0,
         canary_ms=_canary(result),
+        exposed_ms=_exposed(result.overlap),
+        most_exposed_rank=_most_exposed_rank(result.overlap),
+        throttled="; ".join(throttled(result.platform_facts)),
+        sm_clock_mhz=lowest_sm_clock_mhz(result.platform_facts),
+        profiler=result.profiler if result.profiler in WRAPPERS else "",
     )
+
+
+def _exposed(overlap: list[list[StepOverlap]]) -> dict[str, float]:
+    """A rank or step without a collective exposes nothing of it."""
+    steps = [step for rank in overlap for step in rank]
+    kinds = sorted({kind for step in steps for kind in step.collectives})
+    exposed = {
+        kind: sum(step.collectives[kind].exposed_ms for step in steps if kind in step.collectives) for kind in kinds
+    }
+    return {kind: _short(total / len(steps)) for kind, total in exposed.items()}
+
+
+def _most_exposed_rank(overlap: list[list[StepOverlap]]) -> int | None:
+    totals = [sum(step.exposed_comm_ms for step in rank) for rank in overlap]
+    return totals.index(max(totals)) if totals else None
 
 
 def _canary(result: WorkloadResult) -> dict[str, float]:

@@ -7,6 +7,8 @@ keyword that is not known here costs time, and can't let anything through.
 from __future__ import annotations
 
 import functools
+import math
+import operator
 import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeAlias
@@ -42,7 +44,7 @@ def _checks(schema: Mapping[str, Any], root: Mapping[str, Any]) -> list[Accept |
         _one_of([schema["const"]]) if "const" in schema else None,
         _one_of(schema["enum"]) if "enum" in schema else None,
         _reference(schema["$ref"], root) if "$ref" in schema else None,
-        _number(schema) if "minimum" in schema else None,
+        *(_bound(keyword, schema[keyword]) for keyword in _BOUNDS if keyword in schema),
         _text(schema) if {"pattern", "minLength"} & set(schema) else None,
         _array(schema, root) if {"items", "minItems", "maxItems", "uniqueItems"} & set(schema) else None,
         _object(schema, root) if _OF_OBJECTS & set(schema) else None,
@@ -50,8 +52,13 @@ def _checks(schema: Mapping[str, Any], root: Mapping[str, Any]) -> list[Accept |
 
 
 _OF_OBJECTS = {"properties", "required", "additionalProperties", "propertyNames"}
-_KNOWN = _OF_OBJECTS | {
-    "type", "const", "enum", "$ref", "minimum", "pattern", "minLength", "items", "minItems", "maxItems", "uniqueItems",
+_BOUNDS: dict[str, Callable[[float, float], bool]] = {
+    "minimum": operator.ge,
+    "exclusiveMinimum": operator.gt,
+    "maximum": operator.le,
+}
+_KNOWN = _OF_OBJECTS | _BOUNDS.keys() | {
+    "type", "const", "enum", "$ref", "pattern", "minLength", "items", "minItems", "maxItems", "uniqueItems",
 }  # fmt: skip
 
 
@@ -82,9 +89,9 @@ def _reference(pointer: str, root: Mapping[str, Any]) -> Accept:
     return lambda value: target()(value)
 
 
-def _number(schema: Mapping[str, Any]) -> Accept:
-    least = schema["minimum"]
-    return lambda value: type(value) not in (int, float) or value >= least
+def _bound(keyword: str, bound: float) -> Accept:
+    is_within = _BOUNDS[keyword]
+    return lambda value: type(value) not in (int, float) or is_within(value, bound)
 
 
 def _text(schema: Mapping[str, Any]) -> Accept:
@@ -94,13 +101,13 @@ def _text(schema: Mapping[str, Any]) -> Accept:
 
 def _array(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Accept:
     item = compile_schema(schema.get("items", {}), root)
-    least, most = schema.get("minItems", 0), schema.get("maxItems")
+    least, most = schema.get("minItems", 0), schema.get("maxItems", math.inf)
     is_set = schema.get("uniqueItems", False)
 
     def accept(value: Any) -> bool:
         if type(value) is not list:
             return True
-        if len(value) < least or (most is not None and len(value) > most):
+        if not least <= len(value) <= most:
             return False
         # Of strings alone, equality is Python's.
         if is_set and not (set(map(type, value)) <= {str} and len(set(value)) == len(value)):
@@ -113,13 +120,17 @@ def _array(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Accept:
 def _numbers(schema: Mapping[str, Any]) -> Accept | None:
     """For an array of plain numbers, which are looked at all at once; None for any other schema."""
     items = schema.get("items", {})
-    is_plain = set(schema) - _NOTES <= {"type", "items", "minItems"} and set(items) - _NOTES <= {"type", "minimum"}
+    is_plain = set(schema) - _NOTES <= {"type", "items", "minItems", "maxItems"} and set(items) - _NOTES <= {
+        "type",
+        "minimum",
+    }
     if not is_plain or schema.get("type") != "array" or items.get("type") not in ("integer", "number"):
         return None
     allowed, least, count = set(_TYPES[items["type"]]), items.get("minimum"), schema.get("minItems", 0)
+    most = schema.get("maxItems", math.inf)
 
     def accept(value: Any) -> bool:
-        if type(value) is not list or len(value) < count or not set(map(type, value)) <= allowed:
+        if type(value) is not list or not count <= len(value) <= most or not set(map(type, value)) <= allowed:
             return False
         # Where a number is none (NaN), the comparison fails or the smallest of the others is found.
         return least is None or not value or min(value) >= least

@@ -9,6 +9,7 @@ import pytest
 
 from pytest_aorta.devices import resolve_world
 from pytest_aorta.errors import DevicesUnavailable
+from pytest_aorta.files import slug
 from pytest_aorta.launching import DistributedWorld, Session
 from pytest_aorta.markers import TestSpec
 from pytest_aorta.metrics import METRICS
@@ -34,7 +35,7 @@ def make_world(request: pytest.FixtureRequest, session: Session) -> Iterator[Dis
         world = resolve_world(spec.world, options, devices)
     except DevicesUnavailable as error:
         _lacking(record, str(error), options)
-    with session.leased(world, spec, record, base, timed=bool(timed)) as leased:
+    with session.leased(world, spec, record, base / slug(record.nodeid), timed=bool(timed)) as leased:
         yield leased
 
 

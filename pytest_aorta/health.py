@@ -22,6 +22,8 @@ STEP_GROWTH = {"cuda": 0.03, "cpu": 0.5}
 MEMORY_GROWTH = 0.03
 # Of the canary, beyond the baseline's.
 CANARY_CHANGE = {"cuda": 0.05, "cpu": 1.0}
+# Of the SM clock, below the baseline's; between launches of unchanged code it differs by less.
+CLOCK_CHANGE = 0.05
 _CANARY_PARTS = {"gemm_ms": "GEMM", "all_reduce_ms": "all-reduce"}
 
 
@@ -68,7 +70,26 @@ def notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts]) -> 
     memory = median(launch.memory_growth for launch in launches)
     if memory > MEMORY_GROWTH:
         found.append(f"memory grows within a launch, by {memory:.1%} or more: a leak?")
-    return found + canary_notes(launches, reference)
+    return found + throttle_notes(launches, reference) + canary_notes(launches, reference)
+
+
+def throttle_notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts]) -> list[str]:
+    """Which launches' devices were throttled, and clocks that were lower than beside the reference's launches."""
+    found = [f"launch {number}: {launch.throttled}" for number, launch in enumerate(launches, 1) if launch.throttled]
+    hot = [launch.throttled for launch in reference if launch.throttled]
+    if hot:
+        found.append(f"{len(hot)} of the {len(reference)} launches compared with: {hot[-1]}")
+    here, there = _clocks_mhz(launches), _clocks_mhz(reference)
+    if here and there and median(here) < (1 - CLOCK_CHANGE) * median(there):
+        found.append(
+            f"the SM clock was {1 - median(here) / median(there):.0%} lower than at the baseline: "
+            f"{median(here):,.0f} against {median(there):,.0f} MHz"
+        )
+    return found
+
+
+def _clocks_mhz(launches: Sequence[LaunchFacts]) -> list[float]:
+    return [launch.sm_clock_mhz for launch in launches if launch.sm_clock_mhz is not None]
 
 
 def canary_notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts]) -> list[str]:

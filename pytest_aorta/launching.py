@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -20,13 +20,16 @@ from pytest_aorta.leasing import LeasedWorld
 from pytest_aorta.markers import TestSpec
 from pytest_aorta.nodes import node_group
 from pytest_aorta.options import Options
-from pytest_aorta.plan import FORKSERVER, TORCHRUN, LaunchPlan, LaunchRequest, at_reference
+from pytest_aorta.plan import FORKSERVER, TORCHRUN, LaunchPlan, LaunchRequest, at_reference, limits_under
+from pytest_aorta.profilers import WRAPPERS, traces_note
 from pytest_aorta.records import LaunchTimes, TestRecord
 from pytest_aorta.reference import Reference, References
 from pytest_aorta.result import WorkloadResult
 from pytest_aorta.spec import default_config, find_workload, resolve_config
 from pytest_aorta.validation import collect_result
+from pytest_aorta.variables import ENVIRONMENT_KEY, check_environment
 from pytest_aorta.warm import ForkServers
+from pytest_aorta.watch import LaunchWatch, StateLine
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -35,7 +38,13 @@ WARM = {True: FORKSERVER, False: TORCHRUN}
 
 
 class Session:
-    """What the launches of one process share."""
+    """What the launches of one process share.
+
+    Attributes:
+        line: where the state of a launch under way is shown, if anywhere.
+    """
+
+    line: StateLine | None = None
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -71,8 +80,8 @@ class Session:
             owner=record.nodeid,
         )
         try:
-            folder = run_base / slug(record.nodeid)
-            yield DistributedWorld(world, leased, self.options, spec, folder, record, self.launcher, self.references)
+            launcher, references = self.launcher, self.references
+            yield DistributedWorld(world, leased, self.options, spec, run_base, record, launcher, references, self.line)
         finally:
             leased.release()
 
@@ -113,7 +122,9 @@ class DistributedWorld:
         record: TestRecord,
         launcher: Launcher,
         references: References,
+        line: StateLine | None = None,
     ) -> None:
+        self._line = line
         self._leased = leased
         self._references = references
         # By identity, with the result, whose id would be another's once it is gone.
@@ -145,7 +156,9 @@ class DistributedWorld:
         return self._launch(LaunchRequest(name, spec, resolve_config(spec, config), None, ()))
 
     @in_test
-    def launch_script(self, script: str | Path, args: tuple[str, ...] = ()) -> WorkloadResult:
+    def launch_script(
+        self, script: str | Path, args: tuple[str, ...] = (), environment: Mapping[str, str] | None = None
+    ) -> WorkloadResult:
         """Launch a script (a path ending in ``.py``, or a dotted module) that records through the recorder."""
         target = str(script)
         if target.endswith(".py"):
@@ -155,7 +168,11 @@ class DistributedWorld:
             target = str(path)
         elif not all(part.isidentifier() for part in target.split(".")):
             raise SpecError(f"script {target!r}: allowed is a path ending in .py or a dotted module name")
-        return self._launch(LaunchRequest(Path(script).name, None, {"args": list(args)}, target, args))
+        config: dict[str, Any] = {"args": list(args)}
+        if environment:
+            check_environment(f"script {target!r}", environment)
+            config[ENVIRONMENT_KEY] = dict(environment)
+        return self._launch(LaunchRequest(Path(script).name, None, config, target, args))
 
     @in_test
     def again(self, result: WorkloadResult, *, reference: bool = False, **config: Any) -> WorkloadResult:
@@ -196,6 +213,10 @@ class DistributedWorld:
     def _launch(self, request: LaunchRequest, reference: Reference | None = None) -> WorkloadResult:
         if reference is not None and self._num_nodes > 1:
             raise SpecError(f"{reference.name}: a reference version is on this node alone; it needs nodes=1")
+        if self._options.profiler in WRAPPERS and self._num_nodes > 1:
+            raise SpecError(
+                f"--aorta-profiler={self._options.profiler} wraps ranks of this node alone; it needs nodes=1"
+            )
         launched = at_reference(request, reference) if reference else request
         group = node_group(self._options, self._num_nodes)
         self._record.num_launches += 1
@@ -208,15 +229,20 @@ class DistributedWorld:
             launcher=self._kind_of_launcher,
             lease_fds=self._leased.fds,
             reference=reference,
+            profiler=self._options.profiler,
+            limits=limits_under(self._options.profiler),
             group=group,
         )
-        outcome = self._launcher(plan)
+        with LaunchWatch(plan, self._line) as watch:
+            outcome = self._launcher(plan)
         times = LaunchTimes(self._record.num_launches, outcome.launcher, launch_times_s(outcome))
         self._record.launch_times.append(times)
         self._leased.note(outcome)
+        if plan.profiler is not None:
+            self._record.notes.append(traces_note(plan.profiler, plan.run_dir))
         if failure := launch_failure(plan, outcome):
             raise LaunchError(failure.text, failure.kind, failure.rank)
-        result = collect_result(plan, outcome)
+        result = collect_result(plan, outcome, watch.platform_facts)
         self._requests[id(result)] = (result, request, reference)
         return result
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,9 +106,18 @@ def _tolerances(mark: pytest.Mark) -> dict[str, Tolerance]:
         raise SpecError(
             f"marker tolerance takes metrics by keyword, e.g. tolerance(step_time_p50='2%'), got {_arguments(mark)}"
         )
-    if unknown := sorted(set(mark.kwargs) - set(METRICS)):
-        raise SpecError(f"marker tolerance: no such metrics {unknown}; there are {sorted(METRICS)}")
-    return {name: METRICS[name].parse_tolerance(text) for name, text in mark.kwargs.items()}
+    return parse_tolerances(mark.kwargs, "marker tolerance")
+
+
+def parse_tolerances(given: Mapping[str, object], source: str) -> dict[str, Tolerance]:
+    """Tolerances by metric, of texts such as ``5%`` or ``exact``.
+
+    Raises:
+        SpecError: there is no such metric, or a text is not allowed.
+    """
+    if unknown := sorted(set(given) - set(METRICS)):
+        raise SpecError(f"{source}: no such metrics {unknown}; there are {sorted(METRICS)}")
+    return {name: METRICS[name].parse_tolerance(text) for name, text in given.items()}
 
 
 def _timeout(mark: pytest.Mark) -> float:

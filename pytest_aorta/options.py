@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from pytest_aorta.errors import SpecError
+from pytest_aorta.profilers import PROFILERS
 
 # Before the interpreter of another environment, where --aorta-ab names one.
 PYTHON_PREFIX = "python:"
@@ -43,6 +44,8 @@ class Options:
         fail_improved: a value that is better than its baseline fails the test.
         durations: the summary tells how long each launch took, and its parts.
         locate: upon a numeric difference both sides are launched again to find the parameter and the module.
+        profiler: what ranks run under, ``torch``, ``nsys`` or ``rocprofv3``; None: nothing.
+        progress: ``auto``, ``on`` or ``off``: whether the terminal tells how far a launch is.
         nnodes: nodes of this run, of which the one that pytest runs on is node 0.
         node_launcher: the words of the command that starts one agent a node; none: on other nodes agents wait.
         rdzv_endpoint: this host's name or address in the nodes' network, and the port, 0 for any; None: by host name.
@@ -71,6 +74,8 @@ class Options:
     fail_improved: bool
     durations: bool
     locate: bool
+    profiler: str | None
+    progress: str
     ab: str | None
     nnodes: int
     node_launcher: tuple[str, ...]
@@ -89,6 +94,11 @@ class Option:
     help: str
     metavar: str | None = None
     alias: str | None = None
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether it stands on the command line without a value."""
+        return self.parse is _boolean
 
     @property
     def flag(self) -> str:
@@ -284,6 +294,20 @@ OPTIONS = (
         "version that A/B comparisons launch as their reference: a git ref, or python:PATH of an interpreter",
         "REF",
     ),
+    Option(
+        "profiler",
+        _choice(*PROFILERS),
+        None,
+        "keep each launch's traces beside its results: torch, nsys or rocprofv3 (default: none)",
+        "NAME",
+    ),
+    Option(
+        "progress",
+        _choice("auto", "on", "off"),
+        "auto",
+        "how far a launch is, on the terminal: auto (not in CI), on or off (default: auto)",
+        "WHEN",
+    ),
     Option("nnodes", _at_least(1, 4096), "1", "nodes of this run; pytest runs on node 0 (default: 1)", "N"),
     Option(
         "node_launcher",
@@ -309,7 +333,7 @@ def add_options(parser: pytest.Parser) -> None:
     group = parser.getgroup("aorta", "distributed training workloads (pytest-aorta)")
     for option in OPTIONS:
         flags = [flag for flag in (option.alias, option.flag) if flag]
-        if option.parse is _boolean:
+        if option.is_switch:
             group.addoption(*flags, dest=option.ini, action="store_const", const="true", default=None, help=option.help)
         else:
             group.addoption(*flags, dest=option.ini, default=None, metavar=option.metavar, help=option.help)
@@ -322,20 +346,28 @@ def read_options(config: pytest.Config) -> Options:
     Raises:
         SpecError: a value is not allowed, or two options contradict each other.
     """
-    values = {option.name: _value(config, option) for option in OPTIONS}
+    return make_options({option.name: _value(config, option) for option in OPTIONS}, config.rootpath)
+
+
+def make_options(values: Mapping[str, Any], rootdir: Path) -> Options:
+    """Options of parsed values, one for each row of the table; folders are relative to ``rootdir``.
+
+    Raises:
+        SpecError: two of them contradict each other.
+    """
     options = Options(
         gpus=values["gpus"],
         device=values["device"],
         require_gpus=values["require_gpus"],
         update_baselines=values["update_baselines"],
-        baselines_dir=config.rootpath / values["baselines"],
-        results_dir=None if values["results"] is None else config.rootpath / values["results"],
+        baselines_dir=rootdir / values["baselines"],
+        results_dir=None if values["results"] is None else rootdir / values["results"],
         timeout_s=values["timeout"],
         missing_baseline=values["missing_baseline"],
         strict=values["strict"],
         share_host=values["share_host"],
         lease_timeout_s=values["lease_timeout"],
-        workload_dirs=(config.rootpath / values["workloads"],),
+        workload_dirs=(rootdir / values["workloads"],),
         launcher=values["launcher"],
         launches=values["launches"],
         new_epoch=values["new_epoch"],
@@ -345,12 +377,14 @@ def read_options(config: pytest.Config) -> Options:
         fail_improved=values["fail_improved"],
         durations=values["durations"],
         locate=values["locate"],
+        profiler=values["profiler"],
+        progress=values["progress"],
         ab=values["ab"],
         nnodes=values["nnodes"],
         node_launcher=values["node_launcher"] or (),
         rdzv_endpoint=values["rdzv_endpoint"],
         join_timeout_s=values["join_timeout"],
-        rootdir=config.rootpath,
+        rootdir=rootdir,
     )
     _refuse_contradictions(options)
     return options
@@ -360,8 +394,15 @@ def _value(config: pytest.Config, option: Option) -> Any:
     given, source = config.getoption(option.ini), option.flag
     if given is None:
         given, source = config.getini(option.ini), f"ini option {option.ini}"
-    if given is None:
-        return None
+    return None if given is None else parse_option(option, given, source)
+
+
+def parse_option(option: Option, given: str, source: str) -> Any:
+    """The value that a text stands for.
+
+    Raises:
+        SpecError: it is not allowed; the message begins with ``source``.
+    """
     try:
         return option.parse(given)
     except ValueError as error:
@@ -375,6 +416,11 @@ def _refuse_contradictions(options: Options) -> None:
         raise SpecError(f"--aorta-require-gpus and {asked} contradict each other; drop one of them")
     if options.device == "cuda" and options.gpus == 0:
         raise SpecError("--aorta-device=cuda and --aorta-gpus=0 contradict each other; drop one of them")
+    if options.update_baselines and options.profiler is not None:
+        raise SpecError(
+            f"--update-baselines and --aorta-profiler={options.profiler} contradict each other: "
+            f"a launch under a profiler makes no baseline; drop one of them"
+        )
     how = {"--aorta-new-epoch": options.new_epoch, "--aorta-force-baseline": options.force_baseline is not None}
     for flag, is_given in how.items():
         if is_given and not options.update_baselines:

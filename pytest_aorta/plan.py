@@ -5,16 +5,20 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pytest_aorta.adapters import Adapter
+from pytest_aorta.command_line import CommandLine, command_line
 from pytest_aorta.devices import AMD, CUDA_VARIABLE, HIP_VARIABLE, ROCR_VARIABLE, World
 from pytest_aorta.errors import SpecError
 from pytest_aorta.process.guard import STORE_FD_VARIABLE
 from pytest_aorta.process.wire import TOKEN_VARIABLE
+from pytest_aorta.profilers import PROFILER_VARIABLE, WRAPPED_STRAGGLER_S, WRAPPERS, wrapper_command
 from pytest_aorta.reference import Reference
-from pytest_aorta.spec import WorkloadSpec, resolve_config
+from pytest_aorta.spec import WorkloadSpec, filled_adapter, resolve_config
+from pytest_aorta.variables import ENVIRONMENT_KEY
 
 TORCHRUN = "torchrun"
 FORKSERVER = "forkserver"
@@ -42,6 +46,11 @@ class Limits:
     error_grace_s: float = 3.0
     straggler_s: float = 60.0
     output_cap_bytes: int = 64 << 20
+
+
+def limits_under(profiler: str | None) -> Limits:
+    """The limits of a launch under ``profiler``."""
+    return Limits(straggler_s=WRAPPED_STRAGGLER_S) if profiler in WRAPPERS else Limits()
 
 
 @dataclass(frozen=True)
@@ -102,10 +111,12 @@ class LaunchPlan:
     """Everything a launch needs to know.
 
     Attributes:
-        name, spec, config, script, args: what to run; spec and script exclude each other.
+        name, spec, config, script, args: what to run; spec and script exclude each other. Of the config, the
+            ``environment`` is the ranks' own, and not the workload's.
         launcher: what should start the ranks, torchrun or forkserver.
         lease_fds: open files that mark devices as taken; held until the last rank is gone.
         reference: the version of the code, None for the one under test.
+        profiler: what the ranks run under, torch, nsys or rocprofv3; None: nothing.
         group: on node 0, how ranks get onto the other nodes; None on a single one.
         part: on each node's agent, that node's part of such a launch.
     """
@@ -123,6 +134,7 @@ class LaunchPlan:
     launcher: str = TORCHRUN
     lease_fds: tuple[int, ...] = ()
     reference: Reference | None = None
+    profiler: str | None = None
     group: NodeGroup | None = None
     part: NodePart | None = None
 
@@ -150,8 +162,8 @@ def at_reference(request: LaunchRequest, reference: Reference) -> LaunchRequest:
 
 def rank_document(plan: LaunchPlan) -> dict[str, Any]:
     """The content of ``plan.json``, which ranks read and people look at."""
-    target = None
-    if plan.spec is not None:
+    target, command = None, command_of(plan)
+    if plan.spec is not None and command is None:
         spec = plan.spec
         target = {
             "name": spec.name,
@@ -162,9 +174,11 @@ def rank_document(plan: LaunchPlan) -> dict[str, Any]:
     return {
         "name": plan.name,
         "workload": target,
-        "config": plan.config,
-        "script": plan.script,
-        "args": list(plan.args),
+        "config": {key: value for key, value in plan.config.items() if key != ENVIRONMENT_KEY},
+        "environment": plan.config.get(ENVIRONMENT_KEY, {}),
+        "script": plan.script if command is None else command.target,
+        "args": list(plan.args if command is None else command.args),
+        "adapters": [asdict(adapter) for adapter in adapters_of(plan)],
         "world_size": plan.world.size,
         "device": plan.world.device,
         "backend": plan.world.backend,
@@ -172,7 +186,27 @@ def rank_document(plan: LaunchPlan) -> dict[str, Any]:
         "devices": [device.token for device in plan.world.devices],
         "timeout_s": plan.timeout_s,
         "reference": plan.reference and plan.reference.document(),
+        "profiler": plan.profiler,
     }
+
+
+def command_of(plan: LaunchPlan) -> CommandLine | None:
+    """What ranks run where the workload is a command."""
+    if plan.spec is None or plan.spec.command is None:
+        return None
+    return command_line(plan.spec.command, plan.config, folder=plan.spec.folder, run_dir=plan.run_dir)
+
+
+def adapters_of(plan: LaunchPlan) -> list[Adapter]:
+    """How each rank's log is read, in order of rank; empty where ranks record by themselves.
+
+    Raises:
+        SpecError: the adapter contradicts itself under this config.
+    """
+    if plan.spec is None or plan.spec.adapter is None:
+        return []
+    filled = (filled_adapter(plan.spec, plan.config, plan.run_dir, rank) for rank in range(plan.world.size))
+    return [adapter for adapter in filled if adapter]
 
 
 def agent_command(plan: LaunchPlan) -> list[str]:
@@ -183,7 +217,14 @@ def agent_command(plan: LaunchPlan) -> list[str]:
     rank = ["-m"] if plan.reference is None else ["--no-python", *python, "-u", "-m"]
     run_dir = str(plan.run_dir)
     agent = [*python, "-m", "pytest_aorta.process.agent", run_dir]
-    return [*agent, *torchrun, *rank, "pytest_aorta.process.rank", run_dir]
+    return [
+        *wrapper_command(plan.profiler, plan.run_dir),
+        *agent,
+        *torchrun,
+        *rank,
+        "pytest_aorta.process.rank",
+        run_dir,
+    ]
 
 
 def _rendezvous(plan: LaunchPlan) -> list[str]:
@@ -210,17 +251,23 @@ def python_command(plan: LaunchPlan) -> list[str]:
 
 
 def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, str]:
-    """The agent's and the ranks' environment: the caller's without another launch's variables, with the plan's."""
+    """The agent's and the ranks' environment: the caller's without another launch's variables, the config's, ours."""
     kept = {
         name: value
         for name, value in environ.items()
         if name not in _SCRUBBED and not name.startswith(_SCRUBBED_PREFIXES)
     }
+    kept |= plan.config.get(ENVIRONMENT_KEY, {})
     _show_devices(plan.world, kept)
     kept["AORTA_DEVICE"] = plan.world.device
     kept["AORTA_COLLECTIVE_TIMEOUT_S"] = f"{plan.timeout_s * _COLLECTIVE_SHARE:.3f}"
+    kept.pop(PROFILER_VARIABLE, None)
+    if plan.profiler is not None:
+        kept[PROFILER_VARIABLE] = plan.profiler
     # torchrun would set it with a warning; numbers depend on it.
     kept.setdefault("OMP_NUM_THREADS", "1")
+    if command := command_of(plan):
+        kept |= command.environment
     if plan.world.device == "cuda":
         kept |= _flight_recorder(plan, kept)
     if plan.part is not None:

@@ -15,6 +15,8 @@ from pytest_aorta.fixtures import RECORD, SPEC, make_runner, make_world
 from pytest_aorta.launching import DistributedWorld, Session
 from pytest_aorta.markers import MARKERS, read_markers
 from pytest_aorta.options import Options, add_options, read_options
+from pytest_aorta.profilers import check_profiler
+from pytest_aorta.progress_line import ProgressLine, open_line
 from pytest_aorta.records import TestRecord
 from pytest_aorta.reporting import durations_lines, header, summary_lines
 from pytest_aorta.runner import WorkloadRunner
@@ -24,12 +26,22 @@ from pytest_aorta.updates import unused_baselines, write_new_baselines
 class PytestSession(Session):
     """What the hooks share during one run of pytest."""
 
+    line: ProgressLine | None
+
     def __init__(self, options: Options) -> None:
         super().__init__(options)
         self.collected: set[str] = set()
         self.records: list[TestRecord] = []
         self.passed: dict[str, str] = {}
         self.notes: list[str] = []
+
+    def close(self) -> None:
+        """Give the terminal back, too."""
+        try:
+            super().close()
+        finally:
+            if self.line is not None:
+                self.line.close()
 
 
 SESSION = pytest.StashKey[PytestSession]()
@@ -49,6 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
         session = PytestSession(read_options(config))
         if session.options.gpus is not None:
             check_budget(session.options, session.devices)
+        check_profiler(session.options.profiler)
     except AortaError as error:
         raise pytest.UsageError(str(error)) from None
     config.stash[SESSION] = session
@@ -188,8 +201,10 @@ class Controller:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Take the terminal's part, unless this is a worker of xdist."""
+    own = session.config.stash[SESSION]
+    own.line = open_line(own.options.progress, session.config)
     if not hasattr(session.config, "workerinput"):
-        session.config.pluginmanager.register(Controller(session.config.stash[SESSION]), "aorta-controller")
+        session.config.pluginmanager.register(Controller(own), "aorta-controller")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

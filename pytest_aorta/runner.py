@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.baseline import Baseline, StoredLaunch, baseline_path, read_baseline
+from pytest_aorta.baseline import Baseline, StoredLaunch, baseline_path, read_baseline, read_baseline_file
 from pytest_aorta.comparison import TEST_HOOK_KEY, PairedComparison, StoredComparison, identity
 from pytest_aorta.decision import Outcome
 from pytest_aorta.errors import BaselineError, ComparisonFailed, SpecError, WorkloadFailed
@@ -20,11 +20,13 @@ from pytest_aorta.markers import TestSpec
 from pytest_aorta.numerics import compare_steps, first_difference, from_first_step, split
 from pytest_aorta.options import Options
 from pytest_aorta.priors import platform_priors
+from pytest_aorta.profilers import WRAPPERS
 from pytest_aorta.records import TestRecord
 from pytest_aorta.reporting import comparison_text, failed_checks_text, noisy_baseline_text
 from pytest_aorta.result import WorkloadResult
 from pytest_aorta.spec import find_workload
 from pytest_aorta.trials import joined, settle, settle_pairs, unsettled
+from pytest_aorta.variables import ENVIRONMENT_KEY, case_suffix
 from pytest_aorta.verdicts import Verdict, Verdicts
 
 
@@ -48,9 +50,18 @@ class WorkloadRunner:
         return _passed(self._world.launch(name, **config))
 
     @in_test
-    def run_script(self, script: str | Path, args: tuple[str, ...] | list[str] = ()) -> WorkloadResult:
-        """Launch your own training script and return what it recorded; errors as :meth:`run`."""
-        return _passed(self._world.launch_script(script, tuple(map(str, args))))
+    def run_script(
+        self,
+        script: str | Path,
+        args: tuple[str, ...] | list[str] = (),
+        *,
+        environment: Mapping[str, str] | None = None,
+    ) -> WorkloadResult:
+        """Launch your own training script and return what it recorded; errors as :meth:`run`.
+
+        ``environment`` are variables of the ranks, as the config key of a workload.
+        """
+        return _passed(self._world.launch_script(script, tuple(map(str, args)), environment))
 
     @in_test
     def check(self, result: WorkloadResult, *, label: str | None = None) -> Verdicts:
@@ -66,7 +77,8 @@ class WorkloadRunner:
             BaselineError: the baseline can't be read, or what was measured can't be added to it.
             SpecError, LaunchError, ResultError: as :meth:`DistributedWorld.again`.
         """
-        case = f"{self._record.nodeid}::{label or result.workload}"
+        environment = case_suffix(result.config.get(ENVIRONMENT_KEY, {}))
+        case = f"{self._record.nodeid}::{label or result.workload}{environment}"
         if case in self._record.used_cases:
             raise SpecError(
                 f"{case}: compared twice in one test; give each comparison a label: check(result, label=...)"
@@ -76,11 +88,25 @@ class WorkloadRunner:
         if self._options.update_baselines:
             return self._learn(case, config, result)
         baseline = self._stored(case, result)
-        if baseline is None and self._options.missing_baseline == "record":
+        if baseline is None and self._options.missing_baseline == "record" and self._options.profiler is None:
             self._record.new_baselines.append(_new_baseline(case, self._record.nodeid, result, config, [facts]))
         launches = [facts]
         verdicts = self._settle(case, config, baseline, result, launches)
         path = baseline_path(self._options.baselines_dir, result.platform, case)
+        self._judge(verdicts, result, launches, path)
+        return verdicts
+
+    @in_test
+    def check_stored(self, results: Sequence[WorkloadResult], path: Path) -> Verdicts:
+        """Compare launches that are there, and no more, with the baseline in one file; as :meth:`check` else."""
+        result, launches = results[-1], [launch_facts(result) for result in results]
+        baseline = self._known(read_baseline_file(path), result)
+        priors = platform_priors(path.parent.parent, result.platform, result.device, baseline.case)
+        marked = self._spec.tolerances
+        comparison = StoredComparison(
+            baseline.case, identity(result.config), baseline, marked, priors, max_launches=len(launches)
+        )
+        verdicts = comparison.judge(launches)
         self._judge(verdicts, result, launches, path)
         return verdicts
 
@@ -165,9 +191,12 @@ class WorkloadRunner:
         return self._world.again(result, **config)
 
     def _stored(self, case: str, result: WorkloadResult) -> Baseline | None:
-        """The baseline, which keys that it is too old to know had their defaults in."""
         stored = read_baseline(self._options.baselines_dir, result.platform, case)
-        return stored and replace(stored, config=identity(self._world.defaults(result)) | stored.config)
+        return stored and self._known(stored, result)
+
+    def _known(self, stored: Baseline, result: WorkloadResult) -> Baseline:
+        """The baseline, in which keys that it is too old to know had their defaults."""
+        return replace(stored, config=identity(self._world.defaults(result)) | stored.config)
 
     def _settle(
         self,
@@ -181,7 +210,8 @@ class WorkloadRunner:
         priors = platform_priors(options.baselines_dir, result.platform, result.device, case)
         stored = StoredComparison(case, config, baseline, marked, priors, options.max_launches)
         again = functools.partial(self._again, result)
-        if options.ab is None:
+        # Under a profiler no times are compared, and what else there is needs no second launch.
+        if options.ab is None or options.profiler in WRAPPERS:
             return settle(stored, launches, again)
         verdicts = stored.judge(launches)
         if not (open_metrics := unsettled(verdicts, stored)):

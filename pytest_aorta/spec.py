@@ -12,13 +12,19 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from pytest_aorta.adapter_sources import make_adapter
+from pytest_aorta.adapters import ADAPTER_SCHEMA, Adapter, AdapterError
+from pytest_aorta.command_line import COMMAND_SCHEMA, refuse_unknown_names, texts_of
 from pytest_aorta.errors import SpecError
 from pytest_aorta.files import UnreadableFile, read_yaml
+from pytest_aorta.variables import ENVIRONMENT_KEY, ENVIRONMENT_SCHEMA, check_environment
 
 ENTRY_POINT_GROUP = "aorta.workloads"
 YAML_NAME = "default.yaml"
-_YAML_KEYS = {"description", "class", "launch_mode", "min_world_size", "config", "presets"}
-_REQUIRED_KEYS = ("description", "class", "config")
+_YAML_KEYS = {
+    "description", "class", "command", "adapter", "launch_mode", "min_world_size", "preload", "config", "presets",
+}  # fmt: skip
+_REQUIRED_KEYS = ("description", "config")
 
 
 @dataclass(frozen=True)
@@ -28,8 +34,13 @@ class WorkloadSpec:
     Attributes:
         folder: where its code and ``default.yaml`` are.
         module: the name to import it by, or None where ``folder`` is loaded by path.
-        properties: config key -> JSON Schema fragment with type, default and description.
+        class_name: of the code; empty where the workload is a command.
+        properties: config key -> JSON Schema fragment with type, default and description; ``environment`` among them,
+            which every workload has.
         presets: config key -> its value -> defaults of other keys.
+        preload: modules of torch that a fork server imports before ranks of this workload are forked.
+        command: the script or module to run and its arguments, where there is no class.
+        adapter: how to read what the command logs; None where it records through the recorder.
     """
 
     name: str
@@ -41,6 +52,9 @@ class WorkloadSpec:
     min_world_size: int
     properties: dict[str, dict[str, Any]]
     presets: dict[str, dict[str, dict[str, Any]]]
+    preload: tuple[str, ...] = ()
+    command: dict[str, Any] | None = None
+    adapter: dict[str, Any] | None = None
 
     @property
     def yaml(self) -> Path:
@@ -107,19 +121,28 @@ def read_workload(name: str, folder: Path, module: str | None) -> WorkloadSpec:
         raise SpecError(f"{yaml}: no such keys {unknown}; there are {sorted(_YAML_KEYS)}")
     if absent := [key for key in _REQUIRED_KEYS if key not in document]:
         raise SpecError(f"{yaml}: keys {absent} are required")
+    if ("class" in document) == ("command" in document):
+        raise SpecError(f"{yaml}: one of the keys 'class' and 'command' is required, and no more")
     _check(yaml, document, _YAML_SCHEMA)
+    if ENVIRONMENT_KEY in document["config"]:
+        raise SpecError(f"{yaml}: config key {ENVIRONMENT_KEY!r} is every workload's and can't be declared")
     spec = WorkloadSpec(
         name=name,
         folder=folder,
         module=module,
-        class_name=document["class"],
+        class_name=document.get("class", ""),
         description=document["description"],
         launch_mode=document.get("launch_mode", "torchrun"),
         min_world_size=document.get("min_world_size", 1),
-        properties=document["config"],
+        properties=document["config"] | {ENVIRONMENT_KEY: ENVIRONMENT_SCHEMA},
         presets=document.get("presets", {}),
+        preload=tuple(document.get("preload", ())),
+        command=document.get("command"),
+        adapter=document.get("adapter"),
     )
+    _check_command(spec)
     _check_defaults(spec)
+    filled_adapter(spec, default_config(spec, {}), Path("run_dir"), 0)
     return spec
 
 
@@ -138,6 +161,7 @@ def resolve_config(spec: WorkloadSpec, given: Mapping[str, Any]) -> dict[str, An
         )
     config = _plain(spec, {**default_config(spec, given), **given})
     _check_values(spec, config)
+    check_environment(f"{spec.yaml}: config of workload {spec.name!r}", config[ENVIRONMENT_KEY])
     return config
 
 
@@ -153,8 +177,12 @@ _YAML_SCHEMA: dict[str, Any] = {
     "properties": {
         "description": {"type": "string", "minLength": 1},
         "class": {"type": "string", "pattern": r"^[A-Za-z_]\w*$"},
+        "command": COMMAND_SCHEMA,
+        "adapter": ADAPTER_SCHEMA,
         "launch_mode": {"enum": ["torchrun"]},
         "min_world_size": {"type": "integer", "minimum": 1},
+        # The server lives on between launches, and imports nothing of the user's.
+        "preload": {"type": "array", "items": {"type": "string", "pattern": r"^torch(\.[A-Za-z_]\w*)+$"}},
         "config": {
             "type": "object",
             "propertyNames": {"type": "string", "pattern": r"^[a-z][a-z0-9_]*$"},
@@ -171,6 +199,36 @@ _YAML_SCHEMA: dict[str, Any] = {
         },
     }
 }
+
+
+def filled_adapter(spec: WorkloadSpec, config: Mapping[str, Any], run_dir: Path, rank: int) -> Adapter | None:
+    """How one rank's log is read; None where there is no adapter.
+
+    Raises:
+        SpecError: the adapter contradicts itself under this config.
+    """
+    if spec.adapter is None:
+        return None
+    try:
+        return make_adapter(spec.adapter, {**config, "run_dir": str(run_dir), "folder": str(spec.folder), "rank": rank})
+    except AdapterError as error:
+        raise SpecError(f"{spec.yaml}: adapter: {error}") from None
+
+
+def _check_command(spec: WorkloadSpec) -> None:
+    if spec.adapter is not None and spec.command is None:
+        raise SpecError(f"{spec.yaml}: adapter belongs to a command; a class returns its result itself")
+    refuse_unknown_names(f"{spec.yaml}: command", texts_of(spec.command), spec.properties)
+    # A pattern's braces count repetitions.
+    texts = texts_of({key: value for key, value in (spec.adapter or {}).items() if key != "pattern"})
+    refuse_unknown_names(f"{spec.yaml}: adapter", texts, {*spec.properties, "rank"})
+    for entry in (spec.command or {}).get("args", ()):
+        if isinstance(entry, dict) and entry["when"] not in spec.properties:
+            raise SpecError(
+                f"{spec.yaml}: command: when: no config key {entry['when']!r}; there are {sorted(spec.properties)}"
+            )
+    if spec.command and "script" in spec.command and not (spec.folder / spec.command["script"]).is_file():
+        raise SpecError(f"{spec.yaml}: command: there is no file {spec.folder / spec.command['script']}")
 
 
 def _check_defaults(spec: WorkloadSpec) -> None:
@@ -217,6 +275,8 @@ def _check(yaml: Path, document: Any, schema: dict[str, Any], what: str = "workl
     if error is not None:
         path = ".".join(map(str, error.absolute_path)) or "top level"
         allowed = f"{error.validator}: {error.validator_value!r}"
+        if error.validator == "additionalProperties" and error.validator_value is False:
+            allowed = f"keys {sorted(error.schema['properties'])}"
         raise SpecError(f"{yaml}: {what}: {path}: got {_brief(error.instance)}, allowed is {allowed}")
 
 

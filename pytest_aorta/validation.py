@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pytest_aorta.adapters import FIRST
 from pytest_aorta.errors import ResultError
 from pytest_aorta.files import UnreadableFile, read_json, write_json_rows
 from pytest_aorta.launch import LaunchOutcome, launch_times_s, rank_folders
-from pytest_aorta.plan import LaunchPlan
-from pytest_aorta.result import SCHEMA_VERSION, WorkloadResult
+from pytest_aorta.plan import LaunchPlan, adapters_of
+from pytest_aorta.platform_facts import PlatformFacts
+from pytest_aorta.result import SCHEMA_VERSION, StepOverlap, WorkloadResult
 from pytest_aorta.schema_check import violation
 
 SCHEMA = "workload_result.schema.json"
@@ -19,18 +23,24 @@ MAX_RESULT_BYTES = 512 << 20
 MAX_FAILURE_DETAILS = 100
 
 
-def collect_result(plan: LaunchPlan, outcome: LaunchOutcome) -> WorkloadResult:
+def collect_result(
+    plan: LaunchPlan, outcome: LaunchOutcome, platform_facts: PlatformFacts | None = None
+) -> WorkloadResult:
     """Read every rank's file, merge them into ``result.json`` and return the validated result.
+
+    ``platform_facts`` are what the devices did meanwhile.
 
     Raises:
         ResultError: a file is missing, unreadable, doesn't fit the schema, the ranks contradict each other, or the
             merged file can't be written.
     """
-    ranks = [_read_rank(folder / "result.json") for folder in rank_folders(plan)]
+    ranks = [_read_rank(folder / "result.json") for folder in _measured_folders(plan)]
     _check_ranks(plan, ranks)
     document = merge(plan, outcome, ranks)
+    # As it is when it is read again.
+    document["platform_facts"] = json.loads(json.dumps(platform_facts and asdict(platform_facts)))
     path = plan.run_dir / "result.json"
-    _check_document(path, document)
+    check_document(path, document)
     try:
         write_json_rows(path, document)
     except OSError as error:
@@ -48,7 +58,7 @@ def read_result(path: Path) -> WorkloadResult:
         document = read_json(path, max_bytes=MAX_RESULT_BYTES)
     except UnreadableFile as error:
         raise ResultError(str(error)) from None
-    _check_document(path, document)
+    check_document(path, document)
     return WorkloadResult.from_json(document)
 
 
@@ -65,6 +75,7 @@ def merge(plan: LaunchPlan, outcome: LaunchOutcome, ranks: list[dict[str, Any]])
         "backend": plan.world.backend,
         "platform": plan.world.platform,
         "launcher": outcome.launcher,
+        "profiler": plan.profiler,
         "passed": all(rank["passed"] for rank in ranks),
         "failure_count": sum(rank["failure_count"] for rank in ranks),
         "first_failure_iteration": details[0]["iteration"] if details else None,
@@ -80,6 +91,8 @@ def merge(plan: LaunchPlan, outcome: LaunchOutcome, ranks: list[dict[str, Any]])
         "grad_norm": first.get("grad_norm", []),
         "tensor_hashes": first.get("tensor_hashes", {}),
         "boundary_hashes": _unless_all_empty([rank.get("boundary_hashes", {}) for rank in ranks]),
+        "overlap": _unless_all_empty([rank.get("overlap", []) for rank in ranks]),
+        "timeline": _unless_all_empty([rank.get("timeline", {}) for rank in ranks]),
         "environment": first["environment"],
         "launch_times_s": launch_times_s(outcome),
         "wait_ms": _last_common([rank["wait_ms"] for rank in ranks]),
@@ -98,8 +111,15 @@ def _by_rank(values: list[dict[str, float]]) -> dict[str, list[float]]:
     return {name: [rank[name] for rank in values] for name in values[0]}
 
 
-def _unless_all_empty(values: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _unless_all_empty(values: list[Any]) -> list[Any]:
     return values if any(values) else []
+
+
+def _measured_folders(plan: LaunchPlan) -> list[Path]:
+    """Of the ranks that have step times: all of them, unless only the first one logs what an adapter reads."""
+    folders = rank_folders(plan)
+    only_first = any(adapter.ranks == FIRST for adapter in adapters_of(plan))
+    return folders[:1] if only_first else folders
 
 
 def _place(detail: dict[str, Any]) -> tuple[int, int, int]:
@@ -133,6 +153,9 @@ def _read_rank(path: Path) -> dict[str, Any]:
         )
     for kind, hashes in {**rank.get("tensor_hashes", {}), **rank.get("boundary_hashes", {})}.items():
         _check_hashes(path, kind, hashes)
+    for number, step in enumerate(rank.get("overlap", [])):
+        if problem := StepOverlap.from_json(step).broken_rule():
+            raise ResultError(f"result invalid: {path}: overlap of profiled step {number}: {problem}")
     return rank
 
 
@@ -159,6 +182,7 @@ def _check_ranks(plan: LaunchPlan, ranks: list[dict[str, Any]]) -> None:
         "canary_after": lambda rank: sorted(rank["canary_after"]),
         "grad_norm": lambda rank: rank.get("grad_norm", []),
         "tensor_hashes": lambda rank: rank.get("tensor_hashes", {}),
+        "number of profiled steps": lambda rank: len(rank.get("overlap", [])),
     }
     for name, view in views.items():
         expected = view(ranks[0])
@@ -175,7 +199,12 @@ def _brief(value: object) -> str:
     return text if len(text) <= 120 else f"{text[:117]}..."
 
 
-def _check_document(path: Path, document: Any) -> None:
+def check_document(path: Path, document: Any) -> None:
+    """See that a merged result is one of this version.
+
+    Raises:
+        ResultError: it is not; the message names ``path``.
+    """
     version = document.get("schema_version") if isinstance(document, dict) else None
     if version != SCHEMA_VERSION:
         raise ResultError(

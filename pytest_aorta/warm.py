@@ -18,6 +18,7 @@ from pytest_aorta.errors import ColdLaunchWarning, LaunchError
 from pytest_aorta.launch import LaunchOutcome, guard_spec, launch
 from pytest_aorta.plan import FORKSERVER, LaunchPlan, launch_environment, python_command
 from pytest_aorta.process.channel import receive, send
+from pytest_aorta.profilers import WRAPPERS
 from pytest_aorta.reference import Reference
 
 # Importing torch from a cold network disk takes minutes.
@@ -74,6 +75,8 @@ class ForkServers:
             self._servers.popitem()[1].close()
 
     def _fit_server(self, plan: LaunchPlan) -> ForkServer:
+        if plan.profiler in WRAPPERS:
+            raise ServerUnfit(f"{plan.profiler} profiles what it has started itself")
         # Launches of two versions take turns, and neither is to end the other's server.
         place, key = (plan.world.device, plan.reference), server_key(plan, self._environ)
         server = self._servers.get(place)
@@ -84,6 +87,8 @@ class ForkServers:
             server = self._servers[place] = ForkServer(plan, self._environ, key)
             if problem := server.problem():
                 raise ServerUnfit(problem)
+        if plan.spec is not None:
+            server.preload(plan.spec.preload)
         if plan.world.device == "cuda":
             server.prove_cuda(launch_environment(plan, self._environ))
         return server
@@ -100,6 +105,7 @@ class ForkServer:
         self._key = key
         self._num_launches = 0
         self._cuda_proof: dict[str, Any] | None = None
+        self._preloaded: set[str] = set()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the server
         self._channel, servers_end = socket.socketpair()
         with servers_end:
@@ -129,6 +135,19 @@ class ForkServer:
         reply, _ = self._ask({"request": "check"}, REPLY_S)
         problem: str | None = reply["problem"]
         return problem
+
+    def preload(self, modules: Sequence[str]) -> None:
+        """Have it import what ranks of a workload need, each module once.
+
+        Raises:
+            ServerUnfit: it can't, or is not to be forked with them.
+        """
+        new = [name for name in modules if name not in self._preloaded]
+        if new:
+            reply, _ = self._ask({"request": "preload", "modules": new}, START_S)
+            if problem := reply["problem"]:
+                raise ServerUnfit(problem)
+            self._preloaded.update(new)
 
     def prove_cuda(self, environ: Mapping[str, str]) -> None:
         """Have a forked child allocate on the device, once: only then is it certain that the server never touched it.

@@ -6,12 +6,14 @@ torchrun itself tells exit codes only in its log. Run as ``python -m pytest_aort
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import sys
+import threading
 from pathlib import Path
 
-from pytest_aorta.process.guard import AGENT_PID_VARIABLE, STORE_FD_VARIABLE
+from pytest_aorta.process.guard import AGENT_PID_VARIABLE, GUARD_PID_VARIABLE, STORE_FD_VARIABLE
 
 
 def main(argv: list[str]) -> int:
@@ -41,6 +43,23 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+def die_with_guard(guard_pid: int) -> None:
+    """Where a profiler has been started in between, end when the guard does: ranks die with this process.
+
+    The guard's own child has asked the kernel for that. Of another process, it would tell of its parent, and a
+    profiler's launcher may go before the ranks do.
+    """
+    if guard_pid == os.getppid():
+        return
+    guard = os.pidfd_open(guard_pid)
+
+    def wait() -> None:
+        select.select([guard], [], [])
+        os._exit(1)
+
+    threading.Thread(target=wait, name="aorta-guard", daemon=True).start()
+
+
 def serve_rendezvous() -> object:
     """On node 0 of several, serve the nodes' rendezvous at the socket that was inherited."""
     fd = os.environ.pop(STORE_FD_VARIABLE, None)
@@ -56,4 +75,6 @@ def serve_rendezvous() -> object:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Another version of the guard may not tell.
+    die_with_guard(int(os.environ.pop(GUARD_PID_VARIABLE, os.getppid())))
     sys.exit(main(sys.argv[1:]))

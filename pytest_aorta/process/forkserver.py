@@ -51,10 +51,12 @@ class ForkServer:
                 send(self.channel, {"problem": self.problem()})
             case "prove_cuda":
                 send(self.channel, {"problem": cuda_problem(message["environ"])})
+            case "preload":
+                send(self.channel, {"problem": self.preload(message["modules"])})
             case "launch":
                 self.launch(message, fds)
             case request:
-                raise ValueError(f"no such request {request!r}; there are check, prove_cuda and launch")
+                raise ValueError(f"no such request {request!r}; there are check, prove_cuda, preload and launch")
 
     def problem(self) -> str | None:
         """What speaks against forking this process."""
@@ -63,6 +65,19 @@ class ForkServer:
         if (count := num_threads()) > self.num_threads_allowed:
             return f"it has {count} threads and a fork would lose all but one"
         return "it has initialised CUDA" if torch.cuda.is_initialized() else None
+
+    def preload(self, modules: list[str]) -> str | None:
+        """Import what a workload's ranks would; what then speaks against forking this process."""
+        before = children()
+        try:
+            for name in modules:
+                importlib.import_module(name)
+        except Exception as error:  # noqa: BLE001 - without the module there may still be a cold launch
+            return f"it can't import {name}: {type(error).__name__}: {error}"
+        if children() - before:
+            return f"importing {', '.join(modules)} has started a process, which forked ranks would share"
+        freeze()
+        return self.problem()
 
     def launch(self, message: dict[str, Any], fds: list[int]) -> None:
         """Fork the guard of a launch and hand back a pidfd of it; ``fds``: lifeline, verdict, log, leases."""
@@ -103,13 +118,21 @@ def preload() -> int:
     for name in PRELOADED:
         importlib.import_module(name)
 
-    with suppress(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    if children():
         raise RuntimeError("importing torch has started a process, which forked ranks would share")
-    gc.collect()
-    # Ranks neither scan nor copy what is there already.
-    gc.freeze()
+    freeze()
     return num_threads_allowed
+
+
+def freeze() -> None:
+    """See that ranks neither scan nor copy what is there already."""
+    gc.collect()
+    gc.freeze()
+
+
+def children() -> set[str]:
+    """Process ids of this process's children."""
+    return {pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
 
 
 def cuda_problem(environ: dict[str, str]) -> str | None:

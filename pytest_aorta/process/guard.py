@@ -25,6 +25,8 @@ from typing import Any
 
 # Set by torchrun's agent for its ranks; the fork server's ranks know their parent from the fork.
 AGENT_PID_VARIABLE = "AORTA_AGENT_PID"
+# Set by the guard for torchrun's agent, which may be started by a profiler in between.
+GUARD_PID_VARIABLE = "AORTA_GUARD_PID"
 # Of a launch over nodes: the socket at which node 0's agent serves the rendezvous.
 STORE_FD_VARIABLE = "AORTA_STORE_FD"
 PR_SET_PDEATHSIG = 1
@@ -236,8 +238,14 @@ def guard_launch(spec: dict[str, Any], start_agent: Callable[[], int]) -> None:
 def start_torchrun(argv: list[str], fds: list[int]) -> int:
     """Start the agent's program with open files ``fds``; returns its process id."""
     prepare = partial(prepare_agent, os.getpid())
+    environ = os.environ | {GUARD_PID_VARIABLE: str(os.getpid())}
     return subprocess.Popen(
-        argv, stdin=subprocess.DEVNULL, start_new_session=True, pass_fds=fds, preexec_fn=prepare
+        argv,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        pass_fds=fds,
+        preexec_fn=prepare,
     ).pid
 
 

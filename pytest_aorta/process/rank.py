@@ -19,6 +19,7 @@ from typing import Any
 from pytest_aorta.phases import STARTED, leave_mark
 from pytest_aorta.process.guard import AGENT_PID_VARIABLE, die_with
 from pytest_aorta.process.last_words import leave_last_words
+from pytest_aorta.profilers import PROFILER_VARIABLE, WRAPPERS
 
 
 def main(run_dir: Path) -> None:
@@ -39,6 +40,8 @@ def main(run_dir: Path) -> None:
         write_error(folder, error)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
+    if os.environ.get(PROFILER_VARIABLE) in WRAPPERS:
+        sys.exit(exit_code)  # their traces are written when the process ends by itself
     # Threads of NCCL and gloo outlive main otherwise, and have been seen to abort the process after success.
     os._exit(exit_code)
 
@@ -53,6 +56,8 @@ def prepare(folder: Path) -> None:
     stacks = (folder / "stacks.txt").open("w", encoding="utf-8")
     # Where the step timer counts, so that a hang shows how far each rank came.
     os.environ["AORTA_PROGRESS_FILE"] = str(folder / "progress")
+    # Where traces and telemetry go.
+    os.environ["AORTA_RANK_FOLDER"] = str(folder)
     faulthandler.enable(stacks)
     faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
     leave_last_words(folder, stacks)

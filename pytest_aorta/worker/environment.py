@@ -7,17 +7,8 @@ import platform
 
 import torch
 
+from pytest_aorta.variables import is_allowed
 from pytest_aorta.worker import hash_mix
-
-# Variables that change how collectives run, recorded as they are.
-_RECORDED_PREFIXES = (
-    "NCCL_",
-    "RCCL_",
-    "TORCH_NCCL_",
-    "CUDA_DEVICE_MAX_CONNECTIONS",
-    "OMP_NUM_THREADS",
-    "GLOO_",
-)
 
 
 def environment_facts(
@@ -49,5 +40,6 @@ def environment_facts(
             "nccl": ".".join(map(str, torch.cuda.nccl.version())),
             "tf32_matmul": torch.backends.cuda.matmul.allow_tf32,
         }
-    facts |= {name: os.environ[name] for name in sorted(os.environ) if name.startswith(_RECORDED_PREFIXES)}
+    # Of the config or of the caller.
+    facts |= {name: os.environ[name] for name in sorted(os.environ) if is_allowed(name)}
     return facts

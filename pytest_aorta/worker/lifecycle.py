@@ -16,9 +16,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-from pytest_aorta.files import is_source_of, write_json_rows
+from pytest_aorta.files import is_source_of, write_json, write_json_rows
 from pytest_aorta.phases import IMPORTED, RAN, SET_UP, leave_mark
 from pytest_aorta.result import RankResult
+from pytest_aorta.worker.adapted import adapted_result
 from pytest_aorta.worker.canary import run_canary
 from pytest_aorta.worker.recorder import recorder
 from pytest_aorta.worker.workload import Workload
@@ -33,7 +34,7 @@ def run_rank(run_dir: Path, folder: Path) -> None:
         run_script(plan["script"], plan["args"])
         leave_mark(folder, RAN)
         refuse_leaks(plan["reference"])
-        finish(folder, recorder.result())
+        finish(folder, adapted_result(plan["adapters"], folder) if plan["adapters"] else recorder.result())
         if dist.is_initialized():
             dist.destroy_process_group()
         return
@@ -102,16 +103,19 @@ def refuse_leaks(reference: dict[str, str] | None) -> None:
             )
 
 
-def finish(folder: Path, result: RankResult) -> None:
+def finish(folder: Path, result: RankResult | None) -> None:
     """Write the result, then wait for the others: a rank that leaves early takes its peers' connections away.
 
     The canary after the steps comes last, when all ranks have their result: it is a collective, and one that is late
-    is to be told from one that is lost.
+    is to be told from one that is lost. Without a result, the rank only says that it ended well.
     """
-    _write_result(folder, result)
+    if result is None:
+        write_json(folder / "result.json", {"measured": False})
+    else:
+        _write_result(folder, result)
     if dist.is_initialized():
         dist.barrier()
-        if result.canary_before:
+        if result is not None and result.canary_before:
             _write_result(folder, replace(result, canary_after=run_canary()))
             dist.barrier()
 

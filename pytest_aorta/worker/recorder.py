@@ -1,7 +1,16 @@
-"""Recording from any training script: ``from pytest_aorta.worker import recorder``."""
+"""Recording from any training script: ``from pytest_aorta.worker import recorder``.
+
+Three lines are enough::
+
+    with recorder.step(tokens=inputs.numel()):  # around each training step
+        ...
+    recorder.loss(loss)                         # after it
+    recorder.weights(model)                     # at the end
+"""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +21,7 @@ from pytest_aorta.result import FailureDetail, RankResult, TensorHashes
 from pytest_aorta.worker.canary import run_canary
 from pytest_aorta.worker.environment import environment_facts
 from pytest_aorta.worker.timer import StepTimer
+from pytest_aorta.worker.weight_hash import hash_parameters
 
 
 class Recorder:
@@ -26,40 +36,60 @@ class Recorder:
         self._warmup_left = 0
         self._began_s = 0.0
         self._metrics: dict[str, float] = {}
+        self._tokens = 0
+        self._is_warming_up = False
         self._weight_hashes: dict[str, str] = {}
         self._tensor_hashes: dict[str, TensorHashes] = {}
-        self._loss: list[float] = []
-        self._grad_norm: list[float] = []
+        # Not numbers yet: reading one from the device would make the step wait for it.
+        self._loss: list[float | torch.Tensor] = []
+        self._grad_norm: list[float | torch.Tensor] = []
         self._failures: list[FailureDetail] = []
         self._canary_before: dict[str, float] = {}
 
-    def start(self, device: torch.device, *, warmup: int = 0) -> None:
-        """Say which device the steps run on, before the first :meth:`step`; collective once ranks have joined."""
+    def start(self, device: torch.device | None = None, *, warmup: int = 0) -> None:
+        """Say which device the steps run on, and how many come before the measured ones; collective.
+
+        The first :meth:`step` does it where nothing was said: on this rank's current GPU, or on CPU ranks the CPU.
+        """
         if self._timer is not None:
-            raise RuntimeError("recorder.start() was called twice")
-        self._timer, self._device, self._warmup_left = StepTimer(device), device, warmup
+            raise RuntimeError("recorder.start() was called twice, or after the first recorder.step()")
+        self._device = device if device is not None else _own_device()
+        self._timer, self._warmup_left = StepTimer(self._device), warmup
         self._canary_before = run_canary()
 
     @contextmanager
-    def step(self) -> Iterator[None]:
-        """Time the body as one training step."""
+    def step(self, *, tokens: int = 0) -> Iterator[None]:
+        """Time the body as one training step over ``tokens`` tokens of this rank."""
         if self._timer is None:
-            raise RuntimeError("call recorder.start(device) before the first recorder.step()")
-        if self._warmup_left:
+            self.start()
+        assert self._timer is not None
+        self._is_warming_up = self._warmup_left > 0
+        if self._is_warming_up:
             self._warmup_left -= 1
             yield
             return
         self._began_s = self._began_s or time.perf_counter()
         with self._timer.step():
             yield
+        self._tokens += tokens
 
-    def loss(self, value: float) -> None:
-        """Record the loss of the step just done."""
-        self._loss.append(float(value))
+    def loss(self, value: float | torch.Tensor) -> None:
+        """Record the loss of the step just done; a tensor of one element is read at the end only."""
+        self._series(self._loss, value)
 
-    def grad_norm(self, value: float) -> None:
-        """Record the norm of the gradients of the step just done, before clipping."""
-        self._grad_norm.append(float(value))
+    def grad_norm(self, value: float | torch.Tensor) -> None:
+        """Record the norm of the gradients of the step just done, before clipping; likewise."""
+        self._series(self._grad_norm, value)
+
+    def weights(self, model: torch.nn.Module) -> None:
+        """Record the hash of a model's weights after the last measured step so far; collective, outside of steps."""
+        steps = len(self._timer.step_times_ms()) if self._timer else 0
+        self.weight_hash(steps, hash_parameters(model.named_parameters()).hex)
+
+    def _series(self, series: list[float | torch.Tensor], value: float | torch.Tensor) -> None:
+        if not self._is_warming_up:
+            # A copy: the script may write the next step's value into the same memory.
+            series.append(value.detach().clone() if isinstance(value, torch.Tensor) else float(value))
 
     def metric(self, name: str, value: float) -> None:
         """Record a fact of this rank; the unit belongs in the name, e.g. ``tokens_per_s``."""
@@ -86,8 +116,8 @@ class Recorder:
         times = self._timer.step_times_ms() if self._timer else []
         if self._timer is None or not times:
             raise RuntimeError(
-                "the script recorded no step: wrap each training step in `with recorder.step():` "
-                "after recorder.start(device)"
+                "the script recorded no step: wrap each training step in `with recorder.step():`, and run more of "
+                "them than the warm-up has"
             )
         environment: Mapping[str, str | int | float | bool | None] = environment_facts(self._device)
         return RankResult(
@@ -98,16 +128,24 @@ class Recorder:
             total_iterations=len(times),
             step_times_ms=times,
             elapsed_sec=time.perf_counter() - self._began_s,
-            metrics=self._metrics,
+            metrics=self._throughput(times) | self._metrics,
             weight_hashes=self._weight_hashes,
-            loss=self._loss,
-            grad_norm=self._grad_norm,
+            loss=[float(value) for value in self._loss],
+            grad_norm=[float(value) for value in self._grad_norm],
             environment=dict(environment),
             wait_ms=self._timer.wait_ms(),
             memory_bytes=self._timer.memory_bytes(),
             canary_before=self._canary_before,
             tensor_hashes=self._tensor_hashes,
         )
+
+    def _throughput(self, times_ms: list[float]) -> dict[str, float]:
+        return {"tokens_per_s": 1000 * self._tokens / sum(times_ms)} if self._tokens else {}
+
+
+def _own_device() -> torch.device:
+    kind = os.environ.get("AORTA_DEVICE") or ("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device("cuda", torch.cuda.current_device()) if kind == "cuda" else torch.device("cpu")
 
 
 recorder = Recorder()

@@ -33,6 +33,44 @@ LLAMA = {
         "reduce_dtype": "float32",
     },
 }
+RANKING = {
+    "cpu": {"steps": 10, "warmup": 2},
+    "cuda": {
+        "steps": 100,
+        "warmup": 10,
+        "batch_size": 256,
+        "num_tables": 26,
+        "rows_per_table": 4000,
+        "bag_size": 10,
+        "dim": 2048,
+        "n_layers": 12,
+        "n_heads": 16,
+        "ffn_hidden": 8192,
+        "param_dtype": "bfloat16",
+        "reduce_dtype": "bfloat16",
+    },
+}
+DDP = {
+    # Several buckets, or nothing would be left of backward to hide the only one under.
+    "cpu": {"steps": 10, "warmup": 2, "bucket_cap_mb": 0.25},
+    "cuda": {
+        "steps": 100,
+        "warmup": 10,
+        "batch_size": 256,
+        "num_tables": 26,
+        "rows_per_table": 1000,
+        "bag_size": 10,
+        "dim": 2048,
+        "n_layers": 6,
+        "n_heads": 16,
+        "ffn_hidden": 8192,
+        "compute_dtype": "bfloat16",
+    },
+}
+COPY = {
+    "cpu": {"steps": 20},
+    "cuda": {"steps": 100, "warmup": 10, "matrix_size": 8192, "gemms": 8, "dtype": "bfloat16", "copy_mb": 256},
+}
 
 
 @pytest.fixture
@@ -45,3 +83,21 @@ def fsdp_config(distributed_world: DistributedWorld) -> dict[str, Any]:
 def llama_config(distributed_world: DistributedWorld) -> dict[str, Any]:
     """Config of the Llama workloads, likewise."""
     return dict(LLAMA[distributed_world.device])
+
+
+@pytest.fixture
+def ranking_config(distributed_world: DistributedWorld) -> dict[str, Any]:
+    """Config of `ranking`, likewise."""
+    return dict(RANKING[distributed_world.device])
+
+
+@pytest.fixture
+def ddp_config(distributed_world: DistributedWorld) -> dict[str, Any]:
+    """Config of `ddp_overlap`, likewise."""
+    return dict(DDP[distributed_world.device])
+
+
+@pytest.fixture
+def copy_config(distributed_world: DistributedWorld) -> dict[str, Any]:
+    """Config of `copy_compute`, likewise."""
+    return dict(COPY[distributed_world.device])

@@ -7,7 +7,7 @@ import json, pathlib, pytest
 
 FOLDER = pathlib.Path(__file__).parent
 TRAINING = {"n_layers": 1, "n_kv_heads": 4, "warmup": 0}
-UNCHANGED = {"lr": 1e-30, "steps": 1}
+UNCHANGED = {"lr": 1e-60, "steps": 1}
 FOUR = {"data_parallel_replicate_degree": 2, "tensor_parallel_degree": 2, "batch_size": 2}
 
 pytestmark = pytest.mark.timeout(120)

@@ -35,7 +35,7 @@ LAYOUTS = {
     "ep 2": {"batch_size": 1, "expert_parallel_degree": 2},
 }
 # AdamW then changes no bit of a weight, and its first moment is a tenth of the gradient.
-UNCHANGED = {"lr": 1e-30, "steps": 1, "max_grad_norm": None}
+UNCHANGED = {"lr": 1e-60, "steps": 1, "max_grad_norm": None}
 
 
 def differences(first, second):

@@ -31,3 +31,24 @@ def test_llama_simple_fsdp(workload, llama_config):
     """Traced, with a bucket a block."""
     result = workload.run("llama_simple_fsdp", bucketing="transformer_block", **llama_config)
     workload.check(result)
+
+
+def test_ranking(workload, ranking_config):
+    result = workload.run("ranking", **ranking_config)
+    workload.check(result)
+
+
+def test_ddp_overlap(workload, ddp_config):
+    result = workload.run("ddp_overlap", **ddp_config)
+    workload.check(result)
+
+
+def test_ddp_stressed(workload, ddp_config):
+    """With reduce-scatters beside the all-reduces."""
+    result = workload.run("ddp_overlap", overlap_reduce_scatter=True, **ddp_config)
+    workload.check(result)
+
+
+def test_copy_compute(workload, copy_config):
+    result = workload.run("copy_compute", **copy_config)
+    workload.check(result)

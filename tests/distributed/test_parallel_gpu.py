@@ -49,7 +49,7 @@ LAYOUTS = {
         "context_parallel_degree": 2,
     },
 }
-UNCHANGED = {"lr": 1e-30, "steps": 1}
+UNCHANGED = {"lr": 1e-60, "steps": 1}
 TRACED_TOO = ["hsdp 2x2", "fsdp 2, tp 2", "fsdp 2, cp 2"]
 
 

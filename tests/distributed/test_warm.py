@@ -305,6 +305,15 @@ def test_server_that_can_not_start_makes_the_launch_cold_with_a_warning(own_serv
     assert outcome.launcher == TORCHRUN
 
 
+def test_workload_names_what_the_server_is_to_import(servers, tmp_path):
+    assert find_workload("llama_simple_fsdp", ()).preload
+    plan = workload_plan(FORKSERVER, "fsdp", tmp_path / "one")
+    # Nothing that the server imports at its start needs it.
+    loaded = replace(plan, spec=replace(plan.spec, preload=("torch.utils.tensorboard_is_not_there",)))
+    with pytest.warns(ColdLaunchWarning, match="can't import torch.utils.tensorboard_is_not_there: ModuleNotFound"):
+        assert servers.launch(loaded).launcher == TORCHRUN
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_nothing_is_left_when_pytest_is_ended(script_plan, tmp_path, number):
     (tmp_path / "test_inner.py").write_text(INNER, encoding="utf-8")

@@ -63,10 +63,10 @@ def test_invalid_result_is_a_failed_test_with_file_and_place(project):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        ("'tyo'", "no workload named 'tyo' (did you mean 'toy'?); there are ['fsdp', *"),
+        ("'tyo'", "no workload named 'tyo' (did you mean 'toy'?); there are ['copy_compute', *'fsdp', *"),
         (
             "'toy', step=3",
-            "*workload 'toy' has no config keys ['step'] (did you mean 'steps'?); there are [[]'fault', *",
+            "*workload 'toy' has no config keys ['step'] (did you mean 'steps'?); there are [[]'environment', *",
         ),
         ("'toy', steps='3'", "*config of workload 'toy': steps: got '3', allowed is type: 'integer'"),
         ("'toy', step_ms=float('nan')", "*config of workload 'toy': step_ms: got nan, allowed is plain JSON: *"),

@@ -18,6 +18,7 @@ from pytest_aorta import fast_schema
 from pytest_aorta.devices import World
 from pytest_aorta.fast_schema import compile_schema
 from pytest_aorta.launch import LaunchOutcome
+from pytest_aorta.result import CollectiveTime, StepOverlap
 from pytest_aorta.schema_check import acceptor, load_schema
 from pytest_aorta.validation import SCHEMA, merge
 
@@ -35,6 +36,8 @@ RANK = json.loads(
             wait_ms=[1.0, 2.0],
             memory_bytes=[1, 2],
             canary_before={"gemm_ms": 1.0},
+            timeline={"compute": [[0.0, 1.5]]},
+            overlap=[StepOverlap(2.0, 1.0, 1.0, 0.0, 0.5, 0.5, {"all_gather": CollectiveTime(1.0, 0.5)})],
             tensor_hashes={"weights": {"names": ["w"], "shapes": [[2, 3]], "steps": {"1": ["0" * 32]}}},
         )
     )
@@ -116,9 +119,16 @@ def test_wrong_rank_result_is_not_accepted(wrong):
     assert not acceptor(SCHEMA, "rank_result")(RANK | wrong)
 
 
-@pytest.mark.parametrize("keyword", [{"maximum": 1}, {"anyOf": []}, {"type": ["object", "null"], "required": []}])
+@pytest.mark.parametrize("keyword", [{"multipleOf": 1}, {"anyOf": []}, {"type": ["object", "null"], "required": []}])
 def test_keyword_that_is_not_known_accepts_nothing(keyword):
     assert not compile_schema(keyword, {})(0)
+
+
+@pytest.mark.parametrize("keyword", ["minimum", "exclusiveMinimum", "maximum"])
+@pytest.mark.parametrize("value", [0, 1, 2, 1.0, 0.999, math.nan, math.inf, True, "x"])
+def test_bound_accepts_no_more_than_jsonschema(keyword, value):
+    if compile_schema({keyword: 1}, {})(value):
+        assert Draft202012Validator({keyword: 1}).is_valid(value)
 
 
 def test_definition_that_refers_to_itself_is_followed():

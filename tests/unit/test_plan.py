@@ -10,6 +10,7 @@ from unit_builders import gpus, make_plan
 from pytest_aorta.devices import Device, World
 from pytest_aorta.plan import agent_command, launch_environment, rank_document
 from pytest_aorta.spec import WorkloadSpec
+from pytest_aorta.variables import case_suffix
 
 ON_GPUS = World(2, "cuda", tuple(gpus(4)[2:]))
 SPEC = WorkloadSpec("toy", Path("/own/toy"), None, "Toy", "a toy", "torchrun", 2, {}, {})
@@ -121,3 +122,17 @@ def test_plan_is_plain_json(tmp_path):
     document = rank_document(make_plan(tmp_path, spec=SPEC, script=None, world=ON_GPUS))
     assert json.loads(json.dumps(document, allow_nan=False)) == document
     assert document["devices"] == ["2", "3"]
+
+
+def test_variables_of_the_config_are_the_ranks_and_not_the_workloads(tmp_path):
+    given = {"NCCL_ALGO": "Ring", "TORCH_NCCL_ENABLE_TIMING": "0"}
+    plan = make_plan(tmp_path, world=ON_GPUS, config={"steps": 5, "environment": given})
+    environment = launch_environment(plan, {"NCCL_ALGO": "Tree"})
+    assert {name: environment[name] for name in given} == given
+    document = rank_document(plan)
+    assert (document["config"], document["environment"]) == ({"steps": 5}, given)
+
+
+def test_variables_of_the_config_name_the_case():
+    assert case_suffix({}) == ""
+    assert case_suffix({"NCCL_PROTO": "LL", "NCCL_ALGO": "Ring"}) == "[NCCL_ALGO=Ring,NCCL_PROTO=LL]"

@@ -238,7 +238,7 @@ def test_own_workload_is_the_commits(opener, project):
     request = at_reference(request_of(project, steps=9, mode="slow"), reference)
     assert request.spec is not None
     assert request.spec.folder == reference.root / "workloads/toy"
-    assert request.config == {"steps": 9, "mode": "slow"}
+    assert request.config == {"steps": 9, "mode": "slow", "environment": {}}
 
 
 def test_installed_workload_stays_what_it_is(opener, project):
@@ -261,7 +261,7 @@ def test_workload_that_the_commit_lacks_is_told(opener, project):
         (
             toy_yaml("speed"),
             {"speed": "slow"},
-            r"at HEAD: .*workload 'toy' has no config keys \['speed'\]; there are \['mode', 'steps'\]",
+            r"at HEAD: .*workload 'toy' has no config keys \['speed'\]; there are \['environment', 'mode', 'steps'\]",
         ),
         (toy_yaml(values="[fast, new]", default="new"), {}, "at HEAD: .*mode: got 'new', allowed is enum: .*"),
     ],
@@ -276,12 +276,13 @@ def test_config_that_the_commit_does_not_know_is_told(opener, project, yaml, con
 def test_config_key_that_the_commit_does_not_know_is_left_out_at_its_default(opener, project):
     write(project / "workloads/toy/default.yaml", toy_yaml("speed"))
     request = at_reference(request_of(project, steps=9, speed="fast"), opener("HEAD").open())
-    assert request.config == {"steps": 9, "mode": "fast"}
+    assert request.config == {"steps": 9, "mode": "fast", "environment": {}}
 
 
 def test_config_key_that_only_the_commit_has_takes_its_default(opener, project):
     write(project / "workloads/toy/default.yaml", toy_yaml().rpartition("  mode")[0])
-    assert at_reference(request_of(project), opener("HEAD").open()).config == {"steps": 4, "mode": "fast"}
+    request = at_reference(request_of(project), opener("HEAD").open())
+    assert request.config == {"steps": 4, "mode": "fast", "environment": {}}
 
 
 def test_script_is_the_commits(opener, project):

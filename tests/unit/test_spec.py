@@ -54,7 +54,7 @@ def config_error(tmp_path: Path, **given: object) -> str:
 def test_declaration_is_read(tmp_path):
     spec = good_spec(tmp_path)
     assert (spec.class_name, spec.launch_mode, spec.min_world_size) == ("Toy", "torchrun", 2)
-    assert sorted(spec.properties) == ["layout", "scale", "size", "steps"]
+    assert sorted(spec.properties) == ["environment", "layout", "scale", "size", "steps"]
 
 
 def test_absent_yaml_is_named(tmp_path):
@@ -65,20 +65,19 @@ def test_absent_yaml_is_named(tmp_path):
 @pytest.mark.parametrize(("text", "kind"), [("- a\n", "list"), ("words", "str"), ("5", "int"), ("~", "NoneType")])
 def test_yaml_that_is_no_mapping_says_what_it_is(tmp_path, text, kind):
     message = yaml_error(tmp_path, text)
-    assert f"got {kind}, allowed is a mapping with keys ['class', 'config', 'description'," in message
+    assert f"got {kind}, allowed is a mapping with keys ['adapter', 'class', 'command', 'config'," in message
 
 
 @pytest.mark.parametrize("key", ["clas", "1", "true"])
 def test_unknown_yaml_key_names_those_there_are(tmp_path, key):
     message = yaml_error(tmp_path, f"{GOOD}{key}: x\n")
-    assert f"no such keys ['{key.capitalize() if key == 'true' else key}']; there are ['class', " in message
+    assert f"no such keys ['{key.capitalize() if key == 'true' else key}']; there are ['adapter', 'class', " in message
 
 
-@pytest.mark.parametrize("key", ["description", "class", "config"])
+@pytest.mark.parametrize("key", ["description", "config"])
 def test_required_yaml_key_that_is_absent_is_named(tmp_path, key):
     text = {
         "description": GOOD.replace("description: a toy", ""),
-        "class": GOOD.replace("class: Toy", ""),
         "config": "description: a toy\nclass: Toy\n",
     }[key]
     assert f"keys ['{key}'] are required" in yaml_error(tmp_path, text)
@@ -92,6 +91,7 @@ def test_required_yaml_key_that_is_absent_is_named(tmp_path, key):
         ("class: Toy", "class: 2toy", "class: got '2toy', allowed is pattern"),
         ("min_world_size: 2", "min_world_size: 0", "min_world_size: got 0, allowed is minimum: 1"),
         ("min_world_size: 2", "min_world_size: '2'", "min_world_size: got '2', allowed is type: 'integer'"),
+        ("min_world_size: 2", "preload: [os]", "preload.0: got 'os', allowed is pattern"),
         ("min_world_size: 2", "launch_mode: mpirun", "launch_mode: got 'mpirun', allowed is enum: ['torchrun']"),
         ("  scale:", "  Scale:", "got 'Scale', allowed is pattern"),
         ("  scale:", "  on:", "config: got True, allowed is type: 'string'"),
@@ -123,7 +123,10 @@ def test_repeated_yaml_key_is_refused(tmp_path):
 )
 def test_preset_of_an_unknown_key_is_refused(tmp_path, old, new, unknown):
     message = yaml_error(tmp_path, GOOD.replace(old, new))
-    assert f"presets name config keys ['{unknown}']; there are ['layout', 'scale', 'size', 'steps']" in message
+    assert (
+        f"presets name config keys ['{unknown}']; there are ['environment', 'layout', 'scale', 'size', 'steps']"
+        in message
+    )
 
 
 def test_preset_for_a_value_that_is_no_text_is_refused(tmp_path):
@@ -138,7 +141,8 @@ def test_preset_with_a_wrong_value_is_refused_before_it_is_used(tmp_path):
 
 
 def test_defaults_make_a_config(tmp_path):
-    assert resolve_config(good_spec(tmp_path), {}) == {"size": "small", "steps": 5, "scale": 1.0, "layout": {}}
+    defaults = {"size": "small", "steps": 5, "scale": 1.0, "layout": {}, "environment": {}}
+    assert resolve_config(good_spec(tmp_path), {}) == defaults
 
 
 def test_preset_replaces_defaults(tmp_path):
@@ -154,7 +158,7 @@ def test_explicit_value_wins_over_preset(tmp_path):
 def test_unknown_config_key_is_named_with_a_suggestion(tmp_path):
     message = config_error(tmp_path, step=5)
     assert "workload 'toy' has no config keys ['step'] (did you mean 'steps'?)" in message
-    assert "there are ['layout', 'scale', 'size', 'steps']" in message
+    assert "there are ['environment', 'layout', 'scale', 'size', 'steps']" in message
 
 
 def test_config_key_like_no_other_gets_no_suggestion(tmp_path):
@@ -263,3 +267,37 @@ def python(folder: Path, code: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
+
+
+def test_environment_is_a_key_of_every_workload_and_empty_by_default(tmp_path):
+    spec = good_spec(tmp_path)
+    assert resolve_config(spec, {})["environment"] == {}
+    given = {"NCCL_ALGO": "Ring", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    assert resolve_config(spec, {"environment": given})["environment"] == given
+
+
+def test_workload_that_declares_environment_is_refused(tmp_path):
+    own = "  environment: {type: object, default: {}, description: own}\npresets:"
+    assert "'environment' is every workload's" in yaml_error(tmp_path, GOOD.replace("presets:", own))
+
+
+@pytest.mark.parametrize(
+    "name", ["RANK", "MASTER_ADDR", "CUDA_VISIBLE_DEVICES", "PATH", "AORTA_DEVICE", "TORCH_NCCL_DUMP_ON_TIMEOUT", ""]
+)
+def test_variable_that_is_not_a_configs_is_refused_with_those_that_are(tmp_path, name):
+    message = config_error(tmp_path, environment={name: "1", "NCCL_DEBUG": "INFO"})
+    assert f"environment: got ['{name}'], allowed is ['CUBLAS_*'," in message
+
+
+@pytest.mark.parametrize("value", [1, None, ["1"]])
+def test_variable_that_is_no_text_is_refused(tmp_path, value):
+    assert f"environment.NCCL_NTHREADS: got {value!r}, allowed is" in config_error(
+        tmp_path, environment={"NCCL_NTHREADS": value}
+    )
+
+
+def test_unknown_key_of_an_object_is_refused_with_those_it_has(tmp_path):
+    layout = "{type: object, additionalProperties: false, properties: {rows: {type: integer}}, default: {}, "
+    folder = write(tmp_path / "toy", GOOD.replace("{type: object, default: {}, ", layout))
+    with pytest.raises(SpecError, match=r"layout: got \{'row': 1\}, allowed is keys \['rows'\]"):
+        resolve_config(read_workload("toy", folder, None), {"layout": {"row": 1}})

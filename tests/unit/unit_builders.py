@@ -53,6 +53,8 @@ def make_options(**changes: Any) -> Options:
         fail_improved=False,
         durations=False,
         locate=False,
+        profiler=None,
+        progress="off",
         ab=None,
         nnodes=1,
         node_launcher=(),

@@ -1,0 +1,32 @@
+"""Trains the ranking model under DDP as torch has it, with no hook; the argument is the workload's config as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import torch
+import torch.nn.functional as F
+from aorta_workloads.ranking.data import make_batch
+from aorta_workloads.ranking.model import RankingConfig, RankingModel, initialize
+from torch.nn.parallel import DistributedDataParallel
+
+from pytest_aorta.worker import RankEnv, hash_parameters, recorder
+
+config = json.loads(sys.argv[1])
+env = RankEnv.read()
+device = env.join("plain_ddp")
+model = RankingModel(RankingConfig.from_config(config)).to(device)
+initialize(model, config["seed"])
+wrapped = DistributedDataParallel(model)
+optimizer = torch.optim.AdamW(model.parameters(), lr=config["lr"], foreach=False)
+recorder.start(device)
+for step in range(config["steps"]):
+    batch = make_batch(config, step % config["host_batches"], env.rank, env.world_size)
+    dense, rows, clicks = (tensor[0].to(device) for tensor in batch.tensors)
+    with recorder.step():
+        optimizer.zero_grad()
+        # DDP takes the mean over ranks of what is the mean over each one's samples.
+        F.binary_cross_entropy_with_logits(wrapped(dense, rows), clicks).backward()
+        optimizer.step()
+    recorder.weight_hash(step + 1, hash_parameters(model.named_parameters()).hex)

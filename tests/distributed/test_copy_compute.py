@@ -1,0 +1,26 @@
+"""Copies beside matrix products on a CPU rank, alone in its world."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_aorta.errors import WorkloadFailed
+
+pytestmark = [pytest.mark.world(size=1, device="cpu"), pytest.mark.timeout(120)]
+
+SMALL = {"steps": 4, "warmup": 1, "matrix_size": 64, "copy_mb": 0.5}
+
+
+def test_each_variant_is_timed_and_variables_are_set_before_the_rank_starts(workload):
+    result = workload.run("copy_compute", environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, **SMALL)
+    assert result.environment["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
+    times = {name: result.metrics[f"time_{name}_ms"][0] for name in ("serial", "overlapped", "compute", "copy")}
+    assert all(time_ms > 0 for time_ms in times.values())
+    assert result.metrics["overlap_saving"][0] == pytest.approx(1 - times["overlapped"] / times["serial"])
+    assert times["overlapped"] == pytest.approx(sum(result.step_times_ms[0]) / 4)
+    assert result.metrics["copy_bytes_per_step"] == [3 * 2**19]
+
+
+def test_copy_that_was_not_made_fails_and_is_named(workload):
+    with pytest.raises(WorkloadFailed, match=r"copy_d2h: iteration 0, on rank 0: 131072 of 131072 elements wrong"):
+        workload.run("copy_compute", copy_kind="d2h", fault={"kind": "skipped_copy"}, **SMALL)

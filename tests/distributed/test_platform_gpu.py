@@ -1,0 +1,65 @@
+"""What NVML tells of real GPUs beside a launch, and what asking it costs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from dataclasses import asdict
+
+import pytest
+
+from pytest_aorta.discovery import visible_devices
+from pytest_aorta.sensors import open_sensors
+
+# Of one device: at two readings a second, a fiftieth of a core for eight of them.
+MAX_READ_S = 0.005
+
+
+@pytest.mark.world(size=2, device="cuda")
+def test_launch_on_gpus_knows_its_clocks_power_and_temperature(workload, fsdp_config):
+    result = workload.run("fsdp", **(fsdp_config | {"steps": 600}))
+    facts = result.platform_facts
+    print(json.dumps(asdict(facts), indent=2))
+    assert facts.problem is None
+    assert len(facts.devices) == 2
+    for device in facts.devices:
+        assert device.in_steps
+        assert 0 < device.sm_clock_mhz["median"] <= device.max_sm_clock_mhz
+        assert 50 < device.power_w["max"] <= 1.1 * device.power_limit_w
+        assert 10 < device.temperature_c["max"] < 110
+        assert "gpu_idle" not in device.throttle_reasons or device.throttle_reasons["gpu_idle"] < 1
+
+
+@pytest.mark.world(size=1, device="cuda")
+def test_reading_the_sensors_takes_hardly_any_time(distributed_world):
+    devices = visible_devices()
+    sensors = open_sensors(devices)
+    try:
+        sensors.read()
+        began_s = time.perf_counter()
+        for _ in range(20):
+            sensors.read()
+        took_s = (time.perf_counter() - began_s) / 20 / len(devices)
+    finally:
+        sensors.close()
+    print(f"{1e3 * took_s:.3f} ms a device")
+    assert took_s < MAX_READ_S
+
+
+@pytest.mark.skipif(shutil.which("nsys") is None, reason="nsys is not installed")
+@pytest.mark.world(size=2, device="cuda")
+def test_nsys_keeps_a_report_of_all_ranks(pytester, distributed_world):
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.world(size=2, device="cuda")
+        def test_speed(workload):
+            assert workload.run("fsdp", steps=20, profile_steps=2).profiler == "nsys"
+        """
+    )
+    run = pytester.runpytest_subprocess("--aorta-profiler=nsys", "--aorta-results=kept", timeout=240)
+    run.assert_outcomes(passed=1)
+    [report] = (pytester.path / "kept").rglob("nsys.nsys-rep")
+    assert report.stat().st_size > 1 << 16

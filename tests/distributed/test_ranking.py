@@ -1,0 +1,70 @@
+"""One training under FSDP2 and DDP, with everything that changes when collectives run and nothing that they give."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+pytestmark = [
+    pytest.mark.numerics,
+    pytest.mark.world(size=2, device="cpu", warm=True),
+    pytest.mark.timeout(240),
+]
+
+STEPS = 4
+TRAINING = {
+    "steps": STEPS,
+    "warmup": 0,
+    "hash_every": 1,
+    "profile_steps": 0,
+    "dim": 32,
+    "n_layers": 2,
+    "ffn_hidden": 64,
+    "batch_size": 32,
+}
+SERIAL = {"one_stream": True, "h2d_prefetch": False, "forward_prefetch": 0, "backward_prefetch": 0}
+STRESSED = {"bucket_cap_mb": 0.02, "overlap_reduce_scatter": True, "static_graph": True}
+LATE = {"enable_overlap": False, "gradient_as_bucket_view": False, "h2d_prefetch": False}
+
+
+def test_overlap_changes_no_bit_of_any_step(workload):
+    reference = workload.run("ranking", environment={"NCCL_ALGO": "Ring"}, **TRAINING)
+    assert reference.environment["NCCL_ALGO"] == "Ring"
+    assert all(math.isfinite(value) for value in (*reference.loss, *reference.grad_norm))
+    assert reference.loss[-1] < reference.loss[0]
+    assert sorted(reference.weight_hashes) == [str(step) for step in range(1, STEPS + 1)]
+
+    config = json.dumps({key: value for key, value in reference.config.items() if key != "environment"})
+    others = {
+        "serial": workload.run("ranking", reshard_after_forward=False, **SERIAL, **TRAINING),
+        "beside backward": workload.run("ddp_overlap", **STRESSED, **TRAINING),
+        "after backward": workload.run("ddp_overlap", **STRESSED, **LATE, **TRAINING),
+        "one bucket": workload.run("ddp_overlap", clone_for_reduce_scatter=False, **TRAINING),
+        "no hook": workload.run_script("tests/distributed/scripts/plain_ddp.py", [config]),
+    }
+    assert "NCCL_ALGO" not in others["serial"].environment
+    hashes = {name: result.weight_hashes for name, result in others.items()}
+    assert hashes == dict.fromkeys(others, reference.weight_hashes)
+    _assert_collectives(others)
+
+
+def _assert_collectives(others):
+    """The cap of a bucket tells how many there are, and each is reduce-scattered too where that is asked for."""
+    counts = {
+        name: [result.metrics[f"{kind}_per_step"][0] for kind in ("all_reduces", "reduce_scatters")]
+        for name, result in others.items()
+        if "all_reduces_per_step" in result.metrics
+    }
+    assert counts["one bucket"] == [1, 0]
+    assert counts["beside backward"] == counts["after backward"]
+    assert counts["beside backward"][0] == counts["beside backward"][1] > 2
+
+
+def test_accumulated_and_compiled_training_is_the_same_under_fsdp2_and_ddp(workload):
+    compiled = {"enabled": True, "backend": "aot_eager"}
+    training = TRAINING | {"steps": 2, "gradient_accumulation": 2, "compile": compiled}
+    sharded, replicated = workload.run("ranking", **training), workload.run("ddp_overlap", **training)
+    assert sharded.weight_hashes == replicated.weight_hashes
+    assert sharded.loss == replicated.loss

@@ -1,0 +1,76 @@
+"""Launches with a program around torchrun: its traces are kept, and nothing of it is left, whatever happens."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from test_faults import START_S, await_true, make_plan, mentioning
+
+from pytest_aorta.diagnosis import launch_failure
+from pytest_aorta.launch import LaunchOutcome, launch
+from pytest_aorta.plan import LaunchPlan, limits_under
+from pytest_aorta.validation import collect_result
+
+# Like the real ones it has a child of its own, writes when that has ended by itself, and exits as it did.
+FAKE_PROFILER = """#!/bin/sh
+while [ "${1#-}" != "$1" ] || [ "$1" = profile ]; do
+  case "$1" in --output=*) trace="${1#--output=}.nsys-rep";; esac
+  shift
+done
+"$@"
+status=$?
+echo "exited with $status" > "$trace"
+exit $status
+"""
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    """The caller's, with a fake ``nsys`` on PATH."""
+    program = tmp_path / "bin" / "nsys"
+    program.parent.mkdir()
+    program.write_text(FAKE_PROFILER, encoding="utf-8")
+    program.chmod(0o755)
+    return dict(os.environ) | {"PATH": f"{program.parent}:{os.environ['PATH']}"}
+
+
+def wrapped(tmp_path: Path, kind: str) -> LaunchPlan:
+    return replace(make_plan(tmp_path, kind), profiler="nsys", limits=limits_under("nsys"))
+
+
+def test_wrapped_launch_has_a_result_and_a_trace(tmp_path, environ):
+    plan = wrapped(tmp_path, "none")
+    outcome = launch(plan, environ)
+    assert (outcome.reason, outcome.agent_status, outcome.survivors) == ("exit", 0, ())
+    result = collect_result(plan, outcome)
+    assert (result.profiler, result.launcher) == ("nsys", "torchrun")
+    # Ranks have ended by themselves: what a real one has in them is written.
+    assert (plan.run_dir / "nsys.nsys-rep").read_text() == "exited with 0\n"
+    assert mentioning(str(plan.run_dir)) == []
+
+
+def test_rank_that_fails_under_a_wrapper_is_told_and_leaves_no_process(tmp_path, environ):
+    plan = wrapped(tmp_path, "exception")
+    failure = launch_failure(plan, launch(plan, environ))
+    assert failure is not None
+    assert (failure.kind, failure.rank) == ("rank exception", 1), failure.text
+    assert mentioning(str(plan.run_dir)) == []
+
+
+def test_ranks_under_a_wrapper_end_with_a_guard_that_is_killed(tmp_path, environ):
+    plan, outcomes = wrapped(tmp_path, "absent"), list[LaunchOutcome]()
+    launching = threading.Thread(target=lambda: outcomes.append(launch(plan, environ)))
+    launching.start()
+    pids = [plan.run_dir / "ranks" / str(rank) / "pid" for rank in range(plan.world.size)]
+    await_true(lambda: all(pid.exists() for pid in pids))
+    # Of all there are, the guard alone is told the time limit.
+    [guard] = [pid for pid in mentioning("time_limit_s") if pid in mentioning(str(plan.run_dir))]
+    os.kill(guard, signal.SIGKILL)
+    launching.join(START_S)
+    assert [outcome.reason for outcome in outcomes] == ["guard_lost"]
+    await_true(lambda: mentioning(str(plan.run_dir)) == [], limit_s=5)

@@ -1,0 +1,59 @@
+"""Environment variables of a config: whose they are, and whose baseline is compared."""
+
+from __future__ import annotations
+
+import json
+
+RUNS_TWICE = """
+ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+
+def test_one(workload):
+    workload.check(workload.run("toy"))
+    workload.check(workload.run("toy", environment=ENVIRONMENT))
+"""
+
+
+def cases(project) -> dict[str, dict]:
+    stored = [json.loads(path.read_text()) for path in project.baseline_files()]
+    return {baseline["case"]: baseline["config"]["environment"] for baseline in stored}
+
+
+def test_case_of_another_environment_has_a_name_and_a_baseline_of_its_own(gpu):
+    gpu.test_file(RUNS_TWICE)
+    gpu.run("--update-baselines", "--aorta-launches=3").assert_outcomes(passed=1)
+    name = "test_toy.py::test_one::toy"
+    one = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    assert cases(gpu) == {name: {}, f"{name}[CUDA_DEVICE_MAX_CONNECTIONS=1]": one}
+    gpu.run().assert_outcomes(passed=1)
+    # No other value's baseline is taken for its own.
+    gpu.test_file(RUNS_TWICE.replace('"1"', '"8"'))
+    result = gpu.run()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*CUDA_DEVICE_MAX_CONNECTIONS=8*"])
+
+
+def test_baseline_recorded_before_there_was_the_key_is_of_no_variables(gpu):
+    gpu.one_test("workload.check(workload.run('toy'))")
+    gpu.run("--update-baselines", "--aorta-launches=3").assert_outcomes(passed=1)
+    (path,) = gpu.baseline_files()
+    stored = json.loads(path.read_text())
+    del stored["config"]["environment"]
+    path.write_text(json.dumps(stored))
+    gpu.run().assert_outcomes(passed=1)
+
+
+def test_scripts_environment_is_its_config(project):
+    script = repr(str(project.write("train.py", "")))
+    project.one_test(
+        f"assert workload.run_script({script}, environment={{'NCCL_ALGO': 'Ring'}}).config"
+        " == {'args': [], 'environment': {'NCCL_ALGO': 'Ring'}}"
+    )
+    project.run().assert_outcomes(passed=1)
+
+
+def test_variable_that_a_scripts_launch_sets_itself_is_refused(project):
+    script = repr(str(project.write("train.py", "")))
+    project.one_test(f"workload.run_script({script}, environment={{'WORLD_SIZE': '1'}})")
+    result = project.run()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*SpecError: script *train.py': environment: got [[]'WORLD_SIZE'], allowed is *"])

@@ -1,0 +1,179 @@
+"""Sensors, profilers and the progress line in a whole run of pytest, with a fake driver and a fake launcher."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+import types
+
+import pytest
+
+# What the line writes and takes back: nothing of it is left on the screen.
+SHOWN = re.compile(r"\x1b\[K\x1b7[^\x1b]*\x1b8")
+SLOW_LAUNCH = ("    prepare_folder(plan)\n", "    prepare_folder(plan)\n    import time\n    time.sleep(1.2)\n")
+
+
+class FakeNvml(types.SimpleNamespace):
+    """GPUs of 1980 MHz that are as hot as their number says."""
+
+    NVMLError = type("NVMLError", (Exception,), {})
+    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU, NVML_ERROR_NOT_SUPPORTED = 1, 2, 0, 3
+    hot = ()
+
+    def __getattr__(self, name):
+        if name.startswith("nvmlClocksEventReason"):
+            return 64 if name.endswith("HwThermalSlowdown") else 0
+        raise AttributeError(name)
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        return uuid
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle):
+        return 64 if handle in self.hot else 0
+
+    def nvmlDeviceGetClockInfo(self, handle, kind):
+        return 1200 if handle in self.hot else 1980
+
+    nvmlInit = nvmlShutdown = staticmethod(lambda: None)
+    nvmlDeviceGetMaxClockInfo = staticmethod(lambda handle, kind: 1980)
+    nvmlDeviceGetPowerUsage = nvmlDeviceGetEnforcedPowerLimit = staticmethod(lambda handle: 700_000)
+    nvmlDeviceGetPowerManagementDefaultLimit = staticmethod(lambda handle: 700_000)
+    nvmlDeviceGetTemperature = staticmethod(lambda handle, kind: 60)
+
+
+@pytest.fixture
+def nvml(monkeypatch):
+    fake = FakeNvml()
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    return fake
+
+
+def test_regression_on_throttled_gpus_is_red_and_says_so(nvml, learned):
+    nvml.hot = ("GPU-1",)
+    learned.plant(slowdown=1.3)
+    result = learned.run("--aorta-results=kept")
+    result.assert_outcomes(failed=1)
+    hot = "GPU 1 throttled (hw_thermal_slowdown in 100% of samples, SM clock 1,200 of 1,980 MHz)"
+    text = result.stdout.str()
+    assert "regression" in text
+    assert "(GPUs throttled in 3 of 3 launches)" in text
+    for number in (1, 2, 3):
+        assert f"  launch {number}: {hot}" in text
+        assert f"note: test_toy::test_one: launch {number}: {hot}" in text
+    kept = json.loads(next((learned.path / "kept").rglob("result.json")).read_text())["platform_facts"]
+    assert (kept["source"], kept["problem"]) == ("NVML", None)
+    assert [device["device"] for device in kept["devices"]] == ["0", "1"]
+
+
+def test_throttled_launches_make_no_baseline_unless_forced(nvml, gpu):
+    nvml.hot = ("GPU-0",)
+    refused = gpu.run("--update-baselines")
+    refused.assert_outcomes(failed=1)
+    refused.stdout.fnmatch_lines(["*not recorded, since it would make a bad baseline:", "*launch 1: GPU 0 throttled *"])
+    assert gpu.baseline_files() == []
+    gpu.run("--update-baselines", "--aorta-force-baseline=hot summer").assert_outcomes(passed=1)
+    assert "GPU 0 throttled" in gpu.baseline_files()[0].read_text()
+
+
+def test_gpus_without_a_driver_to_ask_pass_and_the_result_says_why(nvml, learned):
+    def fail():
+        raise nvml.NVMLError("Driver Not Loaded")
+
+    nvml.nvmlInit = fail
+    learned.run("--aorta-results=kept").assert_outcomes(passed=1)
+    kept = json.loads(next((learned.path / "kept").rglob("result.json")).read_text())["platform_facts"]
+    assert kept == {"source": "NVML", "problem": "NVML: Driver Not Loaded", "devices": []}
+
+
+@pytest.fixture
+def installed(project, monkeypatch):
+    """The project with an ``nsys`` on PATH, which the fake launcher does not start."""
+    program = project.write("bin/nsys", "#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+
+
+def test_profiled_times_are_not_applicable_and_never_make_a_baseline(installed, nvml, learned):
+    learned.plant(slowdown=1.3)
+    result = learned.run("--aorta-profiler=nsys")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["*step_time_p50*not applicable: ranks ran under nsys, which takes time of its own"])
+    result.stdout.fnmatch_lines(["note: test_toy::test_one: nsys left no trace in *"])
+    before = [path.read_bytes() for path in learned.baseline_files()]
+    refused = learned.run("--aorta-profiler=nsys", "--update-baselines")
+    assert refused.ret == pytest.ExitCode.USAGE_ERROR
+    refused.stderr.fnmatch_lines(["*--update-baselines and --aorta-profiler=nsys contradict each other*"])
+    assert [path.read_bytes() for path in learned.baseline_files()] == before
+
+
+def test_profiled_launch_is_not_recorded_where_a_baseline_is_missing(installed, gpu, nvml):
+    gpu.run("--aorta-profiler=nsys", "--aorta-missing-baseline=record")
+    assert gpu.baseline_files() == []
+
+
+def test_profiler_that_is_not_installed_is_a_usage_error_before_any_launch(project):
+    project.ini("aorta_profiler = rocprofv3")
+    project.test_file()
+    result = project.run()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--aorta-profiler=rocprofv3: there is no program rocprofv3 on PATH*"])
+
+
+def on_a_terminal(project, *arguments: str, **environ: str) -> str:
+    """What a terminal of 100 columns is sent in a run of its own."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--color=no", *arguments]
+    without_ci = {name: value for name, value in os.environ.items() if name not in ("CI", "BUILD_NUMBER")}
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=slave, stderr=slave, env=without_ci | {"TERM": "xterm"} | environ
+    )
+    os.close(slave)
+    sent = b""
+    try:
+        while chunk := os.read(master, 65536):
+            sent += chunk
+    except OSError:  # how a terminal says that nobody writes any more
+        pass
+    assert process.wait(60) == 0, sent.decode()
+    os.close(master)
+    return sent.decode()
+
+
+@pytest.fixture
+def slow(project):
+    """The project with a test whose launch takes a second, and which prints."""
+    conftest = project.path / "conftest.py"
+    assert SLOW_LAUNCH[0] in conftest.read_text()
+    conftest.write_text(conftest.read_text().replace(*SLOW_LAUNCH))
+    project.one_test("print('said by the test'); workload.run('toy')")
+    return project
+
+
+def test_terminal_tells_how_far_a_launch_is_and_nothing_of_it_stays(slow):
+    sent = on_a_terminal(slow, "-rP", f"--junitxml={slow.path}/junit.xml")
+    assert re.search(r"\x1b7 toy: 0 of 2 ranks started, [01] s\x1b8", sent)
+    left = SHOWN.sub("", sent).replace("\x1b[K", "")
+    assert "\x1b" not in left
+    assert re.search(r"test_toy\.py \. +\[100%\]", left)
+    assert "said by the test" in left
+    assert "ranks started" not in left
+    assert "ranks started" not in (slow.path / "junit.xml").read_text()
+
+
+def test_ci_and_a_run_beside_what_tests_print_are_told_nothing(slow):
+    # One run for each reason would take its seconds: tests of wanted() tell them apart.
+    assert "\x1b" not in on_a_terminal(slow, "-s", CI="true")
+
+
+def test_without_a_terminal_nothing_is_written(slow):
+    result = slow.pytester.runpytest_subprocess("-p", "no:cacheprovider", "--aorta-progress=on", timeout=60)
+    result.assert_outcomes(passed=1)
+    assert "\x1b" not in result.stdout.str() + result.stderr.str()

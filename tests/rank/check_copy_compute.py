@@ -1,0 +1,70 @@
+"""Copies that go wrong are found, counted and named, without ranks."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from aorta_workloads.copy_compute.copies import KINDS, Copy
+from aorta_workloads.copy_compute.lanes import ThreadLane
+
+CPU = torch.device("cpu")
+NUMEL = 2**18
+
+
+def run_once(kind="h2d", fault="none", check=0):
+    copy = Copy.allocate(kind, 1, CPU, fault)
+    copy.prepare(0, check)
+    copy.transfer(False)
+    return copy.failure(check, rank=3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_copy_that_arrives_is_no_failure(kind):
+    assert run_once(kind) is None
+
+
+def test_copy_that_was_not_made_is_told():
+    detail = run_once(fault="skipped_copy", check=1)
+    assert (detail.kind, detail.iteration, detail.rank, detail.cause) == ("copy_h2d", 1, 3, "no data arrived")
+    assert (detail.index, detail.count, detail.total) == (0, NUMEL, NUMEL)
+
+
+def test_one_element_that_was_left_out_is_found():
+    detail = run_once("d2d", fault="short_copy")
+    assert (detail.kind, detail.index, detail.count, detail.total) == ("copy_d2d", NUMEL - 1, 1, NUMEL)
+    assert (detail.actual, detail.expected > 0) == (0.0, True)
+
+
+def test_data_of_another_check_is_no_success():
+    copy = Copy.allocate("h2d", 1, CPU)
+    copy.prepare(0, check=0)
+    copy.transfer(False)
+    arrived = copy.target.clone()
+    copy.prepare(0, check=1)
+    copy.target.copy_(arrived)
+    assert copy.failure(1, rank=0).cause is None
+
+
+def test_thread_lane_runs_beside_the_caller_and_in_order():
+    lane, entered, may_go, order = ThreadLane(), threading.Event(), threading.Event(), []
+
+    def first(_asynchronous):
+        entered.set()
+        assert may_go.wait(10)
+        order.append(1)
+
+    tickets = [lane.submit(first), lane.submit(lambda _: order.append(2))]
+    assert entered.wait(10)
+    assert order == []
+    may_go.set()
+    for ticket in tickets:
+        ticket.wait()
+    assert order == [1, 2]
+
+
+def test_what_goes_wrong_in_the_thread_is_raised_where_it_is_waited_for():
+    ticket = ThreadLane().submit(lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        ticket.wait()

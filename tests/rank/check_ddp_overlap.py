@@ -1,0 +1,82 @@
+"""DDP's communication hook in a world of one rank: which buckets it sums, and what becomes of gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from aorta_workloads.ddp_overlap.hook import BucketReduction, ReduceScatterStress, wrap
+from torch import nn
+
+CPU = torch.device("cpu")
+# Two of the four matrices fit a bucket.
+BUCKET_MB = 2 * 64 * 64 * 4 / 2**20
+
+
+@pytest.fixture(scope="module", autouse=True)
+def world_of_one(tmp_path_factory):
+    store = dist.FileStore(str(tmp_path_factory.mktemp("store") / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def make_model():
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(4)))
+
+
+def backward(model, steps, finish=lambda: None):
+    """The gradients of all steps."""
+    found = []
+    for step in range(steps):
+        model.zero_grad()
+        model(torch.full((2, 64), step + 1.0)).sum().backward()
+        finish()
+        found += [parameter.grad.clone() for parameter in model.parameters()]
+    return found
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("bucket_view", [True, False])
+@pytest.mark.parametrize("static_graph", [True, False])
+def test_gradients_are_those_of_the_model_alone(overlap, bucket_view, static_graph):
+    expected = backward(make_model(), 3)
+    stress = ReduceScatterStress(CPU, clone=True, beside=overlap)
+    reduction = BucketReduction(CPU, overlap=overlap, stress=stress)
+    wrapped = wrap(make_model(), reduction, bucket_cap_mb=BUCKET_MB, bucket_view=bucket_view, static_graph=static_graph)
+    found = backward(wrapped, 3, reduction.finish)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.equal(ours, theirs)
+    # Two matrices a bucket.
+    assert (reduction.num_in_last_step, stress.num_in_last_step) == (2, 2)
+
+
+@pytest.mark.parametrize("bucket_view", [True, False])
+def test_without_overlap_nothing_is_summed_before_backward_has_ended(monkeypatch, bucket_view):
+    summed = []
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor, **_: summed.append(tensor.mul_(2)))
+    reduction = BucketReduction(CPU, overlap=False, stress=None)
+    wrapped = wrap(make_model(), reduction, bucket_cap_mb=BUCKET_MB, bucket_view=bucket_view, static_graph=False)
+    alone = backward(make_model(), 1)
+    wrapped(torch.ones(2, 64)).sum().backward()
+    assert summed == []
+    reduction.finish()
+    # One bucket in the first step.
+    assert len(summed) == 1
+    for parameter, local in zip(wrapped.parameters(), alone, strict=True):
+        assert torch.equal(parameter.grad, 2 * local)
+
+
+@pytest.mark.parametrize("clone", [True, False])
+def test_stress_reads_the_bucket_or_a_copy_of_it(monkeypatch, clone):
+    sources = []
+    monkeypatch.setattr(
+        "aorta_workloads.ddp_overlap.hook.reduce_scatter",
+        lambda target, source, **_: sources.append(source.data_ptr()),
+    )
+    buffer = torch.ones(7)
+    stress = ReduceScatterStress(CPU, clone=clone, beside=False)
+    stress.start(buffer)
+    stress.finish()
+    assert (sources == [buffer.data_ptr()]) is not clone

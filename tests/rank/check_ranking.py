@@ -1,0 +1,203 @@
+"""The ranking workloads' model, samples and compile block, without ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from aorta_workloads.common.compiling import CompileSettings
+from aorta_workloads.fsdp.lanes import InlineLane, Lane, Ticket
+from aorta_workloads.ranking.data import InputFeed, make_batch, uniform
+from aorta_workloads.ranking.model import RankingConfig, RankingModel, initialize
+from aorta_workloads.ranking.replicated import GradientSum
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+CPU = torch.device("cpu")
+SIZES = {"num_dense": 3, "num_tables": 4, "rows_per_table": 50, "bag_size": 2}
+MODEL = {"dim": 16, "n_layers": 2, "n_heads": 4, "ffn_hidden": 32}
+bounded = settings(max_examples=25, deadline=None, database=None)
+
+
+def config(**changes):
+    return {"batch_size": 8, "gradient_accumulation": 1, "seed": 0, **SIZES, **MODEL, **changes}
+
+
+def make_model(seed=0, **changes):
+    model = RankingModel(RankingConfig.from_config(config(**changes)))
+    initialize(model, seed)
+    return model
+
+
+@bounded
+@given(
+    log_world_size=st.integers(0, 3), num_micro=st.integers(1, 3), seed=st.integers(0, 2**40), number=st.integers(0, 99)
+)
+def test_global_batch_is_the_same_however_many_ranks_share_it(log_world_size, num_micro, seed, number):
+    world_size = 2**log_world_size
+    whole = make_batch(config(gradient_accumulation=num_micro, seed=seed), number, 0, 1)
+    of_one = config(batch_size=8 // world_size, gradient_accumulation=num_micro, seed=seed)
+    shares = [make_batch(of_one, number, rank, world_size) for rank in range(world_size)]
+    for tensor, parts in zip(whole.tensors, zip(*(share.tensors for share in shares), strict=True), strict=True):
+        assert torch.equal(tensor, torch.cat(parts, dim=1))
+
+
+def test_seed_and_number_change_every_part_of_a_batch():
+    first = make_batch(config(), 0, 0, 1)
+    for other in (make_batch(config(seed=1), 0, 0, 1), make_batch(config(), 1, 0, 1)):
+        assert not any(torch.equal(a, b) for a, b in zip(first.tensors, other.tensors, strict=True))
+
+
+@bounded
+@given(key=st.integers(0, 2**63 - 1))
+def test_drawn_numbers_are_spread_over_the_unit_interval(key):
+    drawn = uniform(key, torch.arange(4096))
+    assert (drawn >= 0).all()
+    assert (drawn < 1).all()
+    counts = torch.histc(drawn, 16, 0, 1)
+    # Expected are 256 each, with a standard deviation of 15.5.
+    assert (counts - 256).abs().max() < 6 * 15.5
+    assert len(drawn.unique()) == 4096
+
+
+def test_rows_are_of_their_own_table_and_low_ones_popular():
+    rows = make_batch(config(batch_size=512), 0, 0, 1).rows[0]
+    table = torch.arange(SIZES["num_tables"])[:, None]
+    assert torch.equal(rows // SIZES["rows_per_table"], table.expand_as(rows))
+    within = rows % SIZES["rows_per_table"]
+    assert (within < 5).float().mean() > 0.4
+
+
+def test_model_learns_to_tell_clicks():
+    model, batch = make_model(), make_batch(config(batch_size=256), 0, 0, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    losses = []
+    for _ in range(30):
+        optimizer.zero_grad()
+        logits = model(batch.dense[0], batch.rows[0])
+        assert logits.shape == (256, 1)
+        loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.clicks[0])
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_values_of_a_parameter_depend_on_its_name_and_the_seed_alone():
+    small, deep, other = make_model(), make_model(n_layers=3), make_model(seed=1)
+    name = "blocks.1.up.weight"
+    values = [dict(model.named_parameters())[name] for model in (small, deep, other)]
+    assert torch.equal(values[0], values[1])
+    assert not torch.equal(values[0], values[2])
+
+
+def test_every_parameter_is_trained():
+    model, batch = make_model(), make_batch(config(), 0, 0, 1)
+    model(batch.dense[0], batch.rows[0]).sum().backward()
+    assert [name for name, parameter in model.named_parameters() if not parameter.grad.abs().sum()] == []
+
+
+def test_heads_that_do_not_divide_the_width_are_told():
+    with pytest.raises(ValueError, match="dim is 16, no multiple of n_heads 3"):
+        make_model(n_heads=3)
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_feed_hands_out_the_hosts_batches_in_turn(ahead):
+    batches = [make_batch(config(), number, 0, 1) for number in range(3)]
+    feed = InputFeed(batches, CPU, InlineLane(), ahead)
+    for step in range(7):
+        taken, expected = feed.take(step), batches[step % 3]
+        assert all(torch.equal(a, b) for a, b in zip(taken.tensors, expected.tensors, strict=True))
+
+
+class DoublingLane(Lane):
+    """Stands for a world of two ranks with equal gradients."""
+
+    def __init__(self, sums):
+        self.sums = sums
+
+    def submit(self, transfer):
+        self.sums.append(transfer)
+        return DoubledTicket(transfer.__closure__)
+
+
+class DoubledTicket(Ticket):
+    def __init__(self, closure):
+        (self.flat,) = (cell.cell_contents for cell in closure)
+
+    def wait(self):
+        self.flat *= 2
+
+
+def test_gradients_of_a_replicated_module_are_summed_once_a_step_as_one_message():
+    module, sums = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)), []
+    gradients = GradientSum(module, DoublingLane(sums))
+    for is_last in (False, True):
+        gradients.enabled = is_last
+        module(torch.ones(1, 3)).sum().backward()
+    alone = [parameter.grad.clone() for parameter in module.parameters()]
+    assert len(sums) == 1
+    gradients.finish()
+    for parameter, local in zip(module.parameters(), alone, strict=True):
+        assert torch.equal(parameter.grad, 2 * local)
+
+
+def test_gradients_that_backward_did_not_make_are_an_error():
+    gradients = GradientSum(nn.Linear(2, 2), InlineLane())
+    with pytest.raises(RuntimeError, match="backward has not made all of them"):
+        gradients.finish()
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        ({"backend": "inductr"}, r"compile\.backend is 'inductr'; allowed is one of \['aot_eager'"),
+        ({"backend": "eager", "mode": "max-autotune"}, r"compile\.mode is 'max-autotune' .*inductor's alone"),
+        ({"backend": "eager", "options": {"epilogue_fusion": True}}, r"compile\.options is .*inductor's alone"),
+        ({"mode": "default", "options": {"epilogue_fusion": True}}, r"compile\.mode is .*give one of them"),
+        ({"options": {"epilog_fusion": True}}, r"compile\.options has \['epilog_fusion'\]; allowed is"),
+    ],
+)
+def test_wrong_key_of_the_compile_block_is_named(block, message):
+    with pytest.raises(ValueError, match=message):
+        CompileSettings.read({"compile": {"enabled": True, **block}})
+
+
+class Breaks(nn.Module):
+    def forward(self, x):
+        torch._dynamo.graph_break()
+        return x
+
+
+def test_block_that_does_not_compile_whole_fails():
+    module = Breaks()
+    CompileSettings(enabled=True, backend="eager").apply([module])
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        module(torch.ones(2))
+
+
+class Doubles(nn.Module):
+    def forward(self, x):
+        return 2 * x
+
+
+def test_block_that_is_compiled_too_often_fails():
+    module = Doubles()
+    CompileSettings(enabled=True, backend="eager", dynamic=False).apply([module])
+
+    def run_with_many_shapes():
+        for size in range(1, 20):
+            module(torch.ones(size, 2))
+
+    with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
+        run_with_many_shapes()
+
+
+def test_compiled_blocks_keep_names_and_values():
+    batch = make_batch(config(), 0, 0, 1)
+    eager, compiled = make_model(), make_model()
+    CompileSettings(enabled=True, backend="eager").apply(compiled.blocks)
+    assert [name for name, _ in eager.named_parameters()] == [name for name, _ in compiled.named_parameters()]
+    with torch.no_grad():
+        assert torch.equal(eager(batch.dense[0], batch.rows[0]), compiled(batch.dense[0], batch.rows[0]))

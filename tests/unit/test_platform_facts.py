@@ -1,0 +1,111 @@
+"""Samples of devices to the facts of a launch, and what of them is throttling."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_aorta.platform_facts import (
+    Capability,
+    PlatformFacts,
+    Reading,
+    Sample,
+    lowest_sm_clock_mhz,
+    summarise,
+    throttled,
+)
+
+H200 = Capability(max_sm_clock_mhz=1980, power_limit_w=700, default_power_limit_w=700)
+BUSY = Reading(1755, 3201, 690, 61)
+
+
+def facts_of(*samples: Sample, capability: Capability = H200, names: tuple[str, ...] = ("0",)) -> PlatformFacts:
+    return PlatformFacts("NVML", None, summarise(names, [capability] * len(names), samples))
+
+
+def in_steps(*reasons: str, clock: float = 1755) -> Sample:
+    return Sample((replace(BUSY, throttle_reasons=reasons, sm_clock_mhz=clock),), in_steps=True)
+
+
+def test_numbers_are_those_of_the_measured_steps():
+    idle = Sample((Reading(345, 3201, 75, 30),), in_steps=False)
+    [device] = facts_of(idle, in_steps(clock=1700), in_steps(clock=1800), in_steps(clock=1980), idle).devices
+    assert (device.num_samples, device.in_steps) == (3, True)
+    assert device.sm_clock_mhz == {"min": 1700, "median": 1800, "max": 1980}
+    assert device.power_w == {"min": 690, "median": 690, "max": 690}
+    assert (device.before["power_w"], device.after["temperature_c"]) == (75, 30)
+
+
+def test_launch_whose_steps_no_sample_met_is_told_by_all_samples():
+    samples = [Sample((Reading(clock, throttle_reasons=("gpu_idle",)),), in_steps=False) for clock in (345, 600)]
+    facts = facts_of(*samples)
+    [device] = facts.devices
+    assert (device.num_samples, device.in_steps, device.throttle_reasons) == (2, False, {"gpu_idle": 1.0})
+    assert lowest_sm_clock_mhz(facts) is None
+
+
+def test_what_a_device_does_not_tell_is_empty():
+    [device] = facts_of(Sample((Reading(power_w=None, sm_clock_mhz=None),), in_steps=True)).devices
+    assert device.power_w == device.sm_clock_mhz == {}
+
+
+@pytest.mark.parametrize(
+    "reason", ["hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown", "prochot"]
+)
+def test_protective_reason_is_throttling(reason):
+    facts = facts_of(in_steps(reason, clock=1200), in_steps(clock=1980), in_steps(reason, clock=1200))
+    assert throttled(facts) == [f"GPU 0 throttled ({reason} in 67% of samples, SM clock 1,200 of 1,980 MHz)"]
+
+
+@pytest.mark.parametrize("reason", ["gpu_idle", "applications_clocks_setting", "sync_boost"])
+def test_informative_reason_is_no_throttling(reason):
+    assert throttled(facts_of(in_steps(reason))) == []
+
+
+@pytest.mark.parametrize(
+    ("clock", "capability", "is_throttled"),
+    [
+        (1500, H200, False),
+        (1100, H200, True),
+        (1500, replace(H200, power_limit_w=500), True),
+        (1500, Capability(), False),
+    ],
+)
+def test_power_cap_is_throttling_only_below_the_cards_own_limit_or_at_low_clocks(clock, capability, is_throttled):
+    assert bool(throttled(facts_of(in_steps("sw_power_cap", clock=clock), capability=capability))) == is_throttled
+
+
+def test_reason_in_hardly_any_sample_is_no_throttling():
+    assert throttled(facts_of(in_steps("hw_slowdown"), *[in_steps()] * 29)) == []
+
+
+def test_the_throttled_one_of_two_devices_is_named():
+    hot = replace(BUSY, throttle_reasons=("hw_thermal_slowdown",), sm_clock_mhz=1200)
+    facts = facts_of(Sample((BUSY, hot), in_steps=True), names=("2", "3"))
+    assert [line.split(" throttled")[0] for line in throttled(facts)] == ["GPU 3"]
+    assert lowest_sm_clock_mhz(facts) == 1200
+
+
+def test_nothing_is_known_without_devices():
+    for facts in (None, PlatformFacts("NVML", "NVML: Driver Not Loaded")):
+        assert (throttled(facts), lowest_sm_clock_mhz(facts)) == ([], None)
+
+
+NUMBERS = st.none() | st.floats(0, 1e6)
+READINGS = st.builds(
+    Reading, NUMBERS, NUMBERS, NUMBERS, NUMBERS, st.lists(st.sampled_from("ab"), unique=True).map(tuple)
+)
+
+
+@given(st.lists(st.builds(Sample, st.tuples(READINGS, READINGS), st.booleans()), min_size=1))
+def test_any_samples_make_facts_that_survive_a_file(samples):
+    facts = facts_of(*samples, names=("0", "1"))
+    assert PlatformFacts.from_json(json.loads(json.dumps(asdict(facts)))) == facts
+    for device in facts.devices:
+        assert all(0 < share <= 1 for share in device.throttle_reasons.values())
+        for span in (device.sm_clock_mhz, device.power_w):
+            assert not span or span["min"] <= span["median"] <= span["max"]

@@ -1,0 +1,153 @@
+"""The line that tells how far a launch is, on a terminal of its own."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import struct
+import termios
+from dataclasses import replace
+
+import pytest
+
+from pytest_aorta.progress_line import ProgressLine, progress_text, wanted
+from pytest_aorta.watch import LaunchState
+
+STATE = LaunchState("fsdp", 2, started=2, steps=57, total_steps=100, done=0, elapsed_s=12.4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({}, "fsdp: 2 ranks, step 57 of 100, 12 s"),
+        ({"total_steps": None}, "fsdp: 2 ranks, step 57, 12 s"),
+        ({"started": 1, "steps": 0}, "fsdp: 1 of 2 ranks started, 12 s"),
+        ({"steps": 0}, "fsdp: 2 ranks, before the first measured step, 12 s"),
+        ({"done": 1}, "fsdp: 2 ranks, 1 done, 12 s"),
+    ],
+)
+def test_text_says_step_ranks_and_elapsed_seconds(changes, text):
+    assert progress_text(replace(STATE, **changes)) == text
+
+
+@pytest.fixture
+def terminal():
+    """Reads what was written, and the descriptor to write to: a terminal of 60 columns."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
+    os.set_blocking(master, False)
+
+    def written() -> str:
+        try:
+            return os.read(master, 4096).decode()
+        except BlockingIOError:
+            return ""
+
+    yield written, slave
+    os.close(master)
+    os.close(slave)
+
+
+def test_line_is_written_behind_the_cursor_which_stays(terminal):
+    written, fd = terminal
+    ProgressLine(fd).show(STATE)
+    assert written() == "\x1b[K\x1b7 fsdp: 2 ranks, step 57 of 100, 12 s\x1b8"
+
+
+def test_text_is_cut_to_the_room_that_is_left(terminal):
+    written, fd = terminal
+    ProgressLine(fd, lambda: 35).show(STATE)
+    text = written().removeprefix("\x1b[K\x1b7").removesuffix("\x1b8")
+    # One column is left alone.
+    assert (text, len(text)) == (" fsdp: 2 ranks, step 57 ", 60 - 35 - 1)
+
+
+def test_nothing_is_written_where_there_is_no_room_and_nothing_is_cleared_then(terminal):
+    written, fd = terminal
+    line = ProgressLine(fd, lambda: 50)
+    line.show(STATE)
+    line.clear()
+    assert written() == ""
+
+
+def test_clearing_erases_what_was_shown_once(terminal):
+    written, fd = terminal
+    line = ProgressLine(fd)
+    line.show(STATE)
+    written()
+    line.clear()
+    line.clear()
+    assert written() == "\x1b[K"
+
+
+def test_terminal_that_is_gone_disturbs_nothing():
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
+    os.close(master)
+    line = ProgressLine(slave)
+    line.show(STATE)
+    line.clear()
+    line.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(slave)
+
+
+def test_descriptor_that_is_no_terminal_gets_nothing(tmp_path):
+    with (tmp_path / "file").open("wb") as file:
+        ProgressLine(file.fileno()).show(STATE)
+    assert (tmp_path / "file").read_bytes() == b""
+
+
+class FakeConfig:
+    """A run of pytest as far as it matters here."""
+
+    def __init__(self, *, capture="fd", reporter=True):
+        self.capture = capture
+        self.pluginmanager = self
+        self.reporter = reporter
+
+    def getoption(self, name):
+        return {"capture": self.capture}[name]
+
+    def has_plugin(self, name):
+        return self.reporter
+
+
+@pytest.fixture
+def on_a_terminal(monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("choice", "environ", "expected"),
+    [
+        ("auto", {}, True),
+        ("on", {}, True),
+        ("off", {}, False),
+        ("auto", {"CI": "true"}, False),
+        ("auto", {"BUILD_NUMBER": "7"}, False),
+        ("auto", {"CI": ""}, True),
+        ("on", {"CI": "true"}, True),
+        ("on", {"TERM": "dumb"}, False),
+        ("on", {"TERM": ""}, False),
+    ],
+)
+def test_line_is_wanted_on_a_terminal_and_in_ci_only_where_asked_for(on_a_terminal, choice, environ, expected):
+    assert wanted(choice, FakeConfig(), {"TERM": "xterm"} | environ) is expected
+
+
+@pytest.mark.parametrize("config", [FakeConfig(capture="no"), FakeConfig(reporter=False)])
+def test_line_is_never_wanted_beside_what_tests_print_or_without_pytests_own(on_a_terminal, config):
+    assert not wanted("on", config, {"TERM": "xterm"})
+
+
+def test_line_is_never_wanted_in_a_worker_of_xdist(on_a_terminal):
+    config = FakeConfig()
+    config.workerinput = {}
+    assert not wanted("on", config, {"TERM": "xterm"})
+
+
+def test_line_is_never_wanted_without_a_terminal(monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: False, raising=False)
+    assert not wanted("on", FakeConfig(), {"TERM": "xterm"})

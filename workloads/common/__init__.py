@@ -1,0 +1,1 @@
+"""What several workloads share; no workload itself."""

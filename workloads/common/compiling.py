@@ -1,0 +1,75 @@
+"""The ``compile`` block of a config: torch.compile of each block of a model, without a way back to eager."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+_INDUCTOR = "inductor"
+
+
+@dataclass(frozen=True)
+class CompileSettings:
+    """One value a key of the block; ``None`` leaves the choice to torch."""
+
+    enabled: bool = False
+    backend: str = _INDUCTOR
+    mode: str | None = None
+    fullgraph: bool = True
+    dynamic: bool | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> CompileSettings:
+        """Convert the block ``compile`` of ``config`` and check what a schema can't.
+
+        Raises:
+            ValueError: the backend or an option is unknown, or keys exclude each other.
+        """
+        settings = cls(**config["compile"])
+        if settings.enabled:
+            settings._check()
+        return settings
+
+    def apply(self, modules: Iterable[nn.Module]) -> None:
+        """Compile each of ``modules`` in place, names of parameters included; what does not compile raises."""
+        if not self.enabled:
+            return
+        import torch._dynamo
+
+        # Else dynamo would run a module eagerly once it has been compiled too often.
+        torch._dynamo.config.fail_on_recompile_limit_hit = True
+        for module in modules:
+            module.compile(
+                backend=self.backend,
+                mode=self.mode,
+                fullgraph=self.fullgraph,
+                dynamic=self.dynamic,
+                options=dict(self.options) or None,
+            )
+
+    def _check(self) -> None:
+        # An empty list: also backends that are for debugging.
+        known = torch.compiler.list_backends(exclude_tags=[])
+        if self.backend not in known:
+            raise ValueError(f"compile.backend is {self.backend!r}; allowed is one of {sorted(known)}")
+        if self.backend != _INDUCTOR and (self.mode or self.options):
+            raise ValueError(
+                f"compile.mode is {self.mode!r} and compile.options is {self.options} with compile.backend "
+                f"{self.backend!r}; both are inductor's alone"
+            )
+        if self.mode and self.options:
+            raise ValueError(f"compile.mode is {self.mode!r} and compile.options is {self.options}; give one of them")
+        if self.options:
+            self._check_options()
+
+    def _check_options(self) -> None:
+        import torch._inductor
+
+        known = set(torch._inductor.list_options())
+        if unknown := sorted(name for name in self.options if name.replace("-", "_") not in known):
+            raise ValueError(f"compile.options has {unknown}; allowed is what torch._inductor.list_options() lists")

@@ -1,0 +1,7 @@
+"""Matrix products beside copies: what of a copy's time the device can hide."""
+
+from __future__ import annotations
+
+from .workload import CopyComputeWorkload
+
+__all__ = ["CopyComputeWorkload"]

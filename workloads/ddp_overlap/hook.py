@@ -1,0 +1,141 @@
+"""DDP's communication hook: each bucket's all-reduce beside backward, or all of them after it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ..common.collectives import reduce_scatter
+
+
+@dataclass(frozen=True)
+class _Bucket:
+    """Gradients of ``parameters`` as one message; ``views`` are theirs within it."""
+
+    buffer: torch.Tensor
+    parameters: list[torch.Tensor]
+    views: list[torch.Tensor]
+
+
+class BucketReduction:
+    """Sums buckets over ranks.
+
+    On CUDA an all-reduce beside backward runs on a stream of high priority, on CPU in gloo's threads.
+    """
+
+    def __init__(self, device: torch.device, *, overlap: bool, stress: ReduceScatterStress | None) -> None:
+        """``overlap``: beside backward; else :meth:`finish` runs the same collectives on the compute stream."""
+        self._device = device
+        self._overlap = overlap
+        self._stress = stress
+        # High priority: a collective's few blocks would otherwise queue behind a GEMM's many.
+        self._stream = torch.cuda.Stream(device, priority=-1) if overlap and device.type == "cuda" else None
+        self._held: list[_Bucket] = []
+        self._num_started = 0
+        # DDP makes its final buckets after the first step, which has one.
+        self.num_in_last_step = 0
+
+    def __call__(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        """Answer DDP, which has filled ``bucket``, a ``dist.GradBucket``, with what will be the gradients."""
+        buffer = bucket.buffer()
+        self._num_started += 1
+        if not self._overlap:
+            # DDP takes the sums of this rank alone for the gradients, until finish().
+            self._held.append(_Bucket(buffer, bucket.parameters(), bucket.gradients()))
+            return self._done(buffer)
+        if self._stress is not None:
+            self._stress.start(buffer)
+        if self._stream is None:
+            work = dist.all_reduce(buffer, async_op=True)
+            reduced: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda ended: ended.value()[0])
+            return reduced
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            dist.all_reduce(buffer)
+            # DDP's wait for it makes the compute stream wait for this one.
+            return self._done(buffer)
+
+    def finish(self) -> None:
+        """After backward: have every gradient be a sum over ranks."""
+        for bucket in self._held:
+            if self._stress is not None:
+                self._stress.start(bucket.buffer)
+            dist.all_reduce(bucket.buffer)
+            for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
+                assert parameter.grad is not None
+                # With gradient_as_bucket_view they are one.
+                if parameter.grad.data_ptr() != view.data_ptr():
+                    parameter.grad.copy_(view)
+        self._held.clear()
+        self.num_in_last_step, self._num_started = self._num_started, 0
+        if self._stress is not None:
+            self._stress.finish()
+
+    def _done(self, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        devices: list[int | str | torch.device] | None = [self._device] if self._device.type == "cuda" else None
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
+        future.set_result(buffer)
+        return future
+
+
+class ReduceScatterStress:
+    """Reduce-scatters of the buckets on a stream and a process group of their own; what they give is thrown away."""
+
+    def __init__(self, device: torch.device, *, clone: bool, beside: bool) -> None:
+        """``clone``: of a copy, since the bucket's all-reduce writes it in place; ``beside``: beside compute."""
+        self._clone = clone
+        self._beside = beside
+        self._group = dist.new_group()
+        self._stream = torch.cuda.Stream(device, priority=-1) if beside and device.type == "cuda" else None
+        self._works: list[dist.Work] = []
+        # Kept from the allocator, which knows nothing of this stream, until compute has waited for it.
+        self._in_flight: list[torch.Tensor] = []
+        self._num_started = 0
+        self.num_in_last_step = 0
+
+    def start(self, buffer: torch.Tensor) -> None:
+        """Start one of ``buffer``'s elements, but for those that are left over where ranks don't divide it."""
+        world_size = dist.get_world_size(self._group)
+        size = buffer.numel() // world_size
+        source = (buffer.clone() if self._clone else buffer)[: size * world_size]
+        target = buffer.new_empty(size)
+        self._num_started += 1
+        self._in_flight += [source, target]
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                reduce_scatter(target, source, group=self._group)
+        else:
+            on_cpu = buffer.device.type == "cpu"
+            work = reduce_scatter(target, source, group=self._group, async_op=self._beside and on_cpu)
+            if work is not None:
+                self._works.append(work)
+
+    def finish(self) -> None:
+        """Have compute that follows wait for all of them."""
+        for work in self._works:
+            work.wait()
+        if self._stream is not None:
+            torch.cuda.current_stream().wait_stream(self._stream)
+        self.num_in_last_step, self._num_started = self._num_started, 0
+        self._works.clear()
+        self._in_flight.clear()
+
+
+def wrap(
+    model: nn.Module, reduction: BucketReduction, *, bucket_cap_mb: float, bucket_view: bool, static_graph: bool
+) -> nn.parallel.DistributedDataParallel:
+    """``model`` under DDP with ``reduction`` as its hook."""
+    wrapped = nn.parallel.DistributedDataParallel(
+        model,
+        bucket_cap_mb=bucket_cap_mb,
+        gradient_as_bucket_view=bucket_view,
+        static_graph=static_graph,
+    )
+    # DDP compares annotations with types, and here they are strings.
+    wrapped.register_comm_hook(None, lambda _state, bucket: reduction(bucket))
+    return wrapped

@@ -1,0 +1,43 @@
+"""Gradients of what every rank holds whole, summed over ranks beside the rest of backward."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ..fsdp.lanes import Lane, Ticket
+
+
+class GradientSum:
+    """All-reduces a module's gradients, as one message, when backward has made the last of them."""
+
+    def __init__(self, module: nn.Module, lane: Lane) -> None:
+        """``module`` is used in every backward pass, whole."""
+        self._parameters = list(module.parameters())
+        self._lane = lane
+        self._num_ready = 0
+        self._flat: torch.Tensor | None = None
+        self._ticket: Ticket | None = None
+        self.enabled = True
+        for parameter in self._parameters:
+            parameter.register_post_accumulate_grad_hook(self._on_gradient)
+
+    def finish(self) -> None:
+        """Put the sums in place; compute that follows uses them."""
+        if self._flat is None or self._ticket is None:
+            raise RuntimeError("gradients of a replicated module were not summed: backward has not made all of them")
+        self._ticket.wait()
+        parts = self._flat.split([parameter.numel() for parameter in self._parameters])
+        for parameter, part in zip(self._parameters, parts, strict=True):
+            assert parameter.grad is not None
+            parameter.grad.copy_(part.view_as(parameter))
+        self._flat = self._ticket = None
+
+    def _on_gradient(self, _parameter: torch.Tensor) -> None:
+        self._num_ready = (self._num_ready + 1) % len(self._parameters)
+        if self._num_ready or not self.enabled:
+            return
+        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        flat = self._flat = torch.cat([gradient.flatten() for gradient in gradients])
+        self._ticket = self._lane.submit(lambda asynchronous: dist.all_reduce(flat, async_op=asynchronous))
