@@ -42,7 +42,7 @@ def _checks(schema: Mapping[str, Any], root: Mapping[str, Any]) -> list[Accept |
         _one_of([schema["const"]]) if "const" in schema else None,
         _one_of(schema["enum"]) if "enum" in schema else None,
         _reference(schema["$ref"], root) if "$ref" in schema else None,
-        _number(schema) if "minimum" in schema else None,
+        _number(schema) if _OF_NUMBERS & set(schema) else None,
         _text(schema) if {"pattern", "minLength"} & set(schema) else None,
         _array(schema, root) if {"items", "minItems", "maxItems", "uniqueItems"} & set(schema) else None,
         _object(schema, root) if _OF_OBJECTS & set(schema) else None,
@@ -50,8 +50,9 @@ def _checks(schema: Mapping[str, Any], root: Mapping[str, Any]) -> list[Accept |
 
 
 _OF_OBJECTS = {"properties", "required", "additionalProperties", "propertyNames"}
-_KNOWN = _OF_OBJECTS | {
-    "type", "const", "enum", "$ref", "minimum", "pattern", "minLength", "items", "minItems", "maxItems", "uniqueItems",
+_OF_NUMBERS = {"minimum", "exclusiveMinimum", "maximum"}
+_KNOWN = _OF_OBJECTS | _OF_NUMBERS | {
+    "type", "const", "enum", "$ref", "pattern", "minLength", "items", "minItems", "maxItems", "uniqueItems",
 }  # fmt: skip
 
 
@@ -83,8 +84,15 @@ def _reference(pointer: str, root: Mapping[str, Any]) -> Accept:
 
 
 def _number(schema: Mapping[str, Any]) -> Accept:
-    least = schema["minimum"]
-    return lambda value: type(value) not in (int, float) or value >= least
+    least, above, most = (schema.get(key) for key in ("minimum", "exclusiveMinimum", "maximum"))
+
+    def accept(value: Any) -> bool:
+        if type(value) not in (int, float):
+            return True
+        is_low = (least is not None and not value >= least) or (above is not None and not value > above)
+        return not is_low and (most is None or value <= most)
+
+    return accept
 
 
 def _text(schema: Mapping[str, Any]) -> Accept:

@@ -113,6 +113,7 @@ def plan_to_json(plan: LaunchPlan) -> dict[str, Any]:
         "timeout_s": plan.timeout_s,
         "cwd": str(plan.cwd),
         "limits": asdict(plan.limits),
+        "profiler": plan.profiler,
     }
 
 
@@ -136,7 +137,9 @@ def coordinator_spec(plan: LaunchPlan, lifeline_fd: int, verdict_fd: int) -> dic
 
 def plan_from_json(data: Mapping[str, Any], run_dir: Path) -> LaunchPlan:
     """The plan of :func:`plan_to_json`, in another node's folder."""
-    spec = data["spec"] and WorkloadSpec(**data["spec"] | {"folder": Path(data["spec"]["folder"])})
+    spec = data["spec"] and WorkloadSpec(
+        **data["spec"] | {"folder": Path(data["spec"]["folder"]), "preload": tuple(data["spec"]["preload"])}
+    )
     world = World(**data["world"] | {"devices": tuple(Device(**device) for device in data["world"]["devices"])})
     return LaunchPlan(
         name=data["name"],
@@ -149,6 +152,7 @@ def plan_from_json(data: Mapping[str, Any], run_dir: Path) -> LaunchPlan:
         run_dir=run_dir,
         cwd=Path(data["cwd"]),
         limits=Limits(**data["limits"]),
+        profiler=data["profiler"],
     )
 
 

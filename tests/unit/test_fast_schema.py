@@ -121,6 +121,17 @@ def test_keyword_that_is_not_known_accepts_nothing(keyword):
     assert not compile_schema(keyword, {})(0)
 
 
+@pytest.mark.parametrize(
+    ("keyword", "fits", "wrong"), [("minimum", 2, 1), ("exclusiveMinimum", 3, 2), ("maximum", 2, 3)]
+)
+def test_bound_holds_for_numbers_alone(keyword, fits, wrong):
+    check = compile_schema({keyword: 2}, {})
+    assert check(fits)
+    assert check("1")
+    assert not check(wrong)
+    assert not check(math.nan)
+
+
 def test_definition_that_refers_to_itself_is_followed():
     root = {"$defs": {"tree": {"type": "array", "items": {"$ref": "#/$defs/tree"}}}}
     check = compile_schema(root["$defs"]["tree"], root)
