@@ -116,7 +116,7 @@ def test_wrong_rank_result_is_not_accepted(wrong):
     assert not acceptor(SCHEMA, "rank_result")(RANK | wrong)
 
 
-@pytest.mark.parametrize("keyword", [{"maximum": 1}, {"anyOf": []}, {"type": ["object", "null"], "required": []}])
+@pytest.mark.parametrize("keyword", [{"multipleOf": 1}, {"anyOf": []}, {"type": ["object", "null"], "required": []}])
 def test_keyword_that_is_not_known_accepts_nothing(keyword):
     assert not compile_schema(keyword, {})(0)
 
