@@ -19,6 +19,8 @@ from pytest_aorta.process.wire import TOKEN_VARIABLE
 from pytest_aorta.spec import find_workload, resolve_config
 from pytest_aorta.validation import collect_result
 
+WORKLOADS = Path(__file__).parent / "workloads"
+
 
 @pytest.fixture
 def port() -> int:
@@ -26,20 +28,23 @@ def port() -> int:
         return int(free.getsockname()[1])
 
 
-def test_waiting_agent_takes_part_in_a_launch_and_waits_for_the_next(tmp_path, port):
-    spec = find_workload("fsdp", [])
-    plan = LaunchPlan(
-        name="fsdp",
+def make_plan(folder: Path, port: int, name: str, **config: object) -> LaunchPlan:
+    spec = find_workload(name, [WORKLOADS])
+    return LaunchPlan(
+        name=name,
         spec=spec,
-        config=resolve_config(spec, {"steps": 3, "warmup": 1, "verify": 1}),
+        config=resolve_config(spec, config),
         script=None,
         args=(),
         world=World(2, "cpu", nodes=2),
         timeout_s=60.0,
-        run_dir=tmp_path / "run",
-        cwd=tmp_path,
+        run_dir=folder / name,
+        cwd=folder,
         group=NodeGroup(2, (), "127.0.0.1", port, 60.0),
     )
+
+
+def test_waiting_agent_takes_part_in_one_launch_after_the_other(tmp_path, port):
     # The other node's leases are not this one's.
     environ = dict(os.environ) | {TOKEN_VARIABLE: "secret", "AORTA_LEASE_DIR": str(tmp_path / "leases")}
     environ["PYTHONPATH"] = str(Path(__file__).parents[2])
@@ -47,10 +52,19 @@ def test_waiting_agent_takes_part_in_a_launch_and_waits_for_the_next(tmp_path, p
     with (tmp_path / "agent.log").open("w+") as log:
         agent = subprocess.Popen([*command, "--node-rank=1"], env=environ, stdout=log, stderr=log)
         try:
+            plan = make_plan(tmp_path, port, "fsdp", steps=3, warmup=1, verify=1)
             outcome = launch(plan, environ)
             assert launch_failure(plan, outcome) is None, (tmp_path / "agent.log").read_text(encoding="utf-8")
             assert len(collect_result(plan, outcome).step_times_ms) == 2
-            assert outcome.phases_s["leave"] < 10
+
+            plan = make_plan(tmp_path, port, "faulty", kind="exception")
+            failure = launch_failure(plan, launch(plan, environ))
+            assert failure is not None
+            assert (failure.kind, failure.rank) == ("rank exception", 1), failure.text
+            assert (
+                "faulty on 2 cpu ranks of 2 nodes: rank exception: rank 1 failed first: ValueError: boom"
+                in failure.text
+            )
             assert agent.poll() is None
         finally:
             agent.terminate()

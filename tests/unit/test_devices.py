@@ -138,3 +138,33 @@ def test_every_variable_that_limits_is_told():
 
 def test_promised_gpus_do_not_matter_to_a_run_on_cpu_ranks():
     check_budget(make_options(gpus=4, device="cpu"), [], {})
+
+
+def test_world_over_nodes_has_this_nodes_devices():
+    world = resolve_world(WorldSpec(4, nodes=2), make_options(nnodes=2), gpus(8))
+    assert (world.size, world.nodes, world.ranks_per_node, len(world.devices)) == (4, 2, 2, 2)
+    assert world.platform == "nvidia-h200-x4-n2-nccl"
+
+
+def test_all_over_nodes_means_the_devices_of_each():
+    world = resolve_world(WorldSpec("all", nodes=2), make_options(nnodes=2), gpus(8))
+    assert (world.size, len(world.devices)) == (16, 8)
+    assert resolve_world(WorldSpec("all", nodes=2), make_options(nnodes=2, gpus=0), []) == World(4, "cpu", nodes=2)
+
+
+def test_more_ranks_than_each_node_has_gpus_are_told():
+    with pytest.raises(DevicesUnavailable, match="needs 4 GPUs on each node, 2 given"):
+        resolve_world(WorldSpec(8, nodes=2), make_options(nnodes=2), gpus(2))
+
+
+def test_nodes_that_the_run_has_not_are_told():
+    with pytest.raises(DevicesUnavailable, match=r"needs 2 nodes, 1 given \(--aorta-nnodes=1\)"):
+        resolve_world(WorldSpec(2, nodes=2), make_options(), [])
+
+
+def test_fewer_nodes_need_a_launcher_that_can_start_fewer():
+    fixed, free = (make_options(nnodes=4, node_launcher=("srun", word)) for word in ("--nodes=4", "--nodes={nodes}"))
+    with pytest.raises(DevicesUnavailable, match=r"needs 2 nodes, 4 given .* starts an agent on each; write \{nodes\}"):
+        resolve_world(WorldSpec(2, nodes=2), fixed, [])
+    assert resolve_world(WorldSpec(2, nodes=2), free, []).nodes == 2
+    assert resolve_world(WorldSpec(2), fixed, []).nodes == 1

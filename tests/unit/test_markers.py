@@ -77,8 +77,28 @@ def test_warm_that_is_no_boolean_is_refused(warm):
 
 
 def test_unknown_world_keyword_names_those_there_are():
-    allowed = ["device", "nodes", "size", "warm"]
-    assert marker_error("world", sizes=2) == f"marker world has no keywords ['sizes']; there are {allowed}"
+    message = marker_error("world", sizes=2)
+    assert message == "marker world has no keywords ['sizes']; there are ['device', 'nodes', 'size', 'warm']"
+
+
+def test_world_says_how_many_nodes_it_is_spread_over():
+    assert read_markers([mark("world", size=16, nodes=2)]).world == WorldSpec(16, nodes=2)
+    assert read_markers([mark("world", size="all", nodes=3)]).world.nodes == 3
+    assert read_markers([mark("world", size=16)]).world.nodes == 1
+
+
+@pytest.mark.parametrize("nodes", [0, -1, 1.0, "2", True, None, 5000])
+def test_number_of_nodes_that_is_none_is_refused(nodes):
+    assert marker_error("world", nodes=nodes) == f"marker world: nodes={nodes!r}, allowed is an integer from 1 to 4096"
+
+
+def test_ranks_that_nodes_can_not_share_evenly_are_refused():
+    message = "marker world: size=7 ranks can't be shared out evenly over nodes=2"
+    assert marker_error("world", size=7, nodes=2) == message
+
+
+def test_warm_launch_over_nodes_is_refused():
+    assert "warm=True is for one node, and nodes=2" in marker_error("world", size=2, nodes=2, warm=True)
 
 
 @pytest.mark.parametrize("device", ["gpu", "CUDA", "", None, 0, ["cpu"]])

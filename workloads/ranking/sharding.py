@@ -10,9 +10,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from pytest_aorta.worker.stream_spans import Transfer
+
 from ..common.collectives import all_gather, reduce_scatter
 from ..common.fsdp2 import prefetch, sum_gradients
-from ..fsdp.lanes import Transfer
 from .model import RankingModel
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

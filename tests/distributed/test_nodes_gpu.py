@@ -1,0 +1,53 @@
+"""Launches over nodes on GPUs: two agents of one host, each with a GPU of its own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pytest_aorta.devices import World
+from pytest_aorta.diagnosis import launch_failure
+from pytest_aorta.discovery import visible_devices
+from pytest_aorta.launch import launch
+from pytest_aorta.leasing import LeasedWorld
+from pytest_aorta.plan import LaunchPlan, NodeGroup
+from pytest_aorta.spec import find_workload, resolve_config
+from pytest_aorta.validation import collect_result
+
+
+@pytest.mark.world(size=2, device="cuda")
+@pytest.mark.parametrize("name", ["fsdp", "llama_fsdp2"])
+def test_two_nodes_train_over_nccl(distributed_world, tmp_path: Path, name):
+    leased = LeasedWorld(
+        World(2, "cuda"), visible_devices(), exclusive=False, wait_s=distributed_world.timeout_s, owner=name
+    )
+    first, second = leased.world().devices
+    agents = f"""
+    AORTA_NODE_RANK=0 "$@" & zero=$!
+    AORTA_NODE_RANK=1 CUDA_VISIBLE_DEVICES={second.token} AORTA_LEASE_DIR={tmp_path}/leases "$@"
+    wait $zero
+    """
+    spec = find_workload(name, [])
+    plan = LaunchPlan(
+        name=name,
+        spec=spec,
+        config=resolve_config(spec, {"steps": 5}),
+        script=None,
+        args=(),
+        world=World(2, "cuda", (first,), 2),
+        timeout_s=180.0,
+        run_dir=tmp_path / "run",
+        cwd=tmp_path,
+        group=NodeGroup(2, ("sh", "-c", agents, "agents"), "127.0.0.1", 0, 60.0),
+    )
+    try:
+        outcome = launch(plan, os.environ)
+    finally:
+        leased.release()
+    failure = launch_failure(plan, outcome)
+    assert failure is None, failure.text
+    result = collect_result(plan, outcome)
+    assert (len(result.step_times_ms), result.backend) == (2, "nccl")
+    assert result.platform.endswith("-x2-n2-nccl")
