@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeAlias
@@ -30,8 +29,7 @@ _NOTES = {"$schema", "$id", "$defs", "title", "description", "default"}
 def compile_schema(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Accept:
     """A function that accepts only what fits ``schema``, whose references are looked up in ``root``."""
     checks = [check for check in _checks(schema, root) if check is not None]
-    unknown = set(schema) - _NOTES - _KNOWN
-    if unknown or (_OF_OBJECTS & set(schema) and schema.get("type", "object") != "object"):
+    if set(schema) - _NOTES - _KNOWN:
         return _refuse
     if (numbers := _numbers(schema)) is not None:
         return numbers
@@ -44,7 +42,7 @@ def _checks(schema: Mapping[str, Any], root: Mapping[str, Any]) -> list[Accept |
         _one_of([schema["const"]]) if "const" in schema else None,
         _one_of(schema["enum"]) if "enum" in schema else None,
         _reference(schema["$ref"], root) if "$ref" in schema else None,
-        *(_bound(keyword, schema[keyword]) for keyword in _BOUNDS if keyword in schema),
+        _number(schema) if _OF_NUMBERS & set(schema) else None,
         _text(schema) if {"pattern", "minLength"} & set(schema) else None,
         _array(schema, root) if {"items", "minItems", "maxItems", "uniqueItems"} & set(schema) else None,
         _object(schema, root) if _OF_OBJECTS & set(schema) else None,
@@ -52,12 +50,8 @@ def _checks(schema: Mapping[str, Any], root: Mapping[str, Any]) -> list[Accept |
 
 
 _OF_OBJECTS = {"properties", "required", "additionalProperties", "propertyNames"}
-_BOUNDS: dict[str, Callable[[float, float], bool]] = {
-    "minimum": operator.ge,
-    "exclusiveMinimum": operator.gt,
-    "maximum": operator.le,
-}
-_KNOWN = _OF_OBJECTS | _BOUNDS.keys() | {
+_OF_NUMBERS = {"minimum", "exclusiveMinimum", "maximum"}
+_KNOWN = _OF_OBJECTS | _OF_NUMBERS | {
     "type", "const", "enum", "$ref", "pattern", "minLength", "items", "minItems", "maxItems", "uniqueItems",
 }  # fmt: skip
 
@@ -89,9 +83,16 @@ def _reference(pointer: str, root: Mapping[str, Any]) -> Accept:
     return lambda value: target()(value)
 
 
-def _bound(keyword: str, bound: float) -> Accept:
-    is_within = _BOUNDS[keyword]
-    return lambda value: type(value) not in (int, float) or is_within(value, bound)
+def _number(schema: Mapping[str, Any]) -> Accept:
+    least, above, most = (schema.get(key) for key in ("minimum", "exclusiveMinimum", "maximum"))
+
+    def accept(value: Any) -> bool:
+        if type(value) not in (int, float):
+            return True
+        is_low = (least is not None and not value >= least) or (above is not None and not value > above)
+        return not is_low and (most is None or value <= most)
+
+    return accept
 
 
 def _text(schema: Mapping[str, Any]) -> Accept:

@@ -22,6 +22,7 @@ from pytest_aorta.result import RankResult
 from pytest_aorta.worker.adapted import adapted_result
 from pytest_aorta.worker.canary import run_canary
 from pytest_aorta.worker.recorder import recorder
+from pytest_aorta.worker.telemetry import Telemetry, write_telemetry
 from pytest_aorta.worker.workload import Workload
 
 
@@ -34,7 +35,10 @@ def run_rank(run_dir: Path, folder: Path) -> None:
         run_script(plan["script"], plan["args"])
         leave_mark(folder, RAN)
         refuse_leaks(plan["reference"])
-        finish(folder, adapted_result(plan["adapters"], folder) if plan["adapters"] else recorder.result())
+        recorded = adapted_result(plan["adapters"], folder) if plan["adapters"] else recorder.result()
+        if recorded is not None:
+            write_telemetry(folder, recorded, Telemetry())
+        finish(folder, recorded)
         if dist.is_initialized():
             dist.destroy_process_group()
         return
@@ -47,6 +51,7 @@ def run_rank(run_dir: Path, folder: Path) -> None:
     result = workload.run()
     leave_mark(folder, RAN)
     refuse_leaks(plan["reference"])
+    write_telemetry(folder, result, workload.telemetry())
     finish(folder, replace(result, canary_before=before))
     workload.cleanup()
 

@@ -144,7 +144,7 @@ def test_gradients_of_a_replicated_module_are_summed_once_a_step_as_one_message(
 
 
 def test_gradients_that_backward_did_not_make_are_an_error():
-    gradients = GradientSum(nn.Linear(2, 2), InlineLane())
+    gradients = GradientSum(nn.Linear(2, 2), DoublingLane([]))
     with pytest.raises(RuntimeError, match="backward has not made all of them"):
         gradients.finish()
 

@@ -68,8 +68,16 @@ def test_adapter_is_filled_in_for_each_rank(tmp_path):
         ("script: train.py", "script: other.py", "there is no file"),
         ("script: train.py", "scrip: train.py", "command: got"),
         ("script: train.py", "module: a-b", "command.module: got 'a-b'"),
-        ("{steps}", "{step}", "command: no such names ['step'] to fill in; there are ['compile', 'folder', 'mode'"),
-        ("when: compile", "when: comp", "command: when: no config key 'comp'; there are ['compile', 'mode'"),
+        (
+            "{steps}",
+            "{step}",
+            "command: no such names ['step'] to fill in; there are ['compile', 'environment', 'folder', 'mode'",
+        ),
+        (
+            "when: compile",
+            "when: comp",
+            "command: when: no config key 'comp'; there are ['compile', 'environment', 'mode'",
+        ),
         ('"{warmup}"', '"{warm}"', "adapter: no such names ['warm'] to fill in"),
         ('"{warmup}"', '"many"', "adapter: warmup: got 'many', allowed is an integer"),
         ("kind: log", "kind: logs", "adapter.kind: got 'logs', allowed is enum: ['log', 'tensorboard', 'torchtitan']"),

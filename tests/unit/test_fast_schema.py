@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ RANK = json.loads(
             memory_bytes=[1, 2],
             canary_before={"gemm_ms": 1.0},
             timeline={"compute": [[0.0, 1.5]]},
-            overlap=[StepOverlap(2.0, 1.0, 1.0, 0.0, 0.5, 0.5, {"all_gather": CollectiveTime(1.0, 0.5)})],
+            overlap=[asdict(StepOverlap(2.0, 1.0, 1.0, 0.0, 0.5, 0.5, {"all_gather": CollectiveTime(1.0, 0.5)}))],
             tensor_hashes={"weights": {"names": ["w"], "shapes": [[2, 3]], "steps": {"1": ["0" * 32]}}},
         )
     )
@@ -119,16 +120,20 @@ def test_wrong_rank_result_is_not_accepted(wrong):
     assert not acceptor(SCHEMA, "rank_result")(RANK | wrong)
 
 
-@pytest.mark.parametrize("keyword", [{"multipleOf": 1}, {"anyOf": []}, {"type": ["object", "null"], "required": []}])
+@pytest.mark.parametrize("keyword", [{"multipleOf": 1}, {"anyOf": []}, {"type": "object", "minProperties": 0}])
 def test_keyword_that_is_not_known_accepts_nothing(keyword):
     assert not compile_schema(keyword, {})(0)
 
 
-@pytest.mark.parametrize("keyword", ["minimum", "exclusiveMinimum", "maximum"])
-@pytest.mark.parametrize("value", [0, 1, 2, 1.0, 0.999, math.nan, math.inf, True, "x"])
-def test_bound_accepts_no_more_than_jsonschema(keyword, value):
-    if compile_schema({keyword: 1}, {})(value):
-        assert Draft202012Validator({keyword: 1}).is_valid(value)
+@pytest.mark.parametrize(
+    ("keyword", "fits", "wrong"), [("minimum", 2, 1), ("exclusiveMinimum", 3, 2), ("maximum", 2, 3)]
+)
+def test_bound_holds_for_numbers_alone(keyword, fits, wrong):
+    check = compile_schema({keyword: 2}, {})
+    assert check(fits)
+    assert check("1")
+    assert not check(wrong)
+    assert not check(math.nan)
 
 
 def test_definition_that_refers_to_itself_is_followed():

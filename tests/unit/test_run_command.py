@@ -164,7 +164,10 @@ def test_config_is_defaults_then_file_then_steps_then_set(toy, arguments, key, v
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--set", "step=1"], "has no config keys ['step'] (did you mean 'steps'?); there are ['fault', 'name', "),
+        (
+            ["--set", "step=1"],
+            "has no config keys ['step'] (did you mean 'steps'?); there are ['environment', 'fault', 'name', ",
+        ),
         (["--set", "step.x=1"], "has no config keys ['step'] (did you mean 'steps'?)"),
         (["--set", "steps=many"], "steps: got 'many', allowed is type: 'integer'"),
         (["--set", "fault.kind=odd"], "fault.kind: got 'odd', allowed is enum: ['none', 'bad']"),

@@ -1,4 +1,4 @@
-"""Gradients of what every rank holds whole, summed over ranks beside the rest of backward."""
+"""Gradients of what every rank holds whole, summed over ranks beside the rest of backward or after it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..fsdp.lanes import Lane, Ticket
+from ..fsdp.lanes import InlineLane, Lane, Ticket
 
 
 class GradientSum:
-    """All-reduces a module's gradients, as one message, when backward has made the last of them."""
+    """All-reduces a module's gradients, as one message, when backward has made the last of them.
 
-    def __init__(self, module: nn.Module, lane: Lane) -> None:
+    Without a lane :meth:`finish` does it, in line.
+    """
+
+    def __init__(self, module: nn.Module, lane: Lane | None) -> None:
         """``module`` is used in every backward pass, whole."""
         self._parameters = list(module.parameters())
         self._lane = lane
@@ -25,6 +28,8 @@ class GradientSum:
 
     def finish(self) -> None:
         """Put the sums in place; compute that follows uses them."""
+        if self._lane is None:
+            self._start(InlineLane())
         if self._flat is None or self._ticket is None:
             raise RuntimeError("gradients of a replicated module were not summed: backward has not made all of them")
         self._ticket.wait()
@@ -36,8 +41,10 @@ class GradientSum:
 
     def _on_gradient(self, _parameter: torch.Tensor) -> None:
         self._num_ready = (self._num_ready + 1) % len(self._parameters)
-        if self._num_ready or not self.enabled:
-            return
+        if self._lane is not None and self.enabled and not self._num_ready:
+            self._start(self._lane)
+
+    def _start(self, lane: Lane) -> None:
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         flat = self._flat = torch.cat([gradient.flatten() for gradient in gradients])
-        self._ticket = self._lane.submit(lambda asynchronous: dist.all_reduce(flat, async_op=asynchronous))
+        self._ticket = lane.submit(lambda asynchronous: dist.all_reduce(flat, async_op=asynchronous))

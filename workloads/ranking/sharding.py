@@ -12,7 +12,6 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from ..common.collectives import all_gather, reduce_scatter
 from ..common.fsdp2 import prefetch, sum_gradients
-from ..fsdp.lanes import Transfer
 from .model import RankingModel
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -57,10 +56,11 @@ def _place_collectives(units: Sequence[FSDPModule], device: torch.device, *, one
 
 
 # Runs a collective that is given whether to be asynchronous.
-_Run: TypeAlias = Callable[[Transfer], dist.Work | None]
+_Collect: TypeAlias = Callable[[bool], dist.Work | None]
+_Run: TypeAlias = Callable[[_Collect], dist.Work | None]
 
 
-def _as_work(collective: Transfer) -> dist.Work | None:
+def _as_work(collective: _Collect) -> dist.Work | None:
     """Leave it to gloo's threads."""
     return collective(True)
 
@@ -71,7 +71,7 @@ class _InLine:
     def __init__(self, compute: torch.cuda.Stream) -> None:
         self._compute = compute
 
-    def __call__(self, collective: Transfer) -> None:
+    def __call__(self, collective: _Collect) -> None:
         own = torch.cuda.current_stream()
         self._compute.wait_stream(own)
         with torch.cuda.stream(self._compute):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ..fsdp.lanes import AsyncLane, InlineLane, Lane, StreamLane
+from ..fsdp.lanes import AsyncLane, Lane, StreamLane
 from .model import RankingModel
 from .replicated import GradientSum
 from .sharding import shard
@@ -50,8 +50,8 @@ class RankingWorkload(RankingTraining):
         for name in ("_root", "_sums"):
             self.__dict__.pop(name, None)
 
-    def _sum_lane(self) -> Lane:
+    def _sum_lane(self) -> Lane | None:
         if not self.overlaps:
-            return InlineLane()
+            return None
         # High priority: a collective's few blocks would otherwise queue behind a GEMM's many.
         return StreamLane(self._device, priority=-1) if self._device.type == "cuda" else AsyncLane()

@@ -1,0 +1,34 @@
+"""Overlap that is turned off is caught by `overlap_ratio`, and the text says which collective is exposed now."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_aorta.errors import ComparisonFailed
+
+pytestmark = [
+    pytest.mark.overlap,
+    pytest.mark.world(size="all", warm=True),
+    pytest.mark.tolerance(overlap_ratio="10 points"),
+    pytest.mark.timeout(400),
+]
+
+
+def lost(workload, name, config, **changes):
+    """What is said of ``name`` with ``changes`` against what it does as it is configured."""
+    variant = {"workload": name, **config, "steps": 3, "profile_steps": 4}
+    with pytest.raises(ComparisonFailed) as caught:
+        workload.compare(variant | changes, variant, metrics=["overlap_ratio"])
+    return str(caught.value)
+
+
+def test_all_reduces_after_backward_are_caught(workload, ddp_config):
+    text = lost(workload, "ddp_overlap", ddp_config, enable_overlap=False)
+    assert "overlap_ratio: regression: 0" in text
+    assert "all_reduce exposed" in text
+
+
+def test_collectives_on_the_compute_stream_are_caught(workload, ranking_config):
+    text = lost(workload, "ranking", ranking_config, one_stream=True)
+    assert "overlap_ratio: regression: 0" in text
+    assert " exposed " in text
