@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from pytest_aorta.worker import FailureDetail
+from pytest_aorta.worker.stream_spans import Transfer
 
 from ..common.seeding import generator
-from ..fsdp.lanes import Transfer
 
 KINDS = ("h2d", "d2h", "d2d")
 _ITEM_BYTES = 4

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from ..fsdp.lanes import Lane, Ticket, Transfer
+from pytest_aorta.worker.stream_spans import Transfer
+
+from ..fsdp.lanes import Lane, Ticket
 
 
 class _Running(Ticket):

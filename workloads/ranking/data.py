@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 
+from pytest_aorta.worker.stream_spans import Transfer
+
 from ..common.seeding import seed_of
-from ..fsdp.lanes import Lane, ReadAhead, Transfer
+from ..fsdp.lanes import Lane, ReadAhead
 
 # Of splitmix64 (Steele, Lea, Flood 2014), as signed numbers; int64 products wrap around.
 _GOLDEN, _FIRST, _SECOND = -7046029254386353131, -4658895280553007687, -7723592293110705685

@@ -10,9 +10,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from pytest_aorta.worker.stream_spans import Handle, Transfer
+
 from ..common.collectives import all_gather, reduce_scatter
 from ..common.fsdp2 import prefetch, sum_gradients
-from ..fsdp.lanes import Transfer
 from .model import RankingModel
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -57,10 +58,10 @@ def _place_collectives(units: Sequence[FSDPModule], device: torch.device, *, one
 
 
 # Runs a collective that is given whether to be asynchronous.
-_Run: TypeAlias = Callable[[Transfer], dist.Work | None]
+_Run: TypeAlias = Callable[[Transfer], Handle | None]
 
 
-def _as_work(collective: Transfer) -> dist.Work | None:
+def _as_work(collective: Transfer) -> Handle | None:
     """Leave it to gloo's threads."""
     return collective(True)
 
@@ -93,7 +94,7 @@ class _Collective:
 class _Gather(_Collective):
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
-    ) -> dist.Work | None:
+    ) -> Handle | None:
         return self._run(
             lambda asynchronous: all_gather(output_tensor, input_tensor, group, async_op=async_op or asynchronous)
         )
@@ -107,7 +108,7 @@ class _Scatter(_Collective):
         group: dist.ProcessGroup,
         op: Any,
         async_op: bool = False,
-    ) -> dist.Work | None:
+    ) -> Handle | None:
         return self._run(
             lambda asynchronous: reduce_scatter(
                 output_tensor, input_tensor, op, group, async_op=async_op or asynchronous
