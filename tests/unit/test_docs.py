@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 from pathlib import Path
 
 import pytest
 
+from pytest_aorta import run_command
+from pytest_aorta.adapters import ADAPTER_SCHEMA
+from pytest_aorta.cli import COMMANDS
 from pytest_aorta.decision import Outcome
 from pytest_aorta.markers import MARKERS
 from pytest_aorta.metrics import METRICS
@@ -32,6 +36,25 @@ def test_every_marker_is_in_the_reference(marker):
 @pytest.mark.parametrize("outcome", list(Outcome))
 def test_every_verdict_is_in_the_reference(outcome):
     assert f"| {outcome.value} |" in REFERENCE
+
+
+@pytest.mark.parametrize("command", [command.name for command in COMMANDS])
+def test_every_subcommand_is_in_the_reference_and_on_its_page(command):
+    assert f"`aorta {command}" in REFERENCE
+    assert f"`aorta {command}" in (DOCS / "command.md").read_text(encoding="utf-8")
+
+
+def test_every_option_of_a_run_is_on_its_page():
+    parser = argparse.ArgumentParser()
+    run_command.add_arguments(parser)
+    flags = {action.option_strings[0] for action in parser._actions if action.option_strings} - {"-h"}
+    page = (DOCS / "command.md").read_text(encoding="utf-8")
+    assert {flag for flag in flags if f"`{flag}" not in page} == set()
+
+
+@pytest.mark.parametrize("key", ADAPTER_SCHEMA["properties"])
+def test_every_key_of_an_adapter_is_on_its_page(key):
+    assert f"`{key}`" in (DOCS / "own-scripts.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", [*sorted(DOCS.glob("*.md")), DOCS.parent / "README.md"], ids=lambda page: page.name)
