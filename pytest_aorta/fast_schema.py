@@ -7,6 +7,7 @@ keyword that is not known here costs time, and can't let anything through.
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeAlias
@@ -28,8 +29,7 @@ _NOTES = {"$schema", "$id", "$defs", "title", "description", "default"}
 def compile_schema(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Accept:
     """A function that accepts only what fits ``schema``, whose references are looked up in ``root``."""
     checks = [check for check in _checks(schema, root) if check is not None]
-    unknown = set(schema) - _NOTES - _KNOWN
-    if unknown or (_OF_OBJECTS & set(schema) and schema.get("type", "object") != "object"):
+    if set(schema) - _NOTES - _KNOWN:
         return _refuse
     if (numbers := _numbers(schema)) is not None:
         return numbers
@@ -102,13 +102,13 @@ def _text(schema: Mapping[str, Any]) -> Accept:
 
 def _array(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Accept:
     item = compile_schema(schema.get("items", {}), root)
-    least, most = schema.get("minItems", 0), schema.get("maxItems")
+    least, most = schema.get("minItems", 0), schema.get("maxItems", math.inf)
     is_set = schema.get("uniqueItems", False)
 
     def accept(value: Any) -> bool:
         if type(value) is not list:
             return True
-        if len(value) < least or (most is not None and len(value) > most):
+        if not least <= len(value) <= most:
             return False
         # Of strings alone, equality is Python's.
         if is_set and not (set(map(type, value)) <= {str} and len(set(value)) == len(value)):
@@ -121,13 +121,17 @@ def _array(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Accept:
 def _numbers(schema: Mapping[str, Any]) -> Accept | None:
     """For an array of plain numbers, which are looked at all at once; None for any other schema."""
     items = schema.get("items", {})
-    is_plain = set(schema) - _NOTES <= {"type", "items", "minItems"} and set(items) - _NOTES <= {"type", "minimum"}
+    is_plain = set(schema) - _NOTES <= {"type", "items", "minItems", "maxItems"} and set(items) - _NOTES <= {
+        "type",
+        "minimum",
+    }
     if not is_plain or schema.get("type") != "array" or items.get("type") not in ("integer", "number"):
         return None
     allowed, least, count = set(_TYPES[items["type"]]), items.get("minimum"), schema.get("minItems", 0)
+    most = schema.get("maxItems", math.inf)
 
     def accept(value: Any) -> bool:
-        if type(value) is not list or len(value) < count or not set(map(type, value)) <= allowed:
+        if type(value) is not list or not count <= len(value) <= most or not set(map(type, value)) <= allowed:
             return False
         # Where a number is none (NaN), the comparison fails or the smallest of the others is found.
         return least is None or not value or min(value) >= least

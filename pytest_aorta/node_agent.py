@@ -22,6 +22,7 @@ from typing import Any
 from pytest_aorta.claims import LeaseError
 from pytest_aorta.discovery import visible_devices
 from pytest_aorta.errors import AortaError, LaunchError
+from pytest_aorta.evidence import steps_entered
 from pytest_aorta.launch import GuardedLaunch
 from pytest_aorta.leasing import LeasedWorld, mark_survivors
 from pytest_aorta.node_files import node_files
@@ -101,7 +102,7 @@ class Agent:
     def await_message(self, wire: Wire, kind: str) -> dict[str, Any]:
         """The next message of this kind."""
         while True:
-            for message in self.turn(wire, None, {"ranks": [], "folder": ""}):
+            for message in self.turn(wire, None, {"ranks": {}, "folder": ""}):
                 if message["type"] == kind:
                     return message
 
@@ -210,9 +211,14 @@ def refuse_absent(plan: LaunchPlan) -> None:
         raise LaunchError(f"there is no {', '.join(absent)}; every node needs the code where node 0 has it")
 
 
-def started_ranks(plan: LaunchPlan) -> list[int]:
-    """Ranks that have started here."""
-    return sorted(int(mark.parent.name) for mark in (plan.run_dir / "ranks").glob("*/pid"))
+def started_ranks(plan: LaunchPlan) -> dict[int, dict[str, int]]:
+    """Process id of each rank that has started here, and the measured steps that it has entered."""
+    ranks = {}
+    for mark in (plan.run_dir / "ranks").glob("*/pid"):
+        with suppress(OSError, ValueError):
+            pid = int(mark.read_text(encoding="ascii"))
+            ranks[int(mark.parent.name)] = {"pid": pid, "steps": steps_entered(mark.parent)}
+    return ranks
 
 
 def read_token() -> str:

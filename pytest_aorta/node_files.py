@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from pytest_aorta.profilers import TRACE_FILE
+
 # One byte more than a result may have, so that one that is too large is told as such.
 RESULT_BYTES = (16 << 20) + 1
 LOG_BYTES = 8 << 20
 FLIGHT_BYTES = 64 << 20
+TRACE_BYTES = 64 << 20
 MARK_BYTES = 1 << 16
 # Name -> bytes at most; of logs the end counts, of everything else the beginning.
 _RANK_FILES = {
@@ -21,6 +24,7 @@ _RANK_FILES = {
     "error.json": LOG_BYTES,
     "collectives.json": LOG_BYTES,
     "result.json": RESULT_BYTES,
+    TRACE_FILE: TRACE_BYTES,
 }
 _NODE_FILES = {"agent.log": LOG_BYTES, "agent.json": LOG_BYTES}
 

@@ -17,7 +17,7 @@ MAX_NODE_BYTES = 1 << 30
 LOG_LINES = 8
 _RANK_FILE = re.compile(
     r"ranks/(\d{1,6})/(?:pid|marks|progress|output\.log|stacks\.txt|py-spy\.txt|result\.json|error\.json"
-    r"|collectives\.json)"
+    r"|collectives\.json|trace\.json\.gz)"
 )
 _FLIGHT_FILE = re.compile(r"flight/rank_(\d{1,6})")
 _OWN_FILES = ("agent.json", "agent.log")
@@ -107,7 +107,8 @@ class Node:
         """
         match message["type"]:
             case "beat":
-                self.ranks, self.folder = sorted(map(int, message["ranks"])), str(message["folder"])
+                self.folder = str(message["folder"])
+                self.note_ranks(message["ranks"], run_dir, world_size)
             case "refused":
                 self.outcome = {"reason": "refused"}
                 raise NodeFailed("node_mismatch", f"{self.name}: {message['text']}")
@@ -117,6 +118,15 @@ class Node:
                 self.outcome, self.ended_s = dict(message["outcome"]), time.monotonic()
             case other:
                 raise WireError(f"no such message {other!r}")
+
+    def note_ranks(self, ranks: Mapping[str, Mapping[str, int]], run_dir: Path, world_size: int) -> None:
+        """Leave what ranks have left on their node, for whoever looks how far the launch is."""
+        for name, state in ranks.items():
+            mark = run_dir / self.place(f"ranks/{int(name)}/pid", world_size)
+            with suppress(OSError):
+                mark.write_text(str(int(state["pid"])), encoding="ascii")
+                mark.with_name("progress").write_bytes(int(state["steps"]).to_bytes(8, "little"))
+        self.ranks = sorted(map(int, ranks))
 
     def place(self, name: str, world_size: int) -> str:
         """Where in the run folder a file of this name belongs.

@@ -259,3 +259,18 @@ def test_where_the_stopped_ranks_were_is_told_with_their_collective(tmp_path):
     text = failure(tmp_path, ended())
     assert "rank 1 failed first: signal SIGKILL" in text
     assert "  rank 0, step 3: in nccl:all_reduce number 2, all_reduce (torch/distributed/distributed_c10d.py:1)" in text
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [("node_lost", "node lost"), ("node_launcher", "node launcher"), ("node_mismatch", "node mismatch")],
+)
+def test_failure_of_a_node_is_told_in_the_coordinators_words(tmp_path, reason, kind):
+    (tmp_path / "agent.log").write_text("== node 1 (b) ==\nno such partition\n")
+    raised(tmp_path, 0, 1, "connection closed by peer")
+    plan = make_plan(tmp_path, world=World(4, "cpu", nodes=2))
+    found = launch_failure(plan, LaunchOutcome(reason, None, (), (), 1.0, detail="node 1 (b) was lost"))
+    assert found is not None
+    assert (found.kind, found.rank) == (kind, None)
+    assert found.text.splitlines()[0] == f"toy on 4 cpu ranks of 2 nodes: {kind}: node 1 (b) was lost"
+    assert "  | no such partition" in found.text

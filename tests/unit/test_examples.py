@@ -66,7 +66,7 @@ def test_waiting_agents_of_a_manifest_look_where_pytest_is(path):
     [script] = container["args"]
     [port] = re.findall(r"--aorta-rdzv-endpoint=\"\$\(hostname\):(\d+)\"", script)
     [command] = re.findall(r"exec aorta (agent .*)", script)
-    arguments = cli._parser().parse_args(shlex.split(command))
+    arguments = cli.parser().parse_args(shlex.split(command))
     # An Indexed Job's pods are called after it and their index.
     assert arguments.connect == f"{job['metadata']['name']}-0.{service['metadata']['name']}:{port}"
     assert arguments.wait

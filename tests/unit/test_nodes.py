@@ -10,6 +10,7 @@ from unit_builders import gpus, make_options, make_plan
 
 from pytest_aorta.devices import World
 from pytest_aorta.errors import LaunchError
+from pytest_aorta.evidence import steps_entered
 from pytest_aorta.node_agent import refuse_absent
 from pytest_aorta.node_files import LOG_BYTES, RESULT_BYTES, node_files
 from pytest_aorta.nodes import node_group, node_rank, on_devices, own_address, plan_from_json, plan_to_json, versions
@@ -106,8 +107,10 @@ def test_node_that_can_not_know_its_number_is_told(environ, part):
 
 
 def test_plan_is_the_same_on_the_other_node(tmp_path):
-    spec = WorkloadSpec("toy", tmp_path, None, "Toy", "a toy", "torchrun", 2, {"steps": {"type": "integer"}}, {})
-    plan = make_plan(tmp_path, spec=spec, script=None, world=World(4, "cuda", tuple(gpus(2)), 2), args=("a",))
+    spec = WorkloadSpec(
+        "toy", tmp_path, None, "Toy", "a toy", "torchrun", 2, {"steps": {"type": "integer"}}, {}, ("torch._inductor",)
+    )
+    plan = make_plan(tmp_path, spec=spec, script=None, world=World(4, "cuda", tuple(gpus(2)), 2), profiler="torch")
     there = plan_from_json(json.loads(json.dumps(plan_to_json(plan))), tmp_path / "there")
     assert there == replace(plan, run_dir=tmp_path / "there")
 
@@ -201,13 +204,18 @@ def test_files_without_end_are_refused(tmp_path):
         node.take({"type": "file", "name": "agent.log", "data": encode(b"a"), "is_first": True}, tmp_path, 2)
 
 
-def test_lost_node_is_told_with_its_ranks_and_folder():
+def test_lost_node_is_told_with_its_ranks_and_folder(tmp_path):
     node = make_node()
-    node.take({"type": "beat", "ranks": [3, 2], "folder": "/tmp/here"}, Path(), 4)
+    ranks = {"3": {"pid": 33, "steps": 7}, "2": {"pid": 22, "steps": 6}}
+    (tmp_path / "ranks/3").mkdir(parents=True)
+    node.take({"type": "beat", "ranks": ranks, "folder": "/tmp/here"}, tmp_path, 4)
     node.check(node.heard_s + 10.6)
     assert node.lost.startswith("node 1 (host1) was lost after 0.0 s: no heartbeat for 11 s; it ran ranks 2, 3; its ")
     assert node.has_failed
     assert not node.is_running
+    # For the line of progress, and for the text of the failure.
+    assert (tmp_path / "ranks/3/pid").read_text() == "33"
+    assert steps_entered(tmp_path / "ranks/3") == 7
 
 
 def test_node_that_has_ended_is_not_lost_afterwards():
@@ -241,8 +249,8 @@ def test_of_logs_the_end_is_brought_and_of_all_else_the_beginning(tmp_path):
 def test_every_file_that_an_agent_brings_is_taken(tmp_path):
     for name in ("pid", "marks", "progress", "output.log", "stacks.txt", "py-spy.txt", "error.json", "result.json"):
         write(tmp_path, f"ranks/1/{name}", 1)
-    for name in ("ranks/1/collectives.json", "flight/rank_1", "agent.log", "agent.json"):
+    for name in ("ranks/1/collectives.json", "ranks/1/trace.json.gz", "flight/rank_1", "agent.log", "agent.json"):
         write(tmp_path, name, 1)
     names = [name for name, *_ in node_files(tmp_path)]
-    assert len(names) == 12
+    assert len(names) == 13
     assert all(make_node().place(name, 2) for name in names)
