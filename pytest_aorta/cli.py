@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pytest_aorta import baselines_command, devices_command
+from pytest_aorta import baselines_command, devices_command, report_command
 from pytest_aorta.errors import AortaError, UsageError
 from pytest_aorta.tables import printable
 
@@ -32,6 +32,7 @@ class Command:
 COMMANDS = (
     Command("baselines", "list, show, compare and thin out stored baselines", baselines_command.add_arguments),
     Command("devices", "list this host's devices and leases, clear bad marks", devices_command.add_arguments),
+    Command("report", "one page that compares two sets of kept results", report_command.add_arguments),
 )
 
 

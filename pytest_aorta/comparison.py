@@ -22,7 +22,7 @@ from pytest_aorta.decision import (
 from pytest_aorta.errors import SpecError
 from pytest_aorta.facts import LaunchFacts
 from pytest_aorta.health import notes
-from pytest_aorta.metrics import EXACT, METRICS, Metric, Tolerance, Value
+from pytest_aorta.metrics import EXACT, METRICS, Metric, Tolerance, Value, middle
 from pytest_aorta.priors import SITTING_GAP_S, epochs_of, logs, logs_by_sitting, sittings
 from pytest_aorta.spread import Level, Spread, level
 from pytest_aorta.verdicts import Verdict, Verdicts
@@ -206,18 +206,12 @@ class PairedComparison:
             max_pairs=self.max_pairs,
             worse=metric.worse,
         )
-        return _decided(blank, decision, metric, _middle(metric, references))
+        return _decided(blank, decision, metric, middle(metric, references))
 
 
 def _blank(case: str, metric: Metric, launches: Sequence[LaunchFacts], tolerance: Tolerance) -> Verdict:
-    value = _middle(metric, launches)
+    value = middle(metric, launches)
     return Verdict(case, metric.name, Outcome.MISSING, value, None, None, str(tolerance), launches=len(launches))
-
-
-def _middle(metric: Metric, launches: Sequence[LaunchFacts]) -> Value:
-    values = [metric.measure(launch) for launch in launches]
-    numbers = [value for value in values if isinstance(value, float | int)]
-    return float(median(numbers)) if numbers and len(numbers) == len(values) else values[0]
 
 
 def _incomparable(
@@ -237,7 +231,7 @@ def _incomparable(
             reason=f"the baseline has no {metric.name}; record it again with --update-baselines --aorta-new-epoch",
         )
     if reason := not_applicable(metric, tolerance, launches[0], others[-1]):
-        shown = blank.baseline if metric.direction == "exact" else _middle(metric, others)
+        shown = blank.baseline if metric.direction == "exact" else middle(metric, others)
         return replace(blank, outcome=Outcome.NOT_APPLICABLE, baseline=shown, reason=reason)
     return None
 
@@ -263,7 +257,7 @@ def _within_range(
     worse = metric.worse
     here = [worse * float(metric.measure(launch) or 0) for launch in launches]
     there = [worse * float(metric.measure(other) or 0) for other in others]
-    row = replace(blank, baseline=_middle(metric, others), reason="not positive: compared by range")
+    row = replace(blank, baseline=middle(metric, others), reason="not positive: compared by range")
     allowed = (tolerance.relative or 0.0) * abs(median(there))
     if min(there) <= median(here) <= max(there) or abs(median(here) - median(there)) <= allowed:
         return replace(row, outcome=Outcome.PASS)

@@ -58,11 +58,16 @@ def read_yaml(path: Path, *, max_bytes: int = 1 << 20) -> Any:
 
 
 def write_json(path: Path, document: Any) -> None:
-    """Write ``document`` so that a reader sees the old file or the whole new one, whenever the writer dies."""
-    text = json.dumps(document, allow_nan=False, indent=2, sort_keys=True) + "\n"
+    """Write ``document`` as :func:`write_text` does."""
+    write_text(path, json.dumps(document, allow_nan=False, indent=2, sort_keys=True) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write ``text`` so that a reader sees the old file or the whole new one, whenever the writer dies."""
     handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.", suffix=".tmp")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        # A test's id or output may hold what is no Unicode.
+        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

@@ -42,6 +42,7 @@ class Options:
         durations: the summary tells how long each launch took, and its parts.
         locate: upon a numeric difference both sides are launched again to find the parameter and the module.
         ab: the reference version, a git ref or ``python:`` and an interpreter; None: there is none.
+        report: the HTML file that the run is told in; None: there is none.
     """
 
     gpus: int | None
@@ -66,6 +67,7 @@ class Options:
     durations: bool
     locate: bool
     ab: str | None
+    report: Path | None
     rootdir: Path
 
 
@@ -134,6 +136,12 @@ def _seconds(text: str) -> float:
 def _folder(text: str) -> str:
     if not text.strip():
         raise ValueError("a folder")
+    return text
+
+
+def _page(text: str) -> str:
+    if not text.endswith(".html") or text.endswith("/.html"):
+        raise ValueError("a file whose name ends in .html")
     return text
 
 
@@ -252,6 +260,7 @@ OPTIONS = (
         "version that A/B comparisons launch as their reference: a git ref, or python:PATH of an interpreter",
         "REF",
     ),
+    Option("report", _page, None, "write the run as one HTML page here; needs pytest-aorta[report]", "FILE.html"),
     Option("workloads", _folder, "workloads", "folder of your own workloads (default: workloads)", "DIR"),
 )
 
@@ -298,6 +307,7 @@ def read_options(config: pytest.Config) -> Options:
         durations=values["durations"],
         locate=values["locate"],
         ab=values["ab"],
+        report=None if values["report"] is None else config.rootpath / values["report"],
         rootdir=config.rootpath,
     )
     _refuse_contradictions(options)

@@ -1,0 +1,80 @@
+"""The page: one HTML file with its script, style and data inside, which asks for nothing from outside."""
+
+from __future__ import annotations
+
+from collections import Counter
+from importlib.resources import files
+from typing import Any
+
+import jinja2
+
+from pytest_aorta.metrics import METRICS
+from pytest_aorta.report import rows
+from pytest_aorta.report.data import Report
+from pytest_aorta.report.interval import interval_marks
+from pytest_aorta.report.lanes import collective_overlaps, rank_overlaps
+from pytest_aorta.report.plots import case_plots, numbers_a_launch
+from pytest_aorta.verdicts import Verdict
+
+MAX_FAILURE_CHARACTERS = 20_000
+_FOLDER = files("pytest_aorta.report")
+
+
+def render(report: Report) -> str:
+    """The whole file."""
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(lambda name: _FOLDER.joinpath(name).read_text(encoding="utf-8")),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"ms": _ms, "percent": _percent, "bounded": _bounded}
+    tests = rows.failing_first(report)
+    limit = numbers_a_launch(report)
+    plots = {
+        f"{place}-{number}": case_plots(case, limit)
+        for place, test in enumerate(tests)
+        for number, case in enumerate(test.cases)
+    }
+    return environment.get_template("page.html.jinja").render(
+        report=report,
+        tests=tests,
+        plots=plots,
+        table=[(place, test, row, sort_key(row)) for place, test in enumerate(tests) for row in test.verdicts],
+        outcomes=Counter(test.outcome for test in tests),
+        verdicts=sorted({row.outcome for test in tests for row in test.verdicts}, key=list(rows.SEVERITY).index),
+        rank_times=rows.rank_times,
+        environment_rows=rows.environment_rows,
+        config_rows=rows.config_rows,
+        rank_overlaps=rank_overlaps,
+        collective_overlaps=collective_overlaps,
+        interval_marks=interval_marks,
+        metrics=METRICS,
+        style=_asset("vendor/uPlot.min.css") + _asset("page.css"),
+        library=_asset("vendor/uPlot.iife.min.js"),
+        script=_asset("page.js"),
+    )
+
+
+def sort_key(row: Verdict) -> dict[str, Any]:
+    """What the table's columns are sorted by where their text is no order."""
+    return {"change": row.delta if row.delta is not None else "", "verdict": rows.severity(row)}
+
+
+def _asset(name: str) -> str:
+    """A file of ours, and of no input: it goes into the page as it is."""
+    return _FOLDER.joinpath(name).read_text(encoding="utf-8")
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _bounded(text: str) -> str:
+    cut = len(text) - MAX_FAILURE_CHARACTERS
+    return text if cut <= 0 else f"{text[:MAX_FAILURE_CHARACTERS]}\n... and {cut:,} characters more"
