@@ -10,6 +10,10 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 SCHEMA_VERSION = 2
+# Kinds of communication that are told apart.
+COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send_recv", "other")
+# Lengths are whole nanoseconds, and so are sums of a few of them.
+_ROUNDING_MS = 1e-5
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,75 @@ class TensorHashes:
 
 
 @dataclass(frozen=True)
+class CollectiveTime:
+    """A profiled step's communication of one kind on one rank, as lengths of unions of intervals.
+
+    ``hidden_ms`` is that part of ``total_ms`` during which the rank also computes.
+    """
+
+    total_ms: float
+    hidden_ms: float
+
+    @property
+    def exposed_ms(self) -> float:
+        """Communication of this kind during which nothing is computed."""
+        return self.total_ms - self.hidden_ms
+
+
+@dataclass(frozen=True)
+class StepOverlap:
+    """Where one profiled step's time went on one rank: lengths of unions of intervals within the step.
+
+    ``idle_ms`` is under none of compute, communication and copies. ``collectives`` has those of
+    ``COLLECTIVES`` that the step ran; where two run at once, each counts for itself.
+    """
+
+    step_ms: float
+    compute_ms: float
+    comm_ms: float
+    copy_ms: float
+    idle_ms: float
+    hidden_comm_ms: float
+    collectives: dict[str, CollectiveTime] = field(default_factory=dict)
+
+    @property
+    def exposed_comm_ms(self) -> float:
+        """Communication during which nothing is computed."""
+        return self.comm_ms - self.hidden_comm_ms
+
+    @property
+    def overlap_ratio(self) -> float | None:
+        """The share of communication that is hidden under compute; None without communication."""
+        return self.hidden_comm_ms / self.comm_ms if self.comm_ms else None
+
+    def broken_rule(self) -> str | None:
+        """Which rule these lengths break that those of unions within one step can't; None where all hold."""
+        beside_ms = self.compute_ms + self.exposed_comm_ms + self.idle_ms
+        kinds_ms = sum(time.total_ms for time in self.collectives.values())
+        excess_ms = {
+            "hidden_comm_ms is more than comm_ms": self.hidden_comm_ms - self.comm_ms,
+            "hidden_comm_ms is more than compute_ms": self.hidden_comm_ms - self.compute_ms,
+            "comm_ms is more than step_ms": self.comm_ms - self.step_ms,
+            "compute_ms, exposed communication and idle_ms are more than step_ms": beside_ms - self.step_ms,
+            "compute_ms, exposed communication, copy_ms and idle_ms are less than step_ms": self.step_ms
+            - beside_ms
+            - self.copy_ms,
+            "comm_ms is more than all its collectives": self.comm_ms - kinds_ms,
+        }
+        for kind, time in self.collectives.items():
+            excess_ms[f"hidden_ms of {kind} is more than its total_ms"] = time.hidden_ms - time.total_ms
+            excess_ms[f"{kind} is more than comm_ms"] = time.total_ms - self.comm_ms
+            excess_ms[f"hidden_ms of {kind} is more than hidden_comm_ms"] = time.hidden_ms - self.hidden_comm_ms
+        return next((rule for rule, excess in excess_ms.items() if excess > _ROUNDING_MS), None)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> StepOverlap:
+        """Build from an entry of a validated document."""
+        times = {kind: CollectiveTime(**time) for kind, time in data["collectives"].items()}
+        return cls(**{**data, "collectives": times})
+
+
+@dataclass(frozen=True)
 class RankResult:
     """What one rank measured.
 
@@ -90,6 +163,9 @@ class RankResult:
         tensor_hashes: of the logical ``weights``, ``gradients`` and ``optimizer`` state, tensor by tensor; the same on
             every rank.
         boundary_hashes: of what this rank's modules took and gave, ``forward`` and ``backward``.
+        overlap: one entry a profiled step; empty where none was.
+        timeline: lanes of the last profiled step, ``compute``, ``copy`` and the collectives' names, as
+            ``[begin_ms, end_ms]`` from the step's begin; short gaps are closed where there are too many to draw.
     """
 
     passed: bool
@@ -111,6 +187,8 @@ class RankResult:
     canary_after: dict[str, float] = field(default_factory=dict)
     tensor_hashes: dict[str, TensorHashes] = field(default_factory=dict)
     boundary_hashes: dict[str, TensorHashes] = field(default_factory=dict)
+    overlap: list[StepOverlap] = field(default_factory=list)
+    timeline: dict[str, list[list[float]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -118,8 +196,8 @@ class WorkloadResult:
     """One launch's result over all ranks; ``step_times_ms[rank][step]``, ``metrics[name][rank]``.
 
     ``wait_ms[rank]`` and ``memory_bytes[rank]`` are lists as in :class:`RankResult`; ``canary_before[name][rank]``
-    and ``canary_after`` are empty where the workload has no process group then. ``boundary_hashes[rank]`` is empty
-    where no rank has any.
+    and ``canary_after`` are empty where the workload has no process group then. ``boundary_hashes[rank]``,
+    ``overlap[rank][profiled step]`` and ``timeline[rank]`` are empty where no rank has any.
     """
 
     schema_version: int
@@ -151,6 +229,8 @@ class WorkloadResult:
     grad_norm: list[float] = field(default_factory=list)
     tensor_hashes: dict[str, TensorHashes] = field(default_factory=dict)
     boundary_hashes: list[dict[str, TensorHashes]] = field(default_factory=list)
+    overlap: list[list[StepOverlap]] = field(default_factory=list)
+    timeline: list[dict[str, list[list[float]]]] = field(default_factory=list)
 
     @property
     def step_times_max_ms(self) -> list[float]:
@@ -164,6 +244,7 @@ class WorkloadResult:
         values["failure_details"] = [FailureDetail(**detail) for detail in data["failure_details"]]
         values["tensor_hashes"] = _hashes_from_json(data.get("tensor_hashes", {}))
         values["boundary_hashes"] = [_hashes_from_json(rank) for rank in data.get("boundary_hashes", [])]
+        values["overlap"] = [[StepOverlap.from_json(step) for step in rank] for rank in data.get("overlap", [])]
         return cls(**values)
 
 

@@ -10,7 +10,7 @@ from pytest_aorta.errors import ResultError
 from pytest_aorta.files import UnreadableFile, read_json, write_json
 from pytest_aorta.launch import LaunchOutcome, launch_times_s, rank_folders
 from pytest_aorta.plan import LaunchPlan
-from pytest_aorta.result import SCHEMA_VERSION, WorkloadResult
+from pytest_aorta.result import SCHEMA_VERSION, StepOverlap, WorkloadResult
 from pytest_aorta.schema_check import violation
 
 SCHEMA = "workload_result.schema.json"
@@ -80,6 +80,8 @@ def merge(plan: LaunchPlan, outcome: LaunchOutcome, ranks: list[dict[str, Any]])
         "grad_norm": first.get("grad_norm", []),
         "tensor_hashes": first.get("tensor_hashes", {}),
         "boundary_hashes": _unless_all_empty([rank.get("boundary_hashes", {}) for rank in ranks]),
+        "overlap": _unless_all_empty([rank.get("overlap", []) for rank in ranks]),
+        "timeline": _unless_all_empty([rank.get("timeline", {}) for rank in ranks]),
         "environment": first["environment"],
         "launch_times_s": launch_times_s(outcome),
         "wait_ms": _last_common([rank["wait_ms"] for rank in ranks]),
@@ -98,7 +100,7 @@ def _by_rank(values: list[dict[str, float]]) -> dict[str, list[float]]:
     return {name: [rank[name] for rank in values] for name in values[0]}
 
 
-def _unless_all_empty(values: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _unless_all_empty(values: list[Any]) -> list[Any]:
     return values if any(values) else []
 
 
@@ -133,6 +135,9 @@ def _read_rank(path: Path) -> dict[str, Any]:
         )
     for kind, hashes in {**rank.get("tensor_hashes", {}), **rank.get("boundary_hashes", {})}.items():
         _check_hashes(path, kind, hashes)
+    for number, step in enumerate(rank.get("overlap", [])):
+        if problem := StepOverlap.from_json(step).broken_rule():
+            raise ResultError(f"result invalid: {path}: overlap of profiled step {number}: {problem}")
     return rank
 
 
@@ -159,6 +164,7 @@ def _check_ranks(plan: LaunchPlan, ranks: list[dict[str, Any]]) -> None:
         "canary_after": lambda rank: sorted(rank["canary_after"]),
         "grad_norm": lambda rank: rank.get("grad_norm", []),
         "tensor_hashes": lambda rank: rank.get("tensor_hashes", {}),
+        "number of profiled steps": lambda rank: len(rank.get("overlap", [])),
     }
     for name, view in views.items():
         expected = view(ranks[0])

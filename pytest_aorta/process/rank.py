@@ -53,6 +53,8 @@ def prepare(folder: Path) -> None:
     stacks = (folder / "stacks.txt").open("w", encoding="utf-8")
     # Where the step timer counts, so that a hang shows how far each rank came.
     os.environ["AORTA_PROGRESS_FILE"] = str(folder / "progress")
+    # Where traces and telemetry go.
+    os.environ["AORTA_RANK_FOLDER"] = str(folder)
     faulthandler.enable(stacks)
     faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
     leave_last_words(folder, stacks)

@@ -286,3 +286,51 @@ def test_hashes_that_do_not_fit_their_names_are_refused(tmp_path):
 
 def test_ranks_whose_hashes_of_logical_tensors_differ_are_refused(tmp_path):
     assert "tensor_hashes of rank 1 is" in ranks_error(tmp_path, tensor_hashes={"weights": hashes_of("w")})
+
+
+STEP = {
+    "step_ms": 10.0, "compute_ms": 6.0, "comm_ms": 3.0, "copy_ms": 0.0, "idle_ms": 3.0, "hidden_comm_ms": 2.0,
+    "collectives": {"all_gather": {"total_ms": 3.0, "hidden_ms": 2.0}},
+}  # fmt: skip
+LANES = {"compute": [[0.0, 6.0]], "all_gather": [[4.0, 7.0]]}
+
+
+def test_profiled_steps_and_timelines_are_kept_by_rank(tmp_path):
+    result = collect(tmp_path, rank_values(overlap=[STEP], timeline=LANES), rank_values(overlap=[STEP], timeline=LANES))
+    assert [step.exposed_comm_ms for rank in result.overlap for step in rank] == [1.0, 1.0]
+    assert result.overlap[1][0].collectives["all_gather"].exposed_ms == 1.0
+    assert result.timeline == [LANES, LANES]
+    assert read_result(tmp_path / "result.json") == result
+
+
+def test_result_without_profiled_steps_has_none_and_so_has_an_older_file(tmp_path):
+    result = collect(tmp_path, rank_values(), rank_values())
+    assert (result.overlap, result.timeline) == ([], [])
+    document = json.loads((tmp_path / "result.json").read_text())
+    del document["overlap"], document["timeline"]
+    (tmp_path / "result.json").write_text(json.dumps(document))
+    assert read_result(tmp_path / "result.json") == result
+
+
+def test_impossible_overlap_is_refused(tmp_path):
+    assert "overlap of profiled step 1: hidden_comm_ms is more than comm_ms" in rank_value_error(
+        tmp_path, overlap=[STEP, STEP | {"hidden_comm_ms": 3.5}]
+    )
+
+
+def test_ranks_profile_equally_many_steps(tmp_path):
+    assert "number of profiled steps of rank 1 is 1, of rank 0 0" in ranks_error(tmp_path, overlap=[STEP])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"overlap": [STEP | {"step_ms": 0.0}]},
+        {"overlap": [STEP | {"collectives": {"gossip": {"total_ms": 3.0, "hidden_ms": 2.0}}}]},
+        {"overlap": [{key: value for key, value in STEP.items() if key != "idle_ms"}]},
+        {"timeline": {"gossip": [[0.0, 1.0]]}},
+        {"timeline": {"compute": [[0.0]]}},
+    ],
+)
+def test_misshapen_overlap_is_refused(tmp_path, changes):
+    rank_value_error(tmp_path, **changes)

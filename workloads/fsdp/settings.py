@@ -20,6 +20,7 @@ class Settings:
     steps: int
     warmup: int
     verify: int
+    profile_steps: int
     layers: int
     gemm_size: int
     fsdp_shard_size: int

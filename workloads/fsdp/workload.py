@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from itertools import count
 
 import torch
 import torch.distributed as dist
 
-from pytest_aorta.worker import RankEnv, RankResult, StepTimer, Workload, environment_facts
+from pytest_aorta.worker import RankEnv, RankResult, StepTimer, Workload, environment_facts, profiled
 from pytest_aorta.worker.weight_hash import LocalShard, hash_shards
 
 from .buffers import Buffers
@@ -49,7 +50,7 @@ class FsdpWorkload(Workload):
         self._verification.rehearse()
 
     def run(self) -> RankResult:
-        """Warm up, check, measure; then read the checks and hash the weights."""
+        """Warm up, check, measure; then read the checks and hash the weights, and at last profile further steps."""
         settings = self._settings
         self._run_steps(range(settings.warmup + settings.verify), StepTimer(self._device))
         timer, elapsed_sec = self._measure()
@@ -57,7 +58,7 @@ class FsdpWorkload(Workload):
         metrics = self._metrics(sum(step_times_ms) / 1e3)
         weight_hashes = self._weight_hashes()
         failure_count, failures = self._verification.failures()
-        return RankResult(
+        result = RankResult(
             passed=failure_count == 0,
             failure_count=failure_count,
             configured_iterations=settings.steps,
@@ -72,6 +73,8 @@ class FsdpWorkload(Workload):
             wait_ms=wait_ms,
             memory_bytes=timer.memory_bytes(),
         )
+        iterations = count(settings.iterations)
+        return profiled(result, lambda: self._step.run(next(iterations)), settings.profile_steps, self._device)
 
     def cleanup(self) -> None:
         """Leave the process group and free the buffers."""

@@ -18,6 +18,7 @@ from pytest_aorta.worker import (
     StepTimer,
     Workload,
     environment_facts,
+    profiled,
 )
 
 from . import saved_state
@@ -96,7 +97,7 @@ class LlamaWorkload(Workload):
         self._pipeline = None if self._mesh.pipeline is None else self._build_pipeline()
 
     def run(self) -> RankResult:
-        """Warm up, train the measured steps, then read what they left on the device."""
+        """Warm up, train the measured steps, read what they left on the device, and at last profile further steps."""
         for batch in self._batches[: self.config["warmup"]]:
             self._train_step(0, batch)
         measured = self._measure()
@@ -104,7 +105,7 @@ class LlamaWorkload(Workload):
             saved_state.save(folder, self._model, self._optimizer)
         step_times_ms, wait_ms = measured.timer.step_times_ms(), measured.timer.wait_ms()
         grad_norm = [float(whole_norm(norm)) for norm in measured.grad_norms]
-        return RankResult(
+        result = RankResult(
             passed=True,
             failure_count=0,
             configured_iterations=self.config["steps"],
@@ -121,6 +122,9 @@ class LlamaWorkload(Workload):
             tensor_hashes=self._hashes.tensor_hashes,
             boundary_hashes=self._hashes.boundary_hashes,
         )
+        # On the last batch again; what they train is neither hashed nor saved.
+        batch = self._batches[-1]
+        return profiled(result, lambda: self._train_step(0, batch), self.config["profile_steps"], self._device)
 
     def cleanup(self) -> None:
         """Leave the process group and free model, optimizer and batches."""

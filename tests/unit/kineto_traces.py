@@ -1,0 +1,37 @@
+"""Chrome traces as Kineto writes them, of events that are known; microseconds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pytest_aorta.kineto import BOUNDARY
+
+TRAINING, BACKWARD, GLOO = 100, 101, 200
+# Far from zero, as real ones are: microseconds since a recent moment, with nanoseconds behind the point.
+ORIGIN_US = 4_423_687_156_865.729
+
+
+def event(category: str, name: str, begin_us: float, duration_us: float, thread: Any = TRAINING, **args: Any) -> dict:
+    return {
+        "ph": "X", "cat": category, "name": name, "pid": 1, "tid": thread,
+        "ts": ORIGIN_US + begin_us, "dur": duration_us, "args": args,
+    }  # fmt: skip
+
+
+def boundary(begin_us: float, correlation: int | None = None, kernel_us: float = 0.0) -> list[dict]:
+    """The annotation and, on a device, its launch and its kernel of one microsecond at ``kernel_us``."""
+    mark = event("user_annotation", BOUNDARY, begin_us, 5)
+    if correlation is None:
+        return [mark]
+    launch = event("cuda_runtime", "cudaLaunchKernel", begin_us + 2, 1, correlation=correlation)
+    return [mark, launch, kernel("fill", kernel_us, 1, correlation=correlation)]
+
+
+def kernel(name: str, begin_us: float, duration_us: float, stream: int = 7, **args: Any) -> dict:
+    return event("kernel", name, begin_us, duration_us, stream, stream=stream, **args)
+
+
+def trace(*events: dict | list[dict]) -> dict[str, Any]:
+    flat = [one for entry in events for one in (entry if isinstance(entry, list) else [entry])]
+    named = {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {"name": "python3"}}
+    return {"schemaVersion": 1, "baseTimeNanoseconds": 1790857026000000000, "traceEvents": [named, *flat]}

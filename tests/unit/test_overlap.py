@@ -1,0 +1,125 @@
+"""Where steps' time went, from lanes that are known."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_aorta.intervals import union
+from pytest_aorta.overlap import MAX_LANE_INTERVALS, overlap_of
+from pytest_aorta.result import COLLECTIVES, CollectiveTime, RankResult, StepOverlap
+
+MS = 1_000_000
+LANES = ("compute", "copy", *COLLECTIVES)
+
+
+def lane(*rows):
+    return union([(begin * MS, end * MS) for begin, end in rows])
+
+
+def test_step_is_split_into_compute_hidden_and_exposed_communication_copies_and_idle():
+    lanes = {
+        "compute": lane((0, 4), (6, 8)),
+        "all_gather": lane((2, 5)),
+        "reduce_scatter": lane((4, 7)),
+        "copy": lane((7, 9)),
+    }
+    capture = overlap_of(lanes, [(0, 10 * MS)])
+    (step,) = capture.steps
+    assert asdict(step) == {
+        "step_ms": 10, "compute_ms": 6, "comm_ms": 5, "copy_ms": 2, "idle_ms": 1, "hidden_comm_ms": 3,
+        "collectives": {
+            "all_gather": {"total_ms": 3, "hidden_ms": 2},
+            "reduce_scatter": {"total_ms": 3, "hidden_ms": 1},
+        },
+    }  # fmt: skip
+    assert (step.exposed_comm_ms, step.overlap_ratio) == (2, 0.6)
+    assert step.collectives["reduce_scatter"].exposed_ms == 2
+    assert capture.metrics() == {"exposed_comm_ms": 2, "overlap_ratio": 0.6}
+    assert capture.timeline["compute"] == [[0, 4], [6, 8]]
+
+
+def test_copies_hide_no_communication():
+    (step,) = overlap_of({"copy": lane((0, 5)), "all_reduce": lane((0, 5))}, [(0, 5 * MS)]).steps
+    assert (step.hidden_comm_ms, step.exposed_comm_ms, step.idle_ms) == (0, 5, 0)
+
+
+def test_what_crosses_a_boundary_is_shared_out_and_the_timeline_is_of_the_last_step():
+    capture = overlap_of({"compute": lane((0, 20)), "send_recv": lane((8, 13))}, [(0, 10 * MS), (10 * MS, 20 * MS)])
+    assert [step.comm_ms for step in capture.steps] == [2, 3]
+    assert capture.timeline == {"compute": [[0, 10]], "send_recv": [[0, 3]]}
+    assert capture.metrics()["overlap_ratio"] == 1
+
+
+def test_ratio_weighs_steps_by_their_communication():
+    lanes = {"compute": lane((0, 1)), "all_gather": lane((0, 1), (10, 13))}
+    assert overlap_of(lanes, [(0, 10 * MS), (10 * MS, 20 * MS)]).metrics() == {
+        "exposed_comm_ms": 1.5,
+        "overlap_ratio": 0.25,
+    }
+
+
+def test_without_communication_there_is_no_ratio():
+    capture = overlap_of({"compute": lane((0, 5))}, [(0, 5 * MS)])
+    assert capture.steps[0].overlap_ratio is None
+    assert capture.metrics() == {"exposed_comm_ms": 0}
+
+
+def test_crowded_lane_is_drawn_in_fewer_pieces_and_measured_in_full():
+    rows = [(2 * place, 2 * place + 1) for place in range(5 * MAX_LANE_INTERVALS)]
+    capture = overlap_of({"compute": lane(*rows)}, [(0, rows[-1][1] * MS)])
+    assert len(capture.timeline["compute"]) == MAX_LANE_INTERVALS
+    assert capture.steps[0].compute_ms == len(rows)
+
+
+@pytest.mark.parametrize(
+    ("lanes", "windows", "message"),
+    [({}, [], "no step was profiled"), ({"gossip": lane()}, [(0, 1)], r"no such lanes \['gossip'\]")],
+)
+def test_no_step_and_unknown_lane_are_refused(lanes, windows, message):
+    with pytest.raises(ValueError, match=message):
+        overlap_of(lanes, windows)
+
+
+edges = st.integers(0, 50)
+drawn = st.dictionaries(st.sampled_from(LANES), st.lists(st.tuples(edges, edges), max_size=8).map(union))
+
+
+@given(drawn, st.lists(edges, min_size=2, max_size=5, unique=True).map(sorted))
+def test_every_measured_step_keeps_the_sum_rules(lanes, bounds):
+    for step in overlap_of(lanes, list(pairwise(bounds))).steps:
+        assert step.broken_rule() is None
+
+
+GOOD = StepOverlap(10, 6, 5, 2, 1, 3, {"all_gather": CollectiveTime(3, 2), "reduce_scatter": CollectiveTime(3, 1)})
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"hidden_comm_ms": 5.1}, "hidden_comm_ms is more than comm_ms"),
+        ({"compute_ms": 2.9}, "hidden_comm_ms is more than compute_ms"),
+        ({"comm_ms": 11.0, "hidden_comm_ms": 6.0}, "comm_ms is more than step_ms"),
+        ({"idle_ms": 2.1}, "compute_ms, exposed communication and idle_ms are more than step_ms"),
+        ({"copy_ms": 0.9}, "compute_ms, exposed communication, copy_ms and idle_ms are less than step_ms"),
+        ({"collectives": {"all_gather": CollectiveTime(3, 2)}}, "comm_ms is more than all its collectives"),
+        ({"collectives": {"other": CollectiveTime(5, 5.1)}}, "hidden_ms of other is more than its total_ms"),
+        ({"collectives": {"other": CollectiveTime(5.1, 3)}}, "other is more than comm_ms"),
+        ({"collectives": {"other": CollectiveTime(5, 3.1)}}, "hidden_ms of other is more than hidden_comm_ms"),
+    ],
+)
+def test_impossible_lengths_are_named(changes, rule):
+    assert GOOD.broken_rule() is None
+    assert replace(GOOD, **changes).broken_rule() == rule
+
+
+def test_capture_is_added_to_a_result_beside_its_own_metrics():
+    result = RankResult(True, 0, 1, 1, [1.0], 0.1, metrics={"tokens_per_s": 5.0})
+    capture = overlap_of({"compute": lane((0, 5)), "all_gather": lane((0, 5))}, [(0, 5 * MS)])
+    found = capture.added_to(result)
+    assert found.metrics == {"tokens_per_s": 5.0, "exposed_comm_ms": 0.0, "overlap_ratio": 1.0}
+    assert (found.overlap, found.timeline) == (capture.steps, capture.timeline)
