@@ -41,18 +41,24 @@ def _validator() -> Any:
     one_by_one = Draft202012Validator.VALIDATORS["items"]
 
     def items(validator: Any, rule: Any, instance: Any, schema: Any) -> Iterator[Any]:
-        if not _are_numbers(instance, rule):
+        if not _is_valid_list(instance, rule):
             yield from one_by_one(validator, rule, instance, schema)
 
     return extend(Draft202012Validator, {"items": items})  # type: ignore[no-untyped-call]
 
 
-def _are_numbers(instance: Any, rule: Any) -> bool:
-    """Whether it is a list of numbers that a rule for numbers surely allows."""
-    if not isinstance(instance, list) or not isinstance(rule, dict) or rule.get("type") != "number":
+def _is_valid_list(instance: Any, rule: Any) -> bool:
+    """Whether it is surely a list of plain numbers, or of lists of them, that ``rule`` allows; no to all else."""
+    if type(instance) is not list or type(rule) is not dict:
         return False
-    least = rule.get("minimum", -math.inf)
-    return rule.keys() <= {"type", "minimum"} and all(type(one) is float and one >= least for one in instance)
+    kind = rule.get("type")
+    if kind == "number" and rule.keys() <= {"type", "minimum"}:
+        least = rule.get("minimum", -math.inf)
+        return all(type(one) is float and one >= least for one in instance)
+    if kind == "array" and rule.keys() == {"type", "minItems", "maxItems", "items"}:
+        fewest, most, inner = rule["minItems"], rule["maxItems"], rule["items"]
+        return all(type(one) is list and fewest <= len(one) <= most and _is_valid_list(one, inner) for one in instance)
+    return False
 
 
 def _allowed(rule: object, value: object, message: str) -> str:

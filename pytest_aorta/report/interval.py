@@ -8,7 +8,7 @@ from pytest_aorta.verdicts import Verdict
 
 # In tolerances, to either side; what is beyond is drawn as an arrow.
 REACH = 3.0
-WIDTH = 120.0
+WIDTH = 100.0
 
 
 @dataclass(frozen=True)

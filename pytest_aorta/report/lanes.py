@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from pytest_aorta.intervals import Intervals, coarsened, difference, union
+from pytest_aorta.intervals import Intervals, difference, union
+from pytest_aorta.overlap import COMPUTE, COPY
 from pytest_aorta.result import StepOverlap, WorkloadResult
 
-# Finer than a pixel, however far one zooms; the figures beside a picture are those of all intervals.
-MAX_INTERVALS = 400
+EXPOSED = "exposed"
 _NS_PER_MS = 1_000_000
-COMPUTE, COPY, EXPOSED = "compute", "copy", "exposed"
 
 
 @dataclass(frozen=True)
@@ -89,11 +88,11 @@ def _collective(name: str, ranks: Sequence[tuple[int, Sequence[StepOverlap]]]) -
 
 
 def drawn_lanes(lanes: dict[str, list[list[float]]]) -> dict[str, list[list[float]]]:
-    """A rank's lanes, and ``exposed``: communication under no compute; few enough intervals to draw."""
+    """A rank's lanes, and ``exposed``: communication under no compute. Lanes are coarse: no figure is made of them."""
     sets = {name: _to_ns(intervals) for name, intervals in lanes.items()}
     comm = union(*(moments for name, moments in sets.items() if name not in (COMPUTE, COPY)))
     sets[EXPOSED] = difference(comm, sets.get(COMPUTE, union()))
-    return {name: (coarsened(moments, MAX_INTERVALS) / _NS_PER_MS).tolist() for name, moments in sets.items()}
+    return {name: (moments / _NS_PER_MS).tolist() for name, moments in sets.items()}
 
 
 def _to_ns(intervals: list[list[float]]) -> Intervals:

@@ -156,7 +156,7 @@
   const brief = (value) => value == null ? "-" : `${Number(value.toPrecision(4))}`;
   const axis = (more) => ({
     stroke: colour("muted"), grid: { stroke: colour("grid"), width: 1 }, ticks: { stroke: colour("grid"), width: 1 },
-    font: "12px system-ui, sans-serif", labelFont: "12px system-ui, sans-serif", labelSize: 22, ...more,
+    font: "12px system-ui, sans-serif", labelFont: "12px system-ui, sans-serif", labelSize: 20, ...more,
   });
   const rankColour = (rank, ranks) => `hsl(${Math.round(205 + 330 * rank / ranks) % 360} 65% ${root.dataset.theme === "dark" ? 66 : 40}%)`;
   function make(canvas, height, options, values, whole) {
@@ -177,22 +177,22 @@
     const count = ranks[0].length;
     const xs = Float64Array.from({ length: count }, (_, place) => place * launch.block + 1);
     const slowest = Float32Array.from(xs, (_, place) => Math.max(...ranks.map((rank) => rank[place])));
-    const values = [xs, ...ranks, slowest];
+    const values = [xs, slowest, ...ranks];
     const series = [{ label: launch.block > 1 ? `slowest of ${launch.block} steps from` : "step" },
-      ...ranks.map((_, rank) => ({ label: `rank ${rank}`, stroke: rankColour(rank, ranks.length), width: 1, value: ms, alpha: 0.75 })),
-      { label: "slowest", stroke: colour("text"), width: 1.6, value: ms, points: { show: count < 60 } }];
+      { label: "slowest", stroke: colour("muted"), width: 4, alpha: 0.45, value: ms, points: { show: false } },
+      ...ranks.map((_, rank) => ({ label: `rank ${rank}`, stroke: rankColour(rank, ranks.length), width: 1, value: ms, points: { show: false } }))];
     const bands = [];
     if (plots.band) {
       const [low, middle, high] = plots.band.p50;
       const name = `${data.reference} p50`;
       for (const [label, value, width] of [["lowest", low, 0], ["", middle, 1.2], ["highest", high, 0]]) {
         values.push(new Float32Array(count).fill(value));
-        series.push({ label: `${name} ${label}`.trim(), stroke: colour("band-line"), width, dash: [5, 4], value: ms, points: { show: false } });
+        series.push({ label: `${name} ${label}`.trim(), class: label ? "edge" : null, stroke: colour("band-line"), width, dash: [5, 4], value: ms, points: { show: false } });
       }
       bands.push({ series: [series.length - 1, series.length - 3], fill: colour("band") });
     }
     return make(canvas, 280, { series, bands, scales: { x: { time: false } },
-      axes: [axis({ label: "step" }), axis({ label: "ms", size: 56 })] }, values, [1, Number(xs[count - 1])]);
+      axes: [axis({ label: "step", size: 34 }), axis({ label: "ms", size: 56 })] }, values, [1, Number(xs[count - 1])]);
   }
 
   // Shares are drawn by how rare a slower step is: the tail is what one looks for, and most of the shares are not in it.
@@ -206,7 +206,7 @@
     if (plots.band) {
       for (const [label, part, width] of [["lowest", "low", 0], ["", "middle", 1.2], ["highest", "high", 0]]) {
         values.push(plots.band[part]);
-        series.push({ label: `${data.reference} ${label}`.trim(), stroke: colour("band-line"), width, dash: [5, 4], value: ms, points: { show: false } });
+        series.push({ label: `${data.reference} ${label}`.trim(), class: label ? "edge" : null, stroke: colour("band-line"), width, dash: [5, 4], value: ms, points: { show: false } });
       }
       bands.push({ series: [3, 1], fill: colour("band") });
     }
@@ -216,7 +216,7 @@
     });
     const ticks = [0, 0.5, 0.75, 0.9, 0.95, 0.99, 1];
     return make(canvas, 280, { series, bands, scales: { x: { time: false } }, axes: [
-      axis({ label: "share of steps", splits: () => ticks.map(rarity), values: () => ticks.map((share) => labels[plots.shares.indexOf(share)]) }),
+      axis({ label: "share of steps", size: 34, splits: () => ticks.map(rarity), values: () => ticks.map((share) => labels[plots.shares.indexOf(share)]) }),
       axis({ label: "ms", size: 56 })] }, values, [0, rarity(1)]);
   }
 
@@ -284,7 +284,7 @@
     const plot = make(canvas, pixels, {
       legend: { show: false }, cursor: { drag: { x: true, y: false }, y: false, points: { show: false } },
       series: [{}, { paths: () => null, points: { show: false } }], scales: { x: { time: false, range: (_, low, high) => [low, high] }, y: { range: [0, height] } },
-      axes: [axis({ label: "ms" }), axis({ size: 64, grid: { show: false }, splits: () => marks.map(({ at }) => height - at), values: () => marks.map(({ rank }) => `rank ${rank}`) })],
+      axes: [axis({ label: "ms", size: 34 }), axis({ size: 64, grid: { show: false }, splits: () => marks.map(({ at }) => height - at), values: () => marks.map(({ rank }) => `rank ${rank}`) })],
       hooks: { draw: [paint], setCursor: [point] },
     }, [[0, step_ms], [null, null]], [0, step_ms]);
     const keys = document.createElement("ul");

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from importlib.resources import files
 from typing import Any
 
 import jinja2
+from markupsafe import Markup
 
 from pytest_aorta.metrics import METRICS
 from pytest_aorta.report import rows
@@ -29,7 +31,7 @@ def render(report: Report) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"ms": _ms, "percent": _percent, "bounded": _bounded}
+    environment.filters |= {"ms": _ms, "percent": _percent, "bounded": _bounded, "breakable": _breakable}
     tests = rows.failing_first(report)
     limit = numbers_a_launch(report)
     plots = {
@@ -37,11 +39,12 @@ def render(report: Report) -> str:
         for place, test in enumerate(tests)
         for number, case in enumerate(test.cases)
     }
+    table = [(place, test, row, sort_key(row)) for place, test in enumerate(tests) for row in test.verdicts]
     return environment.get_template("page.html.jinja").render(
         report=report,
         tests=tests,
         plots=plots,
-        table=[(place, test, row, sort_key(row)) for place, test in enumerate(tests) for row in test.verdicts],
+        table=sorted(table, key=lambda entry: rows.severity(entry[2])),
         outcomes=Counter(test.outcome for test in tests),
         verdicts=sorted({row.outcome for test in tests for row in test.verdicts}, key=list(rows.SEVERITY).index),
         rank_times=rows.rank_times,
@@ -59,7 +62,9 @@ def render(report: Report) -> str:
 
 def sort_key(row: Verdict) -> dict[str, Any]:
     """What the table's columns are sorted by where their text is no order."""
-    return {"change": row.delta if row.delta is not None else "", "verdict": rows.severity(row)}
+    delta, marks = row.delta, interval_marks(row)
+    reach = "" if delta is None or marks is None else delta / (float(row.tolerance[:-1]) / 100)
+    return {"change": "" if delta is None else delta, "reach": reach, "verdict": rows.severity(row)}
 
 
 def _asset(name: str) -> str:
@@ -73,6 +78,11 @@ def _ms(value: float | None) -> str:
 
 def _percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
+
+
+def _breakable(nodeid: str) -> Markup:
+    """A node id that may be broken where its parts meet, not within a name."""
+    return Markup("<wbr>").join(part for part in re.split(r"(?<=[/:])(?![/:])", nodeid))
 
 
 def _bounded(text: str) -> str:
