@@ -160,9 +160,14 @@
   });
   const rankColour = (rank, ranks) => `hsl(${Math.round(205 + 330 * rank / ranks) % 360} 65% ${root.dataset.theme === "dark" ? 66 : 40}%)`;
   function make(canvas, height, options, values, whole) {
+    const figure = canvas.parentElement;
+    // What is shown can be read off the page: by scripts, and by whoever looks for it in the inspector.
+    const told = (plot, scale) => {
+      if (scale === "x") figure.dataset.range = `${plot.scales.x.min} ${plot.scales.x.max}`;
+    };
     const plot = new uPlot({
       width: canvas.clientWidth, height, cursor: { drag: { x: true, y: false, uni: 10 }, points: { size: 5 } },
-      legend: { live: true }, ...options,
+      legend: { live: true }, ...options, hooks: { ...options.hooks, setScale: [told] },
     }, values, canvas);
     plot.whole = whole;
     plot.root.querySelector("canvas").setAttribute("role", "img");

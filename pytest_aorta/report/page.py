@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from importlib.resources import files
@@ -24,14 +25,6 @@ _FOLDER = files("pytest_aorta.report")
 
 def render(report: Report) -> str:
     """The whole file."""
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(lambda name: _FOLDER.joinpath(name).read_text(encoding="utf-8")),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"ms": _ms, "percent": _percent, "bounded": _bounded, "breakable": _breakable}
     tests = rows.failing_first(report)
     limit = numbers_a_launch(report)
     plots = {
@@ -40,7 +33,7 @@ def render(report: Report) -> str:
         for number, case in enumerate(test.cases)
     }
     table = [(place, test, row, sort_key(row)) for place, test in enumerate(tests) for row in test.verdicts]
-    return environment.get_template("page.html.jinja").render(
+    return _template().render(
         report=report,
         tests=tests,
         plots=plots,
@@ -58,6 +51,19 @@ def render(report: Report) -> str:
         library=_asset("vendor/uPlot.iife.min.js"),
         script=_asset("page.js"),
     )
+
+
+@functools.cache
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_asset),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"ms": _ms, "percent": _percent, "bounded": _bounded, "breakable": _breakable}
+    return environment.get_template("page.html.jinja")
 
 
 def sort_key(row: Verdict) -> dict[str, Any]:

@@ -116,7 +116,7 @@ def one_launch(plan: Plan, rng: np.random.Generator, ranks: int, steps: int) -> 
     times = np.round(common * (1 + rng.normal(0, 0.001, (ranks, steps))), 4)
     waits = np.round(np.full((ranks, steps), 0.12 * own) * (1 + rng.normal(0, 0.02, (ranks, steps))), 4)
     if plan.late_rank is not None:
-        waits[plan.late_rank] *= 0.3
+        waits[plan.late_rank % ranks] *= 0.3
     profiled = [_profiled(own, plan.hides, rng) for _ in range(ranks)]
     return make_result(
         step_times_ms=times.tolist(),

@@ -54,6 +54,7 @@ def make_options(**changes: Any) -> Options:
         durations=False,
         locate=False,
         ab=None,
+        report=None,
         rootdir=Path(),
     )
     return replace(defaults, **changes)
