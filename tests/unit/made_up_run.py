@@ -105,7 +105,8 @@ def _record(plan: Plan, folder: Path, rng: np.random.Generator, ranks: int, step
     record.num_launches, compared.measured = len(launches), measured_values(launches)
     if failing := told.failing(strict=False, missing_fails=True):
         record.outcome = "failed"
-        record.failure = comparison_text(failing, results[0], launches, path, told.notes)
+        shown = baseline_path(Path("baselines"), PLATFORM, case)
+        record.failure = comparison_text(failing, results[0], launches, shown, told.notes)
     return record
 
 
