@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import importlib
 import re
 from collections.abc import Mapping
@@ -28,7 +29,7 @@ _LAST_LINES = 5
 # torchtitan's line of each logged step; its memory is the peak reserved since the line before.
 TORCHTITAN_PATTERN = (
     r"\[titan\] (?P<timestamp>\d\S+ \d\S+) - .* - step:\s*(?P<step>\d+)\s+loss:\s*(?P<loss>\S+)"
-    r"(?:\s+grad_norm:\s*(?P<grad_norm>\S+))?\s+memory:\s*(?P<peak_memory_reserved_gib>[\d.,]+)GiB\([^)]*\)"
+    r"(?:\s+grad_norm:\s*(?P<grad_norm>\S+))?\s+memory:\s*(?P<peak_memory_reserved_gib>-?[\d.,]+)GiB\([^)]*\)"
     r"\s+tps:\s*(?P<tokens_per_s>[\d,]+)(?:\s+tflops:\s*(?P<model_tflops>[\d,.]+))?"
 )
 TORCHTITAN_SCALARS = {
@@ -129,7 +130,9 @@ def _event_records(adapter: Adapter) -> tuple[list[Record], str]:
         raise AdapterError(
             "event files are read by tensorboard, which is not installed here: pip install 'pytest-aorta[tensorboard]'"
         ) from None
-    files = sorted(Path(adapter.folder).rglob("*tfevents*"))
+    # A part of the path may be a pattern, for what scripts name by the time of day.
+    folders = [Path(folder) for folder in glob.glob(adapter.folder)]  # noqa: PTH207 - an absolute pattern
+    files = sorted(file for folder in folders for file in folder.rglob("*tfevents*"))
     if len(files) != 1:
         there = f"there are {len(files)}: {', '.join(map(str, files[:3]))}" if files else "there is none"
         raise AdapterError(f"{adapter.folder}: one event file is expected below it; {there}")

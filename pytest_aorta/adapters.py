@@ -171,7 +171,8 @@ def adapted(adapter: Adapter, records: Sequence[Record], source: str) -> Adapted
     metrics = {
         _in_bytes(name): max(values) if name.startswith("peak_") else mean(values)
         for name, values in ((name, _scaled(name, column)) for name, column in columns.items())
-        if name not in _SERIES
+        # A peak of nothing is how scripts say that they can't tell, torchtitan with -1.
+        if name not in _SERIES and not (name.startswith("peak_") and max(values) <= 0)
     }
     environment: dict[str, str | int | float | bool | None] = {"step_clock": adapter.clock, "adapter": adapter.kind}
     if adapter.every > 1:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from statistics import median
 
 from pytest_aorta.baseline import Baseline
 from pytest_aorta.baselines_files import StoredFile
 from pytest_aorta.decision import CONFIDENCE, detectable, quantile_t
 from pytest_aorta.facts import LaunchFacts
-from pytest_aorta.metrics import METRICS, Metric, Value, format_value
+from pytest_aorta.metrics import METRICS, Metric, Value, format_value, middle
 from pytest_aorta.priors import epochs_of, reference_step_ms, sittings
 from pytest_aorta.scales import Scale
 from pytest_aorta.spread import Level, Variance, observed
@@ -106,12 +105,10 @@ def recorded_text(baseline: Baseline) -> str:
 
 
 def centre(metric: Metric, file: StoredFile) -> Value:
-    """What launches are compared with; the anchor's median, or last value, where it has no level."""
+    """What launches are compared with; the anchor's median, or first value, where it has no level."""
     if level := file.level(metric):
         return metric.scale.from_place(level.centre, reference_step_ms(file.baseline.anchor))
-    values = [metric.measure(launch) for launch in file.baseline.anchor]
-    numbers = [value for value in values if isinstance(value, float | int)]
-    return float(median(numbers)) if numbers and metric.direction != "exact" else values[-1]
+    return middle(metric, file.baseline.anchor)
 
 
 def uncertainty(level: Level, scale: Scale) -> float:

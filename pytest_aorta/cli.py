@@ -15,6 +15,7 @@ from pytest_aorta import (
     completion_command,
     devices_command,
     doctor_command,
+    report_command,
     run_command,
     workloads_command,
 )
@@ -45,6 +46,7 @@ COMMANDS = (
     Command("agent", "run this node's part of launches over several nodes", agent_command.add_arguments),
     Command("baselines", "list, show, compare and thin out stored baselines", baselines_command.add_arguments),
     Command("devices", "list this host's devices and leases, clear bad marks", devices_command.add_arguments),
+    Command("report", "one page that compares two sets of kept results", report_command.add_arguments),
     Command("doctor", "look for what would break a run, with the remedy", doctor_command.add_arguments),
     Command("completion", "print the completion script of a shell", completion_command.add_arguments),
 )

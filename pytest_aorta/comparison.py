@@ -23,7 +23,7 @@ from pytest_aorta.errors import SpecError
 from pytest_aorta.exposure import EXPLAINED, exposure
 from pytest_aorta.facts import LaunchFacts
 from pytest_aorta.health import notes
-from pytest_aorta.metrics import EXACT, METRICS, Metric, Tolerance, Value
+from pytest_aorta.metrics import EXACT, METRICS, Metric, Tolerance, Value, middle
 from pytest_aorta.priors import SITTING_GAP_S, epochs_of, places, places_by_sitting, reference_step_ms, sittings
 from pytest_aorta.scales import Scale
 from pytest_aorta.spread import Level, Spread, level
@@ -221,20 +221,14 @@ class PairedComparison:
             worse=metric.worse,
             relative=metric.scale is Scale.RELATIVE,
         )
-        row = _decided(blank, decision, metric, _middle(metric, references))
+        row = _decided(blank, decision, metric, middle(metric, references))
         row = replace(row, reason=_exposure(row, candidates, references) or row.reason)
         return _with_throttling(row, metric, candidates)
 
 
 def _blank(case: str, metric: Metric, launches: Sequence[LaunchFacts], tolerance: Tolerance) -> Verdict:
-    value = _middle(metric, launches)
+    value = middle(metric, launches)
     return Verdict(case, metric.name, Outcome.MISSING, value, None, None, str(tolerance), launches=len(launches))
-
-
-def _middle(metric: Metric, launches: Sequence[LaunchFacts]) -> Value:
-    values = [metric.measure(launch) for launch in launches]
-    numbers = [value for value in values if isinstance(value, float | int)]
-    return float(median(numbers)) if numbers and len(numbers) == len(values) else values[0]
 
 
 def _incomparable(
@@ -249,7 +243,7 @@ def _incomparable(
     if any(metric.measure(launch) is None for launch in launches):
         return replace(blank, value=None, baseline=known[-1], reason=f"the launch has no {metric.name}")
     if reason := not_applicable(metric, tolerance, launches[0], others[-1]):
-        shown = blank.baseline if metric.direction == "exact" else _middle(metric, others)
+        shown = blank.baseline if metric.direction == "exact" else middle(metric, others)
         return replace(blank, outcome=Outcome.NOT_APPLICABLE, baseline=shown, reason=reason)
     if any(value is None for value in known):
         return replace(
@@ -280,7 +274,7 @@ def _within_range(
     worse = metric.worse
     here = [worse * float(metric.measure(launch) or 0) for launch in launches]
     there = [worse * float(metric.measure(other) or 0) for other in others]
-    row = replace(blank, baseline=_middle(metric, others), reason="not positive: compared by range")
+    row = replace(blank, baseline=middle(metric, others), reason="not positive: compared by range")
     allowed = (tolerance.relative or 0.0) * abs(median(there))
     if min(there) <= median(here) <= max(there) or abs(median(here) - median(there)) <= allowed:
         return replace(row, outcome=Outcome.PASS)

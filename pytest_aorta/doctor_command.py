@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     found = findings({"results": arguments.results, "baselines": arguments.baselines})
     problems = sum(finding.state == PROBLEM for finding in found)
     if arguments.json:
-        emit([json.dumps([asdict(finding) for finding in found], indent=2)])
+        emit(json.dumps([asdict(finding) for finding in found], indent=2).splitlines())
     else:
         emit(_lines(found))
         emit([f"{counted(problems, 'problem')} would break a run" if problems else "nothing here would break a run"])

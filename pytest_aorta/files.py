@@ -62,8 +62,8 @@ def read_yaml(path: Path, *, max_bytes: int = 1 << 20) -> Any:
 
 
 def write_json(path: Path, document: Any) -> None:
-    """Write ``document`` so that a reader sees the old file or the whole new one, whenever the writer dies."""
-    _write_text(path, json.dumps(document, allow_nan=False, indent=2, sort_keys=True) + "\n")
+    """Write ``document`` as :func:`write_text` does."""
+    write_text(path, json.dumps(document, allow_nan=False, indent=2, sort_keys=True) + "\n")
 
 
 def write_json_rows(path: Path, document: Mapping[str, Any]) -> None:
@@ -71,13 +71,15 @@ def write_json_rows(path: Path, document: Mapping[str, Any]) -> None:
     rows = [
         f"{json.dumps(key)}: {json.dumps(document[key], allow_nan=False, sort_keys=True)}" for key in sorted(document)
     ]
-    _write_text(path, "{\n" + ",\n".join(rows) + "\n}\n")
+    write_text(path, "{\n" + ",\n".join(rows) + "\n}\n")
 
 
-def _write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> None:
+    """Write ``text`` so that a reader sees the old file or the whole new one, whenever the writer dies."""
     handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.", suffix=".tmp")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        # A test's id or output may hold what is no Unicode.
+        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

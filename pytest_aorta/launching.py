@@ -129,6 +129,7 @@ class DistributedWorld:
         self._references = references
         # By identity, with the result, whose id would be another's once it is gone.
         self._requests: dict[int, tuple[WorkloadResult, LaunchRequest, Reference | None]] = {}
+        self._folders: dict[int, Path] = {}
         self._launcher = launcher
         self._options = options
         self._run_base = run_base
@@ -204,6 +205,10 @@ class DistributedWorld:
         request, _ = self._origin(result)
         return default_config(request.spec, request.config) if request and request.spec else {}
 
+    def folder(self, result: WorkloadResult) -> Path | None:
+        """Where the launch that ``result`` came from left its files; None where this world has not launched it."""
+        return self._folders[id(result)] if self._origin(result)[0] else None
+
     def _origin(self, result: WorkloadResult) -> tuple[LaunchRequest | None, Reference | None]:
         """The request that ``result`` came from, and the version it ran; no request if not of this world."""
         # By identity, and an id may be that of an object that is gone.
@@ -244,6 +249,7 @@ class DistributedWorld:
             raise LaunchError(failure.text, failure.kind, failure.rank)
         result = collect_result(plan, outcome, watch.platform_facts)
         self._requests[id(result)] = (result, request, reference)
+        self._folders[id(result)] = plan.run_dir
         return result
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import TypeAlias
 
 from pytest_aorta.errors import SpecError
@@ -155,6 +156,20 @@ _ROWS = (
     Metric("final_loss", "", "numeric", "lower", None, _final_loss, "loss of the last measured step"),
 )  # fmt: skip
 METRICS = {row.name: row for row in _ROWS}
+
+
+def middle(metric: Metric, launches: Sequence[LaunchFacts]) -> Value:
+    """The median over launches, or the first one's value where not each has a number."""
+    values = [metric.measure(launch) for launch in launches]
+    numbers = [value for value in values if isinstance(value, float | int)]
+    return float(median(numbers)) if numbers and len(numbers) == len(values) else values[0]
+
+
+def measured_values(launches: Sequence[LaunchFacts]) -> dict[str, float | str]:
+    """Every metric that the launches have, and that means something with so few steps."""
+    num_steps = min(launch.num_steps for launch in launches)
+    values = {name: middle(row, launches) for name, row in METRICS.items() if num_steps >= row.min_steps}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def format_value(value: Value, unit: str, *, exact: bool = False) -> str:

@@ -51,6 +51,7 @@ class Options:
         rdzv_endpoint: this host's name or address in the nodes' network, and the port, 0 for any; None: by host name.
         join_timeout_s: how long every node's agent may take to come.
         ab: the reference version, a git ref or ``python:`` and an interpreter; None: there is none.
+        report: the HTML file that the run is told in; None: there is none.
     """
 
     gpus: int | None
@@ -81,6 +82,7 @@ class Options:
     node_launcher: tuple[str, ...]
     rdzv_endpoint: tuple[str, int] | None
     join_timeout_s: float
+    report: Path | None
     rootdir: Path
 
 
@@ -177,6 +179,12 @@ def parse_endpoint(text: str) -> tuple[str, int]:
     if match is None or int(match["port"] or 0) > 65535:
         raise ValueError("HOST or HOST:PORT, an IPv6 address in square brackets")
     return match["v6"] or match["host"], int(match["port"] or 0)
+
+
+def _page(text: str) -> str:
+    if not text.endswith(".html") or text.endswith("/.html"):
+        raise ValueError("a file whose name ends in .html")
+    return text
 
 
 def _version(text: str) -> str:
@@ -324,6 +332,7 @@ OPTIONS = (
         "HOST[:PORT]",
     ),
     Option("join_timeout", _seconds, "300", "how long every node's agent may take to come (default: 300)", "SECONDS"),
+    Option("report", _page, None, "write the run as one HTML page here; needs pytest-aorta[report]", "FILE.html"),
     Option("workloads", _folder, "workloads", "folder of your own workloads (default: workloads)", "DIR"),
 )
 
@@ -384,6 +393,7 @@ def make_options(values: Mapping[str, Any], rootdir: Path) -> Options:
         node_launcher=values["node_launcher"] or (),
         rdzv_endpoint=values["rdzv_endpoint"],
         join_timeout_s=values["join_timeout"],
+        report=None if values["report"] is None else rootdir / values["report"],
         rootdir=rootdir,
     )
     _refuse_contradictions(options)

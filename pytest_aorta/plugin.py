@@ -17,7 +17,9 @@ from pytest_aorta.markers import MARKERS, read_markers
 from pytest_aorta.options import Options, add_options, read_options
 from pytest_aorta.profilers import check_profiler
 from pytest_aorta.progress_line import ProgressLine, open_line
-from pytest_aorta.records import TestRecord
+from pytest_aorta.records import TestRecord, outcome_of, properties
+from pytest_aorta.report.ending import tell
+from pytest_aorta.report.write import require_packages
 from pytest_aorta.reporting import durations_lines, header, summary_lines
 from pytest_aorta.runner import WorkloadRunner
 from pytest_aorta.updates import unused_baselines, write_new_baselines
@@ -59,6 +61,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", text)
     try:
         session = PytestSession(read_options(config))
+        if session.options.report is not None:
+            require_packages()
         if session.options.gpus is not None:
             check_budget(session.options, session.devices)
         check_profiler(session.options.profiler)
@@ -126,14 +130,21 @@ def workload(request: pytest.FixtureRequest, distributed_world: DistributedWorld
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Attach the test's record to its report, which takes it along between xdist's processes."""
     report = yield
     record = item.stash.get(RECORD, None)
     if record is not None and (report.when == "call" or (report.when == "setup" and not report.passed)):
         others = [entry for entry in item.user_properties if not entry[0].startswith("aorta.")]
-        item.user_properties[:] = others + [(f"aorta.{row.metric}", str(row)) for row in record.verdicts]
+        item.user_properties[:] = others + properties(record)
         report.user_properties = list(item.user_properties)
+        record.outcome = outcome_of(report)
+        # An error of ours says all there is; of any other, where it came from is what helps.
+        if report.outcome != "passed" and call.excinfo is not None:
+            ours = isinstance(call.excinfo.value, AortaError)
+            record.failure = str(call.excinfo.value) if ours else report.longreprtext
         # Text, since xdist carries only plain values.
         vars(report)["aorta"] = json.dumps(record.to_json())
     return report
@@ -157,6 +168,7 @@ class Controller:
 
     def __init__(self, session: PytestSession) -> None:
         self.session = session
+        self.latest: dict[str, TestRecord] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep what tests left, from whichever process they ran in."""
@@ -164,10 +176,13 @@ class Controller:
         if text is not None:
             record = TestRecord.from_json(json.loads(text))
             self.session.records.append(record)
+            self.latest[report.nodeid] = record
             if report.passed and not hasattr(report, "wasxfail"):
                 self.session.passed[report.nodeid] = record.nodeid
         if report.failed:  # also a teardown, after a call that passed
             self.session.passed.pop(report.nodeid, None)
+            if report.when == "teardown" and (ended := self.latest.get(report.nodeid)):
+                ended.outcome, ended.failure = "error", ended.failure or report.longreprtext
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
@@ -177,8 +192,10 @@ class Controller:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Write the baselines of tests that passed; one that can't be written turns the run red."""
         own = self.session
+        # Before baselines are written: a run is told beside what it was compared with.
+        told = [] if session.config.option.collectonly else tell(own.records, own.options)
         notes, good = write_new_baselines(own.records, own.passed.values(), own.options)
-        own.notes += notes
+        own.notes += [*notes, *told]
         if not good:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         if session.config.option.collectonly:  # reading baselines costs more than collecting

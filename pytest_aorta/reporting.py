@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import median
 
 from pytest_aorta.baseline import Baseline
 from pytest_aorta.decision import Outcome
 from pytest_aorta.devices import CPU_WORLD_SIZE, Device, World
 from pytest_aorta.facts import LaunchFacts
-from pytest_aorta.metrics import METRICS, Metric, Value, format_value
+from pytest_aorta.metrics import METRICS, format_value, middle
 from pytest_aorta.options import Options
 from pytest_aorta.phases import PHASES
 from pytest_aorta.records import TestRecord
@@ -146,7 +145,7 @@ def change_lines(old: Baseline | None, new: Baseline) -> list[str]:
     count = f"{len(new.anchor)} launches at its centre, {len(new.launches)} in all, epoch {new.epoch}"
     lines = [f"{'updated' if old else 'recorded'} {new.platform}: {new.case} ({count})"]
     for metric in METRICS.values():
-        after, before = _centre(metric, new), _centre(metric, old)
+        after, before = middle(metric, new.anchor), middle(metric, old.anchor) if old else None
         if after is None and before is None:
             continue
         shown = (format_value(value, metric.unit, exact=metric.direction == "exact") for value in (before, after))
@@ -157,12 +156,6 @@ def change_lines(old: Baseline | None, new: Baseline) -> list[str]:
     if reason := new.forced.get(str(new.epoch)):
         lines.append(f"  taken although it is noisy: {reason}")
     return lines
-
-
-def _centre(metric: Metric, baseline: Baseline | None) -> Value:
-    values = [metric.measure(launch) for launch in baseline.anchor] if baseline else []
-    numbers = [value for value in values if isinstance(value, float | int)]
-    return float(median(numbers)) if numbers else values[-1] if values else None
 
 
 def _table(rows: list[tuple[str, ...]], reasons: list[str]) -> list[str]:

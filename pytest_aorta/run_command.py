@@ -88,6 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
     record = TestRecord(OWNER)
     with closing(Session(options)) as session, _terminable():
         world = _world(session, spec, launch)
+        _refuse_other_baseline(arguments.check, launch, world)
         _refuse_no_torch()
         launches = arguments.results / launch.folder / "launches"
         with session.leased(world, spec, record, launches, timed=True) as leased:
@@ -114,6 +115,11 @@ class _Launch:
         self.min_world_size = min_world_size
         self._config = config
         self._args = tuple(args)
+
+    @property
+    def result_name(self) -> str:
+        """What its results call it."""
+        return self.name if self._config is not None else Path(self.name).name
 
     def start(self, world: DistributedWorld) -> WorkloadResult:
         """One launch of it."""
@@ -183,6 +189,19 @@ def _check(runner: WorkloadRunner, record: TestRecord, results: list[WorkloadRes
     finally:
         rows = [*map(str, record.verdicts), *(f"note: {note}" for note in record.notes)]
         emit([f"compared with {path}:", *(f"  {row}" for row in rows)] if rows else [])
+
+
+def _refuse_other_baseline(given: Path | None, launch: _Launch, world: World) -> None:
+    """Before anything is launched: whether what --check names is there, and could be of this run."""
+    if given is None or given.is_dir():
+        return
+    baseline = read_baseline_file(given)
+    of_run = launch.result_name, world.platform
+    if (baseline.workload, baseline.platform) != of_run:
+        raise UsageError(
+            f"--check: {given} is of {baseline.workload!r} on {baseline.platform}, and this run is of {of_run[0]!r} on "
+            f"{of_run[1]}"
+        )
 
 
 def _baseline(given: Path, result: WorkloadResult) -> Path:

@@ -17,11 +17,12 @@ from pytest_aorta.launching import DistributedWorld, in_test
 from pytest_aorta.learning import detection_lines, launches_to_learn, merged, objections
 from pytest_aorta.locating import difference_text, locate_first
 from pytest_aorta.markers import TestSpec
+from pytest_aorta.metrics import measured_values
 from pytest_aorta.numerics import compare_steps, first_difference, from_first_step, split
 from pytest_aorta.options import Options
 from pytest_aorta.priors import platform_priors
 from pytest_aorta.profilers import WRAPPERS
-from pytest_aorta.records import TestRecord
+from pytest_aorta.records import Compared, TestRecord
 from pytest_aorta.reporting import comparison_text, failed_checks_text, noisy_baseline_text
 from pytest_aorta.result import WorkloadResult
 from pytest_aorta.spec import find_workload
@@ -84,16 +85,17 @@ class WorkloadRunner:
                 f"{case}: compared twice in one test; give each comparison a label: check(result, label=...)"
             )
         self._record.used_cases.append(case)
+        path = baseline_path(self._options.baselines_dir, result.platform, case)
+        compared = self._compared(case, result, None if self._options.update_baselines else path)
         facts, config = launch_facts(result), identity(result.config)
         if self._options.update_baselines:
-            return self._learn(case, config, result)
+            return self._learn(compared, config, result)
         baseline = self._stored(case, result)
         if baseline is None and self._options.missing_baseline == "record" and self._options.profiler is None:
             self._record.new_baselines.append(_new_baseline(case, self._record.nodeid, result, config, [facts]))
         launches = [facts]
-        verdicts = self._settle(case, config, baseline, result, launches)
-        path = baseline_path(self._options.baselines_dir, result.platform, case)
-        self._judge(verdicts, result, launches, path)
+        verdicts = self._settle(compared, config, baseline, result, launches)
+        self._judge(verdicts, result, launches, path, compared)
         return verdicts
 
     @in_test
@@ -107,7 +109,7 @@ class WorkloadRunner:
             baseline.case, identity(result.config), baseline, marked, priors, max_launches=len(launches)
         )
         verdicts = comparison.judge(launches)
-        self._judge(verdicts, result, launches, path)
+        self._judge(verdicts, result, launches, path, self._compared(baseline.case, result, path))
         return verdicts
 
     @in_test
@@ -144,6 +146,8 @@ class WorkloadRunner:
             _refuse_no_variant(side, given)
         there, here = self._variant(reference, steps), self._variant(candidate, steps)
         case = f"{self._record.nodeid}::{label}"
+        compared = self._compared(case, here, None)
+        self._keep(compared.reference, there)
         rows: tuple[Verdict, ...] = ()
         if steps is not None:
             rows = compare_steps(case, here, there, steps, by_step)
@@ -153,9 +157,12 @@ class WorkloadRunner:
         candidates, references = [launch_facts(here)], [launch_facts(there)]
         priors = platform_priors(self._options.baselines_dir, here.platform, here.device, case)
         comparison = PairedComparison(case, self._spec.tolerances, priors, by_launch, self._options.max_pairs)
-        again = functools.partial(self._again, here), functools.partial(self._again, there)
+        again = (
+            functools.partial(self._again, here, compared.candidate),
+            functools.partial(self._again, there, compared.reference),
+        )
         verdicts = settle_pairs(comparison, candidates, references, *again)
-        self._judge(verdicts, here, candidates, None)
+        self._judge(verdicts, here, candidates, None, compared)
         return replace(verdicts, rows=(*rows, *verdicts.rows))
 
     def _variant(self, given: WorkloadResult | Mapping[str, Any], steps: int | None) -> WorkloadResult:
@@ -200,16 +207,16 @@ class WorkloadRunner:
 
     def _settle(
         self,
-        case: str,
+        compared: Compared,
         config: dict[str, Any],
         baseline: Baseline | None,
         result: WorkloadResult,
         launches: list[LaunchFacts],
     ) -> Verdicts:
-        options, marked = self._options, self._spec.tolerances
+        options, marked, case = self._options, self._spec.tolerances, compared.case
         priors = platform_priors(options.baselines_dir, result.platform, result.device, case)
         stored = StoredComparison(case, config, baseline, marked, priors, options.max_launches)
-        again = functools.partial(self._again, result)
+        again = functools.partial(self._again, result, compared.candidate)
         # Under a profiler no times are compared, and what else there is needs no second launch.
         if options.ab is None or options.profiler in WRAPPERS:
             return settle(stored, launches, again)
@@ -218,18 +225,19 @@ class WorkloadRunner:
             return verdicts
         paired = PairedComparison(case, marked, stored.spread, open_metrics, options.max_pairs)
         candidates: list[LaunchFacts] = []
-        settled = settle_pairs(paired, candidates, [], again, functools.partial(self._again, result, reference=True))
+        reference_again = functools.partial(self._again, result, compared.reference, reference=True)
+        settled = settle_pairs(paired, candidates, [], again, reference_again)
         launches += candidates
         return joined(verdicts, settled, options.ab)
 
-    def _learn(self, case: str, config: dict[str, Any], result: WorkloadResult) -> Verdicts:
+    def _learn(self, compared: Compared, config: dict[str, Any], result: WorkloadResult) -> Verdicts:
         """Launch as often as a baseline needs, and have the launches written if the test passes."""
-        options, marked = self._options, self._spec.tolerances
+        options, marked, case = self._options, self._spec.tolerances, compared.case
         if result.config.get(TEST_HOOK_KEY, {}) not in ({}, None):
             raise BaselineError(f"{case}: not recorded: the config plants a {TEST_HOOK_KEY}")
         launches = [launch_facts(result)]
         while len(launches) < launches_to_learn(marked, launches[0], options.launches):
-            launches.append(self._again(result))
+            launches.append(self._again(result, compared.candidate))
         problems = objections(launches, marked)
         if problems and options.force_baseline is None:
             raise BaselineError(noisy_baseline_text(case, problems))
@@ -247,12 +255,31 @@ class WorkloadRunner:
         self._record.detection[case] = detection_lines(stored, marked, priors, options.max_launches)
         return verdicts
 
-    def _again(self, result: WorkloadResult, *, reference: bool = False) -> LaunchFacts:
-        return launch_facts(_passed(self._world.again(result, reference=reference)))
+    def _compared(self, case: str, result: WorkloadResult, baseline: Path | None) -> Compared:
+        compared = Compared(case, baseline=None if baseline is None else str(baseline))
+        self._record.compared.append(compared)
+        self._keep(compared.candidate, result)
+        compared.measured = measured_values([launch_facts(result)])
+        return compared
+
+    def _keep(self, folders: list[str], result: WorkloadResult) -> None:
+        if folder := self._world.folder(result):
+            folders.append(str(folder))
+
+    def _again(self, result: WorkloadResult, folders: list[str], *, reference: bool = False) -> LaunchFacts:
+        launched = _passed(self._world.again(result, reference=reference))
+        self._keep(folders, launched)
+        return launch_facts(launched)
 
     def _judge(
-        self, verdicts: Verdicts, result: WorkloadResult, launches: list[LaunchFacts], baseline: Path | None
+        self,
+        verdicts: Verdicts,
+        result: WorkloadResult,
+        launches: list[LaunchFacts],
+        baseline: Path | None,
+        compared: Compared,
     ) -> None:
+        compared.measured = measured_values(launches)
         self._record.verdicts += verdicts.rows
         self._record.notes += verdicts.notes
         failing = verdicts.failing(

@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     if arguments.name is not None:
         spec = find_workload(arguments.name, (arguments.workloads,))
-        emit([json.dumps(_document(spec), indent=2)] if arguments.json else _one(spec))
+        emit(json.dumps(_document(spec), indent=2).splitlines() if arguments.json else _one(spec))
         return 0
     specs, problems = [], []
     for name in sorted(workload_places((arguments.workloads,))):
@@ -48,7 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
         except SpecError as error:
             problems.append(str(error))
     if arguments.json:
-        emit([json.dumps({"workloads": [_document(spec) for spec in specs], "problems": problems}, indent=2)])
+        document = {"workloads": [_document(spec) for spec in specs], "problems": problems}
+        emit(json.dumps(document, indent=2).splitlines())
     else:
         emit(_all(specs, problems))
     return EXIT_PROBLEM if problems else 0
@@ -96,7 +97,8 @@ def _key_lines(key: str, schema: Mapping[str, Any], width: int) -> list[str]:
     limits = f"; {allowed(schema)}" if allowed(schema) else ""
     default = f" = {_plain(schema['default'])}" if "default" in schema else ""
     lines = wrapped(f"{key}{default}  ({kind}{limits})", width)
-    lines += wrapped(f"    {' '.join(schema.get('description', '').split())}", width)
+    if "description" in schema:
+        lines += wrapped(f"    {' '.join(schema['description'].split())}", width)
     for name, inner in schema.get("properties", {}).items():
         lines += _key_lines(f"{key}.{name}", inner, width)
     return lines

@@ -6,6 +6,7 @@ from pytest_aorta.overlap import OverlapCapture
 from pytest_aorta.result import FailureDetail, RankResult, TensorHashes
 from pytest_aorta.worker.delay import Delay
 from pytest_aorta.worker.environment import environment_facts
+from pytest_aorta.worker.measuring import measure
 from pytest_aorta.worker.overlap import capture_overlap, profiled
 from pytest_aorta.worker.rank_env import RankEnv
 from pytest_aorta.worker.recorder import Recorder, recorder
@@ -33,6 +34,7 @@ __all__ = [
     "hash_local",
     "hash_optimizer",
     "hash_parameters",
+    "measure",
     "profiled",
     "recorder",
 ]

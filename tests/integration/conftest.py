@@ -210,7 +210,7 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Proje
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     # Not those of the launches that other tests run meanwhile.
     monkeypatch.setenv("AORTA_LEASE_DIR", str(pytester.path / "leases"))
-    for name in ("PYTEST_XDIST_WORKER", "PYTEST_ADDOPTS"):
+    for name in ("PYTEST_XDIST_WORKER", "PYTEST_ADDOPTS", "GITHUB_STEP_SUMMARY"):
         monkeypatch.delenv(name, raising=False)
     return Project(pytester)
 

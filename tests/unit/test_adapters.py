@@ -92,6 +92,11 @@ def test_metrics_are_means_and_peaks_and_gib_become_bytes():
     assert adapted(LOGGED, records(*rows), "x").metrics == {"tokens_per_s": 20.0, "peak_memory_bytes": 2.0 * 2**30}
 
 
+@pytest.mark.parametrize("unknown", [-0.0, -1.0])
+def test_peak_that_the_script_can_not_tell_is_absent(unknown):
+    assert adapted(LOGGED, records({"step_time_ms": 1.0, "peak_memory_gib": unknown}), "x").metrics == {}
+
+
 def test_throughput_tells_step_times_where_the_tokens_of_a_step_are_known():
     adapter = Adapter("log", "(?P<step>)(?P<tokens_per_s>)", tokens_per_step=2048)
     found = adapted(adapter, records({"tokens_per_s": 4096.0}, {"tokens_per_s": 1024.0}), "x")
@@ -182,6 +187,7 @@ def test_torchtitan_lines_are_read_with_colours_and_validation_is_left_out():
         "loss": 8.03245, "grad_norm": 1.4567, "peak_memory_reserved_gib": 1.5, "tokens_per_s": 100.0,
         "model_tflops": 1012.34,
     }  # fmt: skip
+    assert log_records(TORCHTITAN_PATTERN, titan_log().replace("1.50GiB(1.08%)", "-0.00GiB(-0.00%)"), "x")
     assert found[1].moment_s - found[0].moment_s == pytest.approx(1.0)
 
 

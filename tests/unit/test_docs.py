@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import argparse
+import re
 from pathlib import Path
 
 import pytest
 
+from pytest_aorta import run_command
+from pytest_aorta.adapters import ADAPTER_SCHEMA
+from pytest_aorta.cli import COMMANDS
 from pytest_aorta.decision import Outcome
 from pytest_aorta.markers import MARKERS
 from pytest_aorta.metrics import METRICS
 from pytest_aorta.options import OPTIONS
+from pytest_aorta.spec import find_workload, workload_places
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 REFERENCE = (DOCS / "reference.md").read_text(encoding="utf-8")
 NAMES = [name for option in OPTIONS for name in (option.flag, option.ini)] + list(METRICS)
 
@@ -31,7 +38,43 @@ def test_every_verdict_is_in_the_reference(outcome):
     assert f"| {outcome.value} |" in REFERENCE
 
 
+@pytest.mark.parametrize("command", [command.name for command in COMMANDS])
+def test_every_subcommand_is_in_the_reference_and_on_its_page(command):
+    assert f"`aorta {command}" in REFERENCE
+    assert f"`aorta {command}" in (DOCS / "command.md").read_text(encoding="utf-8")
+
+
+def test_every_option_of_a_run_is_on_its_page():
+    parser = argparse.ArgumentParser()
+    run_command.add_arguments(parser)
+    flags = {action.option_strings[0] for action in parser._actions if action.option_strings} - {"-h"}
+    page = (DOCS / "command.md").read_text(encoding="utf-8")
+    assert {flag for flag in flags if f"`{flag}" not in page} == set()
+
+
+@pytest.mark.parametrize("key", ADAPTER_SCHEMA["properties"])
+def test_every_key_of_an_adapter_is_on_its_page(key):
+    assert f"`{key}`" in (DOCS / "own-scripts.md").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("page", [*sorted(DOCS.glob("*.md")), DOCS.parent / "README.md"], ids=lambda page: page.name)
 def test_links_between_pages_lead_somewhere(page):
     targets = [part.split(")")[0] for part in page.read_text(encoding="utf-8").split("](")[1:]]
     assert [target for target in targets if "://" not in target and not (page.parent / target).exists()] == []
+
+
+def tuning_rows():
+    """The table of knobs: what stands in code in each cell."""
+    table = (DOCS / "tuning.md").read_text(encoding="utf-8").split("## Knobs")[1].split("What FSDP1")[0]
+    rows = [line.split("|")[1:-1] for line in table.splitlines() if line.startswith("| `")]
+    return [[re.findall("`([^`]+)`", cell) for cell in row] for row in rows]
+
+
+@pytest.mark.parametrize("row", tuning_rows(), ids=lambda row: row[0][0])
+def test_knob_of_the_tuning_table_is_a_config_key_and_the_test_that_shows_it_exists(row):
+    workloads = {name: find_workload(name, []).properties for name in workload_places([])}
+    known = {*workloads, *(key for properties in workloads.values() for key in properties)}
+    assert set(row[0]) <= known
+    files = {path.name for path in (ROOT / "tests").rglob("*.py")}
+    assert {name for name in row[2] if name.endswith(".py")} <= files
+    assert row[2] or row[0] == ["steps", "warmup", "profile_steps"]

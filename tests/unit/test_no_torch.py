@@ -50,7 +50,7 @@ def test_blocked_torch_is_not_importable(tmp_path):
     assert "torch is not importable here" in run(tmp_path, "-c", "import torch").stderr
 
 
-@pytest.mark.parametrize("module", ["plugin", "fixtures", "launch", "process.guard", "process.rank"])
+@pytest.mark.parametrize("module", ["plugin", "fixtures", "runner", "cli", "launch", "process.guard", "process.rank"])
 def test_module_of_the_controller_is_imported_without_torch(tmp_path, module):
     done = run(tmp_path, "-c", f"import pytest_aorta.{module}")
     assert done.returncode == 0, done.stderr
@@ -67,6 +67,20 @@ def test_collection_works_without_torch(tmp_path):
     done = run(tmp_path, "-m", "pytest", "--collect-only", "-q")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "test_toy.py::test_toy" in done.stdout
+
+
+def test_run_without_torch_says_so(tmp_path):
+    done = run(tmp_path, "-m", "pytest_aorta", "run", "--workload", "fsdp")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("aorta: torch is not installed for ")
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "results" / "fsdp" / "trial_0.json").exists()
+
+
+def test_doctor_without_torch_tells_it_as_the_problem(tmp_path):
+    done = run(tmp_path, "-m", "pytest_aorta", "doctor")
+    assert done.returncode == 1
+    assert "can't be imported: ImportError: torch is not importable here" in done.stdout
 
 
 @pytest.mark.parametrize("argument", ["--collect-only", "--help"])

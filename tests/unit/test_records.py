@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from unit_builders import make_baseline, make_verdict
 
 from pytest_aorta.decision import Outcome
-from pytest_aorta.records import LaunchTimes, TestRecord
+from pytest_aorta.records import Compared, LaunchTimes, TestRecord
 from pytest_aorta.verdicts import Verdict
 
 VALUE = st.none() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
@@ -35,12 +35,27 @@ TIMES = st.builds(
     times_s=st.dictionaries(st.sampled_from(["wall", "run"]), st.floats(0, 1e6)),
 )
 
+COMPARED = st.builds(
+    Compared,
+    case=st.text(),
+    candidate=st.lists(st.text(), max_size=2),
+    reference=st.lists(st.text(), max_size=2),
+    baseline=st.none() | st.text(),
+    measured=st.dictionaries(st.text(), st.floats(allow_nan=False) | st.text(), max_size=2),
+)
+
 
 @given(
-    st.lists(VERDICT, max_size=3), st.lists(st.text(), max_size=2), st.none() | st.text(), st.lists(TIMES, max_size=3)
+    st.lists(VERDICT, max_size=3),
+    st.lists(st.text(), max_size=2),
+    st.none() | st.text(),
+    st.lists(TIMES, max_size=3),
+    st.lists(COMPARED, max_size=2),
 )
-def test_record_survives_the_way_from_a_worker(verdicts, notes, lacked, times):
-    record = TestRecord("a::b", verdicts, [make_baseline()], ["case"], notes, ["detects"], lacked, 2, times)
+def test_record_survives_the_way_from_a_worker(verdicts, notes, lacked, times, compared):
+    record = TestRecord(
+        "a::b", verdicts, [make_baseline()], ["case"], notes, ["detects"], lacked, 2, times, compared, "failed", "why"
+    )
     assert TestRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
 
 

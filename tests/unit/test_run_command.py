@@ -273,6 +273,24 @@ def test_check_of_a_folder_without_such_a_baseline_says_what_it_looked_for(toy, 
     assert "one baseline of workload 'toy' with this config on cpu-x2-gloo; none fits" in message
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"platform": "cpu-x4-gloo"}, "is of 'toy' on cpu-x4-gloo, and this run is of 'toy' on cpu-x2-gloo"),
+        ({"workload": "other"}, "is of 'other' on cpu-x2-gloo"),
+    ],
+)
+def test_check_of_a_baseline_of_something_else_launches_nothing(toy, capsys, changes, said):
+    assert said in refused(capsys, "--check", str(keep_baseline(**changes)))
+    assert toy.plans == []
+
+
+def test_check_of_no_file_launches_nothing(toy, capsys):
+    assert run("--check", "absent.json") == 1
+    assert "absent.json: can't be read" in capsys.readouterr().err
+    assert toy.plans == []
+
+
 def test_script_gets_its_arguments_and_a_folder_by_its_name(toy):
     (toy.path / "train.py").write_text("")
     assert cli.main(["run", "--script", "train.py", "--device", "cpu", "--nproc", "1", "--", "--lr", "1"]) == 0

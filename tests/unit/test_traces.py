@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from collections import defaultdict
 
 import pytest
@@ -112,3 +113,19 @@ def test_kept_traces_of_a_launch_are_merged_into_its_folder(tmp_path):
     check_structure(merged)
     assert list(merged["ranks"]) == [str(rank) for rank in range(11)]
     assert path == tmp_path / "trace.json.gz"
+
+
+@pytest.mark.skipif(shutil.which("trace_processor_shell") is None, reason="needs Perfetto's trace_processor_shell")
+def test_perfetto_finds_every_ranks_slices(tmp_path):
+    perfetto = pytest.importorskip("perfetto.trace_processor", reason="needs the package perfetto")
+    path = tmp_path / "merged.json"
+    path.write_text(json.dumps(merge_traces({0: rank_trace(), 1: rank_trace()})))
+    config = perfetto.TraceProcessorConfig(bin_path=shutil.which("trace_processor_shell"))
+    query = (
+        "select process.name as process, slice.name as name, slice.dur as dur from slice "
+        "join thread_track on slice.track_id = thread_track.id join thread using (utid) join process using (upid)"
+    )
+    with perfetto.TraceProcessor(trace=str(path), config=config) as processor:
+        found = sorted((row.process, row.name, row.dur) for row in processor.query(query))
+    slices = [(entry["name"], round(entry["dur"] * 1000)) for entry in rank_trace()["traceEvents"] if "dur" in entry]
+    assert found == sorted((f"rank {rank}", *one) for rank in (0, 1) for one in slices)

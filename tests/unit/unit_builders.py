@@ -60,6 +60,7 @@ def make_options(**changes: Any) -> Options:
         node_launcher=(),
         rdzv_endpoint=None,
         join_timeout_s=60.0,
+        report=None,
         rootdir=Path(),
     )
     return replace(defaults, **changes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from statistics import fmean
@@ -18,6 +17,7 @@ from pytest_aorta.worker import (
     Workload,
     capture_overlap,
     environment_facts,
+    measure,
 )
 
 from ..common.seeding import generator
@@ -142,19 +142,15 @@ class CopyComputeWorkload(Workload):
 
     def _measure(self) -> tuple[dict[str, list[float]], StepTimer, float]:
         """Milliseconds of each variant in each round."""
-        timer, order = StepTimer(self._device), []
-        self._synchronize()
-        dist.barrier()
-        if self._device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self._device)
-        began_s = time.perf_counter()
-        for number in range(self.config["steps"]):
+        order = []
+
+        def run_round(number: int, timer: StepTimer) -> None:
             for variant in self._order(number):
                 with timer.step():
                     self._variants[variant]()
                 order.append(variant)
-        self._synchronize()
-        elapsed_sec = time.perf_counter() - began_s
+
+        timer, elapsed_sec = measure(run_round, self.config["steps"], self._device)
         times_ms: dict[str, list[float]] = {variant: [] for variant in self._variants}
         for variant, time_ms in zip(order, timer.step_times_ms(), strict=True):
             times_ms[variant].append(time_ms)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,20 +10,13 @@ import torch.distributed as dist
 from pytest_aorta.worker import Delay, StreamSpans
 from pytest_aorta.worker.stream_spans import Transfer
 
+from ..common.collectives import all_gather, reduce_scatter
 from .buffers import Buffers
 from .faults import Fault
 from .lanes import AsyncLane, InlineLane, Lane, ReadAhead, StreamLane, Ticket
 from .oracle import INPUT_SLOTS, CodeTable, Contribution
 from .settings import Settings
 from .verification import Verification
-
-_all_gather: Callable[..., dist.Work | None]
-_reduce_scatter: Callable[..., dist.Work | None]
-# torch 2.13 renamed both and warns about the old names.
-if hasattr(dist, "all_gather_single"):
-    _all_gather, _reduce_scatter = dist.all_gather_single, dist.reduce_scatter_single
-else:
-    _all_gather, _reduce_scatter = dist.all_gather_into_tensor, dist.reduce_scatter_tensor
 
 
 @dataclass(frozen=True)
@@ -153,12 +145,12 @@ class TrainingStep:
         out = self._buffers.gathered[turn % 2].view(-1)
 
         def gather(asynchronous: bool) -> dist.Work | None:
-            return _all_gather(out, self._buffers.shards[layer], async_op=asynchronous)
+            return all_gather(out, self._buffers.shards[layer], async_op=asynchronous)
 
         return self._spans.around("all_gather", gather)
 
     def _scatter(self, layer: int, gradient: torch.Tensor) -> Transfer:
         def scatter(asynchronous: bool) -> dist.Work | None:
-            return _reduce_scatter(self._buffers.reduced[layer], gradient, async_op=asynchronous)
+            return reduce_scatter(self._buffers.reduced[layer], gradient, async_op=asynchronous)
 
         return self._spans.around("reduce_scatter", scatter)

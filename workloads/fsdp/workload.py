@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from itertools import count
 
 import torch
@@ -16,6 +15,7 @@ from pytest_aorta.worker import (
     Telemetry,
     Workload,
     environment_facts,
+    measure,
     profiled,
 )
 from pytest_aorta.worker.weight_hash import LocalShard, hash_shards
@@ -105,22 +105,12 @@ class FsdpWorkload(Workload):
 
     def _measure(self) -> tuple[StepTimer, float]:
         first = self._settings.warmup + self._settings.verify
-        timer = StepTimer(self._device)
-        # Ranks enter together and with nothing enqueued, or the first step would include what came before.
-        self._synchronize()
-        dist.barrier()
-        if self._device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self._device)
-        began_s = time.perf_counter()
-        for number, iteration in enumerate(range(first, self._settings.iterations)):
-            with timer.step(), self._spans.step(number):
-                self._step.run(iteration)
-        self._synchronize()
-        return timer, time.perf_counter() - began_s
 
-    def _synchronize(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        def run_step(number: int, timer: StepTimer) -> None:
+            with timer.step(), self._spans.step(number):
+                self._step.run(first + number)
+
+        return measure(run_step, self._settings.steps, self._device)
 
     def _metrics(self, device_time_s: float) -> dict[str, float]:
         """This rank's facts; bytes of a collective are those of its full buffer, over all ranks."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 
@@ -12,15 +11,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
+from ..common.seeding import generator
+
 _STD = 0.02
 # They add to the residual stream, twice a block: scaled down as in GPT-2.
 _RESIDUAL_SUFFIXES = ("attention.wo.weight", "feed_forward.w2.weight", "feed_forward.experts.w2")
-
-
-def generator(device: torch.device, *key: int | str) -> torch.Generator:
-    """A generator seeded by a hash of ``key``; on another kind of device it gives other numbers."""
-    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
-    return torch.Generator(device).manual_seed(int.from_bytes(digest, "big") >> 1)
 
 
 def initial_value(name: str, like: torch.Tensor, n_layers: int, seed: int) -> torch.Tensor:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import time
 from abc import abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -19,9 +17,11 @@ from pytest_aorta.worker import (
     Telemetry,
     Workload,
     environment_facts,
+    measure,
     profiled,
 )
 
+from ..common.determinism import use_deterministic_algorithms
 from . import saved_state
 from .context_parallel import own_positions
 from .data import initialize, sequences
@@ -37,18 +37,16 @@ from .pipeline import Pipeline, Stages
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _BETAS = (0.9, 0.95)
 _WEIGHT_DECAY = 0.1
-# The only settings under which cuBLAS is deterministic: docs.nvidia.com/cuda/cublas, "Results reproducibility".
-_DETERMINISTIC_CUBLAS = (":4096:8", ":16:8")
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Measured:
     """What the measured steps leave; tensors stay on the device until all steps are done."""
 
     timer: StepTimer
-    losses: list[torch.Tensor] = field(default_factory=list)
-    grad_norms: list[torch.Tensor] = field(default_factory=list)
-    elapsed_sec: float = 0.0
+    elapsed_sec: float
+    losses: list[torch.Tensor]
+    grad_norms: list[torch.Tensor]
 
 
 class LlamaWorkload(Workload):
@@ -82,7 +80,7 @@ class LlamaWorkload(Workload):
         self._fault = Fault(**self.config["fault"])
         self._fault.check(steps=self.config["steps"], world_size=env.world_size)
         if self.config["deterministic"]:
-            _use_deterministic_algorithms(self._device)
+            use_deterministic_algorithms(self._device)
         self._delay = Delay(self._device, self._fault.delay_ms)
         self._mesh = ParallelMesh.build(self._degrees, self._device.type)
         self._stages = Stages(self._mesh)
@@ -226,37 +224,33 @@ class LlamaWorkload(Workload):
         return int(config["gradient_accumulation"] * config["batch_size"] * config["seq_len"])
 
     def _measure(self) -> _Measured:
-        measured = _Measured(StepTimer(self._device))
-        # Ranks enter together and with nothing enqueued, or the first step would include what came before.
-        self._synchronize()
-        dist.barrier()
-        if self._device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self._device)
-        began_s = time.perf_counter()
-        for step, batch in enumerate(self._batches[self.config["warmup"] :], 1):
-            self._measure_step(step, batch, measured)
-        self._synchronize()
-        measured.elapsed_sec = time.perf_counter() - began_s
-        return measured
+        batches = self._batches[self.config["warmup"] :]
+        losses: list[torch.Tensor] = []
+        grad_norms: list[torch.Tensor] = []
 
-    def _measure_step(self, step: int, batch: torch.Tensor, measured: _Measured) -> None:
+        def run_step(number: int, timer: StepTimer) -> None:
+            loss, norm = self._measure_step(number + 1, batches[number], timer)
+            losses.append(loss)
+            grad_norms.append(norm)
+
+        timer, elapsed_sec = measure(run_step, len(batches), self._device)
+        return _Measured(timer, elapsed_sec, losses, grad_norms)
+
+    def _measure_step(self, step: int, batch: torch.Tensor, timer: StepTimer) -> tuple[torch.Tensor, torch.Tensor]:
+        """One measured step, from 1: this rank's part of the global loss, and the gradient norm."""
         self._hashes.begin(step)
-        with measured.timer.step():
+        with timer.step():
             if self._fault.slows(step, self._rank):
                 self._delay()
             loss, norm = self._train_step(step, batch)
-        measured.losses.append(loss if self._mesh.counts_loss else torch.zeros_like(loss))
         # Without clipping the step needs no norm, so it is not timed.
-        measured.grad_norms.append(self._total_norm() if norm is None else norm)
+        norm = self._total_norm() if norm is None else norm
         self._fault.after_step(step, self._rank, self._model)
         self._hashes.end(step)
+        return loss if self._mesh.counts_loss else torch.zeros_like(loss), norm
 
     def _total_norm(self) -> torch.Tensor:
         return self._stages.norm(total_norm(self._model))
-
-    def _synchronize(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
 
     def _metrics(self, step_time_s: float, grad_norm_last: float) -> dict[str, float]:
         metrics = {
@@ -278,14 +272,3 @@ def _sum_over_ranks(losses: list[torch.Tensor]) -> list[float]:
     summed = torch.stack(losses)
     dist.all_reduce(summed)
     return [float(loss) for loss in summed.tolist()]
-
-
-def _use_deterministic_algorithms(device: torch.device) -> None:
-    # Read when the first cuBLAS handle is made, which is after setup().
-    given = os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _DETERMINISTIC_CUBLAS[0])
-    if device.type == "cuda" and torch.version.cuda and given not in _DETERMINISTIC_CUBLAS:
-        raise RuntimeError(
-            f"deterministic is true and CUBLAS_WORKSPACE_CONFIG is {given!r}: cuBLAS is deterministic only with "
-            f"one of {_DETERMINISTIC_CUBLAS}; unset it or set one of them"
-        )
-    torch.use_deterministic_algorithms(True)

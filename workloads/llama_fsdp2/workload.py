@@ -5,9 +5,10 @@ from __future__ import annotations
 from functools import partial
 
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
+from ..common.fsdp2 import prefetch, sum_gradients
 from ..llama.expert_parallel import expert_placement
 from ..llama.experts import Experts
 from ..llama.mesh import ParallelMesh
@@ -39,8 +40,8 @@ class LlamaFsdp2Workload(LlamaWorkload):
         # Backward begins with them: they would be gathered again at once.
         fully_shard([model.norm, model.output], mesh=mesh.data, mp_policy=policy, reshard_after_forward=False)
         self._root = fully_shard(model, mesh=mesh.data, mp_policy=policy)
-        _sum_gradients(model)
-        _prefetch(blocks, self.config["forward_prefetch"], self.config["backward_prefetch"])
+        sum_gradients(model)
+        prefetch(blocks, self.config["forward_prefetch"], self.config["backward_prefetch"])
 
     def before_micro_batch(self, *, is_last: bool) -> None:
         """Reduce gradients in the last backward pass of a step only, unless the config says in all."""
@@ -70,20 +71,3 @@ def _shard_experts(layer: nn.Module, mesh: ParallelMesh, policy: MixedPrecisionP
 
 def _fixed(placement: Shard, _: nn.Parameter) -> Shard:
     return placement
-
-
-def _sum_gradients(model: Llama) -> None:
-    """Reduce gradients by a plain sum: the loss has the global token count in it, and gloo has no average."""
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)
-
-
-def _prefetch(blocks: list[FSDPModule], num_forward: int, num_backward: int) -> None:
-    """Have each block gather the next ones' parameters when its own are there; 0 leaves FSDP2's own order."""
-    for number, block in enumerate(blocks):
-        if num_forward:
-            block.set_modules_to_forward_prefetch(blocks[number + 1 : number + 1 + num_forward])
-        if num_backward:
-            block.set_modules_to_backward_prefetch(blocks[max(0, number - num_backward) : number][::-1])

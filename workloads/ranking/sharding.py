@@ -10,6 +10,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from pytest_aorta.worker.stream_spans import Handle, Transfer
+
 from ..common.collectives import all_gather, reduce_scatter
 from ..common.fsdp2 import prefetch, sum_gradients
 from .model import RankingModel
@@ -56,11 +58,10 @@ def _place_collectives(units: Sequence[FSDPModule], device: torch.device, *, one
 
 
 # Runs a collective that is given whether to be asynchronous.
-_Collect: TypeAlias = Callable[[bool], dist.Work | None]
-_Run: TypeAlias = Callable[[_Collect], dist.Work | None]
+_Run: TypeAlias = Callable[[Transfer], Handle | None]
 
 
-def _as_work(collective: _Collect) -> dist.Work | None:
+def _as_work(collective: Transfer) -> Handle | None:
     """Leave it to gloo's threads."""
     return collective(True)
 
@@ -71,7 +72,7 @@ class _InLine:
     def __init__(self, compute: torch.cuda.Stream) -> None:
         self._compute = compute
 
-    def __call__(self, collective: _Collect) -> None:
+    def __call__(self, collective: Transfer) -> None:
         own = torch.cuda.current_stream()
         self._compute.wait_stream(own)
         with torch.cuda.stream(self._compute):
@@ -93,7 +94,7 @@ class _Collective:
 class _Gather(_Collective):
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
-    ) -> dist.Work | None:
+    ) -> Handle | None:
         return self._run(
             lambda asynchronous: all_gather(output_tensor, input_tensor, group, async_op=async_op or asynchronous)
         )
@@ -107,7 +108,7 @@ class _Scatter(_Collective):
         group: dist.ProcessGroup,
         op: Any,
         async_op: bool = False,
-    ) -> dist.Work | None:
+    ) -> Handle | None:
         return self._run(
             lambda asynchronous: reduce_scatter(
                 output_tensor, input_tensor, op, group, async_op=async_op or asynchronous

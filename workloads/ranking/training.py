@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
 import torch
@@ -17,9 +16,11 @@ from pytest_aorta.worker import (
     RankEnv,
     RankResult,
     StepTimer,
+    Telemetry,
     Workload,
     environment_facts,
     hash_parameters,
+    measure,
     profiled,
 )
 
@@ -34,15 +35,15 @@ from .model import RankingConfig, RankingModel, initialize
 Forward: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Measured:
     """What the measured steps leave; tensors stay on the device until all steps are done."""
 
     timer: StepTimer
-    losses: list[torch.Tensor] = field(default_factory=list)
-    grad_norms: list[torch.Tensor] = field(default_factory=list)
-    weight_hashes: dict[str, str] = field(default_factory=dict)
-    elapsed_sec: float = 0.0
+    elapsed_sec: float
+    losses: list[torch.Tensor]
+    grad_norms: list[torch.Tensor]
+    weight_hashes: dict[str, str]
 
 
 class RankingTraining(Workload):
@@ -124,6 +125,10 @@ class RankingTraining(Workload):
         )
         return profiled(result, self._train_step, self.config["profile_steps"], self._device)
 
+    def telemetry(self) -> Telemetry:
+        """The learning rate, which is constant."""
+        return Telemetry(series={"lr": [self.config["lr"]] * self.config["steps"]})
+
     def cleanup(self) -> None:
         """Leave the process group and free model, optimizer and batches."""
         if dist.is_initialized():
@@ -163,31 +168,24 @@ class RankingTraining(Workload):
         return total
 
     def _measure(self) -> _Measured:
-        measured = _Measured(StepTimer(self._device))
-        # Ranks enter together and with nothing enqueued, or the first step would include what came before.
-        self._synchronize()
-        dist.barrier()
-        if self._device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self._device)
-        began_s = time.perf_counter()
-        for step in range(1, self.config["steps"] + 1):
-            with measured.timer.step():
+        losses: list[torch.Tensor] = []
+        grad_norms: list[torch.Tensor] = []
+        weight_hashes: dict[str, str] = {}
+
+        def run_step(number: int, timer: StepTimer) -> None:
+            with timer.step():
                 loss = self._train_step()
-            measured.losses.append(loss)
-            measured.grad_norms.append(total_norm(self._model))
-            if self._is_hashed(step):
-                measured.weight_hashes[str(step)] = hash_parameters(self._model.named_parameters()).hex
-        self._synchronize()
-        measured.elapsed_sec = time.perf_counter() - began_s
-        return measured
+            losses.append(loss)
+            grad_norms.append(total_norm(self._model))
+            if self._is_hashed(number + 1):
+                weight_hashes[str(number + 1)] = hash_parameters(self._model.named_parameters()).hex
+
+        timer, elapsed_sec = measure(run_step, self.config["steps"], self._device)
+        return _Measured(timer, elapsed_sec, losses, grad_norms, weight_hashes)
 
     def _is_hashed(self, step: int) -> bool:
         steps, every = int(self.config["steps"]), int(self.config["hash_every"])
         return step == steps or (every > 0 and step % every == 0)
-
-    def _synchronize(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
 
     def _metrics(self, step_time_s: float) -> dict[str, float]:
         config = self.config

@@ -1,0 +1,50 @@
+"""Builds the report of a made-up run, and tells its size and how long that took.
+
+    python benchmarks/report.py [--tests 30] [--ranks 8] [--steps 300] [--keep FOLDER]
+
+The results are written as launches leave them, the report is made of these files as at a session's end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "unit"))
+
+from made_up_run import make_run
+
+from pytest_aorta.report.session import session_report
+from pytest_aorta.report.write import write_report
+
+
+def main() -> None:
+    """Print one line a file, and the seconds."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name, default in (("tests", 30), ("ranks", 8), ("steps", 300)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--keep", type=Path, help="where to leave the report")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="aorta-report-") as scratch:
+        folder = Path(scratch)
+        records = make_run(folder, tests=given.tests, ranks=given.ranks, steps=given.steps)
+        launches = sum(record.num_launches for record in records)
+        began, began_cpu = time.perf_counter(), time.process_time()
+        report = session_report(records, title="pytest-aorta")
+        read = time.perf_counter()
+        written = write_report(report, (given.keep or folder) / "report.html")
+        done, done_cpu = time.perf_counter(), time.process_time()
+        print(f"{given.tests} tests, {launches} launches, {given.ranks} ranks x {given.steps} steps")
+        print(f"read in {read - began:.2f} s, written in {done - read:.2f} s, in all {done - began:.2f} s")
+        print(f"processor time {done_cpu - began_cpu:.2f} s")
+        for warning in report.warnings:
+            print(f"WARNING: {warning}")
+        for file in written:
+            print(f"{file.name}: {file.stat().st_size / 1e6:.2f} MB")
+
+
+if __name__ == "__main__":
+    main()

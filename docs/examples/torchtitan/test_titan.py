@@ -1,0 +1,13 @@
+"""torchtitan's own train entry, compared with a stored baseline."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.mark.overlap
+@pytest.mark.world(size="all")
+@pytest.mark.tolerance(step_time_p50="10%", final_loss="exact")
+def test_debug_model(workload):
+    """Its step time and its loss are those of the baseline."""
+    workload.check(workload.run("titan"))

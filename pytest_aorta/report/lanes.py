@@ -1,0 +1,99 @@
+"""Measured overlap for tables and pictures: means over profiled steps, and the lanes of the last one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from pytest_aorta.intervals import Intervals, difference, union
+from pytest_aorta.overlap import COMPUTE, COPY
+from pytest_aorta.result import StepOverlap, WorkloadResult
+
+EXPOSED = "exposed"
+_NS_PER_MS = 1_000_000
+
+
+@dataclass(frozen=True)
+class RankOverlap:
+    """One rank's means over its profiled steps, in milliseconds; ``ratio`` is None without communication."""
+
+    rank: int
+    step_ms: float
+    compute_ms: float
+    comm_ms: float
+    exposed_ms: float
+    copy_ms: float
+    idle_ms: float
+    ratio: float | None
+
+
+@dataclass(frozen=True)
+class CollectiveOverlap:
+    """One kind of collective: means over ranks and profiled steps, and the rank with the most exposed."""
+
+    name: str
+    total_ms: float
+    hidden_ms: float
+    worst_rank: int
+    worst_exposed_ms: float
+
+    @property
+    def exposed_ms(self) -> float:
+        """What no compute hides."""
+        return self.total_ms - self.hidden_ms
+
+
+def rank_overlaps(result: WorkloadResult) -> list[RankOverlap]:
+    """One row a rank that was profiled."""
+    return [_rank(rank, steps) for rank, steps in enumerate(result.overlap) if steps]
+
+
+def _rank(rank: int, steps: Sequence[StepOverlap]) -> RankOverlap:
+    comm, hidden = fmean(step.comm_ms for step in steps), fmean(step.hidden_comm_ms for step in steps)
+    return RankOverlap(
+        rank,
+        fmean(step.step_ms for step in steps),
+        fmean(step.compute_ms for step in steps),
+        comm,
+        comm - hidden,
+        fmean(step.copy_ms for step in steps),
+        fmean(step.idle_ms for step in steps),
+        hidden / comm if comm else None,
+    )
+
+
+def collective_overlaps(result: WorkloadResult) -> list[CollectiveOverlap]:
+    """One row a kind of collective, the most exposed first."""
+    ranks = [(rank, steps) for rank, steps in enumerate(result.overlap) if steps]
+    names = {name for _, steps in ranks for step in steps for name in step.collectives}
+    rows = [_collective(name, ranks) for name in sorted(names)]
+    return sorted(rows, key=lambda row: -row.exposed_ms)
+
+
+def _collective(name: str, ranks: Sequence[tuple[int, Sequence[StepOverlap]]]) -> CollectiveOverlap:
+    by_rank = {}
+    for rank, steps in ranks:
+        there = [step.collectives[name] for step in steps if name in step.collectives]
+        total, hidden = sum(one.total_ms for one in there), sum(one.hidden_ms for one in there)
+        by_rank[rank] = (total / len(steps), hidden / len(steps))
+    worst = max(by_rank, key=lambda rank: by_rank[rank][0] - by_rank[rank][1])
+    return CollectiveOverlap(
+        name,
+        fmean(total for total, _ in by_rank.values()),
+        fmean(hidden for _, hidden in by_rank.values()),
+        worst,
+        by_rank[worst][0] - by_rank[worst][1],
+    )
+
+
+def drawn_lanes(lanes: dict[str, list[list[float]]]) -> dict[str, list[list[float]]]:
+    """A rank's lanes, and ``exposed``: communication under no compute. Lanes are coarse: no figure is made of them."""
+    sets = {name: _to_ns(intervals) for name, intervals in lanes.items()}
+    comm = union(*(moments for name, moments in sets.items() if name not in (COMPUTE, COPY)))
+    sets[EXPOSED] = difference(comm, sets.get(COMPUTE, union()))
+    return {name: (moments / _NS_PER_MS).tolist() for name, moments in sets.items()}
+
+
+def _to_ns(intervals: list[list[float]]) -> Intervals:
+    return union([(round(begin * _NS_PER_MS), round(end * _NS_PER_MS)) for begin, end in intervals])

@@ -1,0 +1,20 @@
+"""A report in a headless Chromium. Tests are skipped by name where there is none."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from chromium import NAMES, find_chromium, open_browser
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory):
+    program = find_chromium()
+    if program is None:
+        pytest.skip(f"needs chromium: there is none of {', '.join(NAMES)}")
+    with open_browser(program, tmp_path_factory.mktemp("profile")) as page:
+        yield page

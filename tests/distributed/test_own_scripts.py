@@ -1,0 +1,128 @@
+"""Scripts of the user's own, through the recorder's three lines and through adapters, by `aorta run`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from pytest_aorta.validation import read_result
+
+RECORDED = """
+import sys
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from pytest_aorta.worker import recorder
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = torch.nn.Linear(16, 16)
+fully_shard(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(int(sys.argv[1])):
+    with recorder.step(tokens=32):
+        loss = model(torch.ones(2, 16)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    recorder.loss(loss)
+recorder.weights(model)
+"""
+
+LOGGED = """
+import sys
+import time
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+for step in range(1, int(sys.argv[1]) + 1):
+    began_s = time.perf_counter()
+    time.sleep(0.005)
+    dist.all_reduce(torch.ones(1))
+    print(f"[{step}] loss={1 / step:.3f} time={1000 * (time.perf_counter() - began_s):.3f}ms")
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+YAML = r"""
+description: a script that logs
+min_world_size: 2
+command: {script: train.py, args: ["{steps}"]}
+adapter: {kind: log, pattern: '\[(?P<step>\d+)\] loss=(?P<loss>\S+) WORD=(?P<step_time_ms>[\d.]+)ms', warmup: 1}
+config: {steps: {type: integer, minimum: 2, default: 6, description: steps}}
+"""
+
+
+def aorta(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest_aorta", "run", "--device=cpu", "--share-host", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
+
+
+def write_logged(folder: Path, word: str) -> None:
+    place = folder / "workloads" / "logged"
+    place.mkdir(parents=True)
+    (place / "train.py").write_text(LOGGED)
+    (place / "default.yaml").write_text(YAML.replace("WORD", word))
+
+
+def test_three_lines_record_step_times_tokens_loss_and_weights(tmp_path):
+    (tmp_path / "train.py").write_text(RECORDED)
+    done = aorta(tmp_path, "--script", "train.py", "--", "5")
+    assert done.returncode == 0, done.stderr
+    result = read_result(tmp_path / "results" / "train" / "trial_0.json")
+    assert [len(times) for times in result.step_times_ms] == [5, 5]
+    assert (len(result.loss), list(result.weight_hashes)) == (5, ["5"])
+    assert result.loss[-1] < result.loss[0]
+    seconds = [sum(times) / 1000 for times in result.step_times_ms]
+    assert result.metrics["tokens_per_s"] == pytest.approx([5 * 32 / each for each in seconds])
+
+
+def test_adapter_reads_each_rank_s_log_without_a_line_in_the_script(tmp_path):
+    write_logged(tmp_path, "time")
+    done = aorta(tmp_path, "--workload", "logged")
+    assert done.returncode == 0, done.stderr
+    result = read_result(tmp_path / "results" / "logged" / "trial_0.json")
+    assert [len(times) for times in result.step_times_ms] == [5, 5]
+    assert min(result.step_times_max_ms) > 5
+    assert result.loss == [0.5, 0.333, 0.25, 0.2, 0.167]
+    assert (result.metrics, result.environment["step_clock"]) == ({}, "logged step_time_ms")
+
+
+def test_pattern_that_matches_nothing_fails_with_pattern_file_and_last_lines(tmp_path):
+    write_logged(tmp_path, "duration")
+    done = aorta(tmp_path, "--workload", "logged")
+    assert done.returncode == 1
+    assert "AdapterError: pattern " in done.stderr
+    assert "output.log, which ends:" in done.stderr
+    assert "| [6] loss=0.167 time=" in done.stderr
+    assert not (tmp_path / "results" / "logged" / "trial_0.json").exists()
+
+
+def test_sigterm_leaves_no_process_and_keeps_what_is_done(tmp_path):
+    write_logged(tmp_path, "time")
+    script = tmp_path / "workloads" / "logged" / "train.py"
+    script.write_text(script.read_text().replace("sleep(0.005)", "sleep(60)"))
+    command = [sys.executable, "-m", "pytest_aorta", "run", "--device=cpu", "--share-host", "--workload", "logged"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pids: list[int] = []
+    deadline_s = time.monotonic() + 90
+    while len(pids) < 2 and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+        pids = [int(path.read_text()) for path in tmp_path.rglob("ranks/*/pid")]
+    assert len(pids) == 2
+    process.send_signal(signal.SIGTERM)
+    _, complaint = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "ended by SIGTERM" in complaint
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, 0)
+            pytest.fail(f"rank {pid} is still there")

@@ -1,0 +1,84 @@
+"""Each knob of docs/tuning.md that takes GPUs to be seen, by what it changes in profiled steps."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+import pytest
+
+from pytest_aorta.errors import ComparisonFailed, LaunchError
+
+pytestmark = [
+    pytest.mark.overlap,
+    pytest.mark.world(size="all", device="cuda", warm=True),
+    pytest.mark.timeout(300),
+]
+
+
+def collective_ms(result, kind):
+    """The mean over ranks and profiled steps of the time of one kind of collective."""
+    return fmean(step.collectives[kind].total_ms for steps in result.overlap for step in steps)
+
+
+def hidden_share(result):
+    return fmean(result.metrics["overlap_ratio"])
+
+
+@pytest.fixture
+def ranking(workload, ranking_config):
+    """Runs `ranking` with some keys changed, for its profiled steps."""
+    return lambda **changes: workload.run("ranking", **ranking_config | {"steps": 5, "profile_steps": 4} | changes)
+
+
+def test_what_is_not_resharded_is_gathered_once_a_step(ranking):
+    twice, once = ranking(), ranking(reshard_after_forward=False)
+    assert collective_ms(once, "all_gather") < 0.7 * collective_ms(twice, "all_gather")
+
+
+def test_wider_dtypes_communicate_longer(ranking):
+    narrow, wide = ranking(), ranking(reduce_dtype="float32")
+    assert collective_ms(wide, "reduce_scatter") > 1.4 * collective_ms(narrow, "reduce_scatter")
+
+
+def test_larger_batches_and_more_of_them_leave_less_exposed_a_sample(ranking):
+    """Communication stays as it is, and there is more to hide it under."""
+    small, large = ranking(batch_size=64), ranking(batch_size=512)
+    accumulated = ranking(batch_size=64, gradient_accumulation=4)
+    assert hidden_share(large) > hidden_share(small)
+    # Gradients are reduced in the last micro-batch alone.
+    assert collective_ms(accumulated, "reduce_scatter") < 2 * collective_ms(small, "reduce_scatter")
+
+
+def test_steps_in_line_and_beside_compute_have_the_same_bits(workload, ranking_config, ddp_config):
+    small = {"dim": 256, "ffn_hidden": 512, "n_heads": 4, "n_layers": 3, "steps": 5, "warmup": 0, "hash_every": 1}
+    exact = {"deterministic": True, "profile_steps": 0, "rows_per_table": 100}
+    beside = workload.run("ranking", **ranking_config | small | exact)
+    in_line = workload.run("ranking", **ranking_config | small | exact | {"one_stream": True})
+    assert in_line.weight_hashes == beside.weight_hashes
+    config = ddp_config | small | exact | {"bucket_cap_mb": 1, "overlap_reduce_scatter": True}
+    hooked = workload.run("ddp_overlap", **config)
+    late = workload.run("ddp_overlap", **config | {"enable_overlap": False, "gradient_as_bucket_view": False})
+    assert late.weight_hashes == hooked.weight_hashes
+    assert hooked.metrics["all_reduces_per_step"][0] > 2
+
+
+@pytest.mark.tolerance(overlap_ratio="5 points")
+def test_one_hardware_queue_loses_overlap(workload, ddp_config):
+    """Kernels of all streams are then started in the order in which the host enqueued them."""
+    variant = {"workload": "ddp_overlap", **ddp_config, "steps": 5, "profile_steps": 4}
+    one = variant | {"environment": {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}}
+    with pytest.raises(ComparisonFailed, match="overlap_ratio: regression"):
+        workload.compare(one, variant, metrics=["overlap_ratio"])
+
+
+@pytest.mark.parametrize("kind", ["h2d", "d2h"])
+def test_copies_between_host_and_device_are_hidden_on_streams_of_their_own(workload, copy_config, kind):
+    config = copy_config | {"steps": 20, "copy_kind": kind}
+    beside, in_line = (workload.run("copy_compute", overlap=overlap, **config) for overlap in (True, False))
+    assert min(beside.metrics["overlap_saving"]) > 0.1
+    assert max(map(abs, in_line.metrics["overlap_saving"])) < 0.05
+
+
+def test_priority_that_the_device_lacks_is_told(workload, copy_config):
+    with pytest.raises(LaunchError, match=r"priority is -99; allowed on this device is -\d+ to 0"):
+        workload.run("copy_compute", **copy_config | {"priority": -99})

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+
+def in_page(project, name: str = "out/report.html") -> dict:
+    """The data in the page's script."""
+    text = (project.path / name).read_text(encoding="utf-8")
+    return json.loads(text.split('id="data">')[1].split("</script>")[0])
+
+
+def test_report_tells_the_verdicts_of_a_run_beside_its_baseline(learned):
+    learned.plant(step_ms=[13.0, 13.01, 13.02])
+    result = learned.run("--aorta-report=out/report.html")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["report: *out/report.html, *out/summary.json"])
+    plots = in_page(learned)["plots"]["0-0"]
+    assert [launch["side"] for launch in plots["launches"]] == ["candidate"] * 3
+    assert plots["band"]["launches"] == 10
+    assert "step_time_p50: regression" in (learned.path / "out/report.html").read_text()
+    (case,) = json.loads((learned.path / "out/summary.json").read_text())["cases"]
+    assert case["metrics"]["step_time_p50"]["ratio"] == pytest.approx(1.3, rel=0.01)
+    assert case["num_launches"] == {"candidate": 3, "reference": 10}
+
+
+def test_report_of_baselines_that_are_recorded_holds_them_against_nothing(gpu):
+    gpu.plant(step_ms=[10.0, 10.01, 9.99])
+    gpu.run("--update-baselines", "--aorta-launches=3", "--aorta-report=out/report.html").assert_outcomes(passed=1)
+    plots = in_page(gpu)["plots"]["0-0"]
+    assert (len(plots["launches"]), plots["band"]) == (3, None)
+
+
+def test_ab_in_one_test_shows_the_launches_of_both_sides(gpu):
+    gpu.one_test("workload.compare({'workload': 'toy', 'step_ms': 10.0}, {'workload': 'toy', 'step_ms': 10.0})")
+    gpu.run("--aorta-report=out/report.html")
+    launches = in_page(gpu)["plots"]["0-0"]["launches"]
+    sides = [launch["side"] for launch in launches]
+    assert sides.count("candidate") == sides.count("reference") >= 2
+
+
+def test_reference_version_that_settles_a_verdict_is_the_other_side(versioned):
+    versioned.gpus(2)
+    versioned.one_test("workload.check(workload.run('toy'))")
+    versioned.plant(step_ms=[10.0, 10.02, 9.98, 10.01])
+    versioned.run("--update-baselines", "--aorta-launches=4").assert_outcomes(passed=1)
+    versioned.plant(step_ms=[10.6])
+    versioned.run("--aorta-ab=HEAD", "--aorta-report=out/report.html")
+    sides = [launch["side"] for launch in in_page(versioned)["plots"]["0-0"]["launches"]]
+    assert sides.count("reference") >= 2
+
+
+def test_rank_that_failed_is_the_evidence(project):
+    project.test_file()
+    project.plant(raises=1)
+    project.run("--aorta-report=out/report.html").assert_outcomes(failed=2)
+    text = (project.path / "out/report.html").read_text()
+    assert "rank 1 failed first: ValueError: boom" in text
+    assert "train.py:7" in text
+
+
+def test_failure_that_is_not_ours_is_told_with_its_place(project):
+    project.one_test("workload.run('toy'); assert 1 == 2")
+    project.run("--aorta-report=out/report.html").assert_outcomes(failed=1)
+    text = (project.path / "out/report.html").read_text()
+    assert "test_toy.py:5: AssertionError" in text
+
+
+def test_teardown_that_fails_makes_a_test_an_error(project):
+    project.write(
+        "test_toy.py",
+        "import pytest\n\n@pytest.fixture\ndef late():\n    yield\n    raise ValueError('too late')\n\n"
+        "def test_one(late, workload):\n    workload.run('toy')\n",
+    )
+    project.run("--aorta-report=out/report.html").assert_outcomes(passed=1, errors=1)
+    assert json.loads((project.path / "out/summary.json").read_text())["tests"] == {"error": 1}
+    assert "too late" in (project.path / "out/report.html").read_text()
+
+
+def test_broken_result_is_a_warning_in_terminal_and_page(learned):
+    learned.one_test(
+        "workload.check(workload.run('toy'));"
+        "import pathlib; [p.write_text('{') for p in pathlib.Path('kept').rglob('01-toy*/result.json')]"
+    )
+    result = learned.run("--aorta-results=kept", "--aorta-report=out/report.html")
+    result.stdout.fnmatch_lines(["WARNING: left out of the report: *result.json: not valid JSON*"])
+    assert "not valid JSON" in (learned.path / "out/report.html").read_text()
+
+
+def test_report_that_can_not_be_written_leaves_the_summary(learned):
+    learned.write("file", "")
+    result = learned.run("--aorta-report=file/report.html")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["*1 launched, * compared*", "WARNING: *file/report.html: no report: *"])
+
+
+@pytest.mark.parametrize("given", ["report.txt", ".html/"])
+def test_report_is_a_page(project, given):
+    result = project.run(f"--aorta-report={given}")
+    result.stderr.fnmatch_lines(["ERROR: --aorta-report: got *, allowed is a file whose name ends in .html"])
+
+
+def test_report_without_its_packages_is_a_usage_error_before_any_test(project, monkeypatch):
+    from pytest_aorta.report import write
+
+    monkeypatch.setattr(write, "_PACKAGES", ("no_such_package",))
+    project.test_file()
+    project.ini("aorta_report = report.html")
+    result = project.run()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: a report takes no_such_package; pip install 'pytest-aorta[[]report[]]'"])
+
+
+def test_collecting_writes_nothing(project, monkeypatch):
+    project.test_file()
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(project.path / "step.md"))
+    project.run("--collect-only", "--aorta-report=report.html")
+    assert not (project.path / "report.html").exists()
+    assert not (project.path / "step.md").exists()
+
+
+def test_step_summary_has_what_failed_and_why(learned, monkeypatch):
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(learned.path / "step.md"))
+    learned.plant(step_ms=13.0)
+    learned.run()
+    text = (learned.path / "step.md").read_text()
+    assert r"| test\_toy.py::test\_one | step\_time\_p50 | 13 ms | 10 ms |" in text
+    assert "<details><summary>test_toy.py::test_one</summary>" in text
+
+
+def test_workers_of_xdist_leave_one_report_with_the_tests_of_all(project, monkeypatch):
+    pytest.importorskip("xdist")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(project.path / "step.md"))
+    for name in "ab":
+        project.write(f"test_{name}.py", f"def test_{name}(workload): workload.run('toy')\n")
+    arguments = ("-n2", "--dist=loadfile", "--aorta-report=out/report.html", f"--junitxml={project.path}/junit.xml")
+    project.write("test_b.py", "def test_b(workload): workload.check(workload.run('toy'))\n")
+    result = project.pytester.runpytest_subprocess(*arguments, timeout=150)
+    result.assert_outcomes(passed=1, failed=1)
+    text = (project.path / "out/report.html").read_text()
+    assert text.count('class="test-entry"') == 2
+    assert "WARNING" not in result.stdout.str()
+    assert (project.path / "step.md").read_text().count("## ") == 1
+    assert len(in_page(project)["plots"]) == 1
+    cases = ElementTree.parse(project.path / "junit.xml").iter("testcase")
+    names = {node.get("name") for case in cases for node in case.iter("property")}
+    assert {"aorta.tokens_per_s.value", "aorta.step_time_p50.verdict", "aorta.step_time_p50.value"} <= names

@@ -1,0 +1,107 @@
+"""`aorta workloads` and `aorta completion`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+
+from pytest_aorta import cli, completion_command
+from pytest_aorta.workloads_command import allowed
+
+YAML = """
+description: a toy
+class: Toy
+min_world_size: 3
+config:
+  size: {type: string, enum: [small, large], default: small, description: preset}
+  rate: {type: [number, "null"], exclusiveMinimum: 0, maximum: 1, default: null, description: a rate}
+  fault: {type: object, default: {}, description: a fault, properties: {kind: {type: string, default: none}}}
+presets: {size: {large: {rate: 0.5}}}
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    folder = tmp_path / "workloads" / "toy"
+    folder.mkdir(parents=True)
+    (folder / "default.yaml").write_text(YAML)
+    return tmp_path
+
+
+def test_list_has_built_in_and_own_workloads(own, capsys):
+    assert cli.main(["workloads"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:3] for line in lines if line.startswith(("fsdp", "toy"))] == [
+        ["fsdp", "torchrun", "2"],
+        ["toy", "torchrun", "3"],
+    ]
+
+
+def test_yaml_that_can_not_be_read_is_told_beside_the_others(own, capsys):
+    (own / "workloads" / "bad").mkdir()
+    (own / "workloads" / "bad" / "default.yaml").write_text("clas: x")
+    assert cli.main(["workloads"]) == 1
+    out = capsys.readouterr().out
+    assert "no such keys ['clas']" in out
+    assert "\ntoy " in out
+
+
+def test_one_workload_has_its_keys_with_type_default_limits_and_help(own, capsys):
+    assert cli.main(["workloads", "toy"]) == 0
+    assert capsys.readouterr().out.splitlines()[3:] == [
+        "size = small  (string; one of small, large)",
+        "    preset",
+        "rate = null  (number or null; > 0; <= 1)",
+        "    a rate",
+        "fault = {}  (object)",
+        "    a fault",
+        "fault.kind = none  (string)",
+        "size = large changes defaults: rate = 0.5",
+    ]
+
+
+def test_json_holds_the_schema_of_each_key(own, capsys):
+    assert cli.main(["workloads", "toy", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["min_world_size"], document["properties"]["rate"]["maximum"]) == (3, 1)
+    assert cli.main(["workloads", "--json"]) == 0
+    assert "toy" in [workload["name"] for workload in json.loads(capsys.readouterr().out)["workloads"]]
+
+
+def test_unknown_workload_is_wrong_usage(own, capsys):
+    assert cli.main(["workloads", "tyo"]) == 2
+    assert "did you mean 'toy'?" in capsys.readouterr().err
+
+
+def test_limits_of_other_kinds_are_shown_as_the_schema_has_them():
+    assert allowed({"type": "array", "items": {"type": "string"}}) == 'items: {"type": "string"}'
+
+
+@pytest.mark.parametrize("shell", completion_command.SHELLS)
+def test_completion_knows_every_subcommand(shell, capsys):
+    pytest.importorskip("shtab")
+    assert cli.main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert all(command.name in script for command in cli.COMMANDS)
+
+
+def test_completion_of_bash_is_bash(capsys):
+    pytest.importorskip("shtab")
+    cli.main(["completion", "bash"])
+    script = capsys.readouterr().out
+    ask = "COMP_WORDS=(aorta wor); COMP_CWORD=1; _shtab_aorta; echo ${COMPREPLY[@]}"
+    done = subprocess.run(["bash", "-c", f"{script}\n{ask}"], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["workloads"]
+
+
+def test_completion_without_shtab_says_what_to_install(monkeypatch, capsys):
+    def absent(name):
+        raise ImportError(name)
+
+    monkeypatch.setattr(completion_command.importlib, "import_module", absent)
+    assert cli.main(["completion", "bash"]) == 1
+    assert "pip install 'pytest-aorta[completion]'" in capsys.readouterr().err
