@@ -192,6 +192,22 @@ with (RUN_DIR / "ranks/1/output.log").open("wb") as log:
     assert verdict["wall_s"] < 5
 
 
+def test_byte_in_the_lifeline_has_stacks_written_before_everything_ends(guard):
+    program = """
+signal.signal(signal.SIGUSR1, lambda *_: rank_file(0, "stacks.txt", "here"))
+rank_file(0, "pid", str(os.getpid()))
+if os.fork() == 0:
+    rank_file(0, "pid", str(os.getpid()))
+    (RUN_DIR / "ranks/0/ready").touch()
+time.sleep(60)
+"""
+    watched = guard(program)
+    watched.wait_for("ranks/0/ready")
+    os.write(watched.lifeline, b".")
+    assert watched.end()["reason"] == "stopped"
+    assert (watched.run_dir / "ranks/0/stacks.txt").read_text() == "here"
+
+
 def test_closed_lifeline_ends_everything(guard):
     watched = guard("rank_file(0, 'ready')\ntime.sleep(60)")
     watched.wait_for("ranks/0/ready")
