@@ -195,7 +195,7 @@ def test_config_is_what_a_baseline_will_hold(tmp_path):
 def test_unknown_workload_is_named_with_a_suggestion(tmp_path):
     with pytest.raises(SpecError) as caught:
         find_workload("fdsp", [tmp_path])
-    assert str(caught.value).startswith("no workload named 'fdsp' (did you mean 'fsdp'?); there are ['fsdp', ")
+    assert str(caught.value).startswith("no workload named 'fdsp' (did you mean 'fsdp'?); there are ['copy_compute', ")
 
 
 def test_own_workload_is_found_beside_the_installed_ones(tmp_path):
