@@ -14,6 +14,7 @@ import socket
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -32,8 +33,9 @@ from pytest_aorta.process.network import interface_of, listen
 from pytest_aorta.process.wire import BEAT_S, CHUNK_BYTES, LOST_S, TOKEN_VARIABLE, Wire, WireError, encode
 
 CONNECT_S = 10.0
-# Who else computes here has to be gone by then: nobody hears this agent's heart meanwhile.
-LEASE_S = 0.6 * LOST_S
+PREPARE_TICK_S = 0.01
+# Who else computes here has to be gone by then; the other nodes' ranks wait meanwhile.
+LEASE_S = 30.0
 
 
 class NodeZeroLost(AortaError):
@@ -57,6 +59,7 @@ class Agent:
     is_waiting: bool = False
     _sent_s: float = field(default=0.0, init=False)
     _heard_s: float = field(default=0.0, init=False)
+    _is_told_to_stop: bool = field(default=False, init=False)
 
     def serve(self) -> None:
         """Take part in one launch.
@@ -68,7 +71,7 @@ class Agent:
             wire = self.connect(stack)
             store = stack.enter_context(listen(wire.address, 0)) if self.rank == 0 else None
             wire.send(self.hello(wire, store))
-            self._heard_s = time.monotonic()
+            self._heard_s, self._is_told_to_stop = time.monotonic(), False
             try:
                 message = self.await_message(wire, "plan")
                 try:
@@ -106,18 +109,22 @@ class Agent:
                 if message["type"] == kind:
                     return message
 
-    def turn(self, wire: Wire, launch: GuardedLaunch | None, beat: dict[str, Any]) -> list[dict[str, Any]]:
-        """Wait for a message or the launch's end, at most a beat, and beat.
+    def turn(
+        self, wire: Wire, launch: GuardedLaunch | None, beat: dict[str, Any], limit_s: float = BEAT_S
+    ) -> list[dict[str, Any]]:
+        """Wait for a message or the launch's end, at most ``limit_s``, and beat.
 
         Raises:
             WireError: node 0 has hung up, or said nothing for too long.
         """
         sources: list[Wire | GuardedLaunch] = [wire, launch] if launch else [wire]
-        ready = select.select(sources, [], [], BEAT_S)[0]
+        ready = select.select(sources, [], [], limit_s)[0]
         now_s = time.monotonic()
         messages = []
         if wire in ready:
             messages, self._heard_s = wire.receive(), now_s
+            # It may come while the devices are being looked for.
+            self._is_told_to_stop |= any(message["type"] == "stop" for message in messages)
         elif now_s - self._heard_s > LOST_S:
             raise WireError(f"no word of it for {now_s - self._heard_s:.0f} s")
         if now_s - self._sent_s >= BEAT_S:
@@ -132,19 +139,11 @@ class Agent:
             AortaError: this node can't run it; nothing was started.
         """
         folder = Path(tempfile.mkdtemp(prefix="aorta-node-"))
-        part = NodePart(
-            num_nodes=message["num_nodes"],
-            endpoint=message["endpoint"],
-            run_id=message["run_id"],
-            local_address=wire.address,
-            interface=interface_of(wire.address),
-            store_fd=store.fileno() if store else None,
-        )
-        plan = replace(plan_from_json(message["plan"], folder / "run"), part=part)
+        plan = plan_from_json(message["plan"], folder / "run")
         try:
             refuse_absent(plan)
-            with ExitStack() as stack:
-                plan = self.on_this_node(plan, stack)
+            with ExitStack() as leases:
+                plan = replace(self.prepared(wire, plan, leases), part=node_part(wire, message, store))
                 with GuardedLaunch(plan, os.environ) as launch:
                     if store:
                         store.close()
@@ -160,7 +159,15 @@ class Agent:
         self.bring(wire, plan, asdict(outcome))
         shutil.rmtree(folder, ignore_errors=True)
 
-    def on_this_node(self, plan: LaunchPlan, stack: ExitStack) -> LaunchPlan:
+    def prepared(self, wire: Wire, plan: LaunchPlan, leases: ExitStack) -> LaunchPlan:
+        """The plan on this node's devices. Devices that sleep take longer to answer than node 0 waits for a beat."""
+        with ThreadPoolExecutor(1) as pool:
+            found = pool.submit(self.on_this_node, plan, leases)
+            while not found.done():
+                self.turn(wire, None, {"ranks": {}, "folder": str(plan.run_dir)}, PREPARE_TICK_S)
+        return found.result()
+
+    def on_this_node(self, plan: LaunchPlan, leases: ExitStack) -> LaunchPlan:
         """The plan with this node's devices, which no other launch of this user has; node 0's are leased by pytest."""
         if self.rank == 0:
             return plan
@@ -169,7 +176,7 @@ class Agent:
         if world.device == "cuda" and len(devices) < world.ranks_per_node:
             raise LaunchError(f"it has {len(devices)} visible GPUs, and runs {world.ranks_per_node} ranks")
         leased = LeasedWorld(world, devices, exclusive=True, wait_s=LEASE_S, owner=f"node {self.rank} of {plan.name}")
-        stack.callback(leased.release)
+        leases.callback(leased.release)
         try:
             world = leased.world()
         except LeaseError as error:
@@ -179,10 +186,9 @@ class Agent:
     def attend(self, wire: Wire, plan: LaunchPlan, launch: GuardedLaunch) -> None:
         """Until the launch has ended, by itself or because node 0 says so."""
         while True:
-            beat = {"ranks": started_ranks(plan), "folder": str(plan.run_dir)}
-            for message in self.turn(wire, launch, beat):
-                if message["type"] == "stop":
-                    launch.stop()
+            self.turn(wire, launch, {"ranks": started_ranks(plan), "folder": str(plan.run_dir)})
+            if self._is_told_to_stop:
+                launch.stop()
             if select.select([launch], [], [], 0)[0] and launch.has_ended():
                 return
 
@@ -198,6 +204,18 @@ class Agent:
                     is_first = False
         wire.send({"type": "end", "outcome": outcome})
         self.await_message(wire, "bye")
+
+
+def node_part(wire: Wire, message: dict[str, Any], store: socket.socket | None) -> NodePart:
+    """What this node has to know of the others."""
+    return NodePart(
+        num_nodes=message["num_nodes"],
+        endpoint=message["endpoint"],
+        run_id=message["run_id"],
+        local_address=wire.address,
+        interface=interface_of(wire.address),
+        store_fd=store.fileno() if store else None,
+    )
 
 
 def refuse_absent(plan: LaunchPlan) -> None:

@@ -29,6 +29,8 @@ def header(options: Options, devices: Sequence[Device], torch_version: str) -> s
     models = sorted({device.model for device in devices[:usable]})
     where = f"{usable} x {' + '.join(models)}" if usable else "no GPU (CPU ranks)"
     world = World(usable, "cuda", tuple(devices[:usable])) if usable else World(CPU_WORLD_SIZE, "cpu")
+    if options.nnodes > 1:
+        where += f" on each of {options.nnodes} nodes"
     folder = _relative(options.baselines_dir, options.rootdir)
     return f"aorta: {where}, torch {torch_version}, platform {world.platform}, baselines {folder}"
 

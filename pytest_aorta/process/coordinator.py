@@ -242,7 +242,8 @@ class Coordinator:
             if failures:
                 write_json(self.run_dir / "agent.json", {"failures": failures})
             for node in self.nodes.values():
-                print(f"== {node.name} ==\n{node.log_tail(self.run_dir)}", flush=True)
+                if text := node.log_tail(self.run_dir):
+                    print(f"== {node.name} ==\n{text}", flush=True)
 
     def end_launcher(self) -> list[int]:
         """Wait for what hears by itself that it is over, and end the rest; returns what could not be ended."""

@@ -162,7 +162,8 @@ class Node:
         if not self.is_running:
             return
         self.ended_s = time.monotonic()
-        ranks = f"; it ran ranks {', '.join(map(str, self.ranks))}" if self.ranks else ""
+        noun = "rank" if len(self.ranks) == 1 else "ranks"
+        ranks = f"; it ran {noun} {', '.join(map(str, self.ranks))}" if self.ranks else ""
         kept = f"; its files, if it lives, are in {self.folder} there" if self.folder else ""
         self.lost = f"{self.name} was lost after {self.ended_s - self.began_s:.1f} s: {why}{ranks}{kept}"
         self.wire.close()

@@ -1,0 +1,56 @@
+"""Tests that ask for nodes, with launches that are faked."""
+
+from __future__ import annotations
+
+import pytest
+
+NODES = ("--aorta-nnodes=2", "--aorta-rdzv-endpoint=127.0.0.1", "--aorta-node-launcher=srun --nodes={nodes}")
+OVER_NODES = "@pytest.mark.world(size=4, nodes=2)"
+
+
+def test_result_over_nodes_is_of_a_platform_of_its_own(project):
+    project.one_test("assert workload.run('toy').platform == 'cpu-x4-n2-gloo'", OVER_NODES)
+    result = project.run(*NODES)
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["aorta: no GPU (CPU ranks) on each of 2 nodes, *"])
+
+
+def test_nodes_that_the_run_has_not_skip_the_test_or_fail_it(project):
+    project.one_test("pass", OVER_NODES)
+    result = project.run("-rs")
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(["*needs 2 nodes, 1 given (--aorta-nnodes=1)"])
+
+
+def test_nodes_without_launcher_and_port_are_a_usage_error(project):
+    result = project.run("--aorta-nnodes=2")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(
+        ["ERROR: --aorta-nnodes=2: give --aorta-node-launcher, *--aorta-rdzv-endpoint=HOST:PORT*"]
+    )
+
+
+def test_address_that_is_not_this_hosts_fails_the_test(project):
+    project.one_test("workload.run('toy')", OVER_NODES)
+    result = project.run(*NODES, "--aorta-rdzv-endpoint=192.0.2.1")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*LaunchError: '192.0.2.1' is 192.0.2.1, no address of this machine *"])
+
+
+def test_reference_version_over_nodes_is_refused(versioned):
+    body = "workload._world.again(workload.run('toy'), reference=True)"
+    versioned.one_test(body, OVER_NODES)
+    result = versioned.run(*NODES, "--aorta-ab=HEAD")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*SpecError: HEAD: a reference version is on this node alone; it needs nodes=1"])
+
+
+@pytest.mark.parametrize("profiler", ["nsys", "rocprofv3"])
+def test_profiler_around_the_ranks_over_nodes_is_refused(project, monkeypatch, profiler):
+    program = project.write(f"bin/{profiler}", "#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+    project.one_test("workload.run('toy')", OVER_NODES)
+    result = project.run(*NODES, f"--aorta-profiler={profiler}")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([f"*--aorta-profiler={profiler} wraps ranks of this node alone; it needs nodes=1"])
