@@ -9,10 +9,12 @@ from typing import Any
 
 from pytest_aorta.baseline import Baseline
 from pytest_aorta.baselines_files import StoredFile
-from pytest_aorta.baselines_view import centre, summary_text, uncertainty
+from pytest_aorta.baselines_view import centre, size, summary_text, uncertainty
 from pytest_aorta.facts import LaunchFacts
 from pytest_aorta.metrics import METRICS, Metric, format_value
-from pytest_aorta.tables import percent, table, wrapped
+from pytest_aorta.priors import reference_step_ms
+from pytest_aorta.scales import Scale
+from pytest_aorta.tables import table, wrapped
 from pytest_aorta.verdicts import format_change
 
 _COLUMNS = ("metric", "A", "B", "change", "")
@@ -62,19 +64,21 @@ def _metric_row(metric: Metric, first: StoredFile, second: StoredFile) -> tuple[
     shown = [format_value(centre(metric, file), metric.unit, exact=is_exact) for file in (first, second)]
     if before is None or after is None:
         return metric.name, *shown, "-", "equal" if _anchored(metric, first) == _anchored(metric, second) else "differs"
-    change = after.centre - before.centre
-    errors = uncertainty(before), uncertainty(after)
-    cells = [f"{text} +-{percent(error)}" for text, error in zip(shown, errors, strict=True)]
-    told = "equal" if change == 0 else _told_apart(change, errors)
-    return metric.name, *cells, format_change(math.expm1(change)), told
+    scale, step_ms = metric.scale, reference_step_ms(first.baseline.anchor)
+    # Of a step means of the first one's.
+    places = [scale.place(centre(metric, file), step_ms) or 0.0 for file in (first, second)]
+    change, errors = places[1] - places[0], (uncertainty(before, scale), uncertainty(after, scale))
+    cells = [f"{text} +-{size(error, scale)}" for text, error in zip(shown, errors, strict=True)]
+    told = "equal" if change == 0 else _told_apart(change, errors, scale)
+    return metric.name, *cells, format_change(scale.change(change), scale), told
 
 
 def _anchored(metric: Metric, file: StoredFile) -> set[object]:
     return {metric.measure(launch) for launch in file.baseline.anchor}
 
 
-def _told_apart(change: float, errors: tuple[float, float]) -> str:
-    beyond = abs(change) > math.hypot(*map(math.log1p, errors))
+def _told_apart(change: float, errors: tuple[float, float], scale: Scale) -> str:
+    beyond = abs(change) > math.hypot(*map(scale.difference, errors))
     return "beyond the uncertainty" if beyond else "within the uncertainty"
 
 

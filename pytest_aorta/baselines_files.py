@@ -10,7 +10,7 @@ from pytest_aorta.baseline import Baseline, parse_baseline, read_baseline_file
 from pytest_aorta.comparison import StoredComparison
 from pytest_aorta.errors import BaselineError, SpecError, UsageError
 from pytest_aorta.metrics import Metric
-from pytest_aorta.priors import logs, prior_spread
+from pytest_aorta.priors import places, prior_spread
 from pytest_aorta.spread import Level
 from pytest_aorta.worktree import git
 
@@ -24,8 +24,9 @@ class StoredFile:
     others: tuple[Baseline, ...]
 
     def level(self, metric: Metric) -> Level | None:
-        """Centre and spread of a metric; None where a launch of the anchor has none, or none that is positive."""
-        if metric.direction == "exact" or None in logs(metric, self.baseline.anchor):
+        """Centre and spread of a metric; None where a launch of the anchor has none, or none on its scale."""
+        anchor = self.baseline.anchor
+        if metric.direction == "exact" or None in places(metric, anchor, anchor):
             return None
         device = self.baseline.anchor[-1].device
         comparison = StoredComparison(

@@ -11,7 +11,8 @@ from pytest_aorta.baselines_files import StoredFile
 from pytest_aorta.decision import CONFIDENCE, detectable, quantile_t
 from pytest_aorta.facts import LaunchFacts
 from pytest_aorta.metrics import METRICS, Metric, Value, format_value, middle
-from pytest_aorta.priors import epochs_of, sittings
+from pytest_aorta.priors import epochs_of, reference_step_ms, sittings
+from pytest_aorta.scales import Scale
 from pytest_aorta.spread import Level, Variance, observed
 from pytest_aorta.tables import counted, percent, table, wrapped
 from pytest_aorta.verdicts import format_change
@@ -54,7 +55,7 @@ def _list_row(file: StoredFile) -> tuple[str, ...]:
         str(num_sittings(baseline)),
         recorded_text(baseline),
         format_value(centre(_HEADLINE, file), _HEADLINE.unit),
-        ", ".join(_detects(level)) if level else "-",
+        ", ".join(_detects(level, _HEADLINE.scale)) if level else "-",
     )
 
 
@@ -106,14 +107,19 @@ def recorded_text(baseline: Baseline) -> str:
 def centre(metric: Metric, file: StoredFile) -> Value:
     """What launches are compared with; the anchor's median, or first value, where it has no level."""
     if level := file.level(metric):
-        return math.exp(level.centre)
+        return metric.scale.from_place(level.centre, reference_step_ms(file.baseline.anchor))
     return middle(metric, file.baseline.anchor)
 
 
-def uncertainty(level: Level) -> float:
-    """Half the 95% interval of a centre, relative to it."""
+def uncertainty(level: Level, scale: Scale) -> float:
+    """Half the 95% interval of a centre, as a change."""
     error = level.uncertainty
-    return math.expm1(quantile_t((1 + CONFIDENCE) / 2, error.df) * math.sqrt(error.value))
+    return scale.change(quantile_t((1 + CONFIDENCE) / 2, error.df) * math.sqrt(error.value))
+
+
+def size(change: float, scale: Scale) -> str:
+    """A change without its sign."""
+    return percent(change).replace("%", scale.unit)
 
 
 def value_lines(values: dict[str, object], width: int) -> list[str]:
@@ -142,19 +148,20 @@ def _metric_row(metric: Metric, file: StoredFile) -> tuple[str, ...]:
     return (
         metric.name,
         shown,
-        f"+-{percent(uncertainty(level))}",
-        _deviation(spread.within, own.slower.df > 0),
-        _deviation(spread.between, own.between.df > 0),
-        ", ".join(_detects(level)),
+        f"+-{size(uncertainty(level, metric.scale), metric.scale)}",
+        _deviation(spread.within, metric.scale, own.slower.df > 0),
+        _deviation(spread.between, metric.scale, own.between.df > 0),
+        ", ".join(_detects(level, metric.scale)),
     )
 
 
-def _deviation(variance: Variance, is_own: bool) -> str:
-    return percent(math.expm1(math.sqrt(variance.value))) + ("" if is_own else "*")
+def _deviation(variance: Variance, scale: Scale, is_own: bool) -> str:
+    return size(scale.change(math.sqrt(variance.value)), scale) + ("" if is_own else "*")
 
 
-def _detects(level: Level) -> list[str]:
-    return [percent(detectable(level, _ANOTHER_SITTING, look)) for look in LOOKS]
+def _detects(level: Level, scale: Scale) -> list[str]:
+    relative = scale is Scale.RELATIVE
+    return [size(detectable(level, _ANOTHER_SITTING, look, relative=relative), scale) for look in LOOKS]
 
 
 def _launch_lines(baseline: Baseline, width: int) -> list[str]:

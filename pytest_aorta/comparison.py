@@ -20,18 +20,21 @@ from pytest_aorta.decision import (
     decide_stored,
 )
 from pytest_aorta.errors import SpecError
+from pytest_aorta.exposure import EXPLAINED, exposure
 from pytest_aorta.facts import LaunchFacts
 from pytest_aorta.health import notes
 from pytest_aorta.metrics import EXACT, METRICS, Metric, Tolerance, Value, middle
-from pytest_aorta.priors import SITTING_GAP_S, epochs_of, logs, logs_by_sitting, sittings
+from pytest_aorta.priors import SITTING_GAP_S, epochs_of, places, places_by_sitting, reference_step_ms, sittings
+from pytest_aorta.scales import Scale
 from pytest_aorta.spread import Level, Spread, level
 from pytest_aorta.verdicts import Verdict, Verdicts
 
 Priors: TypeAlias = Callable[[Metric], Spread]
 # Below these a baseline's spread is hardly its own.
 MIN_LAUNCHES = 5
-# Between launches on shared CPUs step times vary by tens of percent: less than a doubling is noise.
-CPU_TIMING_TOLERANCE = 1.0
+# Between launches on shared CPUs step times vary by tens of percent, so that less than a doubling is noise; what is
+# hidden varies by tens of points.
+CPU_TIMING_TOLERANCE = {Scale.RELATIVE: 1.0, Scale.POINTS: 0.25, Scale.OF_STEP: 0.5}
 # The config key of test-only hooks: what is planted there has to show against the undisturbed baseline.
 TEST_HOOK_KEY = "fault"
 _STALE = "baseline stale: record the better value with --update-baselines --aorta-new-epoch"
@@ -97,22 +100,24 @@ class StoredComparison:
 
     def spread(self, metric: Metric) -> Spread:
         """What the baseline tells of a metric's spread, or else the prior."""
-        if self.baseline is None or None in logs(metric, self.baseline.anchor):
+        if self.baseline is None or None in places(metric, self.baseline.anchor, self.baseline.anchor):
             return self.priors(metric)
         return self.level(metric).spread
 
     def level(self, metric: Metric) -> Level:
         """The stored centre of a metric and its spread. There has to be a baseline that has the metric."""
         assert self.baseline is not None
-        anchor = logs_by_sitting(metric, self.baseline.anchor)
+        anchor = places_by_sitting(metric, self.baseline.anchor, self.baseline.anchor)
         return level(anchor, epochs_of(metric, self.baseline), self.priors(metric))
 
     def allowed(self, metric: Metric, tolerance: Tolerance, stored: Level) -> Tolerance:
         """The tolerance, one of the table's own widened to what the stored launches can bear."""
         if metric.name in self.marked or tolerance.relative is None:
             return tolerance
-        bearable = math.expm1(RESOLVED_BY * math.sqrt(stored.spread.within.value))
-        return tolerance if bearable <= tolerance.relative else Tolerance(math.ceil(bearable * 100) / 100)
+        bearable = metric.scale.change(RESOLVED_BY * math.sqrt(stored.spread.within.value))
+        if bearable <= tolerance.relative:
+            return tolerance
+        return Tolerance(math.ceil(bearable * 100) / 100, metric.scale)
 
     def _judge_one(self, metric: Metric, launches: Sequence[LaunchFacts], tolerance: Tolerance) -> Verdict:
         tolerance = widened(metric, launches[0], tolerance)
@@ -126,8 +131,8 @@ class StoredComparison:
             return problem
         if tolerance.relative is None or isinstance(blank.value, str):
             return _exact(blank, metric, launches, anchor)
-        values = [value for value in logs(metric, launches) if value is not None]
-        if len(values) < len(launches) or None in logs(metric, anchor):
+        values = [value for value in places(metric, launches, anchor) if value is not None]
+        if len(values) < len(launches) or None in places(metric, anchor, anchor):
             return _within_range(blank, metric, tolerance, launches, anchor, self.max_launches)
         stored = self.level(metric)
         tolerance = self.allowed(metric, tolerance, stored)
@@ -139,8 +144,11 @@ class StoredComparison:
             tolerance.relative or 0.0,
             max_launches=self.max_launches,
             worse=metric.worse,
+            relative=metric.scale is Scale.RELATIVE,
         )
-        row = _decided(blank, decision, metric, math.exp(stored.centre))
+        row = _decided(blank, decision, metric, metric.scale.from_place(stored.centre, reference_step_ms(anchor)))
+        if reason := _exposure(row, launches, anchor):
+            return replace(row, reason=reason)
         few = f"only {len(anchor)} launches in the baseline; record more with --update-baselines"
         return replace(row, reason=few) if row.outcome is Outcome.INCONCLUSIVE and len(anchor) < MIN_LAUNCHES else row
 
@@ -195,7 +203,7 @@ class PairedComparison:
             return problem
         if tolerance.relative is None or isinstance(blank.value, str):
             return _exact(blank, metric, candidates, references)
-        values, others = logs(metric, candidates), logs(metric, references)
+        values, others = (places(metric, side, references) for side in (candidates, references))
         differences = [a - b for a, b in zip(values, others, strict=True) if a is not None and b is not None]
         if len(differences) < len(candidates):
             return _within_range(blank, metric, tolerance, candidates, references, self.max_pairs)
@@ -205,8 +213,10 @@ class PairedComparison:
             tolerance.relative,
             max_pairs=self.max_pairs,
             worse=metric.worse,
+            relative=metric.scale is Scale.RELATIVE,
         )
-        return _decided(blank, decision, metric, middle(metric, references))
+        row = _decided(blank, decision, metric, middle(metric, references))
+        return replace(row, reason=_exposure(row, candidates, references) or row.reason)
 
 
 def _blank(case: str, metric: Metric, launches: Sequence[LaunchFacts], tolerance: Tolerance) -> Verdict:
@@ -225,14 +235,14 @@ def _incomparable(
     known = [metric.measure(other) for other in others]
     if any(metric.measure(launch) is None for launch in launches):
         return replace(blank, value=None, baseline=known[-1], reason=f"the launch has no {metric.name}")
+    if reason := not_applicable(metric, tolerance, launches[0], others[-1]):
+        shown = blank.baseline if metric.direction == "exact" else middle(metric, others)
+        return replace(blank, outcome=Outcome.NOT_APPLICABLE, baseline=shown, reason=reason)
     if any(value is None for value in known):
         return replace(
             blank,
             reason=f"the baseline has no {metric.name}; record it again with --update-baselines --aorta-new-epoch",
         )
-    if reason := not_applicable(metric, tolerance, launches[0], others[-1]):
-        shown = blank.baseline if metric.direction == "exact" else middle(metric, others)
-        return replace(blank, outcome=Outcome.NOT_APPLICABLE, baseline=shown, reason=reason)
     return None
 
 
@@ -277,13 +287,13 @@ def _are_apart(here: Sequence[float], there: Sequence[float]) -> bool:
 
 def _decided(blank: Verdict, decision: Decision, metric: Metric, centre: Value) -> Verdict:
     worse = metric.worse
-    ends = sorted(math.expm1(worse * end) for end in (decision.low, decision.high))
+    ends = sorted(metric.scale.change(worse * end) for end in (decision.low, decision.high))
     return replace(
         blank,
         outcome=decision.outcome or Outcome.INCONCLUSIVE,
         is_open=decision.outcome is None,
         baseline=centre,
-        delta=math.expm1(worse * decision.effect),
+        delta=metric.scale.change(worse * decision.effect),
         low=ends[0],
         high=ends[1],
         launches=decision.launches,
@@ -291,11 +301,17 @@ def _decided(blank: Verdict, decision: Decision, metric: Metric, centre: Value) 
     )
 
 
+def _exposure(row: Verdict, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str:
+    """What explains a regression of overlap."""
+    is_explained = row.metric in EXPLAINED and row.outcome is Outcome.REGRESSION
+    return exposure(launches, others) if is_explained else ""
+
+
 def widened(metric: Metric, facts: LaunchFacts, tolerance: Tolerance) -> Tolerance:
-    """The tolerance that a stored baseline can hold: of CPU ranks' timing no finer one than a doubling."""
+    """The tolerance that a stored baseline can hold: CPU ranks' timing takes no finer one than its noise."""
     if metric.kind != "timing" or facts.device != "cpu" or tolerance is metric.default:
         return tolerance
-    return Tolerance(max(tolerance.relative or 0.0, CPU_TIMING_TOLERANCE))
+    return Tolerance(max(tolerance.relative or 0.0, CPU_TIMING_TOLERANCE[metric.scale]), metric.scale)
 
 
 def not_applicable(metric: Metric, tolerance: Tolerance, facts: LaunchFacts, recorded: LaunchFacts) -> str | None:

@@ -1,10 +1,11 @@
 """The rules that turn launches and a tolerance into an outcome. Pure: no file, no clock, no launch.
 
 The unit is the launch: steps within one depend on each other, and most of the scatter lies between launches. A change
-is a difference of logs, positive where the metric got worse. It is a regression only where it is beyond both the
-tolerance and the noise, and it passes only where twice the tolerance can be ruled out; whatever is left asks for
-another launch, and in the end is inconclusive. Both errors are shared out over the looks (Bonferroni), so that their
-totals stay below ``FALSE_ALARM_RATE`` and ``MISS_RATE`` however much the looks depend on each other.
+is a difference of places on the metric's scale, on most of logs, positive where the metric got worse. It is a
+regression only where it is beyond both the tolerance and the noise, and it passes only where twice the tolerance can be
+ruled out; whatever is left asks for another launch, and in the end is inconclusive. Both errors are shared out over the
+looks (Bonferroni), so that their totals stay below ``FALSE_ALARM_RATE`` and ``MISS_RATE`` however much the looks depend
+on each other.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from enum import StrEnum
 from functools import lru_cache
 from statistics import median
 
+from pytest_aorta.scales import difference
 from pytest_aorta.spread import Level, Variance
 
 # Of unchanged code to be called a regression in a comparison, over all its looks.
@@ -59,7 +61,7 @@ class Decision:
 
     Attributes:
         outcome: None asks for more launches.
-        effect: the change as a difference of logs, positive: worse.
+        effect: the change as a difference on the scale, positive: worse.
         low, high: its two-sided 95% interval.
         launches: of the candidate; pairs in an A/B.
     """
@@ -72,13 +74,20 @@ class Decision:
 
 
 def decide_stored(
-    candidate: Sequence[float], sitting: Hashable, baseline: Level, tolerance: float, *, max_launches: int, worse: int
+    candidate: Sequence[float],
+    sitting: Hashable,
+    baseline: Level,
+    tolerance: float,
+    *,
+    max_launches: int,
+    worse: int,
+    relative: bool = True,
 ) -> Decision:
     """Compare launches of one sitting with a stored baseline.
 
-    ``candidate`` holds the logs of the metric, of at least one launch; ``worse`` is 1 where a larger metric is worse,
-    else -1. ``tolerance`` is relative. A number of launches between two looks decides nothing; from the last look that
-    ``max_launches`` allows the outcome is final.
+    ``candidate`` holds the metric's places on its scale, of at least one launch; ``worse`` is 1 where a larger metric
+    is worse, else -1. ``tolerance`` is ``relative`` where the scale is one of logs, else a difference. A number of
+    launches between two looks decides nothing; from the last look that ``max_launches`` allows the outcome is final.
     """
     count = len(candidate)
     looks = [look for look in LOOKS if look <= max_launches] or [1]
@@ -92,10 +101,16 @@ def decide_stored(
     alarm = baseline.error(sitting, count, loud)
     miss = baseline.error(sitting, count, replace(within, value=down.value).pooled(own))
     failing = [look for look in looks if look >= MIN_LAUNCHES_TO_FAIL]
+    allowed = difference(tolerance, relative=relative)
     # One launch that a neighbour has disturbed must not tip the rest: each has to be slow.
-    all_worse = min(worse * (value - baseline.centre) for value in candidate) > math.log1p(tolerance) / 2
-    all_better = max(worse * (value - baseline.centre) for value in candidate) < -math.log1p(tolerance) / 2
-    rule = _Rule(tolerance, _share(FALSE_ALARM_RATE, failing), _miss_share(count, looks))
+    all_worse = min(worse * (value - baseline.centre) for value in candidate) > allowed / 2
+    all_better = max(worse * (value - baseline.centre) for value in candidate) < -allowed / 2
+    rule = _Rule(
+        allowed,
+        difference(2 * tolerance, relative=relative),
+        _share(FALSE_ALARM_RATE, failing),
+        _miss_share(count, looks),
+    )
     last = count >= looks[-1]
     looked = last or count in looks
     may_fail = looked and count >= MIN_LAUNCHES_TO_FAIL
@@ -112,13 +127,19 @@ def decide_stored(
 
 
 def decide_pairs(
-    differences: Sequence[float], scatter: Variance, tolerance: float, *, max_pairs: int, worse: int
+    differences: Sequence[float],
+    scatter: Variance,
+    tolerance: float,
+    *,
+    max_pairs: int,
+    worse: int,
+    relative: bool = True,
 ) -> Decision:
     """Compare adjacent launches of candidate and reference, pair by pair.
 
-    ``differences`` are those of the metric's logs, candidate less reference, of at least one pair; ``scatter`` is
-    what is known beforehand of a single launch's variance. Outliers are drawn in (Huber's winsorizing, Robust
-    Statistics, 1981), so that one launch of either side moves the mean by little.
+    ``differences`` are those of the metric's places, candidate less reference, of at least one pair; ``scatter`` is
+    what is known beforehand of a single launch's variance; ``relative`` is as in :func:`decide_stored`. Outliers are
+    drawn in (Huber's winsorizing, Robust Statistics, 1981), so that one launch of either side moves the mean by little.
     """
     count = len(differences)
     looks = [look for look in PAIR_LOOKS if look <= max_pairs] or [PAIR_LOOKS[0]]
@@ -127,7 +148,8 @@ def decide_pairs(
     effect = sum(values) / count
     single = _pair_variance(prior, _own_scatter(values))
     error = Variance(single.value / count, single.df)
-    rule = _Rule(tolerance, _spent(PAIR_FALSE_ALARM_RATE, count, tuple(looks)), MISS_RATE / len(looks))
+    allowed, doubled = (difference(times * tolerance, relative=relative) for times in (1, 2))
+    rule = _Rule(allowed, doubled, _spent(PAIR_FALSE_ALARM_RATE, count, tuple(looks)), MISS_RATE / len(looks))
     last = count >= looks[-1]
     looked = last or count in looks
     may_fail = looked and count >= MIN_PAIRS_TO_FAIL
@@ -151,11 +173,12 @@ def detectable(
     tolerance: float = 0.0,
     max_launches: int = 1,
     power: float = 0.95,
+    relative: bool = True,
 ) -> float:
-    """The smallest relative slowdown that ``num_launches`` of a sitting tell from the tolerance, with ``power``.
+    """The smallest slowdown, ``relative`` or a difference, that ``num_launches`` of a sitting tell from the tolerance.
 
-    That is with looks up to ``max_launches``. Since fewer than three launches never fail a test, it is for them the
-    slowdown that they refuse to pass.
+    That is with probability ``power`` and looks up to ``max_launches``. Since fewer than three launches never fail a
+    test, it is for them the slowdown that they refuse to pass.
     """
     error = baseline.error(sitting, num_launches, baseline.spread.within)
     looks = [look for look in LOOKS if look <= max(num_launches, max_launches)]
@@ -163,13 +186,15 @@ def detectable(
     may_fail = num_launches >= MIN_LAUNCHES_TO_FAIL
     alarm = _share(FALSE_ALARM_RATE, failing) if may_fail else _share(MISS_RATE, looks)
     deviation = math.sqrt(error.value)
-    beyond = max(math.log1p(tolerance), quantile_t(1 - alarm, error.df) * deviation)
-    return math.expm1(beyond + quantile_t(power, error.df) * deviation)
+    beyond = max(difference(tolerance, relative=relative), quantile_t(1 - alarm, error.df) * deviation)
+    least = beyond + quantile_t(power, error.df) * deviation
+    return math.expm1(least) if relative else least
 
 
 @dataclass(frozen=True)
 class _Rule:
-    tolerance: float
+    allowed: float
+    doubled: float
     alarm_rate: float
     miss_rate: float
 
@@ -185,7 +210,7 @@ class _Rule:
         can_pass: bool,
         last: bool,
     ) -> Decision:
-        allowed, doubled = math.log1p(self.tolerance), math.log1p(2 * self.tolerance)
+        allowed, doubled = self.allowed, self.doubled
         beyond = max(allowed, quantile_t(1 - self.alarm_rate, alarm.df) * math.sqrt(alarm.value))
         bound = effect + quantile_t(1 - self.miss_rate, miss.df) * math.sqrt(miss.value)
         outcome: Outcome | None = None

@@ -5,11 +5,11 @@ from __future__ import annotations
 import calendar
 import hashlib
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.result import WorkloadResult
+from pytest_aorta.result import StepOverlap, WorkloadResult
 from pytest_aorta.within_launch import DEPENDENT_STEPS, growth, rank_lags_ms
 
 SAMPLE_SIZE = 20
@@ -42,6 +42,8 @@ class LaunchFacts:
         rank_lag_ms: how much less each rank waits a step than the others; empty where that is not known.
         step_time_growth, memory_growth: relative growth within the launch that noise does not explain.
         canary_ms: the fixed program's times, the slowest rank's, before or after the steps.
+        exposed_ms: exposed communication of a profiled step by collective, mean over steps and ranks.
+        most_exposed_rank: the rank with the most of it; None where no step was profiled.
     """
 
     recorded_at: str
@@ -60,6 +62,8 @@ class LaunchFacts:
     step_time_growth: float
     memory_growth: float
     canary_ms: dict[str, float]
+    exposed_ms: dict[str, float] = field(default_factory=dict)
+    most_exposed_rank: int | None = None
 
     @property
     def device(self) -> str:
@@ -74,7 +78,7 @@ class LaunchFacts:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> LaunchFacts:
         """Build from a launch entry of a validated baseline."""
-        return cls(**{item.name: data[item.name] for item in fields(cls)})
+        return cls(**{item.name: data[item.name] for item in fields(cls) if item.name in data})
 
     def to_json(self) -> dict[str, Any]:
         """The launch entry of a baseline."""
@@ -113,7 +117,24 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
         step_time_growth=_short(growth(result.step_times_max_ms, DEPENDENT_STEPS)),
         memory_growth=_short(max(growth(used) for used in result.memory_bytes)) if result.memory_bytes else 0.0,
         canary_ms=_canary(result),
+        exposed_ms=_exposed(result.overlap),
+        most_exposed_rank=_most_exposed_rank(result.overlap),
     )
+
+
+def _exposed(overlap: list[list[StepOverlap]]) -> dict[str, float]:
+    """A rank or step without a collective exposes nothing of it."""
+    steps = [step for rank in overlap for step in rank]
+    kinds = sorted({kind for step in steps for kind in step.collectives})
+    exposed = {
+        kind: sum(step.collectives[kind].exposed_ms for step in steps if kind in step.collectives) for kind in kinds
+    }
+    return {kind: _short(total / len(steps)) for kind, total in exposed.items()}
+
+
+def _most_exposed_rank(overlap: list[list[StepOverlap]]) -> int | None:
+    totals = [sum(step.exposed_comm_ms for step in rank) for rank in overlap]
+    return totals.index(max(totals)) if totals else None
 
 
 def _canary(result: WorkloadResult) -> dict[str, float]:

@@ -38,7 +38,11 @@ _KINDS = {
 }
 _COMMUNICATING_NAMESPACES = ("c10d::", "_c10d_functional::", "c10d_functional::", "_c10d_functional_autograd::")
 # Operators that gloo serves with another collective than the one asked for, and which.
-_SERVED_AS = {"c10d::_reduce_scatter_base_": "gloo:all_reduce", "c10d::allreduce_": "gloo:all_reduce"}
+_SERVED_AS = {
+    "c10d::_reduce_scatter_base_": "gloo:all_reduce",
+    "c10d::reduce_scatter_tensor_coalesced_": "gloo:all_reduce",
+    "c10d::allreduce_": "gloo:all_reduce",
+}
 
 
 def read_trace(path: Path) -> dict[str, Any]:
@@ -123,7 +127,8 @@ def _device_edges(events: Iterable[Event], marks: list[Event]) -> list[int]:
         if not kernels:
             raise ValueError(
                 "the trace has no device activity for a boundary between steps: the profiler did not record the "
-                "device (CUPTI or roctracer missing, in use by another profiler, or not permitted)"
+                "device (CUPTI or roctracer missing, in use by another profiler, or not permitted); without profiled "
+                "steps (profile_steps: 0) there is no need for it"
             )
         edges.append(min(kernels))
     return edges

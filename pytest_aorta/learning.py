@@ -22,7 +22,8 @@ from pytest_aorta.errors import BaselineError
 from pytest_aorta.facts import LaunchFacts
 from pytest_aorta.health import MEMORY_GROWTH, STEP_GROWTH
 from pytest_aorta.metrics import METRICS, Tolerance
-from pytest_aorta.priors import logs, sittings
+from pytest_aorta.priors import places, sittings
+from pytest_aorta.scales import Scale
 from pytest_aorta.spread import observed
 from pytest_aorta.verdicts import format_change
 from pytest_aorta.within_launch import growth
@@ -119,29 +120,32 @@ def objections(launches: Sequence[LaunchFacts], marked: Mapping[str, Tolerance])
         metric, tolerance = METRICS[name], widened(METRICS[name], launches[0], given)
         if tolerance.relative is None or not_applicable(metric, given, launches[0], launches[0]):
             continue
-        values = [value for value in logs(metric, launches) if value is not None]
+        values = [value for value in places(metric, launches, launches) if value is not None]
         # A tolerance of the table's own is widened to what the launches can bear.
         if len(values) >= MIN_LAUNCHES and name in marked:
-            found += [f"{name}: {problem}" for problem in _scattered(values, tolerance.relative)]
+            found += [f"{name}: {problem}" for problem in _scattered(values, tolerance.relative, metric.scale)]
     return found + _growing(launches)
 
 
-def _scattered(values: Sequence[float], tolerance: float) -> list[str]:
-    allowed, centre = math.log1p(tolerance), median(values)
+def _scattered(values: Sequence[float], tolerance: float, scale: Scale) -> list[str]:
+    allowed, centre = scale.difference(tolerance), median(values)
     deviation = math.sqrt(observed([[list(values)]]).within.value)
     found = []
     if deviation * RESOLVED_BY > allowed:
-        needed = math.expm1(RESOLVED_BY * deviation)
+        changes = (scale.change(deviation), tolerance, scale.change(RESOLVED_BY * deviation))
+        spread, allowed_text, needed = (format_change(change, scale).lstrip("+") for change in changes)
         found.append(
-            f"launches vary by {math.expm1(deviation):.2%} (standard deviation), too much for a tolerance of "
-            f"{tolerance:.2%}; measure more steps, or allow {needed:.1%}"
+            f"launches vary by {spread} (standard deviation), too much for a tolerance of {allowed_text}; "
+            f"measure more steps, or allow {needed}"
         )
     for number, value in enumerate(values, 1):
         if abs(value - centre) > max(_OUTLIER * deviation, allowed):
-            found.append(f"launch {number} is an outlier, {format_change(math.expm1(value - centre))} off the median")
+            off = format_change(scale.change(value - centre), scale)
+            found.append(f"launch {number} is an outlier, {off} off the median")
+    # Of shares and parts, which may be 0, growth is that of 1 beside them.
     drift = growth([math.exp(value) for value in values])
     if abs(drift) > tolerance / 2:
-        found.append(f"it drifts from launch to launch, by {format_change(drift)} in all")
+        found.append(f"it drifts from launch to launch, by {format_change(drift, scale)} in all")
     return found
 
 
@@ -172,18 +176,26 @@ def detection_lines(
         metric = METRICS[name]
         if given.relative is None or not_applicable(metric, given, anchor[-1], anchor[-1]):
             continue
-        if None in logs(metric, anchor):
+        if None in places(metric, anchor, anchor):
             continue
         stored = comparison.level(metric)
         allowed = comparison.allowed(metric, widened(metric, anchor[-1], given), stored)
         # CPU ranks' timing is compared within a sitting only.
         sitting = sittings(anchor)[-1] if anchor[-1].device == "cpu" else "another"
         least = [
-            detectable(stored, sitting, look, tolerance=allowed.relative or 0.0, max_launches=max_launches)
+            detectable(
+                stored,
+                sitting,
+                look,
+                tolerance=allowed.relative or 0.0,
+                max_launches=max_launches,
+                relative=metric.scale is Scale.RELATIVE,
+            )
             for look in looks
         ]
+        scale = metric.scale
         parts = [
-            f"{format_change(math.expm1(metric.worse * math.log1p(change)))} with {look}"
+            f"{format_change(scale.change(metric.worse * scale.difference(change)), scale)} with {look}"
             for look, change in zip(looks, least, strict=True)
         ]
         wide = "" if allowed == given else f"; the tolerance is widened to {allowed}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -11,6 +10,7 @@ from typing import TypeAlias
 
 from pytest_aorta.errors import SpecError
 from pytest_aorta.facts import LaunchFacts
+from pytest_aorta.scales import Scale
 
 Value: TypeAlias = float | str | None
 # Below this a 99th percentile is the maximum or next to it.
@@ -19,13 +19,14 @@ MIN_STEPS_P99 = 100
 
 @dataclass(frozen=True)
 class Tolerance:
-    """The change allowed: ``relative`` as a fraction, or None for bit-for-bit equality."""
+    """The change allowed: ``relative`` as a fraction of what ``scale`` says, or None for bit-for-bit equality."""
 
     relative: float | None
+    scale: Scale = Scale.RELATIVE
 
     def __str__(self) -> str:
         """As a user writes it."""
-        return "exact" if self.relative is None else f"{self.relative * 100:g}%"
+        return "exact" if self.relative is None else self.scale.text(self.relative)
 
 
 EXACT = Tolerance(None)
@@ -42,6 +43,7 @@ class Metric:
         direction: which way is better, ``lower`` or ``higher``; ``exact``: neither.
         default: tolerance without a marker; None: compared only where a marker names the metric.
         min_steps: measured steps below which the metric means nothing.
+        scale: what a change is a fraction of.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Metric:
     measure: Callable[[LaunchFacts], Value]
     help: str
     min_steps: int = 1
+    scale: Scale = Scale.RELATIVE
 
     @property
     def worse(self) -> int:
@@ -59,18 +62,29 @@ class Metric:
         return -1 if self.direction == "higher" else 1
 
     def parse_tolerance(self, given: object) -> Tolerance:
-        """Read a marker's value: a percentage such as ``"2%"``, or ``"exact"``.
+        """Read a marker's value: a change such as ``"2%"`` on this metric's scale, or ``"exact"``.
 
         Raises:
             SpecError: it is neither, or not what this metric takes.
         """
         if given == "exact":
             return EXACT
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", given) if isinstance(given, str) else None
-        if self.direction == "exact" or match is None or not 0 < float(match[1]) <= 1000:
-            allowed = "'exact'" if self.direction == "exact" else "a percentage above 0% up to 1000%, or 'exact'"
+        most = _MOST[self.scale]
+        change = self.scale.parse(given)
+        if self.direction == "exact" or change is None or not 0 < change <= most:
+            allowed = "'exact'" if self.direction == "exact" else f"{_range_text(self.scale, most)}, or 'exact'"
             raise SpecError(f"tolerance of {self.name}: got {given!r}, allowed is {allowed}")
-        return Tolerance(float(match[1]) / 100)
+        return Tolerance(change, self.scale)
+
+
+# Beyond which nothing is ruled out.
+_MOST = {Scale.RELATIVE: 10.0, Scale.POINTS: 1.0, Scale.OF_STEP: 10.0}
+
+
+def _range_text(scale: Scale, most: float) -> str:
+    if scale is Scale.RELATIVE:
+        return f"a percentage above 0% up to {scale.text(most)}"
+    return f"a number above 0 and up to {scale.text(most)}, such as {scale.text(0.05)!r}"
 
 
 def _step_time(statistic: str) -> Callable[[LaunchFacts], Value]:
@@ -92,8 +106,8 @@ def _final_loss(facts: LaunchFacts) -> Value:
     return facts.final_loss
 
 
-def _percent(value: float) -> Tolerance:
-    return Tolerance(value / 100)
+def _percent(value: float, scale: Scale = Scale.RELATIVE) -> Tolerance:
+    return Tolerance(value / 100, scale)
 
 
 _ROWS = (
@@ -107,6 +121,14 @@ _ROWS = (
     Metric(
         "gemm_throughput_tflops", "TFLOP/s", "timing", "higher", None, _recorded("gemm_throughput_tflops"),
         "matrix products of one rank over the measured loop",
+    ),
+    Metric(
+        "overlap_ratio", "", "timing", "higher", _percent(5, Scale.POINTS), _recorded("overlap_ratio"),
+        "share of communication that is hidden under compute, in profiled steps", scale=Scale.POINTS,
+    ),
+    Metric(
+        "exposed_comm_ms", "ms", "timing", "lower", _percent(2, Scale.OF_STEP), _recorded("exposed_comm_ms"),
+        "communication of a profiled step during which a rank computes nothing", scale=Scale.OF_STEP,
     ),
     Metric("tokens_per_s", "1/s", "timing", "higher", None, _recorded("tokens_per_s"), "tokens of one rank a second"),
     Metric(

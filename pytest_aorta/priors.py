@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
+from statistics import median
 
 from pytest_aorta.baseline import Baseline, read_baseline_file
 from pytest_aorta.errors import BaselineError
 from pytest_aorta.facts import LaunchFacts
 from pytest_aorta.metrics import METRICS, Metric
+from pytest_aorta.scales import Scale
 from pytest_aorta.spread import Epoch, Spread, Variance, observed, typical
 
 # A machine left to itself for so long is in another state: its clocks, its temperature, its neighbours.
@@ -26,6 +27,8 @@ _WITHIN_DF, _BETWEEN_DF = 1.0, 6.0
 # Means and tails scatter more than medians; memory hardly at all.
 _TIMES = {"step_time_p99": 10.0, "step_time_tail5": 10.0, "step_time_mean": 3.0, "tokens_per_s": 3.0}
 _MEMORY = 0.001
+# Shares in points, exposed times as parts of a step.
+_SHARE = {"cuda": 0.01, "cpu": 0.1}
 
 
 def default_spread(metric: Metric, device: str) -> Spread:
@@ -33,6 +36,9 @@ def default_spread(metric: Metric, device: str) -> Spread:
     if metric.kind == "memory":
         side = Variance(_MEMORY**2, _WITHIN_DF)
         return Spread(side, side, Variance(_MEMORY**2, _BETWEEN_DF))
+    if metric.scale is not Scale.RELATIVE:
+        side = Variance(_SHARE[device] ** 2, _WITHIN_DF)
+        return Spread(side, side, Variance(_SHARE[device] ** 2, _BETWEEN_DF))
     factor = _TIMES.get(metric.name, 1.0)
     within, between = Variance((factor * _WITHIN[device]) ** 2, _WITHIN_DF), (factor * _BETWEEN[device]) ** 2
     return Spread(within, within, Variance(between, _BETWEEN_DF))
@@ -58,23 +64,34 @@ def prior_spread(metric: Metric, device: str, cases: Sequence[Baseline]) -> Spre
 
 
 def epochs_of(metric: Metric, baseline: Baseline) -> list[Epoch]:
-    """The logs of a metric's positive values, by epoch and sitting."""
-    return [list(logs_by_sitting(metric, launches).values()) for launches in baseline.epochs]
+    """The places of a metric's values, by epoch and sitting."""
+    anchor = baseline.anchor
+    return [list(places_by_sitting(metric, launches, anchor).values()) for launches in baseline.epochs]
 
 
-def logs_by_sitting(metric: Metric, launches: Sequence[LaunchFacts]) -> dict[Hashable, list[float]]:
-    """The logs of a metric's positive values, by sitting."""
+def places_by_sitting(
+    metric: Metric, launches: Sequence[LaunchFacts], anchor: Sequence[LaunchFacts]
+) -> dict[Hashable, list[float]]:
+    """The places of a metric's values, by sitting."""
     groups: dict[Hashable, list[float]] = defaultdict(list)
-    for value, key in zip(logs(metric, launches), sittings(launches), strict=True):
+    for value, key in zip(places(metric, launches, anchor), sittings(launches), strict=True):
         if value is not None:
             groups[key].append(value)
     return dict(groups)
 
 
-def logs(metric: Metric, launches: Iterable[LaunchFacts]) -> list[float | None]:
-    """ln of each launch's value, None where it has none or it is no positive number."""
-    values = [metric.measure(launch) for launch in launches]
-    return [math.log(value) if isinstance(value, float | int) and value > 0 else None for value in values]
+def places(metric: Metric, launches: Iterable[LaunchFacts], anchor: Sequence[LaunchFacts]) -> list[float | None]:
+    """Where each launch's value lies on the metric's scale, None where it has none or it has no place.
+
+    ``anchor`` are the launches that others are compared with.
+    """
+    step_ms = reference_step_ms(anchor)
+    return [metric.scale.place(metric.measure(launch), step_ms) for launch in launches]
+
+
+def reference_step_ms(anchor: Sequence[LaunchFacts]) -> float:
+    """The step time that exposed times are a part of."""
+    return median(launch.step_time_ms["p50"] for launch in anchor)
 
 
 def sittings(launches: Sequence[LaunchFacts]) -> list[Hashable]:

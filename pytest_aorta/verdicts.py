@@ -8,6 +8,7 @@ from typing import Any
 
 from pytest_aorta.decision import Outcome
 from pytest_aorta.metrics import EXACT, METRICS, Value, format_value
+from pytest_aorta.scales import Scale
 
 # Begins the reason of a verdict that launches of a reference version decided.
 BY_AB = "A/B with"
@@ -20,7 +21,7 @@ class Verdict:
     Attributes:
         value: the median over the candidate's launches.
         baseline: the centre it was compared with; the reference's median in an A/B.
-        delta: relative change, positive where the value is larger; ``low`` and ``high`` its 95% interval.
+        delta: change on the metric's scale, positive where the value is larger; ``low`` and ``high`` its 95% interval.
         launches: of the candidate that were used.
         is_open: whether more launches could decide it.
         against: what ``baseline`` is the value of.
@@ -69,13 +70,14 @@ class Verdict:
 
     @property
     def change(self) -> str:
-        """The relative change with its interval, as far as they are known."""
+        """The change with its interval, as far as they are known."""
         if self.delta is None:
             return "-"
-        text = format_change(self.delta)
+        scale = METRICS[self.metric].scale if self.metric in METRICS else Scale.RELATIVE
+        text = format_change(self.delta, scale)
         if self.low is None or self.high is None:
             return text
-        return f"{text} [{format_change(self.low)}, {format_change(self.high)}]"
+        return f"{text} [{format_change(self.low, scale)}, {format_change(self.high, scale)}]"
 
     def __str__(self) -> str:
         """One line for a failure's text."""
@@ -124,13 +126,8 @@ class Verdicts:
         return [row for row in self.rows if row.outcome in red or row.is_lost]
 
 
-def format_change(relative: float) -> str:
-    """A relative change in percent, with a decimal more where it is small."""
-    percent = 100 * relative
-    return (
-        f"{percent:+.2f}%"
-        if abs(percent) < 9.995
-        else f"{percent:+.1f}%"
-        if abs(percent) < 999.5
-        else f"{percent:+.0f}%"
-    )
+def format_change(change: float, scale: Scale = Scale.RELATIVE) -> str:
+    """A change in percent, or what its scale is in, with a decimal more where it is small."""
+    percent = 100 * change
+    digits = 2 if abs(percent) < 9.995 else 1 if abs(percent) < 999.5 else 0
+    return f"{percent:+.{digits}f}{scale.unit}"

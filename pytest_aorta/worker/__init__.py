@@ -9,6 +9,8 @@ from pytest_aorta.worker.environment import environment_facts
 from pytest_aorta.worker.overlap import capture_overlap, profiled
 from pytest_aorta.worker.rank_env import RankEnv
 from pytest_aorta.worker.recorder import Recorder, recorder
+from pytest_aorta.worker.stream_spans import StreamSpans
+from pytest_aorta.worker.telemetry import Telemetry
 from pytest_aorta.worker.timer import StepTimer
 from pytest_aorta.worker.weight_hash import WeightHash, hash_local, hash_optimizer, hash_parameters
 from pytest_aorta.worker.workload import Workload
@@ -21,6 +23,8 @@ __all__ = [
     "RankResult",
     "Recorder",
     "StepTimer",
+    "StreamSpans",
+    "Telemetry",
     "TensorHashes",
     "WeightHash",
     "Workload",

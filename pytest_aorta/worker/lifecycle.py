@@ -21,6 +21,7 @@ from pytest_aorta.phases import IMPORTED, RAN, SET_UP, leave_mark
 from pytest_aorta.result import RankResult
 from pytest_aorta.worker.canary import run_canary
 from pytest_aorta.worker.recorder import recorder
+from pytest_aorta.worker.telemetry import Telemetry, write_telemetry
 from pytest_aorta.worker.workload import Workload
 
 
@@ -33,7 +34,9 @@ def run_rank(run_dir: Path, folder: Path) -> None:
         run_script(plan["script"], plan["args"])
         leave_mark(folder, RAN)
         refuse_leaks(plan["reference"])
-        finish(folder, recorder.result())
+        recorded = recorder.result()
+        write_telemetry(folder, recorded, Telemetry())
+        finish(folder, recorded)
         if dist.is_initialized():
             dist.destroy_process_group()
         return
@@ -46,6 +49,7 @@ def run_rank(run_dir: Path, folder: Path) -> None:
     result = workload.run()
     leave_mark(folder, RAN)
     refuse_leaks(plan["reference"])
+    write_telemetry(folder, result, workload.telemetry())
     finish(folder, replace(result, canary_before=before))
     workload.cleanup()
 

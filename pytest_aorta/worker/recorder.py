@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
+from pytest_aorta.overlap import OverlapCapture
 from pytest_aorta.result import FailureDetail, RankResult, TensorHashes
 from pytest_aorta.worker.canary import run_canary
 from pytest_aorta.worker.environment import environment_facts
@@ -32,6 +33,7 @@ class Recorder:
         self._grad_norm: list[float] = []
         self._failures: list[FailureDetail] = []
         self._canary_before: dict[str, float] = {}
+        self._capture: OverlapCapture | None = None
 
     def start(self, device: torch.device, *, warmup: int = 0) -> None:
         """Say which device the steps run on, before the first :meth:`step`; collective once ranks have joined."""
@@ -73,6 +75,10 @@ class Recorder:
         """Record hashes of single tensors in all steps; ``kind`` is ``weights``, ``gradients`` or ``optimizer``."""
         self._tensor_hashes[kind] = hashes
 
+    def overlap(self, capture: OverlapCapture) -> None:
+        """Record what :func:`~pytest_aorta.worker.capture_overlap` saw, with its metrics."""
+        self._capture = capture
+
     def failure(self, detail: FailureDetail) -> None:
         """Record a wrong value that the script's own checks found."""
         self._failures.append(detail)
@@ -90,7 +96,7 @@ class Recorder:
                 "after recorder.start(device)"
             )
         environment: Mapping[str, str | int | float | bool | None] = environment_facts(self._device)
-        return RankResult(
+        result = RankResult(
             passed=not self._failures,
             failure_count=len(self._failures),
             failures=self._failures,
@@ -108,6 +114,7 @@ class Recorder:
             canary_before=self._canary_before,
             tensor_hashes=self._tensor_hashes,
         )
+        return result if self._capture is None else self._capture.added_to(result)
 
 
 recorder = Recorder()

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from pytest_aorta.result import RankResult
+from pytest_aorta.worker.telemetry import Telemetry
 
 
 class Workload(ABC):
@@ -35,6 +36,10 @@ class Workload(ABC):
     @abstractmethod
     def run(self) -> RankResult:
         """Warm up, run the measured loop and return this rank's facts."""
+
+    def telemetry(self) -> Telemetry:
+        """What :meth:`run` knows of single measured steps beside the result, for the rank's ``telemetry.jsonl``."""
+        return Telemetry()
 
     @abstractmethod
     def cleanup(self) -> None:

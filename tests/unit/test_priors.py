@@ -13,7 +13,7 @@ from pytest_aorta.priors import (
     SITTING_GAP_S,
     default_spread,
     epochs_of,
-    logs,
+    places,
     platform_priors,
     prior_spread,
     sittings,
@@ -82,12 +82,12 @@ def test_launches_are_grouped_by_epoch_and_sitting():
 def test_values_without_a_log_are_no_part_of_the_spread():
     loss = METRICS["final_loss"]
     launches = [make_facts(final_loss=value) for value in (None, -1.0, 0.0, 1.0)]
-    assert logs(loss, launches) == [None, None, None, 0.0]
+    assert places(loss, launches, launches) == [None, None, None, 0.0]
     assert epochs_of(loss, make_baseline(launches=stored(*launches))) == [[[0.0]]]
 
 
 def test_hash_has_no_log():
-    assert logs(METRICS["weight_hash"], [make_facts()]) == [None]
+    assert places(METRICS["weight_hash"], [make_facts()], [make_facts()]) == [None]
 
 
 @pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS)

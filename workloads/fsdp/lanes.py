@@ -9,13 +9,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from typing import TypeAlias
 
 import torch
-import torch.distributed as dist
 
-# A transfer; given True, it returns the handle of an asynchronous collective.
-Transfer: TypeAlias = Callable[[bool], dist.Work | None]
+from pytest_aorta.worker.stream_spans import Handle, Transfer
 
 
 class Ticket(ABC):
@@ -73,7 +70,7 @@ class StreamLane(Lane):
 
 
 class _Pending(Ticket):
-    def __init__(self, work: dist.Work) -> None:
+    def __init__(self, work: Handle) -> None:
         self._work = work
 
     def wait(self) -> None:

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from pytest_aorta.worker import Delay
+from pytest_aorta.worker import Delay, StreamSpans
+from pytest_aorta.worker.stream_spans import Transfer
 
 from .buffers import Buffers
 from .faults import Fault
-from .lanes import AsyncLane, InlineLane, Lane, ReadAhead, StreamLane, Ticket, Transfer
+from .lanes import AsyncLane, InlineLane, Lane, ReadAhead, StreamLane, Ticket
 from .oracle import INPUT_SLOTS, CodeTable, Contribution
 from .settings import Settings
 from .verification import Verification
@@ -62,8 +63,10 @@ class TrainingStep:
         codes: CodeTable,
         verification: Verification,
         fault: Fault,
+        spans: StreamSpans,
     ) -> None:
         """Use what is given; nothing is submitted before the first :meth:`run`."""
+        self._spans = spans
         self._layers = settings.layers
         self._buffers = buffers
         self._collectives = lanes.collectives
@@ -93,15 +96,17 @@ class TrainingStep:
         gemm = self._buffers.gemm
         for layer in range(self._layers):
             self._use_parameters(iteration, layer, "forward")
-            torch.mm(gemm.activation, gemm.weight, out=gemm.output)
+            with self._spans.span("compute"):
+                torch.mm(gemm.activation, gemm.weight, out=gemm.output)
 
     def _backward(self, iteration: int) -> None:
         gemm = self._buffers.gemm
         scatters: list[Ticket] = []
         for turn, layer in enumerate(reversed(range(self._layers))):
             self._use_parameters(iteration, layer, "backward")
-            torch.mm(gemm.output, gemm.weight.t(), out=gemm.activation_gradient)
-            torch.mm(gemm.activation.t(), gemm.output, out=gemm.weight_gradient)
+            with self._spans.span("compute"):
+                torch.mm(gemm.output, gemm.weight.t(), out=gemm.activation_gradient)
+                torch.mm(gemm.activation.t(), gemm.output, out=gemm.weight_gradient)
             if turn >= 2:
                 # It reads the buffer that is written next.
                 scatters[turn - 2].wait()
@@ -140,7 +145,7 @@ class TrainingStep:
         def copy(_asynchronous: bool) -> None:
             self._buffers.inputs[iteration % 2].copy_(self._buffers.host_inputs[slot], non_blocking=True)
 
-        return copy
+        return self._spans.around("copy", copy)
 
     def _gather(self, number: int) -> Transfer:
         turn = number % (2 * self._layers)
@@ -150,10 +155,10 @@ class TrainingStep:
         def gather(asynchronous: bool) -> dist.Work | None:
             return _all_gather(out, self._buffers.shards[layer], async_op=asynchronous)
 
-        return gather
+        return self._spans.around("all_gather", gather)
 
     def _scatter(self, layer: int, gradient: torch.Tensor) -> Transfer:
         def scatter(asynchronous: bool) -> dist.Work | None:
             return _reduce_scatter(self._buffers.reduced[layer], gradient, async_op=asynchronous)
 
-        return scatter
+        return self._spans.around("reduce_scatter", scatter)

@@ -21,6 +21,7 @@ class Settings:
     warmup: int
     verify: int
     profile_steps: int
+    span_every: int
     layers: int
     gemm_size: int
     fsdp_shard_size: int

@@ -8,7 +8,16 @@ from itertools import count
 import torch
 import torch.distributed as dist
 
-from pytest_aorta.worker import RankEnv, RankResult, StepTimer, Workload, environment_facts, profiled
+from pytest_aorta.worker import (
+    RankEnv,
+    RankResult,
+    StepTimer,
+    StreamSpans,
+    Telemetry,
+    Workload,
+    environment_facts,
+    profiled,
+)
 from pytest_aorta.worker.weight_hash import LocalShard, hash_shards
 
 from .buffers import Buffers
@@ -46,13 +55,19 @@ class FsdpWorkload(Workload):
         self._verification = self._make_verification(codes)
         self._fault = self._make_fault(codes)
         lanes = Lanes.choose(self._settings, self._device)
-        self._step = TrainingStep(self._settings, self._buffers, lanes, codes, self._verification, self._fault)
+        self._spans = StreamSpans(self._device, self._settings.span_every)
+        self._step = TrainingStep(
+            self._settings, self._buffers, lanes, codes, self._verification, self._fault, self._spans
+        )
         self._verification.rehearse()
 
     def run(self) -> RankResult:
         """Warm up, check, measure; then read the checks and hash the weights, and at last profile further steps."""
         settings = self._settings
-        self._run_steps(range(settings.warmup + settings.verify), StepTimer(self._device))
+        timer = StepTimer(self._device)
+        for iteration in range(settings.warmup + settings.verify):
+            with timer.step():
+                self._step.run(iteration)
         timer, elapsed_sec = self._measure()
         step_times_ms, wait_ms = timer.step_times_ms(), timer.wait_ms()
         metrics = self._metrics(sum(step_times_ms) / 1e3)
@@ -76,18 +91,17 @@ class FsdpWorkload(Workload):
         iterations = count(settings.iterations)
         return profiled(result, lambda: self._step.run(next(iterations)), settings.profile_steps, self._device)
 
+    def telemetry(self) -> Telemetry:
+        """What streams did in every so many-th measured step."""
+        return Telemetry(captures=self._spans.captures())
+
     def cleanup(self) -> None:
         """Leave the process group and free the buffers."""
         if dist.is_initialized():
             dist.destroy_process_group()
         # After a setup() that raised, some are not there.
-        for name in ("_step", "_fault", "_verification", "_buffers"):
+        for name in ("_step", "_fault", "_verification", "_buffers", "_spans"):
             self.__dict__.pop(name, None)
-
-    def _run_steps(self, iterations: range, timer: StepTimer) -> None:
-        for iteration in iterations:
-            with timer.step():
-                self._step.run(iteration)
 
     def _measure(self) -> tuple[StepTimer, float]:
         first = self._settings.warmup + self._settings.verify
@@ -98,7 +112,9 @@ class FsdpWorkload(Workload):
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
         began_s = time.perf_counter()
-        self._run_steps(range(first, self._settings.iterations), timer)
+        for number, iteration in enumerate(range(first, self._settings.iterations)):
+            with timer.step(), self._spans.step(number):
+                self._step.run(iteration)
         self._synchronize()
         return timer, time.perf_counter() - began_s
 

@@ -16,6 +16,7 @@ from pytest_aorta.worker import (
     RankEnv,
     RankResult,
     StepTimer,
+    Telemetry,
     Workload,
     environment_facts,
     profiled,
@@ -125,6 +126,10 @@ class LlamaWorkload(Workload):
         # On the last batch again; what they train is neither hashed nor saved.
         batch = self._batches[-1]
         return profiled(result, lambda: self._train_step(0, batch), self.config["profile_steps"], self._device)
+
+    def telemetry(self) -> Telemetry:
+        """The learning rate, which is constant."""
+        return Telemetry(series={"lr": [self.config["lr"]] * self.config["steps"]})
 
     def cleanup(self) -> None:
         """Leave the process group and free model, optimizer and batches."""

@@ -1,0 +1,135 @@
+"""Overlap without a profiler, for workloads that own their streams: events around what each stream is given.
+
+An event fires when its stream gets there, so that a span is what its work took on the device, without any wait for
+other streams before it. What it can't know: gaps within a span, kernels that nobody put a span around, and on CPU when
+a collective ended, of which only the end of the wait for it is seen: communication is then too long, not too short. The
+profiler tells these (``capture_overlap``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Protocol, TypeAlias
+
+import torch
+
+from pytest_aorta.intervals import Intervals, union
+from pytest_aorta.overlap import OverlapCapture, overlap_of
+
+_NS_PER_MS = 1e6
+# What most spans are: one for all.
+_NOTHING = nullcontext()
+
+
+class Handle(Protocol):
+    """What is waited for, such as ``torch.distributed.Work``."""
+
+    def wait(self) -> object:
+        """Until it is done, or keep the current stream behind it."""
+
+
+# Given True, it returns the handle of an asynchronous collective.
+Transfer: TypeAlias = Callable[[bool], "Handle | None"]
+_Moment: TypeAlias = "torch.cuda.Event | int"
+
+
+class StreamSpans:
+    """Spans of every so many-th step, by name: ``compute``, ``copy`` or a collective.
+
+    The loop never waits for the device; a step without spans costs one comparison a span. Use a name's spans on one
+    stream, or on several.
+    """
+
+    def __init__(self, device: torch.device, every: int) -> None:
+        """``every`` 0 records nothing."""
+        self._on_device, self._every = device.type == "cuda", every
+        self._is_recording = False
+        self._steps: dict[int, tuple[_Moment, _Moment]] = {}
+        self._spans: dict[int, list[tuple[str, _Moment, _Moment]]] = defaultdict(list)
+        self._number = 0
+
+    @contextmanager
+    def step(self, number: int) -> Iterator[None]:
+        """The body is step ``number``; its spans are recorded if its turn has come."""
+        if not self._every or number % self._every:
+            yield
+            return
+        self._number, self._is_recording = number, True
+        begin = self._now()
+        try:
+            yield
+        finally:
+            self._is_recording = False
+        self._steps[number] = begin, self._now()
+
+    def span(self, name: str) -> AbstractContextManager[None]:
+        """What the body gives to the current stream, or does on CPU."""
+        return self._recorded(name) if self._is_recording else _NOTHING
+
+    @contextmanager
+    def _recorded(self, name: str) -> Iterator[None]:
+        begin = self._now()
+        yield
+        self._add(name, begin)
+
+    def around(self, name: str, transfer: Transfer) -> Transfer:
+        """``transfer`` with a span around it; on CPU an asynchronous one's ends where it was waited for."""
+
+        def run(asynchronous: bool) -> Handle | None:
+            if not self._is_recording:
+                return transfer(asynchronous)
+            begin, number = self._now(), self._number
+            handle = transfer(asynchronous)
+            if handle is not None and not self._on_device:
+                return _Waited(handle, lambda: self._add(name, begin, number))
+            self._add(name, begin)
+            return handle
+
+        return run
+
+    def captures(self) -> dict[int, OverlapCapture]:
+        """Each recorded step's overlap and timeline by number. Waits for the device."""
+        if self._on_device:
+            torch.cuda.synchronize()
+        return {number: self._capture(number) for number in self._steps}
+
+    def _capture(self, number: int) -> OverlapCapture:
+        origin, end = self._steps[number]
+        rows: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        for name, *moments in self._spans[number]:
+            begin_ns, end_ns = (_since_ns(origin, moment) for moment in moments)
+            rows[name].append((begin_ns, end_ns))
+        lanes: dict[str, Intervals] = {name: union(spans) for name, spans in rows.items()}
+        return overlap_of(lanes, [(0, max(1, _since_ns(origin, end)))])
+
+    def _now(self) -> _Moment:
+        if not self._on_device:
+            return time.perf_counter_ns()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _add(self, name: str, begin: _Moment, number: int | None = None) -> None:
+        self._spans[self._number if number is None else number].append((name, begin, self._now()))
+
+
+class _Waited:
+    def __init__(self, handle: Handle, on_end: Callable[[], None]) -> None:
+        self._handle, self._on_end = handle, on_end
+        self._is_open = True
+
+    def wait(self) -> None:
+        """Wait; the first time ends the span."""
+        self._handle.wait()
+        if self._is_open:
+            self._is_open = False
+            self._on_end()
+
+
+def _since_ns(origin: _Moment, moment: _Moment) -> int:
+    if isinstance(origin, int) and isinstance(moment, int):
+        return moment - origin
+    return round(float(origin.elapsed_time(moment)) * _NS_PER_MS)  # type: ignore[union-attr, arg-type]

@@ -1,0 +1,81 @@
+"""A line of JSON for each measured step of a rank, written after the loop."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pytest_aorta.overlap import OverlapCapture
+from pytest_aorta.result import RankResult, StepOverlap
+
+TELEMETRY_FILE = "telemetry.jsonl"
+# Beyond these every second, third, ... step is left out, and the last segments of a lane.
+MAX_LINES = 5000
+MAX_SEGMENTS = 50
+
+
+@dataclass(frozen=True)
+class Telemetry:
+    """Facts of single measured steps that a result has no place for.
+
+    Attributes:
+        series: one value a step by name, such as ``lr``.
+        captures: of some steps, by number from 0, what streams did.
+    """
+
+    series: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    captures: Mapping[int, OverlapCapture] = field(default_factory=dict)
+
+
+def write_telemetry(folder: Path, result: RankResult, telemetry: Telemetry) -> Path:
+    """Write ``folder/telemetry.jsonl``, whole or not at all, and return its path.
+
+    A line has ``step`` (from 0), ``step_time_ms`` and, where they are known, ``loss``, ``grad_norm``, the series'
+    values, and of captured steps ``stream_ms`` by lane, ``utilisation`` (compute as a share of the step),
+    ``hidden_comm_ms``, ``exposed_comm_ms`` and ``segments``: ``[begin_ms, end_ms]`` by lane.
+
+    Raises:
+        ValueError: a series has another length than the steps.
+    """
+    known = {"loss": result.loss, "grad_norm": result.grad_norm, **telemetry.series}
+    num_steps = len(result.step_times_ms)
+    columns = {name: values for name, values in known.items() if len(values)}
+    for name, values in columns.items():
+        if len(values) != num_steps:
+            raise ValueError(f"telemetry of {name}: {len(values)} values for {num_steps} steps; they have to be equal")
+    path, scratch = folder / TELEMETRY_FILE, folder / f".{TELEMETRY_FILE}.tmp"
+    with scratch.open("w", encoding="utf-8") as file:
+        for line in _lines(result.step_times_ms, columns, telemetry.captures):
+            file.write(json.dumps(line, allow_nan=False) + "\n")
+    scratch.replace(path)
+    return path
+
+
+def _lines(
+    step_times_ms: Sequence[float], columns: Mapping[str, Sequence[float]], captures: Mapping[int, OverlapCapture]
+) -> Iterator[dict[str, Any]]:
+    stride = -(-len(step_times_ms) // MAX_LINES)
+    for step in range(0, len(step_times_ms), stride):
+        line: dict[str, Any] = {"step": step, "step_time_ms": step_times_ms[step]}
+        line |= {name: values[step] for name, values in columns.items()}
+        yield line | (_of_capture(captures[step]) if step in captures else {})
+
+
+def _of_capture(capture: OverlapCapture) -> dict[str, Any]:
+    (step,) = capture.steps
+    return {
+        "stream_ms": _stream_ms(step),
+        "utilisation": round(step.compute_ms / step.step_ms, 4),
+        "hidden_comm_ms": step.hidden_comm_ms,
+        "exposed_comm_ms": round(step.exposed_comm_ms, 6),
+        "segments": {name: rows[:MAX_SEGMENTS] for name, rows in capture.timeline.items()},
+    }
+
+
+def _stream_ms(step: StepOverlap) -> dict[str, float]:
+    return {"compute": step.compute_ms, "copy": step.copy_ms} | {
+        kind: time.total_ms for kind, time in step.collectives.items()
+    }

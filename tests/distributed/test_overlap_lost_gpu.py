@@ -1,0 +1,50 @@
+"""The same on GPUs: against a stored baseline where the code is the same, against the other variant where it is not."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_aorta.discovery import visible_devices
+
+pytestmark = pytest.mark.skipif(len(visible_devices()) < 2, reason="needs two GPUs")
+
+INNER = """
+import pytest
+
+pytestmark = [pytest.mark.world(size="all", device="cuda", warm=True), pytest.mark.tolerance(overlap_ratio="5 points")]
+SIZE = dict(
+    steps=50, warmup=10, verify=0, layers=16, gemm_size=4096, fsdp_shard_size=1 << 22, dtype="bfloat16",
+    h2d_tensor_size=1 << 22, profile_steps=3,
+)
+
+def test_streams(workload):
+    on, off = (dict(SIZE, workload="fsdp", comm_stream=beside) for beside in (True, False))
+    workload.compare(off, on, metrics=["overlap_ratio", "exposed_comm_ms"])
+
+def test_stored(workload):
+    workload.check(workload.run("fsdp", **SIZE))
+"""
+LOST = r"E +overlap_ratio: regression: .* points\], tolerance 5 points, .*exposed [\d.]+ ms a step, .*rank \d worst\)"
+
+
+@pytest.fixture
+def suite(pytester):
+    pytester.makepyfile(test_inner=INNER)
+    pytester.makeini("[pytest]\n")
+    return lambda *options: pytester.runpytest_subprocess("-p", "no:cacheprovider", *options)
+
+
+def test_one_stream_for_all_is_caught_with_the_reason(suite):
+    result = suite("-k", "streams")
+    result.assert_outcomes(failed=1, deselected=1)
+    result.stdout.re_match_lines_random([LOST])
+
+
+def test_one_hardware_queue_is_caught_against_a_stored_baseline(suite, monkeypatch):
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "8")
+    suite("-k", "stored", "--update-baselines", "--aorta-launches=5").assert_outcomes(passed=1, deselected=1)
+    suite("-k", "stored").assert_outcomes(passed=1, deselected=1)
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    result = suite("-k", "stored")
+    result.assert_outcomes(failed=1, deselected=1)
+    result.stdout.re_match_lines_random([LOST])

@@ -1,0 +1,109 @@
+"""Profiled steps of real work, in one process with gloo: what the profiler shows on this version of torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pytest_aorta.kineto import overlap_of_trace, read_trace
+from pytest_aorta.result import RankResult
+from pytest_aorta.worker import capture_overlap, profiled
+
+CPU = torch.device("cpu")
+_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class Training:
+    """A step with all-gather, products and reduce-scatter, the collectives in line or beside the products."""
+
+    def __init__(self, *, beside: bool) -> None:
+        self.beside, self.count = beside, 0
+        self.operand, self.product = torch.ones(256, 256), torch.empty(256, 256)
+        self.shard, self.gathered = torch.ones(1 << 22), torch.empty(1 << 22)
+
+    def step(self) -> None:
+        self.count += 1
+        for collective in (_all_gather, _reduce_scatter):
+            work = collective(self.gathered, self.shard, async_op=True)
+            if not self.beside:
+                work.wait()
+            torch.mm(self.operand, self.operand, out=self.product)
+            # However busy the machine is; gloo's reduce-scatter completes where it is waited for.
+            for _ in range(200):
+                if work.is_completed():
+                    break
+                torch.mm(self.operand, self.operand, out=self.product)
+            work.wait()
+
+
+@pytest.fixture
+def group(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_collectives_beside_products_are_hidden_and_in_line_they_are_not(group):
+    beside, in_line = (capture_overlap(Training(beside=hidden).step, 3, CPU) for hidden in (True, False))
+    for capture in (beside, in_line):
+        assert len(capture.steps) == 3
+        for step in capture.steps:
+            assert step.broken_rule() is None
+            assert set(step.collectives) == {"all_gather", "reduce_scatter"}
+            assert step.compute_ms > 0
+    assert in_line.metrics()["overlap_ratio"] < 0.1 < 0.3 < beside.metrics()["overlap_ratio"]
+    assert {"compute", "all_gather", "reduce_scatter"} <= set(beside.timeline)
+
+
+def test_step_is_run_once_more_than_it_is_profiled():
+    training = Training(beside=True)
+    capture = capture_overlap(lambda: setattr(training, "count", training.count + 1), 4, CPU)
+    assert (training.count, len(capture.steps)) == (5, 4)
+    assert "overlap_ratio" not in capture.metrics()
+
+
+def test_step_time_is_that_of_the_step():
+    capture = capture_overlap(lambda: time.sleep(0.02), 2, CPU)
+    assert all(20 <= step.step_ms < 200 for step in capture.steps)
+    assert all(step.idle_ms > 19 for step in capture.steps)
+
+
+def test_trace_is_kept_where_it_is_asked_for_and_reads_the_same(group, tmp_path, monkeypatch):
+    path = tmp_path / "mine.json.gz"
+    capture = capture_overlap(Training(beside=True).step, 2, CPU, trace_path=path)
+    assert overlap_of_trace(read_trace(path), on_device=False) == capture
+    assert read_trace(path)["distributedInfo"] == {"rank": 0, "world_size": 1, "backend": "gloo"}
+    monkeypatch.setenv("AORTA_RANK_FOLDER", str(tmp_path))
+    capture_overlap(Training(beside=True).step, 1, CPU)
+    assert not (tmp_path / "trace.json.gz").exists()
+    monkeypatch.setenv("AORTA_KEEP_TRACES", "1")
+    capture = capture_overlap(Training(beside=True).step, 1, CPU)
+    assert overlap_of_trace(read_trace(tmp_path / "trace.json.gz"), on_device=False) == capture
+
+
+def test_no_steps_leave_the_result_alone_and_run_nothing():
+    result, training = RankResult(True, 0, 1, 1, [1.0], 0.1), Training(beside=True)
+    assert profiled(result, training.step, 0, CPU) is result
+    assert training.count == 0
+
+
+@pytest.mark.parametrize("num_steps", [0, -1])
+def test_capture_of_no_steps_is_refused(num_steps):
+    with pytest.raises(ValueError, match=f"num_steps is {num_steps}, allowed is an integer from 1"):
+        capture_overlap(lambda: None, num_steps, CPU)
+
+
+def test_profiler_does_not_load_the_compiler():
+    code = (
+        "import sys, torch; from pytest_aorta.worker import capture_overlap\n"
+        "capture_overlap(lambda: torch.ones(3) + 1, 1, torch.device('cpu'))\n"
+        "assert 'torch._inductor' not in sys.modules"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr

@@ -1,0 +1,144 @@
+"""Spans of streams, and the line each step leaves; on CPU."""
+
+from __future__ import annotations
+
+import json
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from pytest_aorta.intervals import union
+from pytest_aorta.overlap import overlap_of
+from pytest_aorta.result import RankResult
+from pytest_aorta.worker import Delay, StepTimer, StreamSpans, Telemetry
+from pytest_aorta.worker import timer as timer_module
+from pytest_aorta.worker.telemetry import MAX_LINES, MAX_SEGMENTS, write_telemetry
+
+CPU = torch.device("cpu")
+MS = 1_000_000
+
+
+class LateHandle:
+    """An asynchronous collective that ends so long after it was begun."""
+
+    def __init__(self, duration_ms: float) -> None:
+        self.end_s = time.perf_counter() + duration_ms / 1e3
+
+    def wait(self) -> None:
+        while time.perf_counter() < self.end_s:
+            pass
+
+
+def result_of(step_times_ms: list[float], **changes) -> RankResult:
+    steps = len(step_times_ms)
+    return RankResult(True, 0, steps, steps, step_times_ms, 1.0, **changes)
+
+
+def lines_of(path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_collective_that_compute_runs_beside_is_hidden_and_one_in_line_is_not():
+    spans, compute = StreamSpans(CPU, every=1), Delay(CPU, 20)
+    for number, is_beside in enumerate((True, False)):
+        with spans.step(number):
+            transfer = spans.around("all_gather", lambda asynchronous: LateHandle(10) if asynchronous else compute())
+            handle = transfer(is_beside)
+            with spans.span("compute"):
+                compute()
+            if handle is not None:
+                handle.wait()
+    beside, in_line = (spans.captures()[number].steps[0] for number in (0, 1))
+    # Until it is waited for: longer than it took.
+    assert beside.collectives["all_gather"].total_ms >= 20
+    assert beside.overlap_ratio > 0.8
+    assert in_line.overlap_ratio == 0
+    assert in_line.compute_ms >= 20
+    assert all(step.broken_rule() is None for step in (beside, in_line))
+
+
+def test_second_wait_does_not_lengthen_a_span():
+    spans = StreamSpans(CPU, every=1)
+    with spans.step(0):
+        handle = spans.around("all_reduce", lambda _: LateHandle(1))(True)
+        handle.wait()
+        Delay(CPU, 30)()
+        handle.wait()
+    (step,) = spans.captures()[0].steps
+    assert step.comm_ms < 30 <= step.step_ms
+
+
+@pytest.mark.parametrize(("every", "recorded"), [(0, []), (1, [0, 1, 2, 3, 4, 5]), (4, [0, 4]), (10, [0])])
+def test_spans_are_of_every_so_many_th_step(every, recorded):
+    spans = StreamSpans(CPU, every)
+    for number in range(6):
+        with spans.step(number), spans.span("compute"):
+            pass
+    with spans.span("compute"):
+        pass
+    assert list(spans.captures()) == recorded
+
+
+def test_line_has_what_is_known_of_its_step(tmp_path):
+    capture = overlap_of({"compute": union([(0, 6 * MS)]), "all_gather": union([(4 * MS, 8 * MS)])}, [(0, 10 * MS)])
+    result = result_of([10.0, 11.0], loss=[2.0, 1.5], grad_norm=[0.5, 0.4])
+    path = write_telemetry(tmp_path, result, Telemetry({"lr": [0.1, 0.1]}, {1: capture}))
+    assert path == tmp_path / "telemetry.jsonl"
+    first, second = lines_of(path)
+    assert first == {"step": 0, "step_time_ms": 10.0, "loss": 2.0, "grad_norm": 0.5, "lr": 0.1}
+    assert second == {
+        "step": 1, "step_time_ms": 11.0, "loss": 1.5, "grad_norm": 0.4, "lr": 0.1,
+        "stream_ms": {"compute": 6.0, "copy": 0.0, "all_gather": 4.0}, "utilisation": 0.6,
+        "hidden_comm_ms": 2.0, "exposed_comm_ms": 2.0,
+        "segments": {"compute": [[0.0, 6.0]], "all_gather": [[4.0, 8.0]]},
+    }  # fmt: skip
+
+
+def test_series_of_another_length_is_refused_and_leaves_no_file(tmp_path):
+    with pytest.raises(ValueError, match="telemetry of lr: 1 values for 2 steps"):
+        write_telemetry(tmp_path, result_of([1.0, 1.0]), Telemetry({"lr": [0.1]}))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_steps_of_microseconds_are_timed_and_told_within_bounds(tmp_path):
+    timer, spans = StepTimer(CPU), StreamSpans(CPU, every=10)
+    for number in range(20_000):
+        with timer.step(), spans.step(number), spans.span("compute"):
+            pass
+    times_ms = timer.step_times_ms()
+    assert len(times_ms) == len(timer.wait_ms()) == 20_000
+    assert all(time_ms > 0 for time_ms in times_ms)
+    assert sorted(times_ms)[10_000] < 0.05
+    path = write_telemetry(tmp_path, result_of(times_ms), Telemetry(captures=spans.captures()))
+    lines = lines_of(path)
+    assert [line["step"] for line in lines] == list(range(0, 20_000, 4))
+    assert path.stat().st_size < 4 << 20
+
+
+def test_steps_of_ten_seconds_are_timed_and_told(tmp_path, monkeypatch):
+    now_ns = 10**18
+    clock = SimpleNamespace(time_ns=lambda: now_ns, perf_counter_ns=lambda: now_ns, thread_time_ns=lambda: now_ns // 2)
+    monkeypatch.setattr(timer_module, "time", clock)
+    timer = StepTimer(CPU)
+    for _ in range(3):
+        with timer.step():
+            now_ns += 10_000 * MS
+    assert timer.step_times_ms() == [10_000.0] * 3
+    assert timer.wait_ms() == [5000.0] * 3
+    path = write_telemetry(tmp_path, result_of(timer.step_times_ms()), Telemetry())
+    assert [line["step_time_ms"] for line in lines_of(path)] == [10_000.0] * 3
+
+
+def test_file_is_bounded_however_crowded_the_steps_are(tmp_path):
+    rows = union([(2 * place, 2 * place + 1) for place in range(1000)])
+    capture = overlap_of(dict.fromkeys(("compute", "all_gather", "copy"), rows), [(0, 2000)])
+    steps = 3 * MAX_LINES
+    path = write_telemetry(
+        tmp_path, result_of([1.0] * steps), Telemetry(captures=dict.fromkeys(range(0, steps, 30), capture))
+    )
+    lines = lines_of(path)
+    assert len(lines) == MAX_LINES
+    assert max(len(rows) for line in lines for rows in line.get("segments", {}).values()) == MAX_SEGMENTS
+    assert path.stat().st_size < 8 << 20

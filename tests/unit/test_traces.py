@@ -1,0 +1,131 @@
+"""Ranks' traces merged into one."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from collections import defaultdict
+
+import pytest
+from kineto_traces import GLOO, TRAINING, boundary, event, kernel, trace
+
+from pytest_aorta.kineto import read_trace
+from pytest_aorta.traces import merge_run, merge_traces
+
+BASE_NS = 1_790_857_026_000_000_000
+
+
+def named(thread, name: str, process=1) -> dict:
+    return {"ph": "M", "name": "thread_name", "pid": process, "tid": thread, "ts": 0, "args": {"name": name}}
+
+
+def flow(phase: str, begin_us: float, thread) -> dict:
+    return {"ph": phase, "id": 5, "cat": "ac2g", "name": "ac2g", "pid": 1, "tid": thread, "ts": begin_us, "bp": "e"}
+
+
+def rank_trace(later_ns: int = 0) -> dict:
+    document = trace(
+        named(TRAINING, "thread 100 (python3)"),
+        named(7, "stream 7 ", process=0),
+        boundary(0, 1, 50),
+        event("user_annotation", "gloo:all_gather", 10, 20, GLOO),
+        kernel("gemm", 60, 10) | {"pid": 0},
+        flow("s", 2.0, TRAINING),
+        flow("f", 60.0, 7) | {"pid": 0},
+    )
+    return document | {"baseTimeNanoseconds": BASE_NS + later_ns, "distributedInfo": {"rank": 0}}
+
+
+def check_structure(merged: dict) -> None:
+    """What Chrome's trace format and Perfetto's importer ask for."""
+    ends: dict[int, list[float]] = defaultdict(list)
+    threads: dict[int, int] = {}
+    for entry in sorted(merged["traceEvents"], key=lambda one: (one["ts"], -one.get("dur", 0))):
+        assert entry["ph"] in "XMsfti"
+        assert isinstance(entry["pid"], int)
+        assert isinstance(entry["tid"], int)
+        if entry["tid"]:
+            assert threads.setdefault(entry["tid"], entry["pid"]) == entry["pid"], "one process a thread"
+        if entry["ph"] == "X":
+            assert entry["dur"] >= 0
+            # Slices of a thread nest or follow each other.
+            stack = ends[entry["tid"]]
+            while stack and stack[-1] <= entry["ts"]:
+                stack.pop()
+            assert not stack or entry["ts"] + entry["dur"] <= stack[-1] + 1e-3
+            stack.append(entry["ts"] + entry["dur"])
+    json.dumps(merged, allow_nan=False)
+
+
+def of(merged: dict, rank: int, phases: str = "X") -> list[dict]:
+    return [entry for entry in merged["traceEvents"] if entry["pid"] == rank + 1 and entry["ph"] in phases]
+
+
+def test_each_rank_is_a_process_with_its_threads_above_its_streams():
+    merged = merge_traces({1: rank_trace(), 0: rank_trace()})
+    check_structure(merged)
+    for rank in (0, 1):
+        entries = of(merged, rank, "M")
+        by_name = defaultdict(dict)
+        for entry in entries:
+            by_name[entry["name"]][entry["tid"]] = next(iter(entry["args"].values()))
+        assert list(by_name["process_name"].values()) == [f"rank {rank}"]
+        assert list(by_name["process_sort_index"].values()) == [rank]
+        order = sorted(by_name["thread_sort_index"], key=by_name["thread_sort_index"].get)
+        assert [by_name["thread_name"][thread] for thread in order][-1] == "stream 7"
+
+
+def test_every_slice_of_every_rank_is_there_with_its_length():
+    merged = merge_traces({0: rank_trace(), 1: rank_trace()})
+    for rank in (0, 1):
+        assert [(entry["name"], entry["dur"]) for entry in of(merged, rank)] == [
+            (entry["name"], entry["dur"]) for entry in rank_trace()["traceEvents"] if entry["ph"] == "X"
+        ]
+
+
+def test_ranks_with_other_base_times_are_on_one_clock():
+    merged = merge_traces({0: rank_trace(later_ns=3_000_500), 1: rank_trace()})
+    assert merged["baseTimeNanoseconds"] == BASE_NS
+    first, second = (next(one["ts"] for one in of(merged, rank) if one["name"] == "gemm") for rank in (0, 1))
+    assert first - second == pytest.approx(3000.5, abs=2e-3)
+
+
+def test_flows_connect_a_launch_with_its_own_ranks_kernel():
+    merged = merge_traces({0: rank_trace(), 1: rank_trace()})
+    ids = [{entry["id"] for entry in of(merged, rank, "sf")} for rank in (0, 1)]
+    assert [len(own) for own in ids] == [1, 1]
+    assert ids[0].isdisjoint(ids[1])
+
+
+def test_launch_without_traces_has_none_to_merge(tmp_path):
+    (tmp_path / "ranks" / "0").mkdir(parents=True)
+    assert merge_run(tmp_path) is None
+
+
+def test_kept_traces_of_a_launch_are_merged_into_its_folder(tmp_path):
+    for rank in range(11):
+        folder = tmp_path / "ranks" / str(rank)
+        folder.mkdir(parents=True)
+        (folder / "trace.json.gz").write_bytes(gzip.compress(json.dumps(rank_trace()).encode()))
+    path = merge_run(tmp_path)
+    merged = read_trace(path)
+    check_structure(merged)
+    assert list(merged["ranks"]) == [str(rank) for rank in range(11)]
+    assert path == tmp_path / "trace.json.gz"
+
+
+@pytest.mark.skipif(shutil.which("trace_processor_shell") is None, reason="needs Perfetto's trace_processor_shell")
+def test_perfetto_finds_every_ranks_slices(tmp_path):
+    perfetto = pytest.importorskip("perfetto.trace_processor", reason="needs the package perfetto")
+    path = tmp_path / "merged.json"
+    path.write_text(json.dumps(merge_traces({0: rank_trace(), 1: rank_trace()})))
+    config = perfetto.TraceProcessorConfig(bin_path=shutil.which("trace_processor_shell"))
+    query = (
+        "select process.name as process, slice.name as name, slice.dur as dur from slice "
+        "join thread_track on slice.track_id = thread_track.id join thread using (utid) join process using (upid)"
+    )
+    with perfetto.TraceProcessor(trace=str(path), config=config) as processor:
+        found = sorted((row.process, row.name, row.dur) for row in processor.query(query))
+    slices = [(entry["name"], round(entry["dur"] * 1000)) for entry in rank_trace()["traceEvents"] if "dur" in entry]
+    assert found == sorted((f"rank {rank}", *one) for rank in (0, 1) for one in slices)
