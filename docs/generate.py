@@ -6,6 +6,7 @@ it can be read where the site is not built. ``tests/unit/test_docs.py`` fails wh
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import sys
@@ -13,9 +14,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from pytest_aorta.facts import LaunchFacts
 from pytest_aorta.markers import MARKERS
 from pytest_aorta.metrics import METRICS, Metric
 from pytest_aorta.options import OPTIONS, Option
+from pytest_aorta.result import RankResult, TensorHashes
 from pytest_aorta.schema_check import load_schema
 from pytest_aorta.spec import WorkloadSpec, read_workload
 
@@ -120,22 +123,34 @@ def schemas() -> str:
     return "\n".join(_schema(name, load_schema(name)) for name in names)
 
 
+# What the classes that are read from a part of a file say of its keys, where the schema itself says nothing.
+_CLASSES = {"WorkloadResult": RankResult, "tensor_hashes": TensorHashes, "launch": LaunchFacts}
+
+
 def _schema(name: str, schema: dict[str, Any]) -> str:
     text = f"## {schema['title']}\n\n{_sentence(schema['description'])} `pytest_aorta/schemas/{name}`.\n\n"
-    text += _properties(schema)
+    text += _properties(schema, schema["title"])
     for part, inner in schema.get("$defs", {}).items():
         if "properties" in inner:
-            text += f"\n### {schema['title']}: {part.replace('_', ' ')}\n\n{_properties(inner)}"
+            text += f"\n### {schema['title']}: {part.replace('_', ' ')}\n\n{_properties(inner, part)}"
     return text
 
 
-def _properties(schema: dict[str, Any]) -> str:
-    required = set(schema.get("required", ()))
+def _properties(schema: dict[str, Any], part: str) -> str:
+    required, said = set(schema.get("required", ())), _attributes(_CLASSES.get(part))
     rows = [
-        (f"`{key}`", _values(inner), "yes" if key in required else "", inner.get("description", ""))
+        (f"`{key}`", _values(inner), "yes" if key in required else "", inner.get("description", said.get(key, "")))
         for key, inner in schema["properties"].items()
     ]
     return table(("key", "values", "required", "meaning"), rows)
+
+
+def _attributes(described: type | None) -> dict[str, str]:
+    """What the part `Attributes:` of a class's docstring says, by name."""
+    text = (inspect.getdoc(described) or "").partition("Attributes:\n")[2].partition("\n\n")[0] if described else ""
+    entries = re.findall(r"^    (\w[\w, ]*): (.*(?:\n     +.*)*)", text, re.MULTILINE)
+    words = [(names, " ".join(said.split()).rstrip(".").replace("``", "`")) for names, said in entries]
+    return {name: said for names, said in words for name in names.split(", ")}
 
 
 def _pairs(keys: dict[str, Any]) -> str:
