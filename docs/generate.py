@@ -124,7 +124,12 @@ def schemas() -> str:
 
 
 # What the classes that are read from a part of a file say of its keys, where the schema itself says nothing.
-_CLASSES = {"WorkloadResult": RankResult, "tensor_hashes": TensorHashes, "launch": LaunchFacts}
+_CLASSES = {
+    "WorkloadResult": RankResult,
+    "rank_result": RankResult,
+    "tensor_hashes": TensorHashes,
+    "launch": LaunchFacts,
+}
 
 
 def _schema(name: str, schema: dict[str, Any]) -> str:
