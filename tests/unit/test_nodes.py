@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 from unit_builders import gpus, make_options, make_plan
 
+from pytest_aorta import cli
 from pytest_aorta.devices import World
 from pytest_aorta.errors import LaunchError
 from pytest_aorta.evidence import steps_entered
@@ -254,3 +256,32 @@ def test_every_file_that_an_agent_brings_is_taken(tmp_path):
     names = [name for name, *_ in node_files(tmp_path)]
     assert len(names) == 13
     assert all(make_node().place(name, 2) for name in names)
+
+
+def test_agent_says_where_node_zero_was_not(monkeypatch, capsys):
+    monkeypatch.setenv(TOKEN_VARIABLE, "secret")
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    assert cli.main(["agent", f"--connect=127.0.0.1:{port}", "--node-rank=1"]) == 1
+    assert f"node 0 can't be reached at 127.0.0.1:{port}" in capsys.readouterr().err
+
+
+def test_agent_without_a_secret_says_what_to_do(monkeypatch, capsys):
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    assert cli.main(["agent", "--connect=127.0.0.1:1", "--node-rank=1"]) == 1
+    assert f"{TOKEN_VARIABLE} is not set: a launcher has to hand on node 0's environment" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("place", "part"), [("node0", "has no port"), ("a b:1", "allowed is HOST or HOST:PORT")])
+def test_place_that_is_none_is_wrong_usage(monkeypatch, capsys, place, part):
+    monkeypatch.setenv(TOKEN_VARIABLE, "secret")
+    assert cli.main(["agent", f"--connect={place}", "--node-rank=1"]) == 2
+    assert part in capsys.readouterr().err
+
+
+def test_agent_that_waits_ends_when_nothing_comes(monkeypatch):
+    monkeypatch.setenv(TOKEN_VARIABLE, "secret")
+    monkeypatch.setattr("pytest_aorta.agent_command.POLL_S", 0.01)
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        place = f"127.0.0.1:{closed.getsockname()[1]}"
+    assert cli.main(["agent", f"--connect={place}", "--node-rank=1", "--wait", "--idle-timeout=0.05"]) == 0
