@@ -127,7 +127,8 @@ def _device_edges(events: Iterable[Event], marks: list[Event]) -> list[int]:
         if not kernels:
             raise ValueError(
                 "the trace has no device activity for a boundary between steps: the profiler did not record the "
-                "device (CUPTI or roctracer missing, in use by another profiler, or not permitted)"
+                "device (CUPTI or roctracer missing, in use by another profiler, or not permitted); without profiled "
+                "steps (profile_steps: 0) there is no need for it"
             )
         edges.append(min(kernels))
     return edges

@@ -240,7 +240,7 @@ class WorkloadResult:
 
     @property
     def step_times_max_ms(self) -> list[float]:
-        """The time of each step: the maximum over ranks."""
+        """The maximum over ranks of each step's time."""
         return [max(times) for times in zip(*self.step_times_ms, strict=True)]
 
     @classmethod

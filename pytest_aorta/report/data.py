@@ -31,6 +31,7 @@ class Case:
         name: its label; the test's node id is the test's.
         candidate, reference: launches that were read; ``reference`` only in an A/B.
         baseline: the stored launches that the candidate was compared with.
+        against: what the other side is called.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Case:
     candidate: tuple[Launch, ...] = ()
     reference: tuple[Launch, ...] = ()
     baseline: Baseline | None = None
+    against: str = "baseline"
 
     @property
     def others(self) -> tuple[LaunchFacts, ...]:

@@ -114,7 +114,8 @@ def _test(key: Key, here: Sequence[Launch], there: Sequence[Launch], candidate: 
     is_red = wrong or any(row.outcome is Outcome.REGRESSION or row.is_lost for row in told.rows)
     outcome = "failed" if is_red else "compared" if told.rows else "measured"
     failure = "\n".join(map(failed_checks_text, wrong))
-    return Test(name, outcome, failure, told.notes, (Case(key.name, told.rows, tuple(here), tuple(there)),))
+    case = Case(key.name, told.rows, tuple(here), tuple(there), against=reference)
+    return Test(name, outcome, failure, told.notes, (case,))
 
 
 def _verdicts(name: str, here: Sequence[Launch], there: Sequence[Launch], candidate: str, reference: str) -> Verdicts:

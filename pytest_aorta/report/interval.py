@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from pytest_aorta.verdicts import Verdict
@@ -26,11 +27,9 @@ class IntervalMarks:
 
 
 def interval_marks(verdict: Verdict) -> IntervalMarks | None:
-    """Where to draw; None where there is no interval, or no tolerance in percent."""
-    if verdict.delta is None or not verdict.tolerance.endswith("%"):
-        return None
-    tolerance = float(verdict.tolerance[:-1]) / 100
-    if not tolerance > 0:
+    """Where to draw; None where there is no change, or no tolerance beside which to draw it."""
+    tolerance = tolerated(verdict)
+    if verdict.delta is None or not tolerance:
         return None
     low = verdict.delta if verdict.low is None else verdict.low
     high = verdict.delta if verdict.high is None else verdict.high
@@ -46,6 +45,12 @@ def interval_marks(verdict: Verdict) -> IntervalMarks | None:
         left=low < -REACH * tolerance,
         right=high > REACH * tolerance,
     )
+
+
+def tolerated(verdict: Verdict) -> float | None:
+    """The tolerance as a number in the change's unit, whatever its scale; None where that is exactness."""
+    number = re.match(r"\d+(\.\d+)?", verdict.tolerance)
+    return float(number[0]) / 100 if number else None
 
 
 def _place(tolerances: float) -> float:

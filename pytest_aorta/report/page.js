@@ -111,7 +111,7 @@
     plot.setScale("x", { min: low, max: low + width });
   }
   function addTools(plot, tools, canvas, figure, plots) {
-    const sides = { candidate: data.candidate, reference: data.reference };
+    const sides = { candidate: data.candidate, reference: plots.against };
     if (figure.dataset.kind === "steps" && plots.launches.length > 1) {
       const choice = document.createElement("select");
       choice.setAttribute("aria-label", "Launch");
@@ -189,7 +189,7 @@
     const bands = [];
     if (plots.band) {
       const [low, middle, high] = plots.band.p50;
-      const name = `${data.reference} p50`;
+      const name = `${plots.against} p50`;
       for (const [label, value, width] of [["lowest", low, 0], ["", middle, 1.2], ["highest", high, 0]]) {
         values.push(new Float32Array(count).fill(value));
         series.push({ label: `${name} ${label}`.trim(), class: label ? "edge" : null, stroke: colour("band-line"), width, dash: [5, 4], value: ms, points: { show: false } });
@@ -211,7 +211,7 @@
     if (plots.band) {
       for (const [label, part, width] of [["lowest", "low", 0], ["", "middle", 1.2], ["highest", "high", 0]]) {
         values.push(plots.band[part]);
-        series.push({ label: `${data.reference} ${label}`.trim(), class: label ? "edge" : null, stroke: colour("band-line"), width, dash: [5, 4], value: ms, points: { show: false } });
+        series.push({ label: `${plots.against} ${label}`.trim(), class: label ? "edge" : null, stroke: colour("band-line"), width, dash: [5, 4], value: ms, points: { show: false } });
       }
       bands.push({ series: [3, 1], fill: colour("band") });
     }

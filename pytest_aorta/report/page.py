@@ -14,7 +14,7 @@ from markupsafe import Markup
 from pytest_aorta.metrics import METRICS
 from pytest_aorta.report import rows
 from pytest_aorta.report.data import Report
-from pytest_aorta.report.interval import interval_marks
+from pytest_aorta.report.interval import interval_marks, tolerated
 from pytest_aorta.report.lanes import collective_overlaps, rank_overlaps
 from pytest_aorta.report.plots import case_plots, numbers_a_launch
 from pytest_aorta.verdicts import Verdict
@@ -68,9 +68,13 @@ def _template() -> jinja2.Template:
 
 def sort_key(row: Verdict) -> dict[str, Any]:
     """What the table's columns are sorted by where their text is no order."""
-    delta, marks = row.delta, interval_marks(row)
-    reach = "" if delta is None or marks is None else delta / (float(row.tolerance[:-1]) / 100)
-    return {"change": "" if delta is None else delta, "reach": reach, "verdict": rows.severity(row)}
+    delta, allowed = row.delta, tolerated(row)
+    return {
+        "change": "" if delta is None else delta,
+        "reach": delta / allowed if delta is not None and allowed else "",
+        "tolerance": "" if allowed is None else allowed,
+        "verdict": rows.severity(row),
+    }
 
 
 def _asset(name: str) -> str:

@@ -35,6 +35,7 @@ def case_plots(case: Case, max_numbers: int) -> dict[str, Any]:
         "shares": SHARES,
         "curves": [{"side": "candidate", "values": step_shares(launch)} for launch in case.candidate],
         "band": _band(case),
+        "against": case.against,
         "timeline": _timeline(case.candidate),
     }
 

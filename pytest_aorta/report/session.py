@@ -39,7 +39,7 @@ def _case(record: TestRecord, compared: Compared, warnings: list[str]) -> Case:
     # A baseline of another config is none: no verdict has a value of it.
     is_held_against = any(row.baseline is not None for row in verdicts)
     baseline = _baseline(compared.baseline, warnings) if is_held_against else None
-    return Case(name, verdicts, sides[0], sides[1], baseline)
+    return Case(name, verdicts, sides[0], sides[1], baseline, "reference" if sides[1] else "baseline")
 
 
 def _baseline(file: str | None, warnings: list[str]) -> Baseline | None:

@@ -40,12 +40,13 @@ def write_telemetry(folder: Path, result: RankResult, telemetry: Telemetry) -> P
     Raises:
         ValueError: a series has another length than the steps.
     """
-    known = {"loss": result.loss, "grad_norm": result.grad_norm, **telemetry.series}
     num_steps = len(result.step_times_ms)
-    columns = {name: values for name, values in known.items() if len(values)}
-    for name, values in columns.items():
+    for name, values in telemetry.series.items():
         if len(values) != num_steps:
             raise ValueError(f"telemetry of {name}: {len(values)} values for {num_steps} steps; they have to be equal")
+    # A script may record a loss in some steps only: which ones, nobody knows.
+    recorded = {"loss": result.loss, "grad_norm": result.grad_norm}
+    columns = {name: values for name, values in recorded.items() if len(values) == num_steps} | dict(telemetry.series)
     path, scratch = folder / TELEMETRY_FILE, folder / f".{TELEMETRY_FILE}.tmp"
     with scratch.open("w", encoding="utf-8") as file:
         for line in _lines(result.step_times_ms, columns, telemetry.captures):

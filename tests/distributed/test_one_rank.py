@@ -8,7 +8,7 @@ from pytest_aorta.errors import LaunchError
 
 
 @pytest.mark.world(size=1, device="cpu")
-@pytest.mark.parametrize("name", ["fsdp", "llama_fsdp2", "llama_simple_fsdp"])
+@pytest.mark.parametrize("name", ["ddp_overlap", "fsdp", "llama_fsdp2", "llama_simple_fsdp", "ranking"])
 def test_one_rank_is_a_runtime_error_that_says_what_to_do(workload, name):
     with pytest.raises(LaunchError) as caught:
         workload.run(name)

@@ -36,8 +36,9 @@ def test_report_of_baselines_that_are_recorded_holds_them_against_nothing(gpu):
 def test_ab_in_one_test_shows_the_launches_of_both_sides(gpu):
     gpu.one_test("workload.compare({'workload': 'toy', 'step_ms': 10.0}, {'workload': 'toy', 'step_ms': 10.0})")
     gpu.run("--aorta-report=out/report.html")
-    launches = in_page(gpu)["plots"]["0-0"]["launches"]
-    sides = [launch["side"] for launch in launches]
+    plots = in_page(gpu)["plots"]["0-0"]
+    assert plots["against"] == "reference"
+    sides = [launch["side"] for launch in plots["launches"]]
     assert sides.count("candidate") == sides.count("reference") >= 2
 
 

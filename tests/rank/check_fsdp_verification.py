@@ -269,7 +269,8 @@ def test_weight_fault_changes_one_element_by_one_unit_in_the_last_place():
 def test_more_sgd_steps_than_float32_counts_are_an_error(steps, is_exact):
     config = dict.fromkeys(("layers", "gemm_size", "fsdp_shard_size", "h2d_tensor_size"), 2)
     config |= dict.fromkeys(("h2d_prefetch", "comm_stream", "pin_memory"), False)
-    config |= {"steps": steps, "warmup": 0, "verify": 0, "seed": 0, "fault": {}}
+    config |= dict.fromkeys(("warmup", "verify", "profile_steps", "span_every", "seed"), 0)
+    config |= {"steps": steps, "fault": {}}
     config |= {"dtype": "float32", "optimizer": "sgd"}
     if is_exact:
         assert Settings.read(config, 0, 2).iterations == steps

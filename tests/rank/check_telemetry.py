@@ -102,6 +102,11 @@ def test_series_of_another_length_is_refused_and_leaves_no_file(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_loss_of_some_steps_only_is_left_out(tmp_path):
+    path = write_telemetry(tmp_path, result_of([1.0, 1.0], loss=[2.0]), Telemetry())
+    assert lines_of(path) == [{"step": 0, "step_time_ms": 1.0}, {"step": 1, "step_time_ms": 1.0}]
+
+
 def test_steps_of_microseconds_are_timed_and_told_within_bounds(tmp_path):
     timer, spans = StepTimer(CPU), StreamSpans(CPU, every=10)
     for number in range(20_000):

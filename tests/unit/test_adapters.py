@@ -213,6 +213,59 @@ def test_torchtitan_with_a_folder_reads_its_scalars():
     assert adapter.clock == "logged step_time_s"
 
 
+def write_events(folder: Path, **scalars: dict[int, float]) -> None:
+    """An event file with scalars, each a mapping of steps to values."""
+    pytest.importorskip("tensorboard")
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    writer = EventFileWriter(str(folder))
+    for tag, values in scalars.items():
+        for step, value in values.items():
+            summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
+            writer.add_event(Event(step=step, wall_time=100.0 + step / 4, summary=summary))
+    writer.close()
+
+
+def test_scalars_of_an_event_file_become_records(tmp_path):
+    steps = range(1, 40)
+    write_events(
+        tmp_path / "today-1704" / "tb", perf=dict.fromkeys(steps, 0.25), loss={step: 1 / step for step in steps}
+    )
+    adapter = Adapter(
+        "tensorboard", folder=str(tmp_path / "today-*"), scalars=(("step_time_s", "perf"), ("loss", "loss")), warmup=1
+    )
+    read, source = read_records(adapter, tmp_path)
+    found = adapted(adapter, read, source)
+    assert (found.step_times_ms, found.loss[:2]) == ([250.0] * 38, pytest.approx([1 / 2, 1 / 3]))
+    assert "tfevents" in source
+
+
+def test_moments_of_events_tell_step_times_where_no_scalar_does(tmp_path):
+    write_events(tmp_path, loss={1: 3.0, 2: 2.0, 3: 1.0})
+    adapter = Adapter("tensorboard", folder=str(tmp_path), scalars=(("loss", "loss"),), warmup=1)
+    found = adapted(adapter, *read_records(adapter, tmp_path))
+    assert (found.step_times_ms, found.environment["step_clock"]) == ([250.0, 250.0], "moments of logging")
+
+
+def test_tag_that_is_not_there_names_those_that_are(tmp_path):
+    write_events(tmp_path, loss={1: 3.0})
+    adapter = Adapter("tensorboard", folder=str(tmp_path), scalars=(("step_time_s", "perf"),))
+    with pytest.raises(AdapterError, match=r"there is no scalar 'perf' for step_time_s; there are \['loss'\]"):
+        read_records(adapter, tmp_path)
+
+
+@pytest.mark.parametrize(("count", "said"), [(0, "there is none"), (2, "there are 2: ")])
+def test_one_event_file_is_expected(tmp_path, count, said):
+    pytest.importorskip("tensorboard")
+    for number in range(count):
+        (tmp_path / f"events.out.tfevents.{number}").write_text("")
+    adapter = Adapter("tensorboard", folder=str(tmp_path), scalars=(("step_time_s", "perf"),))
+    with pytest.raises(AdapterError, match=f"one event file is expected below it; {said}"):
+        read_records(adapter, tmp_path)
+
+
 def test_log_of_a_file_of_its_own_that_is_absent_is_told(tmp_path):
     adapter = replace(LOGGED, file=str(tmp_path / "train.log"))
     with pytest.raises(AdapterError, match=r"train\.log: can't be read: No such file"):

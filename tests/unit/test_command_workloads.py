@@ -104,3 +104,14 @@ def test_adapter_without_a_command_is_refused(tmp_path):
 def test_neither_class_nor_command_is_refused(tmp_path):
     text = "description: a toy\nconfig: {}\n"
     assert "one of the keys 'class' and 'command' is required" in spec_error(tmp_path, text)
+
+
+def test_example_of_torchtitan_can_be_read():
+    folder = Path(__file__).parents[2] / "docs" / "examples" / "torchtitan" / "workloads" / "titan"
+    spec = read_workload("titan", folder, None)
+    config = resolve_config(spec, {"deterministic": False, "steps": 7})
+    line = command_line(spec.command, config, folder=folder, run_dir=Path("/run"))
+    assert line.target == "torchtitan.train"
+    assert "--training.steps=7" in line.args
+    assert "--debug.deterministic" not in line.args
+    assert filled_adapter(spec, config, Path("/run"), 1).folder == "/run/titan/tb/*/rank_1"

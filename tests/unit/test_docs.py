@@ -1,12 +1,15 @@
-"""The reference names everything a user can write."""
+"""The pages: the reference names everything a user can write, links lead somewhere, examples are code."""
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+import yaml
 
 from pytest_aorta import run_command
 from pytest_aorta.adapters import ADAPTER_SCHEMA
@@ -20,6 +23,7 @@ from pytest_aorta.spec import find_workload, workload_places
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 REFERENCE = (DOCS / "reference.md").read_text(encoding="utf-8")
+PAGES = [*sorted(DOCS.glob("*.md")), DOCS.parent / "README.md"]
 NAMES = [name for option in OPTIONS for name in (option.flag, option.ini)] + list(METRICS)
 
 
@@ -57,9 +61,22 @@ def test_every_key_of_an_adapter_is_on_its_page(key):
     assert f"`{key}`" in (DOCS / "own-scripts.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("page", [*sorted(DOCS.glob("*.md")), DOCS.parent / "README.md"], ids=lambda page: page.name)
+def fenced(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docs_generate", DOCS / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_between_pages_lead_somewhere(page):
-    targets = [part.split(")")[0] for part in page.read_text(encoding="utf-8").split("](")[1:]]
+    targets = [part.split(")")[0].partition("#")[0] for part in page.read_text(encoding="utf-8").split("](")[1:]]
     assert [target for target in targets if "://" not in target and not (page.parent / target).exists()] == []
 
 
@@ -78,3 +95,22 @@ def test_knob_of_the_tuning_table_is_a_config_key_and_the_test_that_shows_it_exi
     files = {path.name for path in (ROOT / "tests").rglob("*.py")}
     assert {name for name in row[2] if name.endswith(".py")} <= files
     assert row[2] or row[0] == ["steps", "warmup", "profile_steps"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_examples_are_python_and_yaml(page):
+    for code in fenced(page, "python"):
+        compile(code, page.name, "exec")
+    for text in fenced(page, "yaml"):
+        yaml.safe_load(text)
+
+
+@pytest.mark.parametrize("name", ["options", "markers", "metrics", "config-keys", "schemas"])
+def test_generated_table_is_in_one_page(name):
+    assert sum(f"<!-- generated: {name} -->" in page.read_text(encoding="utf-8") for page in PAGES) == 1
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_generated_tables_are_current(page):
+    text = page.read_text(encoding="utf-8")
+    assert text == generator().current(text), "run: python docs/generate.py"

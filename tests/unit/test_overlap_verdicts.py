@@ -13,10 +13,14 @@ from simulated import at_most, until_decided
 from unit_builders import default_priors, make_baseline, make_facts, make_result, on_cpu, stored, with_p50
 
 from pytest_aorta.baseline import Baseline
+from pytest_aorta.baselines_diff import diff_lines
+from pytest_aorta.baselines_files import StoredFile
+from pytest_aorta.baselines_view import show_lines
 from pytest_aorta.comparison import PairedComparison, StoredComparison
 from pytest_aorta.decision import FALSE_ALARM_RATE, MISS_RATE, Outcome, decide_stored
 from pytest_aorta.exposure import exposure
 from pytest_aorta.facts import launch_facts
+from pytest_aorta.learning import detection_lines, objections
 from pytest_aorta.metrics import METRICS
 from pytest_aorta.result import CollectiveTime, StepOverlap
 from pytest_aorta.spread import Spread, level
@@ -134,6 +138,33 @@ def test_facts_average_exposed_time_over_ranks_and_steps_and_name_the_worst_rank
     assert facts.most_exposed_rank == 1
     bare = launch_facts(make_result([[1.0] * 3] * 2))
     assert (bare.exposed_ms, bare.most_exposed_rank) == ({}, None)
+
+
+def test_stored_overlap_is_shown_and_compared_on_its_scale():
+    files = [
+        StoredFile(name, make_baseline(launches=stored(*around(ratio, 10))), ())
+        for name, ratio in (("A", 0.86), ("B", 0.5))
+    ]
+    shown = "\n".join(show_lines(files[0], 200))
+    assert re.search(r"overlap_ratio +0\.8\d+ +\+-\d\.\d\d points +\d\.\d\d points", shown)
+    assert re.search(r"exposed_comm_ms +1\.\d+ ms +\+-\d\.\d\d% of step", shown)
+    differing = "\n".join(diff_lines(*files, 200))
+    assert re.search(r"overlap_ratio .* -3[56]\.\d points +beyond the uncertainty", differing)
+    assert re.search(r"exposed_comm_ms .* \+3[56]\.\d% of step +beyond the uncertainty", differing)
+
+
+def test_detection_of_lost_overlap_is_told_in_points():
+    marked = {"overlap_ratio": METRICS["overlap_ratio"].parse_tolerance("5 points")}
+    (line,) = [line for line in detection_lines(HIDDEN, marked, default_priors, 5) if "overlap_ratio" in line]
+    assert re.search(r"overlap_ratio: detects from -\d+\.\d+ points with 3, ", line)
+
+
+def test_scattered_overlap_is_refused_as_a_baseline():
+    marked = {"overlap_ratio": METRICS["overlap_ratio"].parse_tolerance("5 points")}
+    (problem,) = objections(around(0.5, 10, noise=0.05), marked)
+    assert re.search(
+        r"overlap_ratio: launches vary by \d\.\d+ points .* of 5\.00 points; .* allow 1\d\.\d points", problem
+    )
 
 
 PRIOR = Spread.of(0.01, 0.01, 2)

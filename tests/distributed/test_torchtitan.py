@@ -1,0 +1,38 @@
+"""The worked example: torchtitan's own train entry, as the documentation has it; on GPUs where there are some."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_aorta.validation import read_result
+
+EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "torchtitan"
+NEEDED = ("torchtitan", "tensorboard", "tokenizers", "datasets", "triton")
+
+
+@pytest.mark.skipif(any(importlib.util.find_spec(name) is None for name in NEEDED), reason=f"needs {', '.join(NEEDED)}")
+@pytest.mark.parametrize("source", ["events", "log"])
+def test_debug_model_of_torchtitan_is_measured(tmp_path, source):
+    shutil.copytree(EXAMPLE, tmp_path / "titan")
+    yaml = tmp_path / "titan" / "workloads" / "titan" / "default.yaml"
+    if source == "log":
+        lines = yaml.read_text().splitlines(keepends=True)
+        yaml.write_text("".join(line for line in lines if not line.startswith("  folder: ")))
+    command = [sys.executable, "-m", "pytest_aorta", "run", "--workload", "titan", "--share-host", "--nproc", "2"]
+    done = subprocess.run(
+        [*command, "--set", "steps=5", "--set", "warmup=1"], cwd=yaml.parents[2], capture_output=True, text=True,
+        timeout=400, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    result = read_result(yaml.parents[2] / "results" / "titan" / "trial_0.json")
+    assert [len(times) for times in result.step_times_ms] == [4, 4]
+    assert len(result.loss) == len(result.grad_norm) == 4
+    assert min(result.metrics["tokens_per_s"]) > 0
+    clock = {"events": "logged step_time_s", "log": "moments of logging"}[source]
+    assert result.environment["step_clock"] == clock

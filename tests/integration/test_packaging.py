@@ -1,0 +1,102 @@
+"""What is built from a copy of the tree: exactly the package, with a version from git's tags."""
+
+from __future__ import annotations
+
+import email
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = {"pytest_aorta": "pytest_aorta", "workloads": "aorta_workloads"}
+AROUND = {"CHANGELOG.md", "LICENSE", "MANIFEST.in", "README.md", "pyproject.toml"}
+
+
+def package_files() -> dict[str, str]:
+    """Every file of the packages, as the tree has it -> as it is installed."""
+    files = [path for name in SOURCES for path in (ROOT / name).rglob("*") if path.is_file()]
+    inside = [path.relative_to(ROOT) for path in files if "__pycache__" not in path.parts]
+    return {path.as_posix(): Path(SOURCES[path.parts[0]], *path.parts[1:]).as_posix() for path in inside}
+
+
+def git(folder: Path, *arguments: str) -> None:
+    who = ["-c", "user.name=test", "-c", "user.email=test@example.invalid", "-c", "commit.gpgsign=false"]
+    subprocess.run(["git", *who, *arguments], cwd=folder, check=True, capture_output=True)
+
+
+def version_in(folder: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "setuptools_scm"], cwd=folder, check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    """The packages and what is beside them, some of which must not be shipped; in no repository."""
+    folder = tmp_path_factory.mktemp("tree")
+    for name in [*SOURCES, "tests", "baselines"]:
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", ".*_cache"))
+    for name in AROUND:
+        shutil.copy(ROOT / name, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cloned(tree, tmp_path_factory):
+    """One commit of it without a tag, as in a shallow clone."""
+    folder = tmp_path_factory.mktemp("clone") / "tree"
+    shutil.copytree(tree, folder)
+    git(folder, "init", "-q", "-b", "main")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-q", "-m", "all")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def built(cloned, tmp_path_factory):
+    """An sdist, and the wheel that is built from that sdist."""
+    out = tmp_path_factory.mktemp("dist")
+    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(cloned)]
+    done = subprocess.run(build, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out
+
+
+def test_sdist_holds_the_packages_and_nothing_else(built):
+    with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
+        files = {member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()}
+    generated = {name for name in files if name in ("PKG-INFO", "setup.cfg") or ".egg-info/" in name}
+    assert files - generated == set(package_files()) | AROUND
+
+
+def test_wheel_holds_the_packages_and_nothing_else(built):
+    with zipfile.ZipFile(next(built.glob("*.whl"))) as archive:
+        files = {name for name in archive.namelist() if ".dist-info/" not in name}
+    assert files == set(package_files().values())
+    assert {"pytest_aorta/py.typed", "pytest_aorta/schemas/baseline.schema.json"} <= files
+
+
+def test_version_of_a_clone_without_tags_is_a_development_version(built):
+    with zipfile.ZipFile(next(built.glob("*.whl"))) as archive:
+        name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        version = email.message_from_bytes(archive.read(name))["Version"]
+    assert ".dev" in version
+    assert version != "0.0.0"
+
+
+def test_version_is_that_of_the_tag(cloned):
+    git(cloned, "tag", "v1.2.3")
+    try:
+        assert version_in(cloned) == "1.2.3"
+    finally:
+        git(cloned, "tag", "-d", "v1.2.3")
+
+
+def test_a_copy_without_git_has_a_version(tree):
+    assert version_in(tree) == "0.1.0.dev0"
