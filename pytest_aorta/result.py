@@ -5,8 +5,9 @@ Only raw facts are kept here; statistics are derived in ``metrics.py``.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from pytest_aorta.platform_facts import PlatformFacts
@@ -254,6 +255,11 @@ class WorkloadResult:
             values["platform_facts"] = PlatformFacts.from_json(values["platform_facts"])
         values["overlap"] = [[StepOverlap.from_json(step) for step in rank] for rank in data.get("overlap", [])]
         return cls(**values)
+
+    def to_json(self) -> dict[str, Any]:
+        """The document that the schema describes, which has lists for tuples."""
+        document: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return document
 
 
 def _hashes_from_json(data: Mapping[str, Any]) -> dict[str, TensorHashes]:

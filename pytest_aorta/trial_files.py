@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 
 from pytest_aorta.errors import ResultError, UsageError
@@ -38,7 +37,7 @@ def write_trial(path: Path, result: WorkloadResult) -> None:
     Raises:
         ResultError: it can't be written.
     """
-    document = asdict(result)
+    document = result.to_json()
     check_document(path, document)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

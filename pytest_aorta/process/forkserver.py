@@ -13,7 +13,9 @@ import select
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,10 @@ from pytest_aorta.process.guard import die_with, guard_launch, prepare_agent
 from pytest_aorta.process.warm_agent import WarmAgent, fork, run_and_exit
 
 CUDA_PROOF_S = 60.0
+# A cold network disk takes minutes.
+IMPORT_S = 200.0
+# What a child tells of a module that it has imported; of one that a fork server is better without.
+IMPORTED, KEPT_OUT = "imported", "kept out"
 # dynamo, since the constructor of AdamW imports it.
 PRELOADED = ("torch", "torch._dynamo", "torch.distributed.fsdp", "pytest_aorta.worker.lifecycle")
 
@@ -67,15 +73,16 @@ class ForkServer:
         return "it has initialised CUDA" if torch.cuda.is_initialized() else None
 
     def preload(self, modules: list[str]) -> str | None:
-        """Import what a workload's ranks would; what then speaks against forking this process."""
-        before = children()
-        try:
-            for name in modules:
+        """Import what a workload's ranks would, but for what they have to import themselves; why it can't be imported.
+
+        Inductor starts a thread on some machines, and a thread is lost in a fork: a child tries first.
+        """
+        for name in modules:
+            told = told_by_child(partial(_import_one, name), IMPORT_S)
+            if told == IMPORTED:
                 importlib.import_module(name)
-        except Exception as error:  # noqa: BLE001 - without the module there may still be a cold launch
-            return f"it can't import {name}: {type(error).__name__}: {error}"
-        if children() - before:
-            return f"importing {', '.join(modules)} has started a process, which forked ranks would share"
+            elif told != KEPT_OUT:
+                return f"it can't import {name}: {told}"
         freeze()
         return self.problem()
 
@@ -137,16 +144,31 @@ def children() -> set[str]:
 
 def cuda_problem(environ: dict[str, str]) -> str | None:
     """Why a forked child can't use the devices; only trying tells, ``is_initialized`` does not see everything."""
+    text = told_by_child(partial(_allocate, environ), CUDA_PROOF_S)
+    return None if text == "allocated" else f"a forked child can't allocate on the device: {text}"
+
+
+def told_by_child(task: Callable[[], str], limit_s: float) -> str:
+    """What ``task`` returns in a forked child, or why it didn't."""
+
+    def tell() -> int:
+        try:
+            text = task()
+        except Exception as error:  # noqa: BLE001 - whatever it is has to be told
+            text = f"{type(error).__name__}: {error}"
+        os.write(write_fd, text.encode()[:4000])
+        return 0
+
     read_fd, write_fd = os.pipe()
-    pid = fork(lambda: _allocate(environ, write_fd))
+    pid = fork(tell)
     os.close(write_fd)
-    text = f"a forked child had not allocated on the device after {CUDA_PROOF_S:g} s"
-    if select.select([read_fd], [], [], CUDA_PROOF_S)[0]:
-        text = os.read(read_fd, 4000).decode(errors="replace") or "a forked child died while allocating on the device"
+    text = f"nothing came within {limit_s:g} s"
+    if select.select([read_fd], [], [], limit_s)[0]:
+        text = os.read(read_fd, 4000).decode(errors="replace") or "it died"
     os.close(read_fd)
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    return None if text == "allocated" else text
+    return text
 
 
 def num_threads() -> int:
@@ -168,18 +190,22 @@ def _agent(spec: dict[str, Any]) -> int:
     return WarmAgent(Path(spec["run_dir"]), spec["world_size"]).main()
 
 
-def _allocate(environ: dict[str, str], write_fd: int) -> int:
+def _allocate(environ: dict[str, str]) -> str:
     import torch
 
     os.environ.clear()
     os.environ.update(environ)
-    try:
-        torch.zeros(1, device="cuda").item()
-        text = "allocated"
-    except Exception as error:  # noqa: BLE001 - whatever keeps ranks from the device is what has to be told
-        text = f"a forked child can't allocate on the device: {type(error).__name__}: {error}"
-    os.write(write_fd, text.encode()[:4000])
-    return 0
+    torch.zeros(1, device="cuda").item()
+    return "allocated"
+
+
+def _import_one(name: str) -> str:
+    import torch
+
+    before = num_threads()
+    importlib.import_module(name)
+    harmless = num_threads() <= before and not children() and not torch.cuda.is_initialized()
+    return IMPORTED if harmless else KEPT_OUT
 
 
 def main(argv: list[str]) -> None:

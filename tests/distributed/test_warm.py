@@ -314,6 +314,27 @@ def test_workload_names_what_the_server_is_to_import(servers, tmp_path):
         assert servers.launch(loaded).launcher == TORCHRUN
 
 
+PRELOADING = """
+import sys
+from pytest_aorta.process.forkserver import ForkServer, num_threads, preload
+server = ForkServer(None, preload())
+assert server.preload(["quiet", "threaded", "forking"]) is None
+assert "quiet" in sys.modules and not {"threaded", "forking"} & set(sys.modules)
+assert num_threads() <= server.num_threads_allowed
+"""
+TO_PRELOAD = {
+    "quiet": "",
+    "threaded": "import threading, time; threading.Thread(target=time.sleep, args=[60], daemon=True).start()",
+    "forking": "import subprocess; process = subprocess.Popen(['sleep', '5'])",
+}
+
+
+def test_module_that_starts_a_thread_or_a_process_is_left_to_the_ranks(tmp_path):
+    for name, code in TO_PRELOAD.items():
+        (tmp_path / f"{name}.py").write_text(code, encoding="utf-8")
+    subprocess.run([sys.executable, "-c", PRELOADING], cwd=tmp_path, check=True, timeout=120)
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_nothing_is_left_when_pytest_is_ended(script_plan, tmp_path, number):
     (tmp_path / "test_inner.py").write_text(INNER, encoding="utf-8")

@@ -29,6 +29,7 @@ from pytest_aorta.launch import LaunchOutcome
 from pytest_aorta.learning import objections
 from pytest_aorta.metrics import METRICS
 from pytest_aorta.platform_facts import Capability, PlatformFacts, Reading, Sample, summarise
+from pytest_aorta.trial_files import write_trial
 from pytest_aorta.validation import collect_result, read_result
 
 HOT = "GPU 1 throttled (hw_thermal_slowdown in 40% of samples, SM clock 1,200 of 1,980 MHz)"
@@ -54,6 +55,12 @@ def test_result_keeps_what_devices_did_and_reads_it_again(tmp_path):
     result = collect_result(plan, LaunchOutcome("exit", 0, (), (), 1.0), hot_facts())
     assert result.platform_facts == hot_facts()
     assert read_result(tmp_path / "result.json") == result
+
+
+def test_trial_file_keeps_what_devices_did(tmp_path):
+    result = make_result([[1.0], [1.0]], platform_facts=hot_facts())
+    write_trial(tmp_path / "trial_0.json", result)
+    assert read_result(tmp_path / "trial_0.json") == result
 
 
 def test_facts_of_a_launch_name_the_throttled_device_and_the_lowest_clock():
