@@ -46,7 +46,7 @@ class WorkloadRunner:
 
         Raises:
             WorkloadFailed: its own checks found wrong values; the message locates them.
-            SpecError, LaunchError, ResultError: as :meth:`DistributedWorld.launch`.
+            SpecError, LaunchError, ResultError: as :meth:`~pytest_aorta.launching.DistributedWorld.launch`.
         """
         return _passed(self._world.launch(name, **config))
 
@@ -76,7 +76,7 @@ class WorkloadRunner:
         Raises:
             ComparisonFailed: a regression, or a missing baseline where that fails.
             BaselineError: the baseline can't be read, or what was measured can't be added to it.
-            SpecError, LaunchError, ResultError: as :meth:`DistributedWorld.again`.
+            SpecError, LaunchError, ResultError: as :meth:`~pytest_aorta.launching.DistributedWorld.again`.
         """
         environment = case_suffix(result.config.get(ENVIRONMENT_KEY, {}))
         case = f"{self._record.nodeid}::{label or result.workload}{environment}"
@@ -137,7 +137,8 @@ class WorkloadRunner:
 
         Raises:
             ComparisonFailed: a difference or a regression, or a metric that one of them lacks.
-            SpecError, LaunchError, ResultError: as :meth:`DistributedWorld.launch` and :meth:`DistributedWorld.again`.
+            SpecError, LaunchError, ResultError: as :meth:`~pytest_aorta.launching.DistributedWorld.launch` and
+                :meth:`~pytest_aorta.launching.DistributedWorld.again`.
         """
         if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
             raise SpecError(f"compare: steps is {steps!r}, allowed is an integer of 1 or more, or None")

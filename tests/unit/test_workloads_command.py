@@ -60,6 +60,8 @@ def test_one_workload_has_its_keys_with_type_default_limits_and_help(own, capsys
         "fault = {}  (object)",
         "    a fault",
         "fault.kind = none  (string)",
+        "environment = {}  (object)",
+        "    environment variables of the ranks",
         "size = large changes defaults: rate = 0.5",
     ]
 
