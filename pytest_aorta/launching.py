@@ -21,11 +21,12 @@ from pytest_aorta.markers import TestSpec
 from pytest_aorta.nodes import node_group
 from pytest_aorta.options import Options
 from pytest_aorta.plan import FORKSERVER, TORCHRUN, LaunchPlan, LaunchRequest, at_reference, limits_under
-from pytest_aorta.profilers import WRAPPERS, traces_note
+from pytest_aorta.profilers import TORCH, WRAPPERS, traces_note
 from pytest_aorta.records import LaunchTimes, TestRecord
 from pytest_aorta.reference import Reference, References
 from pytest_aorta.result import WorkloadResult
 from pytest_aorta.spec import default_config, find_workload, resolve_config
+from pytest_aorta.traces import merge_run
 from pytest_aorta.validation import collect_result
 from pytest_aorta.variables import ENVIRONMENT_KEY, check_environment
 from pytest_aorta.warm import ForkServers
@@ -248,6 +249,8 @@ class DistributedWorld:
         if failure := launch_failure(plan, outcome):
             raise LaunchError(failure.text, failure.kind, failure.rank)
         result = collect_result(plan, outcome, watch.platform_facts)
+        if plan.profiler == TORCH and (merged := merge_run(plan.run_dir)):
+            self._record.notes.append(f"all ranks' traces on one clock: {merged}")
         self._requests[id(result)] = (result, request, reference)
         self._folders[id(result)] = plan.run_dir
         return result

@@ -40,6 +40,7 @@ def environment_facts(
             "nccl": ".".join(map(str, torch.cuda.nccl.version())),
             "tf32_matmul": torch.backends.cuda.matmul.allow_tf32,
         }
-    # Of the config or of the caller.
-    facts |= {name: os.environ[name] for name in sorted(os.environ) if is_allowed(name)}
+    # Of the config or of the caller; but inductor names a folder for its cache itself.
+    given = (name for name in sorted(os.environ) if is_allowed(name) and name != "TORCHINDUCTOR_CACHE_DIR")
+    facts |= {name: os.environ[name] for name in given}
     return facts

@@ -320,7 +320,8 @@ def test_results_folder_that_is_lost_while_ranks_run_hides_no_verdict(tmp_path):
 def test_result_that_can_not_be_stored_is_an_error_with_its_path(tmp_path, small_files):
     plan = make_plan(tmp_path)
     prepare_folder(plan)
-    times = [1.0] * (SMALL_BYTES // 16)
+    # Each rank's file is smaller than the limit, both together are not.
+    times = [1.0] * (SMALL_BYTES // 8)
     for rank in range(plan.world.size):
         result = RankResult(True, 0, len(times), len(times), times, 1.0, environment={"torch": "2.11.0"})
         text = json.dumps(asdict(result))

@@ -82,7 +82,7 @@ def test_trace_is_kept_where_it_is_asked_for_and_reads_the_same(group, tmp_path,
     monkeypatch.setenv("AORTA_RANK_FOLDER", str(tmp_path))
     capture_overlap(Training(beside=True).step, 1, CPU)
     assert not (tmp_path / "trace.json.gz").exists()
-    monkeypatch.setenv("AORTA_KEEP_TRACES", "1")
+    monkeypatch.setenv("AORTA_PROFILER", "torch")
     capture = capture_overlap(Training(beside=True).step, 1, CPU)
     assert overlap_of_trace(read_trace(tmp_path / "trace.json.gz"), on_device=False) == capture
 
