@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 INNER = """
 import json, pathlib, pytest
 
@@ -43,6 +45,7 @@ def test_folders_that_do_not_do_are_refused(workload, given, message):
 """
 
 
+@pytest.mark.extended
 def test_a_checkpoint_of_four_ranks_goes_on_in_two(pytester, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     pytester.makepyfile(test_inner=INNER)

@@ -77,6 +77,7 @@ def test_a_rank_to_which_no_token_goes_takes_part(workload):
     assert result.grad_norm == pytest.approx(reference.grad_norm, rel=1e-4)
 
 
+@pytest.mark.extended
 def test_recomputation_prefetching_and_hashes_of_tensors_change_no_bit(workload):
     training = TRAINING | LAYOUTS["ep 2"] | {"n_layers": 2, "steps": 2, "gradient_accumulation": 2}
     training["param_dtype"] = "bfloat16"
@@ -94,6 +95,7 @@ def test_recomputation_prefetching_and_hashes_of_tensors_change_no_bit(workload)
             assert "layers.0.feed_forward.experts.w2" in result.tensor_hashes["gradients"].names
 
 
+@pytest.mark.extended
 def test_a_fused_optimizer_takes_parameters_of_both_meshes(workload):
     training = TRAINING | LAYOUTS["ep 2"] | {"steps": 3}
     single = workload.run("llama_fsdp2", optimizer_fused=False, **training)
@@ -101,6 +103,7 @@ def test_a_fused_optimizer_takes_parameters_of_both_meshes(workload):
     assert fused.loss == pytest.approx(single.loss, rel=1e-5)
 
 
+@pytest.mark.extended
 def test_experts_fewer_than_their_ranks_are_sharded_along_their_width(workload, tmp_path):
     training = TRAINING | UNCHANGED | {"batch_size": 1, "num_experts": 2}
     reference = workload.run("llama_fsdp2", save_checkpoint=str(tmp_path / "whole"), **training)
@@ -112,6 +115,7 @@ def test_experts_fewer_than_their_ranks_are_sharded_along_their_width(workload, 
     assert max(differences(str(tmp_path / "whole"), str(tmp_path / "shared out")).values()) < 1e-4
 
 
+@pytest.mark.extended
 def test_stages_share_out_their_experts(workload):
     training = TRAINING | {"n_layers": 2, "steps": 3, "gradient_accumulation": 2, "pipeline_parallel_degree": 2}
     whole = workload.run("llama_fsdp2", **training)

@@ -24,6 +24,7 @@ def test_options_that_move_work_keep_every_bit(workload):
         workload.compare({"workload": "llama_fsdp2"} | TRAINING | options, plain, steps=STEPS, label=label)
 
 
+@pytest.mark.extended
 def test_compiled_blocks_and_fused_adamw_train_alike(workload):
     eager = workload.run("llama_fsdp2", n_layers=1, **HASHED)
     compiled = workload.run("llama_fsdp2", n_layers=1, compile_blocks=True, optimizer_fused=True, **HASHED)

@@ -22,12 +22,14 @@ def lost(workload, name, config, **changes):
     return str(caught.value)
 
 
+@pytest.mark.extended
 def test_all_reduces_after_backward_are_caught(workload, ddp_config):
     text = lost(workload, "ddp_overlap", ddp_config, enable_overlap=False)
     assert "overlap_ratio: regression: 0" in text
     assert "all_reduce exposed" in text
 
 
+@pytest.mark.extended
 def test_collectives_on_the_compute_stream_are_caught(workload, ranking_config):
     text = lost(workload, "ranking", ranking_config, one_stream=True)
     assert "overlap_ratio: regression: 0" in text

@@ -43,7 +43,14 @@ def test_all_layouts_begin_with_the_same_weights_and_train_alike(workload):
         assert result.grad_norm == pytest.approx(reference.grad_norm, rel=1e-4), layout
 
 
-@pytest.mark.parametrize("layout", ["hsdp 2x2", "fsdp 2, tp 2", "fsdp 2, cp 2"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "hsdp 2x2",
+        pytest.param("fsdp 2, tp 2", marks=pytest.mark.extended),
+        pytest.param("fsdp 2, cp 2", marks=pytest.mark.extended),
+    ],
+)
 def test_aot_eager_has_every_bit_of_fsdp2(workload, layout):
     training = TRAINING | LAYOUTS[layout] | {"param_dtype": "bfloat16", "reduce_dtype": "bfloat16"}
     eager = workload.run("llama_fsdp2", **training)
@@ -52,6 +59,7 @@ def test_aot_eager_has_every_bit_of_fsdp2(workload, layout):
     assert (traced.loss, traced.grad_norm) == (eager.loss, eager.grad_norm)
 
 
+@pytest.mark.extended
 def test_compiled_blocks_under_tensor_parallelism_train_as_eager_ones(workload):
     training = TRAINING | LAYOUTS["fsdp 2, tp 2"] | {"n_layers": 1, "steps": 2}
     eager = workload.run("llama_fsdp2", **training)

@@ -82,6 +82,7 @@ def test_loaded_by_two(workload, axes):
 """
 
 
+@pytest.mark.extended
 def test_stages_of_two_ranks_have_every_bit_of_two_ranks(pytester, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     pytester.makepyfile(test_inner=INNER)

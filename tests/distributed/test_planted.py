@@ -41,7 +41,7 @@ def suite(pytester, monkeypatch):
 
     def run(planted, *options):
         pytester.path.joinpath("planted.json").write_text(json.dumps(planted), encoding="utf-8")
-        return pytester.runpytest_subprocess("-p", "no:cacheprovider", "-n", "2", WARM, *options)
+        return pytester.runpytest_subprocess("-p", "no:cacheprovider", WARM, *options)
 
     return run
 

@@ -217,7 +217,7 @@ def assert_two_versions(found: list[dict], launcher: str) -> None:
         assert launch["metrics"] == {name: [version] * 2 for name in launch["metrics"]}
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "forkserver"])
+@pytest.mark.parametrize("launcher", [pytest.param("torchrun", marks=pytest.mark.extended), "forkserver"])
 def test_reference_runs_the_commits_code_and_the_present_harness(run, project, launcher):
     # As in our own repository, whose checkout and commit have a harness each.
     harness = project / "pytest_aorta"
@@ -246,7 +246,7 @@ def test_warm_launches_of_both_versions_run_their_own_code_all_of_it(run, projec
     assert "ImportError: the launch of HEAD has imported elsewhere from the code under test: " in said
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "forkserver"])
+@pytest.mark.parametrize("launcher", [pytest.param("torchrun", marks=pytest.mark.extended), "forkserver"])
 def test_other_environments_reference_runs_what_is_installed_there(run, project, tmp_path, launcher):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "other")], check=True, timeout=60)
     [there] = (tmp_path / "other").glob("lib/python*/site-packages")

@@ -33,6 +33,7 @@ def test_aot_eager_has_every_bit_of_fsdp2(workload, param_dtype, bucketings):
         workload.compare(traced | training, eager, steps=STEPS, label=bucketing)
 
 
+@pytest.mark.extended
 def test_micro_batches_in_buckets_by_hand_have_every_bit_of_fsdp2(workload):
     eager = {"workload": "llama_fsdp2", "reduce_every_micro_batch": True}
     traced = {"workload": "llama_simple_fsdp"} | MANUAL

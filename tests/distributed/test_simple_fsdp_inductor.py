@@ -24,6 +24,7 @@ def assert_near(result, other):
     assert result.weight_hashes != other.weight_hashes
 
 
+@pytest.mark.extended
 def test_bucketing_changes_no_bit_and_the_distance_to_eager_is_bounded(workload):
     training = TRAINING | {"steps": STEPS, "warmup": 0, "hash_every": 1}
     single = workload.run("llama_simple_fsdp", backend="inductor", bucketing="none", **training)

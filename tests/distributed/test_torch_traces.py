@@ -4,34 +4,31 @@ from __future__ import annotations
 
 import gzip
 import json
-from dataclasses import replace
-from pathlib import Path
 
-from pytest_aorta.devices import World
-from pytest_aorta.launch import launch
-from pytest_aorta.plan import LaunchPlan
-from pytest_aorta.spec import find_workload, resolve_config
-from pytest_aorta.validation import collect_result
+INNER = """
+import pytest
 
-
-def test_launch_that_profiles_nothing_by_itself_leaves_traces_and_no_overlap(tmp_path: Path):
-    spec = find_workload("fsdp", [])
-    config = {"steps": 3, "warmup": 1, "verify": 1, "layers": 1, "profile_steps": 0}
-    plan = LaunchPlan(
-        name="fsdp",
-        spec=spec,
-        config=resolve_config(spec, config),
-        script=None,
-        args=(),
-        world=World(2, "cpu"),
-        timeout_s=90.0,
-        run_dir=tmp_path / "run",
-        cwd=tmp_path,
-    )
-    plan = replace(plan, profiler="torch")
-    result = collect_result(plan, launch(plan))
+@pytest.mark.world(size=2, device="cpu")
+def test_traced(workload):
+    result = workload.run("fsdp", steps=3, warmup=1, verify=1, layers=1, profile_steps=0)
     assert (result.profiler, result.overlap, result.total_iterations) == ("torch", [], 3)
     assert not {"overlap_ratio", "exposed_comm_ms"} & set(result.metrics)
+"""
+
+
+def test_launch_that_profiles_nothing_by_itself_leaves_traces_and_no_overlap(pytester):
+    pytester.makepyfile(test_inner=INNER)
+    pytester.makeini("[pytest]\n")
+    options = ("-p", "no:cacheprovider", "--aorta-profiler=torch", "--aorta-results=results")
+    result = pytester.runpytest_subprocess(*options)
+    result.assert_outcomes(passed=1)
+    [folder] = (path.parent for path in pytester.path.glob("results/*/*/plan.json"))
+    result.stdout.fnmatch_lines(["note: test_inner::test_traced: all ranks' traces on one clock: */trace.json.gz"])
     for rank in ("0", "1"):
-        trace = json.loads(gzip.decompress((plan.run_dir / "ranks" / rank / "trace.json.gz").read_bytes()))
-        assert any("allgather" in event.get("name", "") for event in trace["traceEvents"])
+        assert any("allgather" in event.get("name", "") for event in events(folder / "ranks" / rank / "trace.json.gz"))
+    processes = {event["args"]["name"] for event in events(folder / "trace.json.gz") if event["name"] == "process_name"}
+    assert len(processes) == 2
+
+
+def events(path):
+    return json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
