@@ -44,6 +44,7 @@ def differences(first, second):
     return json.loads(ended.stdout)
 
 
+@pytest.mark.extended
 def test_shared_out_experts_begin_with_the_same_weights_and_train_alike(workload, tmp_path):
     initial, trained = {}, {}
     for layout in ("fsdp 4", "ep 2", "hsdp 2, ep 2", "cp 2, ep 4"):

@@ -21,7 +21,7 @@ MICRO_BATCHES = {"gradient_accumulation": 2, "activation_checkpointing": "select
             "float32",
             ["transformer_block"],
             id="float32 on 4 ranks",
-            marks=pytest.mark.world(size=4, device="cpu", warm=True),
+            marks=[pytest.mark.world(size=4, device="cpu", warm=True), pytest.mark.extended],
         ),
     ],
 )
