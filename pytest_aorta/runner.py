@@ -86,8 +86,8 @@ class WorkloadRunner:
             )
         self._record.used_cases.append(case)
         path = baseline_path(self._options.baselines_dir, result.platform, case)
-        compared = self._compared(case, result, None if self._options.update_baselines else path)
         facts, config = launch_facts(result), identity(result.config)
+        compared = self._compared(case, result, facts, None if self._options.update_baselines else path)
         if self._options.update_baselines:
             return self._learn(compared, config, result)
         baseline = self._stored(case, result)
@@ -109,7 +109,7 @@ class WorkloadRunner:
             baseline.case, identity(result.config), baseline, marked, priors, max_launches=len(launches)
         )
         verdicts = comparison.judge(launches)
-        self._judge(verdicts, result, launches, path, self._compared(baseline.case, result, path))
+        self._judge(verdicts, result, launches, path, self._compared(baseline.case, result, launches[-1], path))
         return verdicts
 
     @in_test
@@ -147,7 +147,8 @@ class WorkloadRunner:
             _refuse_no_variant(side, given)
         there, here = self._variant(reference, steps), self._variant(candidate, steps)
         case = f"{self._record.nodeid}::{label}"
-        compared = self._compared(case, here, None)
+        facts = launch_facts(here)
+        compared = self._compared(case, here, facts, None)
         self._keep(compared.reference, there)
         rows: tuple[Verdict, ...] = ()
         if steps is not None:
@@ -155,7 +156,7 @@ class WorkloadRunner:
             self._judge_steps(Verdicts(case, rows), here, there, steps, locate)
             if not by_launch:
                 return Verdicts(case, rows)
-        candidates, references = [launch_facts(here)], [launch_facts(there)]
+        candidates, references = [facts], [launch_facts(there)]
         priors = platform_priors(self._options.baselines_dir, here.platform, here.device, case)
         comparison = PairedComparison(case, self._spec.tolerances, priors, by_launch, self._options.max_pairs)
         again = (
@@ -256,11 +257,11 @@ class WorkloadRunner:
         self._record.detection[case] = detection_lines(stored, marked, priors, options.max_launches)
         return verdicts
 
-    def _compared(self, case: str, result: WorkloadResult, baseline: Path | None) -> Compared:
+    def _compared(self, case: str, result: WorkloadResult, facts: LaunchFacts, baseline: Path | None) -> Compared:
         compared = Compared(case, baseline=None if baseline is None else str(baseline))
         self._record.compared.append(compared)
         self._keep(compared.candidate, result)
-        compared.measured = measured_values([launch_facts(result)])
+        compared.measured = measured_values([facts])
         return compared
 
     def _keep(self, folders: list[str], result: WorkloadResult) -> None:
