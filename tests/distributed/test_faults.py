@@ -17,6 +17,7 @@ from pytest_aorta.claims import FOLDER_VARIABLE
 from pytest_aorta.devices import World
 from pytest_aorta.diagnosis import launch_failure
 from pytest_aorta.errors import ResultError
+from pytest_aorta.evidence import read_evidence
 from pytest_aorta.launch import LaunchOutcome, launch
 from pytest_aorta.leases import holders
 from pytest_aorta.plan import LaunchPlan, Limits
@@ -25,8 +26,8 @@ from pytest_aorta.validation import collect_result
 
 WORKLOADS = Path(__file__).parent / "workloads"
 SHORT = Limits(error_grace_s=2, straggler_s=3, output_cap_bytes=32 << 20)
-# Starting two ranks on two shared cores takes this long at the very most.
-START_S = 40.0
+# Starting two ranks takes this long at the very most, on two cores that others use too.
+START_S = 150.0
 
 # kind -> class, first failing rank, a part of the text
 MATRIX = {
@@ -42,7 +43,7 @@ MATRIX = {
     "many_lines": ("output cap", 1, "logs over 32 MiB, rank 1 wrote most"),
     "done_alone": ("hang elsewhere", 1, "a rank was done for 3 s and others were not"),
 }
-# These end at the time limit, which leaves time to start.
+# These end at the time limit.
 HANGS = {
     "absent": ("hang in collective", 1, "rank 0 wait for rank 1"),
     "spin": ("hang in collective", 1, "spin ("),
@@ -50,10 +51,12 @@ HANGS = {
     "deaf": ("hang in collective", 1, "deaf ("),
     "grandchildren": ("hang in collective", 1, "grandchildren ("),
 }
-HANG_LIMIT_S = 12.0
+# Time to reach the fault: as long as quiet cores need, twice that where they were not quiet, and so on.
+HANG_LIMITS_S = (12.0, 24.0, 48.0, 96.0)
 
 
 def make_plan(folder: Path, kind: str, timeout_s: float = START_S) -> LaunchPlan:
+    folder.mkdir(exist_ok=True)
     spec = find_workload("faulty", [WORKLOADS])
     return LaunchPlan(
         name="faulty",
@@ -106,7 +109,11 @@ def test_fault_is_classed_with_its_rank_and_leaves_no_process(tmp_path, kind):
 @pytest.mark.parametrize("kind", HANGS)
 def test_hang_ends_at_the_time_limit_and_names_the_rank_that_is_missing(tmp_path, kind):
     expected_kind, rank, part = HANGS[kind]
-    failure = failed(make_plan(tmp_path, kind, HANG_LIMIT_S), HANG_LIMIT_S + 15)
+    for limit_s in HANG_LIMITS_S:
+        plan = make_plan(tmp_path / f"{limit_s:g}", kind, limit_s)
+        failure = failed(plan, limit_s + 15)
+        if all(rank.steps > 1 for rank in read_evidence(plan)):
+            break
     assert (failure.kind, failure.rank) == (expected_kind, rank), failure.text
     assert part in failure.text
 
@@ -166,9 +173,9 @@ def test_pytest_that_is_ended_takes_its_ranks_and_leases_with_it(tmp_path, monke
     await_true(lambda: len(list(results.glob("*/*/ranks/*/pid"))) == 2)
     assert len(holders()) == 1
     process.send_signal(number)
-    process.communicate(timeout=30)
+    process.communicate(timeout=60)
     assert process.returncode != 0
-    await_true(lambda: mentioning(str(results)) == [], limit_s=15)
+    await_true(lambda: mentioning(str(results)) == [], limit_s=60)
     assert holders() == []
 
 
@@ -198,7 +205,7 @@ def test_worker_of_xdist_that_is_killed_takes_its_ranks_and_leases_with_it(tmp_p
     os.kill(int((tmp_path / "worker").read_text()), signal.SIGKILL)
     output = process.communicate(timeout=60)[0].decode()
     assert "crashed" in output
-    await_true(lambda: mentioning(str(results)) == [], limit_s=15)
+    await_true(lambda: mentioning(str(results)) == [], limit_s=60)
     assert holders() == []
 
 

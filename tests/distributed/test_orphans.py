@@ -37,4 +37,4 @@ def test_rank_whose_guard_is_killed_while_python_starts_ends_by_itself(tmp_path)
     os.kill(parent_of(int(started.read_text().split()[0])), signal.SIGKILL)
     launching.join(START_S)
     assert [outcome.reason for outcome in outcomes] == ["guard_lost"]
-    await_true(lambda: mentioning(str(plan.run_dir)) == [], limit_s=5)
+    await_true(lambda: mentioning(str(plan.run_dir)) == [], limit_s=30)

@@ -25,7 +25,7 @@ from pytest_aorta.spec import find_workload, resolve_config
 from pytest_aorta.validation import collect_result
 from pytest_aorta.warm import ForkServers
 
-GONE_S = 10.0
+GONE_S = 40.0
 CONFIGS = {
     "fsdp": {"steps": 3, "warmup": 1, "verify": 2, "optimizer": "sgd"},
     "llama_fsdp2": {"steps": 3, "warmup": 1},

@@ -73,4 +73,4 @@ def test_ranks_under_a_wrapper_end_with_a_guard_that_is_killed(tmp_path, environ
     os.kill(guard, signal.SIGKILL)
     launching.join(START_S)
     assert [outcome.reason for outcome in outcomes] == ["guard_lost"]
-    await_true(lambda: mentioning(str(plan.run_dir)) == [], limit_s=5)
+    await_true(lambda: mentioning(str(plan.run_dir)) == [], limit_s=30)
