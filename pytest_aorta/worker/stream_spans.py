@@ -15,11 +15,14 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol, TypeAlias
 
 import torch
+import torch.distributed as dist
 
-from pytest_aorta.intervals import Intervals, union
-from pytest_aorta.overlap import OverlapCapture, overlap_of
+from pytest_aorta.intervals import Intervals, difference, union
+from pytest_aorta.overlap import COMPUTE, OverlapCapture, overlap_of
 
 _NS_PER_MS = 1e6
+# No lane of a capture: it is taken from compute.
+_WAITING = "waiting"
 # What most spans are: one for all.
 _NOTHING = nullcontext()
 
@@ -50,6 +53,12 @@ class StreamSpans:
         self._steps: dict[int, tuple[_Moment, _Moment]] = {}
         self._spans: dict[int, list[tuple[str, _Moment, _Moment]]] = defaultdict(list)
         self._number = 0
+        self._resume: Callable[[], None] = _do_nothing
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether this step's spans are recorded: for what would do more than one comparison to find out."""
+        return self._is_recording
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
@@ -62,6 +71,7 @@ class StreamSpans:
         try:
             yield
         finally:
+            self.resume()
             self._is_recording = False
         self._steps[number] = begin, self._now()
 
@@ -71,9 +81,16 @@ class StreamSpans:
 
     @contextmanager
     def _recorded(self, name: str) -> Iterator[None]:
-        begin = self._now()
+        end = self.begin(name)
         yield
-        self._add(name, begin)
+        end()
+
+    def begin(self, name: str) -> Callable[[], None]:
+        """Begin a span; what is returned ends it, on the stream or in the thread that it is called on."""
+        if not self._is_recording:
+            return _do_nothing
+        begin, spans = self._now(), self._spans[self._number]
+        return lambda: spans.append((name, begin, self._now()))
 
     def around(self, name: str, transfer: Transfer) -> Transfer:
         """``transfer`` with a span around it; on CPU an asynchronous one's ends where it was waited for."""
@@ -81,14 +98,24 @@ class StreamSpans:
         def run(asynchronous: bool) -> Handle | None:
             if not self._is_recording:
                 return transfer(asynchronous)
-            begin, number = self._now(), self._number
+            end = self.begin(name)
             handle = transfer(asynchronous)
             if handle is not None and not self._on_device:
-                return _Waited(handle, lambda: self._add(name, begin, number))
-            self._add(name, begin)
+                return _Waited(handle, end)
+            end()
             return handle
 
         return run
+
+    def hold(self) -> None:
+        """From here to :meth:`resume` the current stream may wait for others: within a span of compute, but none."""
+        if self._is_recording and self._resume is _do_nothing:
+            self._resume = self.begin(_WAITING)
+
+    def resume(self) -> None:
+        """The current stream has compute again; without :meth:`hold` before it, nothing happens."""
+        self._resume()
+        self._resume = _do_nothing
 
     def captures(self) -> dict[int, OverlapCapture]:
         """Each recorded step's overlap and timeline by number. Waits for the device."""
@@ -103,6 +130,9 @@ class StreamSpans:
             begin_ns, end_ns = (_since_ns(origin, moment) for moment in moments)
             rows[name].append((begin_ns, end_ns))
         lanes: dict[str, Intervals] = {name: union(spans) for name, spans in rows.items()}
+        waiting = lanes.pop(_WAITING, union())
+        if COMPUTE in lanes:
+            lanes[COMPUTE] = difference(lanes[COMPUTE], waiting)
         return overlap_of(lanes, [(0, max(1, _since_ns(origin, end)))])
 
     def _now(self) -> _Moment:
@@ -112,21 +142,24 @@ class StreamSpans:
         event.record()
         return event
 
-    def _add(self, name: str, begin: _Moment, number: int | None = None) -> None:
-        self._spans[self._number if number is None else number].append((name, begin, self._now()))
 
+class _Waited(dist.Work):
+    """In the place of ``handle``; FSDP2 waits for nothing that is no ``Work``."""
 
-class _Waited:
     def __init__(self, handle: Handle, on_end: Callable[[], None]) -> None:
+        super().__init__()
         self._handle, self._on_end = handle, on_end
-        self._is_open = True
 
-    def wait(self) -> None:
+    def wait(self, *_timeout: object) -> bool:
         """Wait; the first time ends the span."""
         self._handle.wait()
-        if self._is_open:
-            self._is_open = False
-            self._on_end()
+        on_end, self._on_end = self._on_end, _do_nothing
+        on_end()
+        return True
+
+
+def _do_nothing() -> None:
+    pass
 
 
 def _since_ns(origin: _Moment, moment: _Moment) -> int:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from pytest_aorta.launching import DistributedWorld
+from pytest_aorta.result import WorkloadResult
 
 FSDP = {
     "cpu": {"steps": 20, "warmup": 3, "verify": 3},
@@ -101,3 +104,18 @@ def ddp_config(distributed_world: DistributedWorld) -> dict[str, Any]:
 def copy_config(distributed_world: DistributedWorld) -> dict[str, Any]:
     """Config of `copy_compute`, likewise."""
     return dict(COPY[distributed_world.device])
+
+
+@pytest.fixture
+def captured_steps(distributed_world: DistributedWorld) -> Callable[[WorkloadResult], list[list[dict[str, Any]]]]:
+    """Reads, for each rank of a launch, the lines of its telemetry that have spans."""
+
+    def read(result: WorkloadResult) -> list[list[dict[str, Any]]]:
+        folder = distributed_world.folder(result)
+        assert folder is not None
+        texts = [(folder / "ranks" / str(rank) / "telemetry.jsonl").read_text() for rank in range(result.world_size)]
+        lines = [[json.loads(line) for line in text.splitlines()] for text in texts]
+        assert {len(steps) for steps in lines} == {result.total_iterations}
+        return [[step for step in steps if "stream_ms" in step] for steps in lines]
+
+    return read

@@ -19,6 +19,7 @@ TRAINING = {
     "warmup": 0,
     "hash_every": 1,
     "profile_steps": 0,
+    "span_every": STEPS - 1,
     "dim": 32,
     "n_layers": 2,
     "ffn_hidden": 64,
@@ -29,7 +30,7 @@ STRESSED = {"bucket_cap_mb": 0.02, "overlap_reduce_scatter": True, "static_graph
 LATE = {"enable_overlap": False, "gradient_as_bucket_view": False, "h2d_prefetch": False}
 
 
-def test_overlap_changes_no_bit_of_any_step(workload):
+def test_overlap_changes_no_bit_of_any_step(workload, captured_steps):
     reference = workload.run("ranking", environment={"NCCL_ALGO": "Ring"}, **TRAINING)
     assert reference.environment["NCCL_ALGO"] == "Ring"
     assert all(math.isfinite(value) for value in (*reference.loss, *reference.grad_norm))
@@ -48,6 +49,7 @@ def test_overlap_changes_no_bit_of_any_step(workload):
     hashes = {name: result.weight_hashes for name, result in others.items()}
     assert hashes == dict.fromkeys(others, reference.weight_hashes)
     _assert_collectives(others)
+    _assert_spans(captured_steps, others | {"reference": reference})
 
 
 def _assert_collectives(others):
@@ -62,9 +64,33 @@ def _assert_collectives(others):
     assert counts["beside backward"][0] == counts["beside backward"][1] > 2
 
 
+def _assert_spans(captured_steps, results):
+    """Every collective has its lane, and what runs beside compute is hidden; one bucket is there when compute ends."""
+    reduced = {"all_reduce", "reduce_scatter"}
+    lanes = {
+        "reference": {"all_gather", *reduced},
+        "serial": {"all_gather", *reduced},
+        "beside backward": reduced,
+        "after backward": reduced,
+        "one bucket": {"all_reduce"},
+    }
+    for name, expected in lanes.items():
+        for steps in captured_steps(results[name]):
+            # DDP makes its buckets in the first step.
+            first, step = steps
+            assert first["step"] == 0
+            assert set(step["stream_ms"]) == {"compute", "copy", *expected}
+            assert min(step["stream_ms"].values()) > 0
+            assert 0 < step["utilisation"] <= 1
+            assert {"loss", "grad_norm", "lr"} < set(step)
+            edges_ms = [edge for rows in step["segments"].values() for row in rows for edge in row]
+            assert 0 <= min(edges_ms) < max(edges_ms) <= step["step_time_ms"] + 0.001
+            assert (step["hidden_comm_ms"] > 0) is (name in ("reference", "beside backward"))
+
+
 def test_accumulated_and_compiled_training_is_the_same_under_fsdp2_and_ddp(workload):
     compiled = {"enabled": True, "backend": "aot_eager"}
-    training = TRAINING | {"steps": 2, "gradient_accumulation": 2, "compile": compiled}
+    training = TRAINING | {"steps": 2, "gradient_accumulation": 2, "span_every": 1, "compile": compiled}
     sharded, replicated = workload.run("ranking", **training), workload.run("ddp_overlap", **training)
     assert sharded.weight_hashes == replicated.weight_hashes
     assert sharded.loss == replicated.loss

@@ -9,6 +9,8 @@ import torch
 from aorta_workloads.copy_compute.copies import KINDS, Copy
 from aorta_workloads.copy_compute.lanes import ThreadLane
 
+from pytest_aorta.worker import StreamSpans
+
 CPU = torch.device("cpu")
 NUMEL = 2**18
 
@@ -68,3 +70,17 @@ def test_what_goes_wrong_in_the_thread_is_raised_where_it_is_waited_for():
     ticket = ThreadLane().submit(lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         ticket.wait()
+
+
+def test_span_of_a_copy_is_that_of_its_thread():
+    spans, lane, may_go = StreamSpans(CPU, every=1), ThreadLane(), threading.Event()
+    with spans.step(0):
+        blocked = lane.submit(lambda _: may_go.wait(10))
+        ticket = lane.submit(spans.around("copy", Copy.allocate("h2d", 1, CPU).transfer))
+        with spans.span("compute"):
+            torch.ones(2**20).sum()
+        may_go.set()
+        blocked.wait()
+        ticket.wait()
+    timeline = spans.captures()[0].timeline
+    assert timeline["copy"][0][0] > timeline["compute"][0][1]

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 from aorta_workloads.common.compiling import CompileSettings
-from aorta_workloads.fsdp.lanes import InlineLane, Lane, Ticket
+from aorta_workloads.fsdp.lanes import InlineLane
 from aorta_workloads.ranking.data import InputFeed, make_batch, uniform
 from aorta_workloads.ranking.model import RankingConfig, RankingModel, initialize
 from aorta_workloads.ranking.replicated import GradientSum
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+
+from pytest_aorta.worker import StreamSpans
 
 CPU = torch.device("cpu")
 SIZES = {"num_dense": 3, "num_tables": 4, "rows_per_table": 50, "bag_size": 2}
@@ -105,46 +108,47 @@ def test_heads_that_do_not_divide_the_width_are_told():
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_feed_hands_out_the_hosts_batches_in_turn(ahead):
     batches = [make_batch(config(), number, 0, 1) for number in range(3)]
-    feed = InputFeed(batches, CPU, InlineLane(), ahead)
+    spans = StreamSpans(CPU, every=1)
+    feed = InputFeed(batches, CPU, InlineLane(), ahead, spans)
     for step in range(7):
-        taken, expected = feed.take(step), batches[step % 3]
+        with spans.step(step):
+            taken = feed.take(step)
+        expected = batches[step % 3]
         assert all(torch.equal(a, b) for a, b in zip(taken.tensors, expected.tensors, strict=True))
+    # The first step also has the copies that the others have ahead.
+    assert [len(capture.timeline["copy"]) for capture in spans.captures().values()] == [1 + ahead] + [1] * 6
 
 
-class DoublingLane(Lane):
-    """Stands for a world of two ranks with equal gradients."""
+class CountingLane(InlineLane):
+    """In line, and counted."""
 
-    def __init__(self, sums):
-        self.sums = sums
+    def __init__(self):
+        self.num_submitted = 0
 
     def submit(self, transfer):
-        self.sums.append(transfer)
-        return DoubledTicket(transfer.__closure__)
+        self.num_submitted += 1
+        return super().submit(transfer)
 
 
-class DoubledTicket(Ticket):
-    def __init__(self, closure):
-        (self.flat,) = (cell.cell_contents for cell in closure)
-
-    def wait(self):
-        self.flat *= 2
-
-
-def test_gradients_of_a_replicated_module_are_summed_once_a_step_as_one_message():
-    module, sums = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)), []
-    gradients = GradientSum(module, DoublingLane(sums))
-    for is_last in (False, True):
-        gradients.enabled = is_last
-        module(torch.ones(1, 3)).sum().backward()
+def test_gradients_of_a_replicated_module_are_summed_once_a_step_as_one_message(monkeypatch):
+    # As in a world of two ranks with equal gradients.
+    monkeypatch.setattr(dist, "all_reduce", lambda flat, **_: None if flat.mul_(2) is flat else flat)
+    module, lane, spans = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)), CountingLane(), StreamSpans(CPU, every=1)
+    gradients = GradientSum(module, lane, spans)
+    with spans.step(0):
+        for is_last in (False, True):
+            gradients.enabled = is_last
+            module(torch.ones(1, 3)).sum().backward()
     alone = [parameter.grad.clone() for parameter in module.parameters()]
-    assert len(sums) == 1
+    assert lane.num_submitted == 1
+    assert [lane for lane, rows in spans.captures()[0].timeline.items() if len(rows) == 1] == ["all_reduce"]
     gradients.finish()
     for parameter, local in zip(module.parameters(), alone, strict=True):
         assert torch.equal(parameter.grad, 2 * local)
 
 
 def test_gradients_that_backward_did_not_make_are_an_error():
-    gradients = GradientSum(nn.Linear(2, 2), DoublingLane([]))
+    gradients = GradientSum(nn.Linear(2, 2), CountingLane(), StreamSpans(CPU, every=0))
     with pytest.raises(RuntimeError, match="backward has not made all of them"):
         gradients.finish()
 

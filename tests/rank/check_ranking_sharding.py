@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
+from aorta_workloads.common.compiling import CompileSettings
 from aorta_workloads.ranking import sharding
 from aorta_workloads.ranking.data import make_batch
 from aorta_workloads.ranking.model import RankingConfig, RankingModel, initialize
 from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from pytest_aorta.worker import Delay, StreamSpans
 
 CPU = torch.device("cpu")
 CONFIG = {
@@ -29,6 +32,7 @@ CONFIG = {
     "forward_prefetch": 0,
     "backward_prefetch": 0,
     "one_stream": False,
+    "span_every": 0,
 }
 
 
@@ -39,21 +43,34 @@ def world_of_two():
     dist.destroy_process_group()
 
 
-class Done(dist.distributed_c10d.Work):
+class Late(dist.distributed_c10d.Work):
+    """An all-gather that takes as long as it is waited for."""
+
+    def __init__(self, wait):
+        super().__init__()
+        self.on_wait = wait
+
     def wait(self, *_):
+        self.on_wait()
         return True
 
 
 @pytest.fixture
-def events(monkeypatch):
+def wait():
+    return Delay(CPU, 0)
+
+
+@pytest.fixture
+def events(monkeypatch, wait):
     """What happens, in order: "gather", and the name of each unit whose forward begins."""
     found = []
 
     def gather(output, own, _group, *, async_op):
-        found.append("gather")
+        # Where it is not asynchronous, FSDP2 waits for it at once.
+        found.append("gather" if async_op else "wait")
         # Both ranks hold what this one holds.
         output.view(2, -1).copy_(own.clone())
-        return Done() if async_op else None
+        return Late(wait) if async_op else wait()
 
     monkeypatch.setattr(sharding, "all_gather", gather)
     return found
@@ -63,7 +80,7 @@ def train(events, **changes):
     config = CONFIG | changes
     model = RankingModel(RankingConfig.from_config(config))
     initialize(model, 0)
-    sharding.shard(model, config, CPU)
+    sharding.shard(model, config, CPU, StreamSpans(CPU, every=0))
     for name, unit in [("tables", model.tables), *((f"block {n}", block) for n, block in enumerate(model.blocks))]:
         unit.register_forward_hook(lambda *_, name=name: events.append(name))
     batch = make_batch(config, 0, 0, 2)
@@ -96,13 +113,40 @@ def test_units_that_are_not_resharded_are_gathered_once_a_step(events, reshard, 
     assert train(events, reshard_after_forward=reshard).count("gather") == count
 
 
-def test_in_one_stream_cpu_ranks_use_fsdp2s_own_collectives(events):
-    assert "gather" not in train(events, one_stream=True)
+def test_in_one_stream_cpu_ranks_wait_for_each_gather_at_once(events):
+    gathers = train(events, one_stream=True)
+    assert "gather" not in gathers
+    assert gathers.count("wait") == 8
 
 
 def test_tower_and_head_are_replicated_and_all_else_is_sharded(events):
     model = RankingModel(RankingConfig.from_config(CONFIG))
-    sharding.shard(model, CONFIG, CPU)
+    sharding.shard(model, CONFIG, CPU, StreamSpans(CPU, every=0))
     plain = {name.split(".")[0] for name, p in model.named_parameters() if not hasattr(p, "placements")}
     sharded = {name.split(".")[0] for name, p in model.named_parameters() if hasattr(p, "placements")}
     assert (plain, sharded) == ({"dense_tower", "head"}, {"tables", "blocks"})
+
+
+# Dynamo looks, and hides the warning from those who only see it.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("wait", [Delay(CPU, 20)])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_fsdp2_waits_for_is_no_compute(events, compiled):
+    model, spans = RankingModel(RankingConfig.from_config(CONFIG)), StreamSpans(CPU, every=2)
+    initialize(model, 0)
+    CompileSettings(enabled=compiled, backend="eager").apply(model.blocks)
+    sharding.shard(model, CONFIG | {"span_every": 2, "forward_prefetch": 1}, CPU, spans)
+    batch = make_batch(CONFIG, 0, 0, 2)
+    for number in range(3):
+        with spans.step(number), spans.span("compute"):
+            model(batch.dense[0], batch.rows[0]).sum().backward()
+            spans.resume()
+    captures = spans.captures()
+    assert list(captures) == [0, 2]
+    for capture in captures.values():
+        (step,) = capture.steps
+        assert set(capture.timeline) == {"compute", "all_gather", "reduce_scatter"}
+        assert step.exposed_comm_ms > 8 * 20
+        # FSDP2 reduces on this thread.
+        assert step.collectives["reduce_scatter"].hidden_ms == 0
+        assert 0 < step.compute_ms <= step.step_ms - 8 * 20

@@ -70,6 +70,31 @@ def test_second_wait_does_not_lengthen_a_span():
     assert step.comm_ms < 30 <= step.step_ms
 
 
+def test_what_a_stream_waits_for_is_no_compute_and_a_second_hold_is_none():
+    spans, busy = StreamSpans(CPU, every=2), Delay(CPU, 10)
+    for number in range(3):
+        with spans.step(number), spans.span("compute"):
+            busy()
+            spans.hold()
+            busy()
+            spans.hold()
+            with spans.span("all_gather"):
+                busy()
+            spans.resume()
+            busy()
+            spans.resume()
+            # What is still held at a step's end is held until then.
+            spans.hold()
+            busy()
+    captures = spans.captures()
+    assert list(captures) == [0, 2]
+    for capture in captures.values():
+        (step,) = capture.steps
+        assert len(capture.timeline["compute"]) == 2
+        assert step.hidden_comm_ms == 0
+        assert 20 <= step.compute_ms <= step.step_ms - 30
+
+
 @pytest.mark.parametrize(("every", "recorded"), [(0, []), (1, [0, 1, 2, 3, 4, 5]), (4, [0, 4]), (10, [0])])
 def test_spans_are_of_every_so_many_th_step(every, recorded):
     spans = StreamSpans(CPU, every)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from statistics import fmean
 
@@ -14,6 +15,8 @@ from pytest_aorta.worker import (
     RankEnv,
     RankResult,
     StepTimer,
+    StreamSpans,
+    Telemetry,
     Workload,
     capture_overlap,
     environment_facts,
@@ -45,6 +48,7 @@ class CopyComputeWorkload(Workload):
         env = RankEnv.read()
         self._rank = env.rank
         self._device = env.join("copy_compute", min_world_size=self.min_world_size)
+        self._spans = StreamSpans(self._device, self.config["span_every"])
         self._make_lanes()
         self._make_matrices()
         # In an order that changes from round to round, so that none always comes after the same.
@@ -81,11 +85,15 @@ class CopyComputeWorkload(Workload):
         # Without communication its metrics say nothing.
         return replace(result, overlap=capture.steps, timeline=capture.timeline)
 
+    def telemetry(self) -> Telemetry:
+        """What streams did in every so many-th run of both at once, which are the steps."""
+        return Telemetry(captures=self._spans.captures())
+
     def cleanup(self) -> None:
         """Leave the process group and free matrices and copies."""
         if dist.is_initialized():
             dist.destroy_process_group()
-        for name in ("_variants", "_copies", "_lanes", "_left", "_right", "_product"):
+        for name in ("_variants", "_copies", "_lanes", "_left", "_right", "_product", "_spans"):
             self.__dict__.pop(name, None)
 
     def _make_lanes(self) -> None:
@@ -118,8 +126,9 @@ class CopyComputeWorkload(Workload):
         self._product = torch.empty_like(self._left)
 
     def _compute(self) -> None:
-        for _ in range(self.config["gemms"]):
-            torch.mm(self._left, self._right, out=self._product)
+        with self._spans.span("compute"):
+            for _ in range(self.config["gemms"]):
+                torch.mm(self._left, self._right, out=self._product)
 
     def _copy(self) -> None:
         for copy in self._copies:
@@ -130,7 +139,10 @@ class CopyComputeWorkload(Workload):
         self._copy()
 
     def _overlapped(self) -> None:
-        tickets = [lane.submit(copy.transfer) for lane, copy in zip(self._lanes, self._copies, strict=True)]
+        tickets = [
+            lane.submit(self._spans.around("copy", copy.transfer))
+            for lane, copy in zip(self._lanes, self._copies, strict=True)
+        ]
         self._compute()
         for ticket in tickets:
             ticket.wait()
@@ -146,7 +158,8 @@ class CopyComputeWorkload(Workload):
 
         def run_round(number: int, timer: StepTimer) -> None:
             for variant in self._order(number):
-                with timer.step():
+                is_step = variant == "overlapped"
+                with timer.step(), self._spans.step(number) if is_step else nullcontext():
                     self._variants[variant]()
                 order.append(variant)
 

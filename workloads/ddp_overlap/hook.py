@@ -9,6 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from pytest_aorta.worker import StreamSpans
+from pytest_aorta.worker.stream_spans import Handle
+
 from ..common.collectives import reduce_scatter
 
 
@@ -27,9 +30,16 @@ class BucketReduction:
     On CUDA an all-reduce beside backward runs on a stream of high priority, on CPU in gloo's threads.
     """
 
-    def __init__(self, device: torch.device, *, overlap: bool, stress: ReduceScatterStress | None) -> None:
-        """``overlap``: beside backward; else :meth:`finish` runs the same collectives on the compute stream."""
+    def __init__(
+        self, device: torch.device, spans: StreamSpans, *, overlap: bool, stress: ReduceScatterStress | None
+    ) -> None:
+        """``overlap``: beside backward; else :meth:`finish` runs the same collectives on the compute stream.
+
+        ``spans`` are held from the last bucket on, when DDP has compute wait for the sums, until who called backward
+        resumes them.
+        """
         self._device = device
+        self._spans = spans
         self._overlap = overlap
         self._stress = stress
         # High priority: a collective's few blocks would otherwise queue behind a GEMM's many.
@@ -43,6 +53,8 @@ class BucketReduction:
         """Answer DDP, which has filled ``bucket``, a ``dist.GradBucket``, with what will be the gradients."""
         buffer = bucket.buffer()
         self._num_started += 1
+        if bucket.is_last():
+            self._spans.hold()
         if not self._overlap:
             # DDP takes the sums of this rank alone for the gradients, until finish().
             self._held.append(_Bucket(buffer, bucket.parameters(), bucket.gradients()))
@@ -50,12 +62,11 @@ class BucketReduction:
         if self._stress is not None:
             self._stress.start(buffer)
         if self._stream is None:
-            work = dist.all_reduce(buffer, async_op=True)
-            reduced: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda ended: ended.value()[0])
-            return reduced
+            return self._in_gloo(buffer)
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            dist.all_reduce(buffer)
+            with self._spans.span("all_reduce"):
+                dist.all_reduce(buffer)
             # DDP's wait for it makes the compute stream wait for this one.
             return self._done(buffer)
 
@@ -64,7 +75,8 @@ class BucketReduction:
         for bucket in self._held:
             if self._stress is not None:
                 self._stress.start(bucket.buffer)
-            dist.all_reduce(bucket.buffer)
+            with self._spans.span("all_reduce"):
+                dist.all_reduce(bucket.buffer)
             for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
                 assert parameter.grad is not None
                 # With gradient_as_bucket_view they are one.
@@ -74,6 +86,16 @@ class BucketReduction:
         self.num_in_last_step, self._num_started = self._num_started, 0
         if self._stress is not None:
             self._stress.finish()
+
+    def _in_gloo(self, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        end_span = self._spans.begin("all_reduce")
+
+        def end(ended: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+            end_span()
+            return ended.value()[0]
+
+        reduced: torch.futures.Future[torch.Tensor] = dist.all_reduce(buffer, async_op=True).get_future().then(end)
+        return reduced
 
     def _done(self, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         devices: list[int | str | torch.device] | None = [self._device] if self._device.type == "cuda" else None
@@ -85,13 +107,14 @@ class BucketReduction:
 class ReduceScatterStress:
     """Reduce-scatters of the buckets on a stream and a process group of their own; what they give is thrown away."""
 
-    def __init__(self, device: torch.device, *, clone: bool, beside: bool) -> None:
+    def __init__(self, device: torch.device, spans: StreamSpans, *, clone: bool, beside: bool) -> None:
         """``clone``: of a copy, since the bucket's all-reduce writes it in place; ``beside``: beside compute."""
+        self._spans = spans
         self._clone = clone
         self._beside = beside
         self._group = dist.new_group()
         self._stream = torch.cuda.Stream(device, priority=-1) if beside and device.type == "cuda" else None
-        self._works: list[dist.Work] = []
+        self._works: list[Handle] = []
         # Kept from the allocator, which knows nothing of this stream, until compute has waited for it.
         self._in_flight: list[torch.Tensor] = []
         self._num_started = 0
@@ -105,13 +128,18 @@ class ReduceScatterStress:
         target = buffer.new_empty(size)
         self._num_started += 1
         self._in_flight += [source, target]
+
+        def scatter(asynchronous: bool) -> Handle | None:
+            return reduce_scatter(target, source, group=self._group, async_op=asynchronous)
+
+        transfer = self._spans.around("reduce_scatter", scatter)
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._stream):
-                reduce_scatter(target, source, group=self._group)
+                transfer(False)
         else:
             on_cpu = buffer.device.type == "cpu"
-            work = reduce_scatter(target, source, group=self._group, async_op=self._beside and on_cpu)
+            work = transfer(self._beside and on_cpu)
             if work is not None:
                 self._works.append(work)
 

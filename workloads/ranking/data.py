@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from pytest_aorta.worker import StreamSpans
 from pytest_aorta.worker.stream_spans import Transfer
 
 from ..common.seeding import seed_of
@@ -87,11 +88,12 @@ class InputFeed:
     The host's batches are used in turn, so that a long run needs no more memory than a short one.
     """
 
-    def __init__(self, batches: list[Batch], device: torch.device, lane: Lane, ahead: int) -> None:
+    def __init__(self, batches: list[Batch], device: torch.device, lane: Lane, ahead: int, spans: StreamSpans) -> None:
         self._host = [batch.pinned() for batch in batches] if device.type == "cuda" else batches
         self._places = [batches[0].empty_on(device) for _ in range(ahead + 1)]
         self._copies = ReadAhead(lane, ahead, self._copy)
         self._ahead = ahead
+        self._spans = spans
 
     def take(self, step: int) -> Batch:
         """The batch of ``step``, valid until the next is taken; steps count from 0."""
@@ -105,7 +107,7 @@ class InputFeed:
             for ours, theirs in zip(target.tensors, source.tensors, strict=True):
                 ours.copy_(theirs, non_blocking=True)
 
-        return copy
+        return self._spans.around("copy", copy)
 
 
 def _shifted(numbers: torch.Tensor, bits: int) -> torch.Tensor:

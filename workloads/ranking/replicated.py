@@ -6,6 +6,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from pytest_aorta.worker import StreamSpans
+
 from ..fsdp.lanes import InlineLane, Lane, Ticket
 
 
@@ -15,8 +17,9 @@ class GradientSum:
     Without a lane :meth:`finish` does it, in line.
     """
 
-    def __init__(self, module: nn.Module, lane: Lane | None) -> None:
+    def __init__(self, module: nn.Module, lane: Lane | None, spans: StreamSpans) -> None:
         """``module`` is used in every backward pass, whole."""
+        self._spans = spans
         self._parameters = list(module.parameters())
         self._lane = lane
         self._num_ready = 0
@@ -47,4 +50,5 @@ class GradientSum:
     def _start(self, lane: Lane) -> None:
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         flat = self._flat = torch.cat([gradient.flatten() for gradient in gradients])
-        self._ticket = lane.submit(lambda asynchronous: dist.all_reduce(flat, async_op=asynchronous))
+        reduce = self._spans.around("all_reduce", lambda asynchronous: dist.all_reduce(flat, async_op=asynchronous))
+        self._ticket = lane.submit(reduce)

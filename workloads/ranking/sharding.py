@@ -10,16 +10,18 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from pytest_aorta.worker import StreamSpans
 from pytest_aorta.worker.stream_spans import Handle, Transfer
 
 from ..common.collectives import all_gather, reduce_scatter
 from ..common.fsdp2 import prefetch, sum_gradients
 from .model import RankingModel
+from .waits import hold_where_it_waits
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def shard(model: RankingModel, config: Mapping[str, Any], device: torch.device) -> FSDPModule:
+def shard(model: RankingModel, config: Mapping[str, Any], device: torch.device, spans: StreamSpans) -> FSDPModule:
     """Shard the tables and each block over all ranks; the tower and the head stay replicated."""
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     policy = MixedPrecisionPolicy(
@@ -37,28 +39,38 @@ def shard(model: RankingModel, config: Mapping[str, Any], device: torch.device) 
     root: FSDPModule = fully_shard(model, mesh=mesh, ignored_params=replicated)
     sum_gradients(model)
     prefetch(units, config["forward_prefetch"], config["backward_prefetch"])
-    _place_collectives(units, device, one_stream=config["one_stream"])
+    _place_collectives(units, device, spans, one_stream=config["one_stream"])
+    if config["span_every"]:
+        for unit in units:
+            hold_where_it_waits(unit, spans)
     return root
 
 
-def _place_collectives(units: Sequence[FSDPModule], device: torch.device, *, one_stream: bool) -> None:
-    """Leave FSDP2's own streams on CUDA, or move its collectives to the compute stream.
+def _place_collectives(
+    units: Sequence[FSDPModule], device: torch.device, spans: StreamSpans, *, one_stream: bool
+) -> None:
+    """Leave FSDP2's collectives on its own streams on CUDA, or move them to the compute stream.
 
     On CPU ranks FSDP2 waits for each collective at once; an all-gather that hands back its work is waited for
     where its parameters are used.
     """
+    gather = scatter = _at_once
     if device.type == "cpu" and not one_stream:
-        for unit in units:
-            unit.set_custom_all_gather(_Gather(_as_work))  # type: ignore[arg-type]
+        gather = _as_work
     elif device.type == "cuda" and one_stream:
-        run = _InLine(torch.cuda.current_stream(device))
-        for unit in units:
-            unit.set_custom_all_gather(_Gather(run))  # type: ignore[arg-type]
-            unit.set_custom_reduce_scatter(_Scatter(run))  # type: ignore[arg-type]
+        gather = scatter = _InLine(torch.cuda.current_stream(device))
+    for unit in units:
+        unit.set_custom_all_gather(_Gather(gather, spans))  # type: ignore[arg-type]
+        unit.set_custom_reduce_scatter(_Scatter(scatter, spans))  # type: ignore[arg-type]
 
 
 # Runs a collective that is given whether to be asynchronous.
 _Run: TypeAlias = Callable[[Transfer], Handle | None]
+
+
+def _at_once(collective: Transfer) -> Handle | None:
+    """Where FSDP2 calls it: on CUDA on its stream."""
+    return collective(False)
 
 
 def _as_work(collective: Transfer) -> Handle | None:
@@ -83,8 +95,9 @@ class _InLine:
 class _Collective:
     """What FSDP2 calls in place of a collective of its own; its base class for that is in a private module."""
 
-    def __init__(self, run: _Run) -> None:
+    def __init__(self, run: _Run, spans: StreamSpans) -> None:
         self._run = run
+        self._spans = spans
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Room for what is sent or received."""
@@ -95,9 +108,10 @@ class _Gather(_Collective):
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> Handle | None:
-        return self._run(
-            lambda asynchronous: all_gather(output_tensor, input_tensor, group, async_op=async_op or asynchronous)
-        )
+        def gather(asynchronous: bool) -> Handle | None:
+            return all_gather(output_tensor, input_tensor, group, async_op=async_op or asynchronous)
+
+        return self._run(self._spans.around("all_gather", gather))
 
 
 class _Scatter(_Collective):
@@ -109,8 +123,7 @@ class _Scatter(_Collective):
         op: Any,
         async_op: bool = False,
     ) -> Handle | None:
-        return self._run(
-            lambda asynchronous: reduce_scatter(
-                output_tensor, input_tensor, op, group, async_op=async_op or asynchronous
-            )
-        )
+        def scatter(asynchronous: bool) -> Handle | None:
+            return reduce_scatter(output_tensor, input_tensor, op, group, async_op=async_op or asynchronous)
+
+        return self._run(self._spans.around("reduce_scatter", scatter))

@@ -16,6 +16,7 @@ from pytest_aorta.worker import (
     RankEnv,
     RankResult,
     StepTimer,
+    StreamSpans,
     Telemetry,
     Workload,
     environment_facts,
@@ -85,6 +86,7 @@ class RankingTraining(Workload):
         if self.config["deterministic"]:
             use_deterministic_algorithms(self._device)
         compiling = CompileSettings.read(self.config)
+        self._spans = StreamSpans(self._device, self.config["span_every"])
         with torch.device(self._device):
             self._model = RankingModel(RankingConfig.from_config(self.config))
         initialize(self._model, self.config["seed"])
@@ -126,14 +128,15 @@ class RankingTraining(Workload):
         return profiled(result, self._train_step, self.config["profile_steps"], self._device)
 
     def telemetry(self) -> Telemetry:
-        """The learning rate, which is constant."""
-        return Telemetry(series={"lr": [self.config["lr"]] * self.config["steps"]})
+        """The learning rate, which is constant, and what streams did in every so many-th measured step."""
+        series = {"lr": [self.config["lr"]] * self.config["steps"]}
+        return Telemetry(series, self._spans.captures())
 
     def cleanup(self) -> None:
         """Leave the process group and free model, optimizer and batches."""
         if dist.is_initialized():
             dist.destroy_process_group()
-        for name in ("_optimizer", "_forward", "_model", "_feed"):
+        for name in ("_optimizer", "_forward", "_model", "_feed", "_spans"):
             self.__dict__.pop(name, None)
 
     def _make_feed(self, env: RankEnv) -> InputFeed:
@@ -143,16 +146,18 @@ class RankingTraining(Workload):
         beside = config["h2d_prefetch"] and self.overlaps
         on_stream = beside and self._device.type == "cuda"
         lane = StreamLane(self._device) if on_stream else InlineLane()
-        return InputFeed(batches, self._device, lane, ahead=int(beside))
+        return InputFeed(batches, self._device, lane, int(beside), self._spans)
 
     def _train_step(self) -> torch.Tensor:
         """One optimizer step: this rank's part of the global batch's loss."""
         batch = self._feed.take(self._step)
         self._step += 1
-        self._optimizer.zero_grad()
-        loss = self._accumulate(batch)
+        with self._spans.span("compute"):
+            self._optimizer.zero_grad()
+            loss = self._accumulate(batch)
         self.finish_gradients()
-        self._optimizer.step()
+        with self._spans.span("compute"):
+            self._optimizer.step()
         return loss
 
     def _accumulate(self, batch: Batch) -> torch.Tensor:
@@ -164,6 +169,8 @@ class RankingTraining(Workload):
                 loss = F.binary_cross_entropy_with_logits(self._forward(dense, rows), clicks, reduction="sum")
                 loss = loss / self._global_batch
                 loss.backward()
+                # What holds backward's last compute knows nothing of its end.
+                self._spans.resume()
             total += loss.detach()
         return total
 
@@ -173,7 +180,7 @@ class RankingTraining(Workload):
         weight_hashes: dict[str, str] = {}
 
         def run_step(number: int, timer: StepTimer) -> None:
-            with timer.step():
+            with timer.step(), self._spans.step(number):
                 loss = self._train_step()
             losses.append(loss)
             grad_norms.append(total_norm(self._model))

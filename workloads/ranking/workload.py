@@ -27,8 +27,9 @@ class RankingWorkload(RankingTraining):
 
     def distribute(self, model: RankingModel) -> Forward:
         """Shard tables and blocks; replicate the tower and the head, whose gradients are all-reduced."""
-        self._root = shard(model, self.config, self._device)
-        self._sums = [GradientSum(module, self._sum_lane()) for module in (model.dense_tower, model.head)]
+        self._root = shard(model, self.config, self._device, self._spans)
+        replicated = (model.dense_tower, model.head)
+        self._sums = [GradientSum(module, self._sum_lane(), self._spans) for module in replicated]
         return model
 
     @contextmanager

@@ -1,0 +1,40 @@
+"""Two sources of one thing, in one launch on GPUs: what events on streams say of overlap, and what a profiler says."""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = [
+    pytest.mark.overlap,
+    pytest.mark.world(size="all", device="cuda", warm=True),
+    pytest.mark.timeout(300),
+]
+
+STEPS = {"steps": 40, "span_every": 4, "profile_steps": 6}
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "lanes"),
+    [
+        ("fsdp", "fsdp_config", {"all_gather", "reduce_scatter"}),
+        ("ranking", "ranking_config", {"all_gather", "reduce_scatter", "all_reduce"}),
+        ("ddp_overlap", "ddp_config", {"all_reduce"}),
+    ],
+)
+def test_events_and_profiler_agree_on_what_is_hidden(workload, captured_steps, request, name, sizes, lanes):
+    result = workload.run(name, **request.getfixturevalue(sizes) | STEPS)
+    for steps, profiled in zip(captured_steps(result), result.overlap, strict=True):
+        assert len(steps) == 10
+        assert all({"compute", "copy", *lanes} == set(step["stream_ms"]) for step in steps)
+        hidden_ms, exposed_ms = (sum(step[f"{kind}_comm_ms"] for step in steps) for kind in ("hidden", "exposed"))
+        expected = sum(step.hidden_comm_ms for step in profiled) / sum(step.comm_ms for step in profiled)
+        assert hidden_ms / (hidden_ms + exposed_ms) == pytest.approx(expected, abs=0.1)
+
+
+def test_events_and_profiler_agree_on_copies_beside_products(workload, captured_steps, copy_config):
+    result = workload.run("copy_compute", **copy_config | STEPS)
+    for steps, profiled in zip(captured_steps(result), result.overlap, strict=True):
+        for lane in ("compute", "copy"):
+            share = sum(step["stream_ms"][lane] for step in steps) / sum(step["step_time_ms"] for step in steps)
+            expected = sum(getattr(step, f"{lane}_ms") for step in profiled) / sum(step.step_ms for step in profiled)
+            assert share == pytest.approx(expected, abs=0.1)
