@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.graph import register_multi_grad_hook
 
 from pytest_aorta.worker import StreamSpans
 
@@ -29,13 +28,7 @@ def hold_where_it_waits(unit: nn.Module, spans: StreamSpans) -> None:
         if not spans.is_recording:
             return
         spans.resume()
-
-        def hold(_gradients: Any) -> None:
-            spans.hold()
-            handle.remove()
-
-        # Gathered parameters stay the same objects from step to step.
-        handle = register_multi_grad_hook(list(unit.parameters()), hold)
+        _hold_after_last_gradient(list(unit.parameters()), spans)
 
     # A tensor's hooks are called in the order of registration: FSDP2's, which gathers in backward, is in between.
     @_untraced
@@ -52,6 +45,22 @@ def hold_where_it_waits(unit: nn.Module, spans: StreamSpans) -> None:
     unit.register_forward_pre_hook(after_gather)
     unit.register_forward_hook(before_gather_in_backward, prepend=True)
     unit.register_forward_hook(after_gather_in_backward)
+
+
+def _hold_after_last_gradient(parameters: list[nn.Parameter], spans: StreamSpans) -> None:
+    """Of the next backward pass alone, although gathered parameters are the same objects in every step."""
+    num_missing = len(parameters)
+
+    # A multi-grad hook would keep gradients, so that autograd had to copy them.
+    def count(_parameter: torch.Tensor) -> None:
+        nonlocal num_missing
+        num_missing -= 1
+        if not num_missing:
+            for handle in handles:
+                handle.remove()
+            spans.hold()
+
+    handles = [parameter.register_post_accumulate_grad_hook(count) for parameter in parameters]
 
 
 def _untraced(hook: Callable[..., None]) -> Callable[..., None]:
