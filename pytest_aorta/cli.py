@@ -20,6 +20,7 @@ from pytest_aorta import (
     workloads_command,
 )
 from pytest_aorta.errors import AortaError, SpecError, UsageError
+from pytest_aorta.interruption import Terminated
 from pytest_aorta.tables import printable
 
 EXIT_PROBLEM = 1
@@ -70,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\n".join(map(printable, f"aorta: {error}".splitlines())), file=sys.stderr)
         return EXIT_USAGE if isinstance(error, UsageError | SpecError) else EXIT_PROBLEM
     except KeyboardInterrupt as error:
-        number = signal.SIGTERM if isinstance(error, run_command.Interrupted) else signal.SIGINT
+        number = signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT
         print(f"aorta: ended by {number.name}; trials that were done are kept", file=sys.stderr)
         return EXIT_INTERRUPTED + number
     return code

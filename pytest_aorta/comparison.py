@@ -27,6 +27,7 @@ from pytest_aorta.metrics import EXACT, METRICS, Metric, Tolerance, Value, middl
 from pytest_aorta.priors import SITTING_GAP_S, epochs_of, places, places_by_sitting, reference_step_ms, sittings
 from pytest_aorta.scales import Scale
 from pytest_aorta.spread import Level, Spread, level
+from pytest_aorta.tables import counted
 from pytest_aorta.verdicts import Verdict, Verdicts
 
 Priors: TypeAlias = Callable[[Metric], Spread]
@@ -152,7 +153,7 @@ class StoredComparison:
         if reason := _exposure(row, launches, anchor):
             row = replace(row, reason=reason)
         elif row.outcome is Outcome.INCONCLUSIVE and len(anchor) < MIN_LAUNCHES:
-            few = f"only {len(anchor)} launches in the baseline; record more with --update-baselines"
+            few = f"only {counted(len(anchor), 'launch')} in the baseline; record more with --update-baselines"
             row = replace(row, reason=few)
         return _with_throttling(row, metric, launches)
 

@@ -22,9 +22,9 @@ _PEER_ERROR = re.compile(
     r"|timed out waiting \d+ ?ms for (recv|send)",
     re.IGNORECASE,
 )
-# Where Python stops when it waits for other ranks or for the device.
 # Reasons of the coordinator, whose detail says which node.
 _NODE_REASONS = {"node_lost": "node lost", "node_launcher": "node launcher", "node_mismatch": "node mismatch"}
+# Where Python stops when it waits for other ranks or for the device.
 _WAITING_FUNCTIONS = {"wait", "barrier", "synchronize", "elapsed_time", "item", "tolist", "cpu"}
 
 
@@ -33,9 +33,9 @@ class LaunchFailure:
     """Why a launch failed.
 
     Attributes:
-        kind: rank exception, out of memory, exit code, signal, hang in collective, hang elsewhere, straggler,
-            output cap, rendezvous, result missing, process left, interrupted or guard lost; over several nodes also
-            node lost, node launcher or node mismatch.
+        kind: rank exception, out of memory, exit code, signal, hang in collective, hang elsewhere, output
+            cap, rendezvous, result missing, process left, interrupted or guard lost; over several nodes also node lost,
+            node launcher or node mismatch.
         rank: the rank that failed first, None where none did.
         text: one line that names both, then the evidence, then the folder.
     """
@@ -174,7 +174,10 @@ def _hang(
             f"{limit}; {others} wait in collectives, rank {first.rank} the earliest",
             (details),
         )
-    return "hang elsewhere", first.rank, f"{limit}; {_names([rank.rank for rank in absent])} in no collective", details
+    where = "in no collective"
+    if not any(rank.steps for rank in unfinished):
+        where += ", before the first measured step: a hang, or a start that takes longer"
+    return "hang elsewhere", first.rank, f"{limit}; {_names([rank.rank for rank in absent])} {where}", details
 
 
 def _is_waiting(frames: Sequence[Frame]) -> bool:

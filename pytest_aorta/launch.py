@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -205,19 +205,9 @@ def guard_spec(plan: LaunchPlan, lifeline_fd: int, verdict_fd: int) -> dict[str,
 def _start_guard(
     plan: LaunchPlan, environ: Mapping[str, str], lifeline_fd: int, verdict_fd: int
 ) -> subprocess.Popen[bytes]:
-    spec = json.dumps(guard_spec(plan, lifeline_fd, verdict_fd))
-    with (plan.run_dir / "agent.log").open("wb") as log:
-        return subprocess.Popen(
-            [sys.executable, "-I", "-S", str(GUARD), spec],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            cwd=plan.cwd,
-            env=launch_environment(plan, environ),
-            pass_fds=(lifeline_fd, verdict_fd, *plan.lease_fds, *_agent_fds(plan)),
-            # A Ctrl-C in the terminal reaches pytest alone, which then says through the lifeline what to do.
-            start_new_session=True,
-        )
+    command = [sys.executable, "-I", "-S", str(GUARD), json.dumps(guard_spec(plan, lifeline_fd, verdict_fd))]
+    fds = (lifeline_fd, verdict_fd, *_agent_fds(plan))
+    return _start_watcher(plan, command, launch_environment(plan, environ), fds)
 
 
 def _agent_fds(plan: LaunchPlan) -> list[int]:
@@ -229,15 +219,23 @@ def _start_coordinator(
 ) -> subprocess.Popen[bytes]:
     """In the guard's place, what starts one agent a node and gathers what their guards see."""
     spec = json.dumps(coordinator_spec(plan, lifeline_fd, verdict_fd))
+    command = [sys.executable, "-P", "-m", "pytest_aorta.process.coordinator", spec]
+    return _start_watcher(plan, command, with_own_code(dict(environ)), (lifeline_fd, verdict_fd))
+
+
+def _start_watcher(
+    plan: LaunchPlan, command: Sequence[str], environ: Mapping[str, str], fds: Sequence[int]
+) -> subprocess.Popen[bytes]:
     with (plan.run_dir / "agent.log").open("wb") as log:
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", "pytest_aorta.process.coordinator", spec],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             cwd=plan.cwd,
-            env=with_own_code(dict(environ)),
-            pass_fds=(lifeline_fd, verdict_fd, *plan.lease_fds),
+            env=environ,
+            pass_fds=(*fds, *plan.lease_fds),
+            # A Ctrl-C in the terminal reaches pytest alone, which then says through the lifeline what to do.
             start_new_session=True,
         )
 

@@ -12,6 +12,7 @@ import pytest
 from pytest_aorta.devices import check_budget
 from pytest_aorta.errors import AortaError
 from pytest_aorta.fixtures import RECORD, SPEC, make_runner, make_world
+from pytest_aorta.interruption import terminable
 from pytest_aorta.launching import DistributedWorld, Session
 from pytest_aorta.markers import MARKERS, read_markers
 from pytest_aorta.options import Options, add_options, read_options
@@ -183,6 +184,12 @@ class Controller:
             self.session.passed.pop(report.nodeid, None)
             if report.when == "teardown" and (ended := self.latest.get(report.nodeid)):
                 ended.outcome, ended.failure = "error", ended.failure or report.longreprtext
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtestloop(self) -> Generator[None, object, object]:
+        """SIGTERM ends the run as Ctrl-C does, so that baselines and the report of what is done are written."""
+        with terminable():
+            return (yield)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:

@@ -15,6 +15,7 @@ from pytest_aorta.options import Options
 from pytest_aorta.phases import PHASES
 from pytest_aorta.records import TestRecord
 from pytest_aorta.result import WorkloadResult
+from pytest_aorta.tables import counted
 from pytest_aorta.verdicts import Verdict
 
 _COLUMNS = ("test", "metric", "value", "baseline", "change [95%]", "tolerance", "launches", "verdict")
@@ -142,7 +143,7 @@ def _seconds(times_s: Mapping[str, float]) -> list[str]:
 
 def change_lines(old: Baseline | None, new: Baseline) -> list[str]:
     """Before and after of one written baseline, metric by metric."""
-    count = f"{len(new.anchor)} launches at its centre, {len(new.launches)} in all, epoch {new.epoch}"
+    count = f"{counted(len(new.anchor), 'launch')} at its centre, {len(new.launches)} in all, epoch {new.epoch}"
     lines = [f"{'updated' if old else 'recorded'} {new.platform}: {new.case} ({count})"]
     for metric in METRICS.values():
         after, before = middle(metric, new.anchor), middle(metric, old.anchor) if old else None

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from pytest_aorta.baseline import read_baseline_file
 from pytest_aorta.comparison import identity
 from pytest_aorta.devices import World, check_budget, resolve_world
 from pytest_aorta.errors import AortaError, BaselineError, DevicesUnavailable, UsageError
+from pytest_aorta.interruption import terminable
 from pytest_aorta.launching import DistributedWorld, Session
 from pytest_aorta.markers import MAX_WORLD_SIZE, TestSpec, WorldSpec, parse_tolerances
 from pytest_aorta.metrics import Tolerance
@@ -35,10 +34,6 @@ OWNER = "aorta run"
 SHARED = ("gpus", "device", "timeout", "workloads", "launcher", "share_host", "lease_timeout", "strict")
 EXIT_PROBLEM = 1
 MAX_TRIALS = 100
-
-
-class Interrupted(KeyboardInterrupt):
-    """SIGTERM, which ends launches as Ctrl-C does: the guard has to be waited for."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     paths = trial_paths(arguments.results / launch.folder, trials, arguments.existing)
     spec = TestSpec(_world_spec(arguments), tolerances)
     record = TestRecord(OWNER)
-    with closing(Session(options)) as session, _terminable():
+    with closing(Session(options)) as session, terminable():
         world = _world(session, spec, launch)
         _refuse_other_baseline(arguments.check, launch, world)
         _refuse_no_torch()
@@ -246,19 +241,3 @@ def _count(flag: str, text: str, most: int) -> int:
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= most):
         raise UsageError(f"{flag}: got {text!r}, allowed is an integer from 1 to {most}")
     return int(text)
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM raises, so that the launch in flight is ended and waited for."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
-        # A second one must not disturb what the first one has begun.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise Interrupted
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

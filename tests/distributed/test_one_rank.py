@@ -7,7 +7,7 @@ import pytest
 from pytest_aorta.errors import LaunchError
 
 
-@pytest.mark.world(size=1, device="cpu")
+@pytest.mark.world(size=1, device="cpu", warm=True)
 @pytest.mark.parametrize("name", ["ddp_overlap", "fsdp", "llama_fsdp2", "llama_simple_fsdp", "ranking"])
 def test_one_rank_is_a_runtime_error_that_says_what_to_do(workload, name):
     with pytest.raises(LaunchError) as caught:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 INNER = """
 import pytest
 
@@ -15,6 +17,7 @@ def test_lost(workload):
 """
 
 
+@pytest.mark.alone
 def test_collectives_in_line_are_caught_with_the_reason_on_cpu_ranks(pytester, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     pytester.makepyfile(test_inner=INNER)

@@ -28,11 +28,17 @@ LAYOUTS = {
 UNCHANGED = {"lr": 1e-60, "steps": 1}
 
 
-def test_all_layouts_begin_with_the_same_weights_and_train_alike(workload):
+@pytest.mark.parametrize(
+    "layouts",
+    [
+        pytest.param(["fsdp 4", "hsdp 2x2", "cp 2, tp 2"], id="three"),
+        pytest.param(list(LAYOUTS), id="all", marks=pytest.mark.extended),
+    ],
+)
+def test_layouts_begin_with_the_same_weights_and_train_alike(workload, layouts):
     initial, trained = {}, {}
-    for layout, axes in LAYOUTS.items():
-        trained[layout] = workload.run("llama_fsdp2", **TRAINING | axes)
-    for layout in ("fsdp 4", "hsdp 2x2", "fsdp 2, tp 2", "cp 2, tp 2"):
+    for layout in layouts:
+        trained[layout] = workload.run("llama_fsdp2", **TRAINING | LAYOUTS[layout])
         initial[layout] = workload.run("llama_fsdp2", **TRAINING | LAYOUTS[layout] | UNCHANGED).weight_hashes["1"]
     assert len(set(initial.values())) == 1, initial
 

@@ -20,11 +20,18 @@ UNCHANGED = {"lr": 1e-60, "steps": 1}
 @pytest.mark.numerics
 @pytest.mark.world(size=4, device="cpu", warm=True)
 @pytest.mark.timeout(180)
-def test_stages_begin_with_the_whole_models_weights_and_train_alike(workload):
+@pytest.mark.parametrize(
+    "layouts",
+    [
+        pytest.param(["fsdp 4", "pp 2, fsdp 2"], id="two"),
+        pytest.param(list(LAYOUTS), id="all", marks=pytest.mark.extended),
+    ],
+)
+def test_stages_begin_with_the_whole_models_weights_and_train_alike(workload, layouts):
     initial, trained = {}, {}
-    for layout, axes in LAYOUTS.items():
-        initial[layout] = workload.run("llama_fsdp2", **TRAINING | axes | UNCHANGED).weight_hashes["1"]
-        trained[layout] = workload.run("llama_fsdp2", **TRAINING | axes)
+    for layout in layouts:
+        initial[layout] = workload.run("llama_fsdp2", **TRAINING | LAYOUTS[layout] | UNCHANGED).weight_hashes["1"]
+        trained[layout] = workload.run("llama_fsdp2", **TRAINING | LAYOUTS[layout])
     assert len(set(initial.values())) == 1, initial
 
     reference = trained["fsdp 4"]

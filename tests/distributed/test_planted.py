@@ -13,12 +13,10 @@ PLANTED = json.loads(pathlib.Path(__file__).with_name("planted.json").read_text(
 
 pytestmark = [pytest.mark.world(size=2, device="cpu"), pytest.mark.tolerance(step_time_p50="900%")]
 SHORT = dict(warmup=1, verify=2)
-STEADY = {"kind": "slowdown", "delay_ms": 100}
 
 @pytest.mark.tolerance(step_time_p50="150%")
 def test_speed(workload):
-    # A step that is mostly sleep: so much steadier than one that only computes, beside other tests.
-    workload.check(workload.run("fsdp", steps=12, **SHORT, fault=PLANTED.get("speed", STEADY)))
+    workload.check(workload.run("fsdp", steps=15, **SHORT, fault=PLANTED.get("speed", {})))
 
 def test_data(workload):
     workload.check(workload.run("fsdp", steps=2, **SHORT, fault=PLANTED.get("data", {})))
@@ -52,13 +50,23 @@ def failed(result):
     return {line.split("::")[1].split(" ")[0] for line in result.outlines if line.startswith("FAILED")}
 
 
+def assert_green(result):
+    """All passed, or were left open: beside other work, five launches may be too few to tell."""
+    outcomes = result.parseoutcomes()
+    assert set(outcomes) <= {"passed", "inconclusive"}
+    assert sum(outcomes.values()) == 4
+
+
+@pytest.mark.alone
 def test_each_planted_change_turns_the_right_test_red(suite, pytester):
-    suite({}, "--update-baselines").assert_outcomes(passed=4)
+    # On a machine with other work, launches may vary by more than a good baseline's.
+    assert_green(suite({}, "--update-baselines", "--aorta-force-baseline=a test"))
     speed = next(pytester.path.glob("baselines/cpu-x2-gloo/*test-speed*.json"))
     recorded = speed.read_bytes()
+    median_ms = json.loads(recorded)["launches"][0]["step_time_ms"]["p50"]
 
     slow_and_corrupt = {
-        "speed": {"kind": "slowdown", "delay_ms": 1000},
+        "speed": {"kind": "slowdown", "delay_ms": 25 * median_ms},
         "data": {"kind": "swapped_shards", "iteration": 1, "layer": 3, "rank": 1},
     }
     result = suite(slow_and_corrupt)
@@ -82,4 +90,4 @@ def test_each_planted_change_turns_the_right_test_red(suite, pytester):
     )
 
     speed.write_bytes(recorded)
-    suite({}).assert_outcomes(passed=4)
+    assert_green(suite({}))

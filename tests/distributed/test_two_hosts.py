@@ -83,7 +83,7 @@ def test_fsdp_trains_over_two_hosts_and_leaves_no_process(tmp_path):
     [
         # Each side of a cut cable takes the other for lost.
         ("cut", ["no heartbeat for 1", "aorta: node 0 was lost: no word of it for 1"], 60),
-        ("kill_agent", ["the connection was closed"], 30),
+        pytest.param("kill_agent", ["the connection was closed"], 30, marks=pytest.mark.extended),
     ],
 )
 def test_lost_host_is_named_and_the_other_ones_ranks_are_ended(tmp_path, fault, told, limit_s):

@@ -123,6 +123,18 @@ def test_time_limit_names_the_ranks_that_had_not_finished_and_where_they_are(tmp
     assert "  rank 1, step 7: forward (train.py:30) < step (train.py:20)" in lines
 
 
+def test_time_limit_before_any_step_says_that_the_start_may_just_be_slow(tmp_path):
+    for rank in (0, 1):
+        write_rank_file(tmp_path, rank, "pid", "7")
+        write_rank_file(
+            tmp_path, rank, "stacks.txt", "Current thread 0x02:\n" + '  File "abc.py", line 3 in get_code\n'
+        )
+    assert failure(tmp_path, ended("time_limit", None)).splitlines()[0] == (
+        "toy on 2 cpu ranks: hang elsewhere: time limit of 60 s reached; ranks 0, 1 in no collective, before the first "
+        "measured step: a hang, or a start that takes longer"
+    )
+
+
 def test_rank_without_stacks_is_told_with_the_end_of_its_log(tmp_path):
     write_rank_file(tmp_path, 0, "output.log", "\n".join(f"line {number}" for number in range(50)))
     write_rank_file(tmp_path, 0, "pid", "7")

@@ -1,0 +1,32 @@
+"""A run that SIGTERM ends, as a scheduler's time limit does, keeps what its tests have recorded."""
+
+from __future__ import annotations
+
+import pytest
+
+TESTS = """
+import os, signal, time
+
+def test_first(workload):
+    workload.check(workload.run("toy"))
+
+def test_second(workload):
+    workload.check(workload.run("toy", steps=5))
+    os.kill({victim}, signal.SIGTERM)
+    time.sleep(2)
+
+def test_third(workload):
+    workload.check(workload.run("toy", steps=6))
+"""
+
+
+@pytest.mark.parametrize(
+    ("victim", "options"), [("os.getpid()", ()), ("os.getppid()", ("-n1",))], ids=["one process", "xdist"]
+)
+def test_baselines_of_tests_that_passed_are_written(project, victim, options):
+    project.pytester.makepyfile(test_own=TESTS.format(victim=victim))
+    result = project.pytester.runpytest_subprocess("--update-baselines", *options, timeout=60)
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    result.stdout.fnmatch_lines(["*Terminated*"])
+    [baseline] = project.pytester.path.glob("baselines/**/*.json")
+    assert "test-first" in baseline.name
