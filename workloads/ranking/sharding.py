@@ -39,17 +39,18 @@ def shard(model: RankingModel, config: Mapping[str, Any], device: torch.device, 
     root: FSDPModule = fully_shard(model, mesh=mesh, ignored_params=replicated)
     sum_gradients(model)
     prefetch(units, config["forward_prefetch"], config["backward_prefetch"])
-    _place_collectives(units, device, spans, one_stream=config["one_stream"])
-    if config["span_every"]:
+    has_spans = config["span_every"] > 0
+    _place_collectives(units, device, spans if has_spans else None, one_stream=config["one_stream"])
+    if has_spans:
         for unit in units:
             hold_where_it_waits(unit, spans)
     return root
 
 
 def _place_collectives(
-    units: Sequence[FSDPModule], device: torch.device, spans: StreamSpans, *, one_stream: bool
+    units: Sequence[FSDPModule], device: torch.device, spans: StreamSpans | None, *, one_stream: bool
 ) -> None:
-    """Leave FSDP2's collectives on its own streams on CUDA, or move them to the compute stream.
+    """Leave FSDP2's collectives on its own streams on CUDA, or move them to the compute stream; with spans around them.
 
     On CPU ranks FSDP2 waits for each collective at once; an all-gather that hands back its work is waited for
     where its parameters are used.
@@ -59,6 +60,8 @@ def _place_collectives(
         gather = _as_work
     elif device.type == "cuda" and one_stream:
         gather = scatter = _InLine(torch.cuda.current_stream(device))
+    elif spans is None:
+        return
     for unit in units:
         unit.set_custom_all_gather(_Gather(gather, spans))  # type: ignore[arg-type]
         unit.set_custom_reduce_scatter(_Scatter(scatter, spans))  # type: ignore[arg-type]
@@ -95,9 +98,12 @@ class _InLine:
 class _Collective:
     """What FSDP2 calls in place of a collective of its own; its base class for that is in a private module."""
 
-    def __init__(self, run: _Run, spans: StreamSpans) -> None:
+    def __init__(self, run: _Run, spans: StreamSpans | None) -> None:
         self._run = run
         self._spans = spans
+
+    def _do(self, name: str, collective: Transfer) -> Handle | None:
+        return self._run(self._spans.around(name, collective) if self._spans else collective)
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Room for what is sent or received."""
@@ -111,7 +117,7 @@ class _Gather(_Collective):
         def gather(asynchronous: bool) -> Handle | None:
             return all_gather(output_tensor, input_tensor, group, async_op=async_op or asynchronous)
 
-        return self._run(self._spans.around("all_gather", gather))
+        return self._do("all_gather", gather)
 
 
 class _Scatter(_Collective):
@@ -126,4 +132,4 @@ class _Scatter(_Collective):
         def scatter(asynchronous: bool) -> Handle | None:
             return reduce_scatter(output_tensor, input_tensor, op, group, async_op=async_op or asynchronous)
 
-        return self._run(self._spans.around("reduce_scatter", scatter))
+        return self._do("reduce_scatter", scatter)
