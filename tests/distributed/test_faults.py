@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -98,7 +99,15 @@ def failed(plan: LaunchPlan, bound_s: float):
     return failure
 
 
-@pytest.mark.parametrize("kind", MATRIX)
+# What differs from another kind only in how the rank does it.
+VARIANTS = {"exit_code", "full_disk_at_result", "many_lines", "deaf", "grandchildren"}
+
+
+def kinds(of: dict[str, tuple[str, int | None, str]]) -> list[Any]:
+    return [pytest.param(kind, marks=[pytest.mark.extended] if kind in VARIANTS else []) for kind in of]
+
+
+@pytest.mark.parametrize("kind", kinds(MATRIX))
 def test_fault_is_classed_with_its_rank_and_leaves_no_process(tmp_path, kind):
     expected_kind, rank, part = MATRIX[kind]
     failure = failed(make_plan(tmp_path, kind), START_S)
@@ -106,7 +115,7 @@ def test_fault_is_classed_with_its_rank_and_leaves_no_process(tmp_path, kind):
     assert part in failure.text
 
 
-@pytest.mark.parametrize("kind", HANGS)
+@pytest.mark.parametrize("kind", kinds(HANGS))
 def test_hang_ends_at_the_time_limit_and_names_the_rank_that_is_missing(tmp_path, kind):
     expected_kind, rank, part = HANGS[kind]
     for limit_s in HANG_LIMITS_S:

@@ -11,12 +11,12 @@ import json, pathlib, pytest
 
 PLANTED = json.loads(pathlib.Path(__file__).with_name("planted.json").read_text())
 
-pytestmark = [pytest.mark.world(size=2, device="cpu"), pytest.mark.tolerance(step_time_p50="900%")]
+pytestmark = pytest.mark.world(size=2, device="cpu")
 SHORT = dict(warmup=1, verify=2)
 
 @pytest.mark.tolerance(step_time_p50="150%")
 def test_speed(workload):
-    workload.check(workload.run("fsdp", steps=15, **SHORT, fault=PLANTED.get("speed", {})))
+    workload.check(workload.run("fsdp", steps=8, **SHORT, fault=PLANTED.get("speed", {})))
 
 def test_data(workload):
     workload.check(workload.run("fsdp", steps=2, **SHORT, fault=PLANTED.get("data", {})))
@@ -57,16 +57,15 @@ def assert_green(result):
     assert sum(outcomes.values()) == 4
 
 
-@pytest.mark.alone
 def test_each_planted_change_turns_the_right_test_red(suite, pytester):
     # On a machine with other work, launches may vary by more than a good baseline's.
-    assert_green(suite({}, "--update-baselines", "--aorta-force-baseline=a test"))
+    assert_green(suite({}, "--update-baselines", "--aorta-launches=5", "--aorta-force-baseline=a test"))
     speed = next(pytester.path.glob("baselines/cpu-x2-gloo/*test-speed*.json"))
     recorded = speed.read_bytes()
     median_ms = json.loads(recorded)["launches"][0]["step_time_ms"]["p50"]
 
     slow_and_corrupt = {
-        "speed": {"kind": "slowdown", "delay_ms": 25 * median_ms},
+        "speed": {"kind": "slowdown", "delay_ms": 20 * median_ms},
         "data": {"kind": "swapped_shards", "iteration": 1, "layer": 3, "rank": 1},
     }
     result = suite(slow_and_corrupt)

@@ -72,11 +72,8 @@ torch.manual_seed(1)
 gc.disable()
 os.chdir("/")
 """
-FAILURES = {
-    "exception": "raise KeyError('lost')",
-    "exit code": "os._exit(3)",
-    "signal": "os.kill(os.getpid(), signal.SIGKILL)",
-}
+OTHER_FAILURES = {"exception": "raise KeyError('lost')", "exit code": "os._exit(3)"}
+FAILURES = OTHER_FAILURES | {"signal": "os.kill(os.getpid(), signal.SIGKILL)"}
 HANGS = {
     "hang": "time.sleep(600)",
     "SIGTERM ignored": "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)",
@@ -234,7 +231,9 @@ def run_into_failure(servers: ForkServers, plan: LaunchPlan) -> LaunchFailure:
     return failure
 
 
-@pytest.mark.parametrize("kind", FAILURES)
+@pytest.mark.parametrize(
+    "kind", ["signal", *(pytest.param(kind, marks=pytest.mark.extended) for kind in OTHER_FAILURES)]
+)
 def test_warm_launch_fails_as_a_cold_one_does(servers, script_plan, kind):
     warm = run_into_failure(servers, script_plan(FORKSERVER, FAILURES[kind]))
     cold = run_into_failure(servers, script_plan(TORCHRUN, FAILURES[kind]))
