@@ -120,6 +120,13 @@ def test_summary_has_step_times_hash_loss_and_metrics(toy, capsys):
     assert "peak_x: 2" in out
 
 
+def test_wrong_world_is_told_also_where_trials_are(toy, capsys):
+    assert run() == 0
+    capsys.readouterr()
+    assert run("--nproc", "1") == 2
+    assert "needs at least 2 ranks, and this run has 1" in capsys.readouterr().err
+
+
 def test_trials_that_are_there_are_not_overwritten(toy, capsys):
     run("--trials", "2")
     capsys.readouterr()
@@ -271,6 +278,8 @@ def test_check_of_a_folder_without_such_a_baseline_says_what_it_looked_for(toy, 
     assert run("--check", "baselines") == 1
     message = capsys.readouterr().err
     assert "one baseline of workload 'toy' with this config on cpu-x2-gloo; none fits" in message
+    assert "-fsdp-" in message
+    assert "has steps=99, this run 3" in message
 
 
 @pytest.mark.parametrize(
