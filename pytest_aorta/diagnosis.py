@@ -164,7 +164,8 @@ def _hang(
     first = min(absent or waiting, key=lambda rank: rank.steps)
     details = [_where(rank) for rank in (first, *(rank for rank in unfinished if rank is not first))][:_RANKS_SHOWN]
     if waiting and absent:
-        who = f"{_names([rank.rank for rank in waiting])} wait for {_names([rank.rank for rank in absent])}"
+        wait = "waits" if len(waiting) == 1 else "wait"
+        who = f"{_names([rank.rank for rank in waiting])} {wait} for {_names([rank.rank for rank in absent])}"
         return "hang in collective", first.rank, f"{limit}; {who}", details
     if waiting:
         others = "it was done and" if outcome.reason == "straggler" else "all"

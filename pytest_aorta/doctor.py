@@ -63,7 +63,7 @@ def device_findings(devices: Sequence[Device]) -> list[Finding]:
 
 
 def variable_findings(environ: Mapping[str, str], vendor: str, count: int) -> list[Finding]:
-    """Variables that hide devices; ``count`` is how many there are before these are applied."""
+    """Variables that hide devices; ``count`` and ``vendor`` (or "") are of all GPUs, before these are applied."""
     found = []
     given = {name: environ[name] for name in VISIBLE_VARIABLES if name in environ}
     for name, value in given.items():

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from pytest_aorta import doctor, doctor_torch
-from pytest_aorta.devices import CPU_WORLD_SIZE, NVIDIA, Device
+from pytest_aorta.devices import CPU_WORLD_SIZE, Device
 from pytest_aorta.discovery import visible_devices
 from pytest_aorta.doctor import OK, PROBLEM, Finding
 from pytest_aorta.errors import AortaError
@@ -47,7 +47,8 @@ def findings(folders: dict[str, Path]) -> list[Finding]:
         found += doctor.device_findings(devices)
     except AortaError as error:
         found.append(Finding("devices", PROBLEM, str(error), "repair the driver or the variable that is named"))
-    found += doctor.variable_findings(os.environ, devices[0].vendor if devices else NVIDIA, _all_gpus(devices))
+    everything = _all_gpus(devices)
+    found += doctor.variable_findings(os.environ, everything[0].vendor if everything else "", len(everything))
     found += doctor_torch.torch_findings(doctor_torch.probe_torch(), devices, doctor_torch.driver_cuda())
     found += doctor_torch.link_findings(doctor_torch.active_nvlinks(devices))
     found += doctor.port_findings()
@@ -59,12 +60,12 @@ def findings(folders: dict[str, Path]) -> list[Finding]:
     return found + doctor.folder_findings(folders)
 
 
-def _all_gpus(devices: list[Device]) -> int:
-    """How many there are when no variable hides any; as many as are visible where that can't be told."""
+def _all_gpus(devices: list[Device]) -> list[Device]:
+    """Those that are there when no variable hides any; the visible ones where that can't be told."""
     try:
-        return len(visible_devices({}))
+        return visible_devices({})
     except AortaError:
-        return len(devices)
+        return devices
 
 
 def _lines(found: list[Finding]) -> list[str]:

@@ -72,6 +72,8 @@ def sides(labels: list[str], reference: str | None, candidate: str | None) -> tu
     """
     if reference is None and candidate is None and len(labels) == 2:
         return labels[0], labels[1]
+    if len(labels) == 1:
+        raise UsageError(f"report takes two labels, e.g. old=results-a new=results-b; got {labels[0]!r} alone")
     left = [label for label in labels if label not in (reference, candidate)]
     if len(labels) == 2:
         reference, candidate = reference or left[-1], candidate or left[-1]

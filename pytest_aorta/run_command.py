@@ -78,12 +78,13 @@ def run(arguments: argparse.Namespace) -> int:
     trials = _count("--trials", arguments.trials, MAX_TRIALS)
     options, tolerances = _options(arguments), _tolerances(arguments.tolerance)
     launch = _checked(arguments, options)
-    paths = trial_paths(arguments.results / launch.folder, trials, arguments.existing)
     spec = TestSpec(_world_spec(arguments), tolerances)
     record = TestRecord(OWNER)
     with closing(Session(options)) as session, terminable():
         world = _world(session, spec, launch)
         _refuse_other_baseline(arguments.check, launch, world)
+        # Last of what is wrong in the command: its remedies only help where the rest is right.
+        paths = trial_paths(arguments.results / launch.folder, trials, arguments.existing)
         _refuse_no_torch()
         launches = arguments.results / launch.folder / "launches"
         with session.leased(world, spec, record, launches, timed=True) as leased:
@@ -207,14 +208,21 @@ def _baseline(given: Path, result: WorkloadResult) -> Path:
     """
     if not given.is_dir():
         return given
-    found = []
+    found, others, config = [], [], identity(result.config)
     for path in sorted((given / result.platform).glob("*.json")):
         baseline = read_baseline_file(path)
-        if baseline.workload == result.workload and baseline.config.items() <= identity(result.config).items():
+        if baseline.workload != result.workload:
+            continue
+        differs = next((key for key in sorted(baseline.config) if baseline.config[key] != config.get(key)), None)
+        if differs is None:
             found.append(path)
+        else:
+            others.append(f"{path} has {differs}={baseline.config[differs]!r}, this run {config.get(differs)!r}")
     if len(found) == 1:
         return found[0]
     there = f"{len(found)} fit: {', '.join(map(str, found))}; name one of them" if found else "none fits"
+    if others and not found:
+        there += f": {'; '.join(others)}"
     raise BaselineError(
         f"--check: {given} has to hold one baseline of workload {result.workload!r} with this config on "
         f"{result.platform}; {there}"

@@ -29,7 +29,8 @@ def given_config(
     # Defaults are what a dotted key changes a part of.
     for assignment in assignments:
         key, value = _parse(assignment)
-        _assign(spec, given, key.split("."), value)
+        path = key.split(".")
+        _assign(spec, given, path, _typed(_schema(spec, path), value, assignment.partition("=")[2]))
     resolve_config(spec, given)
     return given
 
@@ -60,7 +61,7 @@ def _assign(spec: WorkloadSpec, given: dict[str, Any], path: list[str], value: A
     if name in spec.properties and name not in given:
         given[name] = copy.deepcopy(spec.properties[name]["default"])
     if len(path) == 1:
-        given[name] = _number(spec.properties.get(name, {}), value)
+        given[name] = value
         return
     place: Any = given.get(name) if name in spec.properties else None
     for number, part in enumerate(path[1:], 1):
@@ -75,10 +76,22 @@ def _assign(spec: WorkloadSpec, given: dict[str, Any], path: list[str], value: A
             place = place.setdefault(part, {})
 
 
-def _number(schema: Mapping[str, Any], value: Any) -> Any:
-    """YAML 1.1 takes 1e-3, without a point, for a word."""
+def _schema(spec: WorkloadSpec, path: Sequence[str]) -> Mapping[str, Any]:
+    """What is declared of a key, or of a part of it; empty where nothing is."""
+    schema: Any = spec.properties.get(path[0], {})
+    for part in path[1:]:
+        schema = schema.get("properties", {}).get(part) or schema.get("additionalProperties", {})
+        if not isinstance(schema, Mapping):
+            return {}
+    return dict(schema)
+
+
+def _typed(schema: Mapping[str, Any], value: Any, text: str) -> Any:
+    """As it was meant: YAML 1.1 takes HSA_ENABLE_SDMA=0 for a number, and 1e-3, without a point, for a word."""
     types = schema.get("type", ())
     types = {types} if isinstance(types, str) else set(types)
+    if types == {"string"} and isinstance(value, bool | int | float):
+        return text
     if isinstance(value, str) and "number" in types and "string" not in types:
         try:
             return float(value)

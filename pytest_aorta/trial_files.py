@@ -7,6 +7,7 @@ from pathlib import Path
 from pytest_aorta.errors import ResultError, UsageError
 from pytest_aorta.files import write_json
 from pytest_aorta.result import WorkloadResult
+from pytest_aorta.tables import counted
 from pytest_aorta.validation import check_document
 
 REFUSE, APPEND, OVERWRITE = "refuse", "append", "overwrite"
@@ -24,8 +25,8 @@ def trial_paths(folder: Path, count: int, existing: str) -> list[Path]:
     present = sorted(_number(path) for path in folder.glob("trial_*.json") if _number(path) >= 0)
     if present and existing == REFUSE:
         raise UsageError(
-            f"{folder} has {len(present)} trials, up to {folder / f'trial_{present[-1]}.json'}; --append adds to "
-            f"them, --overwrite replaces those of the same number, --results names another folder"
+            f"{folder} has {counted(len(present), 'trial')}, up to {folder / f'trial_{present[-1]}.json'}; --append "
+            f"adds to them, --overwrite replaces those of the same number, --results names another folder"
         )
     first = present[-1] + 1 if present and existing == APPEND else 0
     return [folder / f"trial_{number}.json" for number in range(first, first + count)]

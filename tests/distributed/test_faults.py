@@ -46,7 +46,7 @@ MATRIX = {
 }
 # These end at the time limit.
 HANGS = {
-    "absent": ("hang in collective", 1, "rank 0 wait for rank 1"),
+    "absent": ("hang in collective", 1, "rank 0 waits for rank 1"),
     "spin": ("hang in collective", 1, "spin ("),
     "gil": ("hang in collective", 1, "gil ("),
     "deaf": ("hang in collective", 1, "deaf ("),

@@ -481,7 +481,15 @@ def test_unknown_word_is_wrong_usage(capsys, arguments):
     with pytest.raises(SystemExit) as caught:
         cli.main(arguments)
     assert caught.value.code == 2
-    assert "usage: aorta" in capsys.readouterr().err
+    assert "--help` names what is allowed" in capsys.readouterr().err
+
+
+def test_unknown_option_is_told_by_the_word_it_was_typed_after(capsys):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["run", "--workload", "fsdp", "--seps", "3"])
+    assert caught.value.code == 2
+    said = capsys.readouterr().err
+    assert said == "aorta run: error: unrecognized arguments: --seps; `aorta run --help` names what is allowed\n"
 
 
 def test_module_is_the_command_and_imports_no_torch(here):

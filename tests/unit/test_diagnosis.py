@@ -228,7 +228,7 @@ def test_rank_that_is_not_in_the_collective_is_named_as_the_first(tmp_path, wait
     stuck(tmp_path, 1, COMPUTING, 4)
     found = launch_failure(make_plan(tmp_path), ended("time_limit", None))
     assert (found.kind, found.rank) == ("hang in collective", 1)
-    assert "rank 0 wait for rank 1" in found.text
+    assert "rank 0 waits for rank 1" in found.text
     assert "rank 1, step 4: tokenize (train.py:1) < step (train.py:1)" in found.text
 
 

@@ -174,6 +174,21 @@ def machine(tmp_path, monkeypatch):
     return monkeypatch
 
 
+def test_amd_variables_are_no_mistake_where_they_hide_every_gpu_or_there_is_none(machine, capsys):
+    machine.setenv("HIP_VISIBLE_DEVICES", "-1")
+    cli.main(["doctor"])
+    assert "mean nothing" not in capsys.readouterr().out
+    machine.setattr(
+        doctor_command,
+        "visible_devices",
+        lambda *environ: [replace(gpu, vendor=AMD) for gpu in gpus(2)] if environ else [],
+    )
+    cli.main(["doctor"])
+    out = capsys.readouterr().out
+    assert "names 1 and gives 0 of 2 GPUs" in out
+    assert "mean nothing" not in out
+
+
 def test_command_ends_with_0_where_all_is_well(machine, capsys):
     assert cli.main(["doctor"]) == 0
     out = capsys.readouterr().out

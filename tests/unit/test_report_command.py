@@ -112,6 +112,7 @@ def test_command_says_what_it_left_out_and_exits_with_1(two, tmp_path, capsys):
         (["old=.", "new=.", "-o", "page.txt"], "ends in .html"),
         (["old=.", "new=."], "there is no result.json"),
         (["old=.", "new=.", "--candidate", "other"], "'other'"),
+        (["old=.", "old=."], "takes two labels, e.g. old=results-a new=results-b; got 'old' alone"),
     ],
 )
 def test_wrong_usage_says_what_is_allowed(arguments, text, tmp_path, monkeypatch, capsys):

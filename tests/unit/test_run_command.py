@@ -120,6 +120,13 @@ def test_summary_has_step_times_hash_loss_and_metrics(toy, capsys):
     assert "peak_x: 2" in out
 
 
+def test_wrong_world_is_told_also_where_trials_are(toy, capsys):
+    assert run() == 0
+    capsys.readouterr()
+    assert run("--nproc", "1") == 2
+    assert "needs at least 2 ranks, and this run has 1" in capsys.readouterr().err
+
+
 def test_trials_that_are_there_are_not_overwritten(toy, capsys):
     run("--trials", "2")
     capsys.readouterr()
@@ -146,6 +153,9 @@ def test_trials_that_are_there_are_not_overwritten(toy, capsys):
         (["--set", "fault.place.layer=4"], "fault", {"kind": "none", "place": {"layer": 4}}),
         (["--set", "fault.place.new.part=4"], "fault", {"kind": "none", "place": {"layer": 1, "new": {"part": 4}}}),
         (["--set", "fault={kind: bad}", "--set", "fault.place={}"], "fault", {"kind": "bad", "place": {}}),
+        (["--set", "name=1"], "name", "1"),
+        (["--set", "environment.HSA_ENABLE_SDMA=0"], "environment", {"HSA_ENABLE_SDMA": "0"}),
+        (["--set", "environment.OMP_DYNAMIC=true"], "environment", {"OMP_DYNAMIC": "true"}),
         (["--steps", "7", "--set", "steps=8"], "steps", 8),
         (["--config", "c.yaml"], "steps", 5),
         (["--config", "c.yaml", "--steps", "6"], "steps", 6),
@@ -271,6 +281,8 @@ def test_check_of_a_folder_without_such_a_baseline_says_what_it_looked_for(toy, 
     assert run("--check", "baselines") == 1
     message = capsys.readouterr().err
     assert "one baseline of workload 'toy' with this config on cpu-x2-gloo; none fits" in message
+    assert "-fsdp-" in message
+    assert "has steps=99, this run 3" in message
 
 
 @pytest.mark.parametrize(
