@@ -10,12 +10,14 @@ from __future__ import annotations
 import os
 import select
 import shutil
+import signal
 import socket
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -60,6 +62,7 @@ class Agent:
     _sent_s: float = field(default=0.0, init=False)
     _heard_s: float = field(default=0.0, init=False)
     _is_told_to_stop: bool = field(default=False, init=False)
+    _is_terminated: bool = field(default=False, init=False)
 
     def serve(self) -> None:
         """Take part in one launch.
@@ -75,12 +78,31 @@ class Agent:
             try:
                 message = self.await_message(wire, "plan")
                 try:
-                    self.run(wire, message, store)
+                    with self.outliving_sigterm():
+                        self.run(wire, message, store)
                 except AortaError as error:
                     wire.send({"type": "refused", "text": str(error)})
                     self.await_message(wire, "bye")
             except WireError as error:
                 raise NodeZeroLost(f"node 0 was lost: {error}") from None
+
+    @contextmanager
+    def outliving_sigterm(self) -> Iterator[None]:
+        """SIGTERM, as srun sends it where an agent has died elsewhere, ends the ranks, and this process afterwards.
+
+        Until then what the ranks have left would be lost.
+        """
+
+        def note(*_: object) -> None:
+            self._is_told_to_stop = self._is_terminated = True
+
+        before = signal.signal(signal.SIGTERM, note)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)
+            if self._is_terminated:
+                signal.raise_signal(signal.SIGTERM)
 
     def connect(self, stack: ExitStack) -> Wire:
         """Connect to node 0."""
@@ -202,7 +224,7 @@ class Agent:
                     size -= len(data)
                     wire.send({"type": "file", "name": name, "data": encode(data), "is_first": is_first})
                     is_first = False
-        wire.send({"type": "end", "outcome": outcome})
+        wire.send({"type": "end", "outcome": outcome, "is_terminated": self._is_terminated})
         self.await_message(wire, "bye")
 
 

@@ -108,6 +108,9 @@ class Coordinator:
         while len(self.nodes) < self.spec["num_nodes"]:
             self.turn()
             for node in self.nodes.values():
+                if node.lost and self.spec["launcher"]:
+                    # It has failed on another node, and srun for one ends what it has started.
+                    raise self.launcher_failed(f"failed when {self.present()}; {node.lost}")
                 if node.lost:
                     raise NodeFailed("node_lost", node.lost)
             if self.launcher_status is not None and (self.spec["launcher"] or self.launcher_status):
@@ -165,13 +168,14 @@ class Coordinator:
         ready = select.select(sources, [], [], TICK_S)[0]
         if self.spec["lifeline_fd"] in ready:
             raise ParentGone
+        # Before strangers become nodes: what was ready of them has been read by then, and a read would block.
+        for node in self.nodes.values():
+            if node.is_running and node.wire in ready:
+                node.hear(self.run_dir, self.spec["world_size"])
         if self.listener in ready:
             self.accept()
         for wire in [wire for wire in self.strangers if wire in ready]:
             self.meet(wire)
-        for node in list(self.nodes.values()):
-            if node.is_running:
-                node.hear(self.run_dir, self.spec["world_size"], is_ready=node.wire in ready)
         self.keep_time()
 
     def accept(self) -> None:

@@ -46,6 +46,7 @@ class Node:
         self.outcome: dict[str, Any] = {}
         self.lost = ""
         self.num_bytes = 0
+        self.is_stopping = False
 
     @property
     def name(self) -> str:
@@ -85,12 +86,11 @@ class Node:
     def stop(self) -> None:
         """Have it end its ranks."""
         if self.is_running:
+            self.is_stopping = True
             self.send({"type": "stop"})
 
-    def hear(self, run_dir: Path, world_size: int, *, is_ready: bool) -> None:
-        """Take in what it says, if there is anything."""
-        if not is_ready:
-            return
+    def hear(self, run_dir: Path, world_size: int) -> None:
+        """Take in what it has said; blocks where that is nothing."""
         try:
             for message in self.wire.receive():
                 self.heard_s = time.monotonic()
@@ -115,6 +115,10 @@ class Node:
             case "file":
                 self.write(run_dir / self.place(message["name"], world_size), message)
             case "end":
+                if message["is_terminated"] and not self.is_stopping:
+                    self.folder = ""  # all of it is here, and the agent may delete it
+                    self.send({"type": "bye"})
+                    self.lose("its agent was sent SIGTERM")
                 self.outcome, self.ended_s = dict(message["outcome"]), time.monotonic()
             case other:
                 raise WireError(f"no such message {other!r}")

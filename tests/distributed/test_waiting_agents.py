@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,9 +48,20 @@ def make_plan(folder: Path, port: int, name: str, **config: object) -> LaunchPla
     )
 
 
+def terminate_in_mid_run(agent: subprocess.Popen[str], run_dir: Path) -> None:
+    while not all(progress(run_dir / f"ranks/{rank}/progress") > 3 for rank in (0, 1)):
+        time.sleep(0.05)
+    agent.terminate()
+
+
+def progress(path: Path) -> int:
+    return int.from_bytes(path.read_bytes()[:8], "little") if path.exists() else 0
+
+
 def test_waiting_agent_takes_part_in_one_launch_after_the_other(tmp_path, port):
     # The other node's leases are not this one's.
     environ = dict(os.environ) | {TOKEN_VARIABLE: "secret", "AORTA_LEASE_DIR": str(tmp_path / "leases")}
+    environ["TMPDIR"] = str(tmp_path)
     environ["PYTHONPATH"] = str(Path(__file__).parents[2])
     command = [sys.executable, "-m", "pytest_aorta", "agent", "--wait", "--connect", f"127.0.0.1:{port}"]
     with (tmp_path / "agent.log").open("w+") as log:
@@ -66,6 +81,22 @@ def test_waiting_agent_takes_part_in_one_launch_after_the_other(tmp_path, port):
                 in failure.text
             )
             assert agent.poll() is None
-        finally:
-            agent.terminate()
+
+            # As a cluster ends a node's programs, in mid-run.
+            plan = make_plan(tmp_path, port, "fsdp", steps=1000000, warmup=1, verify=1)
+            plan = replace(plan, run_dir=tmp_path / "ended")
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(terminate_in_mid_run, agent, plan.run_dir)
+                failure = launch_failure(plan, launch(plan, environ))
+            assert failure is not None
+            assert failure.kind == "node lost", failure.text
+            said = r"node 1 \(.*\) was lost after .* s: its agent was sent SIGTERM; it ran rank (\d)\n"
+            match = re.search(said, failure.text)
+            assert match, failure.text
+            # What its rank had to say is here, and nothing is left there.
+            assert (plan.run_dir / f"ranks/{match[1]}/stacks.txt").read_text(encoding="utf-8")
             assert agent.wait(10) == -signal.SIGTERM
+            assert list(tmp_path.glob("aorta-node-*")) == []
+        finally:
+            agent.kill()
+            agent.wait(10)

@@ -14,9 +14,25 @@ from pytest_aorta.devices import World
 from pytest_aorta.diagnosis import launch_failure
 from pytest_aorta.launch import launch
 from pytest_aorta.plan import LaunchPlan, NodeGroup
+from pytest_aorta.process.wire import TOKEN_VARIABLE
 
+TOKEN = "secret"
 # What srun does, on one host; the shell's own arguments are the ranks of the nodes.
 EACH = 'for rank in $0; do AORTA_NODE_RANK=$rank "$@" & pids="$pids $!"; done; wait $pids'
+
+# One agent that comes, waits for the plan and is killed; then srun's last words, and what it waits for.
+KILLED = f"""
+import socket, sys, time
+from pytest_aorta.nodes import versions
+from pytest_aorta.process.wire import Wire
+host, port = sys.argv[-1].split(":")
+with socket.create_connection((host, int(port))) as connection:
+    wire = Wire(connection, b"{TOKEN}", is_server=False)
+    wire.send({{"type": "hello", "node_rank": 0, "host": "host0", "is_waiting": False, "versions": versions()}})
+    wire.receive()
+print("error: Task launch failed on node node1", file=sys.stderr, flush=True)
+time.sleep(60)
+"""
 
 
 def make_plan(folder: Path, *launcher: str, script: str = "os", **changes: object) -> LaunchPlan:
@@ -47,6 +63,13 @@ def test_launcher_that_is_not_there_is_named(tmp_path):
 def test_launcher_that_starts_too_few_agents_is_told_who_has_come(tmp_path):
     text = failed(make_plan(tmp_path, "sh", "-c", EACH, "0", join_timeout_s=4.0))
     assert "4 s after its start 1 of 2 nodes had an agent here: node 0 (" in text
+
+
+def test_launcher_that_fails_on_one_node_and_kills_the_agent_of_another_is_named(tmp_path):
+    text = failed(make_plan(tmp_path, sys.executable, "-c", KILLED), {TOKEN_VARIABLE: TOKEN})
+    assert "node launcher: node launcher " in text
+    assert "failed when 1 of 2 nodes had an agent here: node 0 (host0); node 0 (host0) was lost after " in text
+    assert "  | error: Task launch failed on node node1" in text
 
 
 def test_launcher_that_starts_two_agents_on_a_node_is_told(tmp_path):

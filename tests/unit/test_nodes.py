@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +46,10 @@ def hello(rank: int = 1, **changes: Any) -> dict[str, Any]:
 
 def make_node(rank: int = 1) -> Node:
     return Node(rank, FakeWire(), hello(rank))  # type: ignore[arg-type]
+
+
+def end(*, is_terminated: bool = False, **outcome: Any) -> dict[str, Any]:
+    return {"type": "end", "outcome": outcome, "is_terminated": is_terminated}
 
 
 SPEC = {"num_nodes": 2, "versions": versions()}
@@ -222,9 +227,25 @@ def test_lost_node_is_told_with_its_ranks_and_folder(tmp_path):
 
 def test_node_that_has_ended_is_not_lost_afterwards():
     node = make_node()
-    node.take({"type": "end", "outcome": {"reason": "exit", "agent_status": 0}}, Path(), 4)
+    node.take(end(reason="exit", agent_status=0), Path(), 4)
     node.check(node.heard_s + 1000)
     assert (node.lost, node.has_failed) == ("", False)
+
+
+def test_node_whose_agent_was_sent_sigterm_is_lost_and_nothing_of_it_is_left_there():
+    node = make_node()
+    node.take({"type": "beat", "ranks": {}, "folder": "/tmp/here"}, Path(), 4)
+    node.take(end(is_terminated=True, reason="stopped", survivors=[7]), Path(), 4)
+    assert re.fullmatch(r"node 1 \(host1\) was lost after .* s: its agent was sent SIGTERM", node.lost)
+    assert (node.wire.sent, node.survivors) == ([{"type": "bye"}], [7])  # type: ignore[attr-defined]
+
+
+def test_node_that_was_told_to_stop_is_not_lost_by_sigterm():
+    # srun sends it to every agent when it sees the first one die.
+    node = make_node()
+    node.stop()
+    node.take(end(is_terminated=True, reason="stopped"), Path(), 4)
+    assert (node.lost, node.has_failed) == ("", True)
 
 
 def write(folder: Path, name: str, size: int) -> None:
