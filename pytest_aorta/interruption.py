@@ -16,16 +16,16 @@ class Terminated(KeyboardInterrupt):
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """In the body SIGTERM raises ``Terminated``, once, unless somebody handles it already or this is no main thread."""
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+    """In the body SIGTERM raises ``Terminated``, once, unless others handle it already or this is no main thread."""
+    before = signal.getsignal(signal.SIGTERM)
+    if threading.current_thread() is not threading.main_thread() or before not in (signal.SIG_DFL, _terminate):
         yield
         return
     signal.signal(signal.SIGTERM, _terminate)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, before)
 
 
 def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
