@@ -165,7 +165,7 @@ def _command(text: str) -> tuple[str, ...]:
     except ValueError as error:
         raise ValueError(f"a command, quoted as for a shell ({error})") from None
     if not words:
-        raise ValueError("a command, e.g. 'srun --nodes={nodes} --ntasks-per-node=1'")
+        raise ValueError("a command, e.g. 'srun --nodes={nodes} --ntasks={nodes}'")
     return words
 
 
@@ -321,7 +321,7 @@ OPTIONS = (
         "node_launcher",
         _command,
         None,
-        "command that starts one agent a node, e.g. 'srun --nodes={nodes} --ntasks-per-node=1' (default: agents wait)",
+        "command that starts one agent a node, e.g. 'srun --nodes={nodes} --ntasks={nodes}' (default: agents wait)",
         "COMMAND",
     ),
     Option(

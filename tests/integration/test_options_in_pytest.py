@@ -39,7 +39,7 @@ BAD_VALUES = [
     ("force_baseline", " ", "a reason, in words"),
     ("nnodes", "0", "an integer from 1 to 4096"),
     ("join_timeout", "0", "a number of seconds above 0 and up to 604800 (a week)"),
-    ("node_launcher", " ", "a command, e.g. 'srun --nodes={nodes} --ntasks-per-node=1'"),
+    ("node_launcher", " ", "a command, e.g. 'srun --nodes={nodes} --ntasks={nodes}'"),
     ("node_launcher", "srun 'a", "a command, quoted as for a shell (No closing quotation)"),
     ("rdzv_endpoint", "a b", "HOST or HOST:PORT, an IPv6 address in square brackets"),
     ("rdzv_endpoint", "fd00::1", "HOST or HOST:PORT, an IPv6 address in square brackets"),

@@ -1,0 +1,175 @@
+"""A Slurm cluster of three nodes on this machine while a job runs: ``python slurm_cluster.py FOLDER SBATCH...``.
+
+Has to run as root in pid, net, mount, uts and ipc namespaces of its own (``unshare --mount-proc --kill-child``), with
+which all that it starts goes away. Each node has a network namespace with a cable to the controller's switch, a host
+name, an slurmd, a temporary folder and leases; sizes are made up. Of the job's launch that reaches a fourth step on
+nodes 0 and 1, node 1's agent is killed. Prints as JSON how SBATCH ended and how long after that, and the processes
+that are left on each node next to Slurm's own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from two_hosts import command_line, ip
+
+NODES = ("node0", "node1", "node2")
+HEAD = "10.78.0.254"
+UP_S = 30.0
+START_S = 150.0
+LEFT_S = 20.0
+
+CONFIG = """\
+ClusterName=aorta
+SlurmctldHost=head({head})
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge/socket
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/%n/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/%n/slurmd.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/%n/slurmd.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+TaskProlog={folder}/task_prolog
+JobAcctGatherType=jobacct_gather/none
+MpiDefault=none
+SwitchType=switch/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SlurmdParameters=config_overrides
+MailProg=/bin/true
+GresTypes=gpu
+NodeName=node[0-2] NodeAddr=10.78.0.[1-3] CPUs=64 Gres=gpu:8
+PartitionName=all Nodes=ALL Default=YES
+"""
+# Leases are of a host, and these share a disk.
+TASK_PROLOG = """\
+#!/bin/sh
+echo "export TMPDIR={folder}/$SLURMD_NODENAME/tmp"
+echo "export AORTA_LEASE_DIR={folder}/$SLURMD_NODENAME/leases"
+"""
+
+
+def do(*command: str) -> None:
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+def write(path: Path, text: str, mode: int = 0o644) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    path.chmod(mode)
+
+
+def make_network(folder: Path) -> None:
+    do("mount", "-t", "tmpfs", "tmpfs", "/run")
+    names = [f"10.78.0.{number} {name}" for number, name in enumerate(NODES, 1)]
+    write(folder / "hosts", "\n".join(["127.0.0.1 localhost", f"{HEAD} head", *names, ""]))
+    do("mount", "--bind", str(folder / "hosts"), "/etc/hosts")
+    do("hostname", "head")
+    ip("link", "set", "lo", "up")
+    ip("link", "add", "switch", "type", "bridge")
+    ip("address", "add", f"{HEAD}/24", "dev", "switch")
+    ip("link", "set", "switch", "up")
+    for number, name in enumerate(NODES, 1):
+        ip("netns", "add", name)
+        ip("link", "add", "cable", "netns", name, "type", "veth", "peer", "name", f"port{number}")
+        ip("link", "set", f"port{number}", "master", "switch", "up")
+        ip("-n", name, "address", "add", f"10.78.0.{number}/24", "dev", "cable")
+        ip("-n", name, "link", "set", "cable", "up")
+        ip("-n", name, "link", "set", "lo", "up")
+
+
+def start_slurm(folder: Path) -> None:
+    # Processes are found by their parents; slurmd asks for a version of cgroups all the same.
+    do("mount", "-t", "tmpfs", "tmpfs", "/sys/fs/cgroup")
+    write(folder / "cgroup.conf", "CgroupPlugin=cgroup/v1\n")
+    write(folder / "gres.conf", f"Name=gpu File={folder}/gpus/gpu[0-7]\n")
+    for number in range(8):
+        write(folder / f"gpus/gpu{number}", "")
+    write(folder / "slurm.conf", CONFIG.format(folder=folder, head=HEAD))
+    write(folder / "task_prolog", TASK_PROLOG.format(folder=folder), 0o755)
+    munge = folder / "munge"
+    write(munge / "key", secrets.token_hex(64), 0o600)
+    files = [f"--{name}-file={munge / name}" for name in ("key", "log", "pid", "seed")]
+    do("munged", *files, f"--socket={munge / 'socket'}", "--force")
+    (folder / "state").mkdir()
+    os.environ["SLURM_CONF"] = str(folder / "slurm.conf")
+    do("slurmctld")
+    for name in NODES:
+        for part in ("spool", "tmp"):
+            (folder / name / part).mkdir(parents=True)
+        on_node = ["nsenter", f"--net=/run/netns/{name}", "unshare", "--uts", "sh", "-c"]
+        do(*on_node, f"hostname {name} && exec slurmd -N {name}")
+
+
+def await_nodes() -> None:
+    deadline_s = time.monotonic() + UP_S
+    while True:
+        asked = subprocess.run(["sinfo", "--noheader", "--Node", "--format=%t"], capture_output=True, text=True)
+        if asked.stdout.split() == ["idle"] * len(NODES):
+            return
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"nodes are not up: {asked.stdout}{asked.stderr}")
+        time.sleep(0.1)
+
+
+def are_under_way(folder: Path) -> bool:
+    counters = [list(folder.glob(f"{name}/tmp/aorta-node-*/run/ranks/*/progress")) for name in NODES[:2]]
+    return all(any(int.from_bytes(path.read_bytes()[:8], "little") > 3 for path in paths) for paths in counters)
+
+
+def pids(name: str) -> list[int]:
+    return [int(pid) for pid in ip("netns", "pids", name).split()]
+
+
+def kill_agent(folder: Path, job: subprocess.Popen[bytes]) -> None:
+    deadline_s = time.monotonic() + START_S
+    while not are_under_way(folder):
+        if time.monotonic() > deadline_s or job.poll() is not None:
+            return
+        time.sleep(0.05)
+    for pid in pids("node1"):
+        if " agent --connect" in command_line(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+def left() -> dict[str, list[str]]:
+    """Command lines of what is left after a while, on each node."""
+    deadline_s = time.monotonic() + LEFT_S
+    while True:
+        lines = {name: [line for line in map(command_line, pids(name)) if line] for name in NODES}
+        found = {name: [line for line in lines[name] if not line.startswith("slurmd ")] for name in NODES}
+        if not any(found.values()) or time.monotonic() > deadline_s:
+            return found
+        time.sleep(0.1)
+
+
+def main() -> None:
+    folder, command = Path(sys.argv[1]), sys.argv[2:]
+    make_network(folder)
+    start_slurm(folder)
+    await_nodes()
+    with (folder / "sbatch.log").open("w+") as log:
+        job = subprocess.Popen(command, stdout=log, stderr=log)
+        kill_agent(folder, job)
+        began_s = time.monotonic()
+        code = job.wait()
+        after_s = time.monotonic() - began_s
+        found = left()
+        log.seek(0)
+        print(json.dumps({"code": code, "after_s": after_s, "left": found, "output": log.read()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""The batch script of `examples/slurm` under Slurm itself, on a cluster of three nodes that this machine makes up."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.extended
+
+ROOT = Path(__file__).parents[2]
+CLUSTER = Path(__file__).parent / "scripts" / "slurm_cluster.py"
+UNSHARE = ["unshare", "--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"]
+PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "ip", "nsenter", "unshare", "mount", "hostname")
+LIMIT_S = 240
+
+# The job has three nodes, of which these take two; the cluster waits for a fourth step before it kills an agent.
+TESTS = """
+import pytest
+
+@pytest.mark.overlap
+@pytest.mark.world(size=2, nodes=2)
+def test_short(workload):
+    result = workload.run("fsdp", steps=3, warmup=1, verify=1)
+    assert (result.platform, len(result.step_times_ms)) == ("cpu-x2-n2-gloo", 2)
+
+@pytest.mark.overlap
+@pytest.mark.world(size=2, nodes=2)
+def test_long(workload):
+    workload.run("fsdp", steps=1000000, warmup=1, verify=1)
+"""
+
+
+def lacking() -> str | None:
+    """Why this machine can't be a cluster."""
+    if absent := [name for name in PROGRAMS if shutil.which(name) is None]:
+        return f"programs {absent} are not installed (Debian packages slurm-wlm, munge, iproute2)"
+    if os.geteuid() != 0:
+        return "slurmd needs root"
+    bridge = "mount -t tmpfs tmpfs /run && ip netns add node0 && ip link add switch type bridge"
+    made = subprocess.run([*UNSHARE, "sh", "-c", bridge], capture_output=True, text=True)
+    return None if made.returncode == 0 else f"namespaces are not allowed here: {made.stderr.strip()}"
+
+
+def make_project(folder: Path) -> None:
+    """A project as the batch script expects it, but for the GPUs."""
+    script = (ROOT / "examples/slurm/two_nodes.sbatch").read_text(encoding="utf-8")
+    assert script.count("--aorta-require-gpus") == 1
+    files = {
+        "two_nodes.sbatch": script.replace("--aorta-require-gpus", "--aorta-device=cpu"),
+        ".venv/bin/activate": f"PATH={Path(sys.executable).parent}:$PATH\n",
+        "pytest.ini": "[pytest]\nfilterwarnings = error\naddopts = -p no:xdist -p no:cacheprovider\n",
+        "tests/test_overlap.py": TESTS,
+    }
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+def test_batch_script_trains_under_slurm_and_a_killed_agent_is_told(tmp_path):
+    if reason := lacking():
+        pytest.skip(f"a cluster of this machine needs Slurm and namespaces: {reason}")
+    project, cluster = tmp_path / "project", tmp_path / "cluster"
+    make_project(project)
+    job = ["sbatch", "--wait", "--nodes=3", "--output=job.log", "two_nodes.sbatch"]
+    environ = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [*UNSHARE, sys.executable, str(CLUSTER), str(cluster), *job]
+    ended = subprocess.run(command, cwd=project, env=environ, capture_output=True, text=True, timeout=LIMIT_S)
+    assert ended.returncode == 0, ended.stderr
+    report = json.loads(ended.stdout)
+    log = project / "job.log"
+    text = log.read_text(encoding="utf-8") if log.exists() else report["output"]
+    assert report["left"] == {"node0": [], "node1": [], "node2": []}
+    assert report["code"] == 1, text
+    assert "1 failed, 1 passed" in text
+    assert "fsdp on 2 cpu ranks of 2 nodes: node lost: node 1 (node1) was lost after " in text
+    assert report["after_s"] < 30
+    # srun has ended node 0's agent too; what its rank had to say is here.
+    [stacks] = project.glob("results/*/*test-long*/*/ranks/*/stacks.txt")
+    assert "fsdp" in stacks.read_text(encoding="utf-8")
