@@ -25,6 +25,7 @@ from pytest_aorta.metrics import METRICS, Tolerance
 from pytest_aorta.priors import places, sittings
 from pytest_aorta.scales import Scale
 from pytest_aorta.spread import observed
+from pytest_aorta.tables import counted
 from pytest_aorta.verdicts import format_change
 from pytest_aorta.within_launch import growth
 
@@ -173,7 +174,7 @@ def detection_lines(
     comparison = StoredComparison(baseline.case, baseline.config, baseline, marked, priors, max_launches)
     anchor, lines = baseline.anchor, []
     if len(anchor) < MIN_LAUNCHES:
-        return [f"  {len(anchor)} launches at its centre: what they detect is told from {MIN_LAUNCHES} on"]
+        return [f"  {counted(len(anchor), 'launch')} at its centre: what they detect is told from {MIN_LAUNCHES} on"]
     for name, given in choose_tolerances(marked, anchor[-1]).items():
         metric = METRICS[name]
         if given.relative is None or not_applicable(metric, given, anchor[-1], anchor[-1]):
