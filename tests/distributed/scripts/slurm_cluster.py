@@ -22,6 +22,8 @@ from two_hosts import command_line, ip
 
 NODES = ("node0", "node1", "node2")
 HEAD = "10.78.0.254"
+# Of this mount namespace alone; sockets are in it, whose paths have room for 107 characters.
+RUN = Path("/run/aorta")
 UP_S = 30.0
 START_S = 150.0
 LEFT_S = 20.0
@@ -32,9 +34,9 @@ SlurmctldHost=head({head})
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge/socket
+AuthInfo=socket={run}/munge/socket
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/%n/spool
+SlurmdSpoolDir={run}/%n
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/%n/slurmd.pid
 SlurmctldLogFile={folder}/slurmctld.log
@@ -44,6 +46,7 @@ TaskPlugin=task/none
 TaskProlog={folder}/task_prolog
 JobAcctGatherType=jobacct_gather/none
 MpiDefault=none
+JobRequeue=0
 SwitchType=switch/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
@@ -97,9 +100,9 @@ def start_slurm(folder: Path) -> None:
     write(folder / "gres.conf", f"Name=gpu File={folder}/gpus/gpu[0-7]\n")
     for number in range(8):
         write(folder / f"gpus/gpu{number}", "")
-    write(folder / "slurm.conf", CONFIG.format(folder=folder, head=HEAD))
+    write(folder / "slurm.conf", CONFIG.format(folder=folder, run=RUN, head=HEAD))
     write(folder / "task_prolog", TASK_PROLOG.format(folder=folder), 0o755)
-    munge = folder / "munge"
+    munge = RUN / "munge"
     write(munge / "key", secrets.token_hex(64), 0o600)
     files = [f"--{name}-file={munge / name}" for name in ("key", "log", "pid", "seed")]
     do("munged", *files, f"--socket={munge / 'socket'}", "--force")
@@ -107,8 +110,8 @@ def start_slurm(folder: Path) -> None:
     os.environ["SLURM_CONF"] = str(folder / "slurm.conf")
     do("slurmctld")
     for name in NODES:
-        for part in ("spool", "tmp"):
-            (folder / name / part).mkdir(parents=True)
+        (RUN / name).mkdir()
+        (folder / name / "tmp").mkdir(parents=True)
         on_node = ["nsenter", f"--net=/run/netns/{name}", "unshare", "--uts", "sh", "-c"]
         do(*on_node, f"hostname {name} && exec slurmd -N {name}")
 
