@@ -65,7 +65,7 @@ def run_on_two_hosts(folder: Path, source: str, fault: str) -> dict[str, Any]:
     ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S)
     assert ended.returncode == 0, ended.stderr
     report: dict[str, Any] = json.loads(ended.stdout)
-    assert report["left"] == {"0": [], "1": []}
+    assert report["left"] == {"host0": [], "host1": []}
     return report
 
 

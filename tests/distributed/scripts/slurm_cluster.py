@@ -9,16 +9,14 @@ that are left on each node next to Slurm's own.
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from two_hosts import command_line, ip
+from made_up_hosts import do_in_mid_run, ip, kill_agent, tell_end
 
 NODES = ("node0", "node1", "node2")
 HEAD = "10.78.0.254"
@@ -26,7 +24,6 @@ HEAD = "10.78.0.254"
 RUN = Path("/run/aorta")
 UP_S = 30.0
 START_S = 150.0
-LEFT_S = 20.0
 
 CONFIG = """\
 ClusterName=aorta
@@ -127,37 +124,6 @@ def await_nodes() -> None:
         time.sleep(0.1)
 
 
-def are_under_way(folder: Path) -> bool:
-    counters = [list(folder.glob(f"{name}/tmp/aorta-node-*/run/ranks/*/progress")) for name in NODES[:2]]
-    return all(any(int.from_bytes(path.read_bytes()[:8], "little") > 3 for path in paths) for paths in counters)
-
-
-def pids(name: str) -> list[int]:
-    return [int(pid) for pid in ip("netns", "pids", name).split()]
-
-
-def kill_agent(folder: Path, job: subprocess.Popen[bytes]) -> None:
-    deadline_s = time.monotonic() + START_S
-    while not are_under_way(folder):
-        if time.monotonic() > deadline_s or job.poll() is not None:
-            return
-        time.sleep(0.05)
-    for pid in pids("node1"):
-        if " agent --connect" in command_line(pid):
-            os.kill(pid, signal.SIGKILL)
-
-
-def left() -> dict[str, list[str]]:
-    """Command lines of what is left after a while, on each node."""
-    deadline_s = time.monotonic() + LEFT_S
-    while True:
-        lines = {name: [line for line in map(command_line, pids(name)) if line] for name in NODES}
-        found = {name: [line for line in lines[name] if not line.startswith("slurmd ")] for name in NODES}
-        if not any(found.values()) or time.monotonic() > deadline_s:
-            return found
-        time.sleep(0.1)
-
-
 def main() -> None:
     folder, command = Path(sys.argv[1]), sys.argv[2:]
     make_network(folder)
@@ -165,13 +131,9 @@ def main() -> None:
     await_nodes()
     with (folder / "sbatch.log").open("w+") as log:
         job = subprocess.Popen(command, stdout=log, stderr=log)
-        kill_agent(folder, job)
-        began_s = time.monotonic()
-        code = job.wait()
-        after_s = time.monotonic() - began_s
-        found = left()
-        log.seek(0)
-        print(json.dumps({"code": code, "after_s": after_s, "left": found, "output": log.read()}))
+        temporary = [folder / name / "tmp" for name in NODES[:2]]
+        do_in_mid_run(lambda: kill_agent("node1"), temporary, job, START_S)
+        tell_end(job, log, NODES, own="slurmd ")
 
 
 if __name__ == "__main__":

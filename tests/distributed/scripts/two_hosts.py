@@ -10,21 +10,17 @@ As ``python two_hosts.py launcher COMMAND...`` it is the node launcher: COMMAND 
 
 from __future__ import annotations
 
-import json
 import os
-import signal
 import subprocess
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 
+from made_up_hosts import do_in_mid_run, ip, kill_agent, tell_end
+
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
+HOSTS = ("host0", "host1")
 START_S = 120.0
-LEFT_S = 20.0
-
-
-def ip(*arguments: str) -> str:
-    return subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True).stdout
 
 
 def make_hosts() -> None:
@@ -54,67 +50,27 @@ def launcher(command: list[str]) -> int:
     return max(abs(agent.wait()) for agent in agents)
 
 
-def pids(number: int) -> list[int]:
-    return [int(pid) for pid in ip("netns", "pids", f"host{number}").split()]
-
-
-def command_line(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
-        return ""
-
-
-def are_under_way(folder: Path) -> bool:
-    """Whether a rank of each host is in its measured steps."""
-    counters = [list(folder.glob(f"host{number}/aorta-node-*/run/ranks/*/progress")) for number in (0, 1)]
-    return all(any(int.from_bytes(path.read_bytes()[:8], "little") > 3 for path in paths) for paths in counters)
-
-
-def do(fault: str, folder: Path, pytest: subprocess.Popen[bytes]) -> None:
-    deadline_s = time.monotonic() + START_S
-    while not are_under_way(folder):
-        if time.monotonic() > deadline_s or pytest.poll() is not None:
-            return
-        time.sleep(0.05)
-    match fault:
-        case "cut":
-            ip("-n", "host1", "link", "set", "cable1", "down")
-        case "kill_agent":
-            for pid in pids(1):
-                if " agent --connect" in command_line(pid):
-                    os.kill(pid, signal.SIGKILL)
-        case "kill_pytest":
-            pytest.kill()
-
-
-def left() -> dict[str, list[str]]:
-    """Command lines of what is left after a while, on each host."""
-    deadline_s = time.monotonic() + LEFT_S
-    while True:
-        found = {str(number): list(filter(None, map(command_line, pids(number)))) for number in (0, 1)}
-        if not any(found.values()) or time.monotonic() > deadline_s:
-            return found
-        time.sleep(0.1)
+def fault_of(name: str, pytest: subprocess.Popen[bytes]) -> Callable[[], object]:
+    return {
+        "cut": lambda: ip("-n", "host1", "link", "set", "cable1", "down"),
+        "kill_agent": lambda: kill_agent("host1"),
+        "kill_pytest": pytest.kill,
+    }[name]
 
 
 def main() -> None:
     fault, folder, command = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
     make_hosts()
-    for number in (0, 1):
-        (folder / f"host{number}").mkdir()
+    temporary = [folder / host for host in HOSTS]
+    for path in temporary:
+        path.mkdir()
     with (folder / "output").open("w+") as output:
         pytest = subprocess.Popen(
             on_host(0, command, folder), stdout=output, stderr=output, env=os.environ | {"TWO_HOSTS": str(folder)}
         )
         if fault != "none":
-            do(fault, folder, pytest)
-        began_s = time.monotonic()
-        code = pytest.wait()
-        after_s = time.monotonic() - began_s
-        found = left()
-        output.seek(0)
-        print(json.dumps({"code": code, "after_s": after_s, "left": found, "output": output.read()}))
+            do_in_mid_run(fault_of(fault, pytest), temporary, pytest, START_S)
+        tell_end(pytest, output, HOSTS)
 
 
 if __name__ == "__main__":

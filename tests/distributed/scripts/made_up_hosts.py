@@ -1,0 +1,74 @@
+"""Hosts that are network namespaces: what runs on them, faults in mid-run, and what is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO
+
+LEFT_S = 20.0
+
+
+def ip(*arguments: str) -> str:
+    return subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True).stdout
+
+
+def pids(host: str) -> list[int]:
+    return [int(pid) for pid in ip("netns", "pids", host).split()]
+
+
+def command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def are_under_way(temporary: Sequence[Path]) -> bool:
+    """Whether a rank of each host, whose temporary folders these are, is in its measured steps."""
+    counters = [list(folder.glob("aorta-node-*/run/ranks/*/progress")) for folder in temporary]
+    return all(any(int.from_bytes(path.read_bytes()[:8], "little") > 3 for path in paths) for paths in counters)
+
+
+def do_in_mid_run(
+    fault: Callable[[], object], temporary: Sequence[Path], running: subprocess.Popen[bytes], limit_s: float
+) -> None:
+    """Call ``fault`` when ranks are under way on each host; not at all where ``running`` ends before."""
+    deadline_s = time.monotonic() + limit_s
+    while not are_under_way(temporary):
+        if time.monotonic() > deadline_s or running.poll() is not None:
+            return
+        time.sleep(0.05)
+    fault()
+
+
+def kill_agent(host: str) -> None:
+    for pid in pids(host):
+        if " agent --connect" in command_line(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+def left(hosts: Sequence[str], own: str | None = None) -> dict[str, list[str]]:
+    """Command lines of what is left after a while on each host, but for those that begin with ``own``."""
+    deadline_s = time.monotonic() + LEFT_S
+    while True:
+        lines = {host: [line for line in map(command_line, pids(host)) if line] for host in hosts}
+        found = {host: [line for line in lines[host] if not (own and line.startswith(own))] for host in hosts}
+        if not any(found.values()) or time.monotonic() > deadline_s:
+            return found
+        time.sleep(0.1)
+
+
+def tell_end(running: subprocess.Popen[bytes], output: IO[str], hosts: Sequence[str], own: str | None = None) -> None:
+    """Wait for ``running``, and print as JSON how it ended, how long that took, what is left and what it said."""
+    began_s = time.monotonic()
+    code = running.wait()
+    after_s = time.monotonic() - began_s
+    found = left(hosts, own)
+    output.seek(0)
+    print(json.dumps({"code": code, "after_s": after_s, "left": found, "output": output.read()}))
