@@ -16,10 +16,19 @@ SIZE = dict(
     steps=50, warmup=10, verify=0, layers=16, gemm_size=4096, fsdp_shard_size=1 << 22, dtype="bfloat16",
     h2d_tensor_size=1 << 22, profile_steps=3,
 )
+TRACED = dict(
+    size="1b", steps=20, warmup=5, n_layers=4, seq_len=4096, param_dtype="bfloat16", profile_steps=3,
+)
 
 def test_streams(workload):
     on, off = (dict(SIZE, workload="fsdp", comm_stream=beside) for beside in (True, False))
     workload.compare(off, on, metrics=["overlap_ratio", "exposed_comm_ms"])
+
+def test_gathered_ahead(workload):
+    ahead, late = (
+        dict(TRACED, workload="llama_simple_fsdp", overlap_reorder=reorder) for reorder in (True, False)
+    )
+    workload.compare(late, ahead, metrics=["overlap_ratio"])
 
 def test_stored(workload):
     workload.check(workload.run("fsdp", **SIZE))
@@ -36,15 +45,21 @@ def suite(pytester):
 
 def test_one_stream_for_all_is_caught_with_the_reason(suite):
     result = suite("-k", "streams")
-    result.assert_outcomes(failed=1, deselected=1)
+    result.assert_outcomes(failed=1, deselected=2)
     result.stdout.re_match_lines_random([LOST])
+
+
+def test_parameters_gathered_only_when_they_are_used_are_caught(suite):
+    result = suite("-k", "gathered_ahead")
+    result.assert_outcomes(failed=1, deselected=2)
+    result.stdout.re_match_lines_random([LOST.replace(".*exposed", ".*all_gather exposed")])
 
 
 def test_one_hardware_queue_is_caught_against_a_stored_baseline(suite, monkeypatch):
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "8")
-    suite("-k", "stored", "--update-baselines", "--aorta-launches=5").assert_outcomes(passed=1, deselected=1)
-    suite("-k", "stored").assert_outcomes(passed=1, deselected=1)
+    suite("-k", "stored", "--update-baselines", "--aorta-launches=5").assert_outcomes(passed=1, deselected=2)
+    suite("-k", "stored").assert_outcomes(passed=1, deselected=2)
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     result = suite("-k", "stored")
-    result.assert_outcomes(failed=1, deselected=1)
+    result.assert_outcomes(failed=1, deselected=2)
     result.stdout.re_match_lines_random([LOST])
