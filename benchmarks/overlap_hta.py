@@ -49,8 +49,16 @@ def launch(workload: str, config: dict[str, object], folder: Path) -> list[Path]
     """Launch a workload through pytest with traces kept; one path a rank."""
     (folder / "test_traced.py").write_text(TEST.format(workload=workload, config=config), encoding="utf-8")
     (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
-    command = [sys.executable, "-m", "pytest", "-q", "--aorta-results=results", "test_traced.py"]
-    subprocess.run(command, cwd=folder, env=os.environ | {"AORTA_KEEP_TRACES": "1"}, check=True)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "--aorta-profiler=torch",
+        "--aorta-results=results",
+        "test_traced.py",
+    ]
+    subprocess.run(command, cwd=folder, check=True)
     return sorted(folder.glob("results/**/ranks/*/trace.json.gz"), key=lambda path: int(path.parent.name))
 
 

@@ -1,7 +1,9 @@
 """Reads a Kineto trace (torch.profiler's Chrome trace) of one rank: which kernels, or CPU work, ran when. Pure.
 
-On a device, activity is what Kineto has as kernels, copies and memsets, on any stream. On CPU ranks, compute is the
-work of operators on the training thread, and communication what gloo's own threads do for a collective.
+On a device, activity is what Kineto has as kernels, copies and memsets, on any stream. A trace of the device alone says
+neither where a step begins nor, of every kernel, what was asked for: one step with the host's side tells
+(:func:`learn_step`). On CPU ranks, compute is the work of operators on the training thread, and communication what
+gloo's own threads do for a collective.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -58,6 +61,36 @@ def read_trace(path: Path) -> dict[str, Any]:
     return document
 
 
+@dataclass(frozen=True)
+class LearnedStep:
+    """What a step's trace with the host's side says of its device activity."""
+
+    # The boundary's kernel: no other has its name.
+    boundary: str
+    # By stream, in order: each communication kernel's name, and the kind of collective that it served.
+    communication: Mapping[object, list[tuple[str, str]]]
+
+
+def learn_step(trace: Mapping[str, Any]) -> LearnedStep:
+    """What to know of a step to read traces of the device alone.
+
+    Raises:
+        ValueError: as :func:`overlap_of_trace`; or other kernels are named as the boundary's.
+    """
+    events, marks = _events(trace)
+    kernels = _boundary_kernels(events, marks)
+    name = str(kernels[0]["name"])
+    if sum(event["name"] == name for event in events if _is_on_device(event)) != len(marks):
+        raise ValueError(
+            f"the workload itself runs the kernel that separates profiled steps, {name}; without profiled steps "
+            "(profile_steps: 0) there is no need for it"
+        )
+    inside = _communication_by_stream(events, _begin(kernels[0]), _begin(kernels[-1]))
+    return LearnedStep(
+        name, {stream: [(kernel["name"], _kind(kernel)) for kernel in rows] for stream, rows in inside.items()}
+    )
+
+
 def overlap_of_trace(trace: Mapping[str, Any], *, on_device: bool) -> OverlapCapture:
     """Where the time of the steps between the trace's boundaries went.
 
@@ -67,14 +100,38 @@ def overlap_of_trace(trace: Mapping[str, Any], *, on_device: bool) -> OverlapCap
         ValueError: the trace has fewer than two boundaries, or no device activity for them.
     """
     events, marks = _events(trace)
-    if on_device:
-        edges, lanes = _device_edges(events, marks), _device_lanes(events)
-    else:
-        edges, lanes = [_begin(mark) for mark in marks], _cpu_lanes(events, marks[0]["tid"])
-    windows = list(pairwise(edges))
+    if not on_device:
+        return _overlap([_begin(mark) for mark in marks], _cpu_lanes(events, marks[0]["tid"]))
+    kernels = _boundary_kernels(events, marks)
+    return _overlap([_begin(kernel) for kernel in kernels], _device_lanes(events, {}))
+
+
+def overlap_of_device(trace: Mapping[str, Any], step: LearnedStep, num_steps: int) -> OverlapCapture:
+    """The same from a trace without the host's side, of ``num_steps`` steps such as ``step``.
+
+    A stream whose communication is not that of ``step`` over and over is read by its kernels' names.
+
+    Raises:
+        ValueError: the trace has other than ``num_steps`` + 1 boundaries.
+    """
+    events = _with_duration(trace)
+    edges = sorted(_begin(event) for event in events if _is_on_device(event) and event["name"] == step.boundary)
+    if len(edges) != num_steps + 1:
+        raise ValueError(
+            f"the trace has {len(edges)} kernels {step.boundary} between {num_steps} steps: the profiler lost activity"
+        )
+    kinds: dict[int, str] = {}
+    for stream, kernels in _communication_by_stream(events, edges[0], edges[-1]).items():
+        expected = step.communication.get(stream, []) * num_steps
+        if [kernel["name"] for kernel in kernels] == [name for name, _ in expected]:
+            kinds |= {id(kernel): kind for kernel, (_, kind) in zip(kernels, expected, strict=True)}
+    return _overlap(edges, _device_lanes(events, kinds))
+
+
+def _overlap(edges: list[int], lanes: Mapping[str, Intervals]) -> OverlapCapture:
     origin = edges[0]
     return overlap_of(
-        {name: lane - origin for name, lane in lanes.items()}, [(a - origin, b - origin) for a, b in windows]
+        {name: lane - origin for name, lane in lanes.items()}, [(a - origin, b - origin) for a, b in pairwise(edges)]
     )
 
 
@@ -82,7 +139,7 @@ def steps_alone(trace: Mapping[str, Any], *, on_device: bool) -> dict[str, Any]:
     """The trace without what began before the first boundary or after the last: ranks' meeting, the profiler itself."""
     events, marks = _events(trace)
     host = _begin(marks[0]), _end(marks[-1])
-    edges = _device_edges(events, marks) if on_device else host
+    edges = [_begin(kernel) for kernel in _boundary_kernels(events, marks)] if on_device else host
 
     def is_of_steps(event: Event) -> bool:
         if "ts" not in event or event.get("ph") == "M":
@@ -104,18 +161,22 @@ def collective_of(*names: str) -> str:
 
 def _events(trace: Mapping[str, Any]) -> tuple[list[Event], list[Event]]:
     """Everything with a duration, and the boundaries in order."""
-    events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
+    events = _with_duration(trace)
     marks = sorted((event for event in events if event["name"] == BOUNDARY and _is_host(event)), key=_begin)
     if len(marks) < 2:
         raise ValueError(f"the trace has {len(marks)} annotations {BOUNDARY!r}; a step lies between two")
     return events, marks
 
 
-def _device_edges(events: Iterable[Event], marks: list[Event]) -> list[int]:
-    """When each boundary's own kernel began on the device: it waits its turn on the training stream."""
+def _with_duration(trace: Mapping[str, Any]) -> list[Event]:
+    return [event for event in trace["traceEvents"] if event.get("ph") == "X"]
+
+
+def _boundary_kernels(events: Iterable[Event], marks: list[Event]) -> list[Event]:
+    """Each boundary's own kernel on the device: it waits its turn on the training stream."""
     launches = [event for event in events if str(event.get("cat", "")).endswith(("_runtime", "_driver"))]
     activity = {event["args"].get("correlation"): event for event in events if _is_on_device(event)}
-    edges = []
+    found = []
     for mark in marks:
         begin, end = _span(mark)
         ids = [
@@ -123,30 +184,43 @@ def _device_edges(events: Iterable[Event], marks: list[Event]) -> list[int]:
             for launch in launches
             if launch["tid"] == mark["tid"] and begin <= _begin(launch) < end
         ]
-        kernels = [_begin(activity[number]) for number in ids if number in activity]
+        kernels = [activity[number] for number in ids if number in activity]
         if not kernels:
             raise ValueError(
                 "the trace has no device activity for a boundary between steps: the profiler did not record the "
                 "device (CUPTI or roctracer missing, in use by another profiler, or not permitted); without profiled "
                 "steps (profile_steps: 0) there is no need for it"
             )
-        edges.append(min(kernels))
-    return edges
+        found.append(min(kernels, key=_begin))
+    return found
 
 
-def _device_lanes(events: Iterable[Event]) -> dict[str, Intervals]:
+def _communication_by_stream(events: Iterable[Event], begin: int, end: int) -> dict[object, list[Event]]:
+    """Kernels of communication that began in the given time, in order."""
+    rows: dict[object, list[Event]] = defaultdict(list)
+    for event in sorted(filter(_is_communication, events), key=_begin):
+        if begin <= _begin(event) < end:
+            rows[event["args"].get("stream")].append(event)
+    return rows
+
+
+def _device_lanes(events: Iterable[Event], kinds: Mapping[int, str]) -> dict[str, Intervals]:
+    """``kinds``: what is known of communication kernels, by their ``id``."""
     spans: dict[str, list[Span]] = defaultdict(list)
-    for event in events:
-        if _is_on_device(event):
-            spans[_device_lane(event)].append(_span(event))
+    for event in filter(_is_on_device, events):
+        if _is_communication(event):
+            lane = kinds.get(id(event)) or _kind(event)
+        else:
+            lane = COMPUTE if event["cat"] == "kernel" else COPY
+        spans[lane].append(_span(event))
     return {name: union(rows) for name, rows in spans.items()}
 
 
-def _device_lane(event: Event) -> str:
-    if event["cat"] != "kernel":
-        return COPY
-    if not _COMMUNICATION.search(event["name"]):
-        return COMPUTE
+def _is_communication(event: Event) -> bool:
+    return event.get("cat") == "kernel" and bool(_COMMUNICATION.search(event["name"]))
+
+
+def _kind(event: Event) -> str:
     # RCCL's kernels are generic, and all-to-all is made of sends: torch says what was asked for.
     return collective_of(str(event["args"].get("Collective name", "")), event["name"])
 

@@ -11,6 +11,12 @@ pytestmark = [
 ]
 
 STEPS = {"steps": 40, "span_every": 4, "profile_steps": 6}
+# The device is busy enough for the host to be ahead in both kinds of steps: what is late differs between them.
+LONG = {
+    "fsdp": {"layers": 8, "gemm_size": 8192, "fsdp_shard_size": 1 << 24},
+    "ranking": {"num_tables": 4, "batch_size": 1024},
+    "ddp_overlap": {},
+}
 
 
 @pytest.mark.parametrize(
@@ -22,13 +28,13 @@ STEPS = {"steps": 40, "span_every": 4, "profile_steps": 6}
     ],
 )
 def test_events_and_profiler_agree_on_what_is_hidden(workload, captured_steps, request, name, sizes, lanes):
-    result = workload.run(name, **request.getfixturevalue(sizes) | STEPS)
+    """Of the steps that hide most: a host that is late for one source's steps and not for the other's hides less."""
+    result = workload.run(name, **request.getfixturevalue(sizes) | LONG[name] | STEPS)
     for steps, profiled in zip(captured_steps(result), result.overlap, strict=True):
         assert len(steps) == 10
         assert all({"compute", "copy", *lanes} == set(step["stream_ms"]) for step in steps)
-        hidden_ms, exposed_ms = (sum(step[f"{kind}_comm_ms"] for step in steps) for kind in ("hidden", "exposed"))
-        expected = sum(step.hidden_comm_ms for step in profiled) / sum(step.comm_ms for step in profiled)
-        assert hidden_ms / (hidden_ms + exposed_ms) == pytest.approx(expected, abs=0.1)
+        hidden = max(step["hidden_comm_ms"] / (step["hidden_comm_ms"] + step["exposed_comm_ms"]) for step in steps)
+        assert hidden == pytest.approx(max(step.overlap_ratio for step in profiled), abs=0.1)
 
 
 def test_events_and_profiler_agree_on_copies_beside_products(workload, captured_steps, copy_config):

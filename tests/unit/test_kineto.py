@@ -8,7 +8,14 @@ import json
 import pytest
 from kineto_traces import BACKWARD, GLOO, boundary, event, kernel, trace
 
-from pytest_aorta.kineto import collective_of, overlap_of_trace, read_trace, steps_alone
+from pytest_aorta.kineto import (
+    collective_of,
+    learn_step,
+    overlap_of_device,
+    overlap_of_trace,
+    read_trace,
+    steps_alone,
+)
 
 ALL_GATHER, REDUCE_SCATTER = (
     "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
@@ -54,6 +61,65 @@ def test_steps_are_those_between_neighbouring_boundaries():
     )
     assert [round(step.step_ms, 6) for step in found.steps] == [0.03, 0.07]
     assert [round(step.compute_ms, 6) for step in found.steps] == [0.011, 0.010]
+
+
+def named(name, *rows, stream=20, asked=None):
+    """Kernels of one stream, 10 us each; ``asked`` is what the host's side says each was called for."""
+    extra = {"Collective name": asked} if asked else {}
+    return [kernel(name, begin, 10, stream=stream, **extra) for begin in rows]
+
+
+def alone(*events, edges=(50, 150, 250)):
+    """A trace of the device alone, of two steps."""
+    return trace(*(kernel("fill", edge, 1) for edge in edges), *events)
+
+
+def learned(*events):
+    return learn_step(trace(boundary(0, 1, 50), *events, boundary(30, 2, 150)))
+
+
+GENERIC = "ncclDevKernel_Generic_1"
+
+
+def test_device_alone_is_read_by_what_one_step_with_the_host_said():
+    step = learned(*named(GENERIC, 60, asked="_allgather_base"), *named(GENERIC, 80, asked="alltoall_base"))
+    found = overlap_of_device(alone(*named(GENERIC, 70, 90, 170, 230), kernel("gemm", 70, 15)), step, 2)
+    first, second = found.steps
+    assert [round(each.step_ms, 6) for each in found.steps] == [0.1, 0.1]
+    assert {kind: round(time.total_ms, 6) for kind, time in first.collectives.items()} == {
+        "all_gather": 0.01,
+        "all_to_all": 0.01,
+    }
+    assert first.hidden_comm_ms == pytest.approx(0.010)
+    assert (set(second.collectives), second.hidden_comm_ms) == ({"all_gather", "all_to_all"}, 0)
+
+
+def test_stream_that_did_something_else_is_read_by_its_kernels_names_alone():
+    step = learned(
+        *named(GENERIC, 60, asked="alltoall_base"), *named("ncclDevKernel_SendRecv", 80, asked="alltoall", stream=21)
+    )
+    found = overlap_of_device(
+        alone(*named(GENERIC, 60, 160, 180), *named("ncclDevKernel_SendRecv", 60, 160, stream=21)), step, 2
+    )
+    assert [set(each.collectives) for each in found.steps] == [{"other", "all_to_all"}] * 2
+
+
+def test_communication_before_the_first_boundary_is_no_part_of_it():
+    """Ranks meet by a collective of their own, and one more step goes first."""
+    step = learned(*named(GENERIC, 60, asked="alltoall_base"))
+    found = overlap_of_device(alone(*named(GENERIC, 5, 20, 60, 160)), step, 2)
+    assert [set(each.collectives) for each in found.steps] == [{"all_to_all"}] * 2
+
+
+@pytest.mark.parametrize("edges", [(50, 150), (50, 150, 250, 260)])
+def test_lost_boundaries_are_told(edges):
+    with pytest.raises(ValueError, match=f"the trace has {len(edges)} kernels fill between 2 steps"):
+        overlap_of_device(alone(edges=edges), learned(), 2)
+
+
+def test_workload_that_runs_the_boundarys_kernel_is_told():
+    with pytest.raises(ValueError, match=r"the workload itself runs the kernel .*, fill; .*profile_steps: 0"):
+        learned(kernel("fill", 70, 1))
 
 
 @pytest.mark.parametrize(

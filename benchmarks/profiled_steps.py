@@ -1,0 +1,52 @@
+"""How far profiled steps are like the timed ones, with and without the host's operators recorded, in the same launches.
+
+Run: python -m pytest benchmarks/profiled_steps.py -s --aorta-profiler=torch --aorta-results=results
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+import pytest
+
+from pytest_aorta.facts import launch_facts
+from pytest_aorta.kineto import overlap_of_trace, read_trace
+from pytest_aorta.launching import DistributedWorld
+from pytest_aorta.result import StepOverlap
+
+LAUNCHES = 3
+PROFILED = {"warmup": 10, "profile_steps": 8}
+MODEL = {"batch_size": 256, "num_tables": 26, "bag_size": 10, "dim": 2048, "n_heads": 16, "ffn_hidden": 8192}
+SIZES = {
+    "fsdp": {"layers": 16, "gemm_size": 4096, "fsdp_shard_size": 1 << 23, "dtype": "bfloat16", "span_every": 0},
+    "llama_fsdp2": {"size": "1b", "n_layers": 8, "seq_len": 4096, "param_dtype": "bfloat16"},
+    "ranking": MODEL | {"n_layers": 12, "param_dtype": "bfloat16", "reduce_dtype": "bfloat16"},
+    "ddp_overlap": MODEL | {"n_layers": 6, "compute_dtype": "bfloat16", "span_every": 0},
+}
+
+
+@pytest.mark.world(size="all", device="cuda", warm=True)
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", list(SIZES))
+def test_profiled_steps(distributed_world: DistributedWorld, name: str) -> None:
+    """Print, of each launch, the time of both kinds of profiled steps beside the timed ones', and what they hide."""
+    for _ in range(LAUNCHES):
+        result = distributed_world.launch(name, steps=40, **PROFILED | SIZES[name])
+        folder = distributed_world.folder(result)
+        assert result.passed, result.failure_details
+        assert folder is not None, "give --aorta-results"
+        timed_ms = launch_facts(result).step_time_ms["p50"]
+        kept = [read_trace(folder / "ranks" / str(rank) / "trace.json.gz") for rank in range(result.world_size)]
+        with_host = [overlap_of_trace(trace, on_device=True).steps for trace in kept]
+        print(f"\n{name}: timed p50 {timed_ms:.2f} ms")
+        print(f"  device alone {described(result.overlap, timed_ms)}")
+        print(f"  with host    {described(with_host, timed_ms)}")
+
+
+def described(ranks: Sequence[Sequence[StepOverlap]], timed_ms: float) -> str:
+    """Step times as ratios to the timed ones', and each rank's overlap."""
+    ratios = sorted(step.step_ms / timed_ms for steps in ranks for step in steps)
+    shares = [sum(step.hidden_comm_ms for step in steps) / sum(step.comm_ms for step in steps) for steps in ranks]
+    overlap = " ".join(f"{share:.3f}" for share in shares)
+    return f"{median(ratios):.3f} of it ({ratios[0]:.3f} to {ratios[-1]:.3f}), overlap_ratio by rank {overlap}"

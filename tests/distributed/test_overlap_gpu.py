@@ -1,0 +1,29 @@
+"""What is read of profiled steps where the profiler records the device alone."""
+
+from __future__ import annotations
+
+import pytest
+
+EXPERTS = {
+    "size": "debug",
+    "dim": 512,
+    "n_heads": 8,
+    "n_kv_heads": 4,
+    "ffn_hidden": 1536,
+    "seq_len": 256,
+    "num_experts": 4,
+    "expert_parallel_degree": 2,
+    "batch_size": 2,
+    "steps": 5,
+    "profile_steps": 3,
+}
+
+
+@pytest.mark.world(size=2, device="cuda")
+def test_kinds_are_those_that_the_host_asked_for(workload):
+    """All-to-all is made of sends: no kernel is named so."""
+    result = workload.run("llama_fsdp2", **EXPERTS)
+    assert [len(steps) for steps in result.overlap] == [3, 3]
+    for step in (step for steps in result.overlap for step in steps):
+        assert {"all_to_all", "all_gather", "reduce_scatter"} <= set(step.collectives)
+        assert "send_recv" not in step.collectives
