@@ -35,3 +35,36 @@ def trace(*events: dict | list[dict]) -> dict[str, Any]:
     flat = [one for entry in events for one in (entry if isinstance(entry, list) else [entry])]
     named = {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {"name": "python3"}}
     return {"schemaVersion": 1, "baseTimeNanoseconds": 1790857026000000000, "traceEvents": [named, *flat]}
+
+
+BASE_NS = 1_790_857_026_000_000_000
+
+
+def named(thread, name: str, process=1) -> dict:
+    return {"ph": "M", "name": "thread_name", "pid": process, "tid": thread, "ts": 0, "args": {"name": name}}
+
+
+def flow(phase: str, begin_us: float, thread) -> dict:
+    return {
+        "ph": phase,
+        "id": 5,
+        "cat": "ac2g",
+        "name": "ac2g",
+        "pid": 1,
+        "tid": thread,
+        "ts": ORIGIN_US + begin_us,
+        "bp": "e",
+    }
+
+
+def rank_trace(later_ns: int = 0) -> dict:
+    document = trace(
+        named(TRAINING, "thread 100 (python3)"),
+        named(7, "stream 7 ", process=0),
+        boundary(0, 1, 50),
+        event("user_annotation", "gloo:all_gather", 10, 20, GLOO),
+        kernel("gemm", 60, 10) | {"pid": 0},
+        flow("s", 2.0, TRAINING),
+        flow("f", 60.0, 7) | {"pid": 0},
+    )
+    return document | {"baseTimeNanoseconds": BASE_NS + later_ns, "distributedInfo": {"rank": 0}}

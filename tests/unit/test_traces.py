@@ -4,37 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
-import shutil
 from collections import defaultdict
 
 import pytest
-from kineto_traces import GLOO, TRAINING, boundary, event, kernel, trace
+from kineto_traces import BASE_NS, rank_trace
 
 from pytest_aorta.kineto import read_trace
 from pytest_aorta.traces import merge_run, merge_traces
-
-BASE_NS = 1_790_857_026_000_000_000
-
-
-def named(thread, name: str, process=1) -> dict:
-    return {"ph": "M", "name": "thread_name", "pid": process, "tid": thread, "ts": 0, "args": {"name": name}}
-
-
-def flow(phase: str, begin_us: float, thread) -> dict:
-    return {"ph": phase, "id": 5, "cat": "ac2g", "name": "ac2g", "pid": 1, "tid": thread, "ts": begin_us, "bp": "e"}
-
-
-def rank_trace(later_ns: int = 0) -> dict:
-    document = trace(
-        named(TRAINING, "thread 100 (python3)"),
-        named(7, "stream 7 ", process=0),
-        boundary(0, 1, 50),
-        event("user_annotation", "gloo:all_gather", 10, 20, GLOO),
-        kernel("gemm", 60, 10) | {"pid": 0},
-        flow("s", 2.0, TRAINING),
-        flow("f", 60.0, 7) | {"pid": 0},
-    )
-    return document | {"baseTimeNanoseconds": BASE_NS + later_ns, "distributedInfo": {"rank": 0}}
 
 
 def check_structure(merged: dict) -> None:
@@ -113,19 +89,3 @@ def test_kept_traces_of_a_launch_are_merged_into_its_folder(tmp_path):
     check_structure(merged)
     assert list(merged["ranks"]) == [str(rank) for rank in range(11)]
     assert path == tmp_path / "trace.json.gz"
-
-
-@pytest.mark.skipif(shutil.which("trace_processor_shell") is None, reason="needs Perfetto's trace_processor_shell")
-def test_perfetto_finds_every_ranks_slices(tmp_path):
-    perfetto = pytest.importorskip("perfetto.trace_processor", reason="needs the package perfetto")
-    path = tmp_path / "merged.json"
-    path.write_text(json.dumps(merge_traces({0: rank_trace(), 1: rank_trace()})))
-    config = perfetto.TraceProcessorConfig(bin_path=shutil.which("trace_processor_shell"))
-    query = (
-        "select process.name as process, slice.name as name, slice.dur as dur from slice "
-        "join thread_track on slice.track_id = thread_track.id join thread using (utid) join process using (upid)"
-    )
-    with perfetto.TraceProcessor(trace=str(path), config=config) as processor:
-        found = sorted((row.process, row.name, row.dur) for row in processor.query(query))
-    slices = [(entry["name"], round(entry["dur"] * 1000)) for entry in rank_trace()["traceEvents"] if "dur" in entry]
-    assert found == sorted((f"rank {rank}", *one) for rank in (0, 1) for one in slices)
