@@ -149,8 +149,9 @@ def refuse_bad_adapter(adapter: Adapter) -> None:
         raise AdapterError(
             f"warmup is {adapter.warmup}; step times are differences of moments, so that it has to be 1 or more"
         )
-    if adapter.every < 1 or adapter.warmup < 0 or adapter.last_step < 0 or adapter.tokens_per_step < 0:
-        raise AdapterError("every has to be 1 or more; warmup, last_step and tokens_per_step 0 or more")
+    for name, least in {"every": 1, "warmup": 0, "last_step": 0, "tokens_per_step": 0}.items():
+        if (given := getattr(adapter, name)) < least:
+            raise AdapterError(f"{name} is {given}; allowed is an integer from {least}")
     if bad := sorted(name for name in quantities if not _METRIC.fullmatch(name)):
         raise AdapterError(f"names {bad}: allowed are lower case letters, digits and _, a letter first")
 

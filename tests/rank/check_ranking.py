@@ -163,9 +163,10 @@ def test_gradients_that_backward_did_not_make_are_an_error():
         ({"options": {"epilog_fusion": True}}, r"compile\.options has \['epilog_fusion'\]; allowed is"),
     ],
 )
-def test_wrong_key_of_the_compile_block_is_named(block, message):
+@pytest.mark.parametrize("enabled", [True, False])
+def test_wrong_key_of_the_compile_block_is_named(block, message, enabled):
     with pytest.raises(ValueError, match=message):
-        CompileSettings.read({"compile": {"enabled": True, **block}})
+        CompileSettings.read({"compile": {"enabled": enabled, **block}})
 
 
 class Breaks(nn.Module):

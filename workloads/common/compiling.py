@@ -31,7 +31,8 @@ class CompileSettings:
             ValueError: the backend or an option is unknown, or keys exclude each other.
         """
         settings = cls(**config["compile"])
-        if settings.enabled:
+        # Also where it is off; without any key there is no need to load the compiler.
+        if settings != cls():
             settings._check()
         return settings
 
