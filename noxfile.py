@@ -9,6 +9,7 @@ import nox
 
 nox.needs_version = ">=2025.5"
 nox.options.default_venv_backend = "venv"
+nox.options.error_on_missing_interpreters = True
 
 PROJECT = nox.project.load_toml("pyproject.toml")["project"]
 WITHOUT_TORCH = [name for name in PROJECT["dependencies"] if not name.startswith(("torch", "pytest"))]
