@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 from chromium import NAMES, find_chromium, open_browser
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 
 
 @pytest.fixture(scope="session")

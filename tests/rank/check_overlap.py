@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
+from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
 import torch.distributed as dist
+from kineto_traces import boundary, kernel, trace
 
 from pytest_aorta.kineto import overlap_of_trace, read_trace
 from pytest_aorta.result import RankResult
-from pytest_aorta.worker import capture_overlap, profiled
+from pytest_aorta.worker import capture_overlap, overlap, profiled
 
+GENERIC = "ncclDevKernel_Generic_1"
 CPU = torch.device("cpu")
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -85,6 +90,48 @@ def test_trace_is_kept_where_it_is_asked_for_and_reads_the_same(group, tmp_path,
     monkeypatch.setenv("AORTA_PROFILER", "torch")
     capture = capture_overlap(Training(beside=True).step, 1, CPU)
     assert overlap_of_trace(read_trace(tmp_path / "trace.json.gz"), on_device=False) == capture
+
+
+class FakeProfiler:
+    """In the place of the profiler: it notes what it was asked to record, and gives the trace that is next."""
+
+    asked: ClassVar[list[dict]] = []
+    traces: ClassVar[list[dict]] = []
+
+    def __init__(self, **options):
+        self.asked.append(options)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_raised):
+        pass
+
+    def export_chrome_trace(self, path):
+        Path(path).write_text(json.dumps(self.traces.pop(0)))
+
+
+def test_device_is_recorded_alone_and_read_by_the_step_before(monkeypatch, tmp_path):
+    learned = trace(
+        boundary(0, 1, 50), kernel(GENERIC, 60, 10, **{"Collective name": "alltoall"}), boundary(30, 2, 150)
+    )
+    alone = trace(
+        *(kernel("fill", begin, 1) for begin in (50, 150, 250)), *(kernel(GENERIC, at, 10) for at in (60, 160))
+    )
+    monkeypatch.setattr(overlap, "profile", FakeProfiler)
+    monkeypatch.setattr(overlap, "_new_mark", lambda _device: torch.zeros(1))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: None)
+    FakeProfiler.asked.clear()
+    FakeProfiler.traces[:] = [learned, alone, learned]
+    training = Training(beside=True)
+    training.step = lambda: setattr(training, "count", training.count + 1)
+    kept = tmp_path / "kept.json.gz"
+    capture = capture_overlap(training.step, 2, torch.device("cuda"), trace_path=kept)
+    assert [set(step.collectives) for step in capture.steps] == [{"all_to_all"}] * 2
+    assert [options["use_cpu"] for options in FakeProfiler.asked] == [True, False, True]
+    # The host's side is learned in one, one more is before the first boundary, and the kept trace has its own two.
+    assert training.count == 1 + 1 + 2 + 2
+    assert overlap_of_trace(read_trace(kept), on_device=True).steps
 
 
 def test_no_steps_leave_the_result_alone_and_run_nothing():
