@@ -89,9 +89,10 @@ def _profile(step: Callable[[], object], num_steps: int, device: torch.device, *
     on_device = device.type == "cuda"
     mark = _new_mark(device)
     profiler = profile(use_cpu=host, use_kineto=True, use_device="cuda" if on_device else None)
+    if on_device:
+        # What made the mark may be the boundary's kernel too.
+        torch.cuda.synchronize(device)
     with profiler:
-        if on_device:
-            torch.cuda.synchronize(device)
         if dist.is_initialized():
             dist.barrier()
         if not host:
