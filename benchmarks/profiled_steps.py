@@ -13,7 +13,7 @@ import pytest
 from pytest_aorta.facts import launch_facts
 from pytest_aorta.kineto import overlap_of_trace, read_trace
 from pytest_aorta.launching import DistributedWorld
-from pytest_aorta.result import StepOverlap
+from pytest_aorta.overlap import OverlapCapture
 
 LAUNCHES = 3
 PROFILED = {"warmup": 10, "profile_steps": 8}
@@ -38,15 +38,14 @@ def test_profiled_steps(distributed_world: DistributedWorld, name: str) -> None:
         assert folder is not None, "give --aorta-results"
         timed_ms = launch_facts(result).step_time_ms["p50"]
         kept = [read_trace(folder / "ranks" / str(rank) / "trace.json.gz") for rank in range(result.world_size)]
-        with_host = [overlap_of_trace(trace, on_device=True).steps for trace in kept]
+        with_host = [overlap_of_trace(trace, on_device=True) for trace in kept]
         print(f"\n{name}: timed p50 {timed_ms:.2f} ms")
-        print(f"  device alone {described(result.overlap, timed_ms)}")
+        print(f"  device alone {described([OverlapCapture(steps, {}) for steps in result.overlap], timed_ms)}")
         print(f"  with host    {described(with_host, timed_ms)}")
 
 
-def described(ranks: Sequence[Sequence[StepOverlap]], timed_ms: float) -> str:
+def described(ranks: Sequence[OverlapCapture], timed_ms: float) -> str:
     """Step times as ratios to the timed ones', and each rank's overlap."""
-    ratios = sorted(step.step_ms / timed_ms for steps in ranks for step in steps)
-    shares = [sum(step.hidden_comm_ms for step in steps) / sum(step.comm_ms for step in steps) for steps in ranks]
-    overlap = " ".join(f"{share:.3f}" for share in shares)
+    ratios = sorted(step.step_ms / timed_ms for capture in ranks for step in capture.steps)
+    overlap = " ".join(f"{capture.metrics()['overlap_ratio']:.3f}" for capture in ranks)
     return f"{median(ratios):.3f} of it ({ratios[0]:.3f} to {ratios[-1]:.3f}), overlap_ratio by rank {overlap}"

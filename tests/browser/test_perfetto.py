@@ -6,10 +6,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from kineto_traces import rank_trace
+from kineto_traces import keep_traces, rank_trace
 from perfetto import errors, find_perfetto, perfetto_with, slices
 
-from pytest_aorta.files import write_json
 from pytest_aorta.kineto import read_trace
 from pytest_aorta.traces import merge_run
 
@@ -19,10 +18,7 @@ LATER_NS = 7_000
 @pytest.fixture
 def merged(tmp_path):
     """Two ranks' traces, one begun later, in one file."""
-    for rank in (0, 1):
-        folder = tmp_path / "ranks" / str(rank)
-        folder.mkdir(parents=True)
-        write_json(folder / "trace.json.gz", rank_trace(LATER_NS * rank))
+    keep_traces(tmp_path, [rank_trace(LATER_NS * rank) for rank in (0, 1)])
     return merge_run(tmp_path)
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from pytest_aorta.kineto import BOUNDARY
@@ -9,6 +13,7 @@ from pytest_aorta.kineto import BOUNDARY
 TRAINING, BACKWARD, GLOO = 100, 101, 200
 # Far from zero, as real ones are: microseconds since a recent moment, with nanoseconds behind the point.
 ORIGIN_US = 4_423_687_156_865.729
+BASE_NS = 1_790_857_026_000_000_000
 
 
 def event(category: str, name: str, begin_us: float, duration_us: float, thread: Any = TRAINING, **args: Any) -> dict:
@@ -34,10 +39,7 @@ def kernel(name: str, begin_us: float, duration_us: float, stream: int = 7, **ar
 def trace(*events: dict | list[dict]) -> dict[str, Any]:
     flat = [one for entry in events for one in (entry if isinstance(entry, list) else [entry])]
     named = {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {"name": "python3"}}
-    return {"schemaVersion": 1, "baseTimeNanoseconds": 1790857026000000000, "traceEvents": [named, *flat]}
-
-
-BASE_NS = 1_790_857_026_000_000_000
+    return {"schemaVersion": 1, "baseTimeNanoseconds": BASE_NS, "traceEvents": [named, *flat]}
 
 
 def named(thread, name: str, process=1) -> dict:
@@ -68,3 +70,11 @@ def rank_trace(later_ns: int = 0) -> dict:
         flow("f", 60.0, 7) | {"pid": 0},
     )
     return document | {"baseTimeNanoseconds": BASE_NS + later_ns, "distributedInfo": {"rank": 0}}
+
+
+def keep_traces(run_dir: Path, traces: Iterable[dict]) -> None:
+    """As the ranks of a launch keep theirs."""
+    for rank, document in enumerate(traces):
+        folder = run_dir / "ranks" / str(rank)
+        folder.mkdir(parents=True)
+        (folder / "trace.json.gz").write_bytes(gzip.compress(json.dumps(document).encode()))

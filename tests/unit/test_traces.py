@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections import defaultdict
 
 import pytest
-from kineto_traces import BASE_NS, rank_trace
+from kineto_traces import BASE_NS, keep_traces, rank_trace
 
 from pytest_aorta.kineto import read_trace
 from pytest_aorta.traces import merge_run, merge_traces
@@ -80,10 +79,7 @@ def test_launch_without_traces_has_none_to_merge(tmp_path):
 
 
 def test_kept_traces_of_a_launch_are_merged_into_its_folder(tmp_path):
-    for rank in range(11):
-        folder = tmp_path / "ranks" / str(rank)
-        folder.mkdir(parents=True)
-        (folder / "trace.json.gz").write_bytes(gzip.compress(json.dumps(rank_trace()).encode()))
+    keep_traces(tmp_path, [rank_trace()] * 11)
     path = merge_run(tmp_path)
     merged = read_trace(path)
     check_structure(merged)
