@@ -17,6 +17,7 @@ import pytest
 
 from pytest_aorta.devices import World
 from pytest_aorta.diagnosis import launch_failure
+from pytest_aorta.evidence import steps_entered
 from pytest_aorta.launch import launch
 from pytest_aorta.plan import LaunchPlan, NodeGroup
 from pytest_aorta.process.wire import TOKEN_VARIABLE
@@ -52,15 +53,11 @@ def make_plan(folder: Path, port: int, name: str, **config: object) -> LaunchPla
 
 def terminate_in_mid_run(agent: subprocess.Popen[str], run_dir: Path) -> None:
     deadline_s = time.monotonic() + UNDER_WAY_S
-    while not all(progress(run_dir / f"ranks/{rank}/progress") > 3 for rank in (0, 1)):
+    while not all(steps_entered(run_dir / f"ranks/{rank}") > 3 for rank in (0, 1)):
         if time.monotonic() > deadline_s:
             return
         time.sleep(0.05)
     agent.terminate()
-
-
-def progress(path: Path) -> int:
-    return int.from_bytes(path.read_bytes()[:8], "little") if path.exists() else 0
 
 
 def test_waiting_agent_takes_part_in_one_launch_after_the_other(tmp_path, port):

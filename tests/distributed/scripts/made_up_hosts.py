@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
+from pytest_aorta.evidence import steps_entered
+
 LEFT_S = 20.0
 
 
@@ -31,8 +33,8 @@ def command_line(pid: int) -> str:
 
 def are_under_way(temporary: Sequence[Path]) -> bool:
     """Whether a rank of each host, whose temporary folders these are, is in its measured steps."""
-    counters = [list(folder.glob("aorta-node-*/run/ranks/*/progress")) for folder in temporary]
-    return all(any(int.from_bytes(path.read_bytes()[:8], "little") > 3 for path in paths) for paths in counters)
+    ranks = [folder.glob("aorta-node-*/run/ranks/*") for folder in temporary]
+    return all(any(steps_entered(rank) > 3 for rank in of_host) for of_host in ranks)
 
 
 def do_in_mid_run(
