@@ -23,13 +23,12 @@ from peer_rules import PEERS
 from regimes import REGIMES, week
 from scipy.stats import beta
 
-from pytest_aorta.decision import RESOLVED_BY, Outcome, decide_pairs, decide_stored
-from pytest_aorta.facts import LaunchFacts
-from pytest_aorta.health import slow_rank
-from pytest_aorta.metrics import METRICS
-from pytest_aorta.priors import CASES_DF, default_spread
-from pytest_aorta.spread import Level, Spread, level, observed, typical
-from pytest_aorta.within_launch import growth, rank_lags_ms
+from pytest_aorta.result.facts import LaunchFacts, growth, rank_lags_ms
+from pytest_aorta.verdict.explain import slow_rank
+from pytest_aorta.verdict.metrics import METRICS
+from pytest_aorta.verdict.priors import CASES_DF, default_spread
+from pytest_aorta.verdict.statistics.decision import RESOLVED_BY, Outcome, decide_pairs, decide_stored
+from pytest_aorta.verdict.statistics.variance import Level, Spread, level, observed, typical
 
 DATA = Path(__file__).parent / "data"
 K = 10

@@ -9,8 +9,8 @@ from statistics import median
 
 import pytest
 
-from pytest_aorta.facts import launch_facts
-from pytest_aorta.launching import DistributedWorld
+from pytest_aorta.result.facts import launch_facts
+from pytest_aorta.session.world import DistributedWorld
 
 LAUNCHES = 3
 SIZES = {

@@ -15,12 +15,13 @@ from statistics import median
 
 import pytest
 
-from pytest_aorta.devices import World
-from pytest_aorta.diagnosis import launch_failure
-from pytest_aorta.discovery import visible_devices
-from pytest_aorta.launch import LaunchOutcome
-from pytest_aorta.plan import FORKSERVER, TORCHRUN, LaunchPlan, launch_environment
-from pytest_aorta.warm import ForkServers
+from pytest_aorta.launch.command import launch_environment
+from pytest_aorta.launch.warm import ForkServers
+from pytest_aorta.plan.gpus import visible_devices
+from pytest_aorta.plan.launch_plan import FORKSERVER, TORCHRUN, LaunchPlan
+from pytest_aorta.plan.world import World
+from pytest_aorta.result.diagnosis import launch_failure
+from pytest_aorta.result.outcome import LaunchOutcome
 
 NUM_RANKS = 2
 # Bare torchrun runs the very program, with the recorder's few lines doing nothing there.

@@ -21,9 +21,9 @@ from typing import Any
 
 import pytest
 
-from pytest_aorta.errors import AortaError
-from pytest_aorta.launching import DistributedWorld
-from pytest_aorta.result import WorkloadResult
+from pytest_aorta.common.errors import AortaError
+from pytest_aorta.result.measurements import WorkloadResult
+from pytest_aorta.session.world import DistributedWorld
 
 SEQ_LEN, WARMUP, STEPS = 8192, 5, 12
 SIMPLE, FSDP2, TORCHTITAN = "llama_simple_fsdp", "llama_fsdp2", "torchtitan"

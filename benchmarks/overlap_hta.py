@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from pytest_aorta.kineto import overlap_of_trace, read_trace
+from pytest_aorta.result.trace.kineto import overlap_of_trace, read_trace
 
 # HTA rounds to microseconds by default, which moves short kernels' edges: ours are nanoseconds.
 os.environ.setdefault("HTA_DISABLE_NS_ROUNDING", "1")

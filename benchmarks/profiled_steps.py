@@ -10,10 +10,10 @@ from statistics import median
 
 import pytest
 
-from pytest_aorta.facts import launch_facts
-from pytest_aorta.kineto import overlap_of_trace, read_trace
-from pytest_aorta.launching import DistributedWorld
-from pytest_aorta.overlap import OverlapCapture
+from pytest_aorta.result.facts import launch_facts
+from pytest_aorta.result.trace.kineto import overlap_of_trace, read_trace
+from pytest_aorta.result.trace.overlap import OverlapCapture
+from pytest_aorta.session.world import DistributedWorld
 
 LAUNCHES = 3
 PROFILED = {"warmup": 10, "profile_steps": 8}

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from pytest_aorta.facts import sitting_id
-from pytest_aorta.launching import DistributedWorld
-from pytest_aorta.result import WorkloadResult
+from pytest_aorta.result.facts import sitting_id
+from pytest_aorta.result.measurements import WorkloadResult
+from pytest_aorta.session.world import DistributedWorld
 
 SIZES: dict[tuple[str, str], dict[str, Any]] = {
     ("llama_fsdp2", "cpu"): {"steps": 120, "warmup": 10},

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from pytest_aorta.decision import Outcome, decide_pairs, decide_stored
-from pytest_aorta.metrics import METRICS
-from pytest_aorta.priors import CASES_DF, default_spread
-from pytest_aorta.spread import Epoch, Spread, Variance, level, observed, typical
+from pytest_aorta.verdict.metrics import METRICS
+from pytest_aorta.verdict.priors import CASES_DF, default_spread
+from pytest_aorta.verdict.statistics.decision import Outcome, decide_pairs, decide_stored
+from pytest_aorta.verdict.statistics.variance import Epoch, Spread, Variance, level, observed, typical
 
 K, MAX_LAUNCHES, MAX_PAIRS, TOLERANCE = 10, 5, 6, 0.05
 TESTS_A_WEEK = 50 * 50

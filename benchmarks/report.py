@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "unit"))
 
 from made_up_run import make_run
 
-from pytest_aorta.report.session import session_report
+from pytest_aorta.report.from_session import session_report
 from pytest_aorta.report.write import write_report
 
 

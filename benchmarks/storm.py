@@ -28,10 +28,10 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_aorta.baseline import read_baseline_file
-from pytest_aorta.claims import FOLDER_VARIABLE
-from pytest_aorta.errors import BaselineError
-from pytest_aorta.leases import holders
+from pytest_aorta.common.errors import BaselineError
+from pytest_aorta.launch.lease.lease import holders
+from pytest_aorta.launch.lease.queue import FOLDER_VARIABLE
+from pytest_aorta.verdict.baseline import read_baseline_file
 
 # How often each kind is chosen where there is one.
 VICTIMS = {"rank": 4, "agent": 2, "guard": 2, "fork server": 1, "xdist worker": 1}

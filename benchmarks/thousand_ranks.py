@@ -19,13 +19,14 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from pytest_aorta.devices import Device, World
-from pytest_aorta.facts import launch_facts
-from pytest_aorta.files import write_json_rows
-from pytest_aorta.launch import LaunchOutcome, prepare_folder
-from pytest_aorta.plan import LaunchPlan
-from pytest_aorta.result import RankResult
-from pytest_aorta.validation import collect_result
+from pytest_aorta.common.files import write_json_rows
+from pytest_aorta.launch.guarded import prepare_folder
+from pytest_aorta.plan.launch_plan import LaunchPlan
+from pytest_aorta.plan.world import Device, World
+from pytest_aorta.result.facts import launch_facts
+from pytest_aorta.result.measurements import RankResult
+from pytest_aorta.result.outcome import LaunchOutcome
+from pytest_aorta.result.reading import collect_result
 
 RANKS = 1024
 STEPS = 300

@@ -17,8 +17,8 @@ from statistics import median
 
 import torch
 
-from pytest_aorta.worker.hash_grid import Axis, Grid
-from pytest_aorta.worker.hash_mix import tensor_sums
+from pytest_aorta.worker.hashing.grid import Axis, Grid
+from pytest_aorta.worker.hashing.sums import tensor_sums
 
 WORDS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.int8}
 NUM_TRIALS = 400
@@ -52,7 +52,7 @@ def calls_of(tensor: torch.Tensor, tiles: bool) -> dict[str, Callable[[], object
     calls[f"x.view({str(word)[6:]}).sum()"] = lambda: tensor.view(word).sum()
     calls["x.view(int).sum()"] = lambda: tensor.view(torch.int64).sum()
     if tiles:
-        from pytest_aorta.worker.hash_triton import Tile, triton_sums
+        from pytest_aorta.worker.hashing.kernel import Tile, triton_sums
 
         for tile in itertools.starmap(Tile, itertools.product((1, 2, 4), (2, 4, 8, 16), (4, 8, 16, 32))):
             calls[str(tile)] = lambda tile=tile: triton_sums(tensor.view(word), grid, tile)

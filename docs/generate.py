@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.facts import LaunchFacts
-from pytest_aorta.markers import MARKERS
-from pytest_aorta.metrics import METRICS, Metric
-from pytest_aorta.options import OPTIONS, Option
-from pytest_aorta.result import RankResult, TensorHashes
-from pytest_aorta.schema_check import load_schema
-from pytest_aorta.spec import WorkloadSpec, read_workload
+from pytest_aorta.common.schema import load_schema
+from pytest_aorta.plan.options import OPTIONS, Option
+from pytest_aorta.plan.workload.declaration import WorkloadSpec, read_workload
+from pytest_aorta.plugin.markers import MARKERS
+from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.result.measurements import RankResult, TensorHashes
+from pytest_aorta.verdict.metrics import METRICS, Metric
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
@@ -133,7 +133,7 @@ _CLASSES = {
 
 
 def _schema(name: str, schema: dict[str, Any]) -> str:
-    text = f"## {schema['title']}\n\n{_sentence(schema['description'])} `pytest_aorta/schemas/{name}`.\n\n"
+    text = f"## {schema['title']}\n\n{_sentence(schema['description'])} `pytest_aorta/common/schemas/{name}`.\n\n"
     text += _properties(schema, schema["title"])
     for part, inner in schema.get("$defs", {}).items():
         if "properties" in inner:

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_aorta.baseline import Baseline
-from pytest_aorta.errors import AortaError
-from pytest_aorta.facts import LaunchFacts, launch_facts
-from pytest_aorta.result import WorkloadResult
-from pytest_aorta.validation import read_result
-from pytest_aorta.verdicts import Verdict
+from pytest_aorta.common.errors import AortaError
+from pytest_aorta.result.facts import LaunchFacts, launch_facts
+from pytest_aorta.result.measurements import WorkloadResult
+from pytest_aorta.result.reading import read_result
+from pytest_aorta.verdict.baseline import Baseline
+from pytest_aorta.verdict.verdicts import Verdict
 
 
 @dataclass(frozen=True)

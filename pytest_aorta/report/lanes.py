@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from pytest_aorta.intervals import Intervals, difference, union
-from pytest_aorta.overlap import COMPUTE, COPY
-from pytest_aorta.result import StepOverlap, WorkloadResult
+from pytest_aorta.result.measurements import StepOverlap, WorkloadResult
+from pytest_aorta.result.trace.intervals import Intervals, difference, union
+from pytest_aorta.result.trace.overlap import COMPUTE, COPY
 
 EXPOSED = "exposed"
 _NS_PER_MS = 1_000_000

@@ -6,10 +6,10 @@ import html
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from pytest_aorta.decision import Outcome
-from pytest_aorta.records import TestRecord
-from pytest_aorta.reporting import totals
-from pytest_aorta.verdicts import Verdict
+from pytest_aorta.session.record import TestRecord
+from pytest_aorta.session.text import totals
+from pytest_aorta.verdict.statistics.decision import Outcome
+from pytest_aorta.verdict.verdicts import Verdict
 
 # GitHub drops a step's summary as a whole above 1 MiB; others may write to the same file.
 MAX_BYTES = 512 << 10

@@ -7,8 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from pytest_aorta.metrics import METRICS, measured_values
 from pytest_aorta.report.data import Case, Report, Test
+from pytest_aorta.verdict.metrics import METRICS, measured_values
 
 SCHEMA = "report_summary.schema.json"
 SCHEMA_VERSION = 1

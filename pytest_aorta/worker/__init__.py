@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from pytest_aorta.overlap import OverlapCapture
-from pytest_aorta.result import FailureDetail, RankResult, TensorHashes
-from pytest_aorta.worker.delay import Delay
+from pytest_aorta.result.measurements import FailureDetail, RankResult, TensorHashes
+from pytest_aorta.result.trace.overlap import OverlapCapture
 from pytest_aorta.worker.environment import environment_facts
-from pytest_aorta.worker.measuring import measure
-from pytest_aorta.worker.overlap import capture_overlap, profiled
+from pytest_aorta.worker.hashing.weights import (
+    LocalShard,
+    WeightHash,
+    hash_local,
+    hash_optimizer,
+    hash_parameters,
+    hash_shards,
+)
+from pytest_aorta.worker.moved import keep_former_names
+from pytest_aorta.worker.overlap.profile import capture_overlap, profiled
+from pytest_aorta.worker.overlap.spans import Handle, StreamSpans, Transfer
 from pytest_aorta.worker.rank_env import RankEnv
 from pytest_aorta.worker.recorder import Recorder, recorder
-from pytest_aorta.worker.stream_spans import StreamSpans
 from pytest_aorta.worker.telemetry import Telemetry
-from pytest_aorta.worker.timer import StepTimer
-from pytest_aorta.worker.weight_hash import WeightHash, hash_local, hash_optimizer, hash_parameters
+from pytest_aorta.worker.timing.delay import Delay
+from pytest_aorta.worker.timing.measure import measure
+from pytest_aorta.worker.timing.timer import StepTimer
 from pytest_aorta.worker.workload import Workload
 
 __all__ = [
     "Delay",
     "FailureDetail",
+    "Handle",
+    "LocalShard",
     "OverlapCapture",
     "RankEnv",
     "RankResult",
@@ -27,6 +37,7 @@ __all__ = [
     "StreamSpans",
     "Telemetry",
     "TensorHashes",
+    "Transfer",
     "WeightHash",
     "Workload",
     "capture_overlap",
@@ -34,7 +45,10 @@ __all__ = [
     "hash_local",
     "hash_optimizer",
     "hash_parameters",
+    "hash_shards",
     "measure",
     "profiled",
     "recorder",
 ]
+
+keep_former_names(__name__)

@@ -7,8 +7,8 @@ import platform
 
 import torch
 
-from pytest_aorta.variables import is_allowed
-from pytest_aorta.worker import hash_mix
+from pytest_aorta.plan.workload.environment import is_allowed
+from pytest_aorta.worker.hashing import keys
 
 
 def environment_facts(
@@ -30,7 +30,7 @@ def environment_facts(
         "bitwise_reproducible": bitwise_reproducible,
         "num_threads": torch.get_num_threads(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "weight_hash_version": hash_mix.VERSION,
+        "weight_hash_version": keys.VERSION,
     }
     if device.type == "cuda":
         facts |= {

@@ -16,13 +16,13 @@ from typing import Any
 
 import torch.distributed as dist
 
-from pytest_aorta.files import is_source_of, write_json, write_json_rows
-from pytest_aorta.phases import IMPORTED, RAN, SET_UP, leave_mark
-from pytest_aorta.result import RankResult
-from pytest_aorta.worker.adapted import adapted_result
-from pytest_aorta.worker.canary import run_canary
+from pytest_aorta.common.files import PACKAGE_ROOT, is_source_of, write_json, write_json_rows
+from pytest_aorta.result.measurements import RankResult
+from pytest_aorta.result.outcome import IMPORTED, RAN, SET_UP, leave_mark
+from pytest_aorta.worker.from_logs import adapted_result
 from pytest_aorta.worker.recorder import recorder
 from pytest_aorta.worker.telemetry import Telemetry, write_telemetry
+from pytest_aorta.worker.timing.canary import run_canary
 from pytest_aorta.worker.workload import Workload
 
 
@@ -96,10 +96,9 @@ def refuse_leaks(reference: dict[str, str] | None) -> None:
     if reference is None or "checkout" not in reference:
         return
     # Where the checkout is our own, it holds the version that pytest runs, which is ranks' too.
-    harness = Path(__file__).resolve().parents[1]
     for name, module in sorted(sys.modules.items()):
         file = getattr(module, "__dict__", {}).get("__file__")
-        if not file or Path(file).resolve().is_relative_to(harness):
+        if not file or Path(file).resolve().is_relative_to(PACKAGE_ROOT):
             continue
         if is_source_of(Path(reference["checkout"]), Path(file)):
             raise ImportError(

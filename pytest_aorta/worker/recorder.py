@@ -17,12 +17,12 @@ from contextlib import contextmanager
 
 import torch
 
-from pytest_aorta.overlap import OverlapCapture
-from pytest_aorta.result import FailureDetail, RankResult, TensorHashes
-from pytest_aorta.worker.canary import run_canary
+from pytest_aorta.result.measurements import FailureDetail, RankResult, TensorHashes
+from pytest_aorta.result.trace.overlap import OverlapCapture
 from pytest_aorta.worker.environment import environment_facts
-from pytest_aorta.worker.timer import StepTimer
-from pytest_aorta.worker.weight_hash import hash_parameters
+from pytest_aorta.worker.hashing.weights import hash_parameters
+from pytest_aorta.worker.timing.canary import run_canary
+from pytest_aorta.worker.timing.timer import StepTimer
 
 
 class Recorder:

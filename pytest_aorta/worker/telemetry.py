@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.overlap import OverlapCapture
-from pytest_aorta.result import RankResult, StepOverlap
+from pytest_aorta.result.measurements import RankResult, StepOverlap
+from pytest_aorta.result.trace.overlap import OverlapCapture
 
 TELEMETRY_FILE = "telemetry.jsonl"
 # Beyond these every second, third, ... step is left out, and the last segments of a lane.

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from pytest_aorta.result import RankResult
+from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.worker.telemetry import Telemetry
 
 

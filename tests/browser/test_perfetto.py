@@ -9,8 +9,8 @@ import pytest
 from kineto_traces import keep_traces, rank_trace
 from perfetto import errors, find_perfetto, perfetto_with, slices
 
-from pytest_aorta.kineto import read_trace
-from pytest_aorta.traces import merge_run
+from pytest_aorta.result.trace.kineto import read_trace
+from pytest_aorta.result.trace.merged import merge_run
 
 LATER_NS = 7_000
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from made_up_run import make_run
 
-from pytest_aorta.report.session import session_report
+from pytest_aorta.report.from_session import session_report
 from pytest_aorta.report.write import write_report
 
 ROWS = "[...document.querySelectorAll('#verdicts tbody tr')].filter((row) => !row.hidden)"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from pytest_aorta.launching import DistributedWorld
-from pytest_aorta.result import WorkloadResult
+from pytest_aorta.result.measurements import WorkloadResult
+from pytest_aorta.session.world import DistributedWorld
 
 FSDP = {
     "cpu": {"steps": 20, "warmup": 3, "verify": 3},

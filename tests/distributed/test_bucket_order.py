@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from pytest_aorta.errors import ComparisonFailed
+from pytest_aorta.common.errors import ComparisonFailed
 
 # Of two addends the order does not matter.
 pytestmark = [pytest.mark.numerics, pytest.mark.world(size=3, device="cpu", warm=True)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_aorta.errors import WorkloadFailed
+from pytest_aorta.common.errors import WorkloadFailed
 
 pytestmark = [pytest.mark.world(size=1, device="cpu"), pytest.mark.timeout(120)]
 

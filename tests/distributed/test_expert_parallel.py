@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_aorta.errors import LaunchError
+from pytest_aorta.common.errors import LaunchError
 
 pytestmark = [
     pytest.mark.numerics,

@@ -14,16 +14,17 @@ from typing import Any
 
 import pytest
 
-from pytest_aorta.claims import FOLDER_VARIABLE
-from pytest_aorta.devices import World
-from pytest_aorta.diagnosis import launch_failure
-from pytest_aorta.errors import ResultError
-from pytest_aorta.evidence import read_evidence
-from pytest_aorta.launch import LaunchOutcome, launch
-from pytest_aorta.leases import holders
-from pytest_aorta.plan import LaunchPlan, Limits
-from pytest_aorta.spec import find_workload, resolve_config
-from pytest_aorta.validation import collect_result
+from pytest_aorta.common.errors import ResultError
+from pytest_aorta.launch.guarded import launch
+from pytest_aorta.launch.lease.lease import holders
+from pytest_aorta.launch.lease.queue import FOLDER_VARIABLE
+from pytest_aorta.plan.launch_plan import LaunchPlan, Limits
+from pytest_aorta.plan.workload.declaration import find_workload, resolve_config
+from pytest_aorta.plan.world import World
+from pytest_aorta.result.diagnosis import launch_failure
+from pytest_aorta.result.evidence import read_evidence
+from pytest_aorta.result.outcome import LaunchOutcome
+from pytest_aorta.result.reading import collect_result
 
 WORKLOADS = Path(__file__).parent / "workloads"
 SHORT = Limits(error_grace_s=2, straggler_s=3, output_cap_bytes=32 << 20)

@@ -9,9 +9,9 @@ import pynvml
 import pytest
 from test_faults import failed, make_plan
 
-from pytest_aorta.devices import World
-from pytest_aorta.discovery import visible_devices
-from pytest_aorta.launching import DistributedWorld
+from pytest_aorta.plan.gpus import visible_devices
+from pytest_aorta.plan.world import World
+from pytest_aorta.session.world import DistributedWorld
 
 pytestmark = pytest.mark.world(size=2, device="cuda")
 LIMIT_S = 60.0

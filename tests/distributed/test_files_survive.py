@@ -18,15 +18,16 @@ from pathlib import Path
 
 import pytest
 
-from pytest_aorta.baseline import Baseline, StoredLaunch, baseline_path, orphans, read_baseline, write_baseline
-from pytest_aorta.devices import World
-from pytest_aorta.diagnosis import launch_failure
-from pytest_aorta.errors import BaselineError, LaunchError, ResultError
-from pytest_aorta.facts import LaunchFacts
-from pytest_aorta.launch import LaunchOutcome, launch, prepare_folder
-from pytest_aorta.plan import LaunchPlan
-from pytest_aorta.result import RankResult
-from pytest_aorta.validation import collect_result
+from pytest_aorta.common.errors import BaselineError, LaunchError, ResultError
+from pytest_aorta.launch.guarded import launch, prepare_folder
+from pytest_aorta.plan.launch_plan import LaunchPlan
+from pytest_aorta.plan.world import World
+from pytest_aorta.result.diagnosis import launch_failure
+from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.result.measurements import RankResult
+from pytest_aorta.result.outcome import LaunchOutcome
+from pytest_aorta.result.reading import collect_result
+from pytest_aorta.verdict.baseline import Baseline, StoredLaunch, baseline_path, orphans, read_baseline, write_baseline
 
 PLATFORM = "cpu-x2-gloo"
 CASE = "tests/test_a.py::test_x::fsdp"

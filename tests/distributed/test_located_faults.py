@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_aorta.errors import ComparisonFailed
+from pytest_aorta.common.errors import ComparisonFailed
 
 pytestmark = [pytest.mark.numerics, pytest.mark.world(size=2, device="cpu", warm=True)]
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from pytest_aorta.devices import World
-from pytest_aorta.diagnosis import launch_failure
-from pytest_aorta.discovery import visible_devices
-from pytest_aorta.launch import launch
-from pytest_aorta.leasing import LeasedWorld
-from pytest_aorta.plan import LaunchPlan, NodeGroup
-from pytest_aorta.spec import find_workload, resolve_config
-from pytest_aorta.validation import collect_result
+from pytest_aorta.launch.guarded import launch
+from pytest_aorta.launch.lease.world import LeasedWorld
+from pytest_aorta.plan.gpus import visible_devices
+from pytest_aorta.plan.launch_plan import LaunchPlan, NodeGroup
+from pytest_aorta.plan.workload.declaration import find_workload, resolve_config
+from pytest_aorta.plan.world import World
+from pytest_aorta.result.diagnosis import launch_failure
+from pytest_aorta.result.reading import collect_result
 
 
 @pytest.mark.world(size=2, device="cuda")

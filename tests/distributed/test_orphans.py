@@ -9,12 +9,13 @@ from pathlib import Path
 
 from test_faults import START_S, await_true, make_plan, mentioning
 
-from pytest_aorta.launch import LaunchOutcome, launch
+from pytest_aorta.launch.guarded import launch
+from pytest_aorta.result.outcome import LaunchOutcome
 
 # Python runs it before a rank's program.
 SLOW_START = """
 import os, sys, time
-if "pytest_aorta.process.rank" in sys.orig_argv and "pytest_aorta.process.agent" not in sys.orig_argv:
+if "pytest_aorta.launch.process.rank" in sys.orig_argv and "pytest_aorta.launch.process.torchrun" not in sys.orig_argv:
     with open(os.environ["STARTED"], "a") as file:
         file.write(f"{os.getppid()}\\n")
     time.sleep(1.5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_aorta.errors import LaunchError
+from pytest_aorta.common.errors import LaunchError
 
 pytestmark = [
     pytest.mark.numerics,

@@ -9,8 +9,8 @@ from dataclasses import asdict
 
 import pytest
 
-from pytest_aorta.discovery import visible_devices
-from pytest_aorta.sensors import open_sensors
+from pytest_aorta.launch.sensors import open_sensors
+from pytest_aorta.plan.gpus import visible_devices
 
 # Of one device: at two readings a second, a fiftieth of a core for eight of them.
 MAX_READ_S = 0.005

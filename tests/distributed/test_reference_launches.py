@@ -68,7 +68,7 @@ TESTS = """
 import json
 from pathlib import Path
 import pytest
-from pytest_aorta.plugin import SESSION
+from pytest_aorta.plugin.hooks import SESSION
 
 pytestmark = [pytest.mark.world(size=2, device="cpu"), pytest.mark.timeout(120)]
 

@@ -6,7 +6,7 @@ from statistics import fmean
 
 import pytest
 
-from pytest_aorta.errors import ComparisonFailed, LaunchError
+from pytest_aorta.common.errors import ComparisonFailed, LaunchError
 
 pytestmark = [
     pytest.mark.overlap,

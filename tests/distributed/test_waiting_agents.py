@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from pytest_aorta.devices import World
-from pytest_aorta.diagnosis import launch_failure
-from pytest_aorta.evidence import steps_entered
-from pytest_aorta.launch import launch
-from pytest_aorta.plan import LaunchPlan, NodeGroup
-from pytest_aorta.process.wire import TOKEN_VARIABLE
-from pytest_aorta.spec import find_workload, resolve_config
-from pytest_aorta.validation import collect_result
+from pytest_aorta.launch.guarded import launch
+from pytest_aorta.launch.nodes.wire import TOKEN_VARIABLE
+from pytest_aorta.plan.launch_plan import LaunchPlan, NodeGroup
+from pytest_aorta.plan.workload.declaration import find_workload, resolve_config
+from pytest_aorta.plan.world import World
+from pytest_aorta.result.diagnosis import launch_failure
+from pytest_aorta.result.folder import steps_entered
+from pytest_aorta.result.reading import collect_result
 
 WORKLOADS = Path(__file__).parent / "workloads"
 # More than two ranks need to start, on cores that others use too.
@@ -65,7 +65,7 @@ def test_waiting_agent_takes_part_in_one_launch_after_the_other(tmp_path, port):
     environ = dict(os.environ) | {TOKEN_VARIABLE: "secret", "AORTA_LEASE_DIR": str(tmp_path / "leases")}
     environ["TMPDIR"] = str(tmp_path)
     environ["PYTHONPATH"] = str(Path(__file__).parents[2])
-    command = [sys.executable, "-m", "pytest_aorta", "agent", "--wait", "--connect", f"127.0.0.1:{port}"]
+    command = [sys.executable, "-m", "pytest_aorta.cli", "agent", "--wait", "--connect", f"127.0.0.1:{port}"]
     with (tmp_path / "agent.log").open("w+") as log:
         agent = subprocess.Popen([*command, "--node-rank=1"], env=environ, stdout=log, stderr=log)
         try:

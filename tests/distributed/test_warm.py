@@ -16,14 +16,14 @@ from typing import Any
 
 import pytest
 
-from pytest_aorta.devices import World
-from pytest_aorta.diagnosis import LaunchFailure, launch_failure
-from pytest_aorta.errors import ColdLaunchWarning
-from pytest_aorta.plan import FORKSERVER, TORCHRUN, LaunchPlan
-from pytest_aorta.result import WorkloadResult
-from pytest_aorta.spec import find_workload, resolve_config
-from pytest_aorta.validation import collect_result
-from pytest_aorta.warm import ForkServers
+from pytest_aorta.common.errors import ColdLaunchWarning
+from pytest_aorta.launch.warm import ForkServers
+from pytest_aorta.plan.launch_plan import FORKSERVER, TORCHRUN, LaunchPlan
+from pytest_aorta.plan.workload.declaration import find_workload, resolve_config
+from pytest_aorta.plan.world import World
+from pytest_aorta.result.diagnosis import LaunchFailure, launch_failure
+from pytest_aorta.result.measurements import WorkloadResult
+from pytest_aorta.result.reading import collect_result
 
 GONE_S = 40.0
 CONFIGS = {
@@ -88,7 +88,7 @@ def test_inner(workload):
 
 BROKEN_SERVER = """
 import sys
-if "pytest_aorta.process.forkserver" in sys.orig_argv:
+if "pytest_aorta.launch.process.forkserver" in sys.orig_argv:
     raise SystemExit("no server today")
 """
 
@@ -315,7 +315,7 @@ def test_workload_names_what_the_server_is_to_import(servers, tmp_path):
 
 PRELOADING = """
 import sys
-from pytest_aorta.process.forkserver import ForkServer, num_threads, preload
+from pytest_aorta.launch.process.forkserver import ForkServer, num_threads, preload
 server = ForkServer(None, preload())
 assert server.preload(["quiet", "threaded", "forking"]) is None
 assert "quiet" in sys.modules and not {"threaded", "forking"} & set(sys.modules)

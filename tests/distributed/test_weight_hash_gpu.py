@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from pytest_aorta.launching import DistributedWorld
+from pytest_aorta.session.world import DistributedWorld
 
 
 @pytest.mark.world(size=1, device="cuda")

@@ -30,9 +30,10 @@ FAKE_LAUNCHER = """
 import json
 
 import pytest
-from pytest_aorta.devices import Device
-from pytest_aorta.launch import LaunchOutcome, prepare_folder
-from pytest_aorta.plugin import SESSION
+from pytest_aorta.plan.world import Device
+from pytest_aorta.result.outcome import LaunchOutcome
+from pytest_aorta.launch.guarded import prepare_folder
+from pytest_aorta.plugin.hooks import SESSION
 
 
 def pytest_sessionstart(session):

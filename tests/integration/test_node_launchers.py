@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from pytest_aorta.devices import World
-from pytest_aorta.diagnosis import launch_failure
-from pytest_aorta.launch import launch
-from pytest_aorta.plan import LaunchPlan, NodeGroup
-from pytest_aorta.process.wire import TOKEN_VARIABLE
+from pytest_aorta.launch.guarded import launch
+from pytest_aorta.launch.nodes.wire import TOKEN_VARIABLE
+from pytest_aorta.plan.launch_plan import LaunchPlan, NodeGroup
+from pytest_aorta.plan.world import World
+from pytest_aorta.result.diagnosis import launch_failure
 
 TOKEN = "secret"
 # What srun does, on one host; the shell's own arguments are the ranks of the nodes.
@@ -23,8 +23,8 @@ EACH = 'for rank in $0; do AORTA_NODE_RANK=$rank "$@" & pids="$pids $!"; done; w
 # One agent that comes, waits for the plan and is killed; then srun's last words, and what it waits for.
 KILLED = f"""
 import socket, sys, time
-from pytest_aorta.nodes import versions
-from pytest_aorta.process.wire import Wire
+from pytest_aorta.launch.nodes.handover import versions
+from pytest_aorta.launch.nodes.wire import Wire
 host, port = sys.argv[-1].split(":")
 with socket.create_connection((host, int(port))) as connection:
     wire = Wire(connection, b"{TOKEN}", is_server=False)
@@ -110,7 +110,7 @@ def test_interrupted_launch_ends_its_agents(tmp_path, monkeypatch):
         time.sleep(1.0)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("pytest_aorta.launch.GuardedLaunch.wait", interrupted)
+    monkeypatch.setattr("pytest_aorta.launch.guarded.GuardedLaunch.wait", interrupted)
     began_s = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         launch(plan, os.environ)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_aorta.metrics import METRICS
+from pytest_aorta.verdict.metrics import METRICS
 
 
 def assert_usage_error(result: pytest.RunResult, message: str) -> None:

@@ -79,7 +79,7 @@ def test_wheel_holds_the_packages_and_nothing_else(built):
     with zipfile.ZipFile(next(built.glob("*.whl"))) as archive:
         files = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert files == set(package_files().values())
-    assert {"pytest_aorta/py.typed", "pytest_aorta/schemas/baseline.schema.json"} <= files
+    assert {"pytest_aorta/py.typed", "pytest_aorta/common/schemas/baseline.schema.json"} <= files
 
 
 def test_version_of_a_clone_without_tags_is_a_development_version(built):

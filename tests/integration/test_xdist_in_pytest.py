@@ -15,7 +15,7 @@ TWO_FILES = {
 # Each process says which pid wrote a baseline.
 SPY = """
 import os
-import pytest_aorta.updates as updates
+import pytest_aorta.session.baselines as updates
 
 _write = updates.write_baseline
 

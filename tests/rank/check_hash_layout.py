@@ -17,8 +17,8 @@ from torch.distributed.tensor._utils import _compute_local_shape_and_global_offs
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from pytest_aorta.worker import weight_hash
-from pytest_aorta.worker.hash_layout import placed_grids
+from pytest_aorta.worker.hashing import weights as weight_hash
+from pytest_aorta.worker.hashing.layout import placed_grids
 
 settings.register_profile("shared-host", deadline=None, max_examples=25)
 settings.load_profile("shared-host")

@@ -11,7 +11,7 @@ from aorta_workloads.ranking.data import make_batch
 from aorta_workloads.ranking.model import RankingConfig, RankingModel, initialize
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from pytest_aorta.intervals import intersection, length, union
+from pytest_aorta.result.trace.intervals import intersection, length, union
 from pytest_aorta.worker import Delay, StreamSpans
 
 CPU = torch.device("cpu")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pytest_aorta.adapters import AdapterError
+from pytest_aorta.plan.workload.adapter import AdapterError
 from pytest_aorta.worker import Recorder, hash_parameters
-from pytest_aorta.worker.adapted import adapted_result
+from pytest_aorta.worker.from_logs import adapted_result
 
 PATTERN = r"step (?P<step>\d+): (?P<step_time_ms>[\d.]+) ms, loss (?P<loss>\S+)"
 

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pytest_aorta.intervals import union
-from pytest_aorta.overlap import overlap_of
-from pytest_aorta.result import RankResult
+from pytest_aorta.result.measurements import RankResult
+from pytest_aorta.result.trace.intervals import union
+from pytest_aorta.result.trace.overlap import overlap_of
 from pytest_aorta.worker import Delay, StepTimer, StreamSpans, Telemetry
-from pytest_aorta.worker import timer as timer_module
 from pytest_aorta.worker.telemetry import MAX_LINES, MAX_SEGMENTS, write_telemetry
+from pytest_aorta.worker.timing import timer as timer_module
 
 CPU = torch.device("cpu")
 MS = 1_000_000

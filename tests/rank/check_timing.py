@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 
 from pytest_aorta.worker import Delay, StepTimer
-from pytest_aorta.worker.canary import run_canary
-from pytest_aorta.worker.timer import MEMORY_EVERY_STEPS
-from pytest_aorta.worker.waiting import recorded_collectives, waits_of_steps_ms
+from pytest_aorta.worker.timing.canary import run_canary
+from pytest_aorta.worker.timing.timer import MEMORY_EVERY_STEPS
+from pytest_aorta.worker.timing.waits import recorded_collectives, waits_of_steps_ms
 
 CPU = torch.device("cpu")
 KEPT_BYTES = 4 << 20

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from pytest_aorta.within_launch import rank_lags_ms
+from pytest_aorta.result.facts import rank_lags_ms
 from pytest_aorta.worker import Delay, StepTimer
 
 STEPS, SLOW_RANK, DELAY_MS = 15, 1, 30.0

@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_aorta.worker import hash_mix
-from pytest_aorta.worker.hash_grid import Axis, Grid
-from pytest_aorta.worker.hash_mix import tensor_sums
-from pytest_aorta.worker.weight_hash import LocalShard, hash_optimizer, hash_parameters, hash_shards
+from pytest_aorta.worker.hashing import sums as hash_mix
+from pytest_aorta.worker.hashing.grid import Axis, Grid
+from pytest_aorta.worker.hashing.sums import tensor_sums
+from pytest_aorta.worker.hashing.weights import LocalShard, hash_optimizer, hash_parameters, hash_shards
 
 DTYPES = [
     torch.bfloat16,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pytest_aorta.worker.hash_grid import Axis, Grid
-from pytest_aorta.worker.hash_mix import eager_sums, tensor_sums
-from pytest_aorta.worker.hash_triton import DEFAULT_TILE, takes, triton_sums
+from pytest_aorta.worker.hashing.grid import Axis, Grid
+from pytest_aorta.worker.hashing.kernel import DEFAULT_TILE, takes, triton_sums
+from pytest_aorta.worker.hashing.sums import eager_sums, tensor_sums
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ELEMENTS = [torch.int8, torch.int16, torch.int32]

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.kineto import BOUNDARY
+from pytest_aorta.result.trace.kineto import BOUNDARY
 
 TRAINING, BACKWARD, GLOO = 100, 101, 200
 # Far from zero, as real ones are: microseconds since a recent moment, with nanoseconds behind the point.

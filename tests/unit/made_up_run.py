@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 from unit_builders import default_priors, make_result
 
-from pytest_aorta.baseline import Baseline, StoredLaunch, baseline_path, write_baseline
-from pytest_aorta.comparison import StoredComparison
-from pytest_aorta.facts import LaunchFacts, launch_facts
-from pytest_aorta.files import write_json
-from pytest_aorta.intervals import union
-from pytest_aorta.metrics import METRICS, measured_values
-from pytest_aorta.overlap import OverlapCapture, overlap_of
-from pytest_aorta.records import Compared, TestRecord
-from pytest_aorta.reporting import comparison_text
-from pytest_aorta.result import WorkloadResult
-from pytest_aorta.trials import settle
+from pytest_aorta.common.files import write_json
+from pytest_aorta.result.facts import LaunchFacts, launch_facts
+from pytest_aorta.result.measurements import WorkloadResult
+from pytest_aorta.result.trace.intervals import union
+from pytest_aorta.result.trace.overlap import OverlapCapture, overlap_of
+from pytest_aorta.session.record import Compared, TestRecord
+from pytest_aorta.session.rounds import settle
+from pytest_aorta.session.text import comparison_text
+from pytest_aorta.verdict.baseline import Baseline, StoredLaunch, baseline_path, write_baseline
+from pytest_aorta.verdict.comparison import StoredComparison
+from pytest_aorta.verdict.metrics import METRICS, measured_values
 
 PLATFORM = "nvidia-h200-x8-nccl"
 HANG = """\

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from scipy.stats import binom
 
-from pytest_aorta.decision import Decision, decide_pairs, decide_stored
-from pytest_aorta.spread import Level, Spread, Variance, level
+from pytest_aorta.verdict.statistics.decision import Decision, decide_pairs, decide_stored
+from pytest_aorta.verdict.statistics.variance import Level, Spread, Variance, level
 
 WITHIN, BETWEEN = 0.005, 0.007
 PRIOR = Spread(Variance(WITHIN**2, 2), Variance(WITHIN**2, 2), Variance(BETWEEN**2, 6))

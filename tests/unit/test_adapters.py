@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from unit_builders import ENDED_WELL, make_plan, rank_values, write_ranks
 
-from pytest_aorta.adapter_sources import TORCHTITAN_PATTERN, log_records, make_adapter, read_records
-from pytest_aorta.adapters import Adapter, AdapterError, Record, adapted, refuse_bad_adapter
-from pytest_aorta.facts import launch_facts
-from pytest_aorta.spec import read_workload
-from pytest_aorta.validation import collect_result
+from pytest_aorta.plan.workload.adapter import Adapter, AdapterError, Record, adapted, refuse_bad_adapter
+from pytest_aorta.plan.workload.declaration import read_workload
+from pytest_aorta.plan.workload.logs import TORCHTITAN_PATTERN, log_records, make_adapter, read_records
+from pytest_aorta.result.facts import launch_facts
+from pytest_aorta.result.reading import collect_result
 
 PATTERN = r"step (?P<step>\d+): loss (?P<loss>\S+) in (?P<step_time_ms>[\d.]+) ms"
 LOGGED = Adapter("log", PATTERN)
@@ -318,7 +318,7 @@ def test_rank_without_step_times_makes_the_result_invalid_where_all_log(tmp_path
 
 
 def test_plan_of_a_command_tells_ranks_what_to_run_and_to_read(tmp_path):
-    from pytest_aorta.plan import rank_document
+    from pytest_aorta.plan.launch_plan import rank_document
 
     document = json.loads(json.dumps(rank_document(logged_plan(tmp_path, "all"))))
     assert (document["script"], document["args"], document["workload"]) == ("train", [], None)

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from unit_builders import make_baseline, make_facts, stored
 
-from pytest_aorta.baseline import (
+from pytest_aorta.common.errors import BaselineError
+from pytest_aorta.verdict.baseline import (
     MAX_BYTES,
     Baseline,
     baseline_path,
@@ -18,7 +19,6 @@ from pytest_aorta.baseline import (
     read_baseline_file,
     write_baseline,
 )
-from pytest_aorta.errors import BaselineError
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), min_size=1)
 NUMBER = st.floats(allow_nan=False, allow_infinity=False)

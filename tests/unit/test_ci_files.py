@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pytest_aorta.options import OPTIONS
+from pytest_aorta.plan.options import OPTIONS
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted(path for path in (ROOT / "examples").rglob("*") if path.is_file())

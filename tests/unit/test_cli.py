@@ -8,10 +8,11 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from unit_builders import make_baseline, make_facts, with_p50
 
-from pytest_aorta import cli, devices_command
-from pytest_aorta.baseline import StoredLaunch, read_baseline, read_baseline_file, write_baseline
-from pytest_aorta.devices import Device
-from pytest_aorta.leases import bad_marks, lease, mark_bad
+from pytest_aorta.cli import devices as devices_command
+from pytest_aorta.cli import main as cli
+from pytest_aorta.launch.lease.lease import bad_marks, lease, mark_bad
+from pytest_aorta.plan.world import Device
+from pytest_aorta.verdict.baseline import StoredLaunch, read_baseline, read_baseline_file, write_baseline
 
 CASE = "tests/test_a.py::test_x::fsdp"
 OTHER = "tests/test_b.py::test_y::ddp"
@@ -493,17 +494,17 @@ def test_unknown_option_is_told_by_the_word_it_was_typed_after(capsys):
 
 
 def test_module_is_the_command_and_imports_no_torch(here):
-    argv = [sys.executable, "-X", "importtime", "-m", "pytest_aorta", "baselines", "list"]
+    argv = [sys.executable, "-X", "importtime", "-m", "pytest_aorta.cli", "baselines", "list"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0
     assert CASE in done.stdout
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "pytest_aorta.baselines_view" in imported
+    assert "pytest_aorta.cli.baselines.show" in imported
     assert {name for name in imported if name.partition(".")[0] == "torch"} == set()
 
 
 def test_reader_that_leaves_early_is_no_traceback(here):
-    argv = [sys.executable, "-m", "pytest_aorta", "baselines", "list"]
+    argv = [sys.executable, "-m", "pytest_aorta.cli", "baselines", "list"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -514,5 +515,5 @@ def test_reader_that_leaves_early_is_no_traceback(here):
 def test_output_that_knows_only_ascii_gets_escapes(here, monkeypatch):
     store(case="tests/test_a.py::test_ü", launches=launches(10.0))
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
-    argv = [sys.executable, "-m", "pytest_aorta", "baselines", "list"]
+    argv = [sys.executable, "-m", "pytest_aorta.cli", "baselines", "list"]
     assert "test_\\xfc" in subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True).stdout

@@ -12,12 +12,13 @@ from unit_builders import (
     with_p50,
 )
 
-from pytest_aorta.comparison import TEST_HOOK_KEY, PairedComparison, StoredComparison, identity
-from pytest_aorta.decision import Outcome
-from pytest_aorta.errors import SpecError
-from pytest_aorta.metrics import EXACT, METRICS, Tolerance
-from pytest_aorta.priors import SITTING_GAP_S
-from pytest_aorta.verdicts import Verdicts
+from pytest_aorta.common.errors import SpecError
+from pytest_aorta.verdict.applicability import TEST_HOOK_KEY, identity
+from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
+from pytest_aorta.verdict.metrics import EXACT, METRICS, Tolerance
+from pytest_aorta.verdict.priors import SITTING_GAP_S
+from pytest_aorta.verdict.statistics.decision import Outcome
+from pytest_aorta.verdict.verdicts import Verdicts
 
 CONFIG = make_baseline().config
 QUIET = make_baseline(launches=stored(*launches_near(10.0, 10)))

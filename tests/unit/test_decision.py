@@ -16,7 +16,7 @@ from simulated import (
     run_stored,
 )
 
-from pytest_aorta.decision import (
+from pytest_aorta.verdict.statistics.decision import (
     FALSE_ALARM_RATE,
     MISS_RATE,
     PAIR_FALSE_ALARM_RATE,
@@ -27,7 +27,7 @@ from pytest_aorta.decision import (
     detectable,
     quantile_t,
 )
-from pytest_aorta.spread import Spread, Variance, level
+from pytest_aorta.verdict.statistics.variance import Spread, Variance, level
 
 # Ten launches of one sitting that scatter by 0.1%, compared within that sitting.
 QUIET = [-0.002, -0.001, -0.001, 0.0, 0.0, 0.0, 0.001, 0.001, 0.002, 0.0]

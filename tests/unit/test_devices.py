@@ -7,15 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from unit_builders import gpus, make_options
 
-from pytest_aorta.devices import (
-    MAX_CPU_RANKS_PER_CORE,
-    Device,
-    World,
-    check_budget,
-    resolve_world,
-)
-from pytest_aorta.errors import DevicesUnavailable
-from pytest_aorta.markers import WorldSpec
+from pytest_aorta.common.errors import DevicesUnavailable
+from pytest_aorta.plan.world import MAX_CPU_RANKS_PER_CORE, Device, World, WorldSpec, check_budget, resolve_world
 
 ON_CPU = World(2, "cpu")
 

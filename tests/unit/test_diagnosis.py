@@ -5,9 +5,9 @@ import json
 import pytest
 from unit_builders import ENDED_WELL, make_plan, rank_values, write_rank_file, write_ranks
 
-from pytest_aorta.devices import World
-from pytest_aorta.diagnosis import launch_failure
-from pytest_aorta.launch import LaunchOutcome
+from pytest_aorta.plan.world import World
+from pytest_aorta.result.diagnosis import launch_failure
+from pytest_aorta.result.outcome import LaunchOutcome
 
 
 def raised(run_dir, rank: int, time_ns: int, message: str = "boom", kind: str = "ValueError") -> None:

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta import discovery
-from pytest_aorta.discovery import visible_devices, visible_tokens
-from pytest_aorta.errors import DevicesUnavailable
+from pytest_aorta.common.errors import DevicesUnavailable
+from pytest_aorta.plan import gpus as discovery
+from pytest_aorta.plan.gpus import visible_devices, visible_tokens
 
 
 @pytest.mark.parametrize(

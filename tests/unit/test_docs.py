@@ -11,14 +11,14 @@ from types import ModuleType
 import pytest
 import yaml
 
-from pytest_aorta import run_command
-from pytest_aorta.adapters import ADAPTER_SCHEMA
-from pytest_aorta.cli import COMMANDS
-from pytest_aorta.decision import Outcome
-from pytest_aorta.markers import MARKERS
-from pytest_aorta.metrics import METRICS
-from pytest_aorta.options import OPTIONS
-from pytest_aorta.spec import find_workload, workload_places
+from pytest_aorta.cli.main import COMMANDS
+from pytest_aorta.cli.run import command as run_command
+from pytest_aorta.plan.options import OPTIONS
+from pytest_aorta.plan.workload.adapter import ADAPTER_SCHEMA
+from pytest_aorta.plan.workload.declaration import find_workload, workload_places
+from pytest_aorta.plugin.markers import MARKERS
+from pytest_aorta.verdict.metrics import METRICS
+from pytest_aorta.verdict.statistics.decision import Outcome
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

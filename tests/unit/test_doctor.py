@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 from unit_builders import gpus
 
-from pytest_aorta import cli, doctor, doctor_command, doctor_torch
-from pytest_aorta.devices import AMD, NVIDIA
-from pytest_aorta.doctor import MIB, NOTE, OK, PROBLEM
-from pytest_aorta.leases import lease, mark_bad
+from pytest_aorta.cli import main as cli
+from pytest_aorta.cli.doctor import command as doctor_command
+from pytest_aorta.cli.doctor import host as doctor
+from pytest_aorta.cli.doctor import torch_probe as doctor_torch
+from pytest_aorta.cli.doctor.host import MIB, NOTE, OK, PROBLEM
+from pytest_aorta.launch.lease.lease import lease, mark_bad
+from pytest_aorta.plan.world import AMD, NVIDIA
 
 TORCH = {
     "torch": "2.13.0+cu130",

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
-from pytest_aorta import cli
-from pytest_aorta.options import OPTIONS
-from pytest_aorta.process.wire import TOKEN_VARIABLE
+from pytest_aorta.cli import main as cli
+from pytest_aorta.launch.nodes.wire import TOKEN_VARIABLE
+from pytest_aorta.plan.options import OPTIONS
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SBATCH = sorted(EXAMPLES.glob("slurm/*.sbatch"))

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from unit_builders import make_result
 
-from pytest_aorta.facts import NUMERIC_ENVIRONMENT, SAMPLE_SIZE, LaunchFacts, launch_facts, sitting_id
+from pytest_aorta.result.facts import NUMERIC_ENVIRONMENT, SAMPLE_SIZE, LaunchFacts, launch_facts, sitting_id
 
 # Maxima over the ranks, step by step: 4, 2, 3, 5.
 TWO_RANKS = [[1.0, 2.0, 3.0, 5.0], [4.0, 1.0, 2.0, 1.0]]

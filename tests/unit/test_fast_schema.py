@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from unit_builders import make_plan, rank_values
 
-from pytest_aorta import fast_schema
-from pytest_aorta.devices import World
-from pytest_aorta.fast_schema import compile_schema
-from pytest_aorta.launch import LaunchOutcome
-from pytest_aorta.result import CollectiveTime, StepOverlap
-from pytest_aorta.schema_check import acceptor, load_schema
-from pytest_aorta.validation import SCHEMA, merge
+from pytest_aorta.common import fast_schema
+from pytest_aorta.common.fast_schema import compile_schema
+from pytest_aorta.common.schema import acceptor, load_schema
+from pytest_aorta.plan.world import World
+from pytest_aorta.result.measurements import CollectiveTime, StepOverlap
+from pytest_aorta.result.outcome import LaunchOutcome
+from pytest_aorta.result.reading import SCHEMA, merge
 
 WHOLE = load_schema(SCHEMA)
 FAILURE = {

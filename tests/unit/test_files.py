@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.files import UnreadableFile, parse_json, read_json, read_yaml, slug, write_json, write_json_rows
+from pytest_aorta.common.files import (
+    UnreadableFile,
+    parse_json,
+    read_json,
+    read_yaml,
+    slug,
+    write_json,
+    write_json_rows,
+)
 
 MAX_BYTES = 10_000
 ANY_TEXT = st.text(st.characters(exclude_categories=()))

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from pytest_aorta.flight import FlightVerdict, flight_verdict, read_report
+from pytest_aorta.result.flight import FlightVerdict, flight_verdict, read_report
 
 REPORT = """
 Not all ranks joining collective, sequence number: 7

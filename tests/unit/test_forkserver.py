@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 from unit_builders import make_plan
 
-from pytest_aorta.devices import World
-from pytest_aorta.process.channel import close_all, receive, send
-from pytest_aorta.process.warm_agent import rank_environment
-from pytest_aorta.warm import server_key
+from pytest_aorta.launch.process.channel import close_all, receive, send
+from pytest_aorta.launch.process.warm_agent import rank_environment
+from pytest_aorta.launch.warm import server_key
+from pytest_aorta.plan.world import World
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from unit_builders import make_plan
 
-from pytest_aorta.launch import GUARD, guard_spec
+from pytest_aorta.launch.guarded import GUARD, guard_spec
 
 # Each program first leaves its process id, and `fork()` starts a process that does so too.
 PRELUDE = """

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from unit_builders import make_facts, on_cpu, with_p50
 
-from pytest_aorta.health import SlowRank, notes, slow_rank
+from pytest_aorta.verdict.explain import SlowRank, notes, slow_rank
 
 
 def lagging(*lags_ms: float, build=make_facts):

@@ -8,7 +8,7 @@ import json
 import pytest
 from kineto_traces import BACKWARD, GLOO, boundary, event, kernel, trace
 
-from pytest_aorta.kineto import (
+from pytest_aorta.result.trace.kineto import (
     collective_of,
     learn_step,
     overlap_of_device,

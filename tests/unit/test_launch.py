@@ -5,9 +5,9 @@ import json
 import pytest
 from unit_builders import make_plan
 
-from pytest_aorta.devices import World
-from pytest_aorta.errors import LaunchError
-from pytest_aorta.launch import guard_spec, launch, prepare_folder
+from pytest_aorta.common.errors import LaunchError
+from pytest_aorta.launch.guarded import guard_spec, launch, prepare_folder
+from pytest_aorta.plan.world import World
 
 
 def test_run_folder_has_the_plan_and_a_folder_a_rank(tmp_path):

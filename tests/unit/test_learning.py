@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 from unit_builders import default_priors, launches_near, make_baseline, make_facts, on_cpu, stored, with_p50
 
-from pytest_aorta.baseline import MAX_LAUNCHES, Baseline, write_baseline
-from pytest_aorta.errors import BaselineError
-from pytest_aorta.learning import ANCHOR_LAUNCHES, detection_lines, launches_to_learn, merged, objections
-from pytest_aorta.metrics import EXACT, Tolerance
+from pytest_aorta.common.errors import BaselineError
+from pytest_aorta.verdict.baseline import MAX_LAUNCHES, Baseline, write_baseline
+from pytest_aorta.verdict.learning import ANCHOR_LAUNCHES, detection_lines, launches_to_learn, merged, objections
+from pytest_aorta.verdict.metrics import EXACT, Tolerance
 
 P50 = {"step_time_p50": Tolerance(0.05)}
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from pytest_aorta.claims import FOLDER_VARIABLE, LeaseError, default_folder
-from pytest_aorta.leases import MAX_OVERTAKES, Lease, clear_bad, holders, lease, mark_bad
+from pytest_aorta.launch.lease.lease import MAX_OVERTAKES, Lease, clear_bad, holders, lease, mark_bad
+from pytest_aorta.launch.lease.queue import FOLDER_VARIABLE, LeaseError, default_folder
 
 POOL = tuple(f"GPU-{number}" for number in range(8))
 
@@ -26,7 +26,7 @@ POOL = tuple(f"GPU-{number}" for number in range(8))
 CLIENT = """
 import json, sys, time
 from pathlib import Path
-from pytest_aorta.leases import lease
+from pytest_aorta.launch.lease.lease import lease
 asked = json.loads(sys.argv[1])
 asked["folder"] = Path(asked["folder"])
 hold_s = asked.pop("hold_s")
@@ -211,7 +211,7 @@ def test_stays_taken_while_a_child_with_the_descriptors_lives(ask: Callable[...,
 
 def test_dead_taker_is_named_as_dead_while_its_child_holds_on(ask: Callable[..., Lease], folder: Path) -> None:
     code = (
-        "import os, sys, subprocess; from pathlib import Path; from pytest_aorta.leases import lease\n"
+        "import os, sys, subprocess; from pathlib import Path; from pytest_aorta.launch.lease.lease import lease\n"
         "got = lease(['a'], 1, exclusive=False, wait_s=0, folder=Path(sys.argv[1]), owner='the dead')\n"
         "print(subprocess.Popen(['sleep', '60'], pass_fds=got.fds, stdout=subprocess.DEVNULL).pid)"
     )

@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 from unit_builders import gpus
 
-from pytest_aorta.claims import FOLDER_VARIABLE, LeaseError
-from pytest_aorta.devices import World
-from pytest_aorta.launch import LaunchOutcome
-from pytest_aorta.leases import holders
-from pytest_aorta.leasing import LeasedWorld, cpu_slots
+from pytest_aorta.launch.lease.lease import holders
+from pytest_aorta.launch.lease.queue import FOLDER_VARIABLE, LeaseError
+from pytest_aorta.launch.lease.world import LeasedWorld, cpu_slots
+from pytest_aorta.plan.world import World
+from pytest_aorta.result.outcome import LaunchOutcome
 
 
 @pytest.fixture(autouse=True)

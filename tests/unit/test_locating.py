@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from unit_builders import make_result
 
-from pytest_aorta.locating import has_hashes, locate, other_keys
-from pytest_aorta.result import TensorHashes
+from pytest_aorta.result.measurements import TensorHashes
+from pytest_aorta.verdict.bitwise.locate import has_hashes, locate, other_keys
 
 WEIGHTS = ["tok.weight", "layers.0.w.weight", "out.weight"]
 FORWARD = [":input", "tok:input", "tok:output", "layers.0:input", "layers.0.w:input", "layers.0.w:output", ":output"]

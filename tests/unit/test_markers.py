@@ -4,9 +4,11 @@ import math
 
 import pytest
 
-from pytest_aorta.errors import SpecError
-from pytest_aorta.markers import MAX_WORLD_SIZE, TestSpec, WorldSpec, read_markers
-from pytest_aorta.metrics import EXACT, METRICS, Tolerance
+from pytest_aorta.common.errors import SpecError
+from pytest_aorta.plan.world import MAX_WORLD_SIZE, WorldSpec
+from pytest_aorta.plugin.markers import read_markers
+from pytest_aorta.session.spec import TestSpec
+from pytest_aorta.verdict.metrics import EXACT, METRICS, Tolerance
 
 
 def mark(name: str, /, *args: object, **keywords: object) -> pytest.Mark:

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from unit_builders import make_facts
 
-from pytest_aorta.errors import SpecError
-from pytest_aorta.metrics import EXACT, METRICS, Tolerance, format_value
+from pytest_aorta.common.errors import SpecError
+from pytest_aorta.verdict.metrics import EXACT, METRICS, Tolerance, format_value
 
 
 @pytest.mark.parametrize(

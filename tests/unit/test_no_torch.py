@@ -50,7 +50,18 @@ def test_blocked_torch_is_not_importable(tmp_path):
     assert "torch is not importable here" in run(tmp_path, "-c", "import torch").stderr
 
 
-@pytest.mark.parametrize("module", ["plugin", "fixtures", "runner", "cli", "launch", "process.guard", "process.rank"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "plugin.hooks",
+        "plugin.fixtures",
+        "session.runner",
+        "cli.main",
+        "launch.guarded",
+        "launch.process.guard",
+        "launch.process.rank",
+    ],
+)
 def test_module_of_the_controller_is_imported_without_torch(tmp_path, module):
     done = run(tmp_path, "-c", f"import pytest_aorta.{module}")
     assert done.returncode == 0, done.stderr
@@ -70,7 +81,7 @@ def test_collection_works_without_torch(tmp_path):
 
 
 def test_run_without_torch_says_so(tmp_path):
-    done = run(tmp_path, "-m", "pytest_aorta", "run", "--workload", "fsdp")
+    done = run(tmp_path, "-m", "pytest_aorta.cli", "run", "--workload", "fsdp")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("aorta: torch is not installed for ")
     assert done.stderr.count("\n") == 1
@@ -78,7 +89,7 @@ def test_run_without_torch_says_so(tmp_path):
 
 
 def test_doctor_without_torch_tells_it_as_the_problem(tmp_path):
-    done = run(tmp_path, "-m", "pytest_aorta", "doctor")
+    done = run(tmp_path, "-m", "pytest_aorta.cli", "doctor")
     assert done.returncode == 1
     assert "can't be imported: ImportError: torch is not importable here" in done.stdout
 
@@ -89,5 +100,5 @@ def test_torch_is_not_imported_where_it_could_be(tmp_path, argument):
     assert done.returncode == 0, done.stdout + done.stderr
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
     # The plugin itself is loaded by importlib, which the interpreter does not time.
-    assert "pytest_aorta.fixtures" in imported
+    assert "pytest_aorta.plugin.fixtures" in imported
     assert {name for name in imported if name.partition(".")[0] == "torch"} == set()

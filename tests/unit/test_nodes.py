@@ -10,18 +10,27 @@ from typing import Any
 import pytest
 from unit_builders import gpus, make_options, make_plan
 
-from pytest_aorta import cli
-from pytest_aorta.devices import World
-from pytest_aorta.errors import LaunchError
-from pytest_aorta.evidence import steps_entered
-from pytest_aorta.node_agent import refuse_absent
-from pytest_aorta.node_files import LOG_BYTES, RESULT_BYTES, node_files
-from pytest_aorta.nodes import node_group, node_rank, on_devices, own_address, plan_from_json, plan_to_json, versions
-from pytest_aorta.plan import NodePart, agent_command, launch_environment
-from pytest_aorta.process.network import endpoint_text, interface_of
-from pytest_aorta.process.node import MAX_NODE_BYTES, Node, NodeFailed, admitted
-from pytest_aorta.process.wire import TOKEN_VARIABLE, WireError, encode
-from pytest_aorta.spec import WorkloadSpec
+from pytest_aorta.cli import main as cli
+from pytest_aorta.common.errors import LaunchError
+from pytest_aorta.launch.command import agent_command, launch_environment
+from pytest_aorta.launch.nodes.agent import refuse_absent
+from pytest_aorta.launch.nodes.files import LOG_BYTES, RESULT_BYTES, node_files
+from pytest_aorta.launch.nodes.handover import (
+    node_group,
+    node_rank,
+    on_devices,
+    own_address,
+    plan_from_json,
+    plan_to_json,
+    versions,
+)
+from pytest_aorta.launch.nodes.network import endpoint_text, interface_of
+from pytest_aorta.launch.nodes.node import MAX_NODE_BYTES, Node, NodeFailed, admitted
+from pytest_aorta.launch.nodes.wire import TOKEN_VARIABLE, WireError, encode
+from pytest_aorta.plan.launch_plan import NodePart
+from pytest_aorta.plan.workload.declaration import WorkloadSpec
+from pytest_aorta.plan.world import World
+from pytest_aorta.result.folder import steps_entered
 
 PART = NodePart(2, "10.0.0.1:2900", "run", "10.0.0.2", "eth0")
 
@@ -302,7 +311,7 @@ def test_place_that_is_none_is_wrong_usage(monkeypatch, capsys, place, part):
 
 def test_agent_that_waits_ends_when_nothing_comes(monkeypatch):
     monkeypatch.setenv(TOKEN_VARIABLE, "secret")
-    monkeypatch.setattr("pytest_aorta.agent_command.POLL_S", 0.01)
+    monkeypatch.setattr("pytest_aorta.cli.agent.POLL_S", 0.01)
     with socket.create_server(("127.0.0.1", 0)) as closed:
         place = f"127.0.0.1:{closed.getsockname()[1]}"
     assert cli.main(["agent", f"--connect={place}", "--node-rank=1", "--wait", "--idle-timeout=0.05"]) == 0

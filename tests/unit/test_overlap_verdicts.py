@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 from simulated import at_most, until_decided
 from unit_builders import default_priors, make_baseline, make_facts, make_result, on_cpu, stored, with_p50
 
-from pytest_aorta.baseline import Baseline
-from pytest_aorta.baselines_diff import diff_lines
-from pytest_aorta.baselines_files import StoredFile
-from pytest_aorta.baselines_view import show_lines
-from pytest_aorta.comparison import PairedComparison, StoredComparison
-from pytest_aorta.decision import FALSE_ALARM_RATE, MISS_RATE, Outcome, decide_stored
-from pytest_aorta.exposure import exposure
-from pytest_aorta.facts import launch_facts
-from pytest_aorta.learning import detection_lines, objections
-from pytest_aorta.metrics import METRICS
-from pytest_aorta.result import CollectiveTime, StepOverlap
-from pytest_aorta.spread import Spread, level
+from pytest_aorta.cli.baselines.diff import diff_lines
+from pytest_aorta.cli.baselines.find import StoredFile
+from pytest_aorta.cli.baselines.show import show_lines
+from pytest_aorta.result.facts import launch_facts
+from pytest_aorta.result.measurements import CollectiveTime, StepOverlap
+from pytest_aorta.verdict.baseline import Baseline
+from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
+from pytest_aorta.verdict.explain import exposure
+from pytest_aorta.verdict.learning import detection_lines, objections
+from pytest_aorta.verdict.metrics import METRICS
+from pytest_aorta.verdict.statistics.decision import FALSE_ALARM_RATE, MISS_RATE, Outcome, decide_stored
+from pytest_aorta.verdict.statistics.variance import Spread, level
 
 STEP_MS = 10.0
 

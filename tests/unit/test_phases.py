@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from pytest_aorta.phases import IMPORTED, RAN, SET_UP, STARTED, leave_mark, phases_s
+from pytest_aorta.result.outcome import IMPORTED, RAN, SET_UP, STARTED, leave_mark, phases_s
 
 
 def folders(tmp_path, *ranks: dict[str, float]):

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from unit_builders import gpus, make_plan
 
-from pytest_aorta.devices import Device, World
-from pytest_aorta.plan import agent_command, launch_environment, rank_document
-from pytest_aorta.spec import WorkloadSpec
-from pytest_aorta.variables import case_suffix
+from pytest_aorta.launch.command import agent_command, launch_environment
+from pytest_aorta.plan.launch_plan import rank_document
+from pytest_aorta.plan.workload.declaration import WorkloadSpec
+from pytest_aorta.plan.workload.environment import case_suffix
+from pytest_aorta.plan.world import Device, World
 
 ON_GPUS = World(2, "cuda", tuple(gpus(4)[2:]))
 SPEC = WorkloadSpec("toy", Path("/own/toy"), None, "Toy", "a toy", "torchrun", 2, {}, {})
@@ -97,12 +98,12 @@ def test_agent_starts_one_rank_a_device_on_a_rendezvous_of_its_own(tmp_path):
     assert command == [
         sys.executable,
         "-m",
-        "pytest_aorta.process.agent",
+        "pytest_aorta.launch.process.torchrun",
         str(tmp_path),
         "--standalone",
         "--nproc-per-node=3",
         "-m",
-        "pytest_aorta.process.rank",
+        "pytest_aorta.launch.process.rank",
         str(tmp_path),
     ]
 

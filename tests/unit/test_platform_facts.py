@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.platform_facts import (
+from pytest_aorta.result.gpu_facts import (
     Capability,
     PlatformFacts,
     Reading,

@@ -6,9 +6,9 @@ import time
 import pytest
 from unit_builders import launches_near, make_baseline, make_facts, on_cpu, stored, with_p50
 
-from pytest_aorta.baseline import baseline_path, write_baseline
-from pytest_aorta.metrics import METRICS
-from pytest_aorta.priors import (
+from pytest_aorta.verdict.baseline import baseline_path, write_baseline
+from pytest_aorta.verdict.metrics import METRICS
+from pytest_aorta.verdict.priors import (
     MIN_CASES,
     SITTING_GAP_S,
     default_spread,

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 from unit_builders import default_priors, make_baseline, make_facts, make_plan, make_result, stored, with_p50
 
-from pytest_aorta.comparison import PairedComparison, StoredComparison
-from pytest_aorta.decision import Outcome
-from pytest_aorta.errors import ColdLaunchWarning, SpecError
-from pytest_aorta.facts import launch_facts
-from pytest_aorta.plan import FORKSERVER, agent_command, launch_environment, limits_under, rank_document
-from pytest_aorta.profilers import check_profiler, traces_note
-from pytest_aorta.warm import ForkServers
+from pytest_aorta.common.errors import ColdLaunchWarning, SpecError
+from pytest_aorta.launch.command import agent_command, launch_environment
+from pytest_aorta.launch.warm import ForkServers
+from pytest_aorta.plan.launch_plan import FORKSERVER, limits_under, rank_document
+from pytest_aorta.plan.profiler import check_profiler, traces_note
+from pytest_aorta.result.facts import launch_facts
+from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
+from pytest_aorta.verdict.statistics.decision import Outcome
 
 
 def test_nsys_is_started_around_torchrun_and_writes_to_the_run_folder(tmp_path):

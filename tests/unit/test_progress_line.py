@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_aorta.progress_line import ProgressLine, progress_text, wanted
-from pytest_aorta.watch import LaunchState
+from pytest_aorta.launch.watch import LaunchState
+from pytest_aorta.plugin.progress_line import ProgressLine, progress_text, wanted
 
 STATE = LaunchState("fsdp", 2, started=2, steps=57, total_steps=100, done=0, elapsed_s=12.4)
 

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from unit_builders import make_baseline, make_verdict
 
-from pytest_aorta.decision import Outcome
-from pytest_aorta.records import Compared, LaunchTimes, TestRecord
-from pytest_aorta.verdicts import Verdict
+from pytest_aorta.session.record import Compared, LaunchTimes, TestRecord
+from pytest_aorta.verdict.statistics.decision import Outcome
+from pytest_aorta.verdict.verdicts import Verdict
 
 VALUE = st.none() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 VERDICT = st.builds(

@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 from unit_builders import make_plan
 
-from pytest_aorta.errors import SpecError
-from pytest_aorta.files import is_source_of
-from pytest_aorta.plan import LaunchRequest, agent_command, at_reference, launch_environment, rank_document
-from pytest_aorta.reference import CommitReference, EnvironmentReference, References
-from pytest_aorta.spec import find_workload, read_workload, resolve_config
-from pytest_aorta.warm import server_key
-from pytest_aorta.worktree import PREFIX, open_worktree
+from pytest_aorta.common.errors import SpecError
+from pytest_aorta.common.files import is_source_of
+from pytest_aorta.launch.command import agent_command, launch_environment
+from pytest_aorta.launch.warm import server_key
+from pytest_aorta.plan.launch_plan import LaunchRequest, at_reference, rank_document
+from pytest_aorta.plan.reference import CommitReference, EnvironmentReference, References
+from pytest_aorta.plan.workload.declaration import find_workload, read_workload, resolve_config
+from pytest_aorta.plan.worktree import PREFIX, open_worktree
 
 YAML = """
 description: a toy
@@ -138,7 +139,7 @@ def abandon(project: Path) -> str:
     code = f"""
 import os, tempfile
 from pathlib import Path
-from pytest_aorta.reference import References
+from pytest_aorta.plan.reference import References
 tempfile.tempdir = {str(project.parents[1] / "scratch")!r}
 references = References("HEAD", Path({str(project)!r}))
 references.open()
@@ -334,8 +335,8 @@ def test_plan_tells_the_commit_and_starts_ranks_without_the_current_folder(opene
     told = rank_document(plan)["reference"]
     assert (told["name"], told["commit"]) == ("v1", git(project, "rev-parse", "v1"))
     command = agent_command(plan)
-    assert command[:4] == [sys.executable, "-P", "-m", "pytest_aorta.process.agent"]
-    assert command[-7:-1] == ["--no-python", sys.executable, "-P", "-u", "-m", "pytest_aorta.process.rank"]
+    assert command[:4] == [sys.executable, "-P", "-m", "pytest_aorta.launch.process.torchrun"]
+    assert command[-7:-1] == ["--no-python", sys.executable, "-P", "-u", "-m", "pytest_aorta.launch.process.rank"]
     assert rank_document(make_plan(tmp_path))["reference"] is None
 
 
@@ -362,7 +363,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 def workload_places(own_dirs):
-    folder = Path(__file__).parents[1] / "toys" / "toy"
+    folder = Path(__file__).parents[3] / "toys" / "toy"
     lost = SimpleNamespace(folder=None, module="lost")
     return {"toy": [SimpleNamespace(folder=folder, module="toys.toy")], "lost": [lost]}
 """
@@ -373,7 +374,9 @@ def complete(environment: Path) -> Path:
     for name, text in [
         ("torch/__init__.py", ""),
         ("pytest_aorta/__init__.py", ""),
-        ("pytest_aorta/spec.py", FAKE_SPEC),
+        ("pytest_aorta/plan/__init__.py", ""),
+        ("pytest_aorta/plan/workload/__init__.py", ""),
+        ("pytest_aorta/plan/workload/declaration.py", FAKE_SPEC),
     ]:
         install(environment, name, text)
     install(environment, "toys/toy/default.yaml", toy_yaml())

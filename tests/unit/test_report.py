@@ -16,21 +16,21 @@ from jsonschema import Draft202012Validator
 from made_up_run import make_run
 from unit_builders import launches_near, make_baseline, make_facts, make_result, make_verdict, stored
 
-from pytest_aorta.decision import Outcome
-from pytest_aorta.facts import launch_facts
-from pytest_aorta.files import write_json
-from pytest_aorta.intervals import union
-from pytest_aorta.metrics import METRICS, middle
-from pytest_aorta.overlap import overlap_of
-from pytest_aorta.records import Compared, TestRecord
+from pytest_aorta.common.files import write_json
+from pytest_aorta.common.schema import load_schema, violation
 from pytest_aorta.report.data import Case, Launch, Report, Test, read_launches
-from pytest_aorta.report.interval import REACH, WIDTH, interval_marks
+from pytest_aorta.report.from_session import session_report
 from pytest_aorta.report.lanes import EXPOSED, collective_overlaps, drawn_lanes, rank_overlaps
-from pytest_aorta.report.plots import SHARES, case_plots, numbers_a_launch
-from pytest_aorta.report.rows import UNKNOWN, environment_rows, failing_first, rank_times
-from pytest_aorta.report.session import session_report
+from pytest_aorta.report.page.interval import REACH, WIDTH, interval_marks
+from pytest_aorta.report.page.plots import SHARES, case_plots, numbers_a_launch
+from pytest_aorta.report.page.rows import UNKNOWN, environment_rows, failing_first, rank_times
 from pytest_aorta.report.summary import SCHEMA, ratio, summary
-from pytest_aorta.schema_check import load_schema, violation
+from pytest_aorta.result.facts import launch_facts
+from pytest_aorta.result.trace.intervals import union
+from pytest_aorta.result.trace.overlap import overlap_of
+from pytest_aorta.session.record import Compared, TestRecord
+from pytest_aorta.verdict.metrics import METRICS, middle
+from pytest_aorta.verdict.statistics.decision import Outcome
 
 
 def a_result(**changes):

@@ -8,12 +8,12 @@ from dataclasses import asdict
 import pytest
 from unit_builders import make_result
 
-from pytest_aorta.cli import main
-from pytest_aorta.decision import Outcome
-from pytest_aorta.errors import UsageError
-from pytest_aorta.files import write_json
-from pytest_aorta.report.datasets import dataset_report
-from pytest_aorta.report_command import labelled, sides
+from pytest_aorta.cli.main import main
+from pytest_aorta.cli.report import labelled, sides
+from pytest_aorta.common.errors import UsageError
+from pytest_aorta.common.files import write_json
+from pytest_aorta.report.from_results import dataset_report
+from pytest_aorta.verdict.statistics.decision import Outcome
 
 
 def keep(folder, test, step_ms, *, number=1, plan=None, **changes):

@@ -13,17 +13,16 @@ from hypothesis import strategies as st
 from made_up_run import make_run
 from unit_builders import make_options, make_result, make_verdict
 
-from pytest_aorta.decision import Outcome
-from pytest_aorta.errors import SpecError
-from pytest_aorta.facts import launch_facts
-from pytest_aorta.records import Compared, TestRecord, properties
+from pytest_aorta.common.errors import SpecError
 from pytest_aorta.report import write
 from pytest_aorta.report.data import Case, Launch, Report, Test
-from pytest_aorta.report.ending import tell
+from pytest_aorta.report.from_session import session_report
 from pytest_aorta.report.markdown import MAX_BYTES, escaped, markdown
-from pytest_aorta.report.page import MAX_FAILURE_CHARACTERS, render
-from pytest_aorta.report.session import session_report
-from pytest_aorta.report.write import require_packages, write_report
+from pytest_aorta.report.page.render import MAX_FAILURE_CHARACTERS, render
+from pytest_aorta.report.write import require_packages, tell, write_report
+from pytest_aorta.result.facts import launch_facts
+from pytest_aorta.session.record import Compared, TestRecord, properties
+from pytest_aorta.verdict.statistics.decision import Outcome
 
 EVIL = "a.py::test[</script><script>alert(1)</script>|`*_\"'&amp;]"
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from unit_builders import make_result
 
-from pytest_aorta.result import FailureDetail
+from pytest_aorta.result.measurements import FailureDetail
 
 
 def test_located_failure_says_where_how_many_and_what():

@@ -10,13 +10,16 @@ from pathlib import Path
 import pytest
 from unit_builders import ENDED_WELL, make_baseline, on_cpu, rank_values, stored, with_p50
 
-from pytest_aorta import cli, run_command
-from pytest_aorta.baseline import write_baseline
-from pytest_aorta.errors import ResultError
-from pytest_aorta.launch import LaunchOutcome, prepare_folder, rank_folders
-from pytest_aorta.launching import Session
-from pytest_aorta.trial_files import write_trial
-from pytest_aorta.validation import read_result
+from pytest_aorta.cli import main as cli
+from pytest_aorta.cli.run import command as run_command
+from pytest_aorta.cli.run.trials import write_trial
+from pytest_aorta.common.errors import ResultError
+from pytest_aorta.launch.guarded import prepare_folder
+from pytest_aorta.result.folder import rank_folders
+from pytest_aorta.result.outcome import LaunchOutcome
+from pytest_aorta.result.reading import read_result
+from pytest_aorta.session.session import Session
+from pytest_aorta.verdict.baseline import write_baseline
 
 YAML = """
 description: a toy

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.errors import SpecError
-from pytest_aorta.metrics import EXACT, METRICS, Tolerance
-from pytest_aorta.scales import Scale
+from pytest_aorta.common.errors import SpecError
+from pytest_aorta.verdict.metrics import EXACT, METRICS, Tolerance
+from pytest_aorta.verdict.statistics.scale import Scale
 
 scales = st.sampled_from(Scale)
 sizes = st.floats(1e-3, 1e3)

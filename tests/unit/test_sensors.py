@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from pytest_aorta.devices import AMD, Device
-from pytest_aorta.platform_facts import Capability, Reading
-from pytest_aorta.sensors import SensorsUnavailable, open_sensors, source_of
+from pytest_aorta.launch.sensors import SensorsUnavailable, open_sensors, source_of
+from pytest_aorta.plan.world import AMD, Device
+from pytest_aorta.result.gpu_facts import Capability, Reading
 
 NVIDIA_GPU = Device("1", "NVIDIA H200", "GPU-b")
 AMD_GPU = Device("1", "MI300X", "GPU-0000000000000002", AMD)

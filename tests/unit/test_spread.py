@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated import PRIOR
 
-from pytest_aorta.spread import Spread, Variance, estimate, level, median_variance, observed, quantile, typical
+from pytest_aorta.verdict.statistics.variance import (
+    Spread,
+    Variance,
+    estimate,
+    level,
+    median_variance,
+    observed,
+    quantile,
+    typical,
+)
 
 # Weak: what is measured decides.
 FAINT = Spread(Variance(1e-8, 1e-6), Variance(1e-8, 1e-6), Variance(1e-8, 1e-6))

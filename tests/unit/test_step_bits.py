@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from unit_builders import make_result
 
-from pytest_aorta.decision import Outcome
-from pytest_aorta.errors import SpecError
-from pytest_aorta.numerics import STEP_METRICS, Difference, compare_steps, first_difference, split
+from pytest_aorta.common.errors import SpecError
+from pytest_aorta.verdict.bitwise.steps import STEP_METRICS, Difference, compare_steps, first_difference, split
+from pytest_aorta.verdict.statistics.decision import Outcome
 
 HASHES = {"1": "a" * 32, "2": "b" * 32, "3": "c" * 32}
 

@@ -19,18 +19,18 @@ from unit_builders import (
     write_ranks,
 )
 
-from pytest_aorta.baseline import read_baseline, write_baseline
-from pytest_aorta.comparison import PairedComparison, StoredComparison
-from pytest_aorta.decision import Outcome
-from pytest_aorta.devices import World
-from pytest_aorta.facts import LaunchFacts, launch_facts
-from pytest_aorta.health import notes
-from pytest_aorta.launch import LaunchOutcome
-from pytest_aorta.learning import objections
-from pytest_aorta.metrics import METRICS
-from pytest_aorta.platform_facts import Capability, PlatformFacts, Reading, Sample, summarise
-from pytest_aorta.trial_files import write_trial
-from pytest_aorta.validation import collect_result, read_result
+from pytest_aorta.cli.run.trials import write_trial
+from pytest_aorta.plan.world import World
+from pytest_aorta.result.facts import LaunchFacts, launch_facts
+from pytest_aorta.result.gpu_facts import Capability, PlatformFacts, Reading, Sample, summarise
+from pytest_aorta.result.outcome import LaunchOutcome
+from pytest_aorta.result.reading import collect_result, read_result
+from pytest_aorta.verdict.baseline import read_baseline, write_baseline
+from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
+from pytest_aorta.verdict.explain import notes
+from pytest_aorta.verdict.learning import objections
+from pytest_aorta.verdict.metrics import METRICS
+from pytest_aorta.verdict.statistics.decision import Outcome
 
 HOT = "GPU 1 throttled (hw_thermal_slowdown in 40% of samples, SM clock 1,200 of 1,980 MHz)"
 STEADY = launches_near(10.0, 10)

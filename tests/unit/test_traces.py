@@ -8,8 +8,8 @@ from collections import defaultdict
 import pytest
 from kineto_traces import BASE_NS, keep_traces, rank_trace
 
-from pytest_aorta.kineto import read_trace
-from pytest_aorta.traces import merge_run, merge_traces
+from pytest_aorta.result.trace.kineto import read_trace
+from pytest_aorta.result.trace.merged import merge_run, merge_traces
 
 
 def check_structure(merged: dict) -> None:

@@ -14,11 +14,11 @@ from unit_builders import (
     with_p50,
 )
 
-from pytest_aorta.comparison import PairedComparison, StoredComparison
-from pytest_aorta.decision import Outcome
-from pytest_aorta.metrics import Tolerance
-from pytest_aorta.trials import joined, settle, settle_pairs, unsettled
-from pytest_aorta.verdicts import Verdicts
+from pytest_aorta.session.rounds import joined, settle, settle_pairs, unsettled
+from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
+from pytest_aorta.verdict.metrics import Tolerance
+from pytest_aorta.verdict.statistics.decision import Outcome
+from pytest_aorta.verdict.verdicts import Verdicts
 
 BASELINE = make_baseline(launches=stored(*launches_near(10.0, 10)))
 TIMES = {"step_time_p50": Tolerance(0.05)}

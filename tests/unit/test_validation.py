@@ -6,10 +6,10 @@ from dataclasses import asdict
 import pytest
 from unit_builders import ENDED_WELL, make_plan, rank_values, write_rank_file, write_ranks
 
-from pytest_aorta.devices import World
-from pytest_aorta.errors import ResultError
-from pytest_aorta.result import FailureDetail
-from pytest_aorta.validation import MAX_RANK_RESULT_BYTES, collect_result, read_result
+from pytest_aorta.common.errors import ResultError
+from pytest_aorta.plan.world import World
+from pytest_aorta.result.measurements import FailureDetail
+from pytest_aorta.result.reading import MAX_RANK_RESULT_BYTES, collect_result, read_result
 
 
 def collect(tmp_path, *ranks: dict):

@@ -5,8 +5,8 @@ import json
 import pytest
 from unit_builders import make_verdict
 
-from pytest_aorta.decision import Outcome
-from pytest_aorta.verdicts import Verdict, Verdicts, format_change
+from pytest_aorta.verdict.statistics.decision import Outcome
+from pytest_aorta.verdict.verdicts import Verdict, Verdicts, format_change
 
 REGRESSION = make_verdict(
     Outcome.REGRESSION, value=11.0, baseline=10.0, delta=0.1, low=0.08, high=0.1204, launches=3, reason="why"

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from unit_builders import gpus, make_plan, write_rank_file
 
-from pytest_aorta.devices import World
-from pytest_aorta.plan import LaunchPlan
-from pytest_aorta.platform_facts import Capability, Reading
-from pytest_aorta.sensors import SensorsUnavailable
-from pytest_aorta.spec import WorkloadSpec
-from pytest_aorta.watch import LaunchState, LaunchWatch, launch_state
+from pytest_aorta.launch.sensors import SensorsUnavailable
+from pytest_aorta.launch.watch import LaunchState, LaunchWatch, launch_state
+from pytest_aorta.plan.launch_plan import LaunchPlan
+from pytest_aorta.plan.workload.declaration import WorkloadSpec
+from pytest_aorta.plan.world import World
+from pytest_aorta.result.gpu_facts import Capability, Reading
 
 SPEC = WorkloadSpec("toy", Path("/own/toy"), None, "Toy", "", "torchrun", 2, {"steps": {"default": 40}}, {})
 

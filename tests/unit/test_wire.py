@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_aorta.process.wire import HEADER_BYTES, MAX_HELLO_BYTES, NONCE_BYTES, Wire, WireError
+from pytest_aorta.launch.nodes.wire import HEADER_BYTES, MAX_HELLO_BYTES, NONCE_BYTES, Wire, WireError
 
 VALUES = st.none() | st.integers() | st.text() | st.lists(st.text(), max_size=3)
 NAMES = st.text(max_size=8).filter(lambda name: name != "nonce")

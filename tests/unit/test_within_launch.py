@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.within_launch import DEPENDENT_STEPS, growth, rank_lags_ms
+from pytest_aorta.result.facts import DEPENDENT_STEPS, growth, rank_lags_ms
 
 
 def autocorrelated(rng: random.Random, count: int, rho: float = 0.6, deviation: float = 0.02) -> list[float]:

@@ -7,8 +7,9 @@ import subprocess
 
 import pytest
 
-from pytest_aorta import cli, completion_command
-from pytest_aorta.workloads_command import allowed
+from pytest_aorta.cli import main as cli
+from pytest_aorta.cli import main as completion_command
+from pytest_aorta.cli.workloads import allowed
 
 YAML = """
 description: a toy

@@ -9,18 +9,18 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.baseline import Baseline, StoredLaunch
-from pytest_aorta.decision import Outcome
-from pytest_aorta.devices import Device, World
-from pytest_aorta.facts import LaunchFacts
-from pytest_aorta.launch import LaunchOutcome
-from pytest_aorta.metrics import Metric
-from pytest_aorta.options import Options
-from pytest_aorta.plan import LaunchPlan
-from pytest_aorta.priors import default_spread
-from pytest_aorta.result import RankResult, WorkloadResult
-from pytest_aorta.spread import Spread
-from pytest_aorta.verdicts import Verdict
+from pytest_aorta.plan.launch_plan import LaunchPlan
+from pytest_aorta.plan.options import Options
+from pytest_aorta.plan.world import Device, World
+from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.result.measurements import RankResult, WorkloadResult
+from pytest_aorta.result.outcome import LaunchOutcome
+from pytest_aorta.verdict.baseline import Baseline, StoredLaunch
+from pytest_aorta.verdict.metrics import Metric
+from pytest_aorta.verdict.priors import default_spread
+from pytest_aorta.verdict.statistics.decision import Outcome
+from pytest_aorta.verdict.statistics.variance import Spread
+from pytest_aorta.verdict.verdicts import Verdict
 
 H200 = "NVIDIA H200"
 ENDED_WELL = LaunchOutcome("exit", 0, (), (), 1.5)

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pytest_aorta.worker import FailureDetail
-from pytest_aorta.worker.stream_spans import Transfer
+from pytest_aorta.worker import FailureDetail, Transfer
 
 from ..common.seeding import generator
 

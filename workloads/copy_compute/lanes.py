@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from pytest_aorta.worker.stream_spans import Transfer
+from pytest_aorta.worker import Transfer
 
 from ..fsdp.lanes import Lane, Ticket
 

@@ -9,8 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pytest_aorta.worker import StreamSpans
-from pytest_aorta.worker.stream_spans import Handle
+from pytest_aorta.worker import Handle, StreamSpans
 
 from ..common.collectives import reduce_scatter
 

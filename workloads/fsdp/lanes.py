@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from pytest_aorta.worker.stream_spans import Handle, Transfer
+from pytest_aorta.worker import Handle, Transfer
 
 
 class Ticket(ABC):

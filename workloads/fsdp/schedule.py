@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from pytest_aorta.worker import Delay, StreamSpans
-from pytest_aorta.worker.stream_spans import Transfer
+from pytest_aorta.worker import Delay, StreamSpans, Transfer
 
 from ..common.collectives import all_gather, reduce_scatter
 from .buffers import Buffers

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_aorta.worker import (
+    LocalShard,
     RankEnv,
     RankResult,
     StepTimer,
@@ -15,10 +16,10 @@ from pytest_aorta.worker import (
     Telemetry,
     Workload,
     environment_facts,
+    hash_shards,
     measure,
     profiled,
 )
-from pytest_aorta.worker.weight_hash import LocalShard, hash_shards
 
 from .buffers import Buffers
 from .diagnosis import Place

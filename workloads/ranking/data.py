@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from pytest_aorta.worker import StreamSpans
-from pytest_aorta.worker.stream_spans import Transfer
+from pytest_aorta.worker import StreamSpans, Transfer
 
 from ..common.seeding import seed_of
 from ..fsdp.lanes import Lane, ReadAhead

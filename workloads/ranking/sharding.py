@@ -10,8 +10,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from pytest_aorta.worker import StreamSpans
-from pytest_aorta.worker.stream_spans import Handle, Transfer
+from pytest_aorta.worker import Handle, StreamSpans, Transfer
 
 from ..common.collectives import all_gather, reduce_scatter
 from ..common.fsdp2 import prefetch, sum_gradients

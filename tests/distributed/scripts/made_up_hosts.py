@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
-from pytest_aorta.evidence import steps_entered
+from pytest_aorta.result.folder import steps_entered
 
 LEFT_S = 20.0
 

@@ -1,0 +1,1 @@
+"""The `aorta` command: one module per subcommand."""

@@ -1,0 +1,9 @@
+"""``python -m pytest_aorta.cli`` is the command ``aorta``."""
+
+from __future__ import annotations
+
+import sys
+
+from pytest_aorta.cli.main import main
+
+sys.exit(main())

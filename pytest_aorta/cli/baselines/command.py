@@ -1,0 +1,103 @@
+"""``aorta baselines``: its arguments, and what each way to use it does."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pytest_aorta.cli.baselines.diff import diff_lines
+from pytest_aorta.cli.baselines.find import file_or_blob, find_file, stored_files
+from pytest_aorta.cli.baselines.history import history_lines
+from pytest_aorta.cli.baselines.prune import Pruning, prune
+from pytest_aorta.cli.baselines.show import list_lines, show_lines
+from pytest_aorta.common.text import emit, output_width, printable
+
+KEPT_LAUNCHES = 40
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The ways to use it."""
+    ways = parser.add_subparsers(metavar="ACTION", required=True)
+    where = argparse.ArgumentParser(add_help=False)
+    where.add_argument("--folder", type=Path, default=Path("baselines"), help="of the baselines (baselines)")
+    where.add_argument("--platform", help="only this one, e.g. nvidia-h200-x8-nccl")
+    listed = ways.add_parser("list", parents=[where], help="one line a case")
+    listed.set_defaults(run=list_all)
+    shown = ways.add_parser("show", parents=[where], help="all that one baseline holds")
+    shown.add_argument("name", metavar="PATH|CASE", help="its file, or a part of its case that no other has")
+    shown.set_defaults(run=show)
+    compared = ways.add_parser("diff", help="what differs between two baselines")
+    compared.add_argument("first", metavar="A", help="a file, or REF:PATH, a file of a commit")
+    compared.add_argument("second", metavar="B", help="the same")
+    compared.set_defaults(run=diff)
+    changed = ways.add_parser("history", parents=[where], help="where launches changed in time; takes Apache Otava")
+    changed.add_argument("name", metavar="PATH|CASE", help="as for show")
+    changed.add_argument("--metric", default="step_time_p50", help="whose values (step_time_p50)")
+    changed.set_defaults(run=history)
+    _add_prune(ways.add_parser("prune", parents=[where], help="drop old launches, and files whose test is gone"))
+
+
+def _add_prune(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--dry-run", action="store_true", help="tell what would be done, and do nothing")
+    parser.add_argument(
+        "--keep",
+        type=_count,
+        default=KEPT_LAUNCHES,
+        metavar="N",
+        help=f"launches that are no anchor to keep in each file, the newest ({KEPT_LAUNCHES})",
+    )
+    parser.add_argument("--orphans", action="store_true", help="also delete files whose test file does not exist")
+    parser.add_argument("--rootdir", type=Path, default=Path(), help="pytest's root folder, for --orphans (here)")
+    parser.set_defaults(run=thin_out)
+
+
+def list_all(arguments: argparse.Namespace) -> int:
+    """One line a case."""
+    files, problems = stored_files(arguments.folder, arguments.platform)
+    emit(list_lines(files, output_width()))
+    return _told(problems)
+
+
+def show(arguments: argparse.Namespace) -> int:
+    """One baseline."""
+    emit(show_lines(find_file(arguments.name, arguments.folder, arguments.platform), output_width()))
+    return 0
+
+
+def diff(arguments: argparse.Namespace) -> int:
+    """Two baselines."""
+    second = file_or_blob(arguments.second)
+    first = file_or_blob(arguments.first, second.others)
+    emit(diff_lines(first, second, output_width()))
+    return 0
+
+
+def history(arguments: argparse.Namespace) -> int:
+    """Change points."""
+    file = find_file(arguments.name, arguments.folder, arguments.platform)
+    emit(history_lines(file, arguments.metric, output_width()))
+    return 0
+
+
+def thin_out(arguments: argparse.Namespace) -> int:
+    """Prune."""
+    files, problems = stored_files(arguments.folder, arguments.platform)
+    rootdir = arguments.rootdir if arguments.orphans else None
+    done, failed = prune(files, Pruning(arguments.folder, arguments.keep, rootdir, arguments.dry_run))
+    emit([*done, f"{len(done)} of {len(files)} files {'would change' if arguments.dry_run else 'changed'}"])
+    return _told([*problems, *failed])
+
+
+def _told(problems: Sequence[str]) -> int:
+    """Exit code; what went wrong goes to the error output."""
+    for problem in problems:
+        print(f"aorta: {printable(problem)}", file=sys.stderr)
+    return 1 if problems else 0
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"got {text!r}, allowed is a whole number from 0 on")
+    return int(text)

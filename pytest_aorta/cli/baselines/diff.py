@@ -1,0 +1,98 @@
+"""What differs between two stored baselines, as text."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pytest_aorta.cli.baselines.find import StoredFile
+from pytest_aorta.cli.baselines.show import centre, size, summary_text, uncertainty
+from pytest_aorta.common.text import table, wrapped
+from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.verdict.baseline import Baseline
+from pytest_aorta.verdict.metrics import METRICS, Metric, format_value
+from pytest_aorta.verdict.priors import reference_step_ms
+from pytest_aorta.verdict.statistics.scale import Scale
+from pytest_aorta.verdict.verdicts import format_change
+
+_COLUMNS = ("metric", "A", "B", "change", "")
+
+
+def diff_lines(first: StoredFile, second: StoredFile, width: int) -> list[str]:
+    """Launches, identity, config, environment and every metric of both."""
+    lines = [
+        *(f"{name}: {file.name}, {summary_text(file.baseline)}" for name, file in (("A", first), ("B", second))),
+        *_named("", _identity(first.baseline), _identity(second.baseline)),
+        *_named("config", first.baseline.config, second.baseline.config),
+        *_named("environment", _environment(first.baseline), _environment(second.baseline)),
+        "metrics:",
+    ]
+    rows = [_metric_row(metric, first, second) for metric in METRICS.values()]
+    there = [row for row in rows if row[1:3] != ("-", "-")]
+    wrapped_lines = [part for line in lines for part in wrapped(line, width)]
+    return [*wrapped_lines, *table([_COLUMNS, *there], width, indent="  "), *_hash_lines(first, second)]
+
+
+def _identity(baseline: Baseline) -> dict[str, Any]:
+    return {"case": baseline.case, "platform": baseline.platform, "workload": baseline.workload}
+
+
+def _environment(baseline: Baseline) -> dict[str, Any]:
+    """The anchor's; a list where its launches differ."""
+    facts = [launch.environment | {"launcher": launch.launcher} for launch in baseline.anchor]
+    values = {key: [entry.get(key) for entry in facts] for key in {key for entry in facts for key in entry}}
+    return {key: found[0] if found.count(found[0]) == len(found) else found for key, found in values.items()}
+
+
+def _named(title: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[str]:
+    changed = [key for key in sorted(first.keys() | second.keys()) if _json(first, key) != _json(second, key)]
+    if title:
+        yield f"{title}: {'' if changed else 'equal'}".rstrip()
+    indent = "  " if title else ""
+    yield from (f"{indent}{key}: {_json(first, key)} -> {_json(second, key)}" for key in changed)
+
+
+def _json(values: Mapping[str, Any], key: str) -> str:
+    return json.dumps(values[key], ensure_ascii=False, sort_keys=True) if key in values else "not there"
+
+
+def _metric_row(metric: Metric, first: StoredFile, second: StoredFile) -> tuple[str, ...]:
+    before, after = first.level(metric), second.level(metric)
+    is_exact = metric.direction == "exact"
+    shown = [format_value(centre(metric, file), metric.unit, exact=is_exact) for file in (first, second)]
+    if before is None or after is None:
+        return metric.name, *shown, "-", "equal" if _anchored(metric, first) == _anchored(metric, second) else "differs"
+    scale, step_ms = metric.scale, reference_step_ms(first.baseline.anchor)
+    # Of a step means of the first one's.
+    places = [scale.place(centre(metric, file), step_ms) or 0.0 for file in (first, second)]
+    change, errors = places[1] - places[0], (uncertainty(before, scale), uncertainty(after, scale))
+    cells = [f"{text} +-{size(error, scale)}" for text, error in zip(shown, errors, strict=True)]
+    told = "equal" if change == 0 else _told_apart(change, errors, scale)
+    return metric.name, *cells, format_change(scale.change(change), scale), told
+
+
+def _anchored(metric: Metric, file: StoredFile) -> set[object]:
+    return {metric.measure(launch) for launch in file.baseline.anchor}
+
+
+def _told_apart(change: float, errors: tuple[float, float], scale: Scale) -> str:
+    beyond = abs(change) > math.hypot(*map(scale.difference, errors))
+    return "beyond the uncertainty" if beyond else "within the uncertainty"
+
+
+def _hash_lines(first: StoredFile, second: StoredFile) -> list[str]:
+    """Where the weights part: hashes of the steps that both have."""
+    before, after = _last_hashes(first.baseline.anchor), _last_hashes(second.baseline.anchor)
+    both = sorted(before.keys() & after.keys(), key=int)
+    if not both:
+        return ["weight hashes: no step has one in both"]
+    odd = next((step for step in both if before[step] != after[step]), None)
+    if odd is None:
+        return [f"weight hashes: equal at all {len(both)} steps that both have"]
+    return [f"weight hashes: differ from step {odd} on, {before[odd][:12]} -> {after[odd][:12]}"]
+
+
+def _last_hashes(anchor: tuple[LaunchFacts, ...]) -> dict[str, str]:
+    return anchor[-1].weight_hashes

@@ -1,0 +1,58 @@
+"""``aorta devices``: what this host has, who holds it, and what is marked bad."""
+
+from __future__ import annotations
+
+import argparse
+
+from pytest_aorta.common.errors import UsageError
+from pytest_aorta.common.text import counted, emit, output_width, table
+from pytest_aorta.launch.lease.lease import bad_marks, clear_bad, holders
+from pytest_aorta.plan.gpus import visible_devices
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The ways to use it."""
+    ways = parser.add_subparsers(metavar="ACTION", required=True)
+    shown = ways.add_parser("list", help="visible GPUs, what is leased, and what is marked bad")
+    shown.set_defaults(run=list_devices)
+    cleared = ways.add_parser("clear-bad", help="give a device out again that was marked bad")
+    cleared.add_argument("token", metavar="TOKEN", help="number or name of the device, as `aorta devices list` has it")
+    cleared.set_defaults(run=clear)
+
+
+def list_devices(_arguments: argparse.Namespace) -> int:
+    """One line a device or other leased resource."""
+    devices = {device.uuid: device for device in visible_devices()}
+    held = {resource: claim for claim in holders() for resource in claim.resources}
+    bad = bad_marks()
+    rows = [("token", "name", "model", "state")]
+    for name in dict.fromkeys([*devices, *held, *bad]):
+        device, claim = devices.get(name), held.get(name)
+        states = [f"held by {claim.owner} (pid {claim.pid})"] if claim else []
+        states += [f"bad: {bad[name]}"] if name in bad else []
+        rows.append(
+            (device.token if device else "-", name, device.model if device else "-", "; ".join(states) or "free")
+        )
+    emit(table(rows, output_width()) if rows[1:] else [])
+    emit([f"{counted(len(devices), 'GPU')} visible, {counted(len(held), 'resource')} leased, {len(bad)} marked bad"])
+    return 0
+
+
+def clear(arguments: argparse.Namespace) -> int:
+    """Take the mark away.
+
+    Raises:
+        UsageError: nothing of that name is marked.
+    """
+    marks = bad_marks()
+    token = arguments.token
+    if token not in marks:
+        # Only a name that is not marked asks the driver.
+        names = {device.token: device.uuid for device in visible_devices()}
+        token = names.get(token, token)
+    if token not in marks:
+        there = ", ".join(sorted(marks)) or "none"
+        raise UsageError(f"devices clear-bad: {arguments.token!r} is not marked bad; marked are: {there}")
+    clear_bad(token)
+    emit([f"{token} is given out again; it was marked: {marks[token]}"])
+    return 0

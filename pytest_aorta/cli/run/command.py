@@ -1,0 +1,252 @@
+"""``aorta run``: launches a workload or a script, keeps each trial's result, and says how it went."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from pytest_aorta.cli.run.config import given_config
+from pytest_aorta.cli.run.summary import failure_lines, summary_lines
+from pytest_aorta.cli.run.trials import APPEND, OVERWRITE, REFUSE, trial_paths, write_trial
+from pytest_aorta.common.errors import AortaError, BaselineError, DevicesUnavailable, UsageError
+from pytest_aorta.common.signals import terminable
+from pytest_aorta.common.text import counted, emit
+from pytest_aorta.plan.options import OPTIONS, Options, make_options, parse_option
+from pytest_aorta.plan.workload.declaration import find_workload
+from pytest_aorta.plan.world import MAX_WORLD_SIZE, World, WorldSpec, check_budget, resolve_world
+from pytest_aorta.result.measurements import WorkloadResult
+from pytest_aorta.session.record import TestRecord
+from pytest_aorta.session.runner import WorkloadRunner
+from pytest_aorta.session.session import Session
+from pytest_aorta.session.spec import TestSpec
+from pytest_aorta.session.world import DistributedWorld
+from pytest_aorta.verdict.applicability import identity
+from pytest_aorta.verdict.baseline import read_baseline_file
+from pytest_aorta.verdict.metrics import Tolerance, parse_tolerances
+
+# What holds a lease, to who waits for it.
+OWNER = "aorta run"
+# Those of pytest's options that say something about a launch here too.
+SHARED = ("gpus", "device", "timeout", "workloads", "launcher", "share_host", "lease_timeout", "strict")
+EXIT_PROBLEM = 1
+MAX_TRIALS = 100
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Its options; those that pytest has too have the same names there."""
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--workload", metavar="NAME", help="workload to launch; `aorta workloads` lists them")
+    what.add_argument("--script", metavar="FILE", help="training script (.py) or dotted module that records steps")
+    parser.add_argument("args", nargs="*", metavar="ARG", help="arguments of the script, after --")
+    parser.add_argument("--trials", metavar="N", default="1", help="separate launches (default: 1)")
+    parser.add_argument("--steps", metavar="N", help="measured steps, the config key `steps`")
+    parser.add_argument("--nproc", metavar="N", help="ranks (default: the GPUs of this run, or 2 CPU ranks)")
+    parser.add_argument("--config", metavar="FILE", type=Path, help="YAML mapping of config keys")
+    parser.add_argument(
+        "--set", metavar="KEY=VALUE", action="append", default=[], dest="assignments",
+        help="config key; a dot leads into an object; may be repeated, and wins over --config",
+    )  # fmt: skip
+    parser.add_argument("--results", metavar="DIR", type=Path, default=Path("results"), help="default: results")
+    parser.add_argument("--check", metavar="PATH", type=Path, help="baseline to compare with: a file, or a folder")
+    parser.add_argument(
+        "--tolerance", metavar="METRIC=VALUE", action="append", default=[], help="of --check, as the marker has it"
+    )
+    present = parser.add_mutually_exclusive_group()
+    for kind, text in ((APPEND, "add to trials that are there"), (OVERWRITE, "replace trials that are there")):
+        present.add_argument(f"--{kind}", dest="existing", action="store_const", const=kind, help=text)
+    for option in OPTIONS:
+        if option.name in SHARED:
+            takes: dict[str, Any] = {"metavar": option.metavar}
+            if option.is_switch:
+                takes = {"action": "store_const", "const": "true"}
+            flags = f"--{option.name.replace('_', '-')}", option.flag
+            parser.add_argument(*flags, dest=option.ini, help=option.help, **takes)
+    parser.set_defaults(run=run, existing=REFUSE)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Launch, keep and print each trial, then compare with a baseline where asked.
+
+    Raises:
+        UsageError, SpecError: what was given is wrong; nothing was launched.
+        AortaError: a launch failed, or a comparison did; the trials before are kept.
+    """
+    trials = _count("--trials", arguments.trials, MAX_TRIALS)
+    options, tolerances = _options(arguments), _tolerances(arguments.tolerance)
+    launch = _checked(arguments, options)
+    spec = TestSpec(_world_spec(arguments), tolerances)
+    record = TestRecord(OWNER)
+    with closing(Session(options)) as session, terminable():
+        world = _world(session, spec, launch)
+        _refuse_other_baseline(arguments.check, launch, world)
+        # Last of what is wrong in the command: its remedies only help where the rest is right.
+        paths = trial_paths(arguments.results / launch.folder, trials, arguments.existing)
+        _refuse_no_torch()
+        launches = arguments.results / launch.folder / "launches"
+        with session.leased(world, spec, record, launches, timed=True) as leased:
+            results = []
+            for path in paths:
+                results.append(launch.start(leased))
+                write_trial(path, results[-1])
+                emit([f"{path}:", *(f"  {line}" for line in _told(results[-1]))])
+                sys.stdout.flush()
+            if arguments.check is not None:
+                runner = WorkloadRunner(leased, options, spec, record)
+                _check(runner, record, results, arguments.check)
+    failed = sum(not result.passed for result in results)
+    emit([f"{counted(trials, 'trial')}: " + (f"{failed} failed by their own checks" if failed else "ok")])
+    return EXIT_PROBLEM if failed else 0
+
+
+class _Launch:
+    """What to launch, checked; ``folder`` is its part of the results."""
+
+    def __init__(self, folder: str, name: str, min_world_size: int, config: dict[str, Any] | None, args: Sequence[str]):
+        self.folder = folder
+        self.name = name
+        self.min_world_size = min_world_size
+        self._config = config
+        self._args = tuple(args)
+
+    @property
+    def result_name(self) -> str:
+        """What its results call it."""
+        return self.name if self._config is not None else Path(self.name).name
+
+    def start(self, world: DistributedWorld) -> WorkloadResult:
+        """One launch of it."""
+        if self._config is None:
+            return world.launch_script(self.name, self._args)
+        return world.launch(self.name, **self._config)
+
+
+def _checked(arguments: argparse.Namespace, options: Options) -> _Launch:
+    if arguments.workload is None:
+        unfit = {"--steps": arguments.steps, "--config": arguments.config, "--set": arguments.assignments}
+        if given := [flag for flag, value in unfit.items() if value]:
+            raise UsageError(f"{given[0]}: a script has no config keys; give it arguments after --")
+        path = Path(arguments.script)
+        folder = path.stem if path.suffix == ".py" else arguments.script
+        if not folder or "/" in folder:
+            raise UsageError(f"--script: got {arguments.script!r}, allowed is a file ending in .py or a dotted module")
+        return _Launch(folder, arguments.script, 1, None, arguments.args)
+    if arguments.args:
+        raise UsageError(f"{arguments.args}: a workload takes no arguments; --set KEY=VALUE sets config keys")
+    spec = find_workload(arguments.workload, options.workload_dirs)
+    steps = None if arguments.steps is None else _count("--steps", arguments.steps, 1 << 30)
+    config = given_config(spec, arguments.config, steps, arguments.assignments)
+    return _Launch(spec.name, spec.name, spec.min_world_size, config, ())
+
+
+def _world_spec(arguments: argparse.Namespace) -> WorldSpec:
+    if arguments.nproc is None:
+        return WorldSpec("all")
+    return WorldSpec(_count("--nproc", arguments.nproc, MAX_WORLD_SIZE))
+
+
+def _world(session: Session, spec: TestSpec, launch: _Launch) -> World:
+    try:
+        check_budget(session.options, session.devices)
+        world = resolve_world(spec.world, session.options, session.devices)
+    except DevicesUnavailable as error:
+        raise UsageError(f"--nproc, --gpus, --device: {error}") from None
+    if world.size < launch.min_world_size:
+        raise UsageError(
+            f"workload {launch.name!r} needs at least {launch.min_world_size} ranks, and this run has {world.size}: "
+            f"there is nothing to shard or to communicate on fewer; ask for more with --nproc, or --device=cpu"
+        )
+    return world
+
+
+def _refuse_no_torch() -> None:
+    try:
+        found = importlib.util.find_spec("torch")
+    except (ImportError, ValueError):
+        found = None
+    if found is None:
+        raise AortaError(
+            f"torch is not installed for {sys.executable}, whose ranks would need it; install it as "
+            f"https://pytorch.org/get-started says for this machine, or run another environment's aorta"
+        )
+
+
+def _told(result: WorkloadResult) -> list[str]:
+    return [*summary_lines(result), *failure_lines(result)]
+
+
+def _check(runner: WorkloadRunner, record: TestRecord, results: list[WorkloadResult], given: Path) -> None:
+    path = _baseline(given, results[-1])
+    try:
+        runner.check_stored(results, path)
+    finally:
+        rows = [*map(str, record.verdicts), *(f"note: {note}" for note in record.notes)]
+        emit([f"compared with {path}:", *(f"  {row}" for row in rows)] if rows else [])
+
+
+def _refuse_other_baseline(given: Path | None, launch: _Launch, world: World) -> None:
+    """Before anything is launched: whether what --check names is there, and could be of this run."""
+    if given is None or given.is_dir():
+        return
+    baseline = read_baseline_file(given)
+    of_run = launch.result_name, world.platform
+    if (baseline.workload, baseline.platform) != of_run:
+        raise UsageError(
+            f"--check: {given} is of {baseline.workload!r} on {baseline.platform}, and this run is of {of_run[0]!r} on "
+            f"{of_run[1]}"
+        )
+
+
+def _baseline(given: Path, result: WorkloadResult) -> Path:
+    """The file, or the only one of a folder that is of this workload, platform and config.
+
+    Raises:
+        UsageError: there is none, or more than one.
+    """
+    if not given.is_dir():
+        return given
+    found, others, config = [], [], identity(result.config)
+    for path in sorted((given / result.platform).glob("*.json")):
+        baseline = read_baseline_file(path)
+        if baseline.workload != result.workload:
+            continue
+        differs = next((key for key in sorted(baseline.config) if baseline.config[key] != config.get(key)), None)
+        if differs is None:
+            found.append(path)
+        else:
+            others.append(f"{path} has {differs}={baseline.config[differs]!r}, this run {config.get(differs)!r}")
+    if len(found) == 1:
+        return found[0]
+    there = f"{len(found)} fit: {', '.join(map(str, found))}; name one of them" if found else "none fits"
+    if others and not found:
+        there += f": {'; '.join(others)}"
+    raise BaselineError(
+        f"--check: {given} has to hold one baseline of workload {result.workload!r} with this config on "
+        f"{result.platform}; {there}"
+    )
+
+
+def _options(arguments: argparse.Namespace) -> Options:
+    values: dict[str, Any] = {}
+    for option in OPTIONS:
+        given = getattr(arguments, option.ini, None)
+        text = option.default if given is None else given
+        values[option.name] = None if text is None else parse_option(option, text, option.flag)
+    return make_options(values, Path.cwd())
+
+
+def _tolerances(texts: Sequence[str]) -> dict[str, Tolerance]:
+    pairs = [text.partition("=") for text in texts]
+    if wrong := [text for text, (key, equals, _) in zip(texts, pairs, strict=True) if not (key and equals)]:
+        raise UsageError(f"--tolerance: got {wrong[0]!r}, allowed is METRIC=VALUE, e.g. step_time_p50=5%")
+    return parse_tolerances({key: value for key, _, value in pairs}, "--tolerance")
+
+
+def _count(flag: str, text: str, most: int) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= most):
+        raise UsageError(f"{flag}: got {text!r}, allowed is an integer from 1 to {most}")
+    return int(text)

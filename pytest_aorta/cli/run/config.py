@@ -1,0 +1,100 @@
+"""The config of ``aorta run``: a file, ``--steps`` and ``--set``, the later ones over the earlier."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pytest_aorta.common.errors import SpecError, UsageError
+from pytest_aorta.common.files import UnreadableFile, read_yaml
+from pytest_aorta.plan.workload.declaration import WorkloadSpec, resolve_config
+
+
+def given_config(
+    spec: WorkloadSpec, file: Path | None, steps: int | None, assignments: Sequence[str]
+) -> dict[str, Any]:
+    """The values given, without defaults; checked with them.
+
+    Raises:
+        UsageError: the file is no mapping, or an assignment is none.
+        SpecError: a key is unknown or a value is not allowed.
+    """
+    given = _read_file(file) if file else {}
+    if steps is not None:
+        given["steps"] = steps
+    # Defaults are what a dotted key changes a part of.
+    for assignment in assignments:
+        key, value = _parse(assignment)
+        path = key.split(".")
+        _assign(spec, given, path, _typed(_schema(spec, path), value, assignment.partition("=")[2]))
+    resolve_config(spec, given)
+    return given
+
+
+def _read_file(file: Path) -> dict[str, Any]:
+    try:
+        document = read_yaml(file)
+    except UnreadableFile as error:
+        raise UsageError(f"--config: {error}") from None
+    if not isinstance(document, dict) or not all(isinstance(key, str) for key in document):
+        raise UsageError(f"--config: {file}: got {type(document).__name__}, allowed is a mapping of config keys")
+    return document
+
+
+def _parse(assignment: str) -> tuple[str, Any]:
+    key, equals, text = assignment.partition("=")
+    if not equals or not key or not all(key.split(".")):
+        raise UsageError(f"--set: got {assignment!r}, allowed is KEY=VALUE, with dots into objects (fault.kind=zero)")
+    try:
+        return key, yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        problem = " ".join(str(error).split())
+        raise UsageError(f"--set: {key}: {text!r} is no YAML: {problem}") from None
+
+
+def _assign(spec: WorkloadSpec, given: dict[str, Any], path: list[str], value: Any) -> None:
+    name = path[0]
+    if name in spec.properties and name not in given:
+        given[name] = copy.deepcopy(spec.properties[name]["default"])
+    if len(path) == 1:
+        given[name] = value
+        return
+    place: Any = given.get(name) if name in spec.properties else None
+    for number, part in enumerate(path[1:], 1):
+        if not isinstance(place, dict):
+            # The unknown first key is told as any other one.
+            resolve_config(spec, {name: given.get(name)})
+            where = ".".join(path[:number])
+            raise SpecError(f"--set: {'.'.join(path)}: {where} is {place!r}, and only objects have keys in them")
+        if number == len(path) - 1:
+            place[part] = value
+        else:
+            place = place.setdefault(part, {})
+
+
+def _schema(spec: WorkloadSpec, path: Sequence[str]) -> Mapping[str, Any]:
+    """What is declared of a key, or of a part of it; empty where nothing is."""
+    schema: Any = spec.properties.get(path[0], {})
+    for part in path[1:]:
+        schema = schema.get("properties", {}).get(part) or schema.get("additionalProperties", {})
+        if not isinstance(schema, Mapping):
+            return {}
+    return dict(schema)
+
+
+def _typed(schema: Mapping[str, Any], value: Any, text: str) -> Any:
+    """As it was meant: YAML 1.1 takes HSA_ENABLE_SDMA=0 for a number, and 1e-3, without a point, for a word."""
+    types = schema.get("type", ())
+    types = {types} if isinstance(types, str) else set(types)
+    if types == {"string"} and isinstance(value, bool | int | float):
+        return text
+    if isinstance(value, str) and "number" in types and "string" not in types:
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value

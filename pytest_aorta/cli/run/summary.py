@@ -1,0 +1,68 @@
+"""What ``aorta run`` prints of a trial."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import mean, median
+
+from pytest_aorta.result.facts import launch_facts
+from pytest_aorta.result.measurements import WorkloadResult
+from pytest_aorta.verdict.metrics import METRICS, format_value
+
+# Below that a rank's median says nothing of the rank.
+_LEAST_SPAN = 0.01
+_SHOWN = ("step_time_p50", "step_time_p99")
+
+
+def summary_lines(result: WorkloadResult) -> list[str]:
+    """Step times, ranks, what the workload measured of its own, weight hash and loss; what is absent is left out."""
+    lines = [_step_times(result), *_ranks(result), *_metrics(result)]
+    if result.weight_hashes:
+        step = max(result.weight_hashes, key=int)
+        lines.append(f"weight hash after step {step}: {result.weight_hashes[step]}")
+    if result.loss:
+        lines.append(f"loss: {result.loss[0]:.6g} in the first step, {result.loss[-1]:.6g} in the last")
+    return lines
+
+
+def _step_times(result: WorkloadResult) -> str:
+    facts = launch_facts(result)
+    # A percentile that few steps tell is left to who reads the file.
+    named = [METRICS[name] for name in _SHOWN if facts.num_steps >= METRICS[name].min_steps]
+    shown = [
+        f"{metric.name.removeprefix('step_time_')} {format_value(metric.measure(facts), 'ms')}" for metric in named
+    ]
+    if len(named) < len(_SHOWN):
+        shown.append(f"slowest {format_value(facts.step_time_ms['max'], 'ms')}")
+    return f"step time: {', '.join(shown)} ({facts.num_steps} steps on {result.platform})"
+
+
+def _ranks(result: WorkloadResult) -> list[str]:
+    own = [median(times) for times in result.step_times_ms]
+    if len(own) == 1:
+        return [f"step times are of rank 0; no other of {result.world_size} has any"] if result.world_size > 1 else []
+    slowest, fastest = max(own), min(own)
+    if slowest <= fastest * (1 + _LEAST_SPAN):
+        return [f"ranks: all within {_LEAST_SPAN:.0%} of each other by their own median step"]
+    return [
+        f"ranks: {own.index(slowest)} is the slowest by its own median step, {slowest:.4g} ms; "
+        f"{own.index(fastest)} the fastest, {fastest:.4g} ms"
+    ]
+
+
+def _metrics(result: WorkloadResult) -> list[str]:
+    shown = []
+    for name, values in sorted(result.metrics.items()):
+        metric = METRICS.get(name)
+        value = max(values) if name.startswith("peak_") else mean(values)
+        is_count = metric.direction == "exact" if metric else float(value).is_integer()
+        shown.append(f"{name}: {format_value(float(value), metric.unit if metric else '', exact=is_count)}")
+    return shown
+
+
+def failure_lines(result: WorkloadResult, limit: int = 3) -> Sequence[str]:
+    """What the workload's own checks found, if anything."""
+    if result.passed:
+        return []
+    found = [str(detail) for detail in result.failure_details[:limit]]
+    return [f"FAILED: {result.failure_count} of its own checks", *(f"  {line}" for line in found)]

@@ -1,0 +1,52 @@
+"""The files that ``aorta run`` leaves: ``<results>/<name>/trial_<number>.json``, each written whole or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pytest_aorta.common.errors import ResultError, UsageError
+from pytest_aorta.common.files import write_json
+from pytest_aorta.common.text import counted
+from pytest_aorta.result.measurements import WorkloadResult
+from pytest_aorta.result.reading import check_document
+
+REFUSE, APPEND, OVERWRITE = "refuse", "append", "overwrite"
+
+
+def trial_paths(folder: Path, count: int, existing: str) -> list[Path]:
+    """Where ``count`` trials go.
+
+    Args:
+        existing: what to do about trials that are there: ``refuse``, ``append`` with the next numbers, ``overwrite``.
+
+    Raises:
+        UsageError: some are there, and ``existing`` is ``refuse``.
+    """
+    present = sorted(_number(path) for path in folder.glob("trial_*.json") if _number(path) >= 0)
+    if present and existing == REFUSE:
+        raise UsageError(
+            f"{folder} has {counted(len(present), 'trial')}, up to {folder / f'trial_{present[-1]}.json'}; --append "
+            f"adds to them, --overwrite replaces those of the same number, --results names another folder"
+        )
+    first = present[-1] + 1 if present and existing == APPEND else 0
+    return [folder / f"trial_{number}.json" for number in range(first, first + count)]
+
+
+def write_trial(path: Path, result: WorkloadResult) -> None:
+    """Write a result as the schema has it.
+
+    Raises:
+        ResultError: it can't be written.
+    """
+    document = result.to_json()
+    check_document(path, document)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, document)
+    except OSError as error:
+        raise ResultError(f"{path}: can't be written: {error.strerror or error}") from None
+
+
+def _number(path: Path) -> int:
+    text = path.stem.removeprefix("trial_")
+    return int(text) if text.isascii() and text.isdigit() else -1

@@ -1,0 +1,112 @@
+"""``aorta workloads``: which there are, and what one's config keys take."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pytest_aorta.common.errors import SpecError
+from pytest_aorta.common.text import counted, emit, output_width, table, wrapped
+from pytest_aorta.plan.workload.declaration import WorkloadSpec, find_workload, workload_places
+
+EXIT_PROBLEM = 1
+_BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Its options."""
+    parser.add_argument("name", nargs="?", metavar="NAME", help="one workload, with its config keys")
+    parser.add_argument("--json", action="store_true", help="as JSON, with the schema of each config key")
+    parser.add_argument(
+        "--workloads",
+        metavar="DIR",
+        type=Path,
+        default=Path("workloads"),
+        help="folder of your own (default: workloads)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print all, or one.
+
+    Raises:
+        SpecError: there is none of the name given, or it can't be read.
+    """
+    if arguments.name is not None:
+        spec = find_workload(arguments.name, (arguments.workloads,))
+        emit(json.dumps(_document(spec), indent=2).splitlines() if arguments.json else _one(spec))
+        return 0
+    specs, problems = [], []
+    for name in sorted(workload_places((arguments.workloads,))):
+        try:
+            specs.append(find_workload(name, (arguments.workloads,)))
+        except SpecError as error:
+            problems.append(str(error))
+    if arguments.json:
+        document = {"workloads": [_document(spec) for spec in specs], "problems": problems}
+        emit(json.dumps(document, indent=2).splitlines())
+    else:
+        emit(_all(specs, problems))
+    return EXIT_PROBLEM if problems else 0
+
+
+def allowed(schema: Mapping[str, Any]) -> str:
+    """What else than its type a value has to be, in words."""
+    parts = [f"{sign} {schema[name]:g}" for name, sign in _BOUNDS.items() if name in schema]
+    if "enum" in schema:
+        parts.append("one of " + ", ".join(map(_plain, schema["enum"])))
+    known = {"type", "default", "description", "enum", "properties", "additionalProperties", *_BOUNDS}
+    parts += [f"{name}: {_plain(schema[name])}" for name in schema if name not in known]
+    return "; ".join(parts)
+
+
+def _all(specs: list[WorkloadSpec], problems: list[str]) -> list[str]:
+    rows = [("name", "launch mode", "min ranks", "config keys", "description")]
+    rows += [
+        (spec.name, spec.launch_mode, str(spec.min_world_size), str(len(spec.properties)), spec.description)
+        for spec in specs
+    ]
+    listed = table(rows, output_width()) if specs else []
+    return [*listed, *(f"can't be read: {problem}" for problem in problems), counted(len(specs), "workload")]
+
+
+def _one(spec: WorkloadSpec) -> list[str]:
+    width = output_width()
+    lines = [
+        f"{spec.name}: {spec.description}",
+        f"started by {spec.launch_mode}, on {spec.min_world_size} ranks or more; declared in {spec.yaml}",
+        "",
+    ]
+    for key, schema in spec.properties.items():
+        lines += _key_lines(key, schema, width)
+    for key, by_value in spec.presets.items():
+        for value, values in by_value.items():
+            defaults = ", ".join(f"{name} = {_plain(default)}" for name, default in values.items())
+            lines += wrapped(f"{key} = {value} changes defaults: {defaults}", width)
+    return lines
+
+
+def _key_lines(key: str, schema: Mapping[str, Any], width: int) -> list[str]:
+    """A key, what it is about, and the keys in it, which --set takes with a dot."""
+    kind = schema["type"] if isinstance(schema["type"], str) else " or ".join(schema["type"])
+    limits = f"; {allowed(schema)}" if allowed(schema) else ""
+    default = f" = {_plain(schema['default'])}" if "default" in schema else ""
+    lines = wrapped(f"{key}{default}  ({kind}{limits})", width)
+    if "description" in schema:
+        lines += wrapped(f"    {' '.join(schema['description'].split())}", width)
+    for name, inner in schema.get("properties", {}).items():
+        lines += _key_lines(f"{key}.{name}", inner, width)
+    return lines
+
+
+def _document(spec: WorkloadSpec) -> dict[str, Any]:
+    return asdict(spec) | {"folder": str(spec.folder)}
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) and value else json.dumps(value)

@@ -1,0 +1,1 @@
+"""Code that every package may import: errors, strict files, text, schemas."""

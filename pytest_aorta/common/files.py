@@ -1,0 +1,171 @@
+"""Strict reading and atomic writing of the JSON and YAML files that cross a process or a commit."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+import tempfile
+from collections.abc import Hashable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pytest_aorta.common.errors import AortaError
+
+# The one place that knows where the package lies: programs are started from here, and versions compared.
+PACKAGE_ROOT = Path(__file__).resolve().parents[1]
+_STANDARD_LIBRARY = Path(os.__file__).resolve().parent
+_INSTALLED = {"site-packages", "dist-packages"}
+
+
+class UnreadableFile(AortaError):
+    """A file that can't be read as what it should be; the message names it and says why."""
+
+
+def read_json(path: Path, *, max_bytes: int) -> Any:
+    """Parse one strict JSON document: UTF-8, no repeated key, every number finite, at most ``max_bytes``.
+
+    Raises:
+        UnreadableFile: it is absent, too large, truncated or not strict JSON.
+    """
+    return parse_json(_read_text(path, max_bytes), str(path))
+
+
+def parse_json(text: str, name: str) -> Any:
+    """:func:`read_json` of what was read from elsewhere; ``name`` says from where.
+
+    Raises:
+        UnreadableFile: it is not strict JSON.
+    """
+    try:
+        document = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
+        if not _is_finite(document):
+            # For the number's own text; a function called on each of them takes most of the time.
+            json.loads(text, parse_float=_finite)
+        return document
+    except (ValueError, RecursionError) as error:
+        raise UnreadableFile(f"{name}: not valid JSON: {error}") from None
+
+
+def read_yaml(path: Path, *, max_bytes: int = 1 << 20) -> Any:
+    """Parse one YAML document with the safe loader, refusing repeated keys.
+
+    Raises:
+        UnreadableFile: it is absent, too large or not safe YAML.
+    """
+    try:
+        return yaml.load(_read_text(path, max_bytes), Loader=_UniqueKeyLoader)  # noqa: S506 - a SafeLoader
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise UnreadableFile(f"{path}: not valid YAML: {error}") from None
+
+
+def write_json(path: Path, document: Any) -> None:
+    """Write ``document`` as :func:`write_text` does."""
+    write_text(path, json.dumps(document, allow_nan=False, indent=2, sort_keys=True) + "\n")
+
+
+def write_json_rows(path: Path, document: Mapping[str, Any]) -> None:
+    """:func:`write_json` with a line for each key, which takes a tenth of the time."""
+    rows = [
+        f"{json.dumps(key)}: {json.dumps(document[key], allow_nan=False, sort_keys=True)}" for key in sorted(document)
+    ]
+    write_text(path, "{\n" + ",\n".join(rows) + "\n}\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write ``text`` so that a reader sees the old file or the whole new one, whenever the writer dies."""
+    handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.", suffix=".tmp")
+    try:
+        # A test's id or output may hold what is no Unicode.
+        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(scratch, 0o666 & ~_umask())  # noqa: PTH101 - mkstemp made it private
+        os.replace(scratch, path)  # noqa: PTH105
+    except BaseException:
+        Path(scratch).unlink(missing_ok=True)
+        raise
+
+
+def slug(text: str, *, max_length: int = 80) -> str:
+    """A file name for any text: readable, inside its folder, and distinct also where case is ignored."""
+    readable = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:max_length].strip("-")
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return f"{readable}-{digest}" if readable else digest
+
+
+def is_source_of(checkout: Path, path: Path) -> bool:
+    """Whether ``path`` is of a checkout's own, not of an environment that happens to be inside of it."""
+    path = path.resolve()
+    if not path.is_relative_to(checkout) or path.is_relative_to(_STANDARD_LIBRARY):
+        return False
+    return not _INSTALLED & set(path.relative_to(checkout).parts)
+
+
+def _read_text(path: Path, max_bytes: int) -> str:
+    try:
+        with path.open("rb") as file:
+            content = file.read(max_bytes + 1)
+    except OSError as error:
+        raise UnreadableFile(f"{path}: can't be read: {error.strerror or error}") from None
+    if len(content) > max_bytes:
+        raise UnreadableFile(f"{path}: larger than the {max_bytes:,} bytes allowed")
+    if not content.strip():
+        raise UnreadableFile(f"{path}: empty")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UnreadableFile(f"{path}: not UTF-8: {error}") from None
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    document = dict(pairs)
+    if len(document) != len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"key {next(key for key in keys if keys.count(key) > 1)!r} is given twice")
+    return document
+
+
+def _refuse_constant(text: str) -> Any:
+    raise ValueError(f"{text} is not a finite number")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is not a finite number")
+    return number
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether every number is; a row of numbers at once, whose sum tells."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, dict):
+        return all(map(_is_finite, value.values()))
+    if not isinstance(value, list):
+        return True
+    if set(map(type, value)) <= {float} and math.isfinite(sum(value)):
+        return True
+    return all(map(_is_finite, value))
+
+
+def _umask() -> int:
+    # The only way to read it is to set it; the pytest process has one thread here.
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for number, key in enumerate(keys):
+            if key in keys[:number]:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", node.start_mark)
+        return super().construct_mapping(node, deep)

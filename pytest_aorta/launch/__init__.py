@@ -1,0 +1,1 @@
+"""Launches of a plan: command, guard, warm launches, watching."""

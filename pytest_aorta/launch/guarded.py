@@ -1,0 +1,245 @@
+"""Runs a plan: the guard, under it the agent, under it the ranks. Returns when none of them is left.
+
+The guard is a program of its own with torchrun under it, or, in a warm launch, forked off the fork server (warm.py).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from pytest_aorta.common.errors import LaunchError
+from pytest_aorta.common.files import PACKAGE_ROOT, write_json
+from pytest_aorta.launch.command import agent_command, launch_environment, with_own_code
+from pytest_aorta.launch.nodes.handover import coordinator_spec
+from pytest_aorta.plan.launch_plan import FORKSERVER, TORCHRUN, LaunchPlan, rank_document
+from pytest_aorta.result.folder import rank_folders
+from pytest_aorta.result.outcome import LaunchOutcome, phases_s
+
+GUARD = PACKAGE_ROOT / "launch" / "process" / "guard.py"
+# The guard's own stop sequence is bounded by stacks, SIGTERM and SIGKILL: 0.5 + 2 + 10 seconds.
+STOP_S = 20.0
+# Bringing the files of all nodes together.
+COLLECT_S = 120.0
+
+
+class GuardProcess(Protocol):
+    """What a launch needs of its guard, as ``subprocess.Popen`` has it."""
+
+    def wait(self, timeout: float | None = None) -> object:
+        """Return once it has exited; raises ``subprocess.TimeoutExpired``."""
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+
+
+class GuardStarter(Protocol):
+    """Starts the guard of a plan with its ends of the lifeline and the verdict's pipe."""
+
+    def __call__(self, plan: LaunchPlan, environ: Mapping[str, str], lifeline_fd: int, verdict_fd: int) -> GuardProcess:
+        """Raises OSError where it can't."""
+
+
+def launch(
+    plan: LaunchPlan, environ: Mapping[str, str] = os.environ, forkserver: GuardStarter | None = None
+) -> LaunchOutcome:
+    """Run ``plan`` and wait until every process of it is gone, also when interrupted.
+
+    Without a ``forkserver`` to fork the guard off, the launch is torchrun's, whatever the plan asks for.
+
+    Raises:
+        LaunchError: the run folder can't be written or the guard can't be started.
+    """
+    with GuardedLaunch(plan, environ, forkserver or (_start_coordinator if plan.group else _start_guard)) as running:
+        running.wait()
+    outcome = replace(running.outcome(), launcher=FORKSERVER if forkserver else TORCHRUN)
+    with suppress(OSError):  # the verdict is here; a disk that has filled up since must not hide it
+        write_json(plan.run_dir / "outcome.json", asdict(outcome))
+    return outcome
+
+
+class GuardedLaunch:
+    """A launch under way. Leaving the context ends what still runs of it.
+
+    Raises:
+        LaunchError: the run folder can't be written or the guard can't be started.
+    """
+
+    def __init__(self, plan: LaunchPlan, environ: Mapping[str, str], start_guard: GuardStarter | None = None) -> None:
+        self._plan = plan
+        self._verdict = b""
+        self._has_ended = False
+        try:
+            prepare_folder(plan)
+        except OSError as error:
+            raise LaunchError(f"results folder {plan.run_dir} can't be written: {error.strerror or error}") from None
+        with ExitStack() as pipes:
+            lifeline_end, self._lifeline = _pipe(pipes)
+            self._pipe, verdict_end = _pipe(pipes)
+            try:
+                start = start_guard or _start_guard
+                self._guard = start(plan, environ, lifeline_end.fileno(), verdict_end.fileno())
+            except OSError as error:
+                raise LaunchError(f"the guard can't be started in {plan.cwd}: {error.strerror or error}") from None
+            lifeline_end.close()
+            verdict_end.close()
+            self._deadline_s = time.monotonic() + _limit_s(plan)
+            self._pipes = pipes.pop_all()
+
+    def __enter__(self) -> GuardedLaunch:
+        """Return the launch itself."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Tell the guard, where it still runs, to end everything, which is over when it exits."""
+        with self._pipes:
+            self._lifeline.close()
+            _wait_bounded(self._guard)
+
+    def fileno(self) -> int:
+        """For ``select``: readable when :meth:`has_ended` is worth a look."""
+        return self._pipe.fileno()
+
+    def has_ended(self) -> bool:
+        """Read what there is of the verdict; the guard closes its end by exiting. Blocks only where nothing came."""
+        chunk = os.read(self._pipe.fileno(), 65536)
+        self._verdict += chunk
+        self._has_ended = self._has_ended or not chunk
+        return self._has_ended
+
+    def wait(self) -> None:
+        """Return when the guard has ended, or should have long since."""
+        while not self._has_ended and (left_s := self._deadline_s - time.monotonic()) > 0:
+            if select.select([self._pipe], [], [], left_s)[0]:
+                self.has_ended()
+
+    def stop(self) -> None:
+        """Have the ranks write where they are, and ended; the verdict comes as ever."""
+        with suppress(BrokenPipeError):
+            os.write(self._lifeline.fileno(), b".")
+
+    def outcome(self) -> LaunchOutcome:
+        """What the guard saw."""
+        return _outcome(self._plan, self._verdict)
+
+
+def prepare_folder(plan: LaunchPlan) -> None:
+    """Create the run folder with one folder a rank, and write the plan."""
+    for folder in rank_folders(plan):
+        folder.mkdir(parents=True)
+    if plan.world.device == "cuda":
+        (plan.run_dir / "flight").mkdir()
+    write_json(plan.run_dir / "plan.json", rank_document(plan))
+
+
+def guard_spec(plan: LaunchPlan, lifeline_fd: int, verdict_fd: int) -> dict[str, Any]:
+    """What the guard is told."""
+    return {
+        "argv": agent_command(plan),
+        "run_dir": str(plan.run_dir),
+        "world_size": plan.world.size,
+        "num_local_ranks": plan.world.ranks_per_node,
+        "agent_fds": _agent_fds(plan),
+        "time_limit_s": plan.timeout_s,
+        **asdict(plan.limits),
+        # Beside this Python too: a virtual environment need not be on the path.
+        "py_spy": shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent)),
+        "lifeline_fd": lifeline_fd,
+        "verdict_fd": verdict_fd,
+    }
+
+
+def _start_guard(
+    plan: LaunchPlan, environ: Mapping[str, str], lifeline_fd: int, verdict_fd: int
+) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-I", "-S", str(GUARD), json.dumps(guard_spec(plan, lifeline_fd, verdict_fd))]
+    fds = (lifeline_fd, verdict_fd, *_agent_fds(plan))
+    return _start_watcher(plan, command, launch_environment(plan, environ), fds)
+
+
+def _agent_fds(plan: LaunchPlan) -> list[int]:
+    return [plan.part.store_fd] if plan.part and plan.part.store_fd is not None else []
+
+
+def _start_coordinator(
+    plan: LaunchPlan, environ: Mapping[str, str], lifeline_fd: int, verdict_fd: int
+) -> subprocess.Popen[bytes]:
+    """In the guard's place, what starts one agent a node and gathers what their guards see."""
+    spec = json.dumps(coordinator_spec(plan, lifeline_fd, verdict_fd))
+    command = [sys.executable, "-P", "-m", "pytest_aorta.launch.nodes.coordinator", spec]
+    return _start_watcher(plan, command, with_own_code(dict(environ)), (lifeline_fd, verdict_fd))
+
+
+def _start_watcher(
+    plan: LaunchPlan, command: Sequence[str], environ: Mapping[str, str], fds: Sequence[int]
+) -> subprocess.Popen[bytes]:
+    with (plan.run_dir / "agent.log").open("wb") as log:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=plan.cwd,
+            env=environ,
+            pass_fds=(*fds, *plan.lease_fds),
+            # A Ctrl-C in the terminal reaches pytest alone, which then says through the lifeline what to do.
+            start_new_session=True,
+        )
+
+
+def _outcome(plan: LaunchPlan, text: bytes) -> LaunchOutcome:
+    if not text:
+        return LaunchOutcome("guard_lost", None, (), (), 0.0)
+    verdict = json.loads(text)
+    began_s, wall_s = verdict["began_ns"] / 1e9, verdict["wall_s"]
+    return LaunchOutcome(
+        reason=verdict["reason"],
+        agent_status=verdict["agent_status"],
+        stopped=tuple(verdict["stopped"]),
+        survivors=tuple(verdict["survivors"]),
+        wall_s=wall_s,
+        detail=verdict.get("detail", ""),
+        phases_s=phases_s(rank_folders(plan), began_s, began_s + wall_s),
+    )
+
+
+def _limit_s(plan: LaunchPlan) -> float:
+    """When the guard has to have ended, whatever happens."""
+    if plan.group is None:
+        return plan.timeout_s + STOP_S
+    # Every node's guard has its own limit and time to stop, and then there are files to bring.
+    return plan.group.join_timeout_s + plan.timeout_s + STOP_S + COLLECT_S
+
+
+def _wait_bounded(guard: GuardProcess) -> None:
+    try:
+        guard.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        guard.kill()
+        guard.wait()
+
+
+def _pipe(stack: ExitStack) -> tuple[IO[bytes], IO[bytes]]:
+    reader, writer = (
+        stack.enter_context(_no_standard_stream(fd, mode)) for fd, mode in zip(os.pipe(), ("rb", "wb"), strict=True)
+    )
+    return reader, writer
+
+
+def _no_standard_stream(fd: int, mode: str) -> IO[bytes]:
+    # Where pytest's stdin is closed, a pipe can get its number, which the guard's own stdin then takes away.
+    if fd <= 2:
+        low, fd = fd, fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+        os.close(low)
+    return os.fdopen(fd, mode, buffering=0)

@@ -1,0 +1,1 @@
+"""Leases of devices, shared by the processes of one host."""

@@ -1,0 +1,234 @@
+"""The folder in which requests for leases queue up: one locked file a claim, read and written inside one gate.
+
+The kernel frees a claim's lock when the last process that has the file open dies.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import stat
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from pytest_aorta.common.errors import AortaError
+from pytest_aorta.common.files import read_json, write_json
+
+FOLDER_VARIABLE = "AORTA_LEASE_DIR"
+GATE = "gate"
+BAD = "bad.json"
+CLAIM_SUFFIX = ".claim"
+OVERTAKEN = "overtaken"
+GATE_POLL_S = 0.001
+# A gate that stays locked this long belongs to a stopped process.
+GATE_PATIENCE_S = 2.0
+MAX_TEXT = 200
+MAX_BAD_BYTES = 1 << 20
+
+
+class LeaseError(AortaError):
+    """Resources can't be leased: too many asked for, held by others for too long, bad, or the folder can't be used."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A request and what it was given.
+
+    Attributes:
+        owner, pid: the test and the process that asked.
+        pool, count, exclusive: what for.
+        overtaken: competing requests that came later and were served first.
+        resources: what it holds; empty while it waits.
+        since_s: of the epoch, when it got them.
+    """
+
+    owner: str
+    pid: int
+    pool: tuple[str, ...]
+    count: int
+    exclusive: bool
+    overtaken: int = 0
+    resources: tuple[str, ...] = ()
+    since_s: float = 0.0
+
+    def competes_with(self, other: Claim) -> bool:
+        """Whether either could keep the other waiting."""
+        return self.exclusive or other.exclusive or not set(self.pool).isdisjoint(other.pool)
+
+
+def default_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """AORTA_LEASE_DIR, else a folder of this user in /tmp.
+
+    Neither XDG_RUNTIME_DIR nor TMPDIR counts: a user's processes differ in them (a login, cron, CI) and would not see
+    each other's claims, and the former is deleted when the last login ends, with jobs still running.
+    """
+    return Path(environ.get(FOLDER_VARIABLE) or f"/tmp/aorta-{os.geteuid()}")  # noqa: S108 - its owner is checked
+
+
+class ClaimFolder:
+    """The lease folder, open and checked: claims are reached through ``fd``, so that nobody can swap it."""
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self.path = path
+        self.fd = fd
+
+    @classmethod
+    @contextmanager
+    def opened(cls, folder: Path | None) -> Iterator[ClaimFolder]:
+        """Open it, making it where it is not there; the default folder without one."""
+        path = default_folder() if folder is None else folder
+        with ExitStack() as stack:
+            try:
+                fd = _open_folder(path)
+                stack.callback(os.close, fd)
+                yield cls(path, fd)
+            except OSError as error:
+                raise _unusable(path, error.strerror or str(error)) from None
+
+    def open(self, name: str, flags: int = 0) -> int:
+        """A descriptor of one of its files, which is no link."""
+        return os.open(name, flags | os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW, 0o600, dir_fd=self.fd)
+
+    @contextmanager
+    def gate(self) -> Iterator[None]:
+        """Hold the gate: all reading and writing of claims happens inside."""
+        deadline_s = time.monotonic() + GATE_PATIENCE_S
+        fd = self.open(GATE, os.O_CREAT)
+        try:
+            # Cleaners of /tmp delete what nobody touched for days.
+            os.utime(fd)
+            while not takes_lock(fd, fcntl.LOCK_EX):
+                if time.monotonic() >= deadline_s:
+                    raise _unusable(self.path, f"its gate was locked for {GATE_PATIENCE_S:g} s, by a stopped process?")
+                time.sleep(GATE_POLL_S)
+            yield
+        finally:
+            # Closing is not enough where another thread has just forked a child, which has the gate open too.
+            fcntl.flock(fd, fcntl.LOCK_UN)
+            os.close(fd)
+
+    def claim_names(self) -> list[str]:
+        """Files of claims, in order of arrival."""
+        return sorted(name for name in os.listdir(self.fd) if name.endswith(CLAIM_SUFFIX))  # noqa: PTH208 - takes no fd
+
+    def enter(self, claim: Claim, undo: ExitStack) -> tuple[str, int]:
+        """Queue up behind all others: the claim's file and its descriptor, which holds the lock."""
+        last = max((int(name.removesuffix(CLAIM_SUFFIX)) for name in self.claim_names()), default=0)
+        name = f"{last + 1:012d}{CLAIM_SUFFIX}"
+        fd = self.open(name, os.O_CREAT | os.O_EXCL)
+        undo.callback(os.close, fd)
+        undo.callback(self.remove, name)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        append_line(fd, json.dumps(asdict(claim)))
+        return name, fd
+
+    def remove(self, name: str) -> None:
+        """Delete a claim that may be gone."""
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self.fd)
+
+    def overtake(self, name: str) -> None:
+        """Note in a waiting claim that a later one was served."""
+        # Its process may have given up since.
+        with suppress(FileNotFoundError):
+            fd = self.open(name)
+            try:
+                append_line(fd, OVERTAKEN)
+            finally:
+                os.close(fd)
+
+    def claims(self) -> dict[str, Claim]:
+        """The claims of the living by file name, in order of arrival; those of the dead are deleted."""
+        read = ((name, self._read(name)) for name in self.claim_names())
+        return {name: claim for name, claim in read if claim}
+
+    def open_others(self, mine: str) -> dict[int, int]:
+        """Descriptors of all other claims with their sizes now; the caller closes them."""
+        others = {}
+        for name in self.claim_names():
+            if name != mine:
+                with suppress(FileNotFoundError):
+                    fd = self.open(name)
+                    others[fd] = os.fstat(fd).st_size
+        return others
+
+    def _read(self, name: str) -> Claim | None:
+        try:
+            fd = self.open(name)
+        except FileNotFoundError:
+            return None
+        with os.fdopen(fd, "rb") as file:
+            if takes_lock(fd, fcntl.LOCK_SH):
+                self.remove(name)
+                return None
+            text = file.read()
+        try:
+            return _parse(text)
+        except (ValueError, TypeError, KeyError) as error:
+            # A guess could give devices out twice.
+            raise _unusable(self.path, f"{name} of a living process can't be read: {error!r}") from None
+
+    def bad(self) -> dict[str, str]:
+        """Why resources were marked bad since the host started."""
+        path = self.path / BAD
+        marks = read_json(path, max_bytes=MAX_BAD_BYTES) if path.exists() else None
+        return dict(marks["reasons"]) if marks and marks["boot"] == _boot_id() else {}
+
+    def write_bad(self, reasons: dict[str, str]) -> None:
+        """Replace the marks."""
+        write_json(self.path / BAD, {"boot": _boot_id(), "reasons": reasons})
+
+
+def _open_folder(path: Path) -> int:
+    if not path.is_absolute():
+        # Processes in different working folders would each use another.
+        raise _unusable(path, "it is not an absolute path")
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if path.is_symlink():
+        raise _unusable(path, "it is a symbolic link")
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    status = os.fstat(fd)
+    mode = stat.S_IMODE(status.st_mode) & 0o777
+    if status.st_uid == os.geteuid() and mode == 0o700:
+        return fd
+    os.close(fd)
+    raise _unusable(path, f"it is user {status.st_uid}'s with mode {mode:04o}, not user {os.geteuid()}'s with 0700")
+
+
+def _unusable(path: Path, why: str) -> LeaseError:
+    return LeaseError(f"lease folder {path}: {why}; {FOLDER_VARIABLE} may name another one, on a disk of this host")
+
+
+def _parse(text: bytes) -> Claim | None:
+    # What follows the last line end is a write that failed: its process withdraws the claim.
+    lines = text.decode("ascii").split("\n")[:-1]
+    if not lines:
+        return None
+    fields = json.loads(lines[-1] if lines[-1] != OVERTAKEN else lines[0])
+    fields |= {"pool": tuple(fields["pool"]), "resources": tuple(fields["resources"])}
+    return replace(Claim(**fields), overtaken=lines.count(OVERTAKEN))
+
+
+def append_line(fd: int, line: str) -> None:
+    """Write a line whole, or raise OSError."""
+    data = line.encode("ascii") + b"\n"
+    if os.write(fd, data) < len(data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def takes_lock(fd: int, mode: int) -> bool:
+    """Lock without waiting; says whether that went."""
+    try:
+        fcntl.flock(fd, mode | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

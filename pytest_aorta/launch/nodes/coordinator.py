@@ -1,0 +1,313 @@
+"""The coordinator of a launch over several nodes, which stands in the guard's place.
+
+``python -m pytest_aorta.launch.nodes.coordinator SPEC`` listens on node 0, starts the node agents through the cluster's
+launcher, sends each of them the plan, and gathers heartbeats, files of ranks and the verdict of each node's guard. As
+with the guard, a lifeline pipe ends the launch when pytest ends, and the verdict goes through a pipe. A node whose
+connection breaks is lost; a node agent whose connection breaks ends its ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pytest_aorta.common.files import write_json
+from pytest_aorta.launch.nodes.network import endpoint_text, listen
+from pytest_aorta.launch.nodes.node import Node, NodeFailed, admitted
+from pytest_aorta.launch.nodes.wire import BEAT_S, LOST_S, TOKEN_VARIABLE, Wire, WireError
+from pytest_aorta.launch.process.guard import IGNORED, PR_SET_CHILD_SUBREAPER, descendants, prctl, prepare_agent
+
+TICK_S = 0.25
+# Every node's guard stops its ranks within 12.5 s; the rest is for their files.
+STOP_S = 45.0
+LAUNCHER_END_S = 5.0
+TERM_S = 2.0
+KILL_S = 10.0
+MAX_STRANGERS = 64
+
+
+class ParentGone(Exception):
+    """Pytest has ended, or wants to."""
+
+
+class Coordinator:
+    """One launch over nodes; ``spec`` is documented in ``nodes.py``, which writes it."""
+
+    def __init__(self, spec: dict[str, Any], token: str) -> None:
+        self.spec = spec
+        self.token = token
+        self.run_dir = Path(spec["run_dir"])
+        self.nodes: dict[int, Node] = {}
+        self.strangers: dict[Wire, float] = {}
+        self.refusal = ""
+        self.launcher: subprocess.Popen[bytes] | None = None
+        self.launcher_status: int | None = None
+        self.began_s = time.monotonic()
+        self.beat_s = 0.0
+
+    def run(self) -> dict[str, Any]:
+        """Have the plan run on every node; returns the verdict."""
+        began_ns = time.time_ns()
+        reason, status, detail = "parent_gone", None, ""
+        try:
+            self.listener = listen(self.spec["address"], self.spec["port"])
+            self.start_launcher()
+            self.join()
+            self.send_plan()
+            self.watch()
+            reason, status, detail = self.judgement()
+        except OSError as error:
+            reason, detail = "node_launcher", f"{self.spec['address']}:{self.spec['port']}: {error.strerror or error}"
+        except NodeFailed as failure:
+            reason, detail = failure.reason, failure.detail
+        except ParentGone:
+            pass
+        self.close()
+        self.keep_failures()
+        leftover = self.end_launcher()
+        return {
+            "reason": reason,
+            "agent_status": status,
+            "stopped": [pid for node in self.nodes.values() for pid in node.stopped],
+            "survivors": [*leftover, *(pid for node in self.nodes.values() for pid in node.survivors)],
+            "began_ns": began_ns,
+            "wall_s": time.monotonic() - self.began_s,
+            "detail": detail,
+        }
+
+    def start_launcher(self) -> None:
+        """Start one agent a node, or node 0's alone, where on other nodes agents wait."""
+        place = endpoint_text(*self.listener.getsockname()[:2])
+        agent = [sys.executable, "-P", "-m", "pytest_aorta.cli", "agent", "--connect", place]
+        command = [*self.spec["launcher"], *agent] if self.spec["launcher"] else [*agent, "--node-rank=0"]
+        try:
+            self.launcher = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                env=os.environ | {TOKEN_VARIABLE: self.token},
+                start_new_session=True,
+                preexec_fn=partial(prepare_agent, os.getpid()),
+            )
+        except OSError as error:
+            raise self.launcher_failed(f"can't be started: {error.strerror or error}") from None
+
+    def join(self) -> None:
+        """Wait until every node's agent is here."""
+        deadline_s = self.began_s + self.spec["join_timeout_s"]
+        while len(self.nodes) < self.spec["num_nodes"]:
+            self.turn()
+            for node in self.nodes.values():
+                if node.lost and self.spec["launcher"]:
+                    # It has failed on another node, and srun for one ends what it has started.
+                    raise self.launcher_failed(f"failed when {self.present()}; {node.lost}")
+                if node.lost:
+                    raise NodeFailed("node_lost", node.lost)
+            if self.launcher_status is not None and (self.spec["launcher"] or self.launcher_status):
+                self.turn()  # what it said last may still be on its way
+                if len(self.nodes) < self.spec["num_nodes"]:
+                    how = _exit_text(self.launcher_status)
+                    raise self.launcher_failed(f"ended with {how} when {self.present()}")
+            if time.monotonic() > deadline_s:
+                raise self.launcher_failed(f"{self.spec['join_timeout_s']:g} s after its start {self.present()}")
+
+    def send_plan(self) -> None:
+        """Tell every agent what to run, and where the ranks find each other."""
+        zero = self.nodes[0]
+        if zero.hello["host"] != socket.gethostname():
+            raise NodeFailed(
+                "node_mismatch",
+                f"pytest runs on {socket.gethostname()} and node 0 is {zero.hello['host']}; it has to run on node 0",
+            )
+        endpoint = endpoint_text(zero.hello["address"], zero.hello["store_port"])
+        message = {
+            "type": "plan",
+            "plan": self.spec["plan"],
+            "num_nodes": self.spec["num_nodes"],
+            "endpoint": endpoint,
+            "run_id": secrets.token_hex(8),
+        }
+        for node in self.nodes.values():
+            node.send(message)
+
+    def watch(self) -> None:
+        """Until every node has ended or is lost; once one has failed, the others are stopped."""
+        deadline_s = time.monotonic() + self.spec["time_limit_s"] + STOP_S
+        stop_s: float | None = None
+        is_stopping = False
+        while any(node.is_running for node in self.nodes.values()):
+            self.turn()
+            now_s = time.monotonic()
+            failed = [node for node in self.nodes.values() if node.has_failed]
+            if failed and stop_s is None:
+                # A lost node has no side to tell, and whoever waits for its ranks does so for good.
+                stop_s = now_s + (0.0 if failed[0].lost else self.spec["error_grace_s"])
+                deadline_s = min(deadline_s, stop_s + STOP_S)
+            if stop_s is not None and now_s >= stop_s and not is_stopping:
+                is_stopping = True
+                for node in self.nodes.values():
+                    node.stop()
+            if now_s > deadline_s:
+                for node in self.nodes.values():
+                    node.lose("it has not ended in time")
+
+    def turn(self) -> None:
+        """Wait for something to happen, at most a tick, and deal with it."""
+        sources: list[Any] = [self.listener, self.spec["lifeline_fd"], *self.strangers]
+        sources += [node.wire for node in self.nodes.values() if node.is_running]
+        ready = select.select(sources, [], [], TICK_S)[0]
+        if self.spec["lifeline_fd"] in ready:
+            raise ParentGone
+        # Before strangers become nodes: what was ready of them has been read by then, and a read would block.
+        for node in self.nodes.values():
+            if node.is_running and node.wire in ready:
+                node.hear(self.run_dir, self.spec["world_size"])
+        if self.listener in ready:
+            self.accept()
+        for wire in [wire for wire in self.strangers if wire in ready]:
+            self.meet(wire)
+        self.keep_time()
+
+    def accept(self) -> None:
+        """Take a connection, of which nothing is known yet."""
+        with suppress(OSError, WireError):
+            connection, _ = self.listener.accept()
+            if len(self.strangers) >= MAX_STRANGERS:
+                connection.close()
+                return
+            self.strangers[Wire(connection, self.token.encode(), is_server=True)] = time.monotonic()
+
+    def meet(self, wire: Wire) -> None:
+        """Hear who it is."""
+        try:
+            messages = wire.receive()
+        except WireError as error:
+            self.refusal = f"; a connection from {wire.peer} was refused: {error}"
+            self.strangers.pop(wire)
+            wire.close()
+            return
+        if messages:
+            self.strangers.pop(wire)
+            node = admitted(wire, messages[0], self.spec, self.nodes)
+            if node is not None:
+                self.nodes[node.rank] = node
+
+    def keep_time(self) -> None:
+        """Beat, see who has not, and how the launcher is."""
+        now_s = time.monotonic()
+        for wire in [wire for wire, since_s in self.strangers.items() if now_s - since_s > LOST_S]:
+            del self.strangers[wire]
+            wire.close()
+        if now_s - self.beat_s > BEAT_S:
+            self.beat_s = now_s
+            for node in self.nodes.values():
+                node.send({"type": "beat"})
+        for node in self.nodes.values():
+            node.check(now_s)
+        if self.launcher is not None and self.launcher_status is None:
+            self.launcher_status = self.launcher.poll()
+
+    def judgement(self) -> tuple[str, int | None, str]:
+        """Reason, agent's exit code and detail of the first node that failed, lost ones before others."""
+        failed = sorted(
+            (node for node in self.nodes.values() if node.has_failed), key=lambda node: (not node.lost, node.ended_s)
+        )
+        if not failed:
+            return "exit", 0, ""
+        if failed[0].lost:
+            return "node_lost", None, "; ".join(node.lost for node in failed if node.lost)
+        return str(failed[0].outcome["reason"]), failed[0].outcome["agent_status"], ""
+
+    def close(self) -> None:
+        """Hang up: agents that still run ranks end them, and those whose files are all here delete theirs."""
+        for node in self.nodes.values():
+            if node.outcome:
+                node.send({"type": "bye"})
+            node.wire.close()
+        for wire in self.strangers:
+            wire.close()
+        if hasattr(self, "listener"):
+            self.listener.close()
+
+    def keep_failures(self) -> None:
+        """Put together what the nodes' agents know of exit codes and logs, where those of a single node are."""
+        failures = [failure for node in self.nodes.values() for failure in node.failures(self.run_dir)]
+        with suppress(OSError):  # a full disk must not hide the verdict
+            if failures:
+                write_json(self.run_dir / "agent.json", {"failures": failures})
+            for node in self.nodes.values():
+                if text := node.log_tail(self.run_dir):
+                    print(f"== {node.name} ==\n{text}", flush=True)
+
+    def end_launcher(self) -> list[int]:
+        """Wait for what hears by itself that it is over, and end the rest; returns what could not be ended."""
+        self.wait_for_none(LAUNCHER_END_S)
+        for pid in self.alive():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        self.wait_for_none(TERM_S)
+        deadline_s = time.monotonic() + KILL_S
+        while (alive := self.alive()) and time.monotonic() < deadline_s:
+            for pid in alive:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.02)
+        return sorted(self.alive())
+
+    def wait_for_none(self, limit_s: float) -> None:
+        """Wait until no descendant is left, at most ``limit_s``."""
+        deadline_s = time.monotonic() + limit_s
+        while self.alive() and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+
+    def alive(self) -> set[int]:
+        """Processes that this one has started, or were started by those."""
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        return descendants()
+
+    def launcher_failed(self, what: str) -> NodeFailed:
+        """The launcher has not done its work."""
+        command = " ".join(self.spec["launcher"]) or "(none: agents wait)"
+        return NodeFailed("node_launcher", f"node launcher {command} {what}{self.refusal}")
+
+    def present(self) -> str:
+        """Who has come."""
+        hosts = ", ".join(f"node {rank} ({node.hello['host']})" for rank, node in sorted(self.nodes.items()))
+        return f"{len(self.nodes)} of {self.spec['num_nodes']} nodes had an agent here" + (
+            f": {hosts}" if hosts else ""
+        )
+
+
+def _exit_text(status: int) -> str:
+    return f"exit code {status}" if status >= 0 else f"signal {-status}"
+
+
+def main() -> None:
+    """Coordinate the launch described by the first argument."""
+    spec = json.loads(sys.argv[1])
+    for ignored in IGNORED:
+        signal.signal(ignored, signal.SIG_IGN)
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    for inherited in (spec["lifeline_fd"], spec["verdict_fd"]):
+        os.set_inheritable(inherited, False)
+    # Agents that wait can't be told another one for each launch.
+    token = os.environ.get(TOKEN_VARIABLE) or secrets.token_hex(32)
+    verdict = Coordinator(spec, token).run()
+    with suppress(BrokenPipeError):
+        os.write(spec["verdict_fd"], json.dumps(verdict).encode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""What both ends of a launch over several nodes share: addresses, versions, and the plan as JSON."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import ipaddress
+import os
+import platform
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from pytest_aorta.common.errors import LaunchError
+from pytest_aorta.common.files import PACKAGE_ROOT
+from pytest_aorta.launch.nodes.network import listen
+from pytest_aorta.plan.launch_plan import LaunchPlan, Limits, NodeGroup
+from pytest_aorta.plan.options import Options
+from pytest_aorta.plan.workload.declaration import WorkloadSpec
+from pytest_aorta.plan.world import Device, World
+
+# Which node this is, the first of them that is set: our own, Slurm's, that of a Kubernetes Indexed Job.
+NODE_RANK_VARIABLES = ("AORTA_NODE_RANK", "SLURM_NODEID", "JOB_COMPLETION_INDEX")
+
+
+def node_group(options: Options, num_nodes: int) -> NodeGroup | None:
+    """How ranks get onto ``num_nodes`` nodes; None on one.
+
+    Raises:
+        LaunchError: other nodes can't reach this one by the address it has or was given.
+    """
+    if num_nodes == 1:
+        return None
+    host, port = options.rdzv_endpoint or (socket.gethostname(), 0)
+    launcher = tuple(word.replace("{nodes}", str(num_nodes)) for word in options.node_launcher)
+    address = own_address(host, given=options.rdzv_endpoint is not None)
+    return NodeGroup(num_nodes, launcher, address, port, options.join_timeout_s)
+
+
+def own_address(host: str, *, given: bool) -> str:
+    """The address behind this machine's name ``host``, IPv4 where there is one.
+
+    Raises:
+        LaunchError: there is none, it is another machine's, or, unless it was ``given``, only this machine reaches it.
+    """
+    remedy = "give this machine's address in the nodes' network by --aorta-rdzv-endpoint=ADDRESS[:PORT]"
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise LaunchError(f"{host!r} can't be resolved ({error}); {remedy}", "node launcher") from None
+    address = str(min(found, key=lambda entry: entry[0] != socket.AF_INET)[4][0])
+    if not given and ipaddress.ip_address(address.partition("%")[0]).is_loopback:
+        raise LaunchError(f"{host!r} is {address} here, which no other node reaches; {remedy}", "node launcher")
+    try:
+        listen(address, 0).close()
+    except OSError as error:
+        raise LaunchError(
+            f"{host!r} is {address}, no address of this machine ({error.strerror or error}); {remedy}", "node launcher"
+        ) from None
+    return address
+
+
+def node_rank(given: int | None, environ: Mapping[str, str] = os.environ) -> int:
+    """Which node this is, from 0.
+
+    Raises:
+        LaunchError: nothing says so, or what does is no number.
+    """
+    if given is not None:
+        return given
+    for name in NODE_RANK_VARIABLES:
+        if name in environ:
+            if not re.fullmatch(r"[0-9]{1,6}", environ[name]):
+                raise LaunchError(f"{name}={environ[name]!r}, allowed is an integer of 0 or more")
+            return int(environ[name])
+    names = ", ".join(NODE_RANK_VARIABLES)
+    raise LaunchError(f"which node this is can't be told: give --node-rank, or set one of {names}")
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """What has to be the same on every node."""
+    digest = hashlib.sha256()
+    for path in sorted(PACKAGE_ROOT.rglob("*.py")):
+        digest.update(f"{path.relative_to(PACKAGE_ROOT)} {path.stat().st_size}\n".encode() + path.read_bytes())
+    return {
+        "pytest-aorta": f"{_version('pytest-aorta')} (sources {digest.hexdigest()[:8]})",
+        "torch": _version("torch"),
+        "python": ".".join(platform.python_version_tuple()[:2]),
+    }
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def plan_to_json(plan: LaunchPlan) -> dict[str, Any]:
+    """What an agent has to know of a plan; the rest is its own node's."""
+    return {
+        "name": plan.name,
+        "spec": plan.spec and asdict(plan.spec) | {"folder": str(plan.spec.folder)},
+        "config": plan.config,
+        "script": plan.script,
+        "args": list(plan.args),
+        "world": asdict(plan.world),
+        "timeout_s": plan.timeout_s,
+        "cwd": str(plan.cwd),
+        "limits": asdict(plan.limits),
+        "profiler": plan.profiler,
+    }
+
+
+def coordinator_spec(plan: LaunchPlan, lifeline_fd: int, verdict_fd: int) -> dict[str, Any]:
+    """What the coordinator of a launch over several nodes is told."""
+    if plan.group is None:
+        raise ValueError("a plan of one node has no coordinator")
+    return {
+        "name": plan.name,
+        "run_dir": str(plan.run_dir),
+        "plan": plan_to_json(plan),
+        "world_size": plan.world.size,
+        "time_limit_s": plan.timeout_s,
+        "error_grace_s": plan.limits.error_grace_s,
+        **asdict(plan.group),
+        "versions": versions(),
+        "lifeline_fd": lifeline_fd,
+        "verdict_fd": verdict_fd,
+    }
+
+
+def plan_from_json(data: Mapping[str, Any], run_dir: Path) -> LaunchPlan:
+    """The plan of :func:`plan_to_json`, in another node's folder."""
+    spec = data["spec"] and WorkloadSpec(
+        **data["spec"] | {"folder": Path(data["spec"]["folder"]), "preload": tuple(data["spec"]["preload"])}
+    )
+    world = World(**data["world"] | {"devices": tuple(Device(**device) for device in data["world"]["devices"])})
+    return LaunchPlan(
+        name=data["name"],
+        spec=spec,
+        config=data["config"],
+        script=data["script"],
+        args=tuple(data["args"]),
+        world=world,
+        timeout_s=data["timeout_s"],
+        run_dir=run_dir,
+        cwd=Path(data["cwd"]),
+        limits=Limits(**data["limits"]),
+        profiler=data["profiler"],
+    )
+
+
+def on_devices(plan: LaunchPlan, devices: tuple[Device, ...]) -> LaunchPlan:
+    """The plan with this node's devices.
+
+    Raises:
+        LaunchError: they are of another model than node 0's: step times would be of two machines.
+    """
+    there, here = ({device.model for device in chosen} for chosen in (plan.world.devices, devices))
+    if there != here:
+        raise LaunchError(f"its GPUs are {sorted(here)}, node 0's are {sorted(there)}; they have to be the same")
+    return replace(plan, world=replace(plan.world, devices=devices))

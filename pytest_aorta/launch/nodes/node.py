@@ -1,0 +1,219 @@
+"""One node of a launch over several, as node 0 sees it through the connection of that node's agent."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pytest_aorta.launch.nodes.wire import LOST_S, Wire, WireError, decode
+
+# Of one node, all files together: an agent sends at most so much (node_files.py).
+MAX_NODE_BYTES = 1 << 30
+LOG_LINES = 8
+_RANK_FILE = re.compile(
+    r"ranks/(\d{1,6})/(?:pid|marks|progress|output\.log|stacks\.txt|py-spy\.txt|result\.json|error\.json"
+    r"|collectives\.json|trace\.json\.gz)"
+)
+_FLIGHT_FILE = re.compile(r"flight/rank_(\d{1,6})")
+_OWN_FILES = ("agent.json", "agent.log")
+_MAX_OWN_BYTES = 1 << 24
+
+
+class NodeFailed(Exception):
+    """A launch over nodes can't go on; ``reason`` as in ``LaunchOutcome``."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+        self.detail = detail
+
+
+class Node:
+    """One node: who it is, what it has said, and whether it still does."""
+
+    def __init__(self, rank: int, wire: Wire, hello: dict[str, Any]) -> None:
+        self.rank = rank
+        self.wire = wire
+        self.hello = hello
+        self.began_s = self.heard_s = self.ended_s = time.monotonic()
+        self.ranks: list[int] = []
+        self.folder = ""
+        self.outcome: dict[str, Any] = {}
+        self.lost = ""
+        self.num_bytes = 0
+        self.is_stopping = False
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"node {self.rank} ({self.hello['host']})"
+
+    @property
+    def is_running(self) -> bool:
+        """Whether more is to come."""
+        return not self.outcome and not self.lost
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it is lost, or its launch did not end well."""
+        ended_well = self.outcome.get("reason") == "exit" and self.outcome.get("agent_status") == 0
+        return bool(self.lost) or (bool(self.outcome) and not ended_well)
+
+    @property
+    def stopped(self) -> list[int]:
+        """Processes that its guard has ended."""
+        return list(self.outcome.get("stopped", ()))
+
+    @property
+    def survivors(self) -> list[int]:
+        """Processes that its guard could not end."""
+        return list(self.outcome.get("survivors", ()))
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Say something; a node that can't be told is lost."""
+        if self.lost:
+            return
+        try:
+            self.wire.send(message)
+        except WireError as error:
+            self.lose(str(error))
+
+    def stop(self) -> None:
+        """Have it end its ranks."""
+        if self.is_running:
+            self.is_stopping = True
+            self.send({"type": "stop"})
+
+    def hear(self, run_dir: Path, world_size: int) -> None:
+        """Take in what it has said; blocks where that is nothing."""
+        try:
+            for message in self.wire.receive():
+                self.heard_s = time.monotonic()
+                self.take(message, run_dir, world_size)
+        except (WireError, KeyError, TypeError, ValueError) as error:
+            self.lose(str(error) or type(error).__name__)
+
+    def take(self, message: dict[str, Any], run_dir: Path, world_size: int) -> None:
+        """Take in one message.
+
+        Raises:
+            NodeFailed: it won't run the plan.
+            WireError: it is not one that an agent sends.
+        """
+        match message["type"]:
+            case "beat":
+                self.folder = str(message["folder"])
+                self.note_ranks(message["ranks"], run_dir, world_size)
+            case "refused":
+                self.outcome = {"reason": "refused"}
+                raise NodeFailed("node_mismatch", f"{self.name}: {message['text']}")
+            case "file":
+                self.write(run_dir / self.place(message["name"], world_size), message)
+            case "end":
+                if message["is_terminated"] and not self.is_stopping:
+                    self.folder = ""  # all of it is here, and the agent may delete it
+                    self.send({"type": "bye"})
+                    self.lose("its agent was sent SIGTERM")
+                self.outcome, self.ended_s = dict(message["outcome"]), time.monotonic()
+            case other:
+                raise WireError(f"no such message {other!r}")
+
+    def note_ranks(self, ranks: Mapping[str, Mapping[str, int]], run_dir: Path, world_size: int) -> None:
+        """Leave what ranks have left on their node, for whoever looks how far the launch is."""
+        for name, state in ranks.items():
+            mark = run_dir / self.place(f"ranks/{int(name)}/pid", world_size)
+            with suppress(OSError):
+                mark.write_text(str(int(state["pid"])), encoding="ascii")
+                mark.with_name("progress").write_bytes(int(state["steps"]).to_bytes(8, "little"))
+        self.ranks = sorted(map(int, ranks))
+
+    def place(self, name: str, world_size: int) -> str:
+        """Where in the run folder a file of this name belongs.
+
+        Raises:
+            WireError: an agent has no such file.
+        """
+        if name in _OWN_FILES:
+            return f"nodes/{self.rank}/{name}"
+        match = _RANK_FILE.fullmatch(name) or _FLIGHT_FILE.fullmatch(name)
+        if match is None or int(match[1]) >= world_size:
+            raise WireError(f"no such file {name!r}")
+        return name
+
+    def write(self, path: Path, message: dict[str, Any]) -> None:
+        """Write the next part of a file."""
+        data = decode(message["data"])
+        self.num_bytes += len(data)
+        if self.num_bytes > MAX_NODE_BYTES:
+            raise WireError(f"files of more than {MAX_NODE_BYTES:,} bytes")
+        with suppress(OSError):  # a full disk shows in what is missing then
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("wb" if message["is_first"] else "ab") as file:
+                file.write(data)
+
+    def check(self, now_s: float) -> None:
+        """See whether it still beats."""
+        if self.is_running and now_s - self.heard_s > LOST_S:
+            self.lose(f"no heartbeat for {now_s - self.heard_s:.0f} s")
+
+    def lose(self, why: str) -> None:
+        """Give it up."""
+        if not self.is_running:
+            return
+        self.ended_s = time.monotonic()
+        noun = "rank" if len(self.ranks) == 1 else "ranks"
+        ranks = f"; it ran {noun} {', '.join(map(str, self.ranks))}" if self.ranks else ""
+        kept = f"; its files, if it lives, are in {self.folder} there" if self.folder else ""
+        self.lost = f"{self.name} was lost after {self.ended_s - self.began_s:.1f} s: {why}{ranks}{kept}"
+        self.wire.close()
+
+    def failures(self, run_dir: Path) -> list[Any]:
+        """Exit codes of ranks, as its agent knows them."""
+        path = run_dir / "nodes" / str(self.rank) / "agent.json"
+        try:
+            with path.open("rb") as file:
+                return list(json.loads(file.read(_MAX_OWN_BYTES))["failures"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return []
+
+    def log_tail(self, run_dir: Path) -> str:
+        """The last lines of its agent's log."""
+        try:
+            with (run_dir / "nodes" / str(self.rank) / "agent.log").open("rb") as file:
+                text = file.read(_MAX_OWN_BYTES).decode("utf-8", "replace")
+        except OSError:
+            return ""
+        return "\n".join(text.splitlines()[-LOG_LINES:])
+
+
+def admitted(wire: Wire, hello: dict[str, Any], spec: Mapping[str, Any], nodes: Mapping[int, Node]) -> Node | None:
+    """The node that a hello is of; None for an agent that waits and is not needed now.
+
+    Raises:
+        NodeFailed: the launcher has started an agent too many, or one of another version.
+    """
+    node = Node(hello["node_rank"], wire, hello)
+    is_new = node.rank < spec["num_nodes"] and node.rank not in nodes
+    if not is_new and hello["is_waiting"]:
+        wire.close()
+        return None
+    if not is_new:
+        there = f", and so is {nodes[node.rank].hello['host']}" if node.rank in nodes else ""
+        raise NodeFailed(
+            "node_launcher",
+            f"{hello['host']} says it is node {node.rank}{there}; the launcher has to start one agent on each of "
+            f"{spec['num_nodes']} nodes",
+        )
+    different = [
+        f"{name} {hello['versions'].get(name)} (node 0: {here})"
+        for name, here in spec["versions"].items()
+        if hello["versions"].get(name) != here
+    ]
+    if different:
+        raise NodeFailed("node_mismatch", f"{node.name} has {', '.join(different)}; versions have to be the same")
+    return node

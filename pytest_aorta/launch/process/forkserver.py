@@ -1,0 +1,222 @@
+"""A process with torch imported, from which warm launches are forked: ``python -u -m ... CHANNEL_FD PARENT_PID``.
+
+It never touches CUDA, starts no thread, and imports nothing of the user's. For each launch it forks a guard, that
+forks an agent, and that the ranks. It ends with pytest; launches in flight have their own lifelines.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pytest_aorta.launch.process.channel import close_all, receive, send
+from pytest_aorta.launch.process.guard import die_with, guard_launch, prepare_agent
+from pytest_aorta.launch.process.warm_agent import WarmAgent, fork, run_and_exit
+
+CUDA_PROOF_S = 60.0
+# A cold network disk takes minutes.
+IMPORT_S = 200.0
+# What a child tells of a module that it has imported; of one that a fork server is better without.
+IMPORTED, KEPT_OUT = "imported", "kept out"
+# dynamo, since the constructor of AdamW imports it.
+PRELOADED = ("torch", "torch._dynamo", "torch.distributed.fsdp", "pytest_aorta.worker.lifecycle")
+
+
+class ForkServer:
+    """Answers pytest's requests one after the other, until the channel closes."""
+
+    def __init__(self, channel: socket.socket, num_threads_allowed: int) -> None:
+        self.channel = channel
+        self.num_threads_allowed = num_threads_allowed
+
+    def serve(self) -> None:
+        """Answer until pytest is gone."""
+        with suppress(EOFError, ConnectionError):
+            while True:
+                message, fds = receive(self.channel)
+                reap()
+                try:
+                    self.answer(message, fds)
+                finally:
+                    close_all(fds)
+
+    def answer(self, message: dict[str, Any], fds: list[int]) -> None:
+        """Do what one request asks for; an unknown one ends the server."""
+        match message["request"]:
+            case "check":
+                send(self.channel, {"problem": self.problem()})
+            case "prove_cuda":
+                send(self.channel, {"problem": cuda_problem(message["environ"])})
+            case "preload":
+                send(self.channel, {"problem": self.preload(message["modules"])})
+            case "launch":
+                self.launch(message, fds)
+            case request:
+                raise ValueError(f"no such request {request!r}; there are check, prove_cuda, preload and launch")
+
+    def problem(self) -> str | None:
+        """What speaks against forking this process."""
+        import torch
+
+        if (count := num_threads()) > self.num_threads_allowed:
+            return f"it has {count} threads and a fork would lose all but one"
+        return "it has initialised CUDA" if torch.cuda.is_initialized() else None
+
+    def preload(self, modules: list[str]) -> str | None:
+        """Import what a workload's ranks would, but for what they have to import themselves; why it can't be imported.
+
+        Inductor starts a thread on some machines, and a thread is lost in a fork: a child tries first.
+        """
+        for name in modules:
+            told = told_by_child(partial(_import_one, name), IMPORT_S)
+            if told == IMPORTED:
+                importlib.import_module(name)
+            elif told != KEPT_OUT:
+                return f"it can't import {name}: {told}"
+        freeze()
+        return self.problem()
+
+    def launch(self, message: dict[str, Any], fds: list[int]) -> None:
+        """Fork the guard of a launch and hand back a pidfd of it; ``fds``: lifeline, verdict, log, leases."""
+        pid = os.fork()
+        if pid == 0:
+            run_and_exit(lambda: self.guard(message, fds))
+        # The id can't be another process's yet: only a later request reaps the guard.
+        pidfd = os.pidfd_open(pid)
+        try:
+            send(self.channel, {"guard_pid": pid}, [pidfd])
+        finally:
+            os.close(pidfd)
+
+    def guard(self, message: dict[str, Any], fds: list[int]) -> int:
+        """In the guard's process: guard the launch to its end."""
+        # pytest learns of the server's death only when nobody else holds its end.
+        self.channel.close()
+        lifeline_fd, verdict_fd, log_fd = fds[:3]
+        for stream in (1, 2):
+            os.dup2(log_fd, stream)
+        os.close(log_fd)
+        os.environ.clear()
+        os.environ.update(message["environ"])
+        spec = message["spec"] | {"lifeline_fd": lifeline_fd, "verdict_fd": verdict_fd}
+        guard_launch(spec, lambda: fork(lambda: _agent(spec)))
+        return 0
+
+
+def preload() -> int:
+    """Import what ranks would; returns how many threads there may be.
+
+    Raises:
+        RuntimeError: an import has started a process.
+    """
+    importlib.import_module("numpy")
+    # OpenBLAS ends its threads itself before a fork.
+    num_threads_allowed = num_threads()
+    for name in PRELOADED:
+        importlib.import_module(name)
+
+    if children():
+        raise RuntimeError("importing torch has started a process, which forked ranks would share")
+    freeze()
+    return num_threads_allowed
+
+
+def freeze() -> None:
+    """See that ranks neither scan nor copy what is there already."""
+    gc.collect()
+    gc.freeze()
+
+
+def children() -> set[str]:
+    """Process ids of this process's children."""
+    return {pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+
+
+def cuda_problem(environ: dict[str, str]) -> str | None:
+    """Why a forked child can't use the devices; only trying tells, ``is_initialized`` does not see everything."""
+    text = told_by_child(partial(_allocate, environ), CUDA_PROOF_S)
+    return None if text == "allocated" else f"a forked child can't allocate on the device: {text}"
+
+
+def told_by_child(task: Callable[[], str], limit_s: float) -> str:
+    """What ``task`` returns in a forked child, or why it didn't."""
+
+    def tell() -> int:
+        try:
+            text = task()
+        except Exception as error:  # noqa: BLE001 - whatever it is has to be told
+            text = f"{type(error).__name__}: {error}"
+        os.write(write_fd, text.encode()[:4000])
+        return 0
+
+    read_fd, write_fd = os.pipe()
+    pid = fork(tell)
+    os.close(write_fd)
+    text = f"nothing came within {limit_s:g} s"
+    if select.select([read_fd], [], [], limit_s)[0]:
+        text = os.read(read_fd, 4000).decode(errors="replace") or "it died"
+    os.close(read_fd)
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    return text
+
+
+def num_threads() -> int:
+    """Threads of this process, those of libraries too."""
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+def reap() -> None:
+    """Collect guards that have ended."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _agent(spec: dict[str, Any]) -> int:
+    prepare_agent(os.getppid())
+    # pytest takes the end of the verdict's pipe for the guard's exit.
+    close_all([spec["lifeline_fd"], spec["verdict_fd"]])
+    return WarmAgent(Path(spec["run_dir"]), spec["world_size"]).main()
+
+
+def _allocate(environ: dict[str, str]) -> str:
+    import torch
+
+    os.environ.clear()
+    os.environ.update(environ)
+    torch.zeros(1, device="cuda").item()
+    return "allocated"
+
+
+def _import_one(name: str) -> str:
+    import torch
+
+    before = num_threads()
+    importlib.import_module(name)
+    harmless = num_threads() <= before and not children() and not torch.cuda.is_initialized()
+    return IMPORTED if harmless else KEPT_OUT
+
+
+def main(argv: list[str]) -> None:
+    """Serve the channel ``argv[0]`` as long as the process ``argv[1]`` lives."""
+    channel = socket.socket(fileno=int(argv[0]))
+    channel.set_inheritable(False)
+    die_with(int(argv[1]))
+    server = ForkServer(channel, preload())
+    send(channel, {"ready": True})
+    server.serve()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

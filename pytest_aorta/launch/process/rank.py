@@ -1,0 +1,88 @@
+"""The first code of a rank, before torch is imported: ``python -m pytest_aorta.launch.process.rank RUN_DIR``.
+
+It sends the rank's output to its own log, dies with the agent, can be asked for stacks with SIGUSR1, and leaves
+in ``ranks/<rank>/``: ``pid``, ``output.log``, ``stacks.txt``, ``marks``, then ``result.json`` or ``error.json``.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pytest_aorta.launch.process.guard import AGENT_PID_VARIABLE, die_with
+from pytest_aorta.launch.process.last_words import leave_last_words
+from pytest_aorta.plan.profiler import PROFILER_VARIABLE, WRAPPERS
+from pytest_aorta.result.outcome import STARTED, leave_mark
+
+
+def main(run_dir: Path) -> None:
+    """Run this rank's part of the plan and leave at once, skipping the interpreter's slow teardown."""
+    folder = run_dir / "ranks" / os.environ["RANK"]
+    prepare(folder)
+    exit_code = 0
+    try:
+        from pytest_aorta.worker.lifecycle import run_rank
+
+        run_rank(run_dir, folder)
+    except SystemExit as error:
+        exit_code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if exit_code:
+            write_error(folder, error)
+    except BaseException as error:  # noqa: BLE001 - whatever ended the rank is what has to be told
+        exit_code = 1
+        write_error(folder, error)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    if os.environ.get(PROFILER_VARIABLE) in WRAPPERS:
+        sys.exit(exit_code)  # their traces are written when the process ends by itself
+    # Threads of NCCL and gloo outlive main otherwise, and have been seen to abort the process after success.
+    os._exit(exit_code)
+
+
+def prepare(folder: Path) -> None:
+    """Redirect output, register for stacks, and leave the process id."""
+    # Python has needed a while to start, and guard and agent may be gone: nobody else would end this rank then.
+    die_with(int(os.environ.pop(AGENT_PID_VARIABLE, os.getppid())))
+    output = os.open(folder / "output.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    stacks = (folder / "stacks.txt").open("w", encoding="utf-8")
+    # Where the step timer counts, so that a hang shows how far each rank came.
+    os.environ["AORTA_PROGRESS_FILE"] = str(folder / "progress")
+    # Where traces and telemetry go.
+    os.environ["AORTA_RANK_FOLDER"] = str(folder)
+    faulthandler.enable(stacks)
+    faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
+    leave_last_words(folder, stacks)
+    scratch = folder / ".pid.tmp"
+    scratch.write_text(str(os.getpid()), encoding="ascii")
+    scratch.rename(folder / "pid")
+    leave_mark(folder, STARTED)
+
+
+def write_error(folder: Path, error: BaseException) -> None:
+    """Keep the error with its time in nanoseconds: torchrun orders failures by whole seconds."""
+    from pytest_aorta.common.files import write_json
+
+    time_ns = time.time_ns()
+    text = "".join(traceback.format_exception(error))
+    sys.stderr.write(text)
+    document: dict[str, Any] = {
+        "time_ns": time_ns,
+        "type": type(error).__name__,
+        "message": str(error)[:4000],
+        "traceback": text[-20000:],
+    }
+    with suppress(OSError):  # a full disk must not keep the rank from ending
+        write_json(folder / "error.json", document)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,165 @@
+"""torchrun's part in a warm launch: forks the ranks, hosts their rendezvous, and stops all when one fails."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import NoReturn
+
+from pytest_aorta.common.files import write_json
+from pytest_aorta.launch.process import rank as rank_program
+from pytest_aorta.launch.process.guard import die_with
+
+TERM_S = 2.0
+# Only ranks of this host find each other through it.
+HOST = "127.0.0.1"
+
+
+class Stopped(BaseException):
+    """SIGTERM came: the guard ends the launch."""
+
+
+class WarmAgent:
+    """Starts and watches the ranks of one launch, as torchrun's agent would."""
+
+    def __init__(self, run_dir: Path, world_size: int) -> None:
+        self.run_dir = run_dir
+        self.world_size = world_size
+        self.running: dict[int, int] = {}
+        self.failures: dict[int, dict[str, int]] = {}
+        self.store: object = None
+
+    def main(self) -> int:
+        """Run the ranks; returns torchrun's exit codes: 0, 1 where a rank failed, 143 where the guard stopped it."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, _raise_stopped)
+        try:
+            self.start()
+            self.wait()
+        except Stopped:
+            self.stop()
+            return 128 + signal.SIGTERM
+        if not self.failures:
+            return 0
+        # Only ranks that ended by themselves are in it, as in agent.py.
+        write_json(self.run_dir / "agent.json", {"failures": [entry for _, entry in sorted(self.failures.items())]})
+        self.stop()
+        return 1
+
+    def start(self) -> None:
+        """Fork the ranks, then serve their rendezvous for as long as this object lives."""
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+        # The port is taken before the ranks are there, and the store's thread comes after them: a fork copies one.
+        listener = socket.create_server((HOST, 0), backlog=2048)
+        port = listener.getsockname()[1]
+        for rank in range(self.world_size):
+            self.running[fork(partial(self.run_rank, rank, listener))] = rank
+        self.store = TCPStore(HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+
+    def run_rank(self, rank: int, listener: socket.socket) -> NoReturn:
+        """In the rank's process: make it look as torchrun would have started it, and run its program."""
+        import numpy as np
+        import torch
+
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        port = listener.getsockname()[1]
+        listener.close()
+        os.environ.update(rank_environment(rank, self.world_size, port, self.run_dir.name))
+        sys.argv = [str(rank_program.__file__), str(self.run_dir)]
+        # Python itself seeds `random` anew after a fork; these two would be what they are in every other rank.
+        np.random.seed()
+        torch.default_generator.seed()
+        importlib.invalidate_caches()
+        rank_program.main(self.run_dir)
+        raise AssertionError("a rank's program exits by itself")
+
+    def wait(self) -> None:
+        """Until every rank has ended or one has failed; the guard bounds the time."""
+        while self.running and not self.failures:
+            self.note(*os.waitpid(-1, 0))
+        while self.running:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            self.note(pid, status)
+
+    def note(self, pid: int, status: int) -> None:
+        """Keep how a rank ended."""
+        rank, code = self.running.pop(pid), os.waitstatus_to_exitcode(status)
+        if code:
+            self.failures[rank] = {"rank": rank, "pid": pid, "exit_code": code}
+
+    def stop(self) -> None:
+        """End the ranks that still run: SIGTERM, and SIGKILL for those that ignore it."""
+        # The guard may repeat its SIGTERM.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for number, limit_s in ((signal.SIGTERM, TERM_S), (signal.SIGKILL, TERM_S)):
+            for pid in self.running:
+                os.kill(pid, number)
+            deadline_s = time.monotonic() + limit_s
+            while self.running and time.monotonic() < deadline_s:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+                self.running.pop(pid, None)
+                time.sleep(0.005)
+
+
+def rank_environment(rank: int, world_size: int, port: int, run_id: str) -> dict[str, str]:
+    """What torchrun sets for a rank of a single host."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "GROUP_RANK": "0",
+        "ROLE_RANK": str(rank),
+        "ROLE_NAME": "default",
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": HOST,
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": run_id,
+        # Every rank connects to the agent's store; rank 0 opens none.
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+    }
+
+
+def fork(work: Callable[[], int]) -> int:
+    """Run ``work`` in a child with a session of its own that dies with this process; returns the child's id."""
+    parent_pid = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        die_with(parent_pid)
+        run_and_exit(work)
+    return pid
+
+
+def run_and_exit(work: Callable[[], int]) -> NoReturn:
+    """In a forked child: a session of its own, ``work``, and out, never back into the parent's code."""
+    exit_code = 1
+    try:
+        os.setsid()
+        exit_code = work()
+    except BaseException:  # noqa: BLE001 - whatever it was, the log has to have it
+        traceback.print_exc()
+    finally:
+        with suppress(OSError):
+            sys.stderr.flush()
+        os._exit(exit_code)
+
+
+def _raise_stopped(*_: object) -> NoReturn:
+    raise Stopped

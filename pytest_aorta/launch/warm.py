@@ -1,0 +1,272 @@
+"""Warm launches: the fork servers of one pytest process, each used for as long as nothing speaks against it."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import tempfile
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import IO, Any, TypeAlias
+
+from pytest_aorta.common.errors import ColdLaunchWarning, LaunchError
+from pytest_aorta.common.files import PACKAGE_ROOT
+from pytest_aorta.launch.command import launch_environment, python_command
+from pytest_aorta.launch.guarded import guard_spec, launch
+from pytest_aorta.launch.process.channel import receive, send
+from pytest_aorta.plan.launch_plan import FORKSERVER, LaunchPlan
+from pytest_aorta.plan.profiler import WRAPPERS
+from pytest_aorta.plan.reference import Reference
+from pytest_aorta.result.outcome import LaunchOutcome
+
+# Importing torch from a cold network disk takes minutes.
+START_S = 300.0
+# A fork of a process with torch in it takes milliseconds.
+REPLY_S = 30.0
+# Longer than the server's own limit of the CUDA proof.
+PROOF_S = 90.0
+MAX_LAUNCHES = 200
+# Read in ranks only, after the fork; everything else may have been read when torch was imported.
+_RANKS_OWN_PREFIXES = ("AORTA_", "PYTEST_", "NCCL_", "GLOO_", "TORCH_NCCL_", "TORCH_FR_")
+_RANKS_OWN = {"CUDA_VISIBLE_DEVICES"}
+# Counts devices without touching CUDA, should an import ask.
+_SERVER_ENVIRONMENT = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+
+Key: TypeAlias = tuple[object, ...]
+
+
+class ServerUnfit(Exception):
+    """Why the fork server can't be used."""
+
+
+class ForkServers:
+    """Launches plans, warm or cold; keeps at most one fork server for each version and kind of device."""
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        self._environ = environ
+        self._servers: dict[tuple[str, Reference | None], ForkServer] = {}
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the servers."""
+        return [server.pid for server in self._servers.values()]
+
+    def launch(self, plan: LaunchPlan) -> LaunchOutcome:
+        """Run ``plan`` as it asks; with torchrun and a warning where the fork server is not fit for it.
+
+        Raises:
+            LaunchError: as :func:`pytest_aorta.launch.guarded.launch`.
+        """
+        if plan.launcher != FORKSERVER:
+            return launch(plan, self._environ)
+        try:
+            server = self._fit_server(plan)
+        except ServerUnfit as error:
+            message = f"{plan.name}: launched with torchrun, since the fork server is not fit: {error}"
+            warnings.warn(ColdLaunchWarning(message), stacklevel=2)
+            return launch(plan, self._environ)
+        return launch(plan, self._environ, server.start_guard)
+
+    def close(self) -> None:
+        """End every server."""
+        while self._servers:
+            self._servers.popitem()[1].close()
+
+    def _fit_server(self, plan: LaunchPlan) -> ForkServer:
+        if plan.profiler in WRAPPERS:
+            raise ServerUnfit(f"{plan.profiler} profiles what it has started itself")
+        # Launches of two versions take turns, and neither is to end the other's server.
+        place, key = (plan.world.device, plan.reference), server_key(plan, self._environ)
+        server = self._servers.get(place)
+        if server is not None and not server.serves(key):
+            self._servers.pop(place).close()
+            server = None
+        if server is None:
+            server = self._servers[place] = ForkServer(plan, self._environ, key)
+            if problem := server.problem():
+                raise ServerUnfit(problem)
+        if plan.spec is not None:
+            server.preload(plan.spec.preload)
+        if plan.world.device == "cuda":
+            server.prove_cuda(launch_environment(plan, self._environ))
+        return server
+
+
+class ForkServer:
+    """The handle of one fork server.
+
+    Raises:
+        ServerUnfit: it does not start; also from every method where it does not answer.
+    """
+
+    def __init__(self, plan: LaunchPlan, environ: Mapping[str, str], key: Key) -> None:
+        self._key = key
+        self._num_launches = 0
+        self._cuda_proof: dict[str, Any] | None = None
+        self._preloaded: set[str] = set()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the server
+        self._channel, servers_end = socket.socketpair()
+        with servers_end:
+            self._process = _start_server(plan, environ, servers_end.fileno(), self._log)
+        try:
+            self._reply(START_S)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def serves(self, key: Key) -> bool:
+        """Whether it is fit for a further launch under ``key``."""
+        if key != self._key or self._num_launches >= MAX_LAUNCHES:
+            return False
+        try:
+            return self.problem() is None
+        except ServerUnfit:
+            return False
+
+    def problem(self) -> str | None:
+        """What it says speaks against forking it."""
+        reply, _ = self._ask({"request": "check"}, REPLY_S)
+        problem: str | None = reply["problem"]
+        return problem
+
+    def preload(self, modules: Sequence[str]) -> None:
+        """Have it import what ranks of a workload need, each module once.
+
+        Raises:
+            ServerUnfit: it can't, or is not to be forked with them.
+        """
+        new = [name for name in modules if name not in self._preloaded]
+        if new:
+            reply, _ = self._ask({"request": "preload", "modules": new}, START_S)
+            if problem := reply["problem"]:
+                raise ServerUnfit(problem)
+            self._preloaded.update(new)
+
+    def prove_cuda(self, environ: Mapping[str, str]) -> None:
+        """Have a forked child allocate on the device, once: only then is it certain that the server never touched it.
+
+        Raises:
+            ServerUnfit: the child could not.
+        """
+        if self._cuda_proof is None:
+            self._cuda_proof, _ = self._ask({"request": "prove_cuda", "environ": dict(environ)}, PROOF_S)
+        if problem := self._cuda_proof["problem"]:
+            raise ServerUnfit(problem)
+
+    def start_guard(
+        self, plan: LaunchPlan, environ: Mapping[str, str], lifeline_fd: int, verdict_fd: int
+    ) -> ForkedGuard:
+        """Fork the guard of a launch.
+
+        Raises:
+            LaunchError: the server was lost.
+        """
+        self._num_launches += 1
+        message = {
+            "request": "launch",
+            "spec": guard_spec(plan, lifeline_fd, verdict_fd),
+            "environ": launch_environment(plan, environ),
+        }
+        with (plan.run_dir / "agent.log").open("wb") as log:
+            try:
+                fds = (lifeline_fd, verdict_fd, log.fileno(), *plan.lease_fds)
+                _, [pidfd] = self._ask(message, REPLY_S, fds)
+            except ServerUnfit as error:
+                self.close()
+                raise LaunchError(f"{plan.name}: the fork server was lost: {error}") from None
+        return ForkedGuard(pidfd)
+
+    def close(self) -> None:
+        """End it, if it has not ended yet; launches in flight go on under their own guards."""
+        self._channel.close()
+        try:
+            self._process.wait(2)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._log.close()
+
+    def _ask(
+        self, message: dict[str, Any], limit_s: float, fds: Sequence[int] = ()
+    ) -> tuple[dict[str, Any], list[int]]:
+        try:
+            send(self._channel, message, fds)
+            return self._reply(limit_s)
+        except OSError as error:
+            raise ServerUnfit(f"it can't be asked: {error}") from None
+        except BaseException:
+            # Whatever came between, e.g. a Ctrl-C: its answer would be taken for that of the next request.
+            self._channel.close()
+            raise
+
+    def _reply(self, limit_s: float) -> tuple[dict[str, Any], list[int]]:
+        self._channel.settimeout(limit_s)
+        try:
+            return receive(self._channel)
+        except TimeoutError:
+            raise ServerUnfit(f"it has not answered within {limit_s:g} s") from None
+        except (OSError, EOFError, ValueError) as error:
+            raise ServerUnfit(f"{error}; its last words: {self._last_words()}") from None
+
+    def _last_words(self) -> str:
+        self._log.seek(0)
+        lines = self._log.read().decode("utf-8", "replace").strip().splitlines()
+        return " ".join(lines[-2:])[:300]
+
+
+class ForkedGuard:
+    """The guard of a warm launch, which is no child of pytest's: known by a pidfd, as no process id is certain."""
+
+    def __init__(self, pidfd: int) -> None:
+        self._pidfd = pidfd
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Return once it has exited; as ``subprocess.Popen.wait``."""
+        if not select.select([self._pidfd], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired("guard", timeout or 0.0)
+        os.close(self._pidfd)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+
+def server_key(plan: LaunchPlan, environ: Mapping[str, str]) -> Key:
+    """What a server's imports depend on: the environment, the folder it starts in, and our own sources."""
+    variables = tuple(
+        (name, value)
+        for name, value in sorted(launch_environment(plan, environ).items())
+        if name not in _RANKS_OWN and not name.startswith(_RANKS_OWN_PREFIXES)
+    )
+    sources = tuple((str(path), path.stat().st_mtime_ns) for path in sorted(PACKAGE_ROOT.rglob("*.py")))
+    return variables, str(plan.cwd), python_command(plan)[0], sources
+
+
+def _start_server(
+    plan: LaunchPlan, environ: Mapping[str, str], channel_fd: int, log: IO[bytes]
+) -> subprocess.Popen[bytes]:
+    program = [*python_command(plan), "-u", "-m", "pytest_aorta.launch.process.forkserver"]
+    try:
+        return subprocess.Popen(
+            [*program, str(channel_fd), str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=plan.cwd,
+            env=launch_environment(plan, environ) | _SERVER_ENVIRONMENT,
+            pass_fds=(channel_fd,),
+            # A Ctrl-C in the terminal is pytest's alone.
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise ServerUnfit(f"it can't be started in {plan.cwd}: {error.strerror or error}") from None

@@ -1,0 +1,162 @@
+"""What pytest sees of a launch while it waits for it: how far the ranks are, and what their devices do."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol
+
+from pytest_aorta.launch.sensors import Sensors, SensorsUnavailable, open_sensors, source_of
+from pytest_aorta.plan.launch_plan import LaunchPlan
+from pytest_aorta.plan.world import Device
+from pytest_aorta.result.folder import rank_folders, steps_entered
+from pytest_aorta.result.gpu_facts import PlatformFacts, Sample, summarise
+
+# Reading a GPU's sensors takes the driver about a millisecond; ranks notice nothing of two readings a second.
+TICK_S = 0.5
+# A driver that hangs must not hold the test.
+JOIN_S = 10.0
+
+
+@dataclass(frozen=True)
+class LaunchState:
+    """How far a launch is.
+
+    Attributes:
+        started: ranks that are there.
+        steps: measured steps that the slowest rank has entered.
+        done: ranks that have left their result.
+    """
+
+    name: str
+    num_ranks: int
+    started: int
+    steps: int
+    total_steps: int | None
+    done: int
+    elapsed_s: float
+
+    @property
+    def in_steps(self) -> bool:
+        """Whether all ranks are in their measured steps."""
+        return self.steps > 0 and not self.done
+
+
+class StateLine(Protocol):
+    """Shows a state in one line that is overwritten."""
+
+    def show(self, state: LaunchState) -> None:
+        """In place of what it showed before."""
+
+    def clear(self) -> None:
+        """Leave nothing of it."""
+
+
+class LaunchWatch:
+    """Watches the launch of a plan from a thread, for as long as the ``with`` block runs.
+
+    Where there is nothing to read and nobody to tell, there is no thread.
+    """
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        line: StateLine | None,
+        opener: Callable[[Sequence[Device]], Sensors] = open_sensors,
+        tick_s: float = TICK_S,
+    ) -> None:
+        self._plan = plan
+        self._line = line
+        self._opener = opener
+        self._tick_s = tick_s
+        self._devices = plan.world.devices
+        self._over = threading.Event()
+        self._began_s = time.monotonic()
+        self._facts: PlatformFacts | None = None
+        self._thread = threading.Thread(target=self._run, name="aorta-watch", daemon=True)
+
+    def __enter__(self) -> LaunchWatch:
+        """Begin."""
+        if self._devices or self._line is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Read once more, and end."""
+        self._over.set()
+        if self._thread.ident is not None:
+            self._thread.join(JOIN_S)
+
+    @property
+    def platform_facts(self) -> PlatformFacts | None:
+        """What the devices did, once it is over; None on CPU ranks."""
+        if not self._devices:
+            return None
+        return self._facts or PlatformFacts(source_of(self._devices), f"no answer within {JOIN_S:g} s")
+
+    def _run(self) -> None:
+        try:
+            if self._devices:
+                self._facts = self._read_devices()
+            while not self._over.wait(self._tick_s):
+                self._tell(self._state())
+        finally:
+            if self._line is not None:
+                self._line.clear()
+
+    def _read_devices(self) -> PlatformFacts:
+        """Sample until the launch is over, or the driver gives up."""
+        source, samples = source_of(self._devices), list[Sample]()
+        try:
+            sensors = self._opener(self._devices)
+        except SensorsUnavailable as error:
+            return PlatformFacts(source, str(error))
+        problem = None
+        try:
+            is_last = False
+            while not is_last:
+                # Once more after the end.
+                is_last = self._over.wait(self._tick_s if samples else 0)
+                state = self._state()
+                samples.append(Sample(sensors.read(), state.in_steps))
+                self._tell(state)
+        except SensorsUnavailable as error:
+            problem = str(error)
+        finally:
+            with suppress(SensorsUnavailable):
+                sensors.close()
+        names = [device.token for device in self._devices]
+        return PlatformFacts(source, problem, summarise(names, sensors.capabilities, samples))
+
+    def _tell(self, state: LaunchState) -> None:
+        if self._line is not None:
+            self._line.show(state)
+
+    def _state(self) -> LaunchState:
+        return launch_state(self._plan, time.monotonic() - self._began_s)
+
+
+def launch_state(plan: LaunchPlan, elapsed_s: float) -> LaunchState:
+    """What the ranks' files tell."""
+    folders = rank_folders(plan)
+    return LaunchState(
+        name=f"{plan.name} at {plan.reference.name}" if plan.reference else plan.name,
+        num_ranks=plan.world.size,
+        started=sum((folder / "pid").exists() for folder in folders),
+        steps=min(steps_entered(folder) for folder in folders),
+        total_steps=_total_steps(plan),
+        done=sum((folder / "result.json").exists() for folder in folders),
+        elapsed_s=elapsed_s,
+    )
+
+
+def _total_steps(plan: LaunchPlan) -> int | None:
+    default = plan.spec.properties.get("steps", {}).get("default") if plan.spec else None
+    steps = plan.config.get("steps", default)
+    return steps if isinstance(steps, int) else None

@@ -1,0 +1,235 @@
+"""Adapters: what a script has logged for itself, as a rank's result. No torch in here; ranks call it.
+
+An adapter is the ``adapter:`` block of a workload's yaml. It reads *records*, one a logged step, from a log or from
+TensorBoard's event files, and turns them into step times and facts. What a record does not hold is absent from the
+result, never guessed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import mean
+from typing import Any
+
+from pytest_aorta.common.errors import AortaError
+
+LOG, TENSORBOARD, TORCHTITAN = KINDS = ("log", "tensorboard", "torchtitan")
+ALL, FIRST = RANKS = ("all", "first")
+# Quantities that are no metrics of their own.
+STEP, TIMESTAMP, LOSS, GRAD_NORM = "step", "timestamp", "loss", "grad_norm"
+STEP_TIMES = {"step_time_ms": 1.0, "step_time_s": 1000.0}
+THROUGHPUT = "tokens_per_s"
+_SERIES = {STEP, TIMESTAMP, LOSS, GRAD_NORM, *STEP_TIMES}
+_METRIC = re.compile(r"[a-z][a-z0-9_]{0,63}")
+GIB = 1 << 30
+ADAPTER_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["kind"],
+    "properties": {
+        "kind": {"enum": list(KINDS)},
+        "pattern": {"type": "string", "minLength": 1},
+        "file": {"type": "string", "minLength": 1},
+        "folder": {"type": "string", "minLength": 1},
+        "scalars": {"type": "object", "minProperties": 1, "additionalProperties": {"type": "string"}},
+        "ranks": {"enum": list(RANKS)},
+        "warmup": {"type": ["integer", "string"]},
+        "last_step": {"type": ["integer", "string"]},
+        "every": {"type": ["integer", "string"]},
+        "tokens_per_step": {"type": "array", "minItems": 1, "items": {"type": ["integer", "string"]}},
+    },
+}
+
+
+class AdapterError(AortaError):
+    """What a script has logged is not there, or is not what the adapter says."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One logged step.
+
+    Attributes:
+        moment_s: when it was logged, of any clock; None where that is not known.
+        values: quantity -> value.
+    """
+
+    step: int
+    moment_s: float | None
+    values: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter whose texts are filled in.
+
+    Attributes:
+        kind: log or tensorboard.
+        pattern: of a log's line, with named groups for quantities.
+        file: the log, empty for the rank's own output.
+        folder: where event files are, at any depth.
+        scalars: quantity -> tag of an event file.
+        ranks: ``all`` ranks log, or the ``first`` alone.
+        warmup: records to leave out at the beginning.
+        last_step: number of the step that has to be the last one logged; 0: any.
+        every: steps between records; a step time is their mean then.
+        tokens_per_step: of one rank, to get a step's time from the throughput; 0: not known.
+    """
+
+    kind: str
+    pattern: str = ""
+    file: str = ""
+    folder: str = ""
+    scalars: tuple[tuple[str, str], ...] = ()
+    ranks: str = ALL
+    warmup: int = 0
+    last_step: int = 0
+    every: int = 1
+    tokens_per_step: int = 0
+
+    @property
+    def quantities(self) -> set[str]:
+        """What a record may hold."""
+        if self.kind == TENSORBOARD:
+            # Events have a number and a moment of their own.
+            return {STEP, TIMESTAMP, *(name for name, _ in self.scalars)}
+        return set(re.compile(self.pattern).groupindex)
+
+    @property
+    def clock(self) -> str:
+        """What step times come from; empty where there is nothing.
+
+        What the script has measured comes first; a throughput is rounded where it was logged so, moments are those of
+        writing.
+        """
+        if logged := sorted(self.quantities & set(STEP_TIMES)):
+            return f"logged {logged[0]}"
+        if THROUGHPUT in self.quantities and self.tokens_per_step:
+            return f"logged {THROUGHPUT}"
+        return "moments of logging" if TIMESTAMP in self.quantities else ""
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """What the records of one rank say, by the names of :class:`pytest_aorta.result.measurements.RankResult`."""
+
+    step_times_ms: list[float]
+    loss: list[float]
+    grad_norm: list[float]
+    metrics: dict[str, float]
+    environment: dict[str, str | int | float | bool | None]
+
+
+def refuse_bad_adapter(adapter: Adapter) -> None:
+    """See that it says what to read, and what a step's time comes from.
+
+    Raises:
+        AdapterError: it does not.
+    """
+    try:
+        quantities = adapter.quantities
+    except re.error as error:
+        raise AdapterError(f"pattern {adapter.pattern!r} is no regular expression: {error}") from None
+    if adapter.kind == LOG and not adapter.pattern:
+        raise AdapterError("kind log needs a pattern, a regular expression with named groups such as (?P<step>\\d+)")
+    if adapter.kind == TENSORBOARD and not (adapter.folder and adapter.scalars):
+        raise AdapterError("kind tensorboard needs a folder, and scalars, a mapping of quantities to tags")
+    if STEP not in quantities:
+        raise AdapterError(f"the pattern names {sorted(quantities)}; it has to have a group (?P<step>...)")
+    if not adapter.clock:
+        raise AdapterError(
+            f"nothing tells how long a step takes: of {sorted(quantities)} none is step_time_ms, step_time_s, "
+            f"timestamp, or tokens_per_s with the key tokens_per_step beside it"
+        )
+    if adapter.clock == "moments of logging" and adapter.warmup < 1:
+        raise AdapterError(
+            f"warmup is {adapter.warmup}; step times are differences of moments, so that it has to be 1 or more"
+        )
+    for name, least in {"every": 1, "warmup": 0, "last_step": 0, "tokens_per_step": 0}.items():
+        if (given := getattr(adapter, name)) < least:
+            raise AdapterError(f"{name} is {given}; allowed is an integer from {least}")
+    if bad := sorted(name for name in quantities if not _METRIC.fullmatch(name)):
+        raise AdapterError(f"names {bad}: allowed are lower case letters, digits and _, a letter first")
+
+
+def adapted(adapter: Adapter, records: Sequence[Record], source: str) -> Adapted:
+    """A rank's facts of its records, which ``source`` names.
+
+    Raises:
+        AdapterError: steps are lacking, twice or out of order, a quantity is there in some steps only, or a value is
+            not finite.
+    """
+    measured = records[adapter.warmup :]
+    if not measured:
+        raise AdapterError(f"{source}: {len(records)} steps are logged and {adapter.warmup} of them are warm-up")
+    _check_steps(adapter, records, source)
+    names = {name for record in measured for name in record.values}
+    columns = {name: _column(name, measured, source) for name in sorted(names)}
+    metrics = {
+        _in_bytes(name): max(values) if name.startswith("peak_") else mean(values)
+        for name, values in ((name, _scaled(name, column)) for name, column in columns.items())
+        # A peak of nothing is how scripts say that they can't tell, torchtitan with -1.
+        if name not in _SERIES and not (name.startswith("peak_") and max(values) <= 0)
+    }
+    environment: dict[str, str | int | float | bool | None] = {"step_clock": adapter.clock, "adapter": adapter.kind}
+    if adapter.every > 1:
+        environment["steps_per_step_time"] = adapter.every
+    times = _step_times_ms(adapter, records, columns, source)
+    return Adapted(times, columns.get(LOSS, []), columns.get(GRAD_NORM, []), metrics, environment)
+
+
+def _check_steps(adapter: Adapter, records: Sequence[Record], source: str) -> None:
+    steps = [record.step for record in records[max(0, adapter.warmup - 1) :]]
+    for before, after in pairwise(steps):
+        if after - before != adapter.every:
+            raise AdapterError(
+                f"{source}: step {after} follows step {before}, and every {adapter.every} is expected; have every "
+                f"step logged, or say so with `every: {abs(after - before) or 1}` (a step's time is their mean then)"
+            )
+    if adapter.last_step and steps[-1] != adapter.last_step:
+        raise AdapterError(f"{source}: the last step logged is {steps[-1]}, expected is {adapter.last_step}")
+
+
+def _column(name: str, records: Sequence[Record], source: str) -> list[float]:
+    column = []
+    for record in records:
+        value = record.values.get(name)
+        if value is None:
+            raise AdapterError(f"{source}: step {record.step} has no {name}, and other steps have one")
+        if not math.isfinite(value):
+            raise AdapterError(f"{source}: {name} of step {record.step} is {value}")
+        column.append(value)
+    return column
+
+
+def _step_times_ms(
+    adapter: Adapter, records: Sequence[Record], columns: Mapping[str, list[float]], source: str
+) -> list[float]:
+    for name, factor in STEP_TIMES.items():
+        if name in columns:
+            return [value * factor for value in columns[name]]
+    if adapter.clock == f"logged {THROUGHPUT}":
+        if any(rate <= 0 for rate in columns.get(THROUGHPUT, [0.0])):
+            raise AdapterError(f"{source}: {THROUGHPUT} is absent or 0, so that a step's time can't be told from it")
+        return [1000 * adapter.tokens_per_step / rate for rate in columns[THROUGHPUT]]
+    moments = [record.moment_s for record in records[adapter.warmup - 1 :]]
+    times = [
+        1000 * (after - before) / adapter.every
+        for before, after in pairwise(moments)
+        if before is not None and after is not None
+    ]
+    if len(times) != len(records) - adapter.warmup or min(times) < 0:
+        raise AdapterError(f"{source}: moments of logging are absent or go back, so that they tell no step's time")
+    return times
+
+
+def _in_bytes(name: str) -> str:
+    return f"{name.removesuffix('_gib')}_bytes" if name.endswith("_gib") else name
+
+
+def _scaled(name: str, values: list[float]) -> list[float]:
+    return [value * GIB for value in values] if name.endswith("_gib") else values

@@ -1,0 +1,304 @@
+"""Workloads by name: where they live, what their yaml declares, and a launch's checked config."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from pytest_aorta.common.errors import SpecError
+from pytest_aorta.common.files import UnreadableFile, read_yaml
+from pytest_aorta.plan.workload.adapter import ADAPTER_SCHEMA, Adapter, AdapterError
+from pytest_aorta.plan.workload.command import COMMAND_SCHEMA, refuse_unknown_names, texts_of
+from pytest_aorta.plan.workload.environment import ENVIRONMENT_KEY, ENVIRONMENT_SCHEMA, check_environment
+from pytest_aorta.plan.workload.logs import make_adapter
+
+ENTRY_POINT_GROUP = "aorta.workloads"
+YAML_NAME = "default.yaml"
+_YAML_KEYS = {
+    "description", "class", "command", "adapter", "launch_mode", "min_world_size", "preload", "config", "presets",
+}  # fmt: skip
+_REQUIRED_KEYS = ("description", "config")
+
+
+@dataclass(frozen=True)
+class WorkloadSpec:
+    """A workload's declaration.
+
+    Attributes:
+        folder: where its code and ``default.yaml`` are.
+        module: the name to import it by, or None where ``folder`` is loaded by path.
+        class_name: of the code; empty where the workload is a command.
+        properties: config key -> JSON Schema fragment with type, default and description; ``environment`` among them,
+            which every workload has.
+        presets: config key -> its value -> defaults of other keys.
+        preload: modules of torch that a fork server imports before ranks of this workload are forked.
+        command: the script or module to run and its arguments, where there is no class.
+        adapter: how to read what the command logs; None where it records through the recorder.
+    """
+
+    name: str
+    folder: Path
+    module: str | None
+    class_name: str
+    description: str
+    launch_mode: str
+    min_world_size: int
+    properties: dict[str, dict[str, Any]]
+    presets: dict[str, dict[str, dict[str, Any]]]
+    preload: tuple[str, ...] = ()
+    command: dict[str, Any] | None = None
+    adapter: dict[str, Any] | None = None
+
+    @property
+    def yaml(self) -> Path:
+        """The file the declaration was read from."""
+        return self.folder / YAML_NAME
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a workload is: a folder, None where an entry point names none; ``module`` where it is installed."""
+
+    folder: Path | None
+    module: str | None
+
+
+def find_workload(name: str, own_dirs: Sequence[Path]) -> WorkloadSpec:
+    """Find a workload among the user's own folders and the entry points of installed packages.
+
+    Raises:
+        SpecError: there is none of that name, or more than one, or its yaml is wrong.
+    """
+    places = workload_places(own_dirs)
+    if name not in places:
+        close = difflib.get_close_matches(name, places, 1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        raise SpecError(f"no workload named {name!r}{hint}; there are {sorted(places)}")
+    found = places[name]
+    if len(found) > 1:
+        where = " and ".join(str(place.folder or place.module) for place in found)
+        raise SpecError(f"workload {name!r} is there twice, in {where}; rename one, so that neither hides the other")
+    place = found[0]
+    if place.folder is None:
+        raise SpecError(f"entry point {ENTRY_POINT_GROUP}: {name} = {place.module!r} is no package with a folder")
+    return read_workload(name, place.folder, place.module)
+
+
+def workload_places(own_dirs: Sequence[Path]) -> dict[str, list[Place]]:
+    """Every workload's name -> where it is, more than one place where names clash."""
+    places: dict[str, list[Place]] = {}
+    for point in entry_points(group=ENTRY_POINT_GROUP):
+        places.setdefault(point.name, []).append(Place(package_folder(point.value), point.value))
+    known = {place.folder.resolve() for found in places.values() for place in found if place.folder}
+    for own in own_dirs:
+        for yaml in sorted(own.glob(f"*/{YAML_NAME}")):
+            if yaml.parent.resolve() not in known:
+                places.setdefault(yaml.parent.name, []).append(Place(yaml.parent, None))
+    return places
+
+
+def read_workload(name: str, folder: Path, module: str | None) -> WorkloadSpec:
+    """Read and check a workload's ``default.yaml``.
+
+    Raises:
+        SpecError: a key is unknown, absent or has a value that is not allowed.
+    """
+    yaml = folder / YAML_NAME
+    try:
+        document = read_yaml(yaml)
+    except UnreadableFile as error:
+        raise SpecError(str(error)) from None
+    if not isinstance(document, dict):
+        raise SpecError(f"{yaml}: got {type(document).__name__}, allowed is a mapping with keys {sorted(_YAML_KEYS)}")
+    if unknown := sorted(map(str, set(document) - _YAML_KEYS)):
+        raise SpecError(f"{yaml}: no such keys {unknown}; there are {sorted(_YAML_KEYS)}")
+    if absent := [key for key in _REQUIRED_KEYS if key not in document]:
+        raise SpecError(f"{yaml}: keys {absent} are required")
+    if ("class" in document) == ("command" in document):
+        raise SpecError(f"{yaml}: one of the keys 'class' and 'command' is required, and no more")
+    _check(yaml, document, _YAML_SCHEMA)
+    if ENVIRONMENT_KEY in document["config"]:
+        raise SpecError(f"{yaml}: config key {ENVIRONMENT_KEY!r} is every workload's and can't be declared")
+    spec = WorkloadSpec(
+        name=name,
+        folder=folder,
+        module=module,
+        class_name=document.get("class", ""),
+        description=document["description"],
+        launch_mode=document.get("launch_mode", "torchrun"),
+        min_world_size=document.get("min_world_size", 1),
+        properties=document["config"] | {ENVIRONMENT_KEY: ENVIRONMENT_SCHEMA},
+        presets=document.get("presets", {}),
+        preload=tuple(document.get("preload", ())),
+        command=document.get("command"),
+        adapter=document.get("adapter"),
+    )
+    _check_command(spec)
+    _check_defaults(spec)
+    filled_adapter(spec, default_config(spec, {}), Path("run_dir"), 0)
+    return spec
+
+
+def resolve_config(spec: WorkloadSpec, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The full config: yaml defaults, then presets, then the test's own values.
+
+    Raises:
+        SpecError: a key is unknown or a value is not allowed.
+    """
+    if unknown := sorted(set(given) - set(spec.properties)):
+        close = difflib.get_close_matches(unknown[0], spec.properties, 1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        raise SpecError(
+            f"{spec.yaml}: workload {spec.name!r} has no config keys {unknown}{hint}; "
+            f"there are {sorted(spec.properties)}"
+        )
+    config = _plain(spec, {**default_config(spec, given), **given})
+    _check_values(spec, config)
+    check_environment(f"{spec.yaml}: config of workload {spec.name!r}", config[ENVIRONMENT_KEY])
+    return config
+
+
+def default_config(spec: WorkloadSpec, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Every key's default, under the presets that ``given`` chooses."""
+    config = {key: schema["default"] for key, schema in spec.properties.items()}
+    for key, by_value in spec.presets.items():
+        config |= by_value.get(str(given.get(key, config[key])), {})
+    return config
+
+
+_YAML_SCHEMA: dict[str, Any] = {
+    "properties": {
+        "description": {"type": "string", "minLength": 1},
+        "class": {"type": "string", "pattern": r"^[A-Za-z_]\w*$"},
+        "command": COMMAND_SCHEMA,
+        "adapter": ADAPTER_SCHEMA,
+        "launch_mode": {"enum": ["torchrun"]},
+        "min_world_size": {"type": "integer", "minimum": 1},
+        # The server lives on between launches, and imports nothing of the user's.
+        "preload": {"type": "array", "items": {"type": "string", "pattern": r"^torch(\.[A-Za-z_]\w*)+$"}},
+        "config": {
+            "type": "object",
+            "propertyNames": {"type": "string", "pattern": r"^[a-z][a-z0-9_]*$"},
+            "additionalProperties": {"type": "object", "required": ["type", "default", "description"]},
+        },
+        "presets": {
+            "type": "object",
+            "additionalProperties": {
+                "type": "object",
+                # YAML reads `1:` and `on:` as other types, which no config value would be looked up by.
+                "propertyNames": {"type": "string"},
+                "additionalProperties": {"type": "object"},
+            },
+        },
+    }
+}
+
+
+def filled_adapter(spec: WorkloadSpec, config: Mapping[str, Any], run_dir: Path, rank: int) -> Adapter | None:
+    """How one rank's log is read; None where there is no adapter.
+
+    Raises:
+        SpecError: the adapter contradicts itself under this config.
+    """
+    if spec.adapter is None:
+        return None
+    try:
+        return make_adapter(spec.adapter, {**config, "run_dir": str(run_dir), "folder": str(spec.folder), "rank": rank})
+    except AdapterError as error:
+        raise SpecError(f"{spec.yaml}: adapter: {error}") from None
+
+
+def _check_command(spec: WorkloadSpec) -> None:
+    if spec.adapter is not None and spec.command is None:
+        raise SpecError(f"{spec.yaml}: adapter belongs to a command; a class returns its result itself")
+    refuse_unknown_names(f"{spec.yaml}: command", texts_of(spec.command), spec.properties)
+    # A pattern's braces count repetitions.
+    texts = texts_of({key: value for key, value in (spec.adapter or {}).items() if key != "pattern"})
+    refuse_unknown_names(f"{spec.yaml}: adapter", texts, {*spec.properties, "rank"})
+    for entry in (spec.command or {}).get("args", ()):
+        if isinstance(entry, dict) and entry["when"] not in spec.properties:
+            raise SpecError(
+                f"{spec.yaml}: command: when: no config key {entry['when']!r}; there are {sorted(spec.properties)}"
+            )
+    if spec.command and "script" in spec.command and not (spec.folder / spec.command["script"]).is_file():
+        raise SpecError(f"{spec.yaml}: command: there is no file {spec.folder / spec.command['script']}")
+
+
+def _check_defaults(spec: WorkloadSpec) -> None:
+    from jsonschema import Draft202012Validator, SchemaError
+
+    for key, schema in spec.properties.items():
+        try:
+            Draft202012Validator.check_schema(schema)
+        except SchemaError as error:
+            raise SpecError(f"{spec.yaml}: config.{key} is not a JSON Schema: {error.message}") from None
+    for key, by_value in spec.presets.items():
+        overridden = {name for values in by_value.values() for name in values} | {key}
+        if unknown := sorted(map(str, overridden - set(spec.properties))):
+            raise SpecError(f"{spec.yaml}: presets name config keys {unknown}; there are {sorted(spec.properties)}")
+        for value, values in by_value.items():
+            _check_values(spec, _plain(spec, values), f"preset {key}={value} ")
+    _check_values(spec, _plain(spec, {key: schema["default"] for key, schema in spec.properties.items()}))
+
+
+def _check_values(spec: WorkloadSpec, config: dict[str, Any], which: str = "") -> None:
+    schema = {"type": "object", "properties": spec.properties}
+    _check(spec.yaml, config, schema, what=f"{which}config of workload {spec.name!r}")
+
+
+def _plain(spec: WorkloadSpec, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config as ranks will read it from the plan, and as a baseline will hold it."""
+    plain = {}
+    for key, value in config.items():
+        try:
+            plain[key] = json.loads(json.dumps(value, allow_nan=False))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise SpecError(
+                f"{spec.yaml}: config of workload {spec.name!r}: {key}: got {_brief(value)}, "
+                f"allowed is plain JSON: {error}"
+            ) from None
+    return plain
+
+
+def _check(yaml: Path, document: Any, schema: dict[str, Any], what: str = "workload") -> None:
+    from jsonschema import Draft202012Validator  # costs collection 0.1 s otherwise
+    from jsonschema.exceptions import best_match
+
+    error = best_match(Draft202012Validator(schema).iter_errors(document))
+    if error is not None:
+        path = ".".join(map(str, error.absolute_path)) or "top level"
+        allowed = f"{error.validator}: {error.validator_value!r}"
+        if error.validator == "additionalProperties" and error.validator_value is False:
+            allowed = f"keys {sorted(error.schema['properties'])}"
+        raise SpecError(f"{yaml}: {what}: {path}: got {_brief(error.instance)}, allowed is {allowed}")
+
+
+def _brief(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def package_folder(dotted: str) -> Path | None:
+    """The folder of a package, found without running any of its code (it may import torch)."""
+    if not re.fullmatch(r"\w+(\.\w+)*", dotted):
+        return None
+    path: Sequence[str] | None = None
+    name = ""
+    for part in dotted.split("."):
+        name = f"{name}.{part}" if name else part
+        try:
+            found = (finder.find_spec(name, path) for finder in sys.meta_path)
+            spec = next((spec for spec in found if spec is not None), None)
+        except KeyError:  # a folder without __init__.py asks for its parent, which is not imported
+            return None
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        path = list(spec.submodule_search_locations)
+    return Path(path[0]) if path else None

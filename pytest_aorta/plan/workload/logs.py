@@ -1,0 +1,158 @@
+"""Where adapters read: the lines of a log, and TensorBoard's event files."""
+
+from __future__ import annotations
+
+import glob
+import importlib
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from pytest_aorta.plan.workload.adapter import (
+    LOG,
+    STEP,
+    TENSORBOARD,
+    TIMESTAMP,
+    TORCHTITAN,
+    Adapter,
+    AdapterError,
+    Record,
+    refuse_bad_adapter,
+)
+from pytest_aorta.plan.workload.command import filled
+
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_LAST_LINES = 5
+# torchtitan's line of each logged step; its memory is the peak reserved since the line before.
+TORCHTITAN_PATTERN = (
+    r"\[titan\] (?P<timestamp>\d\S+ \d\S+) - .* - step:\s*(?P<step>\d+)\s+loss:\s*(?P<loss>\S+)"
+    r"(?:\s+grad_norm:\s*(?P<grad_norm>\S+))?\s+memory:\s*(?P<peak_memory_reserved_gib>-?[\d.,]+)GiB\([^)]*\)"
+    r"\s+tps:\s*(?P<tokens_per_s>[\d,]+)(?:\s+tflops:\s*(?P<model_tflops>[\d,.]+))?"
+)
+TORCHTITAN_SCALARS = {
+    "step_time_s": "time_metrics/end_to_end(s)",
+    "loss": "loss_metrics/global_avg_loss",
+    "grad_norm": "grad_norm",
+    "tokens_per_s": "throughput(tps)",
+    "peak_memory_active_gib": "memory/max_active(GiB)",
+    "peak_memory_reserved_gib": "memory/max_reserved(GiB)",
+}
+_NUMBERS = ("warmup", "last_step", "every")
+
+
+def make_adapter(document: Mapping[str, Any], values: Mapping[str, Any]) -> Adapter:
+    """The adapter of a yaml's block, its texts filled in with ``values``.
+
+    Raises:
+        AdapterError: it contradicts itself, or a number is none.
+    """
+    numbers = {name: _integer(name, document[name], values) for name in _NUMBERS if name in document}
+    tokens = 1 if "tokens_per_step" in document else 0
+    for factor in document.get("tokens_per_step", ()):
+        tokens *= _integer("tokens_per_step", factor, values)
+    adapter = Adapter(
+        kind=document["kind"],
+        pattern=document.get("pattern", ""),
+        file=filled(document.get("file", ""), values),
+        folder=filled(document.get("folder", ""), values),
+        scalars=tuple(document.get("scalars", {}).items()),
+        ranks=document.get("ranks", "all"),
+        tokens_per_step=tokens,
+        **numbers,
+    )
+    if adapter.kind == TORCHTITAN:
+        if adapter.pattern or adapter.scalars:
+            raise AdapterError("kind torchtitan knows what torchtitan logs; drop pattern and scalars, or name its kind")
+        # A folder of event files has every digit, and rank 0's alone unless torchtitan saves them for all ranks.
+        by_tag = tuple(TORCHTITAN_SCALARS.items())
+        events = replace(adapter, kind=TENSORBOARD, scalars=by_tag)
+        adapter = events if adapter.folder else replace(adapter, kind=LOG, pattern=TORCHTITAN_PATTERN)
+    refuse_bad_adapter(adapter)
+    return adapter
+
+
+def read_records(adapter: Adapter, rank_folder: Path) -> tuple[list[Record], str]:
+    """What was logged, in order, and where.
+
+    Raises:
+        AdapterError: there is nothing of what the adapter is about.
+    """
+    if adapter.kind == TENSORBOARD:
+        return _event_records(adapter)
+    path = Path(adapter.file) if adapter.file else rank_folder / "output.log"
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise AdapterError(f"{path}: can't be read: {error.strerror or error}") from None
+    return log_records(adapter.pattern, text, str(path)), str(path)
+
+
+def log_records(pattern: str, text: str, source: str) -> list[Record]:
+    """One record a line that matches; colours of a terminal are left out first.
+
+    Raises:
+        AdapterError: no line does, or what matched is no number.
+    """
+    lines = _ANSI.sub("", text).splitlines()
+    matches = [match for line in lines if (match := re.search(pattern, line))]
+    if not matches:
+        last = "".join(f"\n  | {line[:300]}" for line in lines[-_LAST_LINES:]) or " it is empty"
+        raise AdapterError(f"pattern {pattern!r} matches no line of {source}, which ends:{last}")
+    return [_record(match.groupdict(), source) for match in matches]
+
+
+def _record(groups: Mapping[str, str | None], source: str) -> Record:
+    given = {name: text for name, text in groups.items() if text is not None}
+    step = given.pop(STEP, "")
+    moment = given.pop(TIMESTAMP, None)
+    try:
+        values = {name: float(text.replace(",", "")) for name, text in given.items()}
+        return Record(int(step.replace(",", "")), None if moment is None else _moment_s(moment), values)
+    except ValueError as error:
+        raise AdapterError(f"{source}: a line matches, and what it gives is no number: {error}") from None
+
+
+def _moment_s(text: str) -> float:
+    """Seconds of a number, or of a date and time as Python's logging and ISO 8601 write them."""
+    try:
+        return float(text)
+    except ValueError:
+        return datetime.fromisoformat(text.replace(",", ".")).timestamp()
+
+
+def _event_records(adapter: Adapter) -> tuple[list[Record], str]:
+    try:
+        module = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
+    except ImportError:
+        raise AdapterError(
+            "event files are read by tensorboard, which is not installed here: pip install 'pytest-aorta[tensorboard]'"
+        ) from None
+    # A part of the path may be a pattern, for what scripts name by the time of day.
+    folders = [Path(folder) for folder in glob.glob(adapter.folder)]  # noqa: PTH207 - an absolute pattern
+    files = sorted(file for folder in folders for file in folder.rglob("*tfevents*"))
+    if len(files) != 1:
+        there = f"there are {len(files)}: {', '.join(map(str, files[:3]))}" if files else "there is none"
+        raise AdapterError(f"{adapter.folder}: one event file is expected below it; {there}")
+    # 0: every event is kept, where its default takes a sample.
+    events = module.EventAccumulator(str(files[0]), size_guidance={"scalars": 0, "tensors": 0})
+    events.Reload()
+    tags = events.Tags()["scalars"]
+    steps: dict[int, tuple[float, dict[str, float]]] = {}
+    for name, tag in adapter.scalars:
+        if tag not in tags:
+            raise AdapterError(f"{files[0]}: there is no scalar {tag!r} for {name}; there are {sorted(tags)}")
+        for event in events.Scalars(tag):
+            moment_s, values = steps.setdefault(event.step, (event.wall_time, {}))
+            steps[event.step] = min(moment_s, event.wall_time), values | {name: float(event.value)}
+    return [Record(step, moment_s, values) for step, (moment_s, values) in sorted(steps.items())], str(files[0])
+
+
+def _integer(name: str, given: Any, values: Mapping[str, Any]) -> int:
+    text = filled(str(given), values)
+    try:
+        return int(text)
+    except ValueError:
+        raise AdapterError(f"{name}: got {text!r}, allowed is an integer") from None

@@ -1,0 +1,1 @@
+"""What pytest sees: hooks, options, markers, fixtures, terminal summary."""

@@ -1,0 +1,86 @@
+"""Text on the terminal: the header, the summary, durations."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pytest_aorta.common.text import aligned
+from pytest_aorta.plan.options import Options
+from pytest_aorta.plan.world import CPU_WORLD_SIZE, Device, World
+from pytest_aorta.result.outcome import PHASES
+from pytest_aorta.session.record import TestRecord
+from pytest_aorta.session.text import totals
+from pytest_aorta.verdict.statistics.decision import Outcome
+
+_COLUMNS = ("test", "metric", "value", "baseline", "change [95%]", "tolerance", "launches", "verdict")
+_DURATIONS = ("wall", *PHASES)
+_DURATION_COLUMNS = ("test", "launch", "launcher", *_DURATIONS)
+
+
+def header(options: Options, devices: Sequence[Device], torch_version: str) -> str:
+    """What this run computes on and compares with."""
+    usable = 0 if options.device == "cpu" else len(devices) if options.gpus is None else options.gpus
+    models = sorted({device.model for device in devices[:usable]})
+    where = f"{usable} x {' + '.join(models)}" if usable else "no GPU (CPU ranks)"
+    world = World(usable, "cuda", tuple(devices[:usable])) if usable else World(CPU_WORLD_SIZE, "cpu")
+    if options.nnodes > 1:
+        where += f" on each of {options.nnodes} nodes"
+    folder = _relative(options.baselines_dir, options.rootdir)
+    return f"aorta: {where}, torch {torch_version}, platform {world.platform}, baselines {folder}"
+
+
+def summary_lines(records: Sequence[TestRecord]) -> list[str]:
+    """One line a metric of every test, then the totals."""
+    rows = [(short_nodeid(verdict.case), *verdict.cells()) for record in records for verdict in record.verdicts]
+    reasons = [verdict.reason for record in records for verdict in record.verdicts]
+    lines = aligned([_COLUMNS, *rows], ["", *reasons]) if rows else []
+    told = [f"note: {short_nodeid(record.nodeid)}: {note}" for record in records for note in record.notes]
+    return [*lines, *told, *warnings_of(records), totals(records)]
+
+
+def warnings_of(records: Sequence[TestRecord]) -> list[str]:
+    """What passed without having been decided."""
+    # What is still open was left so, since another verdict of the test is final.
+    undecided = [
+        row for record in records for row in record.verdicts if row.outcome is Outcome.INCONCLUSIVE and not row.is_open
+    ]
+    if not undecided:
+        return []
+    named = ", ".join(f"{short_nodeid(row.case)} {row.metric}" for row in undecided)
+    return [
+        f"WARNING: nothing was decided for {named}: --aorta-strict fails such tests; more launches "
+        f"(--aorta-max-launches, of A/B --aorta-max-pairs), a wider tolerance or --aorta-ab=REF can decide them"
+    ]
+
+
+def durations_lines(records: Sequence[TestRecord]) -> list[str]:
+    """One line a launch, in seconds, the longest first, then the sums."""
+    launches = [(record.nodeid, launch) for record in records for launch in record.launch_times]
+    if not launches:
+        return []
+    launches.sort(key=lambda entry: -entry[1].times_s["wall"])
+    rows = [
+        (short_nodeid(nodeid), str(launch.number), launch.launcher, *_seconds(launch.times_s))
+        for nodeid, launch in launches
+    ]
+    sums: Counter[str] = Counter()
+    for _, launch in launches:
+        sums.update(launch.times_s)
+    table = [_DURATION_COLUMNS, *rows, ("total", str(len(launches)), "", *_seconds(sums))]
+    return ["launches in seconds, longest first:", *aligned(table, [""] * len(table))]
+
+
+def _seconds(times_s: Mapping[str, float]) -> list[str]:
+    return [f"{times_s[name]:.2f}" if name in times_s else "-" for name in _DURATIONS]
+
+
+def short_nodeid(nodeid: str) -> str:
+    """Return a node id without its folders."""
+    file, _, test = nodeid.partition("::")
+    return f"{Path(file).stem}::{test}"
+
+
+def _relative(path: Path, root: Path) -> Path:
+    return path.relative_to(root) if path.is_relative_to(root) else path

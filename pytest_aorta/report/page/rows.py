@@ -1,0 +1,103 @@
+"""Rows of the report's tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pytest_aorta.report.data import Case, Launch, Report, Test
+from pytest_aorta.verdict.applicability import identity
+from pytest_aorta.verdict.statistics.decision import Outcome
+from pytest_aorta.verdict.verdicts import Verdict
+
+# Worst first; what decides nothing comes before what is well.
+SEVERITY = (
+    Outcome.REGRESSION, Outcome.MISSING, Outcome.INCONCLUSIVE, Outcome.NOT_APPLICABLE, Outcome.IMPROVED, Outcome.PASS,
+)  # fmt: skip
+UNKNOWN = "not stored"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One key of config or environment on both sides, as text."""
+
+    key: str
+    candidate: str
+    reference: str
+
+    @property
+    def differs(self) -> bool:
+        """Whether both are known and not the same."""
+        return self.candidate != self.reference and UNKNOWN not in (self.candidate, self.reference)
+
+
+@dataclass(frozen=True)
+class RankTimes:
+    """One rank's step times in a launch, in milliseconds; ``lag_ms`` is None where waiting was not measured."""
+
+    rank: int
+    p50_ms: float
+    p99_ms: float
+    max_ms: float
+    lag_ms: float | None
+
+
+def severity(verdict: Verdict) -> int:
+    """Its place in an order that begins with the worst."""
+    return SEVERITY.index(verdict.outcome)
+
+
+def failing_first(report: Report) -> list[Test]:
+    """Red tests, then by their worst verdict, else as they ran."""
+    least = len(SEVERITY)
+    return sorted(
+        report.tests, key=lambda test: (not test.is_failing, min(map(severity, test.verdicts), default=least))
+    )
+
+
+def rank_times(launch: Launch) -> list[RankTimes]:
+    """One row a rank."""
+    times_ms = np.asarray(launch.result.step_times_ms)
+    columns = np.quantile(times_ms, (0.5, 0.99, 1.0), axis=1).T.tolist()
+    lags = launch.facts.rank_lag_ms
+    return [
+        RankTimes(rank, p50, p99, peak, lags[rank] if lags else None) for rank, (p50, p99, peak) in enumerate(columns)
+    ]
+
+
+def environment_rows(case: Case) -> list[Difference]:
+    """Environment of the first candidate and of what it was held against; differences first."""
+    if not case.candidate:
+        return []
+    return _differences(case.candidate[0].result.environment, _other_environment(case))
+
+
+def config_rows(case: Case) -> list[Difference]:
+    """The same of the workload's config."""
+    if not case.candidate:
+        return []
+    stored = case.baseline.config if case.baseline else {}
+    other = case.reference[0].result.config if case.reference else stored
+    return _differences(identity(case.candidate[0].result.config), identity(other))
+
+
+def _other_environment(case: Case) -> Mapping[str, Any]:
+    if case.reference:
+        return case.reference[0].result.environment
+    return case.others[-1].environment if case.others else {}
+
+
+def _differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[Difference]:
+    rows = [
+        Difference(key, *(_text(side[key]) if key in side else UNKNOWN for side in (here, there)))
+        for key in sorted(here.keys() | there.keys())
+    ]
+    return sorted(rows, key=lambda row: not row.differs)
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)

@@ -1,0 +1,1 @@
+"""What a launch leaves: measurements, evidence, diagnosis, facts."""

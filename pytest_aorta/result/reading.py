@@ -1,0 +1,216 @@
+"""From the files ranks left to one validated result: the schema, then what a schema can't say about ranks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pytest_aorta.common.errors import ResultError
+from pytest_aorta.common.files import UnreadableFile, read_json, write_json_rows
+from pytest_aorta.common.schema import violation
+from pytest_aorta.plan.launch_plan import LaunchPlan, adapters_of
+from pytest_aorta.plan.workload.adapter import FIRST
+from pytest_aorta.result.folder import rank_folders
+from pytest_aorta.result.gpu_facts import PlatformFacts
+from pytest_aorta.result.measurements import SCHEMA_VERSION, StepOverlap, WorkloadResult
+from pytest_aorta.result.outcome import LaunchOutcome, launch_times_s
+
+SCHEMA = "workload_result.schema.json"
+MAX_RANK_RESULT_BYTES = 16 << 20
+MAX_RESULT_BYTES = 512 << 20
+MAX_FAILURE_DETAILS = 100
+
+
+def collect_result(
+    plan: LaunchPlan, outcome: LaunchOutcome, platform_facts: PlatformFacts | None = None
+) -> WorkloadResult:
+    """Read every rank's file, merge them into ``result.json`` and return the validated result.
+
+    ``platform_facts`` are what the devices did meanwhile.
+
+    Raises:
+        ResultError: a file is missing, unreadable, doesn't fit the schema, the ranks contradict each other, or the
+            merged file can't be written.
+    """
+    ranks = [_read_rank(folder / "result.json") for folder in _measured_folders(plan)]
+    _check_ranks(plan, ranks)
+    document = merge(plan, outcome, ranks)
+    # As it is when it is read again.
+    document["platform_facts"] = json.loads(json.dumps(platform_facts and asdict(platform_facts)))
+    path = plan.run_dir / "result.json"
+    check_document(path, document)
+    try:
+        write_json_rows(path, document)
+    except OSError as error:
+        raise ResultError(f"{path}: can't be written: {error.strerror or error}") from None
+    return WorkloadResult.from_json(document)
+
+
+def read_result(path: Path) -> WorkloadResult:
+    """Read a stored ``result.json``.
+
+    Raises:
+        ResultError: it is unreadable, of another version, or doesn't fit the schema.
+    """
+    try:
+        document = read_json(path, max_bytes=MAX_RESULT_BYTES)
+    except UnreadableFile as error:
+        raise ResultError(str(error)) from None
+    check_document(path, document)
+    return WorkloadResult.from_json(document)
+
+
+def merge(plan: LaunchPlan, outcome: LaunchOutcome, ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    """One document from the ranks' documents, which are in order of rank."""
+    details = sorted((detail for rank in ranks for detail in rank["failures"]), key=_place)
+    first = ranks[0]
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "workload": plan.name,
+        "config": plan.config,
+        "world_size": plan.world.size,
+        "device": plan.world.device,
+        "backend": plan.world.backend,
+        "platform": plan.world.platform,
+        "launcher": outcome.launcher,
+        "profiler": plan.profiler,
+        "passed": all(rank["passed"] for rank in ranks),
+        "failure_count": sum(rank["failure_count"] for rank in ranks),
+        "first_failure_iteration": details[0]["iteration"] if details else None,
+        "failure_details": details[:MAX_FAILURE_DETAILS],
+        "configured_iterations": first["configured_iterations"],
+        "total_iterations": first["total_iterations"],
+        "main_work_started": all(rank["main_work_started"] for rank in ranks),
+        "elapsed_sec": max(rank["elapsed_sec"] for rank in ranks),
+        "step_times_ms": [rank["step_times_ms"] for rank in ranks],
+        "metrics": {name: [rank["metrics"][name] for rank in ranks] for name in first["metrics"]},
+        "weight_hashes": first["weight_hashes"],
+        "loss": first["loss"],
+        "grad_norm": first.get("grad_norm", []),
+        "tensor_hashes": first.get("tensor_hashes", {}),
+        "boundary_hashes": _unless_all_empty([rank.get("boundary_hashes", {}) for rank in ranks]),
+        "overlap": _unless_all_empty([rank.get("overlap", []) for rank in ranks]),
+        "timeline": _unless_all_empty([rank.get("timeline", {}) for rank in ranks]),
+        "environment": first["environment"],
+        "launch_times_s": launch_times_s(outcome),
+        "wait_ms": _last_common([rank["wait_ms"] for rank in ranks]),
+        "memory_bytes": [rank["memory_bytes"] for rank in ranks],
+        **{name: _by_rank([rank[name] for rank in ranks]) for name in ("canary_before", "canary_after")},
+    }
+
+
+def _last_common(waits_ms: list[list[float]]) -> list[list[float]]:
+    """Of the last steps, as many as every rank knows."""
+    count = min(map(len, waits_ms))
+    return [waits[len(waits) - count :] for waits in waits_ms]
+
+
+def _by_rank(values: list[dict[str, float]]) -> dict[str, list[float]]:
+    return {name: [rank[name] for rank in values] for name in values[0]}
+
+
+def _unless_all_empty(values: list[Any]) -> list[Any]:
+    return values if any(values) else []
+
+
+def _measured_folders(plan: LaunchPlan) -> list[Path]:
+    """Of the ranks that have step times: all of them, unless only the first one logs what an adapter reads."""
+    folders = rank_folders(plan)
+    only_first = any(adapter.ranks == FIRST for adapter in adapters_of(plan))
+    return folders[:1] if only_first else folders
+
+
+def _place(detail: dict[str, Any]) -> tuple[int, int, int]:
+    layer = detail["layer"]
+    return detail["iteration"], -1 if layer is None else layer, detail["rank"]
+
+
+def _read_rank(path: Path) -> dict[str, Any]:
+    try:
+        document = read_json(path, max_bytes=MAX_RANK_RESULT_BYTES)
+    except UnreadableFile as error:
+        raise ResultError(f"result invalid: {error}") from None
+    if problem := violation(document, SCHEMA, "rank_result"):
+        raise ResultError(f"result invalid: {path}: {problem}")
+    rank: dict[str, Any] = document
+    if rank["passed"] != (rank["failure_count"] == 0):
+        raise ResultError(
+            f"result invalid: {path}: passed is {rank['passed']} with failure_count {rank['failure_count']}"
+        )
+    if (
+        rank["total_iterations"] != rank["configured_iterations"]
+        or len(rank["step_times_ms"]) != rank["total_iterations"]
+    ):
+        raise ResultError(
+            f"result invalid: {path}: {rank['configured_iterations']} iterations configured, "
+            f"{rank['total_iterations']} done, {len(rank['step_times_ms'])} step times; they have to be equal"
+        )
+    if len(rank["wait_ms"]) > rank["total_iterations"]:
+        raise ResultError(
+            f"result invalid: {path}: {len(rank['wait_ms'])} entries of wait_ms for {rank['total_iterations']} steps"
+        )
+    for kind, hashes in {**rank.get("tensor_hashes", {}), **rank.get("boundary_hashes", {})}.items():
+        _check_hashes(path, kind, hashes)
+    for number, step in enumerate(rank.get("overlap", [])):
+        if problem := StepOverlap.from_json(step).broken_rule():
+            raise ResultError(f"result invalid: {path}: overlap of profiled step {number}: {problem}")
+    return rank
+
+
+def _check_hashes(path: Path, kind: str, hashes: dict[str, Any]) -> None:
+    """Raise ResultError unless every name has a shape, and a hash in every step."""
+    counts = {"shapes": len(hashes["shapes"])} | {f"step {step}": len(row) for step, row in hashes["steps"].items()}
+    for what, count in counts.items():
+        if count != len(hashes["names"]):
+            raise ResultError(
+                f"result invalid: {path}: hashes of {kind}: {len(hashes['names'])} names, {count} entries of {what}; "
+                f"they have to be equal"
+            )
+
+
+def _check_ranks(plan: LaunchPlan, ranks: list[dict[str, Any]]) -> None:
+    """What has to be the same on every rank: the steps, the metrics' names, the logical weights, the loss
+    and the gradient norm."""
+    views: dict[str, Callable[[dict[str, Any]], Any]] = {
+        "number of step times": lambda rank: len(rank["step_times_ms"]),
+        "metrics": lambda rank: sorted(rank["metrics"]),
+        "weight_hashes": lambda rank: rank["weight_hashes"],
+        "loss": lambda rank: rank["loss"],
+        "canary_before": lambda rank: sorted(rank["canary_before"]),
+        "canary_after": lambda rank: sorted(rank["canary_after"]),
+        "grad_norm": lambda rank: rank.get("grad_norm", []),
+        "tensor_hashes": lambda rank: rank.get("tensor_hashes", {}),
+        "number of profiled steps": lambda rank: len(rank.get("overlap", [])),
+    }
+    for name, view in views.items():
+        expected = view(ranks[0])
+        for number, rank in enumerate(ranks):
+            if view(rank) != expected:
+                raise ResultError(
+                    f"result invalid: {plan.run_dir}: {name} of rank {number} is {_brief(view(rank))}, "
+                    f"of rank 0 {_brief(expected)}; they have to be equal"
+                )
+
+
+def _brief(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 120 else f"{text[:117]}..."
+
+
+def check_document(path: Path, document: Any) -> None:
+    """See that a merged result is one of this version.
+
+    Raises:
+        ResultError: it is not; the message names ``path``.
+    """
+    version = document.get("schema_version") if isinstance(document, dict) else None
+    if version != SCHEMA_VERSION:
+        raise ResultError(
+            f"result invalid: {path}: schema_version is {version!r}, this pytest-aorta reads {SCHEMA_VERSION}; "
+            f"run the workload again"
+        )
+    if problem := violation(document, SCHEMA):
+        raise ResultError(f"result invalid: {path}: {problem}")

@@ -1,0 +1,1 @@
+"""Profiler traces and the overlap that they show."""

@@ -1,0 +1,1 @@
+"""One test's launches and comparisons."""

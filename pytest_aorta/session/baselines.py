@@ -1,0 +1,40 @@
+"""The end of a session: baselines of tests that passed are written, and those that nothing uses are told."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from pytest_aorta.common.errors import AortaError
+from pytest_aorta.plan.options import Options
+from pytest_aorta.session.record import TestRecord
+from pytest_aorta.session.text import change_lines
+from pytest_aorta.verdict.baseline import orphans, read_baseline, write_baseline
+
+
+def write_new_baselines(
+    records: Sequence[TestRecord], passed: Collection[str], options: Options
+) -> tuple[list[str], bool]:
+    """Write what tests that passed want written; returns what to tell, and whether every write succeeded."""
+    notes: list[str] = []
+    good = True
+    for record in records:
+        for baseline in record.new_baselines:
+            if record.nodeid not in passed:
+                notes.append(f"not recorded, since the test failed: {baseline.case}")
+                continue
+            try:
+                old = read_baseline(options.baselines_dir, baseline.platform, baseline.case)
+                write_baseline(options.baselines_dir, baseline)
+                notes += [*change_lines(old, baseline), *record.detection.get(baseline.case, ())]
+            except AortaError as error:
+                notes.append(f"ERROR {error}")
+                good = False
+    return notes, good
+
+
+def unused_baselines(
+    records: Sequence[TestRecord], passed: Collection[str], collected: set[str], options: Options
+) -> list[str]:
+    """Baseline files whose test is gone, or whose test passed without asking for them."""
+    used = {record.nodeid: set(record.used_cases) for record in records if record.nodeid in passed}
+    return orphans(options.baselines_dir, collected, used, options.rootdir)

@@ -1,0 +1,128 @@
+"""What a test leaves for the summary: plain data that travels with its report, from xdist's workers too."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import pytest
+
+from pytest_aorta.verdict.baseline import Baseline
+from pytest_aorta.verdict.statistics.decision import Outcome
+from pytest_aorta.verdict.verdicts import Verdict
+
+
+@dataclass(frozen=True)
+class LaunchTimes:
+    """How long the ``number``-th launch of a test took: ``wall`` and, as far as they are known, its parts."""
+
+    number: int
+    launcher: str
+    times_s: dict[str, float]
+
+
+@dataclass
+class Compared:
+    """One comparison: the folders of its launches, and what they measured.
+
+    Attributes:
+        case: the test's node id and the comparison's label.
+        candidate, reference: folders of launches in order, each with a ``result.json``.
+        baseline: the stored baseline's file, whether it is there or not; None in an A/B of two variants.
+        measured: metric -> its value over the candidate's launches, whether it was compared or not.
+    """
+
+    case: str
+    candidate: list[str] = field(default_factory=list)
+    reference: list[str] = field(default_factory=list)
+    baseline: str | None = None
+    measured: dict[str, float | str] = field(default_factory=dict)
+
+
+@dataclass
+class TestRecord:
+    """One test's verdicts, the baselines it wants written, its launches, and whether it lacked devices.
+
+    ``notes`` are what its launches showed besides, ``detection`` what each new baseline can tell, by case; ``outcome``
+    is pytest's word, ``failure`` the reason with its evidence where there is one.
+    """
+
+    __test__ = False
+
+    nodeid: str
+    verdicts: list[Verdict] = field(default_factory=list)
+    new_baselines: list[Baseline] = field(default_factory=list)
+    used_cases: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    detection: dict[str, list[str]] = field(default_factory=dict)
+    lacked_devices: str | None = None
+    num_launches: int = 0
+    launch_times: list[LaunchTimes] = field(default_factory=list)
+    compared: list[Compared] = field(default_factory=list)
+    outcome: str = ""
+    failure: str = ""
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether a verdict of it decides nothing."""
+        return any(verdict.outcome is Outcome.INCONCLUSIVE for verdict in self.verdicts)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "nodeid": self.nodeid,
+            "verdicts": [verdict.to_json() for verdict in self.verdicts],
+            "new_baselines": [baseline.to_json() for baseline in self.new_baselines],
+            "used_cases": self.used_cases,
+            "notes": self.notes,
+            "detection": self.detection,
+            "lacked_devices": self.lacked_devices,
+            "num_launches": self.num_launches,
+            "launch_times": [asdict(times) for times in self.launch_times],
+            "compared": [asdict(compared) for compared in self.compared],
+            "outcome": self.outcome,
+            "failure": self.failure,
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> TestRecord:
+        """The inverse of :meth:`to_json`."""
+        return cls(
+            nodeid=data["nodeid"],
+            verdicts=[Verdict.from_json(row) for row in data["verdicts"]],
+            new_baselines=[Baseline.from_json(row) for row in data["new_baselines"]],
+            used_cases=data["used_cases"],
+            notes=data["notes"],
+            detection=data["detection"],
+            lacked_devices=data["lacked_devices"],
+            num_launches=data["num_launches"],
+            launch_times=[LaunchTimes(**times) for times in data["launch_times"]],
+            compared=[Compared(**compared) for compared in data["compared"]],
+            outcome=data["outcome"],
+            failure=data["failure"],
+        )
+
+
+def outcome_of(report: pytest.TestReport) -> str:
+    """pytest's word for how a test ended."""
+    if hasattr(report, "wasxfail"):
+        return "xpassed" if report.passed else "xfailed"
+    return "error" if report.failed and report.when != "call" else report.outcome
+
+
+def properties(record: TestRecord) -> list[tuple[str, object]]:
+    """JUnit's properties of a test: verdicts as text, then every measured metric and what it was compared with.
+
+    Of a test with several comparisons, each name says which one it is of.
+    """
+    found: list[tuple[str, object]] = [(f"aorta.{row.metric}", str(row)) for row in record.verdicts]
+    for compared in record.compared:
+        label = compared.case.removeprefix(f"{record.nodeid}::")
+        prefix = "aorta" if len(record.compared) == 1 else f"aorta.{label}"
+        found += [(f"{prefix}.{metric}.value", value) for metric, value in compared.measured.items()]
+        for row in record.verdicts:
+            if row.case == compared.case:
+                found.append((f"{prefix}.{row.metric}.verdict", row.outcome.value))
+                if row.baseline is not None:
+                    found.append((f"{prefix}.{row.metric}.baseline", row.baseline))
+    return found

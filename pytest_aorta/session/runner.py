@@ -1,0 +1,316 @@
+"""Runs workloads in a world and judges what they measured, against a stored baseline or another variant."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pytest_aorta.common.errors import BaselineError, ComparisonFailed, SpecError, WorkloadFailed
+from pytest_aorta.plan.options import Options
+from pytest_aorta.plan.profiler import WRAPPERS
+from pytest_aorta.plan.workload.declaration import find_workload
+from pytest_aorta.plan.workload.environment import ENVIRONMENT_KEY, case_suffix
+from pytest_aorta.result.facts import LaunchFacts, launch_facts
+from pytest_aorta.result.measurements import WorkloadResult
+from pytest_aorta.session.record import Compared, TestRecord
+from pytest_aorta.session.rounds import joined, settle, settle_pairs, unsettled
+from pytest_aorta.session.spec import TestSpec
+from pytest_aorta.session.text import comparison_text, failed_checks_text, noisy_baseline_text
+from pytest_aorta.session.world import DistributedWorld, in_test
+from pytest_aorta.verdict.applicability import TEST_HOOK_KEY, identity
+from pytest_aorta.verdict.baseline import Baseline, StoredLaunch, baseline_path, read_baseline, read_baseline_file
+from pytest_aorta.verdict.bitwise.locate import difference_text, locate_first
+from pytest_aorta.verdict.bitwise.steps import compare_steps, first_difference, from_first_step, split
+from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
+from pytest_aorta.verdict.learning import detection_lines, launches_to_learn, merged, objections
+from pytest_aorta.verdict.metrics import measured_values
+from pytest_aorta.verdict.priors import platform_priors
+from pytest_aorta.verdict.statistics.decision import Outcome
+from pytest_aorta.verdict.verdicts import Verdict, Verdicts
+
+
+class WorkloadRunner:
+    """Runs workloads in a test's world and compares what they measured."""
+
+    def __init__(self, world: DistributedWorld, options: Options, spec: TestSpec, record: TestRecord) -> None:
+        self._world = world
+        self._options = options
+        self._spec = spec
+        self._record = record
+
+    @in_test
+    def run(self, name: str, /, **config: Any) -> WorkloadResult:
+        """Launch a workload and return its result.
+
+        Raises:
+            WorkloadFailed: its own checks found wrong values; the message locates them.
+            SpecError, LaunchError, ResultError: as :meth:`~pytest_aorta.session.world.DistributedWorld.launch`.
+        """
+        return _passed(self._world.launch(name, **config))
+
+    @in_test
+    def run_script(
+        self,
+        script: str | Path,
+        args: tuple[str, ...] | list[str] = (),
+        *,
+        environment: Mapping[str, str] | None = None,
+    ) -> WorkloadResult:
+        """Launch your own training script and return what it recorded; errors as :meth:`run`.
+
+        ``environment`` are variables of the ranks, as the config key of a workload.
+        """
+        return _passed(self._world.launch_script(script, tuple(map(str, args)), environment))
+
+    @in_test
+    def check(self, result: WorkloadResult, *, label: str | None = None) -> Verdicts:
+        """Compare a result with the stored baseline of this test, and fail the test on a failing verdict.
+
+        Where one launch decides nothing, the same is launched again, ``--aorta-max-launches`` times in all, or in
+        turn with the version that ``--aorta-ab`` names. ``label`` tells the comparisons of one test apart; it
+        defaults to the workload's name. Under ``--update-baselines`` the result and further launches become the
+        baseline, if the test passes.
+
+        Raises:
+            ComparisonFailed: a regression, or a missing baseline where that fails.
+            BaselineError: the baseline can't be read, or what was measured can't be added to it.
+            SpecError, LaunchError, ResultError: as :meth:`~pytest_aorta.session.world.DistributedWorld.again`.
+        """
+        environment = case_suffix(result.config.get(ENVIRONMENT_KEY, {}))
+        case = f"{self._record.nodeid}::{label or result.workload}{environment}"
+        if case in self._record.used_cases:
+            raise SpecError(
+                f"{case}: compared twice in one test; give each comparison a label: check(result, label=...)"
+            )
+        self._record.used_cases.append(case)
+        path = baseline_path(self._options.baselines_dir, result.platform, case)
+        facts, config = launch_facts(result), identity(result.config)
+        compared = self._compared(case, result, facts, None if self._options.update_baselines else path)
+        if self._options.update_baselines:
+            return self._learn(compared, config, result)
+        baseline = self._stored(case, result)
+        if baseline is None and self._options.missing_baseline == "record" and self._options.profiler is None:
+            self._record.new_baselines.append(_new_baseline(case, self._record.nodeid, result, config, [facts]))
+        launches = [facts]
+        verdicts = self._settle(compared, config, baseline, result, launches)
+        self._judge(verdicts, result, launches, path, compared)
+        return verdicts
+
+    @in_test
+    def check_stored(self, results: Sequence[WorkloadResult], path: Path) -> Verdicts:
+        """Compare launches that are there, and no more, with the baseline in one file; as :meth:`check` else."""
+        result, launches = results[-1], [launch_facts(result) for result in results]
+        baseline = self._known(read_baseline_file(path), result)
+        priors = platform_priors(path.parent.parent, result.platform, result.device, baseline.case)
+        marked = self._spec.tolerances
+        comparison = StoredComparison(
+            baseline.case, identity(result.config), baseline, marked, priors, max_launches=len(launches)
+        )
+        verdicts = comparison.judge(launches)
+        self._judge(verdicts, result, launches, path, self._compared(baseline.case, result, launches[-1], path))
+        return verdicts
+
+    @in_test
+    def compare(
+        self,
+        candidate: WorkloadResult | Mapping[str, Any],
+        reference: WorkloadResult | Mapping[str, Any],
+        *,
+        steps: int | None = None,
+        metrics: Collection[str] | None = None,
+        label: str = "A/B",
+        locate: bool | None = None,
+    ) -> Verdicts:
+        """Compare two variants in this test's world, the reference in the baseline's place, and fail where they differ.
+
+        Each is a result of this test, or a mapping that is launched here: the key ``workload`` and config keys.
+
+        With ``steps``, the loss, gradient norm and weight hash of each of the first ``steps`` measured steps have to be
+        the same to the bit, and the first difference is located; ``locate``, by default ``--aorta-locate``, launches
+        both once more for that. Mappings are launched with these steps from the first one on, each hashed. ``metrics``
+        limits it to those named.
+
+        Without ``steps``, ``metrics`` are the launches' own, or all that a baseline is compared by. What has noise is
+        launched again, both in turn, until ``--aorta-max-pairs`` pairs have been compared.
+
+        Raises:
+            ComparisonFailed: a difference or a regression, or a metric that one of them lacks.
+            SpecError, LaunchError, ResultError: as :meth:`~pytest_aorta.session.world.DistributedWorld.launch` and
+                :meth:`~pytest_aorta.session.world.DistributedWorld.again`.
+        """
+        if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
+            raise SpecError(f"compare: steps is {steps!r}, allowed is an integer of 1 or more, or None")
+        by_step, by_launch = split(metrics) if steps is not None else ([], metrics)
+        for side, given in (("candidate", candidate), ("reference", reference)):
+            _refuse_no_variant(side, given)
+        there, here = self._variant(reference, steps), self._variant(candidate, steps)
+        case = f"{self._record.nodeid}::{label}"
+        facts = launch_facts(here)
+        compared = self._compared(case, here, facts, None)
+        self._keep(compared.reference, there)
+        rows: tuple[Verdict, ...] = ()
+        if steps is not None:
+            rows = compare_steps(case, here, there, steps, by_step)
+            self._judge_steps(Verdicts(case, rows), here, there, steps, locate)
+            if not by_launch:
+                return Verdicts(case, rows)
+        candidates, references = [facts], [launch_facts(there)]
+        priors = platform_priors(self._options.baselines_dir, here.platform, here.device, case)
+        comparison = PairedComparison(case, self._spec.tolerances, priors, by_launch, self._options.max_pairs)
+        again = (
+            functools.partial(self._again, here, compared.candidate),
+            functools.partial(self._again, there, compared.reference),
+        )
+        verdicts = settle_pairs(comparison, candidates, references, *again)
+        self._judge(verdicts, here, candidates, None, compared)
+        return replace(verdicts, rows=(*rows, *verdicts.rows))
+
+    def _variant(self, given: WorkloadResult | Mapping[str, Any], steps: int | None) -> WorkloadResult:
+        if isinstance(given, WorkloadResult):
+            return given
+        config = {key: value for key, value in given.items() if key != "workload"}
+        spec = find_workload(given["workload"], self._options.workload_dirs)
+        if steps is not None:
+            config = {key: value for key, value in from_first_step(steps).items() if key in spec.properties} | config
+        return _passed(self._world.launch(spec.name, **config))
+
+    def _judge_steps(
+        self,
+        verdicts: Verdicts,
+        candidate: WorkloadResult,
+        reference: WorkloadResult,
+        steps: int,
+        locate: bool | None,
+    ) -> None:
+        self._record.verdicts += verdicts.rows
+        failing = verdicts.failing(strict=self._options.strict, missing_fails=True)
+        if not failing:
+            return
+        found: list[str] = []
+        odd = [row.metric for row in failing if row.outcome is Outcome.REGRESSION]
+        if difference := first_difference(candidate, reference, steps, odd):
+            wants_launches = self._options.locate if locate is None else locate
+            keys = self._world.config_keys(candidate) & self._world.config_keys(reference)
+            found = locate_first(candidate, reference, difference, keys, self._changed if wants_launches else None)
+        raise ComparisonFailed(difference_text(failing, candidate, reference, found))
+
+    def _changed(self, result: WorkloadResult, config: Mapping[str, Any]) -> WorkloadResult:
+        return self._world.again(result, **config)
+
+    def _stored(self, case: str, result: WorkloadResult) -> Baseline | None:
+        stored = read_baseline(self._options.baselines_dir, result.platform, case)
+        return stored and self._known(stored, result)
+
+    def _known(self, stored: Baseline, result: WorkloadResult) -> Baseline:
+        """The baseline, in which keys that it is too old to know had their defaults."""
+        return replace(stored, config=identity(self._world.defaults(result)) | stored.config)
+
+    def _settle(
+        self,
+        compared: Compared,
+        config: dict[str, Any],
+        baseline: Baseline | None,
+        result: WorkloadResult,
+        launches: list[LaunchFacts],
+    ) -> Verdicts:
+        options, marked, case = self._options, self._spec.tolerances, compared.case
+        priors = platform_priors(options.baselines_dir, result.platform, result.device, case)
+        stored = StoredComparison(case, config, baseline, marked, priors, options.max_launches)
+        again = functools.partial(self._again, result, compared.candidate)
+        # Under a profiler no times are compared, and what else there is needs no second launch.
+        if options.ab is None or options.profiler in WRAPPERS:
+            return settle(stored, launches, again)
+        verdicts = stored.judge(launches)
+        if not (open_metrics := unsettled(verdicts, stored)):
+            return verdicts
+        paired = PairedComparison(case, marked, stored.spread, open_metrics, options.max_pairs)
+        candidates: list[LaunchFacts] = []
+        reference_again = functools.partial(self._again, result, compared.reference, reference=True)
+        settled = settle_pairs(paired, candidates, [], again, reference_again)
+        launches += candidates
+        return joined(verdicts, settled, options.ab)
+
+    def _learn(self, compared: Compared, config: dict[str, Any], result: WorkloadResult) -> Verdicts:
+        """Launch as often as a baseline needs, and have the launches written if the test passes."""
+        options, marked, case = self._options, self._spec.tolerances, compared.case
+        if result.config.get(TEST_HOOK_KEY, {}) not in ({}, None):
+            raise BaselineError(f"{case}: not recorded: the config plants a {TEST_HOOK_KEY}")
+        launches = [launch_facts(result)]
+        while len(launches) < launches_to_learn(marked, launches[0], options.launches):
+            launches.append(self._again(result, compared.candidate))
+        problems = objections(launches, marked)
+        if problems and options.force_baseline is None:
+            raise BaselineError(noisy_baseline_text(case, problems))
+        new = _new_baseline(case, self._record.nodeid, result, config, launches)
+        if problems:
+            new = replace(new, forced={str(new.epoch): str(options.force_baseline)})
+        priors = platform_priors(options.baselines_dir, result.platform, result.device, case)
+        # Compared with itself it shows whether a metric is lacking, or differs from launch to launch.
+        verdicts = StoredComparison(case, config, new, marked, priors, len(launches)).judge(launches)
+        failing = verdicts.failing(strict=False, missing_fails=True)
+        if failing:
+            raise ComparisonFailed(comparison_text(failing, result, launches, None))
+        stored = merged(self._stored(case, result), new, marked, priors, options.new_epoch)
+        self._record.new_baselines.append(stored)
+        self._record.detection[case] = detection_lines(stored, marked, priors, options.max_launches)
+        return verdicts
+
+    def _compared(self, case: str, result: WorkloadResult, facts: LaunchFacts, baseline: Path | None) -> Compared:
+        compared = Compared(case, baseline=None if baseline is None else str(baseline))
+        self._record.compared.append(compared)
+        self._keep(compared.candidate, result)
+        compared.measured = measured_values([facts])
+        return compared
+
+    def _keep(self, folders: list[str], result: WorkloadResult) -> None:
+        if folder := self._world.folder(result):
+            folders.append(str(folder))
+
+    def _again(self, result: WorkloadResult, folders: list[str], *, reference: bool = False) -> LaunchFacts:
+        launched = _passed(self._world.again(result, reference=reference))
+        self._keep(folders, launched)
+        return launch_facts(launched)
+
+    def _judge(
+        self,
+        verdicts: Verdicts,
+        result: WorkloadResult,
+        launches: list[LaunchFacts],
+        baseline: Path | None,
+        compared: Compared,
+    ) -> None:
+        compared.measured = measured_values(launches)
+        self._record.verdicts += verdicts.rows
+        self._record.notes += verdicts.notes
+        failing = verdicts.failing(
+            strict=self._options.strict,
+            missing_fails=baseline is None or self._options.missing_baseline == "fail",
+            improved_fails=self._options.fail_improved,
+        )
+        if failing:
+            raise ComparisonFailed(comparison_text(failing, result, launches, baseline, verdicts.notes))
+
+
+def _refuse_no_variant(side: str, given: object) -> None:
+    is_mapping = isinstance(given, Mapping) and isinstance(given.get("workload"), str)
+    if not is_mapping and not isinstance(given, WorkloadResult):
+        raise SpecError(
+            f"compare: the {side} is {given!r}, allowed is a result of this test, or a mapping with the name of a "
+            f"workload at the key 'workload' and with config keys"
+        )
+
+
+def _new_baseline(
+    case: str, nodeid: str, result: WorkloadResult, config: dict[str, Any], launches: list[LaunchFacts]
+) -> Baseline:
+    stored = tuple(StoredLaunch(launch) for launch in launches)
+    return Baseline(case, nodeid, result.platform, result.workload, config, stored)
+
+
+def _passed(result: WorkloadResult) -> WorkloadResult:
+    if not result.passed:
+        raise WorkloadFailed(failed_checks_text(result))
+    return result

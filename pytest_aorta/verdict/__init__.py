@@ -1,0 +1,1 @@
+"""Verdicts from facts: metrics, baselines, tolerances."""

@@ -1,0 +1,1 @@
+"""Comparison of two launches bit for bit."""

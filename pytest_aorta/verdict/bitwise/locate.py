@@ -1,0 +1,183 @@
+"""Where two results part: the step, the parameter, and the module. Pure but for launches it is handed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from pytest_aorta.common.errors import LaunchError
+from pytest_aorta.result.measurements import TensorHashes, WorkloadResult
+from pytest_aorta.verdict.bitwise.steps import Difference, first_difference
+from pytest_aorta.verdict.verdicts import Verdict
+
+# Launches a side once more, with these config keys changed.
+Again: TypeAlias = Callable[[WorkloadResult, Mapping[str, Any]], WorkloadResult]
+# The config keys that have a workload hash single tensors.
+HASH_TENSORS, HASH_TENSORS_STEP = "hash_tensors", "hash_tensors_step"
+# In the order in which a step makes them.
+TENSOR_KINDS = ("forward", "backward", "gradients", "optimizer", "weights")
+_LOGICAL = {"gradients": "gradients", "optimizer": "tensors of the optimizer's state", "weights": "parameters"}
+
+
+def difference_text(
+    failing: Sequence[Verdict], candidate: WorkloadResult, reference: WorkloadResult, located: Sequence[str]
+) -> str:
+    """The failing verdicts of a comparison step by step, how the two were configured, and where they part."""
+    names = dict.fromkeys([candidate.workload, reference.workload])
+    lines = [f"{' against '.join(names)} on {candidate.platform}, step by step:"]
+    lines += [f"  {verdict}" for verdict in failing]
+    if keys := other_keys(candidate, reference):
+        lines.append(f"  config: {keys}")
+    return "\n".join([*lines, *(f"  {line}" for line in located)])
+
+
+def locate_first(
+    candidate: WorkloadResult,
+    reference: WorkloadResult,
+    difference: Difference,
+    config_keys: Collection[str],
+    again: Again | None,
+) -> list[str]:
+    """Lines that say where the two part, from what they hold, or from one more launch of each by ``again``.
+
+    ``config_keys`` are those that both sides have.
+    """
+    step = difference.step
+    lines = [f"first difference: step {step}, {difference.metric}"]
+    can_hash = {HASH_TENSORS, HASH_TENSORS_STEP} <= set(config_keys)
+    if again is None or not can_hash or (has_hashes(candidate, step) and has_hashes(reference, step)):
+        found = locate(candidate, reference, step)
+        if not found and can_hash:
+            found = [
+                f"next: --aorta-locate launches both once more to find the parameter and the module in step {step}"
+            ]
+        return lines + found
+    changes = {HASH_TENSORS: list(TENSOR_KINDS), HASH_TENSORS_STEP: step}
+    try:
+        there, here = again(reference, changes), again(candidate, changes)
+    except LaunchError as error:
+        return [*lines, *locate(candidate, reference, step), f"not located further, since a launch failed: {error}"]
+    repeated = first_difference(here, there, step, [difference.metric])
+    if repeated != difference:
+        now = f"in step {repeated.step}" if repeated else f"nowhere up to step {step}"
+        lines.append(f"launched once more, they part {now}: something is different from launch to launch")
+    return lines + locate(here, there, step)
+
+
+def has_hashes(result: WorkloadResult, step: int) -> bool:
+    """Whether all kinds of tensors were hashed in the step."""
+    held = [*result.tensor_hashes.items(), *(result.boundary_hashes[0].items() if result.boundary_hashes else ())]
+    return {kind for kind, hashes in held if str(step) in hashes.steps} == set(TENSOR_KINDS)
+
+
+def locate(candidate: WorkloadResult, reference: WorkloadResult, step: int) -> list[str]:
+    """A line for each kind of tensors that both have hashes of in the step, in the order in which a step makes them."""
+    lines: list[str] = []
+    for kind in TENSOR_KINDS:
+        if kind in _LOGICAL:
+            line = _locate_tensor(kind, candidate.tensor_hashes, reference.tensor_hashes, step)
+        else:
+            line = _locate_module(kind, candidate.boundary_hashes, reference.boundary_hashes, step)
+        if line is not None:
+            lines.append(f"step {step}, {kind}: {line}")
+    if len(lines) == len(TENSOR_KINDS) and all(" are the same" in line for line in lines[:-1]):
+        lines.append("so the weights were changed in the optimizer's step, or after it")
+    return lines
+
+
+def other_keys(candidate: WorkloadResult, reference: WorkloadResult) -> str:
+    """The config keys of both that have other values, as text; empty where there are none."""
+    here, there = candidate.config, reference.config
+    return ", ".join(
+        f"{key} is {_brief(here[key])}, the reference's {_brief(there[key])}"
+        for key in here
+        if here[key] != there.get(key, here[key])
+    )
+
+
+def _brief(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 120 else f"{text[:117]}..."
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """Names in the reference's order that both sides hashed in a step, which of them differ, and their shapes."""
+
+    names: list[str]
+    odd: list[str]
+    shapes: dict[str, list[int]]
+    alone: list[str]
+
+
+def _compared(here: TensorHashes | None, there: TensorHashes | None, step: int) -> _Compared | None:
+    if here is None or there is None or str(step) not in here.steps or str(step) not in there.steps:
+        return None
+    mine, other = _by_name(here, step), _by_name(there, step)
+    names = [name for name in there.names if name in mine]
+    odd = [name for name in names if mine[name] != other[name]]
+    shapes = dict(zip(there.names, there.shapes, strict=True))
+    return _Compared(names, odd, shapes, sorted(mine.keys() ^ other.keys()))
+
+
+def _by_name(hashes: TensorHashes, step: int) -> dict[str, Any]:
+    rows = zip(hashes.names, hashes.shapes, hashes.steps[str(step)], strict=True)
+    return {name: (shape, value) for name, shape, value in rows}
+
+
+def _locate_tensor(
+    kind: str, here: Mapping[str, TensorHashes], there: Mapping[str, TensorHashes], step: int
+) -> str | None:
+    found = _compared(here.get(kind), there.get(kind), step)
+    if found is None:
+        return None
+    alone = f"; one of the two alone has {found.alone[:3]}" if found.alone else ""
+    if not found.odd:
+        return f"all {len(found.names)} {_LOGICAL[kind]} are the same{alone}"
+    first = f"{found.odd[0]} {found.shapes[found.odd[0]]}"
+    return f"{len(found.odd)} of {len(found.names)} {_LOGICAL[kind]} differ, first {first}{alone}"
+
+
+def _locate_module(
+    kind: str, here: list[dict[str, TensorHashes]], there: list[dict[str, TensorHashes]], step: int
+) -> str | None:
+    pairs = zip(here, there, strict=False)
+    ranks = [found for mine, other in pairs if (found := _compared(mine.get(kind), other.get(kind), step))]
+    if not ranks:
+        return None
+    what = "inputs and outputs of modules" if kind == "forward" else "gradients of modules' outputs"
+    if not (odd := [rank for rank, found in enumerate(ranks) if found.odd]):
+        return f"all {len(ranks[0].names)} {what} are the same on all {len(ranks)} ranks"
+    # Collectives spread a difference: the rank where it began has it earliest.
+    rank = min(odd, key=lambda rank: ranks[rank].names.index(ranks[rank].odd[0]))
+    found = ranks[rank]
+    place = found.names.index(found.odd[0])
+    explained = (_in_forward if kind == "forward" else _in_backward)(found.odd[0], found.names[:place])
+    return (
+        f"{len(found.odd)} of {len(found.names)} {what} differ on rank {rank}, first {_boundary(kind, found.odd[0])} "
+        f"{found.shapes[found.odd[0]]}: {explained} (some differ on {len(odd)} of {len(ranks)} ranks)"
+    )
+
+
+def _boundary(kind: str, name: str) -> str:
+    module, _, part = name.partition(":")
+    shown = f"the {part} of {module or 'the model'}"
+    return shown if kind == "forward" else f"the gradient of {shown}"
+
+
+def _in_forward(name: str, before: list[str]) -> str:
+    module, _, part = name.partition(":")
+    if part.startswith("output"):
+        return f"what {module or 'the model'} was given is the same, so that it is computed there"
+    if not before:
+        return "the model is given other data"
+    parent = module.rpartition(".")[0] or "the model"
+    return f"computed outside of modules, in what {parent} does after {_boundary('forward', before[-1])}"
+
+
+def _in_backward(name: str, before: list[str]) -> str:
+    del name
+    if not before:
+        return "it comes from the loss"
+    return f"made by backward between it and {_boundary('backward', before[-1])}, which is the same"

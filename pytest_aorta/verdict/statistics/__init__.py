@@ -1,0 +1,1 @@
+"""Pure statistical rules."""

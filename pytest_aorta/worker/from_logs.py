@@ -1,0 +1,53 @@
+"""A rank's result of what its script has logged for itself."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pytest_aorta.plan.workload.adapter import FIRST, Adapter, adapted
+from pytest_aorta.plan.workload.logs import read_records
+from pytest_aorta.result.measurements import RankResult
+from pytest_aorta.worker.environment import environment_facts
+
+
+def adapted_result(adapters: Sequence[dict[str, Any]], rank_folder: Path) -> RankResult | None:
+    """The result of this rank; None where the first rank alone logs.
+
+    Args:
+        adapters: of the plan, one a rank.
+
+    Raises:
+        AdapterError: what is expected was not logged.
+    """
+    rank = int(os.environ["RANK"])
+    document = adapters[rank]
+    adapter = Adapter(**document | {"scalars": tuple(map(tuple, document["scalars"]))})
+    if adapter.ranks == FIRST and rank != 0:
+        return None
+    for handler in logging.getLogger().handlers:
+        handler.flush()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    found = adapted(adapter, *read_records(adapter, rank_folder))
+    on_gpu = os.environ.get("AORTA_DEVICE") == "cuda"
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+    steps = len(found.step_times_ms)
+    return RankResult(
+        passed=True,
+        failure_count=0,
+        configured_iterations=steps,
+        total_iterations=steps,
+        step_times_ms=found.step_times_ms,
+        elapsed_sec=sum(found.step_times_ms) / 1000,
+        metrics=found.metrics,
+        loss=found.loss,
+        grad_norm=found.grad_norm,
+        environment=environment_facts(device) | found.environment,
+    )

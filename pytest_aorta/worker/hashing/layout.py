@@ -1,0 +1,66 @@
+"""Which elements of a DTensor a rank holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Placement, Shard, _StridedShard
+
+from pytest_aorta.worker.hashing.grid import Axis, Grid
+
+_Sharding = tuple[int, Shard | _StridedShard]
+
+
+def local_grids(name: str, tensor: DTensor) -> tuple[Grid, ...]:
+    """The grids this rank's part of ``tensor`` may lie at: see :func:`placed_grids`.
+
+    Raises:
+        ValueError: a placement is Partial.
+    """
+    coordinate = tensor.device_mesh.get_coordinate()
+    if coordinate is None:
+        return (Grid.of(Axis(tensor.numel(), range(0))),)
+    if partial := [place for place in tensor.placements if place.is_partial()]:
+        raise ValueError(f"{name}: {partial[0]} has no value yet; redistribute it to Shard or Replicate first")
+    return placed_grids(tuple(tensor.shape), tuple(tensor.device_mesh.shape), coordinate, tensor.placements)
+
+
+def placed_grids(
+    shape: Sequence[int], mesh_shape: Sequence[int], coordinate: Sequence[int], placements: Sequence[Placement]
+) -> tuple[Grid, ...]:
+    """The grid of one coordinate of a mesh as DTensor reads placements and, where it may differ, as FSDP2 makes them.
+
+    DTensor applies placements left to right (``compute_local_shape_and_global_offset``). A ``_StridedShard`` says
+    that the ``split_factor`` shards to its right were there before: so FSDP2 cuts what tensor parallelism left. Of
+    uneven pieces the two may give a rank another number of elements.
+    """
+    left_to_right = [Axis(size, range(size)) for size in shape]
+    as_made = list(left_to_right)
+    shardings = [(at, place) for at, place in enumerate(placements) if isinstance(place, Shard | _StridedShard)]
+    for dim in range(len(shape)):
+        of_dim = [(mesh_dim, place) for mesh_dim, place in shardings if place.dim == dim]
+        for mesh_dim, place in of_dim:
+            pieces = mesh_shape[mesh_dim], coordinate[mesh_dim]
+            if isinstance(place, _StridedShard):
+                left_to_right[dim] = left_to_right[dim].strided_chunk(*pieces, int(place.split_factor))
+            else:
+                left_to_right[dim] = left_to_right[dim].chunk(*pieces)
+        for mesh_dim in _order_of_making(of_dim, mesh_shape):
+            as_made[dim] = as_made[dim].chunk(mesh_shape[mesh_dim], coordinate[mesh_dim])
+    grids = [Grid.of(*(axis.simplified() for axis in axes)) for axes in (left_to_right, as_made)]
+    return (grids[0],) if grids[0].key == grids[1].key else tuple(grids)
+
+
+def _order_of_making(shardings: Sequence[_Sharding], mesh_shape: Sequence[int]) -> list[int]:
+    """The mesh dims in the order they cut one dim: those that a ``_StridedShard``'s factor counts come before it."""
+    if not shardings:
+        return []
+    (mesh_dim, place), *rest = shardings
+    earlier, factor = 0, 1
+    while isinstance(place, _StridedShard) and factor < int(place.split_factor) and earlier < len(rest):
+        factor *= mesh_shape[rest[earlier][0]]
+        earlier += 1
+    return [
+        *_order_of_making(rest[:earlier], mesh_shape), mesh_dim, *_order_of_making(rest[earlier:], mesh_shape)
+    ]  # fmt: skip

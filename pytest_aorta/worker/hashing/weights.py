@@ -1,0 +1,221 @@
+"""A 128-bit hash of a model's logical tensors, from local shards and with no gather of weights.
+
+A tensor's hash is a sum modulo 2**64, in two lanes, over its 32-bit words of keys of the index times mixed raw bits
+(:mod:`~pytest_aorta.worker.hashing.sums`). A sum does not care who holds what, so every sharding of the same values has
+the same hash. The digest of a tensor's name, dtype, shape and sums is BLAKE2b's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from pytest_aorta.worker.hashing.grid import Axis, Grid
+from pytest_aorta.worker.hashing.layout import local_grids
+from pytest_aorta.worker.hashing.sums import tensor_sums
+
+_Group: TypeAlias = dist.ProcessGroup | None
+# The number of elements of a grid that does not fit.
+_OTHER_COUNT = -1
+
+
+@dataclass(frozen=True)
+class WeightHash:
+    """The hash of all tensors (32 hex digits) and of each tensor by name."""
+
+    hex: str
+    per_tensor: dict[str, str]
+
+    @classmethod
+    def of(cls, per_tensor: Mapping[str, str]) -> WeightHash:
+        """The hash of all tensors from that of each, where no group of ranks holds all of them."""
+        ordered = dict(sorted(per_tensor.items()))
+        return cls(_digest(list(ordered.items())).hex(), ordered)
+
+
+@dataclass(frozen=True)
+class LocalShard:
+    """A contiguous run of the flattened logical tensor ``name``, starting at flat index ``offset``."""
+
+    name: str
+    shape: tuple[int, ...]
+    tensor: torch.Tensor
+    offset: int
+
+
+def hash_parameters(named: Iterable[tuple[str, torch.Tensor]], group: _Group = None) -> WeightHash:
+    """Hash named tensors, in any order: DTensors of any sharding, and plain tensors replicated on every rank.
+
+    Collective over ``group`` once torch.distributed is initialised.
+
+    Raises:
+        RuntimeError: replicas differ, ranks name different tensors, or a rank's shard is not its placements'.
+        ValueError: there are no tensors, or a DTensor is Partial.
+    """
+    return _hash_pieces([_dtensor_or_replica(name, tensor.detach()) for name, tensor in named], group)
+
+
+def hash_optimizer(
+    optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]], group: _Group = None
+) -> WeightHash:
+    """Hash an optimiser's state, as tensors named ``<parameter>.<key>``; numbers count as tensors.
+
+    Collective and raising as :func:`hash_parameters`.
+    """
+    state = [(name, optimizer.state.get(parameter, {})) for name, parameter in named_parameters]
+    named = [(f"{name}.{key}", value) for name, values in state for key, value in values.items() if value is not None]
+    return hash_parameters([(name, torch.as_tensor(value)) for name, value in named], group)
+
+
+def hash_shards(shards: Iterable[LocalShard], group: _Group = None) -> WeightHash:
+    """Hash tensors given as contiguous runs; a rank that holds nothing of a tensor gives an empty one.
+
+    Ranks that give the same runs of a tensor are replicas. Collective and raising as :func:`hash_parameters`,
+    and where runs do not cover a tensor exactly.
+    """
+    return _hash_pieces([_run(shard) for shard in shards], group)
+
+
+def hash_local(name: str, tensor: torch.Tensor) -> str:
+    """Hash one plain tensor of this rank alone, 32 hex digits; not collective.
+
+    What :func:`hash_parameters` gives for it in ``per_tensor`` where there is one rank.
+    """
+    piece = _dtensor_or_replica(name, tensor.detach())
+    return _digest((piece.signature, _logical_sums(piece.signature, _local_facts([piece]).unsqueeze(0).cpu()))).hex()
+
+
+class _Signature(NamedTuple):
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Elements this rank holds of a logical tensor, and where they belong: all at their first grid or last."""
+
+    signature: _Signature
+    tensor: torch.Tensor
+    grids: tuple[Grid, ...]
+
+
+def _dtensor_or_replica(name: str, tensor: torch.Tensor) -> _Piece:
+    signature = _Signature(name, str(tensor.dtype), tuple(tensor.shape))
+    if not isinstance(tensor, DTensor):
+        return _Piece(signature, tensor, (Grid.of(Axis(tensor.numel(), range(tensor.numel()))),))
+    return _Piece(signature, tensor.to_local(), local_grids(name, tensor))
+
+
+def _run(shard: LocalShard) -> _Piece:
+    size, end = math.prod(shard.shape), shard.offset + shard.tensor.numel()
+    if shard.offset < 0 or end > size:
+        raise ValueError(f"{shard.name}: run [{shard.offset}, {end}) leaves [0, {size}) of shape {shard.shape}")
+    signature = _Signature(shard.name, str(shard.tensor.dtype), tuple(shard.shape))
+    return _Piece(signature, shard.tensor.detach(), (Grid.of(Axis(size, range(shard.offset, end))),))
+
+
+def _hash_pieces(pieces: list[_Piece], group: _Group) -> WeightHash:
+    if not pieces:
+        raise ValueError("there are no tensors to hash")
+    tensors: dict[_Signature, list[_Piece]] = defaultdict(list)
+    for piece in sorted(pieces, key=lambda piece: piece.signature):
+        tensors[piece.signature].append(piece)
+    if len({signature.name for signature in tensors}) < len(tensors):
+        raise ValueError(f"a tensor has two dtypes or shapes in {list(tensors)}")
+    facts = _gather(_stacked([_local_facts(parts) for parts in tensors.values()]), list(tensors), group)
+    sums = [_logical_sums(signature, facts[:, number]) for number, signature in enumerate(tensors)]
+    per_tensor = {pair[0].name: _digest(pair).hex() for pair in zip(tensors, sums, strict=True)}
+    return WeightHash.of(per_tensor)
+
+
+def _digest(value: object) -> bytes:
+    return hashlib.blake2b(repr(value).encode(), digest_size=16).digest()
+
+
+def _short_digest(value: object) -> int:
+    return int.from_bytes(_digest(value)[:8], "big", signed=True)
+
+
+def _local_facts(parts: list[_Piece]) -> torch.Tensor:
+    """Of one tensor ``[2, 4]``: by first and by last grids the lanes' sums, the region, and how many elements it is."""
+    first = _facts_at([(part, part.grids[0]) for part in parts])
+    if all(len(part.grids) == 1 for part in parts):
+        return torch.stack([first, first])
+    return torch.stack([first, _facts_at([(part, part.grids[-1]) for part in parts])])
+
+
+def _facts_at(placed: list[tuple[_Piece, Grid]]) -> torch.Tensor:
+    if any(part.tensor.numel() != grid.numel for part, grid in placed):
+        return torch.tensor([0, 0, 0, _OTHER_COUNT], device=placed[0][0].tensor.device)
+    sums = torch.stack([_sums(part, grid) for part, grid in placed]).sum(0)
+    region = _short_digest([grid.key for _, grid in placed])
+    return torch.cat([sums, sums.new_tensor([region, sum(grid.numel for _, grid in placed)])])
+
+
+def _sums(piece: _Piece, grid: Grid) -> torch.Tensor:
+    try:
+        return tensor_sums(piece.tensor, grid)
+    except ValueError as error:
+        raise ValueError(f"{piece.signature.name} is {error}") from error
+
+
+def _stacked(facts: list[torch.Tensor]) -> torch.Tensor:
+    # An optimiser keeps its step on the CPU beside state on the GPU, where the group gathers.
+    device = next((fact.device for fact in facts if fact.device.type != "cpu"), torch.device("cpu"))
+    return torch.stack([fact.to(device) for fact in facts])
+
+
+def _gather(facts: torch.Tensor, signatures: list[_Signature], group: _Group) -> torch.Tensor:
+    """Every rank's facts, ``[rank, tensor, 2, fact]``: 64 bytes a tensor and rank, never its elements."""
+    if not dist.is_initialized():
+        return facts.unsqueeze(0).cpu()
+    # First: were the number of tensors another on some rank, the gather of their facts could hang.
+    first, *others = _all_gather(facts.new_tensor(_short_digest(signatures)), group).tolist()
+    if odd := [rank for rank, digest in enumerate(others, 1) if digest != first]:
+        raise RuntimeError(f"ranks {odd} hash tensors of other names, dtypes or shapes than rank 0 does")
+    return _all_gather(facts, group).cpu()
+
+
+def _all_gather(tensor: torch.Tensor, group: _Group) -> torch.Tensor:
+    gathered = tensor.new_empty((dist.get_world_size(group), *tensor.shape))
+    dist.all_gather(list(gathered.unbind()), tensor, group=group)
+    return gathered
+
+
+def _fitting(signature: _Signature, facts: torch.Tensor) -> torch.Tensor:
+    """The facts by grids that on every rank have as many elements as it holds."""
+    misfits = [
+        [rank for rank, fact in enumerate(by_grid.tolist()) if fact[3] == _OTHER_COUNT] for by_grid in facts.unbind(1)
+    ]
+    if all(misfits):
+        raise RuntimeError(
+            f"{signature.name}: ranks {misfits[0]} hold another number of elements than their placements of "
+            f"{signature.shape} give them"
+        )
+    return facts[:, misfits.index([])]
+
+
+def _logical_sums(signature: _Signature, facts: torch.Tensor) -> tuple[int, int]:
+    """Add up the regions of one tensor, each once however many ranks replicate it."""
+    regions: dict[tuple[int, int], dict[tuple[int, int], list[int]]] = defaultdict(lambda: defaultdict(list))
+    for rank, (first, second, region, count) in enumerate(_fitting(signature, facts).tolist()):
+        if count:
+            regions[region, count][first, second].append(rank)
+    for replicas in regions.values():
+        if len(replicas) > 1:
+            ranks = " and ".join(f"ranks {ranks}" for ranks in replicas.values())
+            raise RuntimeError(f"replicas of {signature.name} differ between {ranks}")
+    held, size = sum(count for _, count in regions), math.prod(signature.shape)
+    if held != size:
+        raise RuntimeError(f"{signature.name}: the ranks hold {held} elements of {size} {signature.shape}")
+    sums = [sums for replicas in regions.values() for sums in replicas]
+    return sum(first for first, _ in sums) % 2**64, sum(second for _, second in sums) % 2**64

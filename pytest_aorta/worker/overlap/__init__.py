@@ -1,0 +1,1 @@
+"""Measurement of overlap on a rank."""

@@ -1,0 +1,1 @@
+"""Timing of steps on a rank."""
