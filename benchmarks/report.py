@@ -13,12 +13,11 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "unit"))
-
-from made_up_run import make_run
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from pytest_aorta.report.from_session import session_report
 from pytest_aorta.report.write import write_report
+from tests.unit.sample_run import make_run
 
 
 def main() -> None:

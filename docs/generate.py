@@ -1,7 +1,7 @@
 """Writes the tables of the reference that are made from the code: python docs/generate.py.
 
 A table stands between two comments in a page of this folder, ``<!-- generated: NAME -->`` and ``<!-- end -->``, so that
-it can be read where the site is not built. ``tests/unit/test_docs.py`` fails where one is not current.
+it can be read where the site is not built. ``tests/unit/docs/test_docs.py`` fails where one is not current.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from made_up_run import make_run
 
 from pytest_aorta.report.from_session import session_report
 from pytest_aorta.report.write import write_report
+from tests.unit.sample_run import make_run
 
 ROWS = "[...document.querySelectorAll('#verdicts tbody tr')].filter((row) => !row.hidden)"
 STEPS = "#test-0 figure[data-kind=steps]"

@@ -12,12 +12,12 @@ from typing import ClassVar
 import pytest
 import torch
 import torch.distributed as dist
-from kineto_traces import boundary, kernel, trace
 
 from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.result.trace.kineto import overlap_of_trace, read_trace
 from pytest_aorta.worker import capture_overlap, profiled
 from pytest_aorta.worker.overlap import profile as overlap
+from tests.unit.kineto_traces import boundary, kernel, trace
 
 GENERIC = "ncclDevKernel_Generic_1"
 CPU = torch.device("cpu")

@@ -1,0 +1,136 @@
+"""``aorta report``: two sets of kept results, matched and compared."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import pytest
+
+from pytest_aorta.cli.main import main
+from pytest_aorta.cli.report import labelled, sides
+from pytest_aorta.common.errors import UsageError
+from pytest_aorta.common.files import write_json
+from pytest_aorta.report.from_results import dataset_report
+from pytest_aorta.verdict.statistics.decision import Outcome
+from tests.unit.builders import make_result
+
+
+def keep(folder, test, step_ms, *, number=1, plan=None, **changes):
+    """One launch as --aorta-results keeps it; three steps a rank."""
+    place = folder / test / f"{number:02d}-fsdp"
+    (place / "ranks" / "0").mkdir(parents=True)
+    (place / "ranks" / "0" / "result.json").write_text("{}")
+    result = make_result([[step_ms] * 20] * 2, device="cuda", environment={"device": "cuda"}, **changes)
+    write_json(place / "result.json", asdict(result))
+    write_json(place / "plan.json", plan or {"reference": None})
+    return place / "result.json"
+
+
+@pytest.fixture
+def two(tmp_path):
+    old, new = tmp_path / "old", tmp_path / "new"
+    for folder, factor in ((old, 1.0), (new, 1.3)):
+        for number in (1, 2, 3):
+            keep(folder, "test-a", 10.0 * factor, number=number)
+        keep(folder, "test-b", 20.0)
+    return old, new
+
+
+def report_of(old, new):
+    return dataset_report({"old": [old], "new": [new]}, "new", "old")
+
+
+def test_tests_are_matched_by_folder_and_compared(two):
+    slower, same = report_of(*two).tests
+    assert (slower.nodeid, slower.outcome, len(slower.cases[0].candidate)) == ("test-a", "failed", 3)
+    assert {row.metric: row.outcome for row in slower.verdicts}["step_time_p50"] is Outcome.REGRESSION
+    assert (same.nodeid, same.outcome) == ("test-b", "compared")
+    assert [row.against for row in slower.verdicts] == ["old"]
+
+
+def test_launches_of_another_config_of_a_test_are_a_case_of_their_own(tmp_path):
+    for folder in (tmp_path / "old", tmp_path / "new"):
+        for number, overlap in ((1, True), (2, False)):
+            keep(folder, "test-a", 10.0, number=number, config={"overlap": overlap})
+    cases = [test.cases[0] for test in report_of(tmp_path / "old", tmp_path / "new").tests]
+    assert [case.name for case in cases] == ["toy", "toy 2"]
+    assert [case.reference[0].result.config for case in cases] == [{"overlap": True}, {"overlap": False}]
+
+
+def test_what_only_one_side_has_is_told_and_not_compared(two):
+    old, new = two
+    keep(new, "test-c", 5.0)
+    added = report_of(old, new).tests[-1]
+    assert (added.nodeid, added.outcome, added.verdicts) == ("test-c", "measured", ())
+    assert added.notes == ("only in new: there is nothing to compare it with",)
+
+
+def test_two_single_files_are_compared_whatever_they_are_called(tmp_path):
+    old, new = keep(tmp_path, "x", 10.0), keep(tmp_path, "y", 10.0)
+    (test,) = report_of(old, new).tests
+    assert test.verdicts
+
+
+def test_launches_of_a_reference_version_are_left_out_with_a_warning(two):
+    old, new = two
+    keep(new, "test-a", 1.0, number=4, plan={"reference": {"name": "main"}})
+    report = report_of(old, new)
+    assert len(report.tests[0].cases[0].candidate) == 3
+    assert "reference version" in report.warnings[0]
+
+
+def test_wrong_numbers_are_red_and_their_place_is_the_evidence(tmp_path):
+    old = keep(tmp_path / "old", "a", 10.0)
+    new = keep(tmp_path / "new", "a", 10.0, passed=False, failure_count=3)
+    (test,) = report_of(old, new).tests
+    assert test.outcome == "failed"
+    assert "3 of its own checks failed" in test.failure
+
+
+def test_command_writes_the_page_and_the_summary(two, tmp_path, capsys):
+    old, new = two
+    page = tmp_path / "out" / "page.html"
+    assert main(["report", f"old={old}", f"new={new}", "-o", str(page)]) == 0
+    assert capsys.readouterr().out.splitlines() == [str(page), str(page.with_name("summary.json"))]
+    assert json.loads(page.with_name("summary.json").read_text())["ratios"]["step_time_p50"]["highest"] == 1.3
+
+
+def test_command_says_what_it_left_out_and_exits_with_1(two, tmp_path, capsys):
+    old, new = two
+    (new / "test-b" / "01-fsdp" / "result.json").write_text("{")
+    assert main(["report", f"old={old}", f"new={new}", "-o", str(tmp_path / "page.html")]) == 1
+    assert "WARNING: left out of the report: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["old"], "LABEL=PATH"),
+        (["../x=."], "LABEL=PATH"),
+        (["old=gone"], "there is no gone"),
+        (["old=.", "new=.", "-o", "page.txt"], "ends in .html"),
+        (["old=.", "new=."], "there is no result.json"),
+        (["old=.", "new=.", "--candidate", "other"], "'other'"),
+        (["old=.", "old=."], "takes two labels, e.g. old=results-a new=results-b; got 'old' alone"),
+    ],
+)
+def test_wrong_usage_says_what_is_allowed(arguments, text, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", *arguments]) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_sides_are_the_first_and_the_second_label_unless_named():
+    assert sides(["a", "b"], None, None) == ("a", "b")
+    assert sides(["a", "b"], "b", None) == ("b", "a")
+    assert sides(["a", "b"], None, "a") == ("b", "a")
+    assert sides(["a", "b", "c"], "c", "a") == ("c", "a")
+    for labels, reference, candidate in ((["a"], None, None), (["a", "b", "c"], "a", None), (["a", "b"], "a", "a")):
+        with pytest.raises(UsageError):
+            sides(labels, reference, candidate)
+
+
+def test_label_may_be_given_several_times(tmp_path):
+    assert labelled([f"a={tmp_path}", f"b={tmp_path}", f"a={tmp_path / '.'}"]).keys() == {"a", "b"}
+    assert len(labelled([f"a={tmp_path}", f"a={tmp_path}"])["a"]) == 2

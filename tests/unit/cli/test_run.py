@@ -1,0 +1,333 @@
+"""`aorta run` over a fake launcher: no process is started."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from pytest_aorta.cli import main as cli
+from pytest_aorta.cli.run import command as run_command
+from pytest_aorta.cli.run.trials import write_trial
+from pytest_aorta.common.errors import ResultError
+from pytest_aorta.launch.guarded import prepare_folder
+from pytest_aorta.result.folder import rank_folders
+from pytest_aorta.result.outcome import LaunchOutcome
+from pytest_aorta.result.reading import read_result
+from pytest_aorta.session.session import Session
+from pytest_aorta.verdict.baseline import write_baseline
+from tests.unit.builders import ENDED_WELL, make_baseline, on_cpu, rank_values, stored, with_p50
+
+YAML = """
+description: a toy
+class: Toy
+min_world_size: 2
+config:
+  steps: {type: integer, minimum: 1, default: 3, description: measured steps}
+  rate: {type: number, default: 0.5, description: a number}
+  name: {type: string, default: a, description: a word}
+  fault:
+    type: object
+    default: {kind: none, place: {layer: 1}}
+    description: what goes wrong
+    additionalProperties: false
+    properties: {kind: {enum: [none, bad]}, place: {type: object}}
+"""
+
+
+class Toy:
+    """Launches of the toy: what they were asked for, and what they leave."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder
+        self.plans = []
+        self.ranks = {}
+        self.outcome = ENDED_WELL
+        self.before_launch = lambda: None
+
+    def __call__(self, plan) -> LaunchOutcome:
+        self.plans.append(plan)
+        self.before_launch()
+        prepare_folder(plan)
+        for rank, folder in enumerate(rank_folders(plan)):
+            document = rank_values(environment={"torch": "2.11.0", "device": "cpu"}) | self.ranks.get(rank, {})
+            if document.get("passed") is not None:
+                (folder / "result.json").write_text(json.dumps(document))
+        return self.outcome
+
+    def all_ranks(self, **values) -> None:
+        self.ranks = dict.fromkeys(range(2), values)
+
+    @property
+    def config(self) -> dict:
+        return self.plans[-1].config
+
+    def trials(self) -> list[str]:
+        return sorted(path.name for path in (self.path / "results" / "toy").glob("*.json"))
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    launcher = Toy(tmp_path)
+
+    class FakeSession(Session):
+        def __init__(self, options):
+            super().__init__(options)
+            self.launcher = launcher
+
+    monkeypatch.setattr(run_command, "Session", FakeSession)
+    monkeypatch.setattr(run_command.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AORTA_LEASE_DIR", str(tmp_path / "leases"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("COLUMNS", "300")
+    folder = tmp_path / "workloads" / "toy"
+    folder.mkdir(parents=True)
+    (folder / "default.yaml").write_text(YAML)
+    return launcher
+
+
+def run(*arguments: str, workload: str = "toy") -> int:
+    return cli.main(["run", "--workload", workload, "--device", "cpu", *arguments])
+
+
+def refused(capsys, *arguments: str, workload: str = "toy") -> str:
+    """What wrong usage says: one paragraph on stderr, and nothing else."""
+    assert run(*arguments, workload=workload) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    return err
+
+
+def test_each_trial_is_a_launch_and_a_valid_file(toy, capsys):
+    assert run("--trials", "3") == 0
+    assert (len(toy.plans), toy.trials()) == (3, ["trial_0.json", "trial_1.json", "trial_2.json"])
+    assert len({plan.run_dir for plan in toy.plans}) == 3
+    result = read_result(toy.path / "results/toy/trial_2.json")
+    assert (result.workload, result.world_size, result.config["steps"]) == ("toy", 2, 3)
+    assert capsys.readouterr().out.splitlines()[-1] == "3 trials: ok"
+
+
+def test_summary_has_step_times_hash_loss_and_metrics(toy, capsys):
+    toy.all_ranks(loss=[3.0, 2.0], weight_hashes={"2": "a" * 16, "10": "b" * 16}, metrics={"peak_x": 2.0})
+    toy.ranks[1] = toy.ranks[1] | {"step_times_ms": [2.0, 4.0, 6.0]}
+    assert run() == 0
+    out = capsys.readouterr().out
+    assert "step time: p50 4 ms, slowest 6 ms (3 steps on cpu-x2-gloo)" in out
+    assert "ranks: 1 is the slowest by its own median step, 4 ms; 0 the fastest, 2 ms" in out
+    assert "weight hash after step 10: bbbb" in out
+    assert "loss: 3 in the first step, 2 in the last" in out
+    assert "peak_x: 2" in out
+
+
+def test_wrong_world_is_told_also_where_trials_are(toy, capsys):
+    assert run() == 0
+    capsys.readouterr()
+    assert run("--nproc", "1") == 2
+    assert "needs at least 2 ranks, and this run has 1" in capsys.readouterr().err
+
+
+def test_trials_that_are_there_are_not_overwritten(toy, capsys):
+    run("--trials", "2")
+    capsys.readouterr()
+    message = refused(capsys)
+    assert "has 2 trials, up to results/toy/trial_1.json" in message
+    assert len(toy.plans) == 2
+    assert run("--append") == 0
+    assert toy.trials() == ["trial_0.json", "trial_1.json", "trial_2.json"]
+    was = read_result(toy.path / "results/toy/trial_0.json").loss
+    toy.all_ranks(loss=[7.0])
+    assert run("--overwrite") == 0
+    assert [read_result(toy.path / "results/toy" / name).loss for name in toy.trials()] == [[7.0], was, was]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key", "value"),
+    [
+        (["--steps", "7"], "steps", 7),
+        (["--set", "steps=7"], "steps", 7),
+        (["--set", "rate=1e-3"], "rate", 0.001),
+        (["--set", "name=1e-3"], "name", "1e-3"),
+        (["--set", "name="], "name", None),
+        (["--set", "fault.kind=bad"], "fault", {"kind": "bad", "place": {"layer": 1}}),
+        (["--set", "fault.place.layer=4"], "fault", {"kind": "none", "place": {"layer": 4}}),
+        (["--set", "fault.place.new.part=4"], "fault", {"kind": "none", "place": {"layer": 1, "new": {"part": 4}}}),
+        (["--set", "fault={kind: bad}", "--set", "fault.place={}"], "fault", {"kind": "bad", "place": {}}),
+        (["--set", "name=1"], "name", "1"),
+        (["--set", "environment.HSA_ENABLE_SDMA=0"], "environment", {"HSA_ENABLE_SDMA": "0"}),
+        (["--set", "environment.OMP_DYNAMIC=true"], "environment", {"OMP_DYNAMIC": "true"}),
+        (["--steps", "7", "--set", "steps=8"], "steps", 8),
+        (["--config", "c.yaml"], "steps", 5),
+        (["--config", "c.yaml", "--steps", "6"], "steps", 6),
+        (["--config", "c.yaml", "--set", "fault.place.layer=9"], "fault", {"kind": "bad", "place": {"layer": 9}}),
+    ],
+)
+def test_config_is_defaults_then_file_then_steps_then_set(toy, arguments, key, value):
+    (toy.path / "c.yaml").write_text("steps: 5\nfault: {kind: bad}\n")
+    if value is None:
+        assert run(*arguments) == 2
+    else:
+        assert run(*arguments) == 0
+        assert toy.config[key] == value
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["--set", "step=1"],
+            "has no config keys ['step'] (did you mean 'steps'?); there are ['environment', 'fault', 'name', ",
+        ),
+        (["--set", "step.x=1"], "has no config keys ['step'] (did you mean 'steps'?)"),
+        (["--set", "steps=many"], "steps: got 'many', allowed is type: 'integer'"),
+        (["--set", "fault.kind=odd"], "fault.kind: got 'odd', allowed is enum: ['none', 'bad']"),
+        (["--set", "steps.a=1"], "steps.a: steps is 3, and only objects have keys in them"),
+        (["--set", "steps"], "--set: got 'steps', allowed is KEY=VALUE"),
+        (["--set", "fault..kind=1"], "--set: got 'fault..kind=1', allowed is KEY=VALUE"),
+        (["--set", "name=[1"], "--set: name: '[1' is no YAML"),
+        (["--config", "absent.yaml"], "--config: absent.yaml: can't be read"),
+        (["--config", "list.yaml"], "--config: list.yaml: got list, allowed is a mapping of config keys"),
+        (["--trials", "0"], "--trials: got '0', allowed is an integer from 1 to 100"),
+        (["--steps", "1.5"], "--steps: got '1.5', allowed is an integer"),
+        (["--nproc", "1"], "workload 'toy' needs at least 2 ranks, and this run has 1"),
+        (["--nproc", "100000"], "--nproc: got '100000', allowed is an integer from 1 to 65536"),
+        (["--timeout", "soon"], "--aorta-timeout: got 'soon', allowed is a number of seconds"),
+        (["--tolerance", "speed=5%"], "--tolerance: no such metrics ['speed']"),
+        (["--tolerance", "speed"], "--tolerance: got 'speed', allowed is METRIC=VALUE"),
+        (["--", "--lr", "1"], "['--lr', '1']: a workload takes no arguments"),
+    ],
+)
+def test_wrong_usage_is_one_paragraph_and_launches_nothing(toy, capsys, arguments, said):
+    (toy.path / "list.yaml").write_text("[1]")
+    assert said in refused(capsys, *arguments)
+    assert (toy.plans, toy.trials()) == ([], [])
+
+
+def test_wrong_workload_names_those_that_are_there(toy, capsys):
+    message = refused(capsys, workload="tyo")
+    assert "no workload named 'tyo' (did you mean 'toy'?)" in message
+    assert "'fsdp'" in message
+
+
+def test_without_torch_nothing_is_launched(toy, capsys, monkeypatch):
+    monkeypatch.setattr(run_command.importlib.util, "find_spec", lambda name: None)
+    assert run() == 1
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n"), toy.plans) == ("", 1, [])
+    assert err.startswith("aorta: torch is not installed for ")
+
+
+def test_failed_launch_keeps_the_trials_before_it(toy, capsys):
+    def second_fails():
+        if len(toy.plans) == 2:
+            toy.ranks = {1: {"passed": None}}
+            toy.outcome = LaunchOutcome("exit", 0, (), (), 1.0)
+
+    toy.before_launch = second_fails
+    assert run("--trials", "3") == 1
+    assert (toy.trials(), len(toy.plans)) == (["trial_0.json"], 2)
+    assert "toy on 2 cpu ranks: result missing: rank 1 ended well and left no result" in capsys.readouterr().err
+
+
+def test_failed_checks_of_the_workload_are_kept_and_told(toy, capsys):
+    detail = {
+        "kind": "all_gather", "iteration": 2, "rank": 1, "layer": 3, "source_rank": 0, "index": 5, "count": 7,
+        "total": 16, "expected": 1.0, "actual": 0.0, "cause": "zeroed",
+    }  # fmt: skip
+    toy.ranks = {1: {"passed": False, "failure_count": 1, "failures": [detail]}}
+    assert run("--trials", "2") == 1
+    out = capsys.readouterr().out
+    assert "FAILED: 1 of its own checks" in out
+    assert "all_gather: iteration 2, layer 3, on rank 1" in out
+    assert out.splitlines()[-1] == "2 trials: 2 failed by their own checks"
+    assert len(toy.trials()) == 2
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_signal_ends_the_launch_and_keeps_what_is_done(toy, capsys, number, code):
+    before = signal.getsignal(signal.SIGTERM)
+    toy.before_launch = lambda: len(toy.plans) == 2 and os.kill(os.getpid(), number)
+    assert run("--trials", "3") == code
+    assert toy.trials() == ["trial_0.json"]
+    assert f"ended by {number.name}; trials that were done are kept" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def keep_baseline(p50: float = 2.0, **changes) -> Path:
+    launches = stored(*(with_p50(on_cpu(num_steps=3, weight_hashes={"3": "ab" * 8}), p50) for _ in range(10)))
+    config = {"steps": 3, "rate": 0.5, "name": "a"}
+    values = {"platform": "cpu-x2-gloo", "workload": "toy", "config": config, "launches": launches} | changes
+    return write_baseline(Path("baselines"), make_baseline(**values))
+
+
+def test_check_of_a_folder_finds_the_baseline_of_this_config(toy, capsys):
+    keep_baseline()
+    keep_baseline(case="tests/test_a.py::test_other::toy", config={"steps": 99})
+    assert run("--check", "baselines") == 0
+    out = capsys.readouterr().out
+    assert "compared with baselines/cpu-x2-gloo/tests-test-a-py-test-x-fsdp" in out
+    assert "step_time_p50: not applicable" in out
+
+
+def test_regression_against_the_baseline_exits_1_and_names_metric(toy, capsys):
+    path = keep_baseline(launches=stored(on_cpu(num_steps=3, weight_hashes={"3": "0" * 16})))
+    toy.all_ranks(weight_hashes={"3": "f" * 16})
+    assert run("--check", str(path)) == 1
+    assert "weight_hash: regression" in capsys.readouterr().err
+    assert toy.trials() == ["trial_0.json"]
+
+
+def test_check_of_a_folder_without_such_a_baseline_says_what_it_looked_for(toy, capsys):
+    keep_baseline(config={"steps": 99})
+    assert run("--check", "baselines") == 1
+    message = capsys.readouterr().err
+    assert "one baseline of workload 'toy' with this config on cpu-x2-gloo; none fits" in message
+    assert "-fsdp-" in message
+    assert "has steps=99, this run 3" in message
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"platform": "cpu-x4-gloo"}, "is of 'toy' on cpu-x4-gloo, and this run is of 'toy' on cpu-x2-gloo"),
+        ({"workload": "other"}, "is of 'other' on cpu-x2-gloo"),
+    ],
+)
+def test_check_of_a_baseline_of_something_else_launches_nothing(toy, capsys, changes, said):
+    assert said in refused(capsys, "--check", str(keep_baseline(**changes)))
+    assert toy.plans == []
+
+
+def test_check_of_no_file_launches_nothing(toy, capsys):
+    assert run("--check", "absent.json") == 1
+    assert "absent.json: can't be read" in capsys.readouterr().err
+    assert toy.plans == []
+
+
+def test_script_gets_its_arguments_and_a_folder_by_its_name(toy):
+    (toy.path / "train.py").write_text("")
+    assert cli.main(["run", "--script", "train.py", "--device", "cpu", "--nproc", "1", "--", "--lr", "1"]) == 0
+    assert (toy.plans[0].args, toy.plans[0].world.size) == (("--lr", "1"), 1)
+    assert read_result(toy.path / "results/train/trial_0.json").config == {"args": ["--lr", "1"]}
+
+
+def test_script_takes_no_config(toy, capsys):
+    assert cli.main(["run", "--script", "train.py", "--steps", "5"]) == 2
+    assert "--steps: a script has no config keys" in capsys.readouterr().err
+
+
+def test_more_gpus_than_there_are_is_wrong_usage(toy, capsys):
+    assert cli.main(["run", "--workload", "toy", "--aorta-gpus", "64"]) == 2
+    assert "--aorta-gpus=64: 0 GPUs are visible" in capsys.readouterr().err
+
+
+def test_trial_that_does_not_fit_the_schema_is_not_written(tmp_path, toy):
+    run()
+    result = read_result(tmp_path / "results/toy/trial_0.json")
+    object.__setattr__(result, "world_size", 0)
+    with pytest.raises(ResultError, match="world_size"):
+        write_trial(tmp_path / "bad.json", result)
+    assert not (tmp_path / "bad.json").exists()

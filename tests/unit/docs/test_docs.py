@@ -1,0 +1,116 @@
+"""The pages: the reference names everything a user can write, links lead somewhere, examples are code."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+
+from pytest_aorta.cli.main import COMMANDS
+from pytest_aorta.cli.run import command as run_command
+from pytest_aorta.plan.options import OPTIONS
+from pytest_aorta.plan.workload.adapter import ADAPTER_SCHEMA
+from pytest_aorta.plan.workload.declaration import find_workload, workload_places
+from pytest_aorta.plugin.markers import MARKERS
+from pytest_aorta.verdict.metrics import METRICS
+from pytest_aorta.verdict.statistics.decision import Outcome
+
+ROOT = Path(__file__).parents[3]
+DOCS = ROOT / "docs"
+REFERENCE = (DOCS / "reference.md").read_text(encoding="utf-8")
+PAGES = [*sorted(DOCS.glob("*.md")), DOCS.parent / "README.md"]
+NAMES = [name for option in OPTIONS for name in (option.flag, option.ini)] + list(METRICS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_option_and_metric_is_in_the_reference(name):
+    assert f"`{name}" in REFERENCE
+
+
+@pytest.mark.parametrize("marker", MARKERS)
+def test_every_marker_is_in_the_reference(marker):
+    assert f"`{marker}" in REFERENCE
+
+
+@pytest.mark.parametrize("outcome", list(Outcome))
+def test_every_verdict_is_in_the_reference(outcome):
+    assert f"| {outcome.value} |" in REFERENCE
+
+
+@pytest.mark.parametrize("command", [command.name for command in COMMANDS])
+def test_every_subcommand_is_in_the_reference_and_on_its_page(command):
+    assert f"`aorta {command}" in REFERENCE
+    assert f"`aorta {command}" in (DOCS / "command.md").read_text(encoding="utf-8")
+
+
+def test_every_option_of_a_run_is_on_its_page():
+    parser = argparse.ArgumentParser()
+    run_command.add_arguments(parser)
+    flags = {action.option_strings[0] for action in parser._actions if action.option_strings} - {"-h"}
+    page = (DOCS / "command.md").read_text(encoding="utf-8")
+    assert {flag for flag in flags if f"`{flag}" not in page} == set()
+
+
+@pytest.mark.parametrize("key", ADAPTER_SCHEMA["properties"])
+def test_every_key_of_an_adapter_is_on_its_page(key):
+    assert f"`{key}`" in (DOCS / "own-scripts.md").read_text(encoding="utf-8")
+
+
+def fenced(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docs_generate", DOCS / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page):
+    targets = [part.split(")")[0].partition("#")[0] for part in page.read_text(encoding="utf-8").split("](")[1:]]
+    assert [target for target in targets if "://" not in target and not (page.parent / target).exists()] == []
+
+
+def tuning_rows():
+    """The table of knobs: what stands in code in each cell."""
+    table = (DOCS / "tuning.md").read_text(encoding="utf-8").split("## Knobs")[1].split("What FSDP1")[0]
+    rows = [line.split("|")[1:-1] for line in table.splitlines() if line.startswith("| `")]
+    return [[re.findall("`([^`]+)`", cell) for cell in row] for row in rows]
+
+
+@pytest.mark.parametrize("row", tuning_rows(), ids=lambda row: row[0][0])
+def test_knob_of_the_tuning_table_is_a_config_key_and_the_test_that_shows_it_exists(row):
+    workloads = {name: find_workload(name, []).properties for name in workload_places([])}
+    known = {*workloads, *(key for properties in workloads.values() for key in properties)}
+    assert set(row[0]) <= known
+    files = {path.name for path in (ROOT / "tests").rglob("*.py")}
+    assert {name for name in row[2] if name.endswith(".py")} <= files
+    assert row[2] or row[0] == ["steps", "warmup", "profile_steps"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_examples_are_python_and_yaml(page):
+    for code in fenced(page, "python"):
+        compile(code, page.name, "exec")
+    for text in fenced(page, "yaml"):
+        yaml.safe_load(text)
+
+
+@pytest.mark.parametrize("name", ["options", "markers", "metrics", "config-keys", "schemas"])
+def test_generated_table_is_in_one_page(name):
+    assert sum(f"<!-- generated: {name} -->" in page.read_text(encoding="utf-8") for page in PAGES) == 1
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_generated_tables_are_current(page):
+    text = page.read_text(encoding="utf-8")
+    assert text == generator().current(text), "run: python docs/generate.py"

@@ -1,0 +1,317 @@
+from __future__ import annotations
+
+import json
+import re
+import socket
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_aorta.cli import main as cli
+from pytest_aorta.common.errors import LaunchError
+from pytest_aorta.launch.command import agent_command, launch_environment
+from pytest_aorta.launch.nodes.agent import refuse_absent
+from pytest_aorta.launch.nodes.files import LOG_BYTES, RESULT_BYTES, node_files
+from pytest_aorta.launch.nodes.handover import (
+    node_group,
+    node_rank,
+    on_devices,
+    own_address,
+    plan_from_json,
+    plan_to_json,
+    versions,
+)
+from pytest_aorta.launch.nodes.network import endpoint_text, interface_of
+from pytest_aorta.launch.nodes.node import MAX_NODE_BYTES, Node, NodeFailed, admitted
+from pytest_aorta.launch.nodes.wire import TOKEN_VARIABLE, WireError, encode
+from pytest_aorta.plan.launch_plan import NodePart
+from pytest_aorta.plan.workload.declaration import WorkloadSpec
+from pytest_aorta.plan.world import World
+from pytest_aorta.result.folder import steps_entered
+from tests.unit.builders import gpus, make_options, make_plan
+
+PART = NodePart(2, "10.0.0.1:2900", "run", "10.0.0.2", "eth0")
+
+
+class FakeWire:
+    """A connection that keeps what is said."""
+
+    def __init__(self) -> None:
+        self.sent: list[dict[str, Any]] = []
+        self.is_closed = False
+
+    def send(self, message: dict[str, Any]) -> None:
+        self.sent.append(message)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def hello(rank: int = 1, **changes: Any) -> dict[str, Any]:
+    return {"node_rank": rank, "host": f"host{rank}", "is_waiting": False, "versions": versions()} | changes
+
+
+def make_node(rank: int = 1) -> Node:
+    return Node(rank, FakeWire(), hello(rank))  # type: ignore[arg-type]
+
+
+def end(*, is_terminated: bool = False, **outcome: Any) -> dict[str, Any]:
+    return {"type": "end", "outcome": outcome, "is_terminated": is_terminated}
+
+
+SPEC = {"num_nodes": 2, "versions": versions()}
+
+
+def test_launcher_is_told_the_number_of_nodes():
+    options = make_options(nnodes=2, node_launcher=("srun", "--nodes={nodes}"), rdzv_endpoint=("127.0.0.1", 29400))
+    group = node_group(options, 2)
+    assert group is not None
+    assert (group.launcher, group.address, group.port) == (("srun", "--nodes=2"), "127.0.0.1", 29400)
+
+
+def test_one_node_has_no_group():
+    assert node_group(make_options(), 1) is None
+
+
+def test_host_name_that_only_this_host_reaches_is_refused_unless_given():
+    with pytest.raises(LaunchError, match=r"'localhost' is .*, which no other node reaches; give .*--aorta-rdzv-endp"):
+        own_address("localhost", given=False)
+    assert own_address("127.0.0.1", given=True) == "127.0.0.1"
+
+
+def test_host_name_that_nobody_knows_is_refused():
+    with pytest.raises(LaunchError, match=r"'no-such.invalid' can't be resolved .*--aorta-rdzv-endpoint=ADDRESS"):
+        own_address("no-such.invalid", given=True)
+
+
+def test_address_of_another_machine_is_refused():
+    with pytest.raises(LaunchError, match=r"'192.0.2.1' is 192.0.2.1, no address of this machine"):
+        own_address("192.0.2.1", given=True)
+
+
+def test_interface_is_that_of_the_address():
+    assert interface_of("127.0.0.1") == "lo"
+    assert interface_of("192.0.2.1") is None
+
+
+@pytest.mark.parametrize(("address", "text"), [("10.0.0.1", "10.0.0.1:1"), ("fd00::1", "[fd00::1]:1")])
+def test_endpoint_of_either_kind_of_address(address, text):
+    assert endpoint_text(address, 1) == text
+
+
+@pytest.mark.parametrize(
+    ("given", "environ", "rank"),
+    [
+        (3, {"SLURM_NODEID": "1"}, 3),
+        (None, {"SLURM_NODEID": "1"}, 1),
+        (None, {"JOB_COMPLETION_INDEX": "2"}, 2),
+        (None, {"AORTA_NODE_RANK": "4", "SLURM_NODEID": "1"}, 4),
+    ],
+)
+def test_node_knows_its_number(given, environ, rank):
+    assert node_rank(given, environ) == rank
+
+
+@pytest.mark.parametrize(
+    ("environ", "part"), [({}, "set one of AORTA_NODE_RANK, SLURM_NODEID"), ({"SLURM_NODEID": "a"}, "SLURM_NODEID='a'")]
+)
+def test_node_that_can_not_know_its_number_is_told(environ, part):
+    with pytest.raises(LaunchError, match=part):
+        node_rank(None, environ)
+
+
+def test_plan_is_the_same_on_the_other_node(tmp_path):
+    spec = WorkloadSpec(
+        "toy", tmp_path, None, "Toy", "a toy", "torchrun", 2, {"steps": {"type": "integer"}}, {}, ("torch._inductor",)
+    )
+    plan = make_plan(tmp_path, spec=spec, script=None, world=World(4, "cuda", tuple(gpus(2)), 2), profiler="torch")
+    there = plan_from_json(json.loads(json.dumps(plan_to_json(plan))), tmp_path / "there")
+    assert there == replace(plan, run_dir=tmp_path / "there")
+
+
+def test_agent_of_a_node_joins_the_others_rendezvous(tmp_path):
+    plan = make_plan(tmp_path, world=World(4, "cpu", nodes=2), part=PART)
+    assert agent_command(plan)[4:11] == [
+        "--nnodes=2",
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=10.0.0.1:2900",
+        "--rdzv-id=run",
+        "--rdzv-conf=is_host=0,join_timeout=60",
+        "--local-addr=10.0.0.2",
+        "--nproc-per-node=2",
+    ]
+
+
+def test_ranks_get_the_interface_and_not_the_token(tmp_path):
+    plan = make_plan(tmp_path, world=World(4, "cpu", nodes=2), part=PART)
+    environ = launch_environment(plan, {TOKEN_VARIABLE: "secret"})
+    assert environ["GLOO_SOCKET_IFNAME"] == "eth0"
+    assert TOKEN_VARIABLE not in environ
+    assert launch_environment(plan, {"GLOO_SOCKET_IFNAME": "ib0"})["GLOO_SOCKET_IFNAME"] == "ib0"
+
+
+def test_node_with_other_gpus_is_refused(tmp_path):
+    plan = make_plan(tmp_path, world=World(2, "cuda", tuple(gpus(1)), 2))
+    with pytest.raises(LaunchError, match=r"its GPUs are \['A100'\], node 0's are \['NVIDIA H200'\]"):
+        on_devices(plan, tuple(gpus(1, "A100")))
+
+
+def test_code_that_is_not_on_this_node_is_named(tmp_path):
+    plan = make_plan(tmp_path, script="/absent/train.py", cwd=tmp_path)
+    with pytest.raises(LaunchError, match=r"there is no /absent/train.py; every node needs the code where node 0"):
+        refuse_absent(plan)
+    refuse_absent(make_plan(tmp_path, script="package.module"))
+
+
+def test_agent_of_another_version_is_refused():
+    other = hello(versions=versions() | {"torch": "1.0"})
+    with pytest.raises(NodeFailed, match=r"node 1 \(host1\) has torch 1.0 \(node 0: .*\); versions have") as caught:
+        admitted(FakeWire(), other, SPEC, {})  # type: ignore[arg-type]
+    assert caught.value.reason == "node_mismatch"
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_agent_too_many_is_refused(rank):
+    with pytest.raises(NodeFailed, match=f"host{rank} says it is node {rank}") as caught:
+        admitted(FakeWire(), hello(rank), SPEC, {1: make_node(1)})  # type: ignore[arg-type]
+    assert caught.value.reason == "node_launcher"
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_agent_that_waits_and_is_not_needed_is_sent_away(rank):
+    wire = FakeWire()
+    assert admitted(wire, hello(rank, is_waiting=True), SPEC, {1: make_node(1)}) is None  # type: ignore[arg-type]
+    assert wire.is_closed
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ranks/2/result.json",
+        "ranks/../../secret",
+        "ranks/0/../../../secret",
+        "/etc/passwd",
+        "plan.json",
+        "ranks/0/.ssh",
+        "flight/rank_2",
+        "ranks/0/result.json\n",
+    ],
+)
+def test_file_that_no_agent_has_is_refused(tmp_path, name):
+    message = {"type": "file", "name": name, "data": "", "is_first": True}
+    with pytest.raises(WireError, match="no such file"):
+        make_node().take(message, tmp_path, 2)
+
+
+def test_parts_of_a_file_are_put_together(tmp_path):
+    node = make_node()
+    for part, is_first in ((b"one", True), (b"two", False)):
+        message = {"type": "file", "name": "ranks/1/output.log", "data": encode(part), "is_first": is_first}
+        node.take(message, tmp_path, 2)
+    assert (tmp_path / "ranks/1/output.log").read_bytes() == b"onetwo"
+
+
+def test_files_without_end_are_refused(tmp_path):
+    node = make_node()
+    node.num_bytes = MAX_NODE_BYTES
+    with pytest.raises(WireError, match="files of more than"):
+        node.take({"type": "file", "name": "agent.log", "data": encode(b"a"), "is_first": True}, tmp_path, 2)
+
+
+def test_lost_node_is_told_with_its_ranks_and_folder(tmp_path):
+    node = make_node()
+    ranks = {"3": {"pid": 33, "steps": 7}, "2": {"pid": 22, "steps": 6}}
+    (tmp_path / "ranks/3").mkdir(parents=True)
+    node.take({"type": "beat", "ranks": ranks, "folder": "/tmp/here"}, tmp_path, 4)
+    node.check(node.heard_s + 10.6)
+    assert node.lost.startswith("node 1 (host1) was lost after 0.0 s: no heartbeat for 11 s; it ran ranks 2, 3; its ")
+    assert node.has_failed
+    assert not node.is_running
+    # For the line of progress, and for the text of the failure.
+    assert (tmp_path / "ranks/3/pid").read_text() == "33"
+    assert steps_entered(tmp_path / "ranks/3") == 7
+
+
+def test_node_that_has_ended_is_not_lost_afterwards():
+    node = make_node()
+    node.take(end(reason="exit", agent_status=0), Path(), 4)
+    node.check(node.heard_s + 1000)
+    assert (node.lost, node.has_failed) == ("", False)
+
+
+def test_node_whose_agent_was_sent_sigterm_is_lost_and_nothing_of_it_is_left_there():
+    node = make_node()
+    node.take({"type": "beat", "ranks": {}, "folder": "/tmp/here"}, Path(), 4)
+    node.take(end(is_terminated=True, reason="stopped", survivors=[7]), Path(), 4)
+    assert re.fullmatch(r"node 1 \(host1\) was lost after .* s: its agent was sent SIGTERM", node.lost)
+    assert (node.wire.sent, node.survivors) == ([{"type": "bye"}], [7])  # type: ignore[attr-defined]
+
+
+def test_node_that_was_told_to_stop_is_not_lost_by_sigterm():
+    # srun sends it to every agent when it sees the first one die.
+    node = make_node()
+    node.stop()
+    node.take(end(is_terminated=True, reason="stopped"), Path(), 4)
+    assert (node.lost, node.has_failed) == ("", True)
+
+
+def write(folder: Path, name: str, size: int) -> None:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        file.truncate(size)
+
+
+def test_of_logs_the_end_is_brought_and_of_all_else_the_beginning(tmp_path):
+    write(tmp_path, "agent.log", 10)
+    write(tmp_path, "ranks/3/output.log", LOG_BYTES + 5)
+    write(tmp_path, "ranks/3/result.json", RESULT_BYTES + 5)
+    write(tmp_path, "ranks/3/core", 10)
+    (tmp_path / "ranks/4").mkdir()
+    parts = {name: (offset, size) for name, _, offset, size in node_files(tmp_path)}
+    assert parts == {
+        "agent.log": (0, 10),
+        "ranks/3/output.log": (5, LOG_BYTES),
+        "ranks/3/result.json": (0, RESULT_BYTES),
+    }
+
+
+def test_every_file_that_an_agent_brings_is_taken(tmp_path):
+    for name in ("pid", "marks", "progress", "output.log", "stacks.txt", "py-spy.txt", "error.json", "result.json"):
+        write(tmp_path, f"ranks/1/{name}", 1)
+    for name in ("ranks/1/collectives.json", "ranks/1/trace.json.gz", "flight/rank_1", "agent.log", "agent.json"):
+        write(tmp_path, name, 1)
+    names = [name for name, *_ in node_files(tmp_path)]
+    assert len(names) == 13
+    assert all(make_node().place(name, 2) for name in names)
+
+
+def test_agent_says_where_node_zero_was_not(monkeypatch, capsys):
+    monkeypatch.setenv(TOKEN_VARIABLE, "secret")
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    assert cli.main(["agent", f"--connect=127.0.0.1:{port}", "--node-rank=1"]) == 1
+    assert f"node 0 can't be reached at 127.0.0.1:{port}" in capsys.readouterr().err
+
+
+def test_agent_without_a_secret_says_what_to_do(monkeypatch, capsys):
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    assert cli.main(["agent", "--connect=127.0.0.1:1", "--node-rank=1"]) == 1
+    assert f"{TOKEN_VARIABLE} is not set: a launcher has to hand on node 0's environment" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("place", "part"), [("node0", "has no port"), ("a b:1", "allowed is HOST or HOST:PORT")])
+def test_place_that_is_none_is_wrong_usage(monkeypatch, capsys, place, part):
+    monkeypatch.setenv(TOKEN_VARIABLE, "secret")
+    assert cli.main(["agent", f"--connect={place}", "--node-rank=1"]) == 2
+    assert part in capsys.readouterr().err
+
+
+def test_agent_that_waits_ends_when_nothing_comes(monkeypatch):
+    monkeypatch.setenv(TOKEN_VARIABLE, "secret")
+    monkeypatch.setattr("pytest_aorta.cli.agent.POLL_S", 0.01)
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        place = f"127.0.0.1:{closed.getsockname()[1]}"
+    assert cli.main(["agent", f"--connect={place}", "--node-rank=1", "--wait", "--idle-timeout=0.05"]) == 0

@@ -1,0 +1,89 @@
+"""What a fork server's messages and its key are made of; its processes are tested in tests/distributed."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from pytest_aorta.launch.process.channel import close_all, receive, send
+from pytest_aorta.launch.process.warm_agent import rank_environment
+from pytest_aorta.launch.warm import server_key
+from pytest_aorta.plan.world import World
+from tests.unit.builders import make_plan
+
+
+@pytest.fixture
+def channel() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.settimeout(10)
+        theirs.settimeout(10)
+        yield ours, theirs
+
+
+def test_message_arrives_with_its_file_descriptors(channel):
+    ours, theirs = channel
+    read_fd, write_fd = os.pipe()
+    send(ours, {"request": "launch", "environ": {"TEXT": "line\nline"}}, [write_fd])
+    message, fds = receive(theirs)
+    assert message == {"request": "launch", "environ": {"TEXT": "line\nline"}}
+    assert not os.get_inheritable(fds[0])
+    os.write(fds[0], b"x")
+    assert os.read(read_fd, 1) == b"x"
+    close_all([*fds, read_fd, write_fd])
+
+
+def test_messages_do_not_run_into_each_other(channel):
+    ours, theirs = channel
+    for number in range(3):
+        send(ours, {"number": number})
+        assert receive(theirs) == ({"number": number}, [])
+
+
+def test_gone_side_is_told(channel):
+    ours, theirs = channel
+    theirs.close()
+    with pytest.raises(EOFError):
+        receive(ours)
+
+
+def test_silent_side_is_not_waited_for_beyond_the_limit(channel):
+    ours, _ = channel
+    ours.settimeout(0.05)
+    with pytest.raises(TimeoutError):
+        receive(ours)
+
+
+@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "TORCH_LOGS", "PYTHONPATH", "PYTHONHASHSEED", "LD_LIBRARY_PATH"])
+def test_variable_that_imports_may_read_takes_another_server(tmp_path, name):
+    plan = make_plan(tmp_path)
+    assert server_key(plan, {name: "3"}) != server_key(plan, {name: "2"})
+    assert server_key(plan, {name: "2"}) != server_key(plan, {})
+
+
+@pytest.mark.parametrize("name", ["PYTEST_CURRENT_TEST", "NCCL_ALGO", "CUDA_VISIBLE_DEVICES", "RANK"])
+def test_variable_of_ranks_alone_keeps_the_server(tmp_path, name):
+    plan = make_plan(tmp_path)
+    assert server_key(plan, {name: "1"}) == server_key(plan, {name: "2"}) == server_key(plan, {})
+
+
+def test_plans_of_different_length_and_size_share_a_server(tmp_path):
+    plan = make_plan(tmp_path)
+    other = replace(plan, timeout_s=5.0, world=World(3, "cpu"), run_dir=tmp_path / "other")
+    assert server_key(plan, {}) == server_key(other, {})
+
+
+def test_other_folder_takes_another_server(tmp_path):
+    plan = make_plan(tmp_path)
+    assert server_key(plan, {}) != server_key(replace(plan, cwd=tmp_path / "other"), {})
+
+
+def test_rank_is_told_who_it_is_and_where_the_others_meet():
+    environment = rank_environment(2, 4, 12345, "run")
+    assert (environment["RANK"], environment["LOCAL_RANK"], environment["WORLD_SIZE"]) == ("2", "2", "4")
+    assert (environment["MASTER_ADDR"], environment["MASTER_PORT"]) == ("127.0.0.1", "12345")
+    assert environment["TORCHELASTIC_USE_AGENT_STORE"] == "True"

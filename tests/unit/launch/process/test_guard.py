@@ -1,0 +1,301 @@
+"""The real guard, on tiny programs in the place of torchrun's agent."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_aorta.launch.guarded import GUARD, guard_spec
+from tests.unit.builders import make_plan
+
+# Each program first leaves its process id, and `fork()` starts a process that does so too.
+PRELUDE = """
+import os, signal, sys, time
+from pathlib import Path
+RUN_DIR = Path({run_dir!r})
+def leave_pid():
+    (RUN_DIR / f"pid-{{os.getpid()}}").touch()
+def rank_file(rank, name, text=""):
+    (RUN_DIR / "ranks" / str(rank) / name).write_text(text)
+def fork():
+    pid = os.fork()
+    if pid == 0:
+        leave_pid()
+    return pid
+leave_pid()
+"""
+
+
+class Watched:
+    """A running guard with its two pipes."""
+
+    def __init__(self, run_dir: Path, program: str, **changes: Any) -> None:
+        for rank in ("0", "1"):
+            (run_dir / "ranks" / rank).mkdir(parents=True)
+        self.run_dir = run_dir
+        lifeline_end, self.lifeline = os.pipe()
+        self.verdict, verdict_end = os.pipe()
+        code = PRELUDE.format(run_dir=str(run_dir)) + program
+        argv = [sys.executable, "-I", "-S", "-c", code]
+        spec = guard_spec(make_plan(run_dir), lifeline_end, verdict_end) | {"argv": argv, "time_limit_s": 20.0}
+        with (run_dir / "agent.log").open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(GUARD), json.dumps(spec | changes)],
+                stdout=log,
+                stderr=log,
+                pass_fds=(lifeline_end, verdict_end),
+                start_new_session=True,
+            )
+        os.close(lifeline_end)
+        os.close(verdict_end)
+
+    def close_lifeline(self) -> None:
+        if self.lifeline >= 0:
+            os.close(self.lifeline)
+            self.lifeline = -1
+
+    def end(self) -> dict[str, Any]:
+        """The verdict, once the guard has exited and every process is proved gone."""
+        assert self.process.wait(20) == 0, (self.run_dir / "agent.log").read_text()
+        assert [pid for pid in self.pids() if is_alive(pid)] == []
+        verdict: dict[str, Any] = json.loads(os.read(self.verdict, 65536))
+        assert verdict["survivors"] == []
+        return verdict
+
+    def pids(self) -> list[int]:
+        found = [int(path.name.removeprefix("pid-")) for path in self.run_dir.glob("pid-*")]
+        assert found
+        return found
+
+    def wait_for(self, *names: str) -> None:
+        deadline_s = time.monotonic() + 10
+        while not all(list(self.run_dir.glob(name)) for name in names):
+            assert time.monotonic() < deadline_s, f"no {names}"
+            time.sleep(0.01)
+
+    def clean_up(self) -> None:
+        self.close_lifeline()
+        try:
+            self.process.wait(20)
+        finally:
+            self.process.kill()
+            self.process.wait()
+            os.close(self.verdict)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+@pytest.fixture
+def guard(tmp_path) -> Iterator[Callable[..., Watched]]:
+    started: list[Watched] = []
+
+    def start(program: str, **changes: Any) -> Watched:
+        started.append(Watched(tmp_path, program, **changes))
+        return started[-1]
+
+    yield start
+    for watched in started:
+        watched.clean_up()
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_exit_code_of_the_agent_is_told(guard, code):
+    verdict = guard(f"sys.exit({code})").end()
+    assert (verdict["reason"], verdict["agent_status"], verdict["stopped"]) == ("exit", code, [])
+    assert 0 < verdict["wall_s"] < 5
+
+
+def test_signal_that_ended_the_agent_is_told_as_negative(guard):
+    verdict = guard("os.kill(os.getpid(), signal.SIGSEGV)").end()
+    assert (verdict["reason"], verdict["agent_status"]) == ("exit", -signal.SIGSEGV)
+
+
+def test_time_limit_ends_the_agent(guard):
+    verdict = guard("time.sleep(60)", time_limit_s=0.3).end()
+    assert (verdict["reason"], verdict["agent_status"]) == ("time_limit", -signal.SIGTERM)
+    assert len(verdict["stopped"]) == 1
+    assert 0.3 <= verdict["wall_s"] < 3
+
+
+def test_agent_that_ignores_sigterm_is_killed(guard):
+    program = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nfork()\ntime.sleep(60)"
+    verdict = guard(program, time_limit_s=0.5).end()
+    assert verdict["reason"] == "time_limit"
+    assert len(verdict["stopped"]) == 2
+    assert verdict["wall_s"] < 6
+
+
+def test_daemonised_grandchild_is_gone_when_the_agent_has_exited(guard):
+    program = """
+if fork() == 0:
+    os.setsid()
+    if fork() > 0:
+        os._exit(0)
+    rank_file(0, "daemon")
+    time.sleep(60)
+    os._exit(0)
+while not (RUN_DIR / "ranks/0/daemon").exists():
+    time.sleep(0.01)
+"""
+    watched = guard(program)
+    verdict = watched.end()
+    assert (verdict["reason"], verdict["agent_status"]) == ("exit", 0)
+    assert len(watched.pids()) == 3
+    assert len(verdict["stopped"]) == 1
+    assert verdict["wall_s"] < 5
+
+
+def test_killed_agent_leaves_no_ranks(guard):
+    program = """
+agent = os.getpid()
+if fork() == 0 or fork() == 0:
+    time.sleep(60)
+while len(list(RUN_DIR.glob("pid-*"))) < 3:
+    time.sleep(0.01)
+rank_file(0, ".agent", str(agent))
+os.rename(RUN_DIR / "ranks/0/.agent", RUN_DIR / "ranks/0/agent")
+time.sleep(60)
+"""
+    watched = guard(program)
+    watched.wait_for("ranks/0/agent")
+    os.kill(int((watched.run_dir / "ranks/0/agent").read_text()), signal.SIGKILL)
+    verdict = watched.end()
+    assert (verdict["reason"], verdict["agent_status"]) == ("exit", -signal.SIGKILL)
+    assert len(verdict["stopped"]) == 2
+
+
+def test_output_over_the_cap_ends_the_launch(guard):
+    program = """
+with (RUN_DIR / "ranks/1/output.log").open("wb") as log:
+    while True:
+        log.write(b"x" * 1000)
+        log.flush()
+        time.sleep(0.001)
+"""
+    verdict = guard(program, output_cap_bytes=50_000).end()
+    assert verdict["reason"] == "output_cap"
+    assert verdict["wall_s"] < 5
+
+
+def test_byte_in_the_lifeline_has_stacks_written_before_everything_ends(guard):
+    program = """
+signal.signal(signal.SIGUSR1, lambda *_: rank_file(0, "stacks.txt", "here"))
+rank_file(0, "pid", str(os.getpid()))
+if os.fork() == 0:
+    rank_file(0, "pid", str(os.getpid()))
+    (RUN_DIR / "ranks/0/ready").touch()
+time.sleep(60)
+"""
+    watched = guard(program)
+    watched.wait_for("ranks/0/ready")
+    os.write(watched.lifeline, b".")
+    assert watched.end()["reason"] == "stopped"
+    assert (watched.run_dir / "ranks/0/stacks.txt").read_text() == "here"
+
+
+def test_closed_lifeline_ends_everything(guard):
+    watched = guard("rank_file(0, 'ready')\ntime.sleep(60)")
+    watched.wait_for("ranks/0/ready")
+    began_s = time.monotonic()
+    watched.close_lifeline()
+    assert watched.end()["reason"] == "parent_gone"
+    assert time.monotonic() - began_s < 5
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_guard_outlives_the_signals_of_a_terminal(guard, number):
+    watched = guard("rank_file(0, 'ready')\ntime.sleep(0.5)\nsys.exit(5)")
+    watched.wait_for("ranks/0/ready")
+    watched.process.send_signal(number)
+    assert watched.end()["agent_status"] == 5
+
+
+def test_agent_dies_with_a_killed_guard(guard):
+    watched = guard("rank_file(0, 'ready')\ntime.sleep(60)")
+    watched.wait_for("ranks/0/ready")
+    watched.process.kill()
+    watched.process.wait()
+    deadline_s = time.monotonic() + 5
+    while any(map(is_alive, watched.pids())):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    assert os.read(watched.verdict, 10) == b""
+
+
+def test_error_of_a_rank_ends_the_others_after_a_grace(guard):
+    verdict = guard("rank_file(1, 'error.json')\ntime.sleep(60)", error_grace_s=0.3).end()
+    assert verdict["reason"] == "rank_error"
+    assert 0.3 <= verdict["wall_s"] < 5
+
+
+def test_agent_that_ends_within_the_grace_tells_its_own_exit_code(guard):
+    verdict = guard("rank_file(1, 'error.json')\ntime.sleep(0.2)\nsys.exit(1)", error_grace_s=10.0).end()
+    assert (verdict["reason"], verdict["agent_status"]) == ("exit", 1)
+
+
+def test_rank_that_is_not_done_long_after_another_is_a_straggler(guard):
+    verdict = guard("rank_file(1, 'result.json')\ntime.sleep(60)", straggler_s=0.3).end()
+    assert verdict["reason"] == "straggler"
+    assert 0.3 <= verdict["wall_s"] < 5
+
+
+def test_rank_is_asked_for_its_stacks_before_it_is_ended(guard):
+    program = """
+import faulthandler
+stacks = (RUN_DIR / "ranks/1/stacks.txt").open("w")
+faulthandler.register(signal.SIGUSR1, stacks)
+rank_file(1, "pid", str(os.getpid()))
+def stuck():
+    time.sleep(60)
+stuck()
+"""
+    watched = guard(program, time_limit_s=0.5)
+    assert watched.end()["reason"] == "time_limit"
+    assert "in stuck" in (watched.run_dir / "ranks/1/stacks.txt").read_text()
+
+
+def test_process_id_of_a_stranger_gets_no_signal(guard):
+    stranger = subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(60)"])
+    try:
+        guard(f"rank_file(1, 'pid', '{stranger.pid}')\ntime.sleep(60)", time_limit_s=0.3).end()
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+FAKE_PY_SPY = """#!/bin/sh
+echo "$0 $@" | sed "s|.*/||"
+[ "$FAKE_HANGS" ] && sleep 30
+exit 0
+"""
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_py_spy_is_asked_about_every_rank_at_the_time_limit_and_bounded(tmp_path, guard, monkeypatch, hangs):
+    program = tmp_path / "py-spy"
+    program.write_text(FAKE_PY_SPY)
+    program.chmod(0o755)
+    monkeypatch.setenv("FAKE_HANGS", "1" if hangs else "")
+    began_s = time.monotonic()
+    watched = guard('rank_file(0, "pid", str(os.getpid())); time.sleep(60)', time_limit_s=0.5, py_spy=str(program))
+    assert watched.end()["reason"] == "time_limit"
+    words = (watched.run_dir / "ranks" / "0" / "py-spy.txt").read_text().split()
+    assert words[:3] == ["py-spy", "dump", "--pid"]
+    assert int(words[3]) in watched.pids()
+    assert time.monotonic() - began_s < 15

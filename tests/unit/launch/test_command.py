@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_aorta.launch.command import agent_command, launch_environment
+from pytest_aorta.plan.launch_plan import rank_document
+from pytest_aorta.plan.workload.declaration import WorkloadSpec
+from pytest_aorta.plan.workload.environment import case_suffix
+from pytest_aorta.plan.world import Device, World
+from tests.unit.builders import gpus, make_plan
+
+ON_GPUS = World(2, "cuda", tuple(gpus(4)[2:]))
+SPEC = WorkloadSpec("toy", Path("/own/toy"), None, "Toy", "a toy", "torchrun", 2, {}, {})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "PET_NNODES",
+        "PET_RDZV_ENDPOINT",
+        "TORCHELASTIC_RUN_ID",
+        "TORCHELASTIC_ERROR_FILE",
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_RANK",
+        "ROLE_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+    ],
+)
+def test_variable_of_another_launch_is_not_handed_on(tmp_path, name):
+    assert name not in launch_environment(make_plan(tmp_path), {name: "7"})
+
+
+@pytest.mark.parametrize("name", ["PATH", "NCCL_DEBUG", "PETNAME", "MY_RANK", "HTTP_PROXY"])
+def test_other_variables_of_the_caller_are_handed_on(tmp_path, name):
+    assert launch_environment(make_plan(tmp_path), {name: "7"})[name] == "7"
+
+
+def test_ranks_see_the_planned_devices_in_their_order(tmp_path):
+    environment = launch_environment(make_plan(tmp_path, world=ON_GPUS), {"CUDA_VISIBLE_DEVICES": "0,1,2,3"})
+    assert environment["CUDA_VISIBLE_DEVICES"] == "2,3"
+    assert environment["AORTA_DEVICE"] == "cuda"
+
+
+def test_ranks_on_amd_see_the_planned_devices_among_those_that_rocr_leaves(tmp_path):
+    world = World(2, "cuda", (Device("3", "MI300X", "GPU-3", "amd"), Device("GPU-1", "MI300X", "GPU-1", "amd")))
+    environ = {"CUDA_VISIBLE_DEVICES": "0", "HIP_VISIBLE_DEVICES": "0,1,2,3", "ROCR_VISIBLE_DEVICES": "7,6,5,4"}
+    environment = launch_environment(make_plan(tmp_path, world=world), environ)
+    seen = {name: value for name, value in environment.items() if name.endswith("VISIBLE_DEVICES")}
+    assert seen == {"HIP_VISIBLE_DEVICES": "3,GPU-1", "ROCR_VISIBLE_DEVICES": "7,6,5,4"}
+
+
+@pytest.mark.parametrize("value", [None, "0,1"])
+def test_cpu_ranks_see_no_device(tmp_path, value):
+    names = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+    environment = launch_environment(make_plan(tmp_path), {} if value is None else dict.fromkeys(names, value))
+    # To HIP an empty value is none.
+    assert [environment[name] for name in names] == ["", "-1", ""]
+    assert environment["AORTA_DEVICE"] == "cpu"
+
+
+def test_number_of_threads_is_one_and_the_callers_where_given(tmp_path):
+    assert launch_environment(make_plan(tmp_path), {})["OMP_NUM_THREADS"] == "1"
+    assert launch_environment(make_plan(tmp_path), {"OMP_NUM_THREADS": "4"})["OMP_NUM_THREADS"] == "4"
+
+
+def test_collectives_give_up_before_the_launch_does(tmp_path):
+    environment = launch_environment(make_plan(tmp_path, timeout_s=100.0), {})
+    assert float(environment["AORTA_COLLECTIVE_TIMEOUT_S"]) == 80.0
+
+
+def test_ranks_run_the_code_that_pytest_runs_first_of_all(tmp_path):
+    import pytest_aorta
+
+    parent = Path(pytest_aorta.__file__).parents[1]
+    path = launch_environment(make_plan(tmp_path), {"PYTHONPATH": "/mine"})["PYTHONPATH"]
+    if parent.name in ("site-packages", "dist-packages"):
+        assert path == "/mine"
+    else:
+        assert path == f"{parent}:/mine"
+
+
+def test_callers_environment_is_left_as_it_is(tmp_path):
+    environ = {"RANK": "3", "CUDA_VISIBLE_DEVICES": "1"}
+    launch_environment(make_plan(tmp_path), environ)
+    assert environ == {"RANK": "3", "CUDA_VISIBLE_DEVICES": "1"}
+
+
+def test_agent_starts_one_rank_a_device_on_a_rendezvous_of_its_own(tmp_path):
+    command = agent_command(make_plan(tmp_path, world=World(3, "cpu")))
+    assert command == [
+        sys.executable,
+        "-m",
+        "pytest_aorta.launch.process.torchrun",
+        str(tmp_path),
+        "--standalone",
+        "--nproc-per-node=3",
+        "-m",
+        "pytest_aorta.launch.process.rank",
+        str(tmp_path),
+    ]
+
+
+def test_plan_tells_ranks_which_workload_to_load(tmp_path):
+    document = rank_document(make_plan(tmp_path, spec=SPEC, script=None))
+    assert document["workload"] == {"name": "toy", "module": None, "folder": "/own/toy", "class": "Toy"}
+    assert (document["script"], document["config"]) == (None, {"steps": 3})
+
+
+def test_plan_of_a_script_names_it_with_its_arguments(tmp_path):
+    document = rank_document(make_plan(tmp_path, args=("--lr", "1")))
+    assert (document["workload"], document["script"], document["args"]) == (None, "train.py", ["--lr", "1"])
+
+
+def test_plan_is_plain_json(tmp_path):
+    document = rank_document(make_plan(tmp_path, spec=SPEC, script=None, world=ON_GPUS))
+    assert json.loads(json.dumps(document, allow_nan=False)) == document
+    assert document["devices"] == ["2", "3"]
+
+
+def test_variables_of_the_config_are_the_ranks_and_not_the_workloads(tmp_path):
+    given = {"NCCL_ALGO": "Ring", "TORCH_NCCL_ENABLE_TIMING": "0"}
+    plan = make_plan(tmp_path, world=ON_GPUS, config={"steps": 5, "environment": given})
+    environment = launch_environment(plan, {"NCCL_ALGO": "Tree"})
+    assert {name: environment[name] for name in given} == given
+    document = rank_document(plan)
+    assert (document["config"], document["environment"]) == ({"steps": 5}, given)
+
+
+def test_variables_of_the_config_name_the_case():
+    assert case_suffix({}) == ""
+    assert case_suffix({"NCCL_PROTO": "LL", "NCCL_ALGO": "Ring"}) == "[NCCL_ALGO=Ring,NCCL_PROTO=LL]"

@@ -1,0 +1,154 @@
+"""What is seen of a launch while pytest waits for it, against a made-up run folder."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pytest_aorta.launch.sensors import SensorsUnavailable
+from pytest_aorta.launch.watch import LaunchState, LaunchWatch, launch_state
+from pytest_aorta.plan.launch_plan import LaunchPlan
+from pytest_aorta.plan.workload.declaration import WorkloadSpec
+from pytest_aorta.plan.world import World
+from pytest_aorta.result.gpu_facts import Capability, Reading
+from tests.unit.builders import gpus, make_plan, write_rank_file
+
+SPEC = WorkloadSpec("toy", Path("/own/toy"), None, "Toy", "", "torchrun", 2, {"steps": {"default": 40}}, {})
+
+
+def on_gpus(tmp_path: Path) -> LaunchPlan:
+    return make_plan(tmp_path, world=World(2, "cuda", tuple(gpus(2))))
+
+
+def count_steps(plan: LaunchPlan, *steps: int) -> None:
+    for rank, count in enumerate(steps):
+        path = write_rank_file(plan.run_dir, rank, "progress", "")
+        path.write_bytes(count.to_bytes(8, "little"))
+
+
+class FakeSensors:
+    source = "NVML"
+    capabilities = (Capability(1980),) * 2
+
+    def __init__(self, readings=10_000):
+        self.left = readings
+        self.closed = False
+        self.read_often = threading.Event()
+
+    def __call__(self, devices):
+        return self
+
+    def read(self):
+        if not self.left:
+            raise SensorsUnavailable("NVML: GPU is lost")
+        self.left -= 1
+        if self.left < 9_990:
+            self.read_often.set()
+        return (Reading(sm_clock_mhz=1755),) * 2
+
+    def close(self):
+        self.closed = True
+
+
+class FakeLine:
+    def __init__(self):
+        self.states = []
+        self.shown = threading.Event()
+        self.cleared = False
+
+    def show(self, state):
+        self.states.append(state)
+        self.shown.set()
+
+    def clear(self):
+        self.cleared = True
+
+
+def test_state_of_a_launch_is_read_from_its_ranks_files(tmp_path):
+    plan = make_plan(tmp_path)
+    assert launch_state(plan, 1.0) == LaunchState("toy", 2, 0, 0, 3, 0, 1.0)
+    count_steps(plan, 3, 2)
+    for name in ("pid", "result.json"):
+        write_rank_file(tmp_path, 1, name, "7")
+    state = launch_state(plan, 9.0)
+    assert state == LaunchState("toy", 2, 1, 2, 3, 1, 9.0)
+
+
+@pytest.mark.parametrize(("steps", "done", "expected"), [(0, 0, False), (1, 0, True), (5, 1, False)])
+def test_ranks_are_in_their_steps_from_the_last_ones_first_to_the_first_result(steps, done, expected):
+    assert LaunchState("toy", 2, 2, steps, 5, done, 1.0).in_steps is expected
+
+
+@pytest.mark.parametrize(("config", "total"), [({}, 40), ({"steps": 7}, 7)])
+def test_number_of_steps_is_the_configs_or_its_default(tmp_path, config, total):
+    plan = make_plan(tmp_path, spec=SPEC, script=None, config=config)
+    assert launch_state(plan, 0.0).total_steps == total
+
+
+def test_number_of_a_scripts_steps_is_not_known(tmp_path):
+    assert launch_state(make_plan(tmp_path, config={"args": []}), 0.0).total_steps is None
+
+
+def test_devices_are_sampled_during_the_launch_and_steps_are_told_apart(tmp_path):
+    plan, sensors = on_gpus(tmp_path), FakeSensors()
+    count_steps(plan, 1, 1)
+    with LaunchWatch(plan, None, sensors, tick_s=0.001) as watch:
+        assert sensors.read_often.wait(10)
+    facts = watch.platform_facts
+    assert sensors.closed
+    assert [(device.device, device.in_steps) for device in facts.devices] == [("0", True), ("1", True)]
+    assert facts.devices[0].num_samples > 9
+    assert (facts.source, facts.problem) == ("NVML", None)
+
+
+def test_launch_that_is_over_at_once_has_a_sample(tmp_path):
+    with LaunchWatch(on_gpus(tmp_path), None, FakeSensors(), tick_s=100.0) as watch:
+        pass
+    assert [device.in_steps for device in watch.platform_facts.devices] == [False, False]
+
+
+def test_driver_that_gives_up_leaves_what_was_read_and_the_reason(tmp_path):
+    sensors, line = FakeSensors(readings=2), FakeLine()
+    with LaunchWatch(on_gpus(tmp_path), line, sensors, tick_s=0.001) as watch:
+        deadline_s = time.monotonic() + 10
+        while len(line.states) < 5 and time.monotonic() < deadline_s:
+            time.sleep(0.001)
+    facts = watch.platform_facts
+    assert facts.problem == "NVML: GPU is lost"
+    assert facts.devices[0].num_samples == 2
+    assert sensors.closed
+    # The line goes on without the sensors.
+    assert len(line.states) >= 5
+
+
+def test_devices_without_sensors_have_a_reason_and_no_facts(tmp_path):
+    def none(devices):
+        raise SensorsUnavailable("amdsmi is not installed")
+
+    with LaunchWatch(on_gpus(tmp_path), None, none, tick_s=0.001) as watch:
+        pass
+    assert (watch.platform_facts.problem, watch.platform_facts.devices) == ("amdsmi is not installed", ())
+
+
+def test_cpu_ranks_have_no_facts_and_no_thread(tmp_path):
+    before = threading.active_count()
+    with LaunchWatch(make_plan(tmp_path), None) as watch:
+        assert threading.active_count() == before
+    assert watch.platform_facts is None
+
+
+def test_line_is_cleared_at_the_end_also_of_a_launch_that_raises(tmp_path):
+    line = FakeLine()
+
+    def interrupted() -> None:
+        assert line.shown.wait(10)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), LaunchWatch(make_plan(tmp_path), line, tick_s=0.001):
+        interrupted()
+    assert line.cleared
+    assert replace(line.states[0], elapsed_s=0.0) == LaunchState("toy", 2, 0, 0, 3, 0, 0.0)

@@ -1,0 +1,115 @@
+"""What a profiler changes in the plan of a launch, in facts and in verdicts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_aorta.common.errors import ColdLaunchWarning, SpecError
+from pytest_aorta.launch.command import agent_command, launch_environment
+from pytest_aorta.launch.warm import ForkServers
+from pytest_aorta.plan.launch_plan import FORKSERVER, limits_under, rank_document
+from pytest_aorta.plan.profiler import check_profiler, traces_note
+from pytest_aorta.result.facts import launch_facts
+from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
+from pytest_aorta.verdict.statistics.decision import Outcome
+from tests.unit.builders import default_priors, make_baseline, make_facts, make_plan, make_result, stored, with_p50
+
+
+def test_nsys_is_started_around_torchrun_and_writes_to_the_run_folder(tmp_path):
+    bare = agent_command(make_plan(tmp_path))
+    command = agent_command(make_plan(tmp_path, profiler="nsys"))
+    assert command[:3] == ["nsys", "profile", f"--output={tmp_path}/nsys"]
+    assert {"--trace=cuda,nvtx,osrt", "--capture-range=none", "--wait=all"} < set(command)
+    assert command[-len(bare) :] == bare
+
+
+def test_rocprofv3_is_started_around_torchrun_and_writes_to_the_run_folder(tmp_path):
+    bare = agent_command(make_plan(tmp_path))
+    command = agent_command(make_plan(tmp_path, profiler="rocprofv3"))
+    assert command[0] == "rocprofv3"
+    assert command[command.index("-d") + 1] == f"{tmp_path}/rocprofv3"
+    assert command[command.index("--") + 1 :] == bare
+
+
+@pytest.mark.parametrize("profiler", [None, "torch"])
+def test_nothing_is_started_around_torchrun_otherwise(tmp_path, profiler):
+    assert agent_command(make_plan(tmp_path, profiler=profiler)) == agent_command(make_plan(tmp_path))
+
+
+@pytest.mark.parametrize("profiler", ["torch", "nsys", "rocprofv3"])
+def test_ranks_and_people_are_told_the_profiler(tmp_path, profiler):
+    plan = make_plan(tmp_path, profiler=profiler)
+    assert launch_environment(plan, {})["AORTA_PROFILER"] == profiler
+    assert rank_document(plan)["profiler"] == profiler
+
+
+def test_profiler_of_another_launch_is_not_handed_on(tmp_path):
+    assert "AORTA_PROFILER" not in launch_environment(make_plan(tmp_path), {"AORTA_PROFILER": "nsys"})
+
+
+def test_wrapper_has_time_to_write_once_ranks_are_done():
+    assert limits_under("nsys").straggler_s > limits_under("torch").straggler_s == limits_under(None).straggler_s
+
+
+@pytest.mark.parametrize("profiler", ["nsys", "rocprofv3"])
+def test_wrapper_that_is_not_installed_is_refused(tmp_path, profiler):
+    with pytest.raises(SpecError, match=f"^--aorta-profiler={profiler}: there is no program {profiler} on PATH; it is"):
+        check_profiler(profiler, {"PATH": str(tmp_path)})
+
+
+@pytest.mark.parametrize("profiler", [None, "torch"])
+def test_what_needs_no_program_is_not_looked_for(tmp_path, profiler):
+    check_profiler(profiler, {"PATH": str(tmp_path)})
+
+
+def test_wrapped_launch_is_cold_and_says_why(tmp_path: Path):
+    plan = make_plan(tmp_path / "run", launcher=FORKSERVER, profiler="nsys", cwd=tmp_path)
+    servers = ForkServers({"PATH": str(tmp_path)})
+    with pytest.warns(ColdLaunchWarning, match="fork server is not fit: nsys profiles what it has started itself"):
+        outcome = servers.launch(plan)
+    # There is no nsys on this PATH.
+    assert outcome.reason == "guard_lost"
+    assert servers.pids == []
+
+
+def test_facts_know_a_wrapper_and_no_profiler_that_runs_after_the_steps():
+    assert launch_facts(make_result([[1.0, 2.0]], profiler="nsys")).profiler == "nsys"
+    assert launch_facts(make_result([[1.0, 2.0]], profiler="torch")).profiler == ""
+
+
+@pytest.mark.parametrize("baseline", [None, make_baseline(launches=stored(*[make_facts()] * 5))])
+def test_times_under_a_profiler_are_not_applicable_whatever_they_are(baseline):
+    comparison = StoredComparison("case", make_baseline().config, baseline, {}, default_priors)
+    verdicts = comparison.judge([with_p50(make_facts(profiler="nsys"), 99.0)])
+    row = verdicts["step_time_p50"]
+    assert (row.outcome, row.reason) == (
+        Outcome.NOT_APPLICABLE,
+        "ranks ran under nsys, which takes time of its own",
+    )
+    # What is no time is compared as ever.
+    assert verdicts["weight_hash"].outcome is (Outcome.PASS if baseline else Outcome.MISSING)
+
+
+def test_times_of_pairs_under_a_profiler_are_not_applicable():
+    fast, slow = make_facts(profiler="rocprofv3"), with_p50(make_facts(profiler="rocprofv3"), 99.0)
+    row = PairedComparison("case", {}, default_priors).judge([slow], [fast])["step_time_p50"]
+    assert row.outcome is Outcome.NOT_APPLICABLE
+    assert row.reason.startswith("ranks ran under rocprofv3")
+
+
+@pytest.mark.parametrize(
+    ("profiler", "files", "told"),
+    [
+        ("nsys", ["nsys.nsys-rep"], "traces of nsys in {}: nsys.nsys-rep"),
+        ("torch", ["ranks/0/trace.json.gz", "ranks/1/trace.json.gz"], "ranks/0/trace.json.gz and 1 more"),
+        ("rocprofv3", ["rocprofv3/host/7_results.pftrace"], "rocprofv3/host/7_results.pftrace"),
+        ("torch", [], "torch left no trace in {}"),
+    ],
+)
+def test_note_says_where_the_traces_are_or_that_there_are_none(tmp_path, profiler, files, told):
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert traces_note(profiler, tmp_path).endswith(told.format(tmp_path))

@@ -1,0 +1,458 @@
+"""Where the reference version of a workload, a script and a package is, and what says that there is none."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from pytest_aorta.common.errors import SpecError
+from pytest_aorta.common.files import is_source_of
+from pytest_aorta.launch.command import agent_command, launch_environment
+from pytest_aorta.launch.warm import server_key
+from pytest_aorta.plan.launch_plan import LaunchRequest, at_reference, rank_document
+from pytest_aorta.plan.reference import CommitReference, EnvironmentReference, References
+from pytest_aorta.plan.workload.declaration import find_workload, read_workload, resolve_config
+from pytest_aorta.plan.worktree import PREFIX, open_worktree
+from tests.unit.builders import make_plan
+
+YAML = """
+description: a toy
+class: Toy
+config:
+  steps: {{type: integer, minimum: 1, default: 4, description: measured steps}}
+  {key}: {{type: string, enum: {values}, default: {default}, description: changes}}
+"""
+
+Opener = Callable[..., References]
+
+
+def git(folder: Path, *arguments: str) -> str:
+    author = ["-c", "user.name=A", "-c", "user.email=a@b", "-c", "init.defaultBranch=main"]
+    command = ["git", "-C", str(folder), *author, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def write(path: Path, text: str = "") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def toy_yaml(key: str = "mode", values: str = "[fast, slow]", default: str = "fast") -> str:
+    return YAML.format(key=key, values=values, default=default)
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with the project in a sub-folder; what is committed says old, the working tree new."""
+    for name in [name for name in os.environ if name.startswith("GIT_")]:
+        monkeypatch.delenv(name)
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
+    top = tmp_path / "top"
+    write(top / "project/workloads/toy/default.yaml", toy_yaml())
+    write(top / "project/train.py", "old")
+    write(top / "project/src/package/__init__.py")
+    git(top, "init", "-q")
+    git(top, "add", "-A")
+    git(top, "commit", "-qm", "old")
+    git(top, "tag", "v1")
+    write(top / "project/train.py", "new")
+    return top
+
+
+@pytest.fixture
+def project(repository: Path) -> Path:
+    return repository / "project"
+
+
+@pytest.fixture
+def opener(project: Path) -> Iterator[Opener]:
+    """Makes references that are closed at the end."""
+    opened = []
+
+    def make(name: str | None, rootdir: Path = project) -> References:
+        opened.append(References(name, rootdir))
+        return opened[-1]
+
+    yield make
+    for references in opened:
+        references.close()
+
+
+def worktrees(folder: Path) -> list[str]:
+    """All but the repository's own."""
+    lines = git(folder, "worktree", "list", "--porcelain").splitlines()
+    return [line.removeprefix("worktree ") for line in lines if line.startswith("worktree ")][1:]
+
+
+def scratch(project: Path) -> list[Path]:
+    return list((project.parents[1] / "scratch").iterdir())
+
+
+def commit_reference(references: References) -> CommitReference:
+    reference = references.open()
+    assert isinstance(reference, CommitReference)
+    return reference
+
+
+@pytest.mark.parametrize("ref", ["HEAD", "main", "v1", "main@{0}"])
+def test_commit_is_checked_out_beside_the_working_tree_and_removed_at_the_end(opener, project, ref):
+    references = opener(ref)
+    root = references.open().root
+    assert (root / "train.py").read_text() == "old"
+    assert (project / "train.py").read_text() == "new"
+    assert root.name == "project"
+    assert worktrees(project) == [str(root.parent)]
+    references.close()
+    assert worktrees(project) == scratch(project) == []
+
+
+def test_reference_is_opened_once(opener, project):
+    references = opener("HEAD")
+    assert references.open() is references.open()
+    assert len(worktrees(project)) == 1
+
+
+def test_nothing_is_checked_out_before_it_is_wanted(opener, project):
+    opener("HEAD").close()
+    assert scratch(project) == []
+
+
+def test_sessions_side_by_side_have_worktrees_of_their_own(opener, project):
+    first, second = opener("HEAD"), opener("HEAD")
+    roots = {first.open().root, second.open().root}
+    first.close()
+    assert len(roots) == 2
+    assert (second.open().root / "train.py").exists()
+    assert len(worktrees(project)) == 1
+
+
+def abandon(project: Path) -> str:
+    """A worktree whose session is gone without having removed it."""
+    code = f"""
+import os, tempfile
+from pathlib import Path
+from pytest_aorta.plan.reference import References
+tempfile.tempdir = {str(project.parents[1] / "scratch")!r}
+references = References("HEAD", Path({str(project)!r}))
+references.open()
+os._exit(0)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    [abandoned] = worktrees(project)
+    return abandoned
+
+
+@pytest.mark.parametrize("folder_is_left", [True, False])
+def test_worktree_of_a_killed_session_is_removed_by_the_next(opener, project, folder_is_left):
+    abandoned = Path(abandon(project))
+    if not folder_is_left:
+        abandoned.parent.rename(project.parents[1] / "cleaned-up")
+    tree = opener("HEAD").open().root.parent
+    assert worktrees(project) == [str(tree)] != [str(abandoned)]
+    assert scratch(project) == [tree.parent]
+
+
+def test_worktree_of_the_users_own_is_left_alone(opener, project, tmp_path):
+    own = tmp_path / f"{PREFIX}mine"
+    git(project, "worktree", "add", "-q", "--detach", str(own), "HEAD")
+    references = opener("HEAD")
+    references.open()
+    references.close()
+    assert worktrees(project) == [str(own)]
+
+
+def test_worktree_is_removed_after_an_interruption(project):
+    with suppress(KeyboardInterrupt), open_worktree(project, "HEAD"):
+        raise KeyboardInterrupt
+    assert worktrees(project) == scratch(project) == []
+
+
+def test_files_that_a_launch_left_do_not_keep_the_worktree(opener, project):
+    references = opener("HEAD")
+    write(references.open().root / "left/behind.txt")
+    references.close()
+    assert worktrees(project) == scratch(project) == []
+
+
+def test_hook_of_the_users_does_not_run(opener, repository, tmp_path):
+    hook = write(repository / ".git/hooks/post-checkout", f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    hook.chmod(0o755)
+    opener("HEAD").open()
+    assert not (tmp_path / "ran").exists()
+
+
+def test_repository_is_found_by_folder_inside_a_hook_too(opener, project, tmp_path, monkeypatch):
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "another/.git"))
+    assert (opener("HEAD").open().root / "train.py").read_text() == "old"
+
+
+@pytest.mark.parametrize("ref", ["nowhere", "0123456789012345678901234567890123456789", "v1:project/train.py"])
+def test_ref_that_is_none_is_told_in_gits_own_words(opener, project, ref):
+    with pytest.raises(SpecError, match=f"--aorta-ab={ref}: git rev-parse --verify in {project}: .*(fatal|error): "):
+        opener(ref).open()
+    assert scratch(project) == []
+
+
+def test_folder_that_is_in_no_repository_is_told_in_gits_own_words(opener, tmp_path, monkeypatch):
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    with pytest.raises(SpecError, match=r"--aorta-ab=HEAD: git .*fatal: not a git repository"):
+        opener("HEAD", tmp_path).open()
+
+
+def test_missing_git_is_told(opener, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SpecError, match="--aorta-ab=HEAD: git is not installed, or not on the path"):
+        opener("HEAD").open()
+
+
+def test_root_folder_that_the_commit_lacks_is_told(opener, repository):
+    (repository / "younger").mkdir()
+    with pytest.raises(SpecError, match="--aorta-ab=HEAD: pytest's root folder does not exist there: younger"):
+        opener("HEAD", repository / "younger").open()
+    assert worktrees(repository) == []
+
+
+def test_missing_option_is_told(opener):
+    with pytest.raises(SpecError, match="name one with --aorta-ab=REF"):
+        opener(None).open()
+
+
+def request_of(project: Path, **config: object) -> LaunchRequest:
+    spec = find_workload("toy", [project / "workloads"])
+    return LaunchRequest("toy", spec, resolve_config(spec, config), None, ())
+
+
+def script_request(script: str) -> LaunchRequest:
+    return LaunchRequest("train.py", None, {"args": []}, script, ())
+
+
+def test_own_workload_is_the_commits(opener, project):
+    reference = opener("HEAD").open()
+    request = at_reference(request_of(project, steps=9, mode="slow"), reference)
+    assert request.spec is not None
+    assert request.spec.folder == reference.root / "workloads/toy"
+    assert request.config == {"steps": 9, "mode": "slow", "environment": {}}
+
+
+def test_installed_workload_stays_what_it_is(opener, project):
+    installed = project / ".venv/lib/python3.11/site-packages/toys/toy"
+    write(installed / "default.yaml", toy_yaml())
+    spec = read_workload("toy", installed, "toys.toy")
+    assert opener("HEAD").open().workload(spec) is spec
+
+
+def test_workload_that_the_commit_lacks_is_told(opener, project):
+    write(project / "workloads/young/default.yaml", toy_yaml())
+    spec = find_workload("young", [project / "workloads"])
+    with pytest.raises(SpecError, match=r"workload 'young' does not exist at v1: there is no .*/young"):
+        at_reference(LaunchRequest("young", spec, {}, None, ()), opener("v1").open())
+
+
+@pytest.mark.parametrize(
+    ("yaml", "config", "message"),
+    [
+        (
+            toy_yaml("speed"),
+            {"speed": "slow"},
+            r"at HEAD: .*workload 'toy' has no config keys \['speed'\]; there are \['environment', 'mode', 'steps'\]",
+        ),
+        (toy_yaml(values="[fast, new]", default="new"), {}, "at HEAD: .*mode: got 'new', allowed is enum: .*"),
+    ],
+    ids=["key", "value"],
+)
+def test_config_that_the_commit_does_not_know_is_told(opener, project, yaml, config, message):
+    write(project / "workloads/toy/default.yaml", yaml)
+    with pytest.raises(SpecError, match=message):
+        at_reference(request_of(project, **config), opener("HEAD").open())
+
+
+def test_config_key_that_the_commit_does_not_know_is_left_out_at_its_default(opener, project):
+    write(project / "workloads/toy/default.yaml", toy_yaml("speed"))
+    request = at_reference(request_of(project, steps=9, speed="fast"), opener("HEAD").open())
+    assert request.config == {"steps": 9, "mode": "fast", "environment": {}}
+
+
+def test_config_key_that_only_the_commit_has_takes_its_default(opener, project):
+    write(project / "workloads/toy/default.yaml", toy_yaml().rpartition("  mode")[0])
+    request = at_reference(request_of(project), opener("HEAD").open())
+    assert request.config == {"steps": 4, "mode": "fast", "environment": {}}
+
+
+def test_script_is_the_commits(opener, project):
+    reference = opener("HEAD").open()
+    request = at_reference(script_request(str(project / "train.py")), reference)
+    assert request.script == str(reference.root / "train.py")
+
+
+def test_script_that_the_commit_lacks_is_told(opener, project):
+    young = write(project / "young.py")
+    with pytest.raises(SpecError, match=r"script '.*young\.py' does not exist at HEAD: there is no "):
+        at_reference(script_request(str(young)), opener("HEAD").open())
+
+
+@pytest.mark.parametrize("script", ["/elsewhere/train.py", "package.train"])
+def test_script_that_is_no_file_of_the_repository_stays_as_it_is(opener, script):
+    assert at_reference(script_request(script), opener("HEAD").open()).script == script
+
+
+def test_packages_are_looked_for_in_the_commit_first(opener, repository, project, tmp_path):
+    reference = commit_reference(opener("HEAD"))
+    given = {"PYTHONPATH": f"{repository}/lib::relative:/elsewhere"}
+    path = launch_environment(make_plan(tmp_path, reference=reference), given)["PYTHONPATH"].split(":")
+    root, tree = str(reference.root), str(reference.root.parent)
+    assert path == [str(reference.worktree.packages), f"{root}/src", root, f"{tree}/lib", "relative", "/elsewhere"]
+
+
+def test_harness_is_the_one_that_pytest_runs(opener):
+    import pytest_aorta
+
+    link = commit_reference(opener("HEAD")).worktree.packages / "pytest_aorta"
+    assert link.resolve() == Path(pytest_aorta.__file__).parent
+
+
+def test_package_called_otherwise_than_its_folder_leads_to_the_commits(opener, project, tmp_path, monkeypatch):
+    (tmp_path / "installed").mkdir()
+    write(project / "workloads/__init__.py")
+    (tmp_path / "installed/renamed").symlink_to(project / "workloads")
+    monkeypatch.syspath_prepend(tmp_path / "installed")
+    spec = read_workload("toy", project / "workloads/toy", "renamed.toy")
+    reference = commit_reference(opener("HEAD"))
+    for _ in range(2):
+        assert reference.workload(spec).module == "renamed.toy"
+    assert (reference.worktree.packages / "renamed").resolve() == reference.root / "workloads"
+
+
+def test_plan_tells_the_commit_and_starts_ranks_without_the_current_folder(opener, project, tmp_path):
+    plan = make_plan(tmp_path, reference=opener("v1").open())
+    told = rank_document(plan)["reference"]
+    assert (told["name"], told["commit"]) == ("v1", git(project, "rev-parse", "v1"))
+    command = agent_command(plan)
+    assert command[:4] == [sys.executable, "-P", "-m", "pytest_aorta.launch.process.torchrun"]
+    assert command[-7:-1] == ["--no-python", sys.executable, "-P", "-u", "-m", "pytest_aorta.launch.process.rank"]
+    assert rank_document(make_plan(tmp_path))["reference"] is None
+
+
+def test_reference_takes_a_fork_server_of_its_own(opener, tmp_path):
+    plan = make_plan(tmp_path, reference=opener("HEAD").open())
+    assert server_key(plan, {}) != server_key(make_plan(tmp_path), {})
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Path:
+    """The interpreter of an environment with what the test puts there: torch and pytest_aorta are fakes."""
+    command = [sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "other")]
+    subprocess.run(command, check=True, timeout=60)
+    return tmp_path / "other/bin/python"
+
+
+def install(environment: Path, name: str, text: str = "") -> Path:
+    [site_packages] = environment.parents[1].glob("lib/python*/site-packages")
+    return write(site_packages / name, text)
+
+
+FAKE_SPEC = """
+from pathlib import Path
+from types import SimpleNamespace
+
+def workload_places(own_dirs):
+    folder = Path(__file__).parents[3] / "toys" / "toy"
+    lost = SimpleNamespace(folder=None, module="lost")
+    return {"toy": [SimpleNamespace(folder=folder, module="toys.toy")], "lost": [lost]}
+"""
+
+
+@pytest.fixture
+def complete(environment: Path) -> Path:
+    for name, text in [
+        ("torch/__init__.py", ""),
+        ("pytest_aorta/__init__.py", ""),
+        ("pytest_aorta/plan/__init__.py", ""),
+        ("pytest_aorta/plan/workload/__init__.py", ""),
+        ("pytest_aorta/plan/workload/declaration.py", FAKE_SPEC),
+    ]:
+        install(environment, name, text)
+    install(environment, "toys/toy/default.yaml", toy_yaml())
+    return environment
+
+
+def test_other_environment_runs_what_is_installed_there(opener, complete, project, monkeypatch, tmp_path):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+    reference = opener(f"python:{complete}").open()
+    spec = read_workload("toy", project / "workloads/toy", "mine.toy")
+    there = reference.workload(spec)
+    assert (there.module, there.folder.parts[-3:]) == ("toys.toy", ("site-packages", "toys", "toy"))
+    plan = make_plan(tmp_path, reference=reference)
+    environ = launch_environment(plan, {"PYTHONPATH": "/mine", "PYTHONHOME": "/home"})
+    assert {name: environ.get(name) for name in ("PYTHONPATH", "PYTHONHOME", "AORTA_LATE_PATH")} == {
+        "PYTHONPATH": None,
+        "PYTHONHOME": None,
+        "AORTA_LATE_PATH": f"/mine:{project}",
+    }
+    assert agent_command(plan)[0] == str(complete)
+    assert rank_document(plan)["reference"] == {"name": f"python:{complete}", "python": str(complete)}
+
+
+def test_other_environment_may_be_named_from_the_root_folder(opener, complete, project):
+    reference = opener("python:../../other/bin/python").open()
+    assert reference.python == str(project / "../../other/bin/python")
+    assert reference.root == project
+
+
+def test_own_folder_and_script_are_the_same_in_another_environment(opener, complete, project):
+    reference = opener(f"python:{complete}").open()
+    request = request_of(project)
+    assert at_reference(request, reference) == request
+    script = script_request(str(project / "train.py"))
+    assert at_reference(script, reference) == script
+
+
+def test_workload_that_another_environment_lacks_is_told(project, tmp_path):
+    reference = EnvironmentReference("python:/x", "/x", project, {"other": (tmp_path, "others.other")})
+    spec = read_workload("toy", project / "workloads/toy", "mine.toy")
+    with pytest.raises(SpecError, match=r"workload 'toy' does not exist at python:/x: it has \['other'\] installed"):
+        reference.workload(spec)
+
+
+@pytest.mark.parametrize("installed", ["", "torch", "pytest_aorta"])
+def test_environment_that_lacks_a_package_is_told_with_its_name(opener, environment, installed):
+    if installed:
+        install(environment, f"{installed}/__init__.py")
+    missing = " and ".join(name for name in ("torch", "pytest_aorta") if name != installed)
+    with pytest.raises(SpecError, match=f"--aorta-ab=python:{environment}: {environment} can't import {missing}; "):
+        opener(f"python:{environment}").open()
+
+
+def test_interpreter_that_is_none_is_told(opener, project):
+    with pytest.raises(SpecError, match=r"/absent/python can't be run: No such file or directory"):
+        opener("python:/absent/python").open()
+    broken = write(project / "python", "#!/bin/sh\necho no such option >&2\nexit 2\n")
+    broken.chmod(0o755)
+    with pytest.raises(SpecError, match=r"project/python is no usable interpreter: no such option"):
+        opener("python:python").open()
+
+
+@pytest.mark.parametrize(
+    ("path", "is_source"),
+    [
+        ("lib/a.py", True),
+        (".venv/lib/python3.11/site-packages/a.py", False),
+        ("usr/lib/python3/dist-packages/a.py", False),
+        ("../beside/a.py", False),
+        ("", True),
+    ],
+)
+def test_source_of_a_checkout_is_told_from_environments_inside_of_it(tmp_path, path, is_source):
+    checkout = tmp_path / "site-packages"
+    assert is_source_of(checkout, checkout / path) is is_source
+
+
+def test_standard_library_is_no_source():
+    assert not is_source_of(Path("/"), Path(os.__file__))

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_aorta.common.errors import DevicesUnavailable
+from pytest_aorta.plan.world import MAX_CPU_RANKS_PER_CORE, Device, World, WorldSpec, check_budget, resolve_world
+from tests.unit.builders import gpus, make_options
+
+ON_CPU = World(2, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("size", "device", "options", "expected"),
+    [
+        (2, "any", {}, "cuda"),
+        (2, "any", {"gpus": 2}, "cuda"),
+        (2, "any", {"gpus": 0}, "cpu"),
+        (2, "any", {"device": "cpu"}, "cpu"),
+        (2, "any", {"device": "cuda"}, "cuda"),
+        (2, "any", {"require_gpus": True}, "cuda"),
+        (2, "cuda", {}, "cuda"),
+        (2, "cpu", {}, "cpu"),
+        (2, "cpu", {"gpus": 4}, "cpu"),
+        (2, "cpu", {"require_gpus": True}, "cpu"),
+    ],
+)
+def test_world_is_on_the_device_that_marker_and_options_ask_for(size, device, options, expected):
+    world = resolve_world(WorldSpec(size, device), make_options(**options), gpus(4))
+    assert world == (World(2, "cuda", tuple(gpus(2))) if expected == "cuda" else ON_CPU)
+
+
+@pytest.mark.parametrize("options", [{}, {"gpus": 0}, {"device": "cpu"}])
+def test_test_that_takes_any_device_runs_on_cpu_ranks_where_no_gpu_is(options):
+    assert resolve_world(WorldSpec(2, "any"), make_options(**options), []) == ON_CPU
+
+
+@pytest.mark.parametrize(
+    ("size", "device", "options", "visible", "message"),
+    [
+        (8, "cuda", {}, 4, "needs 8 GPUs, 4 given"),
+        (8, "any", {}, 4, "needs 8 GPUs, 4 given"),
+        (4, "cuda", {"gpus": 2}, 4, "needs 4 GPUs, 2 given (--aorta-gpus=2)"),
+        (2, "cuda", {"gpus": 0}, 4, "needs 2 GPUs, 0 given (--aorta-gpus=0)"),
+        (2, "cuda", {"device": "cpu"}, 4, "needs 2 GPUs, 0 given (--aorta-device=cpu)"),
+        (2, "cuda", {}, 0, "needs 2 GPUs, 0 given"),
+        ("all", "cuda", {}, 0, "needs at least 1 GPU, 0 given"),
+        (2, "any", {"device": "cuda"}, 0, "needs 2 GPUs, 0 given"),
+        (2, "cpu", {"device": "cuda"}, 4, "runs on CPU ranks only, and --aorta-device=cuda was given"),
+        (2, "any", {"require_gpus": True}, 0, "needs GPUs, 0 given; --aorta-require-gpus forbids CPU ranks"),
+    ],
+)
+def test_lacking_devices_are_told_with_needed_and_given(size, device, options, visible, message):
+    with pytest.raises(DevicesUnavailable) as caught:
+        resolve_world(WorldSpec(size, device), make_options(**options), gpus(visible))
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(("options", "size"), [({}, 4), ({"gpus": 3}, 3)])
+def test_all_means_the_devices_of_this_run(options, size):
+    assert resolve_world(WorldSpec("all", "any"), make_options(**options), gpus(4)).size == size
+
+
+def test_all_means_two_ranks_on_cpu():
+    assert resolve_world(WorldSpec("all", "any"), make_options(), []) == ON_CPU
+
+
+def test_more_cpu_ranks_than_make_sense_are_refused():
+    limit = MAX_CPU_RANKS_PER_CORE * os.cpu_count()
+    assert resolve_world(WorldSpec(limit, "cpu"), make_options(), []).size == limit
+    with pytest.raises(DevicesUnavailable, match=f"needs {limit + 1} ranks; .* take at most {limit} CPU ranks"):
+        resolve_world(WorldSpec(limit + 1, "cpu"), make_options(), [])
+
+
+@given(
+    st.sampled_from([1, 2, 3, "all"]),
+    st.sampled_from(["any", "cuda", "cpu"]),
+    st.none() | st.integers(0, 4),
+    st.sampled_from(["auto", "cuda", "cpu"]),
+    st.booleans(),
+    st.integers(0, 4),
+)
+def test_world_never_takes_a_device_that_was_not_given(size, device, given_gpus, kind, require, visible):
+    budget = visible if given_gpus is None else min(given_gpus, visible)
+    options = make_options(gpus=None if given_gpus is None else budget, device=kind, require_gpus=require)
+    try:
+        world = resolve_world(WorldSpec(size, device), options, gpus(visible))
+    except DevicesUnavailable:
+        return
+    assert len(world.devices) == (world.size if world.device == "cuda" else 0)
+    assert len(world.devices) <= (0 if kind == "cpu" else budget)
+    assert device in ("any", world.device)
+    assert size in ("all", world.size)
+
+
+@pytest.mark.parametrize(
+    ("world", "platform"),
+    [
+        (World(2, "cpu"), "cpu-x2-gloo"),
+        (World(2, "cuda", tuple(gpus(2))), "nvidia-h200-x2-nccl"),
+        (World(1, "cuda", tuple(gpus(1, "AMD Instinct MI300X / OAM"))), "amd-instinct-mi300x-oam-x1-nccl"),
+        (World(2, "cuda", (Device("0", "B", "GPU-0"), Device("1", "A", "GPU-1"))), "a+b-x2-nccl"),
+    ],
+)
+def test_platform_names_model_count_and_backend(world, platform):
+    assert world.platform == platform
+
+
+def test_promised_gpus_that_are_there_are_fine():
+    check_budget(make_options(gpus=2), gpus(2), {})
+    check_budget(make_options(gpus=0), [], {})
+    check_budget(make_options(), [], {})
+
+
+def test_promised_gpus_that_are_not_there_are_refused():
+    with pytest.raises(DevicesUnavailable) as caught:
+        check_budget(make_options(gpus=4), gpus(1), {"CUDA_VISIBLE_DEVICES": "3"})
+    assert str(caught.value) == (
+        "--aorta-gpus=4: 1 GPUs are visible with CUDA_VISIBLE_DEVICES='3'; ask for at most that many, "
+        "or for 0 to run on CPU ranks"
+    )
+
+
+def test_every_variable_that_limits_is_told():
+    with pytest.raises(DevicesUnavailable, match=r"visible with HIP_VISIBLE_DEVICES='0' and ROCR_VISIBLE_DEVICES='';"):
+        check_budget(make_options(gpus=1), [], {"HIP_VISIBLE_DEVICES": "0", "ROCR_VISIBLE_DEVICES": "", "PATH": "/"})
+
+
+def test_promised_gpus_do_not_matter_to_a_run_on_cpu_ranks():
+    check_budget(make_options(gpus=4, device="cpu"), [], {})
+
+
+def test_world_over_nodes_has_this_nodes_devices():
+    world = resolve_world(WorldSpec(4, nodes=2), make_options(nnodes=2), gpus(8))
+    assert (world.size, world.nodes, world.ranks_per_node, len(world.devices)) == (4, 2, 2, 2)
+    assert world.platform == "nvidia-h200-x4-n2-nccl"
+
+
+def test_all_over_nodes_means_the_devices_of_each():
+    world = resolve_world(WorldSpec("all", nodes=2), make_options(nnodes=2), gpus(8))
+    assert (world.size, len(world.devices)) == (16, 8)
+    assert resolve_world(WorldSpec("all", nodes=2), make_options(nnodes=2, gpus=0), []) == World(4, "cpu", nodes=2)
+
+
+def test_more_ranks_than_each_node_has_gpus_are_told():
+    with pytest.raises(DevicesUnavailable, match="needs 4 GPUs on each node, 2 given"):
+        resolve_world(WorldSpec(8, nodes=2), make_options(nnodes=2), gpus(2))
+
+
+def test_nodes_that_the_run_has_not_are_told():
+    with pytest.raises(DevicesUnavailable, match=r"needs 2 nodes, 1 given \(--aorta-nnodes=1\)"):
+        resolve_world(WorldSpec(2, nodes=2), make_options(), [])
+
+
+def test_fewer_nodes_need_a_launcher_that_can_start_fewer():
+    fixed, free = (make_options(nnodes=4, node_launcher=("srun", word)) for word in ("--nodes=4", "--nodes={nodes}"))
+    with pytest.raises(DevicesUnavailable, match=r"needs 2 nodes, 4 given .* starts an agent on each; write \{nodes\}"):
+        resolve_world(WorldSpec(2, nodes=2), fixed, [])
+    assert resolve_world(WorldSpec(2, nodes=2), free, []).nodes == 2
+    assert resolve_world(WorldSpec(2), fixed, []).nodes == 1

@@ -1,0 +1,206 @@
+"""The page, the Markdown and the properties as text: nothing gets out of its place, nothing is too long."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pytest_aorta.common.errors import SpecError
+from pytest_aorta.report import write
+from pytest_aorta.report.data import Case, Launch, Report, Test
+from pytest_aorta.report.from_session import session_report
+from pytest_aorta.report.markdown import MAX_BYTES, escaped, markdown
+from pytest_aorta.report.page.render import MAX_FAILURE_CHARACTERS, render
+from pytest_aorta.report.write import require_packages, tell, write_report
+from pytest_aorta.result.facts import launch_facts
+from pytest_aorta.session.record import Compared, TestRecord, properties
+from pytest_aorta.verdict.statistics.decision import Outcome
+from tests.unit.builders import make_options, make_result, make_verdict
+from tests.unit.sample_run import make_run
+
+EVIL = "a.py::test[</script><script>alert(1)</script>|`*_\"'&amp;]"
+
+
+class Reader(HTMLParser):
+    """The tags, the text of each kind of tag, and what any attribute points to."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.text = ""
+        self.scripts: list[str] = []
+        self.targets: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.open.append(tag)
+        self.targets += [value for name, value in attributes if name in ("src", "href", "action", "srcset")]
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_endtag(self, tag):
+        if tag in self.open:
+            while self.open.pop() != tag:
+                pass
+
+    def handle_data(self, data):
+        if self.open[-1:] == ["script"]:
+            self.scripts[-1] += data
+        elif self.open[-1:] != ["style"]:
+            self.text += data
+
+
+def as_report(nodeid: str, **changes) -> Report:
+    result = make_result([[10.0, 11.0], [10.0, 12.0]], environment={"torch": EVIL}, config={EVIL: EVIL})
+    case = Case(EVIL, (make_verdict(Outcome.REGRESSION, reason=EVIL),), (Launch(1, result, launch_facts(result)),))
+    test = Test(nodeid, **({"outcome": "failed", "failure": EVIL, "notes": (EVIL,), "cases": (case,)} | changes))
+    return Report(EVIL, "2026-01-02T03:04:05Z", "candidate", "baseline", (test,), (EVIL,))
+
+
+def test_text_of_a_test_stays_text_wherever_it_is_shown():
+    page = Reader(render(as_report(EVIL)))
+    assert len(page.scripts) == 3
+    assert page.text.count("alert(1)") >= 8
+    assert all("alert(1)" not in script for script in page.scripts[1:])
+    json.loads(page.scripts[0])
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.text(max_size=60))
+def test_any_name_is_shown_as_it_is_and_makes_no_tag(name):
+    page, plain = Reader(render(as_report(name))), Reader(render(as_report("a")))
+    assert [tag for tag in page.tags if tag != "wbr"] == [tag for tag in plain.tags if tag != "wbr"]
+
+
+def test_page_points_to_nothing_outside_of_itself():
+    page = render(as_report("a.py::test_b"))
+    assert [target for target in Reader(page).targets if not target.startswith(("#", "data:"))] == []
+    assert "default-src 'none'" in page
+    assert not re.search(r"url\(|@import", page)
+
+
+def test_long_evidence_is_cut_and_says_so():
+    page = render(as_report("a", failure="x" * (MAX_FAILURE_CHARACTERS + 1234)))
+    assert "x" * MAX_FAILURE_CHARACTERS in page
+    assert "x" * (MAX_FAILURE_CHARACTERS + 1) not in page
+    assert "... and 1,234 characters more" in page
+
+
+def test_page_of_nothing_is_a_page():
+    assert "Nothing was compared." in render(Report("run", "now", "candidate", "baseline", ()))
+
+
+def test_run_of_eight_ranks_is_small_and_has_its_summary_and_timeline_beside_it(tmp_path):
+    report = session_report(make_run(tmp_path, tests=3, ranks=8, steps=300), title="run")
+    page, table, picture = write_report(report, tmp_path / "made" / "page.html")
+    assert page.stat().st_size < 500_000
+    assert json.loads(table.read_text())["candidate"] == "candidate"
+    assert (table.name, picture.name) == ("summary.json", "candidate_timeline.png")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_report_without_its_packages_names_the_extra(monkeypatch):
+    monkeypatch.setattr(write, "find_spec", lambda name: None if name == "matplotlib" else object())
+    with pytest.raises(SpecError, match=r"takes matplotlib; pip install 'pytest-aorta\[report\]'"):
+        require_packages()
+
+
+# Markdown
+
+RED = TestRecord(
+    "a.py::red", [make_verdict(Outcome.REGRESSION, reason="a|b")], outcome="failed", failure="why <b>\n\n# x"
+)
+GOOD = TestRecord("a.py::good", [make_verdict(Outcome.PASS)], outcome="passed", num_launches=1)
+OPEN = TestRecord("a.py::open", [make_verdict(Outcome.INCONCLUSIVE)], outcome="passed")
+
+
+def test_what_is_red_comes_first_then_what_is_open_and_what_is_well_is_folded():
+    text = markdown([GOOD, OPEN, RED])
+    places = [text.index(name) for name in ("a.py::red", "a.py::open", "<summary>a.py::red", "1 passed verdicts")]
+    assert places == sorted(places)
+    assert text.startswith("## \N{CROSS MARK}")
+    assert markdown([GOOD]).startswith("## \N{WHITE HEAVY CHECK MARK}")
+
+
+def test_evidence_can_not_leave_its_place():
+    text = markdown([RED])
+    assert "why &lt;b&gt;" in text
+    assert r"a\|b" in text
+
+
+CELLS = st.text(st.characters(codec="utf-8"), max_size=40)
+
+
+@given(CELLS)
+def test_escaped_text_is_one_line_without_a_bar_of_its_own(text):
+    line = escaped(text)
+    assert "\n" not in line
+    assert not re.search(r"(?<!\\)(?:\\\\)*\|", line)
+    assert "<" not in line
+    assert html.unescape(re.sub(r"\\([^a-zA-Z0-9\s])", r"\1", line)) == " ".join(text.split())
+
+
+@settings(deadline=None)
+@given(st.integers(0, 400), st.integers(600, 20_000))
+def test_summary_is_never_longer_than_allowed_and_counts_what_is_dropped(tests, limit):
+    records = [TestRecord(f"a.py::\N{BUG}{n}", [make_verdict(Outcome.REGRESSION)]) for n in range(tests)]
+    text = markdown(records, limit)
+    assert len(text.encode()) <= limit
+    shown = text.count("\N{BUG}")
+    assert shown == tests or f"\n... and {tests - shown + (shown == 0)} more\n" in text
+
+
+def test_thousands_of_passed_verdicts_are_below_the_limit_and_closed():
+    records = [TestRecord(f"a.py::{'x' * 300}{n}", [make_verdict(Outcome.PASS)]) for n in range(5_000)]
+    text = markdown(records)
+    assert len(text.encode()) <= MAX_BYTES
+    assert text.count("<details>") == text.count("</details>") == 1
+
+
+def test_summary_is_appended_to_what_is_there(tmp_path):
+    file = tmp_path / "summary.md"
+    file.write_text("before\n")
+    assert tell([GOOD], make_options(), {"GITHUB_STEP_SUMMARY": str(file)}) == []
+    assert file.read_text().startswith("before\n## ")
+    assert "WARNING: GITHUB_STEP_SUMMARY" in tell([GOOD], make_options(), {"GITHUB_STEP_SUMMARY": str(tmp_path)})[0]
+
+
+def test_nothing_is_written_for_a_run_without_a_launch(tmp_path):
+    file = tmp_path / "summary.md"
+    assert tell([TestRecord("a::plain")], make_options(), {"GITHUB_STEP_SUMMARY": str(file)}) == []
+    assert not file.exists()
+
+
+def test_what_goes_wrong_with_a_report_is_a_warning(tmp_path):
+    (tmp_path / "file").write_text("")
+    (line,) = tell([GOOD], make_options(report=tmp_path / "file" / "page.html"), {})
+    assert line.startswith("WARNING: ")
+    assert "no report: " in line
+
+
+# JUnit
+
+
+def test_properties_have_every_measured_metric_and_its_verdict():
+    row = make_verdict(Outcome.PASS)
+    record = TestRecord("a", [row], compared=[Compared("case", measured={"step_time_p50": 1.5, "weight_hash": "ab"})])
+    assert properties(record) == [
+        ("aorta.step_time_p50", str(row)),
+        ("aorta.step_time_p50.value", 1.5),
+        ("aorta.weight_hash.value", "ab"),
+        ("aorta.step_time_p50.verdict", "pass"),
+        ("aorta.step_time_p50.baseline", 1.0),
+    ]
+
+
+def test_properties_of_two_comparisons_say_which_they_are_of():
+    record = TestRecord("a", compared=[Compared("a::x", measured={"m": 1}), Compared("a::y", measured={"m": 2})])
+    assert properties(record) == [("aorta.x.m.value", 1), ("aorta.y.m.value", 2)]

@@ -1,0 +1,305 @@
+"""What a report is made of, without a page: its data, tables, plots and summary."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from dataclasses import asdict, replace
+from statistics import geometric_mean
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from pytest_aorta.common.files import write_json
+from pytest_aorta.common.schema import load_schema, violation
+from pytest_aorta.report.data import Case, Launch, Report, Test, read_launches
+from pytest_aorta.report.from_session import session_report
+from pytest_aorta.report.lanes import EXPOSED, collective_overlaps, drawn_lanes, rank_overlaps
+from pytest_aorta.report.page.interval import REACH, WIDTH, interval_marks
+from pytest_aorta.report.page.plots import SHARES, case_plots, numbers_a_launch
+from pytest_aorta.report.page.rows import UNKNOWN, environment_rows, failing_first, rank_times
+from pytest_aorta.report.summary import SCHEMA, ratio, summary
+from pytest_aorta.result.facts import launch_facts
+from pytest_aorta.result.trace.intervals import union
+from pytest_aorta.result.trace.overlap import overlap_of
+from pytest_aorta.session.record import Compared, TestRecord
+from pytest_aorta.verdict.metrics import METRICS, middle
+from pytest_aorta.verdict.statistics.decision import Outcome
+from tests.unit.builders import launches_near, make_baseline, make_facts, make_result, make_verdict, stored
+from tests.unit.sample_run import make_run
+
+
+def a_result(**changes):
+    return make_result(**({"step_times_ms": [[10.0, 11.0], [10.5, 10.5]]} | changes))
+
+
+def as_launch(number: int = 1, **changes) -> Launch:
+    result = a_result(**changes)
+    return Launch(number, result, launch_facts(result))
+
+
+def as_report(*cases: Case, outcome: str = "passed") -> Report:
+    return Report("run", "2026-01-02T03:04:05Z", "candidate", "baseline", (Test("a.py::test_b", outcome, cases=cases),))
+
+
+def decoded(text: str) -> list[float]:
+    return np.frombuffer(base64.b64decode(text), dtype="<f4").tolist()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    return session_report(make_run(folder, tests=6, ranks=2, steps=120), title="a run")
+
+
+def test_every_launch_of_a_run_is_in_its_report(run):
+    assert [test.outcome for test in run.tests] == ["failed", "passed", "failed", "passed", "failed", "passed"]
+    assert run.warnings == ()
+    regressed = run.tests[0].cases[0]
+    assert len(regressed.candidate) == regressed.verdicts[0].launches == 3
+    assert len(regressed.others) == 10
+
+
+def test_one_broken_result_is_a_warning_that_names_it_and_spoils_no_other(tmp_path):
+    good, bad = tmp_path / "good.json", tmp_path / "bad.json"
+    write_json(good, asdict(a_result()))
+    bad.write_text('{"schema_version": 2, "step_times_ms": [[-1.0]]}')
+    launches, problems = read_launches([bad, good, tmp_path / "gone.json"])
+    assert [launch.number for launch in launches] == [2]
+    assert len(problems) == 2
+    assert "bad.json" in problems[0]
+    assert "gone.json" in problems[1]
+
+
+def test_ranks_with_unequal_numbers_of_steps_are_a_warning_too(tmp_path):
+    path = tmp_path / "result.json"
+    write_json(path, asdict(a_result()) | {"step_times_ms": [[1.0, 2.0], [1.0]]})
+    assert read_launches([path])[0] == ()
+
+
+def test_baseline_that_no_verdict_has_a_value_of_is_no_band(tmp_path):
+    """One of another config, e.g."""
+    path = tmp_path / "baseline.json"
+    write_json(path, make_baseline().to_json())
+    missing = replace(make_verdict(Outcome.MISSING), case="a::b::fsdp", baseline=None)
+    record = TestRecord("a::b", [missing], num_launches=1, compared=[Compared("a::b::fsdp", baseline=str(path))])
+    assert session_report([record], title="").tests[0].cases[0].baseline is None
+    record.verdicts = [replace(missing, outcome=Outcome.PASS, baseline=10.0)]
+    assert session_report([record], title="").tests[0].cases[0].baseline == make_baseline()
+
+
+def test_tests_without_a_launch_are_left_out_unless_devices_were_lacking():
+    records = [TestRecord("a::plain"), TestRecord("a::gpu", lacked_devices="needs 8 GPUs", outcome="skipped")]
+    (test,) = session_report(records, title="").tests
+    assert (test.nodeid, test.failure) == ("a::gpu", "needs 8 GPUs")
+
+
+def test_red_tests_come_first_then_those_with_the_worst_verdict():
+    def one(name, outcome, verdict):
+        return Test(name, outcome, cases=(Case("c", (make_verdict(verdict),)),))
+
+    tests = (
+        one("well", "passed", Outcome.PASS),
+        one("open", "passed", Outcome.INCONCLUSIVE),
+        one("red", "failed", Outcome.PASS),
+    )
+    assert [test.nodeid for test in failing_first(replace(as_report(), tests=tests))] == ["red", "open", "well"]
+
+
+def test_environment_shows_what_differs_first_and_what_a_baseline_does_not_store_as_unknown():
+    candidate = as_launch(environment={"torch": "2.13.0", "cuda": "13.0", "python": "3.12"})
+    facts = make_facts(environment={"torch": "2.11.0", "cuda": "13.0"})
+    rows = environment_rows(Case("c", candidate=(candidate,), baseline=make_baseline(launches=stored(facts))))
+    assert [(row.key, row.differs) for row in rows] == [("torch", True), ("cuda", False), ("python", False)]
+    assert rows[2].reference == UNKNOWN
+
+
+def test_rank_times_have_the_lag_where_waiting_was_measured():
+    slow = as_launch(step_times_ms=[[1.0, 3.0], [2.0, 2.0]], wait_ms=[[0.5, 0.5], [0.1, 0.1]])
+    first, second = rank_times(slow)
+    assert (first.p50_ms, first.max_ms, second.p50_ms) == (2.0, 3.0, 2.0)
+    assert second.lag_ms > first.lag_ms
+    assert [row.lag_ms for row in rank_times(as_launch())] == [None] * len(as_launch().result.step_times_ms)
+
+
+# Plots
+
+
+def test_step_times_survive_as_float32():
+    times = [[10.125, 10.25, 11.5], [10.0, 10.5, 30.75]]
+    (series,) = case_plots(Case("c", candidate=(as_launch(step_times_ms=times),)), 1000)["launches"]
+    assert [decoded(rank) for rank in series["ranks"]] == times
+    assert (series["block"], series["num_steps"]) == (1, 3)
+
+
+@given(st.integers(1, 7), st.integers(1, 400), st.integers(2, 500))
+def test_long_runs_are_drawn_by_their_slowest_steps(ranks, steps, limit):
+    rng = np.random.default_rng(steps)
+    times = rng.random((ranks, steps)).astype(np.float32).astype(float).tolist()
+    (series,) = case_plots(Case("c", candidate=(as_launch(step_times_ms=times),)), limit)["launches"]
+    drawn = [decoded(rank) for rank in series["ranks"]]
+    assert sum(map(len, drawn)) <= max(limit, 0) + ranks
+    assert [max(rank) for rank in drawn] == [max(rank) for rank in times]
+    assert [rank[0] for rank in drawn] == [max(rank[: series["block"]]) for rank in times]
+
+
+def test_budget_of_numbers_is_shared_by_all_launches():
+    launch = as_launch()
+    few = numbers_a_launch(as_report(Case("c", candidate=(launch,))))
+    many = numbers_a_launch(as_report(Case("c", candidate=(launch,) * 50, reference=(launch,) * 50)))
+    assert few == 500_000
+    assert many == 5_000
+
+
+def test_band_spans_the_stored_launches():
+    launches = [
+        make_facts(step_time_sample_ms=[value] * 20, step_time_ms=dict.fromkeys(("p50", "p99", "max"), value))
+        for value in (9.0, 10.0, 12.0)
+    ]
+    case = Case("c", candidate=(as_launch(),), baseline=make_baseline(launches=stored(*launches)))
+    band = case_plots(case, 1000)["band"]
+    assert band["p50"] == [9.0, 10.0, 12.0]
+    assert (set(band["low"]), set(band["middle"]), set(band["high"])) == ({9.0}, {10.0}, {12.0})
+    assert len(band["low"]) == len(SHARES)
+
+
+def test_band_of_an_ab_is_of_the_reference_not_of_the_baseline():
+    reference = as_launch(step_times_ms=[[20.0] * 20])
+    case = Case("c", candidate=(as_launch(),), reference=(reference,), baseline=make_baseline())
+    plots = case_plots(case, 1000)
+    assert plots["band"]["p50"] == [20.0, 20.0, 20.0]
+    assert [launch["side"] for launch in plots["launches"]] == ["candidate", "reference"]
+
+
+def test_plots_are_strict_json_without_a_baseline_and_without_a_profiled_step():
+    plots = case_plots(Case("c", candidate=(as_launch(),)), 1000)
+    assert (plots["band"], plots["timeline"]) == (None, None)
+    json.dumps(plots, allow_nan=False)
+
+
+# Overlap
+
+EDGES = st.lists(st.tuples(st.integers(0, 900), st.integers(1, 90)), max_size=12).map(
+    lambda pairs: union([(begin * 1000, (begin + length) * 1000) for begin, length in pairs])
+)
+
+
+@given(EDGES, EDGES, EDGES)
+def test_exposed_lane_is_as_long_as_the_measured_exposed_communication(compute, gather, scatter):
+    capture = overlap_of({"compute": compute, "all_gather": gather, "reduce_scatter": scatter}, [(0, 10**6)])
+    exposed = drawn_lanes(capture.timeline)[EXPOSED]
+    assert sum(end - begin for begin, end in exposed) == pytest.approx(capture.steps[0].exposed_comm_ms, abs=1e-6)
+
+
+def test_collectives_are_means_over_ranks_and_steps_and_the_most_exposed_comes_first():
+    def steps(exposed_ms):
+        lanes = {"compute": [(0, 50)], "all_gather": [(0, 60)], "reduce_scatter": [(50, 50 + exposed_ms)]}
+        sets = {name: union([(a * 10**6, b * 10**6) for a, b in lane]) for name, lane in lanes.items()}
+        return overlap_of(sets, [(0, 10**8)]).steps
+
+    result = a_result(overlap=[[*steps(20), *steps(30)], [*steps(40), *steps(10)]])
+    scatter, gather = collective_overlaps(result)
+    assert (scatter.name, scatter.exposed_ms, scatter.worst_rank, scatter.worst_exposed_ms) == (
+        "reduce_scatter", 25.0, 0, 25.0,
+    )  # fmt: skip
+    assert (gather.name, gather.total_ms, gather.hidden_ms) == ("all_gather", 60.0, 50.0)
+    assert [row.ratio for row in rank_overlaps(result)] == pytest.approx([50 / 75, 50 / 75])
+
+
+def test_rank_without_communication_has_no_ratio_and_one_that_was_not_profiled_no_row():
+    alone = overlap_of({"compute": union([(0, 10)])}, [(0, 20)]).steps
+    (row,) = rank_overlaps(a_result(overlap=[[], alone]))
+    assert (row.rank, row.ratio) == (1, None)
+
+
+# The interval's picture
+
+
+@given(st.floats(-0.5, 0.5), st.floats(0, 0.3), st.floats(0.001, 0.5))
+def test_marks_stay_on_the_scale_and_say_where_they_were_cut(delta, half, tolerance):
+    verdict = make_verdict(
+        Outcome.PASS, delta=delta, low=delta - half, high=delta + half, tolerance=f"{100 * tolerance:g}%"
+    )
+    marks = interval_marks(verdict)
+    assert 0 <= marks.low <= marks.middle <= marks.high <= WIDTH
+    assert marks.right == (delta + half > REACH * float(f"{100 * tolerance:g}") / 100)
+
+
+@pytest.mark.parametrize("changes", [{"delta": None}, {"delta": 0.1, "tolerance": "exact"}])
+def test_verdict_without_an_interval_has_no_marks(changes):
+    assert interval_marks(make_verdict(Outcome.PASS, **changes)) is None
+
+
+# The summary
+
+
+def test_summary_of_a_run_fits_its_schema(run):
+    document = json.loads(json.dumps(summary(run), allow_nan=False))
+    assert violation(document, SCHEMA) is None
+    assert document["tests"] == {"failed": 3, "passed": 3}
+    first = document["cases"][0]
+    assert first["num_launches"] == {"candidate": 3, "reference": 10}
+    p50 = first["metrics"]["step_time_p50"]
+    assert p50["ratio"] == pytest.approx(1.083, rel=0.01)
+    assert p50["verdict"] == "regression"
+    assert p50["ratio"] == p50["candidate"] / p50["reference"]
+
+
+def p50_case(here: float, there: float) -> Case:
+    candidate = Launch(1, a_result(), make_facts(step_time_ms={"p50": here}))
+    return Case("c", (), (candidate,), baseline=make_baseline(launches=stored(make_facts(step_time_ms={"p50": there}))))
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 1e4), st.floats(0.1, 1e4)), min_size=1, max_size=5))
+def test_mean_ratio_is_inverted_when_the_sides_are_swapped(pairs):
+    ratios = summary(as_report(*(p50_case(a, b) for a, b in pairs)))["ratios"]["step_time_p50"]
+    swapped = summary(as_report(*(p50_case(b, a) for a, b in pairs)))["ratios"]["step_time_p50"]
+    assert ratios["geometric_mean"] * swapped["geometric_mean"] == pytest.approx(1)
+    assert ratios["geometric_mean"] == pytest.approx(geometric_mean([a / b for a, b in pairs]))
+    assert ratios["cases"] == len(pairs)
+    assert ratios["lowest"] <= ratios["geometric_mean"] * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("here", "there"), [(None, 1.0), (1.0, None), (1.0, 0.0), ("ab", "ab"), (1e308, 1e-308)])
+def test_there_is_no_ratio_of_what_can_not_be_divided(here, there):
+    assert ratio(here, there) is None
+
+
+def test_median_over_launches_is_the_same_wherever_it_is_told():
+    launches = launches_near(10.0, 4)
+    row = summary(as_report(Case("c", (), tuple(Launch(n, a_result(), f) for n, f in enumerate(launches, 1)))))
+    assert row["cases"][0]["metrics"]["step_time_p50"]["candidate"] == middle(METRICS["step_time_p50"], launches)
+
+
+# Plain numbers are checked a list at a time, to the same result
+
+ODD = st.floats(allow_nan=True) | st.integers(-2, 2) | st.booleans() | st.none() | st.text(max_size=2)
+
+
+@given(st.lists(st.lists(st.floats(-1, 5) | ODD, min_size=1, max_size=4), min_size=1, max_size=3))
+def test_quick_check_of_numbers_allows_what_the_schema_allows(times):
+    document = asdict(a_result()) | {"step_times_ms": times}
+    plain = Draft202012Validator(load_schema("workload_result.schema.json"))
+    assert (violation(document, "workload_result.schema.json") is None) == plain.is_valid(document)
+
+
+@given(st.lists(st.lists(st.floats(0, 5) | ODD, min_size=1, max_size=3), max_size=3))
+def test_quick_check_of_intervals_allows_what_the_schema_allows(lane):
+    document = asdict(a_result()) | {"timeline": [{"compute": lane}]}
+    plain = Draft202012Validator(load_schema("workload_result.schema.json"))
+    assert (violation(document, "workload_result.schema.json") is None) == plain.is_valid(document)
+
+
+@pytest.mark.parametrize("tolerance", ["5%", "5 points", "5% of step"])
+def test_marks_are_the_same_on_every_scale(tolerance):
+    marks = interval_marks(make_verdict(Outcome.PASS, delta=0.05, tolerance=tolerance))
+    assert marks.middle == marks.upper_limit
+
+
+def test_marks_of_a_tolerance_of_zero_are_none():
+    assert interval_marks(make_verdict(Outcome.PASS, delta=0.1, tolerance="0%")) is None
+    assert math.isclose(interval_marks(make_verdict(Outcome.PASS, delta=0.0, tolerance="5%")).middle, WIDTH / 2)

@@ -1,0 +1,288 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pytest_aorta.plan.world import World
+from pytest_aorta.result.diagnosis import launch_failure
+from pytest_aorta.result.outcome import LaunchOutcome
+from tests.unit.builders import ENDED_WELL, make_plan, rank_values, write_rank_file, write_ranks
+
+
+def raised(run_dir, rank: int, time_ns: int, message: str = "boom", kind: str = "ValueError") -> None:
+    text = f'Traceback (most recent call last):\n  File "train.py", line {rank}\n{kind}: {message}\n'
+    document = {"time_ns": time_ns, "type": kind, "message": message, "traceback": text}
+    write_rank_file(run_dir, rank, "error.json", json.dumps(document))
+
+
+def exited(run_dir, **codes: int) -> None:
+    failures = [{"rank": int(rank[1:]), "pid": 9, "exit_code": code} for rank, code in codes.items()]
+    (run_dir / "agent.json").write_text(json.dumps({"failures": failures}))
+
+
+def ended(reason: str = "exit", status: int | None = 1, survivors: tuple[int, ...] = ()) -> LaunchOutcome:
+    return LaunchOutcome(reason, status, (), survivors, 1.0)
+
+
+def failure(run_dir, outcome: LaunchOutcome, world_size: int = 2) -> str:
+    found = launch_failure(make_plan(run_dir, world=World(world_size, "cpu")), outcome)
+    assert found is not None
+    assert f": {found.kind}: " in found.text.splitlines()[0]
+    assert found.rank is None or f"rank {found.rank}" in found.text
+    assert found.text.splitlines()[-1] == f"plan, logs and stacks: {run_dir}"
+    return found.text
+
+
+def test_launch_whose_ranks_ended_well_with_results_is_no_failure(tmp_path):
+    write_ranks(tmp_path, rank_values(), rank_values())
+    assert launch_failure(make_plan(tmp_path), ENDED_WELL) is None
+
+
+def test_first_failing_rank_is_told_by_nanoseconds(tmp_path):
+    raised(tmp_path, 0, 1_700_000_000_000_000_002)
+    raised(tmp_path, 1, 1_700_000_000_000_000_001, "the cause")
+    lines = failure(tmp_path, ended()).splitlines()
+    assert lines[0] == "toy on 2 cpu ranks: rank exception: rank 1 failed first: ValueError: the cause"
+    assert '  File "train.py", line 1' in lines
+    assert "  then rank 0: ValueError: boom" in lines
+
+
+@pytest.mark.parametrize(
+    "complaint",
+    [
+        "Connection closed by peer [127.0.0.1]:3",
+        "read: connection reset by peer",
+        "Broken pipe",
+        "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting",
+        "[c10d] recvValue failed on SocketImpl",
+        "Timed out waiting 800ms for recv operation to complete",
+    ],
+)
+def test_rank_that_complains_about_its_peer_comes_last_however_early(tmp_path, complaint):
+    raised(tmp_path, 0, 1, complaint, "RuntimeError")
+    raised(tmp_path, 1, 2)
+    assert "rank 1 failed first: ValueError: boom" in failure(tmp_path, ended()).splitlines()[0]
+
+
+def test_exit_code_is_told_before_its_peers_complaints(tmp_path):
+    raised(tmp_path, 0, 1, "Connection closed by peer", "RuntimeError")
+    exited(tmp_path, _1=3)
+    write_rank_file(tmp_path, 1, "output.log", "first\nlast words\n")
+    lines = failure(tmp_path, ended()).splitlines()
+    assert lines[0] == "toy on 2 cpu ranks: exit code: rank 1 failed first: exit code 3"
+    assert "  | last words" in lines
+
+
+@pytest.mark.parametrize(("code", "name"), [(-11, "SIGSEGV"), (-9, "SIGKILL"), (-15, "SIGTERM"), (-99, "99")])
+def test_signal_is_named_before_its_peers_complaints(tmp_path, code, name):
+    raised(tmp_path, 0, 1, "Connection reset by peer", "RuntimeError")
+    exited(tmp_path, _1=code)
+    headline = failure(tmp_path, ended()).splitlines()[0]
+    assert headline.startswith("toy on 2 cpu ranks: signal: rank 1 failed first: signal ")
+    assert name in headline
+
+
+def test_rank_that_the_agent_stopped_comes_after_the_one_that_raised(tmp_path):
+    raised(tmp_path, 1, 5)
+    exited(tmp_path, _0=-15, _1=1)
+    assert "rank 1 failed first: ValueError" in failure(tmp_path, ended()).splitlines()[0]
+
+
+def test_out_of_memory_is_a_kind_of_its_own(tmp_path):
+    raised(tmp_path, 1, 5, "CUDA out of memory", "OutOfMemoryError")
+    assert "out of memory: rank 1 failed first" in failure(tmp_path, ended())
+
+
+def test_error_of_a_rank_whose_peers_hung_is_still_told(tmp_path):
+    raised(tmp_path, 1, 5)
+    assert "rank exception: rank 1 failed first" in failure(tmp_path, ended("rank_error", None))
+
+
+def test_only_a_few_further_failures_are_listed(tmp_path):
+    for rank in range(8):
+        raised(tmp_path, rank, rank)
+    text = failure(tmp_path, ended(), world_size=8)
+    assert text.count("then rank") == 4
+
+
+def test_time_limit_names_the_ranks_that_had_not_finished_and_where_they_are(tmp_path):
+    write_ranks(tmp_path, rank_values())
+    stacks = (
+        "Thread 0x01 (most recent call first):\n"
+        '  File "threading.py", line 1 in wait\n'
+        "Current thread 0x02 (most recent call first):\n"
+        '  File "train.py", line 30 in forward\n'
+        '  File "train.py", line 20 in step\n'
+    )
+    write_rank_file(tmp_path, 1, "stacks.txt", stacks)
+    write_rank_file(tmp_path, 1, "pid", "7")
+    (tmp_path / "ranks" / "1" / "progress").write_bytes((7).to_bytes(8, "little"))
+    lines = failure(tmp_path, ended("time_limit", None)).splitlines()
+    assert lines[0] == "toy on 2 cpu ranks: hang elsewhere: time limit of 60 s reached; rank 1 in no collective"
+    assert "  rank 1, step 7: forward (train.py:30) < step (train.py:20)" in lines
+
+
+def test_time_limit_before_any_step_says_that_the_start_may_just_be_slow(tmp_path):
+    for rank in (0, 1):
+        write_rank_file(tmp_path, rank, "pid", "7")
+        write_rank_file(
+            tmp_path, rank, "stacks.txt", "Current thread 0x02:\n" + '  File "abc.py", line 3 in get_code\n'
+        )
+    assert failure(tmp_path, ended("time_limit", None)).splitlines()[0] == (
+        "toy on 2 cpu ranks: hang elsewhere: time limit of 60 s reached; ranks 0, 1 in no collective, before the first "
+        "measured step: a hang, or a start that takes longer"
+    )
+
+
+def test_rank_without_stacks_is_told_with_the_end_of_its_log(tmp_path):
+    write_rank_file(tmp_path, 0, "output.log", "\n".join(f"line {number}" for number in range(50)))
+    write_rank_file(tmp_path, 0, "pid", "7")
+    assert "rank 0, step 0: no stack; its log ends: line 48 | line 49" in failure(tmp_path, ended("time_limit", None))
+
+
+@pytest.mark.parametrize(
+    ("reason", "headline"),
+    [
+        ("time_limit", "rendezvous: no rank has started; torchrun was still running"),
+        ("output_cap", "output cap: logs over 64 MiB, rank 0 wrote most; ranks 0, 1 without a result"),
+        ("parent_gone", "interrupted: pytest ended before the launch did"),
+        ("guard_lost", "guard lost: the process that watches the ranks was killed"),
+    ],
+)
+def test_reason_of_the_guard_is_the_headline(tmp_path, reason, headline):
+    assert failure(tmp_path, ended(reason, None)).splitlines()[0] == f"toy on 2 cpu ranks: {headline}"
+
+
+def test_lost_guard_is_a_failure_even_with_every_result_there(tmp_path):
+    write_ranks(tmp_path, rank_values(), rank_values())
+    assert "guard lost" in failure(tmp_path, ended("guard_lost", None))
+
+
+def test_result_missing_though_all_ended_well_is_told(tmp_path):
+    write_ranks(tmp_path, rank_values())
+    headline = failure(tmp_path, ENDED_WELL).splitlines()[0]
+    assert headline == "toy on 2 cpu ranks: result missing: rank 1 ended well and left no result"
+
+
+def test_agent_that_failed_before_any_rank_is_told_with_its_log(tmp_path):
+    (tmp_path / "agent.log").write_text("rendezvous failed\n")
+    lines = failure(tmp_path, ended(status=1)).splitlines()
+    assert lines[0].endswith("rendezvous: no rank has started; torchrun ended with exit code 1")
+    assert "  | rendezvous failed" in lines
+
+
+def test_rank_that_failed_after_its_result_is_a_failure(tmp_path):
+    write_ranks(tmp_path, rank_values(), rank_values())
+    exited(tmp_path, _1=7)
+    assert "rank 1 failed first: exit code 7" in failure(tmp_path, ended(status=1))
+
+
+def test_processes_that_could_not_be_ended_make_a_failure(tmp_path):
+    write_ranks(tmp_path, rank_values(), rank_values())
+    text = failure(tmp_path, ended(status=0, survivors=(41, 42)))
+    assert "processes [41, 42] could not be ended; their devices are not usable" in text
+    assert text.splitlines()[0] == "toy on 2 cpu ranks: process left: a process outlived the launch"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]"])
+def test_error_file_that_tells_nothing_does_not_hide_the_failure(tmp_path, text):
+    write_rank_file(tmp_path, 1, "error.json", text)
+    assert "toy on 2 cpu ranks" in failure(tmp_path, ended())
+
+
+def test_huge_log_is_read_from_its_end_only(tmp_path):
+    path = write_rank_file(tmp_path, 0, "output.log", "")
+    with path.open("wb") as file:
+        file.truncate(200 << 20)
+        file.seek(0, 2)
+        file.write(b"\n\xff last words\n")
+    exited(tmp_path, _0=3)
+    assert "last words" in failure(tmp_path, ended())
+
+
+def test_signal_is_told_before_the_exit_code_of_a_peer(tmp_path):
+    exited(tmp_path, _0=1, _1=-11)
+    assert "rank 1 failed first: signal SIGSEGV" in failure(tmp_path, ended()).splitlines()[0]
+
+
+def frames(*places: str) -> str:
+    lines = [f'  File "{file}", line 1 in {function}' for file, function in (place.split(":") for place in places)]
+    return "\n".join(["Current thread 0x02 (most recent call first):", *lines, ""])
+
+
+def stuck(run_dir, rank: int, stacks: str, steps: int) -> None:
+    write_rank_file(run_dir, rank, "pid", "7")
+    write_rank_file(run_dir, rank, "stacks.txt", stacks)
+    (run_dir / "ranks" / str(rank) / "progress").write_bytes(steps.to_bytes(8, "little"))
+
+
+WAITING = frames("/site/torch/distributed/distributed_c10d.py:all_reduce", "train.py:step")
+WAITING_FOR_WORK = frames("lanes.py:wait", "train.py:step")
+COMPUTING = frames("train.py:tokenize", "train.py:step")
+
+
+@pytest.mark.parametrize("waiting", [WAITING, WAITING_FOR_WORK])
+def test_rank_that_is_not_in_the_collective_is_named_as_the_first(tmp_path, waiting):
+    stuck(tmp_path, 0, waiting, 5)
+    stuck(tmp_path, 1, COMPUTING, 4)
+    found = launch_failure(make_plan(tmp_path), ended("time_limit", None))
+    assert (found.kind, found.rank) == ("hang in collective", 1)
+    assert "rank 0 waits for rank 1" in found.text
+    assert "rank 1, step 4: tokenize (train.py:1) < step (train.py:1)" in found.text
+
+
+def test_when_all_wait_in_collectives_the_earliest_is_named(tmp_path):
+    stuck(tmp_path, 0, WAITING, 5)
+    stuck(tmp_path, 1, WAITING, 4)
+    found = launch_failure(make_plan(tmp_path), ended("time_limit", None))
+    assert (found.kind, found.rank) == ("hang in collective", 1)
+
+
+def test_straggler_is_named_with_where_it_is(tmp_path):
+    write_ranks(tmp_path, rank_values())
+    stuck(tmp_path, 1, COMPUTING, 4)
+    found = launch_failure(make_plan(tmp_path), ended("straggler", None))
+    assert (found.kind, found.rank) == ("hang elsewhere", 1)
+    assert "a rank was done for 60 s and others were not" in found.text
+
+
+def test_abort_of_a_rank_is_told_after_the_exception_it_reacts_to(tmp_path):
+    raised(tmp_path, 1, 5)
+    exited(tmp_path, _0=-6)
+    assert "rank 1 failed first: ValueError" in failure(tmp_path, ended())
+
+
+def test_rank_that_nccl_waited_for_is_named_with_the_collective(tmp_path):
+    timeout = "[E] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE, NumelIn=1"
+    write_rank_file(tmp_path, 0, "output.log", timeout)
+    write_rank_file(tmp_path, 1, "output.log", "nothing")
+    exited(tmp_path, _0=-6)
+    found = launch_failure(make_plan(tmp_path), ended())
+    assert (found.kind, found.rank) == ("hang in collective", 1)
+    assert "rank 0 ran out of time in ALLREDUCE number 5; rank 1 not in it" in found.text
+
+
+def test_where_the_stopped_ranks_were_is_told_with_their_collective(tmp_path):
+    exited(tmp_path, _0=-15, _1=-9)
+    stuck(tmp_path, 0, WAITING, 3)
+    record = {"entries": [{"profiling_name": "nccl:all_reduce", "collective_seq_id": 2}]}
+    write_rank_file(tmp_path, 0, "collectives.json", json.dumps(record))
+    text = failure(tmp_path, ended())
+    assert "rank 1 failed first: signal SIGKILL" in text
+    assert "  rank 0, step 3: in nccl:all_reduce number 2, all_reduce (torch/distributed/distributed_c10d.py:1)" in text
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [("node_lost", "node lost"), ("node_launcher", "node launcher"), ("node_mismatch", "node mismatch")],
+)
+def test_failure_of_a_node_is_told_in_the_coordinators_words(tmp_path, reason, kind):
+    (tmp_path / "agent.log").write_text("== node 1 (b) ==\nno such partition\n")
+    raised(tmp_path, 0, 1, "connection closed by peer")
+    plan = make_plan(tmp_path, world=World(4, "cpu", nodes=2))
+    found = launch_failure(plan, LaunchOutcome(reason, None, (), (), 1.0, detail="node 1 (b) was lost"))
+    assert found is not None
+    assert (found.kind, found.rank) == (kind, None)
+    assert found.text.splitlines()[0] == f"toy on 4 cpu ranks of 2 nodes: {kind}: node 1 (b) was lost"
+    assert "  | no such partition" in found.text

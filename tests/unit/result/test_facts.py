@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_aorta.result.facts import NUMERIC_ENVIRONMENT, SAMPLE_SIZE, LaunchFacts, launch_facts, sitting_id
+from tests.unit.builders import make_result
+
+# Maxima over the ranks, step by step: 4, 2, 3, 5.
+TWO_RANKS = [[1.0, 2.0, 3.0, 5.0], [4.0, 1.0, 2.0, 1.0]]
+
+
+def test_statistics_are_of_the_maxima_over_ranks():
+    facts = launch_facts(make_result(TWO_RANKS))
+    assert facts.num_steps == 4
+    assert facts.step_time_ms["mean"] == 3.5
+    assert facts.step_time_ms["p50"] == 3.5
+    # Between the third and the fourth of 2, 3, 4, 5: 4 + 0.97.
+    assert facts.step_time_ms["p99"] == pytest.approx(4.97)
+    assert facts.step_time_ms["max"] == 5.0
+
+
+def test_tail_of_few_steps_is_the_slowest():
+    assert launch_facts(make_result(TWO_RANKS)).step_time_ms["tail5"] == 5.0
+
+
+def test_tail_is_the_mean_of_the_slowest_twentieth():
+    facts = launch_facts(make_result([[float(step) for step in range(1, 41)]]))
+    assert facts.step_time_ms["tail5"] == 39.5
+
+
+def test_span_of_the_ranks_own_medians_is_kept():
+    facts = launch_facts(make_result(TWO_RANKS))
+    assert (facts.slowest_rank_p50_ms, facts.fastest_rank_p50_ms) == (2.5, 1.5)
+
+
+@given(st.integers(1, 400))
+def test_sample_is_at_most_twenty_steps_in_order(steps):
+    sample = launch_facts(make_result([[float(step) for step in range(steps)]])).step_time_sample_ms
+    assert 1 <= len(sample) <= SAMPLE_SIZE == 20
+    assert sample == sorted(set(sample))
+    assert sample[0] == 0.0
+
+
+def test_few_steps_are_kept_all():
+    assert launch_facts(make_result(TWO_RANKS)).step_time_sample_ms == [4.0, 2.0, 3.0, 5.0]
+
+
+def test_memory_is_the_largest_over_ranks_and_other_metrics_their_mean():
+    result = make_result(TWO_RANKS, metrics={"peak_memory_bytes": [10.0, 30.0], "tokens_per_s": [10.0, 30.0]})
+    assert launch_facts(result).metrics == {"peak_memory_bytes": 30.0, "tokens_per_s": 20.0}
+
+
+def test_only_what_numbers_depend_on_is_kept_of_the_environment():
+    facts = launch_facts(make_result(TWO_RANKS))
+    assert facts.environment == {"torch": "2.11.0", "device": "cpu"}
+    assert set(facts.environment) <= set(NUMERIC_ENVIRONMENT)
+
+
+def test_durations_keep_six_digits():
+    assert launch_facts(make_result([[1.23456789]])).step_time_ms["p50"] == 1.23457
+
+
+def test_hashes_and_the_last_loss_are_kept_whole():
+    facts = launch_facts(make_result(TWO_RANKS, weight_hashes={"4": "ab" * 8}, loss=[3.0, 0.123456789]))
+    assert (facts.weight_hashes, facts.final_loss) == ({"4": "ab" * 8}, 0.123456789)
+
+
+def test_launch_that_trained_nothing_has_no_loss():
+    assert launch_facts(make_result(TWO_RANKS)).final_loss is None
+
+
+def test_ranks_lags_come_from_their_waits():
+    facts = launch_facts(make_result(TWO_RANKS, wait_ms=[[5.0, 5.0], [1.0, 2.0]]))
+    assert facts.rank_lag_ms == [-3.5, 3.5]
+
+
+def test_launch_without_waits_has_no_lags():
+    assert launch_facts(make_result(TWO_RANKS)).rank_lag_ms == []
+
+
+def test_growth_of_steps_and_of_the_worst_ranks_memory_is_kept():
+    steps = [1.0 + step / 100 for step in range(100)]
+    flat, growing = [100] * 10, [100 + number for number in range(10)]
+    facts = launch_facts(make_result([steps, steps], memory_bytes=[flat, growing]))
+    assert facts.step_time_growth == pytest.approx(0.6, abs=0.1)
+    assert facts.memory_growth == pytest.approx(0.086, abs=0.01)
+
+
+def test_canary_is_the_slowest_ranks_at_the_better_of_its_two_moments():
+    result = make_result(
+        TWO_RANKS,
+        canary_before={"gemm_ms": [1.0, 9.0], "all_reduce_ms": [2.0, 2.0]},
+        canary_after={"gemm_ms": [1.0, 3.0], "all_reduce_ms": [4.0, 1.0]},
+    )
+    assert launch_facts(result).canary_ms == {"gemm_ms": 3.0, "all_reduce_ms": 2.0}
+
+
+def test_canary_of_a_workload_that_has_left_its_process_group_is_that_before_the_steps():
+    facts = launch_facts(make_result(TWO_RANKS, canary_before={"gemm_ms": [1.0, 2.0]}))
+    assert facts.canary_ms == {"gemm_ms": 2.0}
+
+
+def test_facts_survive_json():
+    facts = launch_facts(make_result(TWO_RANKS))
+    assert LaunchFacts.from_json(facts.to_json()) == facts
+
+
+def test_sitting_is_the_same_within_one_boot_and_names_nothing():
+    assert sitting_id() == sitting_id()
+    assert len(sitting_id()) == 12
+    int(sitting_id(), 16)

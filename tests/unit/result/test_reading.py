@@ -1,0 +1,336 @@
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import pytest
+
+from pytest_aorta.common.errors import ResultError
+from pytest_aorta.plan.world import World
+from pytest_aorta.result.measurements import FailureDetail
+from pytest_aorta.result.reading import MAX_RANK_RESULT_BYTES, collect_result, read_result
+from tests.unit.builders import ENDED_WELL, make_plan, rank_values, write_rank_file, write_ranks
+
+
+def collect(tmp_path, *ranks: dict):
+    write_ranks(tmp_path, *ranks)
+    return collect_result(make_plan(tmp_path), ENDED_WELL)
+
+
+def collect_error(tmp_path) -> str:
+    with pytest.raises(ResultError, match=r"^result invalid: ") as caught:
+        collect_result(make_plan(tmp_path), ENDED_WELL)
+    assert str(tmp_path) in str(caught.value)
+    assert not (tmp_path / "result.json").exists()
+    return str(caught.value)
+
+
+def rank_file_error(tmp_path, text: str) -> str:
+    """The error where rank 1 left ``text``."""
+    write_ranks(tmp_path, rank_values())
+    path = write_rank_file(tmp_path, 1, "result.json", text)
+    message = collect_error(tmp_path)
+    assert message.startswith(f"result invalid: {path}: ")
+    return message
+
+
+def rank_value_error(tmp_path, **changes) -> str:
+    return rank_file_error(tmp_path, json.dumps(rank_values() | changes))
+
+
+def ranks_error(tmp_path, **changes) -> str:
+    """The error where rank 1 contradicts rank 0."""
+    write_ranks(tmp_path, rank_values(), rank_values(**changes))
+    return collect_error(tmp_path)
+
+
+def failed(*details: FailureDetail) -> dict:
+    return rank_values(passed=False, failure_count=len(details), failures=[asdict(detail) for detail in details])
+
+
+def test_ranks_are_merged_in_order(tmp_path):
+    result = collect(tmp_path, rank_values(), rank_values(step_times_ms=[4.0, 5.0, 6.0], elapsed_sec=0.7))
+    assert result.step_times_ms == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
+    assert result.metrics == {"tokens_per_s": [100.0, 100.0]}
+    assert (result.passed, result.elapsed_sec, result.world_size) == (True, 0.7, 2)
+    assert result.launch_times_s == {"wall": 1.5}
+
+
+def test_merged_result_is_stored_and_read_back_equal(tmp_path):
+    result = collect(tmp_path, rank_values(), rank_values())
+    assert read_result(tmp_path / "result.json") == result
+
+
+def test_gradient_norms_are_optional_and_kept(tmp_path):
+    norms = [1.5, 1.25, 1.0]
+    document = rank_values()
+    del document["grad_norm"]
+    write_rank_file(tmp_path, 0, "result.json", json.dumps(document))
+    write_rank_file(tmp_path, 1, "result.json", json.dumps(document))
+    assert collect_result(make_plan(tmp_path), ENDED_WELL).grad_norm == []
+    assert collect(tmp_path, rank_values(grad_norm=norms), rank_values(grad_norm=norms)).grad_norm == norms
+
+
+def test_failed_checks_of_all_ranks_are_counted_and_put_in_order(tmp_path):
+    late, early = FailureDetail("gather", 5, 0), FailureDetail("gather", 2, 1, layer=1)
+    result = collect(tmp_path, failed(late), failed(early))
+    assert (result.passed, result.failure_count, result.first_failure_iteration) == (False, 2, 2)
+    assert result.failure_details == [early, late]
+
+
+def test_details_beyond_a_hundred_are_counted_only(tmp_path):
+    many = failed(*(FailureDetail("gather", number, 0) for number in range(100)))
+    result = collect(tmp_path, many, many)
+    assert (result.failure_count, len(result.failure_details)) == (200, 100)
+
+
+def test_missing_rank_file_is_named(tmp_path):
+    write_ranks(tmp_path, rank_values())
+    message = collect_error(tmp_path)
+    assert f"{tmp_path}/ranks/1/result.json: can't be read: No such file" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "empty"),
+        (json.dumps(rank_values())[:-5], "not valid JSON"),
+        (json.dumps(rank_values(elapsed_sec=float("nan"))), "NaN is not a finite number"),
+        (json.dumps(rank_values(loss=[1.0, 2.0, float("-inf")])), "-Infinity is not a finite number"),
+        (json.dumps(rank_values()).replace('"elapsed_sec": 0.5', '"elapsed_sec": 1e999'), "1e999 is not a finite"),
+        ('{"passed": true, "passed": false}', "key 'passed' is given twice"),
+        ("[]", '$: got [], allowed is type "object"'),
+    ],
+    ids=["empty", "truncated", "NaN", "infinite", "1e999", "repeated key", "list"],
+)
+def test_rank_file_that_is_not_strict_json_is_refused(tmp_path, text, message):
+    assert message in rank_file_error(tmp_path, text)
+
+
+def test_rank_file_that_is_too_large_says_how_large_it_may_be(tmp_path):
+    write_ranks(tmp_path, rank_values(), rank_values())
+    with (tmp_path / "ranks/1/result.json").open("r+b") as file:
+        file.truncate(MAX_RANK_RESULT_BYTES + (1 << 20))
+    assert "ranks/1/result.json: larger than the 16,777,216 bytes allowed" in collect_error(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"passed": "yes"}, '$.passed: got "yes", allowed is type "boolean"'),
+        ({"failure_count": -1}, "$.failure_count: got -1, allowed is at least 0"),
+        ({"step_times_ms": [1.0, "2", 3.0]}, '$.step_times_ms[1]: got "2", allowed is type "number"'),
+        ({"step_times_ms": [1.0, -2.0, 3.0]}, "$.step_times_ms[1]: got -2.0, allowed is at least 0"),
+        ({"step_times_ms": []}, "$.step_times_ms: got [], allowed is minItems 1"),
+        ({"configured_iterations": 2.5}, '$.configured_iterations: got 2.5, allowed is type "integer"'),
+        ({"metrics": {"tokens_per_s": None}}, '$.metrics.tokens_per_s: got null, allowed is type "number"'),
+        ({"metrics": {"Tokens/s": 1.0}}, 'got "Tokens/s", allowed is pattern'),
+        ({"weight_hashes": {"3": "XYZ"}}, 'got "XYZ", allowed is pattern'),
+        ({"loss": None}, '$.loss: got null, allowed is type "array"'),
+        ({"environment": {"torch": []}}, "$.environment.torch: got [], allowed is type"),
+        ({"failures": [{"kind": "x"}]}, "is a required property"),
+        ({"extra": 1}, "'extra' was unexpected"),
+    ],
+)
+def test_wrong_value_is_named_with_its_place_and_what_is_allowed(tmp_path, changes, message):
+    assert message in rank_value_error(tmp_path, **changes)
+
+
+def test_absent_key_is_named(tmp_path):
+    document = rank_values()
+    del document["loss"]
+    assert "$: 'loss' is a required property" in rank_file_error(tmp_path, json.dumps(document))
+
+
+@pytest.mark.parametrize(("passed", "count"), [(True, 2), (False, 0)])
+def test_passed_has_to_agree_with_the_count_of_failures(tmp_path, passed, count):
+    message = rank_value_error(tmp_path, passed=passed, failure_count=count)
+    assert message.endswith(f"passed is {passed} with failure_count {count}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "numbers"),
+    [
+        ({"total_iterations": 2}, "3 iterations configured, 2 done, 3 step times"),
+        ({"configured_iterations": 4}, "4 iterations configured, 3 done, 3 step times"),
+        ({"step_times_ms": [1.0]}, "3 iterations configured, 3 done, 1 step times"),
+    ],
+)
+def test_iterations_have_to_be_equal(tmp_path, changes, numbers):
+    assert f"{numbers}; they have to be equal" in rank_value_error(tmp_path, **changes)
+
+
+def test_ranks_with_unequal_numbers_of_steps_contradict_each_other(tmp_path):
+    message = ranks_error(tmp_path, step_times_ms=[1.0, 2.0], configured_iterations=2, total_iterations=2)
+    assert "number of step times of rank 1 is 2, of rank 0 3; they have to be equal" in message
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"weight_hashes": {"3": "cd" * 8}}, "weight_hashes of rank 1 is {'3': 'cdcdcdcdcdcdcdcd'}, of rank 0"),
+        ({"loss": [3.0, 2.0, 9.0]}, "loss of rank 1 is [3.0, 2.0, 9.0], of rank 0 [3.0, 2.0, 1.0]"),
+        ({"grad_norm": [1.5]}, "grad_norm of rank 1 is [1.5], of rank 0 []"),
+        ({"metrics": {}}, "metrics of rank 1 is [], of rank 0 ['tokens_per_s']"),
+    ],
+)
+def test_ranks_that_contradict_each_other_are_named(tmp_path, changes, what):
+    assert what in ranks_error(tmp_path, **changes)
+
+
+def test_waits_that_ranks_know_of_unequally_many_steps_are_cut_to_the_last_ones_in_common(tmp_path):
+    result = collect(tmp_path, rank_values(wait_ms=[1.0, 2.0, 3.0]), rank_values(wait_ms=[5.0, 6.0]))
+    assert result.wait_ms == [[2.0, 3.0], [5.0, 6.0]]
+
+
+def test_waits_that_one_rank_does_not_know_at_all_are_no_ranks(tmp_path):
+    result = collect(tmp_path, rank_values(wait_ms=[1.0, 2.0, 3.0]), rank_values())
+    assert result.wait_ms == [[], []]
+
+
+def test_more_waits_than_steps_are_refused(tmp_path):
+    message = rank_value_error(tmp_path, wait_ms=[1.0, 2.0, 3.0, 4.0])
+    assert message.endswith("4 entries of wait_ms for 3 steps")
+
+
+@pytest.mark.parametrize("name", ["canary_before", "canary_after"])
+def test_canary_that_one_rank_did_not_run_is_refused(tmp_path, name):
+    message = ranks_error(tmp_path, **{name: {"gemm_ms": 1.0}})
+    assert f"{name} of rank 1 is ['gemm_ms'], of rank 0 []; they have to be equal" in message
+
+
+def test_canary_and_memory_are_kept_by_rank(tmp_path):
+    canary = {"canary_before": {"gemm_ms": 1.0}, "canary_after": {"gemm_ms": 3.0}}
+    result = collect(tmp_path, rank_values(memory_bytes=[7], **canary), rank_values(memory_bytes=[8, 9], **canary))
+    assert (result.canary_before, result.canary_after) == ({"gemm_ms": [1.0, 1.0]}, {"gemm_ms": [3.0, 3.0]})
+    assert result.memory_bytes == [[7], [8, 9]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"wait_ms": [-1.0]}, "$.wait_ms[0]: got -1.0, allowed is at least 0"),
+        ({"memory_bytes": [1.5]}, '$.memory_bytes[0]: got 1.5, allowed is type "integer"'),
+        ({"canary_before": {"fft_ms": 1.0}}, "fft_ms"),
+    ],
+)
+def test_wrong_fact_beside_the_steps_is_named(tmp_path, changes, message):
+    assert message in rank_value_error(tmp_path, **changes)
+
+
+def test_contradiction_of_long_lists_stays_one_paragraph(tmp_path):
+    steps = 2000
+    long = {"step_times_ms": [1.0] * steps, "configured_iterations": steps, "total_iterations": steps}
+    write_ranks(tmp_path, rank_values(**long, loss=[1.0] * steps), rank_values(**long, loss=[2.0] * steps))
+    assert len(collect_error(tmp_path)) < 1000
+
+
+def test_every_rank_of_the_world_is_read(tmp_path):
+    write_ranks(tmp_path, rank_values(), rank_values())
+    with pytest.raises(ResultError, match=r"ranks/2/result\.json"):
+        collect_result(make_plan(tmp_path, world=World(3, "cpu")), ENDED_WELL)
+
+
+@pytest.mark.parametrize("version", [0, 1, 3, "2", None])
+def test_stored_result_of_another_version_is_refused_with_the_remedy(tmp_path, version):
+    collect(tmp_path, rank_values(), rank_values())
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"schema_version": version}))
+    with pytest.raises(ResultError) as caught:
+        read_result(path)
+    assert str(caught.value) == (
+        f"result invalid: {path}: schema_version is {version!r}, this pytest-aorta reads 2; run the workload again"
+    )
+
+
+def test_stored_result_with_an_unknown_key_is_refused(tmp_path):
+    collect(tmp_path, rank_values(), rank_values())
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"extra": 1}))
+    with pytest.raises(ResultError, match="'extra' was unexpected"):
+        read_result(path)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null"])
+def test_stored_result_that_is_no_document_is_refused(tmp_path, text):
+    path = tmp_path / "result.json"
+    path.write_text(text)
+    with pytest.raises(ResultError, match=r"result\.json: "):
+        read_result(path)
+
+
+def hashes_of(*names: str, entries: int | None = None) -> dict:
+    return {"names": list(names), "shapes": [[2]] * len(names), "steps": {"3": ["0" * 32] * (entries or len(names))}}
+
+
+def test_hashes_of_tensors_are_kept_once_and_those_of_boundaries_by_rank(tmp_path):
+    weights = {"weights": hashes_of("w", "v")}
+    ranks = [
+        rank_values(tensor_hashes=weights, boundary_hashes={"forward": hashes_of(f"of rank {rank}")}) for rank in (0, 1)
+    ]
+    result = collect(tmp_path, *ranks)
+    assert result.tensor_hashes["weights"].names == ["w", "v"]
+    assert [rank["forward"].names for rank in result.boundary_hashes] == [["of rank 0"], ["of rank 1"]]
+    assert read_result(tmp_path / "result.json") == result
+
+
+def test_results_without_hashes_of_tensors_have_none(tmp_path):
+    result = collect(tmp_path, rank_values(), rank_values())
+    assert (result.tensor_hashes, result.boundary_hashes) == ({}, [])
+
+
+def test_hashes_that_do_not_fit_their_names_are_refused(tmp_path):
+    message = rank_value_error(tmp_path, tensor_hashes={"weights": hashes_of("w", "v", entries=3)})
+    assert "hashes of weights: 2 names, 3 entries of step 3; they have to be equal" in message
+
+
+def test_ranks_whose_hashes_of_logical_tensors_differ_are_refused(tmp_path):
+    assert "tensor_hashes of rank 1 is" in ranks_error(tmp_path, tensor_hashes={"weights": hashes_of("w")})
+
+
+STEP = {
+    "step_ms": 10.0, "compute_ms": 6.0, "comm_ms": 3.0, "copy_ms": 0.0, "idle_ms": 3.0, "hidden_comm_ms": 2.0,
+    "collectives": {"all_gather": {"total_ms": 3.0, "hidden_ms": 2.0}},
+}  # fmt: skip
+LANES = {"compute": [[0.0, 6.0]], "all_gather": [[4.0, 7.0]]}
+
+
+def test_profiled_steps_and_timelines_are_kept_by_rank(tmp_path):
+    result = collect(tmp_path, rank_values(overlap=[STEP], timeline=LANES), rank_values(overlap=[STEP], timeline=LANES))
+    assert [step.exposed_comm_ms for rank in result.overlap for step in rank] == [1.0, 1.0]
+    assert result.overlap[1][0].collectives["all_gather"].exposed_ms == 1.0
+    assert result.timeline == [LANES, LANES]
+    assert read_result(tmp_path / "result.json") == result
+
+
+def test_result_without_profiled_steps_has_none_and_so_has_an_older_file(tmp_path):
+    result = collect(tmp_path, rank_values(), rank_values())
+    assert (result.overlap, result.timeline) == ([], [])
+    document = json.loads((tmp_path / "result.json").read_text())
+    del document["overlap"], document["timeline"]
+    (tmp_path / "result.json").write_text(json.dumps(document))
+    assert read_result(tmp_path / "result.json") == result
+
+
+def test_impossible_overlap_is_refused(tmp_path):
+    assert "overlap of profiled step 1: hidden_comm_ms is more than comm_ms" in rank_value_error(
+        tmp_path, overlap=[STEP, STEP | {"hidden_comm_ms": 3.5}]
+    )
+
+
+def test_ranks_profile_equally_many_steps(tmp_path):
+    assert "number of profiled steps of rank 1 is 1, of rank 0 0" in ranks_error(tmp_path, overlap=[STEP])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"overlap": [STEP | {"step_ms": 0.0}]},
+        {"overlap": [STEP | {"collectives": {"gossip": {"total_ms": 3.0, "hidden_ms": 2.0}}}]},
+        {"overlap": [{key: value for key, value in STEP.items() if key != "idle_ms"}]},
+        {"timeline": {"gossip": [[0.0, 1.0]]}},
+        {"timeline": {"compute": [[0.0]]}},
+    ],
+)
+def test_misshapen_overlap_is_refused(tmp_path, changes):
+    rank_value_error(tmp_path, **changes)

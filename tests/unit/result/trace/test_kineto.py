@@ -1,0 +1,240 @@
+"""Traces of known events, as Kineto writes them, read into lanes."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pytest
+
+from pytest_aorta.result.trace.kineto import (
+    collective_of,
+    learn_step,
+    overlap_of_device,
+    overlap_of_trace,
+    read_trace,
+    steps_alone,
+)
+from tests.unit.kineto_traces import BACKWARD, GLOO, boundary, event, kernel, trace
+
+ALL_GATHER, REDUCE_SCATTER = (
+    "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+    "ncclKernel_ReduceScatter",
+)
+
+
+def on_device(*events):
+    return overlap_of_trace(trace(boundary(0, 1, 50), *events, boundary(30, 2, 150)), on_device=True)
+
+
+def on_cpu(*events):
+    return overlap_of_trace(trace(boundary(0), *events, boundary(100)), on_device=False)
+
+
+def test_device_step_lies_between_its_boundaries_kernels_and_not_its_launches():
+    (step,) = on_device(kernel("gemm", 60, 40), kernel("gemm", 140, 40), kernel("gemm", 10, 20)).steps
+    assert step.step_ms == pytest.approx(0.1)
+    # The first boundary's own microsecond is the step's.
+    assert step.compute_ms == pytest.approx(0.001 + 0.040 + 0.010)
+
+
+def test_kernels_of_all_streams_are_told_apart_by_kind():
+    (step,) = on_device(
+        kernel("gemm", 60, 40),
+        kernel(ALL_GATHER, 80, 40, stream=20),
+        kernel(REDUCE_SCATTER, 125, 10, stream=21),
+        event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 60, 5, 22),
+        event("gpu_memset", "Memset (Device)", 70, 5, 22),
+        event("gpu_user_annotation", "nccl:_all_gather_base", 80, 40, 20),
+    ).steps
+    assert {kind: (round(time.total_ms, 6), round(time.hidden_ms, 6)) for kind, time in step.collectives.items()} == {
+        "all_gather": (0.04, 0.02),
+        "reduce_scatter": (0.01, 0.0),
+    }
+    assert step.copy_ms == pytest.approx(0.010)
+    assert step.overlap_ratio == pytest.approx(0.4)
+
+
+def test_steps_are_those_between_neighbouring_boundaries():
+    found = overlap_of_trace(
+        trace(boundary(0, 1, 50), boundary(10, 2, 80), boundary(20, 3, 150), kernel("gemm", 70, 20)), on_device=True
+    )
+    assert [round(step.step_ms, 6) for step in found.steps] == [0.03, 0.07]
+    assert [round(step.compute_ms, 6) for step in found.steps] == [0.011, 0.010]
+
+
+def named(name, *rows, stream=20, asked=None):
+    """Kernels of one stream, 10 us each; ``asked`` is what the host's side says each was called for."""
+    extra = {"Collective name": asked} if asked else {}
+    return [kernel(name, begin, 10, stream=stream, **extra) for begin in rows]
+
+
+def alone(*events, edges=(50, 150, 250)):
+    """A trace of the device alone, of two steps."""
+    return trace(*(kernel("fill", edge, 1) for edge in edges), *events)
+
+
+def learned(*events):
+    return learn_step(trace(boundary(0, 1, 50), *events, boundary(30, 2, 150)))
+
+
+GENERIC = "ncclDevKernel_Generic_1"
+
+
+def test_device_alone_is_read_by_what_one_step_with_the_host_said():
+    step = learned(*named(GENERIC, 60, asked="_allgather_base"), *named(GENERIC, 80, asked="alltoall_base"))
+    found = overlap_of_device(alone(*named(GENERIC, 70, 90, 170, 230), kernel("gemm", 70, 15)), step, 2)
+    first, second = found.steps
+    assert [round(each.step_ms, 6) for each in found.steps] == [0.1, 0.1]
+    assert {kind: round(time.total_ms, 6) for kind, time in first.collectives.items()} == {
+        "all_gather": 0.01,
+        "all_to_all": 0.01,
+    }
+    assert first.hidden_comm_ms == pytest.approx(0.010)
+    assert (set(second.collectives), second.hidden_comm_ms) == ({"all_gather", "all_to_all"}, 0)
+
+
+def test_stream_that_did_something_else_is_read_by_its_kernels_names_alone():
+    step = learned(
+        *named(GENERIC, 60, asked="alltoall_base"), *named("ncclDevKernel_SendRecv", 80, asked="alltoall", stream=21)
+    )
+    found = overlap_of_device(
+        alone(*named(GENERIC, 60, 160, 180), *named("ncclDevKernel_SendRecv", 60, 160, stream=21)), step, 2
+    )
+    assert [set(each.collectives) for each in found.steps] == [{"other", "all_to_all"}] * 2
+
+
+def test_communication_before_the_first_boundary_is_no_part_of_it():
+    """Ranks meet by a collective of their own, and one more step goes first."""
+    step = learned(*named(GENERIC, 60, asked="alltoall_base"))
+    found = overlap_of_device(alone(*named(GENERIC, 5, 20, 60, 160)), step, 2)
+    assert [set(each.collectives) for each in found.steps] == [{"all_to_all"}] * 2
+
+
+@pytest.mark.parametrize("edges", [(50, 150), (50, 150, 250, 260)])
+def test_lost_boundaries_are_told(edges):
+    with pytest.raises(ValueError, match=f"the trace has {len(edges)} kernels fill between 2 steps"):
+        overlap_of_device(alone(edges=edges), learned(), 2)
+
+
+def test_workload_that_runs_the_boundarys_kernel_is_told():
+    with pytest.raises(ValueError, match=r"the workload itself runs the kernel .*, fill; .*profile_steps: 0"):
+        learned(kernel("fill", 70, 1))
+
+
+@pytest.mark.parametrize(
+    ("names", "kind"),
+    [
+        (("", ALL_GATHER), "all_gather"),
+        (("", "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL"), "reduce_scatter"),
+        (("", "ncclDevKernel_AllReduce_Sum_bf16_TREE_LL"), "all_reduce"),
+        (("", "ncclDevKernel_Broadcast_RING_LL"), "broadcast"),
+        (("", "ncclDevKernel_SendRecv"), "send_recv"),
+        (("all_to_allv", "ncclDevKernel_SendRecv"), "all_to_all"),
+        (("_allgather_base", "ncclDevKernel_Generic_1"), "all_gather"),
+        (("reduce_scatter_tensor_coalesced", "ncclDevKernel_Generic_4"), "reduce_scatter"),
+        (("", "ncclDevKernel_Generic_4"), "other"),
+        (("", "ncclDevKernel_Reduce_Sum"), "other"),
+        (("", "ncclSymkDevKernel_AllGather_LL"), "all_gather"),
+        (("gloo:all_to_all",), "all_to_all"),
+        (("gloo:barrier",), "other"),
+    ],
+)
+def test_collective_is_what_was_asked_for_or_what_the_kernel_says(names, kind):
+    assert collective_of(*names) == kind
+
+
+def test_kernel_names_of_rccl_are_generic_and_torch_says_the_collective():
+    (step,) = on_device(kernel("ncclDevKernel_Generic_1", 80, 10, **{"Collective name": "_allgather_base"})).steps
+    assert list(step.collectives) == ["all_gather"]
+
+
+def test_symmetric_memory_kernels_communicate():
+    name = "void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>(...)"
+    assert list(on_device(kernel(name, 80, 10)).steps[0].collectives) == ["all_reduce"]
+
+
+def test_boundary_whose_kernel_was_not_recorded_is_refused():
+    lost = trace(boundary(0, 1, 50), boundary(30, 2, 150)[:2])
+    with pytest.raises(ValueError, match="did not record the device"):
+        overlap_of_trace(lost, on_device=True)
+
+
+def test_trace_without_two_boundaries_is_refused():
+    with pytest.raises(ValueError, match=r"the trace has 1 annotations 'aorta::boundary'"):
+        overlap_of_trace(trace(boundary(0)), on_device=False)
+
+
+def test_compute_of_a_cpu_rank_is_its_training_threads_outermost_operators():
+    (step,) = on_cpu(
+        event("cpu_op", "autograd::engine::evaluate_function: MmBackward0", 10, 60),
+        event("cpu_op", "MmBackward0", 12, 40),
+        event("cpu_op", "aten::mm", 15, 30),
+        event("cpu_op", "aten::resolve_conj", 16, 1),
+        event("cpu_op", "aten::copy_", 50, 4),
+        event("cpu_op", "aten::mm", 60, 20, BACKWARD),
+        event("user_annotation", "FSDP::all_gather", 80, 15),
+    ).steps
+    assert (step.compute_ms, step.copy_ms) == (pytest.approx(0.030), pytest.approx(0.004))
+
+
+def test_communication_of_a_cpu_rank_is_its_gloo_threads_work():
+    (step,) = on_cpu(
+        event("cpu_op", "c10d::_allgather_base_", 5, 3),
+        event("user_annotation", "gloo:all_gather", 10, 40, GLOO),
+        event("cpu_op", "aten::copy_", 45, 5, GLOO),
+        event("cpu_op", "aten::mm", 20, 20),
+    ).steps
+    assert step.collectives["all_gather"].total_ms == pytest.approx(0.040)
+    assert step.overlap_ratio == pytest.approx(0.5)
+
+
+def test_waiting_within_an_operator_is_no_compute():
+    (step,) = on_cpu(
+        event("cpu_op", "aten::linear", 10, 40),
+        event("cpu_op", "_c10d_functional::wait_tensor", 20, 20),
+        event("user_annotation", "gloo:all_gather", 20, 20, GLOO),
+    ).steps
+    assert (step.compute_ms, step.overlap_ratio) == (pytest.approx(0.020), 0)
+
+
+def test_reduce_scatter_that_gloo_serves_with_an_all_reduce_keeps_its_name():
+    (step,) = on_cpu(
+        event("cpu_op", "c10d::_reduce_scatter_base_", 5, 3),
+        event("cpu_op", "c10d::allreduce_", 30, 3),
+        event("user_annotation", "gloo:all_reduce", 8, 10, GLOO),
+        event("user_annotation", "gloo:all_reduce", 34, 20, GLOO),
+    ).steps
+    times = {kind: round(time.total_ms, 6) for kind, time in step.collectives.items()}
+    assert times == {"reduce_scatter": 0.01, "all_reduce": 0.02}
+
+
+def test_work_that_no_known_call_asked_for_is_named_as_gloo_names_it():
+    (step,) = on_cpu(
+        event("cpu_op", "c10d::_reduce_scatter_base_", 5, 3),
+        event("user_annotation", "gloo:all_reduce", 8, 10, GLOO),
+        event("user_annotation", "gloo:all_reduce", 34, 20, GLOO),
+    ).steps
+    assert list(step.collectives) == ["all_reduce"]
+
+
+def test_trace_is_read_gzipped_or_not_and_anything_else_is_refused(tmp_path):
+    document = trace(boundary(0))
+    plain, packed, other = tmp_path / "plain.json", tmp_path / "packed.json.gz", tmp_path / "other.json"
+    plain.write_text(json.dumps(document))
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    other.write_text("[]")
+    assert read_trace(plain) == read_trace(packed) == document
+    with pytest.raises(ValueError, match="no Chrome trace"):
+        read_trace(other)
+
+
+def test_kept_trace_has_the_steps_alone_and_reads_the_same():
+    meeting = kernel("ncclDevKernel_AllReduce_Sum", 20, 10)
+    whole = trace(meeting, boundary(0, 1, 50), kernel(ALL_GATHER, 60, 30), boundary(30, 2, 150), kernel("late", 170, 5))
+    alone = steps_alone(whole, on_device=True)
+    names = [one["name"] for one in alone["traceEvents"]]
+    assert meeting["name"] not in names
+    assert "late" not in names
+    assert {"process_name", ALL_GATHER, "cudaLaunchKernel"} <= set(names)
+    assert overlap_of_trace(alone, on_device=True) == overlap_of_trace(whole, on_device=True)

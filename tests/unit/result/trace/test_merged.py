@@ -1,0 +1,87 @@
+"""Ranks' traces merged into one."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+
+import pytest
+
+from pytest_aorta.result.trace.kineto import read_trace
+from pytest_aorta.result.trace.merged import merge_run, merge_traces
+from tests.unit.kineto_traces import BASE_NS, keep_traces, rank_trace
+
+
+def check_structure(merged: dict) -> None:
+    """What Chrome's trace format and Perfetto's importer ask for."""
+    ends: dict[int, list[float]] = defaultdict(list)
+    threads: dict[int, int] = {}
+    for entry in sorted(merged["traceEvents"], key=lambda one: (one["ts"], -one.get("dur", 0))):
+        assert entry["ph"] in "XMsfti"
+        assert isinstance(entry["pid"], int)
+        assert isinstance(entry["tid"], int)
+        if entry["tid"]:
+            assert threads.setdefault(entry["tid"], entry["pid"]) == entry["pid"], "one process a thread"
+        if entry["ph"] == "X":
+            assert entry["dur"] >= 0
+            # Slices of a thread nest or follow each other.
+            stack = ends[entry["tid"]]
+            while stack and stack[-1] <= entry["ts"]:
+                stack.pop()
+            assert not stack or entry["ts"] + entry["dur"] <= stack[-1] + 1e-3
+            stack.append(entry["ts"] + entry["dur"])
+    json.dumps(merged, allow_nan=False)
+
+
+def of(merged: dict, rank: int, phases: str = "X") -> list[dict]:
+    return [entry for entry in merged["traceEvents"] if entry["pid"] == rank + 1 and entry["ph"] in phases]
+
+
+def test_each_rank_is_a_process_with_its_threads_above_its_streams():
+    merged = merge_traces({1: rank_trace(), 0: rank_trace()})
+    check_structure(merged)
+    for rank in (0, 1):
+        entries = of(merged, rank, "M")
+        by_name = defaultdict(dict)
+        for entry in entries:
+            by_name[entry["name"]][entry["tid"]] = next(iter(entry["args"].values()))
+        assert list(by_name["process_name"].values()) == [f"rank {rank}"]
+        assert list(by_name["process_sort_index"].values()) == [rank]
+        order = sorted(by_name["thread_sort_index"], key=by_name["thread_sort_index"].get)
+        assert [by_name["thread_name"][thread] for thread in order][-1] == "stream 7"
+
+
+def test_every_slice_of_every_rank_is_there_with_its_length():
+    merged = merge_traces({0: rank_trace(), 1: rank_trace()})
+    for rank in (0, 1):
+        assert [(entry["name"], entry["dur"]) for entry in of(merged, rank)] == [
+            (entry["name"], entry["dur"]) for entry in rank_trace()["traceEvents"] if entry["ph"] == "X"
+        ]
+
+
+def test_ranks_with_other_base_times_are_on_one_clock():
+    merged = merge_traces({0: rank_trace(later_ns=3_000_500), 1: rank_trace()})
+    assert merged["baseTimeNanoseconds"] == BASE_NS
+    first, second = (next(one["ts"] for one in of(merged, rank) if one["name"] == "gemm") for rank in (0, 1))
+    assert first - second == pytest.approx(3000.5, abs=2e-3)
+
+
+def test_flows_connect_a_launch_with_its_own_ranks_kernel():
+    merged = merge_traces({0: rank_trace(), 1: rank_trace()})
+    ids = [{entry["id"] for entry in of(merged, rank, "sf")} for rank in (0, 1)]
+    assert [len(own) for own in ids] == [1, 1]
+    assert ids[0].isdisjoint(ids[1])
+
+
+def test_launch_without_traces_has_none_to_merge(tmp_path):
+    (tmp_path / "ranks" / "0").mkdir(parents=True)
+    assert merge_run(tmp_path) is None
+
+
+def test_kept_traces_of_a_launch_are_merged_into_its_folder(tmp_path):
+    keep_traces(tmp_path, [rank_trace()] * 11)
+    path = merge_run(tmp_path)
+    merged = read_trace(path)
+    check_structure(merged)
+    assert list(merged["ranks"]) == [str(rank) for rank in range(11)]
+    assert path == tmp_path / "trace.json.gz"

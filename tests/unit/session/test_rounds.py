@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+from itertools import cycle
+
+import pytest
+
+from pytest_aorta.session.rounds import joined, settle, settle_pairs, unsettled
+from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
+from pytest_aorta.verdict.metrics import Tolerance
+from pytest_aorta.verdict.statistics.decision import Outcome
+from pytest_aorta.verdict.verdicts import Verdicts
+from tests.unit.builders import (
+    default_priors,
+    launches_near,
+    make_baseline,
+    make_facts,
+    make_verdict,
+    on_cpu,
+    stored,
+    with_p50,
+)
+
+BASELINE = make_baseline(launches=stored(*launches_near(10.0, 10)))
+TIMES = {"step_time_p50": Tolerance(0.05)}
+
+
+def stored_comparison(max_launches: int, baseline=BASELINE, marked=None) -> StoredComparison:
+    return StoredComparison("case", BASELINE.config, baseline, marked or {}, default_priors, max_launches)
+
+
+def paired_comparison(max_pairs: int) -> PairedComparison:
+    return PairedComparison("case", TIMES, default_priors, ["step_time_p50"], max_pairs)
+
+
+def settled(p50s: list[float], max_launches: int = 5):
+    """The verdict on the median, and how many launches were made, of which each has its own median."""
+    left = [with_p50(make_facts(), p50) for p50 in p50s]
+    launches = [left.pop(0)]
+    verdicts = settle(stored_comparison(max_launches), launches, lambda: left.pop(0))
+    return verdicts["step_time_p50"].outcome, len(launches)
+
+
+def test_launch_like_the_baseline_needs_no_other():
+    assert settled([10.0]) == (Outcome.PASS, 1)
+
+
+def test_slow_launch_is_repeated_until_it_is_sure():
+    assert settled([12.0] * 5) == (Outcome.REGRESSION, 3)
+
+
+def test_launches_end_at_the_most_that_are_allowed():
+    assert settled([12.0, 9.0, 12.0, 9.0, 10.6], 5) == (Outcome.INCONCLUSIVE, 5)
+
+
+@pytest.mark.parametrize(("allowed", "made"), [(1, 1), (2, 1), (3, 3), (4, 3), (13, 13)])
+def test_launches_end_at_the_last_look_that_is_allowed(allowed, made):
+    noisy = [10.0 + (-1) ** number * (2 + number % 3) for number in range(13)]
+    assert settled(noisy, allowed) == (Outcome.INCONCLUSIVE, made)
+
+
+def test_decided_rows_stay_while_another_is_open():
+    first = make_facts(final_loss=2.0)
+    later = [with_p50(make_facts(final_loss=9.0), p50) for p50 in (9.0, 12.0, 9.0, 12.0)]
+    baseline = make_baseline(launches=stored(*launches_near(10.0, 10, final_loss=2.0)))
+    marked = {"final_loss": Tolerance(0.05), "step_time_p50": Tolerance(0.05)}
+    comparison = stored_comparison(5, baseline, marked)
+    launches = [with_p50(first, 12.0)]
+    verdicts = settle(comparison, launches, later.pop)
+    assert len(launches) == 5
+    assert (verdicts["final_loss"].outcome, verdicts["final_loss"].launches) == (Outcome.PASS, 1)
+
+
+def test_exact_difference_is_not_launched_again():
+    launches = [with_p50(make_facts(weight_hashes={"1": "f" * 16}), 12.0)]
+    verdicts = settle(stored_comparison(5), launches, lambda: pytest.fail("launched again"))
+    assert verdicts["weight_hash"].outcome is Outcome.REGRESSION
+
+
+def pairs(candidate_p50s: tuple[float, ...], reference_p50: float, max_pairs: int, made: int):
+    """The verdict, and who was launched in which order, after ``made`` launches of both."""
+    order: list[str] = []
+    candidate_p50 = cycle(candidate_p50s)
+
+    def launch(name: str, p50: float):
+        order.append(name)
+        return with_p50(make_facts(), p50)
+
+    candidates, references = [make_facts()] * made, [make_facts()] * made
+    verdicts = settle_pairs(
+        paired_comparison(max_pairs),
+        candidates,
+        references,
+        lambda: launch("new", next(candidate_p50)),
+        lambda: launch("old", reference_p50),
+    )
+    assert len(candidates) == len(references)
+    return verdicts["step_time_p50"], order
+
+
+def test_order_within_pairs_alternates():
+    row, order = pairs((20.0,), 10.0, 6, made=0)
+    assert (row.outcome, row.launches) == (Outcome.REGRESSION, 3)
+    assert order == ["new", "old", "old", "new", "new", "old"]
+
+
+def test_launches_that_are_there_are_the_first_pair():
+    row, order = pairs((10.0,), 10.0, 6, made=1)
+    assert (row.outcome, row.launches) == (Outcome.PASS, 2)
+    assert order == ["old", "new"]
+
+
+@pytest.mark.parametrize("allowed", [2, 3, 4, 6])
+def test_pairs_end_at_the_most_that_are_allowed(allowed):
+    row, order = pairs((12.0, 9.0), 10.0, allowed, made=0)
+    assert (row.outcome, row.is_open) == (Outcome.INCONCLUSIVE, False)
+    assert len(order) == 2 * allowed
+
+
+def test_open_metrics_are_left_to_an_a_b():
+    comparison = stored_comparison(5)
+    assert unsettled(comparison.judge([with_p50(make_facts(), 12.0)]), comparison) == ["step_time_p50"]
+    assert unsettled(comparison.judge([make_facts()]), comparison) == []
+
+
+def test_marked_time_of_another_machine_is_left_to_an_a_b():
+    baseline = make_baseline(launches=stored(on_cpu(sitting="f" * 12)))
+    for marked, found in ((TIMES, ["step_time_p50"]), ({}, [])):
+        comparison = stored_comparison(5, baseline, marked)
+        assert unsettled(comparison.judge([on_cpu()]), comparison) == found
+
+
+def test_verdicts_of_an_a_b_take_the_places_of_the_stored_ones():
+    open_row = make_verdict(Outcome.INCONCLUSIVE, is_open=True)
+    stays = make_verdict(Outcome.PASS, metric="weight_hash")
+    told = make_verdict(Outcome.REGRESSION, reason="why")
+    verdicts = joined(Verdicts("case", (open_row, stays), ("a", "b")), Verdicts("A/B", (told,), ("b", "c")), "main")
+    assert [row.outcome for row in verdicts.rows] == [Outcome.REGRESSION, Outcome.PASS]
+    assert (verdicts.case, verdicts.notes) == ("case", ("a", "b", "c"))
+    assert verdicts["step_time_p50"].reason == "A/B with main, why"

@@ -1,0 +1,337 @@
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_aorta.common.errors import BaselineError
+from pytest_aorta.verdict.baseline import (
+    MAX_BYTES,
+    Baseline,
+    baseline_path,
+    orphans,
+    read_baseline,
+    read_baseline_file,
+    write_baseline,
+)
+from tests.unit.builders import make_baseline, make_facts, stored
+
+ANY_TEXT = st.text(st.characters(exclude_categories=()), min_size=1)
+NUMBER = st.floats(allow_nan=False, allow_infinity=False)
+
+
+def ascii_id(text: str) -> str:
+    return ascii(text)[1:20]
+
+
+def read_error(path) -> str:
+    with pytest.raises(BaselineError) as caught:
+        read_baseline_file(path)
+    assert str(path) in str(caught.value)
+    return str(caught.value)
+
+
+def error_of_edited(folder, change) -> str:
+    """The error of reading a good file whose document ``change`` edited."""
+    path = write_baseline(folder, make_baseline())
+    document = json.loads(path.read_text())
+    change(document)
+    path.write_text(json.dumps(document))
+    return read_error(path)
+
+
+def read_again(folder, baseline: Baseline) -> Baseline | None:
+    write_baseline(folder, baseline)
+    return read_baseline(folder, baseline.platform, baseline.case)
+
+
+def test_baseline_that_is_not_there_is_none(tmp_path):
+    assert read_baseline(tmp_path / "absent", "cpu-x2-gloo", "case") is None
+
+
+@given(p50=st.floats(0, 1e300), loss=st.none() | NUMBER, metric=NUMBER, text=ANY_TEXT, case=ANY_TEXT)
+def test_written_baseline_is_read_back_equal(tmp_path_factory, p50, loss, metric, text, case):
+    facts = make_facts(final_loss=loss, metrics={"tokens_per_s": metric}, environment={"torch": text, "hip": None})
+    facts = replace(facts, step_time_ms=facts.step_time_ms | {"p50": p50})
+    launches = (*stored(make_facts(), anchor=False), *stored(facts, make_facts(), epoch=2))
+    baseline = make_baseline(case=case, launches=launches, config={"size": text, "fault": {}}, forced={"2": text})
+    assert read_again(tmp_path_factory.getbasetemp() / "round-trip", baseline) == baseline
+
+
+def test_file_holds_one_sorted_value_a_line(tmp_path):
+    lines = write_baseline(tmp_path, make_baseline()).read_text().splitlines()
+    assert json.loads("".join(lines)) == make_baseline().to_json()
+    keys = [line.split('"')[1] for line in lines if line.startswith('  "')]
+    assert keys == sorted(make_baseline().to_json())
+    assert all(line.count(":") <= 1 for line in lines if "recorded_at" not in line and "::" not in line)
+
+
+def test_one_changed_value_changes_one_line(tmp_path):
+    before = write_baseline(tmp_path, make_baseline()).read_text().splitlines()
+    after = write_baseline(tmp_path, make_baseline(launches=stored(make_facts(num_steps=21)))).read_text().splitlines()
+    assert [line.strip() for line in set(after) - set(before)] == ['"num_steps": 21,']
+    assert len(before) == len(after)
+
+
+def test_same_baseline_is_the_same_bytes(tmp_path):
+    first = write_baseline(tmp_path, make_baseline()).read_bytes()
+    assert write_baseline(tmp_path, make_baseline()).read_bytes() == first
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("launches.0.num_steps", "20", '$.launches[0].num_steps: got "20", allowed is type "integer"'),
+        ("launches.0.num_steps", 0, "$.launches[0].num_steps: got 0, allowed is at least 1"),
+        ("launches.0.step_time_ms.p50", -1.0, "$.launches[0].step_time_ms.p50: got -1.0, allowed is at least 0"),
+        ("launches.0.step_time_ms.p50", True, "$.launches[0].step_time_ms.p50: got true, allowed is type"),
+        (
+            "launches.0.launcher",
+            "mpirun",
+            '$.launches[0].launcher: got "mpirun", allowed is one of ["torchrun", "forkserver"]',
+        ),
+        ("launches.0.weight_hashes", {"3": "xyz"}, 'got "xyz", allowed is pattern "^[0-9a-f]{16,64}$"'),
+        ("launches.0.sitting", "here", '$.launches[0].sitting: got "here", allowed is pattern'),
+        ("launches", [], "$.launches: got [], allowed is minItems 1"),
+        ("launches", {}, '$.launches: got {}, allowed is type "array"'),
+        ("config", [], '$.config: got [], allowed is type "object"'),
+        ("extra", 1, "'extra' was unexpected"),
+        ("launches.0.extra", 1, "'extra' was unexpected"),
+        ("launches.0.epoch", 0, "$.launches[0].epoch: got 0, allowed is at least 1"),
+        ("launches.0.anchor", 1, '$.launches[0].anchor: got 1, allowed is type "boolean"'),
+        ("launches.0.final_loss", "1", '$.launches[0].final_loss: got "1", allowed is type'),
+        ("launches.0.canary_ms", {"fft_ms": 1.0}, "fft_ms"),
+        ("forced", {"first": "why"}, 'got "first", allowed is pattern'),
+        ("forced", {"1": ""}, 'got "", allowed is minLength 1'),
+    ],
+)
+def test_wrong_value_is_named_with_its_place_and_what_is_allowed(tmp_path, path, value, message):
+    def change(document):
+        *parents, key = path.split(".")
+        for parent in parents:
+            document = document[int(parent)] if isinstance(document, list) else document[parent]
+        document[key] = value
+
+    assert message in error_of_edited(tmp_path, change)
+
+
+@pytest.mark.parametrize("key", sorted(set(make_baseline().to_json()) - {"schema_version"}))
+def test_absent_key_is_named(tmp_path, key):
+    assert f"'{key}' is a required property" in error_of_edited(tmp_path, lambda document: document.pop(key))
+
+
+@pytest.mark.parametrize("moment", ["2026-13-01T00:00:00Z", "2026-02-30T00:00:00Z", "2026-01-01T24:61:00Z"])
+def test_moment_that_never_was_is_refused(tmp_path, moment):
+    message = error_of_edited(tmp_path, lambda document: document["launches"][0].update(recorded_at=moment))
+    assert "recorded_at" in message
+    assert moment in message
+
+
+def test_epochs_that_do_not_ascend_are_refused(tmp_path):
+    def change(document):
+        document["launches"] = [entry | {"epoch": epoch} for entry in document["launches"] for epoch in (2, 1)]
+
+    assert "$.launches: their epochs are [2, 1]; they have to ascend" in error_of_edited(tmp_path, change)
+
+
+@pytest.mark.parametrize("anchors", [(True, True), (False, False), (True, False)])
+def test_anchor_is_in_the_last_epoch_alone(tmp_path, anchors):
+    def change(document):
+        (entry,) = document["launches"]
+        document["launches"] = [
+            entry | {"epoch": epoch, "anchor": anchor} for epoch, anchor in enumerate(anchors, start=1)
+        ]
+
+    message = error_of_edited(tmp_path, change)
+    assert "$.launches: the last epoch, 2, has to have every anchor and one at least" in message
+
+
+def test_baseline_knows_its_anchor_and_its_epochs():
+    old, extra, new = (make_facts(num_steps=steps) for steps in (1, 2, 3))
+    launches = (*stored(old, anchor=False), *stored(new, epoch=3), *stored(extra, epoch=3, anchor=False))
+    baseline = make_baseline(launches=launches)
+    assert (baseline.epoch, baseline.anchor) == (3, (new,))
+    assert baseline.epochs == [(old,), (new, extra)]
+
+
+@pytest.mark.parametrize("version", [1, 3, 0, "2", None])
+def test_other_version_is_refused_with_the_remedy(tmp_path, version):
+    message = error_of_edited(tmp_path, lambda document: document.update(schema_version=version))
+    assert f"schema_version is {version!r}, this pytest-aorta reads 2" in message
+    assert "--update-baselines" in message
+
+
+@pytest.mark.parametrize("text", ["[]", "1", "null", '"text"'])
+def test_document_that_is_no_object_is_refused(tmp_path, text):
+    path = tmp_path / "baseline.json"
+    path.write_text(text)
+    assert "schema_version is None" in read_error(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "empty"),
+        ("{", "not valid JSON"),
+        ('{"case": "a", "case": "b"}', "key 'case' is given twice"),
+        ('{"case": NaN}', "NaN is not a finite number"),
+        ('{"case": 1e999}', "1e999 is not a finite number"),
+        (" " * (MAX_BYTES + 1), "larger than the 4,194,304 bytes allowed"),
+    ],
+    ids=["empty", "truncated", "repeated key", "NaN", "1e999", "too large"],
+)
+def test_file_that_is_not_strict_json_is_refused(tmp_path, text, message):
+    path = tmp_path / "baseline.json"
+    path.write_text(text)
+    assert message in read_error(path)
+
+
+def test_file_copied_under_another_cases_name_is_refused(tmp_path):
+    source = write_baseline(tmp_path, make_baseline())
+    copy = baseline_path(tmp_path, "nvidia-h200-x2-nccl", "other case")
+    copy.write_bytes(source.read_bytes())
+    with pytest.raises(BaselineError) as caught:
+        read_baseline(tmp_path, "nvidia-h200-x2-nccl", "other case")
+    assert str(caught.value) == (
+        f"{copy}: holds case 'tests/test_a.py::test_x::fsdp' of platform 'nvidia-h200-x2-nccl', but its name belongs "
+        "to 'other case' of 'nvidia-h200-x2-nccl'; was it copied or renamed by hand?"
+    )
+
+
+def test_file_copied_to_another_platform_is_refused(tmp_path):
+    source = write_baseline(tmp_path, make_baseline())
+    copy = tmp_path / "cpu-x2-gloo" / source.name
+    copy.parent.mkdir()
+    copy.write_bytes(source.read_bytes())
+    with pytest.raises(BaselineError, match="of platform 'nvidia-h200-x2-nccl'"):
+        read_baseline(tmp_path, "cpu-x2-gloo", make_baseline().case)
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"schema_version": 2}'])
+def test_unreadable_file_is_never_overwritten(tmp_path, content):
+    path = write_baseline(tmp_path, make_baseline())
+    path.write_text(content)
+    with pytest.raises(BaselineError):
+        write_baseline(tmp_path, make_baseline())
+    assert path.read_text() == content
+
+
+def test_baseline_that_does_not_fit_its_schema_is_not_written(tmp_path):
+    baseline = make_baseline(launches=stored(make_facts(num_steps=0)))
+    with pytest.raises(BaselineError, match=r"not written, the new baseline does not fit its own schema: .*num_steps"):
+        write_baseline(tmp_path, baseline)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_baseline_with_a_number_that_is_not_finite_is_not_written(tmp_path, number):
+    with pytest.raises(BaselineError, match="not written"):
+        write_baseline(tmp_path, make_baseline(launches=stored(make_facts(final_loss=number))))
+    assert list(tmp_path.rglob("*.json")) == []
+
+
+def test_baseline_too_large_to_be_read_again_is_not_written(tmp_path):
+    large = make_baseline(launches=stored(make_facts(environment={"torch": "x" * MAX_BYTES})))
+    with pytest.raises(BaselineError, match=r"not written: .*larger than the 4,194,304 bytes allowed"):
+        write_baseline(tmp_path, large)
+    assert list(tmp_path.rglob("*.json")) == []
+
+
+@pytest.mark.parametrize("case", ["../../x", "/etc/passwd", "a\0b", "x" * 4096, "\ud800", "..", "\n"], ids=ascii_id)
+def test_hostile_case_stays_in_its_folder_and_is_read_back(tmp_path, case):
+    folder = tmp_path / "baselines"
+    baseline = make_baseline(case=case)
+    assert read_again(folder, baseline) == baseline
+    assert [path.parent for path in tmp_path.rglob("*.json")] == [folder / baseline.platform]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes anywhere")
+def test_read_only_folder_is_named(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(BaselineError, match="not written: Permission denied"):
+        write_baseline(tmp_path, make_baseline())
+
+
+def test_file_in_the_folders_place_is_named(tmp_path):
+    folder = tmp_path / "baselines"
+    folder.write_text("")
+    with pytest.raises(BaselineError) as caught:
+        write_baseline(folder, make_baseline())
+    assert (
+        str(caught.value)
+        == f"{baseline_path(folder, make_baseline().platform, make_baseline().case)}: not written: Not a directory"
+    )
+
+
+COLLECTED = {"tests/test_a.py::test_x", "tests/test_a.py::test_y"}
+
+
+def found_orphans(tmp_path, baseline: Baseline, *, file_exists: bool = True, collected=COLLECTED) -> list[str]:
+    if file_exists:
+        (tmp_path / "tests").mkdir()
+        (tmp_path / "tests" / "test_a.py").touch()
+    write_baseline(tmp_path / "baselines", baseline)
+    return orphans(tmp_path / "baselines", collected, {}, tmp_path)
+
+
+def test_baseline_of_a_collected_test_is_no_orphan(tmp_path):
+    assert found_orphans(tmp_path, make_baseline()) == []
+
+
+def test_baseline_of_a_test_that_its_collected_file_lacks_is_an_orphan(tmp_path):
+    (line,) = found_orphans(tmp_path, make_baseline(test="tests/test_a.py::test_gone"))
+    assert line.endswith(": no test uses it: tests/test_a.py::test_gone is gone; delete it")
+    assert str(tmp_path / "baselines") in line
+
+
+def test_baseline_of_a_file_that_was_not_collected_is_no_orphan(tmp_path):
+    assert found_orphans(tmp_path, make_baseline(test="tests/test_a.py::test_gone"), collected=set()) == []
+
+
+def test_baseline_of_a_file_that_is_gone_is_an_orphan(tmp_path):
+    (line,) = found_orphans(tmp_path, make_baseline(), file_exists=False, collected=set())
+    assert "tests/test_a.py::test_x is gone" in line
+
+
+@pytest.mark.parametrize(
+    "test", ["a\0b::test", "x" * 5000 + "::test", "\ud800::test"], ids=["NUL", "5 kB", "surrogate"]
+)
+def test_baseline_of_a_test_that_can_be_no_file_is_an_orphan(tmp_path, test):
+    assert len(found_orphans(tmp_path, make_baseline(test=test))) == 1
+
+
+def test_baseline_under_a_name_that_is_not_its_cases_is_an_orphan(tmp_path):
+    path = write_baseline(tmp_path / "baselines", make_baseline())
+    path.rename(path.with_name("by-hand.json"))
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_a.py").touch()
+    (line,) = orphans(tmp_path / "baselines", COLLECTED, {}, tmp_path)
+    assert line.endswith(
+        "by-hand.json: not the file name of its case 'tests/test_a.py::test_x::fsdp'; delete or rename it"
+    )
+
+
+def test_unreadable_baseline_is_reported_with_the_orphans(tmp_path):
+    path = write_baseline(tmp_path, make_baseline())
+    path.write_text("{")
+    (line,) = orphans(tmp_path, set(), {}, tmp_path)
+    assert line.startswith(f"{path}: not valid JSON")
+
+
+def test_baseline_that_its_test_no_longer_compares_is_an_orphan(tmp_path):
+    baseline = make_baseline()
+    write_baseline(tmp_path / "baselines", baseline)
+    (tmp_path / baseline.test.split("::")[0]).parent.mkdir(exist_ok=True)
+    (tmp_path / baseline.test.split("::")[0]).touch()
+    used = {baseline.test: {f"{baseline.test}::another"}}
+    (line,) = orphans(tmp_path / "baselines", {baseline.test}, used, tmp_path)
+    assert line.endswith(f"no test uses it: {baseline.test} no longer compares it; delete it")
+    assert orphans(tmp_path / "baselines", {baseline.test}, {baseline.test: {baseline.case}}, tmp_path) == []
+
+
+def test_no_folder_has_no_orphans(tmp_path):
+    assert orphans(tmp_path / "absent", COLLECTED, {}, tmp_path) == []

@@ -1,0 +1,374 @@
+from __future__ import annotations
+
+import pytest
+
+from pytest_aorta.common.errors import SpecError
+from pytest_aorta.verdict.applicability import TEST_HOOK_KEY, identity
+from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
+from pytest_aorta.verdict.metrics import EXACT, METRICS, Tolerance
+from pytest_aorta.verdict.priors import SITTING_GAP_S
+from pytest_aorta.verdict.statistics.decision import Outcome
+from pytest_aorta.verdict.verdicts import Verdicts
+from tests.unit.builders import (
+    default_priors,
+    launches_near,
+    make_baseline,
+    make_facts,
+    on_cpu,
+    stamp,
+    stored,
+    with_p50,
+)
+
+CONFIG = make_baseline().config
+QUIET = make_baseline(launches=stored(*launches_near(10.0, 10)))
+
+
+def check(*facts, baseline=None, marked=None, config=None, max_launches=None) -> Verdicts:
+    """What launches have come to, where they are as many as are allowed."""
+    allowed = max_launches or max(len(facts), 1)
+    comparison = StoredComparison("case", config or CONFIG, baseline, marked or {}, default_priors, allowed)
+    return comparison.judge(facts)
+
+
+def compare(candidates, references, marked=None, only=None, max_pairs=6) -> Verdicts:
+    return PairedComparison("case", marked or {}, default_priors, only, max_pairs).judge(candidates, references)
+
+
+def outcomes(verdicts: Verdicts) -> dict[str, Outcome]:
+    return {row.metric: row.outcome for row in verdicts.rows}
+
+
+def test_same_facts_pass_every_default_metric_they_have():
+    launches = [make_facts(metrics={"peak_memory_bytes": 1.0})] * 3
+    verdicts = check(*launches, baseline=make_baseline(launches=stored(*launches * 3)))
+    assert outcomes(verdicts) == dict.fromkeys(["step_time_p50", "peak_memory_bytes", "weight_hash"], Outcome.PASS)
+
+
+def test_slower_median_is_a_regression_of_that_metric_alone():
+    verdicts = check(*[with_p50(make_facts(), 12.0)] * 3, baseline=QUIET)
+    assert outcomes(verdicts) == {"step_time_p50": Outcome.REGRESSION, "weight_hash": Outcome.PASS}
+    row = verdicts["step_time_p50"]
+    assert (row.value, row.baseline, row.delta, row.launches) == (
+        12.0,
+        pytest.approx(10, 1e-3),
+        pytest.approx(0.2, 0.01),
+        3,
+    )
+    assert row.low < row.delta < row.high
+
+
+def test_one_slow_launch_asks_for_another_one():
+    verdicts = check(with_p50(make_facts(), 20.0), baseline=QUIET, max_launches=3)
+    assert (verdicts["step_time_p50"].outcome, verdicts.need_launches) == (Outcome.INCONCLUSIVE, True)
+
+
+def test_verdict_that_is_there_is_not_made_anew_from_more_launches():
+    comparison = StoredComparison("case", CONFIG, QUIET, {}, default_priors, 3)
+    first = comparison.judge([make_facts()])
+    later = comparison.judge([with_p50(make_facts(), 99.0)] * 3, first.decided)
+    assert later["step_time_p50"] is first["step_time_p50"]
+
+
+def test_marked_tolerance_replaces_the_default():
+    slower = [with_p50(make_facts(), 12.0)] * 3
+    verdicts = check(*slower, baseline=QUIET, marked={"step_time_p50": Tolerance(0.3)})
+    assert verdicts["step_time_p50"].outcome is Outcome.PASS
+
+
+def test_marked_metric_is_compared_that_is_not_by_default():
+    row = check(make_facts(), baseline=QUIET, marked={"step_time_mean": Tolerance(0.2)})["step_time_mean"]
+    assert (row.outcome, row.tolerance) == (Outcome.PASS, "20%")
+
+
+def test_metric_where_more_is_better_regresses_downwards():
+    baseline = make_baseline(launches=stored(*[make_facts(metrics={"tokens_per_s": 100.0})] * 10))
+    marked = {"tokens_per_s": Tolerance(0.05)}
+    for value, outcome in ((60.0, Outcome.REGRESSION), (160.0, Outcome.IMPROVED)):
+        row = check(*[make_facts(metrics={"tokens_per_s": value})] * 3, baseline=baseline, marked=marked)[
+            "tokens_per_s"
+        ]
+        assert (row.outcome, row.delta) == (outcome, pytest.approx(value / 100 - 1))
+        assert row.low < row.delta < row.high
+
+
+def test_improvement_says_that_the_baseline_is_stale():
+    row = check(*[with_p50(make_facts(), 5.0)] * 3, baseline=QUIET)["step_time_p50"]
+    assert row.outcome is Outcome.IMPROVED
+    assert row.reason == "baseline stale: record the better value with --update-baselines --aorta-new-epoch"
+
+
+def test_absent_baseline_is_missing_and_says_how_to_record_it():
+    verdicts = check(make_facts())
+    assert set(outcomes(verdicts).values()) == {Outcome.MISSING}
+    assert {row.reason for row in verdicts.rows} == {"no baseline; record one with --update-baselines"}
+
+
+def test_undecided_verdict_of_a_small_baseline_says_to_record_more():
+    few = make_baseline(launches=stored(*launches_near(10.0, 4)))
+    row = check(*launches_near(10.6, 3, spread=0.2), baseline=few)["step_time_p50"]
+    assert row.outcome is Outcome.INCONCLUSIVE
+    assert row.reason == "only 4 launches in the baseline; record more with --update-baselines"
+
+
+def test_baseline_of_another_config_is_missing_and_names_the_key():
+    row = check(make_facts(), baseline=make_baseline(), config=CONFIG | {"steps": 30})["step_time_p50"]
+    assert row.outcome is Outcome.MISSING
+    assert row.reason == (
+        "the baseline was recorded with steps=20, the test has 30; record it again with --update-baselines"
+    )
+
+
+@pytest.mark.parametrize("config", [{"steps": 20}, {"steps": 20, "dtype": "float32", "new": 1}])
+def test_config_key_that_one_side_lacks_makes_another_config(config):
+    row = check(make_facts(), baseline=make_baseline(), config=config)["step_time_p50"]
+    assert row.outcome is Outcome.MISSING
+
+
+def test_metric_that_the_launch_lost_is_missing():
+    row = check(make_facts(weight_hashes={}), baseline=make_baseline())["weight_hash"]
+    assert (row.outcome, row.reason, row.is_lost) == (Outcome.MISSING, "the launch has no weight_hash", True)
+
+
+def test_metric_that_one_of_several_launches_lost_is_missing():
+    row = check(make_facts(), make_facts(weight_hashes={}), make_facts(), baseline=make_baseline())["weight_hash"]
+    assert row.is_lost
+
+
+def test_metric_that_the_baseline_lacks_is_missing():
+    row = check(make_facts(), baseline=make_baseline(launches=stored(make_facts(weight_hashes={}))))["weight_hash"]
+    assert (row.outcome, row.is_lost) == (Outcome.MISSING, False)
+    assert row.reason == "the baseline has no weight_hash; record it again with --update-baselines --aorta-new-epoch"
+
+
+def test_marked_metric_that_neither_has_is_missing():
+    row = check(make_facts(), baseline=make_baseline(), marked={"tokens_per_s": Tolerance(0.1)})["tokens_per_s"]
+    assert (row.outcome, row.value) == (Outcome.MISSING, None)
+
+
+def test_p99_of_few_steps_is_not_compared_by_default():
+    for steps, compared in ((99, False), (100, True)):
+        launch = make_facts(num_steps=steps)
+        verdicts = check(launch, baseline=make_baseline(launches=stored(launch)))
+        assert ("step_time_p99" in outcomes(verdicts)) is compared
+
+
+def test_marked_p99_of_few_steps_is_refused_with_the_remedy():
+    with pytest.raises(SpecError) as caught:
+        check(make_facts(num_steps=20), baseline=make_baseline(), marked={"step_time_p99": Tolerance(0.1)})
+    assert str(caught.value) == (
+        "tolerance of step_time_p99: 20 steps were measured and it takes at least 100; measure more steps, "
+        "or use step_time_tail5"
+    )
+
+
+def test_centre_is_that_of_the_anchor_alone():
+    launches = (*stored(*launches_near(20.0, 9), anchor=False), *stored(*launches_near(10.0, 9), epoch=2))
+    row = check(*[make_facts()] * 3, baseline=make_baseline(launches=launches))["step_time_p50"]
+    assert (row.outcome, row.baseline) == (Outcome.PASS, pytest.approx(10, 1e-3))
+
+
+NAMED = {"step_time_p50": Tolerance(0.05)}
+ON_CPU = make_baseline(launches=stored(*[on_cpu()] * 10))
+
+
+def test_cpu_timing_of_this_sitting_is_judged_no_finer_than_a_doubling():
+    assert (
+        check(*[with_p50(on_cpu(), 15.0)] * 3, baseline=ON_CPU, marked=NAMED)["step_time_p50"].outcome is Outcome.PASS
+    )
+    row = check(*[with_p50(on_cpu(), 30.0)] * 3, baseline=ON_CPU, marked=NAMED)["step_time_p50"]
+    assert (row.outcome, row.tolerance) == (Outcome.REGRESSION, "100%")
+
+
+def test_cpu_timing_keeps_a_tolerance_wider_than_a_doubling():
+    marked = {"step_time_p50": Tolerance(3.0)}
+    row = check(*[with_p50(on_cpu(), 30.0)] * 3, baseline=ON_CPU, marked=marked)["step_time_p50"]
+    assert (row.outcome, row.tolerance) == (Outcome.PASS, "300%")
+
+
+@pytest.mark.parametrize(
+    "recorded",
+    [on_cpu(sitting="f" * 12), on_cpu(recorded_at=stamp(SITTING_GAP_S["cpu"] + 60))],
+    ids=["another machine", "an hour ago"],
+)
+def test_cpu_timing_of_another_sitting_is_not_applicable(recorded):
+    verdicts = check(on_cpu(), baseline=make_baseline(launches=stored(recorded)), marked=NAMED)
+    assert outcomes(verdicts) == {"step_time_p50": Outcome.NOT_APPLICABLE, "weight_hash": Outcome.PASS}
+    row = verdicts["step_time_p50"]
+    assert row.reason == "timing of CPU ranks is compared only within an hour on one machine"
+    assert row.baseline == 10.0
+
+
+def test_gpu_timing_carries_over_between_sittings():
+    elsewhere = launches_near(10.0, 10, sitting="f" * 12, recorded_at="2020-01-01T00:00:00Z")
+    assert (
+        check(make_facts(), baseline=make_baseline(launches=stored(*elsewhere)))["step_time_p50"].outcome
+        is Outcome.PASS
+    )
+
+
+def test_timing_of_another_launcher_is_not_applicable_and_its_numbers_are():
+    verdicts = check(make_facts(launcher="forkserver"), baseline=make_baseline())
+    assert outcomes(verdicts) == {"step_time_p50": Outcome.NOT_APPLICABLE, "weight_hash": Outcome.PASS}
+    assert verdicts["step_time_p50"].reason == "ranks were started by forkserver, the baseline's by torchrun"
+
+
+NEWER = make_facts().environment | {"torch": "2.12.0"}
+
+
+def test_numeric_environment_that_differs_is_not_applicable_and_named():
+    row = check(make_facts(environment=NEWER), baseline=QUIET)["weight_hash"]
+    assert row.outcome is Outcome.NOT_APPLICABLE
+    assert row.reason == "torch is '2.12.0', the baseline's '2.11.0'"
+
+
+def test_timing_is_compared_in_another_numeric_environment():
+    assert check(make_facts(environment=NEWER), baseline=QUIET)["step_time_p50"].outcome is Outcome.PASS
+
+
+def test_environment_value_none_means_the_same_as_an_absent_one():
+    recorded = make_facts(environment=make_facts().environment | {"hip": None})
+    row = check(make_facts(), baseline=make_baseline(launches=stored(recorded)))["weight_hash"]
+    assert row.outcome is Outcome.PASS
+
+
+def test_hash_of_a_run_that_is_not_reproducible_is_not_applicable():
+    loose = make_facts(environment=make_facts().environment | {"bitwise_reproducible": False}, weight_hashes={"1": "f"})
+    row = check(loose, baseline=make_baseline(launches=stored(loose)))["weight_hash"]
+    assert row.outcome is Outcome.NOT_APPLICABLE
+    assert "not bitwise reproducible" in row.reason
+
+
+def test_number_with_a_tolerance_is_compared_in_another_numeric_environment():
+    newer = make_facts(environment=NEWER, final_loss=2.02)
+    baseline = make_baseline(launches=stored(*[make_facts(final_loss=2.0)] * 5))
+    assert check(newer, baseline=baseline, marked={"final_loss": Tolerance(0.05)})["final_loss"].outcome is Outcome.PASS
+    row = check(newer, baseline=baseline, marked={"final_loss": EXACT})["final_loss"]
+    assert row.outcome is Outcome.NOT_APPLICABLE
+
+
+def test_counts_are_exact_on_any_machine():
+    launch = on_cpu(metrics={"num_parameters": 100.0}, sitting="f" * 12)
+    changed = on_cpu(metrics={"num_parameters": 101.0})
+    row = check(changed, baseline=make_baseline(launches=stored(launch)))["num_parameters"]
+    assert (row.outcome, row.tolerance) == (Outcome.REGRESSION, "exact")
+
+
+@pytest.mark.parametrize("odd", [0, 1, 2])
+def test_exact_metric_of_every_launch_is_compared(odd):
+    launches = [make_facts() for _ in range(3)]
+    launches[odd] = make_facts(weight_hashes={"10": "f" * 16})
+    row = check(*launches, baseline=make_baseline())["weight_hash"]
+    assert (row.outcome, row.value, row.baseline) == (Outcome.REGRESSION, "f" * 16, "0" * 16)
+
+
+def test_fault_is_no_part_of_the_identity():
+    assert identity({"steps": 20, TEST_HOOK_KEY: {"kind": "slowdown"}}) == {"steps": 20}
+
+
+LOSS = {"final_loss": Tolerance(0.05)}
+
+
+def check_losses(here, there, max_launches=5):
+    baseline = make_baseline(launches=stored(*[make_facts(final_loss=value) for value in there]))
+    facts = [make_facts(final_loss=value) for value in here]
+    return check(*facts, baseline=baseline, marked=LOSS, max_launches=max_launches)["final_loss"]
+
+
+SIGNED = [-1.0, 0.0, 1.0, -0.5, 0.5, -0.7, 0.7, 0.2, -0.2, 0.1]
+
+
+def test_value_that_is_not_positive_passes_within_the_baselines_range():
+    row = check_losses([0.9], SIGNED)
+    assert (row.outcome, row.delta, row.reason) == (Outcome.PASS, None, "not positive: compared by range")
+
+
+def test_value_beyond_the_range_of_signed_ones_asks_for_launches_until_it_can_be_no_chance():
+    seen = [check_losses([1.5, 1.6, 1.7, 1.8, 1.9][:count], SIGNED) for count in range(1, 6)]
+    assert [row.outcome for row in seen] == [Outcome.INCONCLUSIVE] * 4 + [Outcome.REGRESSION]
+    assert [row.is_open for row in seen] == [True] * 4 + [False]
+
+
+def test_signed_value_below_the_range_improves():
+    assert check_losses([-1.5, -1.6, -1.7, -1.8, -1.9], SIGNED).outcome is Outcome.IMPROVED
+
+
+def test_three_launches_beyond_a_single_one_can_be_chance():
+    assert check_losses([-0.7, -0.5, -0.6], [-1.0], max_launches=3).outcome is Outcome.INCONCLUSIVE
+
+
+def test_signed_value_that_never_varies_needs_three_launches():
+    assert check_losses([0.5] * 2, [0.0] * 3).outcome is Outcome.INCONCLUSIVE
+    assert check_losses([0.5] * 3, [0.0] * 3).outcome is Outcome.REGRESSION
+    assert check_losses([0.0], [0.0] * 3).outcome is Outcome.PASS
+
+
+def test_signed_value_within_its_tolerance_passes():
+    assert check_losses([-99.0], [-100.0] * 3).outcome is Outcome.PASS
+
+
+def test_one_outlier_among_signed_values_does_not_fail():
+    assert check_losses([0.1, 0.2, 99.0], SIGNED).outcome is Outcome.PASS
+
+
+def test_candidate_is_compared_with_the_reference_in_the_baselines_place():
+    rows = outcomes(compare([with_p50(make_facts(), 20.0)] * 3, [make_facts()] * 3))
+    assert rows == {"step_time_p50": Outcome.REGRESSION, "weight_hash": Outcome.PASS}
+
+
+def test_one_pair_decides_no_time():
+    row = compare([with_p50(make_facts(), 20.0)], [make_facts()])["step_time_p50"]
+    assert (row.outcome, row.is_open) == (Outcome.INCONCLUSIVE, True)
+
+
+def test_what_drifts_in_both_alike_is_no_change():
+    drift = [1.0, 1.2, 1.5, 1.9, 2.4, 3.0]
+    candidates, references = ([with_p50(make_facts(), p50 * level) for level in drift] for p50 in (10.0, 10.01))
+    assert compare(candidates, references)["step_time_p50"].outcome is Outcome.PASS
+
+
+@pytest.mark.parametrize("lacks", ["candidate", "reference"])
+def test_metric_that_one_of_two_launches_lacks_is_missing(lacks):
+    launches = {"candidate": make_facts(), "reference": make_facts()} | {lacks: make_facts(weight_hashes={})}
+    row = compare([launches["candidate"]], [launches["reference"]])["weight_hash"]
+    assert row.outcome is Outcome.MISSING
+
+
+def test_two_versions_on_cpu_are_compared_at_the_tolerance_that_is_asked():
+    row = compare([with_p50(on_cpu(), 30.0)] * 6, [on_cpu()] * 6, {"step_time_p50": Tolerance(0.2)})["step_time_p50"]
+    assert row.tolerance == "20%"
+
+
+def test_cpu_timing_that_no_marker_names_is_not_applicable():
+    slow = [with_p50(on_cpu(), 90.0)] * 3
+    for verdicts in (check(*slow, baseline=ON_CPU), compare(slow, [on_cpu()] * 3)):
+        row = verdicts["step_time_p50"]
+        assert row.outcome is Outcome.NOT_APPLICABLE
+        assert row.reason == "timing of CPU ranks is compared only where a tolerance marker names it"
+
+
+def test_stored_exact_time_is_not_asked_of_cpu_ranks():
+    row = check(with_p50(on_cpu(), 11.0), baseline=ON_CPU, marked={"step_time_p50": EXACT})["step_time_p50"]
+    assert row.tolerance == "100%"
+
+
+def test_a_b_of_named_metrics_leaves_out_the_rest():
+    verdicts = compare([make_facts(final_loss=2.0)], [make_facts(final_loss=2.0)], only=["final_loss"])
+    assert [(row.metric, row.outcome) for row in verdicts.rows] == [("final_loss", Outcome.PASS)]
+
+
+def test_a_b_by_an_unknown_metric_is_refused():
+    with pytest.raises(SpecError, match=r"no such metrics \['speed'\]; there are \["):
+        compare([make_facts()], [make_facts()], only=["speed"])
+
+
+def test_slow_rank_is_noted_beside_the_verdicts():
+    slow = make_facts(rank_lag_ms=[-1.0, 1.0])
+    (note,) = check(slow, baseline=QUIET).notes
+    assert note.startswith("rank 1 is the slow one")
+
+
+def test_level_of_a_metric_is_known_before_any_launch():
+    level = StoredComparison("case", CONFIG, QUIET, {}, default_priors).level(METRICS["step_time_p50"])
+    assert sum(level.weights.values()) == pytest.approx(1)
+    assert list(level.counts.values()) == [10]

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import pytest
+
+from pytest_aorta.verdict.explain import SlowRank, notes, slow_rank
+from tests.unit.builders import make_facts, on_cpu, with_p50
+
+
+def lagging(*lags_ms: float, build=make_facts):
+    """Three launches with 10 ms steps."""
+    return [build(rank_lag_ms=list(lags_ms))] * 3
+
+
+def test_rank_that_waits_clearly_less_is_the_slow_one():
+    assert slow_rank(lagging(-0.5, -0.4, 0.9, -0.5)) == SlowRank(2, 0.9)
+
+
+def test_ranks_that_differ_a_little_are_none():
+    assert slow_rank(lagging(-0.1, 0.2)) is None
+
+
+def test_lag_of_one_launch_out_of_three_is_none():
+    assert slow_rank([*lagging(0.1, -0.1)[:2], *lagging(9.0, -9.0)[:1]]) is None
+
+
+def test_rank_that_was_as_slow_at_the_baseline_is_none():
+    assert slow_rank(lagging(-0.5, 0.9), lagging(-0.5, 0.8)) is None
+
+
+def test_lag_is_told_beyond_that_of_the_baseline():
+    assert slow_rank(lagging(-0.5, 0.9), lagging(0.0, 0.5)) == SlowRank(1, pytest.approx(0.4))
+
+
+def test_lag_within_the_scatter_of_the_baseline_is_none():
+    scattered = [make_facts(rank_lag_ms=[-lag, lag]) for lag in (0.0, 0.6, -0.6, 0.3, -0.3)]
+    assert slow_rank(lagging(-0.4, 0.4), scattered) is None
+    assert slow_rank(lagging(-0.4, 0.4), lagging(0.0, 0.0) * 2) == SlowRank(1, pytest.approx(0.4))
+
+
+def test_lag_of_less_than_half_of_what_steps_got_longer_names_nobody():
+    slower = [with_p50(launch, 11.0) for launch in lagging(-0.4, 0.4)]
+    assert slow_rank(slower, lagging(0.0, 0.0)) is None
+    slower = [with_p50(launch, 11.0) for launch in lagging(-0.6, 0.6)]
+    assert slow_rank(slower, lagging(0.0, 0.0)) == SlowRank(1, pytest.approx(0.6))
+
+
+def test_baseline_of_another_number_of_ranks_tells_nothing_of_lags():
+    assert slow_rank(lagging(-0.5, 0.9), lagging(0.0, 0.9, 0.0)) == SlowRank(1, 0.9)
+
+
+def test_launches_without_waits_have_no_slow_rank():
+    assert slow_rank([make_facts()]) is None
+
+
+def test_cpu_ranks_that_share_cores_may_differ_by_more():
+    assert slow_rank(lagging(-1.0, 2.0, build=on_cpu)) is None
+    assert slow_rank(lagging(-1.0, 4.0, build=on_cpu)) == SlowRank(1, 4.0)
+
+
+def test_nothing_odd_has_no_notes():
+    assert notes([make_facts()] * 3, [make_facts()]) == []
+
+
+def test_slow_rank_is_noted_with_what_the_others_wait():
+    assert notes(lagging(-0.5, 0.9), []) == ["rank 1 is the slow one: it waits 0.9 ms a step less than the others"]
+
+
+@pytest.mark.parametrize(
+    ("growth", "text"),
+    [
+        (0.041, "steps get slower within a launch, by 4.1% or more"),
+        (-0.2, "steps get faster within a launch, by 20.0% or more"),
+    ],
+)
+def test_steps_that_change_within_a_launch_are_noted(growth, text):
+    assert notes([make_facts(step_time_growth=growth)], []) == [text]
+
+
+def test_growth_in_one_launch_out_of_three_is_not_noted():
+    assert notes([make_facts(), make_facts(), make_facts(step_time_growth=0.5, memory_growth=0.5)], []) == []
+
+
+def test_memory_that_grows_is_noted_and_memory_that_shrinks_is_not():
+    assert notes([make_facts(memory_growth=0.1)], []) == ["memory grows within a launch, by 10.0% or more: a leak?"]
+    assert notes([make_facts(memory_growth=-0.1)], []) == []
+
+
+@pytest.mark.parametrize(("name", "part"), [("gemm_ms", "GEMM"), ("all_reduce_ms", "all-reduce")])
+def test_slower_canary_suspects_the_machine(name, part):
+    found = notes([make_facts(canary_ms={name: 1.2})], [make_facts(canary_ms={name: 1.0})])
+    assert found == [f"the canary's {part} was 20% slower than at the baseline: suspect the machine"]
+
+
+@pytest.mark.parametrize("there", [{}, {"gemm_ms": 0.0}, {"gemm_ms": 1.19}])
+def test_canary_that_has_nothing_slower_to_compare_with_is_no_note(there):
+    assert notes([make_facts(canary_ms={"gemm_ms": 1.2})], [make_facts(canary_ms=there)]) == []

@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from pytest_aorta.common.errors import BaselineError
+from pytest_aorta.verdict.baseline import MAX_LAUNCHES, Baseline, write_baseline
+from pytest_aorta.verdict.learning import ANCHOR_LAUNCHES, detection_lines, launches_to_learn, merged, objections
+from pytest_aorta.verdict.metrics import EXACT, Tolerance
+from tests.unit.builders import default_priors, launches_near, make_baseline, make_facts, on_cpu, stored, with_p50
+
+P50 = {"step_time_p50": Tolerance(0.05)}
+
+
+def baseline_of(p50: float = 10.0, count: int = 10, *, seed: int = 0, **changes) -> Baseline:
+    return make_baseline(launches=stored(*launches_near(p50, count, seed=seed, **changes)))
+
+
+def learn(old: Baseline | None, new: Baseline, *, fresh: bool = False, marked=None) -> Baseline:
+    return merged(old, new, marked or {}, default_priors, fresh)
+
+
+def refusal(old: Baseline, new: Baseline, marked=None) -> str:
+    with pytest.raises(BaselineError) as caught:
+        learn(old, new, marked=marked)
+    message = str(caught.value)
+    assert message.startswith(f"{new.case}: not added to the stored baseline, from which it differs:\n  ")
+    assert message.endswith("replace the baseline: --update-baselines --aorta-new-epoch")
+    return message
+
+
+def anchors(baseline: Baseline) -> list[bool]:
+    return [launch.anchor for launch in baseline.launches]
+
+
+def test_first_baseline_is_taken_as_it_is():
+    assert learn(None, baseline_of()) == baseline_of()
+
+
+@pytest.mark.parametrize("count", [5, 6, 10])
+def test_launches_like_the_stored_ones_are_appended(count):
+    old, new = baseline_of(count=5), baseline_of(count=count, seed=1)
+    assert learn(old, new).launches[:5] == old.launches
+    assert [launch.facts for launch in learn(old, new).launches[5:]] == [launch.facts for launch in new.launches]
+
+
+def test_anchor_grows_up_to_its_cap_and_the_rest_tells_the_spread():
+    appended = learn(baseline_of(count=7), baseline_of(count=5, seed=1))
+    assert anchors(appended) == [True] * ANCHOR_LAUNCHES + [False] * 2
+    assert anchors(learn(appended, baseline_of(count=5, seed=2)))[ANCHOR_LAUNCHES:] == [False] * 7
+
+
+def test_centre_does_not_creep_with_what_is_appended():
+    old = baseline_of()
+    for step in range(1, 4):
+        old = learn(old, baseline_of(10.0 * 1.01**step, seed=step))
+    assert old.anchor == baseline_of().anchor
+
+
+def test_new_epoch_replaces_the_centre_and_keeps_the_old_launches():
+    fresh = learn(baseline_of(), baseline_of(20.0, count=5, seed=1), fresh=True)
+    assert [launch.epoch for launch in fresh.launches] == [1] * 10 + [2] * 5
+    assert anchors(fresh) == [False] * 10 + [True] * 5
+
+
+def test_other_config_gets_a_new_epoch_unasked():
+    new = replace(baseline_of(20.0), config={"steps": 99})
+    learned = learn(baseline_of(), new)
+    assert (learned.epoch, learned.config, len(learned.anchor)) == (2, {"steps": 99}, 10)
+
+
+def test_what_is_learned_can_be_written(tmp_path):
+    learned = baseline_of()
+    for seed in range(3):
+        learned = learn(learned, baseline_of(20.0, seed=seed), fresh=True)
+        learned = learn(learned, baseline_of(20.0, seed=seed + 1))
+        write_baseline(tmp_path, learned)
+    assert learned.epoch == 4
+
+
+def test_oldest_launches_make_room_but_no_anchor():
+    learned = baseline_of()
+    for seed in range(1, 12):
+        learned = learn(learned, baseline_of(seed=seed))
+    assert len(learned.launches) == MAX_LAUNCHES
+    assert learned.anchor == baseline_of().anchor
+    last = [launch.facts for launch in baseline_of(seed=11).launches]
+    assert [launch.facts for launch in learned.launches[-10:]] == last
+
+
+def test_new_epoch_of_many_launches_leaves_the_latest_of_the_old():
+    learned = learn(baseline_of(count=60), baseline_of(count=50, seed=1), fresh=True)
+    assert len(learned.launches) == MAX_LAUNCHES
+    assert len(learned.anchor) == 50
+    assert learned.launches[0].facts == baseline_of(count=60).launches[10].facts
+
+
+def test_reason_of_a_forced_set_belongs_to_the_epoch_it_went_to():
+    forced = replace(baseline_of(seed=1), forced={"1": "a loud night"})
+    second = learn(baseline_of(), forced, fresh=True)
+    assert second.forced == {"2": "a loud night"}
+    assert learn(second, replace(baseline_of(seed=2), forced={"1": "again"})).forced == {"2": "again"}
+
+
+def test_reason_goes_with_the_launches_of_its_epoch():
+    forced = replace(baseline_of(), forced={"1": "a loud night"})
+    learned = learn(learn(forced, baseline_of(count=50), fresh=True), baseline_of(count=50), fresh=True)
+    assert {launch.epoch for launch in learned.launches} == {2, 3}
+    assert learned.forced == {}
+
+
+@pytest.mark.parametrize("count", [3, 4, 5, 10, 50])
+@pytest.mark.parametrize(("p50", "outcome"), [(13.0, "regression"), (7.0, "improved")])
+def test_launches_that_got_slower_or_faster_are_refused(p50, outcome, count):
+    assert f"step_time_p50: {outcome}" in refusal(baseline_of(), baseline_of(p50, count=count, seed=1))
+
+
+def test_other_weights_are_refused():
+    message = refusal(baseline_of(), baseline_of(seed=1, weight_hashes={"10": "f" * 16}))
+    assert "weight_hash: regression" in message
+
+
+def test_metric_that_the_launches_lost_is_refused():
+    assert "the launch has no weight_hash" in refusal(baseline_of(), baseline_of(weight_hashes={}))
+
+
+def test_metric_that_the_baseline_lacks_is_refused():
+    assert "the baseline has no weight_hash" in refusal(baseline_of(weight_hashes={}), baseline_of())
+
+
+def test_other_launcher_is_refused():
+    message = refusal(baseline_of(), baseline_of(launcher="forkserver"))
+    assert "launcher is 'forkserver', the baseline's 'torchrun'" in message
+
+
+@pytest.mark.parametrize("hashes", [{}, {"10": "0" * 16}], ids=["no hash", "hash"])
+def test_other_numeric_environment_is_refused_whichever_metrics_there_are(hashes):
+    newer = make_facts().environment | {"torch": "2.12.0"}
+    new = baseline_of(weight_hashes=hashes, environment=newer)
+    assert "torch is '2.12.0', the baseline's '2.11.0'" in refusal(baseline_of(weight_hashes=hashes), new)
+
+
+def test_hash_that_is_never_comparable_is_no_reason_to_refuse():
+    loose = make_facts().environment | {"bitwise_reproducible": False}
+    old, new = (baseline_of(seed=seed, environment=loose, weight_hashes={"1": f"{seed}" * 16}) for seed in (1, 2))
+    assert len(learn(old, new).launches) == 20
+
+
+def on_cpus(count: int, **changes) -> Baseline:
+    return make_baseline(platform="cpu-x2-gloo", launches=stored(*[on_cpu(**changes)] * count))
+
+
+def test_cpu_times_that_no_marker_names_are_no_reason_to_refuse():
+    assert len(learn(on_cpus(1), on_cpus(1)).launches) == 2
+
+
+def test_marked_cpu_times_of_another_machine_are_refused():
+    message = refusal(on_cpus(5, sitting="f" * 12), on_cpus(5), P50)
+    assert "timing of CPU ranks is compared only within an hour on one machine" in message
+
+
+def test_metric_with_noise_takes_as_many_launches_as_are_wanted():
+    assert launches_to_learn({}, make_facts(), 10) == 10
+    assert launches_to_learn(P50, on_cpu(), 10) == 10
+
+
+def test_exact_metrics_alone_take_one_launch():
+    assert launches_to_learn({}, on_cpu(), 10) == 1
+    assert launches_to_learn({"step_time_p50": EXACT}, make_facts(), 10) == 1
+
+
+def test_quiet_launches_meet_no_objection():
+    assert objections(launches_near(10.0, 10), {}) == []
+
+
+def test_launches_that_vary_too_much_are_refused_with_the_remedy():
+    (problem,) = objections(launches_near(10.0, 10, spread=0.05, seed=1), P50)
+    assert problem.startswith("step_time_p50: launches vary by ")
+    assert "too much for a tolerance of 5.00%; measure more steps, or allow " in problem
+
+
+def test_tolerance_that_is_advised_is_one_that_is_taken():
+    launches = launches_near(10.0, 10, spread=0.05, seed=1)
+    (problem,) = objections(launches, P50)
+    allowed = float(problem.rsplit("allow ", 1)[1].rstrip("%")) / 100
+    assert objections(launches, {"step_time_p50": Tolerance(allowed * 1.01)}) == []
+
+
+def test_outlier_launch_is_named():
+    launches = launches_near(10.0, 10)
+    launches[3] = with_p50(launches[3], 13.0)
+    assert objections(launches, P50) == ["step_time_p50: launch 4 is an outlier, +30.0% off the median"]
+
+
+def test_drift_from_launch_to_launch_is_refused():
+    launches = [with_p50(make_facts(), 10 + 0.04 * number) for number in range(10)]
+    (problem,) = objections(launches, {"step_time_p50": Tolerance(0.06)})
+    assert problem.startswith("step_time_p50: it drifts from launch to launch, by +3.5")
+
+
+def test_growth_within_launches_is_refused():
+    assert objections([make_facts(step_time_growth=0.1)] * 5, {}) == [
+        "step times change within a launch, by +10.0% or more; warm up for longer"
+    ]
+    assert objections([make_facts(memory_growth=0.1)] * 5, {}) == ["memory grows within a launch, by +10.0% or more"]
+
+
+def test_few_launches_are_not_judged_by_their_scatter():
+    assert objections([with_p50(make_facts(), p50) for p50 in (10.0, 20.0, 30.0, 5.0)], {}) == []
+
+
+def test_cpu_times_are_held_to_what_cpus_can():
+    loud = [with_p50(on_cpu(), 10 * (1 + (-1) ** number * 0.1)) for number in range(10)]
+    assert objections(loud, P50) == []
+
+
+def test_tolerance_of_the_table_meets_no_objection_since_it_widens():
+    loud = launches_near(10.0, 10, spread=0.05, seed=1)
+    assert objections(loud, {}) == []
+    (line,) = detection_lines(make_baseline(launches=stored(*loud)), {}, default_priors, 5)
+    assert re.search(r"; the tolerance is widened to 1\d%$", line)
+
+
+def test_detection_lines_say_what_each_look_that_can_fail_detects():
+    (line,) = detection_lines(baseline_of(), {}, default_priors, 5)
+    assert re.fullmatch(r"  step_time_p50: detects from \+\d\.\d\d% with 3, \+\d\.\d\d% with 5 launches", line)
+
+
+def test_two_launches_detect_nothing():
+    assert detection_lines(baseline_of(), {}, default_priors, 2) == [
+        "  fewer than 3 launches never fail a test for a metric that has noise"
+    ]
+
+
+def test_exact_metrics_have_no_detection_line():
+    assert detection_lines(baseline_of(), {"step_time_p50": EXACT}, default_priors, 5) == []

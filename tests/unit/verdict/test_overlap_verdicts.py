@@ -1,0 +1,211 @@
+"""Overlap and exposed time as compared metrics."""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_aorta.cli.baselines.diff import diff_lines
+from pytest_aorta.cli.baselines.find import StoredFile
+from pytest_aorta.cli.baselines.show import show_lines
+from pytest_aorta.result.facts import launch_facts
+from pytest_aorta.result.measurements import CollectiveTime, StepOverlap
+from pytest_aorta.verdict.baseline import Baseline
+from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
+from pytest_aorta.verdict.explain import exposure
+from pytest_aorta.verdict.learning import detection_lines, objections
+from pytest_aorta.verdict.metrics import METRICS
+from pytest_aorta.verdict.statistics.decision import FALSE_ALARM_RATE, MISS_RATE, Outcome, decide_stored
+from pytest_aorta.verdict.statistics.variance import Spread, level
+from tests.unit.builders import default_priors, make_baseline, make_facts, make_result, on_cpu, stored, with_p50
+from tests.unit.simulated import at_most, until_decided
+
+STEP_MS = 10.0
+
+
+def launch(ratio: float, *, all_gather_ms=0.3, reduce_scatter_ms=0.2, rank=0, build=make_facts):
+    """A launch whose communication takes as long as a step."""
+    exposed = {"all_gather": all_gather_ms, "reduce_scatter": reduce_scatter_ms}
+    metrics = {"overlap_ratio": ratio, "exposed_comm_ms": (1 - ratio) * STEP_MS}
+    return build(metrics=metrics, exposed_ms=exposed, most_exposed_rank=rank)
+
+
+def around(ratio: float, count: int, noise=0.004, seed=0, **changes):
+    rng = random.Random(seed)
+    return [launch(min(1.0, ratio + rng.gauss(0, noise)), **changes) for _ in range(count)]
+
+
+HIDDEN = make_baseline(launches=stored(*around(0.86, 10)))
+
+
+def check(launches, baseline=HIDDEN, marked=None, max_launches=None):
+    allowed = max_launches or len(launches)
+    return StoredComparison("case", HIDDEN.config, baseline, marked or {}, default_priors, allowed).judge(launches)
+
+
+def test_unchanged_overlap_passes():
+    verdicts = check(around(0.86, 3, seed=1))
+    assert {verdicts[name].outcome for name in ("overlap_ratio", "exposed_comm_ms")} == {Outcome.PASS}
+
+
+def test_lost_overlap_is_a_regression_with_the_reason():
+    verdicts = check(around(0.12, 3, seed=1, all_gather_ms=4.1, rank=2))
+    text = str(verdicts["overlap_ratio"])
+    assert text.startswith("overlap_ratio: regression: 0.12")
+    assert re.search(r"baseline 0\.8[56]\d*, change -7\d\.\d points \[", text)
+    assert text.endswith("(all_gather exposed 4.1 ms a step, was 0.3; rank 2 worst)")
+    row = verdicts["exposed_comm_ms"]
+    assert (row.outcome, row.tolerance) == (Outcome.REGRESSION, "2% of step")
+    assert row.delta == pytest.approx(0.74, abs=0.02)
+    assert "% of step" in row.change
+
+
+def test_gained_overlap_is_an_improvement():
+    assert check(around(0.97, 3, seed=1))["overlap_ratio"].outcome is Outcome.IMPROVED
+
+
+def test_slower_compute_does_not_count_as_less_exposed_time():
+    slow = [with_p50(one, 3 * STEP_MS) for one in around(0.86, 3, seed=1)]
+    assert check(slow)["exposed_comm_ms"].outcome is Outcome.PASS
+
+
+def test_nothing_exposed_at_all_is_compared_as_any_value():
+    never = make_baseline(launches=stored(*[launch(1.0)] * 10))
+    assert check([launch(1.0)] * 3, never)["exposed_comm_ms"].outcome is Outcome.PASS
+    verdicts = check(around(0.9, 3, seed=1), never)
+    assert {verdicts[name].outcome for name in ("overlap_ratio", "exposed_comm_ms")} == {Outcome.REGRESSION}
+    assert check(around(0.05, 3), make_baseline(launches=stored(*[launch(0.0)] * 10)))["overlap_ratio"].value > 0
+
+
+def test_lost_overlap_shows_in_pairs_with_a_reference():
+    candidates = around(0.12, 6, seed=1, reduce_scatter_ms=3.0)
+    row = PairedComparison("case", {}, default_priors, None, 6).judge(candidates, around(0.86, 6))["overlap_ratio"]
+    assert row.outcome is Outcome.REGRESSION
+    assert row.reason == "reduce_scatter exposed 3 ms a step, was 0.2; rank 0 worst"
+
+
+def test_cpu_ranks_are_compared_where_a_marker_says_so_and_coarsely():
+    recorded = make_baseline(launches=stored(*around(0.6, 10, build=on_cpu)))
+    assert check(around(0.1, 3, build=on_cpu), recorded)["overlap_ratio"].outcome is Outcome.NOT_APPLICABLE
+    marked = {"overlap_ratio": METRICS["overlap_ratio"].parse_tolerance("1 points")}
+    found = check(around(0.5, 3, build=on_cpu), recorded, marked)["overlap_ratio"]
+    assert (found.outcome, found.tolerance) == (Outcome.PASS, "25 points")
+    assert check(around(0.1, 3, build=on_cpu), recorded, marked)["overlap_ratio"].outcome is Outcome.REGRESSION
+
+
+def test_baseline_of_cpu_ranks_from_before_overlap_was_measured_is_not_missing_anything():
+    older = make_baseline(launches=stored(*[on_cpu()] * 10))
+    assert check([launch(0.6, build=on_cpu)] * 3, older)["overlap_ratio"].outcome is Outcome.NOT_APPLICABLE
+
+
+def test_capture_that_is_lost_is_missing():
+    assert check([make_facts()] * 3)["overlap_ratio"].is_lost
+
+
+def test_baseline_keeps_what_explains_and_reads_what_lacks_it():
+    document = HIDDEN.to_json()
+    assert Baseline.from_json(document) == HIDDEN
+    for entry in document["launches"]:
+        del entry["exposed_ms"], entry["most_exposed_rank"]
+    assert Baseline.from_json(document).anchor[0].exposed_ms == {}
+
+
+def test_reason_names_the_collective_whose_exposed_time_grew_most():
+    before = [launch(0.9, all_gather_ms=5.0, reduce_scatter_ms=0.1)]
+    now = [launch(0.5, all_gather_ms=5.5, reduce_scatter_ms=2.0, rank=rank) for rank in (3, 1, 3)]
+    assert exposure(now, before) == "reduce_scatter exposed 2 ms a step, was 0.1; rank 3 worst"
+    assert exposure(now, [make_facts()]) == "all_gather exposed 5.5 ms a step; rank 3 worst"
+    assert exposure([make_facts()], before) == ""
+
+
+def test_facts_average_exposed_time_over_ranks_and_steps_and_name_the_worst_rank():
+    def step(**exposed_ms):
+        total = sum(exposed_ms.values())
+        times = {kind: CollectiveTime(ms + 1, 1.0) for kind, ms in exposed_ms.items()}
+        return StepOverlap(10, 5, total + 1, 0, 0, 1, times)
+
+    overlap = [
+        [step(all_gather=1.0), step(all_gather=2.0)],
+        [step(all_gather=4.0, send_recv=2.0), step(all_gather=5.0)],
+    ]
+    facts = launch_facts(replace(make_result([[1.0] * 3] * 2), overlap=overlap))
+    assert facts.exposed_ms == {"all_gather": 3.0, "send_recv": 0.5}
+    assert facts.most_exposed_rank == 1
+    bare = launch_facts(make_result([[1.0] * 3] * 2))
+    assert (bare.exposed_ms, bare.most_exposed_rank) == ({}, None)
+
+
+def test_stored_overlap_is_shown_and_compared_on_its_scale():
+    files = [
+        StoredFile(name, make_baseline(launches=stored(*around(ratio, 10))), ())
+        for name, ratio in (("A", 0.86), ("B", 0.5))
+    ]
+    shown = "\n".join(show_lines(files[0], 200))
+    assert re.search(r"overlap_ratio +0\.8\d+ +\+-\d\.\d\d points +\d\.\d\d points", shown)
+    assert re.search(r"exposed_comm_ms +1\.\d+ ms +\+-\d\.\d\d% of step", shown)
+    differing = "\n".join(diff_lines(*files, 200))
+    assert re.search(r"overlap_ratio .* -3[56]\.\d points +beyond the uncertainty", differing)
+    assert re.search(r"exposed_comm_ms .* \+3[56]\.\d% of step +beyond the uncertainty", differing)
+
+
+def test_detection_of_lost_overlap_is_told_in_points():
+    marked = {"overlap_ratio": METRICS["overlap_ratio"].parse_tolerance("5 points")}
+    (line,) = [line for line in detection_lines(HIDDEN, marked, default_priors, 5) if "overlap_ratio" in line]
+    assert re.search(r"overlap_ratio: detects from -\d+\.\d+ points with 3, ", line)
+
+
+def test_scattered_overlap_is_refused_as_a_baseline():
+    marked = {"overlap_ratio": METRICS["overlap_ratio"].parse_tolerance("5 points")}
+    (problem,) = objections(around(0.5, 10, noise=0.05), marked)
+    assert re.search(
+        r"overlap_ratio: launches vary by \d\.\d+ points .* of 5\.00 points; .* allow 1\d\.\d points", problem
+    )
+
+
+PRIOR = Spread.of(0.01, 0.01, 2)
+
+
+def drawn(rng: random.Random, centre: float, count: int) -> list[float]:
+    """Ratios of launches of one sitting, none above 1 or below 0."""
+    sitting = rng.gauss(centre, 0.01)
+    return [min(1.0, max(0.0, rng.gauss(sitting, 0.01))) for _ in range(count)]
+
+
+def outcome(rng, centre, change, tolerance=0.05):
+    anchors = {number: drawn(rng, centre, 5) for number in range(2)}
+    baseline = level(anchors, [list(anchors.values())], PRIOR)
+    candidate = drawn(rng, centre + change, 5)
+
+    def decide(count):
+        return decide_stored(candidate[:count], "new", baseline, tolerance, max_launches=5, worse=-1, relative=False)
+
+    return until_decided(decide, 5).outcome
+
+
+@pytest.mark.parametrize("centre", [0.5, 0.99, 0.02], ids=["middle", "all hidden", "none hidden"])
+def test_error_rates_hold_for_ratios_also_at_their_ends(centre):
+    rng, trials = random.Random(7), 1500
+    unchanged = [outcome(rng, centre, 0.0) for _ in range(trials)]
+    assert unchanged.count(Outcome.REGRESSION) <= at_most(FALSE_ALARM_RATE, trials)
+    if centre > 0.1:
+        lost = [outcome(rng, centre, -0.1) for _ in range(trials)]
+        assert lost.count(Outcome.PASS) <= at_most(MISS_RATE, trials)
+
+
+@given(st.floats(0.2, 0.8), st.floats(0.001, 0.1))
+def test_linear_rule_does_not_depend_on_where_the_values_lie(shift, tolerance):
+    values = [0.0, 0.001, -0.001, 0.002, -0.002]
+    baselines = [level({"here": [at + value for value in values]}, [[values]], PRIOR) for at in (0.0, shift)]
+    found = [
+        decide_stored(
+            [at - 0.15 + value for value in values], "here", base, tolerance, max_launches=5, worse=-1, relative=False
+        )
+        for at, base in zip((0.0, shift), baselines, strict=True)
+    ]
+    assert found[0].outcome is found[1].outcome
+    assert found[0].effect == pytest.approx(found[1].effect)

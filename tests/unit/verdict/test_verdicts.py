@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pytest_aorta.verdict.statistics.decision import Outcome
+from pytest_aorta.verdict.verdicts import Verdict, Verdicts, format_change
+from tests.unit.builders import make_verdict
+
+REGRESSION = make_verdict(
+    Outcome.REGRESSION, value=11.0, baseline=10.0, delta=0.1, low=0.08, high=0.1204, launches=3, reason="why"
+)
+
+
+def test_verdict_is_one_line_with_everything_it_was_made_from():
+    assert str(REGRESSION) == (
+        "step_time_p50: regression: 11 ms, baseline 10 ms, change +10.0% [+8.00%, +12.0%], tolerance 5%, "
+        "3 launches (why)"
+    )
+
+
+def test_verdict_of_one_launch_without_a_change_names_neither():
+    assert str(make_verdict(Outcome.MISSING, baseline=None)) == (
+        "step_time_p50: missing: 1 ms, baseline -, change -, tolerance 5%"
+    )
+
+
+def test_cells_are_the_summarys_columns():
+    assert REGRESSION.cells() == (
+        "step_time_p50", "11 ms", "10 ms", "+10.0% [+8.00%, +12.0%]", "5%", "3", "regression"
+    )  # fmt: skip
+
+
+def test_exact_numbers_are_shown_whole():
+    row = make_verdict(
+        Outcome.REGRESSION, metric="num_parameters", tolerance="exact", value=1234567.0, baseline=1234568.0
+    )
+    assert row.cells()[1:3] == ("1,234,567", "1,234,568")
+
+
+def test_change_without_an_interval_is_shown_alone():
+    assert make_verdict(Outcome.PASS, delta=-0.5).change == "-50.0%"
+
+
+@pytest.mark.parametrize(
+    ("relative", "text"),
+    [(0.0123, "+1.23%"), (-0.0999, "-9.99%"), (0.09996, "+10.0%"), (5.0, "+500.0%"), (12.0, "+1200%")],
+)
+def test_change_has_the_decimals_that_count(relative, text):
+    assert format_change(relative) == text
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_verdict_survives_json(outcome):
+    row = make_verdict(outcome, reason="why", delta=0.5, low=0.25, high=0.75, launches=5, is_open=True)
+    assert Verdict.from_json(json.loads(json.dumps(row.to_json()))) == row
+
+
+def test_regression_always_fails_and_missing_where_it_shall():
+    rows = tuple(map(make_verdict, (Outcome.REGRESSION, Outcome.MISSING, Outcome.NOT_APPLICABLE)))
+    verdicts = Verdicts("case", rows)
+    assert verdicts.failing(strict=False, missing_fails=True) == list(rows[:2])
+    assert verdicts.failing(strict=False, missing_fails=False) == [rows[0]]
+
+
+def test_strict_fails_every_verdict_that_decides_nothing():
+    failing = Verdicts("case", tuple(map(make_verdict, Outcome))).failing(strict=True, missing_fails=False)
+    assert {row.outcome for row in failing} == set(Outcome) - {Outcome.PASS, Outcome.IMPROVED}
+
+
+def test_improvement_fails_where_it_shall():
+    verdicts = Verdicts("case", (make_verdict(Outcome.IMPROVED),))
+    assert verdicts.failing(strict=True, missing_fails=True) == []
+    assert verdicts.failing(strict=False, missing_fails=False, improved_fails=True) == list(verdicts.rows)
+
+
+def test_metric_that_the_launch_lost_fails_also_where_missing_baselines_do_not():
+    lost = make_verdict(Outcome.MISSING, value=None)
+    verdicts = Verdicts("case", (make_verdict(Outcome.MISSING), lost))
+    assert verdicts.failing(strict=False, missing_fails=False) == [lost]
+
+
+def test_verdict_of_a_metric_that_was_not_compared_is_an_error_that_names_the_others():
+    with pytest.raises(KeyError, match=r"step_time_p5 .*\['step_time_p50'\]"):
+        Verdicts("case", (make_verdict(Outcome.PASS),))["step_time_p5"]
+
+
+OPEN = make_verdict(Outcome.INCONCLUSIVE, metric="step_time_mean", is_open=True)
+
+
+def test_open_verdict_needs_launches():
+    assert Verdicts("case", (make_verdict(Outcome.PASS), OPEN)).need_launches
+    assert not Verdicts("case", (make_verdict(Outcome.PASS), make_verdict(Outcome.INCONCLUSIVE))).need_launches
+
+
+@pytest.mark.parametrize("red", [make_verdict(Outcome.REGRESSION), make_verdict(Outcome.MISSING, value=None)])
+def test_test_that_fails_anyhow_needs_no_more_launches(red):
+    assert not Verdicts("case", (red, OPEN)).need_launches
+
+
+def test_open_verdicts_are_not_among_the_decided():
+    decided = make_verdict(Outcome.PASS)
+    assert Verdicts("case", (decided, OPEN)).decided == {"step_time_p50": decided}
