@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_aorta.worker.hashing import sums as hash_mix
+from pytest_aorta.worker.hashing import keys, sums
 from pytest_aorta.worker.hashing.grid import Axis, Grid
 from pytest_aorta.worker.hashing.sums import tensor_sums
 from pytest_aorta.worker.hashing.weights import LocalShard, hash_optimizer, hash_parameters, hash_shards
@@ -60,7 +60,7 @@ def mixed(element, bits):
 
 def unmixed(word):
     """The int32 whose mix is ``word``."""
-    fold, factor, shift = hash_mix.MIXES[32]
+    fold, factor, shift = keys.MIXES[32]
     x = word % 2**32
     for after, times in [(shift, pow(factor, -1, 2**32)), (fold, 1)]:
         y = x
@@ -83,7 +83,7 @@ def reference_sums(elements, offset=0, bits=32):
     for index, word in words.items():
         for lane in range(2):
             row = signed(low_bias_32(index // 1024 * 2 + lane) | 1, 32)
-            column = split_mix(index % 1024 * 2 + lane, hash_mix.COLUMN_KEYS) | 1
+            column = split_mix(index % 1024 * 2 + lane, keys.COLUMN_KEYS) | 1
             totals[lane] += signed(word, 32) * row * column
     return [total % 2**64 for total in totals]
 
@@ -116,17 +116,8 @@ def test_rows_of_the_largest_mixed_words_are_summed_exactly(word):
     elements[-(2**16) :] = unmixed(word)
     grid = Grid.of(Axis(len(elements), range(len(elements))))
 
-    assert hash_mix._mix(elements[-1:].clone(), torch.empty(1, dtype=torch.int32)).item() == word
-    assert hash_mix._run_sums(elements, 0).tolist() == hash_mix._scattered_sums(elements, grid).tolist()
-
-
-@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32], ids=str)
-@pytest.mark.parametrize(("numel", "offset", "skipped"), [(40_000, 0, 0), (50_001, 1023, 0), (45_000, 4096, 1)])
-def test_compiled_sums_have_the_same_bits(dtype, numel, offset, skipped):
-    pytest.importorskip("numba")
-    elements = torch.arange(numel + skipped).mul_(2654435761).to(dtype)[skipped:]
-
-    assert hash_mix._compiled_run_sums(elements, offset).tolist() == hash_mix._run_sums(elements, offset).tolist()
+    assert sums._mix(elements[-1:].clone(), torch.empty(1, dtype=torch.int32)).item() == word
+    assert sums._run_sums(elements, 0).tolist() == sums._scattered_sums(elements, grid).tolist()
 
 
 @settings(max_examples=40)
@@ -157,7 +148,7 @@ def test_any_block_has_the_sums_of_the_definition_at_its_indices(dims, dtype):
 def test_the_mix_is_a_bijection_of_all_elements_or_of_samples_and_leaves_zero(dtype):
     elements = torch.cat([torch.arange(2**16), torch.arange(2**16) << 16, torch.randint(2**32, (2**18,))])
     elements = elements.to(dtype).unique()
-    mixed_elements = hash_mix._mix(elements.clone(), torch.empty_like(elements))
+    mixed_elements = sums._mix(elements.clone(), torch.empty_like(elements))
 
     assert len(mixed_elements.unique()) == len(elements)
     assert not mixed_elements[elements == 0].any()
