@@ -31,16 +31,16 @@ fi
 if [ "${VERDICT:-}" ]; then
     run $python -m pytest -p no:cacheprovider --aorta-gpus="$1" -s tests/distributed/test_verdict_gpu.py
     run env RECORD_OUT="$out" RECORD_ROUNDS=1 RECORD_VARIANTS=rank1,base,rank1 \
-        $python -m pytest -p no:cacheprovider --aorta-gpus="$1" -s benchmarks/record_launches.py
+        $python -m pytest -p no:cacheprovider --aorta-gpus="$1" -s benchmarks/verdict/record_launches.py
 fi
 if [ "${HASH:-}" ]; then
-    run $python benchmarks/weight_hash.py
+    run $python -m benchmarks.hashing.weight_hash
     run $python -m pytest -p no:cacheprovider --aorta-gpus=1 tests/distributed/test_weight_hash_gpu.py
 fi
 if [ "${BENCHMARK:-}" ]; then
-    run $python -m pytest -p no:cacheprovider -s benchmarks/launch.py
+    run $python -m pytest -p no:cacheprovider -s benchmarks/launch/launch.py
     run $python -m pytest -p no:cacheprovider --aorta-gpus=2 tests/distributed/test_fsdp_oracle.py
-    run $python -m pytest -p no:cacheprovider --aorta-gpus="$1" -s benchmarks/fsdp_overlap.py
+    run $python -m pytest -p no:cacheprovider --aorta-gpus="$1" -s benchmarks/overlap/fsdp_overlap.py
 fi
 tar -cf - baselines | gzip >"$out/baselines.tar.gz"
 exit $failed

@@ -22,7 +22,7 @@ from pathlib import Path
 from pytest_aorta.launch.lease.queue import MAX_TEXT, Claim, ClaimFolder, LeaseError, append_line, takes_lock
 
 # Later requests served before a waiting one that they compete with. With 0, devices are busy 8% less
-# (benchmarks/leases.py); the higher, the longer a large request may wait.
+# (benchmarks/launch/leases.py); the higher, the longer a large request may wait.
 MAX_OVERTAKES = 4
 POLL_S = 0.01
 # A bad mark is seen this late; all else that can help a waiting request is seen at once.

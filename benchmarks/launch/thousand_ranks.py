@@ -1,10 +1,10 @@
 """Whether the results of 1,024 ranks of 300 steps merge and validate in 2 s and 500 MB.
 
-``python benchmarks/thousand_ranks.py [RANKS] [STEPS]`` writes what the ranks of one launch would leave, with made-up
-numbers, and then does with it what pytest does: read, check, merge, write ``result.json``, condense to facts. Writing
-the ranks' files and starting Python are not measured; memory is the process's peak, all imports included. It is one
-thread's work, so that CPU time is what the clock shows on a machine with nothing else to do. The best of five runs
-counts.
+``python -m benchmarks.launch.thousand_ranks [RANKS] [STEPS]`` writes what the ranks of one launch would leave, with
+made-up numbers, and then does with it what pytest does: read, check, merge, write ``result.json``, condense to facts.
+Writing the ranks' files and starting Python are not measured; memory is the process's peak, all imports included. It
+is one thread's work, so that CPU time is what the clock shows on a machine with nothing else to do. The best of five
+runs counts.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What 100 launches leave behind while their processes are killed at random: nothing, if all is well.
 
-Run: python benchmarks/storm.py [--seed N] [--launches N] [--cold N]
+Run: python -m benchmarks.launch.storm [--seed N] [--launches N] [--cold N]
 
 A pytest run of its own, ``-n 2 --update-baselines`` in a scratch folder, launches two CPU ranks a test, most of them
 warm. Meanwhile ranks, agents, guards, fork servers and xdist workers get SIGKILL, one in about two launches. Afterwards

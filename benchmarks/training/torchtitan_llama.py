@@ -1,6 +1,6 @@
 """Trains torchtitan's Llama 3 with its own trainer, timed by the recorder as our workloads are.
 
-A launch of benchmarks/llama_8b.py runs it, with torchtitan's own options as arguments. Through torchtitan's
+A launch of benchmarks/training/llama_8b.py runs it, with torchtitan's own options as arguments. Through torchtitan's
 register_train_spec the model gets random tokens, as our workloads have, so no tokenizer, and a logger that keeps what
 torchtitan logs. torchtitan imports the package ``datasets`` and calls it for text alone: where it is not installed,
 a module of that name with nothing in it takes its place.

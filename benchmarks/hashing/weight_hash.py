@@ -1,6 +1,6 @@
 """How good the weight hash is, and how fast: its sums beside plain sums of the same memory, as markdown tables.
 
-Run: python benchmarks/weight_hash.py [--device cuda] [--threads N] [--mib N] [--rounds N] [--tiles]
+Run: python -m benchmarks.hashing.weight_hash [--device cuda] [--threads N] [--mib N] [--rounds N] [--tiles]
 
 Bandwidths are measured in alternation; a ratio is of one round, and its range is over rounds. ``--tiles`` adds the
 Triton kernel's other shapes.

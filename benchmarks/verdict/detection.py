@@ -1,9 +1,10 @@
 """How often the verdict and its peers' rules are right, on recorded launches with known changes and in simulation.
 
-Run: python benchmarks/detection.py [--trials 2000] [--seed 1] [--plot docs/detection.png] [--parts gpu,cpu,week]
-The launches are those of benchmarks/data, made by benchmarks/record_launches.py: unchanged ones, and ones with a real
-delay in them. What was not recorded is injected by arithmetic. Needs matplotlib for --plot; Otava's row needs
-apache-otava (it pins other numpy versions: pip install --no-deps --target DIR apache-otava; PYTHONPATH=DIR).
+Run: python -m benchmarks.verdict.detection [--trials 2000] [--seed 1] [--plot docs/detection.png]
+    [--parts gpu,cpu,week]
+The launches are those of benchmarks/verdict/data, made by benchmarks/verdict/record_launches.py: unchanged ones, and
+ones with a real delay in them. What was not recorded is injected by arithmetic. Needs matplotlib for --plot; Otava's
+row needs apache-otava (it pins other numpy versions: pip install --no-deps --target DIR apache-otava; PYTHONPATH=DIR).
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from peer_rules import PEERS
-from regimes import REGIMES, week
 from scipy.stats import beta
 
+from benchmarks.verdict.peer_rules import PEERS
+from benchmarks.verdict.regimes import REGIMES, week
 from pytest_aorta.result.facts import LaunchFacts, growth, rank_lags_ms
 from pytest_aorta.verdict.explain import slow_rank
 from pytest_aorta.verdict.metrics import METRICS

@@ -1,6 +1,6 @@
-"""Records launches for benchmarks/detection.py: unchanged ones, and ones with a real slowdown planted in them.
+"""Records launches for benchmarks/verdict/detection.py: unchanged ones, and ones with a real slowdown planted in them.
 
-Run: RECORD_ROUNDS=10 RECORD_OUT=DIR python -m pytest benchmarks/record_launches.py -s
+Run: RECORD_ROUNDS=10 RECORD_OUT=DIR python -m pytest benchmarks/verdict/record_launches.py -s
 RECORD_VARIANTS picks some of the variants, RECORD_LIMIT_S ends it early, RECORD_SEQ_LEN sets the work of a GPU step of
 llama_fsdp2, RECORD_STEPS the measured steps; RECORD_WORKLOAD=fsdp records the other workload.
 Each run is a sitting; its file is DIR/launches-<workload>-<platform>-<sitting>.json.gz.

@@ -1,6 +1,6 @@
 """What a launch costs: bare torchrun, our cold launch and our warm launch of one rank program, alternating.
 
-Run: python -m pytest benchmarks/launch.py -s
+Run: python -m pytest benchmarks/launch/launch.py -s
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Bench:
     def plan(self, launcher: str, workload_s: float) -> LaunchPlan:
         """A plan of the program with a folder of its own."""
         run_dir = self.folder / f"{launcher}-{time.monotonic_ns()}"
-        root = Path(__file__).parents[1]
+        root = Path(__file__).parents[2]
         script, args = str(self.script), (str(workload_s),)
         return LaunchPlan("program", None, {}, script, args, self.world, 300.0, run_dir, root, launcher=launcher)
 

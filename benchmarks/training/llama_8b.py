@@ -1,6 +1,6 @@
 """Tokens a second and peak memory of Llama 3 8B, batch 1 x 8192, selective checkpointing, on all GPUs of the run.
 
-Run: python -m pytest benchmarks/llama_8b.py -s --aorta-gpus=4
+Run: python -m pytest benchmarks/training/llama_8b.py -s --aorta-gpus=4
 Every variant is a launch of its own, the most telling ones first; one that fails says why and stops no other.
 torchtitan's need it installed. In the environment: LLAMA_OUT, a folder for llama_8b.md and llama_8b.json, which are
 written anew after each variant; LLAMA_BUDGET_S, seconds after which none is started; LLAMA_VARIANTS, what variants'
@@ -143,7 +143,7 @@ def launch(world: DistributedWorld, variant: str) -> tuple[WorkloadResult, float
     if workload == TORCHTITAN:
         # torchtitan's options are read left to right, the last one counts.
         arguments = (str(WARMUP + 3), *TITAN_8B, *config)
-        return world.launch_script("benchmarks/torchtitan_llama.py", arguments), SEQ_LEN
+        return world.launch_script("benchmarks/training/torchtitan_llama.py", arguments), SEQ_LEN
     size = {"size": "8b", "activation_checkpointing": "selective", "warmup": WARMUP, "steps": STEPS}
     return world.launch(workload, **size, **config), SEQ_LEN / config.get("tensor_parallel_degree", 1)
 

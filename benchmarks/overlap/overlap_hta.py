@@ -1,7 +1,7 @@
 """`overlap_ratio` beside Holistic Trace Analysis' `get_comm_comp_overlap`, rank by rank, on the same traces.
 
-Run, on GPUs: python benchmarks/overlap_hta.py fsdp '{"gemm_size": 4096, "fsdp_shard_size": 8388608}'
-Or, of kept traces: python benchmarks/overlap_hta.py --traces RUN_DIR/ranks/*/trace.json.gz
+Run, on GPUs: python -m benchmarks.overlap.overlap_hta fsdp '{"gemm_size": 4096, "fsdp_shard_size": 8388608}'
+Or, of kept traces: python -m benchmarks.overlap.overlap_hta --traces RUN_DIR/ranks/*/trace.json.gz
 Needs pytest-aorta[hta]. Ends with 1 where a rank differs by more than 0.1 points.
 """
 

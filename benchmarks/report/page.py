@@ -1,6 +1,6 @@
 """Builds the report of a made-up run, and tells its size and how long that took.
 
-    python benchmarks/report.py [--tests 30] [--ranks 8] [--steps 300] [--keep FOLDER]
+    python -m benchmarks.report.page [--tests 30] [--ranks 8] [--steps 300] [--keep FOLDER]
 
 The results are written as launches leave them, the report is made of these files as at a session's end.
 """
@@ -8,12 +8,9 @@ The results are written as launches leave them, the report is made of these file
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 import time
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from pytest_aorta.report.from_session import session_report
 from pytest_aorta.report.write import write_report

@@ -1,6 +1,6 @@
 """How far profiled steps are like the timed ones, with and without the host's operators recorded, in the same launches.
 
-Run: python -m pytest benchmarks/profiled_steps.py -s --aorta-profiler=torch --aorta-results=results
+Run: python -m pytest benchmarks/overlap/profiled_steps.py -s --aorta-profiler=torch --aorta-results=results
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What `fsdp` gains by its communication stream and by host-to-device prefetch, in alternating launches.
 
-Run: python -m pytest benchmarks/fsdp_overlap.py -s
+Run: python -m pytest benchmarks/overlap/fsdp_overlap.py -s
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How well leases share 8 simulated devices among 4 workers, as under ``pytest -n 4 --dist=load``.
 
-Run: python benchmarks/leases.py [--seeds N] [--tests N]
+Run: python -m benchmarks.launch.leases [--seeds N] [--tests N]
 
 Tests of 1, 2, 4 and 8 devices, sleeping for a random time, are started in a random order by whichever worker is idle;
 a worker whose test waits for devices is not idle. The makespan is compared with:

@@ -1,6 +1,6 @@
 """What our step timer costs a step: the same training loop with it and with two clock readings, in turn, profiling off.
 
-Run: python benchmarks/timer_cost.py [--device cuda] [--rounds 20] [--steps 200] [--size 2048] [--layers 24]
+Run: python -m benchmarks.training.timer_cost [--device cuda] [--rounds 20] [--steps 200] [--size 2048] [--layers 24]
 The loop without a timer is timed as a whole, between two synchronisations; so is the loop with it. One pair a round, in
 alternating order; printed are the median difference of pairs and its 95% interval by order statistics.
 """

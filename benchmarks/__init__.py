@@ -1,0 +1,1 @@
+"""Benchmarks by subject; docs/benchmarks.md says how to run each."""

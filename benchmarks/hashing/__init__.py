@@ -1,0 +1,1 @@
+"""Benchmarks of the weight hash: throughput and quality."""

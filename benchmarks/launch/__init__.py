@@ -1,0 +1,1 @@
+"""Benchmarks of launches: their cost, leases, and faults under load."""

@@ -1,0 +1,1 @@
+"""Benchmarks of measured overlap and what the profiler changes."""

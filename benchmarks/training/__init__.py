@@ -1,0 +1,1 @@
+"""Benchmarks of training workloads next to torchtitan, and the cost of the step timer."""

@@ -1,0 +1,1 @@
+"""Benchmarks of verdicts: detection rates, false alarms and the rules behind them."""
