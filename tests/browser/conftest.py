@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from chromium import NAMES, find_chromium, open_browser
+
+from tests.browser.chromium import NAMES, find_chromium, open_browser
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from chromium import Page
+from tests.browser.chromium import Page
 
 SLICES = """
 select process.name as process, thread.name as thread, slice.name as name, slice.ts as ts, slice.dur as dur

@@ -6,10 +6,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from perfetto import errors, find_perfetto, perfetto_with, slices
 
 from pytest_aorta.result.trace.kineto import read_trace
 from pytest_aorta.result.trace.merged import merge_run
+from tests.browser.perfetto import errors, find_perfetto, perfetto_with, slices
 from tests.unit.kineto_traces import keep_traces, rank_trace
 
 LATER_NS = 7_000

@@ -26,6 +26,7 @@ from pytest_aorta.result.evidence import read_evidence
 from pytest_aorta.result.outcome import LaunchOutcome
 from pytest_aorta.result.reading import collect_result
 
+ROOT = Path(__file__).parents[2]
 WORKLOADS = Path(__file__).parent / "workloads"
 SHORT = Limits(error_grace_s=2, straggler_s=3, output_cap_bytes=32 << 20)
 # Starting two ranks takes this long at the very most, on two cores that others use too.
@@ -227,14 +228,14 @@ def await_true(condition, limit_s: float = START_S) -> None:
 
 
 def test_closed_stdin_changes_nothing(tmp_path):
-    script = (
-        f"import os, sys; os.close(0); sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_faults as t; "
-    )
+    script = "import os, sys; os.close(0); import tests.distributed.test_faults as t; "
     script += (
         "from pathlib import Path; plan = t.make_plan(Path(sys.argv[1]), 'none'); "
         "outcome = t.launch(plan); assert t.launch_failure(plan, outcome) is None"
     )
-    ended = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert ended.returncode == 0, ended.stderr
 
 
@@ -253,11 +254,10 @@ def test_host_where_ranks_can_not_meet_is_a_failed_rendezvous(tmp_path, network)
     if subprocess.run([*OWN_NETWORK, "ip", "link"], capture_output=True, check=False).returncode:
         pytest.skip("needs user and network namespaces, and ip")
     script = network + textwrap.dedent(
-        f"""
+        """
         import sys
         from pathlib import Path
-        sys.path.insert(0, {str(Path(__file__).parent)!r})
-        import test_faults as t
+        import tests.distributed.test_faults as t
         plan = t.make_plan(Path(sys.argv[1]), "none", 15.0)
         failure = t.launch_failure(plan, t.launch(plan))
         print(failure.kind)
@@ -265,6 +265,6 @@ def test_host_where_ranks_can_not_meet_is_a_failed_rendezvous(tmp_path, network)
         """
     )
     command = [*OWN_NETWORK, sys.executable, "-c", script, str(tmp_path)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
     assert ended.stdout.startswith("rendezvous\n"), ended.stdout + ended.stderr
     assert mentioning(str(tmp_path / "run")) == []

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pynvml
 import pytest
-from test_faults import failed, make_plan
 
 from pytest_aorta.plan.gpus import visible_devices
 from pytest_aorta.plan.world import World
 from pytest_aorta.session.world import DistributedWorld
+from tests.distributed.test_faults import failed, make_plan
 
 pytestmark = pytest.mark.world(size=2, device="cuda")
 LIMIT_S = 60.0

@@ -38,7 +38,8 @@ NUM_STEPS = 2_000
 SMALL_BYTES = 16_384
 FORK = multiprocessing.get_context("fork")
 # A program that calls one of this file's functions.
-PROGRAM = "import sys; sys.path.insert(0, {folder!r}); import test_files_survive as t; t.{call}"
+ROOT = Path(__file__).parents[2]
+PROGRAM = "import tests.distributed.test_files_survive as t; t.{call}"
 # Root in namespaces of its own may mount; without --map-root-user it may not even read what is its own.
 MAY_MOUNT = ("unshare", "--user", "--map-root-user", "--mount")
 MAY_NOTHING = ("unshare", "--user")
@@ -125,8 +126,8 @@ def in_namespace(namespace: tuple[str, ...], call: str) -> None:
     """Call a function of this file in a process of its own in ``namespace``."""
     if subprocess.run([*namespace, "true"], capture_output=True, check=False).returncode:
         pytest.skip("needs user namespaces")
-    code = PROGRAM.format(folder=str(Path(__file__).parent), call=call)
-    ended = subprocess.run([*namespace, sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    command = [*namespace, sys.executable, "-c", PROGRAM.format(call=call)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30)
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 

@@ -7,10 +7,9 @@ import signal
 import threading
 from pathlib import Path
 
-from test_faults import START_S, await_true, make_plan, mentioning
-
 from pytest_aorta.launch.guarded import launch
 from pytest_aorta.result.outcome import LaunchOutcome
+from tests.distributed.test_faults import START_S, await_true, make_plan, mentioning
 
 # Python runs it before a rank's program.
 SLOW_START = """

@@ -14,7 +14,7 @@ import pytest
 pytestmark = pytest.mark.extended
 
 ROOT = Path(__file__).parents[2]
-CLUSTER = Path(__file__).parent / "scripts" / "slurm_cluster.py"
+CLUSTER = "tests.distributed.scripts.slurm_cluster"
 UNSHARE = ["unshare", "--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"]
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "ip", "nsenter", "unshare", "mount", "hostname")
 LIMIT_S = 240
@@ -70,7 +70,7 @@ def test_batch_script_trains_under_slurm_and_a_killed_agent_is_told(tmp_path):
     make_project(project)
     job = ["sbatch", "--wait", "--nodes=3", "--output=job.log", "two_nodes.sbatch"]
     environ = os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [*UNSHARE, sys.executable, str(CLUSTER), str(cluster), *job]
+    command = [*UNSHARE, sys.executable, "-m", CLUSTER, str(cluster), *job]
     ended = subprocess.run(command, cwd=project, env=environ, capture_output=True, text=True, timeout=LIMIT_S)
     assert ended.returncode == 0, ended.stderr
     report = json.loads(ended.stdout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,8 @@ from typing import Any
 
 import pytest
 
-TWO_HOSTS = Path(__file__).parent / "scripts" / "two_hosts.py"
+ROOT = Path(__file__).parents[2]
+TWO_HOSTS = "tests.distributed.scripts.two_hosts"
 UNSHARE = ["unshare", "--user", "--map-root-user", "--net", "--mount"]
 LIMIT_S = 240
 
@@ -57,12 +59,13 @@ def run_on_two_hosts(folder: Path, source: str, fault: str) -> dict[str, Any]:
     """A pytest on host 0 with ``source``; results are kept in ``folder/kept``."""
     (folder / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n", encoding="utf-8")
     (folder / "test_inner.py").write_text(source, encoding="utf-8")
-    launcher = f"{sys.executable} {TWO_HOSTS} launcher"
+    launcher = f"{sys.executable} -m {TWO_HOSTS} launcher"
     options = ["--aorta-nnodes=2", f"--aorta-node-launcher={launcher}", "--aorta-rdzv-endpoint=10.77.0.1"]
     options += ["--aorta-device=cpu", "--aorta-timeout=120", f"--aorta-results={folder / 'kept'}"]
     inner = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", *options, "test_inner.py"]
-    command = [*UNSHARE, sys.executable, str(TWO_HOSTS), fault, str(folder), *inner]
-    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S)
+    command = [*UNSHARE, sys.executable, "-m", TWO_HOSTS, fault, str(folder), *inner]
+    environ = os.environ | {"PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=LIMIT_S)
     assert ended.returncode == 0, ended.stderr
     report: dict[str, Any] = json.loads(ended.stdout)
     assert report["left"] == {"host0": [], "host1": []}

@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_faults import START_S, await_true, make_plan, mentioning
 
 from pytest_aorta.launch.guarded import launch
 from pytest_aorta.plan.launch_plan import LaunchPlan, limits_under
 from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.outcome import LaunchOutcome
 from pytest_aorta.result.reading import collect_result
+from tests.distributed.test_faults import START_S, await_true, make_plan, mentioning
 
 # Like the real ones it has a child of its own, writes when that has ended by itself, and exits as it did.
 FAKE_PROFILER = """#!/bin/sh

@@ -1,11 +1,11 @@
-"""A Slurm cluster of three nodes on this machine while a job runs: ``python slurm_cluster.py FOLDER SBATCH...``.
+"""A Slurm cluster of three nodes on this machine while a job runs.
 
-Has to run as root in pid, net, mount, uts and ipc namespaces of its own (``unshare --mount-proc --kill-child``), with
-which all that it starts goes away. Each node has a network namespace with a cable to the controller's switch, a host
-name, an slurmd, a temporary folder and leases; sizes are made up. Of the job's launch that reaches a fourth step on
-nodes 0 and 1, node 1's agent is killed. Prints as JSON how SBATCH ended and how long after that, and the processes
-that are left on each node next to Slurm's own.
-"""
+Run: ``python -m tests.distributed.scripts.slurm_cluster FOLDER SBATCH...``. Has to run as root in pid, net, mount,
+uts and ipc namespaces of its own (``unshare --mount-proc --kill-child``), with which all that it starts goes away.
+Each node has a network namespace with a cable to the controller's switch, a host name, an slurmd, a temporary folder
+and leases; sizes are made up. Of the job's launch that reaches a fourth step on nodes 0 and 1, node 1's agent is
+killed. Prints as JSON how SBATCH ended and how long after that, and the processes that are left on each node next to
+Slurm's own. """
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from made_up_hosts import do_in_mid_run, ip, kill_agent, tell_end
+from tests.distributed.scripts.namespace_hosts import do_in_mid_run, ip, kill_agent, tell_end
 
 NODES = ("node0", "node1", "node2")
 HEAD = "10.78.0.254"

@@ -1,11 +1,12 @@
-"""Two hosts as network namespaces with a cable between them: ``python two_hosts.py FAULT FOLDER COMMAND...``.
+"""Two hosts as network namespaces with a cable between them.
 
-Has to run as root of a user, network and mount namespace of its own (``unshare --user --map-root-user --net --mount``),
-with which everything it makes goes away. COMMAND runs on host 0. With a FAULT other than ``none``, in mid-run on both
-hosts the cable is cut (``cut``), or the agent of host 1 or pytest is killed (``kill_agent``, ``kill_pytest``).
-Prints as JSON how COMMAND ended and how long after the fault, what it said, and the processes left on each host.
+Run: ``python -m tests.distributed.scripts.two_hosts FAULT FOLDER COMMAND...``. Has to run as root of a user, network
+and mount namespace of its own (``unshare --user --map-root-user --net --mount``), with which everything it makes goes
+away. COMMAND runs on host 0. With a FAULT other than ``none``, in mid-run on both hosts the cable is cut (``cut``),
+or the agent of host 1 or pytest is killed (``kill_agent``, ``kill_pytest``). Prints as JSON how COMMAND ended and how
+long after the fault, what it said, and the processes left on each host.
 
-As ``python two_hosts.py launcher COMMAND...`` it is the node launcher: COMMAND on each host.
+With ``launcher COMMAND...`` it is the node launcher: COMMAND on each host.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from made_up_hosts import do_in_mid_run, ip, kill_agent, tell_end
+from tests.distributed.scripts.namespace_hosts import do_in_mid_run, ip, kill_agent, tell_end
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 HOSTS = ("host0", "host1")
