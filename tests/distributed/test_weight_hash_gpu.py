@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from collections.abc import Iterator
 
 import pytest
 
 from pytest_aorta.session.world import DistributedWorld
+from tests.rank.process import CheckProcess, checks_of
+
+
+@pytest.fixture(scope="module")
+def gpu_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CheckProcess]:
+    process = CheckProcess(tmp_path_factory.mktemp("gpu") / "log")
+    yield process
+    process.close()
 
 
 @pytest.mark.world(size=1, device="cuda")
-def test_kernel_has_the_bits_of_the_cpu_engine(distributed_world: DistributedWorld, pytestconfig):
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/rank/triton_weight_hash.py"]
-    ended = subprocess.run(command, cwd=pytestconfig.rootpath, capture_output=True, text=True, timeout=300, check=False)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+@pytest.mark.parametrize("check", checks_of("triton_*.py"))
+def test_kernel_has_the_bits_of_the_cpu_engine(distributed_world: DistributedWorld, gpu_process, check):
+    gpu_process.check(check)

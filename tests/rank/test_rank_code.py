@@ -1,38 +1,39 @@
-"""Runs the checks of rank code in processes of their own: the pytest process never imports torch."""
+"""Checks of rank code, each in a process that has torch: the pytest process never imports torch.
+
+``pytest tests/rank/check_timing.py`` runs a file's checks directly.
+"""
 
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
-CHECKS = sorted(f"tests/rank/{path.name}" for path in Path(__file__).parent.glob("check_*.py"))
-# Loading torch takes longer than most of them do.
-NUM_BATCHES = 3
+from tests.rank.process import CheckProcess, checks_of
 
 
-@pytest.mark.parametrize("batch", range(NUM_BATCHES))
-def test_rank_code(batch, pytestconfig):
-    checks = CHECKS[batch::NUM_BATCHES]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *checks]
-    ended = subprocess.run(command, cwd=pytestconfig.rootpath, capture_output=True, text=True, timeout=300, check=False)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    # Pytest's own counts: aorta's summary, which tells of stale baselines too, speaks of skips in any case.
-    counts = ended.stdout.strip().splitlines()[-1]
-    assert " passed" in counts
-    assert "skipped" not in counts
+@pytest.fixture(scope="session")
+def rank_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CheckProcess]:
+    process = CheckProcess(tmp_path_factory.mktemp("rank") / "log")
+    yield process
+    process.close()
+
+
+@pytest.fixture(scope="session")
+def interpreting_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CheckProcess]:
+    environ = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    process = CheckProcess(tmp_path_factory.mktemp("triton") / "log", environ)
+    yield process
+    process.close()
+
+
+@pytest.mark.parametrize("check", checks_of("check_*.py"))
+def test_rank_code(check, rank_process):
+    rank_process.check(check)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-def test_triton_kernel_under_its_interpreter(pytestconfig):
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/rank/triton_weight_hash.py"]
-    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    folder = pytestconfig.rootpath
-    ended = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+@pytest.mark.parametrize("check", checks_of("triton_*.py"))
+def test_triton_kernel_under_its_interpreter(check, interpreting_process):
+    interpreting_process.check(check)
