@@ -5,7 +5,7 @@ uts and ipc namespaces of its own (``unshare --mount-proc --kill-child``), with 
 Each node has a network namespace with a cable to the controller's switch, a host name, an slurmd, a temporary folder
 and leases; sizes are made up. Of the job's launch that reaches a fourth step on nodes 0 and 1, node 1's agent is
 killed. Prints as JSON how SBATCH ended and how long after that, and the processes that are left on each node next to
-Slurm's own. """
+Slurm's own."""
 
 from __future__ import annotations
 
