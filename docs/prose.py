@@ -7,7 +7,7 @@ file, the line, the word and the word to write.
 
 No maintained linter does the same job. Ruff's pydocstyle rules (D401, D404) have fixed word lists. codespell reads
 whole files, so it would flag identifiers as well, and its entries are single words without context. Vale could express
-the second rule, but its package on PyPI downloads a binary when it first runs, and ``constraints.txt`` cannot pin a binary.
+the second rule, but its package on PyPI downloads a binary when it first runs, which ``constraints.txt`` cannot pin.
 
 Some words have a plain sense that a regular expression cannot distinguish from the former one: level, place, share as a
 verb, agent, reference, odd, apart, has, meets. Reviewers look for these.
