@@ -1,4 +1,4 @@
-"""The pages: the reference names everything a user can write, links lead somewhere, examples are code."""
+"""The pages: the reference names everything that a user can write, links have targets, examples compile."""
 
 from __future__ import annotations
 
