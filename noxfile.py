@@ -1,6 +1,6 @@
 """The unit and integration tests under every supported Python and pytest: nox, or nox -s 'unit-3.12(pytest="9")'.
 
-torch is left out on purpose: the pytest process does without it, and these tests are of that process.
+torch is not installed: these tests cover the pytest process, which never imports torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TOOLS = ["pytest-xdist", "hypothesis", "build", "setuptools", "setuptools-scm", 
 @nox.session(python=["3.11", "3.12", "3.13"])
 @nox.parametrize("pytest", ["8.2", "9"])
 def unit(session: nox.Session, pytest: str) -> None:
-    """Tests of the pytest process, with the oldest and the newest pytest that is supported."""
+    """Run the tests of the pytest process with the oldest and the newest supported pytest."""
     session.install(f"pytest=={pytest}.*", *WITHOUT_TORCH, *EXTRAS, *TOOLS)
     session.install("--no-deps", "-e", ".")
     session.run("python", "-m", "pytest", "tests/unit", "tests/integration", *session.posargs)

@@ -1,4 +1,4 @@
-"""The documentation's site: ./dev docs."""
+"""The Sphinx configuration of the documentation: ./dev docs."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ source_suffix = {".md": "markdown"}
 nitpicky = True
 exclude_patterns = ["_build"]
 
-# Headings can be linked to, down to the third level, as on code hosts.
+# Links may point to headings down to the third level, as on code hosts.
 myst_heading_anchors = 3
 myst_enable_extensions = ["colon_fence"]
 
-# The API page is of the rank side and of fixtures; signatures carry the types.
+# The API page shows the types in signatures only.
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 python_use_unqualified_type_names = True
 
-html_theme = "furo"  # light and dark, by the reader's own setting
+html_theme = "furo"  # light or dark, as the reader's system is set
 html_title = "pytest-aorta"
 html_copy_source = False
 html_show_sourcelink = False

@@ -1,7 +1,7 @@
-"""Writes the tables of the reference that are made from the code: python docs/generate.py.
+"""The generator of the tables that document the code: python docs/generate.py.
 
-A table stands between two comments in a page of this folder, ``<!-- generated: NAME -->`` and ``<!-- end -->``, so that
-it can be read where the site is not built. ``tests/unit/docs/test_docs.py`` fails where one is not current.
+A table stands between two comments in a page of this folder, ``<!-- generated: NAME -->`` and ``<!-- end -->``, so
+that the table is also in the repository. ``tests/unit/docs/test_docs.py`` fails if a table is not current.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ BLOCK = re.compile(r"(?P<begin><!-- generated: (?P<name>[\w-]+) -->\n).*?(?P<end
 
 
 def table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    """A Markdown table."""
+    """Return a Markdown table."""
     lines = [heads, tuple("---" for _ in heads), *rows]
     return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
 
 
 def options() -> str:
-    """Command line options, their ini twins, values and defaults."""
+    """Return the table of command-line options with their ini keys, values and defaults."""
     return table(("option", "ini", "values", "default", "meaning"), map(_option, OPTIONS))
 
 
@@ -50,7 +50,7 @@ def _option(option: Option) -> tuple[str, ...]:
 
 
 def _allowed(option: Option) -> str:
-    """What the option's own error says is allowed; nothing where any text is."""
+    """Return the allowed values as the option's own error lists them; "" if any text is allowed."""
     try:
         option.parse("?")
     except ValueError as error:
@@ -59,13 +59,13 @@ def _allowed(option: Option) -> str:
 
 
 def markers() -> str:
-    """Markers and what they take."""
+    """Return the table of markers and their arguments."""
     texts = (text.split(": ", 1) for text in MARKERS.values())
     return table(("marker", "meaning"), ((f"`{usage}`", meaning.rstrip(".")) for usage, meaning in texts))
 
 
 def metrics() -> str:
-    """Compared quantities."""
+    """Return the table of compared metrics."""
     return table(("metric", "meaning", "unit", "better", "compared by default at"), map(_metric, METRICS.values()))
 
 
@@ -77,7 +77,7 @@ def _metric(metric: Metric) -> tuple[str, ...]:
 
 
 def config_keys() -> str:
-    """Config keys of every built-in workload."""
+    """Return the tables of config keys, one per built-in workload."""
     folders = sorted(path.parent for path in (ROOT / "workloads").glob("*/default.yaml"))
     return "\n".join(_workload(read_workload(folder.name, folder, None)) for folder in folders)
 
@@ -118,12 +118,12 @@ _LIMITS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at mo
 
 
 def schemas() -> str:
-    """Keys of the files that are stored, from their JSON Schemas."""
-    names = sorted(path.name for path in (ROOT / "pytest_aorta/schemas").glob("*.schema.json"))
+    """Return the tables of the keys of stored files, from their JSON schemas."""
+    names = sorted(path.name for path in (ROOT / "pytest_aorta/common/schemas").glob("*.schema.json"))
     return "\n".join(_schema(name, load_schema(name)) for name in names)
 
 
-# What the classes that are read from a part of a file say of its keys, where the schema itself says nothing.
+# A key without a description in the schema has the one of the attribute that is read from the key.
 _CLASSES = {
     "WorkloadResult": RankResult,
     "rank_result": RankResult,
@@ -151,7 +151,7 @@ def _properties(schema: dict[str, Any], part: str) -> str:
 
 
 def _attributes(described: type | None) -> dict[str, str]:
-    """What the part `Attributes:` of a class's docstring says, by name."""
+    """Return the section `Attributes:` of a class's docstring, by name."""
     text = (inspect.getdoc(described) or "").partition("Attributes:\n")[2].partition("\n\n")[0] if described else ""
     entries = re.findall(r"^    (\w[\w, ]*): (.*(?:\n     +.*)*)", text, re.MULTILINE)
     words = [(names, " ".join(said.split()).rstrip(".").replace("``", "`")) for names, said in entries]
@@ -181,12 +181,12 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def current(page: str) -> str:
-    """A page's text with every generated table as the code has it now."""
+    """Return a page's text with every generated table replaced by the current one."""
     return BLOCK.sub(lambda found: f"{found['begin']}\n{TABLES[found['name']]()}\n{found['end']}", page)
 
 
 def main() -> int:
-    """Write every page that is not current; 0."""
+    """Write every page that is not current, and return 0."""
     for path in sorted(DOCS.glob("*.md")):
         text = path.read_text(encoding="utf-8")
         if (new := current(text)) != text:

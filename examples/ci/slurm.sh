@@ -1,5 +1,5 @@
 #!/bin/bash
-# One whole node: sbatch --wait slurm.sh. Timed tests want the host alone, hence --exclusive.
+# Run with: sbatch --wait slurm.sh. Timed tests need the host alone, hence --exclusive.
 #SBATCH --job-name=aorta
 #SBATCH --nodes=1
 #SBATCH --ntasks=1
@@ -9,7 +9,7 @@
 #SBATCH --output=aorta-%j.log
 set -euo pipefail
 
-# Slurm gives a task a share of the CPUs; ranks need all of them.
+# Slurm gives a task some of the CPUs; the ranks need all of them.
 exec srun --ntasks=1 --cpus-per-task="$SLURM_CPUS_ON_NODE" \
     .venv/bin/python -m pytest -m overlap --aorta-gpus=8 --aorta-require-gpus --aorta-ab=origin/main \
     --aorta-results="$SLURM_SUBMIT_DIR/results" --junitxml="$SLURM_SUBMIT_DIR/junit.xml"

@@ -1,4 +1,4 @@
-"""CI files that users copy: valid for the service they are of, sound shell code, and no option that there isn't."""
+"""The CI files that users copy: valid for their service, with sound shell code and existing options."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FLAGS = {option.flag for option in OPTIONS} | {option.alias for option in OPTION
 
 
 def tool(name: str, *arguments: str, text: str | None = None) -> str:
-    """Everything that it says; empty where it finds nothing."""
+    """Return the output of a checker; empty if it finds nothing."""
     beside = Path(sys.executable).parent / name
     done = subprocess.run([beside, *arguments], input=text, capture_output=True, text=True, timeout=60, check=False)
     return "" if done.returncode == 0 else done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""The pages: the reference names everything a user can write, links lead somewhere, examples are code."""
+"""The pages: the reference names everything that a user can write, links have targets, examples compile."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_links_between_pages_lead_somewhere(page):
 
 
 def tuning_rows():
-    """The table of knobs: what stands in code in each cell."""
+    """Return the code in each cell of the table of knobs, by row."""
     table = (DOCS / "tuning.md").read_text(encoding="utf-8").split("## Knobs")[1].split("What FSDP1")[0]
     rows = [line.split("|")[1:-1] for line in table.splitlines() if line.startswith("| `")]
     return [[re.findall("`([^`]+)`", cell) for cell in row] for row in rows]
@@ -108,6 +108,11 @@ def test_examples_are_python_and_yaml(page):
 @pytest.mark.parametrize("name", ["options", "markers", "metrics", "config-keys", "schemas"])
 def test_generated_table_is_in_one_page(name):
     assert sum(f"<!-- generated: {name} -->" in page.read_text(encoding="utf-8") for page in PAGES) == 1
+
+
+@pytest.mark.parametrize("name", ["options", "markers", "metrics", "config-keys", "schemas"])
+def test_generated_table_has_rows(name):
+    assert generator().TABLES[name]().count("\n| `") >= 3
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -1,4 +1,4 @@
-"""The example files fit the program and themselves; schedulers are not here to try them."""
+"""The example files agree with the program and with each other; no scheduler runs them here."""
 
 from __future__ import annotations
 
