@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from aorta_workloads.common.lanes import Lane, ReadAhead, Ticket
 from aorta_workloads.fsdp.diagnosis import Place
 from aorta_workloads.fsdp.faults import GATHER_KINDS, Fault, FaultSpec
-from aorta_workloads.fsdp.lanes import Lane, ReadAhead, Ticket
 from aorta_workloads.fsdp.oracle import (
     INPUT_SLOTS,
     CodeTable,
@@ -20,6 +20,8 @@ from aorta_workloads.fsdp.settings import Settings
 from aorta_workloads.fsdp.verification import MAX_DETAILS, Verification
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from tests.rank.settings import default_config
 
 CPU = torch.device("cpu")
 WARMUP, CHECKED, LAYERS, WORLD_SIZE, SHARD_SIZE, INPUT_SIZE = 2, 3, 3, 4, 301, 77
@@ -267,11 +269,7 @@ def test_weight_fault_changes_one_element_by_one_unit_in_the_last_place():
 
 @pytest.mark.parametrize(("steps", "is_exact"), [(66_840, True), (66_841, False)])
 def test_more_sgd_steps_than_float32_counts_are_an_error(steps, is_exact):
-    config = dict.fromkeys(("layers", "gemm_size", "fsdp_shard_size", "h2d_tensor_size"), 2)
-    config |= dict.fromkeys(("h2d_prefetch", "comm_stream", "pin_memory"), False)
-    config |= dict.fromkeys(("warmup", "verify", "profile_steps", "span_every", "seed"), 0)
-    config |= {"steps": steps, "fault": {}}
-    config |= {"dtype": "float32", "optimizer": "sgd"}
+    config = default_config("fsdp", steps=steps, warmup=0, verify=0, optimizer="sgd")
     if is_exact:
         assert Settings.read(config, 0, 2).iterations == steps
     else:

@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from aorta_workloads.llama.data import initial_value
-from aorta_workloads.llama.expert_parallel import ExchangedExperts
 from aorta_workloads.llama.experts import Experts, MoeFeedForward, group_rows, route
+from aorta_workloads.llama.parallel.expert import ExchangedExperts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from aorta_workloads.llama.boundaries import Boundaries, observe
 from aorta_workloads.llama.hashing import MAX_HASHES, StepHashes
 from aorta_workloads.llama.model import Llama, LlamaConfig
+from aorta_workloads.llama.settings import HashSettings
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -18,7 +19,6 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from pytest_aorta.worker import hash_local, hash_optimizer, hash_parameters
 
-CONFIG = {"steps": 3, "hash_every": 1, "hash_tensors": [], "hash_tensors_step": None, "gradient_accumulation": 1}
 ALL = ["weights", "gradients", "optimizer", "forward", "backward"]
 TOKENS = torch.arange(16).reshape(2, 8)
 MODEL = LlamaConfig(16, 2, 2, 1, 32, 32, 500000.0, 1e-5)
@@ -30,9 +30,14 @@ def make_model(checkpointing="none"):
     return Llama(replace(MODEL, activation_checkpointing=checkpointing))
 
 
+def make_hashes(model, optimizer, steps=3, micro_batches=1, **changes):
+    settings = HashSettings(**{"hash_every": 1, "hash_tensors": (), "hash_tensors_step": None} | changes)
+    return StepHashes(settings, model, optimizer, steps=steps, micro_batches=micro_batches)
+
+
 def train(model, steps=3, micro_batches=1, **changes):
     optimizer = torch.optim.AdamW(model.parameters())
-    hashes = StepHashes(CONFIG | {"steps": steps, "gradient_accumulation": micro_batches} | changes, model, optimizer)
+    hashes = make_hashes(model, optimizer, steps, micro_batches, **changes)
     for step in range(1, steps + 1):
         optimizer.zero_grad()
         hashes.begin(step)
@@ -202,4 +207,4 @@ def test_hash_of_one_rank_is_that_of_the_whole_model():
 def test_config_that_cannot_be_met_names_the_key_and_what_is_allowed(changes, message):
     model = make_model()
     with pytest.raises(ValueError, match=message):
-        StepHashes(CONFIG | changes, model, torch.optim.AdamW(model.parameters()))
+        make_hashes(model, torch.optim.AdamW(model.parameters()), **changes)

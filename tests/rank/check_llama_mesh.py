@@ -7,21 +7,21 @@ import itertools
 import pytest
 import torch
 import torch.distributed as dist
-from aorta_workloads.llama.context_parallel import GatheredAttention, own_positions
 from aorta_workloads.llama.data import local_part
-from aorta_workloads.llama.expert_parallel import apply_expert_parallel, expert_placement
 from aorta_workloads.llama.experts import MoeFeedForward
-from aorta_workloads.llama.mesh import Degrees, ParallelMesh
 from aorta_workloads.llama.model import causal_attention
-from aorta_workloads.llama.parallelize import check_parallelism
+from aorta_workloads.llama.parallel.context import GatheredAttention, own_positions
+from aorta_workloads.llama.parallel.expert import apply_expert_parallel, expert_placement
+from aorta_workloads.llama.parallel.mesh import AxisDegrees, Degrees, ParallelMesh
+from aorta_workloads.llama.parallel.parallelize import check_parallelism
+from aorta_workloads.llama_fsdp2.settings import LlamaFsdp2Settings
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-AXES = ("data_parallel_replicate", "pipeline_parallel", "context_parallel", "tensor_parallel", "expert_parallel")
-ONE = {f"{axis}_degree": 1 for axis in AXES}
+from tests.rank.settings import make_settings
 
 
 class Coordinates:
@@ -38,46 +38,33 @@ class Coordinates:
 
 
 def test_shards_are_over_what_the_degrees_leave_of_the_world():
-    given = ONE | {"data_parallel_replicate_degree": 2, "context_parallel_degree": 2, "tensor_parallel_degree": 3}
+    given = AxisDegrees(data_parallel_replicate_degree=2, context_parallel_degree=2, tensor_parallel_degree=3)
 
-    degrees = Degrees.from_config(given, 36)
+    degrees = Degrees.of_world(given, 36)
 
     assert (degrees.data_parallel_shard, degrees.data_parallel, degrees.ranks_per_sequence) == (3, 6, 6)
 
 
 def test_stages_share_the_work_of_a_sequence():
-    degrees = Degrees.from_config(ONE | {"pipeline_parallel_degree": 2, "tensor_parallel_degree": 3}, 24)
+    degrees = Degrees.of_world(AxisDegrees(pipeline_parallel_degree=2, tensor_parallel_degree=3), 24)
 
     assert (degrees.data_parallel_shard, degrees.data_parallel, degrees.ranks_per_sequence) == (4, 4, 6)
 
 
 def test_a_world_that_is_no_multiple_of_the_degrees_is_an_error_that_names_them():
-    given = ONE | {"data_parallel_replicate_degree": 2, "tensor_parallel_degree": 3}
-    message = r"8 ranks, no multiple of data_parallel_replicate_degree 2 x .* x tensor_parallel_degree 3 = 6"
+    given = AxisDegrees(data_parallel_replicate_degree=2, tensor_parallel_degree=3)
+    message = r"8 ranks, not a multiple of data_parallel_replicate_degree 2 x .* x tensor_parallel_degree 3 = 6"
     with pytest.raises(ValueError, match=message):
-        Degrees.from_config(given, 8)
+        Degrees.of_world(given, 8)
 
 
-CONFIG = ONE | {
-    "dim": 64,
-    "n_layers": 1,
-    "n_heads": 8,
-    "n_kv_heads": 2,
-    "ffn_hidden": 192,
-    "vocab_size": 256,
-    "rope_theta": 10000.0,
-    "norm_eps": 1e-5,
-    "activation_checkpointing": "none",
-    "seq_len": 32,
-    "batch_size": 1,
-    "float8_linear": False,
-    "gradient_accumulation": 1,
-    "hash_tensors": [],
-    "fault": {},
-    "num_experts": 0,
-    "experts_per_token": 2,
-    "param_dtype": "float32",
-}
+def parallelism(**changes):
+    settings = make_settings(LlamaFsdp2Settings, "llama_fsdp2", **CONFIG | changes)
+    return check_parallelism(settings, 8, torch.device("cpu"))
+
+
+STAGES = {"n_layers": 2, "gradient_accumulation": 2, "pipeline_parallel_degree": 2}
+CONFIG = {"n_layers": 1, "n_heads": 8, "batch_size": 1}
 
 
 @pytest.mark.parametrize(
@@ -85,19 +72,25 @@ CONFIG = ONE | {
     [
         (
             {"tensor_parallel_degree": 4, "context_parallel_degree": 2, "seq_len": 12},
-            r"tensor_parallel_degree is 4, .* are \{'n_kv_heads': 2, 'positions of a rank': 6\}",
+            r"tensor_parallel_degree is 4, .* not multiples of 4 are \{'n_kv_heads': 2, 'positions of a rank': 6\}",
         ),
         ({"pipeline_parallel_degree": 2}, "pipeline_parallel_degree is 2 and n_layers is 1"),
-        ({"context_parallel_degree": 4, "seq_len": 12}, "seq_len is 12, no multiple of 2 x context_parallel_degree 4"),
+        (
+            {"context_parallel_degree": 4, "seq_len": 12},
+            "seq_len is 12, not a multiple of 2 x context",
+        ),
         ({"float8_linear": True, "tensor_parallel_degree": 2}, "float8_linear is true and tensor_parallel_degree is 2"),
         (
             {"float8_linear": True, "ffn_hidden": 200, "context_parallel_degree": 4},
-            r"no multiples of 16 are \{'ffn_hidden': 200, 'tokens of a micro-batch on a rank': 8\}",
+            r"not multiples of 16 are \{'ffn_hidden': 200, 'tokens of a micro-batch on a rank': 8\}",
         ),
         ({"expert_parallel_degree": 3}, "expert_parallel_degree is 3, and parameters are sharded over 8 ranks"),
         ({"expert_parallel_degree": 2}, "expert_parallel_degree is 2 and num_experts is 0"),
         ({"num_experts": 1}, "experts_per_token is 2, allowed is up to num_experts 1"),
-        ({"num_experts": 6, "expert_parallel_degree": 4}, "num_experts is 6, no multiple of expert_parallel_degree 4"),
+        (
+            {"num_experts": 6, "expert_parallel_degree": 4},
+            "num_experts is 6, not a multiple of expert_p.* 4",
+        ),
         ({"num_experts": 4, "tensor_parallel_degree": 2}, "num_experts is 4 and tensor_parallel_degree is 2"),
         ({"num_experts": 4, "float8_linear": True}, "num_experts is 4 and float8_linear is true"),
         (
@@ -105,19 +98,30 @@ CONFIG = ONE | {
             "expert_parallel_degree is 2 and compile_blocks is true",
         ),
         (
+            {
+                "n_layers": 2,
+                "gradient_accumulation": 2,
+                "pipeline_parallel_degree": 2,
+                "reduce_every_micro_batch": True,
+            },
+            "pipeline_parallel_degree is 2 and reduce_every_micro_batch is true",
+        ),
+        (
             {"num_experts": 4, "param_dtype": "bfloat16", "ffn_hidden": 100},
-            r"in bfloat16 experts take multiples of 8: \{'ffn_hidden': 100\} are none",
+            r"in bfloat16 experts take multiples of 8: \{'ffn_hidden': 100\} are not",
         ),
     ],
 )
 def test_combinations_that_can_not_be_are_errors_that_name_them(given, message):
     with pytest.raises(ValueError, match=message):
-        check_parallelism(CONFIG | given, 8, torch.device("cpu"))
+        parallelism(**given)
 
 
 def test_float8_without_a_gpu_is_an_error_that_says_what_is_lacking():
-    with pytest.raises(RuntimeError, match=r"float8_linear is true, and lacking are CUDA \(ranks are on cpu\)"):
-        check_parallelism(CONFIG | {"float8_linear": True}, 8, torch.device("cpu"))
+    with pytest.raises(
+        RuntimeError, match=r"float8_linear is true, and this launch is missing CUDA \(ranks are on cpu\)"
+    ):
+        parallelism(float8_linear=True)
 
 
 @pytest.fixture
@@ -230,7 +234,7 @@ def test_ranks_share_the_positions_of_a_sequence_and_the_pairs_to_score(chunk, n
 
 
 def test_a_sequence_of_odd_chunks_is_an_error_and_one_rank_takes_any():
-    with pytest.raises(ValueError, match="seq_len is 10, no multiple of 2 x context_parallel_degree 2"):
+    with pytest.raises(ValueError, match="seq_len is 10, not a multiple of 2 x context_parallel_degree 2"):
         own_positions(10, 2, 0)
     assert own_positions(3, 1, 0).tolist() == [0, 1, 2]
 

@@ -6,11 +6,13 @@ import pytest
 import torch
 from aorta_workloads.llama.data import initialize
 from aorta_workloads.llama.model import Llama, LlamaConfig
-from aorta_workloads.llama.pipeline import check_pipeline, keep_stage, stage_layers
+from aorta_workloads.llama.parallel.pipeline import check_pipeline, keep_stage, stage_layers
+from aorta_workloads.llama_fsdp2.settings import LlamaFsdp2Settings
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_aorta.worker import WeightHash, hash_parameters
+from tests.rank.settings import make_settings
 
 TOKENS = torch.arange(16).reshape(2, 8)
 MODEL = LlamaConfig(16, 4, 2, 1, 32, 32, 500000.0, 1e-5)
@@ -58,7 +60,9 @@ def test_hashes_of_stages_make_that_of_the_whole_model():
     assert WeightHash.of(stages[2] | stages[0]) != whole
 
 
-CONFIG = {"n_layers": 4, "gradient_accumulation": 4, "hash_tensors": ["weights", "gradients", "optimizer"], "fault": {}}
+def settings(**changes):
+    kept = {"n_layers": 4, "gradient_accumulation": 4, "hash_tensors": ["weights", "gradients", "optimizer"]}
+    return make_settings(LlamaFsdp2Settings, "llama_fsdp2", **kept | changes)
 
 
 @pytest.mark.parametrize(
@@ -66,13 +70,12 @@ CONFIG = {"n_layers": 4, "gradient_accumulation": 4, "hash_tensors": ["weights",
     [
         ({"n_layers": 3}, "pipeline_parallel_degree is 4 and n_layers is 3"),
         ({"gradient_accumulation": 3}, "pipeline_parallel_degree is 4 and gradient_accumulation is 3"),
-        ({"reduce_every_micro_batch": True}, "pipeline_parallel_degree is 4 and reduce_every_micro_batch is true"),
         ({"hash_tensors": ["weights", "forward"]}, r"hash_tensors has \['forward'\]"),
         ({"fault": {"kind": "drop_gradient"}}, "fault is 'drop_gradient'"),
     ],
 )
 def test_what_does_not_go_with_stages_is_an_error_that_names_it(given, message):
-    check_pipeline(4, CONFIG)
-    check_pipeline(1, CONFIG | given)
+    check_pipeline(4, settings())
+    check_pipeline(1, settings(**given))
     with pytest.raises(ValueError, match=message):
-        check_pipeline(4, CONFIG | given)
+        check_pipeline(4, settings(**given))

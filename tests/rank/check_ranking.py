@@ -6,15 +6,17 @@ import pytest
 import torch
 import torch.distributed as dist
 from aorta_workloads.common.compiling import CompileSettings
-from aorta_workloads.fsdp.lanes import InlineLane
+from aorta_workloads.common.lanes import InlineLane
 from aorta_workloads.ranking.data import InputFeed, make_batch, uniform
-from aorta_workloads.ranking.model import RankingConfig, RankingModel, initialize
+from aorta_workloads.ranking.model import RankingModel, initialize
 from aorta_workloads.ranking.replicated import GradientSum
+from aorta_workloads.ranking.settings import RankingSettings
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 from pytest_aorta.worker import StreamSpans
+from tests.rank.settings import make_settings
 
 CPU = torch.device("cpu")
 SIZES = {"num_dense": 3, "num_tables": 4, "rows_per_table": 50, "bag_size": 2}
@@ -22,12 +24,12 @@ MODEL = {"dim": 16, "n_layers": 2, "n_heads": 4, "ffn_hidden": 32}
 bounded = settings(max_examples=25, deadline=None, database=None)
 
 
-def config(**changes):
-    return {"batch_size": 8, "gradient_accumulation": 1, "seed": 0, **SIZES, **MODEL, **changes}
+def ranking_settings(**changes):
+    return make_settings(RankingSettings, "ranking", **{"batch_size": 8, **SIZES, **MODEL, **changes})
 
 
 def make_model(seed=0, **changes):
-    model = RankingModel(RankingConfig.from_config(config(**changes)))
+    model = RankingModel(ranking_settings(**changes).model)
     initialize(model, seed)
     return model
 
@@ -38,16 +40,16 @@ def make_model(seed=0, **changes):
 )
 def test_global_batch_is_the_same_however_many_ranks_share_it(log_world_size, num_micro, seed, number):
     world_size = 2**log_world_size
-    whole = make_batch(config(gradient_accumulation=num_micro, seed=seed), number, 0, 1)
-    of_one = config(batch_size=8 // world_size, gradient_accumulation=num_micro, seed=seed)
+    whole = make_batch(ranking_settings(gradient_accumulation=num_micro, seed=seed), number, 0, 1)
+    of_one = ranking_settings(batch_size=8 // world_size, gradient_accumulation=num_micro, seed=seed)
     shares = [make_batch(of_one, number, rank, world_size) for rank in range(world_size)]
     for tensor, parts in zip(whole.tensors, zip(*(share.tensors for share in shares), strict=True), strict=True):
         assert torch.equal(tensor, torch.cat(parts, dim=1))
 
 
 def test_seed_and_number_change_every_part_of_a_batch():
-    first = make_batch(config(), 0, 0, 1)
-    for other in (make_batch(config(seed=1), 0, 0, 1), make_batch(config(), 1, 0, 1)):
+    first = make_batch(ranking_settings(), 0, 0, 1)
+    for other in (make_batch(ranking_settings(seed=1), 0, 0, 1), make_batch(ranking_settings(), 1, 0, 1)):
         assert not any(torch.equal(a, b) for a, b in zip(first.tensors, other.tensors, strict=True))
 
 
@@ -64,7 +66,7 @@ def test_drawn_numbers_are_spread_over_the_unit_interval(key):
 
 
 def test_rows_are_of_their_own_table_and_low_ones_popular():
-    rows = make_batch(config(batch_size=512), 0, 0, 1).rows[0]
+    rows = make_batch(ranking_settings(batch_size=512), 0, 0, 1).rows[0]
     table = torch.arange(SIZES["num_tables"])[:, None]
     assert torch.equal(rows // SIZES["rows_per_table"], table.expand_as(rows))
     within = rows % SIZES["rows_per_table"]
@@ -72,7 +74,7 @@ def test_rows_are_of_their_own_table_and_low_ones_popular():
 
 
 def test_model_learns_to_tell_clicks():
-    model, batch = make_model(), make_batch(config(batch_size=256), 0, 0, 1)
+    model, batch = make_model(), make_batch(ranking_settings(batch_size=256), 0, 0, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     losses = []
     for _ in range(30):
@@ -95,7 +97,7 @@ def test_values_of_a_parameter_depend_on_its_name_and_the_seed_alone():
 
 
 def test_every_parameter_is_trained():
-    model, batch = make_model(), make_batch(config(), 0, 0, 1)
+    model, batch = make_model(), make_batch(ranking_settings(), 0, 0, 1)
     model(batch.dense[0], batch.rows[0]).sum().backward()
     assert [name for name, parameter in model.named_parameters() if not parameter.grad.abs().sum()] == []
 
@@ -107,7 +109,7 @@ def test_heads_that_do_not_divide_the_width_are_told():
 
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_feed_hands_out_the_hosts_batches_in_turn(ahead):
-    batches = [make_batch(config(), number, 0, 1) for number in range(3)]
+    batches = [make_batch(ranking_settings(), number, 0, 1) for number in range(3)]
     spans = StreamSpans(CPU, every=1)
     feed = InputFeed(batches, CPU, InlineLane(), ahead, spans)
     for step in range(7):
@@ -166,7 +168,7 @@ def test_gradients_that_backward_did_not_make_are_an_error():
 @pytest.mark.parametrize("enabled", [True, False])
 def test_wrong_key_of_the_compile_block_is_named(block, message, enabled):
     with pytest.raises(ValueError, match=message):
-        CompileSettings.read({"compile": {"enabled": enabled, **block}})
+        CompileSettings(**{"enabled": enabled, **block}).check()
 
 
 class Breaks(nn.Module):
@@ -200,7 +202,7 @@ def test_block_that_is_compiled_too_often_fails():
 
 
 def test_compiled_blocks_keep_names_and_values():
-    batch = make_batch(config(), 0, 0, 1)
+    batch = make_batch(ranking_settings(), 0, 0, 1)
     eager, compiled = make_model(), make_model()
     CompileSettings(enabled=True, backend="eager").apply(compiled.blocks)
     assert [name for name, _ in eager.named_parameters()] == [name for name, _ in compiled.named_parameters()]

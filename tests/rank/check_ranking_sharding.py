@@ -8,33 +8,18 @@ import torch.distributed as dist
 from aorta_workloads.common.compiling import CompileSettings
 from aorta_workloads.ranking import sharding
 from aorta_workloads.ranking.data import make_batch
-from aorta_workloads.ranking.model import RankingConfig, RankingModel, initialize
+from aorta_workloads.ranking.model import RankingModel, initialize
+from aorta_workloads.ranking.settings import RankingSettings
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from pytest_aorta.result.trace.intervals import intersection, length, union
 from pytest_aorta.worker import Delay, StreamSpans
+from tests.rank.settings import make_settings
 
 CPU = torch.device("cpu")
-CONFIG = {
-    "batch_size": 4,
-    "gradient_accumulation": 1,
-    "seed": 0,
-    "num_dense": 3,
-    "num_tables": 2,
-    "rows_per_table": 8,
-    "bag_size": 2,
-    "dim": 8,
-    "n_layers": 3,
-    "n_heads": 2,
-    "ffn_hidden": 16,
-    "param_dtype": "float32",
-    "reduce_dtype": "float32",
-    "reshard_after_forward": True,
-    "forward_prefetch": 0,
-    "backward_prefetch": 0,
-    "one_stream": False,
-    "span_every": 0,
-}
+SIZES = {"num_dense": 3, "num_tables": 2, "rows_per_table": 8, "bag_size": 2}
+MODEL = {"dim": 8, "n_layers": 3, "n_heads": 2, "ffn_hidden": 16}
+NO_PREFETCH = {"forward_prefetch": 0, "backward_prefetch": 0}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -85,14 +70,18 @@ def events(monkeypatch, spans):
     return found
 
 
+def ranking_settings(**changes):
+    return make_settings(RankingSettings, "ranking", **{"batch_size": 4, **SIZES, **MODEL, **NO_PREFETCH, **changes})
+
+
 def train(events, **changes):
-    config = CONFIG | changes
-    model = RankingModel(RankingConfig.from_config(config))
+    settings = ranking_settings(**changes)
+    model = RankingModel(settings.model)
     initialize(model, 0)
-    sharding.shard(model, config, CPU, SPANS)
+    sharding.shard(model, settings, CPU, SPANS)
     for name, unit in [("tables", model.tables), *((f"block {n}", block) for n, block in enumerate(model.blocks))]:
         unit.register_forward_hook(lambda *_, name=name: events.append(name))
-    batch = make_batch(config, 0, 0, 2)
+    batch = make_batch(settings, 0, 0, 2)
     logits = model(batch.dense[0], batch.rows[0])
     events.append("backward")
     logits.sum().backward()
@@ -131,8 +120,9 @@ def test_in_one_stream_cpu_ranks_wait_for_each_gather_at_once(events, span_every
 
 
 def test_tower_and_head_are_replicated_and_all_else_is_sharded(events):
-    model = RankingModel(RankingConfig.from_config(CONFIG))
-    sharding.shard(model, CONFIG, CPU, SPANS)
+    settings = ranking_settings()
+    model = RankingModel(settings.model)
+    sharding.shard(model, settings, CPU, SPANS)
     plain = {name.split(".")[0] for name, p in model.named_parameters() if not hasattr(p, "placements")}
     sharded = {name.split(".")[0] for name, p in model.named_parameters() if hasattr(p, "placements")}
     assert (plain, sharded) == ({"dense_tower", "head"}, {"tables", "blocks"})
@@ -142,11 +132,12 @@ def test_tower_and_head_are_replicated_and_all_else_is_sharded(events):
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("compiled", [False, True])
 def test_what_fsdp2_waits_for_is_no_compute(events, spans, compiled):
-    model, config = RankingModel(RankingConfig.from_config(CONFIG)), CONFIG | {"span_every": 2, "forward_prefetch": 1}
+    settings = ranking_settings(span_every=2, forward_prefetch=1)
+    model = RankingModel(settings.model)
     initialize(model, 0)
     CompileSettings(enabled=compiled, backend="eager").apply(model.blocks)
-    sharding.shard(model, config, CPU, spans)
-    batch = make_batch(CONFIG, 0, 0, 2)
+    sharding.shard(model, settings, CPU, spans)
+    batch = make_batch(settings, 0, 0, 2)
     for number in range(3):
         with spans.step(number), spans.span("compute"):
             model(batch.dense[0], batch.rows[0]).sum().backward()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
-from aorta_workloads.llama.mesh import Degrees, ParallelMesh
 from aorta_workloads.llama.model import Llama, LlamaConfig
+from aorta_workloads.llama.parallel.mesh import Degrees, ParallelMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -20,17 +21,10 @@ with warnings.catch_warnings():
     from aorta_workloads.llama_simple_fsdp.buckets import block_buckets, module_buckets
     from aorta_workloads.llama_simple_fsdp.estimation import estimate_ms
     from aorta_workloads.llama_simple_fsdp.parametrization import MixedPrecision, shard_parameters
-    from aorta_workloads.llama_simple_fsdp.settings import CompileSettings
+    from aorta_workloads.llama_simple_fsdp.settings import GraphSettings
 
 DEBUG = LlamaConfig(64, 2, 4, 2, 192, 256, 500000.0, 1e-5)
-PLANNED = {
-    "backend": "aot_eager",
-    "bucketing": "transformer_block",
-    "bucket_modules": [],
-    "bucket_order": "registration",
-    "reshard_after_forward": True,
-    "overlap_reorder": True,
-}
+PLANNED = GraphSettings("aot_eager", "transformer_block", (), "registration", True, True)
 EAGER = {"backend": "eager", "bucketing": "none", "overlap_reorder": False, "reshard_after_forward": False}
 
 
@@ -71,7 +65,7 @@ def collectives_of_a_step(mesh, **given):
     """How many all-gathers forward does, and all-gathers and reduce-scatters backward does."""
     torch.compiler.reset()
     model = make_sharded(mesh)
-    settings = CompileSettings.from_config(PLANNED | given)
+    settings = replace(PLANNED, **given)
     buckets = block_buckets(model) if settings.bucketing == "transformer_block" else ()
     if settings.bucketing == "manual":
         buckets = module_buckets(model, settings.bucket_modules)
@@ -146,27 +140,27 @@ def test_groups_that_do_not_fit_the_model_are_an_error(groups, message):
         (EAGER | {"bucketing": "auto"}, "backend is eager, .* bucketing auto"),
         (EAGER | {"reshard_after_forward": True}, "backend is eager, .* reshard_after_forward"),
         ({"bucketing": "manual"}, "groups are given for manual bucketing"),
-        ({"bucket_modules": ["norm"]}, "groups are given for manual bucketing"),
+        ({"bucket_modules": ("norm",)}, "groups are given for manual bucketing"),
         ({"bucketing": "auto"}, "bucket_order is 'registration'"),
     ],
 )
 def test_settings_that_contradict_each_other_are_an_error(given, message):
     with pytest.raises(ValueError, match=message):
-        CompileSettings.from_config(PLANNED | given)
+        replace(PLANNED, **given).check()
 
 
 def test_schedules_by_time_are_refused_where_ranks_attend_to_different_lengths():
-    CompileSettings.from_config(PLANNED).check_context_parallel(2)
-    by_time = CompileSettings.from_config(PLANNED | {"bucketing": "none"})
+    PLANNED.check_context_parallel(2)
+    by_time = replace(PLANNED, bucketing="none")
     by_time.check_context_parallel(1)
     with pytest.raises(ValueError, match="context_parallel_degree is 2, bucketing is 'none' and overlap_reorder"):
         by_time.check_context_parallel(2)
 
 
 def test_groups_of_the_whole_models_modules_are_refused_where_a_rank_holds_a_stage():
-    manual = CompileSettings.from_config(PLANNED | {"bucketing": "manual", "bucket_modules": ["norm"]})
+    manual = replace(PLANNED, bucketing="manual", bucket_modules=("norm",))
     manual.check_pipeline_parallel(1)
-    CompileSettings.from_config(PLANNED).check_pipeline_parallel(2)
+    PLANNED.check_pipeline_parallel(2)
     with pytest.raises(ValueError, match="pipeline_parallel_degree is 2 and bucketing is 'manual'"):
         manual.check_pipeline_parallel(2)
 
@@ -209,7 +203,7 @@ def test_auto_merges_collectives_with_shared_key_and_value_heads_and_no_gpu(mesh
 def test_a_torch_that_lacks_something_is_an_error_that_names_it(monkeypatch):
     monkeypatch.setattr(passes, "_OVERRIDDEN", {SimpleNamespace: ("_collect_node_ancestors",)})
     with pytest.raises(RuntimeError, match=rf"torch {torch.__version__.split('+')[0]}.*_collect_node_ancestors"):
-        passes.make_backend(CompileSettings.from_config(PLANNED), {}, (), None)
+        passes.make_backend(PLANNED, {}, (), None)
 
 
 def node(target, value, *inputs):
@@ -248,7 +242,7 @@ def test_estimates_are_of_matrix_products_attention_with_shared_heads_and_collec
 def test_full_checkpointing_is_refused_where_torch_can_not_trace_it(monkeypatch, version, backend, refused):
     monkeypatch.setattr(torch, "__version__", version)
     given = {"backend": backend, "bucketing": "none", "overlap_reorder": False, "reshard_after_forward": False}
-    settings = CompileSettings.from_config(PLANNED | given)
+    settings = replace(PLANNED, **given)
     passes.check_checkpointing(settings, "selective")
     if not refused:
         passes.check_checkpointing(settings, "full")

@@ -1,1 +1,1 @@
-"""What several workloads share; no workload itself."""
+"""Code that several workloads share."""

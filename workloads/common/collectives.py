@@ -1,4 +1,4 @@
-"""Collectives under one name: torch 2.13 renamed two of them, and warns about the old names."""
+"""Collectives under one name: torch 2.13 renamed two of them and warns about the old names."""
 
 from __future__ import annotations
 

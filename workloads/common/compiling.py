@@ -1,8 +1,8 @@
-"""The ``compile`` block of a config: torch.compile of each block of a model, without a way back to eager."""
+"""The ``compile`` block of a config: torch.compile of each block of a model, without a fallback to eager."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ _INDUCTOR = "inductor"
 
 @dataclass(frozen=True)
 class CompileSettings:
-    """One value a key of the block; ``None`` leaves the choice to torch."""
+    """The keys of the block; ``None`` leaves the choice to torch."""
 
     enabled: bool = False
     backend: str = _INDUCTOR
@@ -23,38 +23,16 @@ class CompileSettings:
     dynamic: bool | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
-    @classmethod
-    def read(cls, config: Mapping[str, Any]) -> CompileSettings:
-        """Convert the block ``compile`` of ``config`` and check what a schema can't.
+    def check(self) -> None:
+        """Check what the schema of single keys cannot, even if ``enabled`` is false.
 
         Raises:
-            ValueError: the backend or an option is unknown, or keys exclude each other.
+            ValueError: The backend or an option is unknown, or two keys exclude each other.
         """
-        settings = cls(**config["compile"])
-        # Also where it is off; without any key there is no need to load the compiler.
-        if settings != cls():
-            settings._check()
-        return settings
-
-    def apply(self, modules: Iterable[nn.Module]) -> None:
-        """Compile each of ``modules`` in place, names of parameters included; what does not compile raises."""
-        if not self.enabled:
+        # Listing the backends loads the compiler, which a block without any key does not need.
+        if self == CompileSettings():
             return
-        import torch._dynamo
-
-        # Else dynamo would run a module eagerly once it has been compiled too often.
-        torch._dynamo.config.fail_on_recompile_limit_hit = True
-        for module in modules:
-            module.compile(
-                backend=self.backend,
-                mode=self.mode,
-                fullgraph=self.fullgraph,
-                dynamic=self.dynamic,
-                options=dict(self.options) or None,
-            )
-
-    def _check(self) -> None:
-        # An empty list: also backends that are for debugging.
+        # By default, torch leaves out backends for debugging; an empty list keeps them.
         known = torch.compiler.list_backends(exclude_tags=[])
         if self.backend not in known:
             raise ValueError(f"compile.backend is {self.backend!r}; allowed is one of {sorted(known)}")
@@ -67,6 +45,23 @@ class CompileSettings:
             raise ValueError(f"compile.mode is {self.mode!r} and compile.options is {self.options}; give one of them")
         if self.options:
             self._check_options()
+
+    def apply(self, modules: Iterable[nn.Module]) -> None:
+        """Compile each of ``modules`` in place, which keeps parameter names; a module that does not compile raises."""
+        if not self.enabled:
+            return
+        import torch._dynamo
+
+        # Otherwise dynamo would run a module eagerly once it has recompiled the module too often.
+        torch._dynamo.config.fail_on_recompile_limit_hit = True
+        for module in modules:
+            module.compile(
+                backend=self.backend,
+                mode=self.mode,
+                fullgraph=self.fullgraph,
+                dynamic=self.dynamic,
+                options=dict(self.options) or None,
+            )
 
     def _check_options(self) -> None:
         import torch._inductor

@@ -1,4 +1,4 @@
-"""Deterministic algorithms, with what they need of the environment."""
+"""Deterministic algorithms, with the environment that cuBLAS needs for them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ _CUBLAS = (":4096:8", ":16:8")
 
 
 def use_deterministic_algorithms(device: torch.device) -> None:
-    """Have torch use deterministic algorithms only, or fail.
+    """Have torch use only deterministic algorithms.
 
     Raises:
-        RuntimeError: on CUDA, cuBLAS is configured otherwise.
+        RuntimeError: ``CUBLAS_WORKSPACE_CONFIG`` has a value under which cuBLAS is not deterministic.
     """
-    # Read when the first cuBLAS handle is made, which is after setup().
+    # cuBLAS reads the variable when its first handle is made, which is after setup().
     given = os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _CUBLAS[0])
     if device.type == "cuda" and torch.version.cuda and given not in _CUBLAS:
         raise RuntimeError(
             f"deterministic is true and CUBLAS_WORKSPACE_CONFIG is {given!r}: cuBLAS is deterministic only with "
-            f"one of {_CUBLAS}; unset it or set one of them"
+            f"one of {_CUBLAS}; unset the variable or set one of them"
         )
     torch.use_deterministic_algorithms(True)

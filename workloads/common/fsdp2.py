@@ -1,4 +1,4 @@
-"""What every FSDP2 workload tells FSDP2."""
+"""FSDP2 settings that are the same in every FSDP2 workload."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch.distributed.fsdp import FSDPModule
 
 
 def sum_gradients(model: nn.Module) -> None:
-    """Reduce gradients by a plain sum: the loss has the global count in it, and gloo has no average."""
+    """Have FSDP2 sum gradients: the loss is divided by the global count already, and gloo has no average."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
@@ -15,7 +15,7 @@ def sum_gradients(model: nn.Module) -> None:
 
 
 def prefetch(units: list[FSDPModule], num_forward: int, num_backward: int) -> None:
-    """Have each unit gather the next ones' parameters when its own are there; 0 leaves FSDP2's own order."""
+    """Have each unit start the all-gathers of the next units; 0 keeps FSDP2's own order."""
     for number, unit in enumerate(units):
         if num_forward:
             unit.set_modules_to_forward_prefetch(units[number + 1 : number + 1 + num_forward])

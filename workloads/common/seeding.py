@@ -1,4 +1,4 @@
-"""Random numbers that depend on what they are for alone, so that no layout of ranks changes them."""
+"""Random numbers that depend only on their purpose, so that no layout of ranks changes them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import torch
 
 
 def seed_of(*key: int | str) -> int:
-    """63 bits of a hash of ``key``."""
+    """Return 63 bits of a hash of ``key``."""
     digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
 def generator(device: torch.device, *key: int | str) -> torch.Generator:
-    """A generator seeded by a hash of ``key``; on another kind of device it gives other numbers."""
+    """Return a generator seeded by a hash of ``key``; its numbers differ between kinds of devices."""
     return torch.Generator(device).manual_seed(seed_of(*key))

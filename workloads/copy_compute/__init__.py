@@ -1,4 +1,4 @@
-"""Matrix products beside copies: what of a copy's time the device can hide."""
+"""Matrix products beside copies, to measure how much of a copy's time the device can hide."""
 
 from __future__ import annotations
 

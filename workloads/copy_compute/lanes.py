@@ -1,4 +1,4 @@
-"""Where copies run on a CPU rank: in a thread, since torch lets go of Python's lock while it copies."""
+"""A lane for copies on a CPU rank: a thread, since torch releases Python's global lock while it copies."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from pytest_aorta.worker import Transfer
 
-from ..fsdp.lanes import Lane, Ticket
+from ..common.lanes import Lane, Ticket
 
 
 class _Running(Ticket):
@@ -18,7 +18,7 @@ class _Running(Ticket):
 
 
 class ThreadLane(Lane):
-    """One thread; it is idle but for submitted transfers."""
+    """A thread that runs submitted transfers."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1)

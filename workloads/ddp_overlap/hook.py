@@ -1,4 +1,4 @@
-"""DDP's communication hook: each bucket's all-reduce beside backward, or all of them after it."""
+"""A communication hook for DDP that all-reduces each bucket beside backward, or all buckets after backward."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..common.collectives import reduce_scatter
 
 @dataclass(frozen=True)
 class _Bucket:
-    """Gradients of ``parameters`` as one message; ``views`` are theirs within it."""
+    """Gradients of ``parameters`` as one message; ``views`` are the gradients' views of ``buffer``."""
 
     buffer: torch.Tensor
     parameters: list[torch.Tensor]
@@ -24,7 +24,7 @@ class _Bucket:
 
 
 class BucketReduction:
-    """Sums buckets over ranks.
+    """A hook that sums buckets over ranks.
 
     On CUDA an all-reduce beside backward runs on a stream of high priority, on CPU in gloo's threads.
     """
@@ -32,30 +32,33 @@ class BucketReduction:
     def __init__(
         self, device: torch.device, spans: StreamSpans, *, overlap: bool, stress: ReduceScatterStress | None
     ) -> None:
-        """``overlap``: beside backward; else :meth:`finish` runs the same collectives on the compute stream.
+        """Make the stream that the all-reduces need.
 
-        ``spans`` are held from the last bucket on, when DDP has compute wait for the sums, until who called backward
-        resumes them.
+        Args:
+            spans: held from the last bucket on, when DDP makes compute wait for the sums, until the caller of backward
+                resumes them.
+            overlap: run all-reduces beside backward; otherwise :meth:`finish` runs them on the compute stream.
+            stress: further collectives on each bucket.
         """
         self._device = device
         self._spans = spans
         self._overlap = overlap
         self._stress = stress
-        # High priority: a collective's few blocks would otherwise queue behind a GEMM's many.
+        # High priority: the few blocks of a collective would otherwise queue behind the many of a GEMM.
         self._stream = torch.cuda.Stream(device, priority=-1) if overlap and device.type == "cuda" else None
         self._held: list[_Bucket] = []
         self._num_started = 0
-        # DDP makes its final buckets after the first step, which has one.
+        # Read after the last step: DDP uses one bucket in the first step and makes its final buckets after it.
         self.num_in_last_step = 0
 
     def __call__(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        """Answer DDP, which has filled ``bucket``, a ``dist.GradBucket``, with what will be the gradients."""
+        """Return the future of the gradients in ``bucket``, a ``dist.GradBucket`` that DDP has filled."""
         buffer = bucket.buffer()
         self._num_started += 1
         if bucket.is_last():
             self._spans.hold()
         if not self._overlap:
-            # DDP takes the sums of this rank alone for the gradients, until finish().
+            # Until finish() replaces them, the gradients are those of this rank alone.
             self._held.append(_Bucket(buffer, bucket.parameters(), bucket.gradients()))
             return self._done(buffer)
         if self._stress is not None:
@@ -66,11 +69,11 @@ class BucketReduction:
         with torch.cuda.stream(self._stream):
             with self._spans.span("all_reduce"):
                 dist.all_reduce(buffer)
-            # DDP's wait for it makes the compute stream wait for this one.
+            # The future is made on this stream, so DDP's wait for it makes the compute stream wait for this stream.
             return self._done(buffer)
 
     def finish(self) -> None:
-        """After backward: have every gradient be a sum over ranks."""
+        """Make every gradient the sum over ranks; called after backward."""
         for bucket in self._held:
             if self._stress is not None:
                 self._stress.start(bucket.buffer)
@@ -78,7 +81,7 @@ class BucketReduction:
                 dist.all_reduce(bucket.buffer)
             for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
                 assert parameter.grad is not None
-                # With gradient_as_bucket_view they are one.
+                # With gradient_as_bucket_view, the gradient is the view.
                 if parameter.grad.data_ptr() != view.data_ptr():
                     parameter.grad.copy_(view)
         self._held.clear()
@@ -104,23 +107,28 @@ class BucketReduction:
 
 
 class ReduceScatterStress:
-    """Reduce-scatters of the buckets on a stream and a process group of their own; what they give is thrown away."""
+    """Reduce-scatters of the buckets on a stream and a process group of their own, whose results are discarded."""
 
     def __init__(self, device: torch.device, spans: StreamSpans, *, clone: bool, beside: bool) -> None:
-        """``clone``: of a copy, since the bucket's all-reduce writes it in place; ``beside``: beside compute."""
+        """Make the process group and the stream; collective.
+
+        Args:
+            clone: reduce-scatter a copy of the bucket, since its all-reduce writes the bucket in place.
+            beside: run beside compute.
+        """
         self._spans = spans
         self._clone = clone
         self._beside = beside
         self._group = dist.new_group()
         self._stream = torch.cuda.Stream(device, priority=-1) if beside and device.type == "cuda" else None
         self._works: list[Handle] = []
-        # Kept from the allocator, which knows nothing of this stream, until compute has waited for it.
+        # References keep the allocator, which does not know of this stream, from reusing memory before compute waits.
         self._in_flight: list[torch.Tensor] = []
         self._num_started = 0
         self.num_in_last_step = 0
 
     def start(self, buffer: torch.Tensor) -> None:
-        """Start one of ``buffer``'s elements, but for those that are left over where ranks don't divide it."""
+        """Start a reduce-scatter of ``buffer``, without the trailing elements that the world size does not divide."""
         world_size = dist.get_world_size(self._group)
         size = buffer.numel() // world_size
         source = (buffer.clone() if self._clone else buffer)[: size * world_size]
@@ -143,7 +151,7 @@ class ReduceScatterStress:
                 self._works.append(work)
 
     def finish(self) -> None:
-        """Have compute that follows wait for all of them."""
+        """Make compute that follows wait for all started reduce-scatters."""
         for work in self._works:
             work.wait()
         if self._stream is not None:
@@ -156,13 +164,13 @@ class ReduceScatterStress:
 def wrap(
     model: nn.Module, reduction: BucketReduction, *, bucket_cap_mb: float, bucket_view: bool, static_graph: bool
 ) -> nn.parallel.DistributedDataParallel:
-    """``model`` under DDP with ``reduction`` as its hook."""
+    """Return ``model`` under DDP with ``reduction`` as its communication hook."""
     wrapped = nn.parallel.DistributedDataParallel(
         model,
         bucket_cap_mb=bucket_cap_mb,
         gradient_as_bucket_view=bucket_view,
         static_graph=static_graph,
     )
-    # DDP compares annotations with types, and here they are strings.
+    # DDP compares the hook's annotations with types, and postponed annotations are strings; a lambda has none.
     wrapped.register_comm_hook(None, lambda _state, bucket: reduction(bucket))
     return wrapped

@@ -10,9 +10,9 @@ import torch.distributed as dist
 from pytest_aorta.worker import Delay, StreamSpans, Transfer
 
 from ..common.collectives import all_gather, reduce_scatter
+from ..common.lanes import AsyncLane, InlineLane, Lane, ReadAhead, StreamLane, Ticket
 from .buffers import Buffers
 from .faults import Fault
-from .lanes import AsyncLane, InlineLane, Lane, ReadAhead, StreamLane, Ticket
 from .oracle import INPUT_SLOTS, CodeTable, Contribution
 from .settings import Settings
 from .verification import Verification

@@ -1,4 +1,4 @@
-"""The checked config as typed values."""
+"""The config of ``fsdp`` as typed values."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from typing import Any
 
 import torch
 
+from ..common.settings import read_settings
 from .faults import FaultSpec
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
 class Settings:
-    """One value a key of ``default.yaml``, and this rank's place in the world."""
+    """The keys of ``fsdp``, and the rank and world size of this rank."""
 
     steps: int
     warmup: int
@@ -38,13 +37,12 @@ class Settings:
 
     @classmethod
     def read(cls, config: Mapping[str, Any], rank: int, world_size: int) -> Settings:
-        """Convert ``config`` and check what a schema of single keys cannot.
+        """Convert ``config`` and check what the schema of single keys cannot.
 
         Raises:
-            ValueError: the fault or the optimizer does not fit the other keys.
+            ValueError: The fault or the optimizer contradicts other keys.
         """
-        values = dict(config) | {"dtype": DTYPES[config["dtype"]], "fault": FaultSpec(**config["fault"])}
-        settings = cls(**values, rank=rank, world_size=world_size)
+        settings = read_settings(cls, {**config, "rank": rank, "world_size": world_size})
         settings.fault.check(
             verify=settings.verify,
             layers=settings.layers,
@@ -56,16 +54,16 @@ class Settings:
 
     @property
     def iterations(self) -> int:
-        """Steps of all phases."""
+        """Return the number of steps of all phases."""
         return self.warmup + self.verify + self.steps
 
     @property
     def gradient_size(self) -> int:
-        """Elements of one layer over all ranks."""
+        """Return the elements of one layer over all ranks."""
         return self.world_size * self.fsdp_shard_size
 
     def _check_weights_stay_exact(self) -> None:
-        # Each step subtracts a code of at most 251 from a weight that starts as one; float32 counts to 2**24.
+        # Each step subtracts a code of at most 251 from a weight that starts as a code; float32 counts to 2**24.
         allowed = 2**24 // 251 - 1
         if self.optimizer == "sgd" and self.iterations > allowed:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""What the Llama workloads share: the model, its data, planted faults and the training loop."""
+"""The code that the Llama workloads share: model, data, planted faults and training loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a block keeps for backward under each value of ``activation_checkpointing``."""
+"""Activation checkpointing: the tensors that a block keeps for backward under each value of the config key."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _ATTENTION = frozenset(
 
 
 class EverySecondMatmul:
-    """Keeps attention and every second matrix product of a block; the rest is cheap, or half of what costs memory."""
+    """Keeps the outputs of attention and of every second matrix product of a block, and recomputes all others."""
 
     def __init__(self) -> None:
-        # Forward and recomputation each count their own: both have to come to the same choice.
+        # Forward and recomputation count separately, since both must make the same choices.
         self._num_matmuls = {False: 0, True: 0}
 
     def __call__(self, context: SelectiveCheckpointContext, op: Any, *_: Any, **__: Any) -> CheckpointPolicy:
-        """Say whether the output of ``op`` is kept."""
+        """Decide whether the output of ``op`` is kept."""
         if op in _MATMULS:
             self._num_matmuls[context.is_recompute] += 1
             kept = self._num_matmuls[context.is_recompute] % 2 == 1
@@ -50,12 +50,12 @@ _CONTEXTS: dict[str, dict[str, Any]] = {"selective": {"context_fn": _selective_c
 
 
 def run_checkpointed(kind: str, block: Callable[..., torch.Tensor], *args: torch.Tensor) -> torch.Tensor:
-    """Run ``block`` and keep for backward what ``kind`` says: ``none`` all, ``full`` its inputs, ``selective`` some."""
+    """Run ``block``; ``none`` keeps all tensors for backward, ``full`` only inputs, ``selective`` some outputs."""
     if kind == "none":
         return block(*args)
     if kind not in _CONTEXTS:
         raise ValueError(f"activation_checkpointing is {kind!r}, allowed are none, {', '.join(_CONTEXTS)}")
-    # There is no dropout, so there is no random state to keep.
+    # The model has no dropout, so there is no random state to keep.
     options = {"use_reentrant": False, "preserve_rng_state": False, **_CONTEXTS[kind]}
     out: torch.Tensor = checkpoint(block, *args, **options)
     return out

@@ -1,4 +1,4 @@
-"""Everything random: initial weights and tokens, each from a generator of its own, so that no layout changes it."""
+"""Initial weights and tokens, each drawn from a generator of its own, so that they do not depend on the layout."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from ..common.seeding import generator
 
 _STD = 0.02
-# They add to the residual stream, twice a block: scaled down as in GPT-2.
+# These matrices add to the residual stream, twice per block, and are scaled down as in GPT-2.
 _RESIDUAL_SUFFIXES = ("attention.wo.weight", "feed_forward.w2.weight", "feed_forward.experts.w2")
 
 
 def initial_value(name: str, like: torch.Tensor, n_layers: int, seed: int) -> torch.Tensor:
-    """The full value of the parameter ``name``, on ``like``'s device."""
+    """Return the full value of the parameter ``name``, on the device of ``like``."""
     if name.endswith("norm.weight"):
         return torch.ones(like.shape, dtype=like.dtype, device=like.device)
     std = _STD / math.sqrt(2 * n_layers) if name.endswith(_RESIDUAL_SUFFIXES) else _STD
@@ -29,7 +29,7 @@ def initial_value(name: str, like: torch.Tensor, n_layers: int, seed: int) -> to
 
 @torch.no_grad()
 def initialize(model: nn.Module, n_layers: int, seed: int) -> None:
-    """Fill every parameter, one at a time: each rank makes the full value and keeps its own shard of it."""
+    """Fill every parameter, one at a time: each rank makes the full value and keeps its own shard."""
     for name, parameter in model.named_parameters():
         value = initial_value(name, parameter, n_layers, seed)
         if isinstance(parameter, DTensor):
@@ -39,24 +39,24 @@ def initialize(model: nn.Module, n_layers: int, seed: int) -> None:
 
 
 def local_part(value: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> torch.Tensor:
-    """What this rank holds of a tensor whose inner axes are split first, as data parallelism shards what others left.
+    """Return this rank's part of a tensor that is split along inner axes first.
 
-    That is the order which ``_StridedShard`` stands for.
+    Data parallelism, the outer axes, shards the rest that other axes leave, which is the order of ``_StridedShard``.
     """
     for axis, placement in reversed(list(enumerate(placements))):
         if not isinstance(placement, Shard | _StridedShard):
             continue
         chunks, number = value.chunk(mesh.size(axis), placement.dim), mesh.get_local_rank(axis)
-        # torch.chunk gives fewer than it is asked for where there is too little.
+        # torch.chunk returns fewer chunks than asked for if the dimension is too small.
         value = chunks[number] if number < len(chunks) else value.narrow(placement.dim, 0, 0)
     return value
 
 
 def sequences(seed: int, step: int, indices: range, seq_len: int, vocab_size: int) -> torch.Tensor:
-    """Random token ids ``[sequence, seq_len + 1]`` on the CPU: inputs, and labels one further.
+    """Draw token ids ``[sequence, seq_len + 1]`` on the CPU: inputs, and labels shifted by one.
 
-    A sequence depends on its global index within the step alone, so a global batch is the same however many
-    ranks and micro-batches share it.
+    A sequence depends only on ``seed``, ``step`` and its global index within the step, so a global batch is the same
+    for every number of ranks and micro-batches.
     """
     cpu = torch.device("cpu")
     return torch.stack(

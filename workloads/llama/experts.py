@@ -1,6 +1,6 @@
-"""A feed-forward of experts: each token goes through the few that a router scores highest (arXiv 1701.06538).
+"""A feed-forward of experts: each token goes to the few experts that a router scores highest (arXiv 1701.06538).
 
-No token is dropped, and no expert has a capacity. There is no auxiliary loss that would balance their loads.
+No token is dropped, and no expert has a capacity. No auxiliary loss balances the experts' loads.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from torch.distributed.tensor import DTensor
 
 
 class Routing(NamedTuple):
-    """Which experts each token goes to, int64 ``[tokens, k]``, and what their outputs are multiplied by."""
+    """The experts of each token, int64 ``[tokens, k]``, and the weights of their outputs, float32 ``[tokens, k]``."""
 
     experts: torch.Tensor
     weights: torch.Tensor
 
 
 class Grouping(NamedTuple):
-    """Rows put into the order of their groups: row ``order[n]`` comes ``n``-th, row ``n`` comes ``inverse[n]``-th.
+    """Rows in the order of their groups: row ``order[n]`` comes ``n``-th, and row ``n`` comes ``inverse[n]``-th.
 
-    ``counts`` has each group's number of rows.
+    ``counts`` holds the number of rows of each group.
     """
 
     order: torch.Tensor
@@ -33,26 +33,29 @@ class Grouping(NamedTuple):
 
 
 def route(logits: torch.Tensor, experts_per_token: int) -> Routing:
-    """The highest of ``[tokens, num_experts]`` scores, with weights that add up to 1; of equal ones the first.
+    """Choose the experts with the highest of ``[tokens, num_experts]`` scores, and weights that add up to 1.
 
-    Scores are a float32 softmax over all experts.
+    Scores are a float32 softmax over all experts; of equal scores the first wins.
     """
-    # Stable: topk says nothing about ties.
+    # A stable sort, since topk does not define which of equal scores it takes.
     scores, experts = torch.softmax(logits.float(), dim=-1).sort(dim=-1, descending=True, stable=True)
     kept = scores[:, :experts_per_token]
     return Routing(experts[:, :experts_per_token], kept / kept.sum(dim=-1, keepdim=True))
 
 
 def group_rows(groups: torch.Tensor, num_groups: int) -> Grouping:
-    """Order rows by the number of the group ``[rows]`` that each belongs to, and within one as they were."""
+    """Order rows stably by ``groups`` ``[rows]``, the number of the group that each row belongs to."""
     order = groups.argsort(stable=True)
-    # Neither bincount nor histc has deterministic kernels everywhere, nor a shape that a trace knows.
+    # Neither bincount nor histc has deterministic kernels everywhere, and their output shapes depend on data.
     counts = (groups.unsqueeze(1) == torch.arange(num_groups, device=groups.device)).sum(dim=0)
     return Grouping(order, order.argsort(), counts)
 
 
 class Experts(nn.Module):
-    """SwiGLU feed-forwards whose matrices are stacked: ``w1``, ``w3`` ``[num_experts, hidden, dim]``, ``w2`` turned."""
+    """SwiGLU feed-forwards with stacked matrices.
+
+    ``w1`` and ``w3`` are ``[num_experts, hidden, dim]``, ``w2`` is ``[num_experts, dim, hidden]``.
+    """
 
     def __init__(self, num_experts: int, dim: int, hidden: int) -> None:
         super().__init__()
@@ -61,7 +64,7 @@ class Experts(nn.Module):
         self.w3 = nn.Parameter(torch.empty(num_experts, hidden, dim))
 
     def forward(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """Put ``rows`` ``[n, dim]``, which are in the order of experts, through them; each has ``counts`` of them."""
+        """Evaluate ``rows`` ``[n, dim]``, in the order of experts; ``counts`` holds the rows of each expert."""
         ends = counts.cumsum(dim=0, dtype=torch.int32)
         w1, w2, w3 = (local_experts(weight).transpose(1, 2) for weight in (self.w1, self.w2, self.w3))
         hidden = F.silu(F.grouped_mm(rows, w1, offs=ends)) * F.grouped_mm(rows, w3, offs=ends)
@@ -70,12 +73,12 @@ class Experts(nn.Module):
 
 
 def local_experts(weight: torch.Tensor) -> torch.Tensor:
-    """The experts that this rank has, under expert parallelism a part of them."""
+    """Return the experts of this rank, which are a part of all under expert parallelism."""
     return weight.to_local() if isinstance(weight, DTensor) else weight
 
 
 def evaluate_here(experts: Experts, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """Put rows in the order of all experts through those, which this rank has."""
+    """Evaluate rows in the order of all experts, all of which this rank holds."""
     out: torch.Tensor = experts(rows, counts)
     return out
 
@@ -83,7 +86,7 @@ def evaluate_here(experts: Experts, rows: torch.Tensor, counts: torch.Tensor) ->
 class MoeFeedForward(nn.Module):
     """A router and its experts.
 
-    ``evaluate`` maps the experts, rows in the order of all experts and each one's count of rows to the rows' outputs.
+    ``evaluate`` maps the experts, rows in the order of all experts, and the count of rows per expert to the outputs.
     """
 
     def __init__(self, dim: int, hidden: int, num_experts: int, experts_per_token: int) -> None:
@@ -94,7 +97,7 @@ class MoeFeedForward(nn.Module):
         self.evaluate: Callable[[Experts, torch.Tensor, torch.Tensor], torch.Tensor] = evaluate_here
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Each token's weighted sum of its experts' outputs, ``[batch, seq_len, dim]``."""
+        """Return the weighted sum of the outputs of each token's experts, ``[batch, seq_len, dim]``."""
         tokens = x.flatten(0, 1)
         routing = route(self.router(tokens), self.experts_per_token)
         groups = group_rows(routing.experts.flatten(), self.num_experts)

@@ -1,4 +1,4 @@
-"""Faults that tests plant to see them found; a default run has none."""
+"""Faults that tests plant to prove that checks find them; a default run has none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 @dataclass(frozen=True)
 class Fault:
-    """The config's ``fault``; ``step`` counts measured steps from 1."""
+    """The block ``fault`` of a config; ``step`` counts measured steps from 1."""
 
     kind: str = "none"
     step: int = 1
@@ -20,23 +20,23 @@ class Fault:
     every: int = 1
 
     def check(self, *, steps: int, world_size: int) -> None:
-        """Raise ValueError for a fault that could not happen in this run."""
+        """Raise ValueError if the fault could not happen in this run."""
         if self.kind != "none" and self.step > steps:
             raise ValueError(f"fault {self.kind!r} is at step {self.step} of {steps} measured steps")
         if self.kind != "none" and (self.rank or 0) >= world_size:
             raise ValueError(f"fault {self.kind!r} is on rank {self.rank}; ranks are 0..{world_size - 1}")
 
     def slows(self, step: int, rank: int) -> bool:
-        """Whether this step of this rank is to be slow."""
+        """Return whether this step is slow on this rank."""
         return self.kind == "slowdown" and self.rank in (None, rank) and step >= self.step and step % self.every == 0
 
     def gradient_scale(self, step: int, rank: int) -> float:
-        """What this rank's part of the gradients is multiplied by in this step: 0 drops it."""
+        """Return the factor of this rank's part of the gradients in this step; 0 drops the part."""
         return 0.0 if self.kind == "drop_gradient" and rank == self.rank and step == self.step else 1.0
 
     @torch.no_grad()
     def after_step(self, step: int, rank: int, model: nn.Module) -> None:
-        """Change weights if they are to change now."""
+        """Change weights if the fault changes them after this step."""
         if self.rank not in (None, rank) or step != self.step:
             return
         shards = [p.to_local() if isinstance(p, DTensor) else p for p in model.parameters()]
@@ -45,11 +45,11 @@ class Fault:
             # The next bit pattern is the next float.
             first.view(torch.int32).view(-1)[:1].add_(1)
         elif self.kind == "swap_shards":
-            _swap(*_first_alike(shards))
+            _swap(*_first_interchangeable(shards))
 
 
-def _first_alike(shards: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first two shards of one shape whose values differ: fresh norms do not."""
+def _first_interchangeable(shards: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the first two shards of one shape whose values differ; weights of untrained norms are all equal."""
     for number, one in enumerate(shards):
         for other in shards[number + 1 :]:
             if one.shape == other.shape and not torch.equal(one, other):

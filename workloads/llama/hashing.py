@@ -1,8 +1,8 @@
-"""Which steps are hashed, as a whole and tensor by tensor."""
+"""Hashes of weights after chosen steps, of the whole model and tensor by tensor."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -10,13 +10,15 @@ from torch import nn
 
 from pytest_aorta.worker import TensorHashes, WeightHash, hash_parameters
 
+from ..common.training import is_hashed
 from .boundaries import BACKWARD, FORWARD, Boundaries
-from .pipeline import Stages
+from .parallel.pipeline import Stages
+from .settings import HashSettings
 
-# Of one rank; at 35 bytes each its result stays below two megabytes.
+# The limit of one rank: at 35 bytes per hash, a result file stays below two megabytes.
 MAX_HASHES = 50_000
-# Adam's: the step and two moments.
-_STATES_A_PARAMETER = 3
+# Adam keeps the step and two moments.
+_STATES_PER_PARAMETER = 3
 
 
 class _Hashed(NamedTuple):
@@ -37,21 +39,28 @@ class StepHashes:
 
     def __init__(
         self,
-        config: Mapping[str, Any],
+        settings: HashSettings,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         stages: Stages | None = None,
+        *,
+        steps: int,
+        micro_batches: int,
     ) -> None:
-        """Read the config's keys, and hook the modules if it asks for their boundaries.
+        """Hook the modules if ``hash_tensors`` includes their boundaries.
 
-        ``model`` is this rank's stage of several, if ``stages`` says so; hashes are of the whole model.
+        Args:
+            model: the whole model, or this rank's stage of ``stages``; hashes are of the whole model.
+            steps: number of measured steps.
+            micro_batches: number of micro-batches of each step.
 
         Raises:
-            ValueError: the step asked for is none, or there would be too many hashes.
+            ValueError: ``hash_tensors_step`` is not a measured step, or there would be too many hashes.
         """
-        self._config, self._model, self._optimizer = config, model, optimizer
+        self._settings, self._model, self._optimizer = settings, model, optimizer
+        self._num_steps, self._num_micro_batches = steps, micro_batches
         self._stages = stages or Stages()
-        self._kinds = tuple(config["hash_tensors"])
+        self._kinds = settings.hash_tensors
         self._check()
         self._boundaries = Boundaries(model) if {FORWARD, BACKWARD} & set(self._kinds) else None
         self._wants_tensors = False
@@ -60,7 +69,7 @@ class StepHashes:
         self.boundary_hashes: dict[str, TensorHashes] = {}
 
     def begin(self, step: int) -> None:
-        """Before the measured step ``step``."""
+        """Prepare for measured step ``step``."""
         self._wants_tensors = step in self._tensor_steps()
         if self._boundaries and self._wants_tensors:
             self._boundaries.begin()
@@ -70,13 +79,13 @@ class StepHashes:
         return self._model(*args) if self._boundaries is None else self._boundaries.forward(*args)
 
     def after_backward(self, step: int) -> None:
-        """Where a step has all gradients and has not used them yet."""
+        """Hash gradients, if asked for, while a step has all of them and has not used them yet."""
         if self._wants_tensors and "gradients" in self._kinds:
             named = [(name, p.grad) for name, p in self._model.named_parameters() if p.grad is not None]
             self._add("gradients", step, self._hash(named))
 
     def end(self, step: int) -> None:
-        """After the measured step ``step``."""
+        """Hash what is asked for after measured step ``step``."""
         if self._is_hashed(step) or (self._wants_tensors and "weights" in self._kinds):
             weights = self._hash(self._model.named_parameters())
             self.weight_hashes[str(step)] = WeightHash.of({tensor.name: tensor.hash for tensor in weights}).hex
@@ -92,7 +101,7 @@ class StepHashes:
         self._wants_tensors = False
 
     def _hash(self, named: Iterable[tuple[str, torch.Tensor]]) -> list[_Hashed]:
-        """Of all stages' tensors, from this one's."""
+        """Hash the tensors of all stages, given this stage's; collective."""
         own = list(named)
         per_tensor = hash_parameters(own, self._stages.group).per_tensor
         return self._stages.concatenated([_Hashed(name, list(one.shape), per_tensor[name]) for name, one in own])
@@ -111,21 +120,21 @@ class StepHashes:
         ]
 
     def _is_hashed(self, step: int) -> bool:
-        steps, every = int(self._config["steps"]), int(self._config["hash_every"])
-        return step == steps or (every > 0 and step % every == 0)
+        return is_hashed(step, self._num_steps, self._settings.hash_every)
 
     def _tensor_steps(self) -> list[int]:
-        only = self._config["hash_tensors_step"]
         if not self._kinds:
             return []
-        return (
-            [step for step in range(1, self._config["steps"] + 1) if self._is_hashed(step)] if only is None else [only]
-        )
+        if (only := self._settings.hash_tensors_step) is not None:
+            return [only]
+        return [step for step in range(1, self._num_steps + 1) if self._is_hashed(step)]
 
     def _check(self) -> None:
-        only, steps = self._config["hash_tensors_step"], self._config["steps"]
+        only, steps = self._settings.hash_tensors_step, self._num_steps
         if only is not None and not self._kinds:
-            raise ValueError(f"hash_tensors_step is {only} and hash_tensors is empty: name what is to be hashed there")
+            raise ValueError(
+                f"hash_tensors_step is {only} and hash_tensors is empty: name the kinds to hash in that step"
+            )
         if only is not None and only > steps:
             raise ValueError(f"hash_tensors_step is {only}, and steps is {steps}: allowed is 1 to {steps}, or null")
         num_hashes = len(self._tensor_steps()) * sum(self._tensors_of(kind) for kind in self._kinds)
@@ -137,8 +146,8 @@ class StepHashes:
             )
 
     def _tensors_of(self, kind: str) -> int:
-        """At most so many tensors of a kind are hashed in a step."""
+        """Return the largest number of tensors of a kind that a step can hash."""
         num_parameters = len(self._stages.concatenated([name for name, _ in self._model.named_parameters()]))
         if kind in (FORWARD, BACKWARD):
-            return 2 * sum(1 for _ in self._model.modules()) * int(self._config["gradient_accumulation"])
-        return num_parameters * (_STATES_A_PARAMETER if kind == "optimizer" else 1)
+            return 2 * sum(1 for _ in self._model.modules()) * self._num_micro_batches
+        return num_parameters * (_STATES_PER_PARAMETER if kind == "optimizer" else 1)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +13,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from .checkpointing import run_checkpointed
 from .experts import MoeFeedForward
 
-# The first that takes the inputs; cuDNN's, fastest on Hopper, is left out by torch under deterministic algorithms.
+# Torch takes the first backend that supports the inputs. Under deterministic algorithms it leaves out cuDNN's, the
+# fastest on Hopper.
 _ATTENTION = [
     SDPBackend.CUDNN_ATTENTION,
     SDPBackend.FLASH_ATTENTION,
@@ -40,43 +40,38 @@ class LlamaConfig:
     experts_per_token: int = 2
 
     def __post_init__(self) -> None:
-        """Raise ValueError for dimensions that do not divide each other."""
+        """Raise ValueError if one dimension does not divide another as it must."""
         if self.n_heads % self.n_kv_heads:
             raise ValueError(f"n_heads is {self.n_heads}, no multiple of n_kv_heads {self.n_kv_heads}")
         if self.dim % (2 * self.n_heads):
             raise ValueError(f"dim is {self.dim}, no multiple of 2 x n_heads: rotary positions turn pairs")
 
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> LlamaConfig:
-        """Pick the model's keys out of a workload's config."""
-        return cls(**{field.name: config[field.name] for field in fields(cls)})
-
     @property
     def head_dim(self) -> int:
-        """Width of one head."""
+        """Return the width of one head."""
         return self.dim // self.n_heads
 
     def rotations(self, positions: torch.Tensor) -> torch.Tensor:
-        """:func:`rope_rotations` of ``positions`` ``[n]`` for this model's heads."""
+        """Return :func:`rope_rotations` of ``positions`` ``[n]`` for this model's heads."""
         return rope_rotations(positions, self.head_dim, self.rope_theta)
 
 
 def rope_rotations(positions: torch.Tensor, head_dim: int, theta: float) -> torch.Tensor:
-    """The cosine and sine of each of ``positions``' ``[n]`` and each pair's angle, float32 ``[2, n, head_dim / 2]``."""
+    """Return cosines and sines of every pair's angle at ``positions`` ``[n]``, float32 ``[2, n, head_dim / 2]``."""
     exponents = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim
     angles = torch.outer(positions.float(), theta**-exponents)
     return torch.stack((angles.cos(), angles.sin()))
 
 
 def apply_rope(x: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
-    """Turn each pair of neighbouring features of ``[..., seq_len, head_dim]`` by its angle, in float32."""
+    """Rotate each pair of adjacent features of ``[..., seq_len, head_dim]`` by its angle, in float32."""
     even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
     cos, sin = rotations
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2).type_as(x)
 
 
 def causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Attend to positions up to one's own, within ``[batch, heads, seq_len, head_dim]``; ``k`` may have fewer heads."""
+    """Attend causally within ``[batch, heads, seq_len, head_dim]``; ``k`` and ``v`` may have fewer heads."""
     with sdpa_kernel(_ATTENTION, set_priority=True):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
@@ -84,7 +79,7 @@ def causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch
 class Attention(nn.Module):
     """Causal attention whose key and value heads are shared by groups of query heads.
 
-    ``attend`` maps queries, keys and values ``[batch, heads, seq_len, head_dim]`` to what is attended to.
+    ``attend`` maps queries, keys and values ``[batch, heads, seq_len, head_dim]`` to the attention output.
     """
 
     def __init__(self, config: LlamaConfig) -> None:
@@ -99,7 +94,7 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
         """Attend within each sequence of ``x``, ``[batch, seq_len, dim]``."""
-        # -1 for the heads: under tensor parallelism a rank holds some of them.
+        # -1 for the heads: under tensor parallelism a rank holds a part of them.
         q, k, v = (
             project(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for project in (self.wq, self.wk, self.wv)
         )
@@ -109,7 +104,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """SwiGLU."""
+    """A SwiGLU feed-forward."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -141,8 +136,8 @@ class Block(nn.Module):
         self._checkpointing = config.activation_checkpointing
 
     def forward(self, x: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
-        """Run the block, keeping for backward what activation checkpointing says."""
-        # Inside the module that FSDP wraps, so that names stay as they are and parameters are gathered already
+        """Run the block; activation checkpointing decides what is kept for backward."""
+        # Checkpointing inside the module that FSDP wraps keeps parameter names, and FSDP has gathered the parameters
         # when backward recomputes.
         return run_checkpointed(self._checkpointing, self._run, x, rotations)
 
@@ -153,7 +148,7 @@ class Block(nn.Module):
 
 
 class Llama(nn.Module):
-    """Token ids ``[batch, seq_len]`` to logits ``[batch, seq_len, vocab_size]``."""
+    """Maps token ids ``[batch, seq_len]`` to logits ``[batch, seq_len, vocab_size]``."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -164,9 +159,9 @@ class Llama(nn.Module):
         self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
 
     def forward(self, tokens: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
-        """Predict each next token; ``rotations`` are those of the tokens' positions in their sequence.
+        """Predict each next token; ``rotations`` belong to the tokens' positions in their sequence.
 
-        They are given, since a buffer would be lost on the meta device and rounded by mixed precision.
+        Rotations are an argument, since a buffer would be lost on the meta device and rounded by mixed precision.
         """
         x = self.tok_embeddings(tokens)
         for layer in self.layers:

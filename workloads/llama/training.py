@@ -1,66 +1,50 @@
-"""The lifecycle and the training loop of a Llama workload; a subclass shards the model its own way."""
+"""The lifecycle and the training loop of a Llama workload; a subclass shards the model."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import replace
+from typing import ClassVar, Generic, TypeVar
 
 import torch
-import torch.distributed as dist
 
-from pytest_aorta.worker import (
-    Delay,
-    RankEnv,
-    RankResult,
-    StepTimer,
-    Telemetry,
-    Workload,
-    environment_facts,
-    measure,
-    profiled,
-)
+from pytest_aorta.worker import Delay, RankEnv, RankResult, StepTimer, Telemetry, Workload, measure, profiled
 
 from ..common.determinism import use_deterministic_algorithms
+from ..common.gradients import by_mesh, clip_gradients, total_norm
+from ..common.training import MeasuredSteps, leave_process_group, peak_memory_metrics
 from . import saved_state
-from .context_parallel import own_positions
 from .data import initialize, sequences
-from .faults import Fault
-from .gradients import by_mesh, clip_gradients, total_norm, whole_norm
 from .hashing import StepHashes
 from .loss import make_loss
-from .mesh import ParallelMesh
-from .model import Llama, LlamaConfig
-from .parallelize import check_parallelism, parallelize
-from .pipeline import Pipeline, Stages
+from .model import Llama
+from .parallel.context import own_positions
+from .parallel.mesh import ParallelMesh
+from .parallel.parallelize import check_parallelism, parallelize
+from .parallel.pipeline import Pipeline, Stages
+from .settings import LlamaSettings
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _BETAS = (0.9, 0.95)
 _WEIGHT_DECAY = 0.1
+_Settings = TypeVar("_Settings", bound=LlamaSettings)
 
 
-@dataclass(frozen=True)
-class _Measured:
-    """What the measured steps leave; tensors stay on the device until all steps are done."""
-
-    timer: StepTimer
-    elapsed_sec: float
-    losses: list[torch.Tensor]
-    grad_norms: list[torch.Tensor]
-
-
-class LlamaWorkload(Workload):
+class LlamaWorkload(Workload, Generic[_Settings]):
     """Trains a Llama-3 shaped model with AdamW on synthetic tokens; gradients are summed over ranks."""
 
     name: ClassVar[str]
     min_world_size = 2
 
     @abstractmethod
+    def read_settings(self) -> _Settings:
+        """Return the config as typed values."""
+
+    @abstractmethod
     def shard(self, model: Llama, mesh: ParallelMesh) -> None:
         """Shard the parameters of ``model``, which is on the meta device, over the data-parallel axes of ``mesh``."""
 
     def prepare(self, model: Llama) -> None:
-        """Do what needs the allocated and initialised model; nothing by default."""
+        """Change the allocated and initialized model; nothing by default."""
 
     def before_micro_batch(self, *, is_last: bool) -> None:
         """Prepare the backward pass of one micro-batch of a step; nothing by default."""
@@ -69,98 +53,92 @@ class LlamaWorkload(Workload):
         """Join the process group and build the sharded model, its optimizer and all batches.
 
         Raises:
-            RuntimeError: fewer than two ranks, or deterministic cuBLAS is asked for and not configured.
-            ValueError: config keys that contradict each other.
+            RuntimeError: The world has fewer than two ranks, or cuBLAS is not configured for ``deterministic``.
+            ValueError: Config keys contradict each other.
         """
         env = RankEnv.read()
         self._device = env.join(self.name, min_world_size=self.min_world_size)
         self._rank = env.rank
-        self._degrees = check_parallelism(self.config, env.world_size, self._device)
-        saved_state.check_folders(self.config)
-        self._fault = Fault(**self.config["fault"])
-        self._fault.check(steps=self.config["steps"], world_size=env.world_size)
-        if self.config["deterministic"]:
+        settings = self._settings = self.read_settings()
+        self._degrees = check_parallelism(settings, env.world_size, self._device)
+        settings.checkpoint.check()
+        settings.fault.check(steps=settings.steps, world_size=env.world_size)
+        if settings.deterministic:
             use_deterministic_algorithms(self._device)
-        self._delay = Delay(self._device, self._fault.delay_ms)
+        self._delay = Delay(self._device, settings.fault.delay_ms)
         self._mesh = ParallelMesh.build(self._degrees, self._device.type)
         self._stages = Stages(self._mesh)
-        positions = own_positions(self.config["seq_len"], self._degrees.context_parallel, self._mesh.context_rank)
+        positions = own_positions(settings.seq_len, self._degrees.context_parallel, self._mesh.context_rank)
         self._model = self._build_model()
-        self._loss = make_loss(self.config["compile_loss"])
+        self._loss = make_loss(settings.compile_loss)
         self._optimizer = self._build_optimizer()
-        given = self.config["load_checkpoint"]
+        given = settings.checkpoint.load_checkpoint
         trained_steps = 0 if given is None else saved_state.load(given, self._model, self._optimizer)
-        self._hashes = StepHashes(self.config, self._model, self._optimizer, self._stages)
+        self._hashes = StepHashes(
+            settings.hashing,
+            self._model,
+            self._optimizer,
+            self._stages,
+            steps=settings.steps,
+            micro_batches=settings.gradient_accumulation,
+        )
         self._batches = self._make_batches(positions, trained_steps)
         self._rotations = self._model.config.rotations(positions.to(self._device))
         self._pipeline = None if self._mesh.pipeline is None else self._build_pipeline()
 
     def run(self) -> RankResult:
-        """Warm up, train the measured steps, read what they left on the device, and at last profile further steps."""
-        for batch in self._batches[: self.config["warmup"]]:
+        """Warm up, train the measured steps, read their results from the device, then profile further steps."""
+        settings = self._settings
+        for batch in self._batches[: settings.warmup]:
             self._train_step(0, batch)
         measured = self._measure()
-        if (folder := self.config["save_checkpoint"]) is not None:
+        if (folder := settings.checkpoint.save_checkpoint) is not None:
             saved_state.save(folder, self._model, self._optimizer)
-        step_times_ms, wait_ms = measured.timer.step_times_ms(), measured.timer.wait_ms()
-        grad_norm = [float(whole_norm(norm)) for norm in measured.grad_norms]
-        result = RankResult(
-            passed=True,
-            failure_count=0,
-            configured_iterations=self.config["steps"],
-            total_iterations=len(step_times_ms),
-            step_times_ms=step_times_ms,
-            elapsed_sec=measured.elapsed_sec,
-            metrics=self._metrics(sum(step_times_ms) / 1e3, grad_norm[-1]),
+        result = measured.result(settings.steps, self._device)
+        assert result.grad_norm is not None
+        result = replace(
+            result,
+            metrics=self._metrics(sum(result.step_times_ms) / 1e3, result.grad_norm[-1]),
             weight_hashes=self._hashes.weight_hashes,
-            loss=_sum_over_ranks(measured.losses),
-            grad_norm=grad_norm,
-            environment=environment_facts(self._device),
-            wait_ms=wait_ms,
-            memory_bytes=measured.timer.memory_bytes(),
             tensor_hashes=self._hashes.tensor_hashes,
             boundary_hashes=self._hashes.boundary_hashes,
         )
-        # On the last batch again; what they train is neither hashed nor saved.
+        # Profiled steps train on the last batch again; their weights are neither hashed nor saved.
         batch = self._batches[-1]
-        return profiled(result, lambda: self._train_step(0, batch), self.config["profile_steps"], self._device)
+        return profiled(result, lambda: self._train_step(0, batch), settings.profile_steps, self._device)
 
     def telemetry(self) -> Telemetry:
-        """The learning rate, which is constant."""
-        return Telemetry(series={"lr": [self.config["lr"]] * self.config["steps"]})
+        """Return the learning rate, which is constant."""
+        return Telemetry(series={"lr": [self._settings.lr] * self._settings.steps})
 
     def cleanup(self) -> None:
         """Leave the process group and free model, optimizer and batches."""
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        for name in ("_hashes", "_pipeline", "_optimizer", "_model", "_batches", "_stages", "_mesh"):
-            self.__dict__.pop(name, None)
+        leave_process_group(self, "_hashes", "_pipeline", "_optimizer", "_model", "_batches", "_stages", "_mesh")
 
     def _build_model(self) -> Llama:
-        """Shard on the meta device, then allocate the shards alone and fill them."""
-        config = LlamaConfig.from_config(self.config)
+        """Shard the model on the meta device, then allocate and fill only this rank's shards."""
+        config = self._settings.model
         with torch.device("meta"):
             model = Llama(config)
         self._num_parameters = sum(parameter.numel() for parameter in model.parameters())
-        parallelize(model, self._mesh, self.config)
+        parallelize(model, self._mesh, self._settings)
         self.shard(model, self._mesh)
         model.to_empty(device=self._device)
-        initialize(model, config.n_layers, self.config["seed"])
+        initialize(model, config.n_layers, self._settings.seed)
         self.prepare(model)
         return model
 
     def _build_pipeline(self) -> Pipeline:
-        dtype = DTYPES[self.config["param_dtype"]]
-        return Pipeline(self._model, self._mesh, self.config, self._rotations, dtype, self._global_loss)
+        return Pipeline(self._model, self._mesh, self._settings, self._rotations, self._global_loss)
 
     def _build_optimizer(self) -> torch.optim.AdamW:
         on_cuda = self._device.type == "cuda"
-        asked = self.config["optimizer_fused"]
+        asked = self._settings.optimizer_fused
         fused = on_cuda if asked is None else asked
         return torch.optim.AdamW(
-            # Of each mesh on its own: one kernel for many tensors takes no others.
+            # Each mesh has a group of its own: a kernel for many tensors takes those of one mesh.
             [{"params": parameters} for parameters in by_mesh(self._model)],
-            lr=self.config["lr"],
+            lr=self._settings.lr,
             betas=_BETAS,
             weight_decay=_WEIGHT_DECAY,
             fused=fused,
@@ -168,37 +146,40 @@ class LlamaWorkload(Workload):
         )
 
     def _make_batches(self, positions: torch.Tensor, first_step: int) -> list[torch.Tensor]:
-        """Every step's ``[micro-batch, inputs or labels, sequence, token]``, there before any step is timed."""
-        num_steps = self.config["warmup"] + self.config["steps"]
+        """Make every step's ``[micro-batch, inputs or labels, sequence, token]`` before any step is timed."""
+        num_steps = self._settings.warmup + self._settings.steps
         return [self._batch(step, positions).to(self._device) for step in range(first_step, first_step + num_steps)]
 
     def _batch(self, step: int, positions: torch.Tensor) -> torch.Tensor:
-        config, batch_size = self.config, self.config["batch_size"]
+        settings, batch_size = self._settings, self._settings.batch_size
         micro_batches = []
-        for micro_batch in range(config["gradient_accumulation"]):
+        for micro_batch in range(settings.gradient_accumulation):
             first = (micro_batch * self._degrees.data_parallel + self._mesh.data_rank) * batch_size
             indices = range(first, first + batch_size)
-            tokens = sequences(config["seed"], step, indices, config["seq_len"], config["vocab_size"])
+            tokens = sequences(settings.seed, step, indices, settings.seq_len, settings.model.vocab_size)
             micro_batches.append(torch.stack([tokens[:, positions], tokens[:, positions + 1]]))
         return torch.stack(micro_batches)
 
     def _train_step(self, step: int, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """One optimizer step, 0 in warm-up: this rank's part of the global loss, and the gradient norm if needed."""
+        """Run one optimizer step, and return this rank's part of the loss, and the gradient norm if clipping needs it.
+
+        ``step`` is 0 in warm-up and in profiled steps.
+        """
         self._optimizer.zero_grad()
         if self._pipeline is None:
-            loss = self._accumulate(batch, self._fault.gradient_scale(step, self._rank))
+            loss = self._accumulate(batch, self._settings.fault.gradient_scale(step, self._rank))
         else:
             loss = self._pipeline.step(batch)
         self._hashes.after_backward(step)
         norm = None
-        if (max_norm := self.config["max_grad_norm"]) is not None:
+        if (max_norm := self._settings.max_grad_norm) is not None:
             norm = self._total_norm()
             clip_gradients(self._model, max_norm, norm)
         self._optimizer.step()
         return loss, norm
 
     def _accumulate(self, batch: torch.Tensor, gradient_scale: float) -> torch.Tensor:
-        """Add the gradients of all micro-batches, one after another."""
+        """Add the gradients of all micro-batches, one after another, and return the sum of their losses."""
         loss = torch.zeros((), device=self._device)
         for number, tokens in enumerate(batch, 1):
             self.before_micro_batch(is_last=number == len(batch))
@@ -206,25 +187,19 @@ class LlamaWorkload(Workload):
         return loss
 
     def _backward(self, tokens: torch.Tensor, gradient_scale: float) -> torch.Tensor:
-        """Add one micro-batch's gradients."""
+        """Add one micro-batch's gradients and return its loss."""
         inputs, labels = tokens
-        # The logits have no name here: one would keep them through backward.
+        # The logits are not bound to a name, which would keep them in memory through backward.
         loss = self._global_loss(self._hashes.forward(inputs, self._rotations), labels)
         loss.backward(torch.full_like(loss, gradient_scale))
         return loss.detach()
 
     def _global_loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """One micro-batch's part of the step's loss: a sum over tokens divided by the global batch's count."""
-        return self._loss(logits, labels) / (self._tokens_per_step * self._degrees.data_parallel)
+        """Return one micro-batch's part of the step's loss: a sum over tokens divided by the global batch's count."""
+        return self._loss(logits, labels) / (self._settings.tokens_per_step * self._degrees.data_parallel)
 
-    @property
-    def _tokens_per_step(self) -> int:
-        """Of one data-parallel rank."""
-        config = self.config
-        return int(config["gradient_accumulation"] * config["batch_size"] * config["seq_len"])
-
-    def _measure(self) -> _Measured:
-        batches = self._batches[self.config["warmup"] :]
+    def _measure(self) -> MeasuredSteps:
+        batches = self._batches[self._settings.warmup :]
         losses: list[torch.Tensor] = []
         grad_norms: list[torch.Tensor] = []
 
@@ -234,18 +209,18 @@ class LlamaWorkload(Workload):
             grad_norms.append(norm)
 
         timer, elapsed_sec = measure(run_step, len(batches), self._device)
-        return _Measured(timer, elapsed_sec, losses, grad_norms)
+        return MeasuredSteps(timer, elapsed_sec, losses, grad_norms)
 
     def _measure_step(self, step: int, batch: torch.Tensor, timer: StepTimer) -> tuple[torch.Tensor, torch.Tensor]:
-        """One measured step, from 1: this rank's part of the global loss, and the gradient norm."""
+        """Run one measured step, counted from 1, and return this rank's part of the loss and the gradient norm."""
         self._hashes.begin(step)
         with timer.step():
-            if self._fault.slows(step, self._rank):
+            if self._settings.fault.slows(step, self._rank):
                 self._delay()
             loss, norm = self._train_step(step, batch)
-        # Without clipping the step needs no norm, so it is not timed.
+        # A step without clipping does not need the norm, so the norm is computed outside the timed step.
         norm = self._total_norm() if norm is None else norm
-        self._fault.after_step(step, self._rank, self._model)
+        self._settings.fault.after_step(step, self._rank, self._model)
         self._hashes.end(step)
         return loss if self._mesh.counts_loss else torch.zeros_like(loss), norm
 
@@ -253,22 +228,12 @@ class LlamaWorkload(Workload):
         return self._stages.norm(total_norm(self._model))
 
     def _metrics(self, step_time_s: float, grad_norm_last: float) -> dict[str, float]:
+        tokens = self._settings.tokens_per_step * self._settings.steps
         metrics = {
-            "tokens_per_s": self._tokens_per_step
-            * self.config["steps"]
-            / self._degrees.ranks_per_sequence
-            / step_time_s,
+            "tokens_per_s": tokens / self._degrees.ranks_per_sequence / step_time_s,
             "num_parameters": float(self._num_parameters),
             "grad_norm_last": grad_norm_last,
-        }
+        } | peak_memory_metrics(self._device)
         if self._device.type == "cuda":
-            metrics["peak_memory_bytes"] = float(torch.cuda.max_memory_allocated(self._device))
             metrics["peak_memory_reserved_bytes"] = float(torch.cuda.max_memory_reserved(self._device))
         return metrics
-
-
-def _sum_over_ranks(losses: list[torch.Tensor]) -> list[float]:
-    """Each step's global loss, from every rank's part of it."""
-    summed = torch.stack(losses)
-    dist.all_reduce(summed)
-    return [float(loss) for loss in summed.tolist()]

@@ -9,52 +9,60 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
 from ..common.fsdp2 import prefetch, sum_gradients
-from ..llama.expert_parallel import expert_placement
+from ..common.settings import read_settings
+from ..common.training import drop
 from ..llama.experts import Experts
-from ..llama.mesh import ParallelMesh
 from ..llama.model import Llama
-from ..llama.training import DTYPES, LlamaWorkload
+from ..llama.parallel.expert import expert_placement
+from ..llama.parallel.mesh import ParallelMesh
+from ..llama.training import LlamaWorkload
+from .settings import LlamaFsdp2Settings
 
 
-class LlamaFsdp2Workload(LlamaWorkload):
-    """Pre-training steps under eager FSDP2: groups of parameters are the embedding, each block, and norm and output."""
+class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
+    """Pre-training steps under eager FSDP2; units are the embedding, each block, and norm with output."""
 
     name = "llama_fsdp2"
 
+    def read_settings(self) -> LlamaFsdp2Settings:
+        """Return the config as typed values."""
+        return read_settings(LlamaFsdp2Settings, self.config)
+
     def shard(self, model: Llama, mesh: ParallelMesh) -> None:
         """Apply ``fully_shard`` to the embedding, each block, norm with output, and the model, for its hooks."""
+        settings = self._settings
         policy = MixedPrecisionPolicy(
-            param_dtype=DTYPES[self.config["param_dtype"]],
-            reduce_dtype=DTYPES[self.config["reduce_dtype"]],
-            # The model takes token ids and rotations, neither of which may be rounded.
+            param_dtype=settings.param_dtype,
+            reduce_dtype=settings.reduce_dtype,
+            # The model takes token ids and rotations, and neither may be rounded.
             cast_forward_inputs=False,
         )
-        reshard = self.config["reshard_after_forward"]
+        reshard = settings.reshard_after_forward
         fully_shard(model.tok_embeddings, mesh=mesh.data, mp_policy=policy, reshard_after_forward=reshard)
         blocks = []
         for layer in model.layers:
-            if self.config["compile_blocks"]:
+            if settings.compile_blocks:
                 layer.compile(fullgraph=True)
             _shard_experts(layer, mesh, policy, reshard)
             blocks.append(fully_shard(layer, mesh=mesh.data, mp_policy=policy, reshard_after_forward=reshard))
-        # Backward begins with them: they would be gathered again at once.
+        # Backward begins with this group, whose parameters would be gathered again at once.
         fully_shard([model.norm, model.output], mesh=mesh.data, mp_policy=policy, reshard_after_forward=False)
         self._root = fully_shard(model, mesh=mesh.data, mp_policy=policy)
         sum_gradients(model)
-        prefetch(blocks, self.config["forward_prefetch"], self.config["backward_prefetch"])
+        prefetch(blocks, settings.forward_prefetch, settings.backward_prefetch)
 
     def before_micro_batch(self, *, is_last: bool) -> None:
-        """Reduce gradients in the last backward pass of a step only, unless the config says in all."""
-        self._root.set_requires_gradient_sync(is_last or self.config["reduce_every_micro_batch"])
+        """Reduce gradients only in the last backward pass of a step, unless ``reduce_every_micro_batch`` is true."""
+        self._root.set_requires_gradient_sync(is_last or self._settings.reduce_every_micro_batch)
 
     def cleanup(self) -> None:
         """Free the wrapped model too."""
         super().cleanup()
-        self.__dict__.pop("_root", None)
+        drop(self, "_root")
 
 
 def _shard_experts(layer: nn.Module, mesh: ParallelMesh, policy: MixedPrecisionPolicy, reshard: bool) -> None:
-    """Make shared-out experts a group within their block's: their gradients are reduced over other ranks."""
+    """Make distributed experts a group of their own within their block: other ranks reduce their gradients."""
     if mesh.experts is None:
         return
     for module in layer.modules():

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from ..llama.data import local_part
-from ..llama.mesh import ParallelMesh
+from ..llama.parallel.mesh import ParallelMesh
 
 
 @dataclass(frozen=True)

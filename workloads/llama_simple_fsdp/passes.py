@@ -35,7 +35,7 @@ except ImportError as error:
 from .buckets import Bucket
 from .estimation import precomputed_ms
 from .labels import POSITION, check_labels, collectives, label_gather, label_reduction
-from .settings import CompileSettings
+from .settings import GraphSettings
 
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Any]
 
@@ -49,7 +49,7 @@ _OVERRIDDEN = {
 
 
 def make_backend(
-    settings: CompileSettings, parameters: Mapping[str, nn.Parameter], buckets: Sequence[Bucket], group: str | None
+    settings: GraphSettings, parameters: Mapping[str, nn.Parameter], buckets: Sequence[Bucket], group: str | None
 ) -> Any:
     """What ``torch.compile`` takes as ``backend``.
 
@@ -77,7 +77,7 @@ def make_backend(
     return compile_graph
 
 
-def check_checkpointing(settings: CompileSettings, checkpointing: str) -> None:
+def check_checkpointing(settings: GraphSettings, checkpointing: str) -> None:
     """Raise RuntimeError where this version of torch can't trace such checkpointing.
 
     From 2.13 on its partitioner takes a device mesh that blocks recomputed as a whole save for a tensor.
@@ -142,7 +142,7 @@ class JointPass(CustomGraphPass):
 class CollectivesPass(CustomGraphPass):
     """On forward and on backward: merge collectives into buckets and move them."""
 
-    settings: CompileSettings
+    settings: GraphSettings
     names: tuple[str, ...]
     plan: tuple[tuple[int, ...], ...]
     group: str | None
@@ -216,7 +216,7 @@ class _PlannedScheduler(_WithoutFormulas, ManualOverlapScheduler):
     def __init__(
         self,
         graph_module: fx.GraphModule,
-        settings: CompileSettings,
+        settings: GraphSettings,
         plan: tuple[tuple[int, ...], ...],
         group: str,
         insert_overlap_deps: bool,

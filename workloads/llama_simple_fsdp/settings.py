@@ -1,15 +1,16 @@
-"""How the traced model is compiled: what the config says, checked for contradictions."""
+"""The config of ``llama_simple_fsdp`` as typed values."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+
+from ..llama.parallel.mesh import Degrees
+from ..llama.settings import LlamaSettings
 
 
 @dataclass(frozen=True)
-class CompileSettings:
-    """Every field is a config key of the workload."""
+class GraphSettings:
+    """The keys that decide how the traced model is compiled."""
 
     backend: str
     bucketing: str
@@ -18,42 +19,13 @@ class CompileSettings:
     reshard_after_forward: bool
     overlap_reorder: bool
 
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> CompileSettings:
-        """Pick the keys out of the config.
-
-        Raises:
-            ValueError: keys that contradict each other.
-        """
-        values = {field.name: config[field.name] for field in fields(cls)}
-        settings = cls(**values | {"bucket_modules": tuple(values["bucket_modules"])})
-        settings._check()
-        return settings
-
     @property
     def has_graph_pass(self) -> bool:
-        """Whether collectives of the traced graphs are moved or merged."""
+        """Return whether collectives of the traced graphs are moved or merged."""
         return self.bucketing != "none" or self.overlap_reorder
 
-    def check_context_parallel(self, degree: int) -> None:
-        """Raise ValueError for a schedule by estimated times where ranks have graphs of other shapes."""
-        if degree > 1 and self.has_graph_pass and self.bucketing in ("none", "auto"):
-            raise ValueError(
-                f"context_parallel_degree is {degree}, bucketing is {self.bucketing!r} and overlap_reorder is "
-                f"{self.overlap_reorder}: collectives are ordered by estimated times, and ranks that attend to more "
-                f"of a sequence would order theirs otherwise; allowed are bucketing transformer_block and manual, and "
-                f"none without overlap_reorder"
-            )
-
-    def check_pipeline_parallel(self, degree: int) -> None:
-        """Raise ValueError for groups of the whole model's modules where ranks hold a stage."""
-        if degree > 1 and self.bucketing == "manual":
-            raise ValueError(
-                f"pipeline_parallel_degree is {degree} and bucketing is 'manual': bucket_modules names modules of the "
-                f"whole model, and each stage holds some of them; allowed are none, transformer_block and auto"
-            )
-
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise ValueError for keys that contradict each other."""
         asked = {
             f"bucketing {self.bucketing}": self.bucketing != "none",
             "overlap_reorder": self.overlap_reorder,
@@ -71,3 +43,39 @@ class CompileSettings:
                 f"bucketing is auto, which reorders and packs buckets in graph order, and bucket_order is "
                 f"{self.bucket_order!r}, overlap_reorder is {self.overlap_reorder}"
             )
+
+    def check_context_parallel(self, degree: int) -> None:
+        """Raise ValueError for a schedule by estimated times if ranks have graphs of different shapes."""
+        if degree > 1 and self.has_graph_pass and self.bucketing in ("none", "auto"):
+            raise ValueError(
+                f"context_parallel_degree is {degree}, bucketing is {self.bucketing!r} and overlap_reorder is "
+                f"{self.overlap_reorder}: collectives are ordered by estimated times, and ranks that attend to more "
+                f"of a sequence would order theirs otherwise; allowed are bucketing transformer_block and manual, and "
+                f"none without overlap_reorder"
+            )
+
+    def check_pipeline_parallel(self, degree: int) -> None:
+        """Raise ValueError for groups of the whole model's modules if each rank holds only one stage of the model."""
+        if degree > 1 and self.bucketing == "manual":
+            raise ValueError(
+                f"pipeline_parallel_degree is {degree} and bucketing is 'manual': bucket_modules names modules of the "
+                f"whole model, and each stage holds some of them; allowed are none, transformer_block and auto"
+            )
+
+
+@dataclass(frozen=True)
+class LlamaSimpleFsdpSettings(LlamaSettings):
+    """The keys of ``llama_simple_fsdp``; ``graph`` groups keys of the config."""
+
+    graph: GraphSettings
+
+    def check_degrees(self, degrees: Degrees) -> None:
+        """Raise ValueError if the keys of ``graph`` contradict each other or ``degrees``."""
+        if degrees.expert_parallel > 1:
+            raise ValueError(
+                f"expert_parallel_degree is {degrees.expert_parallel}, and llama_simple_fsdp takes only 1: how many "
+                f"tokens ranks exchange is read on the host, which no full graph can hold"
+            )
+        self.graph.check()
+        self.graph.check_context_parallel(degrees.context_parallel)
+        self.graph.check_pipeline_parallel(degrees.pipeline_parallel)

@@ -1,10 +1,8 @@
-"""A ranking model: a token a feature, a transformer encoder over them, and one logit: is it clicked?"""
+"""A ranking model: one token per feature, a transformer encoder over the tokens, and one logit for a click."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -28,18 +26,13 @@ class RankingConfig:
     rows_per_table: int
 
     def __post_init__(self) -> None:
-        """Raise ValueError for heads that don't divide the width."""
+        """Raise ValueError if ``n_heads`` does not divide ``dim``."""
         if self.dim % self.n_heads:
             raise ValueError(f"dim is {self.dim}, no multiple of n_heads {self.n_heads}")
 
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> RankingConfig:
-        """Pick the model's keys out of a workload's config."""
-        return cls(**{field.name: config[field.name] for field in fields(cls)})
-
 
 class EmbeddingTables(nn.Module):
-    """All tables as one matrix, ``[num_tables * rows_per_table, dim]``: a bag of rows has their sum."""
+    """All tables as one matrix, ``[num_tables * rows_per_table, dim]``; a bag's embedding is the sum of its rows."""
 
     def __init__(self, config: RankingConfig) -> None:
         super().__init__()
@@ -47,12 +40,12 @@ class EmbeddingTables(nn.Module):
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """Pool bags of row numbers ``[bags, bag_size]``, counted over all tables, to ``[bags, dim]``."""
-        # FSDP2 warns of modules that give a view: the bags of a sample are told apart elsewhere.
+        # FSDP2 warns about modules that return a view, so the caller unflattens the bags of a sample.
         return F.embedding_bag(rows, self.weight, mode="sum")
 
 
 class EncoderBlock(nn.Module):
-    """One pre-norm transformer block; every token attends to all of its sample."""
+    """One pre-norm transformer block; every token attends to all tokens of its sample."""
 
     def __init__(self, config: RankingConfig) -> None:
         super().__init__()
@@ -65,7 +58,7 @@ class EncoderBlock(nn.Module):
         self.down = nn.Linear(config.ffn_hidden, config.dim, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map tokens ``[batch, tokens, dim]`` to as many."""
+        """Map tokens ``[batch, tokens, dim]`` to tokens of the same shape."""
         qkv = self.qkv(self.attention_norm(x)).unflatten(-1, (3, self.n_heads, -1))
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
         x = x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(-2))
@@ -74,7 +67,7 @@ class EncoderBlock(nn.Module):
 
 
 class ClickHead(nn.Module):
-    """The mean over tokens to one logit, in float32."""
+    """Maps the mean over tokens to one logit, in float32."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -89,7 +82,7 @@ class ClickHead(nn.Module):
 
 
 class RankingModel(nn.Module):
-    """Dense features, and rows of embedding tables, to the logit of a click.
+    """Maps dense features and rows of embedding tables to the logit of a click.
 
     As in DLRM (arXiv 1906.00091), the small multi-layer perceptrons, ``dense_tower`` and ``head``, are meant to be
     replicated, and the tables to be sharded.
@@ -116,7 +109,7 @@ class RankingModel(nn.Module):
 
 @torch.no_grad()
 def initialize(model: RankingModel, seed: int) -> None:
-    """Fill every parameter by its name, whole; on another kind of device it has other values."""
+    """Fill every parameter, unsharded, from a seed of its name; values differ between kinds of devices."""
     for name, parameter in model.named_parameters():
         if parameter.ndim == 1:
             parameter.fill_(1.0 if name.endswith("norm.weight") else 0.0)

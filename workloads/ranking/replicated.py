@@ -1,4 +1,4 @@
-"""Gradients of what every rank holds whole, summed over ranks beside the rest of backward or after it."""
+"""Gradients of replicated modules, summed over ranks beside the rest of backward or after backward."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from torch import nn
 
 from pytest_aorta.worker import StreamSpans
 
-from ..fsdp.lanes import InlineLane, Lane, Ticket
+from ..common.lanes import InlineLane, Lane, Ticket
 
 
 class GradientSum:
-    """All-reduces a module's gradients, as one message, when backward has made the last of them.
+    """An all-reduce of a module's gradients, as one message, started when backward has made the last of them.
 
-    Without a lane :meth:`finish` does it, in line.
+    Without a lane, :meth:`finish` runs the all-reduce in line.
     """
 
     def __init__(self, module: nn.Module, lane: Lane | None, spans: StreamSpans) -> None:
-        """``module`` is used in every backward pass, whole."""
+        """Hook every parameter of ``module``; each backward pass must use all of them."""
         self._spans = spans
         self._parameters = list(module.parameters())
         self._lane = lane
@@ -30,7 +30,7 @@ class GradientSum:
             parameter.register_post_accumulate_grad_hook(self._on_gradient)
 
     def finish(self) -> None:
-        """Put the sums in place; compute that follows uses them."""
+        """Copy the sums into the gradients, for compute that follows."""
         if self._lane is None:
             self._start(InlineLane())
         if self._flat is None or self._ticket is None:

@@ -1,8 +1,8 @@
-"""FSDP2 over the tables and each encoder block, and where its collectives run."""
+"""FSDP2 over the tables and each encoder block, and the streams of its collectives."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -15,21 +15,20 @@ from pytest_aorta.worker import Handle, StreamSpans, Transfer
 from ..common.collectives import all_gather, reduce_scatter
 from ..common.fsdp2 import prefetch, sum_gradients
 from .model import RankingModel
-from .waits import hold_where_it_waits
+from .settings import RankingSettings
+from .waits import hold_during_waits
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
-
-def shard(model: RankingModel, config: Mapping[str, Any], device: torch.device, spans: StreamSpans) -> FSDPModule:
+def shard(model: RankingModel, settings: RankingSettings, device: torch.device, spans: StreamSpans) -> FSDPModule:
     """Shard the tables and each block over all ranks; the tower and the head stay replicated."""
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     policy = MixedPrecisionPolicy(
-        param_dtype=DTYPES[config["param_dtype"]],
-        reduce_dtype=DTYPES[config["reduce_dtype"]],
-        # Modules take what those before them give; row numbers may not be rounded.
+        param_dtype=settings.param_dtype,
+        reduce_dtype=settings.reduce_dtype,
+        # Inputs have the right dtype already, and rounding would corrupt row numbers.
         cast_forward_inputs=False,
     )
-    reshard = config["reshard_after_forward"]
+    reshard = settings.reshard_after_forward
     units = [
         fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
         for module in (model.tables, *model.blocks)
@@ -37,22 +36,22 @@ def shard(model: RankingModel, config: Mapping[str, Any], device: torch.device, 
     replicated = {*model.dense_tower.parameters(), *model.head.parameters()}
     root: FSDPModule = fully_shard(model, mesh=mesh, ignored_params=replicated)
     sum_gradients(model)
-    prefetch(units, config["forward_prefetch"], config["backward_prefetch"])
-    has_spans = config["span_every"] > 0
-    _place_collectives(units, device, spans if has_spans else None, one_stream=config["one_stream"])
+    prefetch(units, settings.forward_prefetch, settings.backward_prefetch)
+    has_spans = settings.span_every > 0
+    _place_collectives(units, device, spans if has_spans else None, one_stream=settings.one_stream)
     if has_spans:
         for unit in units:
-            hold_where_it_waits(unit, spans)
+            hold_during_waits(unit, spans)
     return root
 
 
 def _place_collectives(
     units: Sequence[FSDPModule], device: torch.device, spans: StreamSpans | None, *, one_stream: bool
 ) -> None:
-    """Leave FSDP2's collectives on its own streams on CUDA, or move them to the compute stream; with spans around them.
+    """Record spans around FSDP2's collectives, and move them to the compute stream if ``one_stream``.
 
-    On CPU ranks FSDP2 waits for each collective at once; an all-gather that hands back its work is waited for
-    where its parameters are used.
+    On CPU ranks FSDP2 waits for each collective at once. An all-gather that returns its work is instead waited for
+    where its parameters are used, so that it overlaps.
     """
     gather = scatter = _at_once
     if device.type == "cpu" and not one_stream:
@@ -66,22 +65,22 @@ def _place_collectives(
         unit.set_custom_reduce_scatter(_Scatter(scatter, spans))  # type: ignore[arg-type]
 
 
-# Runs a collective that is given whether to be asynchronous.
+# Runs a collective, which takes whether to be asynchronous as its argument.
 _Run: TypeAlias = Callable[[Transfer], Handle | None]
 
 
 def _at_once(collective: Transfer) -> Handle | None:
-    """Where FSDP2 calls it: on CUDA on its stream."""
+    """Run the collective on the current stream, which is FSDP2's own on CUDA."""
     return collective(False)
 
 
 def _as_work(collective: Transfer) -> Handle | None:
-    """Leave it to gloo's threads."""
+    """Start the collective in gloo's threads and return its work."""
     return collective(True)
 
 
 class _InLine:
-    """On the compute stream: whatever is enqueued next, there or on FSDP2's stream, comes after the collective."""
+    """Runs a collective on the compute stream, ahead of later work there and on FSDP2's stream."""
 
     def __init__(self, compute: torch.cuda.Stream) -> None:
         self._compute = compute
@@ -95,7 +94,7 @@ class _InLine:
 
 
 class _Collective:
-    """What FSDP2 calls in place of a collective of its own; its base class for that is in a private module."""
+    """A replacement for a collective of FSDP2; FSDP2's own base class for replacements is in a private module."""
 
     def __init__(self, run: _Run, spans: StreamSpans | None) -> None:
         self._run = run
@@ -105,7 +104,7 @@ class _Collective:
         return self._run(self._spans.around(name, collective) if self._spans else collective)
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Room for what is sent or received."""
+        """Return an uninitialized buffer to send from or receive into."""
         return torch.empty(*size, dtype=dtype, device=device)
 
 

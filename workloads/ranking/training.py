@@ -1,15 +1,14 @@
-"""The lifecycle and training loop of workloads that train the ranking model; a subclass says how ranks share it."""
+"""The lifecycle and training loop of workloads that train the ranking model; a subclass distributes the model."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import ClassVar, TypeAlias
+from dataclasses import replace
+from typing import ClassVar, Generic, TypeAlias, TypeVar
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 
 from pytest_aorta.worker import (
@@ -19,137 +18,117 @@ from pytest_aorta.worker import (
     StreamSpans,
     Telemetry,
     Workload,
-    environment_facts,
     hash_parameters,
     measure,
     profiled,
 )
 
-from ..common.compiling import CompileSettings
 from ..common.determinism import use_deterministic_algorithms
-from ..fsdp.lanes import InlineLane, StreamLane
-from ..llama.gradients import by_mesh, total_norm, whole_norm
+from ..common.gradients import by_mesh, total_norm
+from ..common.lanes import InlineLane, StreamLane
+from ..common.training import MeasuredSteps, is_hashed, leave_process_group, peak_memory_metrics
 from .data import Batch, InputFeed, make_batch
-from .model import RankingConfig, RankingModel, initialize
+from .model import RankingModel, initialize
+from .settings import TrainingSettings
 
-# From dense features and rows of tables to logits.
+# Maps dense features and rows of tables to logits.
 Forward: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+_Settings = TypeVar("_Settings", bound=TrainingSettings)
 
 
-@dataclass(frozen=True)
-class _Measured:
-    """What the measured steps leave; tensors stay on the device until all steps are done."""
-
-    timer: StepTimer
-    elapsed_sec: float
-    losses: list[torch.Tensor]
-    grad_norms: list[torch.Tensor]
-    weight_hashes: dict[str, str]
-
-
-class RankingTraining(Workload):
+class RankingTraining(Workload, Generic[_Settings]):
     """Trains the ranking model with AdamW on synthetic clicks; gradients are summed over ranks."""
 
     name: ClassVar[str]
     min_world_size = 2
 
     @abstractmethod
+    def read_settings(self) -> _Settings:
+        """Return the config as typed values."""
+
+    @abstractmethod
     def distribute(self, model: RankingModel) -> Forward:
-        """Have all ranks share ``model``, which each holds whole and with equal values; returns what is called."""
+        """Distribute ``model``, a whole and equal copy on each rank, and return the callable that runs forward."""
 
     @abstractmethod
     def micro_batch(self, *, is_last: bool) -> AbstractContextManager[None]:
-        """The context of one micro-batch of a step: gradients are summed over ranks in the last one's backward."""
+        """Return the context of one micro-batch; gradients are summed over ranks in the last one's backward pass."""
 
     @abstractmethod
     def finish_gradients(self) -> None:
-        """After a step's last backward pass: see that every gradient is the sum over ranks."""
+        """Make every gradient the sum over ranks; called after a step's last backward pass."""
 
     @property
     @abstractmethod
     def overlaps(self) -> bool:
-        """Whether inputs are copied beside compute where the config asks for it."""
+        """Return whether the config allows inputs to be copied beside compute."""
 
     def own_metrics(self) -> dict[str, float]:
-        """Facts of the subclass."""
+        """Return metrics of the subclass."""
         return {}
 
     def setup(self) -> None:
         """Join the process group; build model, optimizer and batches.
 
         Raises:
-            RuntimeError: fewer than two ranks, or deterministic cuBLAS is asked for and not configured.
-            ValueError: config keys that contradict each other.
+            RuntimeError: The world has fewer than two ranks, or cuBLAS is not configured for ``deterministic``.
+            ValueError: Config keys contradict each other.
         """
         env = RankEnv.read()
         self._device = env.join(self.name, min_world_size=self.min_world_size)
-        if self.config["deterministic"]:
+        settings = self._settings = self.read_settings()
+        settings.check()
+        if settings.deterministic:
             use_deterministic_algorithms(self._device)
-        compiling = CompileSettings.read(self.config)
-        self._spans = StreamSpans(self._device, self.config["span_every"])
+        self._spans = StreamSpans(self._device, settings.span_every)
         with torch.device(self._device):
-            self._model = RankingModel(RankingConfig.from_config(self.config))
-        initialize(self._model, self.config["seed"])
+            self._model = RankingModel(settings.model)
+        initialize(self._model, settings.seed)
         self._num_parameters = sum(parameter.numel() for parameter in self._model.parameters())
-        compiling.apply(self._model.blocks)
+        settings.compile.apply(self._model.blocks)
         self._forward = self.distribute(self._model)
         self._optimizer = torch.optim.AdamW(
-            # Plain parameters and sharded ones apart: one kernel for many tensors takes one kind.
+            # Plain and sharded parameters in groups of their own: a kernel for many tensors takes one kind.
             [{"params": parameters} for parameters in by_mesh(self._model)],
-            lr=self.config["lr"],
+            lr=settings.lr,
             fused=self._device.type == "cuda",
             foreach=False,
         )
-        self._global_batch = self.config["batch_size"] * self.config["gradient_accumulation"] * env.world_size
+        self._global_batch = settings.samples_per_step * env.world_size
         self._feed = self._make_feed(env)
         self._step = 0
 
     def run(self) -> RankResult:
-        """Warm up, train the measured steps, read what they left on the device, and at last profile further steps."""
-        for _ in range(self.config["warmup"]):
+        """Warm up, train the measured steps, read their results from the device, then profile further steps."""
+        for _ in range(self._settings.warmup):
             self._train_step()
-        measured = self._measure()
-        step_times_ms, wait_ms = measured.timer.step_times_ms(), measured.timer.wait_ms()
-        result = RankResult(
-            passed=True,
-            failure_count=0,
-            configured_iterations=self.config["steps"],
-            total_iterations=len(step_times_ms),
-            step_times_ms=step_times_ms,
-            elapsed_sec=measured.elapsed_sec,
-            metrics=self._metrics(sum(step_times_ms) / 1e3),
-            weight_hashes=measured.weight_hashes,
-            loss=_sum_over_ranks(measured.losses),
-            grad_norm=[float(whole_norm(norm)) for norm in measured.grad_norms],
-            environment=environment_facts(self._device),
-            wait_ms=wait_ms,
-            memory_bytes=measured.timer.memory_bytes(),
-        )
-        return profiled(result, self._train_step, self.config["profile_steps"], self._device)
+        measured, weight_hashes = self._measure()
+        result = measured.result(self._settings.steps, self._device)
+        metrics = self._metrics(sum(result.step_times_ms) / 1e3)
+        result = replace(result, metrics=metrics, weight_hashes=weight_hashes)
+        return profiled(result, self._train_step, self._settings.profile_steps, self._device)
 
     def telemetry(self) -> Telemetry:
-        """The learning rate, which is constant, and what streams did in every so many-th measured step."""
-        series = {"lr": [self.config["lr"]] * self.config["steps"]}
+        """Return the learning rate, which is constant, and the stream spans of the sampled steps."""
+        series = {"lr": [self._settings.lr] * self._settings.steps}
         return Telemetry(series, self._spans.captures())
 
     def cleanup(self) -> None:
         """Leave the process group and free model, optimizer and batches."""
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        for name in ("_optimizer", "_forward", "_model", "_feed", "_spans"):
-            self.__dict__.pop(name, None)
+        leave_process_group(self, "_optimizer", "_forward", "_model", "_feed", "_spans")
 
     def _make_feed(self, env: RankEnv) -> InputFeed:
-        config = self.config
-        batches = [make_batch(config, number, env.rank, env.world_size) for number in range(config["host_batches"])]
+        settings = self._settings
+        numbers = range(settings.host_batches)
+        batches = [make_batch(settings, number, env.rank, env.world_size) for number in numbers]
         self._bytes_per_step = batches[0].num_bytes
-        beside = config["h2d_prefetch"] and self.overlaps
+        beside = settings.h2d_prefetch and self.overlaps
         on_stream = beside and self._device.type == "cuda"
         lane = StreamLane(self._device) if on_stream else InlineLane()
         return InputFeed(batches, self._device, lane, int(beside), self._spans)
 
     def _train_step(self) -> torch.Tensor:
-        """One optimizer step: this rank's part of the global batch's loss."""
+        """Run one optimizer step and return this rank's part of the global batch's loss."""
         batch = self._feed.take(self._step)
         self._step += 1
         with self._spans.span("compute"):
@@ -161,7 +140,7 @@ class RankingTraining(Workload):
         return loss
 
     def _accumulate(self, batch: Batch) -> torch.Tensor:
-        """Add the gradients of all micro-batches, one after another."""
+        """Add the gradients of all micro-batches, one after another, and return the sum of their losses."""
         total = torch.zeros((), device=self._device)
         micro_batches = list(zip(*batch.tensors, strict=True))
         for number, (dense, rows, clicks) in enumerate(micro_batches, 1):
@@ -169,46 +148,33 @@ class RankingTraining(Workload):
                 loss = F.binary_cross_entropy_with_logits(self._forward(dense, rows), clicks, reduction="sum")
                 loss = loss / self._global_batch
                 loss.backward()
-                # What holds backward's last compute knows nothing of its end.
+                # Hooks hold the compute span after the last gradient; none of them runs at the end of backward.
                 self._spans.resume()
             total += loss.detach()
         return total
 
-    def _measure(self) -> _Measured:
+    def _measure(self) -> tuple[MeasuredSteps, dict[str, str]]:
+        """Train the measured steps; also return the weight hashes, by step."""
         losses: list[torch.Tensor] = []
         grad_norms: list[torch.Tensor] = []
         weight_hashes: dict[str, str] = {}
+        settings = self._settings
 
         def run_step(number: int, timer: StepTimer) -> None:
             with timer.step(), self._spans.step(number):
                 loss = self._train_step()
             losses.append(loss)
             grad_norms.append(total_norm(self._model))
-            if self._is_hashed(number + 1):
+            if is_hashed(number + 1, settings.steps, settings.hash_every):
                 weight_hashes[str(number + 1)] = hash_parameters(self._model.named_parameters()).hex
 
-        timer, elapsed_sec = measure(run_step, self.config["steps"], self._device)
-        return _Measured(timer, elapsed_sec, losses, grad_norms, weight_hashes)
-
-    def _is_hashed(self, step: int) -> bool:
-        steps, every = int(self.config["steps"]), int(self.config["hash_every"])
-        return step == steps or (every > 0 and step % every == 0)
+        timer, elapsed_sec = measure(run_step, settings.steps, self._device)
+        return MeasuredSteps(timer, elapsed_sec, losses, grad_norms), weight_hashes
 
     def _metrics(self, step_time_s: float) -> dict[str, float]:
-        config = self.config
-        samples = config["batch_size"] * config["gradient_accumulation"] * config["steps"]
         metrics = {
-            "samples_per_s": samples / step_time_s,
+            "samples_per_s": self._settings.samples_per_step * self._settings.steps / step_time_s,
             "num_parameters": float(self._num_parameters),
             "h2d_bytes_per_step": float(self._bytes_per_step),
         }
-        if self._device.type == "cuda":
-            metrics["peak_memory_bytes"] = float(torch.cuda.max_memory_allocated(self._device))
-        return metrics | self.own_metrics()
-
-
-def _sum_over_ranks(losses: list[torch.Tensor]) -> list[float]:
-    """Each step's global loss, from every rank's part of it."""
-    summed = torch.stack(losses)
-    dist.all_reduce(summed)
-    return [float(loss) for loss in summed.tolist()]
+        return metrics | peak_memory_metrics(self._device) | self.own_metrics()

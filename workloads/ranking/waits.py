@@ -1,4 +1,4 @@
-"""Tells spans of compute from where FSDP2 has the training stream wait for a unit's parameters and gradients."""
+"""Excludes from spans of compute the time in which FSDP2 makes compute wait for parameters and gradients."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import nn
 from pytest_aorta.worker import StreamSpans
 
 
-def hold_where_it_waits(unit: nn.Module, spans: StreamSpans) -> None:
-    """Hold ``spans`` while FSDP2's hooks of ``unit``, which is sharded already, run; call it once.
+def hold_during_waits(unit: nn.Module, spans: StreamSpans) -> None:
+    """Hold ``spans`` while FSDP2's hooks of ``unit``, a sharded module, run; call this once per unit.
 
-    In forward these gather its parameters, in backward too; after its last gradient they reduce them, and compute
-    resumes with the next unit's backward, or where backward is called. FSDP2's copies into and out of its buffers are
-    held with the waits.
+    The hooks gather parameters in forward and in backward, and reduce gradients after the unit's last one. Compute
+    then resumes with the next unit's backward pass, or in the caller of backward. FSDP2's copies into and out of its
+    buffers are excluded together with the waits.
     """
 
     @_untraced
@@ -30,7 +30,8 @@ def hold_where_it_waits(unit: nn.Module, spans: StreamSpans) -> None:
         spans.resume()
         _hold_after_last_gradient(list(unit.parameters()), spans)
 
-    # A tensor's hooks are called in the order of registration: FSDP2's, which gathers in backward, is in between.
+    # Autograd calls a tensor's hooks in the order of registration: FSDP2's hook, which gathers in backward, lies
+    # between the two registered here.
     @_untraced
     def before_gather_in_backward(_unit: nn.Module, _args: Any, output: torch.Tensor) -> None:
         if spans.is_recording:
@@ -48,10 +49,10 @@ def hold_where_it_waits(unit: nn.Module, spans: StreamSpans) -> None:
 
 
 def _hold_after_last_gradient(parameters: list[nn.Parameter], spans: StreamSpans) -> None:
-    """Of the next backward pass alone, although gathered parameters are the same objects in every step."""
+    """Hold ``spans`` after the last gradient of the next backward pass, and of that pass only."""
     num_missing = len(parameters)
 
-    # A multi-grad hook would keep gradients, so that autograd had to copy them.
+    # A multi-grad hook would keep references to gradients, and autograd would then copy them.
     def count(_parameter: torch.Tensor) -> None:
         nonlocal num_missing
         num_missing -= 1
@@ -64,6 +65,6 @@ def _hold_after_last_gradient(parameters: list[nn.Parameter], spans: StreamSpans
 
 
 def _untraced(hook: Callable[..., None]) -> Callable[..., None]:
-    """Hooks of a module that is compiled in place run where dynamo would trace them too."""
+    """Return ``hook`` hidden from dynamo, which would otherwise trace the hooks of a module compiled in place."""
     untraced: Callable[..., None] = torch.compiler.disable(hook)
     return untraced

@@ -7,22 +7,24 @@ import sys
 
 import torch
 import torch.nn.functional as F
+from aorta_workloads.common.settings import read_settings
+from aorta_workloads.ddp_overlap.settings import DdpOverlapSettings
 from aorta_workloads.ranking.data import make_batch
-from aorta_workloads.ranking.model import RankingConfig, RankingModel, initialize
+from aorta_workloads.ranking.model import RankingModel, initialize
 from torch.nn.parallel import DistributedDataParallel
 
 from pytest_aorta.worker import RankEnv, hash_parameters, recorder
 
-config = json.loads(sys.argv[1])
+settings = read_settings(DdpOverlapSettings, json.loads(sys.argv[1]))
 env = RankEnv.read()
 device = env.join("plain_ddp")
-model = RankingModel(RankingConfig.from_config(config)).to(device)
-initialize(model, config["seed"])
+model = RankingModel(settings.model).to(device)
+initialize(model, settings.seed)
 wrapped = DistributedDataParallel(model)
-optimizer = torch.optim.AdamW(model.parameters(), lr=config["lr"], foreach=False)
+optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, foreach=False)
 recorder.start(device)
-for step in range(config["steps"]):
-    batch = make_batch(config, step % config["host_batches"], env.rank, env.world_size)
+for step in range(settings.steps):
+    batch = make_batch(settings, step % settings.host_batches, env.rank, env.world_size)
     dense, rows, clicks = (tensor[0].to(device) for tensor in batch.tensors)
     with recorder.step():
         optimizer.zero_grad()

@@ -1,72 +1,67 @@
 """Pipeline parallelism: stages hold consecutive blocks, and micro-batches pass through them in turn.
 
 The schedule is PipeDream-Flush, or 1F1B (arXiv 2006.09503, section 2.2; 2104.04473, section 2.2.1): once a stage has
-micro-batches enough under way, a backward pass follows each forward pass, and a step ends with all of them done.
+enough micro-batches in flight, each forward pass is followed by a backward pass. A step ends when all are done.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-from .gradients import whole_norm
+from ...common.gradients import whole_norm
+from ..model import Llama
+from ..settings import LlamaSettings
 from .mesh import ParallelMesh
-from .model import Llama
 
 _T = TypeVar("_T")
 _BOUNDARIES = ("forward", "backward")
 
 
 def stage_layers(n_layers: int, num_stages: int, stage: int) -> range:
-    """The blocks of a stage, as evenly as can be; the last stage, which has the output too, never has more."""
+    """Divide the blocks evenly and return those of a stage; the last stage, with the output, never has more blocks."""
     begin, end = (-(-number * n_layers // num_stages) for number in (stage, stage + 1))
     return range(begin, end)
 
 
-def check_pipeline(degree: int, config: Mapping[str, Any]) -> None:
-    """Raise ValueError for keys that do not go with so many stages, by their names."""
+def check_pipeline(degree: int, settings: LlamaSettings) -> None:
+    """Raise ValueError if a key contradicts ``degree`` stages; the message names the key."""
     if degree == 1:
         return
     asked = f"pipeline_parallel_degree is {degree}"
-    if degree > config["n_layers"]:
-        raise ValueError(f"{asked} and n_layers is {config['n_layers']}: each stage holds at least one block")
-    if (micro_batches := config["gradient_accumulation"]) < degree:
+    if degree > settings.model.n_layers:
+        raise ValueError(f"{asked} and n_layers is {settings.model.n_layers}: each stage holds at least one block")
+    if (micro_batches := settings.gradient_accumulation) < degree:
         raise ValueError(
-            f"{asked} and gradient_accumulation is {micro_batches}: these are the micro-batches that pass through the "
-            f"stages, and 1F1B takes at least as many as there are stages"
+            f"{asked} and gradient_accumulation is {micro_batches}: 1F1B takes at least as many micro-batches as stages"
         )
-    if config.get("reduce_every_micro_batch"):
-        raise ValueError(
-            f"{asked} and reduce_every_micro_batch is true: torch's schedule reduces after the last backward pass of "
-            f"a step; allowed is false"
-        )
-    if boundaries := [kind for kind in config["hash_tensors"] if kind in _BOUNDARIES]:
+    if boundaries := [kind for kind in settings.hashing.hash_tensors if kind in _BOUNDARIES]:
         raise ValueError(
             f"{asked} and hash_tensors has {boundaries}: the schedule runs forward and backward passes of several "
-            f"micro-batches in turn, and boundaries are told apart by which of the two runs; allowed are the others"
+            f"micro-batches in turn, and a boundary is attributed to the pass that runs; allowed are the other kinds"
         )
-    if config["fault"].get("kind") == "drop_gradient":
+    if settings.fault.kind == "drop_gradient":
         raise ValueError(
-            f"{asked} and fault is 'drop_gradient', which drops a rank's gradients where its loss is, and only the "
-            f"last stage has one; allowed are the other kinds"
+            f"{asked} and fault is 'drop_gradient', which drops a rank's gradients at its loss, and only the last "
+            f"stage has a loss; allowed are the other kinds"
         )
 
 
 def keep_stage(model: Llama, num_stages: int, stage: int) -> None:
     """Drop the modules of other stages from ``model``, which is on the meta device; names stay the whole model's.
 
-    It then maps token ids to ``[batch, seq_len, dim]`` on the first stage, these to logits on the last, and these to
-    these between.
+    The first stage then maps token ids to activations ``[batch, seq_len, dim]``, stages between map activations to
+    activations, and the last stage maps activations to logits.
     """
     kept = stage_layers(len(model.layers), num_stages, stage)
     for number in range(len(model.layers)):
         if number not in kept:
-            # ``del layers[number]`` would number those behind it anew.
+            # ``del layers[number]`` would renumber the layers after it.
             delattr(model.layers, str(number))
     dropped = ["tok_embeddings"] if stage > 0 else []
     dropped += ["norm", "output"] if stage < num_stages - 1 else []
@@ -75,10 +70,10 @@ def keep_stage(model: Llama, num_stages: int, stage: int) -> None:
 
 
 class Stages:
-    """What is of the whole model, put together from its stages; where there is one stage, what that one has.
+    """Combines values of a pipeline's stages into values of the whole model; a single stage has them already.
 
     Attributes:
-        group: the ranks of this rank's stage; None is all of them.
+        group: the ranks of this rank's stage; None means all ranks.
     """
 
     def __init__(self, mesh: ParallelMesh | None = None) -> None:
@@ -89,7 +84,7 @@ class Stages:
             self.group, _ = dist.new_subgroups(dist.get_world_size() // self._pipeline.size())
 
     def concatenated(self, own: list[_T]) -> list[_T]:
-        """The lists of all stages, first stage first, which is the model's order of registration; collective."""
+        """Concatenate the lists of all stages, which gives the model's order of registration; collective."""
         if self._pipeline is None:
             return own
         parts: list[list[_T]] = [[] for _ in range(self._pipeline.size())]
@@ -97,9 +92,9 @@ class Stages:
         return [item for part in parts for item in part]
 
     def norm(self, own: torch.Tensor) -> torch.Tensor:
-        """The norm over all stages from that of each, with the same bits on every rank; collective.
+        """Return the norm over all stages from the norm of each, with the same bits on every rank; collective.
 
-        They are gathered, since the order in which a reduction adds is not the same everywhere.
+        The norms are gathered, since a reduction does not add in the same order on every rank.
         """
         if self._pipeline is None:
             return own
@@ -117,24 +112,25 @@ class Pipeline:
         self,
         model: Llama,
         mesh: ParallelMesh,
-        config: Mapping[str, Any],
+        settings: LlamaSettings,
         rotations: torch.Tensor,
-        dtype: torch.dtype,
         loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     ) -> None:
-        """Make the schedule; ``dtype`` is that of activations, and ``loss`` a micro-batch's part of the global one."""
+        """Make the schedule; ``loss`` computes one micro-batch's part of the global loss."""
         assert mesh.pipeline is not None
+        # Activations have the dtype of gathered parameters.
+        dtype = settings.param_dtype
         self._device = rotations.device
-        # Rotations are the same for all micro-batches; what the schedule is given it splits.
+        # Rotations are the same for all micro-batches, and the schedule would split them as an argument.
         model.register_forward_pre_hook(lambda _, inputs: (*inputs, rotations))
         stage, num_stages = mesh.pipeline.get_local_rank(), mesh.pipeline.size()
         self._is_first, self._is_last = stage == 0, stage == num_stages - 1
         num_positions = rotations.shape[1]
-        tokens = (config["batch_size"], num_positions)
+        tokens = (settings.batch_size, num_positions)
         # Between blocks, tensor parallelism splits activations along the sequence.
-        split = (config["batch_size"], num_positions // mesh.degrees.tensor_parallel, config["dim"])
+        split = (settings.batch_size, num_positions // mesh.degrees.tensor_parallel, settings.model.dim)
         between = torch.empty(split, dtype=dtype, device="meta", requires_grad=True)
-        logits = torch.empty((*tokens, config["vocab_size"]), dtype=dtype, device="meta", requires_grad=True)
+        logits = torch.empty((*tokens, settings.model.vocab_size), dtype=dtype, device="meta", requires_grad=True)
         self._schedule = Schedule1F1B(
             PipelineStage(
                 model,
@@ -145,18 +141,18 @@ class Pipeline:
                 output_args=logits if self._is_last else between,
                 group=mesh.pipeline.get_group(),
             ),
-            config["gradient_accumulation"],
+            settings.gradient_accumulation,
             loss_fn=loss,
-            # The loss has the global batch's count in it.
+            # The loss is divided by the global batch's count already.
             scale_grads=False,
         )
 
     def step(self, batch: torch.Tensor) -> torch.Tensor:
         """Add the gradients of ``[micro-batch, inputs or labels, sequence, token]``, and return this rank's loss.
 
-        It is zero on all stages but the last.
+        The loss is zero on all stages but the last.
         """
-        # Torch 2.11 compares strides too with what was announced.
+        # Torch 2.11 compares strides with those of the announced arguments too.
         inputs, labels = (part.flatten(0, 1).contiguous() for part in batch.unbind(1))
         losses: list[torch.Tensor] = []
         given = (inputs,) if self._is_first else ()

@@ -1,6 +1,7 @@
-"""Context parallelism: ranks share each sequence, and gather keys and values of all of it (arXiv 2407.21783, 3.3.2).
+"""Context parallelism: ranks share each sequence and gather the keys and values of all of it.
 
-Torch's own ring attention replaces a function of torch's, and has no kernel for CPU ranks.
+The method is that of Llama 3 (arXiv 2407.21783, section 3.3.2). Torch's own ring attention patches a function of torch
+and has no kernel for CPU ranks.
 """
 
 from __future__ import annotations
@@ -11,32 +12,33 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.nn.attention.bias import causal_lower_right
 
-from .model import Attention, Llama
+from ..model import Attention, Llama
 
 _SEQUENCE_DIM = 2
 
 
 def own_positions(seq_len: int, num_ranks: int, rank: int) -> torch.Tensor:
-    """The positions of a sequence that a rank computes, int64 ``[seq_len / num_ranks]``.
+    """Return the positions of a sequence that a rank computes, int64 ``[seq_len / num_ranks]``.
 
-    They are one chunk from the front and its counterpart from the back: under a causal mask all ranks then have the
-    same number of pairs to score.
+    Each rank takes one chunk from the front and its counterpart from the back, so that under a causal mask all ranks
+    score the same number of pairs.
 
     Raises:
-        ValueError: the sequence does not fall into two equal chunks for each rank.
+        ValueError: The sequence cannot be divided into two equal chunks per rank.
     """
     if num_ranks == 1:
         return torch.arange(seq_len)
     if seq_len % (2 * num_ranks):
         raise ValueError(
-            f"seq_len is {seq_len}, no multiple of 2 x context_parallel_degree {num_ranks}: each rank takes two chunks"
+            f"seq_len is {seq_len}, not a multiple of 2 x context_parallel_degree {num_ranks}: each rank takes two "
+            f"chunks"
         )
     chunks = torch.arange(seq_len).chunk(2 * num_ranks)
     return torch.cat([chunks[rank], chunks[-1 - rank]])
 
 
 def apply_context_parallel(model: Llama, mesh: DeviceMesh, seq_len: int) -> None:
-    """Have each block attend to keys and values of all ranks of the one-dimensional ``mesh``."""
+    """Make each block attend to keys and values of all ranks of the one-dimensional ``mesh``."""
     attend = GatheredAttention(mesh, seq_len)
     for module in model.modules():
         if isinstance(module, Attention):
@@ -49,32 +51,32 @@ class GatheredAttention:
     def __init__(self, mesh: DeviceMesh, seq_len: int) -> None:
         self._mesh = mesh
         length, rank = seq_len // (2 * mesh.size()), mesh.get_local_rank()
-        # A chunk of queries sees keys up to and with its own, the last of which is the last query's.
-        self._seen = [(number + 1) * length for number in (rank, 2 * mesh.size() - 1 - rank)]
-        self._masks = [causal_lower_right(length, seen) for seen in self._seen]
+        # A chunk of queries attends to keys up to and including its own chunk, whose last key is the last query's.
+        self._num_keys = [(number + 1) * length for number in (rank, 2 * mesh.size() - 1 - rank)]
+        self._masks = [causal_lower_right(length, num_keys) for num_keys in self._num_keys]
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Attend; all are ``[batch, heads, positions of this rank, head_dim]``."""
+        """Attend; all tensors are ``[batch, heads, positions of this rank, head_dim]``."""
         k, v = self._gathered(k), self._gathered(v)
         attended = [
             F.scaled_dot_product_attention(
                 queries,
-                k.narrow(_SEQUENCE_DIM, 0, seen),
-                v.narrow(_SEQUENCE_DIM, 0, seen),
+                k.narrow(_SEQUENCE_DIM, 0, num_keys),
+                v.narrow(_SEQUENCE_DIM, 0, num_keys),
                 attn_mask=mask,
                 enable_gqa=True,
             )
-            for queries, seen, mask in zip(q.chunk(2, _SEQUENCE_DIM), self._seen, self._masks, strict=True)
+            for queries, num_keys, mask in zip(q.chunk(2, _SEQUENCE_DIM), self._num_keys, self._masks, strict=True)
         ]
         return torch.cat(attended, _SEQUENCE_DIM)
 
     def _gathered(self, tensor: torch.Tensor) -> torch.Tensor:
-        """All ranks' part, in the order of positions."""
+        """Gather the parts of all ranks, in the order of positions."""
         chunks = self._all_gather(tensor).chunk(2 * self._mesh.size(), _SEQUENCE_DIM)
-        # Rank after rank, each has a chunk from the front and one from the back.
+        # The gathered chunks are in the order of ranks, each with a chunk from the front and one from the back.
         return torch.cat([*chunks[::2], *chunks[::-2]], _SEQUENCE_DIM)
 
     def _all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """All ranks' part, rank after rank; gradients are summed over ranks."""
+        """Gather the parts of all ranks, in the order of ranks; gradients are summed over ranks."""
         whole = DTensor.from_local(tensor, self._mesh, [Shard(_SEQUENCE_DIM)], run_check=False)
         return whole.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial("sum")])

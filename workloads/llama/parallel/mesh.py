@@ -1,11 +1,10 @@
-"""The axes along which a Llama workload is parallel: how many ranks each has, and the device mesh they make."""
+"""The number of ranks along each axis of parallelism, and the device mesh that the axes form."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -13,14 +12,24 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 # The names of the mesh's dimensions, outermost first.
 PIPELINE, REPLICATE, SHARD, TENSOR = "pp", "dp_replicate", "fsdp", "tp"
 _CONTEXT = "cp"
-# What SHARD falls into for the parameters of experts.
+# The two dimensions that SHARD is split into for the parameters of experts.
 _EXPERT_SHARD, _EXPERT = "expert_fsdp", "ep"
-_GIVEN = ("data_parallel_replicate", "pipeline_parallel", "context_parallel", "tensor_parallel")
+
+
+@dataclass(frozen=True)
+class AxisDegrees:
+    """The config keys of the axes: the number of ranks that share the work of each."""
+
+    data_parallel_replicate_degree: int = 1
+    pipeline_parallel_degree: int = 1
+    context_parallel_degree: int = 1
+    tensor_parallel_degree: int = 1
+    expert_parallel_degree: int = 1
 
 
 @dataclass(frozen=True)
 class Degrees:
-    """How many ways each axis splits the work; ``data_parallel_shard`` is what the others leave of the world."""
+    """The number of ranks along each axis of a world; ``data_parallel_shard`` is the rest that other axes leave."""
 
     data_parallel_replicate: int
     data_parallel_shard: int
@@ -30,35 +39,43 @@ class Degrees:
     expert_parallel: int = 1
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], world_size: int) -> Degrees:
-        """Read the ``*_degree`` keys.
+    def of_world(cls, given: AxisDegrees, world_size: int) -> Degrees:
+        """Divide a world by the given degrees.
 
         Raises:
-            ValueError: the world is no multiple of their product, or the ranks that parameters are sharded over
-                are none of ``expert_parallel_degree``, which takes no ranks of its own.
+            ValueError: The world size is not a multiple of the product of the degrees, or the number of ranks that
+                share parameters is not a multiple of ``expert_parallel_degree``, which takes no ranks of its own.
         """
-        given = {name: int(config[f"{name}_degree"]) for name in _GIVEN}
-        product = math.prod(given.values())
+        factors = asdict(given)
+        expert_parallel = factors.pop("expert_parallel_degree")
+        product = math.prod(factors.values())
         if world_size % product:
-            factors = " x ".join(f"{name}_degree {degree}" for name, degree in given.items())
-            raise ValueError(f"the world has {world_size} ranks, no multiple of {factors} = {product}")
-        expert_parallel, num_shards = int(config["expert_parallel_degree"]), world_size // product
-        num_ranks = num_shards * given["context_parallel"]
+            named = " x ".join(f"{name} {degree}" for name, degree in factors.items())
+            raise ValueError(f"the world has {world_size} ranks, not a multiple of {named} = {product}")
+        num_shards = world_size // product
+        num_ranks = num_shards * given.context_parallel_degree
         if num_ranks % expert_parallel:
             raise ValueError(
-                f"expert_parallel_degree is {expert_parallel}, and parameters are sharded over {num_ranks} ranks, no "
-                f"multiple of it"
+                f"expert_parallel_degree is {expert_parallel}, and parameters are sharded over {num_ranks} ranks, not "
+                f"a multiple of {expert_parallel}"
             )
-        return cls(data_parallel_shard=num_shards, expert_parallel=expert_parallel, **given)
+        return cls(
+            data_parallel_replicate=given.data_parallel_replicate_degree,
+            data_parallel_shard=num_shards,
+            context_parallel=given.context_parallel_degree,
+            tensor_parallel=given.tensor_parallel_degree,
+            pipeline_parallel=given.pipeline_parallel_degree,
+            expert_parallel=expert_parallel,
+        )
 
     @property
     def data_parallel(self) -> int:
-        """How many groups of ranks read sequences of their own."""
+        """Return how many groups of ranks read sequences of their own."""
         return self.data_parallel_replicate * self.data_parallel_shard
 
     @property
     def ranks_per_sequence(self) -> int:
-        """How many ranks share the work of one sequence."""
+        """Return how many ranks share the work of one sequence."""
         return self.pipeline_parallel * self.context_parallel * self.tensor_parallel
 
 
@@ -66,11 +83,11 @@ class Degrees:
 class ParallelMesh:
     """The device mesh of a pipeline's stage, outermost axis first: ``dp_replicate``, ``fsdp``, ``tp``.
 
-    An axis of a single rank is left out. Outside of all is ``pp``, the axis of stages, so that a stage's ranks are
-    neighbours; without pipeline parallelism the world is one stage.
+    An axis of a single rank is left out. The axis of stages, ``pp``, is outside of all others, so that the ranks of a
+    stage are neighbors; without pipeline parallelism the world is one stage.
 
-    ``fsdp`` is always there. It holds the ranks of context parallelism too, since what they compute of one sequence
-    takes whole parameters: they are sharded over these as over any others.
+    ``fsdp`` always exists. This axis includes the ranks of context parallelism: each of these ranks computes with
+    whole parameters, so parameters are sharded over them as over any others.
     """
 
     degrees: Degrees
@@ -99,50 +116,50 @@ class ParallelMesh:
 
     @property
     def replicas(self) -> DeviceMesh | None:
-        """The axis along which parameters are the same."""
+        """Return the axis along which parameters are replicated."""
         return self.whole[REPLICATE] if REPLICATE in self._names else None
 
     @property
     def shards(self) -> DeviceMesh:
-        """The axis along which parameters are sharded for data parallelism."""
+        """Return the axis along which parameters are sharded for data parallelism."""
         return self.whole[SHARD]
 
     @property
     def tensor(self) -> DeviceMesh | None:
-        """The axis along which matrices are split."""
+        """Return the axis along which matrices are split."""
         return self.whole[TENSOR] if TENSOR in self._names else None
 
     @property
     def data(self) -> DeviceMesh:
-        """The mesh gradients are reduced over: ``[fsdp]``, or ``[dp_replicate, fsdp]`` with replicas."""
+        """Return the mesh that gradients are reduced over: ``[fsdp]``, or ``[dp_replicate, fsdp]`` with replicas."""
         return self.shards if self.replicas is None else self.whole[REPLICATE, SHARD]
 
     @property
     def experts(self) -> DeviceMesh | None:
-        """The axis along which experts are shared out: neighbours within ``fsdp``."""
+        """Return the axis along which experts are distributed: neighbors within ``fsdp``."""
         return None if self._experts is None else self._experts[_EXPERT]
 
     @property
     def expert_data(self) -> DeviceMesh:
-        """As :attr:`data`, for the gradients of experts: what their own axis leaves of ``fsdp``."""
+        """Return the mesh that gradients of experts are reduced over: :attr:`data` without the axis of experts."""
         if self._experts is None:
             return self.data
         return self._experts[_EXPERT_SHARD] if self.replicas is None else self._experts[REPLICATE, _EXPERT_SHARD]
 
     @property
     def data_rank(self) -> int:
-        """Which share of a global batch this rank reads; those that share a sequence read the same."""
+        """Return the index of this rank's part of a global batch; ranks that share a sequence read the same part."""
         shard = self._position(SHARD) // self.degrees.context_parallel
         return self._position(REPLICATE) * self.degrees.data_parallel_shard + shard
 
     @property
     def context_rank(self) -> int:
-        """Which part of each sequence this rank computes."""
+        """Return the index of the part of each sequence that this rank computes."""
         return 0 if self.context is None else self.context.get_local_rank()
 
     @property
     def counts_loss(self) -> bool:
-        """Whether this rank's loss is part of the global sum: one rank of those that compute the same one."""
+        """Return whether this rank's loss is added to the global sum; of ranks that compute the same loss, one's is."""
         return self._position(TENSOR) == 0
 
     @property
@@ -154,9 +171,10 @@ class ParallelMesh:
 
 
 def _context_mesh(degrees: Degrees, device_type: str) -> DeviceMesh | None:
-    """Neighbours within ``fsdp``, in a process group of their own even where it is the world.
+    """Return the mesh of neighbors within ``fsdp`` that share sequences.
 
-    So collectives of activations are told from those of parameters.
+    Its process group is its own even if the group covers the world, so that graph passes and traces distinguish
+    collectives of activations from those of parameters.
     """
     if degrees.context_parallel == 1:
         return None
@@ -169,7 +187,7 @@ def _context_mesh(degrees: Degrees, device_type: str) -> DeviceMesh | None:
 
 
 def _expert_mesh(sizes: Mapping[str, int], degree: int, device_type: str) -> DeviceMesh | None:
-    """The mesh of ``sizes`` with ``fsdp`` split, so that experts are shared out within it."""
+    """Return the mesh of ``sizes`` with ``fsdp`` split into shards of experts and the axis that distributes experts."""
     if degree == 1:
         return None
     split: dict[str, int] = {}

@@ -15,27 +15,29 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from .model import Llama
+from ..model import Llama
 
 # Activations between attention and feed-forward are [batch, sequence, dim], split along the sequence.
 _SEQUENCE = Shard(1)
 
 
 def check_tensor_parallel(degree: int, sizes: dict[str, int]) -> None:
-    """Raise ValueError for sizes, by the names of what is split, that are no multiples of ``degree``."""
-    if odd := {name: size for name, size in sizes.items() if size % degree}:
-        raise ValueError(f"tensor_parallel_degree is {degree}, and no multiples of it are {odd}")
+    """Raise ValueError if one of ``sizes``, named by dimension, is not a multiple of ``degree``."""
+    if uneven := {name: size for name, size in sizes.items() if size % degree}:
+        raise ValueError(
+            f"tensor_parallel_degree is {degree}, and sizes that are not multiples of {degree} are {uneven}"
+        )
 
 
 def apply_tensor_parallel(model: Llama, mesh: DeviceMesh) -> None:
-    """Make every parameter a DTensor on the one-dimensional ``mesh``, and have modules communicate what that takes."""
+    """Make every parameter a DTensor on the one-dimensional ``mesh``, and add the collectives between modules."""
     outer = {
         "tok_embeddings": RowwiseParallel(input_layouts=Replicate(), output_layouts=_SEQUENCE),
         "norm": SequenceParallel(),
         "output": ColwiseParallel(input_layouts=_SEQUENCE, output_layouts=Replicate()),
     }
-    held = [name for name in outer if not isinstance(model.get_submodule(name), nn.Identity)]
-    parallelize_module(model, mesh, {name: outer[name] for name in held})
+    kept = [name for name in outer if not isinstance(model.get_submodule(name), nn.Identity)]
+    parallelize_module(model, mesh, {name: outer[name] for name in kept})
     for layer in model.layers:
         parallelize_module(layer, mesh, _block_plan())
     model.tok_embeddings.register_forward_hook(_waited)
@@ -59,8 +61,8 @@ def _block_plan() -> dict[str, ParallelStyle]:
 
 
 def _waited(_module: nn.Module, _inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
-    """What the embedding gives, once it is there.
+    """Return a copy of the embedding's output, which waits for the collective that writes the output.
 
-    Torch 2.13 loses the gradient of an input of a compiled block that a collective is still to write.
+    Torch 2.13 loses the gradient of a compiled block's input that a collective has not written yet.
     """
     return output.clone()

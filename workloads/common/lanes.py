@@ -1,7 +1,8 @@
-"""Where transfers run: beside compute or in line with it.
+"""Lanes: where transfers run, beside compute or in line with compute.
 
-One rule guards every buffer: a submitted transfer starts after all compute enqueued so far (the producer of
-what it reads, the last reader of what it overwrites); compute uses its result only after ``Ticket.wait()``.
+One rule guards every buffer. A submitted transfer starts after all compute enqueued so far, that is, after the
+producer of the data it reads and the last reader of the data it overwrites. Compute uses the transfer's result only
+after ``Ticket.wait()``.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ class Ticket(ABC):
 
     @abstractmethod
     def wait(self) -> None:
-        """Keep compute submitted from now on behind the transfer; may be called again."""
+        """Order compute submitted from now on behind the transfer; may be called again."""
 
 
 class Lane(ABC):
-    """Runs transfers in the order of submission."""
+    """A queue that runs transfers in the order of submission."""
 
     @abstractmethod
     def submit(self, transfer: Transfer) -> Ticket:
@@ -33,11 +34,11 @@ class Lane(ABC):
 
 class _Done(Ticket):
     def wait(self) -> None:
-        """Nothing to wait for: compute that follows is in line already."""
+        """Return at once: compute that follows is ordered behind the transfer already."""
 
 
 class InlineLane(Lane):
-    """On the compute stream, or at once on CPU."""
+    """The compute stream itself, or on CPU the calling thread."""
 
     def submit(self, transfer: Transfer) -> Ticket:
         """Run ``transfer`` in line."""
@@ -54,17 +55,17 @@ class _Event(Ticket):
 
 
 class StreamLane(Lane):
-    """On a CUDA or HIP stream of its own; the host never waits."""
+    """A CUDA or HIP stream of its own; the host never waits."""
 
     def __init__(self, device: torch.device, *, priority: int = 0) -> None:
-        """Lower numbers have higher priority."""
+        """Make the stream; lower numbers have higher priority."""
         self._stream = torch.cuda.Stream(device, priority=priority)
 
     def submit(self, transfer: Transfer) -> Ticket:
         """Enqueue ``transfer`` behind an event recorded on the compute stream now."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            # A synchronous collective is enqueued on the current stream; it does not hold up the host.
+            # A synchronous collective is enqueued on the current stream and does not block the host.
             transfer(False)
             return _Event(self._stream.record_event())
 
@@ -89,14 +90,14 @@ class AsyncLane(Lane):
 
 
 class ReadAhead:
-    """Submits a numbered sequence of transfers, each ``depth`` turns before its use.
+    """A numbered sequence of transfers, each submitted ``depth`` turns before its use.
 
     Transfer ``n`` may write buffer ``n % (depth + 1)``: when it is submitted, the reader of transfer
     ``n - depth - 1`` is enqueued.
     """
 
     def __init__(self, lane: Lane, depth: int, transfer: Callable[[int], Transfer]) -> None:
-        """``transfer(n)`` makes transfer ``n``; numbers start at 0."""
+        """Prepare the sequence; ``transfer(n)`` makes transfer ``n``, and numbers start at 0."""
         self._lane = lane
         self._depth = depth
         self._transfer = transfer

@@ -1,0 +1,44 @@
+"""A workload's config as a frozen dataclass, so that every key has a type and is read once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, TypeVar, get_origin, get_type_hints
+
+import torch
+
+_T = TypeVar("_T")
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def read_settings(settings_type: type[_T], config: Mapping[str, Any]) -> _T:
+    """Return the values of ``config`` as ``settings_type``, a dataclass.
+
+    Names of dtypes become ``torch.dtype`` and lists become tuples. A field whose type is a dataclass takes the block
+    of its name; if ``config`` has no such key, the field groups keys of ``config`` itself. Keys that a block does not
+    give keep the defaults of the block's dataclass.
+    """
+    return settings_type(**{name: _value(kind, name, config) for name, kind in _named_types(settings_type)})
+
+
+def config_keys(settings_type: Any, config: Mapping[str, Any]) -> set[str]:
+    """Return the keys of ``config`` that :func:`read_settings` reads for ``settings_type``."""
+    keys: set[str] = set()
+    for name, kind in _named_types(settings_type):
+        keys |= config_keys(kind, config) if is_dataclass(kind) and name not in config else {name}
+    return keys
+
+
+def _named_types(settings_type: Any) -> Iterator[tuple[str, Any]]:
+    types = get_type_hints(settings_type)
+    return ((field.name, types[field.name]) for field in fields(settings_type))
+
+
+def _value(kind: Any, name: str, config: Mapping[str, Any]) -> Any:
+    if is_dataclass(kind):
+        block_type: Any = kind
+        return block_type(**config[name]) if name in config else read_settings(block_type, config)
+    if kind is torch.dtype:
+        return _DTYPES[config[name]]
+    return tuple(config[name]) if get_origin(kind) is tuple else config[name]

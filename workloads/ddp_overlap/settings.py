@@ -1,0 +1,22 @@
+"""The config of ``ddp_overlap`` as typed values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..ranking.settings import TrainingSettings
+
+
+@dataclass(frozen=True)
+class DdpOverlapSettings(TrainingSettings):
+    """The keys of ``ddp_overlap``."""
+
+    compute_dtype: torch.dtype
+    enable_overlap: bool
+    overlap_reduce_scatter: bool
+    clone_for_reduce_scatter: bool
+    bucket_cap_mb: float
+    gradient_as_bucket_view: bool
+    static_graph: bool

@@ -1,0 +1,53 @@
+"""The checks of all axes together, and the changes that the axes make to a Llama model."""
+
+from __future__ import annotations
+
+import torch
+
+from ..model import Llama
+from ..settings import LlamaSettings
+from .context import apply_context_parallel, own_positions
+from .expert import apply_expert_parallel, check_experts
+from .float8 import check_float8, convert_blocks
+from .mesh import Degrees, ParallelMesh
+from .pipeline import check_pipeline, keep_stage
+from .tensor import apply_tensor_parallel, check_tensor_parallel
+
+
+def check_parallelism(settings: LlamaSettings, world_size: int, device: torch.device) -> Degrees:
+    """Return the degrees of all axes in a world of ``world_size`` ranks.
+
+    Raises:
+        RuntimeError: ``float8_linear`` is true, and a package or a device that it needs is missing.
+        ValueError: The combination can't run; the message names the keys.
+    """
+    degrees, model = Degrees.of_world(settings.degrees, world_size), settings.model
+    check_pipeline(degrees.pipeline_parallel, settings)
+    num_positions = len(own_positions(settings.seq_len, degrees.context_parallel, 0))
+    split = {
+        "n_heads": model.n_heads,
+        "n_kv_heads": model.n_kv_heads,
+        "ffn_hidden": model.ffn_hidden,
+        "vocab_size": model.vocab_size,
+        "positions of a rank": num_positions,
+    }
+    check_tensor_parallel(degrees.tensor_parallel, split)
+    check_experts(settings, degrees)
+    settings.check_degrees(degrees)
+    if settings.float8_linear:
+        check_float8(device, degrees, model, settings.batch_size * num_positions)
+    return degrees
+
+
+def parallelize(model: Llama, mesh: ParallelMesh, settings: LlamaSettings) -> None:
+    """Change the modules of ``model``, which is on the meta device, for all axes but data parallelism."""
+    if mesh.pipeline is not None:
+        keep_stage(model, mesh.pipeline.size(), mesh.pipeline.get_local_rank())
+    if settings.float8_linear:
+        convert_blocks(model)
+    if mesh.tensor is not None:
+        apply_tensor_parallel(model, mesh.tensor)
+    if mesh.context is not None:
+        apply_context_parallel(model, mesh.context, settings.seq_len)
+    if mesh.experts is not None:
+        apply_expert_parallel(model, mesh.experts)

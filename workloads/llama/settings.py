@@ -1,0 +1,86 @@
+"""The config keys that ``llama_fsdp2`` and ``llama_simple_fsdp`` share, as typed values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from .faults import Fault
+from .model import LlamaConfig
+from .parallel.mesh import AxisDegrees, Degrees
+
+
+@dataclass(frozen=True)
+class HashSettings:
+    """The keys that choose what is hashed in which steps."""
+
+    hash_every: int
+    hash_tensors: tuple[str, ...]
+    hash_tensors_step: int | None
+
+
+@dataclass(frozen=True)
+class CheckpointSettings:
+    """The folders that weights and optimizer state are saved to and loaded from."""
+
+    save_checkpoint: str | None
+    load_checkpoint: str | None
+
+    def check(self) -> None:
+        """Check the folders before anything is trained.
+
+        Raises:
+            ValueError: A path is relative, the folder to save to holds files, or there is nothing to load.
+        """
+        save, load = self.save_checkpoint, self.load_checkpoint
+        for key, given in (("save_checkpoint", save), ("load_checkpoint", load)):
+            if given is not None and not Path(given).is_absolute():
+                raise ValueError(
+                    f"{key} is {given!r}, a relative path; ranks may run in any folder, so allowed are absolute"
+                )
+        if save is not None and Path(save).exists() and (not Path(save).is_dir() or any(Path(save).iterdir())):
+            raise ValueError(f"save_checkpoint is {save!r}, which exists already; allowed is a new or an empty folder")
+        if load is not None and not (Path(load) / ".metadata").is_file():
+            raise ValueError(
+                f"load_checkpoint is {load!r}, which holds no complete checkpoint: the file .metadata is missing"
+            )
+
+
+@dataclass(frozen=True)
+class LlamaSettings:
+    """The keys that both workloads have.
+
+    ``model``, ``degrees``, ``hashing`` and ``checkpoint`` group keys of the config; ``fault`` is a block.
+    """
+
+    size: str
+    steps: int
+    warmup: int
+    profile_steps: int
+    model: LlamaConfig
+    seq_len: int
+    batch_size: int
+    gradient_accumulation: int
+    degrees: AxisDegrees
+    param_dtype: torch.dtype
+    float8_linear: bool
+    reduce_dtype: torch.dtype
+    compile_loss: bool
+    max_grad_norm: float | None
+    lr: float
+    optimizer_fused: bool | None
+    deterministic: bool
+    seed: int
+    hashing: HashSettings
+    checkpoint: CheckpointSettings
+    fault: Fault
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Return the tokens of one step on one data-parallel rank."""
+        return self.gradient_accumulation * self.batch_size * self.seq_len
+
+    def check_degrees(self, degrees: Degrees) -> None:
+        """Raise ValueError if keys that only one workload has contradict ``degrees``."""

@@ -1,0 +1,32 @@
+"""The config of ``llama_fsdp2`` as typed values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..llama.parallel.mesh import Degrees
+from ..llama.settings import LlamaSettings
+
+
+@dataclass(frozen=True)
+class LlamaFsdp2Settings(LlamaSettings):
+    """The keys of ``llama_fsdp2``."""
+
+    reshard_after_forward: bool
+    forward_prefetch: int
+    backward_prefetch: int
+    reduce_every_micro_batch: bool
+    compile_blocks: bool
+
+    def check_degrees(self, degrees: Degrees) -> None:
+        """Raise ValueError if a key of this workload contradicts ``degrees``."""
+        if degrees.pipeline_parallel > 1 and self.reduce_every_micro_batch:
+            raise ValueError(
+                f"pipeline_parallel_degree is {degrees.pipeline_parallel} and reduce_every_micro_batch is true: "
+                f"torch's schedule reduces after the last backward pass of a step; allowed is false"
+            )
+        if degrees.expert_parallel > 1 and self.compile_blocks:
+            raise ValueError(
+                f"expert_parallel_degree is {degrees.expert_parallel} and compile_blocks is true: how many tokens "
+                f"ranks exchange is read on the host, which ends a graph; use one of the two"
+            )
