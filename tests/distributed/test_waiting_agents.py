@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from pytest_aorta.common import variables
 from pytest_aorta.launch.guarded import launch
-from pytest_aorta.launch.nodes.wire import TOKEN_VARIABLE
 from pytest_aorta.plan.launch_plan import LaunchPlan, NodeGroup
 from pytest_aorta.plan.workload.declaration import find_workload, resolve_config
 from pytest_aorta.plan.world import World
@@ -62,7 +62,7 @@ def terminate_in_mid_run(agent: subprocess.Popen[str], run_dir: Path) -> None:
 
 def test_waiting_agent_takes_part_in_one_launch_after_the_other(tmp_path, port):
     # The other node's leases are not this one's.
-    environ = dict(os.environ) | {TOKEN_VARIABLE: "secret", "AORTA_LEASE_DIR": str(tmp_path / "leases")}
+    environ = dict(os.environ) | {variables.AGENT_TOKEN: "secret", "AORTA_LEASE_DIR": str(tmp_path / "leases")}
     environ["TMPDIR"] = str(tmp_path)
     environ["PYTHONPATH"] = str(Path(__file__).parents[2])
     command = [sys.executable, "-m", "pytest_aorta.cli", "agent", "--wait", "--connect", f"127.0.0.1:{port}"]

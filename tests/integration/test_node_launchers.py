@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from pytest_aorta.common import variables
 from pytest_aorta.launch.guarded import launch
-from pytest_aorta.launch.nodes.wire import TOKEN_VARIABLE
 from pytest_aorta.plan.launch_plan import LaunchPlan, NodeGroup
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.diagnosis import launch_failure
@@ -66,7 +66,7 @@ def test_launcher_that_starts_too_few_agents_is_told_who_has_come(tmp_path):
 
 
 def test_launcher_that_fails_on_one_node_and_kills_the_agent_of_another_is_named(tmp_path):
-    text = failed(make_plan(tmp_path, sys.executable, "-c", KILLED), {TOKEN_VARIABLE: TOKEN})
+    text = failed(make_plan(tmp_path, sys.executable, "-c", KILLED), {variables.AGENT_TOKEN: TOKEN})
     assert "node launcher: node launcher " in text
     assert "failed when 1 of 2 nodes had an agent here: node 0 (host0); node 0 (host0) was lost after " in text
     assert "  | error: Task launch failed on node node1" in text
@@ -85,7 +85,7 @@ def test_launcher_that_hands_on_no_token_is_told_by_the_agents_words(tmp_path):
 
 def test_agents_with_another_token_are_refused(tmp_path):
     text = failed(make_plan(tmp_path, "env", "AORTA_AGENT_TOKEN=another", "sh", "-c", EACH, "0 1"))
-    assert "a connection from 127.0.0.1 was refused: the other side's AORTA_AGENT_TOKEN is another one" in text
+    assert "a connection from 127.0.0.1 was refused: the other side has a different AORTA_AGENT_TOKEN" in text
 
 
 def test_node_without_the_script_says_so(tmp_path):

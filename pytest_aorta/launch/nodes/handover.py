@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from pytest_aorta.common import variables
 from pytest_aorta.common.errors import LaunchError
 from pytest_aorta.common.files import PACKAGE_ROOT
 from pytest_aorta.launch.nodes.network import listen
@@ -24,7 +25,7 @@ from pytest_aorta.plan.workload.declaration import WorkloadSpec
 from pytest_aorta.plan.world import Device, World
 
 # Which node this is, the first of them that is set: our own, Slurm's, that of a Kubernetes Indexed Job.
-NODE_RANK_VARIABLES = ("AORTA_NODE_RANK", "SLURM_NODEID", "JOB_COMPLETION_INDEX")
+NODE_RANK_VARIABLES = (variables.NODE_RANK, "SLURM_NODEID", "JOB_COMPLETION_INDEX")
 
 
 def node_group(options: Options, num_nodes: int) -> NodeGroup | None:
