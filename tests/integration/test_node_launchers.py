@@ -12,6 +12,7 @@ import pytest
 
 from pytest_aorta.common import variables
 from pytest_aorta.launch.guarded import launch
+from pytest_aorta.launch.nodes.handover import start_coordinator
 from pytest_aorta.plan.launch_plan import LaunchPlan, NodeGroup
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.diagnosis import launch_failure
@@ -26,10 +27,10 @@ import socket, sys, time
 from pytest_aorta.launch.nodes.handover import versions
 from pytest_aorta.launch.nodes.wire import Wire
 host, port = sys.argv[-1].split(":")
-with socket.create_connection((host, int(port))) as connection:
-    wire = Wire(connection, b"{TOKEN}", is_server=False)
-    wire.send({{"type": "hello", "node_rank": 0, "host": "host0", "is_waiting": False, "versions": versions()}})
-    wire.receive()
+wire = Wire(socket.create_connection((host, int(port))), b"{TOKEN}", is_server=False)
+wire.send({{"type": "hello", "node_rank": 0, "host": "host0", "is_waiting": False, "versions": versions()}})
+wire.receive()
+wire.close()
 print("error: Task launch failed on node node1", file=sys.stderr, flush=True)
 time.sleep(60)
 """
@@ -41,7 +42,7 @@ def make_plan(folder: Path, *launcher: str, script: str = "os", **changes: objec
 
 
 def failed(plan: LaunchPlan, environ: dict[str, str] | None = None) -> str:
-    outcome = launch(plan, dict(os.environ) | (environ or {}))
+    outcome = launch(plan, dict(os.environ) | (environ or {}), start_coordinator)
     assert outcome.survivors == ()
     failure = launch_failure(plan, outcome)
     assert failure is not None
@@ -113,5 +114,5 @@ def test_interrupted_launch_ends_its_agents(tmp_path, monkeypatch):
     monkeypatch.setattr("pytest_aorta.launch.guarded.GuardedLaunch.wait", interrupted)
     began_s = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        launch(plan, os.environ)
+        launch(plan, os.environ, start_coordinator)
     assert time.monotonic() - began_s < 15
