@@ -62,7 +62,7 @@ class Claim:
 
 
 def default_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """AORTA_LEASE_DIR, else a folder of this user in /tmp.
+    """Return the folder named by AORTA_LEASE_DIR, or a folder of this user in /tmp.
 
     Neither XDG_RUNTIME_DIR nor TMPDIR counts: a user's processes differ in them (a login, cron, CI) and would not see
     each other's claims, and the former is deleted when the last login ends, with jobs still running.

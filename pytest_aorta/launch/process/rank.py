@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.common import variables
+from pytest_aorta.common.files import write_json, write_text
 from pytest_aorta.launch.process.guard import die_with
 from pytest_aorta.launch.process.last_words import leave_last_words
 from pytest_aorta.plan.profiler import WRAPPERS
@@ -62,16 +63,12 @@ def prepare(folder: Path) -> None:
     faulthandler.enable(stacks)
     faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
     leave_last_words(folder, stacks)
-    scratch = folder / ".pid.tmp"
-    scratch.write_text(str(os.getpid()), encoding="ascii")
-    scratch.rename(folder / "pid")
+    write_text(folder / "pid", str(os.getpid()), durable=False)
     leave_mark(folder, STARTED)
 
 
 def write_error(folder: Path, error: BaseException) -> None:
     """Keep the error with its time in nanoseconds: torchrun orders failures by whole seconds."""
-    from pytest_aorta.common.files import write_json
-
     time_ns = time.time_ns()
     text = "".join(traceback.format_exception(error))
     sys.stderr.write(text)

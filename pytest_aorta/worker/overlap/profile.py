@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch.autograd.profiler import profile, record_function
 
 from pytest_aorta.common import variables
+from pytest_aorta.common.files import write_bytes
 from pytest_aorta.plan.profiler import TORCH, TRACE_FILE, WRAPPERS
 from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.result.trace.kineto import (
@@ -139,6 +140,4 @@ def _keep(trace: dict[str, Any], path: Path) -> None:
         # As torch.profiler has it: tools that read several ranks' traces tell them apart by this.
         who = {"rank": dist.get_rank(), "world_size": dist.get_world_size(), "backend": dist.get_backend()}
         trace = trace | {"distributedInfo": who}
-    scratch = path.with_name(f".{path.name}.tmp")
-    scratch.write_bytes(gzip.compress(json.dumps(trace).encode(), compresslevel=4))
-    scratch.replace(path)
+    write_bytes(path, gzip.compress(json.dumps(trace).encode(), compresslevel=4))
