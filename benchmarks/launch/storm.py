@@ -28,9 +28,9 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from pytest_aorta.common import variables
 from pytest_aorta.common.errors import BaselineError
 from pytest_aorta.launch.lease.lease import holders
-from pytest_aorta.launch.lease.queue import FOLDER_VARIABLE
 from pytest_aorta.verdict.baseline import read_baseline_file
 
 # How often each kind is chosen where there is one.
@@ -192,7 +192,7 @@ def start_pytest(scratch: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [*command, f"--aorta-timeout={LAUNCH_LIMIT_S}"],
             cwd=scratch,
-            env=os.environ | {FOLDER_VARIABLE: str(scratch / "leases"), "TMPDIR": str(scratch)},
+            env=os.environ | {variables.LEASE_DIR: str(scratch / "leases"), "TMPDIR": str(scratch)},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -1,1 +1,1 @@
-"""Code that every package may import: errors, strict files, text, schemas."""
+"""Errors, strict files, text, schemas and names that every other package may import."""

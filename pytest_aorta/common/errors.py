@@ -1,18 +1,18 @@
-"""The errors a user can meet; each message names the thing, what was given and what is allowed."""
+"""Errors that a user can meet; each message names the cause, the value given, and the values allowed."""
 
 from __future__ import annotations
 
 
 class AortaError(Exception):
-    """Base of every error pytest-aorta raises on purpose."""
+    """Base class of the errors that pytest-aorta raises on purpose."""
 
 
 class SpecError(AortaError):
-    """A marker, an option, a workload's yaml or a config value is wrong."""
+    """A marker, an option, a workload's YAML file or a config value is wrong."""
 
 
 class UsageError(AortaError):
-    """The command ``aorta`` was given what it can't work with."""
+    """The command ``aorta`` was given invalid arguments."""
 
 
 class DevicesUnavailable(AortaError):
@@ -20,9 +20,11 @@ class DevicesUnavailable(AortaError):
 
 
 class LaunchError(AortaError):
-    """The launch could not be started, or its ranks did not all end well.
+    """The launch could not be started, or at least one rank failed.
 
-    ``kind`` is the class of failure and ``rank`` the one that failed first, where there is such a one.
+    Attributes:
+        kind: Class of the failure.
+        rank: The rank that failed first; None where no rank is known.
     """
 
     def __init__(self, message: str, kind: str = "start", rank: int | None = None) -> None:
@@ -32,11 +34,11 @@ class LaunchError(AortaError):
 
 
 class ResultError(AortaError):
-    """A result file is missing, unreadable or does not fit its schema."""
+    """A result file is missing, unreadable or does not match its schema."""
 
 
 class BaselineError(AortaError):
-    """A baseline file is unreadable, from another version, or may not be written."""
+    """A baseline file is unreadable, was written by another version, or may not be written."""
 
 
 class ComparisonFailed(AortaError):
@@ -44,8 +46,8 @@ class ComparisonFailed(AortaError):
 
 
 class WorkloadFailed(AortaError):
-    """The ranks ended well, and the workload's own checks found wrong values."""
+    """Every rank exited normally, but the workload's own checks found wrong values."""
 
 
 class ColdLaunchWarning(UserWarning):
-    """A warm launch was asked for and torchrun was used, since the fork server is not fit for it."""
+    """A warm launch was requested, and torchrun was used because the fork server was unfit."""

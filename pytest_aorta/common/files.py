@@ -1,4 +1,4 @@
-"""Strict reading and atomic writing of the JSON and YAML files that cross a process or a commit."""
+"""Strict reading and atomic writing of files that another process or a later commit reads."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ import yaml
 
 from pytest_aorta.common.errors import AortaError
 
-# The one place that knows where the package lies: programs are started from here, and versions compared.
+# The only place that computes the package's folder: programs are started from here, and versions compared.
 PACKAGE_ROOT = Path(__file__).resolve().parents[1]
 _STANDARD_LIBRARY = Path(os.__file__).resolve().parent
 _INSTALLED = {"site-packages", "dist-packages"}
 
 
 class UnreadableFile(AortaError):
-    """A file that can't be read as what it should be; the message names it and says why."""
+    """A file that does not have the expected format; the message names the file and the reason."""
 
 
 def read_json(path: Path, *, max_bytes: int) -> Any:
     """Parse one strict JSON document: UTF-8, no repeated key, every number finite, at most ``max_bytes``.
 
     Raises:
-        UnreadableFile: it is absent, too large, truncated or not strict JSON.
+        UnreadableFile: The file is absent, too large, truncated or not strict JSON.
     """
     return parse_json(_read_text(path, max_bytes), str(path))
 
 
 def parse_json(text: str, name: str) -> Any:
-    """:func:`read_json` of what was read from elsewhere; ``name`` says from where.
+    """Parse text as :func:`read_json` parses a file; ``name`` is the source that an error message names.
 
     Raises:
-        UnreadableFile: it is not strict JSON.
+        UnreadableFile: The text is not strict JSON.
     """
     try:
         document = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
         if not _is_finite(document):
-            # For the number's own text; a function called on each of them takes most of the time.
+            # Parsed again for the number's own text: a function called on every number takes most of the time.
             json.loads(text, parse_float=_finite)
         return document
     except (ValueError, RecursionError) as error:
@@ -55,7 +55,7 @@ def read_yaml(path: Path, *, max_bytes: int = 1 << 20) -> Any:
     """Parse one YAML document with the safe loader, refusing repeated keys.
 
     Raises:
-        UnreadableFile: it is absent, too large or not safe YAML.
+        UnreadableFile: The file is absent, too large or not safe YAML.
     """
     try:
         return yaml.load(_read_text(path, max_bytes), Loader=_UniqueKeyLoader)  # noqa: S506 - a SafeLoader
@@ -64,28 +64,41 @@ def read_yaml(path: Path, *, max_bytes: int = 1 << 20) -> Any:
 
 
 def write_json(path: Path, document: Any) -> None:
-    """Write ``document`` as :func:`write_text` does."""
+    """Write ``document`` atomically, with sorted keys and indentation."""
     write_text(path, json.dumps(document, allow_nan=False, indent=2, sort_keys=True) + "\n")
 
 
 def write_json_rows(path: Path, document: Mapping[str, Any]) -> None:
-    """:func:`write_json` with a line for each key, which takes a tenth of the time."""
+    """Write ``document`` atomically with one line per key, which takes a tenth of :func:`write_json`'s time."""
     rows = [
         f"{json.dumps(key)}: {json.dumps(document[key], allow_nan=False, sort_keys=True)}" for key in sorted(document)
     ]
     write_text(path, "{\n" + ",\n".join(rows) + "\n}\n")
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write ``text`` so that a reader sees the old file or the whole new one, whenever the writer dies."""
+def write_text(path: Path, text: str, *, durable: bool = True) -> None:
+    """Write ``text`` as UTF-8, atomically as :func:`write_bytes`."""
+    # A test's id or output can hold surrogates, which UTF-8 can't encode.
+    write_bytes(path, text.encode("utf-8", "backslashreplace"), durable=durable)
+
+
+def write_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Write ``data`` atomically: a reader sees the old file or the whole new file, whenever the writer dies.
+
+    Args:
+        path: The file to replace.
+        data: The file's new content.
+        durable: Whether the content must also survive a loss of power. Files that only matter during a launch and
+            are written often do without the wait for the disk.
+    """
     handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.", suffix=".tmp")
     try:
-        # A test's id or output may hold what is no Unicode.
-        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
             file.flush()
-            os.fsync(file.fileno())
-        os.chmod(scratch, 0o666 & ~_umask())  # noqa: PTH101 - mkstemp made it private
+            if durable:
+                os.fsync(file.fileno())
+        os.chmod(scratch, 0o666 & ~_umask())  # noqa: PTH101 - mkstemp created a private file
         os.replace(scratch, path)  # noqa: PTH105
     except BaseException:
         Path(scratch).unlink(missing_ok=True)
@@ -93,14 +106,14 @@ def write_text(path: Path, text: str) -> None:
 
 
 def slug(text: str, *, max_length: int = 80) -> str:
-    """A file name for any text: readable, inside its folder, and distinct also where case is ignored."""
+    """Return a file name for any text: readable, inside its folder, and distinct also where case is ignored."""
     readable = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:max_length].strip("-")
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
     return f"{readable}-{digest}" if readable else digest
 
 
 def is_source_of(checkout: Path, path: Path) -> bool:
-    """Whether ``path`` is of a checkout's own, not of an environment that happens to be inside of it."""
+    """Return whether ``path`` belongs to the checkout itself, not to an environment installed inside the checkout."""
     path = path.resolve()
     if not path.is_relative_to(checkout) or path.is_relative_to(_STANDARD_LIBRARY):
         return False
@@ -143,7 +156,7 @@ def _finite(text: str) -> float:
 
 
 def _is_finite(value: Any) -> bool:
-    """Whether every number is; a row of numbers at once, whose sum tells."""
+    """Return whether every number in ``value`` is finite; a list of floats is checked at once, by its sum."""
     if isinstance(value, float):
         return math.isfinite(value)
     if isinstance(value, dict):
@@ -156,7 +169,7 @@ def _is_finite(value: Any) -> bool:
 
 
 def _umask() -> int:
-    # The only way to read it is to set it; the pytest process has one thread here.
+    # The umask can only be read by setting it, so two threads must not write files at once.
     mask = os.umask(0)
     os.umask(mask)
     return mask

@@ -1,4 +1,4 @@
-"""Programs run to their end, within a time limit."""
+"""Programs that run to their end within a time limit."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from pytest_aorta.common.errors import SpecError
 
 
 def run_program(argv: Sequence[str], environ: Mapping[str, str], limit_s: float) -> tuple[int, str, str]:
-    """Exit code, output and error output of a program.
+    """Return a program's exit code, output and error output.
 
     Raises:
-        SpecError: it can't be started, or takes too long.
+        SpecError: The program can't be started, or takes longer than ``limit_s`` seconds.
     """
-    # Not pipes: something that it leaves running would hold them open.
-    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as complaint:
+    # Files instead of pipes: a process that the program leaves behind would hold a pipe open.
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as error_output:
         try:
             ended = subprocess.run(
                 argv,
                 env=environ,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
-                stderr=complaint,
+                stderr=error_output,
                 timeout=limit_s,
                 check=False,
             )
@@ -32,7 +32,7 @@ def run_program(argv: Sequence[str], environ: Mapping[str, str], limit_s: float)
         except subprocess.TimeoutExpired:
             raise SpecError(f"{argv[0]} took longer than {limit_s:g} s") from None
         texts = []
-        for file in (output, complaint):
+        for file in (output, error_output):
             file.seek(0)
             texts.append(file.read().decode("utf-8", "replace"))
     return ended.returncode, texts[0], texts[1]

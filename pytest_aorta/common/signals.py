@@ -1,4 +1,4 @@
-"""SIGTERM as Ctrl-C: whoever runs launches has to end them and keep what is done, not just be gone."""
+"""SIGTERM handled as Ctrl-C: a process that runs launches has to end them and keep finished results before it exits."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from typing import NoReturn
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM has come."""
+    """Raised in the main thread when SIGTERM arrives."""
 
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """In the body SIGTERM raises ``Terminated``, once, unless others handle it already or this is no main thread."""
+    """Raise ``Terminated`` in the body on the first SIGTERM.
+
+    Does nothing outside the main thread, or where another handler for SIGTERM is installed.
+    """
     before = signal.getsignal(signal.SIGTERM)
     if threading.current_thread() is not threading.main_thread() or before not in (signal.SIG_DFL, _terminate):
         yield
@@ -29,6 +32,6 @@ def terminable() -> Iterator[None]:
 
 
 def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
-    # A second one must not disturb what the first one has begun.
+    # A second SIGTERM must not disturb the cleanup that the first one has started.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise Terminated

@@ -1,4 +1,4 @@
-"""Plain text for a terminal: tables that fit its width, and lines that can't harm it."""
+"""Plain text for a terminal: tables that fit the width, and lines without control characters."""
 
 from __future__ import annotations
 
@@ -13,14 +13,21 @@ _GAP = "  "
 
 
 def output_width() -> int:
-    """Columns of the terminal, or of COLUMNS; where there is neither, as in a pipe, there is no limit."""
+    """Return the terminal's number of columns, or COLUMNS; without either, as in a pipe, there is no limit."""
     return shutil.get_terminal_size(fallback=(_UNLIMITED, 1)).columns
 
 
-def table(rows: Sequence[Sequence[str]], width: int, *, flexible: int | None = None, indent: str = "") -> list[str]:
-    """One line a row, the first one the head; column ``flexible`` is shortened where the width asks for it.
+def table(
+    rows: Sequence[Sequence[str]], width: int = _UNLIMITED, *, flexible: int | None = None, indent: str = ""
+) -> list[str]:
+    """Return the lines of a table with columns padded to equal width, one line per row unless the row is too wide.
 
-    What is too wide all the same is wrapped, row by row.
+    Args:
+        rows: Cells of each row, the heading first.
+        width: Columns of the terminal.
+        flexible: Index of the column that is shortened where the table is wider than the terminal. Rows that are
+            still too wide are wrapped.
+        indent: Text before every row.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     surplus = len(indent) + sum(widths) + len(_GAP) * (len(widths) - 1) - width
@@ -29,8 +36,13 @@ def table(rows: Sequence[Sequence[str]], width: int, *, flexible: int | None = N
     return [line for row in rows for line in _row_lines(row, widths, width, indent)]
 
 
+def aligned(rows: Sequence[Sequence[str]], reasons: Sequence[str]) -> list[str]:
+    """Return the lines of an unwrapped table; a reason follows its row after a colon."""
+    return [f"{line}: {reason}" if reason else line for line, reason in zip(table(rows), reasons, strict=True)]
+
+
 def _row_lines(row: Sequence[str], widths: Sequence[int], width: int, indent: str) -> list[str]:
-    """As many cells a line as fit."""
+    """Return one row as lines that each hold as many cells as fit."""
     lines = [indent]
     for cell, size in zip(row, widths, strict=True):
         if len(lines[-1]) + size > width and lines[-1].strip():
@@ -39,24 +51,29 @@ def _row_lines(row: Sequence[str], widths: Sequence[int], width: int, indent: st
     return [line.rstrip() for line in lines]
 
 
-def shortened(text: str, size: int) -> str:
-    """Text of at most ``size`` characters; the end of a name tells more than its beginning."""
-    return text if len(text) <= size else f"...{text[3 - size :]}"
+def shortened(name: str, size: int) -> str:
+    """Return at most ``size`` characters of a name; the end is kept, since it says more than the beginning."""
+    return name if len(name) <= size else f"...{name[3 - size :]}"
+
+
+def brief(text: str, size: int = 80) -> str:
+    """Return at most ``size`` characters of a text, from its beginning."""
+    return text if len(text) <= size else f"{text[: size - 3]}..."
 
 
 def counted(number: int, noun: str) -> str:
-    """A number of things."""
+    """Return a number with its noun in singular or plural."""
     ending = "" if number == 1 else "es" if noun.endswith("h") else "s"
     return f"{number} {noun}{ending}"
 
 
-def percent(share: float) -> str:
-    """Up to a tenfold, beyond which a digit tells nothing."""
-    return f"{share:.2%}" if share < 0.1 else f"{share:.1%}" if share < 10 else ">1000%"
+def percent(fraction: float) -> str:
+    """Return a fraction as percent; beyond tenfold, ">1000%" is as informative as the digits."""
+    return f"{fraction:.2%}" if fraction < 0.1 else f"{fraction:.1%}" if fraction < 10 else ">1000%"
 
 
 def wrapped(line: str, width: int) -> list[str]:
-    """The line itself, or several, of which the later are indented."""
+    """Return the line as one or more lines of at most ``width`` columns; continuation lines are indented."""
     if len(line) <= width:
         return [line]
     indent = " " * (len(line) - len(line.lstrip()))
@@ -67,22 +84,12 @@ def wrapped(line: str, width: int) -> list[str]:
 
 
 def emit(lines: Iterable[str]) -> None:
-    """Print lines; what a terminal would not show, or take for a command, is escaped."""
+    """Print lines; characters that the terminal can't show, or would take for a command, are escaped."""
     encoding = sys.stdout.encoding or "utf-8"
     for line in lines:
         print(printable(line).encode(encoding, "backslashreplace").decode(encoding))
 
 
 def printable(text: str) -> str:
-    """Text whose every character shows."""
+    """Return text with every unprintable character escaped."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
-
-
-def aligned(rows: list[tuple[str, ...]], reasons: list[str]) -> list[str]:
-    """Return one line per row with columns padded to equal width; a reason follows its row after a colon."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row, reason in zip(rows, reasons, strict=True):
-        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        lines.append(f"{line}: {reason}" if reason else line)
-    return lines

@@ -6,11 +6,10 @@ import math
 import sys
 from collections.abc import Mapping
 
+from pytest_aorta.common import variables
 from pytest_aorta.common.files import PACKAGE_ROOT
-from pytest_aorta.launch.nodes.wire import TOKEN_VARIABLE
-from pytest_aorta.launch.process.guard import STORE_FD_VARIABLE
 from pytest_aorta.plan.launch_plan import LaunchPlan, NodePart, command_of
-from pytest_aorta.plan.profiler import PROFILER_VARIABLE, wrapper_command
+from pytest_aorta.plan.profiler import wrapper_command
 from pytest_aorta.plan.workload.environment import ENVIRONMENT_KEY
 from pytest_aorta.plan.world import AMD, CUDA_VARIABLE, HIP_VARIABLE, ROCR_VARIABLE, World
 
@@ -75,11 +74,11 @@ def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str
     }
     kept |= plan.config.get(ENVIRONMENT_KEY, {})
     _show_devices(plan.world, kept)
-    kept["AORTA_DEVICE"] = plan.world.device
-    kept["AORTA_COLLECTIVE_TIMEOUT_S"] = f"{plan.timeout_s * _COLLECTIVE_SHARE:.3f}"
-    kept.pop(PROFILER_VARIABLE, None)
+    kept[variables.DEVICE] = plan.world.device
+    kept[variables.COLLECTIVE_TIMEOUT_S] = f"{plan.timeout_s * _COLLECTIVE_SHARE:.3f}"
+    kept.pop(variables.PROFILER, None)
     if plan.profiler is not None:
-        kept[PROFILER_VARIABLE] = plan.profiler
+        kept[variables.PROFILER] = plan.profiler
     # torchrun would set it with a warning; numbers depend on it.
     kept.setdefault("OMP_NUM_THREADS", "1")
     if command := command_of(plan):
@@ -103,12 +102,12 @@ def with_own_code(environ: dict[str, str]) -> dict[str, str]:
 
 def _join_nodes(part: NodePart, environ: dict[str, str]) -> None:
     # Not for ranks, which run what they are given.
-    environ.pop(TOKEN_VARIABLE, None)
+    environ.pop(variables.AGENT_TOKEN, None)
     if part.interface is not None:
         # Gloo asks for the host's own name otherwise, which often leads to an interface that no other node reaches.
         environ.setdefault("GLOO_SOCKET_IFNAME", part.interface)
     if part.store_fd is not None:
-        environ[STORE_FD_VARIABLE] = str(part.store_fd)
+        environ[variables.STORE_FD] = str(part.store_fd)
 
 
 def _show_devices(world: World, environ: dict[str, str]) -> None:

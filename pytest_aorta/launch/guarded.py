@@ -21,9 +21,8 @@ from typing import IO, Any, Protocol
 
 from pytest_aorta.common.errors import LaunchError
 from pytest_aorta.common.files import PACKAGE_ROOT, write_json
-from pytest_aorta.launch.command import agent_command, launch_environment, with_own_code
-from pytest_aorta.launch.nodes.handover import coordinator_spec
-from pytest_aorta.plan.launch_plan import FORKSERVER, TORCHRUN, LaunchPlan, rank_document
+from pytest_aorta.launch.command import agent_command, launch_environment
+from pytest_aorta.plan.launch_plan import TORCHRUN, LaunchPlan, rank_document
 from pytest_aorta.result.folder import rank_folders
 from pytest_aorta.result.outcome import LaunchOutcome, phases_s
 
@@ -52,18 +51,25 @@ class GuardStarter(Protocol):
 
 
 def launch(
-    plan: LaunchPlan, environ: Mapping[str, str] = os.environ, forkserver: GuardStarter | None = None
+    plan: LaunchPlan,
+    environ: Mapping[str, str] = os.environ,
+    start_guard: GuardStarter | None = None,
+    launcher: str = TORCHRUN,
 ) -> LaunchOutcome:
-    """Run ``plan`` and wait until every process of it is gone, also when interrupted.
+    """Run ``plan`` and wait until every process of the launch is gone, also when interrupted.
 
-    Without a ``forkserver`` to fork the guard off, the launch is torchrun's, whatever the plan asks for.
+    Args:
+        plan: The launch.
+        environ: The environment that the launch's own is derived from.
+        start_guard: How the guard is started; None starts the guard of a torchrun launch on this host.
+        launcher: The name of what starts the ranks, for the outcome.
 
     Raises:
-        LaunchError: the run folder can't be written or the guard can't be started.
+        LaunchError: The run folder can't be written, or the guard can't be started.
     """
-    with GuardedLaunch(plan, environ, forkserver or (_start_coordinator if plan.group else _start_guard)) as running:
+    with GuardedLaunch(plan, environ, start_guard) as running:
         running.wait()
-    outcome = replace(running.outcome(), launcher=FORKSERVER if forkserver else TORCHRUN)
+    outcome = replace(running.outcome(), launcher=launcher)
     with suppress(OSError):  # the verdict is here; a disk that has filled up since must not hide it
         write_json(plan.run_dir / "outcome.json", asdict(outcome))
     return outcome
@@ -165,25 +171,17 @@ def _start_guard(
 ) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-I", "-S", str(GUARD), json.dumps(guard_spec(plan, lifeline_fd, verdict_fd))]
     fds = (lifeline_fd, verdict_fd, *_agent_fds(plan))
-    return _start_watcher(plan, command, launch_environment(plan, environ), fds)
+    return start_watcher(plan, command, launch_environment(plan, environ), fds)
 
 
 def _agent_fds(plan: LaunchPlan) -> list[int]:
     return [plan.part.store_fd] if plan.part and plan.part.store_fd is not None else []
 
 
-def _start_coordinator(
-    plan: LaunchPlan, environ: Mapping[str, str], lifeline_fd: int, verdict_fd: int
-) -> subprocess.Popen[bytes]:
-    """In the guard's place, what starts one agent a node and gathers what their guards see."""
-    spec = json.dumps(coordinator_spec(plan, lifeline_fd, verdict_fd))
-    command = [sys.executable, "-P", "-m", "pytest_aorta.launch.nodes.coordinator", spec]
-    return _start_watcher(plan, command, with_own_code(dict(environ)), (lifeline_fd, verdict_fd))
-
-
-def _start_watcher(
+def start_watcher(
     plan: LaunchPlan, command: Sequence[str], environ: Mapping[str, str], fds: Sequence[int]
 ) -> subprocess.Popen[bytes]:
+    """Start the program that watches a launch, with the open files ``fds`` and the launch's leases."""
     with (plan.run_dir / "agent.log").open("wb") as log:
         return subprocess.Popen(
             command,

@@ -17,6 +17,7 @@ from pytest_aorta.common.errors import ColdLaunchWarning, LaunchError
 from pytest_aorta.common.files import PACKAGE_ROOT
 from pytest_aorta.launch.command import launch_environment, python_command
 from pytest_aorta.launch.guarded import guard_spec, launch
+from pytest_aorta.launch.nodes.handover import start_coordinator
 from pytest_aorta.launch.process.channel import receive, send
 from pytest_aorta.plan.launch_plan import FORKSERVER, LaunchPlan
 from pytest_aorta.plan.profiler import WRAPPERS
@@ -61,6 +62,8 @@ class ForkServers:
         Raises:
             LaunchError: as :func:`pytest_aorta.launch.guarded.launch`.
         """
+        if plan.group is not None:
+            return launch(plan, self._environ, start_coordinator)
         if plan.launcher != FORKSERVER:
             return launch(plan, self._environ)
         try:
@@ -69,7 +72,7 @@ class ForkServers:
             message = f"{plan.name}: launched with torchrun, since the fork server is not fit: {error}"
             warnings.warn(ColdLaunchWarning(message), stacklevel=2)
             return launch(plan, self._environ)
-        return launch(plan, self._environ, server.start_guard)
+        return launch(plan, self._environ, server.start_guard, FORKSERVER)
 
     def close(self) -> None:
         """End every server."""

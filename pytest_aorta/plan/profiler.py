@@ -16,7 +16,6 @@ PROFILERS = (TORCH, NSYS, ROCPROFV3)
 # Programs around torchrun: all ranks run slower for them, from the first step to the last.
 WRAPPERS = (NSYS, ROCPROFV3)
 # Tells a rank which of them it is under.
-PROFILER_VARIABLE = "AORTA_PROFILER"
 # Of torch's profiler, in the folder of each rank.
 TRACE_FILE = "trace.json.gz"
 # What a profiler writes after the last rank has its result takes minutes.

@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pytest_aorta.common import variables
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.files import PACKAGE_ROOT
 from pytest_aorta.common.programs import run_program
@@ -24,7 +25,6 @@ from pytest_aorta.plan.worktree import Worktree, open_worktree
 
 PROBE_S = 120.0
 # Folders that come after all others on a rank's search path.
-LATE_PATH_VARIABLE = "AORTA_LATE_PATH"
 _PROBE = """
 import importlib.util, json
 missing = [name for name in ("torch", "pytest_aorta") if importlib.util.find_spec(name) is None]
@@ -122,7 +122,7 @@ class EnvironmentReference(Reference):
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
         """What is installed there comes before what the caller and the root folder have."""
         late = ":".join(filter(None, [environ.get("PYTHONPATH"), str(self.root)]))
-        return {**_without_path(environ), LATE_PATH_VARIABLE: late}
+        return {**_without_path(environ), variables.LATE_PATH: late}
 
     def workload(self, spec: WorkloadSpec) -> WorkloadSpec:
         """An installed workload is the one installed there; one of the user's folders stays what it is."""

@@ -12,6 +12,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from pytest_aorta.common.files import write_text
+
 ANALYSER = "torch.distributed.flight_recorder.fr_trace"
 REPORT = "flight_recorder.txt"
 _LIMIT_S = 30.0
@@ -44,7 +46,7 @@ def flight_verdict(run_dir: Path) -> FlightVerdict | None:
         report = f"the analyser did not end: {error}"
     else:
         report = ended.stdout + ended.stderr
-    (run_dir / REPORT).write_text(report[:_MAX_REPORT], encoding="utf-8")
+    write_text(run_dir / REPORT, report[:_MAX_REPORT])
     return read_report(report)
 
 

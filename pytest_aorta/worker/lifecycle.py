@@ -16,6 +16,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from pytest_aorta.common import variables
 from pytest_aorta.common.files import PACKAGE_ROOT, is_source_of, write_json, write_json_rows
 from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.result.outcome import IMPORTED, RAN, SET_UP, leave_mark
@@ -30,7 +31,7 @@ def run_rank(run_dir: Path, folder: Path) -> None:
     """Run this rank's part of ``run_dir/plan.json`` and write ``folder/result.json``."""
     plan = json.loads((run_dir / "plan.json").read_text(encoding="utf-8"))
     # Where another environment is the reference, it comes first.
-    sys.path += filter(None, os.environ.pop("AORTA_LATE_PATH", "").split(":"))
+    sys.path += filter(None, os.environ.pop(variables.LATE_PATH, "").split(":"))
     if plan["script"] is not None:
         run_script(plan["script"], plan["args"])
         leave_mark(folder, RAN)

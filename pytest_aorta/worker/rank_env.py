@@ -10,6 +10,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from pytest_aorta.common import variables
+
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
@@ -31,15 +33,15 @@ class RankEnv:
             RuntimeError: a variable is absent or no integer, or the device is unknown or not there.
         """
         numbers = {name: _integer(environ, name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-        kind = environ.get("AORTA_DEVICE") or ("cuda" if torch.cuda.is_available() else "cpu")
+        kind = environ.get(variables.DEVICE) or ("cuda" if torch.cuda.is_available() else "cpu")
         if kind not in BACKENDS:
-            raise RuntimeError(f"AORTA_DEVICE={kind!r} is unknown; it can be one of {sorted(BACKENDS)}")
+            raise RuntimeError(f"{variables.DEVICE}={kind!r} is unknown; it can be one of {sorted(BACKENDS)}")
         return cls(
             rank=numbers["RANK"],
             world_size=numbers["WORLD_SIZE"],
             local_rank=numbers["LOCAL_RANK"],
             device_kind=kind,
-            collective_timeout_s=float(environ.get("AORTA_COLLECTIVE_TIMEOUT_S", "600")),
+            collective_timeout_s=float(environ.get(variables.COLLECTIVE_TIMEOUT_S, "600")),
         )
 
     def join(self, workload: str, *, min_world_size: int = 1) -> torch.device:

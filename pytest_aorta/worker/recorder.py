@@ -17,6 +17,7 @@ from contextlib import contextmanager
 
 import torch
 
+from pytest_aorta.common import variables
 from pytest_aorta.result.measurements import FailureDetail, RankResult, TensorHashes
 from pytest_aorta.result.trace.overlap import OverlapCapture
 from pytest_aorta.worker.environment import environment_facts
@@ -151,7 +152,7 @@ class Recorder:
 
 
 def _own_device() -> torch.device:
-    kind = os.environ.get("AORTA_DEVICE") or ("cuda" if torch.cuda.is_available() else "cpu")
+    kind = os.environ.get(variables.DEVICE) or ("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device("cuda", torch.cuda.current_device()) if kind == "cuda" else torch.device("cpu")
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pytest_aorta.common.files import write_text
 from pytest_aorta.result.measurements import RankResult, StepOverlap
 from pytest_aorta.result.trace.overlap import OverlapCapture
 
@@ -47,11 +48,9 @@ def write_telemetry(folder: Path, result: RankResult, telemetry: Telemetry) -> P
     # A script may record a loss in some steps only: which ones, nobody knows.
     recorded = {"loss": result.loss, "grad_norm": result.grad_norm}
     columns = {name: values for name, values in recorded.items() if len(values) == num_steps} | dict(telemetry.series)
-    path, scratch = folder / TELEMETRY_FILE, folder / f".{TELEMETRY_FILE}.tmp"
-    with scratch.open("w", encoding="utf-8") as file:
-        for line in _lines(result.step_times_ms, columns, telemetry.captures):
-            file.write(json.dumps(line, allow_nan=False) + "\n")
-    scratch.replace(path)
+    lines = _lines(result.step_times_ms, columns, telemetry.captures)
+    path = folder / TELEMETRY_FILE
+    write_text(path, "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
     return path
 
 

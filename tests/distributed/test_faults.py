@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from pytest_aorta.common import variables
 from pytest_aorta.common.errors import ResultError
 from pytest_aorta.launch.guarded import launch
 from pytest_aorta.launch.lease.lease import holders
-from pytest_aorta.launch.lease.queue import FOLDER_VARIABLE
 from pytest_aorta.plan.launch_plan import LaunchPlan, Limits
 from pytest_aorta.plan.workload.declaration import find_workload, resolve_config
 from pytest_aorta.plan.world import World
@@ -169,7 +169,7 @@ def test_hang(workload):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
 def test_pytest_that_is_ended_takes_its_ranks_and_leases_with_it(tmp_path, monkeypatch, number):
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "leases"))
+    monkeypatch.setenv(variables.LEASE_DIR, str(tmp_path / "leases"))
     (tmp_path / "test_inner.py").write_text(INNER)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     results = tmp_path / "results"
@@ -191,7 +191,7 @@ def test_pytest_that_is_ended_takes_its_ranks_and_leases_with_it(tmp_path, monke
 
 
 def test_worker_of_xdist_that_is_killed_takes_its_ranks_and_leases_with_it(tmp_path, monkeypatch):
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "leases"))
+    monkeypatch.setenv(variables.LEASE_DIR, str(tmp_path / "leases"))
     (tmp_path / "test_inner.py").write_text(
         textwrap.dedent(
             """

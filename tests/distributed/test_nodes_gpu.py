@@ -9,6 +9,7 @@ import pytest
 
 from pytest_aorta.launch.guarded import launch
 from pytest_aorta.launch.lease.world import LeasedWorld
+from pytest_aorta.launch.nodes.handover import start_coordinator
 from pytest_aorta.plan.gpus import visible_devices
 from pytest_aorta.plan.launch_plan import LaunchPlan, NodeGroup
 from pytest_aorta.plan.workload.declaration import find_workload, resolve_config
@@ -43,7 +44,7 @@ def test_two_nodes_train_over_nccl(distributed_world, tmp_path: Path, name):
         group=NodeGroup(2, ("sh", "-c", agents, "agents"), "127.0.0.1", 0, 60.0),
     )
     try:
-        outcome = launch(plan, os.environ)
+        outcome = launch(plan, os.environ, start_coordinator)
     finally:
         leased.release()
     failure = launch_failure(plan, outcome)

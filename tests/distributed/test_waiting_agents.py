@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from pytest_aorta.common import variables
 from pytest_aorta.launch.guarded import launch
-from pytest_aorta.launch.nodes.wire import TOKEN_VARIABLE
+from pytest_aorta.launch.nodes.handover import start_coordinator
 from pytest_aorta.plan.launch_plan import LaunchPlan, NodeGroup
 from pytest_aorta.plan.workload.declaration import find_workload, resolve_config
 from pytest_aorta.plan.world import World
@@ -62,7 +63,7 @@ def terminate_in_mid_run(agent: subprocess.Popen[str], run_dir: Path) -> None:
 
 def test_waiting_agent_takes_part_in_one_launch_after_the_other(tmp_path, port):
     # The other node's leases are not this one's.
-    environ = dict(os.environ) | {TOKEN_VARIABLE: "secret", "AORTA_LEASE_DIR": str(tmp_path / "leases")}
+    environ = dict(os.environ) | {variables.AGENT_TOKEN: "secret", "AORTA_LEASE_DIR": str(tmp_path / "leases")}
     environ["TMPDIR"] = str(tmp_path)
     environ["PYTHONPATH"] = str(Path(__file__).parents[2])
     command = [sys.executable, "-m", "pytest_aorta.cli", "agent", "--wait", "--connect", f"127.0.0.1:{port}"]
@@ -70,12 +71,12 @@ def test_waiting_agent_takes_part_in_one_launch_after_the_other(tmp_path, port):
         agent = subprocess.Popen([*command, "--node-rank=1"], env=environ, stdout=log, stderr=log)
         try:
             plan = make_plan(tmp_path, port, "fsdp", steps=3, warmup=1, verify=1)
-            outcome = launch(plan, environ)
+            outcome = launch(plan, environ, start_coordinator)
             assert launch_failure(plan, outcome) is None, (tmp_path / "agent.log").read_text(encoding="utf-8")
             assert len(collect_result(plan, outcome).step_times_ms) == 2
 
             plan = make_plan(tmp_path, port, "faulty", kind="exception")
-            failure = launch_failure(plan, launch(plan, environ))
+            failure = launch_failure(plan, launch(plan, environ, start_coordinator))
             assert failure is not None
             assert (failure.kind, failure.rank) == ("rank exception", 1), failure.text
             assert (
@@ -89,7 +90,7 @@ def test_waiting_agent_takes_part_in_one_launch_after_the_other(tmp_path, port):
             plan = replace(plan, run_dir=tmp_path / "ended")
             with ThreadPoolExecutor(1) as pool:
                 pool.submit(terminate_in_mid_run, agent, plan.run_dir)
-                failure = launch_failure(plan, launch(plan, environ))
+                failure = launch_failure(plan, launch(plan, environ, start_coordinator))
             assert failure is not None
             assert failure.kind == "node lost", failure.text
             said = r"node 1 \(.*\) was lost after .* s: its agent was sent SIGTERM; it ran rank (\d)\n"

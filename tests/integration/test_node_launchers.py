@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from pytest_aorta.common import variables
 from pytest_aorta.launch.guarded import launch
-from pytest_aorta.launch.nodes.wire import TOKEN_VARIABLE
+from pytest_aorta.launch.nodes.handover import start_coordinator
 from pytest_aorta.plan.launch_plan import LaunchPlan, NodeGroup
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.diagnosis import launch_failure
@@ -26,10 +27,10 @@ import socket, sys, time
 from pytest_aorta.launch.nodes.handover import versions
 from pytest_aorta.launch.nodes.wire import Wire
 host, port = sys.argv[-1].split(":")
-with socket.create_connection((host, int(port))) as connection:
-    wire = Wire(connection, b"{TOKEN}", is_server=False)
-    wire.send({{"type": "hello", "node_rank": 0, "host": "host0", "is_waiting": False, "versions": versions()}})
-    wire.receive()
+wire = Wire(socket.create_connection((host, int(port))), b"{TOKEN}", is_server=False)
+wire.send({{"type": "hello", "node_rank": 0, "host": "host0", "is_waiting": False, "versions": versions()}})
+wire.receive()
+wire.close()
 print("error: Task launch failed on node node1", file=sys.stderr, flush=True)
 time.sleep(60)
 """
@@ -41,7 +42,7 @@ def make_plan(folder: Path, *launcher: str, script: str = "os", **changes: objec
 
 
 def failed(plan: LaunchPlan, environ: dict[str, str] | None = None) -> str:
-    outcome = launch(plan, dict(os.environ) | (environ or {}))
+    outcome = launch(plan, dict(os.environ) | (environ or {}), start_coordinator)
     assert outcome.survivors == ()
     failure = launch_failure(plan, outcome)
     assert failure is not None
@@ -66,7 +67,7 @@ def test_launcher_that_starts_too_few_agents_is_told_who_has_come(tmp_path):
 
 
 def test_launcher_that_fails_on_one_node_and_kills_the_agent_of_another_is_named(tmp_path):
-    text = failed(make_plan(tmp_path, sys.executable, "-c", KILLED), {TOKEN_VARIABLE: TOKEN})
+    text = failed(make_plan(tmp_path, sys.executable, "-c", KILLED), {variables.AGENT_TOKEN: TOKEN})
     assert "node launcher: node launcher " in text
     assert "failed when 1 of 2 nodes had an agent here: node 0 (host0); node 0 (host0) was lost after " in text
     assert "  | error: Task launch failed on node node1" in text
@@ -85,7 +86,7 @@ def test_launcher_that_hands_on_no_token_is_told_by_the_agents_words(tmp_path):
 
 def test_agents_with_another_token_are_refused(tmp_path):
     text = failed(make_plan(tmp_path, "env", "AORTA_AGENT_TOKEN=another", "sh", "-c", EACH, "0 1"))
-    assert "a connection from 127.0.0.1 was refused: the other side's AORTA_AGENT_TOKEN is another one" in text
+    assert "a connection from 127.0.0.1 was refused: the other side has a different AORTA_AGENT_TOKEN" in text
 
 
 def test_node_without_the_script_says_so(tmp_path):
@@ -113,5 +114,5 @@ def test_interrupted_launch_ends_its_agents(tmp_path, monkeypatch):
     monkeypatch.setattr("pytest_aorta.launch.guarded.GuardedLaunch.wait", interrupted)
     began_s = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        launch(plan, os.environ)
+        launch(plan, os.environ, start_coordinator)
     assert time.monotonic() - began_s < 15

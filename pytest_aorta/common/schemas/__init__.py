@@ -1,1 +1,1 @@
-"""JSON Schemas of the files pytest-aorta writes and reads."""
+"""JSON Schemas of the files that pytest-aorta writes."""

@@ -16,10 +16,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from pytest_aorta.common import variables
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.files import read_json, write_json
 
-FOLDER_VARIABLE = "AORTA_LEASE_DIR"
 GATE = "gate"
 BAD = "bad.json"
 CLAIM_SUFFIX = ".claim"
@@ -62,12 +62,12 @@ class Claim:
 
 
 def default_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """AORTA_LEASE_DIR, else a folder of this user in /tmp.
+    """Return the folder named by AORTA_LEASE_DIR, or a folder of this user in /tmp.
 
     Neither XDG_RUNTIME_DIR nor TMPDIR counts: a user's processes differ in them (a login, cron, CI) and would not see
     each other's claims, and the former is deleted when the last login ends, with jobs still running.
     """
-    return Path(environ.get(FOLDER_VARIABLE) or f"/tmp/aorta-{os.geteuid()}")  # noqa: S108 - its owner is checked
+    return Path(environ.get(variables.LEASE_DIR) or f"/tmp/aorta-{os.geteuid()}")  # noqa: S108 - its owner is checked
 
 
 class ClaimFolder:
@@ -201,7 +201,7 @@ def _open_folder(path: Path) -> int:
 
 
 def _unusable(path: Path, why: str) -> LeaseError:
-    return LeaseError(f"lease folder {path}: {why}; {FOLDER_VARIABLE} may name another one, on a disk of this host")
+    return LeaseError(f"lease folder {path}: {why}; {variables.LEASE_DIR} may name another one, on a disk of this host")
 
 
 def _parse(text: bytes) -> Claim | None:

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pytest_aorta.common import variables
 from pytest_aorta.common.errors import AortaError, LaunchError
 from pytest_aorta.launch.guarded import GuardedLaunch
 from pytest_aorta.launch.lease.queue import LeaseError
@@ -29,7 +30,7 @@ from pytest_aorta.launch.lease.world import LeasedWorld, mark_survivors
 from pytest_aorta.launch.nodes.files import node_files
 from pytest_aorta.launch.nodes.handover import on_devices, plan_from_json, versions
 from pytest_aorta.launch.nodes.network import interface_of, listen
-from pytest_aorta.launch.nodes.wire import BEAT_S, CHUNK_BYTES, LOST_S, TOKEN_VARIABLE, Wire, WireError, encode
+from pytest_aorta.launch.nodes.wire import BEAT_S, CHUNK_BYTES, LOST_S, Wire, WireError, encode
 from pytest_aorta.plan.gpus import visible_devices
 from pytest_aorta.plan.launch_plan import LaunchPlan, NodePart
 from pytest_aorta.result.folder import steps_entered
@@ -105,10 +106,12 @@ class Agent:
                 signal.raise_signal(signal.SIGTERM)
 
     def connect(self, stack: ExitStack) -> Wire:
-        """Connect to node 0."""
+        """Connect to node 0; ``stack`` closes the connection."""
         try:
             connection = stack.enter_context(socket.create_connection(self.place, CONNECT_S))
-            return Wire(connection, self.token.encode(), is_server=False)
+            wire = Wire(connection, self.token.encode(), is_server=False)
+            stack.callback(wire.close)
+            return wire
         except (OSError, WireError) as error:
             raise NodeZeroLost(f"node 0 can't be reached at {self.place[0]}:{self.place[1]}: {error}") from None
 
@@ -262,15 +265,15 @@ def started_ranks(plan: LaunchPlan) -> dict[int, dict[str, int]]:
 
 
 def read_token() -> str:
-    """The secret that both sides have.
+    """Return the secret that node 0 and its node agents share.
 
     Raises:
-        LaunchError: there is none.
+        LaunchError: The variable is not set.
     """
-    token = os.environ.get(TOKEN_VARIABLE, "")
+    token = os.environ.get(variables.AGENT_TOKEN, "")
     if not token:
         raise LaunchError(
-            f"{TOKEN_VARIABLE} is not set: a launcher has to hand on node 0's environment; for agents that wait, set "
-            f"the same secret for them and for pytest"
+            f"{variables.AGENT_TOKEN} is not set: a launcher has to hand on node 0's environment; for agents that "
+            f"wait, set the same secret for them and for pytest"
         )
     return token

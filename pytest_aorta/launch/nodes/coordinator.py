@@ -22,10 +22,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pytest_aorta.common import variables
 from pytest_aorta.common.files import write_json
 from pytest_aorta.launch.nodes.network import endpoint_text, listen
 from pytest_aorta.launch.nodes.node import Node, NodeFailed, admitted
-from pytest_aorta.launch.nodes.wire import BEAT_S, LOST_S, TOKEN_VARIABLE, Wire, WireError
+from pytest_aorta.launch.nodes.wire import BEAT_S, LOST_S, Wire, WireError
 from pytest_aorta.launch.process.guard import IGNORED, PR_SET_CHILD_SUBREAPER, descendants, prctl, prepare_agent
 
 TICK_S = 0.25
@@ -95,7 +96,7 @@ class Coordinator:
             self.launcher = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
-                env=os.environ | {TOKEN_VARIABLE: self.token},
+                env=os.environ | {variables.AGENT_TOKEN: self.token},
                 start_new_session=True,
                 preexec_fn=partial(prepare_agent, os.getpid()),
             )
@@ -303,7 +304,7 @@ def main() -> None:
     for inherited in (spec["lifeline_fd"], spec["verdict_fd"]):
         os.set_inheritable(inherited, False)
     # Agents that wait can't be told another one for each launch.
-    token = os.environ.get(TOKEN_VARIABLE) or secrets.token_hex(32)
+    token = os.environ.get(variables.AGENT_TOKEN) or secrets.token_hex(32)
     verdict = Coordinator(spec, token).run()
     with suppress(BrokenPipeError):
         os.write(spec["verdict_fd"], json.dumps(verdict).encode())

@@ -5,18 +5,24 @@ from __future__ import annotations
 import functools
 import hashlib
 import ipaddress
+import json
 import os
 import platform
 import re
 import socket
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from pytest_aorta.common import variables
 from pytest_aorta.common.errors import LaunchError
 from pytest_aorta.common.files import PACKAGE_ROOT
+from pytest_aorta.launch.command import with_own_code
+from pytest_aorta.launch.guarded import start_watcher
 from pytest_aorta.launch.nodes.network import listen
 from pytest_aorta.plan.launch_plan import LaunchPlan, Limits, NodeGroup
 from pytest_aorta.plan.options import Options
@@ -24,7 +30,7 @@ from pytest_aorta.plan.workload.declaration import WorkloadSpec
 from pytest_aorta.plan.world import Device, World
 
 # Which node this is, the first of them that is set: our own, Slurm's, that of a Kubernetes Indexed Job.
-NODE_RANK_VARIABLES = ("AORTA_NODE_RANK", "SLURM_NODEID", "JOB_COMPLETION_INDEX")
+NODE_RANK_VARIABLES = (variables.NODE_RANK, "SLURM_NODEID", "JOB_COMPLETION_INDEX")
 
 
 def node_group(options: Options, num_nodes: int) -> NodeGroup | None:
@@ -133,6 +139,15 @@ def coordinator_spec(plan: LaunchPlan, lifeline_fd: int, verdict_fd: int) -> dic
         "lifeline_fd": lifeline_fd,
         "verdict_fd": verdict_fd,
     }
+
+
+def start_coordinator(
+    plan: LaunchPlan, environ: Mapping[str, str], lifeline_fd: int, verdict_fd: int
+) -> subprocess.Popen[bytes]:
+    """Start the coordinator in the guard's place: it starts one agent per node and gathers their guards' verdicts."""
+    spec = json.dumps(coordinator_spec(plan, lifeline_fd, verdict_fd))
+    command = [sys.executable, "-P", "-m", "pytest_aorta.launch.nodes.coordinator", spec]
+    return start_watcher(plan, command, with_own_code(dict(environ)), (lifeline_fd, verdict_fd))
 
 
 def plan_from_json(data: Mapping[str, Any], run_dir: Path) -> LaunchPlan:

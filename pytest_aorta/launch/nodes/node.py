@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pytest_aorta.common.files import write_bytes, write_text
 from pytest_aorta.launch.nodes.wire import LOST_S, Wire, WireError, decode
 
 # Of one node, all files together: an agent sends at most so much (node_files.py).
@@ -128,8 +129,8 @@ class Node:
         for name, state in ranks.items():
             mark = run_dir / self.place(f"ranks/{int(name)}/pid", world_size)
             with suppress(OSError):
-                mark.write_text(str(int(state["pid"])), encoding="ascii")
-                mark.with_name("progress").write_bytes(int(state["steps"]).to_bytes(8, "little"))
+                write_text(mark, str(int(state["pid"])), durable=False)
+                write_bytes(mark.with_name("progress"), int(state["steps"]).to_bytes(8, "little"), durable=False)
         self.ranks = sorted(map(int, ranks))
 
     def place(self, name: str, world_size: int) -> str:

@@ -1,8 +1,9 @@
-"""The channel between node 0 and the agents of the other nodes: JSON in frames, each with a proof of the shared token.
+"""Authenticated JSON messages between node 0 and the node agents.
 
-A frame is its payload's length (4 bytes), an HMAC-SHA256 and the payload. The HMAC covers the direction, both sides'
-nonces and the frame's number, so that nobody without the token can say, repeat, reorder or reflect anything. Nothing
-is encrypted. Node 0 speaks first, with its nonce; the agent's first frame brings its own.
+Framing and the mutual challenge with the shared token come from ``multiprocessing.connection``; nothing is pickled.
+After the challenge both sides exchange nonces, and every message carries an HMAC-SHA256 that covers its direction and
+its number on this connection, so that nobody without the token can inject, repeat, reorder or reflect a message.
+Nothing is encrypted.
 """
 
 from __future__ import annotations
@@ -13,148 +14,187 @@ import hmac
 import json
 import os
 import socket
+import struct
+import threading
+from contextlib import suppress
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from queue import Empty, Queue
 from typing import Any
 
-TOKEN_VARIABLE = "AORTA_AGENT_TOKEN"  # noqa: S105 - its name
+from pytest_aorta.common import variables
+
 NONCE_BYTES = 16
 MAC_BYTES = 32
-HEADER_BYTES = 4 + MAC_BYTES
-MAX_HELLO_BYTES = 1 << 16
-MAX_FRAME_BYTES = 4 << 20
-# What one message carries of a file: base64 adds a third.
+MAX_MESSAGE_BYTES = 4 << 20
+# The part of a file that one message carries; base64 adds a third.
 CHUNK_BYTES = 1 << 20
-# Both sides beat this often, and take the other for lost after that long without a word.
+# Both sides send a heartbeat this often, and give the other side up after LOST_S without a message.
 BEAT_S = 1.0
 LOST_S = 10.0
+# Messages received and not yet taken; the sender waits while there are more.
+MAX_WAITING = 8
 
 
 class WireError(Exception):
-    """The other side is gone, has not the token, or says what this side doesn't take."""
+    """The other side is gone, has a different token, or has sent an invalid message."""
 
 
 class Wire:
-    """One connection. ``is_server`` is node 0's side, which has accepted it.
+    """One connection, which a thread of its own authenticates and reads, so that no peer can block the caller.
+
+    Args:
+        connection: A connected TCP socket, which the wire owns from now on.
+        token: The shared secret.
+        is_server: True on node 0, which has accepted the connection. A node agent waits here until both sides have
+            proven the token, at most ``LOST_S`` seconds; node 0 learns the result from :meth:`receive`.
 
     Raises:
-        WireError: from every method, where the connection is of no use any more.
+        WireError: The connection can't be used any more. Every method raises this error.
     """
 
     def __init__(self, connection: socket.socket, token: bytes, *, is_server: bool) -> None:
-        self.connection = connection
+        self.peer = str(connection.getpeername()[0])
+        self._socket = connection
         self._token = token
         self._is_server = is_server
-        self._nonces = [b"", b""]
+        self._key = b""
         self._sent = self._received = 0
-        self._buffer = bytearray()
-        connection.settimeout(LOST_S)
-        self.peer = str(connection.getpeername()[0])
-        if is_server:
-            self._nonces[0] = os.urandom(NONCE_BYTES)
-            self._send_all(self._nonces[0])
-        else:
-            self._nonces = [self._read_exactly(NONCE_BYTES), os.urandom(NONCE_BYTES)]
+        self._waiting: Queue[dict[str, Any]] = Queue(MAX_WAITING)
+        self._failure: WireError | None = None
+        self._is_closed = False
+        self._event = os.eventfd(0)
+        self._has_greeted = threading.Event()
+        # A Connection reads and writes the plain descriptor: the socket has to block, and the kernel keeps the limit.
+        connection.settimeout(None)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(LOST_S), 0))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._connection = Connection(os.dup(connection.fileno()))
+        self._reader = threading.Thread(target=self._read, name="aorta-wire", daemon=True)
+        self._reader.start()
+        if not is_server:
+            self._await_greeting()
 
     @property
     def address(self) -> str:
         """This side's own address."""
-        return str(self.connection.getsockname()[0])
+        return str(self._socket.getsockname()[0])
 
     def fileno(self) -> int:
-        """For ``select``."""
-        return self.connection.fileno()
+        """Return a descriptor for ``select`` that is readable when :meth:`receive` returns at once."""
+        return self._event
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send one message; the agent's first one takes its nonce along."""
-        if self._sent == 0 and not self._is_server:
-            message = message | {"nonce": encode(self._nonces[1])}
-            payload = json.dumps(message).encode()
-            mac = self._mac(from_server=False, number=0, payload=payload, with_both=False)
-        else:
-            payload = json.dumps(message).encode()
-            mac = self._mac(from_server=self._is_server, number=self._sent, payload=payload)
+        """Send one message; blocks while the other side does not read, about ``LOST_S`` seconds at most."""
+        payload = json.dumps(message).encode()
+        mac = self._mac(payload, self._sent, from_server=self._is_server)
         self._sent += 1
-        self._send_all(len(payload).to_bytes(4, "big") + mac + payload)
+        try:
+            self._connection.send_bytes(mac + payload)
+        except OSError as error:
+            raise _wire_error(error) from None
 
     def receive(self) -> list[dict[str, Any]]:
-        """Whole messages among what has come; blocks only where nothing has."""
-        try:
-            part = self.connection.recv(1 << 16)
-        except OSError as error:
-            raise _gone(error) from None
-        if not part:
-            raise WireError("the connection was closed")
-        self._buffer += part
-        messages = []
-        while (message := self._take()) is not None:
-            messages.append(message)
+        """Return the messages that have arrived; blocks while there are none."""
+        os.eventfd_read(self._event)
+        # Read before the queue is emptied: messages that arrived before the failure come first.
+        failure = self._failure
+        messages = self._take_all()
+        if failure is not None:
+            os.eventfd_write(self._event, 1)
+            if not messages:
+                raise failure
         return messages
 
     def close(self) -> None:
-        """Close the connection."""
-        self.connection.close()
+        """Close the connection; a second call does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        while self._reader.is_alive():
+            self._take_all()  # the reader may be waiting for room
+            self._reader.join(0.01)
+        self._connection.close()
+        self._socket.close()
+        os.close(self._event)
 
-    def _take(self) -> dict[str, Any] | None:
-        if len(self._buffer) < HEADER_BYTES:
-            return None
-        is_hello = self._is_server and self._received == 0
-        size = int.from_bytes(self._buffer[:4], "big")
-        if size > (MAX_HELLO_BYTES if is_hello else MAX_FRAME_BYTES):
-            raise WireError(f"a message of {size:,} bytes, which is too large")
-        if len(self._buffer) < HEADER_BYTES + size:
-            return None
-        mac, payload = bytes(self._buffer[4:HEADER_BYTES]), bytes(self._buffer[HEADER_BYTES : HEADER_BYTES + size])
-        del self._buffer[: HEADER_BYTES + size]
-        expected = self._mac(
-            from_server=not self._is_server, number=self._received, payload=payload, with_both=not is_hello
-        )
-        if not hmac.compare_digest(mac, expected):
-            raise WireError(f"the other side's {TOKEN_VARIABLE} is another one")
+    def _await_greeting(self) -> None:
+        if not self._has_greeted.wait(LOST_S):
+            self._failure = WireError(f"no answer within {LOST_S:g} s")
+        if failure := self._failure:
+            self.close()
+            raise failure
+
+    def _read(self) -> None:
+        try:
+            self._greet()
+            self._has_greeted.set()
+            while not self._is_closed:
+                self._waiting.put(self._next_message())
+                os.eventfd_write(self._event, 1)
+        except (WireError, AuthenticationError, AssertionError, EOFError, OSError, ValueError) as error:
+            self._failure = error if isinstance(error, WireError) else _wire_error(error)
+        self._has_greeted.set()
+        os.eventfd_write(self._event, 1)
+
+    def _greet(self) -> None:
+        """Prove the token to each other, and agree on this connection's key."""
+        steps = (deliver_challenge, answer_challenge) if self._is_server else (answer_challenge, deliver_challenge)
+        for step in steps:
+            step(self._connection, self._token)
+        own = os.urandom(NONCE_BYTES)
+        self._connection.send_bytes(own)
+        other = self._connection.recv_bytes(NONCE_BYTES)
+        nonces = own + other if self._is_server else other + own
+        self._key = hmac.digest(self._token, nonces, "sha256")
+
+    def _next_message(self) -> dict[str, Any]:
+        data = self._connection.recv_bytes(MAC_BYTES + MAX_MESSAGE_BYTES)
+        mac, payload = data[:MAC_BYTES], data[MAC_BYTES:]
+        if not hmac.compare_digest(mac, self._mac(payload, self._received, from_server=not self._is_server)):
+            raise WireError("a message was altered or is out of order")
         self._received += 1
-        # Whoever has the token writes our own messages.
         message: dict[str, Any] = json.loads(payload)
-        if is_hello:
-            self._nonces[1] = decode(message.pop("nonce"))
         return message
 
-    def _mac(self, *, from_server: bool, number: int, payload: bytes, with_both: bool = True) -> bytes:
-        nonces = self._nonces[0] + (self._nonces[1] if with_both else b"")
-        place = b"%s %d %d " % (b"server" if from_server else b"agent", number, len(nonces))
-        return hmac.digest(self._token, place + nonces + payload, "sha256")
+    def _mac(self, payload: bytes, number: int, *, from_server: bool) -> bytes:
+        prefix = b"%s %d " % (b"server" if from_server else b"agent", number)
+        return hmac.digest(self._key, prefix + payload, "sha256")
 
-    def _read_exactly(self, size: int) -> bytes:
-        data = b""
-        try:
-            while len(data) < size:
-                part = self.connection.recv(size - len(data))
-                if not part:
-                    raise WireError("the connection was closed")
-                data += part
-        except OSError as error:
-            raise _gone(error) from None
-        return data
-
-    def _send_all(self, data: bytes) -> None:
-        try:
-            self.connection.sendall(data)
-        except OSError as error:
-            raise _gone(error) from None
+    def _take_all(self) -> list[dict[str, Any]]:
+        messages = []
+        with suppress(Empty):
+            while True:
+                messages.append(self._waiting.get_nowait())
+        return messages
 
 
-def _gone(error: OSError) -> WireError:
-    # Closed with words unread, a connection is reset; to whoever reads about it that is the same.
-    return WireError("the connection was closed" if isinstance(error, ConnectionError) else str(error))
+def _wire_error(error: Exception) -> WireError:
+    if isinstance(error, AuthenticationError | AssertionError):
+        return WireError(f"the other side has a different {variables.AGENT_TOKEN}")
+    if isinstance(error, BlockingIOError):
+        return WireError(f"the other side has not read for {LOST_S:g} s")
+    text = str(error)
+    if text == "bad message length":
+        return WireError("a message is larger than this side accepts")
+    # A connection that is closed with data unread is reset, which means the same to a user.
+    if isinstance(error, EOFError | ConnectionError) or text in ("got end of file during message", "handle is closed"):
+        return WireError("the connection was closed")
+    return WireError(text)
 
 
 def encode(data: bytes) -> str:
-    """Bytes as JSON text."""
+    """Return bytes as JSON text."""
     return base64.b64encode(data).decode("ascii")
 
 
 def decode(text: object) -> bytes:
-    """The bytes of :func:`encode`'s text.
+    """Return the bytes of :func:`encode`'s text.
 
     Raises:
-        WireError: it is none.
+        WireError: The text is not base64.
     """
     try:
         return base64.b64decode(str(text), validate=True)

@@ -23,12 +23,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-# Set by torchrun's agent for its ranks; the fork server's ranks know their parent from the fork.
-AGENT_PID_VARIABLE = "AORTA_AGENT_PID"
-# Set by the guard for torchrun's agent, which may be started by a profiler in between.
+# A copy of common.variables.GUARD_PID: this program runs without the package. A test compares the two.
 GUARD_PID_VARIABLE = "AORTA_GUARD_PID"
-# Of a launch over nodes: the socket at which node 0's agent serves the rendezvous.
-STORE_FD_VARIABLE = "AORTA_STORE_FD"
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 TICK_S = 0.05

@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+from pytest_aorta.common.files import write_bytes
+
 
 def leave_last_words(folder: Path, stacks: IO[str]) -> None:
     """On SIGTERM write ``stacks`` and ``folder/collectives.json``, then end as SIGTERM does.
@@ -34,7 +36,7 @@ def _await_sigterm(read_fd: int, folder: Path, stacks: IO[str]) -> None:
     with suppress(OSError):
         faulthandler.dump_traceback(stacks, all_threads=True)
         if text := _collectives_in_flight():
-            (folder / "collectives.json").write_bytes(text)
+            write_bytes(folder / "collectives.json", text, durable=False)
     # signal.signal works in the main thread only.
     ctypes.CDLL(None).signal(int(signal.SIGTERM), 0)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -16,9 +16,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.launch.process.guard import AGENT_PID_VARIABLE, die_with
+from pytest_aorta.common import variables
+from pytest_aorta.common.files import write_json, write_text
+from pytest_aorta.launch.process.guard import die_with
 from pytest_aorta.launch.process.last_words import leave_last_words
-from pytest_aorta.plan.profiler import PROFILER_VARIABLE, WRAPPERS
+from pytest_aorta.plan.profiler import WRAPPERS
 from pytest_aorta.result.outcome import STARTED, leave_mark
 
 
@@ -40,7 +42,7 @@ def main(run_dir: Path) -> None:
         write_error(folder, error)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    if os.environ.get(PROFILER_VARIABLE) in WRAPPERS:
+    if os.environ.get(variables.PROFILER) in WRAPPERS:
         sys.exit(exit_code)  # their traces are written when the process ends by itself
     # Threads of NCCL and gloo outlive main otherwise, and have been seen to abort the process after success.
     os._exit(exit_code)
@@ -49,28 +51,24 @@ def main(run_dir: Path) -> None:
 def prepare(folder: Path) -> None:
     """Redirect output, register for stacks, and leave the process id."""
     # Python has needed a while to start, and guard and agent may be gone: nobody else would end this rank then.
-    die_with(int(os.environ.pop(AGENT_PID_VARIABLE, os.getppid())))
+    die_with(int(os.environ.pop(variables.AGENT_PID, os.getppid())))
     output = os.open(folder / "output.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (1, 2):
         os.dup2(output, stream)
     stacks = (folder / "stacks.txt").open("w", encoding="utf-8")
     # Where the step timer counts, so that a hang shows how far each rank came.
-    os.environ["AORTA_PROGRESS_FILE"] = str(folder / "progress")
+    os.environ[variables.PROGRESS_FILE] = str(folder / "progress")
     # Where traces and telemetry go.
-    os.environ["AORTA_RANK_FOLDER"] = str(folder)
+    os.environ[variables.RANK_FOLDER] = str(folder)
     faulthandler.enable(stacks)
     faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
     leave_last_words(folder, stacks)
-    scratch = folder / ".pid.tmp"
-    scratch.write_text(str(os.getpid()), encoding="ascii")
-    scratch.rename(folder / "pid")
+    write_text(folder / "pid", str(os.getpid()), durable=False)
     leave_mark(folder, STARTED)
 
 
 def write_error(folder: Path, error: BaseException) -> None:
     """Keep the error with its time in nanoseconds: torchrun orders failures by whole seconds."""
-    from pytest_aorta.common.files import write_json
-
     time_ns = time.time_ns()
     text = "".join(traceback.format_exception(error))
     sys.stderr.write(text)

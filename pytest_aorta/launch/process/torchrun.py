@@ -14,7 +14,7 @@ import sys
 import threading
 from pathlib import Path
 
-from pytest_aorta.launch.process.guard import AGENT_PID_VARIABLE, GUARD_PID_VARIABLE, STORE_FD_VARIABLE
+from pytest_aorta.common import variables
 
 
 def main(argv: list[str]) -> int:
@@ -26,7 +26,7 @@ def main(argv: list[str]) -> int:
     from pytest_aorta.common.files import write_json
 
     store = serve_rendezvous()
-    os.environ[AGENT_PID_VARIABLE] = str(os.getpid())
+    os.environ[variables.AGENT_PID] = str(os.getpid())
     try:
         run(parse_args(argv[1:]))
     except ChildFailedError as error:
@@ -63,7 +63,7 @@ def die_with_guard(guard_pid: int) -> None:
 
 def serve_rendezvous() -> object:
     """On node 0 of several, serve the nodes' rendezvous at the socket that was inherited."""
-    fd = os.environ.pop(STORE_FD_VARIABLE, None)
+    fd = os.environ.pop(variables.STORE_FD, None)
     if fd is None:
         return None
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -77,5 +77,5 @@ def serve_rendezvous() -> object:
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Another version of the guard may not tell.
-    die_with_guard(int(os.environ.pop(GUARD_PID_VARIABLE, os.getppid())))
+    die_with_guard(int(os.environ.pop(variables.GUARD_PID, os.getppid())))
     sys.exit(main(sys.argv[1:]))

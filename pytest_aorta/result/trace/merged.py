@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from pytest_aorta.common.files import write_bytes
 from pytest_aorta.result.trace.kineto import read_trace
 
 Document: TypeAlias = dict[str, Any]
@@ -30,9 +31,8 @@ def merge_run(run_dir: Path) -> Path | None:
     if not paths:
         return None
     merged = merge_traces({rank: read_trace(paths[rank]) for rank in sorted(paths)})
-    path, scratch = run_dir / MERGED_TRACE, run_dir / f".{MERGED_TRACE}.tmp"
-    scratch.write_bytes(gzip.compress(json.dumps(merged).encode(), compresslevel=4))
-    scratch.replace(path)
+    path = run_dir / MERGED_TRACE
+    write_bytes(path, gzip.compress(json.dumps(merged).encode(), compresslevel=4))
     return path
 
 

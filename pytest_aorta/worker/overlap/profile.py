@@ -21,7 +21,9 @@ import torch.distributed as dist
 # Not torch.profiler, whose start imports inductor: seconds, where this takes milliseconds.
 from torch.autograd.profiler import profile, record_function
 
-from pytest_aorta.plan.profiler import PROFILER_VARIABLE, TORCH, TRACE_FILE, WRAPPERS
+from pytest_aorta.common import variables
+from pytest_aorta.common.files import write_bytes
+from pytest_aorta.plan.profiler import TORCH, TRACE_FILE, WRAPPERS
 from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.result.trace.kineto import (
     BOUNDARY,
@@ -72,8 +74,8 @@ def capture_overlap(
 
 
 def _asked_trace_path() -> Path | None:
-    folder = os.environ.get("AORTA_RANK_FOLDER")
-    return Path(folder) / TRACE_FILE if folder and os.environ.get(PROFILER_VARIABLE) == TORCH else None
+    folder = os.environ.get(variables.RANK_FOLDER)
+    return Path(folder) / TRACE_FILE if folder and os.environ.get(variables.PROFILER) == TORCH else None
 
 
 def profiled(result: RankResult, step: Callable[[], object], num_steps: int, device: torch.device) -> RankResult:
@@ -82,7 +84,7 @@ def profiled(result: RankResult, step: Callable[[], object], num_steps: int, dev
     Call it last: ``step`` goes on training. A launch that asks for traces has them of some steps in any case, and its
     result stays as comparable as it was. Under a profiler around the ranks nothing is captured: a device serves one.
     """
-    if os.environ.get(PROFILER_VARIABLE) in WRAPPERS:
+    if os.environ.get(variables.PROFILER) in WRAPPERS:
         return result
     if num_steps:
         return capture_overlap(step, num_steps, device).added_to(result)
@@ -138,6 +140,4 @@ def _keep(trace: dict[str, Any], path: Path) -> None:
         # As torch.profiler has it: tools that read several ranks' traces tell them apart by this.
         who = {"rank": dist.get_rank(), "world_size": dist.get_world_size(), "backend": dist.get_backend()}
         trace = trace | {"distributedInfo": who}
-    scratch = path.with_name(f".{path.name}.tmp")
-    scratch.write_bytes(gzip.compress(json.dumps(trace).encode(), compresslevel=4))
-    scratch.replace(path)
+    write_bytes(path, gzip.compress(json.dumps(trace).encode(), compresslevel=4))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from pytest_aorta.common import variables
 from pytest_aorta.worker.timing.waits import recorded_collectives, waits_of_steps_ms
 
 
@@ -30,7 +31,7 @@ class Progress:
     @classmethod
     def of_this_rank(cls) -> Progress:
         """In the file that the launch has named, if it has."""
-        name = os.environ.get("AORTA_PROGRESS_FILE")
+        name = os.environ.get(variables.PROGRESS_FILE)
         return cls(Path(name) if name else None)
 
     def advance(self) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import string
 from contextlib import suppress
 
@@ -9,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_aorta.common.files import (
+    PACKAGE_ROOT,
     UnreadableFile,
     parse_json,
     read_json,
     read_yaml,
     slug,
+    write_bytes,
     write_json,
     write_json_rows,
 )
@@ -244,3 +247,18 @@ def test_slug_keeps_the_length_asked_for(text, max_length):
 
 def test_slug_is_readable():
     assert slug("tests/test_a.py::test_x[2]::fsdp").startswith("tests-test-a-py-test-x-2-fsdp-")
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_bytes_replace_the_old_file_and_leave_no_scratch_file(tmp_path, durable):
+    path = tmp_path / "progress"
+    for data in (b"first", b"second"):
+        write_bytes(path, data, durable=durable)
+    assert path.read_bytes() == b"second"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["progress"]
+
+
+def test_no_other_module_renames_files():
+    renaming = re.compile(r"os\.(?:replace|rename)\(|\.rename\(|scratch\.replace\(|mkstemp\(")
+    paths = [path for path in PACKAGE_ROOT.rglob("*.py") if renaming.search(path.read_text(encoding="utf-8"))]
+    assert paths == [PACKAGE_ROOT / "common/files.py"]

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from pytest_aorta.cli import main as cli
-from pytest_aorta.launch.nodes.wire import TOKEN_VARIABLE
+from pytest_aorta.common import variables
 from pytest_aorta.plan.options import OPTIONS
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -70,4 +70,4 @@ def test_waiting_agents_of_a_manifest_look_where_pytest_is(path):
     # An Indexed Job's pods are called after it and their index.
     assert arguments.connect == f"{job['metadata']['name']}-0.{service['metadata']['name']}:{port}"
     assert arguments.wait
-    assert TOKEN_VARIABLE in {entry["name"] for entry in container["env"]}
+    assert variables.AGENT_TOKEN in {entry["name"] for entry in container["env"]}

@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
+from pytest_aorta.common import variables
 from pytest_aorta.launch.lease.lease import MAX_OVERTAKES, Lease, clear_bad, holders, lease, mark_bad
-from pytest_aorta.launch.lease.queue import FOLDER_VARIABLE, LeaseError, default_folder
+from pytest_aorta.launch.lease.queue import LeaseError, default_folder
 
 POOL = tuple(f"GPU-{number}" for number in range(8))
 
@@ -400,7 +401,7 @@ def test_symlink_in_the_place_of_the_gate_is_not_followed(
 def test_default_folder_is_the_users_own_whatever_the_session() -> None:
     own = Path(f"/tmp/aorta-{os.geteuid()}")
     assert default_folder({}) == default_folder({"XDG_RUNTIME_DIR": "/run/user/1", "TMPDIR": "/x"}) == own
-    assert default_folder({FOLDER_VARIABLE: "/leases"}) == Path("/leases")
+    assert default_folder({variables.LEASE_DIR: "/leases"}) == Path("/leases")
 
 
 def test_unreadable_claim_of_a_living_process_gives_nothing_out(ask: Callable[..., Lease], folder: Path) -> None:

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_aorta.common import variables
 from pytest_aorta.launch.lease.lease import holders
-from pytest_aorta.launch.lease.queue import FOLDER_VARIABLE, LeaseError
+from pytest_aorta.launch.lease.queue import LeaseError
 from pytest_aorta.launch.lease.world import LeasedWorld, cpu_slots
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.outcome import LaunchOutcome
@@ -12,7 +13,7 @@ from tests.unit.builders import gpus
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "leases"))
+    monkeypatch.setenv(variables.LEASE_DIR, str(tmp_path / "leases"))
     return tmp_path / "leases"
 
 

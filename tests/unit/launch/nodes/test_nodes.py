@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_aorta.cli import main as cli
+from pytest_aorta.common import variables
 from pytest_aorta.common.errors import LaunchError
 from pytest_aorta.launch.command import agent_command, launch_environment
 from pytest_aorta.launch.nodes.agent import refuse_absent
@@ -25,7 +26,7 @@ from pytest_aorta.launch.nodes.handover import (
 )
 from pytest_aorta.launch.nodes.network import endpoint_text, interface_of
 from pytest_aorta.launch.nodes.node import MAX_NODE_BYTES, Node, NodeFailed, admitted
-from pytest_aorta.launch.nodes.wire import TOKEN_VARIABLE, WireError, encode
+from pytest_aorta.launch.nodes.wire import WireError, encode
 from pytest_aorta.plan.launch_plan import NodePart
 from pytest_aorta.plan.workload.declaration import WorkloadSpec
 from pytest_aorta.plan.world import World
@@ -146,9 +147,9 @@ def test_agent_of_a_node_joins_the_others_rendezvous(tmp_path):
 
 def test_ranks_get_the_interface_and_not_the_token(tmp_path):
     plan = make_plan(tmp_path, world=World(4, "cpu", nodes=2), part=PART)
-    environ = launch_environment(plan, {TOKEN_VARIABLE: "secret"})
+    environ = launch_environment(plan, {variables.AGENT_TOKEN: "secret"})
     assert environ["GLOO_SOCKET_IFNAME"] == "eth0"
-    assert TOKEN_VARIABLE not in environ
+    assert variables.AGENT_TOKEN not in environ
     assert launch_environment(plan, {"GLOO_SOCKET_IFNAME": "ib0"})["GLOO_SOCKET_IFNAME"] == "ib0"
 
 
@@ -289,7 +290,7 @@ def test_every_file_that_an_agent_brings_is_taken(tmp_path):
 
 
 def test_agent_says_where_node_zero_was_not(monkeypatch, capsys):
-    monkeypatch.setenv(TOKEN_VARIABLE, "secret")
+    monkeypatch.setenv(variables.AGENT_TOKEN, "secret")
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     assert cli.main(["agent", f"--connect=127.0.0.1:{port}", "--node-rank=1"]) == 1
@@ -297,20 +298,22 @@ def test_agent_says_where_node_zero_was_not(monkeypatch, capsys):
 
 
 def test_agent_without_a_secret_says_what_to_do(monkeypatch, capsys):
-    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    monkeypatch.delenv(variables.AGENT_TOKEN, raising=False)
     assert cli.main(["agent", "--connect=127.0.0.1:1", "--node-rank=1"]) == 1
-    assert f"{TOKEN_VARIABLE} is not set: a launcher has to hand on node 0's environment" in capsys.readouterr().err
+    assert (
+        f"{variables.AGENT_TOKEN} is not set: a launcher has to hand on node 0's environment" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(("place", "part"), [("node0", "has no port"), ("a b:1", "allowed is HOST or HOST:PORT")])
 def test_place_that_is_none_is_wrong_usage(monkeypatch, capsys, place, part):
-    monkeypatch.setenv(TOKEN_VARIABLE, "secret")
+    monkeypatch.setenv(variables.AGENT_TOKEN, "secret")
     assert cli.main(["agent", f"--connect={place}", "--node-rank=1"]) == 2
     assert part in capsys.readouterr().err
 
 
 def test_agent_that_waits_ends_when_nothing_comes(monkeypatch):
-    monkeypatch.setenv(TOKEN_VARIABLE, "secret")
+    monkeypatch.setenv(variables.AGENT_TOKEN, "secret")
     monkeypatch.setattr("pytest_aorta.cli.agent.POLL_S", 0.01)
     with socket.create_server(("127.0.0.1", 0)) as closed:
         place = f"127.0.0.1:{closed.getsockname()[1]}"

@@ -1,22 +1,28 @@
 from __future__ import annotations
 
+import os
+import select
 import socket
+import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from multiprocessing.connection import Connection
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_aorta.launch.nodes.wire import HEADER_BYTES, MAX_HELLO_BYTES, NONCE_BYTES, Wire, WireError
+from pytest_aorta.launch.nodes import wire as wire_module
+from pytest_aorta.launch.nodes.wire import MAC_BYTES, MAX_MESSAGE_BYTES, MAX_WAITING, Wire, WireError
 
 VALUES = st.none() | st.integers() | st.text() | st.lists(st.text(), max_size=3)
-NAMES = st.text(max_size=8).filter(lambda name: name != "nonce")
 
 
 @contextmanager
 def connected() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Node 0's end and the agent's of one TCP connection."""
+    """Yield node 0's end and the agent's end of one TCP connection."""
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
         socket.create_connection(listener.getsockname()) as agents,
@@ -27,107 +33,198 @@ def connected() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 @contextmanager
-def wires(agents_token: bytes = b"secret") -> Iterator[tuple[Wire, Wire]]:
+def server_wire() -> Iterator[tuple[Wire, socket.socket]]:
+    """Yield node 0's wire and the raw socket of whoever has connected."""
     with connected() as (servers, agents):
         server = Wire(servers, b"secret", is_server=True)
-        yield server, Wire(agents, agents_token, is_server=False)
+        with ExitStack() as stack:
+            stack.callback(server.close)
+            yield server, agents
+
+
+@contextmanager
+def wires() -> Iterator[tuple[Wire, Wire]]:
+    with server_wire() as (server, agents):
+        agent = Wire(agents, b"secret", is_server=False)
+        with ExitStack() as stack:
+            stack.callback(agent.close)
+            yield server, agent
+
+
+def receive(wire: Wire, count: int) -> list[dict[str, Any]]:
+    received: list[dict[str, Any]] = []
+    while len(received) < count:
+        received += wire.receive()
+    return received
+
+
+def sealed(sender: Wire, message: bytes, number: int) -> bytes:
+    """Return what ``sender`` would send as its message of this number."""
+    return sender._mac(message, number, from_server=sender._is_server) + message
 
 
 @settings(deadline=None, max_examples=25)
-@given(st.lists(st.dictionaries(NAMES, VALUES, max_size=3), min_size=1, max_size=4))
+@given(st.lists(st.dictionaries(st.text(max_size=8), VALUES, max_size=3), min_size=1, max_size=4))
 def test_messages_arrive_as_they_were_sent_both_ways(messages):
     with wires() as (server, agent):
         for sender, receiver in ((agent, server), (server, agent)):
             for message in messages:
                 sender.send(message)
-            received = []
-            while len(received) < len(messages):
-                received += receiver.receive()
-            assert received == messages
+            assert receive(receiver, len(messages)) == messages
 
 
-def test_other_token_is_refused():
-    with wires(b"another") as (server, agent):
-        agent.send({"type": "hello"})
-        with pytest.raises(WireError, match="AORTA_AGENT_TOKEN is another one"):
+def test_agent_with_another_token_is_refused_by_both_sides():
+    with server_wire() as (server, agents):
+        with pytest.raises(WireError, match="the other side has a different AORTA_AGENT_TOKEN"):
+            Wire(agents, b"another", is_server=False)
+        with pytest.raises(WireError, match="the other side has a different AORTA_AGENT_TOKEN"):
             server.receive()
 
 
-def test_node_zero_without_the_token_is_not_believed():
-    with wires(b"another") as (server, agent):
-        agent.send({"type": "hello"})
-        server._nonces[1] = agent._nonces[1]
-        server.send({"type": "plan"})
-        with pytest.raises(WireError, match="AORTA_AGENT_TOKEN is another one"):
-            agent.receive()
+def test_node_zero_that_accepts_any_token_is_not_believed():
+    # It welcomes the agent without checking the answer, and can't answer the agent's own challenge.
+    def impostor(connection: Connection) -> None:
+        connection.send_bytes(b"#CHALLENGE#" + os.urandom(20))
+        connection.recv_bytes()
+        connection.send_bytes(b"#WELCOME#")
+        connection.recv_bytes()
+        connection.send_bytes(b"0" * 16)
+        with suppress(EOFError, ConnectionError):
+            connection.recv_bytes()
 
-
-def frame(message: dict) -> bytes:
-    """What an agent that has said hello sends, on a connection of its own."""
-    with wires() as (server, agent):
-        agent.send({"type": "hello"})
-        server.receive()
-        agent.send(message)
-        return server.connection.recv(1 << 16)
+    with connected() as (servers, agents), Connection(os.dup(servers.fileno())) as connection:
+        thread = threading.Thread(target=impostor, args=(connection,))
+        thread.start()
+        with pytest.raises(WireError, match="the other side has a different AORTA_AGENT_TOKEN"):
+            Wire(agents, b"secret", is_server=False)
+        thread.join()
 
 
 @settings(deadline=None, max_examples=50)
 @given(st.data())
-def test_frame_with_any_other_bit_is_refused(data):
-    with connected() as (servers, agents):
-        server, agent = Wire(servers, b"secret", is_server=True), Wire(agents, b"secret", is_server=False)
-        agent.send({"type": "hello"})
-        sent = bytearray(servers.recv(1 << 16))
-        # Of the length, only what leaves the frame whole: a longer one is waited for.
-        bit = data.draw(st.integers(4 * 8, len(sent) * 8 - 1))
+def test_message_with_any_other_bit_is_refused(data):
+    with wires() as (server, agent):
+        sent = bytearray(sealed(agent, b'{"type": "beat"}', 0))
+        bit = data.draw(st.integers(0, len(sent) * 8 - 1))
         sent[bit // 8] ^= 1 << bit % 8
-        agents.sendall(sent)
-        with pytest.raises(WireError):
+        agent._connection.send_bytes(sent)
+        with pytest.raises(WireError, match="a message was altered or is out of order"):
             server.receive()
 
 
-def test_frame_of_another_connection_is_refused():
-    recorded = frame({"type": "beat"})
+def test_message_of_another_connection_is_refused():
+    with wires() as (_, agent):
+        recorded = sealed(agent, b'{"type": "beat"}', 0)
     with wires() as (server, agent):
-        agent.send({"type": "hello"})
-        server.receive()
-        agent.connection.sendall(recorded)
-        with pytest.raises(WireError, match="is another one"):
+        agent._connection.send_bytes(recorded)
+        with pytest.raises(WireError, match="altered or is out of order"):
             server.receive()
 
 
-def test_frame_that_comes_twice_is_refused():
+def test_message_that_comes_twice_is_refused():
     with wires() as (server, agent):
-        agent.send({"type": "hello"})
-        server.receive()
-        agent.send({"type": "beat"})
-        sent = server.connection.recv(1 << 16)
-        agent.connection.sendall(sent + sent)
-        with pytest.raises(WireError, match="is another one"):
+        for _ in range(2):
+            agent._connection.send_bytes(sealed(agent, b'{"type": "beat"}', 0))
+        assert receive(server, 1) == [{"type": "beat"}]
+        with pytest.raises(WireError, match="altered or is out of order"):
             server.receive()
 
 
-def test_frame_sent_back_to_its_sender_is_refused():
+def test_message_sent_back_to_its_sender_is_refused():
     with wires() as (server, agent):
-        agent.send({"type": "hello"})
-        server.receive()
-        server.send({"type": "plan"})
-        agent.connection.sendall(agent.connection.recv(1 << 16))
-        with pytest.raises(WireError, match="is another one"):
+        agent._connection.send_bytes(sealed(server, b'{"type": "plan"}', 0))
+        with pytest.raises(WireError, match="altered or is out of order"):
             server.receive()
 
 
-def test_stranger_can_not_have_much_stored():
-    with connected() as (servers, agents):
-        server = Wire(servers, b"secret", is_server=True)
-        assert len(agents.recv(NONCE_BYTES)) == NONCE_BYTES
-        agents.sendall((MAX_HELLO_BYTES + 1).to_bytes(4, "big") + b"\0" * (HEADER_BYTES - 4))
-        with pytest.raises(WireError, match="too large"):
+@pytest.mark.parametrize(
+    "garbage", [b"GET / HTTP/1.1\r\nHost: node0\r\n\r\n", b"\xff" * 64, b"\0\0\0\4abcd", b"\x80\0\0\0"]
+)
+def test_stranger_that_speaks_another_protocol_is_refused(garbage):
+    with server_wire() as (server, agents):
+        agents.sendall(garbage)
+        agents.shutdown(socket.SHUT_WR)
+        with pytest.raises(WireError, match=r"larger than this side accepts|different AORTA_AGENT_TOKEN"):
             server.receive()
 
 
-def test_closed_connection_is_told():
+def test_silent_stranger_does_not_block_node_zero():
+    with server_wire() as (server, _):
+        began_s = time.monotonic()
+        server.close()
+        assert time.monotonic() - began_s < 5
+
+
+def test_silent_node_zero_is_given_up(monkeypatch):
+    monkeypatch.setattr(wire_module, "LOST_S", 1.0)
+    with connected() as (_, agents), pytest.raises(WireError, match="no answer within 1 s"):
+        Wire(agents, b"secret", is_server=False)
+
+
+def test_message_that_is_too_large_is_refused():
     with wires() as (server, agent):
+        agent._socket.sendall((MAC_BYTES + MAX_MESSAGE_BYTES + 1).to_bytes(4, "big"))
+        with pytest.raises(WireError, match="a message is larger than this side accepts"):
+            server.receive()
+
+
+def test_largest_message_arrives():
+    text = "x" * (MAX_MESSAGE_BYTES - len('{"data": ""}'))
+    with wires() as (server, agent):
+        agent.send({"data": text})
+        assert receive(server, 1) == [{"data": text}]
+
+
+def test_half_a_message_does_not_block_node_zero_and_its_end_is_reported():
+    with wires() as (server, agent):
+        agent._socket.sendall((100).to_bytes(4, "big") + b"half")
+        assert select.select([server], [], [], 0.2)[0] == []
         agent.close()
         with pytest.raises(WireError, match="the connection was closed"):
             server.receive()
+
+
+def test_authenticated_message_that_is_not_json_is_refused():
+    with wires() as (server, agent):
+        agent._connection.send_bytes(sealed(agent, b"{", 0))
+        with pytest.raises(WireError, match="Expecting property name"):
+            server.receive()
+
+
+def test_closed_connection_is_reported_again_and_again():
+    with wires() as (server, agent):
+        agent.close()
+        for _ in range(2):
+            with pytest.raises(WireError, match="the connection was closed"):
+                server.receive()
+
+
+def test_messages_before_the_end_of_the_connection_arrive():
+    with wires() as (server, agent):
+        for number in range(MAX_WAITING):
+            agent.send({"number": number})
+        agent.close()
+        assert [message["number"] for message in receive(server, MAX_WAITING)] == list(range(MAX_WAITING))
+
+
+def test_wire_with_messages_that_nobody_has_taken_can_be_closed():
+    with wires() as (server, agent):
+        for number in range(3 * MAX_WAITING):
+            agent.send({"number": number})
+        server.close()
+
+
+def send_much(wire: Wire) -> None:
+    for _ in range(100):
+        wire.send({"data": "x" * (1 << 20)})
+
+
+def test_sending_to_a_peer_that_does_not_read_ends(monkeypatch):
+    monkeypatch.setattr(wire_module, "LOST_S", 1.0)
+    with connected() as (servers, agents):
+        server = Wire(servers, b"secret", is_server=True)
+        agent = Wire(agents, b"secret", is_server=False)
+        with pytest.raises(WireError, match="the other side has not read for 1 s"):
+            send_much(agent)
+        server.close()
+        agent.close()

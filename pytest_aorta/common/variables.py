@@ -1,0 +1,19 @@
+"""Names of the environment variables that pytest-aorta reads or sets."""
+
+from __future__ import annotations
+
+# Set by the user or by the cluster.
+AGENT_TOKEN = "AORTA_AGENT_TOKEN"  # noqa: S105 - the name of the secret's variable
+NODE_RANK = "AORTA_NODE_RANK"
+LEASE_DIR = "AORTA_LEASE_DIR"
+
+# Set for the programs of a launch.
+AGENT_PID = "AORTA_AGENT_PID"  # by the torchrun agent for its ranks; ranks of the fork server know their parent
+GUARD_PID = "AORTA_GUARD_PID"  # by the guard for the torchrun agent, which a profiler may have started in between
+STORE_FD = "AORTA_STORE_FD"  # the listening socket of the rendezvous, for the torchrun agent of node 0
+PROFILER = "AORTA_PROFILER"
+LATE_PATH = "AORTA_LATE_PATH"
+DEVICE = "AORTA_DEVICE"
+COLLECTIVE_TIMEOUT_S = "AORTA_COLLECTIVE_TIMEOUT_S"
+PROGRESS_FILE = "AORTA_PROGRESS_FILE"
+RANK_FOLDER = "AORTA_RANK_FOLDER"
