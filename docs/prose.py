@@ -2,7 +2,7 @@
 
 Two rules are checked. A docstring does not open with Of, What, Where, That, Which or Whether, since its first words are
 a verb phrase or a noun phrase. Words of the project's former private dialect, and British spellings, do not appear in
-pages, changelog fragments, docstrings, comments, messages, schemas and the texts of the report. Each finding names the
+pages, changelog fragments, examples, docstrings, comments, messages, schemas and the texts of the report. Each finding names the
 file, the line, the word and the word to write.
 
 No maintained linter does the same job. Ruff's pydocstyle rules (D401, D404) have fixed word lists. codespell reads
@@ -174,7 +174,8 @@ def check(path: Path, root: Path = ROOT) -> list[Finding]:
 
 def files(root: Path = ROOT) -> list[Path]:
     """Return every file that is checked."""
-    patterns = ["*.md", "docs/*.md", "changelog.d/*.md", "docs/*.py", "benchmarks/**/*.py", "tests/**/*.py"]
+    patterns = ["*.md", "*.toml", "dev", "docs/*.md", "changelog.d/*.md", "examples/*/*", ".github/**/*.yml"]
+    patterns += ["*.py", "docs/*.py", "benchmarks/**/*.py", "tests/**/*.py"]
     for package in ("pytest_aorta", "workloads"):
         patterns += [f"{package}/**/*.{suffix}" for suffix in ("py", "json", "yaml", "jinja")]
     patterns.append("pytest_aorta/report/page/*.js")

@@ -133,6 +133,11 @@ def test_pages_fragments_code_schemas_and_helpers_of_tests_are_among_the_files()
     names = {path.relative_to(ROOT).as_posix() for path in prose.files()}
     assert {
         "README.md",
+        "pyproject.toml",
+        "dev",
+        "conftest.py",
+        "examples/ci/Jenkinsfile",
+        ".github/workflows/ci.yml",
         "docs/tutorial.md",
         "docs/prose.py",
         "changelog.d/README.md",
