@@ -2,8 +2,8 @@
 
 Two rules are checked. A docstring does not open with Of, What, Where, That, Which or Whether, since its first words are
 a verb phrase or a noun phrase. Words of the project's former private dialect, and British spellings, do not appear in
-pages, changelog fragments, examples, docstrings, comments, messages, schemas and the texts of the report. Each finding names the
-file, the line, the word and the word to write.
+pages, changelog fragments, examples, docstrings, comments, messages, schemas and the texts of the report. Each finding
+names the file, the line, the word and the word to write.
 
 No maintained linter does the same job. Ruff's pydocstyle rules (D401, D404) have fixed word lists. codespell reads
 whole files, so it would flag identifiers as well, and its entries are single words without context. Vale could express
