@@ -54,3 +54,9 @@ def test_every_option_that_is_named_exists(path):
     text = path.read_text(encoding="utf-8")
     named = {f"--{name}" for name in re.findall(r"(?<![\w-])--((?:aorta|update)-[a-z-]*[a-z])(?![\w*…-])", text)}
     assert named <= FLAGS
+
+
+@pytest.mark.parametrize("path", [*EXAMPLES, *PAGES], ids=lambda path: path.name)
+def test_every_ini_key_that_is_named_exists(path):
+    named = set(re.findall(r"(?:-o |^)(aorta_[a-z_]+) ?=", path.read_text(encoding="utf-8"), re.MULTILINE))
+    assert named <= {option.ini for option in OPTIONS}
