@@ -139,7 +139,7 @@ def _beside(output: torch.Tensor, given: torch.Tensor | None) -> torch.Tensor | 
 def observe(
     tensor: torch.Tensor, given: torch.Tensor | None, number: int, module: str, part: str, phase: str
 ) -> torch.Tensor:
-    """Hash ``tensor`` and ``given``, the module's argument, for the boundaries ``number``; return a copy of ``tensor``."""
+    """Hash ``tensor`` and ``given``, a module's argument, for boundaries ``number``; return a copy of ``tensor``."""
     if number in _ALIVE:
         _ALIVE[number].see(phase, module, part, tensor, given)
     return tensor.clone()
