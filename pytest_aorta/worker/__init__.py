@@ -1,10 +1,14 @@
-"""The rank side: what a workload or a training script imports. Needs torch; the pytest process never imports it."""
+"""The rank side: the API that workloads and training scripts import.
+
+This package needs torch, so the pytest process never imports it.
+"""
 
 from __future__ import annotations
 
 from pytest_aorta.result.measurements import FailureDetail, RankResult, TensorHashes
 from pytest_aorta.result.trace.overlap import OverlapCapture
 from pytest_aorta.worker.environment import environment_facts
+from pytest_aorta.worker.former_names import keep_former_names
 from pytest_aorta.worker.hashing.weights import (
     LocalShard,
     WeightHash,
@@ -13,7 +17,6 @@ from pytest_aorta.worker.hashing.weights import (
     hash_parameters,
     hash_shards,
 )
-from pytest_aorta.worker.moved import keep_former_names
 from pytest_aorta.worker.overlap.profile import capture_overlap, profiled
 from pytest_aorta.worker.overlap.spans import Handle, StreamSpans, Transfer
 from pytest_aorta.worker.rank_env import RankEnv

@@ -1,4 +1,4 @@
-"""The facts of a rank's environment that its numbers depend on."""
+"""The facts of a rank's environment that its measurements and numerics depend on."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pytest_aorta.worker.hashing import keys
 def environment_facts(
     device: torch.device, *, bitwise_reproducible: bool | None = None
 ) -> dict[str, str | int | float | bool | None]:
-    """Versions, device model and numeric switches of this rank, as flat JSON values.
+    """Return versions, device model and numeric switches of this rank, as flat JSON values.
 
-    ``bitwise_reproducible`` says whether a second launch gives the very same numbers; without it, that is taken
-    for true on CPU, and on CUDA only under ``torch.use_deterministic_algorithms``.
+    ``bitwise_reproducible`` is whether a second launch computes the same bits. By default, that is assumed on CPU, and
+    on CUDA only under ``torch.use_deterministic_algorithms``.
     """
     deterministic = torch.are_deterministic_algorithms_enabled()
     if bitwise_reproducible is None:
@@ -40,7 +40,7 @@ def environment_facts(
             "nccl": ".".join(map(str, torch.cuda.nccl.version())),
             "tf32_matmul": torch.backends.cuda.matmul.allow_tf32,
         }
-    # Of the config or of the caller; but inductor names a folder for its cache itself.
+    # Variables of the config or of the caller; inductor sets the folder of its cache itself.
     given = (name for name in sorted(os.environ) if is_allowed(name) and name != "TORCHINDUCTOR_CACHE_DIR")
     facts |= {name: os.environ[name] for name in given}
     return facts

@@ -1,4 +1,4 @@
-"""A rank's result of what its script has logged for itself."""
+"""A rank's result from the files that its script logs."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from pytest_aorta.worker.environment import environment_facts
 
 
 def adapted_result(adapters: Sequence[dict[str, Any]], rank_folder: Path) -> RankResult | None:
-    """The result of this rank; None where the first rank alone logs.
+    """Return the result of this rank, or None if only the first rank logs.
 
     Args:
-        adapters: of the plan, one a rank.
+        adapters: the plan's adapters, one per rank.
 
     Raises:
-        AdapterError: what is expected was not logged.
+        AdapterError: The script did not log what the adapter reads.
     """
     rank = int(os.environ["RANK"])
     document = adapters[rank]

@@ -1,4 +1,4 @@
-"""What a rank does: load the workload or the script of the plan, run it, write the result, leave together."""
+"""The life of a rank: load the plan's workload or script, run it, write the result, leave with all other ranks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from pytest_aorta.worker.workload import Workload
 def run_rank(run_dir: Path, folder: Path) -> None:
     """Run this rank's part of ``run_dir/plan.json`` and write ``folder/result.json``."""
     plan = json.loads((run_dir / "plan.json").read_text(encoding="utf-8"))
-    # Where another environment is the reference, it comes first.
+    # If the A/B reference is another environment, packages of that environment come first.
     sys.path += filter(None, os.environ.pop(variables.LATE_PATH, "").split(":"))
     if plan["script"] is not None:
         run_script(plan["script"], plan["args"])
@@ -61,7 +61,7 @@ def load_workload(target: dict[str, Any]) -> type[Workload]:
     """Import the workload's class, by module name or from its folder.
 
     Raises:
-        TypeError: what the yaml names is no :class:`Workload`.
+        TypeError: The class that the yaml names is not a :class:`Workload`.
     """
     where = target["module"] or target["folder"]
     module = importlib.import_module(where) if target["module"] else _load_folder(target["name"], where)
@@ -89,14 +89,14 @@ def run_script(script: str, args: list[str]) -> None:
 
 
 def refuse_leaks(reference: dict[str, str] | None) -> None:
-    """See that a commit's launch has run none of the code under test, which an editable install may bring in.
+    """Check that the launch of a reference commit imported no code under test, e.g. through an editable install.
 
     Raises:
-        ImportError: it has.
+        ImportError: A module was imported from the code under test.
     """
     if reference is None or "checkout" not in reference:
         return
-    # Where the checkout is our own, it holds the version that pytest runs, which is ranks' too.
+    # In this project's own checkout, the package under test is also the version that all ranks run on purpose.
     for name, module in sorted(sys.modules.items()):
         file = getattr(module, "__dict__", {}).get("__file__")
         if not file or Path(file).resolve().is_relative_to(PACKAGE_ROOT):
@@ -109,10 +109,11 @@ def refuse_leaks(reference: dict[str, str] | None) -> None:
 
 
 def finish(folder: Path, result: RankResult | None) -> None:
-    """Write the result, then wait for the others: a rank that leaves early takes its peers' connections away.
+    """Write the result, then wait for all ranks: a rank that leaves early closes its peers' connections.
 
-    The canary after the steps comes last, when all ranks have their result: it is a collective, and one that is late
-    is to be told from one that is lost. Without a result, the rank only says that it ended well.
+    The canary after the steps runs last, when all ranks have written their result. The canary is a collective, and a
+    rank that is late for it must be distinguished from a lost rank. Without a result, the file only says that the rank
+    ended well.
     """
     if result is None:
         write_json(folder / "result.json", {"measured": False})
@@ -128,12 +129,12 @@ def finish(folder: Path, result: RankResult | None) -> None:
 def _write_result(folder: Path, result: RankResult) -> None:
     document = asdict(result)
     if field := _non_finite(document):
-        raise ValueError(f"the result of rank {os.environ['RANK']} holds a number that is not finite: {field}")
+        raise ValueError(f"the result of rank {os.environ['RANK']} contains a number that is not finite: {field}")
     write_json_rows(folder / "result.json", document)
 
 
 def _load_folder(name: str, folder: str) -> ModuleType:
-    # A name of its own: the user's folder may be called like an installed package.
+    # A prefixed name, since the user's folder may have the name of an installed package.
     full_name = f"aorta_own_workloads_{name}"
     path = Path(folder) / "__init__.py"
     spec = importlib.util.spec_from_file_location(full_name, path, submodule_search_locations=[folder])

@@ -1,4 +1,4 @@
-"""Who this rank is, read from the environment torchrun sets."""
+"""The identity of this rank, from the environment that torchrun sets."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_aorta.common import variables
-
-BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+from pytest_aorta.plan.world import BACKENDS
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class RankEnv:
         """Read RANK, WORLD_SIZE, LOCAL_RANK and AORTA_DEVICE.
 
         Raises:
-            RuntimeError: a variable is absent or no integer, or the device is unknown or not there.
+            RuntimeError: A variable is absent or not an integer, or the device is unknown.
         """
         numbers = {name: _integer(environ, name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
         kind = environ.get(variables.DEVICE) or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -48,7 +47,7 @@ class RankEnv:
         """Join the default process group (NCCL on ``cuda``, gloo on ``cpu``) and return this rank's device.
 
         Raises:
-            RuntimeError: fewer ranks than ``min_world_size``; nothing has been initialised then.
+            RuntimeError: The world has fewer ranks than ``min_world_size``; the process group is not initialized then.
         """
         if self.world_size < min_world_size:
             raise RuntimeError(
@@ -74,5 +73,5 @@ def _integer(environ: Mapping[str, str], name: str) -> int:
         return int(text or "")
     except ValueError:
         raise RuntimeError(
-            f"environment variable {name} is {text!r}, but has to be an integer: start ranks with torchrun"
+            f"environment variable {name} is {text!r} and has to be an integer: start ranks with torchrun"
         ) from None

@@ -27,9 +27,9 @@ from pytest_aorta.worker.timing.timer import StepTimer
 
 
 class Recorder:
-    """Collects what a script measures on this rank; the launcher writes it when the script ends.
+    """The measurements of a script on this rank; the launcher writes them when the script ends.
 
-    The first ``warmup`` steps (see :meth:`start`) are run but not recorded.
+    The first ``warmup`` steps (see :meth:`start`) run but are not recorded.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Recorder:
         self._is_warming_up = False
         self._weight_hashes: dict[str, str] = {}
         self._tensor_hashes: dict[str, TensorHashes] = {}
-        # Not numbers yet: reading one from the device would make the step wait for it.
+        # Tensors stay tensors until the end: reading a number from the device would make the step wait.
         self._loss: list[float | torch.Tensor] = []
         self._grad_norm: list[float | torch.Tensor] = []
         self._failures: list[FailureDetail] = []
@@ -50,9 +50,9 @@ class Recorder:
         self._capture: OverlapCapture | None = None
 
     def start(self, device: torch.device | None = None, *, warmup: int = 0) -> None:
-        """Say which device the steps run on, and how many come before the measured ones; collective.
+        """Set the device of the steps and the number of warm-up steps; collective.
 
-        The first :meth:`step` does it where nothing was said: on this rank's current GPU, or on CPU ranks the CPU.
+        Without this call, the first :meth:`step` uses this rank's current GPU, or the CPU on CPU ranks.
         """
         if self._timer is not None:
             raise RuntimeError("recorder.start() was called twice, or after the first recorder.step()")
@@ -77,11 +77,11 @@ class Recorder:
         self._tokens += tokens
 
     def loss(self, value: float | torch.Tensor) -> None:
-        """Record the loss of the step just done; a tensor of one element is read at the end only."""
+        """Record the loss of the last step; a tensor of one element is read only at the end."""
         self._series(self._loss, value)
 
     def grad_norm(self, value: float | torch.Tensor) -> None:
-        """Record the norm of the gradients of the step just done, before clipping; likewise."""
+        """Record the norm of the last step's gradients before clipping; a tensor is read only at the end."""
         self._series(self._grad_norm, value)
 
     def weights(self, model: torch.nn.Module) -> None:
@@ -95,7 +95,7 @@ class Recorder:
             series.append(value.detach().clone() if isinstance(value, torch.Tensor) else float(value))
 
     def metric(self, name: str, value: float) -> None:
-        """Record a fact of this rank; the unit belongs in the name, e.g. ``tokens_per_s``."""
+        """Record a metric of this rank; the name includes the unit, e.g. ``tokens_per_s``."""
         self._metrics[name] = float(value)
 
     def weight_hash(self, step: int, value: str) -> None:
@@ -107,7 +107,7 @@ class Recorder:
         self._tensor_hashes[kind] = hashes
 
     def overlap(self, capture: OverlapCapture) -> None:
-        """Record what :func:`~pytest_aorta.worker.capture_overlap` saw, with its metrics."""
+        """Record the capture of :func:`~pytest_aorta.worker.capture_overlap`, with its metrics."""
         self._capture = capture
 
     def failure(self, detail: FailureDetail) -> None:
@@ -115,16 +115,16 @@ class Recorder:
         self._failures.append(detail)
 
     def result(self) -> RankResult:
-        """Everything recorded so far.
+        """Return everything recorded so far.
 
         Raises:
-            RuntimeError: the script never recorded a step.
+            RuntimeError: The script never recorded a step.
         """
         times = self._timer.step_times_ms() if self._timer else []
         if self._timer is None or not times:
             raise RuntimeError(
-                "the script recorded no step: wrap each training step in `with recorder.step():`, and run more of "
-                "them than the warm-up has"
+                "the script recorded no step: wrap each training step in `with recorder.step():`, and run more "
+                "steps than the warm-up has"
             )
         environment: Mapping[str, str | int | float | bool | None] = environment_facts(self._device)
         result = RankResult(

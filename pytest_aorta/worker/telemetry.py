@@ -1,4 +1,4 @@
-"""A line of JSON for each measured step of a rank, written after the loop."""
+"""The telemetry of a rank: one line of JSON per measured step, written after the loop."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from pytest_aorta.result.measurements import RankResult, StepOverlap
 from pytest_aorta.result.trace.overlap import OverlapCapture
 
 TELEMETRY_FILE = "telemetry.jsonl"
-# Beyond these every second, third, ... step is left out, and the last segments of a lane.
+# A longer run keeps only every second, third, ... step; a lane with more segments loses its last ones.
 MAX_LINES = 5000
 MAX_SEGMENTS = 50
 
 
 @dataclass(frozen=True)
 class Telemetry:
-    """Facts of single measured steps that a result has no place for.
+    """Facts of single measured steps that are not part of a result.
 
     Attributes:
-        series: one value a step by name, such as ``lr``.
-        captures: of some steps, by number from 0, what streams did.
+        series: one value per step by name, such as ``lr``.
+        captures: overlap and timeline of some steps, by step number from 0.
     """
 
     series: Mapping[str, Sequence[float]] = field(default_factory=dict)
@@ -32,20 +32,20 @@ class Telemetry:
 
 
 def write_telemetry(folder: Path, result: RankResult, telemetry: Telemetry) -> Path:
-    """Write ``folder/telemetry.jsonl``, whole or not at all, and return its path.
+    """Write ``folder/telemetry.jsonl`` atomically and return its path.
 
-    A line has ``step`` (from 0), ``step_time_ms`` and, where they are known, ``loss``, ``grad_norm``, the series'
-    values, and of captured steps ``stream_ms`` by lane, ``utilisation`` (compute as a share of the step),
+    A line has ``step`` (from 0), ``step_time_ms`` and, if known, ``loss``, ``grad_norm`` and the values of each series.
+    Lines of captured steps also have ``stream_ms`` by lane, ``utilisation`` (compute as a fraction of the step),
     ``hidden_comm_ms``, ``exposed_comm_ms`` and ``segments``: ``[begin_ms, end_ms]`` by lane.
 
     Raises:
-        ValueError: a series has another length than the steps.
+        ValueError: The length of a series differs from the number of steps.
     """
     num_steps = len(result.step_times_ms)
     for name, values in telemetry.series.items():
         if len(values) != num_steps:
             raise ValueError(f"telemetry of {name}: {len(values)} values for {num_steps} steps; they have to be equal")
-    # A script may record a loss in some steps only: which ones, nobody knows.
+    # A script may record a loss in some steps only, and the result does not say in which.
     recorded = {"loss": result.loss, "grad_norm": result.grad_norm}
     columns = {name: values for name, values in recorded.items() if len(values) == num_steps} | dict(telemetry.series)
     lines = _lines(result.step_times_ms, columns, telemetry.captures)

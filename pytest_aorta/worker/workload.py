@@ -1,4 +1,4 @@
-"""The contract of a workload."""
+"""The base class of workloads."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pytest_aorta.worker.telemetry import Telemetry
 class Workload(ABC):
     """A distributed program that a test can launch; one instance lives in each rank.
 
-    The lifecycle is ``setup()``, ``run()``, ``cleanup()``. ``torch.distributed`` is the workload's own:
-    ``setup()`` joins the process group and ``cleanup()`` leaves it. When ``setup()`` or ``run()`` raises, the
-    process ends without ``cleanup()``, since collectives of a broken world can hang.
+    The lifecycle is ``setup()``, ``run()``, ``cleanup()``. The workload owns ``torch.distributed``: ``setup()`` joins
+    the process group and ``cleanup()`` leaves it. If ``setup()`` or ``run()`` raises, the process ends without
+    ``cleanup()``, since collectives of a broken world can hang.
 
     Attributes:
-        launch_mode: how ranks are started; ``torchrun`` is the only mode.
-        min_world_size: the fewest ranks the workload makes sense on.
-        config: the values of ``default.yaml`` with the test's own on top, checked before the launch.
+        launch_mode: the way ranks are started; ``torchrun`` is the only mode.
+        min_world_size: the smallest number of ranks that the workload can run on.
+        config: the defaults of ``default.yaml``, replaced by the test's own values, checked before the launch.
     """
 
     launch_mode: ClassVar[str] = "torchrun"
@@ -31,16 +31,16 @@ class Workload(ABC):
 
     @abstractmethod
     def setup(self) -> None:
-        """Join the process group and allocate; raise RuntimeError on fewer than ``min_world_size`` ranks."""
+        """Join the process group and allocate; raise RuntimeError below ``min_world_size`` ranks."""
 
     @abstractmethod
     def run(self) -> RankResult:
-        """Warm up, run the measured loop and return this rank's facts."""
+        """Warm up, run the measured loop and return this rank's result."""
 
     def telemetry(self) -> Telemetry:
-        """What :meth:`run` knows of single measured steps beside the result, for the rank's ``telemetry.jsonl``."""
+        """Return facts of single measured steps for the rank's ``telemetry.jsonl``; none by default."""
         return Telemetry()
 
     @abstractmethod
     def cleanup(self) -> None:
-        """Leave the process group and free what ``setup()`` took."""
+        """Leave the process group and free the resources of ``setup()``."""

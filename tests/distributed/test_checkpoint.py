@@ -37,7 +37,7 @@ def test_loaded_by_two(workload, name, given):
 @pytest.mark.parametrize("given, message", [
     ({"save_checkpoint": "here"}, "save_checkpoint is 'here', a relative path"),
     ({"save_checkpoint": str(FOLDER / "eager")}, "allowed is a new or an empty folder"),
-    ({"load_checkpoint": str(FOLDER)}, "it has no file .metadata"),
+    ({"load_checkpoint": str(FOLDER)}, "the file .metadata is missing"),
 ])
 def test_folders_that_do_not_do_are_refused(workload, given, message):
     with pytest.raises(Exception, match=message):

@@ -134,5 +134,5 @@ def test_traced_experts_have_every_bit_of_fsdp2(workload):
 
 
 def test_experts_of_a_traced_model_are_not_shared_out(workload):
-    with pytest.raises(LaunchError, match="expert_parallel_degree is 2, and llama_simple_fsdp takes 1 alone"):
+    with pytest.raises(LaunchError, match="expert_parallel_degree is 2, and llama_simple_fsdp takes only 1"):
         workload.run("llama_simple_fsdp", **TRAINING | LAYOUTS["ep 2"])

@@ -77,9 +77,9 @@ def test_compiled_blocks_under_tensor_parallelism_train_as_eager_ones(workload):
 @pytest.mark.parametrize(
     ("axes", "message"),
     [
-        ({"tensor_parallel_degree": 3}, "4 ranks, no multiple of data_parallel_replicate_degree 1 x"),
-        ({"n_kv_heads": 1, "tensor_parallel_degree": 2}, r"no multiples of it are \{'n_kv_heads': 1\}"),
-        ({"seq_len": 6, "context_parallel_degree": 2}, "seq_len is 6, no multiple of 2 x context_parallel_degree 2"),
+        ({"tensor_parallel_degree": 3}, "4 ranks, not a multiple of data_parallel_replicate_degree 1 x"),
+        ({"n_kv_heads": 1, "tensor_parallel_degree": 2}, r"not multiples of 2 are \{'n_kv_heads': 1\}"),
+        ({"seq_len": 6, "context_parallel_degree": 2}, "seq_len is 6, not a multiple of 2 x context"),
     ],
 )
 def test_degrees_that_can_not_be_are_refused_by_name(workload, axes, message):

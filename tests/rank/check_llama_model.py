@@ -151,7 +151,7 @@ def test_a_global_batch_is_the_same_however_ranks_share_it():
 
 @pytest.mark.parametrize(
     ("dimensions", "message"),
-    [({"n_kv_heads": 3}, "no multiple of n_kv_heads 3"), ({"dim": 60}, "dim is 60")],
+    [({"n_kv_heads": 3}, "not a multiple of n_kv_heads 3"), ({"dim": 60}, "dim is 60")],
 )
 def test_dimensions_that_do_not_divide_are_an_error(dimensions, message):
     with pytest.raises(ValueError, match=message):

@@ -103,7 +103,7 @@ def test_every_parameter_is_trained():
 
 
 def test_heads_that_do_not_divide_the_width_are_told():
-    with pytest.raises(ValueError, match="dim is 16, no multiple of n_heads 3"):
+    with pytest.raises(ValueError, match="dim is 16, not a multiple of n_heads 3"):
         make_model(n_heads=3)
 
 

@@ -1,4 +1,4 @@
-"""Everything a run reads and writes, allocated once before the first step."""
+"""All tensors of a run, allocated once before the first step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .settings import Settings
 class Gemm:
     """Operands and results of a layer's GEMMs, shared by all layers.
 
-    They are not the gathered parameters: codes would overflow float16, and speed should not depend on them.
+    GEMMs do not use the gathered parameters: codes would overflow float16, and speed should not depend on codes.
     """
 
     activation: torch.Tensor
@@ -25,7 +25,7 @@ class Gemm:
 
     @classmethod
     def allocate(cls, size: int, dtype: torch.dtype, device: torch.device, seed: int) -> Gemm:
-        """Random square operands of a size at which results stay in range."""
+        """Allocate random square operands, scaled so that results stay in range."""
         generator = torch.Generator(device).manual_seed(seed)
         operands = [torch.randn(size, size, device=device, generator=generator) for _ in range(2)]
         results = [torch.zeros(size, size, dtype=dtype, device=device) for _ in range(3)]
@@ -50,7 +50,7 @@ class Buffers:
 
     @classmethod
     def allocate(cls, settings: Settings, device: torch.device) -> Buffers:
-        """Allocate for ``settings``; zeros stand for data that never came."""
+        """Allocate for ``settings``; buffers start as zeros, which stand for data that never arrived."""
 
         def zeros(count: int, *shape: int) -> list[torch.Tensor]:
             return [torch.zeros(shape, dtype=settings.dtype, device=device) for _ in range(count)]
@@ -85,7 +85,7 @@ def _host_inputs(settings: Settings, index: torch.Tensor, *, pin: bool) -> list[
 
 
 def _initial_weights(settings: Settings, own_index: torch.Tensor) -> list[torch.Tensor]:
-    """Float32 integers that depend on seed, layer and global position; none without an optimizer."""
+    """Return integers in float32 that depend on seed, layer and global position; none without an optimizer."""
     if settings.optimizer == "none":
         return []
     codes = CodeTable(torch.float32, own_index.device, settings.seed)

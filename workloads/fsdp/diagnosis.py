@@ -1,4 +1,4 @@
-"""From a recorded mismatch to where it is and what likely went wrong. Runs on the host after the loop."""
+"""Location and likely cause of a recorded mismatch. Runs on the host after the loop."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from .oracle import (
     source_of_column,
 )
 
-# An iteration's slots: its input, then each layer's forward and backward all-gather and reduce-scatter.
+# Slots of an iteration: the input, then each layer's forward and backward all-gather and its reduce-scatter.
 INPUT = 0
 PHASES = ("forward", "backward")
 _CHECKS_PER_LAYER = len(PHASES) + 1
 
 
 def slots(layers: int) -> int:
-    """How many checks an iteration has."""
+    """Return the number of checks of an iteration."""
     return 1 + _CHECKS_PER_LAYER * layers
 
 
 def gather_slot(layer: int, phase: str) -> int:
-    """The slot of a layer's all-gather in ``forward`` or ``backward``."""
+    """Return the slot of a layer's all-gather in ``forward`` or ``backward``."""
     return 1 + _CHECKS_PER_LAYER * layer + PHASES.index(phase)
 
 
 def reduce_slot(layer: int) -> int:
-    """The slot of a layer's reduce-scatter."""
+    """Return the slot of a layer's reduce-scatter."""
     return 1 + _CHECKS_PER_LAYER * layer + len(PHASES)
 
 
 @dataclass(frozen=True)
 class Place:
-    """What is checked: the world as ``rank`` sees it, and which iterations of the run."""
+    """The dimensions of the checks: the world, this rank, and the checked iterations of the run."""
 
     rank: int
     world_size: int
@@ -65,13 +65,13 @@ class Mismatch:
 
     @property
     def shift(self) -> int | None:
-        """By how much codes moved, if that is the same at the first and the last wrong element."""
+        """Return the shift of the codes, if the first and the last wrong element agree on one."""
         first = _shift(self.expected, self.actual)
         return first if first == _shift(self.last_expected, self.last_actual) else None
 
     @property
     def is_zero(self) -> bool:
-        """Whether the first and the last wrong element are zero, which no code is."""
+        """Return whether the first and the last wrong element are zero, which is not a code."""
         return self.actual == 0 and self.last_actual == 0
 
 
@@ -96,24 +96,24 @@ def failure_detail(place: Place, mismatch: Mismatch, checked: int, slot: int, ro
 
 
 def explain(mismatch: Mismatch, total: int, hypotheses: dict[int, str], zeros: str) -> str:
-    """Name the likely fault: the first and the last wrong element have to agree on it."""
+    """Name the likely fault, if the first and the last wrong element agree on one."""
     partial = f"only part, {mismatch.count:.0f} of {total}: " if mismatch.count < total else ""
     if mismatch.is_zero:
         return partial + zeros
     if mismatch.shift in hypotheses:
         return partial + hypotheses[mismatch.shift]
     if mismatch.count >= 2 and mismatch.difference == 0:
-        return "permuted: the right values in wrong places"
+        return "permuted: the right values at wrong positions"
     return partial + "unknown: no code that another iteration, layer or rank would have"
 
 
 def shard_hypotheses(place: Place, layer: int, rank: int) -> dict[int, str]:
-    """What each shift of a code would mean in data of ``layer`` and ``rank``, the simplest first."""
+    """Return the meaning of each shift of a code in data of ``layer`` and ``rank``; the simplest meaning wins."""
     meanings: dict[int, str] = {}
     for age in (1, 2):
         meanings.setdefault(-age * ITERATION_STRIDE % PRIME, _stale(age))
     meanings.setdefault(ITERATION_STRIDE, "too new: overwritten with the data of the next iteration")
-    # Beyond 251 ranks the shift depends on the position and means nothing.
+    # Between ranks of different families of 251, the shift depends on the position and has no meaning.
     family = rank // PRIME * PRIME
     for other in range(family, min(family + PRIME, place.world_size)):
         shift = (other - rank) * RANK_STRIDE % PRIME
@@ -126,7 +126,7 @@ def shard_hypotheses(place: Place, layer: int, rank: int) -> dict[int, str]:
 
 
 def input_hypotheses(slot: int) -> dict[int, str]:
-    """What each shift of a code would mean in the input of ``slot``."""
+    """Return the meaning of each shift of a code in the input of ``slot``."""
     return {
         ((slot - age) % INPUT_SLOTS - slot) * ITERATION_STRIDE % PRIME: _stale(age) for age in range(1, INPUT_SLOTS)
     }
@@ -160,7 +160,7 @@ def _with_values(detail: FailureDetail, mismatch: Mismatch, index: int) -> Failu
     count = int(mismatch.count)
     if math.isfinite(mismatch.actual):
         return replace(detail, count=count, index=index, expected=mismatch.expected, actual=mismatch.actual)
-    # A result holds finite numbers only, so this one is told in words.
+    # A result contains only finite numbers, so the cause reports this value as text.
     cause = f"first at index {index}: expected {mismatch.expected:g}, got {mismatch.actual}"
     return replace(detail, count=count, cause=cause)
 

@@ -1,4 +1,4 @@
-"""Faults that tests plant in the data, never in the checks, to see each of them found and named."""
+"""Faults that tests plant in the data, never in the checks, to prove that each of them is found and named."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-# Writes the codes of a rank's chunk for (out, iteration, layer, rank).
+# Called with (out, iteration, layer, rank), writes the codes of a rank's chunk into out.
 WriteChunk = Callable[[torch.Tensor, int, int, int], None]
 
 GATHER_KINDS = ("stale_gather", "zeroed_gather", "partial_gather", "permuted_gather", "swapped_shards")
@@ -16,7 +16,7 @@ DATA_KINDS = (*GATHER_KINDS, "stale_h2d", "dropped_gradient", "stale_gradient")
 
 @dataclass(frozen=True)
 class FaultSpec:
-    """The config's ``fault``; ``iteration`` counts checked iterations from 0, no ``rank`` is every rank."""
+    """The block ``fault`` of a config; ``iteration`` counts checked iterations from 0, ``rank`` None is every rank."""
 
     kind: str = "none"
     iteration: int = 0
@@ -28,7 +28,7 @@ class FaultSpec:
     every: int = 1
 
     def check(self, *, verify: int, layers: int, world_size: int, optimizer: str) -> None:
-        """Raise ValueError for a fault that could not happen in this run."""
+        """Raise ValueError if the fault could not happen in this run."""
         if self.kind in DATA_KINDS:
             self._check_range("iteration", self.iteration, verify, "checked iterations (config key 'verify')")
         self._check_range("layer", self.layer, layers, "layers")
@@ -44,10 +44,10 @@ class FaultSpec:
 
 
 class Fault:
-    """Applies a :class:`FaultSpec` on this rank."""
+    """A :class:`FaultSpec` applied on this rank."""
 
     def __init__(self, spec: FaultSpec, *, rank: int, first_checked: int, write_chunk: WriteChunk) -> None:
-        """``first_checked`` is the run's iteration that is the spec's iteration 0."""
+        """Prepare the fault; ``first_checked`` is the iteration of the run that is iteration 0 of ``spec``."""
         self._spec = spec
         self._rank = rank
         self._here = spec.rank in (None, rank)
@@ -55,7 +55,7 @@ class Fault:
         self._write_chunk = write_chunk
 
     def on_gathered(self, chunks: torch.Tensor, iteration: int, layer: int, phase: str) -> None:
-        """Damage gathered parameters, one row a source rank, after they arrived and before they are used."""
+        """Damage gathered parameters, one row per source rank, between their arrival and their use."""
         spec = self._spec
         if spec.kind not in GATHER_KINDS or spec.phase != phase or not self._strikes(iteration, layer):
             return
@@ -74,31 +74,31 @@ class Fault:
             chunk[begin:] = stale[begin:]
 
     def input_iteration(self, iteration: int) -> int:
-        """The iteration whose input is copied to the device."""
+        """Return the iteration whose input is copied to the device."""
         return iteration - int(self._spec.kind == "stale_h2d" and self._here and iteration == self._iteration)
 
     def on_gradient(self, gradient: torch.Tensor, iteration: int, layer: int) -> None:
-        """Damage this rank's contribution to a gradient before it is reduced."""
+        """Damage this rank's contribution to a gradient before the reduction."""
         if self._spec.kind == "dropped_gradient" and self._strikes(iteration, layer):
             gradient.zero_()
 
     def on_reduced(self, reduced: torch.Tensor, iteration: int, layer: int) -> None:
-        """Damage this rank's shard of a reduced gradient after it arrived."""
+        """Damage this rank's shard of a reduced gradient after its arrival."""
         if self._spec.kind == "stale_gradient" and self._strikes(iteration, layer):
             self._write_chunk(reduced, iteration - 1, layer, self._rank)
 
     def on_final_weights(self, weights: torch.Tensor) -> None:
-        """Move one float32 weight of this rank by one unit in the last place."""
+        """Change one float32 weight of this rank by one unit in the last place."""
         if self._spec.kind == "weight" and self._here:
             weights.view(torch.int32)[-1:].add_(1)
 
     @property
     def delay_ms(self) -> float:
-        """What a slow iteration takes longer."""
+        """Return the extra milliseconds of a slow iteration."""
         return self._spec.delay_ms
 
     def slows(self, iteration: int) -> bool:
-        """Whether this iteration is slow on this rank."""
+        """Return whether this iteration is slow on this rank."""
         return self._spec.kind == "slowdown" and self._here and iteration % self._spec.every == 0
 
     def _strikes(self, iteration: int, layer: int) -> bool:

@@ -1,8 +1,8 @@
-"""Codes that name where data comes from, and the comparison with what should have arrived. Pure tensor code.
+"""Codes that identify the origin of data, and the comparison of received with expected data. Pure tensor code.
 
 An element's code is ``1 + (base[position] + a*iteration + b*layer + c*rank + seed) mod 251``: exact in
-bfloat16, never zero, and different at every element for neighbouring iterations, layers and ranks. So a wrong
-value tells which data it is.
+bfloat16, never zero, and different at every element for adjacent iterations, layers and ranks. So a wrong value
+identifies the data that it belongs to.
 """
 
 from __future__ import annotations
@@ -10,23 +10,24 @@ from __future__ import annotations
 import torch
 
 PRIME = 251
-# One or two iterations back, another of 15 layers, another of 16 ranks: each moves a code differently.
+# Strides at which one or two iterations back, another of 15 layers and another of 16 ranks all shift a code by
+# different amounts.
 ITERATION_STRIDE = 23
 LAYER_STRIDE = 16
 RANK_STRIDE = 1
-# No such amount either, so that data in the wrong place does not look like data of another rank or layer.
+# Different from those amounts too, so that misplaced data does not look like data of another rank or layer.
 POSITION_STRIDE = 100
 BLOCK_STRIDE = 37
 
-# The host keeps this many inputs, coded by slot instead of iteration, so that it writes none during the run.
+# The host keeps this many inputs, coded by slot instead of iteration, and writes none during the run.
 INPUT_SLOTS = 4
 
-# The columns of a comparison, one row a source; every number is exact in float64.
+# The columns of a comparison, one row per source; every number is exact in float64.
 COLUMNS = ("count", "first", "expected", "actual", "last", "last_expected", "last_actual", "difference")
 
 
 def chunk_index(size: int, rank: int) -> torch.Tensor:
-    """Rank ``rank``'s codes at iteration 0 of layer 0, less one: indices for :class:`CodeTable`."""
+    """Return a rank's codes at iteration 0 of layer 0, minus one: indices for :class:`CodeTable`."""
     position = torch.arange(size, dtype=torch.int64)
     base = position * POSITION_STRIDE + position // PRIME * BLOCK_STRIDE + rank * RANK_STRIDE
     # Ranks 251 apart would have one code without this term; with it 250 of 251 elements differ.
@@ -34,12 +35,12 @@ def chunk_index(size: int, rank: int) -> torch.Tensor:
 
 
 def world_index(size: int, world_size: int) -> torch.Tensor:
-    """The chunks' indices of all ranks, as an all-gather lays them out."""
+    """Return the indices of all ranks' chunks, in the order of an all-gather."""
     return torch.cat([chunk_index(size, rank) for rank in range(world_size)])
 
 
 class CodeTable:
-    """Writes codes of one dtype with one kernel, without allocating and without the host waiting."""
+    """A table that writes codes of one dtype with one kernel, without allocations and without a wait of the host."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device, seed: int) -> None:
         """Allocate the table."""
@@ -57,8 +58,8 @@ class CodeTable:
 class Contribution:
     """One rank's part of a gradient in which every position comes from exactly one rank.
 
-    Rank ``(position + iteration) % world_size`` contributes the code, the others zero. So sums are exact at any
-    world size, and what a rank fails to contribute is missing at positions that only it fills.
+    Rank ``(position + iteration) % world_size`` contributes the code, all others zero. So sums are exact at any world
+    size, and a missing contribution leaves zeros at the positions of its rank.
     """
 
     def __init__(self, world_size: int, rank: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -68,18 +69,18 @@ class Contribution:
         self._masks = torch.eye(world_size, dtype=dtype, device=device)
 
     def keep_own(self, gradient: torch.Tensor, iteration: int) -> None:
-        """Set every position of ``gradient`` to zero that another rank contributes."""
+        """Set every position of ``gradient`` that another rank contributes to zero."""
         own_column = (self._rank - iteration) % self._world_size
         gradient.view(-1, self._world_size).mul_(self._masks[own_column])
 
 
 def source_of_column(column: int, rank: int, shard_size: int, iteration: int, world_size: int) -> int:
-    """Which rank fills elements ``column``, ``column + world_size``, ... of ``rank``'s reduced gradient."""
+    """Return the rank that fills elements ``column``, ``column + world_size``, ... of ``rank``'s reduced gradient."""
     return (rank * shard_size + column + iteration) % world_size
 
 
 def by_column(values: torch.Tensor, columns: int) -> torch.Tensor:
-    """View a flat tensor as one row a column, padded with zeros to full rows."""
+    """Reshape a flat tensor to one row per column, padded with zeros to full rows."""
     padding = -values.numel() % columns
     return torch.nn.functional.pad(values, (0, padding)).view(-1, columns).t()
 

@@ -1,4 +1,4 @@
-"""One training step: which transfer and which GEMM is submitted when, and what waits for what."""
+"""One training step: the order in which transfers and GEMMs are submitted, and the waits between them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .verification import Verification
 
 @dataclass(frozen=True)
 class Lanes:
-    """Where collectives and input copies run, and how many turns ahead of their use."""
+    """The lanes of collectives and of input copies, and how many turns ahead of their use these run."""
 
     collectives: Lane
     gathers_ahead: int
@@ -29,21 +29,21 @@ class Lanes:
 
     @classmethod
     def choose(cls, settings: Settings, device: torch.device) -> Lanes:
-        """Lanes beside compute where the settings ask for them, else in line."""
+        """Choose lanes beside compute if the settings ask for them, or else in line."""
         on_cuda = device.type == "cuda"
         collectives: Lane = InlineLane()
         if settings.comm_stream:
-            # High priority: a collective's few blocks would otherwise queue behind a GEMM's many.
+            # High priority: the few blocks of a collective would otherwise queue behind the many of a GEMM.
             collectives = StreamLane(device, priority=-1) if on_cuda else AsyncLane()
         inputs = StreamLane(device) if settings.h2d_prefetch and on_cuda else InlineLane()
         return cls(collectives, int(settings.comm_stream), inputs, int(settings.h2d_prefetch))
 
 
 class TrainingStep:
-    """Runs steps on the current stream; warm-up, checked and measured steps differ in nothing but the checks.
+    """The steps on the current stream; warm-up, checked and measured steps differ only in the checks.
 
-    Nothing here makes the host wait on CUDA. Buffers in pairs alternate: inputs by iteration, gathered
-    parameters by gather (an even number a step, so that steps join up), gradients by turn within a step.
+    On CUDA the host never waits. Buffers in pairs alternate: inputs by iteration, gathered parameters by gather (each
+    step has an even number of gathers), gradients by turn within a step.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class TrainingStep:
         fault: Fault,
         spans: StreamSpans,
     ) -> None:
-        """Use what is given; nothing is submitted before the first :meth:`run`."""
+        """Prepare the lanes; nothing is submitted before the first :meth:`run`."""
         self._spans = spans
         self._layers = settings.layers
         self._buffers = buffers
@@ -71,11 +71,11 @@ class TrainingStep:
         self._gathers = ReadAhead(lanes.collectives, lanes.gathers_ahead, self._gather)
 
     def run(self, iteration: int) -> None:
-        """Run step ``iteration`` of the run; iterations start at 0 and follow each other."""
+        """Run step ``iteration`` of the run; iterations start at 0 and are consecutive."""
         self._inputs.take(iteration, last=iteration + 1)
         self._verification.check_input(iteration, self._buffers.inputs[iteration % 2])
         for layer, shard in enumerate(self._buffers.shards):
-            # The optimizer's write: every iteration has parameters of its own.
+            # Stands for the optimizer: every iteration has parameters of its own.
             self._codes.write(shard, self._buffers.own_index, iteration, layer)
         self._forward(iteration)
         self._backward(iteration)
@@ -99,7 +99,7 @@ class TrainingStep:
                 torch.mm(gemm.output, gemm.weight.t(), out=gemm.activation_gradient)
                 torch.mm(gemm.activation.t(), gemm.output, out=gemm.weight_gradient)
             if turn >= 2:
-                # It reads the buffer that is written next.
+                # This scatter reads the buffer that is written next.
                 scatters[turn - 2].wait()
             gradient = self._write_gradient(iteration, layer, turn)
             scatters.append(self._collectives.submit(self._scatter(layer, gradient)))
@@ -109,7 +109,7 @@ class TrainingStep:
     def _use_parameters(self, iteration: int, layer: int, phase: str) -> None:
         turn = layer if phase == "forward" else 2 * self._layers - 1 - layer
         begin = 2 * self._layers * iteration
-        # Not beyond this step: the next one's parameters are not written yet.
+        # Not beyond this step, since the parameters of the next step are not written yet.
         self._gathers.take(begin + turn, last=begin + 2 * self._layers - 1)
         chunks = self._buffers.gathered[turn % 2]
         self._fault.on_gathered(chunks, iteration, layer, phase)

@@ -1,4 +1,4 @@
-"""Checks of every transfer in the checked iterations: recorded on the device, read and explained later."""
+"""Checks of every transfer in the checked iterations: recorded on the device, then read and explained at the end."""
 
 from __future__ import annotations
 
@@ -13,10 +13,15 @@ MAX_DETAILS = 20
 
 
 class Verification:
-    """Records each check in a slot of its own on the device, so that the host looks only at the end."""
+    """The checks of a run; each records into a slot of its own on the device, which the host reads at the end."""
 
     def __init__(self, place: Place, codes: CodeTable, index: torch.Tensor, input_index: torch.Tensor) -> None:
-        """``index`` is the whole world's, ``input_index`` this rank's."""
+        """Allocate the slots.
+
+        Args:
+            index: indices of all ranks' chunks.
+            input_index: indices of this rank's input.
+        """
         self._place = place
         self._codes = codes
         self._index = index
@@ -28,7 +33,7 @@ class Verification:
         self._expected_input = torch.empty(input_index.numel(), dtype=dtype, device=index.device)
 
     def covers(self, iteration: int) -> bool:
-        """Whether the run's ``iteration`` is a checked one."""
+        """Return whether ``iteration`` of the run is checked."""
         return 0 <= iteration - self._place.first_iteration < self._place.iterations
 
     def check_input(self, iteration: int, actual: torch.Tensor) -> None:
@@ -54,7 +59,7 @@ class Verification:
             compare(*rows, self._slot(iteration, reduce_slot(layer)))
 
     def rehearse(self) -> None:
-        """Run each check once and forget it; a first cudaMalloc within a checked step could hide a race."""
+        """Run each check once and discard its record; a first cudaMalloc within a checked step could hide a race."""
         if self._place.iterations:
             iteration, chunks = self._place.first_iteration, self._expected.view(self._place.world_size, -1)
             self.check_input(iteration, self._expected_input)
@@ -63,7 +68,7 @@ class Verification:
             self._found.zero_()
 
     def failures(self) -> tuple[int, list[FailureDetail]]:
-        """How many checks of a source's data failed, and the first few explained. Waits for the device."""
+        """Return the number of failed checks, and explanations of the first few. Waits for the device."""
         found = self._found.cpu()
         failed = found[..., 0].nonzero().tolist()
         details = [

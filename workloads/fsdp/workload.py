@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import count
 
 import torch
-import torch.distributed as dist
 
 from pytest_aorta.worker import (
     LocalShard,
@@ -21,6 +20,7 @@ from pytest_aorta.worker import (
     profiled,
 )
 
+from ..common.training import leave_process_group, peak_memory_metrics
 from .buffers import Buffers
 from .diagnosis import Place
 from .faults import Fault
@@ -34,9 +34,9 @@ _GATHERS_PER_LAYER = 2
 
 
 class FsdpWorkload(Workload):
-    """FSDP's all-gathers, GEMMs and reduce-scatters as explicit calls, on data whose origin can be told.
+    """FSDP's all-gathers, GEMMs and reduce-scatters as explicit calls, on data that identifies its origin.
 
-    Steps run in three phases that differ only in what is looked at: warm-up, checked, measured.
+    Steps run in three phases that differ only in their checks and timing: warm-up, checked, measured.
     """
 
     min_world_size = 2
@@ -45,8 +45,8 @@ class FsdpWorkload(Workload):
         """Join the process group, check the config and allocate every buffer.
 
         Raises:
-            RuntimeError: fewer than two ranks.
-            ValueError: config keys that contradict each other.
+            RuntimeError: The world has fewer than two ranks.
+            ValueError: Config keys contradict each other.
         """
         env = RankEnv.read()
         self._device = env.join("fsdp", min_world_size=self.min_world_size)
@@ -63,7 +63,7 @@ class FsdpWorkload(Workload):
         self._verification.rehearse()
 
     def run(self) -> RankResult:
-        """Warm up, check, measure; then read the checks and hash the weights, and at last profile further steps."""
+        """Warm up, check and measure; then read the checks, hash the weights and profile further steps."""
         settings = self._settings
         timer = StepTimer(self._device)
         for iteration in range(settings.warmup + settings.verify):
@@ -93,16 +93,12 @@ class FsdpWorkload(Workload):
         return profiled(result, lambda: self._step.run(next(iterations)), settings.profile_steps, self._device)
 
     def telemetry(self) -> Telemetry:
-        """What streams did in every so many-th measured step."""
+        """Return the stream spans of the sampled steps."""
         return Telemetry(captures=self._spans.captures())
 
     def cleanup(self) -> None:
         """Leave the process group and free the buffers."""
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        # After a setup() that raised, some are not there.
-        for name in ("_step", "_fault", "_verification", "_buffers", "_spans"):
-            self.__dict__.pop(name, None)
+        leave_process_group(self, "_step", "_fault", "_verification", "_buffers", "_spans")
 
     def _measure(self) -> tuple[StepTimer, float]:
         first = self._settings.warmup + self._settings.verify
@@ -114,7 +110,7 @@ class FsdpWorkload(Workload):
         return measure(run_step, self._settings.steps, self._device)
 
     def _metrics(self, device_time_s: float) -> dict[str, float]:
-        """This rank's facts; bytes of a collective are those of its full buffer, over all ranks."""
+        """Return this rank's metrics; the bytes of a collective are those of its full buffer, over all ranks."""
         settings = self._settings
         gemm_flops = 2 * settings.gemm_size**3 * _GEMMS_PER_LAYER * settings.layers * settings.steps
         layer_bytes = settings.gradient_size * settings.dtype.itemsize
@@ -124,9 +120,7 @@ class FsdpWorkload(Workload):
             "reduce_scatter_bytes_per_step": float(settings.layers * layer_bytes),
             "h2d_bytes_per_step": float(settings.h2d_tensor_size * settings.dtype.itemsize),
         }
-        if self._device.type == "cuda":
-            metrics["peak_memory_bytes"] = float(torch.cuda.max_memory_allocated(self._device))
-        return metrics
+        return metrics | peak_memory_metrics(self._device)
 
     def _weight_hashes(self) -> dict[str, str]:
         settings, weights = self._settings, self._buffers.weights

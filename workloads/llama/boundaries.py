@@ -1,7 +1,7 @@
-"""What modules take and give in forward, and the gradients of what they give, hashed on each rank.
+"""Hashes of module boundaries on each rank: inputs and outputs of modules, and gradients of outputs.
 
-A hook calls an operator that hashes its arguments and returns a copy of the first; so does its gradient. To a compiler
-it is an operator like any other, so that it stays between the modules in a full graph too.
+A hook calls an operator that hashes its arguments and returns a copy of the first; the operator's gradient does the
+same. A compiler treats the operator like any other, so it stays between the modules in a full graph too.
 """
 
 from __future__ import annotations
@@ -22,38 +22,38 @@ from torch.distributed.tensor.placement_types import Partial, Replicate, Shard
 from pytest_aorta.worker import TensorHashes, hash_local
 
 FORWARD, BACKWARD = "forward", "backward"
-# An operator's arguments are tensors and plain values: a number stands for the object.
+# An operator takes only tensors and plain values, so a number stands for the object.
 _ALIVE: WeakValueDictionary[int, Boundaries] = WeakValueDictionary()
 _NUMBERS = count()
 
 
 @dataclass
 class _Seen:
-    """Hashes of one step's boundaries, in order of use; ``begun`` is where the current call of the model began."""
+    """Hashes of one step's boundaries, in order of use; ``begun`` is where the model's current call began."""
 
     names: list[str] = field(default_factory=list)
     shapes: list[list[int]] = field(default_factory=list)
     hashes: list[str] = field(default_factory=list)
     begun: int = 0
 
-    def insert(self, place: int, name: str, tensor: torch.Tensor) -> None:
-        self.names.insert(place, name)
-        self.shapes.insert(place, list(tensor.shape))
-        self.hashes.insert(place, hash_local("", tensor))
+    def insert(self, index: int, name: str, tensor: torch.Tensor) -> None:
+        self.names.insert(index, name)
+        self.shapes.insert(index, list(tensor.shape))
+        self.hashes.insert(index, hash_local("", tensor))
 
     def first_within(self, module: str) -> int:
-        """Where the first boundary within ``module`` is, which is the end where there is none."""
+        """Return the index of the first boundary within ``module``, or the end if there is none."""
         inside = f"{module}." if module else ""
-        places = range(self.begun, len(self.names))
-        return next((place for place in places if self.names[place].startswith(inside)), len(self.names))
+        indices = range(self.begun, len(self.names))
+        return next((index for index in indices if self.names[index].startswith(inside)), len(self.names))
 
 
 class Boundaries:
     """Hashes each module's first argument and its output, and the output's gradient, as this rank holds them.
 
-    They are called ``<module>:input`` and ``<module>:output``, with ``#2`` and so on where the module is called again
-    in the same step, as it is by further micro-batches; the root's name is empty. What activation checkpointing
-    computes again is left out. Hooks are to be registered before the model is first run, since compiling traces them.
+    Boundaries are named ``<module>:input`` and ``<module>:output``, followed by ``#2`` and so on for further calls of
+    the module in the same step, e.g. by further micro-batches; the root's name is empty. Recomputation by activation
+    checkpointing is left out. Hooks must be registered before the model first runs, since compiling traces them.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -64,12 +64,12 @@ class Boundaries:
         self._calls: Counter[tuple[str, str]] = Counter()
         self._model = model
         for name, module in model.named_modules():
-            # The compiled graph would end before a hook of the root's.
+            # A compiled graph ends before the root's hooks run.
             if module is not model:
                 module.register_forward_hook(_hook(self._number, name))
 
     def begin(self) -> None:
-        """Start a step that is hashed; without, the operators only copy."""
+        """Start a hashed step; in other steps the operators only copy."""
         self._seen = {FORWARD: _Seen(), BACKWARD: _Seen()}
         self._calls.clear()
         self._phase = BACKWARD
@@ -84,21 +84,21 @@ class Boundaries:
         return output
 
     def end(self, step: int) -> dict[str, TensorHashes]:
-        """End the step, and say what was seen in ``forward`` and in ``backward``."""
+        """End the step and return the hashes of ``forward`` and of ``backward``."""
         self._phase = None
         return {
             phase: TensorHashes(seen.names, seen.shapes, {str(step): seen.hashes}) for phase, seen in self._seen.items()
         }
 
     def see(self, phase: str, module: str, part: str, tensor: torch.Tensor, given: torch.Tensor | None) -> None:
-        """Hash one boundary, if its step is hashed and it belongs to the phase that runs."""
+        """Hash one boundary, if its step is hashed and its phase is the one that runs."""
         if phase != self._phase:
             return
         seen, name = self._seen[phase], f"{module}:{part}"
         self._calls[phase, name] += 1
         call = f" #{number}" if (number := self._calls[phase, name]) > 1 else ""
         if given is not None:
-            # A module took it before its children were called, and is seen after them.
+            # A module receives its input before it calls its children, but its hook runs after theirs.
             seen.insert(seen.first_within(module), f"{module}:input{call}", given)
         seen.insert(len(seen.names), name + call, tensor)
 
@@ -110,10 +110,10 @@ def _hook(number: int, module: str) -> Callable[..., Any]:
             return observe(output, _beside(output, given), number, module, "output", FORWARD)
         if isinstance(output, tuple):
             return tuple(
-                observe(part, _beside(part, None if place else given), number, module, f"output[{place}]", FORWARD)
+                observe(part, _beside(part, None if index else given), number, module, f"output[{index}]", FORWARD)
                 if isinstance(part, torch.Tensor)
                 else part
-                for place, part in enumerate(output)
+                for index, part in enumerate(output)
             )
         return output
 
@@ -121,10 +121,10 @@ def _hook(number: int, module: str) -> Callable[..., Any]:
 
 
 def _beside(output: torch.Tensor, given: torch.Tensor | None) -> torch.Tensor | None:
-    """A module's argument, out of autograd's sight, as something that an operator takes together with its output.
+    """Return a module's argument, detached, in a form that an operator takes together with the module's output.
 
-    A copy in its place would change how gradients are added up where the module reads its argument twice and others
-    read it too, and with that their bits; so do PyTorch's own full backward hooks.
+    Passing a copy of the argument on to the module would change the order in which gradients are added up, and with
+    the order their bits, if the module and others read the argument. PyTorch's own full backward hooks do that.
     """
     if given is None:
         return None
@@ -139,7 +139,7 @@ def _beside(output: torch.Tensor, given: torch.Tensor | None) -> torch.Tensor | 
 def observe(
     tensor: torch.Tensor, given: torch.Tensor | None, number: int, module: str, part: str, phase: str
 ) -> torch.Tensor:
-    """A copy of ``tensor``, which the boundaries of that number have seen, together with what the module was given."""
+    """Hash ``tensor`` and ``given``, a module's argument, for boundaries ``number``; return a copy of ``tensor``."""
     if number in _ALIVE:
         _ALIVE[number].see(phase, module, part, tensor, given)
     return tensor.clone()
@@ -155,11 +155,11 @@ def _(
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     del output
-    ctx.place = inputs[2:5]
+    ctx.boundary = inputs[2:5]
 
 
 def _see_gradient(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None, None]:
-    return observe(gradient, None, *ctx.place, BACKWARD), None, None, None, None, None
+    return observe(gradient, None, *ctx.boundary, BACKWARD), None, None, None, None, None
 
 
 observe.register_autograd(_see_gradient, setup_context=_remember)
@@ -167,7 +167,7 @@ observe.register_autograd(_see_gradient, setup_context=_remember)
 
 @register_sharding(torch.ops.aorta.observe.default)  # type: ignore[untyped-decorator]
 def _keep_placement(tensor: Any, given: Any, *others: Any) -> list[tuple[list[Any], list[Any]]]:
-    """Of a DTensor each rank sees its own part, whatever the placement."""
+    """Let each rank hash its own part of a DTensor, for every placement."""
     placements = [Replicate(), Partial("sum"), *(Shard(dim) for dim in range(tensor.ndim))]
     beside = [None if given is None else Replicate(), *(None for _ in others)]
     return [([placement], [placement, *beside]) for placement in placements]

@@ -42,9 +42,9 @@ class LlamaConfig:
     def __post_init__(self) -> None:
         """Raise ValueError if one dimension does not divide another as it must."""
         if self.n_heads % self.n_kv_heads:
-            raise ValueError(f"n_heads is {self.n_heads}, no multiple of n_kv_heads {self.n_kv_heads}")
+            raise ValueError(f"n_heads is {self.n_heads}, not a multiple of n_kv_heads {self.n_kv_heads}")
         if self.dim % (2 * self.n_heads):
-            raise ValueError(f"dim is {self.dim}, no multiple of 2 x n_heads: rotary positions turn pairs")
+            raise ValueError(f"dim is {self.dim}, not a multiple of 2 x n_heads: rotary positions turn pairs")
 
     @property
     def head_dim(self) -> int:

@@ -1,4 +1,4 @@
-"""Which parameters share a collective: lists of parameter names, made from the model's modules."""
+"""Buckets: lists of the parameters that share a collective, by name, made from the model's modules."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _RANGE = re.compile(r"\[(\d+)-(\d+)\]")
 
 
 def block_buckets(model: nn.Module) -> tuple[Bucket, ...]:
-    """A bucket for each block, and one for what is registered before, between or after blocks.
+    """Return a bucket for each block, and one for each run of parameters before, between or after blocks.
 
-    Blocks are the elements of the outermost module lists. Eager FSDP2 groups a Llama alike.
+    Blocks are the elements of the outermost module lists. The groups of ``llama_fsdp2`` are the same.
 
     Raises:
-        ValueError: the model has no module list.
+        ValueError: The model has no module list.
     """
     lists = [name for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
     outermost = [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]
@@ -32,13 +32,13 @@ def block_buckets(model: nn.Module) -> tuple[Bucket, ...]:
 
 
 def module_buckets(model: nn.Module, groups: Sequence[str]) -> tuple[Bucket, ...]:
-    """A bucket for each group of modules; every parameter has to be in exactly one.
+    """Return a bucket for each group of modules; every parameter has to be in exactly one bucket.
 
-    A group is one module's name or several joined by ``+``. A range, as in ``layers.[0-5]``, is a bucket for each
-    of its modules where it stands alone, and all of them within a ``+``.
+    A group is one module's name, or several names joined by ``+``. A range, as in ``layers.[0-5]``, makes a bucket for
+    each of its modules; joined by ``+``, all modules of the range are in one bucket.
 
     Raises:
-        ValueError: a name that no module has or that has no parameters, a parameter in two groups or in none.
+        ValueError: No module has a name, a module has no parameters, or a parameter is in two groups or in none.
     """
     expanded = [modules for group in groups for modules in _expand(group)]
     names = [name for name, _ in model.named_parameters()]
@@ -57,7 +57,7 @@ def module_buckets(model: nn.Module, groups: Sequence[str]) -> tuple[Bucket, ...
 
 
 def _expand(group: str) -> list[list[str]]:
-    """The modules of each bucket that one entry stands for."""
+    """Return the modules of each bucket that ``group`` makes."""
     parts = [_expand_range(part.strip()) for part in group.split("+")]
     if len(parts) == 1:
         return [[module] for module in parts[0]]

@@ -1,7 +1,7 @@
-"""How long a node of a graph takes, from its shapes alone: every rank and every launch gets the same schedule.
+"""Estimated times of a graph's nodes, from shapes alone, so that every rank and every launch gets the same schedule.
 
-Measuring instead would schedule each launch its own way, and the built-in formulas of some versions of torch know
-neither grouped-query attention nor the memory of a CPU.
+Measured times would give each launch a schedule of its own. The built-in formulas of some versions of torch support
+neither grouped-query attention nor CPUs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import fx
 from torch.utils.flop_counter import flop_registry
 
-# An H200's, rounded: only their ratio matters to a schedule.
+# Rounded values of an H200; a schedule depends only on their ratio.
 _FLOPS_PER_MS = 6e11
 _LINK_BYTES_PER_MS = 3e8
 _LAUNCH_MS = 0.01
@@ -22,7 +22,7 @@ _ATTENTION_BACKWARD = 2.5
 
 
 def precomputed_ms(graph: fx.Graph) -> Callable[[fx.Node, int | None], float | None]:
-    """The estimates of the graph as it is now; of nodes that come later, and of other sizes, those of their time."""
+    """Return a function that estimates nodes by the graph as it is now, and later nodes and other sizes when asked."""
     known = {node: estimate_ms(node) for node in graph.nodes}
 
     def estimate(node: fx.Node, size_bytes: int | None) -> float | None:
@@ -32,7 +32,7 @@ def precomputed_ms(graph: fx.Graph) -> Callable[[fx.Node, int | None], float | N
 
 
 def estimate_ms(node: fx.Node, size_bytes: int | None = None) -> float | None:
-    """The time of a collective (of ``size_bytes``, where given) or of a matrix product; None for all else."""
+    """Estimate the milliseconds of a collective, of ``size_bytes`` if given, or a matrix product; else return None."""
     target = node.target
     if isinstance(target, torch._ops.OpOverload) and target.namespace == "_c10d_functional":
         moved = max(map(_bytes, [node, *node.all_input_nodes])) if size_bytes is None else size_bytes
@@ -47,11 +47,11 @@ def _flops(node: fx.Node) -> float:
     name = str(node.target)
     if "attention" in name:
         backward = "backward" in name
-        # Backward is given the output's gradient first, which has the query's shape.
+        # The first operand of backward is the output's gradient, which has the query's shape.
         query, key = (operands[1], operands[2]) if backward else (operands[0], operands[1])
         return 4.0 * query.numel() * key.shape[-2] * (_ATTENTION_BACKWARD if backward else 1)
     out = _value(node)
-    # The last two operands are the matrices: before them a bias may stand. One alone is multiplied by itself.
+    # The last two operands are the matrices, which a bias may precede. A single operand is multiplied by itself.
     left = operands[-2:][0]
     return 0.0 if out is None else 2.0 * out.numel() * left.shape[-1]
 

@@ -1,27 +1,27 @@
-"""Labels in the nodes of a traced graph: whose collective it is, and whether backward repeats it."""
+"""Labels in the nodes of a traced graph: the parameter of each collective, and whether backward repeats a gather."""
 
 from __future__ import annotations
 
 from torch import fx, ops
 from torch.utils.checkpoint import CheckpointPolicy
 
-# Where a collective's node keeps the position of its parameter: it survives the split into forward and backward.
+# The key in a node's metadata, which survives the split into forward and backward.
 POSITION = "aorta_parameter_position"
 _ALL_GATHER = ops._c10d_functional.all_gather_into_tensor.default
 _REDUCE_SCATTER = ops._c10d_functional.reduce_scatter_tensor.default
 _WAIT = ops._c10d_functional.wait_tensor.default
-# Regions of activation checkpointing count from 0, and one within a later one would be kept instead.
+# Regions of activation checkpointing count from 0, and torch keeps a node that a region with a higher number uses.
 _AC_GRAPH_ID = 1 << 30
 
 
 def collectives(graph: fx.Graph, group: str) -> list[fx.Node]:
-    """All-gathers and reduce-scatters of the process group of this name, in the graph's order."""
+    """Return the all-gathers and reduce-scatters of the process group named ``group``, in the graph's order."""
     # The group's name is the last argument of both.
     return [node for node in graph.nodes if node.target in (_ALL_GATHER, _REDUCE_SCATTER) and node.args[-1] == group]
 
 
 def label_gather(placeholder: fx.Node, position: int, reshard_after_forward: bool) -> None:
-    """Label the all-gather of the parameter that is ``placeholder``, and keep or repeat what comes of it."""
+    """Label the all-gather of the parameter ``placeholder``, and mark its result to be kept or to be recomputed."""
     for node in _derived_alone(placeholder):
         if node.target is _ALL_GATHER:
             node.meta[POSITION] = position
@@ -32,10 +32,10 @@ def label_gather(placeholder: fx.Node, position: int, reshard_after_forward: boo
 
 
 def label_reduction(gradient: fx.Node, position: int) -> None:
-    """Label the reduce-scatter that makes a gradient.
+    """Label the reduce-scatter that makes ``gradient``.
 
     Raises:
-        RuntimeError: none does.
+        RuntimeError: No reduce-scatter makes the gradient.
     """
     node = gradient
     while node.target is not _REDUCE_SCATTER:
@@ -53,7 +53,7 @@ def check_labels(graph: fx.Graph, positions: set[int], group: str) -> None:
 
 
 def _derived_alone(placeholder: fx.Node) -> list[fx.Node]:
-    """The nodes that depend on the placeholder and nothing else: casts, its all-gather, the wait and views."""
+    """Return the nodes that depend only on the placeholder: casts, its all-gather, the wait and views."""
     found, queue = [], [placeholder]
     while queue:
         following = [user for user in queue.pop().users if user.op != "output" and len(user.all_input_nodes) == 1]

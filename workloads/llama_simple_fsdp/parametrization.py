@@ -18,17 +18,17 @@ from ..llama.parallel.mesh import ParallelMesh
 
 @dataclass(frozen=True)
 class MixedPrecision:
-    """The dtype parameters are gathered in and gradients are reduced in."""
+    """The dtypes in which parameters are gathered and gradients are reduced."""
 
     param_dtype: torch.dtype
     reduce_dtype: torch.dtype
 
 
 def shard_parameters(model: nn.Module, mesh: ParallelMesh, precision: MixedPrecision) -> None:
-    """Make every parameter a DTensor of ``mesh``, and reading it from its module a gather.
+    """Make every parameter a DTensor of ``mesh`` that is gathered when its module reads it.
 
-    Parameters are plain tensors, or DTensors of the tensor-parallel axis; what a rank has of them is sharded on its
-    first dim. The state dict, ``named_parameters()`` and so the optimizer keep seeing the shards.
+    Parameters are plain tensors, or DTensors of the tensor-parallel axis; a rank's part of them is sharded on the first
+    dim. The state dict, ``named_parameters()`` and the optimizer keep using the shards.
     """
     gather = _Gather(mesh.replicas, mesh.shards, mesh.tensor, precision)
     classes: dict[tuple[type[nn.Module], tuple[str, ...]], type[nn.Module]] = {}
@@ -47,7 +47,7 @@ def shard_parameters(model: nn.Module, mesh: ParallelMesh, precision: MixedPreci
 
 
 def _shard(parameter: nn.Parameter, mesh: ParallelMesh) -> DTensor:
-    """This rank's shard of a parameter, with the placements that eager FSDP2 gives it."""
+    """Return this rank's shard of a parameter, with the same placements as under eager FSDP2."""
     local: torch.Tensor = parameter.detach()
     placements: list[Placement] = []
     if isinstance(local, DTensor):
@@ -72,10 +72,10 @@ def _gathered(name: str, gather: _Gather) -> property:
 
 @dataclass(frozen=True)
 class _Gather:
-    """From the shard of a parameter to what its module computes with.
+    """A callable that maps the shard of a parameter to the value that its module computes with.
 
-    Each axis is a DTensor of its own, as FSDP2 reduces: a DTensor of the whole mesh would add up replicas before its
-    reduce-scatter, and can't be reduced to strided shards at all.
+    Each axis has a DTensor of its own, so that gradients are reduced in the order of FSDP2. A DTensor of the whole mesh
+    would add up replicas before the reduce-scatter, and can't be reduced to strided shards at all.
     """
 
     replicas: DeviceMesh | None
@@ -84,7 +84,7 @@ class _Gather:
     precision: MixedPrecision
 
     def __call__(self, parameter: DTensor) -> torch.Tensor:
-        """The parameter, or under tensor parallelism its DTensor on that axis, in the dtype of compute."""
+        """Return the whole parameter in the dtype of compute; under tensor parallelism, a DTensor of that axis."""
         shape = list(parameter.shape)
         placement = parameter.placements[-1]
         if self.tensor is not None and isinstance(placement, Shard):
@@ -94,7 +94,7 @@ class _Gather:
         return whole if self.tensor is None else _dtensor(whole, self.tensor, [placement], parameter.shape)
 
     def _over_replicas(self, local: torch.Tensor) -> torch.Tensor:
-        """The same value; its gradient is summed over replicas, in the dtype of reductions."""
+        """Return the same value, whose gradient is summed over replicas in the dtype of reductions."""
         if self.replicas is None:
             return local
         replica = _dtensor(local, self.replicas, [Replicate()], local.shape)
@@ -102,7 +102,7 @@ class _Gather:
         return same.to_local(grad_placements=[Partial("sum")])
 
     def _over_shards(self, local: torch.Tensor, shape: list[int]) -> torch.Tensor:
-        """The all-gather; each rank's gradient is a part of the sum, and its reduction a reduce-scatter."""
+        """All-gather the shards; backward reduce-scatters the sum of all ranks' gradients."""
         whole = _dtensor(local, self.shards, [Shard(0)], shape).redistribute(
             placements=[Replicate()],
             forward_dtype=self.precision.param_dtype,
@@ -114,6 +114,6 @@ class _Gather:
 def _dtensor(
     local: torch.Tensor, mesh: DeviceMesh, placements: list[Placement], shape: torch.Size | list[int]
 ) -> DTensor:
-    """A contiguous DTensor of the given global shape, which uneven shards do not tell."""
+    """Return a contiguous DTensor of global ``shape``, which can't be inferred from uneven shards."""
     stride = tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
     return DTensor.from_local(local, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)

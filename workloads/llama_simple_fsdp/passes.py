@@ -1,6 +1,6 @@
-"""All that this package needs of torch's private compiler interfaces, and all differences between their versions.
+"""Graph passes: every use of torch's private compiler interfaces, and every difference between their versions.
 
-Written for torch 2.11 to 2.15; a version that lacks a name used here is an error when the workload is imported.
+Written for torch 2.11 to 2.15; importing the workload fails if the installed version lacks a name used here.
 """
 
 from __future__ import annotations
@@ -51,13 +51,15 @@ _OVERRIDDEN = {
 def make_backend(
     settings: GraphSettings, parameters: Mapping[str, nn.Parameter], buckets: Sequence[Bucket], group: str | None
 ) -> Any:
-    """What ``torch.compile`` takes as ``backend``.
+    """Return the argument ``backend`` of ``torch.compile``.
 
-    ``parameters`` are the model's own, in registration order; ``group`` is the name of the process group that gathers
-    them, None where that is one rank alone and there is nothing to gather.
+    Args:
+        parameters: the model's parameters, in registration order.
+        buckets: the parameters that share a collective, by name.
+        group: the name of the process group that gathers parameters; None if the group is a single rank.
 
     Raises:
-        RuntimeError: this version of torch lacks something the settings need.
+        RuntimeError: This version of torch lacks an interface that the settings need.
     """
     if settings.backend == "eager":
         return "eager"
@@ -78,9 +80,9 @@ def make_backend(
 
 
 def check_checkpointing(settings: GraphSettings, checkpointing: str) -> None:
-    """Raise RuntimeError where this version of torch can't trace such checkpointing.
+    """Raise RuntimeError if this version of torch can't trace ``checkpointing``.
 
-    From 2.13 on its partitioner takes a device mesh that blocks recomputed as a whole save for a tensor.
+    The partitioner of torch 2.13 and later mistakes a device mesh that whole recomputed blocks save for a tensor.
     """
     if settings.backend != "eager" and checkpointing == "full" and TorchVersion(torch.__version__) >= "2.13":
         raise RuntimeError(
@@ -99,9 +101,9 @@ def _check_version() -> None:
 
 @dataclass(frozen=True)
 class JointPass(CustomGraphPass):
-    """On forward and backward in one graph: label each parameter's collectives, and say which gathers are repeated.
+    """A pass over forward and backward in one graph that labels collectives and marks gathers to be repeated.
 
-    ``inputs`` holds for each input of the traced graph its parameter's position, or None.
+    ``inputs`` holds the parameter's position for each input of the traced graph, or None.
     """
 
     inputs: tuple[int | None, ...]
@@ -109,7 +111,7 @@ class JointPass(CustomGraphPass):
     group: str | None
 
     def __call__(self, graph: fx.Graph) -> None:
-        """Write the labels into the nodes."""
+        """Write the labels into the nodes of ``graph``."""
         if self.group is None:
             return
         for placeholder in graph.find_nodes(op="placeholder"):
@@ -120,27 +122,27 @@ class JointPass(CustomGraphPass):
         output = graph.output_node()
         for value, description in zip(output.args[0], output.meta["desc"], strict=True):  # type: ignore[arg-type]
             position = self._position(description)
-            # A DTensor's mesh is passed through.
+            # Placeholders among the outputs are meshes of DTensors that the graph passes through.
             if position is not None and isinstance(value, fx.Node) and value.op != "placeholder":
                 label_reduction(value, position)
 
     def uuid(self) -> Any:
-        """What torch's caches of compiled graphs tell this pass from others by."""
+        """Return the key of this pass in torch's caches of compiled graphs."""
         return _uuid(self)
 
     def _position(self, description: Any) -> int | None:
-        """The parameter that an input or output of the graph is, or is the gradient of."""
+        """Return the position of the parameter that an input is, or that an output is the gradient of; else None."""
         while (inner := getattr(description, "base", getattr(description, "grad_of", None))) is not None:
             description = inner
         number = getattr(description, "idx", None)
-        # Outputs of the model's own have an index too, which counts something else.
+        # Other outputs of the model have an index too, with another meaning.
         is_input = type(description).__name__ == "PlainAOTInput"
         return self.inputs[number] if is_input and number is not None else None
 
 
 @dataclass(frozen=True)
 class CollectivesPass(CustomGraphPass):
-    """On forward and on backward: merge collectives into buckets and move them."""
+    """A pass over forward, and over backward, that merges collectives into buckets and moves them."""
 
     settings: GraphSettings
     names: tuple[str, ...]
@@ -154,7 +156,7 @@ class CollectivesPass(CustomGraphPass):
         graph_module = graph.owning_module
         if graph_module is None:
             raise RuntimeError("the graph to bucket belongs to no module")
-        # Inductor reorders nodes on its own unless it is told what has to come first.
+        # Without explicit dependencies, inductor reorders nodes again.
         insert_overlap_deps = self.settings.backend == "inductor"
         if self.group is not None and self.plan:
             self._bucket_by_plan(graph_module, self.group, insert_overlap_deps)
@@ -162,26 +164,28 @@ class CollectivesPass(CustomGraphPass):
             _schedule(graph_module, self.settings.bucketing == "auto", insert_overlap_deps)
 
     def uuid(self) -> Any:
-        """What torch's caches of compiled graphs tell this pass from others by."""
+        """Return the key of this pass in torch's caches of compiled graphs."""
         return _uuid(self)
 
     def _bucket_by_plan(self, graph_module: fx.GraphModule, group: str, insert_overlap_deps: bool) -> None:
         if unlabelled := [node.name for node in collectives(graph_module.graph, group) if POSITION not in node.meta]:
-            raise RuntimeError(f"of no known parameter are the collectives {unlabelled}")
+            raise RuntimeError(f"collectives {unlabelled} belong to no known parameter")
         _PlannedScheduler(graph_module, self.settings, self.plan, group, insert_overlap_deps).run()
         left = {node.meta[POSITION] for node in collectives(graph_module.graph, group) if POSITION in node.meta}
         if left:
-            raise RuntimeError(f"not bucketed are the collectives of {[self.names[number] for number in sorted(left)]}")
+            raise RuntimeError(
+                f"the collectives of {[self.names[number] for number in sorted(left)]} were not bucketed"
+            )
 
 
 class _WithoutFormulas(OverlapScheduler):
-    """A scheduler that never asks torch's own formulas, whatever estimates it is given.
+    """A scheduler that never calls torch's own formulas for times.
 
-    They fail on a CPU, whose memory they do not know, and up to 2.12 on grouped-query attention.
+    Those formulas fail on a CPU, whose memory bandwidth they lack, and up to 2.12 on grouped-query attention.
     """
 
     def __init__(self, graph_module: fx.GraphModule, *args: Any, **options: Any) -> None:
-        # A node without a value has no formula. They are back before anything else is asked of them.
+        # Torch applies no formula to a node without a value. The values are restored before any other use.
         self._values = {
             node: node.meta.pop("val")
             for node in graph_module.graph.nodes
@@ -197,7 +201,7 @@ class _WithoutFormulas(OverlapScheduler):
         return super()._collect_node_ancestors()
 
     def get_non_collective_runtime_estimate(self, node: fx.Node) -> float | None:
-        """The given estimate; asked in 2.11 alone, where what was once measured and kept on disk would come first."""
+        """Return the given estimate; torch 2.11 would otherwise prefer times once measured and kept on disk."""
         estimate = self.custom_runtime_estimation
         return None if estimate is None else estimate(node, None)
 
@@ -207,11 +211,11 @@ class _WithoutFormulas(OverlapScheduler):
             node.meta["val"] = value
 
     def _align_compute_nodes_runtime_estimations_across_all_distributed_ranks(self) -> None:
-        """Estimates from shapes alone are the same on all ranks: there is nothing to measure and to align."""
+        """Do nothing: estimates from shapes alone are the same on all ranks."""
 
 
 class _PlannedScheduler(_WithoutFormulas, ManualOverlapScheduler):
-    """Buckets of given parameters in a given order, where torch's own takes those of modules in the graph's."""
+    """A scheduler of buckets given as parameters; torch's own takes modules, and only the graph's order."""
 
     def __init__(
         self,
@@ -236,15 +240,15 @@ class _PlannedScheduler(_WithoutFormulas, ManualOverlapScheduler):
         nodes = collectives(self.graph, self._group)
         if self._settings.bucket_order == "registration":
             nodes.sort(key=lambda node: node.meta[POSITION])
-        # A bucket's payload has the order of this list.
+        # The payload of a bucket has the order of this list.
         self.nodes_in_subgraph = [[node for node in nodes if node.meta[POSITION] in bucket] for bucket in self._plan]
 
 
 def _schedule(graph_module: fx.GraphModule, bucketing: bool, insert_overlap_deps: bool) -> None:
-    """Overlap collectives with compute by estimated times; merge them too if ``bucketing``."""
+    """Overlap collectives with compute by estimated times; also merge collectives if ``bucketing``."""
     defaults = {name: item.default for name, item in inspect.signature(schedule_overlap_bucketing).parameters.items()}
     if bucketing and "pre_bucketing_fsdp_collectives" in defaults:
-        # Torch's `auto` has this step since 2.13.
+        # Torch's own scheduler has had this step since 2.13.
         pre_bucket = importlib.import_module("torch._inductor.fx_passes.fsdp").pre_bucket_fsdp_collectives
         pre_bucket(graph_module, mode=None, bucket_cap_mb=None)
     taken = inspect.signature(OverlapScheduler).parameters
@@ -279,7 +283,7 @@ def _compile_inductor(
     if rewrite.settings.has_graph_pass:
         options |= {
             "post_grad_custom_post_pass": rewrite,
-            # They would undo the order, or hand a bucket's buffer to others while it is in flight.
+            # Reordering would undo the order, and buffer reuse would overwrite a bucket's buffer in flight.
             "reorder_for_compute_comm_overlap": False,
             "reorder_for_peak_memory": False,
             "allow_buffer_reuse": False,

@@ -28,7 +28,7 @@ class RankingConfig:
     def __post_init__(self) -> None:
         """Raise ValueError if ``n_heads`` does not divide ``dim``."""
         if self.dim % self.n_heads:
-            raise ValueError(f"dim is {self.dim}, no multiple of n_heads {self.n_heads}")
+            raise ValueError(f"dim is {self.dim}, not a multiple of n_heads {self.n_heads}")
 
 
 class EmbeddingTables(nn.Module):

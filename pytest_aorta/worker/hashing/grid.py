@@ -1,4 +1,4 @@
-"""Which elements of a logical tensor a local block holds."""
+"""Grids: the positions of a local block's elements in their logical tensor."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ import torch
 
 @dataclass(frozen=True)
 class Axis:
-    """The indices, within a dimension of ``size``, that this rank holds: a range, or any ascending vector."""
+    """The indices within a dimension of ``size`` that this rank holds: a range, or any ascending vector."""
 
     size: int
     held: range | torch.Tensor
 
     def vector(self) -> torch.Tensor:
-        """The indices held, int64 ``[n]``."""
+        """Return the held indices, int64 ``[n]``."""
         return torch.arange(self.held.start, self.held.stop) if isinstance(self.held, range) else self.held
 
     def at(self, positions: torch.Tensor) -> torch.Tensor:
-        """The indices at these positions of the vector."""
+        """Return the indices at ``positions`` of the vector."""
         if isinstance(self.held, range):
             return positions + self.held.start
         return self.held.to(positions.device)[positions]
 
     def chunk(self, num_chunks: int, number: int) -> Axis:
-        """One of the pieces of ``torch.chunk``, empty where it gives fewer."""
+        """Return piece ``number`` of ``torch.chunk``, which is empty if ``torch.chunk`` returns fewer pieces."""
         length = -(-len(self.held) // num_chunks)
         return Axis(self.size, self.held[number * length : (number + 1) * length])
 
     def strided_chunk(self, num_chunks: int, number: int, split_factor: int) -> Axis:
-        """The piece ``number`` of each of ``split_factor`` pieces, as ``_StridedShard`` takes them."""
+        """Return piece ``number`` of each of ``split_factor`` pieces, as ``_StridedShard`` does."""
         parts = (self.chunk(split_factor, part).chunk(num_chunks, number) for part in range(split_factor))
         return Axis(self.size, torch.cat([part.vector() for part in parts]))
 
     def simplified(self) -> Axis:
-        """With a range for a vector without gaps."""
+        """Return the same axis, with a range in place of a vector without gaps."""
         if not len(self.held):
             return self
         whole = range(int(self.held[0]), int(self.held[-1]) + 1)
@@ -45,7 +45,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Rows:
-    """``count`` runs of ``length`` each, the first beginning at ``begin``, ``stride`` from one to the next."""
+    """``count`` runs of ``length`` each; the first starts at ``begin``, and starts are ``stride`` apart."""
 
     count: int
     length: int
@@ -55,7 +55,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Grid:
-    """Where a local block lies in its logical tensor: the product of its axes, row-major."""
+    """The position of a local block in its logical tensor: the product of its axes, row-major."""
 
     axes: tuple[Axis, ...]
 
@@ -75,11 +75,11 @@ class Grid:
         return cls(tuple(merged))
 
     def repeated(self, times: int) -> Grid:
-        """Where the words of elements lie that have ``times`` words each."""
+        """Return the grid of words for elements of ``times`` words each."""
         return Grid.of(*self.axes, Axis(times, range(times)))
 
     def packed(self, per_word: int) -> Grid | None:
-        """Where words of ``per_word`` elements lie, or None if a word is not held in full or not in order."""
+        """Return the grid of words of ``per_word`` elements, or None if a word is not held in full or not in order."""
         *outer, inner = self.axes
         if per_word == 1:
             return self
@@ -91,7 +91,10 @@ class Grid:
         return Grid((*outer, Axis(-(-inner.size // per_word), held)))
 
     def rows(self, columns: int) -> Rows | None:
-        """This grid as evenly spaced runs, if it is one run or two axes of ranges, spaced by whole ``columns``."""
+        """Return this grid as evenly spaced runs.
+
+        Return None unless the grid is one run, or two axes of ranges whose runs are a multiple of ``columns`` apart.
+        """
         ranges = [axis.held for axis in self.axes if isinstance(axis.held, range)]
         if len(ranges) < len(self.axes) or len(ranges) > 2:
             return None
@@ -103,16 +106,16 @@ class Grid:
 
     @property
     def key(self) -> list[object]:
-        """What tells this grid from others, for a digest."""
+        """Return the values that identify this grid, for a digest."""
         return [axis.held if isinstance(axis.held, range) else axis.held.tolist() for axis in self.axes]
 
     @property
     def numel(self) -> int:
-        """How many elements the grid holds."""
+        """Return the number of elements in the grid."""
         return math.prod(len(axis.held) for axis in self.axes)
 
     def flat_index(self, begin: int, end: int, device: torch.device) -> torch.Tensor:
-        """The logical flat indices of the local elements ``[begin, end)``."""
+        """Return the logical flat indices of the local elements ``[begin, end)``."""
         positions = torch.arange(begin, end, device=device)
         if len(self.axes) == 1:
             return self.axes[0].at(positions)

@@ -1,6 +1,6 @@
-"""The sums of a weight hash on CUDA, in one pass: the bits of ``keys.eager_sums``. Needs triton.
+"""A triton kernel that computes the sums of a weight hash on CUDA in one pass, with the same bits as ``eager_sums``.
 
-Each program takes a range of rows of keys. A thread's columns stay the same from row to row, so that it adds up
+Each program takes a range of rows of keys. A thread's columns stay the same from row to row, so each thread adds up
 ``row * mixed`` and multiplies by the column's key once, at the end.
 """
 
@@ -29,7 +29,7 @@ _SHIFT_2 = tl.constexpr(keys.COLUMN_LAST_SHIFT)
 
 
 class Tile(NamedTuple):
-    """How the kernel divides its work; it changes no bit of the sums."""
+    """The division of the kernel's work, which does not change any bit of the sums."""
 
     unroll: int
     num_warps: int
@@ -40,14 +40,18 @@ DEFAULT_TILE = Tile(unroll=4, num_warps=4, programs_per_processor=32)
 
 
 def takes(elements: torch.Tensor, grid: Grid) -> bool:
-    """Whether :func:`triton_sums` is for these elements: whole words in memory, at evenly spaced runs."""
+    """Return whether :func:`triton_sums` supports these elements: whole words in memory, in evenly spaced runs."""
     per_word = 4 // elements.element_size()
     packed = grid.packed(per_word)
     return packed is not None and packed.rows(keys.COLUMNS) is not None and elements.storage_offset() % per_word == 0
 
 
 def triton_sums(elements: torch.Tensor, grid: Grid, tile: Tile = DEFAULT_TILE) -> torch.Tensor:
-    """Both lanes' sums, int64 ``[2]``, of int8, int16 or int32 elements that it :func:`takes`."""
+    """Return both lanes' sums, int64 ``[2]``, of int8, int16 or int32 elements.
+
+    Raises:
+        ValueError: :func:`takes` is false for the elements.
+    """
     layout = _layout(elements, grid)
     if layout is None:
         raise ValueError(f"{grid} has no rows of {keys.COLUMNS} whole words")
@@ -99,7 +103,7 @@ def _sum_rows(
     BITS: tl.constexpr,
     UNROLL: tl.constexpr,
 ) -> None:
-    """Add this program's part of ``total`` rows of keys; each run of ``length`` words spans ``blocks`` of them."""
+    """Add this program's part of ``total`` rows of keys; each run of ``length`` words spans ``blocks`` rows."""
     columns = tl.arange(0, _COLUMNS)
     begin = tl.program_id(0).to(tl.int64) * rows_per_program
     end = tl.minimum(begin + rows_per_program, total)
@@ -109,7 +113,7 @@ def _sum_rows(
     for row in range(begin, end, UNROLL):
         inner = WHOLE | ((block > 0) & ((block + UNROLL) * _COLUMNS - head <= length))
         if inner & (row + UNROLL <= end):
-            # No masks and no branches in here: the loads of all rows can be under way together.
+            # Without masks and branches, the loads of all rows can be in flight together.
             for _ in tl.static_range(UNROLL):
                 word = tl.load(words + (run * length + block * _COLUMNS - head) + columns)
                 sum_0, sum_1 = _add(sum_0, sum_1, word, first_row + run * row_stride + block, BITS)
@@ -138,7 +142,7 @@ def _next(run: tl.tensor, block: tl.tensor, blocks: tl.tensor) -> tl.tensor:
 def _add(sum_0: tl.tensor, sum_1: tl.tensor, word: tl.tensor, row: tl.tensor, BITS: tl.constexpr) -> tl.tensor:
     """Add one row of keys times mixed words to both lanes."""
     value = _mix(word.to(tl.uint32, bitcast=True), BITS).to(tl.int32, bitcast=True).to(tl.int64)
-    # Both factors are widened from 32 bits, for one instruction to multiply and add: of 64 bits it takes eight.
+    # Both factors are widened from 32 bits, so that one instruction multiplies and adds; 64-bit factors take eight.
     counter = (row * 2).to(tl.uint32)
     return sum_0 + value * _row_key(counter).to(tl.int64), sum_1 + value * _row_key(counter + 1).to(tl.int64)
 
@@ -151,7 +155,7 @@ def _mix(word: tl.tensor, BITS: tl.constexpr) -> tl.tensor:
         return mixed ^ (mixed >> _SHIFT_32)
     if BITS == 16:
         folded = word ^ ((word >> _FOLD_16) & 0x00FF00FF)
-        # The product of the high half stays there, that of the low half must not reach it.
+        # The product of the high half stays in that half; the product of the low half must not reach it.
         mixed = ((folded * _FACTOR_16) & 0xFFFF) + (folded & 0xFFFF0000) * _FACTOR_16
         return mixed ^ ((mixed >> _SHIFT_16) & 0x01FF01FF)
     folded = word ^ ((word >> _FOLD_8) & 0x0F0F0F0F)

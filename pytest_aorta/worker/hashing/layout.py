@@ -1,4 +1,4 @@
-"""Which elements of a DTensor a rank holds."""
+"""The grids of a DTensor's local part, from its mesh and placements."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _Sharding = tuple[int, Shard | _StridedShard]
 
 
 def local_grids(name: str, tensor: DTensor) -> tuple[Grid, ...]:
-    """The grids this rank's part of ``tensor`` may lie at: see :func:`placed_grids`.
+    """Return the grids that this rank's part of ``tensor`` may lie at: see :func:`placed_grids`.
 
     Raises:
-        ValueError: a placement is Partial.
+        ValueError: A placement is Partial.
     """
     coordinate = tensor.device_mesh.get_coordinate()
     if coordinate is None:
@@ -29,11 +29,11 @@ def local_grids(name: str, tensor: DTensor) -> tuple[Grid, ...]:
 def placed_grids(
     shape: Sequence[int], mesh_shape: Sequence[int], coordinate: Sequence[int], placements: Sequence[Placement]
 ) -> tuple[Grid, ...]:
-    """The grid of one coordinate of a mesh as DTensor reads placements and, where it may differ, as FSDP2 makes them.
+    """Return the grid of one coordinate of a mesh as DTensor reads placements, and as FSDP2 makes them if that differs.
 
-    DTensor applies placements left to right (``compute_local_shape_and_global_offset``). A ``_StridedShard`` says
-    that the ``split_factor`` shards to its right were there before: so FSDP2 cuts what tensor parallelism left. Of
-    uneven pieces the two may give a rank another number of elements.
+    DTensor applies placements left to right (``compute_local_shape_and_global_offset``). A ``_StridedShard`` means
+    that the ``split_factor`` shards to its right were made first: FSDP2 shards the parts that tensor parallelism
+    leaves. If pieces are uneven, the two readings may give a rank different numbers of elements.
     """
     left_to_right = [Axis(size, range(size)) for size in shape]
     as_made = list(left_to_right)
@@ -53,7 +53,10 @@ def placed_grids(
 
 
 def _order_of_making(shardings: Sequence[_Sharding], mesh_shape: Sequence[int]) -> list[int]:
-    """The mesh dims in the order they cut one dim: those that a ``_StridedShard``'s factor counts come before it."""
+    """Return the mesh dims in the order in which they split one dim.
+
+    Mesh dims that the factor of a ``_StridedShard`` counts come before that ``_StridedShard``.
+    """
     if not shardings:
         return []
     (mesh_dim, place), *rest = shardings

@@ -1,9 +1,4 @@
-"""A 128-bit hash of a model's logical tensors, from local shards and with no gather of weights.
-
-A tensor's hash is a sum modulo 2**64, in two lanes, over its 32-bit words of keys of the index times mixed raw bits
-(:mod:`~pytest_aorta.worker.hashing.sums`). A sum does not care who holds what, so every sharding of the same values has
-the same hash. The digest of a tensor's name, dtype, shape and sums is BLAKE2b's.
-"""
+"""The weight hash of parameters, optimizer state and shards: sums of local blocks, combined over ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +18,7 @@ from pytest_aorta.worker.hashing.layout import local_grids
 from pytest_aorta.worker.hashing.sums import tensor_sums
 
 _Group: TypeAlias = dist.ProcessGroup | None
-# The number of elements of a grid that does not fit.
+# Stands for the number of elements of a grid whose size differs from its block's.
 _OTHER_COUNT = -1
 
 
@@ -36,7 +31,7 @@ class WeightHash:
 
     @classmethod
     def of(cls, per_tensor: Mapping[str, str]) -> WeightHash:
-        """The hash of all tensors from that of each, where no group of ranks holds all of them."""
+        """Combine hashes of single tensors, for tensors that no single group of ranks holds all of."""
         ordered = dict(sorted(per_tensor.items()))
         return cls(_digest(list(ordered.items())).hex(), ordered)
 
@@ -54,11 +49,11 @@ class LocalShard:
 def hash_parameters(named: Iterable[tuple[str, torch.Tensor]], group: _Group = None) -> WeightHash:
     """Hash named tensors, in any order: DTensors of any sharding, and plain tensors replicated on every rank.
 
-    Collective over ``group`` once torch.distributed is initialised.
+    Collective over ``group`` once torch.distributed is initialized.
 
     Raises:
-        RuntimeError: replicas differ, ranks name different tensors, or a rank's shard is not its placements'.
-        ValueError: there are no tensors, or a DTensor is Partial.
+        RuntimeError: Replicas differ, ranks name different tensors, or a shard's size contradicts its placements.
+        ValueError: There are no tensors, or a DTensor is Partial.
     """
     return _hash_pieces([_dtensor_or_replica(name, tensor.detach()) for name, tensor in named], group)
 
@@ -66,9 +61,9 @@ def hash_parameters(named: Iterable[tuple[str, torch.Tensor]], group: _Group = N
 def hash_optimizer(
     optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]], group: _Group = None
 ) -> WeightHash:
-    """Hash an optimiser's state, as tensors named ``<parameter>.<key>``; numbers count as tensors.
+    """Hash an optimizer's state, as tensors named ``<parameter>.<key>``; numbers count as tensors.
 
-    Collective and raising as :func:`hash_parameters`.
+    Collective, with the errors of :func:`hash_parameters`.
     """
     state = [(name, optimizer.state.get(parameter, {})) for name, parameter in named_parameters]
     named = [(f"{name}.{key}", value) for name, values in state for key, value in values.items() if value is not None]
@@ -76,10 +71,12 @@ def hash_optimizer(
 
 
 def hash_shards(shards: Iterable[LocalShard], group: _Group = None) -> WeightHash:
-    """Hash tensors given as contiguous runs; a rank that holds nothing of a tensor gives an empty one.
+    """Hash tensors given as contiguous runs; a rank without any part of a tensor passes an empty run.
 
-    Ranks that give the same runs of a tensor are replicas. Collective and raising as :func:`hash_parameters`,
-    and where runs do not cover a tensor exactly.
+    Ranks that pass the same runs of a tensor are replicas. Collective, with the errors of :func:`hash_parameters`.
+
+    Raises:
+        RuntimeError: The runs do not cover a tensor exactly.
     """
     return _hash_pieces([_run(shard) for shard in shards], group)
 
@@ -87,7 +84,7 @@ def hash_shards(shards: Iterable[LocalShard], group: _Group = None) -> WeightHas
 def hash_local(name: str, tensor: torch.Tensor) -> str:
     """Hash one plain tensor of this rank alone, 32 hex digits; not collective.
 
-    What :func:`hash_parameters` gives for it in ``per_tensor`` where there is one rank.
+    The hash equals the tensor's entry in ``per_tensor`` of :func:`hash_parameters` on one rank.
     """
     piece = _dtensor_or_replica(name, tensor.detach())
     return _digest((piece.signature, _logical_sums(piece.signature, _local_facts([piece]).unsqueeze(0).cpu()))).hex()
@@ -101,7 +98,7 @@ class _Signature(NamedTuple):
 
 @dataclass(frozen=True)
 class _Piece:
-    """Elements this rank holds of a logical tensor, and where they belong: all at their first grid or last."""
+    """The elements of a logical tensor on this rank, and the one or two grids that they may lie at."""
 
     signature: _Signature
     tensor: torch.Tensor
@@ -146,7 +143,7 @@ def _short_digest(value: object) -> int:
 
 
 def _local_facts(parts: list[_Piece]) -> torch.Tensor:
-    """Of one tensor ``[2, 4]``: by first and by last grids the lanes' sums, the region, and how many elements it is."""
+    """Return ``[2, 4]`` of one tensor: by first and by last grids, both lanes' sums, the region and the count."""
     first = _facts_at([(part, part.grids[0]) for part in parts])
     if all(len(part.grids) == 1 for part in parts):
         return torch.stack([first, first])
@@ -169,19 +166,19 @@ def _sums(piece: _Piece, grid: Grid) -> torch.Tensor:
 
 
 def _stacked(facts: list[torch.Tensor]) -> torch.Tensor:
-    # An optimiser keeps its step on the CPU beside state on the GPU, where the group gathers.
+    # An optimizer keeps its step on the CPU beside state on the GPU, where the group gathers.
     device = next((fact.device for fact in facts if fact.device.type != "cpu"), torch.device("cpu"))
     return torch.stack([fact.to(device) for fact in facts])
 
 
 def _gather(facts: torch.Tensor, signatures: list[_Signature], group: _Group) -> torch.Tensor:
-    """Every rank's facts, ``[rank, tensor, 2, fact]``: 64 bytes a tensor and rank, never its elements."""
+    """Gather every rank's facts, ``[rank, tensor, 2, fact]``: 64 bytes per tensor and rank, never elements."""
     if not dist.is_initialized():
         return facts.unsqueeze(0).cpu()
-    # First: were the number of tensors another on some rank, the gather of their facts could hang.
+    # The digests are compared first: the gather of facts could hang if ranks had different numbers of tensors.
     first, *others = _all_gather(facts.new_tensor(_short_digest(signatures)), group).tolist()
-    if odd := [rank for rank, digest in enumerate(others, 1) if digest != first]:
-        raise RuntimeError(f"ranks {odd} hash tensors of other names, dtypes or shapes than rank 0 does")
+    if mismatched := [rank for rank, digest in enumerate(others, 1) if digest != first]:
+        raise RuntimeError(f"ranks {mismatched} hash tensors of other names, dtypes or shapes than rank 0 does")
     return _all_gather(facts, group).cpu()
 
 
@@ -192,20 +189,20 @@ def _all_gather(tensor: torch.Tensor, group: _Group) -> torch.Tensor:
 
 
 def _fitting(signature: _Signature, facts: torch.Tensor) -> torch.Tensor:
-    """The facts by grids that on every rank have as many elements as it holds."""
+    """Return the facts by the grids whose size is that of the local block on every rank."""
     misfits = [
         [rank for rank, fact in enumerate(by_grid.tolist()) if fact[3] == _OTHER_COUNT] for by_grid in facts.unbind(1)
     ]
     if all(misfits):
         raise RuntimeError(
-            f"{signature.name}: ranks {misfits[0]} hold another number of elements than their placements of "
-            f"{signature.shape} give them"
+            f"{signature.name}: ranks {misfits[0]} hold a number of elements that contradicts their placements of "
+            f"{signature.shape}"
         )
     return facts[:, misfits.index([])]
 
 
 def _logical_sums(signature: _Signature, facts: torch.Tensor) -> tuple[int, int]:
-    """Add up the regions of one tensor, each once however many ranks replicate it."""
+    """Add up the regions of one tensor, each once for any number of replicas."""
     regions: dict[tuple[int, int], dict[tuple[int, int], list[int]]] = defaultdict(lambda: defaultdict(list))
     for rank, (first, second, region, count) in enumerate(_fitting(signature, facts).tolist()):
         if count:

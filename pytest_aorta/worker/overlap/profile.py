@@ -1,7 +1,7 @@
-"""Captures a few steps with torch's profiler, after the timed ones, to see what ran beside what.
+"""Captures of a few steps with torch's profiler, after the timed steps, to measure overlap.
 
-What the profiler records on the host slows the host down: kernels then reach the device late, and what a timed step
-hides is exposed. So the device is captured alone, and what only the host's side tells is learned from one more step.
+Recording host events delays kernel launches and exposes communication that unprofiled steps hide, so only device
+activity is recorded. Facts that only host events contain are learned from one further step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# Not torch.profiler, whose start imports inductor: seconds, where this takes milliseconds.
+# torch.profiler imports inductor when it starts, which takes seconds; this takes milliseconds.
 from torch.autograd.profiler import profile, record_function
 
 from pytest_aorta.common import variables
@@ -35,25 +35,25 @@ from pytest_aorta.result.trace.kineto import (
 )
 from pytest_aorta.result.trace.overlap import OverlapCapture
 
-# Where the config asks for none.
+# Steps of a trace that the launch asks for if the config asks for none.
 TRACED_STEPS = 3
 
 
 def capture_overlap(
     step: Callable[[], object], num_steps: int, device: torch.device, *, trace_path: Path | None = None
 ) -> OverlapCapture:
-    """Run ``step`` under the profiler and see where the time of ``num_steps`` of them went on this rank; collective.
+    """Run ``step`` under the profiler and return the overlap of ``num_steps`` steps on this rank; collective.
 
-    ``step`` is run once more before those, since the first profiled one pays for the profiler's own start; on a device
-    once again, so that the host is ahead when they begin. Ranks enter together. At its end the current stream has to
-    wait for all that ``step`` enqueued.
+    ``step`` runs once before the captured steps, since the first profiled step pays for the profiler's start, and on a
+    device once more, so that the host is ahead of the device. Ranks enter together. At the end of ``step`` the current
+    stream has to wait for everything that ``step`` enqueued.
 
     A Chrome trace of ``num_steps`` steps with the host's operators is kept at ``trace_path``, gzipped, or in the rank's
-    folder where the launch asks for traces. On a device it takes that many steps again, after the others: with
-    operators recorded they are slower.
+    folder if the launch asks for traces. On a device the trace takes ``num_steps`` further steps after the others,
+    since steps with recorded operators are slower.
 
     Raises:
-        ValueError: ``num_steps`` is below 1, or the trace shows no steps or no device.
+        ValueError: ``num_steps`` is below 1, or the trace contains no steps or no device.
     """
     if num_steps < 1:
         raise ValueError(f"num_steps is {num_steps!r}, allowed is an integer from 1")
@@ -79,10 +79,11 @@ def _asked_trace_path() -> Path | None:
 
 
 def profiled(result: RankResult, step: Callable[[], object], num_steps: int, device: torch.device) -> RankResult:
-    """The result of the timed steps, with what :func:`capture_overlap` shows of ``num_steps`` more; 0 is none.
+    """Return ``result`` with the overlap of ``num_steps`` further steps from :func:`capture_overlap`; 0 captures none.
 
-    Call it last: ``step`` goes on training. A launch that asks for traces has them of some steps in any case, and its
-    result stays as comparable as it was. Under a profiler around the ranks nothing is captured: a device serves one.
+    Call this last, since ``step`` goes on training. A launch that asks for traces gets traces of some steps in any
+    case, without a change to its result. Under a profiler around the ranks nothing is captured, since a device serves
+    one profiler at a time.
     """
     if os.environ.get(variables.PROFILER) in WRAPPERS:
         return result
@@ -94,12 +95,12 @@ def profiled(result: RankResult, step: Callable[[], object], num_steps: int, dev
 
 
 def _profile(step: Callable[[], object], num_steps: int, device: torch.device, *, host: bool = True) -> profile:
-    """``host=False`` records the device alone; a step then goes before the first boundary."""
+    """Profile steps; ``host=False`` records only the device and runs one step before the first boundary."""
     on_device = device.type == "cuda"
     mark = _new_mark(device)
     profiler = profile(use_cpu=host, use_kineto=True, use_device="cuda" if on_device else None)
     if on_device:
-        # What made the mark may be the boundary's kernel too.
+        # The kernel that made the mark may have the name of the boundary's kernel, so it ends before the profile.
         torch.cuda.synchronize(device)
     with profiler:
         if dist.is_initialized():
@@ -123,21 +124,21 @@ def _trace_of(profiler: profile) -> dict[str, Any]:
 
 
 def _new_mark(device: torch.device) -> torch.Tensor:
-    """On a device of a dtype that nobody fills, so that the kernel is known by its name."""
+    """Return the tensor that boundaries fill; on a device its rare dtype makes the kernel's name unique."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "ComplexHalf support is experimental")
         return torch.zeros(1, dtype=torch.complex32 if device.type == "cuda" else None, device=device)
 
 
 def _leave_boundary(mark: torch.Tensor) -> None:
-    """Between two steps: on a device a kernel, behind everything that the training stream was given so far."""
+    """Mark the boundary between two steps; on a device by a kernel behind all work of the training stream so far."""
     with record_function(BOUNDARY):
         mark.fill_(0)
 
 
 def _keep(trace: dict[str, Any], path: Path) -> None:
     if dist.is_initialized():
-        # As torch.profiler has it: tools that read several ranks' traces tell them apart by this.
+        # The key of torch.profiler, by which tools identify the ranks of several traces.
         who = {"rank": dist.get_rank(), "world_size": dist.get_world_size(), "backend": dist.get_backend()}
         trace = trace | {"distributedInfo": who}
     write_bytes(path, gzip.compress(json.dumps(trace).encode(), compresslevel=4))

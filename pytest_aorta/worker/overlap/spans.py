@@ -1,9 +1,9 @@
-"""Overlap without a profiler, for workloads that own their streams: events around what each stream is given.
+"""Overlap without a profiler, for workloads that own their streams: events around the work of each stream.
 
-An event fires when its stream gets there, so that a span is what its work took on the device, without any wait for
-other streams before it. What it can't know: gaps within a span, kernels that nobody put a span around, and on CPU when
-a collective ended, of which only the end of the wait for it is seen: communication is then too long, not too short. The
-profiler tells these (``capture_overlap``).
+An event fires when its stream reaches the event, so a span is the time that its work takes on the device, without
+waits for other streams before the span. Spans do not show gaps within a span, or kernels without a span. On CPU a span
+ends when the wait for its collective ends, so communication appears too long, never too short. The profiler
+(``capture_overlap``) measures all of these.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from pytest_aorta.result.trace.intervals import Intervals, difference, union
 from pytest_aorta.result.trace.overlap import COMPUTE, OverlapCapture, overlap_of
 
 _NS_PER_MS = 1e6
-# No lane of a capture: it is taken from compute.
+# Not a lane of a capture: this time is subtracted from compute.
 _WAITING = "waiting"
-# What most spans are: one for all.
+# Most spans are not recorded, and all of those share one context.
 _NOTHING = nullcontext()
 
 
 class Handle(Protocol):
-    """What is waited for, such as ``torch.distributed.Work``."""
+    """An asynchronous operation, such as ``torch.distributed.Work``."""
 
     def wait(self) -> object:
-        """Until it is done, or keep the current stream behind it."""
+        """Wait until the operation is done, or order the current stream behind it."""
 
 
-# Given True, it returns the handle of an asynchronous collective.
+# Runs a transfer; with True as its argument, returns the handle of an asynchronous collective.
 Transfer: TypeAlias = Callable[[bool], "Handle | None"]
 _Moment: TypeAlias = "torch.cuda.Event | int"
 
 
 class StreamSpans:
-    """Spans of every so many-th step, by name: ``compute``, ``copy`` or a collective.
+    """Named spans of every ``every``-th step: ``compute``, ``copy`` or a collective.
 
-    The loop never waits for the device; a step without spans costs one comparison a span. Use a name's spans on one
-    stream, or on several.
+    The loop never waits for the device, and in other steps a span costs one comparison. Spans of one name may run on
+    several streams.
     """
 
     def __init__(self, device: torch.device, every: int) -> None:
-        """``every`` 0 records nothing."""
+        """Record every ``every``-th step; 0 records none."""
         self._on_device, self._every = device.type == "cuda", every
         self._is_recording = False
         self._steps: dict[int, tuple[_Moment, _Moment]] = {}
@@ -57,12 +57,12 @@ class StreamSpans:
 
     @property
     def is_recording(self) -> bool:
-        """Whether this step's spans are recorded: for what would do more than one comparison to find out."""
+        """Return whether this step's spans are recorded, so that callers can skip work that only spans need."""
         return self._is_recording
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """The body is step ``number``; its spans are recorded if its turn has come."""
+        """Run the body as step ``number``, and record its spans if ``every`` divides ``number``."""
         if not self._every or number % self._every:
             yield
             return
@@ -76,7 +76,7 @@ class StreamSpans:
         self._steps[number] = begin, self._now()
 
     def span(self, name: str) -> AbstractContextManager[None]:
-        """What the body gives to the current stream, or does on CPU."""
+        """Return a context whose span covers the body's work on the current stream, or on CPU the body itself."""
         return self._recorded(name) if self._is_recording else _NOTHING
 
     @contextmanager
@@ -86,14 +86,14 @@ class StreamSpans:
         end()
 
     def begin(self, name: str) -> Callable[[], None]:
-        """Begin a span; what is returned ends it, on the stream or in the thread that it is called on."""
+        """Begin a span and return a callable that ends the span, on the caller's stream or thread."""
         if not self._is_recording:
             return _do_nothing
         begin, spans = self._now(), self._spans[self._number]
         return lambda: spans.append((name, begin, self._now()))
 
     def around(self, name: str, transfer: Transfer) -> Transfer:
-        """``transfer`` with a span around it; on CPU an asynchronous one's ends where it was waited for."""
+        """Return ``transfer`` with a span around it; on CPU the span of an asynchronous transfer ends with the wait."""
 
         def run(asynchronous: bool) -> Handle | None:
             if not self._is_recording:
@@ -108,17 +108,17 @@ class StreamSpans:
         return run
 
     def hold(self) -> None:
-        """From here to :meth:`resume` the current stream may wait for others: within a span of compute, but none."""
+        """Exclude the time from here to :meth:`resume`, in which the current stream may wait, from spans of compute."""
         if self._is_recording and self._resume is _do_nothing:
             self._resume = self.begin(_WAITING)
 
     def resume(self) -> None:
-        """The current stream has compute again; without :meth:`hold` before it, nothing happens."""
+        """End the exclusion of :meth:`hold`; without a preceding :meth:`hold`, nothing happens."""
         self._resume()
         self._resume = _do_nothing
 
     def captures(self) -> dict[int, OverlapCapture]:
-        """Each recorded step's overlap and timeline by number. Waits for the device."""
+        """Return each recorded step's overlap and timeline by step number. Waits for the device."""
         if self._on_device:
             torch.cuda.synchronize()
         return {number: self._capture(number) for number in self._steps}
@@ -144,14 +144,14 @@ class StreamSpans:
 
 
 class _Waited(dist.Work):
-    """In the place of ``handle``; FSDP2 waits for nothing that is no ``Work``."""
+    """A ``Work`` in place of ``handle``, since FSDP2 waits only for objects of this class."""
 
     def __init__(self, handle: Handle, on_end: Callable[[], None]) -> None:
         super().__init__()
         self._handle, self._on_end = handle, on_end
 
     def wait(self, *_timeout: object) -> bool:
-        """Wait; the first time ends the span."""
+        """Wait; the first call ends the span."""
         self._handle.wait()
         on_end, self._on_end = self._on_end, _do_nothing
         on_end()

@@ -1,4 +1,4 @@
-"""The canary: a fixed GEMM and a fixed all-reduce beside the timed steps, to tell a sick machine from slow code."""
+"""The canary: a fixed GEMM and a fixed all-reduce beside the timed steps, to distinguish a slow host from slow code."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import torch
 import torch.distributed as dist
 
 _REPETITIONS = 9
-# Long enough to time, short enough not to matter: about a millisecond each.
+# About a millisecond each: long enough to time, and short beside a launch.
 _GEMM_SIZE = {"cpu": 256, "cuda": 6144}
 _REDUCED_ELEMENTS = {"cpu": 1 << 14, "cuda": 1 << 25}
 _DTYPE = {"cpu": torch.float32, "cuda": torch.bfloat16}
 
 
 def run_canary() -> dict[str, float]:
-    """Median milliseconds of ``gemm_ms`` and ``all_reduce_ms`` on this rank's device; collective.
+    """Return the median milliseconds ``gemm_ms`` and ``all_reduce_ms`` on this rank's device; collective.
 
-    Empty without a process group.
+    The result is empty without a process group.
     """
     if not dist.is_initialized():
         return {}
     device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
     size, dtype = _GEMM_SIZE[device.type], _DTYPE[device.type]
-    # Constants: drawing random numbers would change the workload's.
+    # Constant operands, since drawing random numbers would change those of the workload.
     operand = torch.full((size, size), 1 / size, dtype=dtype, device=device)
     product, reduced = torch.empty_like(operand), torch.ones(_REDUCED_ELEMENTS[device.type], device=device)
     times_ms: dict[str, list[float]] = {"gemm_ms": [], "all_reduce_ms": []}
@@ -33,7 +33,7 @@ def run_canary() -> dict[str, float]:
         times_ms["gemm_ms"].append(_timed_ms(device, lambda: torch.mm(operand, operand, out=product)))
         dist.barrier()
         times_ms["all_reduce_ms"].append(_timed_ms(device, lambda: dist.all_reduce(reduced, dist.ReduceOp.MAX)))
-    # The first few warm up.
+    # The first two repetitions warm up.
     return {name: median(values[2:]) for name, values in times_ms.items()}
 
 

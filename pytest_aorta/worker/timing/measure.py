@@ -1,4 +1,4 @@
-"""The measured loop that workloads have in common."""
+"""The measured loop, which all workloads share."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pytest_aorta.worker.timing.timer import StepTimer
 def measure(
     run_step: Callable[[int, StepTimer], None], num_steps: int, device: torch.device
 ) -> tuple[StepTimer, float]:
-    """Run steps 0 to ``num_steps`` - 1 and return their timer and the wall time of all, in seconds; collective.
+    """Run steps 0 to ``num_steps`` - 1; return their timer and the wall time of all steps in seconds; collective.
 
-    ``run_step`` is given the step's number and the timer, and decides what of it ``timer.step()`` brackets. Peak memory
-    counts from the first step on.
+    ``run_step`` takes the step's number and the timer, and puts ``timer.step()`` around the part to be timed. Peak
+    memory counts from the first step on.
     """
     timer = StepTimer(device)
-    # Ranks enter together and with nothing enqueued, or the first step would include what came before.
+    # Ranks enter together and with empty streams, since the first step would otherwise include earlier work.
     _synchronize(device)
     dist.barrier()
     if device.type == "cuda":

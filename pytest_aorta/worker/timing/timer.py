@@ -1,4 +1,4 @@
-"""How far this rank came, kept where it can be read when the rank can't be asked any more."""
+"""The timer of steps on one device, and the count of entered steps that survives the rank."""
 
 from __future__ import annotations
 
@@ -14,12 +14,18 @@ import torch
 from pytest_aorta.common import variables
 from pytest_aorta.worker.timing.waits import recorded_collectives, waits_of_steps_ms
 
+# A query of CUDA's allocator takes the host tens of microseconds, so memory is not read in every step.
+MEMORY_EVERY_STEPS = 10
+
 
 class Progress:
-    """Counts in eight bytes of a shared mapping: one store a step, and no system call."""
+    """The number of entered steps, in eight bytes of a shared file mapping.
+
+    The guard reads the file after the rank has died or hangs. Each step costs one store and no system call.
+    """
 
     def __init__(self, path: Path | None) -> None:
-        """Without a path, counts for nobody."""
+        """Map the file at ``path``; without a path, map anonymous memory that nobody reads."""
         self._count = 0
         self._bytes = mmap.mmap(-1, 8)
         if path is not None:
@@ -30,26 +36,21 @@ class Progress:
 
     @classmethod
     def of_this_rank(cls) -> Progress:
-        """In the file that the launch has named, if it has."""
+        """Count in the file that the launch names, if it names one."""
         name = os.environ.get(variables.PROGRESS_FILE)
         return cls(Path(name) if name else None)
 
     def advance(self) -> None:
-        """One more step is entered."""
+        """Count one more entered step."""
         self._count += 1
         self._bytes[:8] = self._count.to_bytes(8, "little")
 
 
-# Asking CUDA's allocator takes tens of microseconds of the host.
-MEMORY_EVERY_STEPS = 10
-
-
 class StepTimer:
-    """Times steps on one device.
+    """A timer of steps on one device.
 
-    On ``cuda`` each step is bracketed by two events on the current stream, so the loop never waits for the
-    device; :meth:`step_times_ms` synchronises once. A step's work on other streams counts from when the current
-    stream waits for it.
+    On ``cuda`` two events on the current stream bracket each step, so the loop never waits for the device;
+    :meth:`step_times_ms` synchronizes once. Work on other streams counts as far as the current stream waits for it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -82,13 +83,13 @@ class StepTimer:
             busy_ns = time.thread_time_ns() - thread_ns
             passed_ns = time.perf_counter_ns() - clock_ns
             self._times_ms.append(passed_ns / 1e6)
-            # The two clocks tick apart.
+            # The two clocks are not synchronized, so the difference may be slightly negative.
             self._cpu_waits_ms.append(max(0, passed_ns - busy_ns) / 1e6)
         self._ended_ns = time.time_ns()
         self._began_ns.append(began_ns)
 
     def step_times_ms(self) -> list[float]:
-        """Every step's duration in order, in milliseconds. Waits for the device."""
+        """Return every step's duration in order, in milliseconds. Waits for the device."""
         if self._events:
             self._events[-1][1].synchronize()
             self._times_ms += [begin.elapsed_time(end) for begin, end in self._events]
@@ -96,16 +97,16 @@ class StepTimer:
         return list(self._times_ms)
 
     def wait_ms(self) -> list[float]:
-        """Time in collectives of each of the last steps, in milliseconds: of all steps, or as many as are known.
+        """Return the milliseconds in collectives of each of the last steps: all steps, or as many as NCCL has recorded.
 
-        Call it after :meth:`step_times_ms`, and before the process group is left.
+        Call this after :meth:`step_times_ms` and before leaving the process group.
         """
         if not self._on_device:
             return list(self._cpu_waits_ms)
         return waits_of_steps_ms(recorded_collectives(), self._began_ns, self._ended_ns)
 
     def memory_bytes(self) -> list[int]:
-        """Memory in use before every tenth step: what is allocated on the device, or resident on CPU."""
+        """Return the memory in use before every tenth step, in bytes: allocated on the device, or resident on CPU."""
         return list(self._memory_bytes)
 
     def _memory_in_use(self) -> int:

@@ -1,9 +1,8 @@
-"""How long this rank was in collectives in each step, from its arrival at each of them to its end.
+"""The time that this rank spends in collectives in each step, from its arrival at each collective to the end.
 
-Collectives make step times equal, so that a slow rank can't be told by its steps; but it arrives last, and is the
-one that waits least. On CUDA the times are those of NCCL's flight recorder, which brackets each collective with
-events of its own where TORCH_NCCL_ENABLE_TIMING is set. On CPU, where collectives block, what a rank did not spend
-computing it spent waiting.
+Collectives make step times equal on all ranks, so step times do not show a straggler. But a straggler arrives last and
+waits least. On CUDA the times come from NCCL's flight recorder, which brackets each collective with events if
+TORCH_NCCL_ENABLE_TIMING is set. On CPU, where collectives block, a rank waits whenever it does not compute.
 """
 
 from __future__ import annotations
@@ -15,21 +14,25 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
 
-# NCCL's watchdog looks every 100 ms at what has ended.
+# NCCL's watchdog checks every 100 ms which collectives have ended.
 _RETIRED_WITHIN_S = 2.0
 
 
 def waits_of_steps_ms(collectives: Sequence[dict[str, Any]], began_ns: Sequence[int], ended_ns: int) -> list[float]:
-    """Milliseconds in collectives of each step that the record holds whole: the last ones, where it was too small.
+    """Return the milliseconds in collectives of each step that the record covers whole.
 
-    ``began_ns`` is when the host entered each step, ``ended_ns`` when it left the last, on the clock of
-    ``time.time_ns``. Steps before the first recorded collective are left out, and all of them where a collective
-    within them has no duration.
+    A record that is too small covers only the last steps. Steps before the first recorded collective are left out; if
+    any collective within the covered steps has no duration, the result is empty.
+
+    Args:
+        collectives: entries of NCCL's flight recorder.
+        began_ns: when the host entered each step, on the clock of ``time.time_ns``.
+        ended_ns: when the host left the last step.
     """
     created_ns = [entry["time_created_ns"] for entry in collectives]
     if not created_ns or not began_ns:
         return []
-    # The oldest entry that is left may be from the middle of its step.
+    # The oldest remaining entry may be from the middle of its step.
     first = 0 if min(created_ns) < began_ns[0] else bisect_right(began_ns, min(created_ns))
     sums_ms = [0.0] * len(began_ns)
     for entry, created in zip(collectives, created_ns, strict=True):
@@ -43,7 +46,7 @@ def waits_of_steps_ms(collectives: Sequence[dict[str, Any]], began_ns: Sequence[
 
 
 def recorded_collectives() -> list[dict[str, Any]]:
-    """NCCL's record of this rank, once its watchdog has seen every collective end; empty without NCCL's timing."""
+    """Return NCCL's record of this rank once the watchdog has retired every collective; empty without NCCL's timing."""
     c10d: Any = sys.modules.get("torch._C._distributed_c10d")
     dump = getattr(c10d, "_dump_nccl_trace_json", None)
     if dump is None:

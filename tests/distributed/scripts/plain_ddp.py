@@ -1,4 +1,4 @@
-"""Trains the ranking model under DDP as torch has it, with no hook; the argument is the workload's config as JSON."""
+"""Trains the ranking model under DDP without a hook; the argument is the config of ``ranking`` as JSON."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import sys
 import torch
 import torch.nn.functional as F
 from aorta_workloads.common.settings import read_settings
-from aorta_workloads.ddp_overlap.settings import DdpOverlapSettings
 from aorta_workloads.ranking.data import make_batch
 from aorta_workloads.ranking.model import RankingModel, initialize
+from aorta_workloads.ranking.settings import RankingSettings
 from torch.nn.parallel import DistributedDataParallel
 
 from pytest_aorta.worker import RankEnv, hash_parameters, recorder
 
-settings = read_settings(DdpOverlapSettings, json.loads(sys.argv[1]))
+settings = read_settings(RankingSettings, json.loads(sys.argv[1]))
 env = RankEnv.read()
 device = env.join("plain_ddp")
 model = RankingModel(settings.model).to(device)
@@ -28,7 +28,7 @@ for step in range(settings.steps):
     dense, rows, clicks = (tensor[0].to(device) for tensor in batch.tensors)
     with recorder.step():
         optimizer.zero_grad()
-        # DDP takes the mean over ranks of what is the mean over each one's samples.
+        # DDP takes the mean over ranks of each rank's mean over samples.
         F.binary_cross_entropy_with_logits(wrapped(dense, rows), clicks).backward()
         optimizer.step()
     recorder.weight_hash(step + 1, hash_parameters(model.named_parameters()).hex)

@@ -82,7 +82,7 @@ def test_links_between_pages_lead_somewhere(page):
 
 def tuning_rows():
     """Return the code in each cell of the table of knobs, by row."""
-    table = (DOCS / "tuning.md").read_text(encoding="utf-8").split("## Knobs")[1].split("What FSDP1")[0]
+    table = (DOCS / "tuning.md").read_text(encoding="utf-8").split("## Knobs")[1].split("Options of FSDP1")[0]
     rows = [line.split("|")[1:-1] for line in table.splitlines() if line.startswith("| `")]
     return [[re.findall("`([^`]+)`", cell) for cell in row] for row in rows]
 

@@ -1,7 +1,7 @@
-"""Former names of modules of the worker, for one release.
+"""Former module names of the worker, importable for one release.
 
 An A/B launch runs the workloads of an older commit with this version of the package. Those workloads may import a
-module by the name it had then.
+public class from the module that defined the class at that commit.
 """
 
 from __future__ import annotations
