@@ -17,15 +17,11 @@ from pytest_aorta.cli import report as report_command
 from pytest_aorta.cli import workloads as workloads_command
 from pytest_aorta.cli.baselines import command as baselines_command
 from pytest_aorta.cli.doctor import command as doctor_command
+from pytest_aorta.cli.exit_codes import ExitCode
 from pytest_aorta.cli.run import command as run_command
 from pytest_aorta.common.errors import AortaError, SpecError, UsageError
 from pytest_aorta.common.signals import Terminated
 from pytest_aorta.common.text import printable
-
-EXIT_PROBLEM = 1
-EXIT_USAGE = 2
-EXIT_INTERRUPTED = 128
-
 
 # Of those that shtab knows.
 SHELLS = ("bash", "zsh", "fish")
@@ -95,14 +91,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # Whoever read has seen enough; the interpreter's own flush must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_PROBLEM
+        return ExitCode.PROBLEM
     except AortaError as error:
         print("\n".join(map(printable, f"aorta: {error}".splitlines())), file=sys.stderr)
-        return EXIT_USAGE if isinstance(error, UsageError | SpecError) else EXIT_PROBLEM
+        return ExitCode.USAGE if isinstance(error, UsageError | SpecError) else ExitCode.PROBLEM
     except KeyboardInterrupt as error:
         number = signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT
         print(f"aorta: ended by {number.name}; trials that were done are kept", file=sys.stderr)
-        return EXIT_INTERRUPTED + number
+        return ExitCode.SIGNALED + number
     return code
 
 
@@ -118,7 +114,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """End with the exit code of wrong usage."""
-        self.exit(EXIT_USAGE, f"{self.prog}: error: {message}; `{self.prog} --help` names what is allowed\n")
+        self.exit(ExitCode.USAGE, f"{self.prog}: error: {message}; `{self.prog} --help` names what is allowed\n")
 
 
 def parser() -> argparse.ArgumentParser:

@@ -9,11 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pytest_aorta.cli.exit_codes import ExitCode
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.text import counted, emit, output_width, table, wrapped
 from pytest_aorta.plan.workload.declaration import WorkloadSpec, find_workload, workload_places
 
-EXIT_PROBLEM = 1
 _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 
 
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         emit(json.dumps(document, indent=2).splitlines())
     else:
         emit(_all(specs, problems))
-    return EXIT_PROBLEM if problems else 0
+    return ExitCode.PROBLEM if problems else ExitCode.OK
 
 
 def allowed(schema: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ from importlib.resources import files
 from typing import Any
 
 from pytest_aorta.common.fast_schema import Accept, compile_schema
+from pytest_aorta.common.text import brief
 
 
 @functools.cache
@@ -35,7 +36,9 @@ def violation(document: Any, schema_name: str, definition: str | None = None) ->
     error = best_match(part.iter_errors(document))
     if error is None:
         return None
-    found = "" if error.validator in ("additionalProperties", "required") else f"got {_brief(error.instance)}, "
+    found = (
+        "" if error.validator in ("additionalProperties", "required") else f"got {brief(json.dumps(error.instance))}, "
+    )
     return f"{error.json_path}: {found}{_allowed(error.validator, error.validator_value, error.message)}"
 
 
@@ -50,9 +53,4 @@ def _allowed(rule: object, value: object, message: str) -> str:
     if rule in ("additionalProperties", "required"):
         return message
     words = {"minimum": "at least", "maximum": "at most", "type": "type", "const": "only", "enum": "one of"}
-    return f"allowed is {words.get(str(rule), rule)} {_brief(value)}"
-
-
-def _brief(value: object) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    return f"allowed is {words.get(str(rule), rule)} {brief(json.dumps(value))}"

@@ -44,6 +44,11 @@ def shortened(text: str, size: int) -> str:
     return text if len(text) <= size else f"...{text[3 - size :]}"
 
 
+def brief(text: str, size: int = 80) -> str:
+    """Return ``text``, cut to ``size`` characters with ``...`` at the end."""
+    return text if len(text) <= size else f"{text[: size - 3]}..."
+
+
 def counted(number: int, noun: str) -> str:
     """A number of things."""
     ending = "" if number == 1 else "es" if noun.endswith("h") else "s"

@@ -23,7 +23,8 @@ from pytest_aorta.common.errors import LaunchError
 from pytest_aorta.common.files import PACKAGE_ROOT, write_json
 from pytest_aorta.launch.command import agent_command, launch_environment, with_own_code
 from pytest_aorta.launch.nodes.handover import coordinator_spec
-from pytest_aorta.plan.launch_plan import FORKSERVER, TORCHRUN, LaunchPlan, rank_document
+from pytest_aorta.plan.launch_plan import LaunchPlan, rank_document
+from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.result.folder import rank_folders
 from pytest_aorta.result.outcome import LaunchOutcome, phases_s
 
@@ -63,7 +64,7 @@ def launch(
     """
     with GuardedLaunch(plan, environ, forkserver or (_start_coordinator if plan.group else _start_guard)) as running:
         running.wait()
-    outcome = replace(running.outcome(), launcher=FORKSERVER if forkserver else TORCHRUN)
+    outcome = replace(running.outcome(), launcher=LauncherKind.FORKSERVER if forkserver else LauncherKind.TORCHRUN)
     with suppress(OSError):  # the verdict is here; a disk that has filled up since must not hide it
         write_json(plan.run_dir / "outcome.json", asdict(outcome))
     return outcome

@@ -18,7 +18,8 @@ from pytest_aorta.common.files import PACKAGE_ROOT
 from pytest_aorta.launch.command import launch_environment, python_command
 from pytest_aorta.launch.guarded import guard_spec, launch
 from pytest_aorta.launch.process.channel import receive, send
-from pytest_aorta.plan.launch_plan import FORKSERVER, LaunchPlan
+from pytest_aorta.plan.launch_plan import LaunchPlan
+from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.profiler import WRAPPERS
 from pytest_aorta.plan.reference import Reference
 from pytest_aorta.result.outcome import LaunchOutcome
@@ -61,7 +62,7 @@ class ForkServers:
         Raises:
             LaunchError: as :func:`pytest_aorta.launch.guarded.launch`.
         """
-        if plan.launcher != FORKSERVER:
+        if plan.launcher != LauncherKind.FORKSERVER:
             return launch(plan, self._environ)
         try:
             server = self._fit_server(plan)

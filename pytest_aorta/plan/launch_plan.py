@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.common.errors import SpecError
+from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.profiler import WRAPPED_STRAGGLER_S, WRAPPERS
 from pytest_aorta.plan.reference import Reference
 from pytest_aorta.plan.workload.adapter import Adapter
@@ -14,9 +15,6 @@ from pytest_aorta.plan.workload.command import CommandLine, command_line
 from pytest_aorta.plan.workload.declaration import WorkloadSpec, filled_adapter, resolve_config
 from pytest_aorta.plan.workload.environment import ENVIRONMENT_KEY
 from pytest_aorta.plan.world import World
-
-TORCHRUN = "torchrun"
-FORKSERVER = "forkserver"
 
 
 @dataclass(frozen=True)
@@ -117,7 +115,7 @@ class LaunchPlan:
     run_dir: Path
     cwd: Path
     limits: Limits = Limits()
-    launcher: str = TORCHRUN
+    launcher: LauncherKind = LauncherKind.TORCHRUN
     lease_fds: tuple[int, ...] = ()
     reference: Reference | None = None
     profiler: str | None = None

@@ -11,6 +11,7 @@ from typing import Any
 from pytest_aorta.common.errors import ResultError
 from pytest_aorta.common.files import UnreadableFile, read_json, write_json_rows
 from pytest_aorta.common.schema import violation
+from pytest_aorta.common.text import brief
 from pytest_aorta.plan.launch_plan import LaunchPlan, adapters_of
 from pytest_aorta.plan.workload.adapter import FIRST
 from pytest_aorta.result.folder import rank_folders
@@ -190,14 +191,9 @@ def _check_ranks(plan: LaunchPlan, ranks: list[dict[str, Any]]) -> None:
         for number, rank in enumerate(ranks):
             if view(rank) != expected:
                 raise ResultError(
-                    f"result invalid: {plan.run_dir}: {name} of rank {number} is {_brief(view(rank))}, "
-                    f"of rank 0 {_brief(expected)}; they have to be equal"
+                    f"result invalid: {plan.run_dir}: {name} of rank {number} is {brief(repr(view(rank)), 120)}, "
+                    f"of rank 0 {brief(repr(expected), 120)}; they have to be equal"
                 )
-
-
-def _brief(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 120 else f"{text[:117]}..."
 
 
 def check_document(path: Path, document: Any) -> None:

@@ -70,7 +70,7 @@ from pathlib import Path
 import pytest
 from pytest_aorta.plugin.hooks import SESSION
 
-pytestmark = [pytest.mark.world(size=2, device="cpu"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.world(size=2, device="cpu"), pytest.mark.launch_timeout(120)]
 
 def launched(distributed_world, first, *references):
     results = [distributed_world.again(first, reference=reference) for reference in references]

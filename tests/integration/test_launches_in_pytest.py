@@ -133,7 +133,7 @@ def test_markers_shape_the_world(project):
     project.one_test(
         "world = distributed_world; assert (world.size, world.device, world.backend, world.platform, world.timeout_s)"
         " == (3, 'cpu', 'gloo', 'cpu-x3-gloo', 7.0)",
-        "@pytest.mark.world(size=3)\n@pytest.mark.timeout(7)",
+        "@pytest.mark.world(size=3)\n@pytest.mark.launch_timeout(7)",
     )
     project.run("--aorta-timeout=9").assert_outcomes(passed=1)
 

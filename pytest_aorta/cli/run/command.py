@@ -10,13 +10,14 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from pytest_aorta.cli.exit_codes import ExitCode
 from pytest_aorta.cli.run.config import given_config
 from pytest_aorta.cli.run.summary import failure_lines, summary_lines
 from pytest_aorta.cli.run.trials import APPEND, OVERWRITE, REFUSE, trial_paths, write_trial
 from pytest_aorta.common.errors import AortaError, BaselineError, DevicesUnavailable, UsageError
 from pytest_aorta.common.signals import terminable
 from pytest_aorta.common.text import counted, emit
-from pytest_aorta.plan.options import OPTIONS, Options, make_options, parse_option
+from pytest_aorta.plan.options import OPTIONS, Options, integer_from, make_options
 from pytest_aorta.plan.workload.declaration import find_workload
 from pytest_aorta.plan.world import MAX_WORLD_SIZE, World, WorldSpec, check_budget, resolve_world
 from pytest_aorta.result.measurements import WorkloadResult
@@ -29,12 +30,12 @@ from pytest_aorta.verdict.applicability import identity
 from pytest_aorta.verdict.baseline import read_baseline_file
 from pytest_aorta.verdict.metrics import Tolerance, parse_tolerances
 
-# What holds a lease, to who waits for it.
+# The holder of the lease, as tests that wait for it report it.
 OWNER = "aorta run"
-# Those of pytest's options that say something about a launch here too.
-SHARED = ("gpus", "device", "timeout", "workloads", "launcher", "share_host", "lease_timeout", "strict")
-EXIT_PROBLEM = 1
+# Options of pytest that this command shares.
+SHARED = ("gpus", "device", "timeout", "workloads", "launcher", "share_host", "lease_timeout", "fail_on")
 MAX_TRIALS = 100
+MAX_STEPS = 1 << 30
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,9 +44,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--workload", metavar="NAME", help="workload to launch; `aorta workloads` lists them")
     what.add_argument("--script", metavar="FILE", help="training script (.py) or dotted module that records steps")
     parser.add_argument("args", nargs="*", metavar="ARG", help="arguments of the script, after --")
-    parser.add_argument("--trials", metavar="N", default="1", help="separate launches (default: 1)")
-    parser.add_argument("--steps", metavar="N", help="measured steps, the config key `steps`")
-    parser.add_argument("--nproc", metavar="N", help="ranks (default: the GPUs of this run, or 2 CPU ranks)")
+    parser.add_argument(
+        "--trials", metavar="N", type=integer_from(1, MAX_TRIALS), default=1, help="separate launches (default: 1)"
+    )
+    parser.add_argument(
+        "--steps", metavar="N", type=integer_from(1, MAX_STEPS), help="measured steps, the config key `steps`"
+    )
+    parser.add_argument(
+        "--nproc", metavar="N", type=integer_from(1, MAX_WORLD_SIZE),
+        help="ranks (default: the GPUs of this run, or 2 CPU ranks)",
+    )  # fmt: skip
     parser.add_argument("--config", metavar="FILE", type=Path, help="YAML mapping of config keys")
     parser.add_argument(
         "--set", metavar="KEY=VALUE", action="append", default=[], dest="assignments",
@@ -61,11 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         present.add_argument(f"--{kind}", dest="existing", action="store_const", const=kind, help=text)
     for option in OPTIONS:
         if option.name in SHARED:
-            takes: dict[str, Any] = {"metavar": option.metavar}
-            if option.is_switch:
-                takes = {"action": "store_const", "const": "true"}
-            flags = f"--{option.name.replace('_', '-')}", option.flag
-            parser.add_argument(*flags, dest=option.ini, help=option.help, **takes)
+            flags = [f"--{option.name.replace('_', '-')}"] + ([] if option.ini_only else [option.flag])
+            parser.add_argument(*flags, default=option.default, **option.argparse_keywords())
     parser.set_defaults(run=run, existing=REFUSE)
 
 
@@ -76,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
         UsageError, SpecError: what was given is wrong; nothing was launched.
         AortaError: a launch failed, or a comparison did; the trials before are kept.
     """
-    trials = _count("--trials", arguments.trials, MAX_TRIALS)
+    trials = arguments.trials
     options, tolerances = _options(arguments), _tolerances(arguments.tolerance)
     launch = _checked(arguments, options)
     spec = TestSpec(_world_spec(arguments), tolerances)
@@ -100,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
                 _check(runner, record, results, arguments.check)
     failed = sum(not result.passed for result in results)
     emit([f"{counted(trials, 'trial')}: " + (f"{failed} failed by their own checks" if failed else "ok")])
-    return EXIT_PROBLEM if failed else 0
+    return ExitCode.PROBLEM if failed else ExitCode.OK
 
 
 class _Launch:
@@ -138,15 +143,12 @@ def _checked(arguments: argparse.Namespace, options: Options) -> _Launch:
     if arguments.args:
         raise UsageError(f"{arguments.args}: a workload takes no arguments; --set KEY=VALUE sets config keys")
     spec = find_workload(arguments.workload, options.workload_dirs)
-    steps = None if arguments.steps is None else _count("--steps", arguments.steps, 1 << 30)
-    config = given_config(spec, arguments.config, steps, arguments.assignments)
+    config = given_config(spec, arguments.config, arguments.steps, arguments.assignments)
     return _Launch(spec.name, spec.name, spec.min_world_size, config, ())
 
 
 def _world_spec(arguments: argparse.Namespace) -> WorldSpec:
-    if arguments.nproc is None:
-        return WorldSpec("all")
-    return WorldSpec(_count("--nproc", arguments.nproc, MAX_WORLD_SIZE))
+    return WorldSpec("all" if arguments.nproc is None else arguments.nproc)
 
 
 def _world(session: Session, spec: TestSpec, launch: _Launch) -> World:
@@ -231,11 +233,7 @@ def _baseline(given: Path, result: WorkloadResult) -> Path:
 
 
 def _options(arguments: argparse.Namespace) -> Options:
-    values: dict[str, Any] = {}
-    for option in OPTIONS:
-        given = getattr(arguments, option.ini, None)
-        text = option.default if given is None else given
-        values[option.name] = None if text is None else parse_option(option, text, option.flag)
+    values = {option.name: getattr(arguments, option.ini, option.default) for option in OPTIONS}
     return make_options(values, Path.cwd())
 
 
@@ -244,9 +242,3 @@ def _tolerances(texts: Sequence[str]) -> dict[str, Tolerance]:
     if wrong := [text for text, (key, equals, _) in zip(texts, pairs, strict=True) if not (key and equals)]:
         raise UsageError(f"--tolerance: got {wrong[0]!r}, allowed is METRIC=VALUE, e.g. step_time_p50=5%")
     return parse_tolerances({key: value for key, _, value in pairs}, "--tolerance")
-
-
-def _count(flag: str, text: str, most: int) -> int:
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= most):
-        raise UsageError(f"{flag}: got {text!r}, allowed is an integer from 1 to {most}")
-    return int(text)

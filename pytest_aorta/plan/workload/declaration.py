@@ -14,6 +14,7 @@ from typing import Any
 
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.files import UnreadableFile, read_yaml
+from pytest_aorta.common.text import brief
 from pytest_aorta.plan.workload.adapter import ADAPTER_SCHEMA, Adapter, AdapterError
 from pytest_aorta.plan.workload.command import COMMAND_SCHEMA, refuse_unknown_names, texts_of
 from pytest_aorta.plan.workload.environment import ENVIRONMENT_KEY, ENVIRONMENT_SCHEMA, check_environment
@@ -261,7 +262,7 @@ def _plain(spec: WorkloadSpec, config: Mapping[str, Any]) -> dict[str, Any]:
             plain[key] = json.loads(json.dumps(value, allow_nan=False))
         except (TypeError, ValueError, RecursionError) as error:
             raise SpecError(
-                f"{spec.yaml}: config of workload {spec.name!r}: {key}: got {_brief(value)}, "
+                f"{spec.yaml}: config of workload {spec.name!r}: {key}: got {brief(repr(value))}, "
                 f"allowed is plain JSON: {error}"
             ) from None
     return plain
@@ -277,12 +278,7 @@ def _check(yaml: Path, document: Any, schema: dict[str, Any], what: str = "workl
         allowed = f"{error.validator}: {error.validator_value!r}"
         if error.validator == "additionalProperties" and error.validator_value is False:
             allowed = f"keys {sorted(error.schema['properties'])}"
-        raise SpecError(f"{yaml}: {what}: {path}: got {_brief(error.instance)}, allowed is {allowed}")
-
-
-def _brief(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+        raise SpecError(f"{yaml}: {what}: {path}: got {brief(repr(error.instance))}, allowed is {allowed}")
 
 
 def package_folder(dotted: str) -> Path | None:

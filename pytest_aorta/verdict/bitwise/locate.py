@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from pytest_aorta.common.errors import LaunchError
+from pytest_aorta.common.text import brief
 from pytest_aorta.result.measurements import TensorHashes, WorkloadResult
 from pytest_aorta.verdict.bitwise.steps import Difference, first_difference
 from pytest_aorta.verdict.verdicts import Verdict
@@ -90,15 +91,10 @@ def other_keys(candidate: WorkloadResult, reference: WorkloadResult) -> str:
     """The config keys of both that have other values, as text; empty where there are none."""
     here, there = candidate.config, reference.config
     return ", ".join(
-        f"{key} is {_brief(here[key])}, the reference's {_brief(there[key])}"
+        f"{key} is {brief(repr(here[key]), 120)}, the reference's {brief(repr(there[key]), 120)}"
         for key in here
         if here[key] != there.get(key, here[key])
     )
-
-
-def _brief(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 120 else f"{text[:117]}..."
 
 
 @dataclass(frozen=True)
