@@ -236,7 +236,8 @@ def test_marker_of_pytest_timeout_is_an_error_that_names_launch_timeout_where_th
     result.stdout.fnmatch_lines(["*test_toy.py::test_one: marker timeout: *not installed*launch_timeout(SECONDS)"])
 
 
-def test_marker_of_pytest_timeout_is_ignored_where_that_plugin_is_installed(project):
+def test_marker_of_pytest_timeout_is_ignored_where_that_plugin_is_installed(project, monkeypatch):
+    monkeypatch.syspath_prepend(project.path)
     # pytest-timeout is registered as "timeout".
     project.write("timeout.py", TIMEOUT_PLUGIN)
     project.one_test("assert distributed_world.timeout_s == 300", "@pytest.mark.timeout(9, method='thread')")

@@ -190,11 +190,7 @@ def test_config_is_defaults_then_file_then_steps_then_set(toy, arguments, key, v
         (["--set", "name=[1"], "--set: name: '[1' is no YAML"),
         (["--config", "absent.yaml"], "--config: absent.yaml: can't be read"),
         (["--config", "list.yaml"], "--config: list.yaml: got list, allowed is a mapping of config keys"),
-        (["--trials", "0"], "--trials: got '0', allowed is an integer from 1 to 100"),
-        (["--steps", "1.5"], "--steps: got '1.5', allowed is an integer"),
         (["--nproc", "1"], "workload 'toy' needs at least 2 ranks, and this run has 1"),
-        (["--nproc", "100000"], "--nproc: got '100000', allowed is an integer from 1 to 65536"),
-        (["--timeout", "soon"], "--aorta-timeout: got 'soon', allowed is a number of seconds"),
         (["--tolerance", "speed=5%"], "--tolerance: no such metrics ['speed']"),
         (["--tolerance", "speed"], "--tolerance: got 'speed', allowed is METRIC=VALUE"),
         (["--", "--lr", "1"], "['--lr', '1']: a workload takes no arguments"),
@@ -203,6 +199,26 @@ def test_config_is_defaults_then_file_then_steps_then_set(toy, arguments, key, v
 def test_wrong_usage_is_one_paragraph_and_launches_nothing(toy, capsys, arguments, said):
     (toy.path / "list.yaml").write_text("[1]")
     assert said in refused(capsys, *arguments)
+    assert (toy.plans, toy.trials()) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--trials", "0"], "--trials: got '0', allowed is an integer from 1 to 100"),
+        (["--steps", "1.5"], "--steps: got '1.5', allowed is an integer from 1 to 1073741824"),
+        (["--nproc", "100000"], "--nproc: got '100000', allowed is an integer from 1 to 65536"),
+        (["--timeout", "soon"], "--timeout/--aorta-timeout: got 'soon', allowed is a number of seconds"),
+        (["--device", "gpu"], "--device/--aorta-device: invalid choice: 'gpu' (choose from "),
+        (["--fail-on", "all"], "--fail-on/--aorta-fail-on: got 'all', allowed is a comma-separated list of "),
+        (["--aorta-share-host"], "unrecognized arguments: --aorta-share-host"),
+    ],
+)
+def test_value_that_an_option_does_not_take_is_a_usage_error_of_argparse(toy, capsys, arguments, said):
+    with pytest.raises(SystemExit) as caught:
+        run(*arguments)
+    assert caught.value.code == 2
+    assert said in capsys.readouterr().err
     assert (toy.plans, toy.trials()) == ([], [])
 
 
