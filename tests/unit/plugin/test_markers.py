@@ -95,12 +95,12 @@ def test_number_of_nodes_that_is_none_is_refused(nodes):
 
 
 def test_ranks_that_nodes_can_not_share_evenly_are_refused():
-    message = "marker world: size=7 ranks can't be shared out evenly over nodes=2"
+    message = "marker world: size=7 ranks can't be spread evenly over nodes=2"
     assert marker_error("world", size=7, nodes=2) == message
 
 
 def test_warm_launch_over_nodes_is_refused():
-    assert "warm=True is for one node, and nodes=2" in marker_error("world", size=2, nodes=2, warm=True)
+    assert "warm=True and nodes=2 contradict each other" in marker_error("world", size=2, nodes=2, warm=True)
 
 
 @pytest.mark.parametrize("device", ["gpu", "CUDA", "", None, 0, ["cpu"]])
