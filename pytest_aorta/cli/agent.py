@@ -1,4 +1,4 @@
-"""``aorta agent``: run this node's part of launches that pytest starts on node 0."""
+"""``aorta agent``: the node agent, which runs this node's part of launches that pytest starts on node 0."""
 
 from __future__ import annotations
 
@@ -15,20 +15,24 @@ POLL_S = 1.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Its options."""
+    """Declare the options of the subcommand."""
     parser.add_argument("--connect", metavar="HOST:PORT", type=parse_endpoint, required=True, help="address of node 0")
     parser.add_argument(
         "--node-rank", metavar="N", type=integer_from(0), help="number of this node, from 0 (default: environment)"
     )
-    parser.add_argument("--wait", action="store_true", help="wait for launches, one after the other")
+    parser.add_argument("--wait", action="store_true", help="wait for launches, and run one after the other")
     parser.add_argument(
-        "--idle-timeout", metavar="SECONDS", type=float, default=3600.0, help="end after waiting that long (3600)"
+        "--idle-timeout",
+        metavar="SECONDS",
+        type=float,
+        default=3600.0,
+        help="end after so long without a launch (default: 3600)",
     )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Take part in one launch, or with ``--wait`` in all that come; 1 where node 0 was lost."""
+    """Take part in one launch, or with ``--wait`` in each launch until none has come for the idle timeout."""
     host, port = arguments.connect
     if port == 0:
         raise UsageError(f"--connect: got {host!r} without a port, allowed is HOST:PORT")
@@ -42,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
             agent.serve()
             idle_since_s = time.monotonic()
         except NodeZeroLost as error:
-            if str(error) != last:  # most of the time nobody is there, which is no news
+            if str(error) != last:  # report each reason once: between launches nobody listens on node 0
                 last = str(error)
                 print(f"aorta agent: waiting: {last}", file=sys.stderr, flush=True)
         time.sleep(POLL_S)

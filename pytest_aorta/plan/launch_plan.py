@@ -39,7 +39,7 @@ def limits_under(profiler: str | None) -> Limits:
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """The start of ranks on several nodes, as node 0 sees it.
+    """The start of ranks on several nodes, for node 0.
 
     Attributes:
         num_nodes: Number of nodes of the launch.

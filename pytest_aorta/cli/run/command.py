@@ -1,4 +1,4 @@
-"""``aorta run``: launches a workload or a script, keeps each trial's result, and says how it went."""
+"""``aorta run``: launches a workload or a script, and keeps and prints the result of each trial."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MAX_STEPS = 1 << 30
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Its options; those that pytest has too have the same names there."""
+    """Declare the options of the subcommand; options of pytest have the same names."""
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--workload", metavar="NAME", help="workload to launch; `aorta workloads` lists them")
     what.add_argument("--script", metavar="FILE", help="training script (.py) or dotted module that records steps")
@@ -57,15 +57,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE", type=Path, help="YAML mapping of config keys")
     parser.add_argument(
         "--set", metavar="KEY=VALUE", action="append", default=[], dest="assignments",
-        help="config key; a dot leads into an object; may be repeated, and wins over --config",
+        help="value of a config key, or with dots of a key inside an object; may be repeated; wins over --config",
     )  # fmt: skip
-    parser.add_argument("--results", metavar="DIR", type=Path, default=Path("results"), help="default: results")
+    parser.add_argument(
+        "--results", metavar="DIR", type=Path, default=Path("results"), help="folder of results (default: results)"
+    )
     parser.add_argument("--check", metavar="PATH", type=Path, help="baseline to compare with: a file, or a folder")
     parser.add_argument(
-        "--tolerance", metavar="METRIC=VALUE", action="append", default=[], help="of --check, as the marker has it"
+        "--tolerance",
+        metavar="METRIC=VALUE",
+        action="append",
+        default=[],
+        help="tolerance for --check, as in the tolerance marker",
     )
     present = parser.add_mutually_exclusive_group()
-    for kind, text in ((APPEND, "add to trials that are there"), (OVERWRITE, "replace trials that are there")):
+    for kind, text in ((APPEND, "add to existing trials"), (OVERWRITE, "replace existing trials")):
         present.add_argument(f"--{kind}", dest="existing", action="store_const", const=kind, help=text)
     for option in OPTIONS:
         if option.name in SHARED:
@@ -75,11 +81,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Launch, keep and print each trial, then compare with a baseline where asked.
+    """Launch, keep and print each trial, then compare the trials with a baseline on request.
 
     Raises:
-        UsageError, SpecError: what was given is wrong; nothing was launched.
-        AortaError: a launch failed, or a comparison did; the trials before are kept.
+        UsageError: The command line is wrong; nothing was launched.
+        SpecError: The workload or its config is wrong; nothing was launched.
+        AortaError: A launch or a comparison failed; earlier trials are kept.
     """
     trials = arguments.trials
     options, tolerances = _options(arguments), _tolerances(arguments.tolerance)
@@ -89,7 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
     with closing(Session(options)) as session, terminable():
         world = _world(session, spec, launch)
         _refuse_other_baseline(arguments.check, launch, world)
-        # Last of what is wrong in the command: its remedies only help where the rest is right.
+        # Checked last: --append and --overwrite help only if the rest of the command line is right.
         paths = trial_paths(arguments.results / launch.folder, trials, arguments.existing)
         _refuse_no_torch()
         launches = arguments.results / launch.folder / "launches"
@@ -98,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
             for path in paths:
                 results.append(launch.start(leased))
                 write_trial(path, results[-1])
-                emit([f"{path}:", *(f"  {line}" for line in _told(results[-1]))])
+                emit([f"{path}:", *(f"  {line}" for line in _shown(results[-1]))])
                 sys.stdout.flush()
             if arguments.check is not None:
                 runner = WorkloadRunner(leased, options, spec, record)
@@ -109,7 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class _Launch:
-    """What to launch, checked; ``folder`` is its part of the results."""
+    """A checked launch; ``folder`` is its folder in the folder of results."""
 
     def __init__(self, folder: str, name: str, min_world_size: int, config: dict[str, Any] | None, args: Sequence[str]):
         self.folder = folder
@@ -120,11 +127,11 @@ class _Launch:
 
     @property
     def result_name(self) -> str:
-        """What its results call it."""
+        """The name of the workload in results."""
         return self.name if self._config is not None else Path(self.name).name
 
     def start(self, world: DistributedWorld) -> WorkloadResult:
-        """One launch of it."""
+        """Launch once."""
         if self._config is None:
             return world.launch_script(self.name, self._args)
         return world.launch(self.name, **self._config)
@@ -134,7 +141,7 @@ def _checked(arguments: argparse.Namespace, options: Options) -> _Launch:
     if arguments.workload is None:
         unfit = {"--steps": arguments.steps, "--config": arguments.config, "--set": arguments.assignments}
         if given := [flag for flag, value in unfit.items() if value]:
-            raise UsageError(f"{given[0]}: a script has no config keys; give it arguments after --")
+            raise UsageError(f"{given[0]}: a script has no config keys; give arguments of the script after --")
         path = Path(arguments.script)
         folder = path.stem if path.suffix == ".py" else arguments.script
         if not folder or "/" in folder:
@@ -160,7 +167,7 @@ def _world(session: Session, spec: TestSpec, launch: _Launch) -> World:
     if world.size < launch.min_world_size:
         raise UsageError(
             f"workload {launch.name!r} needs at least {launch.min_world_size} ranks, and this run has {world.size}: "
-            f"there is nothing to shard or to communicate on fewer; ask for more with --nproc, or --device=cpu"
+            f"fewer ranks have nothing to shard or to communicate; ask for more with --nproc, or --device=cpu"
         )
     return world
 
@@ -172,12 +179,12 @@ def _refuse_no_torch() -> None:
         found = None
     if found is None:
         raise AortaError(
-            f"torch is not installed for {sys.executable}, whose ranks would need it; install it as "
+            f"torch is not installed for {sys.executable}, which starts the ranks; install it as "
             f"https://pytorch.org/get-started says for this machine, or run another environment's aorta"
         )
 
 
-def _told(result: WorkloadResult) -> list[str]:
+def _shown(result: WorkloadResult) -> list[str]:
     return [*summary_lines(result), *failure_lines(result)]
 
 
@@ -191,23 +198,23 @@ def _check(runner: WorkloadRunner, record: TestRecord, results: list[WorkloadRes
 
 
 def _refuse_other_baseline(given: Path | None, launch: _Launch, world: World) -> None:
-    """Before anything is launched: whether what --check names is there, and could be of this run."""
+    """Check before any launch that the file of --check exists and belongs to this workload and platform."""
     if given is None or given.is_dir():
         return
     baseline = read_baseline_file(given)
     of_run = launch.result_name, world.platform
     if (baseline.workload, baseline.platform) != of_run:
         raise UsageError(
-            f"--check: {given} is of {baseline.workload!r} on {baseline.platform}, and this run is of {of_run[0]!r} on "
-            f"{of_run[1]}"
+            f"--check: {given} is a baseline of {baseline.workload!r} on {baseline.platform}, but this run launches "
+            f"{of_run[0]!r} on {of_run[1]}"
         )
 
 
 def _baseline(given: Path, result: WorkloadResult) -> Path:
-    """The file, or the only one of a folder that is of this workload, platform and config.
+    """Return the file, or the only file of a folder with this workload, platform and config.
 
     Raises:
-        UsageError: there is none, or more than one.
+        BaselineError: No file or several files fit.
     """
     if not given.is_dir():
         return given
