@@ -34,28 +34,29 @@ def table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def options() -> str:
-    """Return the table of command-line options with their ini keys, values and defaults."""
-    return table(("option", "ini", "values", "default", "meaning"), map(_option, OPTIONS))
-
-
-def _option(option: Option) -> tuple[str, ...]:
-    value = f"={option.metavar}" if option.metavar else ""
-    flags = [f"`{flag}{value}`" for flag in (option.alias, option.flag) if flag]
-    text, _, said = option.help.partition(" (default: ")
-    default = {None: said.rstrip(")") or "none", "false": "off", "true": "on"}.get(
-        option.default, f"`{option.default}`"
+    """Return the table of command line options: ini twin, values, default, meaning."""
+    shown = (option for option in OPTIONS if not option.ini_only)
+    return table(
+        ("option", "ini", "values", "default", "meaning"), ((_flag(option), *_row(option)) for option in shown)
     )
-    meaning = re.sub(r"--[\w-]+|python:PATH", r"`\g<0>`", text)
-    return ", ".join(flags), f"`{option.ini}`", _allowed(option), default, meaning
 
 
-def _allowed(option: Option) -> str:
-    """Return the allowed values as the option's own error lists them; "" if any text is allowed."""
-    try:
-        option.parse("?")
-    except ValueError as error:
-        return str(error).removeprefix("one of ")
-    return ""
+def ini_keys() -> str:
+    """Return the table of ini keys without a command line option."""
+    shown = (option for option in OPTIONS if option.ini_only)
+    return table(("ini", "values", "default", "meaning"), map(_row, shown))
+
+
+def _flag(option: Option) -> str:
+    value = "" if option.is_switch else f"={option.metavar or '|'.join(option.choices)}"
+    return f"`{option.flag}{value}`"
+
+
+def _row(option: Option) -> tuple[str, ...]:
+    is_value = not option.is_switch and option.default is not None
+    default = f"`{option.shown_default}`" if is_value else option.shown_default
+    meaning = re.sub(r"--[\w-]+(?==|$|[ :,])|python:PATH", r"`\g<0>`", option.help)
+    return f"`{option.ini}`", option.allowed, default, meaning
 
 
 def markers() -> str:
@@ -173,6 +174,7 @@ def _counted(ranks: int) -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "options": options,
+    "ini-keys": ini_keys,
     "markers": markers,
     "metrics": metrics,
     "config-keys": config_keys,

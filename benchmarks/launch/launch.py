@@ -18,7 +18,8 @@ import pytest
 from pytest_aorta.launch.command import launch_environment
 from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.plan.gpus import visible_devices
-from pytest_aorta.plan.launch_plan import FORKSERVER, TORCHRUN, LaunchPlan
+from pytest_aorta.plan.launch_plan import LaunchPlan
+from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.outcome import LaunchOutcome
@@ -61,12 +62,12 @@ class Bench:
         self.world = World(NUM_RANKS, "cuda", gpus) if len(gpus) == NUM_RANKS else World(NUM_RANKS, "cpu")
         self.script = folder / "program.py"
         self.script.write_text(PROGRAM, encoding="utf-8")
-        self.outcomes: dict[str, list[LaunchOutcome]] = {TORCHRUN: [], FORKSERVER: []}
+        self.outcomes: dict[str, list[LaunchOutcome]] = {LauncherKind.TORCHRUN: [], LauncherKind.FORKSERVER: []}
 
     def bare(self, workload_s: float) -> float:
         """Wall time under torchrun alone."""
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={NUM_RANKS}"]
-        environ = launch_environment(self.plan(TORCHRUN, workload_s), os.environ)
+        environ = launch_environment(self.plan(LauncherKind.TORCHRUN, workload_s), os.environ)
         began_s = time.monotonic()
         with (self.folder / "bare.log").open("ab") as log:
             program = [*command, str(self.script), str(workload_s)]
@@ -100,9 +101,9 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     try:
         bench = Bench(tmp_path, servers)
         began_s = time.monotonic()
-        bench.ours(FORKSERVER, 0.0)
+        bench.ours(LauncherKind.FORKSERVER, 0.0)
         print(f"\nfork server started and first launch: {time.monotonic() - began_s:.2f} s, once a session")
-        bench.outcomes[FORKSERVER].clear()
+        bench.outcomes[LauncherKind.FORKSERVER].clear()
         yield bench
     finally:
         servers.close()
@@ -114,8 +115,8 @@ def test_cost_of_a_launch(bench: Bench, workload_s: float, num_rounds: int) -> N
     walls_s: dict[str, list[float]] = {"bare torchrun": [], "cold": [], "warm": []}
     for _ in range(num_rounds):
         walls_s["bare torchrun"].append(bench.bare(workload_s))
-        walls_s["cold"].append(bench.ours(TORCHRUN, workload_s))
-        walls_s["warm"].append(bench.ours(FORKSERVER, workload_s))
+        walls_s["cold"].append(bench.ours(LauncherKind.TORCHRUN, workload_s))
+        walls_s["warm"].append(bench.ours(LauncherKind.FORKSERVER, workload_s))
     print(f"workload of {workload_s:g} s, {bench.world.platform}, {num_rounds} rounds")
     for name, values in walls_s.items():
         ratios = sorted(value / bare for value, bare in zip(values, walls_s["bare torchrun"], strict=True))

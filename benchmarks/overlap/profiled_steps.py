@@ -27,7 +27,7 @@ SIZES = {
 
 
 @pytest.mark.world(size="all", device="cuda", warm=True)
-@pytest.mark.timeout(300)
+@pytest.mark.launch_timeout(300)
 @pytest.mark.parametrize("name", list(SIZES))
 def test_profiled_steps(distributed_world: DistributedWorld, name: str) -> None:
     """Print, of each launch, the time of both kinds of profiled steps beside the timed ones', and what they hide."""

@@ -149,7 +149,7 @@ def launch(world: DistributedWorld, variant: str) -> tuple[WorkloadResult, float
 
 
 @pytest.mark.world(size="all", device="cuda", warm=True)
-@pytest.mark.timeout(200)
+@pytest.mark.launch_timeout(200)
 @pytest.mark.parametrize("variant", CHOSEN)
 def test_llama_8b(distributed_world: DistributedWorld, table: Table, variant: str) -> None:
     """Print a row a variant."""

@@ -1,4 +1,4 @@
-"""``python -m pytest_aorta.cli`` is the command ``aorta``."""
+"""Entry point of ``python -m pytest_aorta.cli``, which is the command ``aorta``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``aorta devices``: what this host has, who holds it, and what is marked bad."""
+"""``aorta devices``: the devices of this host, their leases, and the devices that are marked bad."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pytest_aorta.plan.gpus import visible_devices
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The ways to use it."""
+    """Declare the actions of the subcommand."""
     ways = parser.add_subparsers(metavar="ACTION", required=True)
-    shown = ways.add_parser("list", help="visible GPUs, what is leased, and what is marked bad")
+    shown = ways.add_parser("list", help="list visible GPUs, leases, and bad marks")
     shown.set_defaults(run=list_devices)
-    cleared = ways.add_parser("clear-bad", help="give a device out again that was marked bad")
-    cleared.add_argument("token", metavar="TOKEN", help="number or name of the device, as `aorta devices list` has it")
+    cleared = ways.add_parser("clear-bad", help="remove the bad mark of a device")
+    cleared.add_argument("token", metavar="TOKEN", help="number or name of the device in `aorta devices list`")
     cleared.set_defaults(run=clear)
 
 
 def list_devices(_arguments: argparse.Namespace) -> int:
-    """One line a device or other leased resource."""
+    """Print one line per device or other leased resource."""
     devices = {device.uuid: device for device in visible_devices()}
     held = {resource: claim for claim in holders() for resource in claim.resources}
     bad = bad_marks()
@@ -39,20 +39,20 @@ def list_devices(_arguments: argparse.Namespace) -> int:
 
 
 def clear(arguments: argparse.Namespace) -> int:
-    """Take the mark away.
+    """Remove the bad mark of a device.
 
     Raises:
-        UsageError: nothing of that name is marked.
+        UsageError: No device of that name is marked bad.
     """
     marks = bad_marks()
     token = arguments.token
     if token not in marks:
-        # Only a name that is not marked asks the driver.
+        # The driver is asked only to translate a number into a name.
         names = {device.token: device.uuid for device in visible_devices()}
         token = names.get(token, token)
     if token not in marks:
         there = ", ".join(sorted(marks)) or "none"
         raise UsageError(f"devices clear-bad: {arguments.token!r} is not marked bad; marked are: {there}")
     clear_bad(token)
-    emit([f"{token} is given out again; it was marked: {marks[token]}"])
+    emit([f"{token} can be leased again; the mark was: {marks[token]}"])
     return 0

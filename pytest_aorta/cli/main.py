@@ -1,4 +1,4 @@
-"""The command ``aorta``: runs workloads, and looks after what was stored. A command is one row of the table below."""
+"""The command ``aorta``. Each subcommand is one row of the table ``COMMANDS``."""
 
 from __future__ import annotations
 
@@ -17,17 +17,13 @@ from pytest_aorta.cli import report as report_command
 from pytest_aorta.cli import workloads as workloads_command
 from pytest_aorta.cli.baselines import command as baselines_command
 from pytest_aorta.cli.doctor import command as doctor_command
+from pytest_aorta.cli.exit_codes import ExitCode
 from pytest_aorta.cli.run import command as run_command
 from pytest_aorta.common.errors import AortaError, SpecError, UsageError
 from pytest_aorta.common.signals import Terminated
 from pytest_aorta.common.text import printable
 
-EXIT_PROBLEM = 1
-EXIT_USAGE = 2
-EXIT_INTERRUPTED = 128
-
-
-# Of those that shtab knows.
+# Shells that shtab supports.
 SHELLS = ("bash", "zsh", "fish")
 _HOW = """\
 bash: aorta completion bash > ~/.local/share/bash-completion/completions/aorta
@@ -37,10 +33,12 @@ fish: aorta completion fish > ~/.config/fish/completions/aorta.fish"""
 
 @dataclass(frozen=True)
 class Command:
-    """A word after ``aorta``.
+    """A subcommand.
 
     Attributes:
-        add_arguments: to its parser; each way to use it sets the default ``run``: arguments -> exit code.
+        name: Word after ``aorta``.
+        help: One line for the help.
+        add_arguments: Declares the options of the subcommand, and sets the default ``run``: arguments -> exit code.
     """
 
     name: str
@@ -49,7 +47,7 @@ class Command:
 
 
 def _add_completion(parser: argparse.ArgumentParser) -> None:
-    """The shell."""
+    """Declare the argument of ``aorta completion``."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _HOW
     parser.add_argument("shell", choices=SHELLS, help="the shell to complete in")
@@ -57,7 +55,7 @@ def _add_completion(parser: argparse.ArgumentParser) -> None:
 
 
 def _print_completion(arguments: argparse.Namespace) -> int:
-    """Print the script.
+    """Print the completion script of a shell.
 
     Raises:
         AortaError: shtab is not installed.
@@ -72,59 +70,59 @@ def _print_completion(arguments: argparse.Namespace) -> int:
 
 COMMANDS = (
     Command("run", "launch a workload or a training script and keep each trial's result", run_command.add_arguments),
-    Command("workloads", "list workloads, or one's config keys", workloads_command.add_arguments),
+    Command("workloads", "list workloads, or the config keys of one workload", workloads_command.add_arguments),
     Command("agent", "run this node's part of launches over several nodes", agent_command.add_arguments),
     Command("baselines", "list, show, compare and thin out stored baselines", baselines_command.add_arguments),
-    Command("devices", "list this host's devices and leases, clear bad marks", devices_command.add_arguments),
-    Command("report", "one page that compares two sets of kept results", report_command.add_arguments),
-    Command("doctor", "look for what would break a run, with the remedy", doctor_command.add_arguments),
+    Command("devices", "list devices and leases of this host, clear bad marks", devices_command.add_arguments),
+    Command("report", "write a page that compares two sets of kept results", report_command.add_arguments),
+    Command("doctor", "look for problems that would break a run", doctor_command.add_arguments),
     Command("completion", "print the completion script of a shell", _add_completion),
 )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command.
+    """Run the command and return its exit code, one of ``ExitCode``.
 
-    Returns 0: well, 1: a problem was found, 2: wrong usage (argparse raises SystemExit for that), 128 and a signal's
-    number: it ended the command.
+    Raises:
+        SystemExit: argparse found wrong usage, and the code is 2.
     """
     arguments = parser().parse_args(argv)
     try:
         code = int(arguments.run(arguments))
         sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read has seen enough; the interpreter's own flush must not fail again.
+        # The reader of a pipe has closed it; redirect stdout, so that the flush at exit does not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_PROBLEM
+        return ExitCode.PROBLEM
     except AortaError as error:
         print("\n".join(map(printable, f"aorta: {error}".splitlines())), file=sys.stderr)
-        return EXIT_USAGE if isinstance(error, UsageError | SpecError) else EXIT_PROBLEM
+        return ExitCode.USAGE if isinstance(error, UsageError | SpecError) else ExitCode.PROBLEM
     except KeyboardInterrupt as error:
         number = signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT
-        print(f"aorta: ended by {number.name}; trials that were done are kept", file=sys.stderr)
-        return EXIT_INTERRUPTED + number
+        print(f"aorta: ended by {number.name}; finished trials are kept", file=sys.stderr)
+        return ExitCode.SIGNALED + number
     return code
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in the name of the subcommand that it was typed after, and where to read what is allowed."""
+    """A parser whose errors name the subcommand and its help."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As its base has it, but that what it does not know is an error here, not of ``aorta``."""
+        """Parse arguments; an unknown argument is an error of this subcommand, not of ``aorta``."""
         known, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return known, unknown
 
     def error(self, message: str) -> NoReturn:
-        """End with the exit code of wrong usage."""
-        self.exit(EXIT_USAGE, f"{self.prog}: error: {message}; `{self.prog} --help` names what is allowed\n")
+        """Print the error and exit with the code of wrong usage."""
+        self.exit(ExitCode.USAGE, f"{self.prog}: error: {message}; `{self.prog} --help` names what is allowed\n")
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of the whole command."""
+    """Return the parser of the whole command."""
     parser = Parser(
-        prog="aorta", description="Runs training workloads as pytest-aorta does, and looks after what it has stored."
+        prog="aorta", description="Run training workloads as pytest-aorta does, and manage its baselines and results."
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in COMMANDS:

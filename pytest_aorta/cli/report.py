@@ -1,4 +1,4 @@
-"""``aorta report``: one page of the results that pytest has kept."""
+"""``aorta report``: a page about the results that pytest has kept."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import re
 from pathlib import Path
 
+from pytest_aorta.cli.exit_codes import ExitCode
 from pytest_aorta.common.errors import AortaError, UsageError
 from pytest_aorta.common.text import emit
 from pytest_aorta.report.from_results import dataset_report
@@ -16,21 +17,23 @@ _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Its one way."""
+    """Declare the options of the subcommand."""
     parser.add_argument(
         "results",
         nargs="+",
         metavar="LABEL=PATH",
-        help="a result.json, or a folder with such in it (--aorta-results); a label may be given several times",
+        help="a result.json, or a folder that contains such files (--aorta-results); a label may be repeated",
     )
-    parser.add_argument("--reference", metavar="LABEL", help="what is compared with (of two labels, the first)")
-    parser.add_argument("--candidate", metavar="LABEL", help="what is compared (of two labels, the second)")
-    parser.add_argument("-o", "--output", type=Path, default=Path("report.html"), help="(report.html)")
+    parser.add_argument("--reference", metavar="LABEL", help="label to compare with (default: the first of two)")
+    parser.add_argument("--candidate", metavar="LABEL", help="label to compare (default: the second of two)")
+    parser.add_argument(
+        "-o", "--output", type=Path, default=Path("report.html"), help="file to write (default: report.html)"
+    )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the page and what belongs to it; 1 where results were left out."""
+    """Write the page and its files; return 1 if results were left out."""
     paths = labelled(arguments.results)
     reference, candidate = sides(list(paths), arguments.reference, arguments.candidate)
     if arguments.output.suffix != ".html":
@@ -42,14 +45,14 @@ def run(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise AortaError(f"{arguments.output}: not written: {error.strerror or error}") from None
     emit([*(f"WARNING: {warning}" for warning in report.warnings), *map(str, written)])
-    return 1 if report.warnings else 0
+    return ExitCode.PROBLEM if report.warnings else ExitCode.OK
 
 
 def labelled(given: list[str]) -> dict[str, list[Path]]:
-    """Label -> its paths, in the order they were given.
+    """Return each label -> its paths, in the given order.
 
     Raises:
-        UsageError: one has no label, or one that can't be part of a file's name, or its path is not there.
+        UsageError: A label is missing or can't be part of a file name, or a path does not exist.
     """
     found: dict[str, list[Path]] = {}
     for text in given:
@@ -59,16 +62,16 @@ def labelled(given: list[str]) -> dict[str, list[Path]]:
                 f"got {text!r}, allowed is LABEL=PATH, where a label has up to 64 letters, digits, '.', '_', '+', '-'"
             )
         if not Path(path).exists():
-            raise UsageError(f"{text}: there is no {path}")
+            raise UsageError(f"{text}: {path} does not exist")
         found.setdefault(label, []).append(Path(path))
     return found
 
 
 def sides(labels: list[str], reference: str | None, candidate: str | None) -> tuple[str, str]:
-    """The labels of reference and candidate.
+    """Return the labels of reference and candidate.
 
     Raises:
-        UsageError: they are not two of those given.
+        UsageError: The options do not select two of the given labels.
     """
     if reference is None and candidate is None and len(labels) == 2:
         return labels[0], labels[1]

@@ -1,4 +1,4 @@
-"""``aorta workloads``: which there are, and what one's config keys take."""
+"""``aorta workloads``: the list of workloads, and the config keys of a workload."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pytest_aorta.cli.exit_codes import ExitCode
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.text import counted, emit, output_width, table, wrapped
 from pytest_aorta.plan.workload.declaration import WorkloadSpec, find_workload, workload_places
 
-EXIT_PROBLEM = 1
 _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Its options."""
-    parser.add_argument("name", nargs="?", metavar="NAME", help="one workload, with its config keys")
-    parser.add_argument("--json", action="store_true", help="as JSON, with the schema of each config key")
+    """Declare the options of the subcommand."""
+    parser.add_argument("name", nargs="?", metavar="NAME", help="workload whose config keys to print")
+    parser.add_argument("--json", action="store_true", help="print JSON, with the schema of each config key")
     parser.add_argument(
         "--workloads",
         metavar="DIR",
         type=Path,
         default=Path("workloads"),
-        help="folder of your own (default: workloads)",
+        help="folder of your own workloads (default: workloads)",
     )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print all, or one.
+    """Print all workloads, or one of them.
 
     Raises:
-        SpecError: there is none of the name given, or it can't be read.
+        SpecError: The named workload does not exist or can't be read.
     """
     if arguments.name is not None:
         spec = find_workload(arguments.name, (arguments.workloads,))
@@ -52,11 +52,11 @@ def run(arguments: argparse.Namespace) -> int:
         emit(json.dumps(document, indent=2).splitlines())
     else:
         emit(_all(specs, problems))
-    return EXIT_PROBLEM if problems else 0
+    return ExitCode.PROBLEM if problems else ExitCode.OK
 
 
 def allowed(schema: Mapping[str, Any]) -> str:
-    """What else than its type a value has to be, in words."""
+    """Return the limits of a value besides its type, in words."""
     parts = [f"{sign} {schema[name]:g}" for name, sign in _BOUNDS.items() if name in schema]
     if "enum" in schema:
         parts.append("one of " + ", ".join(map(_plain, schema["enum"])))
@@ -92,7 +92,7 @@ def _one(spec: WorkloadSpec) -> list[str]:
 
 
 def _key_lines(key: str, schema: Mapping[str, Any], width: int) -> list[str]:
-    """A key, what it is about, and the keys in it, which --set takes with a dot."""
+    """Return the lines of a config key and of the keys inside it, which --set takes with a dot."""
     kind = schema["type"] if isinstance(schema["type"], str) else " or ".join(schema["type"])
     limits = f"; {allowed(schema)}" if allowed(schema) else ""
     default = f" = {_plain(schema['default'])}" if "default" in schema else ""

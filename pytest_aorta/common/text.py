@@ -57,7 +57,7 @@ def shortened(name: str, size: int) -> str:
 
 
 def brief(text: str, size: int = 80) -> str:
-    """Return at most ``size`` characters of a text, from its beginning."""
+    """Return ``text``, cut to ``size`` characters with ``...`` at the end."""
     return text if len(text) <= size else f"{text[: size - 3]}..."
 
 

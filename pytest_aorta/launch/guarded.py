@@ -22,7 +22,8 @@ from typing import IO, Any, Protocol
 from pytest_aorta.common.errors import LaunchError
 from pytest_aorta.common.files import PACKAGE_ROOT, write_json
 from pytest_aorta.launch.command import agent_command, launch_environment
-from pytest_aorta.plan.launch_plan import TORCHRUN, LaunchPlan, rank_document
+from pytest_aorta.plan.launch_plan import LaunchPlan, rank_document
+from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.result.folder import rank_folders
 from pytest_aorta.result.outcome import LaunchOutcome, phases_s
 
@@ -54,7 +55,7 @@ def launch(
     plan: LaunchPlan,
     environ: Mapping[str, str] = os.environ,
     start_guard: GuardStarter | None = None,
-    launcher: str = TORCHRUN,
+    launcher: LauncherKind = LauncherKind.TORCHRUN,
 ) -> LaunchOutcome:
     """Run ``plan`` and wait until every process of the launch is gone, also when interrupted.
 

@@ -19,7 +19,8 @@ from pytest_aorta.launch.command import launch_environment, python_command
 from pytest_aorta.launch.guarded import guard_spec, launch
 from pytest_aorta.launch.nodes.handover import start_coordinator
 from pytest_aorta.launch.process.channel import receive, send
-from pytest_aorta.plan.launch_plan import FORKSERVER, LaunchPlan
+from pytest_aorta.plan.launch_plan import LaunchPlan
+from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.profiler import WRAPPERS
 from pytest_aorta.plan.reference import Reference
 from pytest_aorta.result.outcome import LaunchOutcome
@@ -64,7 +65,7 @@ class ForkServers:
         """
         if plan.group is not None:
             return launch(plan, self._environ, start_coordinator)
-        if plan.launcher != FORKSERVER:
+        if plan.launcher != LauncherKind.FORKSERVER:
             return launch(plan, self._environ)
         try:
             server = self._fit_server(plan)
@@ -72,7 +73,7 @@ class ForkServers:
             message = f"{plan.name}: launched with torchrun, since the fork server is not fit: {error}"
             warnings.warn(ColdLaunchWarning(message), stacklevel=2)
             return launch(plan, self._environ)
-        return launch(plan, self._environ, server.start_guard, FORKSERVER)
+        return launch(plan, self._environ, server.start_guard, LauncherKind.FORKSERVER)
 
     def close(self) -> None:
         """End every server."""

@@ -1,1 +1,1 @@
-"""What is asked for, checked, as one `LaunchPlan`."""
+"""Checking of options, devices and workload declarations, and the `LaunchPlan` made from them."""

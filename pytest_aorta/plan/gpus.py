@@ -1,4 +1,4 @@
-"""The GPUs the caller may see, asked of the driver without torch: NVML, else amdsmi, else ``rocm-smi``."""
+"""Discovery of visible GPUs without torch: by NVML, else amdsmi, else ``rocm-smi``."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from typing import Any
 from pytest_aorta.common.errors import DevicesUnavailable
 from pytest_aorta.plan.world import AMD, CUDA_VARIABLE, HIP_VARIABLE, ROCR_VARIABLE, Device
 
-# The driver's own file: where it is not, nothing of ROCm has to be asked.
+# Device file of the AMD driver; without it no tool of ROCm is called.
 AMD_DRIVER = Path("/dev/kfd")
 ROCM_SMI = "rocm-smi"
 ROCM_SMI_S = 20.0
-# Of pynvml: neither its library nor a driver is there. Whatever else keeps NVML from answering has to be told.
+# Errors of pynvml without a library or a driver of NVIDIA. Any other error of NVML is reported.
 _NVML_NO_DRIVER = ("NVML_ERROR_LIBRARY_NOT_FOUND", "NVML_ERROR_DRIVER_NOT_LOADED")
 
 
 def visible_devices(environ: Mapping[str, str] = os.environ, amd_driver: Path = AMD_DRIVER) -> list[Device]:
-    """The GPUs the caller may see, in the caller's order; empty where there is no driver.
+    """Return the visible GPUs, in the order of the visibility variables; empty without a driver.
 
     Raises:
-        DevicesUnavailable: a driver is there and can't be asked, or a variable names a device it does not know.
+        DevicesUnavailable: A driver does not answer, or a variable names a device that the driver does not know.
     """
     devices = _nvidia_devices(environ)
     if devices is None:
@@ -39,7 +39,11 @@ def visible_devices(environ: Mapping[str, str] = os.environ, amd_driver: Path = 
 
 
 def visible_tokens(variable: str | None, count: int) -> list[str]:
-    """Read CUDA_VISIBLE_DEVICES as CUDA does: up to the first that is none; all where unset, none if one is twice."""
+    """Return the entries of CUDA_VISIBLE_DEVICES that CUDA accepts.
+
+    CUDA ignores everything from the first invalid entry on, hides all devices if an entry is repeated, and shows all
+    ``count`` devices if the variable is not set.
+    """
     if variable is None:
         return [str(number) for number in range(count)]
     tokens: list[str] = []
@@ -54,8 +58,8 @@ def visible_tokens(variable: str | None, count: int) -> list[str]:
 
 
 def _nvidia_devices(environ: Mapping[str, str]) -> list[Device] | None:
-    """What NVML knows; None where there is no driver of NVIDIA's."""
-    import pynvml  # only where devices are asked for
+    """Return the GPUs that NVML reports; None without a driver of NVIDIA."""
+    import pynvml  # imported only when devices are needed
 
     try:
         pynvml.nvmlInit()
@@ -82,7 +86,7 @@ def _nvidia_device(token: str) -> Device:
 
 
 def _nvidia_handle(name: str) -> Any:
-    """By its name or, as CUDA allows, the beginning of it."""
+    """Return the handle for a UUID or, as CUDA allows, an unambiguous prefix of one."""
     import pynvml
 
     try:
@@ -96,7 +100,7 @@ def _nvidia_handle(name: str) -> Any:
 
 
 def _nvidia_handles(mig: bool) -> Iterator[Any]:
-    """Of every GPU, or of every MIG device on them."""
+    """Yield the handle of every GPU, or of every MIG device."""
     import pynvml
 
     for number in range(pynvml.nvmlDeviceGetCount()):
@@ -105,23 +109,23 @@ def _nvidia_handles(mig: bool) -> Iterator[Any]:
             yield gpu
             continue
         with suppress(pynvml.NVMLError):  # a GPU without MIG
-            for place in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(gpu)):
-                with suppress(pynvml.NVMLError):  # an empty place
-                    yield pynvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, place)
+            for slot in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(gpu)):
+                with suppress(pynvml.NVMLError):  # an empty slot
+                    yield pynvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, slot)
 
 
 def _amd_devices(environ: Mapping[str, str], gpus: list[Device]) -> list[Device]:
-    """What ROCR_VISIBLE_DEVICES leaves, and of that what HIP sees: HIP_VISIBLE_DEVICES wins over CUDA's variable."""
+    """Apply ROCR_VISIBLE_DEVICES, then HIP_VISIBLE_DEVICES or, without it, CUDA_VISIBLE_DEVICES."""
     variable = HIP_VARIABLE if HIP_VARIABLE in environ else CUDA_VARIABLE
     left = _amd_select(ROCR_VARIABLE, environ.get(ROCR_VARIABLE), gpus)
     return _amd_select(variable, environ.get(variable), left)
 
 
 def _amd_select(variable: str, value: str | None, gpus: list[Device]) -> list[Device]:
-    """Devices are handed on by number, which HIP takes in one way only."""
+    """Return the selected GPUs, renumbered from 0 as HIP numbers them."""
     if not gpus:
         return []
-    # An empty value hides nothing from HIP itself, but all from torch, and its author meant to.
+    # HIP ignores an empty value, but torch hides all devices, as the user intended.
     numbers = [_amd_number(variable, token, gpus) for token in visible_tokens(value, len(gpus))]
     return _distinct(variable, value, [replace(gpus[number], token=str(number)) for number in numbers])
 
@@ -129,7 +133,7 @@ def _amd_select(variable: str, value: str | None, gpus: list[Device]) -> list[De
 def _amd_number(variable: str, token: str, gpus: list[Device]) -> int:
     if token.isdigit():
         return int(token)
-    # ROCr takes the beginning of a name, in either case.
+    # ROCr accepts a prefix of a name, in upper or lower case.
     names = [gpu.uuid.lower() for gpu in gpus]
     found = _only_match(variable, token, [name for name in names if name.startswith(token.lower())])
     if found is None:
@@ -138,22 +142,22 @@ def _amd_number(variable: str, token: str, gpus: list[Device]) -> int:
 
 
 def amd_gpus() -> list[Device]:
-    """Every AMD GPU, whatever the variables say; none where neither amdsmi nor rocm-smi is installed."""
+    """Return all AMD GPUs, regardless of variables; empty if neither amdsmi nor rocm-smi is installed."""
     gpus = _amdsmi_gpus()
     if gpus is None:
         gpus = _rocm_smi_gpus()
     gpus = gpus or []
-    # The partitions of one GPU have its serial number in common.
+    # Partitions of one GPU share its serial number.
     serials = Counter(gpu.uuid for gpu in gpus)
     return [replace(gpu, uuid=f"{gpu.uuid}/{gpu.token}") if serials[gpu.uuid] > 1 else gpu for gpu in gpus]
 
 
 def _amdsmi_gpus() -> list[Device] | None:
-    """What amdsmi knows; None where it is not installed, or without the library that it needs."""
+    """Return the GPUs that amdsmi reports; None if amdsmi or its library is not installed."""
     try:
-        with redirect_stdout(io.StringIO()):  # where it prints what it lacks
+        with redirect_stdout(io.StringIO()):  # amdsmi prints which library is missing
             amdsmi: Any = importlib.import_module("amdsmi")
-    except Exception:  # noqa: BLE001 - a KeyError where the library is lacking
+    except Exception:  # noqa: BLE001 - a KeyError if the library is missing
         return None
     try:
         amdsmi.amdsmi_init()
@@ -167,9 +171,9 @@ def _amdsmi_gpus() -> list[Device] | None:
 
 
 def _rocm_smi_gpus() -> list[Device] | None:
-    """What the command says; None where it is not installed."""
+    """Return the GPUs that the command rocm-smi reports; None if the command is not installed."""
     command = [ROCM_SMI, "--showproductname", "--showuniqueid", "--json"]
-    # A file, since a process it leaves behind would keep a pipe open.
+    # A file instead of a pipe: a process that rocm-smi leaves behind would keep a pipe open.
     with tempfile.TemporaryFile() as output:
         try:
             subprocess.run(command, stdout=output, stderr=subprocess.DEVNULL, timeout=ROCM_SMI_S, check=True)
@@ -183,8 +187,8 @@ def _rocm_smi_gpus() -> list[Device] | None:
 
 
 def _rocm_smi_cards(text: str) -> list[dict[str, str]]:
-    """One dictionary a card, in order, with keys in lower case: versions differ in that."""
-    # Warnings may come first.
+    """Return one dictionary per card, in order; keys are in lower case, since versions differ in case."""
+    # Warnings may precede the JSON document.
     document = json.loads(text[max(0, text.find("{")) :])
     cards = {int(name[4:]): card for name, card in document.items() if name.startswith("card")}
     return [{key.lower(): str(value) for key, value in card.items()} for _, card in sorted(cards.items())]
@@ -196,7 +200,7 @@ def _model(card: dict[str, str]) -> str:
 
 
 def _amd_gpu(number: int, model: str, serial: str) -> Device:
-    """The name is the one ROCR_VISIBLE_DEVICES takes; a GPU without a serial number is named by its place."""
+    """Return a device named as in ROCR_VISIBLE_DEVICES or, without a serial number, by its number."""
     try:
         unique = int(serial, 16)
     except ValueError:
@@ -214,7 +218,7 @@ def _only_match(variable: str, token: str, matches: list[str]) -> str | None:
 
 
 def _distinct(variable: str, value: str | None, devices: list[Device]) -> list[Device]:
-    """Refuse one device under two names: two tests could be given it at once."""
+    """Raise an error if two names mean the same device, which two tests could then lease at once."""
     for uuid, count in Counter(device.uuid for device in devices).items():
         if count > 1:
             raise DevicesUnavailable(f"{variable}={value!r} names {uuid} {count} times; give it once")

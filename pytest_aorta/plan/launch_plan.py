@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.common.errors import SpecError
+from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.profiler import WRAPPED_STRAGGLER_S, WRAPPERS
 from pytest_aorta.plan.reference import Reference
 from pytest_aorta.plan.workload.adapter import Adapter
@@ -15,18 +16,15 @@ from pytest_aorta.plan.workload.declaration import WorkloadSpec, filled_adapter,
 from pytest_aorta.plan.workload.environment import ENVIRONMENT_KEY
 from pytest_aorta.plan.world import World
 
-TORCHRUN = "torchrun"
-FORKSERVER = "forkserver"
-
 
 @dataclass(frozen=True)
 class Limits:
-    """When a launch is ended, next to its time limit.
+    """The limits of a launch besides its time limit.
 
     Attributes:
-        error_grace_s: what ranks that have not failed get to tell their side once one has.
-        straggler_s: what the others get to end once a rank has its result.
-        output_cap_bytes: size of all logs together.
+        error_grace_s: Seconds that the other ranks get to write their evidence once a rank has failed.
+        straggler_s: Seconds that the other ranks get to end once a rank has its result.
+        output_cap_bytes: Largest total size of all logs.
     """
 
     error_grace_s: float = 3.0
@@ -35,19 +33,20 @@ class Limits:
 
 
 def limits_under(profiler: str | None) -> Limits:
-    """The limits of a launch under ``profiler``."""
+    """Return the limits of a launch under ``profiler``."""
     return Limits(straggler_s=WRAPPED_STRAGGLER_S) if profiler in WRAPPERS else Limits()
 
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """How ranks get onto several nodes.
+    """The start of ranks on several nodes, for node 0.
 
     Attributes:
-        num_nodes: nodes of the launch; this one is node 0.
-        launcher: the command that starts one agent a node; empty: on other nodes agents wait.
-        address, port: where agents reach this node; port 0: any.
-        join_timeout_s: how long every node's agent may take to come.
+        num_nodes: Number of nodes of the launch.
+        launcher: Words of the command that starts one node agent per node; empty: node agents wait on the other nodes.
+        address: Address of this node, to which node agents connect.
+        port: Port of that address; 0: any free port.
+        join_timeout_s: Seconds within which the node agent of every node has to connect.
     """
 
     num_nodes: int
@@ -59,14 +58,15 @@ class NodeGroup:
 
 @dataclass(frozen=True)
 class NodePart:
-    """One node's part of a launch over several.
+    """The part of one node in a launch over several nodes.
 
     Attributes:
-        endpoint: of the rendezvous, ``HOST:PORT``.
-        run_id: the launch's own.
-        local_address: of this node, as the others reach it.
-        interface: the network interface with that address.
-        store_fd: on node 0, the socket that listens at ``endpoint``.
+        num_nodes: Number of nodes of the launch.
+        endpoint: ``HOST:PORT`` of the rendezvous.
+        run_id: Unique id of the launch.
+        local_address: Address of this node in the network of the nodes.
+        interface: Network interface with that address.
+        store_fd: On node 0, the socket that listens at ``endpoint``.
     """
 
     num_nodes: int
@@ -79,10 +79,14 @@ class NodePart:
 
 @dataclass(frozen=True)
 class LaunchRequest:
-    """What to run: a workload with its config, or a script with its arguments.
+    """A request to run a workload with a config, or a script with arguments.
 
     Attributes:
-        spec, script: one excludes the other.
+        name: Name of the workload, or file name of the script.
+        spec: Declaration of the workload; None for a script.
+        config: Config of the workload, or the arguments and environment of the script.
+        script: Path ending in ``.py`` or dotted module; None for a workload.
+        args: Arguments of the script.
     """
 
     name: str
@@ -94,17 +98,22 @@ class LaunchRequest:
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """Everything a launch needs to know.
+    """The complete plan of one launch.
 
     Attributes:
-        name, spec, config, script, args: what to run; spec and script exclude each other. Of the config, the
-            ``environment`` is the ranks' own, and not the workload's.
-        launcher: what should start the ranks, torchrun or forkserver.
-        lease_fds: open files that mark devices as taken; held until the last rank is gone.
-        reference: the version of the code, None for the one under test.
-        profiler: what the ranks run under, torch, nsys or rocprofv3; None: nothing.
-        group: on node 0, how ranks get onto the other nodes; None on a single one.
-        part: on each node's agent, that node's part of such a launch.
+        name: As in :class:`LaunchRequest`, as are ``spec``, ``config``, ``script`` and ``args``. The config key
+            ``environment`` sets variables of the ranks and does not reach the workload.
+        world: Ranks and their devices.
+        timeout_s: Time limit in seconds.
+        run_dir: Folder of the launch's files.
+        cwd: Folder that ranks run in.
+        limits: Limits besides the time limit.
+        launcher: Preferred way to start ranks.
+        lease_fds: Open files that hold the lease of the devices until the last rank is gone.
+        reference: A/B reference to launch; None for the code under test.
+        profiler: Profiler that ranks run under, torch, nsys or rocprofv3; None: no profiler.
+        group: On node 0, the start of ranks on the other nodes; None on a single node.
+        part: On the node agent of each node, the part of that node.
     """
 
     name: str
@@ -117,7 +126,7 @@ class LaunchPlan:
     run_dir: Path
     cwd: Path
     limits: Limits = Limits()
-    launcher: str = TORCHRUN
+    launcher: LauncherKind = LauncherKind.TORCHRUN
     lease_fds: tuple[int, ...] = ()
     reference: Reference | None = None
     profiler: str | None = None
@@ -126,13 +135,13 @@ class LaunchPlan:
 
 
 def at_reference(request: LaunchRequest, reference: Reference) -> LaunchRequest:
-    """The request, of the reference's version of the workload or script.
+    """Return the request for the A/B reference's version of the workload or script.
 
-    A config key that it doesn't know is left out where it has its default, so that a change which adds a key can be
-    compared with its parent.
+    A config key that the reference does not have is left out if its value is the default, so that a change that adds a
+    key can be compared with its parent.
 
     Raises:
-        SpecError: that has no such workload or script, or not its config keys.
+        SpecError: The reference does not have the workload, the script or a config key.
     """
     if request.spec is None:
         return replace(request, script=reference.script(request.script or ""))
@@ -147,7 +156,7 @@ def at_reference(request: LaunchRequest, reference: Reference) -> LaunchRequest:
 
 
 def rank_document(plan: LaunchPlan) -> dict[str, Any]:
-    """The content of ``plan.json``, which ranks read and people look at."""
+    """Return the content of ``plan.json``, which ranks read."""
     target, command = None, command_of(plan)
     if plan.spec is not None and command is None:
         spec = plan.spec
@@ -177,17 +186,17 @@ def rank_document(plan: LaunchPlan) -> dict[str, Any]:
 
 
 def command_of(plan: LaunchPlan) -> CommandLine | None:
-    """What ranks run where the workload is a command."""
+    """Return the command that ranks run; None unless the workload is a command."""
     if plan.spec is None or plan.spec.command is None:
         return None
     return command_line(plan.spec.command, plan.config, folder=plan.spec.folder, run_dir=plan.run_dir)
 
 
 def adapters_of(plan: LaunchPlan) -> list[Adapter]:
-    """How each rank's log is read, in order of rank; empty where ranks record by themselves.
+    """Return the adapter for the log of each rank, in order of rank; empty if ranks record their steps themselves.
 
     Raises:
-        SpecError: the adapter contradicts itself under this config.
+        SpecError: The adapter is contradictory under this config.
     """
     if plan.spec is None or plan.spec.adapter is None:
         return []

@@ -1,76 +1,98 @@
-"""Command line options and their ini twins, read once into frozen :class:`Options`."""
+"""The options of a run: one table that declares each of them, and the frozen :class:`Options` read from it."""
 
 from __future__ import annotations
 
 import math
 import re
 import shlex
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.plan.profiler import PROFILERS
+from pytest_aorta.plan.world import DeviceKind
 
-# Before the interpreter of another environment, where --aorta-ab names one.
+# Prefix of --aorta-ab where the A/B reference is another environment's interpreter.
 PYTHON_PREFIX = "python:"
+# --aorta-device: GPUs where this run has some, else CPU ranks.
+AUTO = "auto"
+
+
+class LauncherKind(StrEnum):
+    """A way to start ranks: a torchrun agent, or a fork of a process that has imported torch."""
+
+    TORCHRUN = "torchrun"
+    FORKSERVER = "forkserver"
+
+
+class FailOn(StrEnum):
+    """A verdict that fails the test on request; members are named as those of ``Outcome``."""
+
+    INCONCLUSIVE = "inconclusive"
+    NOT_APPLICABLE = "not-applicable"
+    IMPROVED = "improved"
+    MISSING = "missing"
+
+
+# --aorta-fail-on: only regressions and lost metrics fail.
+FAIL_ON_NOTHING = "none"
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the user asked of this run.
+    """The settings of one run.
 
     Attributes:
-        gpus: devices this run may use; 0 means CPU ranks only, None what is visible.
+        gpus: Number of GPUs this run may use; 0 means CPU ranks only, None all visible GPUs.
         device: ``auto``, ``cuda`` or ``cpu``.
-        require_gpus: a test that lacks GPUs is an error, not a skip.
-        update_baselines: replace baselines with this run's values.
-        baselines_dir, results_dir: folders; results_dir None means pytest's temporary folder.
-        timeout_s: default time limit of a launch.
-        missing_baseline: ``fail``, ``record`` or ``ignore``.
-        strict: verdicts that decide nothing (not applicable, inconclusive) fail the test.
-        share_host: timed tests do not ask for the host alone.
-        lease_timeout_s: how long a test waits for devices that others hold.
-        workload_dirs: folders that hold the user's own workloads.
-        launcher: ``torchrun`` or ``forkserver``, for tests whose marker says nothing.
-        launches: of each test, that --update-baselines records.
-        new_epoch: --update-baselines replaces the centre of a baseline instead of adding launches to it.
-        force_baseline: why a noisy set of launches is to be taken all the same.
-        max_launches: of a test, before a verdict is inconclusive.
-        max_pairs: of launches in an A/B, before a verdict is inconclusive.
-        fail_improved: a value that is better than its baseline fails the test.
-        durations: the summary tells how long each launch took, and its parts.
-        locate: upon a numeric difference both sides are launched again to find the parameter and the module.
-        profiler: what ranks run under, ``torch``, ``nsys`` or ``rocprofv3``; None: nothing.
-        progress: ``auto``, ``on`` or ``off``: whether the terminal tells how far a launch is.
-        nnodes: nodes of this run, of which the one that pytest runs on is node 0.
-        node_launcher: the words of the command that starts one agent a node; none: on other nodes agents wait.
-        rdzv_endpoint: this host's name or address in the nodes' network, and the port, 0 for any; None: by host name.
-        join_timeout_s: how long every node's agent may take to come.
-        ab: the reference version, a git ref or ``python:`` and an interpreter; None: there is none.
-        report: the HTML file that the run is told in; None: there is none.
+        require_gpus: A test that lacks GPUs fails instead of being skipped.
+        update_baselines: Write this run's values as new baselines.
+        reset_baselines: ``update_baselines`` replaces the baseline center instead of adding launches to the baseline.
+        force_baseline: Reason for recording a baseline although its launches are noisy; None: noisy launches are
+            refused.
+        baselines_dir: Folder of the stored baselines.
+        results_dir: Folder of kept results; None means pytest's temporary folder.
+        timeout_s: Default time limit of a launch, in seconds.
+        fail_on: Verdicts that fail the test besides regressions and lost metrics.
+        share_host: Timed tests run beside other tests of this host.
+        lease_timeout_s: Seconds that a test waits for devices which other tests hold.
+        workload_dirs: Folders of the user's own workloads.
+        launcher: How ranks start in tests whose ``world`` marker does not say so.
+        launches: Number of launches per test that ``update_baselines`` records.
+        max_launches: Launches of the candidate per test, pairs in an A/B, after which an open verdict is inconclusive.
+        durations: The summary shows how long each launch took, and its parts.
+        locate: After a numeric difference both sides are launched again to find the parameter and the module.
+        profiler: Profiler that ranks run under, ``torch``, ``nsys`` or ``rocprofv3``; None: no profiler.
+        progress: ``auto``, ``on`` or ``off``: whether the terminal shows the progress of a launch.
+        nnodes: Number of nodes of this run; pytest runs on node 0.
+        node_launcher: Words of the command that starts one node agent per node; empty: node agents wait on the nodes.
+        rdzv_endpoint: Name or address of this host in the network of the nodes, and a port, 0 for any; None: host name.
+        join_timeout_s: Seconds within which the node agent of every node has to connect.
+        ab: A/B reference, a git ref or ``python:`` and the path of an interpreter; None: no A/B reference.
+        report: HTML file of the report; None: no report.
+        rootdir: pytest's root folder, to which relative folders refer.
     """
 
     gpus: int | None
     device: str
     require_gpus: bool
     update_baselines: bool
+    reset_baselines: bool
+    force_baseline: str | None
     baselines_dir: Path
     results_dir: Path | None
     timeout_s: float
-    missing_baseline: str
-    strict: bool
+    fail_on: frozenset[FailOn]
     share_host: bool
     lease_timeout_s: float
     workload_dirs: tuple[Path, ...]
-    launcher: str
+    launcher: LauncherKind
     launches: int
-    new_epoch: bool
-    force_baseline: str | None
     max_launches: int
-    max_pairs: int
-    fail_improved: bool
     durations: bool
     locate: bool
     profiler: str | None
@@ -86,50 +108,110 @@ class Options:
 
 @dataclass(frozen=True)
 class Option:
-    """One option: ``--aorta-<name>`` on the command line, ``aorta_<name>`` in the ini file."""
+    """The declaration of one option, from which the command line, the ini file, the help and the docs are made.
+
+    Attributes:
+        name: Name, ``--aorta-<name>`` on the command line and ``aorta_<name>`` in the ini file.
+        help: Meaning, without the default.
+        default: Value where neither the command line nor the ini file gives one.
+        type: Converts text to a value, as argparse's ``type``; raises ArgumentTypeError for text that is not allowed.
+        choices: Allowed values, as argparse's ``choices``; empty: ``type`` decides.
+        metavar: Name of the value in the help.
+        default_text: The default in words, where the value itself does not explain it.
+        own_flag: Name on the command line where it is not ``--aorta-<name>``.
+        ini_only: The option describes the infrastructure and has no flag of pytest.
+    """
 
     name: str
-    parse: Callable[[str], Any]
-    default: str | None
     help: str
+    default: Any = None
+    type: Callable[[str], Any] = str
+    choices: tuple[str, ...] = ()
     metavar: str | None = None
-    alias: str | None = None
+    default_text: str | None = None
+    own_flag: str | None = None
+    ini_only: bool = False
 
     @property
     def is_switch(self) -> bool:
-        """Whether it stands on the command line without a value."""
-        return self.parse is boolean
+        """Whether the flag takes no value."""
+        return self.type is boolean
 
     @property
     def flag(self) -> str:
-        """Its name on the command line."""
-        return "--aorta-" + self.name.replace("_", "-")
+        """The name on the command line."""
+        return self.own_flag or _flag(self.name)
 
     @property
     def ini(self) -> str:
-        """Its name in the ini file."""
+        """The name in the ini file."""
         return f"aorta_{self.name}"
 
+    @property
+    def shown_default(self) -> str:
+        """The default in words."""
+        if self.is_switch:
+            return "off"
+        return self.default_text or (
+            "none"
+            if self.default is None
+            else f"{self.default:g}"
+            if isinstance(self.default, float)
+            else str(self.default)
+        )
 
-def _choice(*allowed: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text not in allowed:
-            raise ValueError(f"one of {', '.join(allowed)}")
-        return text
+    def argparse_keywords(self) -> dict[str, Any]:
+        """Return the keywords of ``add_argument``, without the default: pytest looks into the ini file first."""
+        if self.is_switch:
+            return {"dest": self.ini, "action": "store_true", "help": self.help}
+        shown: dict[str, Any] = {"choices": self.choices} if self.choices else {"metavar": self.metavar}
+        text = f"{self.help} (default: {self.shown_default})"
+        return {"dest": self.ini, "type": self.type, "help": text.replace("%", "%%"), **shown}
 
-    return parse
+    def parse(self, text: str, source: str) -> Any:
+        """Return the value of a text that does not come through argparse.
+
+        Raises:
+            SpecError: The text is not allowed; the message starts with ``source``.
+        """
+        try:
+            value = self.type(text)
+        except ArgumentTypeError as error:
+            raise SpecError(f"{source}: {error}") from None
+        if self.choices and value not in self.choices:
+            raise SpecError(f"{source}: {not_allowed(text, f'one of {self.allowed}')}")
+        return value
+
+    @property
+    def allowed(self) -> str:
+        """The allowed values in words; empty where any text is allowed."""
+        if self.choices:
+            return ", ".join(self.choices)
+        try:
+            self.type("?")
+        except ArgumentTypeError as error:
+            return str(error).partition("allowed is ")[2]
+        return ""
 
 
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise ValueError("an integer of 0 or more")
-    return int(text)
+def _flag(name: str) -> str:
+    return "--aorta-" + name.replace("_", "-")
 
 
-def _at_least(least: int, most: int) -> Callable[[str], int]:
+def not_allowed(given: str, allowed: str) -> ArgumentTypeError:
+    """Return the error about a text that an option does not take."""
+    return ArgumentTypeError(f"got {given!r}, allowed is {allowed}")
+
+
+def integer_from(least: int, most: int | None = None) -> Callable[[str], int]:
+    """Return an argparse ``type`` for integers from ``least`` to ``most``, or without an upper limit."""
+
     def parse(text: str) -> int:
-        if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
-            raise ValueError(f"an integer from {least} to {most}")
+        is_number = text.isascii() and text.isdigit()
+        if not is_number or int(text) < least or (most is not None and int(text) > most):
+            raise not_allowed(
+                text, f"an integer of {least} or more" if most is None else f"an integer from {least} to {most}"
+            )
         return int(text)
 
     return parse
@@ -137,7 +219,7 @@ def _at_least(least: int, most: int) -> Callable[[str], int]:
 
 def _reason(text: str) -> str:
     if not text.strip():
-        raise ValueError("a reason, in words")
+        raise not_allowed(text, "a reason, in words")
     return text.strip()
 
 
@@ -147,13 +229,13 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = math.nan
     if not 0 < seconds <= 7 * 86400:
-        raise ValueError("a number of seconds above 0 and up to 604800 (a week)")
+        raise not_allowed(text, "a number of seconds above 0 and up to 604800 (a week)")
     return seconds
 
 
 def _folder(text: str) -> str:
     if not text.strip():
-        raise ValueError("a folder")
+        raise not_allowed(text, "a folder")
     return text
 
 
@@ -161,211 +243,149 @@ def _command(text: str) -> tuple[str, ...]:
     try:
         words = tuple(shlex.split(text))
     except ValueError as error:
-        raise ValueError(f"a command, quoted as for a shell ({error})") from None
+        raise not_allowed(text, f"a command, quoted as for a shell ({error})") from None
     if not words:
-        raise ValueError("a command, e.g. 'srun --nodes={nodes} --ntasks={nodes}'")
+        raise not_allowed(text, "a command, e.g. 'srun --nodes={nodes} --ntasks={nodes}'")
     return words
 
 
 def parse_endpoint(text: str) -> tuple[str, int]:
-    """``HOST`` or ``HOST:PORT`` as host and port, which is 0 where it is not given.
+    """Return host and port of ``HOST`` or ``HOST:PORT``; the port is 0 where the text has none.
 
     Raises:
-        ValueError: it is neither.
+        ArgumentTypeError: The text has neither form.
     """
     match = re.fullmatch(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[^\s:\[\]]+))(?::(?P<port>[0-9]{1,5}))?", text)
     if match is None or int(match["port"] or 0) > 65535:
-        raise ValueError("HOST or HOST:PORT, an IPv6 address in square brackets")
+        raise not_allowed(text, "HOST or HOST:PORT, an IPv6 address in square brackets")
     return match["v6"] or match["host"], int(match["port"] or 0)
 
 
 def _page(text: str) -> str:
     if not text.endswith(".html") or text.endswith("/.html"):
-        raise ValueError("a file whose name ends in .html")
+        raise not_allowed(text, "a file whose name ends in .html")
     return text
 
 
 def _version(text: str) -> str:
-    # Git would take a ref that starts with a dash for one of its options.
+    # Git would take a ref that starts with a dash for an option of its own.
     if not text.strip() or text.startswith("-") or text == PYTHON_PREFIX:
-        raise ValueError(f"a branch, tag or commit, or {PYTHON_PREFIX}PATH of another environment's interpreter")
+        raise not_allowed(text, f"a branch, tag or commit, or {PYTHON_PREFIX}PATH of another environment's interpreter")
     return text
+
+
+def _fail_on(text: str) -> frozenset[FailOn]:
+    words = [word.strip() for word in text.split(",")]
+    if words == [FAIL_ON_NOTHING]:
+        return frozenset()
+    if not set(words) <= set(FailOn):
+        raise not_allowed(text, f"a comma-separated list of {', '.join(FailOn)}, or {FAIL_ON_NOTHING}")
+    return frozenset(map(FailOn, words))
 
 
 def boolean(text: str) -> bool:
     """Return the truth value that an ini file spells as text.
 
     Raises:
-        ValueError: the text is not a truth value.
+        ArgumentTypeError: The text is not a truth value.
     """
-    words = {
-        "true": True,
-        "1": True,
-        "yes": True,
-        "on": True,
-        "false": False,
-        "0": False,
-        "no": False,
-        "off": False,
-    }
+    words = dict.fromkeys(("true", "1", "yes", "on"), True) | dict.fromkeys(("false", "0", "no", "off"), False)
     if text.lower() not in words:
-        raise ValueError("true or false")
+        raise not_allowed(text, "true or false")
     return words[text.lower()]
 
 
 OPTIONS = (
-    Option("gpus", _count, None, "GPUs this run may use; 0: CPU ranks only (default: what is visible)", "N"),
-    Option("device", _choice("auto", "cuda", "cpu"), "auto", "device ranks compute on: auto, cuda or cpu", "KIND"),
-    Option("require_gpus", boolean, "false", "a test skipped for lack of GPUs is an error"),
-    Option(
-        "update_baselines",
-        boolean,
-        "false",
-        "write this run's values as the new baselines, and print what changed",
-        alias="--update-baselines",
-    ),
-    Option("baselines", _folder, "baselines", "folder of the stored baselines (default: baselines)", "DIR"),
-    Option(
-        "results",
-        _folder,
-        None,
-        "keep each launch's plan, logs and result here (default: a temporary folder)",
-        "DIR",
-    ),
-    Option("timeout", _seconds, "300", "time limit of a launch in seconds (default: 300)", "SECONDS"),
-    Option(
-        "missing_baseline",
-        _choice("fail", "record", "ignore"),
-        "fail",
-        "what a missing baseline does: fail, record or ignore (default: fail)",
-        "ACTION",
-    ),
-    Option("share_host", boolean, "false", "run timed tests beside others on this host, at the cost of noise"),
-    Option(
-        "lease_timeout",
-        _seconds,
-        "1800",
-        "how long a test waits for devices that others hold (default: 1800)",
-        "SECONDS",
-    ),
-    Option(
-        "strict",
-        boolean,
-        "false",
-        "verdicts that decide nothing (not applicable, inconclusive) fail the test",
-    ),
-    Option(
-        "launcher",
-        _choice("torchrun", "forkserver"),
-        "torchrun",
-        "what starts ranks: torchrun, or forkserver from a process with torch imported (default: torchrun)",
-        "KIND",
-    ),
-    Option(
-        "launches",
-        _at_least(1, 50),
-        "10",
-        "launches of each test that --update-baselines records, where step times are compared (default: 10)",
-        "K",
-    ),
-    Option("new_epoch", boolean, "false", "--update-baselines replaces what a baseline is centred on"),
-    Option(
-        "force_baseline",
-        _reason,
-        None,
-        "record a noisy baseline all the same, and this reason with it",
-        "REASON",
-    ),
-    Option(
-        "max_launches",
-        _at_least(1, 13),
-        "5",
-        "launches of a test, before a verdict is inconclusive; fewer than 3 never fail it (default: 5)",
-        "N",
-    ),
-    Option(
-        "max_pairs",
-        _at_least(2, 12),
-        "6",
-        "pairs of launches of an A/B, before a verdict is inconclusive; fewer than 3 never fail it (default: 6)",
-        "N",
-    ),
-    Option("fail_improved", boolean, "false", "a value better than its baseline fails the test"),
-    Option("durations", boolean, "false", "show how long each launch took, and its parts"),
-    Option(
-        "locate",
-        boolean,
-        "false",
-        "launch both sides of a numeric comparison that failed once more, to find the parameter and the module",
-    ),
-    Option(
-        "ab",
-        _version,
-        None,
-        "version that A/B comparisons launch as their reference: a git ref, or python:PATH of an interpreter",
-        "REF",
-    ),
-    Option(
-        "profiler",
-        _choice(*PROFILERS),
-        None,
-        "keep each launch's traces beside its results: torch, nsys or rocprofv3 (default: none)",
-        "NAME",
-    ),
-    Option(
-        "progress",
-        _choice("auto", "on", "off"),
-        "auto",
-        "how far a launch is, on the terminal: auto (not in CI), on or off (default: auto)",
-        "WHEN",
-    ),
-    Option("nnodes", _at_least(1, 4096), "1", "nodes of this run; pytest runs on node 0 (default: 1)", "N"),
-    Option(
-        "node_launcher",
-        _command,
-        None,
-        "command that starts one agent a node, e.g. 'srun --nodes={nodes} --ntasks={nodes}' (default: agents wait)",
-        "COMMAND",
-    ),
-    Option(
-        "rdzv_endpoint",
-        parse_endpoint,
-        None,
-        "this host's name or address in the nodes' network, and a port (default: its host name, any port)",
-        "HOST[:PORT]",
-    ),
-    Option("join_timeout", _seconds, "300", "how long every node's agent may take to come (default: 300)", "SECONDS"),
-    Option("report", _page, None, "write the run as one HTML page here; needs pytest-aorta[report]", "FILE.html"),
-    Option("workloads", _folder, "workloads", "folder of your own workloads (default: workloads)", "DIR"),
-)
+    Option("gpus", "GPUs this run may use; 0: CPU ranks only", None, integer_from(0), metavar="N",
+           default_text="all visible GPUs"),
+    Option("device", "device that ranks compute on", AUTO, choices=(AUTO, *DeviceKind)),
+    Option("require_gpus", "fail tests that lack GPUs instead of skipping them", False, boolean),
+    Option("update_baselines", "write this run's values as the new baselines, and print what changed", False, boolean,
+           own_flag="--update-baselines"),
+    Option("reset_baselines", "with --update-baselines: replace the baseline center instead of adding launches", False,
+           boolean),
+    Option("force_baseline", "with --update-baselines: record noisy launches too, and this reason", None, _reason,
+           metavar="REASON"),
+    Option("baselines", "folder of the stored baselines", "baselines", _folder, metavar="DIR"),
+    Option("results", "folder that keeps the plan, logs and result of each launch", None, _folder, metavar="DIR",
+           default_text="a temporary folder"),
+    Option("timeout", "time limit of each launch, in seconds", 300.0, _seconds, metavar="SECONDS"),
+    Option("fail_on", "verdicts that fail the test besides regressions: a comma-separated list of "
+           f"{', '.join(FailOn)}, or {FAIL_ON_NOTHING}", frozenset({FailOn.MISSING}), _fail_on, metavar="LIST",
+           default_text=FailOn.MISSING),
+    Option("launcher", "how ranks start: by torchrun, or by a fork server with torch imported", LauncherKind.TORCHRUN,
+           choices=tuple(LauncherKind)),
+    Option("launches", "launches per test that --update-baselines records where step times are compared", 10,
+           integer_from(1, 50), metavar="N"),
+    Option("max_launches", "launches per test, pairs in an A/B, before an open verdict is inconclusive; fewer than 3 "
+           "never fail a test", 6, integer_from(2, 12), metavar="N"),
+    Option("durations", "show how long each launch took, and its parts", False, boolean),
+    Option("locate", "after a numeric difference launch both sides again to find the parameter and the module", False,
+           boolean),
+    Option("ab", "A/B reference to launch: a git ref, or python:PATH of an interpreter", None, _version,
+           metavar="REF"),
+    Option("profiler", "keep traces of this profiler with the results of each launch", None, choices=PROFILERS),
+    Option("report", "write an HTML report of the run here; needs pytest-aorta[report]", None, _page,
+           metavar="FILE.html"),
+    Option("nnodes", "nodes of this run; pytest runs on node 0", 1, integer_from(1, 4096), metavar="N"),
+    Option("workloads", "folder of your own workloads", "workloads", _folder, metavar="DIR"),
+    Option("share_host", "run timed tests beside other tests of this host, at the cost of noise", False, boolean,
+           ini_only=True),
+    Option("lease_timeout", "seconds a test waits for devices that others hold", 1800.0, _seconds, metavar="SECONDS",
+           ini_only=True),
+    Option("progress", "show the progress of a launch on the terminal; auto: not in CI", "auto",
+           choices=("auto", "on", "off"), ini_only=True),
+    Option("node_launcher", "command that starts one node agent per node, e.g. 'srun --nodes={nodes} "
+           "--ntasks={nodes}'", None, _command, metavar="COMMAND", default_text="node agents wait on the nodes",
+           ini_only=True),
+    Option("rdzv_endpoint", "name or address of this host in the network of the nodes, and a port", None,
+           parse_endpoint, metavar="HOST[:PORT]", default_text="host name, any port", ini_only=True),
+    Option("join_timeout", "seconds within which the node agent of every node has to connect", 300.0, _seconds,
+           metavar="SECONDS", ini_only=True),
+)  # fmt: skip
+
+# Names of earlier versions, in the ini file and on the command line -> the option that replaces each, and its value.
+RENAMED = {
+    "strict": ("fail_on", "=inconclusive,not-applicable,missing"),
+    "fail_improved": ("fail_on", "=improved,missing"),
+    "missing_baseline": ("fail_on", "=none in place of ignore, or --update-baselines in place of record"),
+    "new_epoch": ("reset_baselines", ""),
+    "max_pairs": ("max_launches", ""),
+}
+
+
+def renamed_flags() -> dict[str, str]:
+    """Return the flags of earlier versions and what replaces each of them."""
+    ini_only = {
+        option.flag: f"the ini key {option.ini}, or -o {option.ini}=..." for option in OPTIONS if option.ini_only
+    }
+    renamed = {_flag(name): _flag(new) + value for name, (new, value) in RENAMED.items()}
+    return {**renamed, **ini_only, "--aorta-update-baselines": "--update-baselines"}
 
 
 def make_options(values: Mapping[str, Any], rootdir: Path) -> Options:
-    """Options of parsed values, one for each row of the table; folders are relative to ``rootdir``.
+    """Return the options of converted values, one per row of the table; folders are relative to ``rootdir``.
 
     Raises:
-        SpecError: two of them contradict each other.
+        SpecError: Two options contradict each other.
     """
     options = Options(
         gpus=values["gpus"],
         device=values["device"],
         require_gpus=values["require_gpus"],
         update_baselines=values["update_baselines"],
+        reset_baselines=values["reset_baselines"],
+        force_baseline=values["force_baseline"],
         baselines_dir=rootdir / values["baselines"],
         results_dir=None if values["results"] is None else rootdir / values["results"],
         timeout_s=values["timeout"],
-        missing_baseline=values["missing_baseline"],
-        strict=values["strict"],
+        fail_on=values["fail_on"],
         share_host=values["share_host"],
         lease_timeout_s=values["lease_timeout"],
         workload_dirs=(rootdir / values["workloads"],),
-        launcher=values["launcher"],
+        launcher=LauncherKind(values["launcher"]),
         launches=values["launches"],
-        new_epoch=values["new_epoch"],
-        force_baseline=values["force_baseline"],
         max_launches=values["max_launches"],
-        max_pairs=values["max_pairs"],
-        fail_improved=values["fail_improved"],
         durations=values["durations"],
         locate=values["locate"],
         profiler=values["profiler"],
@@ -382,36 +402,27 @@ def make_options(values: Mapping[str, Any], rootdir: Path) -> Options:
     return options
 
 
-def parse_option(option: Option, given: str, source: str) -> Any:
-    """The value that a text stands for.
-
-    Raises:
-        SpecError: it is not allowed; the message begins with ``source``.
-    """
-    try:
-        return option.parse(given)
-    except ValueError as error:
-        raise SpecError(f"{source}: got {given!r}, allowed is {error}") from None
-
-
 def _refuse_contradictions(options: Options) -> None:
-    wants_cpu = options.device == "cpu" or options.gpus == 0
+    wants_cpu = options.device == DeviceKind.CPU or options.gpus == 0
     if options.require_gpus and wants_cpu:
-        asked = "--aorta-device=cpu" if options.device == "cpu" else "--aorta-gpus=0"
+        asked = "--aorta-device=cpu" if options.device == DeviceKind.CPU else "--aorta-gpus=0"
         raise SpecError(f"--aorta-require-gpus and {asked} contradict each other; drop one of them")
-    if options.device == "cuda" and options.gpus == 0:
+    if options.device == DeviceKind.CUDA and options.gpus == 0:
         raise SpecError("--aorta-device=cuda and --aorta-gpus=0 contradict each other; drop one of them")
     if options.update_baselines and options.profiler is not None:
         raise SpecError(
             f"--update-baselines and --aorta-profiler={options.profiler} contradict each other: "
-            f"a launch under a profiler makes no baseline; drop one of them"
+            f"a launch under a profiler can't be a baseline; drop one of them"
         )
-    how = {"--aorta-new-epoch": options.new_epoch, "--aorta-force-baseline": options.force_baseline is not None}
+    # Only --update-baselines writes baselines, so no other option implies it.
+    how = {"--aorta-reset-baselines": options.reset_baselines,
+           "--aorta-force-baseline": options.force_baseline is not None}  # fmt: skip
     for flag, is_given in how.items():
         if is_given and not options.update_baselines:
-            raise SpecError(f"{flag} says how to record baselines; it needs --update-baselines")
+            raise SpecError(f"{flag} changes how baselines are recorded; give --update-baselines too")
     if options.nnodes > 1 and not options.node_launcher and not (options.rdzv_endpoint or ("", 0))[1]:
         raise SpecError(
-            f"--aorta-nnodes={options.nnodes}: give --aorta-node-launcher, which starts the other nodes' agents, or "
-            f"--aorta-rdzv-endpoint=HOST:PORT, at which agents wait (aorta agent --wait --connect HOST:PORT)"
+            f"--aorta-nnodes={options.nnodes}: set the ini key aorta_node_launcher, a command that starts the node "
+            f"agents, or aorta_rdzv_endpoint=HOST:PORT, where node agents connect "
+            f"(aorta agent --wait --connect HOST:PORT)"
         )

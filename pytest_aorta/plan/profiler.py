@@ -1,4 +1,4 @@
-"""Profilers that ranks run under: torch's own, asked for within each rank, or a program that torchrun is started by."""
+"""Profilers of ranks: torch's own, started within each rank, or a program that starts torchrun."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ TORCH = "torch"
 NSYS = "nsys"
 ROCPROFV3 = "rocprofv3"
 PROFILERS = (TORCH, NSYS, ROCPROFV3)
-# Programs around torchrun: all ranks run slower for them, from the first step to the last.
+# Programs that start torchrun and slow all ranks down, from the first step to the last.
 WRAPPERS = (NSYS, ROCPROFV3)
-# Tells a rank which of them it is under.
-# Of torch's profiler, in the folder of each rank.
+# Trace of torch's profiler, in the folder of each rank.
 TRACE_FILE = "trace.json.gz"
-# What a profiler writes after the last rank has its result takes minutes.
+# A profiler writes its traces after the last rank has its result, which takes minutes.
 WRAPPED_STRAGGLER_S = 600.0
 _WHERE = {
     NSYS: "it is part of NVIDIA Nsight Systems",
@@ -27,14 +26,14 @@ _WHERE = {
 
 
 def wrapper_command(profiler: str | None, run_dir: Path) -> list[str]:
-    """What comes before torchrun's command line; nothing but for a wrapper. Traces go to the run folder."""
+    """Return the words before torchrun's command line, none for ``torch``; traces go to the run folder."""
     if profiler == NSYS:
         return [
             NSYS,
             "profile",
             f"--output={run_dir / NSYS}",
             "--trace=cuda,nvtx,osrt",
-            # Needs a right that containers lack, and is of the host's code.
+            # Sampling of host code needs a privilege that containers lack.
             "--sample=none",
             "--cpuctxsw=none",
             "--capture-range=none",
@@ -47,7 +46,7 @@ def wrapper_command(profiler: str | None, run_dir: Path) -> list[str]:
 
 
 def traces_note(profiler: str, run_dir: Path) -> str:
-    """Where a launch's traces are, or that there are none."""
+    """Return a note with the files of a launch's traces, or that the profiler wrote none."""
     pattern = {TORCH: f"ranks/*/{TRACE_FILE}", NSYS: f"{NSYS}.*", ROCPROFV3: f"{ROCPROFV3}/**/*.*"}[profiler]
     found = sorted(run_dir.glob(pattern))
     if not found:
@@ -58,13 +57,13 @@ def traces_note(profiler: str, run_dir: Path) -> str:
 
 
 def check_profiler(profiler: str | None, environ: Mapping[str, str] = os.environ) -> None:
-    """Refuse a wrapper that is not installed, before anything is launched.
+    """Refuse a profiler that is not installed, before anything is launched.
 
     Raises:
-        SpecError: naming the program and where it comes from.
+        SpecError: The program is not on PATH; the message names the package that contains it.
     """
     if profiler in WRAPPERS and shutil.which(profiler, path=environ.get("PATH")) is None:
         raise SpecError(
             f"--aorta-profiler={profiler}: there is no program {profiler} on PATH; {_WHERE[profiler]}. "
-            f"Allowed without it is --aorta-profiler={TORCH}"
+            f"--aorta-profiler={TORCH} needs no program"
         )

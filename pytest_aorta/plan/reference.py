@@ -1,7 +1,7 @@
-"""The reference version of the code, for launches that are compared with those of the code under test.
+"""A/B references: the other version of the code, whose launches are compared with those of the code under test.
 
-A commit, whose launches run present rank code on a worktree's workloads, scripts and packages; or another
-environment's interpreter, whose launches run what is installed there.
+An A/B reference is a commit, whose launches run the present rank code on the workloads, scripts and packages of a
+worktree; or the interpreter of another environment, whose launches run the code installed there.
 """
 
 from __future__ import annotations
@@ -24,28 +24,43 @@ from pytest_aorta.plan.workload.declaration import WorkloadSpec, package_folder,
 from pytest_aorta.plan.worktree import Worktree, open_worktree
 
 PROBE_S = 120.0
-# Folders that come after all others on a rank's search path.
-_PROBE = """
-import importlib.util, json
-missing = [name for name in ("torch", "pytest_aorta") if importlib.util.find_spec(name) is None]
-workloads = {}
-if not missing:
+# Modules by which a launch starts and reads workloads; versions before the packages have them elsewhere.
+_PROTOCOL = ("pytest_aorta.plan.workload.declaration", "pytest_aorta.launch.process.torchrun")
+_PROBE = f"""
+import importlib.metadata, importlib.util, json
+
+def is_there(name):
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ImportError:
+        return False
+
+missing = [name for name in ("torch", "pytest_aorta") if not is_there(name)]
+is_older = not missing and not all(map(is_there, {_PROTOCOL!r}))
+version = "of unknown version"
+if is_older:
+    try:
+        version = importlib.metadata.version("pytest-aorta")
+    except importlib.metadata.PackageNotFoundError:
+        pass
+workloads = {{}}
+if not missing and not is_older:
     from pytest_aorta.plan.workload.declaration import workload_places
     for name, [place, *_] in workload_places(()).items():
         if place.folder:
             workloads[name] = [str(place.folder), place.module]
-print(json.dumps({"missing": missing, "workloads": workloads}))
+print(json.dumps({{"missing": missing, "older": version if is_older else None, "workloads": workloads}}))
 """
 
 
 @dataclass(frozen=True)
 class Reference(ABC):
-    """What a launch of the reference differs in.
+    """The properties of a launch that differ for an A/B reference.
 
     Attributes:
-        name: as given to ``--aorta-ab``.
-        python: the interpreter of its agent and ranks.
-        root: the folder they run in, which stands for pytest's root folder.
+        name: Text given to ``--aorta-ab``.
+        python: Interpreter of the torchrun agent and the ranks.
+        root: Folder that they run in, the counterpart of pytest's root folder.
     """
 
     name: str
@@ -54,19 +69,19 @@ class Reference(ABC):
 
     @abstractmethod
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """``environ`` with the search path of the reference's packages."""
+        """Return ``environ`` with the search path of the reference's packages."""
 
     @abstractmethod
     def workload(self, spec: WorkloadSpec) -> WorkloadSpec:
-        """Its version of a workload; raises SpecError where it has none of that name."""
+        """Return the reference's version of a workload; raise SpecError if it has no workload of that name."""
 
     @abstractmethod
     def script(self, script: str) -> str:
-        """Its version of a script; raises SpecError where it has none."""
+        """Return the reference's version of a script; raise SpecError if it does not have the script."""
 
     @abstractmethod
     def document(self) -> dict[str, str]:
-        """What ``plan.json`` says of it."""
+        """Return the description of the reference in ``plan.json``."""
 
 
 @dataclass(frozen=True)
@@ -76,15 +91,15 @@ class CommitReference(Reference):
     worktree: Worktree
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Its root folder and ``src/`` come before any install of the checkout, and ours before all."""
+        """Put the commit's root folder and ``src/`` before any install of the checkout, and this package before all."""
         folders = [self.worktree.packages, self.root / "src", self.root]
-        # What the caller names of the checkout is the code under test.
+        # Folders of the checkout in the caller's PYTHONPATH hold the code under test: replace them.
         callers = (Path(entry) for entry in environ.get("PYTHONPATH", "").split(":") if entry)
         folders += [self.worktree.counterpart(entry) if entry.is_absolute() else entry for entry in callers]
         return {**environ, "PYTHONPATH": ":".join(str(folder) for folder in folders)}
 
     def workload(self, spec: WorkloadSpec) -> WorkloadSpec:
-        """A workload of the repository's is the commit's, any other stays what it is."""
+        """Return the commit's version of a workload of the repository; any other workload is unchanged."""
         folder = self.worktree.counterpart(spec.folder)
         if folder == spec.folder:
             return spec
@@ -95,19 +110,19 @@ class CommitReference(Reference):
         return read_workload(spec.name, folder, spec.module)
 
     def script(self, script: str) -> str:
-        """A file of the repository's is the commit's; modules are found on the search path."""
+        """Return the commit's version of a file of the repository; modules are found on the search path."""
         path = self.worktree.counterpart(Path(script)) if script.endswith(".py") else Path(script)
         if path != Path(script) and not path.is_file():
             raise SpecError(f"script {script!r} does not exist at {self.name}: there is no {path}")
         return str(path)
 
     def document(self) -> dict[str, str]:
-        """Name, commit and folders."""
+        """Return name, commit and folders."""
         folders = {"root": str(self.root), "checkout": str(self.worktree.checkout)}
         return {"name": self.name, "commit": self.worktree.commit, **folders}
 
     def _redirect(self, package: str) -> None:
-        # A package may be called otherwise than its folder, so that no folder on the search path would lead to it.
+        # A package may have another name than its folder: then no folder on the search path leads to it.
         folder, link = package_folder(package), self.worktree.packages / package
         if folder is not None and not link.is_symlink():
             link.symlink_to(self.worktree.counterpart(folder), target_is_directory=True)
@@ -115,17 +130,21 @@ class CommitReference(Reference):
 
 @dataclass(frozen=True)
 class EnvironmentReference(Reference):
-    """Another environment; ``installed``: its workloads' names -> folder and module."""
+    """Another environment.
+
+    Attributes:
+        installed: Name of each workload installed there -> folder and module.
+    """
 
     installed: Mapping[str, tuple[Path, str]] = field(compare=False)
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """What is installed there comes before what the caller and the root folder have."""
+        """Put the caller's search path and the root folder after the packages that are installed there."""
         late = ":".join(filter(None, [environ.get("PYTHONPATH"), str(self.root)]))
         return {**_without_path(environ), variables.LATE_PATH: late}
 
     def workload(self, spec: WorkloadSpec) -> WorkloadSpec:
-        """An installed workload is the one installed there; one of the user's folders stays what it is."""
+        """Return the version installed there; a workload in a folder of the user is unchanged."""
         if spec.module is None:
             return spec
         if spec.name not in self.installed:
@@ -134,16 +153,16 @@ class EnvironmentReference(Reference):
         return read_workload(spec.name, *self.installed[spec.name])
 
     def script(self, script: str) -> str:
-        """The same."""
+        """Return the same script."""
         return script
 
     def document(self) -> dict[str, str]:
-        """Name and interpreter."""
+        """Return name and interpreter."""
         return {"name": self.name, "python": self.python}
 
 
 class References:
-    """The reference of a session, opened when it is first asked for."""
+    """The A/B reference of a session, opened on first use."""
 
     def __init__(self, name: str | None, rootdir: Path) -> None:
         self._name = name
@@ -152,14 +171,14 @@ class References:
         self._opened = ExitStack()
 
     def open(self) -> Reference:
-        """The reference that ``--aorta-ab`` names.
+        """Return the A/B reference that ``--aorta-ab`` names.
 
         Raises:
-            SpecError: it names none, or none that can be used.
+            SpecError: The option is not given, or its reference can't be used.
         """
         if self._reference is None:
             if self._name is None:
-                raise SpecError("there is no reference version to launch; name one with --aorta-ab=REF")
+                raise SpecError("no A/B reference to launch; name one with --aorta-ab=REF")
             try:
                 self._reference = self._open(self._name)
             except SpecError as error:
@@ -167,13 +186,13 @@ class References:
         return self._reference
 
     def close(self) -> None:
-        """Remove what was checked out."""
+        """Remove the worktree."""
         self._reference = None
         self._opened.close()
 
     def _open(self, name: str) -> Reference:
         if name.startswith(PYTHON_PREFIX):
-            # Not resolved: a virtual environment's interpreter is a link to the one it was made with.
+            # Not resolved: the interpreter of a virtual environment is a link to the one that created it.
             python = self._rootdir / Path(name.removeprefix(PYTHON_PREFIX)).expanduser()
             return EnvironmentReference(name, str(python), self._rootdir, _probe(str(python)))
         worktree = self._opened.enter_context(open_worktree(self._rootdir, name))
@@ -188,22 +207,27 @@ def _commit_reference(name: str, rootdir: Path, worktree: Worktree) -> CommitRef
     root = worktree.tree / rootdir.resolve().relative_to(worktree.checkout)
     if not root.is_dir():
         raise SpecError(f"pytest's root folder does not exist there: {root.relative_to(worktree.tree)}")
-    # Ranks run the very harness that pytest runs, also where the repository has one of its own.
+    # Ranks run this very package, also where the repository contains a version of it.
     (worktree.packages / PACKAGE_ROOT.name).symlink_to(PACKAGE_ROOT, target_is_directory=True)
     return CommitReference(name, sys.executable, root, worktree)
 
 
 def _probe(python: str) -> dict[str, tuple[Path, str]]:
-    """The workloads that another interpreter's environment has installed."""
+    """Return the workloads that are installed in the environment of another interpreter."""
     status, output, complaint = run_program([python, "-P", "-c", _PROBE], _without_path(os.environ), PROBE_S)
     if status:
-        raise SpecError(f"{python} is no usable interpreter: {' '.join(complaint.strip().splitlines()[-1:])}")
+        raise SpecError(f"{python} is not a usable interpreter: {' '.join(complaint.strip().splitlines()[-1:])}")
     found = json.loads(output)
     if missing := found["missing"]:
         raise SpecError(f"{python} can't import {' and '.join(missing)}; install what is missing there")
+    if older := found["older"]:
+        raise SpecError(
+            f"{python} has pytest-aorta {older}, which is older than this version's launch protocol; install the same "
+            f"version there"
+        )
     return {name: (Path(folder), module) for name, (folder, module) in found["workloads"].items()}
 
 
 def _without_path(environ: Mapping[str, str]) -> dict[str, str]:
-    # They name packages of the environment that pytest runs in.
+    # Both name packages of the environment that pytest runs in.
     return {name: value for name, value in environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}

@@ -1,4 +1,4 @@
-"""A commit checked out beside the working tree under test, in a temporary folder, for as long as it is wanted."""
+"""Git worktrees: a commit checked out in a temporary folder, for the time of a session."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ from pytest_aorta.common.files import is_source_of
 from pytest_aorta.common.programs import run_program
 
 GIT_S = 60.0
-# Filters may fetch large files while a tree is checked out.
+# Git filters may download large files during a checkout.
 CHECKOUT_S = 600.0
 PREFIX = "aorta-ab-"
 OWNER = "owner"
-# Git sets them for its hooks; they would have it work on another repository than the folder's.
+# Git sets these variables for its hooks; they would direct git to another repository than that of the folder.
 _SCRUBBED = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY"}
-# Nothing of the user's runs at a checkout, and nothing goes on running after it.
+# A checkout runs no hooks or monitors of the user, and starts no background maintenance.
 _QUIET = ["core.hooksPath=/dev/null", "core.fsmonitor=false", "gc.auto=0", "maintenance.auto=false"]
 
 
 @dataclass(frozen=True)
 class Worktree:
-    """A commit's files.
+    """The files of a commit.
 
     Attributes:
-        checkout: the working tree under test, as a whole.
-        tree: the files of the commit.
-        packages: an empty folder beside them.
+        checkout: Root of the working tree under test.
+        commit: Full hash of the commit.
+        tree: Folder with the files of the commit.
+        packages: Empty folder beside ``tree``.
     """
 
     checkout: Path
@@ -42,7 +43,7 @@ class Worktree:
     packages: Path
 
     def counterpart(self, path: Path) -> Path:
-        """Where the commit has what is at ``path``; ``path`` itself where that is no source of the repository's."""
+        """Return the commit's version of ``path``, or ``path`` itself if it is not a source file of the repository."""
         if not is_source_of(self.checkout, path):
             return path
         return self.tree / path.resolve().relative_to(self.checkout)
@@ -50,10 +51,10 @@ class Worktree:
 
 @contextmanager
 def open_worktree(folder: Path, ref: str) -> Iterator[Worktree]:
-    """Check out ``ref`` of the repository that holds ``folder``; it is removed at the end.
+    """Check out ``ref`` of the repository that contains ``folder``, and remove the worktree at the end.
 
     Raises:
-        SpecError: there is no git, no repository or no such commit; with git's own words.
+        SpecError: Git, the repository or the commit does not exist; the message contains git's output.
     """
     checkout = Path(git(folder, "rev-parse", "--show-toplevel"))
     commit = git(folder, "rev-parse", "--verify", f"{ref}^{{commit}}")
@@ -69,10 +70,10 @@ def open_worktree(folder: Path, ref: str) -> Iterator[Worktree]:
 
 
 def git(folder: Path, *arguments: str, limit_s: float = GIT_S) -> str:
-    """What git says in ``folder``.
+    """Return the output of a git command in ``folder``.
 
     Raises:
-        SpecError: it is not installed, or fails.
+        SpecError: Git is not installed, or the command fails.
     """
     program = shutil.which("git")
     if program is None:
@@ -89,7 +90,7 @@ def git(folder: Path, *arguments: str, limit_s: float = GIT_S) -> str:
 
 @contextmanager
 def _own_folder() -> Iterator[Path]:
-    """A temporary folder with a file in it that is locked for as long as this process wants the folder."""
+    """Yield a temporary folder, with a file in it that stays locked while this process uses the folder."""
     with tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as name:
         folder = Path(name).resolve()
         with (folder / OWNER).open("wb") as owner:
@@ -98,7 +99,7 @@ def _own_folder() -> Iterator[Path]:
 
 
 def _remove_abandoned(checkout: Path) -> None:
-    """Remove the worktrees of sessions that were killed; `git worktree prune` keeps those whose folder is left."""
+    """Remove worktrees of killed sessions; `git worktree prune` keeps a worktree whose folder still exists."""
     for line in git(checkout, "worktree", "list", "--porcelain").splitlines():
         tree = Path(line.removeprefix("worktree "))
         if line.startswith("worktree ") and tree.parent.name.startswith(PREFIX) and _is_abandoned(tree.parent):
@@ -112,12 +113,12 @@ def _is_abandoned(folder: Path) -> bool:
             fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except FileNotFoundError:
         return True
-    except OSError:  # somebody holds it, or it is another user's
+    except OSError:  # another session holds the lock, or the file belongs to another user
         return False
     return True
 
 
 def _forget(checkout: Path, tree: Path) -> None:
-    # Where git can't, the next session takes it for abandoned. Twice: while git adds it, it is locked.
+    # If git fails, the next session removes the worktree. --force twice: git locks a worktree while it is added.
     with suppress(SpecError):
         git(checkout, "worktree", "remove", "--force", "--force", str(tree))

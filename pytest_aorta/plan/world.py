@@ -1,14 +1,18 @@
-"""The world a test gets: its ranks and the devices they compute on."""
+"""The world of a test: its ranks and the devices they compute on."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from pytest_aorta.common.errors import DevicesUnavailable
-from pytest_aorta.plan.options import Options
+
+if TYPE_CHECKING:  # the table of options takes DeviceKind from here
+    from pytest_aorta.plan.options import Options
 
 CUDA_VARIABLE, HIP_VARIABLE, ROCR_VARIABLE = VISIBLE_VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
@@ -17,10 +21,31 @@ CUDA_VARIABLE, HIP_VARIABLE, ROCR_VARIABLE = VISIBLE_VARIABLES = (
 )
 NVIDIA = "nvidia"
 AMD = "amd"
-BACKENDS = {"cuda": "nccl", "cpu": "gloo"}
 CPU_WORLD_SIZE = 2
-# More gloo ranks than this on one host measure only the scheduler.
+# With more gloo ranks per core than this, step times measure only the scheduler.
 MAX_CPU_RANKS_PER_CORE = 8
+MAX_WORLD_SIZE = 1 << 16
+MAX_NODES = 1 << 12
+
+
+class DeviceKind(StrEnum):
+    """The kind of device that ranks compute on; ``cuda`` includes AMD GPUs, as in torch."""
+
+    CUDA = "cuda"
+    CPU = "cpu"
+
+
+class Backend(StrEnum):
+    """The backend of a process group; ``nccl`` includes RCCL, as in torch."""
+
+    NCCL = "nccl"
+    GLOO = "gloo"
+
+
+BACKENDS = {DeviceKind.CUDA: Backend.NCCL, DeviceKind.CPU: Backend.GLOO}
+# The world marker's device that leaves the choice to the options of the run.
+ANY_DEVICE = "any"
+DEVICES = (ANY_DEVICE, *DeviceKind)
 
 
 @dataclass(frozen=True)
@@ -28,9 +53,9 @@ class Device:
     """One GPU.
 
     Attributes:
-        token: how CUDA_VISIBLE_DEVICES names it, or HIP_VISIBLE_DEVICES on AMD.
-        model: its product name.
-        uuid: its own name, the same for every process of the host.
+        token: Number or name of the GPU in CUDA_VISIBLE_DEVICES, on AMD in HIP_VISIBLE_DEVICES.
+        model: Product name.
+        uuid: Unique name, the same for every process of the host.
         vendor: ``nvidia`` or ``amd``.
     """
 
@@ -42,45 +67,69 @@ class Device:
 
 @dataclass(frozen=True)
 class World:
-    """The ranks a test gets: ``devices`` has one entry a rank of this node on ``cuda`` and none on ``cpu``."""
+    """The ranks of a test.
+
+    Attributes:
+        size: Number of ranks on all nodes.
+        device: Kind of device that ranks compute on.
+        devices: The GPU of each rank of this node; empty on ``cpu``.
+        nodes: Number of nodes, which share the ranks evenly.
+    """
 
     size: int
-    device: str
+    device: DeviceKind
     devices: tuple[Device, ...] = ()
     nodes: int = 1
 
     @property
     def ranks_per_node(self) -> int:
-        """Ranks on each node."""
+        """The number of ranks on each node."""
         return self.size // self.nodes
 
     @property
-    def backend(self) -> str:
-        """The process group's backend."""
+    def backend(self) -> Backend:
+        """The backend of the process group."""
         return BACKENDS[self.device]
 
     @property
     def platform(self) -> str:
-        """The key of its baselines: accelerator model, count, nodes where there are several, and backend."""
-        models = sorted({device.model for device in self.devices}) or ["cpu"]
+        """The key of baselines: GPU model, number of ranks, number of nodes if there are several, and backend."""
+        models = sorted({device.model for device in self.devices}) or [str(DeviceKind.CPU)]
         model = "+".join(re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-") for model in models)
         nodes = f"-n{self.nodes}" if self.nodes > 1 else ""
         return f"{model}-x{self.size}{nodes}-{self.backend}"
 
 
+@dataclass(frozen=True)
+class WorldSpec:
+    """The ranks that a test asks for.
+
+    Attributes:
+        size: Number of ranks, or ``"all"`` devices of this run.
+        device: ``any``, ``cuda`` or ``cpu``.
+        warm: True asks for the fork server, False for torchrun; None leaves the choice to ``--aorta-launcher``.
+        nodes: Number of nodes, which share the ranks evenly.
+    """
+
+    size: int | str = 2
+    device: str = ANY_DEVICE
+    warm: bool | None = None
+    nodes: int = 1
+
+
 def resolve_world(spec: WorldSpec, options: Options, devices: list[Device]) -> World:
-    """The world a test gets.
+    """Return the world of a test.
 
     Raises:
-        DevicesUnavailable: it asks for devices that this run may not use or does not have.
+        DevicesUnavailable: The test asks for devices that this run may not use or does not have.
     """
-    budget = 0 if options.device == "cpu" else len(devices) if options.gpus is None else options.gpus
+    budget = num_usable_gpus(options, devices)
     given = f"{budget} given" + (f" (--aorta-gpus={options.gpus})" if options.gpus is not None else "")
-    if options.device == "cpu":
+    if options.device == DeviceKind.CPU:
         given += " (--aorta-device=cpu)"
-    on_gpu = spec.device == "cuda" or (spec.device == "any" and (budget > 0 or options.device == "cuda"))
+    takes_gpu = spec.device == ANY_DEVICE and (budget > 0 or options.device == DeviceKind.CUDA)
     _refuse_nodes(spec.nodes, options)
-    if not on_gpu:
+    if not takes_gpu and spec.device != DeviceKind.CUDA:
         return _cpu_world(spec, options, given)
     size = budget * spec.nodes if spec.size == "all" else int(spec.size)
     here = size // spec.nodes
@@ -88,17 +137,24 @@ def resolve_world(spec: WorldSpec, options: Options, devices: list[Device]) -> W
         where = " on each node" if spec.nodes > 1 else ""
         needed = "at least 1 GPU" if spec.size == "all" else f"{here} GPUs"
         raise DevicesUnavailable(f"needs {needed}{where}, {given}")
-    return World(size, "cuda", tuple(devices[:here]), spec.nodes)
+    return World(size, DeviceKind.CUDA, tuple(devices[:here]), spec.nodes)
+
+
+def num_usable_gpus(options: Options, devices: Sequence[Device]) -> int:
+    """Return the number of GPUs that this run may use on this node."""
+    if options.device == DeviceKind.CPU:
+        return 0
+    return len(devices) if options.gpus is None else options.gpus
 
 
 def check_budget(options: Options, devices: list[Device], environ: Mapping[str, str] = os.environ) -> None:
-    """Refuse a run that was promised more GPUs than there are.
+    """Refuse a run whose options name more GPUs than are visible.
 
     Raises:
-        DevicesUnavailable: naming what is visible.
+        DevicesUnavailable: ``--aorta-gpus`` is larger than the number of visible GPUs.
     """
-    # A run on CPU ranks may leave the GPUs that its ini file promises alone.
-    if options.device != "cpu" and options.gpus is not None and options.gpus > len(devices):
+    # A run on CPU ranks ignores the GPUs that its ini file names.
+    if options.device != DeviceKind.CPU and options.gpus is not None and options.gpus > len(devices):
         given = [f"{name}={environ[name]!r}" for name in VISIBLE_VARIABLES if name in environ]
         limited = f" with {' and '.join(given)}" if given else ""
         raise DevicesUnavailable(
@@ -108,46 +164,28 @@ def check_budget(options: Options, devices: list[Device], environ: Mapping[str, 
 
 
 def _refuse_nodes(nodes: int, options: Options) -> None:
-    """Raise DevicesUnavailable unless the run has, and can start ranks on, that many nodes."""
+    """Raise DevicesUnavailable unless the run has that many nodes and can start ranks on them."""
     given = f"{options.nnodes} given (--aorta-nnodes={options.nnodes})"
     if nodes > options.nnodes:
         raise DevicesUnavailable(f"needs {nodes} nodes, {given}")
     takes_any = not options.node_launcher or any("{nodes}" in word for word in options.node_launcher)
     if 1 < nodes < options.nnodes and not takes_any:
         raise DevicesUnavailable(
-            f"needs {nodes} nodes, {given}, and --aorta-node-launcher starts an agent on each; write {{nodes}} in it "
-            f"where the number of nodes stands"
+            f"needs {nodes} nodes, {given}, and aorta_node_launcher starts a node agent on each of them; write "
+            f"{{nodes}} into that ini key in place of the number of nodes"
         )
 
 
 def _cpu_world(spec: WorldSpec, options: Options, given: str) -> World:
-    if options.require_gpus and spec.device == "any":
-        raise DevicesUnavailable(f"needs GPUs, {given}; --aorta-require-gpus forbids CPU ranks in their place")
-    if options.device == "cuda":
+    if options.require_gpus and spec.device == ANY_DEVICE:
+        raise DevicesUnavailable(f"needs GPUs, {given}; --aorta-require-gpus does not allow CPU ranks instead")
+    if options.device == DeviceKind.CUDA:
         raise DevicesUnavailable("runs on CPU ranks only, and --aorta-device=cuda was given")
     size = CPU_WORLD_SIZE * spec.nodes if spec.size == "all" else int(spec.size)
-    world = World(size, "cpu", nodes=spec.nodes)
+    world = World(size, DeviceKind.CPU, nodes=spec.nodes)
     limit = MAX_CPU_RANKS_PER_CORE * (os.cpu_count() or 1)
     if world.ranks_per_node > limit:
         raise DevicesUnavailable(
             f"needs {world.ranks_per_node} ranks; {os.cpu_count()} cores take at most {limit} CPU ranks"
         )
     return world
-
-
-DEVICES = ("any", "cuda", "cpu")
-MAX_WORLD_SIZE = 1 << 16
-MAX_NODES = 1 << 12
-
-
-@dataclass(frozen=True)
-class WorldSpec:
-    """Ranks asked for: ``size`` is a number or ``"all"``; ``device`` is any, cuda or cpu; ``nodes`` share them evenly.
-
-    ``warm`` asks for the fork server or, where False, for torchrun; None leaves it to the option.
-    """
-
-    size: int | str = 2
-    device: str = "any"
-    warm: bool | None = None
-    nodes: int = 1

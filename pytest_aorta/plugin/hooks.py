@@ -1,11 +1,15 @@
-"""pytest's hooks, and nothing else: each hands over to a stage and never imports torch."""
+"""pytest's hooks. Each one delegates to another package.
+
+pytest loads this module in every run of an environment that has pytest-aorta installed. Therefore packages that only
+tests with a launch need are imported inside hooks, when the first such test needs them.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Generator, Iterator
-from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,140 +18,198 @@ from pytest_aorta.common.signals import terminable
 from pytest_aorta.plan.options import Options
 from pytest_aorta.plan.profiler import check_profiler
 from pytest_aorta.plan.world import check_budget
-from pytest_aorta.plugin.fixtures import RECORD, SPEC, make_runner, make_world
-from pytest_aorta.plugin.markers import MARKERS, read_markers
+from pytest_aorta.plugin.markers import FIXTURE, MARKERS
 from pytest_aorta.plugin.options import add_options, read_options
-from pytest_aorta.plugin.progress_line import ProgressLine, open_line
-from pytest_aorta.plugin.summary import durations_lines, header, summary_lines
-from pytest_aorta.report.write import require_packages, tell
-from pytest_aorta.session.baselines import unused_baselines, write_new_baselines
-from pytest_aorta.session.record import TestRecord, outcome_of, properties
-from pytest_aorta.session.runner import WorkloadRunner
-from pytest_aorta.session.session import Session
-from pytest_aorta.session.world import DistributedWorld
+
+if TYPE_CHECKING:
+    from pytest_aorta.plan.world import Device
+    from pytest_aorta.plugin.progress_line import ProgressLine
+    from pytest_aorta.session.record import TestRecord
+    from pytest_aorta.session.runner import WorkloadRunner
+    from pytest_aorta.session.session import Session
+    from pytest_aorta.session.spec import TestSpec
+    from pytest_aorta.session.world import DistributedWorld
 
 
-class PytestSession(Session):
-    """What the hooks share during one run of pytest."""
+class Run:
+    """The state that hooks share during one run of pytest.
 
-    line: ProgressLine | None
+    Attributes:
+        options: Options of the run.
+        line: Progress line on the terminal; None where it is not wanted.
+        collected: Node ids of collected tests.
+        records: Records of tests that ended, in order.
+        passed: Node id of each test that passed, as pytest reports it -> the id at collection.
+        notes: Lines for the end of the summary.
+    """
 
     def __init__(self, options: Options) -> None:
-        super().__init__(options)
+        self.options = options
+        self.line: ProgressLine | None = None
         self.collected: set[str] = set()
         self.records: list[TestRecord] = []
         self.passed: dict[str, str] = {}
         self.notes: list[str] = []
 
+    @cached_property
+    def devices(self) -> list[Device]:
+        """The visible GPUs; the driver is asked once, on first use."""
+        from pytest_aorta.plan.gpus import visible_devices  # only a run that needs devices asks the driver
+
+        return visible_devices() if self.options.device != "cpu" else []
+
+    @cached_property
+    def session(self) -> Session:
+        """The session of launches, created on first use."""
+        from pytest_aorta.session.session import Session  # imports everything that a launch takes
+
+        session = Session(self.options)
+        session.line = self.line
+        if "devices" in vars(self):  # else the driver is asked inside the test, which reports its error
+            session.devices = self.devices
+        return session
+
     def close(self) -> None:
-        """Give the terminal back, too."""
+        """End the fork servers, remove the worktrees of A/B references, and close the progress line."""
         try:
-            super().close()
+            if "session" in vars(self):
+                self.session.close()
         finally:
             if self.line is not None:
                 self.line.close()
 
 
-SESSION = pytest.StashKey[PytestSession]()
+RUN = pytest.StashKey[Run]()
 NODE_ID = pytest.StashKey[str]()
+SPEC = pytest.StashKey["TestSpec"]()
+RECORD = pytest.StashKey["TestRecord"]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declare options and ini values."""
+    """Declare options and ini keys, when the plugin is loaded."""
     add_options(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Check options and register markers."""
+    """Check options and register markers, once the command line and the ini file are parsed."""
     for text in MARKERS.values():
         config.addinivalue_line("markers", text)
     try:
-        session = PytestSession(read_options(config))
-        if session.options.report is not None:
+        run = Run(read_options(config))
+        if run.options.report is not None:
+            from pytest_aorta.report.write import require_packages  # only for a run with a report
+
             require_packages()
-        if session.options.gpus is not None:
-            check_budget(session.options, session.devices)
-        check_profiler(session.options.profiler)
+        if run.options.gpus is not None:
+            check_budget(run.options, run.devices)
+        check_profiler(run.options.profiler)
     except AortaError as error:
         raise pytest.UsageError(str(error)) from None
-    config.stash[SESSION] = session
+    config.stash[RUN] = run
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """End what warm launches were forked from, and remove what was checked out for them."""
-    if SESSION in config.stash:
-        config.stash[SESSION].close()
+    """Release what the run holds, before pytest ends."""
+    if RUN in config.stash:
+        config.stash[RUN].close()
 
 
-def pytest_report_header(config: pytest.Config) -> str:
-    """One line: devices, torch, platform, baselines."""
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """Return one line for pytest's header: devices, torch, platform, baselines; none where tests are only collected."""
+    if config.option.collectonly:  # asking the driver takes longer than collecting a small suite
+        return []
+    from pytest_aorta.plugin.header import header
+
+    run = config.stash[RUN]
     try:
-        torch_version = version("torch")
-    except PackageNotFoundError:
-        torch_version = "not installed"
-    session = config.stash[SESSION]
-    try:
-        return header(session.options, session.devices, torch_version)
-    except AortaError as error:  # each test that needs devices will say so
-        return f"aorta: {error}"
+        return [header(run.options, run.devices)]
+    except AortaError as error:  # each test that needs devices fails with this error
+        return [f"aorta: {error}"]
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(
     collector: pytest.Collector,
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """Check the markers of collected tests, so that a wrong one is a collection error with its reason."""
+    """Check the markers of the tests that a collector has found; a wrong marker is a collection error."""
     report = yield
     problems = []
     for item in report.result or ():
         if isinstance(item, pytest.Item):
             try:
-                item.stash[SPEC] = read_markers(item.iter_markers())
+                _read_markers(item)
             except AortaError as error:
                 problems.append(f"{item.nodeid}: {error}")
-            # Here, since xdist's loadgroup adds the group to the node id later.
+            # Stored now, since the loadgroup mode of xdist adds the group to the node id later.
             item.stash[NODE_ID] = item.nodeid
-            collector.config.stash[SESSION].collected.add(item.nodeid)
+            collector.config.stash[RUN].collected.add(item.nodeid)
     if problems:
         report.outcome, report.longrepr, report.result = "failed", "\n".join(problems), []
     return report
 
 
+def _read_markers(item: pytest.Item) -> None:
+    marks = list(item.iter_markers())
+    is_ours = FIXTURE in getattr(item, "fixturenames", ())
+    if not is_ours and not any(mark.name in MARKERS for mark in marks):
+        return
+    from pytest_aorta.plugin.read_markers import read_markers  # needs the table of metrics
+
+    plugins = item.config.pluginmanager
+    has_pytest_timeout = plugins.has_plugin("timeout") or plugins.is_blocked("timeout")
+    item.stash[SPEC] = read_markers(marks, refuse_timeout=is_ours and not has_pytest_timeout)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Give the test a record of its own, a fresh one each time that a plugin runs it again."""
+    """Give the test a new record, each time that pytest or a plugin such as pytest-rerunfailures runs the test."""
+    from pytest_aorta.session.record import TestRecord  # not needed to collect tests
+
     item.stash[RECORD] = TestRecord(item.stash[NODE_ID])
 
 
 @pytest.fixture
 def distributed_world(request: pytest.FixtureRequest) -> Iterator[DistributedWorld]:
-    """The ranks this test may start, as its ``world`` marker asks; skips where devices are lacking."""
-    yield from make_world(request, request.config.stash[SESSION])
+    """The ranks that the test may start, as its ``world`` marker asks; skips the test if devices are missing."""
+    from pytest_aorta.plugin.fixtures import make_world  # only tests with a launch need it
+
+    yield from make_world(request, request.config.stash[RUN].session, *_state(request.node))
 
 
 @pytest.fixture
 def workload(request: pytest.FixtureRequest, distributed_world: DistributedWorld) -> WorkloadRunner:
-    """Runs a workload on ``distributed_world`` and compares what it measured."""
-    return make_runner(request, request.config.stash[SESSION], distributed_world)
+    """Runs workloads on ``distributed_world`` and compares their results."""
+    from pytest_aorta.session.runner import WorkloadRunner
+
+    return WorkloadRunner(distributed_world, request.config.stash[RUN].options, *_state(request.node))
+
+
+def _state(item: pytest.Item) -> tuple[TestSpec, TestRecord]:
+    """Return the markers of a test, read at collection or of a test without any, and the record of this run."""
+    from pytest_aorta.session.spec import TestSpec
+
+    return item.stash.get(SPEC, TestSpec()), item.stash[RECORD]
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Attach the test's record to its report, which takes it along between xdist's processes."""
+    """Attach the test's record to its report, which xdist sends to the controller."""
     report = yield
     record = item.stash.get(RECORD, None)
     if record is not None and (report.when == "call" or (report.when == "setup" and not report.passed)):
+        from pytest_aorta.session.record import outcome_of, properties
+
         others = [entry for entry in item.user_properties if not entry[0].startswith("aorta.")]
         item.user_properties[:] = others + properties(record)
         report.user_properties = list(item.user_properties)
         record.outcome = outcome_of(report)
-        # An error of ours says all there is; of any other, where it came from is what helps.
+        # The message of an AortaError is complete; for any other error the traceback helps.
         if report.outcome != "passed" and call.excinfo is not None:
             ours = isinstance(call.excinfo.value, AortaError)
             record.failure = str(call.excinfo.value) if ours else report.longreprtext
-        # Text, since xdist carries only plain values.
+        # As text, since xdist transfers only plain values.
         vars(report)["aorta"] = json.dumps(record.to_json())
     return report
 
@@ -156,84 +218,100 @@ def pytest_runtest_makereport(
 def pytest_report_teststatus(
     report: pytest.CollectReport | pytest.TestReport,
 ) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:
-    """A test that passed without a decision has a letter and a count of its own; it is no skip, and not green."""
+    """Give a test that passed without a decision a letter and a count of its own: neither skipped nor passed."""
     if report.when != "call" or not report.passed or hasattr(report, "wasxfail"):
         return None
-    text: str | None = getattr(report, "aorta", None)
-    if text is None or not TestRecord.from_json(json.loads(text)).is_undecided:
+    record = _record_of(report)
+    if record is None or not record.is_undecided:
         return None
     return "inconclusive", "I", ("INCONCLUSIVE", {"yellow": True})
 
 
-class Controller:
-    """The hooks of the process that owns the terminal and the baselines; xdist's workers have none of it."""
+def _record_of(report: pytest.CollectReport | pytest.TestReport) -> TestRecord | None:
+    """Return the record that travels with a report, if there is one."""
+    text: str | None = getattr(report, "aorta", None)
+    if text is None:
+        return None
+    from pytest_aorta.session.record import TestRecord  # not needed to collect tests
 
-    def __init__(self, session: PytestSession) -> None:
-        self.session = session
+    return TestRecord.from_json(json.loads(text))
+
+
+class Controller:
+    """The hooks of the process that owns the terminal and the baselines, which is not a worker of xdist."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
         self.latest: dict[str, TestRecord] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep what tests left, from whichever process they ran in."""
-        text: str | None = getattr(report, "aorta", None)
-        if text is not None:
-            record = TestRecord.from_json(json.loads(text))
-            self.session.records.append(record)
+        """Keep the record of each test that ended, in this process or in a worker."""
+        if (record := _record_of(report)) is not None:
+            self.run.records.append(record)
             self.latest[report.nodeid] = record
             if report.passed and not hasattr(report, "wasxfail"):
-                self.session.passed[report.nodeid] = record.nodeid
-        if report.failed:  # also a teardown, after a call that passed
-            self.session.passed.pop(report.nodeid, None)
+                self.run.passed[report.nodeid] = record.nodeid
+        if report.failed:  # includes a teardown after a call that passed
+            self.run.passed.pop(report.nodeid, None)
             if report.when == "teardown" and (ended := self.latest.get(report.nodeid)):
                 ended.outcome, ended.failure = "error", ended.failure or report.longreprtext
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self) -> Generator[None, object, object]:
-        """SIGTERM ends the run as Ctrl-C does, so that baselines and the report of what is done are written."""
+        """Let SIGTERM end the run as Ctrl-C does, so that baselines and the report of finished tests are written."""
         with terminable():
             return (yield)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Learn what a worker of xdist collected."""
-        self.session.collected |= set(getattr(node, "workeroutput", {}).get("aorta_collected", ()))
+        """Add the tests that a worker of xdist has collected, when the worker ends."""
+        self.run.collected |= set(getattr(node, "workeroutput", {}).get("aorta_collected", ()))
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Write the baselines of tests that passed; one that can't be written turns the run red."""
-        own = self.session
-        # Before baselines are written: a run is told beside what it was compared with.
-        told = [] if session.config.option.collectonly else tell(own.records, own.options)
-        notes, good = write_new_baselines(own.records, own.passed.values(), own.options)
-        own.notes += [*notes, *told]
+        """Write reports and the baselines of tests that passed; a baseline that can't be written fails the run."""
+        if session.config.option.collectonly:  # reading baselines takes longer than collecting
+            return
+        from pytest_aorta.report.write import tell  # not needed to collect tests
+        from pytest_aorta.session.baselines import unused_baselines, write_new_baselines
+
+        run = self.run
+        # Before baselines are written: the report shows the baselines that the run was compared with.
+        reported = tell(run.records, run.options)
+        notes, good = write_new_baselines(run.records, run.passed.values(), run.options)
+        run.notes += [*notes, *reported]
         if not good:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        if session.config.option.collectonly:  # reading baselines costs more than collecting
-            return
-        # Of a file that was asked for in part, only that part was collected.
-        whole = set() if any("::" in arg for arg in session.config.args) else own.collected
-        own.notes += unused_baselines(own.records, own.passed.values(), whole, own.options)
+        # Where the command line names single tests, the other tests of their files were not collected.
+        whole = set() if any("::" in arg for arg in session.config.args) else run.collected
+        run.notes += unused_baselines(run.records, run.passed.values(), whole, run.options)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """One section with the launches' durations where asked, every verdict, the totals, and what was written."""
-        own = self.session
-        if not any(record.num_launches or record.lacked_devices for record in own.records) and not own.notes:
+        """Write the section with durations on request, every verdict, the totals, and the files that were written."""
+        run = self.run
+        if not any(record.num_launches or record.lacked_devices for record in run.records) and not run.notes:
             return
+        from pytest_aorta.plugin.summary import durations_lines, summary_lines  # only for a run with launches
+
         terminalreporter.section("aorta")
-        durations = durations_lines(own.records) if own.options.durations else []
-        for line in [*durations, *summary_lines(own.records), *own.notes]:
+        durations = durations_lines(run.records) if run.options.durations else []
+        for line in [*durations, *summary_lines(run.records), *run.notes]:
             terminalreporter.line(line)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Take the terminal's part, unless this is a worker of xdist."""
-    own = session.config.stash[SESSION]
-    own.line = open_line(own.options.progress, session.config)
+    """Open the progress line and register the controller's hooks, unless this process is a worker of xdist."""
+    run = session.config.stash[RUN]
+    if not session.config.option.collectonly:
+        from pytest_aorta.plugin.progress_line import open_line
+
+        run.line = open_line(run.options.progress, session.config)
     if not hasattr(session.config, "workerinput"):
-        session.config.pluginmanager.register(Controller(own), "aorta-controller")
+        session.config.pluginmanager.register(Controller(run), "aorta-controller")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """In a worker of xdist, tell the controller what was collected."""
+    """Send the collected node ids of a worker of xdist to the controller."""
     output = getattr(session.config, "workeroutput", None)
     if output is not None:
-        output["aorta_collected"] = sorted(session.config.stash[SESSION].collected)
+        output["aorta_collected"] = sorted(session.config.stash[RUN].collected)

@@ -1,37 +1,58 @@
-"""Declaration of pytest's command line options and their ini twins."""
+"""Declaration of the options to pytest: flags and their ini twins, and ini keys without a flag."""
 
 from __future__ import annotations
 
-from typing import Any
+import argparse
+from typing import Any, NoReturn
 
 import pytest
 
-from pytest_aorta.plan.options import OPTIONS, Option, Options, make_options, parse_option
+from pytest_aorta.common.errors import SpecError
+from pytest_aorta.plan.options import OPTIONS, RENAMED, Option, Options, make_options, renamed_flags
+
+
+class _Renamed(argparse.Action):
+    """A flag of an earlier version; ``metavar`` names its replacement."""
+
+    def __call__(self, _parser: Any, _namespace: Any, _values: Any, flag: str | None = None) -> NoReturn:
+        raise argparse.ArgumentError(None, f"{flag} no longer exists; give {self.metavar}")
 
 
 def add_options(parser: pytest.Parser) -> None:
-    """Declare every option and its ini twin."""
+    """Declare every option to pytest."""
     group = parser.getgroup("aorta", "distributed training workloads (pytest-aorta)")
     for option in OPTIONS:
-        flags = [flag for flag in (option.alias, option.flag) if flag]
-        if option.is_switch:
-            group.addoption(*flags, dest=option.ini, action="store_const", const="true", default=None, help=option.help)
-        else:
-            group.addoption(*flags, dest=option.ini, default=None, metavar=option.metavar, help=option.help)
-        parser.addini(option.ini, f"ini twin of {option.flag}: {option.help}", type="string", default=option.default)
+        if not option.ini_only:
+            # None on the command line leaves the value to the ini file.
+            group.addoption(option.flag, default=None, **option.argparse_keywords())
+        twin = option.help if option.ini_only else f"ini twin of {option.flag}"
+        text = f"{twin} (default: {option.shown_default})"
+        parser.addini(option.ini, text, type="string", default=option.default)
+    for flag, replacement in renamed_flags().items():
+        group.addoption(flag, action=_Renamed, nargs="?", help=argparse.SUPPRESS, dest="_aorta", metavar=replacement)
 
 
 def read_options(config: pytest.Config) -> Options:
-    """Parse and check every option; the command line wins over the ini file.
+    """Read every option; the command line wins over the ini file.
 
     Raises:
-        SpecError: a value is not allowed, or two options contradict each other.
+        SpecError: A value is not allowed, two options contradict each other, or the ini file has a key of an earlier
+            version.
     """
+    _refuse_renamed_keys(config)
     return make_options({option.name: _value(config, option) for option in OPTIONS}, config.rootpath)
 
 
 def _value(config: pytest.Config, option: Option) -> Any:
-    given, source = config.getoption(option.ini), option.flag
-    if given is None:
-        given, source = config.getini(option.ini), f"ini option {option.ini}"
-    return None if given is None else parse_option(option, given, source)
+    if not option.ini_only and (given := config.getoption(option.ini)) is not None:
+        return given
+    # Text from the ini file or from -o; the default is a value already.
+    given = config.getini(option.ini)
+    return option.parse(given, f"ini key {option.ini}") if type(given) is str else given
+
+
+def _refuse_renamed_keys(config: pytest.Config) -> None:
+    overridden = {text.partition("=")[0] for text in config.getoption("override_ini") or ()}
+    for name, (replacement, value) in RENAMED.items():
+        if (key := f"aorta_{name}") in {*config.inicfg, *overridden}:
+            raise SpecError(f"ini key {key} no longer exists; give aorta_{replacement}{value}")

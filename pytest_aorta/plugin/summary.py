@@ -1,4 +1,4 @@
-"""Text on the terminal: the header, the summary, durations."""
+"""The section ``aorta`` of pytest's terminal summary: verdicts and durations."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pytest_aorta.common.text import aligned
-from pytest_aorta.plan.options import Options
-from pytest_aorta.plan.world import CPU_WORLD_SIZE, Device, World
 from pytest_aorta.result.outcome import PHASES
 from pytest_aorta.session.record import TestRecord
 from pytest_aorta.session.text import totals
@@ -19,30 +17,18 @@ _DURATIONS = ("wall", *PHASES)
 _DURATION_COLUMNS = ("test", "launch", "launcher", *_DURATIONS)
 
 
-def header(options: Options, devices: Sequence[Device], torch_version: str) -> str:
-    """What this run computes on and compares with."""
-    usable = 0 if options.device == "cpu" else len(devices) if options.gpus is None else options.gpus
-    models = sorted({device.model for device in devices[:usable]})
-    where = f"{usable} x {' + '.join(models)}" if usable else "no GPU (CPU ranks)"
-    world = World(usable, "cuda", tuple(devices[:usable])) if usable else World(CPU_WORLD_SIZE, "cpu")
-    if options.nnodes > 1:
-        where += f" on each of {options.nnodes} nodes"
-    folder = _relative(options.baselines_dir, options.rootdir)
-    return f"aorta: {where}, torch {torch_version}, platform {world.platform}, baselines {folder}"
-
-
 def summary_lines(records: Sequence[TestRecord]) -> list[str]:
-    """One line a metric of every test, then the totals."""
+    """Return one line per metric of every test, then notes, warnings and the totals."""
     rows = [(short_nodeid(verdict.case), *verdict.cells()) for record in records for verdict in record.verdicts]
     reasons = [verdict.reason for record in records for verdict in record.verdicts]
     lines = aligned([_COLUMNS, *rows], ["", *reasons]) if rows else []
-    told = [f"note: {short_nodeid(record.nodeid)}: {note}" for record in records for note in record.notes]
-    return [*lines, *told, *warnings_of(records), totals(records)]
+    notes = [f"note: {short_nodeid(record.nodeid)}: {note}" for record in records for note in record.notes]
+    return [*lines, *notes, *warnings_of(records), totals(records)]
 
 
 def warnings_of(records: Sequence[TestRecord]) -> list[str]:
-    """What passed without having been decided."""
-    # What is still open was left so, since another verdict of the test is final.
+    """Return a warning about the verdicts that passed without a decision."""
+    # A verdict that is still open is left out: another verdict of its test ended the launches.
     undecided = [
         row for record in records for row in record.verdicts if row.outcome is Outcome.INCONCLUSIVE and not row.is_open
     ]
@@ -50,13 +36,13 @@ def warnings_of(records: Sequence[TestRecord]) -> list[str]:
         return []
     named = ", ".join(f"{short_nodeid(row.case)} {row.metric}" for row in undecided)
     return [
-        f"WARNING: nothing was decided for {named}: --aorta-strict fails such tests; more launches "
-        f"(--aorta-max-launches, of A/B --aorta-max-pairs), a wider tolerance or --aorta-ab=REF can decide them"
+        f"WARNING: no decision for {named}: --aorta-fail-on=inconclusive,missing fails such tests; more launches "
+        f"(--aorta-max-launches), a wider tolerance or --aorta-ab=REF can decide them"
     ]
 
 
 def durations_lines(records: Sequence[TestRecord]) -> list[str]:
-    """One line a launch, in seconds, the longest first, then the sums."""
+    """Return one line per launch, in seconds, the longest first, then the sums."""
     launches = [(record.nodeid, launch) for record in records for launch in record.launch_times]
     if not launches:
         return []
@@ -80,7 +66,3 @@ def short_nodeid(nodeid: str) -> str:
     """Return a node id without its folders."""
     file, _, test = nodeid.partition("::")
     return f"{Path(file).stem}::{test}"
-
-
-def _relative(path: Path, root: Path) -> Path:
-    return path.relative_to(root) if path.is_relative_to(root) else path

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pytest_aorta.plan.launch_plan import TORCHRUN
+from pytest_aorta.plan.options import LauncherKind
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class LaunchOutcome:
     stopped: tuple[int, ...]
     survivors: tuple[int, ...]
     wall_s: float
-    launcher: str = TORCHRUN
+    launcher: str = LauncherKind.TORCHRUN
     detail: str = ""
     phases_s: dict[str, float] = field(default_factory=dict)
 

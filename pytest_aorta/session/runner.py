@@ -40,6 +40,7 @@ class WorkloadRunner:
         self._options = options
         self._spec = spec
         self._record = record
+        self._fail_on = frozenset(Outcome[verdict.name] for verdict in options.fail_on)
 
     @in_test
     def run(self, name: str, /, **config: Any) -> WorkloadResult:
@@ -92,8 +93,6 @@ class WorkloadRunner:
         if self._options.update_baselines:
             return self._learn(compared, config, result)
         baseline = self._stored(case, result)
-        if baseline is None and self._options.missing_baseline == "record" and self._options.profiler is None:
-            self._record.new_baselines.append(_new_baseline(case, self._record.nodeid, result, config, [facts]))
         launches = [facts]
         verdicts = self._settle(compared, config, baseline, result, launches)
         self._judge(verdicts, result, launches, path, compared)
@@ -134,7 +133,7 @@ class WorkloadRunner:
         limits it to those named.
 
         Without ``steps``, ``metrics`` are the launches' own, or all that a baseline is compared by. What has noise is
-        launched again, both in turn, until ``--aorta-max-pairs`` pairs have been compared.
+        launched again, both in turn, until ``--aorta-max-launches`` pairs have been compared.
 
         Raises:
             ComparisonFailed: a difference or a regression, or a metric that one of them lacks.
@@ -159,7 +158,7 @@ class WorkloadRunner:
                 return Verdicts(case, rows)
         candidates, references = [facts], [launch_facts(there)]
         priors = platform_priors(self._options.baselines_dir, here.platform, here.device, case)
-        comparison = PairedComparison(case, self._spec.tolerances, priors, by_launch, self._options.max_pairs)
+        comparison = PairedComparison(case, self._spec.tolerances, priors, by_launch, self._options.max_launches)
         again = (
             functools.partial(self._again, here, compared.candidate),
             functools.partial(self._again, there, compared.reference),
@@ -186,7 +185,7 @@ class WorkloadRunner:
         locate: bool | None,
     ) -> None:
         self._record.verdicts += verdicts.rows
-        failing = verdicts.failing(strict=self._options.strict, missing_fails=True)
+        failing = verdicts.failing(self._fail_on | {Outcome.MISSING})
         if not failing:
             return
         found: list[str] = []
@@ -226,7 +225,7 @@ class WorkloadRunner:
         verdicts = stored.judge(launches)
         if not (open_metrics := unsettled(verdicts, stored)):
             return verdicts
-        paired = PairedComparison(case, marked, stored.spread, open_metrics, options.max_pairs)
+        paired = PairedComparison(case, marked, stored.spread, open_metrics, options.max_launches)
         candidates: list[LaunchFacts] = []
         reference_again = functools.partial(self._again, result, compared.reference, reference=True)
         settled = settle_pairs(paired, candidates, [], again, reference_again)
@@ -250,10 +249,10 @@ class WorkloadRunner:
         priors = platform_priors(options.baselines_dir, result.platform, result.device, case)
         # Compared with itself it shows whether a metric is lacking, or differs from launch to launch.
         verdicts = StoredComparison(case, config, new, marked, priors, len(launches)).judge(launches)
-        failing = verdicts.failing(strict=False, missing_fails=True)
+        failing = verdicts.failing({Outcome.MISSING})
         if failing:
             raise ComparisonFailed(comparison_text(failing, result, launches, None))
-        stored = merged(self._stored(case, result), new, marked, priors, options.new_epoch)
+        stored = merged(self._stored(case, result), new, marked, priors, options.reset_baselines)
         self._record.new_baselines.append(stored)
         self._record.detection[case] = detection_lines(stored, marked, priors, options.max_launches)
         return verdicts
@@ -285,11 +284,8 @@ class WorkloadRunner:
         compared.measured = measured_values(launches)
         self._record.verdicts += verdicts.rows
         self._record.notes += verdicts.notes
-        failing = verdicts.failing(
-            strict=self._options.strict,
-            missing_fails=baseline is None or self._options.missing_baseline == "fail",
-            improved_fails=self._options.fail_improved,
-        )
+        # Nothing is stored for an A/B comparison: a metric that one side lacks always fails.
+        failing = verdicts.failing(self._fail_on | {Outcome.MISSING} if baseline is None else self._fail_on)
         if failing:
             raise ComparisonFailed(comparison_text(failing, result, launches, baseline, verdicts.notes))
 

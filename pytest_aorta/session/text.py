@@ -53,9 +53,11 @@ def _next_steps(failing: Sequence[Verdict], baseline: Path | None) -> list[str]:
     paired = baseline is None or any(verdict.is_by_ab for verdict in present)
     steps = []
     if baseline is not None and outcomes & {Outcome.REGRESSION, Outcome.IMPROVED}:
-        steps.append("if it is intended, record it with --update-baselines --aorta-new-epoch and say why in the commit")
+        steps.append(
+            "if it is intended, record it with --update-baselines --aorta-reset-baselines and say why in the commit"
+        )
     if Outcome.INCONCLUSIVE in outcomes:
-        more = "pairs of launches (--aorta-max-pairs=12)" if paired else "launches (--aorta-max-launches=9)"
+        more = "pairs of launches (--aorta-max-launches=12)" if paired else "launches (--aorta-max-launches=9)"
         steps.append(f"allow more {more}, measure more steps, or widen the tolerance")
     # Between launches of one sitting, what does not vary needs no second opinion.
     if not paired and any(verdict.delta is not None for verdict in present):

@@ -13,8 +13,8 @@ from pytest_aorta.common.files import slug
 from pytest_aorta.launch.lease.world import LeasedWorld
 from pytest_aorta.launch.nodes.handover import node_group
 from pytest_aorta.launch.watch import LaunchWatch, StateLine
-from pytest_aorta.plan.launch_plan import FORKSERVER, TORCHRUN, LaunchPlan, LaunchRequest, at_reference, limits_under
-from pytest_aorta.plan.options import Options
+from pytest_aorta.plan.launch_plan import LaunchPlan, LaunchRequest, at_reference, limits_under
+from pytest_aorta.plan.options import LauncherKind, Options
 from pytest_aorta.plan.profiler import TORCH, WRAPPERS, traces_note
 from pytest_aorta.plan.reference import Reference, References
 from pytest_aorta.plan.workload.declaration import default_config, find_workload, resolve_config
@@ -31,7 +31,7 @@ from pytest_aorta.session.spec import TestSpec
 P = ParamSpec("P")
 T = TypeVar("T")
 Launcher: TypeAlias = Callable[[LaunchPlan], LaunchOutcome]
-WARM = {True: FORKSERVER, False: TORCHRUN}
+WARM = {True: LauncherKind.FORKSERVER, False: LauncherKind.TORCHRUN}
 
 
 def in_test(method: Callable[P, T]) -> Callable[P, T]:
@@ -84,7 +84,7 @@ class DistributedWorld:
         self._record = record
         wanted = options.launcher if spec.world.warm is None else WARM[spec.world.warm]
         # A fork server is one host's.
-        self._kind_of_launcher = wanted if world.nodes == 1 else TORCHRUN
+        self._kind_of_launcher = wanted if world.nodes == 1 else LauncherKind.TORCHRUN
         self._num_nodes = world.nodes
         self.size = world.size
         self.device = world.device

@@ -32,7 +32,7 @@ from pytest_aorta.verdict.verdicts import Verdict, Verdicts
 Priors: TypeAlias = Callable[[Metric], Spread]
 # Below these a baseline's spread is hardly its own.
 MIN_LAUNCHES = 5
-_STALE = "baseline stale: record the better value with --update-baselines --aorta-new-epoch"
+_STALE = "baseline stale: record the better value with --update-baselines --aorta-reset-baselines"
 
 
 def choose_tolerances(marked: Mapping[str, Tolerance], *facts: LaunchFacts) -> dict[str, Tolerance]:
@@ -238,7 +238,8 @@ def _incomparable(
     if any(value is None for value in known):
         return replace(
             blank,
-            reason=f"the baseline has no {metric.name}; record it again with --update-baselines --aorta-new-epoch",
+            reason=f"the baseline has no {metric.name}; record it again with --update-baselines "
+            "--aorta-reset-baselines",
         )
     return None
 

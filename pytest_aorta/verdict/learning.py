@@ -60,7 +60,7 @@ def merged(
             f"{new.case}: not added to the stored baseline, from which it differs:",
             *(f"  {row}" for row in found),
         ]
-        remedy = "  if that is intended, replace the baseline: --update-baselines --aorta-new-epoch"
+        remedy = "  if that is intended, replace the baseline: --update-baselines --aorta-reset-baselines"
         raise BaselineError("\n".join([*lines, remedy]))
     room = max(0, ANCHOR_LAUNCHES - len(old.anchor))
     added = [StoredLaunch(launch, old.epoch, number < room) for number, launch in enumerate(facts)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -116,14 +116,10 @@ class Verdicts:
         """The rows that further launches leave as they are."""
         return {row.metric: row for row in self.rows if not row.is_open}
 
-    def failing(self, *, strict: bool, missing_fails: bool, improved_fails: bool = False) -> list[Verdict]:
-        """The verdicts that fail the test."""
-        red = {Outcome.REGRESSION}
-        red |= {Outcome.MISSING} if missing_fails else set()
-        red |= {Outcome.IMPROVED} if improved_fails else set()
-        red |= {Outcome.NOT_APPLICABLE, Outcome.INCONCLUSIVE, Outcome.MISSING} if strict else set()
-        # What the launch itself lost is no missing baseline.
-        return [row for row in self.rows if row.outcome in red or row.is_lost]
+    def failing(self, fail_on: Collection[Outcome] = ()) -> list[Verdict]:
+        """Return the verdicts that fail the test: regressions, lost metrics, and the outcomes in ``fail_on``."""
+        # A metric that the launch itself lost fails the test also where missing baselines do not.
+        return [row for row in self.rows if row.outcome in {Outcome.REGRESSION, *fail_on} or row.is_lost]
 
 
 def format_change(change: float, scale: Scale = Scale.RELATIVE) -> str:

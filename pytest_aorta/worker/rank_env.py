@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_aorta.common import variables
-from pytest_aorta.plan.world import BACKENDS
+from pytest_aorta.plan.world import BACKENDS, DeviceKind
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class RankEnv:
             device = torch.device("cuda", self.local_rank)
             torch.cuda.set_device(device)
         dist.init_process_group(
-            BACKENDS[self.device_kind],
+            BACKENDS[DeviceKind(self.device_kind)],
             timeout=timedelta(seconds=self.collective_timeout_s),
             device_id=device if device.type == "cuda" else None,
         )

@@ -12,7 +12,7 @@ TRAINING = {"n_layers": 1, "n_kv_heads": 4, "warmup": 0}
 UNCHANGED = {"lr": 1e-60, "steps": 1}
 FOUR = {"data_parallel_replicate_degree": 2, "tensor_parallel_degree": 2, "batch_size": 2}
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.launch_timeout(120)
 
 @pytest.mark.world(size=4, device="cpu")
 def test_saved_by_four(workload):

@@ -6,7 +6,7 @@ import pytest
 
 from pytest_aorta.common.errors import WorkloadFailed
 
-pytestmark = [pytest.mark.world(size=1, device="cpu"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.world(size=1, device="cpu"), pytest.mark.launch_timeout(120)]
 
 SMALL = {"steps": 4, "warmup": 1, "matrix_size": 64, "copy_mb": 0.5}
 

@@ -14,7 +14,7 @@ from pytest_aorta.common.errors import LaunchError
 pytestmark = [
     pytest.mark.numerics,
     pytest.mark.world(size=4, device="cpu", warm=True),
-    pytest.mark.timeout(180),
+    pytest.mark.launch_timeout(180),
 ]
 
 COMPARE = Path(__file__).parent / "scripts" / "compare_checkpoints.py"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-pytestmark = [pytest.mark.numerics, pytest.mark.world(size="all", warm=True), pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.numerics, pytest.mark.world(size="all", warm=True), pytest.mark.launch_timeout(180)]
 
 
 @pytest.mark.tolerance(weight_hash="exact", final_loss="exact", step_time_p50="5%")

@@ -8,7 +8,7 @@ pytestmark = [
     pytest.mark.overlap,
     pytest.mark.world(size="all", warm=True),
     pytest.mark.tolerance(step_time_p50="5%"),
-    pytest.mark.timeout(180),
+    pytest.mark.launch_timeout(180),
 ]
 
 

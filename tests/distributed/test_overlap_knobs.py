@@ -10,7 +10,7 @@ pytestmark = [
     pytest.mark.overlap,
     pytest.mark.world(size="all", warm=True),
     pytest.mark.tolerance(overlap_ratio="10 points"),
-    pytest.mark.timeout(400),
+    pytest.mark.launch_timeout(400),
 ]
 
 

@@ -9,7 +9,7 @@ from pytest_aorta.common.errors import LaunchError
 pytestmark = [
     pytest.mark.numerics,
     pytest.mark.world(size=4, device="cpu", warm=True),
-    pytest.mark.timeout(180),
+    pytest.mark.launch_timeout(180),
 ]
 
 TRAINING = {"size": "debug", "n_layers": 1, "n_kv_heads": 4, "steps": 10, "warmup": 0, "hash_every": 1}

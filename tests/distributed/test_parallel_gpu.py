@@ -9,7 +9,7 @@ import pytest
 pytestmark = [
     pytest.mark.numerics,
     pytest.mark.world(size=4, device="cuda", warm=True),
-    pytest.mark.timeout(240),
+    pytest.mark.launch_timeout(240),
 ]
 
 TRAINING = {

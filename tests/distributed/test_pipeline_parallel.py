@@ -19,7 +19,7 @@ UNCHANGED = {"lr": 1e-60, "steps": 1}
 
 @pytest.mark.numerics
 @pytest.mark.world(size=4, device="cpu", warm=True)
-@pytest.mark.timeout(180)
+@pytest.mark.launch_timeout(180)
 @pytest.mark.parametrize(
     "layouts",
     [
@@ -55,7 +55,7 @@ TRAINING = {
 PP = {"pipeline_parallel_degree": 2}
 WORKLOADS = {"llama_fsdp2": {"save_checkpoint": str(FOLDER / "saved")}, "llama_simple_fsdp": {"backend": "aot_eager"}}
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.launch_timeout(150)
 
 def bits(result):
     return {

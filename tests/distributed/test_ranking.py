@@ -10,7 +10,7 @@ import pytest
 pytestmark = [
     pytest.mark.numerics,
     pytest.mark.world(size=2, device="cpu", warm=True),
-    pytest.mark.timeout(240),
+    pytest.mark.launch_timeout(240),
 ]
 
 STEPS = 4

@@ -68,9 +68,9 @@ TESTS = """
 import json
 from pathlib import Path
 import pytest
-from pytest_aorta.plugin.hooks import SESSION
+from pytest_aorta.plugin.hooks import RUN
 
-pytestmark = [pytest.mark.world(size=2, device="cpu"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.world(size=2, device="cpu"), pytest.mark.launch_timeout(120)]
 
 def launched(distributed_world, first, *references):
     results = [distributed_world.again(first, reference=reference) for reference in references]
@@ -92,7 +92,7 @@ def test_script(distributed_world):
 def test_turns(distributed_world, request):
     first = distributed_world.launch("own", steps=1)
     distributed_world.again(first, reference=True)
-    servers = request.config.stash[SESSION].forkservers
+    servers = request.config.stash[RUN].session.forkservers
     before = servers.pids
     distributed_world.again(first)
     distributed_world.again(first, reference=True)

@@ -9,7 +9,7 @@ from pytest_aorta.common.errors import ComparisonFailed
 pytestmark = [
     pytest.mark.numerics,
     pytest.mark.world(size="all", device="cuda", warm=True),
-    pytest.mark.timeout(240),
+    pytest.mark.launch_timeout(240),
 ]
 
 TRAINING = {

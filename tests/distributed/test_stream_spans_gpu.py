@@ -7,7 +7,7 @@ import pytest
 pytestmark = [
     pytest.mark.overlap,
     pytest.mark.world(size="all", device="cuda", warm=True),
-    pytest.mark.timeout(300),
+    pytest.mark.launch_timeout(300),
 ]
 
 STEPS = {"steps": 40, "span_every": 4, "profile_steps": 6}

@@ -11,7 +11,7 @@ from pytest_aorta.common.errors import ComparisonFailed, LaunchError
 pytestmark = [
     pytest.mark.overlap,
     pytest.mark.world(size="all", device="cuda", warm=True),
-    pytest.mark.timeout(300),
+    pytest.mark.launch_timeout(300),
 ]
 
 

@@ -60,7 +60,7 @@ def run_on_two_hosts(folder: Path, source: str, fault: str) -> dict[str, Any]:
     (folder / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n", encoding="utf-8")
     (folder / "test_inner.py").write_text(source, encoding="utf-8")
     launcher = f"{sys.executable} -m {TWO_HOSTS} launcher"
-    options = ["--aorta-nnodes=2", f"--aorta-node-launcher={launcher}", "--aorta-rdzv-endpoint=10.77.0.1"]
+    options = ["--aorta-nnodes=2", "-o", f"aorta_node_launcher={launcher}", "-o", "aorta_rdzv_endpoint=10.77.0.1"]
     options += ["--aorta-device=cpu", "--aorta-timeout=120", f"--aorta-results={folder / 'kept'}"]
     inner = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", *options, "test_inner.py"]
     command = [*UNSHARE, sys.executable, "-m", TWO_HOSTS, fault, str(folder), *inner]

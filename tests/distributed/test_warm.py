@@ -18,7 +18,8 @@ import pytest
 
 from pytest_aorta.common.errors import ColdLaunchWarning
 from pytest_aorta.launch.warm import ForkServers
-from pytest_aorta.plan.launch_plan import FORKSERVER, TORCHRUN, LaunchPlan
+from pytest_aorta.plan.launch_plan import LaunchPlan
+from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.workload.declaration import find_workload, resolve_config
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.diagnosis import LaunchFailure, launch_failure
@@ -187,9 +188,9 @@ def wait_until(condition: Callable[[], bool], limit_s: float = GONE_S) -> None:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_warm_launch_computes_what_a_cold_one_does(servers, tmp_path, name):
-    warm = run(servers, workload_plan(FORKSERVER, name, tmp_path / "warm"))
-    cold = run(servers, workload_plan(TORCHRUN, name, tmp_path / "cold"))
-    assert (warm.launcher, cold.launcher) == (FORKSERVER, TORCHRUN)
+    warm = run(servers, workload_plan(LauncherKind.FORKSERVER, name, tmp_path / "warm"))
+    cold = run(servers, workload_plan(LauncherKind.TORCHRUN, name, tmp_path / "cold"))
+    assert (warm.launcher, cold.launcher) == (LauncherKind.FORKSERVER, LauncherKind.TORCHRUN)
     assert warm.passed
     assert warm.weight_hashes == cold.weight_hashes != {}
     assert warm.loss == cold.loss
@@ -199,7 +200,7 @@ def test_warm_launch_computes_what_a_cold_one_does(servers, tmp_path, name):
 
 def test_launch_sees_nothing_of_the_one_before_it(servers, script_plan, tmp_path, monkeypatch):
     found = []
-    for number, launcher in enumerate((FORKSERVER, FORKSERVER, TORCHRUN)):
+    for number, launcher in enumerate((LauncherKind.FORKSERVER, LauncherKind.FORKSERVER, LauncherKind.TORCHRUN)):
         monkeypatch.setenv("AORTA_FOUND", str(tmp_path / f"found-{number}"))
         monkeypatch.setenv("AORTA_GIVEN", "same")
         assert run(servers, script_plan(launcher, TRACES)).launcher == launcher
@@ -215,7 +216,7 @@ def test_variable_of_one_launch_is_not_seen_by_the_next(servers, script_plan, tm
     seen = []
     for value in ("one", None):
         monkeypatch.setenv("AORTA_GIVEN", value) if value else monkeypatch.delenv("AORTA_GIVEN")
-        run(servers, script_plan(FORKSERVER, TRACES))
+        run(servers, script_plan(LauncherKind.FORKSERVER, TRACES))
         seen.append(json.loads((tmp_path / "found").read_text())["given"])
     assert seen == ["one", None]
 
@@ -235,8 +236,8 @@ def run_into_failure(servers: ForkServers, plan: LaunchPlan) -> LaunchFailure:
     "kind", ["signal", *(pytest.param(kind, marks=pytest.mark.extended) for kind in OTHER_FAILURES)]
 )
 def test_warm_launch_fails_as_a_cold_one_does(servers, script_plan, kind):
-    warm = run_into_failure(servers, script_plan(FORKSERVER, FAILURES[kind]))
-    cold = run_into_failure(servers, script_plan(TORCHRUN, FAILURES[kind]))
+    warm = run_into_failure(servers, script_plan(LauncherKind.FORKSERVER, FAILURES[kind]))
+    cold = run_into_failure(servers, script_plan(LauncherKind.TORCHRUN, FAILURES[kind]))
     assert (warm.kind, warm.rank) == (cold.kind, cold.rank)
     assert warm.text.splitlines()[0] == cold.text.splitlines()[0]
     assert warm.rank == 1
@@ -244,13 +245,13 @@ def test_warm_launch_fails_as_a_cold_one_does(servers, script_plan, kind):
 
 @pytest.mark.parametrize("code", HANGS.values(), ids=HANGS)
 def test_warm_launch_that_hangs_is_ended_and_names_the_rank(servers, script_plan, code):
-    failure = run_into_failure(servers, script_plan(FORKSERVER, code, timeout_s=10.0))
+    failure = run_into_failure(servers, script_plan(LauncherKind.FORKSERVER, code, timeout_s=10.0))
     assert (failure.kind, failure.rank) == ("hang in collective", 1)
 
 
 def test_lease_is_held_until_the_launch_is_over(servers, script_plan):
     read_fd, write_fd = os.pipe()
-    plan = script_plan(FORKSERVER, "", lease_fds=(write_fd,))
+    plan = script_plan(LauncherKind.FORKSERVER, "", lease_fds=(write_fd,))
     run(servers, plan)
     os.close(write_fd)
     assert os.read(read_fd, 1) == b""
@@ -259,23 +260,23 @@ def test_lease_is_held_until_the_launch_is_over(servers, script_plan):
 
 def test_killed_server_is_replaced_at_the_next_launch(own_servers, script_plan):
     servers = own_servers(dict(os.environ))
-    run(servers, script_plan(FORKSERVER, ""))
+    run(servers, script_plan(LauncherKind.FORKSERVER, ""))
     [pid] = servers.pids
     os.kill(pid, signal.SIGKILL)
-    assert run(servers, script_plan(FORKSERVER, "")).launcher == FORKSERVER
+    assert run(servers, script_plan(LauncherKind.FORKSERVER, "")).launcher == LauncherKind.FORKSERVER
     assert servers.pids != [pid]
 
 
 def test_launch_outlives_the_server_it_was_forked_from(own_servers, script_plan):
     servers = own_servers(dict(os.environ))
-    run(servers, script_plan(FORKSERVER, ""))
-    plan = script_plan(FORKSERVER, f"os.kill({servers.pids[0]}, signal.SIGKILL)")
-    assert run(servers, plan).launcher == FORKSERVER
+    run(servers, script_plan(LauncherKind.FORKSERVER, ""))
+    plan = script_plan(LauncherKind.FORKSERVER, f"os.kill({servers.pids[0]}, signal.SIGKILL)")
+    assert run(servers, plan).launcher == LauncherKind.FORKSERVER
 
 
 def test_closed_server_is_gone(own_servers, script_plan):
     servers = own_servers(dict(os.environ))
-    run(servers, script_plan(FORKSERVER, ""))
+    run(servers, script_plan(LauncherKind.FORKSERVER, ""))
     [pid] = servers.pids
     assert living_children(pid) == []
     servers.close()
@@ -286,10 +287,10 @@ def test_closed_server_is_gone(own_servers, script_plan):
 def test_changed_environment_takes_a_new_server(own_servers, script_plan):
     environ = dict(os.environ)
     servers = own_servers(environ)
-    run(servers, script_plan(FORKSERVER, ""))
+    run(servers, script_plan(LauncherKind.FORKSERVER, ""))
     before = servers.pids
     environ["MALLOC_ARENA_MAX"] = "2"
-    run(servers, script_plan(FORKSERVER, "assert os.environ['MALLOC_ARENA_MAX'] == '2'"))
+    run(servers, script_plan(LauncherKind.FORKSERVER, "assert os.environ['MALLOC_ARENA_MAX'] == '2'"))
     assert servers.pids != before
     assert not any(map(is_alive, before))
 
@@ -297,20 +298,20 @@ def test_changed_environment_takes_a_new_server(own_servers, script_plan):
 def test_server_that_can_not_start_makes_the_launch_cold_with_a_warning(own_servers, script_plan, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(BROKEN_SERVER, encoding="utf-8")
     servers = own_servers(dict(os.environ) | {"PYTHONPATH": str(tmp_path)})
-    plan = script_plan(FORKSERVER, "")
+    plan = script_plan(LauncherKind.FORKSERVER, "")
     with pytest.warns(ColdLaunchWarning, match=r"(?s)train.py: launched with torchrun.*not fit: .*no server today"):
         outcome = servers.launch(plan)
     assert launch_failure(plan, outcome) is None
-    assert outcome.launcher == TORCHRUN
+    assert outcome.launcher == LauncherKind.TORCHRUN
 
 
 def test_workload_names_what_the_server_is_to_import(servers, tmp_path):
     assert find_workload("llama_simple_fsdp", ()).preload
-    plan = workload_plan(FORKSERVER, "fsdp", tmp_path / "one")
+    plan = workload_plan(LauncherKind.FORKSERVER, "fsdp", tmp_path / "one")
     # Nothing that the server imports at its start needs it.
     loaded = replace(plan, spec=replace(plan.spec, preload=("torch.utils.tensorboard_is_not_there",)))
     with pytest.warns(ColdLaunchWarning, match="can't import torch.utils.tensorboard_is_not_there: ModuleNotFound"):
-        assert servers.launch(loaded).launcher == TORCHRUN
+        assert servers.launch(loaded).launcher == LauncherKind.TORCHRUN
 
 
 PRELOADING = """

@@ -33,15 +33,16 @@ import pytest
 from pytest_aorta.plan.world import Device
 from pytest_aorta.result.outcome import LaunchOutcome
 from pytest_aorta.launch.guarded import prepare_folder
-from pytest_aorta.plugin.hooks import SESSION
+from pytest_aorta.plugin.hooks import RUN
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_sessionstart(session):
-    own = session.config.stash[SESSION]
-    own.launcher = lambda plan: fake_launch(plan, session.config.rootpath)
+    run = session.config.stash[RUN]
     gpus = json.loads((session.config.rootpath / "gpus.json").read_text())
     if gpus:
-        own.devices = [Device(str(number), "Toy GPU", f"GPU-{number}") for number in range(gpus)]
+        run.devices = [Device(str(number), "Toy GPU", f"GPU-{number}") for number in range(gpus)]
+    run.session.launcher = lambda plan: fake_launch(plan, session.config.rootpath)
 
 
 def fake_launch(plan, rootpath):

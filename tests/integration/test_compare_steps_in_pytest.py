@@ -99,7 +99,7 @@ def test_locating_launch_that_fails_leaves_the_verdict_and_says_so(paired):
 def test_steps_that_are_not_there_fail_and_name_the_key(paired):
     project = paired("workload.compare(*pair, steps=4, metrics=['weight_hash'])")
     project.plant(weight_hashes={"4": "0" * 16}, losses=LOSSES)
-    result = project.run("--aorta-missing-baseline=ignore")
+    result = project.run("--aorta-fail-on=none")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         ["E  *weight_hash: missing: *the candidate has it of 1 of steps 1 to 4, and not of step 1; *hash_every=1*"]

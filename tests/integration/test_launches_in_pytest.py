@@ -133,7 +133,7 @@ def test_markers_shape_the_world(project):
     project.one_test(
         "world = distributed_world; assert (world.size, world.device, world.backend, world.platform, world.timeout_s)"
         " == (3, 'cpu', 'gloo', 'cpu-x3-gloo', 7.0)",
-        "@pytest.mark.world(size=3)\n@pytest.mark.timeout(7)",
+        "@pytest.mark.world(size=3)\n@pytest.mark.launch_timeout(7)",
     )
     project.run("--aorta-timeout=9").assert_outcomes(passed=1)
 
@@ -153,7 +153,7 @@ def test_tolerance_of_a_metric_that_takes_more_steps_is_told(project):
 def test_own_workload_named_like_an_installed_one_is_told(project):
     project.write("workloads/fsdp/default.yaml", (project.path / "workloads/toy/default.yaml").read_text())
     project.one_test("workload.run('fsdp')")
-    failing(project).stdout.fnmatch_lines(["E  *SpecError: workload 'fsdp' is there twice, in *"])
+    failing(project).stdout.fnmatch_lines(["E  *SpecError: workload 'fsdp' is defined twice, in *"])
 
 
 def test_folder_of_own_workloads_can_be_elsewhere(project):

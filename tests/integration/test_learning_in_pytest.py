@@ -85,7 +85,7 @@ def test_what_differs_from_the_baseline_is_not_added_to_it(learned, plant, line)
         [
             "E  *BaselineError: test_toy.py::test_one::toy: not added to the stored baseline, from which it differs:",
             f"E  *{line}",
-            "E  *if that is intended, replace the baseline: --update-baselines --aorta-new-epoch",
+            "E  *if that is intended, replace the baseline: --update-baselines --aorta-reset-baselines",
         ]
     )
     assert stored(learned) == before
@@ -93,7 +93,7 @@ def test_what_differs_from_the_baseline_is_not_added_to_it(learned, plant, line)
 
 def test_new_epoch_replaces_the_centre_and_keeps_old_launches_for_their_spread(learned):
     learned.plant(slowdown=1.2)
-    result = learned.run("--update-baselines", "--aorta-new-epoch")
+    result = learned.run("--update-baselines", "--aorta-reset-baselines")
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(
         [

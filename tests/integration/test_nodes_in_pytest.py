@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-NODES = ("--aorta-nnodes=2", "--aorta-rdzv-endpoint=127.0.0.1", "--aorta-node-launcher=srun --nodes={nodes}")
+NODES = (
+    "--aorta-nnodes=2",
+    *("-o", "aorta_rdzv_endpoint=127.0.0.1"),
+    *("-o", "aorta_node_launcher=srun --nodes={nodes}"),
+)
 OVER_NODES = "@pytest.mark.world(size=4, nodes=2)"
 
 
@@ -26,13 +30,13 @@ def test_nodes_without_launcher_and_port_are_a_usage_error(project):
     result = project.run("--aorta-nnodes=2")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(
-        ["ERROR: --aorta-nnodes=2: give --aorta-node-launcher, *--aorta-rdzv-endpoint=HOST:PORT*"]
+        ["ERROR: --aorta-nnodes=2: set the ini key aorta_node_launcher, *aorta_rdzv_endpoint=HOST:PORT*"]
     )
 
 
 def test_address_that_is_not_this_hosts_fails_the_test(project):
     project.one_test("workload.run('toy')", OVER_NODES)
-    result = project.run(*NODES, "--aorta-rdzv-endpoint=192.0.2.1")
+    result = project.run(*NODES, "-o", "aorta_rdzv_endpoint=192.0.2.1")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*LaunchError: '192.0.2.1' is 192.0.2.1, no address of this machine *"])
 

@@ -1,72 +1,138 @@
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from pytest_aorta.plan.options import OPTIONS
 from pytest_aorta.verdict.metrics import METRICS
 
 
 def assert_usage_error(result: pytest.RunResult, message: str) -> None:
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert f"ERROR: {message}" in result.stderr.str()
+    assert message in result.stderr.str()
 
 
+FAIL_ON = "a comma-separated list of inconclusive, not-applicable, improved, missing, or none"
 BAD_VALUES = [
     ("gpus", "two", "an integer of 0 or more"),
     ("gpus", "-1", "an integer of 0 or more"),
     ("gpus", "1.5", "an integer of 0 or more"),
     ("gpus", "²", "an integer of 0 or more"),
-    ("device", "gpu", "one of auto, cuda, cpu"),
     ("timeout", "0", "a number of seconds above 0 and up to 604800 (a week)"),
     ("timeout", "-5", "a number of seconds above 0 and up to 604800 (a week)"),
     ("timeout", "inf", "a number of seconds above 0 and up to 604800 (a week)"),
     ("timeout", "nan", "a number of seconds above 0 and up to 604800 (a week)"),
     ("timeout", "5s", "a number of seconds above 0 and up to 604800 (a week)"),
-    ("missing_baseline", "warn", "one of fail, record, ignore"),
-    ("device", "", "one of auto, cuda, cpu"),
+    ("fail_on", "warn", FAIL_ON),
+    ("fail_on", "missing,", FAIL_ON),
+    ("fail_on", "none,missing", FAIL_ON),
+    ("fail_on", "regression", FAIL_ON),
     ("timeout", "", "a number of seconds above 0 and up to 604800 (a week)"),
     ("baselines", "", "a folder"),
     ("results", " ", "a folder"),
     ("workloads", "", "a folder"),
-    ("max_launches", "0", "an integer from 1 to 13"),
-    ("max_launches", "14", "an integer from 1 to 13"),
-    ("max_pairs", "1", "an integer from 2 to 12"),
+    ("max_launches", "1", "an integer from 2 to 12"),
+    ("max_launches", "13", "an integer from 2 to 12"),
     ("launches", "x", "an integer from 1 to 50"),
     ("launches", "0", "an integer from 1 to 50"),
     ("force_baseline", " ", "a reason, in words"),
     ("nnodes", "0", "an integer from 1 to 4096"),
+    ("ab", "-f", "a branch, tag or commit, or python:PATH of another environment's interpreter"),
+    ("ab", " ", "a branch, tag or commit, or python:PATH of another environment's interpreter"),
+    ("ab", "python:", "a branch, tag or commit, or python:PATH of another environment's interpreter"),
+]
+BAD_INI_VALUES = [
+    *((name, value, allowed) for name, value, allowed in BAD_VALUES if value.strip()),
+    ("device", "gpu", "one of auto, cuda, cpu"),
+    ("device", "", "one of auto, cuda, cpu"),
+    ("profiler", "perf", "one of torch, nsys, rocprofv3"),
+    ("progress", "maybe", "one of auto, on, off"),
+    ("durations", "maybe", "true or false"),
+    ("timeout", "", "a number of seconds above 0 and up to 604800 (a week)"),
     ("join_timeout", "0", "a number of seconds above 0 and up to 604800 (a week)"),
-    ("node_launcher", " ", "a command, e.g. 'srun --nodes={nodes} --ntasks={nodes}'"),
+    ("node_launcher", "", "a command, e.g. 'srun --nodes={nodes} --ntasks={nodes}'"),
     ("node_launcher", "srun 'a", "a command, quoted as for a shell (No closing quotation)"),
     ("rdzv_endpoint", "a b", "HOST or HOST:PORT, an IPv6 address in square brackets"),
     ("rdzv_endpoint", "fd00::1", "HOST or HOST:PORT, an IPv6 address in square brackets"),
     ("rdzv_endpoint", "node0:65536", "HOST or HOST:PORT, an IPv6 address in square brackets"),
-    ("ab", "-f", "a branch, tag or commit, or python:PATH of another environment's interpreter"),
-    ("ab", " ", "a branch, tag or commit, or python:PATH of another environment's interpreter"),
-    ("ab", "python:", "a branch, tag or commit, or python:PATH of another environment's interpreter"),
 ]
 
 
 @pytest.mark.parametrize(("name", "value", "allowed"), BAD_VALUES)
 def test_bad_option_is_a_usage_error_with_given_and_allowed(project, name, value, allowed):
     flag = "--aorta-" + name.replace("_", "-")
-    assert_usage_error(project.run(f"{flag}={value}"), f"{flag}: got {value!r}, allowed is {allowed}")
+    result = project.run(f"{flag}={value}")
+    assert_usage_error(result, f"argument {flag}: got {value!r}, allowed is {allowed}")
+
+
+@pytest.mark.parametrize("flag", ["--aorta-device", "--aorta-launcher", "--aorta-profiler"])
+def test_value_that_is_no_choice_is_a_usage_error_of_argparse(project, flag):
+    assert_usage_error(project.run(f"{flag}=gpu"), f"argument {flag}: invalid choice: 'gpu' (choose from ")
+
+
+@pytest.mark.parametrize(("name", "value", "allowed"), BAD_INI_VALUES)
+def test_bad_ini_value_is_a_usage_error_with_given_and_allowed(project, name, value, allowed):
+    project.ini(f"aorta_{name} = {value}")
+    assert_usage_error(project.run(), f"ERROR: ini key aorta_{name}: got {value!r}, allowed is {allowed}")
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "allowed"),
+    ("old", "new"),
     [
-        *((n, v, a) for n, v, a in BAD_VALUES if v.strip()),
-        ("strict", "maybe", "true or false"),
-        ("timeout", "", "a num"),
+        ("--aorta-strict", "--aorta-fail-on=inconclusive,not-applicable,missing"),
+        ("--aorta-fail-improved", "--aorta-fail-on=improved,missing"),
+        ("--aorta-missing-baseline=record", "--aorta-fail-on=none in place of ignore, or --update-baselines in place"),
+        ("--aorta-new-epoch", "--aorta-reset-baselines"),
+        ("--aorta-max-pairs=6", "--aorta-max-launches"),
+        ("--aorta-update-baselines", "--update-baselines"),
+        ("--aorta-share-host", "the ini key aorta_share_host, or -o aorta_share_host=..."),
+        ("--aorta-lease-timeout=9", "the ini key aorta_lease_timeout, "),
+        ("--aorta-progress=on", "the ini key aorta_progress, "),
+        ("--aorta-node-launcher=srun", "the ini key aorta_node_launcher, "),
+        ("--aorta-rdzv-endpoint=a", "the ini key aorta_rdzv_endpoint, "),
+        ("--aorta-join-timeout=9", "the ini key aorta_join_timeout, "),
     ],
 )
-def test_bad_ini_value_is_a_usage_error_with_given_and_allowed(project, name, value, allowed):
-    project.ini(f"aorta_{name} = {value}")
-    assert_usage_error(project.run(), f"ini option aorta_{name}: got {value!r}, allowed is {allowed}")
+def test_flag_of_an_earlier_version_is_a_usage_error_that_names_the_new_one(project, old, new):
+    assert_usage_error(project.run(old), f"{old.partition('=')[0]} no longer exists; give {new}")
+
+
+OLD_INI_KEYS = [
+    ("aorta_strict = true", "aorta_strict no longer exists; give aorta_fail_on=inconclusive,not-applicable,missing"),
+    ("aorta_missing_baseline = record", "aorta_missing_baseline no longer exists; give aorta_fail_on=none in place"),
+    ("aorta_fail_improved = true", "aorta_fail_improved no longer exists; give aorta_fail_on=improved,missing"),
+    ("aorta_new_epoch = true", "aorta_new_epoch no longer exists; give aorta_reset_baselines"),
+    ("aorta_max_pairs = 12", "aorta_max_pairs no longer exists; give aorta_max_launches"),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), OLD_INI_KEYS)
+def test_ini_key_of_an_earlier_version_is_a_usage_error_that_names_the_new_one(project, line, message):
+    project.ini(line)
+    assert_usage_error(project.run(), f"ERROR: ini key {message}")
+
+
+def test_overridden_ini_key_of_an_earlier_version_is_a_usage_error_too(project):
+    assert_usage_error(project.run("-o", "aorta_strict=1"), "ERROR: ini key aorta_strict no longer exists; give ")
+
+
+def test_help_has_at_most_twenty_options_and_hides_the_names_of_earlier_versions(project):
+    text = project.run("--help").stdout.str()
+    group = text.partition("distributed training workloads (pytest-aorta):")[2].partition("\n\n")[0]
+    flags = re.findall(r"^  (--[\w-]+)", group, re.MULTILINE)
+    assert flags == [option.flag for option in OPTIONS if not option.ini_only]
+    assert len(flags) <= 20
+    assert "--aorta-strict" not in text
+    assert "--aorta-share-host" not in text
+
+
+def test_ini_keys_without_a_flag_are_taken_from_the_command_line_too(project):
+    project.one_test("assert distributed_world._options.share_host")
+    project.run("-o", "aorta_share_host=yes").assert_outcomes(passed=1)
 
 
 @pytest.mark.parametrize(
@@ -78,10 +144,13 @@ def test_bad_ini_value_is_a_usage_error_with_given_and_allowed(project, name, va
             "--aorta-require-gpus and --aorta-device=cpu contradict each other",
         ),
         (["--aorta-device=cuda", "--aorta-gpus=0"], "--aorta-device=cuda and --aorta-gpus=0 contradict each other"),
-        (["--aorta-new-epoch"], "--aorta-new-epoch says how to record baselines; it needs --update-baselines"),
+        (
+            ["--aorta-reset-baselines"],
+            "--aorta-reset-baselines changes how baselines are recorded; give --update-baselines too",
+        ),
         (
             ["--aorta-force-baseline=noisy"],
-            "--aorta-force-baseline says how to record baselines; it needs --update-baselines",
+            "--aorta-force-baseline changes how baselines are recorded; give --update-baselines too",
         ),
         (["--aorta-gpus=2"], "--aorta-gpus=2: 0 GPUs are visible"),
     ],
@@ -96,7 +165,7 @@ def test_unknown_option_is_a_usage_error(project):
 
 def test_ini_values_are_as_good_as_options(project):
     project.test_file()
-    project.ini("aorta_missing_baseline = record", "aorta_baselines = stored", "aorta_results = kept")
+    project.ini("aorta_update_baselines = true", "aorta_baselines = stored", "aorta_results = kept")
     project.run().assert_outcomes(passed=2)
     assert len(list((project.path / "stored").rglob("*.json"))) == 2
     assert len(list((project.path / "kept").iterdir())) == 2
@@ -104,8 +173,9 @@ def test_ini_values_are_as_good_as_options(project):
 
 def test_command_line_wins_over_ini(project):
     project.test_file()
-    project.ini("aorta_missing_baseline = record", "aorta_strict = true")
-    project.run("--aorta-missing-baseline=fail").assert_outcomes(failed=2)
+    project.ini("aorta_fail_on = none")
+    project.run().assert_outcomes(passed=2)
+    project.run("--aorta-fail-on=missing").assert_outcomes(failed=2)
     assert project.baseline_files() == []
 
 
@@ -113,12 +183,6 @@ def test_ini_flag_works(project):
     project.test_file()
     project.ini("aorta_update_baselines = yes")
     project.run().assert_outcomes(passed=2)
-    assert len(project.baseline_files()) == 2
-
-
-def test_update_has_an_alias_with_the_plugins_prefix(project):
-    project.test_file()
-    project.run("--aorta-update-baselines").assert_outcomes(passed=2)
     assert len(project.baseline_files()) == 2
 
 
@@ -137,7 +201,7 @@ def test_gpus_of_the_ini_file_do_not_keep_a_run_from_cpu_ranks(project):
         ("world(size=0)", "marker world: size=0, allowed is an integer from 1 to 65536 or 'all'"),
         ("world(sizes=2)", "marker world has no keywords ['sizes']; there are ['device', 'nodes', 'size', 'warm']"),
         ("world(device='gpu')", "marker world: device='gpu', allowed is one of any, cuda, cpu"),
-        ("timeout(0)", "marker timeout takes a number of seconds above 0"),
+        ("launch_timeout(0)", "marker launch_timeout takes a number of seconds above 0"),
         ("overlap('yes')", "marker overlap takes no arguments, got ('yes')"),
     ],
 )
@@ -157,6 +221,32 @@ def test_bad_marker_of_a_class_is_found_in_each_of_its_tests(project):
     text = project.run("--collect-only").stdout.str()
     assert "test_toy.py::TestToy::test_a: marker world: size=-1" in text
     assert "test_toy.py::TestToy::test_b: marker world: size=-1" in text
+
+
+TIMEOUT_PLUGIN = """
+def pytest_configure(config):
+    config.addinivalue_line("markers", "timeout(seconds, method=None): as pytest-timeout registers it")
+"""
+
+
+def test_marker_of_pytest_timeout_is_an_error_that_names_launch_timeout_where_that_plugin_is_not_installed(project):
+    project.one_test("pass", "@pytest.mark.timeout(9)")
+    result = project.run("--collect-only", "-W", "ignore::pytest.PytestUnknownMarkWarning")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*test_toy.py::test_one: marker timeout: *not installed*launch_timeout(SECONDS)"])
+
+
+def test_marker_of_pytest_timeout_is_ignored_where_that_plugin_is_installed(project, monkeypatch):
+    monkeypatch.syspath_prepend(project.path)
+    # pytest-timeout is registered as "timeout".
+    project.write("timeout.py", TIMEOUT_PLUGIN)
+    project.one_test("assert distributed_world.timeout_s == 300", "@pytest.mark.timeout(9, method='thread')")
+    project.run("-p", "timeout").assert_outcomes(passed=1)
+
+
+def test_marker_named_timeout_of_a_test_without_launches_is_ignored(project):
+    project.test_file("import pytest\n@pytest.mark.timeout('long')\ndef test_other(): pass\n")
+    project.run("-W", "ignore::pytest.PytestUnknownMarkWarning").assert_outcomes(passed=1)
 
 
 def test_markers_are_documented(project):

@@ -114,7 +114,7 @@ def test_profiled_times_are_not_applicable_and_never_make_a_baseline(installed, 
 
 
 def test_profiled_launch_is_not_recorded_where_a_baseline_is_missing(installed, gpu, nvml):
-    gpu.run("--aorta-profiler=nsys", "--aorta-missing-baseline=record")
+    gpu.run("--aorta-profiler=nsys", "--aorta-fail-on=none")
     assert gpu.baseline_files() == []
 
 
@@ -174,6 +174,6 @@ def test_ci_and_a_run_beside_what_tests_print_are_told_nothing(slow):
 
 
 def test_without_a_terminal_nothing_is_written(slow):
-    result = slow.pytester.runpytest_subprocess("-p", "no:cacheprovider", "--aorta-progress=on", timeout=60)
+    result = slow.pytester.runpytest_subprocess("-p", "no:cacheprovider", "-o", "aorta_progress=on", timeout=60)
     result.assert_outcomes(passed=1)
     assert "\x1b" not in result.stdout.str() + result.stderr.str()

@@ -63,7 +63,7 @@ def test_workers_of_xdist_have_worktrees_of_their_own(versioned):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "there is no reference version to launch; name one with --aorta-ab=REF"),
+        ([], "no A/B reference to launch; name one with --aorta-ab=REF"),
         (["--aorta-ab=nowhere"], "--aorta-ab=nowhere: git rev-parse --verify in *: fatal: *"),
         (["--aorta-ab=python:/absent"], "--aorta-ab=python:/absent: /absent can't be run: No such file or directory"),
     ],

@@ -33,7 +33,7 @@ def test_update_writes_baselines_and_prints_before_and_after(project):
     )
     assert text_of(first).count("detects from") == 3
     project.plant(slowdown=2, only="test-speed")
-    second = project.run("--update-baselines", "--aorta-new-epoch", "-k", "test_speed")
+    second = project.run("--update-baselines", "--aorta-reset-baselines", "-k", "test_speed")
     second.stdout.fnmatch_lines(
         [
             "updated cpu-x2-gloo: test_toy.py::test_speed::toy (10 launches at its centre, 20 in all, epoch 2)",
@@ -99,41 +99,34 @@ def test_deleted_baseline_fails_its_test_and_says_how_to_record_it(recorded):
     assert len(recorded.baseline_files()) == 1
 
 
-def test_missing_baseline_is_recorded_where_asked_and_passes_next_time(project):
+@pytest.mark.parametrize("fail_on", ["none", "inconclusive,improved"])
+def test_missing_baseline_that_does_not_fail_the_test_is_counted_and_not_recorded(project, fail_on):
     project.test_file()
-    result = project.run("--aorta-missing-baseline=record")
-    result.assert_outcomes(passed=2)
-    result.stdout.fnmatch_lines(["2 launched, 5 compared (5 missing), *", "recorded cpu-x2-gloo: *"])
-    project.run("--aorta-missing-baseline=record").stdout.fnmatch_lines(["4 launched, 5 compared (5 pass), *"])
-
-
-def test_missing_baseline_is_ignored_where_asked_and_still_counted(project):
-    project.test_file()
-    result = project.run("--aorta-missing-baseline=ignore")
+    result = project.run(f"--aorta-fail-on={fail_on}")
     result.assert_outcomes(passed=2)
     result.stdout.fnmatch_lines(["2 launched, 5 compared (5 missing), *"])
     assert project.baseline_files() == []
 
 
-@pytest.mark.parametrize("action", ["ignore", "record"])
-def test_metric_that_a_launch_lost_fails_whatever_missing_baselines_do(recorded, action):
+@pytest.mark.parametrize("fail_on", ["none", "improved"])
+def test_metric_that_a_launch_lost_fails_whatever_missing_baselines_do(recorded, fail_on):
     recorded.plant(weight_hash=None, only="test-speed")
-    result = recorded.run(f"--aorta-missing-baseline={action}")
+    result = recorded.run(f"--aorta-fail-on={fail_on}")
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(["E  *weight_hash: missing: *(the launch has no weight_hash)"])
 
 
-def test_strict_turns_missing_red_even_where_ignored(project):
+def test_missing_baseline_fails_the_test_where_it_is_listed_among_others(project):
     project.test_file()
-    project.run("--aorta-missing-baseline=ignore", "--aorta-strict").assert_outcomes(failed=2)
+    project.run("--aorta-fail-on=not-applicable,missing").assert_outcomes(failed=2)
 
 
-def test_strict_turns_not_applicable_red(recorded):
+def test_not_applicable_verdict_fails_the_test_where_it_is_listed(recorded):
     recorded.plant(torch="2.12.0")
     plain = recorded.run()
     plain.assert_outcomes(passed=2)
     plain.stdout.fnmatch_lines(["2 launched, 5 compared (2 not applicable, 3 pass), *"])
-    strict = recorded.run("--aorta-strict")
+    strict = recorded.run("--aorta-fail-on=not-applicable")
     strict.assert_outcomes(failed=2)
     strict.stdout.fnmatch_lines(["E  *weight_hash: not applicable: *(torch is '2.12.0', the baseline's '2.11.0')"])
 
@@ -304,13 +297,13 @@ def test_unreadable_baseline_fails_its_test_and_is_not_overwritten(recorded):
 
 def test_baseline_of_a_deleted_test_is_reported(recorded):
     recorded.test_file((recorded.path / "test_toy.py").read_text().replace("def test_weights", "def test_heights"))
-    result = recorded.run("--aorta-missing-baseline=ignore")
+    result = recorded.run("--aorta-fail-on=none")
     result.stdout.fnmatch_lines(["*.json: no test uses it: test_toy.py::test_weights is gone; delete it"])
 
 
 def test_baseline_of_a_deleted_file_is_reported(recorded):
     (recorded.path / "test_toy.py").rename(recorded.path / "test_other.py")
-    result = recorded.run("--aorta-missing-baseline=ignore")
+    result = recorded.run("--aorta-fail-on=none")
     assert text_of(result).count("is gone; delete it") == 2
 
 
@@ -385,5 +378,5 @@ def test_speed(workload):
     workload.check(workload.run("toy"), label="renamed")
 """
     )
-    result = recorded.run("--aorta-missing-baseline=ignore", "-k", "speed")
+    result = recorded.run("--aorta-fail-on=none", "-k", "speed")
     assert "test_toy.py::test_speed no longer compares it; delete it" in text_of(result)

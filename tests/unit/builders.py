@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.plan.launch_plan import LaunchPlan
-from pytest_aorta.plan.options import Options
+from pytest_aorta.plan.options import FailOn, LauncherKind, Options
 from pytest_aorta.plan.world import Device, World
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import RankResult, WorkloadResult
@@ -39,18 +39,15 @@ def make_options(**changes: Any) -> Options:
         baselines_dir=Path("baselines"),
         results_dir=None,
         timeout_s=300.0,
-        missing_baseline="fail",
-        strict=False,
+        fail_on=frozenset({FailOn.MISSING}),
         share_host=False,
         lease_timeout_s=10.0,
         workload_dirs=(),
-        launcher="torchrun",
+        launcher=LauncherKind.TORCHRUN,
         launches=10,
-        new_epoch=False,
+        reset_baselines=False,
         force_baseline=None,
-        max_launches=5,
-        max_pairs=6,
-        fail_improved=False,
+        max_launches=6,
         durations=False,
         locate=False,
         profiler=None,

@@ -20,6 +20,7 @@ from pytest_aorta.session.text import comparison_text
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch, baseline_path, write_baseline
 from pytest_aorta.verdict.comparison import StoredComparison
 from pytest_aorta.verdict.metrics import METRICS, measured_values
+from pytest_aorta.verdict.statistics.decision import Outcome
 from tests.unit.builders import default_priors, make_result
 
 PLATFORM = "nvidia-h200-x8-nccl"
@@ -103,7 +104,7 @@ def _record(plan: Plan, folder: Path, rng: np.random.Generator, ranks: int, step
     told = settle(comparison, launches, launch)
     record.verdicts, record.notes = list(told.rows), list(told.notes)
     record.num_launches, compared.measured = len(launches), measured_values(launches)
-    if failing := told.failing(strict=False, missing_fails=True):
+    if failing := told.failing({Outcome.MISSING}):
         record.outcome = "failed"
         shown = baseline_path(Path("baselines"), PLATFORM, case)
         record.failure = comparison_text(failing, results[0], launches, shown, told.notes)

@@ -11,12 +11,11 @@ from pathlib import Path
 from pytest_aorta.cli.doctor import host as doctor
 from pytest_aorta.cli.doctor import torch_probe as doctor_torch
 from pytest_aorta.cli.doctor.host import OK, PROBLEM, Finding
+from pytest_aorta.cli.exit_codes import ExitCode
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.text import counted, emit, output_width, wrapped
 from pytest_aorta.plan.gpus import visible_devices
 from pytest_aorta.plan.world import CPU_WORLD_SIZE, Device
-
-EXIT_PROBLEM = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         emit(_lines(found))
         emit([f"{counted(problems, 'problem')} would break a run" if problems else "nothing here would break a run"])
-    return EXIT_PROBLEM if problems else 0
+    return ExitCode.PROBLEM if problems else ExitCode.OK
 
 
 def findings(folders: dict[str, Path]) -> list[Finding]:

@@ -1,4 +1,4 @@
-"""``aorta run``: launches a workload or a script, keeps each trial's result, and says how it went."""
+"""``aorta run``: launches a workload or a script, and keeps and prints the result of each trial."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from pytest_aorta.cli.exit_codes import ExitCode
 from pytest_aorta.cli.run.config import given_config
 from pytest_aorta.cli.run.summary import failure_lines, summary_lines
 from pytest_aorta.cli.run.trials import APPEND, OVERWRITE, REFUSE, trial_paths, write_trial
 from pytest_aorta.common.errors import AortaError, BaselineError, DevicesUnavailable, UsageError
 from pytest_aorta.common.signals import terminable
 from pytest_aorta.common.text import counted, emit
-from pytest_aorta.plan.options import OPTIONS, Options, make_options, parse_option
+from pytest_aorta.plan.options import OPTIONS, Options, integer_from, make_options
 from pytest_aorta.plan.workload.declaration import find_workload
 from pytest_aorta.plan.world import MAX_WORLD_SIZE, World, WorldSpec, check_budget, resolve_world
 from pytest_aorta.result.measurements import WorkloadResult
@@ -29,54 +30,65 @@ from pytest_aorta.verdict.applicability import identity
 from pytest_aorta.verdict.baseline import read_baseline_file
 from pytest_aorta.verdict.metrics import Tolerance, parse_tolerances
 
-# What holds a lease, to who waits for it.
+# The holder of the lease, as tests that wait for it report it.
 OWNER = "aorta run"
-# Those of pytest's options that say something about a launch here too.
-SHARED = ("gpus", "device", "timeout", "workloads", "launcher", "share_host", "lease_timeout", "strict")
-EXIT_PROBLEM = 1
+# Options of pytest that this command shares.
+SHARED = ("gpus", "device", "timeout", "workloads", "launcher", "share_host", "lease_timeout", "fail_on")
 MAX_TRIALS = 100
+MAX_STEPS = 1 << 30
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Its options; those that pytest has too have the same names there."""
+    """Declare the options of the subcommand; options of pytest have the same names."""
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--workload", metavar="NAME", help="workload to launch; `aorta workloads` lists them")
     what.add_argument("--script", metavar="FILE", help="training script (.py) or dotted module that records steps")
     parser.add_argument("args", nargs="*", metavar="ARG", help="arguments of the script, after --")
-    parser.add_argument("--trials", metavar="N", default="1", help="separate launches (default: 1)")
-    parser.add_argument("--steps", metavar="N", help="measured steps, the config key `steps`")
-    parser.add_argument("--nproc", metavar="N", help="ranks (default: the GPUs of this run, or 2 CPU ranks)")
+    parser.add_argument(
+        "--trials", metavar="N", type=integer_from(1, MAX_TRIALS), default=1, help="separate launches (default: 1)"
+    )
+    parser.add_argument(
+        "--steps", metavar="N", type=integer_from(1, MAX_STEPS), help="measured steps, the config key `steps`"
+    )
+    parser.add_argument(
+        "--nproc", metavar="N", type=integer_from(1, MAX_WORLD_SIZE),
+        help="ranks (default: the GPUs of this run, or 2 CPU ranks)",
+    )  # fmt: skip
     parser.add_argument("--config", metavar="FILE", type=Path, help="YAML mapping of config keys")
     parser.add_argument(
         "--set", metavar="KEY=VALUE", action="append", default=[], dest="assignments",
-        help="config key; a dot leads into an object; may be repeated, and wins over --config",
+        help="value of a config key, or with dots of a key inside an object; may be repeated; wins over --config",
     )  # fmt: skip
-    parser.add_argument("--results", metavar="DIR", type=Path, default=Path("results"), help="default: results")
+    parser.add_argument(
+        "--results", metavar="DIR", type=Path, default=Path("results"), help="folder of results (default: results)"
+    )
     parser.add_argument("--check", metavar="PATH", type=Path, help="baseline to compare with: a file, or a folder")
     parser.add_argument(
-        "--tolerance", metavar="METRIC=VALUE", action="append", default=[], help="of --check, as the marker has it"
+        "--tolerance",
+        metavar="METRIC=VALUE",
+        action="append",
+        default=[],
+        help="tolerance for --check, as in the tolerance marker",
     )
     present = parser.add_mutually_exclusive_group()
-    for kind, text in ((APPEND, "add to trials that are there"), (OVERWRITE, "replace trials that are there")):
+    for kind, text in ((APPEND, "add to existing trials"), (OVERWRITE, "replace existing trials")):
         present.add_argument(f"--{kind}", dest="existing", action="store_const", const=kind, help=text)
     for option in OPTIONS:
         if option.name in SHARED:
-            takes: dict[str, Any] = {"metavar": option.metavar}
-            if option.is_switch:
-                takes = {"action": "store_const", "const": "true"}
-            flags = f"--{option.name.replace('_', '-')}", option.flag
-            parser.add_argument(*flags, dest=option.ini, help=option.help, **takes)
+            flags = [f"--{option.name.replace('_', '-')}"] + ([] if option.ini_only else [option.flag])
+            parser.add_argument(*flags, default=option.default, **option.argparse_keywords())
     parser.set_defaults(run=run, existing=REFUSE)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Launch, keep and print each trial, then compare with a baseline where asked.
+    """Launch, keep and print each trial, then compare the trials with a baseline on request.
 
     Raises:
-        UsageError, SpecError: what was given is wrong; nothing was launched.
-        AortaError: a launch failed, or a comparison did; the trials before are kept.
+        UsageError: The command line is wrong; nothing was launched.
+        SpecError: The workload or its config is wrong; nothing was launched.
+        AortaError: A launch or a comparison failed; earlier trials are kept.
     """
-    trials = _count("--trials", arguments.trials, MAX_TRIALS)
+    trials = arguments.trials
     options, tolerances = _options(arguments), _tolerances(arguments.tolerance)
     launch = _checked(arguments, options)
     spec = TestSpec(_world_spec(arguments), tolerances)
@@ -84,7 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
     with closing(Session(options)) as session, terminable():
         world = _world(session, spec, launch)
         _refuse_other_baseline(arguments.check, launch, world)
-        # Last of what is wrong in the command: its remedies only help where the rest is right.
+        # Checked last: --append and --overwrite help only if the rest of the command line is right.
         paths = trial_paths(arguments.results / launch.folder, trials, arguments.existing)
         _refuse_no_torch()
         launches = arguments.results / launch.folder / "launches"
@@ -93,18 +105,18 @@ def run(arguments: argparse.Namespace) -> int:
             for path in paths:
                 results.append(launch.start(leased))
                 write_trial(path, results[-1])
-                emit([f"{path}:", *(f"  {line}" for line in _told(results[-1]))])
+                emit([f"{path}:", *(f"  {line}" for line in _shown(results[-1]))])
                 sys.stdout.flush()
             if arguments.check is not None:
                 runner = WorkloadRunner(leased, options, spec, record)
                 _check(runner, record, results, arguments.check)
     failed = sum(not result.passed for result in results)
     emit([f"{counted(trials, 'trial')}: " + (f"{failed} failed by their own checks" if failed else "ok")])
-    return EXIT_PROBLEM if failed else 0
+    return ExitCode.PROBLEM if failed else ExitCode.OK
 
 
 class _Launch:
-    """What to launch, checked; ``folder`` is its part of the results."""
+    """A checked launch; ``folder`` is its folder in the folder of results."""
 
     def __init__(self, folder: str, name: str, min_world_size: int, config: dict[str, Any] | None, args: Sequence[str]):
         self.folder = folder
@@ -115,11 +127,11 @@ class _Launch:
 
     @property
     def result_name(self) -> str:
-        """What its results call it."""
+        """The name of the workload in results."""
         return self.name if self._config is not None else Path(self.name).name
 
     def start(self, world: DistributedWorld) -> WorkloadResult:
-        """One launch of it."""
+        """Launch once."""
         if self._config is None:
             return world.launch_script(self.name, self._args)
         return world.launch(self.name, **self._config)
@@ -129,7 +141,7 @@ def _checked(arguments: argparse.Namespace, options: Options) -> _Launch:
     if arguments.workload is None:
         unfit = {"--steps": arguments.steps, "--config": arguments.config, "--set": arguments.assignments}
         if given := [flag for flag, value in unfit.items() if value]:
-            raise UsageError(f"{given[0]}: a script has no config keys; give it arguments after --")
+            raise UsageError(f"{given[0]}: a script has no config keys; give arguments of the script after --")
         path = Path(arguments.script)
         folder = path.stem if path.suffix == ".py" else arguments.script
         if not folder or "/" in folder:
@@ -138,15 +150,12 @@ def _checked(arguments: argparse.Namespace, options: Options) -> _Launch:
     if arguments.args:
         raise UsageError(f"{arguments.args}: a workload takes no arguments; --set KEY=VALUE sets config keys")
     spec = find_workload(arguments.workload, options.workload_dirs)
-    steps = None if arguments.steps is None else _count("--steps", arguments.steps, 1 << 30)
-    config = given_config(spec, arguments.config, steps, arguments.assignments)
+    config = given_config(spec, arguments.config, arguments.steps, arguments.assignments)
     return _Launch(spec.name, spec.name, spec.min_world_size, config, ())
 
 
 def _world_spec(arguments: argparse.Namespace) -> WorldSpec:
-    if arguments.nproc is None:
-        return WorldSpec("all")
-    return WorldSpec(_count("--nproc", arguments.nproc, MAX_WORLD_SIZE))
+    return WorldSpec("all" if arguments.nproc is None else arguments.nproc)
 
 
 def _world(session: Session, spec: TestSpec, launch: _Launch) -> World:
@@ -158,7 +167,7 @@ def _world(session: Session, spec: TestSpec, launch: _Launch) -> World:
     if world.size < launch.min_world_size:
         raise UsageError(
             f"workload {launch.name!r} needs at least {launch.min_world_size} ranks, and this run has {world.size}: "
-            f"there is nothing to shard or to communicate on fewer; ask for more with --nproc, or --device=cpu"
+            f"fewer ranks have nothing to shard or to communicate; ask for more with --nproc, or --device=cpu"
         )
     return world
 
@@ -170,12 +179,12 @@ def _refuse_no_torch() -> None:
         found = None
     if found is None:
         raise AortaError(
-            f"torch is not installed for {sys.executable}, whose ranks would need it; install it as "
+            f"torch is not installed for {sys.executable}, which starts the ranks; install it as "
             f"https://pytorch.org/get-started says for this machine, or run another environment's aorta"
         )
 
 
-def _told(result: WorkloadResult) -> list[str]:
+def _shown(result: WorkloadResult) -> list[str]:
     return [*summary_lines(result), *failure_lines(result)]
 
 
@@ -189,23 +198,23 @@ def _check(runner: WorkloadRunner, record: TestRecord, results: list[WorkloadRes
 
 
 def _refuse_other_baseline(given: Path | None, launch: _Launch, world: World) -> None:
-    """Before anything is launched: whether what --check names is there, and could be of this run."""
+    """Check before any launch that the file of --check exists and belongs to this workload and platform."""
     if given is None or given.is_dir():
         return
     baseline = read_baseline_file(given)
     of_run = launch.result_name, world.platform
     if (baseline.workload, baseline.platform) != of_run:
         raise UsageError(
-            f"--check: {given} is of {baseline.workload!r} on {baseline.platform}, and this run is of {of_run[0]!r} on "
-            f"{of_run[1]}"
+            f"--check: {given} is a baseline of {baseline.workload!r} on {baseline.platform}, but this run launches "
+            f"{of_run[0]!r} on {of_run[1]}"
         )
 
 
 def _baseline(given: Path, result: WorkloadResult) -> Path:
-    """The file, or the only one of a folder that is of this workload, platform and config.
+    """Return the file, or the only file of a folder with this workload, platform and config.
 
     Raises:
-        UsageError: there is none, or more than one.
+        BaselineError: No file or several files fit.
     """
     if not given.is_dir():
         return given
@@ -231,11 +240,7 @@ def _baseline(given: Path, result: WorkloadResult) -> Path:
 
 
 def _options(arguments: argparse.Namespace) -> Options:
-    values: dict[str, Any] = {}
-    for option in OPTIONS:
-        given = getattr(arguments, option.ini, None)
-        text = option.default if given is None else given
-        values[option.name] = None if text is None else parse_option(option, text, option.flag)
+    values = {option.name: getattr(arguments, option.ini, option.default) for option in OPTIONS}
     return make_options(values, Path.cwd())
 
 
@@ -244,9 +249,3 @@ def _tolerances(texts: Sequence[str]) -> dict[str, Tolerance]:
     if wrong := [text for text, (key, equals, _) in zip(texts, pairs, strict=True) if not (key and equals)]:
         raise UsageError(f"--tolerance: got {wrong[0]!r}, allowed is METRIC=VALUE, e.g. step_time_p50=5%")
     return parse_tolerances({key: value for key, _, value in pairs}, "--tolerance")
-
-
-def _count(flag: str, text: str, most: int) -> int:
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= most):
-        raise UsageError(f"{flag}: got {text!r}, allowed is an integer from 1 to {most}")
-    return int(text)

@@ -1,4 +1,4 @@
-"""The config of ``aorta run``: a file, ``--steps`` and ``--set``, the later ones over the earlier."""
+"""The config of ``aorta run``: a file, overridden by ``--steps``, overridden by ``--set``."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from pytest_aorta.plan.workload.declaration import WorkloadSpec, resolve_config
 def given_config(
     spec: WorkloadSpec, file: Path | None, steps: int | None, assignments: Sequence[str]
 ) -> dict[str, Any]:
-    """The values given, without defaults; checked with them.
+    """Return the given values without defaults, after a check of the whole config.
 
     Raises:
-        UsageError: the file is no mapping, or an assignment is none.
-        SpecError: a key is unknown or a value is not allowed.
+        UsageError: The file is not a mapping, or an assignment is not KEY=VALUE.
+        SpecError: A key is unknown, or a value is not allowed.
     """
     given = _read_file(file) if file else {}
     if steps is not None:
         given["steps"] = steps
-    # Defaults are what a dotted key changes a part of.
+    # A dotted key changes a part of the default.
     for assignment in assignments:
         key, value = _parse(assignment)
         path = key.split(".")
@@ -53,7 +53,7 @@ def _parse(assignment: str) -> tuple[str, Any]:
         return key, yaml.safe_load(text)
     except yaml.YAMLError as error:
         problem = " ".join(str(error).split())
-        raise UsageError(f"--set: {key}: {text!r} is no YAML: {problem}") from None
+        raise UsageError(f"--set: {key}: {text!r} is not YAML: {problem}") from None
 
 
 def _assign(spec: WorkloadSpec, given: dict[str, Any], path: list[str], value: Any) -> None:
@@ -63,21 +63,21 @@ def _assign(spec: WorkloadSpec, given: dict[str, Any], path: list[str], value: A
     if len(path) == 1:
         given[name] = value
         return
-    place: Any = given.get(name) if name in spec.properties else None
+    parent: Any = given.get(name) if name in spec.properties else None
     for number, part in enumerate(path[1:], 1):
-        if not isinstance(place, dict):
-            # The unknown first key is told as any other one.
+        if not isinstance(parent, dict):
+            # Reports an unknown first key as any other unknown key.
             resolve_config(spec, {name: given.get(name)})
             where = ".".join(path[:number])
-            raise SpecError(f"--set: {'.'.join(path)}: {where} is {place!r}, and only objects have keys in them")
+            raise SpecError(f"--set: {'.'.join(path)}: {where} is {parent!r}, and only objects have keys")
         if number == len(path) - 1:
-            place[part] = value
+            parent[part] = value
         else:
-            place = place.setdefault(part, {})
+            parent = parent.setdefault(part, {})
 
 
 def _schema(spec: WorkloadSpec, path: Sequence[str]) -> Mapping[str, Any]:
-    """What is declared of a key, or of a part of it; empty where nothing is."""
+    """Return the schema of a key, or of a part of it; empty without a declaration."""
     schema: Any = spec.properties.get(path[0], {})
     for part in path[1:]:
         schema = schema.get("properties", {}).get(part) or schema.get("additionalProperties", {})
@@ -87,7 +87,7 @@ def _schema(spec: WorkloadSpec, path: Sequence[str]) -> Mapping[str, Any]:
 
 
 def _typed(schema: Mapping[str, Any], value: Any, text: str) -> Any:
-    """As it was meant: YAML 1.1 takes HSA_ENABLE_SDMA=0 for a number, and 1e-3, without a point, for a word."""
+    """Correct the type where YAML 1.1 reads another one: 0 of HSA_ENABLE_SDMA=0 as a number, 1e-3 as text."""
     types = schema.get("type", ())
     types = {types} if isinstance(types, str) else set(types)
     if types == {"string"} and isinstance(value, bool | int | float):

@@ -1,4 +1,4 @@
-"""What ``aorta run`` prints of a trial."""
+"""The lines that ``aorta run`` prints about a trial."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.verdict.metrics import METRICS, format_value
 
-# Below that a rank's median says nothing of the rank.
+# Smaller differences between the medians of ranks are noise.
 _LEAST_SPAN = 0.01
 _SHOWN = ("step_time_p50", "step_time_p99")
 
 
 def summary_lines(result: WorkloadResult) -> list[str]:
-    """Step times, ranks, what the workload measured of its own, weight hash and loss; what is absent is left out."""
+    """Return lines about step times, ranks, metrics, weight hash and loss, as far as the result has them."""
     lines = [_step_times(result), *_ranks(result), *_metrics(result)]
     if result.weight_hashes:
         step = max(result.weight_hashes, key=int)
@@ -27,7 +27,7 @@ def summary_lines(result: WorkloadResult) -> list[str]:
 
 def _step_times(result: WorkloadResult) -> str:
     facts = launch_facts(result)
-    # A percentile that few steps tell is left to who reads the file.
+    # A percentile that needs more steps is not printed; the file has all step times.
     named = [METRICS[name] for name in _SHOWN if facts.num_steps >= METRICS[name].min_steps]
     shown = [
         f"{metric.name.removeprefix('step_time_')} {format_value(metric.measure(facts), 'ms')}" for metric in named
@@ -40,7 +40,7 @@ def _step_times(result: WorkloadResult) -> str:
 def _ranks(result: WorkloadResult) -> list[str]:
     own = [median(times) for times in result.step_times_ms]
     if len(own) == 1:
-        return [f"step times are of rank 0; no other of {result.world_size} has any"] if result.world_size > 1 else []
+        return [f"only rank 0 of {result.world_size} has step times"] if result.world_size > 1 else []
     slowest, fastest = max(own), min(own)
     if slowest <= fastest * (1 + _LEAST_SPAN):
         return [f"ranks: all within {_LEAST_SPAN:.0%} of each other by their own median step"]
@@ -61,7 +61,7 @@ def _metrics(result: WorkloadResult) -> list[str]:
 
 
 def failure_lines(result: WorkloadResult, limit: int = 3) -> Sequence[str]:
-    """What the workload's own checks found, if anything."""
+    """Return the failures that the workload's own checks found."""
     if result.passed:
         return []
     found = [str(detail) for detail in result.failure_details[:limit]]

@@ -1,4 +1,4 @@
-"""The files that ``aorta run`` leaves: ``<results>/<name>/trial_<number>.json``, each written whole or not at all."""
+"""The result files of ``aorta run``, ``<results>/<name>/trial_<number>.json``, each written atomically."""
 
 from __future__ import annotations
 
@@ -14,29 +14,31 @@ REFUSE, APPEND, OVERWRITE = "refuse", "append", "overwrite"
 
 
 def trial_paths(folder: Path, count: int, existing: str) -> list[Path]:
-    """Where ``count`` trials go.
+    """Return the files of ``count`` trials.
 
     Args:
-        existing: what to do about trials that are there: ``refuse``, ``append`` with the next numbers, ``overwrite``.
+        folder: Folder of the trials.
+        count: Number of trials.
+        existing: Treatment of existing trials: ``refuse``, ``append`` with the next numbers, ``overwrite``.
 
     Raises:
-        UsageError: some are there, and ``existing`` is ``refuse``.
+        UsageError: Trials exist, and ``existing`` is ``refuse``.
     """
     present = sorted(_number(path) for path in folder.glob("trial_*.json") if _number(path) >= 0)
     if present and existing == REFUSE:
         raise UsageError(
             f"{folder} has {counted(len(present), 'trial')}, up to {folder / f'trial_{present[-1]}.json'}; --append "
-            f"adds to them, --overwrite replaces those of the same number, --results names another folder"
+            f"adds to them, --overwrite replaces trials of the same number, --results names another folder"
         )
     first = present[-1] + 1 if present and existing == APPEND else 0
     return [folder / f"trial_{number}.json" for number in range(first, first + count)]
 
 
 def write_trial(path: Path, result: WorkloadResult) -> None:
-    """Write a result as the schema has it.
+    """Write a result after a check against its schema.
 
     Raises:
-        ResultError: it can't be written.
+        ResultError: The result does not fit the schema, or the file can't be written.
     """
     document = result.to_json()
     check_document(path, document)

@@ -53,7 +53,7 @@ def own_address(host: str, *, given: bool) -> str:
     Raises:
         LaunchError: there is none, it is another machine's, or, unless it was ``given``, only this machine reaches it.
     """
-    remedy = "give this machine's address in the nodes' network by --aorta-rdzv-endpoint=ADDRESS[:PORT]"
+    remedy = "set the ini key aorta_rdzv_endpoint=ADDRESS[:PORT] to this machine's address in the network of the nodes"
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:

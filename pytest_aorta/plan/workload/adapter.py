@@ -1,8 +1,8 @@
-"""Adapters: what a script has logged for itself, as a rank's result. No torch in here; ranks call it.
+"""Adapters: conversion of a script's own log into the result of a rank. Ranks call this module; it needs no torch.
 
-An adapter is the ``adapter:`` block of a workload's yaml. It reads *records*, one a logged step, from a log or from
-TensorBoard's event files, and turns them into step times and facts. What a record does not hold is absent from the
-result, never guessed.
+An adapter is the ``adapter:`` block of a workload's yaml. An adapter reads *records*, one per logged step, from a log
+or from event files of TensorBoard, and converts them into step times and metrics. A value that the records do not
+contain is absent from the result.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pytest_aorta.common.errors import AortaError
 
 LOG, TENSORBOARD, TORCHTITAN = KINDS = ("log", "tensorboard", "torchtitan")
 ALL, FIRST = RANKS = ("all", "first")
-# Quantities that are no metrics of their own.
+# Quantities that do not become metrics.
 STEP, TIMESTAMP, LOSS, GRAD_NORM = "step", "timestamp", "loss", "grad_norm"
 STEP_TIMES = {"step_time_ms": 1.0, "step_time_s": 1000.0}
 THROUGHPUT = "tokens_per_s"
@@ -46,7 +46,7 @@ ADAPTER_SCHEMA: dict[str, Any] = {
 
 
 class AdapterError(AortaError):
-    """What a script has logged is not there, or is not what the adapter says."""
+    """The log of a script is missing, or does not match the adapter."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,9 @@ class Record:
     """One logged step.
 
     Attributes:
-        moment_s: when it was logged, of any clock; None where that is not known.
-        values: quantity -> value.
+        step: Number of the step.
+        moment_s: Time of logging in seconds, by any clock; None if unknown.
+        values: Quantity -> value.
     """
 
     step: int
@@ -68,16 +69,16 @@ class Adapter:
     """An adapter whose texts are filled in.
 
     Attributes:
-        kind: log or tensorboard.
-        pattern: of a log's line, with named groups for quantities.
-        file: the log, empty for the rank's own output.
-        folder: where event files are, at any depth.
-        scalars: quantity -> tag of an event file.
-        ranks: ``all`` ranks log, or the ``first`` alone.
-        warmup: records to leave out at the beginning.
-        last_step: number of the step that has to be the last one logged; 0: any.
-        every: steps between records; a step time is their mean then.
-        tokens_per_step: of one rank, to get a step's time from the throughput; 0: not known.
+        kind: ``log`` or ``tensorboard``.
+        pattern: Regular expression for a line of the log, with named groups for quantities.
+        file: Path of the log; empty for the rank's own output.
+        folder: Folder that contains the event file, at any depth.
+        scalars: Pairs of a quantity and its tag in the event file.
+        ranks: ``all`` if all ranks log, ``first`` if only rank 0 does.
+        warmup: Number of records to leave out at the beginning.
+        last_step: Number that the last logged step has to have; 0: any number.
+        every: Steps between records; step times are means over as many steps.
+        tokens_per_step: Tokens of one rank per step, from which throughput gives the step time; 0: unknown.
     """
 
     kind: str
@@ -93,18 +94,18 @@ class Adapter:
 
     @property
     def quantities(self) -> set[str]:
-        """What a record may hold."""
+        """The quantities that a record can contain."""
         if self.kind == TENSORBOARD:
-            # Events have a number and a moment of their own.
+            # Each event contains its step and time.
             return {STEP, TIMESTAMP, *(name for name, _ in self.scalars)}
         return set(re.compile(self.pattern).groupindex)
 
     @property
     def clock(self) -> str:
-        """What step times come from; empty where there is nothing.
+        """The source of step times; empty if no quantity gives them.
 
-        What the script has measured comes first; a throughput is rounded where it was logged so, moments are those of
-        writing.
+        Step times that the script logs are preferred to throughput, which is often rounded, and throughput to the
+        times of logging, which include the time of writing.
         """
         if logged := sorted(self.quantities & set(STEP_TIMES)):
             return f"logged {logged[0]}"
@@ -115,7 +116,7 @@ class Adapter:
 
 @dataclass(frozen=True)
 class Adapted:
-    """What the records of one rank say, by the names of :class:`pytest_aorta.result.measurements.RankResult`."""
+    """The measurements in the records of one rank, named as in :class:`pytest_aorta.result.measurements.RankResult`."""
 
     step_times_ms: list[float]
     loss: list[float]
@@ -125,15 +126,15 @@ class Adapted:
 
 
 def refuse_bad_adapter(adapter: Adapter) -> None:
-    """See that it says what to read, and what a step's time comes from.
+    """Check that an adapter names a source, the step and the step time.
 
     Raises:
-        AdapterError: it does not.
+        AdapterError: A value is missing, not allowed, or contradicts another.
     """
     try:
         quantities = adapter.quantities
     except re.error as error:
-        raise AdapterError(f"pattern {adapter.pattern!r} is no regular expression: {error}") from None
+        raise AdapterError(f"pattern {adapter.pattern!r} is not a regular expression: {error}") from None
     if adapter.kind == LOG and not adapter.pattern:
         raise AdapterError("kind log needs a pattern, a regular expression with named groups such as (?P<step>\\d+)")
     if adapter.kind == TENSORBOARD and not (adapter.folder and adapter.scalars):
@@ -142,12 +143,12 @@ def refuse_bad_adapter(adapter: Adapter) -> None:
         raise AdapterError(f"the pattern names {sorted(quantities)}; it has to have a group (?P<step>...)")
     if not adapter.clock:
         raise AdapterError(
-            f"nothing tells how long a step takes: of {sorted(quantities)} none is step_time_ms, step_time_s, "
-            f"timestamp, or tokens_per_s with the key tokens_per_step beside it"
+            f"step times are missing: none of {sorted(quantities)} is step_time_ms, step_time_s, timestamp, or "
+            f"tokens_per_s together with the key tokens_per_step"
         )
     if adapter.clock == "moments of logging" and adapter.warmup < 1:
         raise AdapterError(
-            f"warmup is {adapter.warmup}; step times are differences of moments, so that it has to be 1 or more"
+            f"warmup is {adapter.warmup}; step times are differences of logging times, so warmup has to be 1 or more"
         )
     for name, least in {"every": 1, "warmup": 0, "last_step": 0, "tokens_per_step": 0}.items():
         if (given := getattr(adapter, name)) < least:
@@ -157,11 +158,11 @@ def refuse_bad_adapter(adapter: Adapter) -> None:
 
 
 def adapted(adapter: Adapter, records: Sequence[Record], source: str) -> Adapted:
-    """A rank's facts of its records, which ``source`` names.
+    """Return the measurements in the records of a rank; ``source`` names the log in messages.
 
     Raises:
-        AdapterError: steps are lacking, twice or out of order, a quantity is there in some steps only, or a value is
-            not finite.
+        AdapterError: Steps are missing, repeated or out of order, a quantity is in some steps only, or a value is not
+            finite.
     """
     measured = records[adapter.warmup :]
     if not measured:
@@ -172,7 +173,7 @@ def adapted(adapter: Adapter, records: Sequence[Record], source: str) -> Adapted
     metrics = {
         _in_bytes(name): max(values) if name.startswith("peak_") else mean(values)
         for name, values in ((name, _scaled(name, column)) for name, column in columns.items())
-        # A peak of nothing is how scripts say that they can't tell, torchtitan with -1.
+        # Scripts log a peak of 0 or less if they can't measure it; torchtitan logs -1.
         if name not in _SERIES and not (name.startswith("peak_") and max(values) <= 0)
     }
     environment: dict[str, str | int | float | bool | None] = {"step_clock": adapter.clock, "adapter": adapter.kind}
@@ -214,7 +215,7 @@ def _step_times_ms(
             return [value * factor for value in columns[name]]
     if adapter.clock == f"logged {THROUGHPUT}":
         if any(rate <= 0 for rate in columns.get(THROUGHPUT, [0.0])):
-            raise AdapterError(f"{source}: {THROUGHPUT} is absent or 0, so that a step's time can't be told from it")
+            raise AdapterError(f"{source}: {THROUGHPUT} is missing or 0, so it gives no step time")
         return [1000 * adapter.tokens_per_step / rate for rate in columns[THROUGHPUT]]
     moments = [record.moment_s for record in records[adapter.warmup - 1 :]]
     times = [
@@ -223,7 +224,7 @@ def _step_times_ms(
         if before is not None and after is not None
     ]
     if len(times) != len(records) - adapter.warmup or min(times) < 0:
-        raise AdapterError(f"{source}: moments of logging are absent or go back, so that they tell no step's time")
+        raise AdapterError(f"{source}: times of logging are missing or go backwards, so they give no step times")
     return times
 
 

@@ -1,4 +1,4 @@
-"""A workload that is a command: how its yaml becomes a script or module with arguments. Pure."""
+"""Commands as workloads: the script or module and the arguments that a yaml and a config give. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from pytest_aorta.common.errors import SpecError
 
-# Names in braces that are no config keys: the launch's own folder, and that of the yaml.
+# Names in braces besides config keys: the launch's folder, and the folder of the yaml.
 PLACES = ("run_dir", "folder")
 _NAME = re.compile(r"\{([a-z][a-z0-9_]*)\}")
 COMMAND_SCHEMA: dict[str, Any] = {
@@ -49,7 +49,13 @@ COMMAND_SCHEMA: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class CommandLine:
-    """What a rank runs: a path ending in ``.py`` or a dotted module, its arguments, and variables on top."""
+    """The command of a rank.
+
+    Attributes:
+        target: Path ending in ``.py``, or dotted module.
+        args: Arguments.
+        environment: Variables that are added to the environment.
+    """
 
     target: str
     args: tuple[str, ...]
@@ -57,7 +63,7 @@ class CommandLine:
 
 
 def command_line(command: Mapping[str, Any], config: Mapping[str, Any], *, folder: Path, run_dir: Path) -> CommandLine:
-    """Fill a command's texts in with the config; a path of a script is relative to ``folder``, the yaml's."""
+    """Return the command with the config's values filled in; a script is relative to ``folder``, that of the yaml."""
     values = {**config, "run_dir": str(run_dir), "folder": str(folder)}
     script = command.get("script")
     args: list[str] = []
@@ -71,7 +77,7 @@ def command_line(command: Mapping[str, Any], config: Mapping[str, Any], *, folde
 
 
 def filled(text: str, values: Mapping[str, Any]) -> str:
-    """``text`` with each ``{name}`` replaced: strings as they are, everything else as JSON."""
+    """Replace each ``{name}`` in ``text``, by the string itself or by any other value as JSON."""
 
     def value_of(match: re.Match[str]) -> str:
         value = values[match[1]]
@@ -81,18 +87,18 @@ def filled(text: str, values: Mapping[str, Any]) -> str:
 
 
 def refuse_unknown_names(where: str, texts: Iterable[str], properties: Iterable[str]) -> None:
-    """See that every name in braces is a config key or a place.
+    """Check that every name in braces can be filled in; ``where`` starts the message.
 
     Raises:
-        SpecError: one is not.
+        SpecError: A name is neither a config key nor ``run_dir`` or ``folder``.
     """
     known = {*properties, *PLACES}
     if unknown := sorted({name for text in texts for name in _NAME.findall(text)} - known):
-        raise SpecError(f"{where}: no such names {unknown} to fill in; there are {sorted(known)}")
+        raise SpecError(f"{where}: names {unknown} can't be filled in; there are {sorted(known)}")
 
 
 def texts_of(value: Any) -> list[str]:
-    """Every string in a value of the yaml."""
+    """Return every string in a value of the yaml."""
     if isinstance(value, str):
         return [value]
     items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()

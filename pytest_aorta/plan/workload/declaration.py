@@ -1,4 +1,4 @@
-"""Workloads by name: where they live, what their yaml declares, and a launch's checked config."""
+"""Workloads by name: their folders, the declaration in ``default.yaml``, and the checked config of a launch."""
 
 from __future__ import annotations
 
@@ -33,15 +33,19 @@ class WorkloadSpec:
     """A workload's declaration.
 
     Attributes:
-        folder: where its code and ``default.yaml`` are.
-        module: the name to import it by, or None where ``folder`` is loaded by path.
-        class_name: of the code; empty where the workload is a command.
-        properties: config key -> JSON Schema fragment with type, default and description; ``environment`` among them,
+        name: Name of the workload.
+        folder: Folder of the code and of ``default.yaml``.
+        module: Dotted name of an installed workload; None if the code is loaded from ``folder`` by path.
+        class_name: Class of the workload; empty if the workload is a command.
+        description: One sentence for lists of workloads.
+        launch_mode: ``torchrun``.
+        min_world_size: Smallest number of ranks.
+        properties: Config key -> JSON Schema fragment with type, default and description; includes ``environment``,
             which every workload has.
-        presets: config key -> its value -> defaults of other keys.
-        preload: modules of torch that a fork server imports before ranks of this workload are forked.
-        command: the script or module to run and its arguments, where there is no class.
-        adapter: how to read what the command logs; None where it records through the recorder.
+        presets: Config key -> its value -> defaults of other keys.
+        preload: Modules of torch that a fork server imports before it forks ranks of this workload.
+        command: Script or module and its arguments; None if the workload is a class.
+        adapter: Adapter for the log of the command; None if the command records its steps itself.
     """
 
     name: str
@@ -59,13 +63,18 @@ class WorkloadSpec:
 
     @property
     def yaml(self) -> Path:
-        """The file the declaration was read from."""
+        """The file of the declaration."""
         return self.folder / YAML_NAME
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a workload is: a folder, None where an entry point names none; ``module`` where it is installed."""
+    """The location of a workload.
+
+    Attributes:
+        folder: Folder of the workload; None if its entry point does not name a package.
+        module: Dotted name of an installed workload; None for a folder of the user.
+    """
 
     folder: Path | None
     module: str | None
@@ -75,7 +84,7 @@ def find_workload(name: str, own_dirs: Sequence[Path]) -> WorkloadSpec:
     """Find a workload among the user's own folders and the entry points of installed packages.
 
     Raises:
-        SpecError: there is none of that name, or more than one, or its yaml is wrong.
+        SpecError: No workload has that name, several workloads have it, or its yaml is wrong.
     """
     places = workload_places(own_dirs)
     if name not in places:
@@ -85,15 +94,15 @@ def find_workload(name: str, own_dirs: Sequence[Path]) -> WorkloadSpec:
     found = places[name]
     if len(found) > 1:
         where = " and ".join(str(place.folder or place.module) for place in found)
-        raise SpecError(f"workload {name!r} is there twice, in {where}; rename one, so that neither hides the other")
+        raise SpecError(f"workload {name!r} is defined twice, in {where}; rename one of them")
     place = found[0]
     if place.folder is None:
-        raise SpecError(f"entry point {ENTRY_POINT_GROUP}: {name} = {place.module!r} is no package with a folder")
+        raise SpecError(f"entry point {ENTRY_POINT_GROUP}: {name} = {place.module!r} is not a package with a folder")
     return read_workload(name, place.folder, place.module)
 
 
 def workload_places(own_dirs: Sequence[Path]) -> dict[str, list[Place]]:
-    """Every workload's name -> where it is, more than one place where names clash."""
+    """Return the name of every workload -> its places, several if workloads have the same name."""
     places: dict[str, list[Place]] = {}
     for point in entry_points(group=ENTRY_POINT_GROUP):
         places.setdefault(point.name, []).append(Place(package_folder(point.value), point.value))
@@ -109,7 +118,7 @@ def read_workload(name: str, folder: Path, module: str | None) -> WorkloadSpec:
     """Read and check a workload's ``default.yaml``.
 
     Raises:
-        SpecError: a key is unknown, absent or has a value that is not allowed.
+        SpecError: A key is unknown or missing, or its value is not allowed.
     """
     yaml = folder / YAML_NAME
     try:
@@ -119,14 +128,14 @@ def read_workload(name: str, folder: Path, module: str | None) -> WorkloadSpec:
     if not isinstance(document, dict):
         raise SpecError(f"{yaml}: got {type(document).__name__}, allowed is a mapping with keys {sorted(_YAML_KEYS)}")
     if unknown := sorted(map(str, set(document) - _YAML_KEYS)):
-        raise SpecError(f"{yaml}: no such keys {unknown}; there are {sorted(_YAML_KEYS)}")
+        raise SpecError(f"{yaml}: unknown keys {unknown}; there are {sorted(_YAML_KEYS)}")
     if absent := [key for key in _REQUIRED_KEYS if key not in document]:
         raise SpecError(f"{yaml}: keys {absent} are required")
     if ("class" in document) == ("command" in document):
-        raise SpecError(f"{yaml}: one of the keys 'class' and 'command' is required, and no more")
+        raise SpecError(f"{yaml}: give one of the keys 'class' and 'command', not both")
     _check(yaml, document, _YAML_SCHEMA)
     if ENVIRONMENT_KEY in document["config"]:
-        raise SpecError(f"{yaml}: config key {ENVIRONMENT_KEY!r} is every workload's and can't be declared")
+        raise SpecError(f"{yaml}: config key {ENVIRONMENT_KEY!r} exists for every workload and can't be declared")
     spec = WorkloadSpec(
         name=name,
         folder=folder,
@@ -148,10 +157,10 @@ def read_workload(name: str, folder: Path, module: str | None) -> WorkloadSpec:
 
 
 def resolve_config(spec: WorkloadSpec, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The full config: yaml defaults, then presets, then the test's own values.
+    """Return the full config: defaults of the yaml, overridden by presets, then by the values in ``given``.
 
     Raises:
-        SpecError: a key is unknown or a value is not allowed.
+        SpecError: A key is unknown, or a value is not allowed.
     """
     if unknown := sorted(set(given) - set(spec.properties)):
         close = difflib.get_close_matches(unknown[0], spec.properties, 1)
@@ -167,7 +176,7 @@ def resolve_config(spec: WorkloadSpec, given: Mapping[str, Any]) -> dict[str, An
 
 
 def default_config(spec: WorkloadSpec, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Every key's default, under the presets that ``given`` chooses."""
+    """Return the default of every key, under the presets that ``given`` selects."""
     config = {key: schema["default"] for key, schema in spec.properties.items()}
     for key, by_value in spec.presets.items():
         config |= by_value.get(str(given.get(key, config[key])), {})
@@ -182,7 +191,7 @@ _YAML_SCHEMA: dict[str, Any] = {
         "adapter": ADAPTER_SCHEMA,
         "launch_mode": {"enum": ["torchrun"]},
         "min_world_size": {"type": "integer", "minimum": 1},
-        # The server lives on between launches, and imports nothing of the user's.
+        # A fork server outlives a launch, so it imports nothing that the user may edit.
         "preload": {"type": "array", "items": {"type": "string", "pattern": r"^torch(\.[A-Za-z_]\w*)+$"}},
         "config": {
             "type": "object",
@@ -193,7 +202,7 @@ _YAML_SCHEMA: dict[str, Any] = {
             "type": "object",
             "additionalProperties": {
                 "type": "object",
-                # YAML reads `1:` and `on:` as other types, which no config value would be looked up by.
+                # YAML reads the keys `1:` and `on:` as other types, which the lookup by text would never find.
                 "propertyNames": {"type": "string"},
                 "additionalProperties": {"type": "object"},
             },
@@ -203,10 +212,10 @@ _YAML_SCHEMA: dict[str, Any] = {
 
 
 def filled_adapter(spec: WorkloadSpec, config: Mapping[str, Any], run_dir: Path, rank: int) -> Adapter | None:
-    """How one rank's log is read; None where there is no adapter.
+    """Return the adapter for the log of one rank; None if the workload has no adapter.
 
     Raises:
-        SpecError: the adapter contradicts itself under this config.
+        SpecError: The adapter is contradictory under this config.
     """
     if spec.adapter is None:
         return None
@@ -220,7 +229,7 @@ def _check_command(spec: WorkloadSpec) -> None:
     if spec.adapter is not None and spec.command is None:
         raise SpecError(f"{spec.yaml}: adapter belongs to a command; a class returns its result itself")
     refuse_unknown_names(f"{spec.yaml}: command", texts_of(spec.command), spec.properties)
-    # A pattern's braces count repetitions.
+    # Braces in a pattern are repetition counts, not names.
     texts = texts_of({key: value for key, value in (spec.adapter or {}).items() if key != "pattern"})
     refuse_unknown_names(f"{spec.yaml}: adapter", texts, {*spec.properties, "rank"})
     for entry in (spec.command or {}).get("args", ()):
@@ -255,7 +264,7 @@ def _check_values(spec: WorkloadSpec, config: dict[str, Any], which: str = "") -
 
 
 def _plain(spec: WorkloadSpec, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config as ranks will read it from the plan, and as a baseline will hold it."""
+    """Return the config as plain JSON values, as ranks read it from the plan and as baselines contain it."""
     plain = {}
     for key, value in config.items():
         try:
@@ -269,7 +278,7 @@ def _plain(spec: WorkloadSpec, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check(yaml: Path, document: Any, schema: dict[str, Any], what: str = "workload") -> None:
-    from jsonschema import Draft202012Validator  # costs collection 0.1 s otherwise
+    from jsonschema import Draft202012Validator  # takes 0.1 s to import, which collection does not need
     from jsonschema.exceptions import best_match
 
     error = best_match(Draft202012Validator(schema).iter_errors(document))
@@ -282,7 +291,7 @@ def _check(yaml: Path, document: Any, schema: dict[str, Any], what: str = "workl
 
 
 def package_folder(dotted: str) -> Path | None:
-    """The folder of a package, found without running any of its code (it may import torch)."""
+    """Return the folder of a package without running the package's code, which may import torch."""
     if not re.fullmatch(r"\w+(\.\w+)*", dotted):
         return None
     path: Sequence[str] | None = None
@@ -292,7 +301,7 @@ def package_folder(dotted: str) -> Path | None:
         try:
             found = (finder.find_spec(name, path) for finder in sys.meta_path)
             spec = next((spec for spec in found if spec is not None), None)
-        except KeyError:  # a folder without __init__.py asks for its parent, which is not imported
+        except KeyError:  # a folder without __init__.py needs its parent, which is not imported
             return None
         if spec is None or spec.submodule_search_locations is None:
             return None

@@ -1,4 +1,4 @@
-"""Environment variables that are part of a config, since they change how fast ranks run or which kernels they pick."""
+"""Environment variables in a workload's config: variables that change the speed or the kernels of ranks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from pytest_aorta.common.errors import SpecError
 
-# The reserved config key of every workload: name -> value, in the ranks' environment before they start.
+# Config key that every workload has: variables of the ranks, name -> value, set before they start.
 ENVIRONMENT_KEY = "environment"
 ENVIRONMENT_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -22,20 +22,20 @@ ALLOWED = (
     "CUDA_DEVICE_MAX_CONNECTIONS", "GPU_MAX_HW_QUEUES", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF",
     "PYTORCH_HIP_ALLOC_CONF",
 )  # fmt: skip
-# Where a launch's evidence goes, and that it is written at all.
+# Variables that the launcher sets: they switch on the flight recorder and name its files.
 _LAUNCHERS_OWN = ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT")
 
 
 def is_allowed(name: str) -> bool:
-    """Whether a config may set the variable; what the launcher sets itself, it may not."""
+    """Return whether a config may set the variable; the launcher's own variables are not allowed."""
     return name not in _LAUNCHERS_OWN and (name in ALLOWED or name.startswith(ALLOWED_PREFIXES))
 
 
 def check_environment(where: str, environment: Mapping[str, Any]) -> None:
-    """Check the value of ``environment`` in what ``where`` names.
+    """Check the value of the config key ``environment``; ``where`` starts the message.
 
     Raises:
-        SpecError: a variable is not a config's, or its value is no text.
+        SpecError: A variable is not allowed in a config, or its value is not text.
     """
     if wrong := sorted(name for name in environment if not is_allowed(name)):
         patterns = sorted([*(f"{prefix}*" for prefix in ALLOWED_PREFIXES), *ALLOWED])
@@ -49,6 +49,6 @@ def check_environment(where: str, environment: Mapping[str, Any]) -> None:
 
 
 def case_suffix(environment: Mapping[str, str]) -> str:
-    """What the name of a case ends in: nothing for ranks with the caller's environment."""
+    """Return the suffix of a case's name; empty if the config sets no variables."""
     pairs = ",".join(f"{name}={value}" for name, value in sorted(environment.items()))
     return f"[{pairs}]" if pairs else ""

@@ -1,4 +1,4 @@
-"""Where adapters read: the lines of a log, and TensorBoard's event files."""
+"""The sources of adapters: lines of a log, and event files of TensorBoard."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pytest_aorta.plan.workload.command import filled
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _LAST_LINES = 5
-# torchtitan's line of each logged step; its memory is the peak reserved since the line before.
+# The line that torchtitan logs for a step; its memory is the peak reserved since the previous line.
 TORCHTITAN_PATTERN = (
     r"\[titan\] (?P<timestamp>\d\S+ \d\S+) - .* - step:\s*(?P<step>\d+)\s+loss:\s*(?P<loss>\S+)"
     r"(?:\s+grad_norm:\s*(?P<grad_norm>\S+))?\s+memory:\s*(?P<peak_memory_reserved_gib>-?[\d.,]+)GiB\([^)]*\)"
@@ -44,10 +44,10 @@ _NUMBERS = ("warmup", "last_step", "every")
 
 
 def make_adapter(document: Mapping[str, Any], values: Mapping[str, Any]) -> Adapter:
-    """The adapter of a yaml's block, its texts filled in with ``values``.
+    """Return the adapter of the yaml's block ``document``, its texts filled in with ``values``.
 
     Raises:
-        AdapterError: it contradicts itself, or a number is none.
+        AdapterError: The adapter is contradictory, or a value that has to be a number is not.
     """
     numbers = {name: _integer(name, document[name], values) for name in _NUMBERS if name in document}
     tokens = 1 if "tokens_per_step" in document else 0
@@ -65,8 +65,10 @@ def make_adapter(document: Mapping[str, Any], values: Mapping[str, Any]) -> Adap
     )
     if adapter.kind == TORCHTITAN:
         if adapter.pattern or adapter.scalars:
-            raise AdapterError("kind torchtitan knows what torchtitan logs; drop pattern and scalars, or name its kind")
-        # A folder of event files has every digit, and rank 0's alone unless torchtitan saves them for all ranks.
+            raise AdapterError(
+                "kind torchtitan has its own pattern and scalars; drop them, or use kind log or tensorboard"
+            )
+        # Event files have all digits, but only of rank 0 unless torchtitan saves them for all ranks.
         by_tag = tuple(TORCHTITAN_SCALARS.items())
         events = replace(adapter, kind=TENSORBOARD, scalars=by_tag)
         adapter = events if adapter.folder else replace(adapter, kind=LOG, pattern=TORCHTITAN_PATTERN)
@@ -75,10 +77,10 @@ def make_adapter(document: Mapping[str, Any], values: Mapping[str, Any]) -> Adap
 
 
 def read_records(adapter: Adapter, rank_folder: Path) -> tuple[list[Record], str]:
-    """What was logged, in order, and where.
+    """Return the records of a rank in order, and the name of their source.
 
     Raises:
-        AdapterError: there is nothing of what the adapter is about.
+        AdapterError: The log or the event file does not exist or has no records.
     """
     if adapter.kind == TENSORBOARD:
         return _event_records(adapter)
@@ -91,10 +93,10 @@ def read_records(adapter: Adapter, rank_folder: Path) -> tuple[list[Record], str
 
 
 def log_records(pattern: str, text: str, source: str) -> list[Record]:
-    """One record a line that matches; colours of a terminal are left out first.
+    """Return one record per line that matches, after terminal colors are removed.
 
     Raises:
-        AdapterError: no line does, or what matched is no number.
+        AdapterError: No line matches, or a group of the match is not a number.
     """
     lines = _ANSI.sub("", text).splitlines()
     matches = [match for line in lines if (match := re.search(pattern, line))]
@@ -112,11 +114,11 @@ def _record(groups: Mapping[str, str | None], source: str) -> Record:
         values = {name: float(text.replace(",", "")) for name, text in given.items()}
         return Record(int(step.replace(",", "")), None if moment is None else _moment_s(moment), values)
     except ValueError as error:
-        raise AdapterError(f"{source}: a line matches, and what it gives is no number: {error}") from None
+        raise AdapterError(f"{source}: a line matches, but a value is not a number: {error}") from None
 
 
 def _moment_s(text: str) -> float:
-    """Seconds of a number, or of a date and time as Python's logging and ISO 8601 write them."""
+    """Return seconds, from a number or from a date and time in the form of Python's logging or ISO 8601."""
     try:
         return float(text)
     except ValueError:
@@ -130,13 +132,13 @@ def _event_records(adapter: Adapter) -> tuple[list[Record], str]:
         raise AdapterError(
             "event files are read by tensorboard, which is not installed here: pip install 'pytest-aorta[tensorboard]'"
         ) from None
-    # A part of the path may be a pattern, for what scripts name by the time of day.
+    # A part of the path may be a glob pattern, for folders that scripts name by date and time.
     folders = [Path(folder) for folder in glob.glob(adapter.folder)]  # noqa: PTH207 - an absolute pattern
     files = sorted(file for folder in folders for file in folder.rglob("*tfevents*"))
     if len(files) != 1:
         there = f"there are {len(files)}: {', '.join(map(str, files[:3]))}" if files else "there is none"
-        raise AdapterError(f"{adapter.folder}: one event file is expected below it; {there}")
-    # 0: every event is kept, where its default takes a sample.
+        raise AdapterError(f"{adapter.folder}: expected one event file in this folder or below; {there}")
+    # 0 keeps every event; the default keeps a sample.
     events = module.EventAccumulator(str(files[0]), size_guidance={"scalars": 0, "tensors": 0})
     events.Reload()
     tags = events.Tags()["scalars"]

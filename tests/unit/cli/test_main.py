@@ -464,7 +464,7 @@ def test_devices_are_listed_with_holder_and_mark(here, gpus, capsys):
 @pytest.mark.parametrize("token", ["GPU-0002", "2"])
 def test_bad_mark_is_cleared_by_name_and_by_number(here, gpus, capsys, token):
     mark_bad("GPU-0002", "stuck")
-    assert said(capsys, "devices", "clear-bad", token) == "GPU-0002 is given out again; it was marked: stuck\n"
+    assert said(capsys, "devices", "clear-bad", token) == "GPU-0002 can be leased again; the mark was: stuck\n"
     assert bad_marks() == {}
 
 

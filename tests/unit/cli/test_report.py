@@ -108,7 +108,7 @@ def test_command_says_what_it_left_out_and_exits_with_1(two, tmp_path, capsys):
     [
         (["old"], "LABEL=PATH"),
         (["../x=."], "LABEL=PATH"),
-        (["old=gone"], "there is no gone"),
+        (["old=gone"], "gone does not exist"),
         (["old=.", "new=.", "-o", "page.txt"], "ends in .html"),
         (["old=.", "new=."], "there is no result.json"),
         (["old=.", "new=.", "--candidate", "other"], "'other'"),

@@ -184,17 +184,13 @@ def test_config_is_defaults_then_file_then_steps_then_set(toy, arguments, key, v
         (["--set", "step.x=1"], "has no config keys ['step'] (did you mean 'steps'?)"),
         (["--set", "steps=many"], "steps: got 'many', allowed is type: 'integer'"),
         (["--set", "fault.kind=odd"], "fault.kind: got 'odd', allowed is enum: ['none', 'bad']"),
-        (["--set", "steps.a=1"], "steps.a: steps is 3, and only objects have keys in them"),
+        (["--set", "steps.a=1"], "steps.a: steps is 3, and only objects have keys"),
         (["--set", "steps"], "--set: got 'steps', allowed is KEY=VALUE"),
         (["--set", "fault..kind=1"], "--set: got 'fault..kind=1', allowed is KEY=VALUE"),
-        (["--set", "name=[1"], "--set: name: '[1' is no YAML"),
+        (["--set", "name=[1"], "--set: name: '[1' is not YAML"),
         (["--config", "absent.yaml"], "--config: absent.yaml: can't be read"),
         (["--config", "list.yaml"], "--config: list.yaml: got list, allowed is a mapping of config keys"),
-        (["--trials", "0"], "--trials: got '0', allowed is an integer from 1 to 100"),
-        (["--steps", "1.5"], "--steps: got '1.5', allowed is an integer"),
         (["--nproc", "1"], "workload 'toy' needs at least 2 ranks, and this run has 1"),
-        (["--nproc", "100000"], "--nproc: got '100000', allowed is an integer from 1 to 65536"),
-        (["--timeout", "soon"], "--aorta-timeout: got 'soon', allowed is a number of seconds"),
         (["--tolerance", "speed=5%"], "--tolerance: no such metrics ['speed']"),
         (["--tolerance", "speed"], "--tolerance: got 'speed', allowed is METRIC=VALUE"),
         (["--", "--lr", "1"], "['--lr', '1']: a workload takes no arguments"),
@@ -203,6 +199,26 @@ def test_config_is_defaults_then_file_then_steps_then_set(toy, arguments, key, v
 def test_wrong_usage_is_one_paragraph_and_launches_nothing(toy, capsys, arguments, said):
     (toy.path / "list.yaml").write_text("[1]")
     assert said in refused(capsys, *arguments)
+    assert (toy.plans, toy.trials()) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--trials", "0"], "--trials: got '0', allowed is an integer from 1 to 100"),
+        (["--steps", "1.5"], "--steps: got '1.5', allowed is an integer from 1 to 1073741824"),
+        (["--nproc", "100000"], "--nproc: got '100000', allowed is an integer from 1 to 65536"),
+        (["--timeout", "soon"], "--timeout/--aorta-timeout: got 'soon', allowed is a number of seconds"),
+        (["--device", "gpu"], "--device/--aorta-device: invalid choice: 'gpu' (choose from "),
+        (["--fail-on", "all"], "--fail-on/--aorta-fail-on: got 'all', allowed is a comma-separated list of "),
+        (["--aorta-share-host"], "unrecognized arguments: --aorta-share-host"),
+    ],
+)
+def test_value_that_an_option_does_not_take_is_a_usage_error_of_argparse(toy, capsys, arguments, said):
+    with pytest.raises(SystemExit) as caught:
+        run(*arguments)
+    assert caught.value.code == 2
+    assert said in capsys.readouterr().err
     assert (toy.plans, toy.trials()) == ([], [])
 
 
@@ -252,7 +268,7 @@ def test_signal_ends_the_launch_and_keeps_what_is_done(toy, capsys, number, code
     toy.before_launch = lambda: len(toy.plans) == 2 and os.kill(os.getpid(), number)
     assert run("--trials", "3") == code
     assert toy.trials() == ["trial_0.json"]
-    assert f"ended by {number.name}; trials that were done are kept" in capsys.readouterr().err
+    assert f"ended by {number.name}; finished trials are kept" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGTERM) is before
 
 
@@ -292,8 +308,11 @@ def test_check_of_a_folder_without_such_a_baseline_says_what_it_looked_for(toy, 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"platform": "cpu-x4-gloo"}, "is of 'toy' on cpu-x4-gloo, and this run is of 'toy' on cpu-x2-gloo"),
-        ({"workload": "other"}, "is of 'other' on cpu-x2-gloo"),
+        (
+            {"platform": "cpu-x4-gloo"},
+            "is a baseline of 'toy' on cpu-x4-gloo, but this run launches 'toy' on cpu-x2-gloo",
+        ),
+        ({"workload": "other"}, "is a baseline of 'other' on cpu-x2-gloo"),
     ],
 )
 def test_check_of_a_baseline_of_something_else_launches_nothing(toy, capsys, changes, said):

@@ -47,7 +47,7 @@ def test_yaml_that_can_not_be_read_is_told_beside_the_others(own, capsys):
     (own / "workloads" / "bad" / "default.yaml").write_text("clas: x")
     assert cli.main(["workloads"]) == 1
     out = capsys.readouterr().out
-    assert "no such keys ['clas']" in out
+    assert "unknown keys ['clas']" in out
     assert "\ntoy " in out
 
 

@@ -17,7 +17,7 @@ EXAMPLES = sorted(path for path in (ROOT / "examples").rglob("*") if path.is_fil
 GITHUB = sorted([*ROOT.glob("examples/ci/github-*.yml"), *ROOT.glob(".github/workflows/*.yml")])
 SCRIPTS = [*sorted((ROOT / "examples").rglob("*.sh")), ROOT / "dev", ROOT / ".ci/run"]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-FLAGS = {option.flag for option in OPTIONS} | {option.alias for option in OPTIONS if option.alias}
+FLAGS = {option.flag for option in OPTIONS if not option.ini_only}
 
 
 def tool(name: str, *arguments: str, text: str | None = None) -> str:

@@ -24,7 +24,8 @@ ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
 REFERENCE = (DOCS / "reference.md").read_text(encoding="utf-8")
 PAGES = [*sorted(DOCS.glob("*.md")), DOCS.parent / "README.md"]
-NAMES = [name for option in OPTIONS for name in (option.flag, option.ini)] + list(METRICS)
+FLAGS = [option.flag for option in OPTIONS if not option.ini_only]
+NAMES = [*FLAGS, *(option.ini for option in OPTIONS), *METRICS]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -105,7 +106,7 @@ def test_examples_are_python_and_yaml(page):
         yaml.safe_load(text)
 
 
-@pytest.mark.parametrize("name", ["options", "markers", "metrics", "config-keys", "schemas"])
+@pytest.mark.parametrize("name", ["options", "ini-keys", "markers", "metrics", "config-keys", "schemas"])
 def test_generated_table_is_in_one_page(name):
     assert sum(f"<!-- generated: {name} -->" in page.read_text(encoding="utf-8") for page in PAGES) == 1
 

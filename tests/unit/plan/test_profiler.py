@@ -9,7 +9,8 @@ import pytest
 from pytest_aorta.common.errors import ColdLaunchWarning, SpecError
 from pytest_aorta.launch.command import agent_command, launch_environment
 from pytest_aorta.launch.warm import ForkServers
-from pytest_aorta.plan.launch_plan import FORKSERVER, limits_under, rank_document
+from pytest_aorta.plan.launch_plan import limits_under, rank_document
+from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.profiler import check_profiler, traces_note
 from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
@@ -65,7 +66,7 @@ def test_what_needs_no_program_is_not_looked_for(tmp_path, profiler):
 
 
 def test_wrapped_launch_is_cold_and_says_why(tmp_path: Path):
-    plan = make_plan(tmp_path / "run", launcher=FORKSERVER, profiler="nsys", cwd=tmp_path)
+    plan = make_plan(tmp_path / "run", launcher=LauncherKind.FORKSERVER, profiler="nsys", cwd=tmp_path)
     servers = ForkServers({"PATH": str(tmp_path)})
     with pytest.warns(ColdLaunchWarning, match="fork server is not fit: nsys profiles what it has started itself"):
         outcome = servers.launch(plan)

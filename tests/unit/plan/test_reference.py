@@ -377,6 +377,9 @@ def complete(environment: Path) -> Path:
         ("pytest_aorta/plan/__init__.py", ""),
         ("pytest_aorta/plan/workload/__init__.py", ""),
         ("pytest_aorta/plan/workload/declaration.py", FAKE_SPEC),
+        ("pytest_aorta/launch/__init__.py", ""),
+        ("pytest_aorta/launch/process/__init__.py", ""),
+        ("pytest_aorta/launch/process/torchrun.py", ""),
     ]:
         install(environment, name, text)
     install(environment, "toys/toy/default.yaml", toy_yaml())
@@ -430,12 +433,25 @@ def test_environment_that_lacks_a_package_is_told_with_its_name(opener, environm
         opener(f"python:{environment}").open()
 
 
+@pytest.mark.parametrize(("metadata", "version"), [("Name: pytest-aorta\nVersion: 0.1.0\n", "0.1.0"), ("", "of unk")])
+def test_environment_with_a_version_before_the_packages_is_refused_with_its_version(
+    opener, environment, metadata, version
+):
+    for name in ("torch/__init__.py", "pytest_aorta/__init__.py", "pytest_aorta/plan.py", "pytest_aorta/spec.py"):
+        install(environment, name)
+    if metadata:
+        install(environment, "pytest_aorta-0.1.0.dist-info/METADATA", f"Metadata-Version: 2.1\n{metadata}")
+    message = f"{environment} has pytest-aorta {version}.*, which is older than this version's launch protocol; install"
+    with pytest.raises(SpecError, match=message):
+        opener(f"python:{environment}").open()
+
+
 def test_interpreter_that_is_none_is_told(opener, project):
     with pytest.raises(SpecError, match=r"/absent/python can't be run: No such file or directory"):
         opener("python:/absent/python").open()
     broken = write(project / "python", "#!/bin/sh\necho no such option >&2\nexit 2\n")
     broken.chmod(0o755)
-    with pytest.raises(SpecError, match=r"project/python is no usable interpreter: no such option"):
+    with pytest.raises(SpecError, match=r"project/python is not a usable interpreter: no such option"):
         opener("python:python").open()
 
 

@@ -50,7 +50,7 @@ def test_test_that_takes_any_device_runs_on_cpu_ranks_where_no_gpu_is(options):
         ("all", "cuda", {}, 0, "needs at least 1 GPU, 0 given"),
         (2, "any", {"device": "cuda"}, 0, "needs 2 GPUs, 0 given"),
         (2, "cpu", {"device": "cuda"}, 4, "runs on CPU ranks only, and --aorta-device=cuda was given"),
-        (2, "any", {"require_gpus": True}, 0, "needs GPUs, 0 given; --aorta-require-gpus forbids CPU ranks"),
+        (2, "any", {"require_gpus": True}, 0, "needs GPUs, 0 given; --aorta-require-gpus does not allow CPU ranks"),
     ],
 )
 def test_lacking_devices_are_told_with_needed_and_given(size, device, options, visible, message):
@@ -157,7 +157,9 @@ def test_nodes_that_the_run_has_not_are_told():
 
 def test_fewer_nodes_need_a_launcher_that_can_start_fewer():
     fixed, free = (make_options(nnodes=4, node_launcher=("srun", word)) for word in ("--nodes=4", "--nodes={nodes}"))
-    with pytest.raises(DevicesUnavailable, match=r"needs 2 nodes, 4 given .* starts an agent on each; write \{nodes\}"):
+    with pytest.raises(
+        DevicesUnavailable, match=r"needs 2 nodes, 4 given .* starts a node agent on each of them; write \{nodes\}"
+    ):
         resolve_world(WorldSpec(2, nodes=2), fixed, [])
     assert resolve_world(WorldSpec(2, nodes=2), free, []).nodes == 2
     assert resolve_world(WorldSpec(2), fixed, []).nodes == 1

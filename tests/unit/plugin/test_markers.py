@@ -6,7 +6,7 @@ import pytest
 
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.plan.world import MAX_WORLD_SIZE, WorldSpec
-from pytest_aorta.plugin.markers import read_markers
+from pytest_aorta.plugin.read_markers import read_markers
 from pytest_aorta.session.spec import TestSpec
 from pytest_aorta.verdict.metrics import EXACT, METRICS, Tolerance
 
@@ -95,12 +95,12 @@ def test_number_of_nodes_that_is_none_is_refused(nodes):
 
 
 def test_ranks_that_nodes_can_not_share_evenly_are_refused():
-    message = "marker world: size=7 ranks can't be shared out evenly over nodes=2"
+    message = "marker world: size=7 ranks can't be spread evenly over nodes=2"
     assert marker_error("world", size=7, nodes=2) == message
 
 
 def test_warm_launch_over_nodes_is_refused():
-    assert "warm=True is for one node, and nodes=2" in marker_error("world", size=2, nodes=2, warm=True)
+    assert "warm=True and nodes=2 contradict each other" in marker_error("world", size=2, nodes=2, warm=True)
 
 
 @pytest.mark.parametrize("device", ["gpu", "CUDA", "", None, 0, ["cpu"]])
@@ -118,18 +118,21 @@ def test_world_size_given_twice_is_refused():
 
 @pytest.mark.parametrize("given", [0, -1, math.inf, math.nan, "5", None, True, 1e12])
 def test_timeout_that_is_no_number_of_seconds_is_refused(given):
-    message = marker_error("timeout", given)
-    assert "marker timeout takes a number of seconds above 0" in message
+    message = marker_error("launch_timeout", given)
+    assert "marker launch_timeout takes a number of seconds above 0" in message
     assert f"got ({given!r})" in message
 
 
 @pytest.mark.parametrize(("args", "keywords"), [((), {}), ((1, 2), {}), ((), {"seconds": 5})])
 def test_timeout_without_its_one_argument_is_refused(args, keywords):
-    assert "marker timeout takes a number of seconds" in marker_error("timeout", *args, **keywords)
+    assert "marker launch_timeout takes a number of seconds" in marker_error("launch_timeout", *args, **keywords)
 
 
-def test_timeout_accepts_the_keywords_of_pytest_timeout():
-    assert read_markers([mark("timeout", 5, method="thread")]).timeout_s == 5.0
+def test_marker_of_pytest_timeout_is_ignored_unless_that_plugin_is_missing():
+    foreign = mark("timeout", 5, method="thread")
+    assert read_markers([foreign]) == TestSpec()
+    with pytest.raises(SpecError, match=r"marker timeout: .*not installed; .* launch_timeout\(SECONDS\)"):
+        read_markers([foreign], refuse_timeout=True)
 
 
 @pytest.mark.parametrize("name", ["overlap", "numerics"])
@@ -148,7 +151,7 @@ def test_farther_marker_is_still_checked():
 
 
 def test_closest_timeout_wins():
-    assert read_markers([mark("timeout", 5), mark("timeout", 60)]).timeout_s == 5.0
+    assert read_markers([mark("launch_timeout", 5), mark("launch_timeout", 60)]).timeout_s == 5.0
 
 
 def test_tolerances_merge_and_the_closest_wins_a_metric():

@@ -95,7 +95,7 @@ def test_metric_where_more_is_better_regresses_downwards():
 def test_improvement_says_that_the_baseline_is_stale():
     row = check(*[with_p50(make_facts(), 5.0)] * 3, baseline=QUIET)["step_time_p50"]
     assert row.outcome is Outcome.IMPROVED
-    assert row.reason == "baseline stale: record the better value with --update-baselines --aorta-new-epoch"
+    assert row.reason == "baseline stale: record the better value with --update-baselines --aorta-reset-baselines"
 
 
 def test_absent_baseline_is_missing_and_says_how_to_record_it():
@@ -138,7 +138,9 @@ def test_metric_that_one_of_several_launches_lost_is_missing():
 def test_metric_that_the_baseline_lacks_is_missing():
     row = check(make_facts(), baseline=make_baseline(launches=stored(make_facts(weight_hashes={}))))["weight_hash"]
     assert (row.outcome, row.is_lost) == (Outcome.MISSING, False)
-    assert row.reason == "the baseline has no weight_hash; record it again with --update-baselines --aorta-new-epoch"
+    assert (
+        row.reason == "the baseline has no weight_hash; record it again with --update-baselines --aorta-reset-baselines"
+    )
 
 
 def test_marked_metric_that_neither_has_is_missing():

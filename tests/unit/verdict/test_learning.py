@@ -27,7 +27,7 @@ def refusal(old: Baseline, new: Baseline, marked=None) -> str:
         learn(old, new, marked=marked)
     message = str(caught.value)
     assert message.startswith(f"{new.case}: not added to the stored baseline, from which it differs:\n  ")
-    assert message.endswith("replace the baseline: --update-baselines --aorta-new-epoch")
+    assert message.endswith("replace the baseline: --update-baselines --aorta-reset-baselines")
     return message
 
 

@@ -60,25 +60,20 @@ def test_verdict_survives_json(outcome):
 def test_regression_always_fails_and_missing_where_it_shall():
     rows = tuple(map(make_verdict, (Outcome.REGRESSION, Outcome.MISSING, Outcome.NOT_APPLICABLE)))
     verdicts = Verdicts("case", rows)
-    assert verdicts.failing(strict=False, missing_fails=True) == list(rows[:2])
-    assert verdicts.failing(strict=False, missing_fails=False) == [rows[0]]
+    assert verdicts.failing({Outcome.MISSING}) == list(rows[:2])
+    assert verdicts.failing() == [rows[0]]
 
 
-def test_strict_fails_every_verdict_that_decides_nothing():
-    failing = Verdicts("case", tuple(map(make_verdict, Outcome))).failing(strict=True, missing_fails=False)
-    assert {row.outcome for row in failing} == set(Outcome) - {Outcome.PASS, Outcome.IMPROVED}
-
-
-def test_improvement_fails_where_it_shall():
-    verdicts = Verdicts("case", (make_verdict(Outcome.IMPROVED),))
-    assert verdicts.failing(strict=True, missing_fails=True) == []
-    assert verdicts.failing(strict=False, missing_fails=False, improved_fails=True) == list(verdicts.rows)
+@pytest.mark.parametrize("outcome", sorted(set(Outcome) - {Outcome.PASS, Outcome.REGRESSION}))
+def test_each_other_outcome_fails_where_it_is_listed_and_only_there(outcome):
+    verdicts = Verdicts("case", tuple(map(make_verdict, Outcome)))
+    assert {row.outcome for row in verdicts.failing({outcome})} == {Outcome.REGRESSION, outcome}
 
 
 def test_metric_that_the_launch_lost_fails_also_where_missing_baselines_do_not():
     lost = make_verdict(Outcome.MISSING, value=None)
     verdicts = Verdicts("case", (make_verdict(Outcome.MISSING), lost))
-    assert verdicts.failing(strict=False, missing_fails=False) == [lost]
+    assert verdicts.failing() == [lost]
 
 
 def test_verdict_of_a_metric_that_was_not_compared_is_an_error_that_names_the_others():

@@ -83,7 +83,7 @@ def test_host_name_that_only_this_host_reaches_is_refused_unless_given():
 
 
 def test_host_name_that_nobody_knows_is_refused():
-    with pytest.raises(LaunchError, match=r"'no-such.invalid' can't be resolved .*--aorta-rdzv-endpoint=ADDRESS"):
+    with pytest.raises(LaunchError, match=r"'no-such.invalid' can't be resolved .*aorta_rdzv_endpoint=ADDRESS"):
         own_address("no-such.invalid", given=True)
 
 

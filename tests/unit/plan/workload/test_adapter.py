@@ -70,7 +70,7 @@ def test_pattern_that_matches_nothing_names_pattern_file_and_last_lines():
 
 
 def test_match_that_is_no_number_is_told():
-    with pytest.raises(AdapterError, match=r"a line matches, and what it gives is no number: .*'abc'"):
+    with pytest.raises(AdapterError, match=r"a line matches, but a value is not a number: .*'abc'"):
         log_records(PATTERN, "step 1: loss abc in 1 ms", "x")
 
 
@@ -151,23 +151,23 @@ def test_value_that_is_not_finite_is_refused(bad):
 @pytest.mark.parametrize("moments", [(1.0, 0.5), (1.0, None)])
 def test_moments_that_go_back_or_are_absent_are_refused(moments):
     adapter = Adapter("log", "(?P<step>)(?P<timestamp>)", warmup=1)
-    assert "moments of logging are absent or go back" in error_of(adapter, *({"moment": each} for each in moments))
+    assert "times of logging are missing or go backwards" in error_of(adapter, *({"moment": each} for each in moments))
 
 
 def test_throughput_of_zero_is_refused():
     adapter = Adapter("log", "(?P<step>)(?P<tokens_per_s>)", tokens_per_step=2048)
-    assert "tokens_per_s is absent or 0" in error_of(adapter, {"tokens_per_s": 0.0})
+    assert "tokens_per_s is missing or 0" in error_of(adapter, {"tokens_per_s": 0.0})
 
 
 @pytest.mark.parametrize(
     ("adapter", "said"),
     [
         (Adapter("log"), "kind log needs a pattern"),
-        (Adapter("log", "(?P<step>"), "is no regular expression"),
+        (Adapter("log", "(?P<step>"), "is not a regular expression"),
         (Adapter("log", "(?P<loss>)"), "it has to have a group (?P<step>...)"),
-        (Adapter("log", "(?P<step>)"), "nothing tells how long a step takes"),
-        (Adapter("log", "(?P<step>)(?P<tokens_per_s>)"), "tokens_per_s with the key tokens_per_step beside it"),
-        (Adapter("log", "(?P<step>)(?P<timestamp>)"), "warmup is 0; step times are differences of moments"),
+        (Adapter("log", "(?P<step>)"), "step times are missing: none of "),
+        (Adapter("log", "(?P<step>)(?P<tokens_per_s>)"), "tokens_per_s together with the key tokens_per_step"),
+        (Adapter("log", "(?P<step>)(?P<timestamp>)"), "warmup is 0; step times are differences of logging times"),
         (Adapter("log", PATTERN, every=0), "every is 0; allowed is an integer from 1"),
         (Adapter("log", PATTERN, warmup=-5), "warmup is -5; allowed is an integer from 0"),
         (Adapter("log", PATTERN, tokens_per_step=-1), "tokens_per_step is -1; allowed"),
@@ -264,7 +264,7 @@ def test_one_event_file_is_expected(tmp_path, count, said):
     for number in range(count):
         (tmp_path / f"events.out.tfevents.{number}").write_text("")
     adapter = Adapter("tensorboard", folder=str(tmp_path), scalars=(("step_time_s", "perf"),))
-    with pytest.raises(AdapterError, match=f"one event file is expected below it; {said}"):
+    with pytest.raises(AdapterError, match=f"expected one event file in this folder or below; {said}"):
         read_records(adapter, tmp_path)
 
 

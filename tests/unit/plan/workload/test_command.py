@@ -71,20 +71,20 @@ def test_adapter_is_filled_in_for_each_rank(tmp_path):
         (
             "{steps}",
             "{step}",
-            "command: no such names ['step'] to fill in; there are ['compile', 'environment', 'folder', 'mode'",
+            "command: names ['step'] can't be filled in; there are ['compile', 'environment', 'folder', 'mode'",
         ),
         (
             "when: compile",
             "when: comp",
             "command: when: no config key 'comp'; there are ['compile', 'environment', 'mode'",
         ),
-        ('"{warmup}"', '"{warm}"', "adapter: no such names ['warm'] to fill in"),
+        ('"{warmup}"', '"{warm}"', "adapter: names ['warm'] can't be filled in"),
         ('"{warmup}"', '"many"', "adapter: warmup: got 'many', allowed is an integer"),
         ("kind: log", "kind: logs", "adapter.kind: got 'logs', allowed is enum: ['log', 'tensorboard', 'torchtitan']"),
         ("(?P<step>", "(?P<stepp>", "it has to have a group (?P<step>...)"),
-        ("step_time_ms", "speed", "nothing tells how long a step takes"),
-        ("step (?P", "step ((?P", "is no regular expression"),
-        ("kind: log,", "kind: torchtitan,", "kind torchtitan knows what torchtitan logs; drop pattern"),
+        ("step_time_ms", "speed", "step times are missing: none of "),
+        ("step (?P", "step ((?P", "is not a regular expression"),
+        ("kind: log,", "kind: torchtitan,", "kind torchtitan has its own pattern and scalars; drop them"),
         ("description: a script", "description: a script\nclass: Toy", "one of the keys 'class' and 'command'"),
     ],
 )
@@ -103,7 +103,7 @@ def test_adapter_without_a_command_is_refused(tmp_path):
 
 def test_neither_class_nor_command_is_refused(tmp_path):
     text = "description: a toy\nconfig: {}\n"
-    assert "one of the keys 'class' and 'command' is required" in spec_error(tmp_path, text)
+    assert "give one of the keys 'class' and 'command', not both" in spec_error(tmp_path, text)
 
 
 def test_example_of_torchtitan_can_be_read():

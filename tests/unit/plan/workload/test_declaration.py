@@ -77,7 +77,7 @@ def test_yaml_that_is_no_mapping_says_what_it_is(tmp_path, text, kind):
 @pytest.mark.parametrize("key", ["clas", "1", "true"])
 def test_unknown_yaml_key_names_those_there_are(tmp_path, key):
     message = yaml_error(tmp_path, f"{GOOD}{key}: x\n")
-    assert f"no such keys ['{key.capitalize() if key == 'true' else key}']; there are ['adapter', 'class', " in message
+    assert f"unknown keys ['{key.capitalize() if key == 'true' else key}']; there are ['adapter', 'class', " in message
 
 
 @pytest.mark.parametrize("key", ["description", "config"])
@@ -214,7 +214,7 @@ def test_own_workload_named_like_an_installed_one_is_a_clash(tmp_path):
     own = write(tmp_path / "workloads" / "fsdp", GOOD)
     with pytest.raises(SpecError) as caught:
         find_workload("fsdp", [tmp_path / "workloads"])
-    assert "workload 'fsdp' is there twice, in " in str(caught.value)
+    assert "workload 'fsdp' is defined twice, in " in str(caught.value)
     assert str(own) in str(caught.value)
 
 
@@ -244,7 +244,7 @@ def test_entry_point_that_is_no_package_is_named(tmp_path, value):
     distribution(tmp_path, value)
     done = python(tmp_path, ENTRY_POINTS)
     assert done.startswith("entry point aorta.workloads: other = ")
-    assert done.endswith("is no package with a folder")
+    assert done.endswith("is not a package with a folder")
 
 
 def test_finding_installed_workloads_runs_none_of_their_code(tmp_path):
@@ -284,7 +284,7 @@ def test_environment_is_a_key_of_every_workload_and_empty_by_default(tmp_path):
 
 def test_workload_that_declares_environment_is_refused(tmp_path):
     own = "  environment: {type: object, default: {}, description: own}\npresets:"
-    assert "'environment' is every workload's" in yaml_error(tmp_path, GOOD.replace("presets:", own))
+    assert "'environment' exists for every workload" in yaml_error(tmp_path, GOOD.replace("presets:", own))
 
 
 @pytest.mark.parametrize(

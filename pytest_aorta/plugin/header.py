@@ -1,0 +1,34 @@
+"""The line of pytest's header."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from pytest_aorta.plan.options import Options
+from pytest_aorta.plan.world import CPU_WORLD_SIZE, Device, DeviceKind, World, num_usable_gpus
+
+
+def header(options: Options, devices: Sequence[Device]) -> str:
+    """Return the devices, torch, platform and baselines of this run in one line."""
+    usable = num_usable_gpus(options, devices)
+    models = sorted({device.model for device in devices[:usable]})
+    where = f"{usable} x {' + '.join(models)}" if usable else "no GPU (CPU ranks)"
+    gpu_world = World(usable, DeviceKind.CUDA, tuple(devices[:usable]))
+    world = gpu_world if usable else World(CPU_WORLD_SIZE, DeviceKind.CPU)
+    if options.nnodes > 1:
+        where += f" on each of {options.nnodes} nodes"
+    folder = _relative(options.baselines_dir, options.rootdir)
+    return f"aorta: {where}, torch {_torch_version()}, platform {world.platform}, baselines {folder}"
+
+
+def _torch_version() -> str:
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _relative(path: Path, root: Path) -> Path:
+    return path.relative_to(root) if path.is_relative_to(root) else path

@@ -1,0 +1,101 @@
+"""Reading of a test's markers into a frozen :class:`TestSpec`, at collection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from pytest_aorta.common.errors import SpecError
+from pytest_aorta.plan.world import ANY_DEVICE, DEVICES, MAX_NODES, MAX_WORLD_SIZE, WorldSpec
+from pytest_aorta.plugin.markers import MARKERS
+from pytest_aorta.session.spec import TestSpec
+from pytest_aorta.verdict.metrics import Tolerance, parse_tolerances
+
+MAX_TIMEOUT_S = 7 * 86400
+
+
+def read_markers(marks: Iterable[pytest.Mark], *, refuse_timeout: bool = False) -> TestSpec:
+    """Check and merge the marks of a test, closest first.
+
+    Args:
+        marks: Marks of the test; those of other plugins are ignored.
+        refuse_timeout: Raise an error for the marker ``timeout``, which belongs to pytest-timeout.
+
+    Raises:
+        SpecError: An argument of a marker is unknown or not allowed.
+    """
+    world: WorldSpec | None = None
+    timeout_s: float | None = None
+    tolerances: dict[str, Tolerance] = {}
+    for mark in marks:
+        if mark.name == "world":
+            closest = _world(mark)
+            world = world or closest
+        elif mark.name == "tolerance":
+            tolerances = _tolerances(mark) | tolerances
+        elif mark.name == "launch_timeout":
+            closest_s = _launch_timeout(mark)
+            timeout_s = timeout_s or closest_s
+        elif mark.name == "timeout" and refuse_timeout:
+            raise SpecError(
+                "marker timeout: belongs to pytest-timeout, which is not installed; the time limit of each launch is "
+                "the marker launch_timeout(SECONDS)"
+            )
+        elif mark.name in MARKERS and (mark.args or mark.kwargs):
+            raise SpecError(f"marker {mark.name} takes no arguments, got {_arguments(mark)}")
+    return TestSpec(world or WorldSpec(), tolerances, timeout_s)
+
+
+def _world(mark: pytest.Mark) -> WorldSpec:
+    if len(mark.args) > 1 or (mark.args and "size" in mark.kwargs):
+        raise SpecError(f"marker world takes size and device, got {_arguments(mark)}")
+    given = ({"size": mark.args[0]} if mark.args else {}) | dict(mark.kwargs)
+    if unknown := sorted(set(given) - {"size", "device", "warm", "nodes"}):
+        raise SpecError(f"marker world has no keywords {unknown}; there are ['device', 'nodes', 'size', 'warm']")
+    size, device, warm = given.get("size", 2), given.get("device", ANY_DEVICE), given.get("warm")
+    nodes = given.get("nodes", 1)
+    is_count = isinstance(size, int) and not isinstance(size, bool) and 1 <= size <= MAX_WORLD_SIZE
+    if not is_count and size != "all":
+        raise SpecError(f"marker world: size={size!r}, allowed is an integer from 1 to {MAX_WORLD_SIZE} or 'all'")
+    if device not in DEVICES:
+        raise SpecError(f"marker world: device={device!r}, allowed is one of {', '.join(DEVICES)}")
+    if "warm" in given and not isinstance(warm, bool):
+        raise SpecError(f"marker world: warm={warm!r}, allowed is True or False")
+    _check_nodes(size, warm, nodes)
+    return WorldSpec(size, device, warm, nodes)
+
+
+def _check_nodes(size: int | str, warm: bool | None, nodes: object) -> None:
+    if not isinstance(nodes, int) or isinstance(nodes, bool) or not 1 <= nodes <= MAX_NODES:
+        raise SpecError(f"marker world: nodes={nodes!r}, allowed is an integer from 1 to {MAX_NODES}")
+    if isinstance(size, int) and size % nodes:
+        raise SpecError(f"marker world: size={size} ranks can't be spread evenly over nodes={nodes}")
+    if warm and nodes > 1:
+        raise SpecError(
+            f"marker world: warm=True and nodes={nodes} contradict each other: a fork server starts ranks of one host"
+        )
+
+
+def _tolerances(mark: pytest.Mark) -> dict[str, Tolerance]:
+    if mark.args or not mark.kwargs:
+        raise SpecError(
+            f"marker tolerance takes metrics by keyword, e.g. tolerance(step_time_p50='2%'), got {_arguments(mark)}"
+        )
+    return parse_tolerances(mark.kwargs, "marker tolerance")
+
+
+def _launch_timeout(mark: pytest.Mark) -> float:
+    given: Any = mark.args[0] if len(mark.args) == 1 and not mark.kwargs else None
+    is_number = isinstance(given, int | float) and not isinstance(given, bool)
+    if not is_number or not 0 < given <= MAX_TIMEOUT_S:
+        raise SpecError(
+            f"marker launch_timeout takes a number of seconds above 0 and up to {MAX_TIMEOUT_S}, got {_arguments(mark)}"
+        )
+    return float(given)
+
+
+def _arguments(mark: pytest.Mark) -> str:
+    parts = [repr(value) for value in mark.args] + [f"{key}={value!r}" for key, value in mark.kwargs.items()]
+    return f"({', '.join(parts)})"

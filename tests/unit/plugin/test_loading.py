@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LIST_MODULES = """
+import sys
+import pytest
+
+code = pytest.main(sys.argv[1:])
+print("\\nmodules:", *sorted(sys.modules))
+sys.exit(code)
+"""
+# Each takes long to import, and only a launch or a comparison needs it.
+HEAVY = {"numpy", "scipy", "jsonschema", "jsonschema_rs", "yaml", "torch", "pynvml", "jinja2", "matplotlib"}
+# Of the plugin's own, with the packages that they are in.
+NEEDED = {
+    "pytest_aorta", "pytest_aorta.common", "pytest_aorta.common.errors", "pytest_aorta.common.signals",
+    "pytest_aorta.plan", "pytest_aorta.plan.options", "pytest_aorta.plan.profiler", "pytest_aorta.plan.world",
+    "pytest_aorta.plugin", "pytest_aorta.plugin.disabled", "pytest_aorta.plugin.hooks", "pytest_aorta.plugin.markers",
+    "pytest_aorta.plugin.options",
+}  # fmt: skip
+
+
+def modules_after(folder: Path, test: str, *arguments: str) -> set[str]:
+    (folder / "test_some.py").write_text(test)
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    done = subprocess.run(
+        [sys.executable, "-c", LIST_MODULES, "-q", "-p", "no:cacheprovider", "-p", "no:hypothesispytest", *arguments],
+        cwd=folder,
+        env={"PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return set(done.stdout.rpartition("modules: ")[2].split())
+
+
+@pytest.mark.parametrize("argument", ["--collect-only", "--help", "--markers"])
+def test_suite_without_launches_is_collected_without_packages_that_only_a_launch_needs(tmp_path, argument):
+    modules = modules_after(tmp_path, "def test_other(): pass\n", argument)
+    assert HEAVY & modules == set()
+    assert {name for name in modules if name.partition(".")[0] == "pytest_aorta"} == NEEDED
+
+
+def test_suite_without_launches_runs_without_importing_what_computes(tmp_path):
+    modules = modules_after(tmp_path, "def test_other(): pass\n")
+    assert {"numpy", "scipy", "jsonschema", "torch", "matplotlib"} & modules == set()
+
+
+def test_test_with_a_launch_is_collected_without_importing_what_launches_it(tmp_path):
+    test = "import pytest\n@pytest.mark.tolerance(step_time_p50='5%')\ndef test_speed(workload): pass\n"
+    modules = modules_after(tmp_path, test, "--collect-only")
+    assert {"numpy", "scipy", "jsonschema", "torch"} & modules == set()
+    assert {"pytest_aorta.session.session", "pytest_aorta.session.runner", "pytest_aorta.launch"} & modules == set()
