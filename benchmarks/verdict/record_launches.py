@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from pytest_aorta.result.facts import sitting_id
 from pytest_aorta.result.measurements import WorkloadResult
+from pytest_aorta.result.provenance import block_id
 from pytest_aorta.session.world import DistributedWorld
 
 SIZES: dict[tuple[str, str], dict[str, Any]] = {
@@ -114,10 +114,10 @@ def _compact(variant: str, delay_ms: float, result: WorkloadResult) -> dict[str,
 
 
 def _write(platform: str, workload: str, size: dict[str, Any], base_ms: float, launches: list[dict[str, Any]]) -> None:
-    path = Path(os.environ.get("RECORD_OUT", ".")) / f"launches-{workload}-{platform}-{sitting_id()}.json.gz"
+    path = Path(os.environ.get("RECORD_OUT", ".")) / f"launches-{workload}-{platform}-{block_id()}.json.gz"
     document = {
         "platform": platform,
-        "sitting": sitting_id(),
+        "sitting": block_id(),
         "workload": workload,
         "config": size,
         "base_ms": base_ms,

@@ -12,6 +12,7 @@ from pytest_aorta.plan.launch_plan import LaunchPlan, NodePart, command_of
 from pytest_aorta.plan.profiler import wrapper_command
 from pytest_aorta.plan.workload.environment import ENVIRONMENT_KEY
 from pytest_aorta.plan.world import AMD, CUDA_VARIABLE, HIP_VARIABLE, ROCR_VARIABLE, World
+from pytest_aorta.result.folder import flight_prefix
 
 # torchrun reads PET_* before its own flags, and ranks would take the others for their own.
 _SCRUBBED_PREFIXES = ("PET_", "TORCHELASTIC_")
@@ -126,7 +127,7 @@ def _show_devices(world: World, environ: dict[str, str]) -> None:
 def _flight_recorder(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, str]:
     """Have NCCL's collectives recorded, and dumped when one of them runs out of time; by torch's old and new names."""
     size = environ.get("TORCH_FR_BUFFER_SIZE") or environ.get("TORCH_NCCL_TRACE_BUFFER_SIZE") or _FLIGHT_RECORDS
-    prefix = str(plan.run_dir / "flight" / "rank_")
+    prefix = str(flight_prefix(plan.run_dir))
     return {
         "TORCH_FR_BUFFER_SIZE": size,
         "TORCH_NCCL_TRACE_BUFFER_SIZE": size,

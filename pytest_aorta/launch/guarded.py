@@ -24,8 +24,8 @@ from pytest_aorta.common.files import PACKAGE_ROOT, write_json
 from pytest_aorta.launch.command import agent_command, launch_environment
 from pytest_aorta.plan.launch_plan import LaunchPlan, rank_document
 from pytest_aorta.plan.options import LauncherKind
-from pytest_aorta.result.folder import rank_folders
-from pytest_aorta.result.outcome import LaunchOutcome, phases_s
+from pytest_aorta.result.folder import AGENT_LOG, FLIGHT_FOLDER, OUTCOME_FILE, PLAN_FILE, rank_folders
+from pytest_aorta.result.outcome import EndReason, LaunchOutcome, phases_s
 
 GUARD = PACKAGE_ROOT / "launch" / "process" / "guard.py"
 # The guard's own stop sequence is bounded by stacks, SIGTERM and SIGKILL: 0.5 + 2 + 10 seconds.
@@ -72,7 +72,7 @@ def launch(
         running.wait()
     outcome = replace(running.outcome(), launcher=launcher)
     with suppress(OSError):  # the verdict is here; a disk that has filled up since must not hide it
-        write_json(plan.run_dir / "outcome.json", asdict(outcome))
+        write_json(plan.run_dir / OUTCOME_FILE, asdict(outcome))
     return outcome
 
 
@@ -143,11 +143,11 @@ class GuardedLaunch:
 
 def prepare_folder(plan: LaunchPlan) -> None:
     """Create the run folder with one folder a rank, and write the plan."""
-    for folder in rank_folders(plan):
+    for folder in rank_folders(plan.run_dir, plan.world.size):
         folder.mkdir(parents=True)
     if plan.world.device == "cuda":
-        (plan.run_dir / "flight").mkdir()
-    write_json(plan.run_dir / "plan.json", rank_document(plan))
+        (plan.run_dir / FLIGHT_FOLDER).mkdir()
+    write_json(plan.run_dir / PLAN_FILE, rank_document(plan))
 
 
 def guard_spec(plan: LaunchPlan, lifeline_fd: int, verdict_fd: int) -> dict[str, Any]:
@@ -183,7 +183,7 @@ def start_watcher(
     plan: LaunchPlan, command: Sequence[str], environ: Mapping[str, str], fds: Sequence[int]
 ) -> subprocess.Popen[bytes]:
     """Start the program that watches a launch, with the open files ``fds`` and the launch's leases."""
-    with (plan.run_dir / "agent.log").open("wb") as log:
+    with (plan.run_dir / AGENT_LOG).open("wb") as log:
         return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -199,17 +199,17 @@ def start_watcher(
 
 def _outcome(plan: LaunchPlan, text: bytes) -> LaunchOutcome:
     if not text:
-        return LaunchOutcome("guard_lost", None, (), (), 0.0)
+        return LaunchOutcome(EndReason.GUARD_LOST, None, (), (), 0.0)
     verdict = json.loads(text)
     began_s, wall_s = verdict["began_ns"] / 1e9, verdict["wall_s"]
     return LaunchOutcome(
-        reason=verdict["reason"],
+        reason=EndReason(verdict["reason"]),
         agent_status=verdict["agent_status"],
         stopped=tuple(verdict["stopped"]),
         survivors=tuple(verdict["survivors"]),
         wall_s=wall_s,
         detail=verdict.get("detail", ""),
-        phases_s=phases_s(rank_folders(plan), began_s, began_s + wall_s),
+        phases_s=phases_s(rank_folders(plan.run_dir, plan.world.size), began_s, began_s + wall_s),
     )
 
 

@@ -23,6 +23,7 @@ from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.profiler import WRAPPERS
 from pytest_aorta.plan.reference import Reference
+from pytest_aorta.result.folder import AGENT_LOG
 from pytest_aorta.result.outcome import LaunchOutcome
 
 # Importing torch from a cold network disk takes minutes.
@@ -180,7 +181,7 @@ class ForkServer:
             "spec": guard_spec(plan, lifeline_fd, verdict_fd),
             "environ": launch_environment(plan, environ),
         }
-        with (plan.run_dir / "agent.log").open("wb") as log:
+        with (plan.run_dir / AGENT_LOG).open("wb") as log:
             try:
                 fds = (lifeline_fd, verdict_fd, log.fileno(), *plan.lease_fds)
                 _, [pidfd] = self._ask(message, REPLY_S, fds)

@@ -13,8 +13,8 @@ from typing import Protocol
 from pytest_aorta.launch.sensors import Sensors, SensorsUnavailable, open_sensors, source_of
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.world import Device
-from pytest_aorta.result.folder import rank_folders, steps_entered
-from pytest_aorta.result.gpu_facts import PlatformFacts, Sample, summarise
+from pytest_aorta.result.folder import PID_FILE, RESULT_FILE, rank_folders, steps_entered
+from pytest_aorta.result.gpu_facts import PlatformFacts, Sample, summarize
 
 # Reading a GPU's sensors takes the driver about a millisecond; ranks notice nothing of two readings a second.
 TICK_S = 0.5
@@ -132,7 +132,7 @@ class LaunchWatch:
             with suppress(SensorsUnavailable):
                 sensors.close()
         names = [device.token for device in self._devices]
-        return PlatformFacts(source, problem, summarise(names, sensors.capabilities, samples))
+        return PlatformFacts(source, problem, summarize(names, sensors.capabilities, samples))
 
     def _tell(self, state: LaunchState) -> None:
         if self._line is not None:
@@ -144,14 +144,14 @@ class LaunchWatch:
 
 def launch_state(plan: LaunchPlan, elapsed_s: float) -> LaunchState:
     """What the ranks' files tell."""
-    folders = rank_folders(plan)
+    folders = rank_folders(plan.run_dir, plan.world.size)
     return LaunchState(
         name=f"{plan.name} at {plan.reference.name}" if plan.reference else plan.name,
         num_ranks=plan.world.size,
-        started=sum((folder / "pid").exists() for folder in folders),
+        started=sum((folder / PID_FILE).exists() for folder in folders),
         steps=min(steps_entered(folder) for folder in folders),
         total_steps=_total_steps(plan),
-        done=sum((folder / "result.json").exists() for folder in folders),
+        done=sum((folder / RESULT_FILE).exists() for folder in folders),
         elapsed_s=elapsed_s,
     )
 

@@ -15,8 +15,6 @@ ROCPROFV3 = "rocprofv3"
 PROFILERS = (TORCH, NSYS, ROCPROFV3)
 # Programs that start torchrun and slow all ranks down, from the first step to the last.
 WRAPPERS = (NSYS, ROCPROFV3)
-# Trace of torch's profiler, in the folder of each rank.
-TRACE_FILE = "trace.json.gz"
 # A profiler writes its traces after the last rank has its result, which takes minutes.
 WRAPPED_STRAGGLER_S = 600.0
 _WHERE = {
@@ -43,17 +41,6 @@ def wrapper_command(profiler: str | None, run_dir: Path) -> list[str]:
         traces = ["--kernel-trace", "--memory-copy-trace"]
         return [ROCPROFV3, *traces, "--output-format", "pftrace", "-d", str(run_dir / ROCPROFV3), "--"]
     return []
-
-
-def traces_note(profiler: str, run_dir: Path) -> str:
-    """Return a note with the files of a launch's traces, or that the profiler wrote none."""
-    pattern = {TORCH: f"ranks/*/{TRACE_FILE}", NSYS: f"{NSYS}.*", ROCPROFV3: f"{ROCPROFV3}/**/*.*"}[profiler]
-    found = sorted(run_dir.glob(pattern))
-    if not found:
-        return f"{profiler} left no trace in {run_dir}"
-    first = found[0].relative_to(run_dir)
-    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-    return f"traces of {profiler} in {run_dir}: {first}{more}"
 
 
 def check_profiler(profiler: str | None, environ: Mapping[str, str] = os.environ) -> None:

@@ -271,12 +271,12 @@ class Controller:
         """Write reports and the baselines of tests that passed; a baseline that can't be written fails the run."""
         if session.config.option.collectonly:  # reading baselines takes longer than collecting
             return
-        from pytest_aorta.report.write import tell  # not needed to collect tests
+        from pytest_aorta.report.write import write_session_reports  # not needed to collect tests
         from pytest_aorta.session.baselines import unused_baselines, write_new_baselines
 
         run = self.run
         # Before baselines are written: the report shows the baselines that the run was compared with.
-        reported = tell(run.records, run.options)
+        reported = write_session_reports(run.records, run.options)
         notes, good = write_new_baselines(run.records, run.passed.values(), run.options)
         run.notes += [*notes, *reported]
         if not good:

@@ -1,5 +1,5 @@
-"""What a run of pytest, or two folders of results, come to on one page, in ``summary.json`` and in Markdown.
+"""Reports of a pytest session, or of two sets of results: an HTML page, ``summary.json`` and Markdown.
 
-``data`` holds what is told, ``session`` and ``datasets`` gather it, ``page``, ``summary``, ``picture`` and ``markdown``
-tell it. Nothing here measures or decides.
+``data`` has the values of a report. ``from_session`` and ``from_results`` gather them; ``page``, ``summary``,
+``timeline`` and ``markdown`` render them, and ``write`` writes the files. No module here measures or decides.
 """

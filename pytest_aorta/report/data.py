@@ -1,4 +1,4 @@
-"""What a report tells, as frozen values: tests, their comparisons, the launches of each side."""
+"""The values of a report: tests, their comparisons, and the launches of each side."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pytest_aorta.verdict.verdicts import Verdict
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch: ``number`` counts those of its side from 1."""
+    """A launch with its result; ``number`` counts the launches of one side from 1."""
 
     number: int
     result: WorkloadResult
@@ -25,13 +25,14 @@ class Launch:
 
 @dataclass(frozen=True)
 class Case:
-    """One comparison.
+    """A comparison of a test.
 
     Attributes:
-        name: its label; the test's node id is the test's.
-        candidate, reference: launches that were read; ``reference`` only in an A/B.
-        baseline: the stored launches that the candidate was compared with.
-        against: what the other side is called.
+        name: the comparison's label, without the test's node id.
+        verdicts: one verdict per metric.
+        candidate, reference: launches whose results could be read; ``reference`` is empty unless in an A/B.
+        baseline: the baseline that the candidate was compared with.
+        against: the name of the other side.
     """
 
     name: str
@@ -43,7 +44,7 @@ class Case:
 
     @property
     def others(self) -> tuple[LaunchFacts, ...]:
-        """What the candidate is held against: the launches of an A/B's reference, or the baseline's centre."""
+        """Return the launches of the other side: those of the A/B reference, else those of the baseline's center."""
         if self.reference:
             return tuple(launch.facts for launch in self.reference)
         return self.baseline.anchor if self.baseline else ()
@@ -51,7 +52,15 @@ class Case:
 
 @dataclass(frozen=True)
 class Test:
-    """One test, or what stands for one: ``outcome`` is pytest's word, ``failure`` the reason with its evidence."""
+    """A test, or one pair of matched results.
+
+    Attributes:
+        nodeid: the test's node id, or the folder of the results.
+        outcome: pytest's outcome, such as ``passed``; of results ``failed``, ``compared`` or ``measured``.
+        failure: the reason of a failure with its evidence.
+        notes: remarks beside the verdicts.
+        cases: the test's comparisons.
+    """
 
     __test__ = False
 
@@ -63,18 +72,18 @@ class Test:
 
     @property
     def is_failing(self) -> bool:
-        """Whether it is red."""
+        """Return whether the test failed."""
         return self.outcome in ("failed", "error")
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
-        """Those of all its comparisons."""
+        """Return the verdicts of all comparisons."""
         return tuple(verdict for case in self.cases for verdict in case.verdicts)
 
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that is told; ``candidate`` and ``reference`` are the names of the two sides."""
+    """The content of a report; ``candidate`` and ``reference`` are the names of the two sides."""
 
     title: str
     created_at: str
@@ -85,7 +94,7 @@ class Report:
 
 
 def read_launches(files: Sequence[Path]) -> tuple[tuple[Launch, ...], list[str]]:
-    """The launches of result files, and why others can't be read: one broken file spoils no report."""
+    """Return the launches of result files, and one problem per file that can't be read."""
     launches: list[Launch] = []
     problems: list[str] = []
     for number, file in enumerate(files, 1):
@@ -93,5 +102,5 @@ def read_launches(files: Sequence[Path]) -> tuple[tuple[Launch, ...], list[str]]
             result = read_result(file)
             launches.append(Launch(number, result, launch_facts(result)))
         except (AortaError, ValueError) as error:
-            problems.append(f"left out of the report: {error}")
+            problems.append(f"result left out of the report: {error}")
     return tuple(launches), problems

@@ -1,4 +1,4 @@
-"""From folders of kept results to a report: the same launches in two sets, matched and compared."""
+"""Builds a report from two sets of kept results: matches launches of the same test, workload and config."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from typing import TypeAlias
 from pytest_aorta.common.errors import UsageError
 from pytest_aorta.common.files import UnreadableFile, read_json
 from pytest_aorta.report.data import Case, Launch, Report, Test, read_launches
-from pytest_aorta.result.facts import RECORDED_AT_FORMAT
+from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.result.folder import PLAN_FILE, RESULT_FILE, is_rank_file
+from pytest_aorta.result.provenance import UTC_FORMAT
 from pytest_aorta.session.text import failed_checks_text
 from pytest_aorta.verdict.applicability import identity
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch
@@ -28,7 +30,7 @@ _MAX_PLAN_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Key:
-    """What has to be the same on both sides: the test's folder, the workload, and which of its configs it is."""
+    """The identity of a launch on both sides: the test's folder, the workload, and the number of its config."""
 
     folder: str
     workload: str
@@ -36,7 +38,7 @@ class Key:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Return the name of the comparison."""
         number = f" {self.config}" if self.config > 1 else ""
         return f"{self.workload}{number}"
 
@@ -45,18 +47,22 @@ Launches: TypeAlias = dict[Key, list[Launch]]
 
 
 def dataset_report(paths: Mapping[str, Sequence[Path]], candidate: str, reference: str) -> Report:
-    """Compare the results of two labels; ``paths`` are result files, or folders with such in them.
+    """Compare the results of two labels.
+
+    Args:
+        paths: label -> result files, or folders that contain result files.
+        candidate, reference: the labels of the two sides.
 
     Raises:
-        UsageError: a path is not there, or holds no result.
+        UsageError: A path does not exist or contains no result.
     """
     warnings: list[str] = []
     here, there = (_read(label, paths[label], warnings) for label in (candidate, reference))
-    if len(here) == len(there) == 1:  # two files, or two folders with one thing each: there is nothing to mistake
+    if len(here) == len(there) == 1:  # one kind of launch on each side, so these two match whatever their names
         there = dict(zip(here, there.values(), strict=True))
     keys = list(dict.fromkeys([*here, *there]))
     tests = tuple(_test(key, here.get(key, []), there.get(key, []), candidate, reference) for key in keys)
-    created_at = time.strftime(RECORDED_AT_FORMAT, time.gmtime())
+    created_at = time.strftime(UTC_FORMAT, time.gmtime())
     return Report(f"{candidate} against {reference}", created_at, candidate, reference, tests, tuple(warnings))
 
 
@@ -66,10 +72,10 @@ def _read(label: str, paths: Sequence[Path], warnings: list[str]) -> Launches:
     for path in paths:
         files = list(_result_files(path))
         if not files:
-            raise UsageError(f"{label}={path}: there is no result.json; keep results with --aorta-results=DIR")
+            raise UsageError(f"{label}={path}: contains no {RESULT_FILE}; keep results with --aorta-results=DIR")
         for file in files:
             if _is_reference(file):
-                warnings.append(f"left out of the report: {file}: a launch of an A/B's reference version")
+                warnings.append(f"result left out of the report: {file}: a launch of the A/B reference")
                 continue
             launches, problems = read_launches([file])
             warnings += problems
@@ -83,14 +89,13 @@ def _read(label: str, paths: Sequence[Path], warnings: list[str]) -> Launches:
 def _result_files(path: Path) -> Iterator[Path]:
     if path.is_file():
         yield path
-    # A launch's ranks have files of this name too.
-    yield from (file for file in sorted(path.rglob("result.json")) if file.parent.parent.name != "ranks")
+    yield from (file for file in sorted(path.rglob(RESULT_FILE)) if not is_rank_file(file))
 
 
 def _is_reference(file: Path) -> bool:
     try:
-        plan = read_json(file.with_name("plan.json"), max_bytes=_MAX_PLAN_BYTES)
-    except UnreadableFile:  # a result that was copied out of its folder
+        plan = read_json(file.with_name(PLAN_FILE), max_bytes=_MAX_PLAN_BYTES)
+    except UnreadableFile:  # a result that was copied out of its run folder
         return False
     return isinstance(plan, dict) and bool(plan.get("reference"))
 
@@ -108,34 +113,40 @@ def _key(path: Path, file: Path, launch: Launch, configs: dict[tuple[str, str], 
 def _test(key: Key, here: Sequence[Launch], there: Sequence[Launch], candidate: str, reference: str) -> Test:
     name = key.folder if key.folder not in ("", ".") else key.workload
     if here and there:
-        told = _verdicts(name, here, there, candidate, reference)
+        verdicts = _verdicts(name, here, there, candidate, reference)
     else:
-        told = Verdicts(name, (), (f"only in {candidate if here else reference}: there is nothing to compare it with",))
+        verdicts = Verdicts(name, (), (f"only in {candidate if here else reference}: no result to compare with",))
     wrong = [launch.result for launch in here if not launch.result.passed]
-    is_red = wrong or any(row.outcome is Outcome.REGRESSION or row.is_lost for row in told.rows)
-    outcome = "failed" if is_red else "compared" if told.rows else "measured"
+    has_failed = wrong or any(row.outcome is Outcome.REGRESSION or row.is_lost for row in verdicts.rows)
+    outcome = "failed" if has_failed else "compared" if verdicts.rows else "measured"
     failure = "\n".join(map(failed_checks_text, wrong))
-    case = Case(key.name, told.rows, tuple(here), tuple(there), against=reference)
-    return Test(name, outcome, failure, told.notes, (case,))
+    case = Case(key.name, verdicts.rows, tuple(here), tuple(there), against=reference)
+    return Test(name, outcome, failure, verdicts.notes, (case,))
 
 
 def _verdicts(name: str, here: Sequence[Launch], there: Sequence[Launch], candidate: str, reference: str) -> Verdicts:
-    """As against a stored baseline: a result does not say when it was measured, so that the two are two sittings."""
-    stored = tuple(StoredLaunch(replace(launch.facts, sitting=_sitting(reference))) for launch in there)
+    """Compare the candidate's launches with the reference's as with a stored baseline."""
+    stored = tuple(StoredLaunch(_in_block(launch, reference)) for launch in there)
     result = here[0].result
     baseline = Baseline(name, name, result.platform, result.workload, {}, stored)
     priors = functools.partial(default_spread, device=result.device)
     comparison = StoredComparison(name, {}, baseline, {}, priors, max_launches=len(here))
-    told = comparison.judge([replace(launch.facts, sitting=_sitting(candidate)) for launch in here])
-    undecided = f"{len(here)} of {candidate} and {len(there)} of {reference} do not decide"
+    verdicts = comparison.judge([_in_block(launch, candidate) for launch in here])
+    undecided = f"too few launches to decide: {len(here)} of {candidate} and {len(there)} of {reference}"
     reasons = {
         Outcome.INCONCLUSIVE: undecided,
-        Outcome.MISSING: f"{candidate} or {reference} has none",
+        Outcome.MISSING: f"missing in {candidate} or in {reference}",
         Outcome.IMPROVED: "",
     }
-    rows = (replace(row, reason=reasons.get(row.outcome, row.reason), against=reference) for row in told.rows)
-    return replace(told, rows=tuple(rows))
+    rows = (replace(row, reason=reasons.get(row.outcome, row.reason), against=reference) for row in verdicts.rows)
+    return replace(verdicts, rows=tuple(rows))
 
 
-def _sitting(label: str) -> str:
-    return hashlib.sha256(label.encode()).hexdigest()[:12]
+def _in_block(launch: Launch, label: str) -> LaunchFacts:
+    """Return the facts in the session block of the launch.
+
+    A result without provenance does not say in which block it was measured, so each label counts as a block of its own.
+    """
+    if launch.result.provenance is not None:
+        return launch.facts
+    return replace(launch.facts, sitting=hashlib.sha256(label.encode()).hexdigest()[:12])

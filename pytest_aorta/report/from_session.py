@@ -1,4 +1,4 @@
-"""From what the tests of a run left to a report."""
+"""Builds a report from the records that the tests of a session left."""
 
 from __future__ import annotations
 
@@ -8,18 +8,23 @@ from pathlib import Path
 
 from pytest_aorta.common.errors import BaselineError
 from pytest_aorta.report.data import Case, Report, Test, read_launches
-from pytest_aorta.result.facts import RECORDED_AT_FORMAT
+from pytest_aorta.result.folder import RESULT_FILE
+from pytest_aorta.result.provenance import UTC_FORMAT
 from pytest_aorta.session.record import Compared, TestRecord
 from pytest_aorta.verdict.baseline import Baseline, read_baseline_file
 
 
 def session_report(records: Sequence[TestRecord], *, title: str) -> Report:
-    """Read the results and baselines that the records name; what can't be read is a warning."""
+    """Return the report of a session; results and baselines that can't be read become warnings."""
     warnings: list[str] = []
-    told = [record for record in records if record.num_launches or record.lacked_devices]
-    tests = tuple(_test(record, warnings) for record in told)
-    created_at = time.strftime(RECORDED_AT_FORMAT, time.gmtime())
+    tests = tuple(_test(record, warnings) for record in reported(records))
+    created_at = time.strftime(UTC_FORMAT, time.gmtime())
     return Report(title, created_at, "candidate", "baseline", tests, tuple(warnings))
+
+
+def reported(records: Sequence[TestRecord]) -> list[TestRecord]:
+    """Return the records that belong in a report: tests that launched something or lacked the devices for a launch."""
+    return [record for record in records if record.num_launches or record.lacked_devices]
 
 
 def _test(record: TestRecord, warnings: list[str]) -> Test:
@@ -31,14 +36,14 @@ def _test(record: TestRecord, warnings: list[str]) -> Test:
 def _case(record: TestRecord, compared: Compared, warnings: list[str]) -> Case:
     sides = []
     for folders in (compared.candidate, compared.reference):
-        launches, problems = read_launches([Path(folder) / "result.json" for folder in folders])
+        launches, problems = read_launches([Path(folder) / RESULT_FILE for folder in folders])
         warnings += problems
         sides.append(launches)
     verdicts = tuple(row for row in record.verdicts if row.case == compared.case)
     name = compared.case.removeprefix(f"{record.nodeid}::")
-    # A baseline of another config is none: no verdict has a value of it.
-    is_held_against = any(row.baseline is not None for row in verdicts)
-    baseline = _baseline(compared.baseline, warnings) if is_held_against else None
+    # No verdict has a value of the baseline where the baseline belongs to another config.
+    is_compared = any(row.baseline is not None for row in verdicts)
+    baseline = _baseline(compared.baseline, warnings) if is_compared else None
     return Case(name, verdicts, sides[0], sides[1], baseline, "reference" if sides[1] else "baseline")
 
 
@@ -48,5 +53,5 @@ def _baseline(file: str | None, warnings: list[str]) -> Baseline | None:
     try:
         return read_baseline_file(Path(file))
     except BaselineError as error:
-        warnings.append(f"left out of the report: {error}")
+        warnings.append(f"baseline left out of the report: {error}")
         return None

@@ -1,4 +1,4 @@
-"""Measured overlap for tables and pictures: means over profiled steps, and the lanes of the last one."""
+"""Measured overlap for tables and drawings: means over the profiled steps, and the lanes of the last profiled step."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from statistics import fmean
 
 from pytest_aorta.result.measurements import StepOverlap, WorkloadResult
 from pytest_aorta.result.trace.intervals import Intervals, difference, union
-from pytest_aorta.result.trace.overlap import COMPUTE, COPY
+from pytest_aorta.result.trace.overlap import Lane
 
-EXPOSED = "exposed"
 _NS_PER_MS = 1_000_000
 
 
 @dataclass(frozen=True)
 class RankOverlap:
-    """One rank's means over its profiled steps, in milliseconds; ``ratio`` is None without communication."""
+    """Means over the profiled steps of one rank, in milliseconds; ``ratio`` is None without communication."""
 
     rank: int
     step_ms: float
@@ -30,7 +29,7 @@ class RankOverlap:
 
 @dataclass(frozen=True)
 class CollectiveOverlap:
-    """One kind of collective: means over ranks and profiled steps, and the rank with the most exposed."""
+    """One kind of collective: means over ranks and profiled steps, and the rank with the most exposed time."""
 
     name: str
     total_ms: float
@@ -40,12 +39,12 @@ class CollectiveOverlap:
 
     @property
     def exposed_ms(self) -> float:
-        """What no compute hides."""
+        """Return the time that compute does not hide."""
         return self.total_ms - self.hidden_ms
 
 
 def rank_overlaps(result: WorkloadResult) -> list[RankOverlap]:
-    """One row a rank that was profiled."""
+    """Return one row per profiled rank."""
     return [_rank(rank, steps) for rank, steps in enumerate(result.overlap) if steps]
 
 
@@ -64,7 +63,7 @@ def _rank(rank: int, steps: Sequence[StepOverlap]) -> RankOverlap:
 
 
 def collective_overlaps(result: WorkloadResult) -> list[CollectiveOverlap]:
-    """One row a kind of collective, the most exposed first."""
+    """Return one row per kind of collective, the most exposed kind first."""
     ranks = [(rank, steps) for rank, steps in enumerate(result.overlap) if steps]
     names = {name for _, steps in ranks for step in steps for name in step.collectives}
     rows = [_collective(name, ranks) for name in sorted(names)]
@@ -74,8 +73,8 @@ def collective_overlaps(result: WorkloadResult) -> list[CollectiveOverlap]:
 def _collective(name: str, ranks: Sequence[tuple[int, Sequence[StepOverlap]]]) -> CollectiveOverlap:
     by_rank = {}
     for rank, steps in ranks:
-        there = [step.collectives[name] for step in steps if name in step.collectives]
-        total, hidden = sum(one.total_ms for one in there), sum(one.hidden_ms for one in there)
+        times = [step.collectives[name] for step in steps if name in step.collectives]
+        total, hidden = sum(time.total_ms for time in times), sum(time.hidden_ms for time in times)
         by_rank[rank] = (total / len(steps), hidden / len(steps))
     worst = max(by_rank, key=lambda rank: by_rank[rank][0] - by_rank[rank][1])
     return CollectiveOverlap(
@@ -88,10 +87,13 @@ def _collective(name: str, ranks: Sequence[tuple[int, Sequence[StepOverlap]]]) -
 
 
 def drawn_lanes(lanes: dict[str, list[list[float]]]) -> dict[str, list[list[float]]]:
-    """A rank's lanes, and ``exposed``: communication under no compute. Lanes are coarse: no figure is made of them."""
+    """Return a rank's lanes with the lane ``exposed`` added: communication that compute does not hide.
+
+    Lanes may have gaps closed, so they are for drawing only and not for computing figures.
+    """
     sets = {name: _to_ns(intervals) for name, intervals in lanes.items()}
-    comm = union(*(moments for name, moments in sets.items() if name not in (COMPUTE, COPY)))
-    sets[EXPOSED] = difference(comm, sets.get(COMPUTE, union()))
+    comm = union(*(moments for name, moments in sets.items() if name not in (Lane.COMPUTE, Lane.COPY)))
+    sets[Lane.EXPOSED] = difference(comm, sets.get(Lane.COMPUTE, union()))
     return {name: (moments / _NS_PER_MS).tolist() for name, moments in sets.items()}
 
 

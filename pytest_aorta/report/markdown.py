@@ -1,4 +1,4 @@
-"""The Markdown of a run, for the page that GitHub shows of a job: what is red first, and never too long."""
+"""Renders the Markdown summary of a session for GitHub's page of a job: failures first, bounded in size."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from pytest_aorta.session.text import totals
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Verdict
 
-# GitHub drops a step's summary as a whole above 1 MiB; others may write to the same file.
+# GitHub drops the whole summary of a step above 1 MiB, and other programs may write to the same file.
 MAX_BYTES = 512 << 10
 _MAX_EVIDENCE = 8_000
 _MAX_FAILURES = 20
-_RED = (Outcome.REGRESSION, Outcome.MISSING)
+_FAILING = (Outcome.REGRESSION, Outcome.MISSING)
 _HEAD = ("test", "metric", "value", "baseline", "change [95%]", "tolerance", "launches", "verdict")
 _SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~-])")
 
 
 def markdown(records: Sequence[TestRecord], max_bytes: int = MAX_BYTES) -> str:
-    """The summary of a run, of at most ``max_bytes`` in UTF-8; what does not fit is counted."""
+    """Return the summary of a session in at most ``max_bytes`` of UTF-8; parts that do not fit are counted."""
     failed = [record for record in records if record.outcome in ("failed", "error")]
     mark = "\N{CROSS MARK}" if failed else "\N{WHITE HEAVY CHECK MARK}"
     head = f"## {mark} pytest-aorta\n\n{escaped(totals(records))}\n"
     rows = [(record, row) for record in records for row in record.verdicts]
     notable = [pair for pair in rows if pair[1].outcome is not Outcome.PASS]
-    notable.sort(key=lambda pair: (pair[1].outcome not in _RED, pair[1].outcome is not Outcome.INCONCLUSIVE))
+    notable.sort(key=lambda pair: (pair[1].outcome not in _FAILING, pair[1].outcome is not Outcome.INCONCLUSIVE))
     passed = [pair for pair in rows if pair[1].outcome is Outcome.PASS]
     parts = [
         *_table(notable),
@@ -38,7 +38,7 @@ def markdown(records: Sequence[TestRecord], max_bytes: int = MAX_BYTES) -> str:
 
 
 def escaped(text: str) -> str:
-    """Text that Markdown and HTML show as it is, in one cell of a table."""
+    """Return text escaped for one cell of a table, so that Markdown and HTML show the text as is."""
     line = " ".join(text.split())
     return _SPECIAL.sub(r"\\\1", html.escape(line, quote=False))
 
@@ -61,7 +61,7 @@ def _failure(record: TestRecord) -> str:
 
 def _folded(rows: Sequence[tuple[TestRecord, Verdict]]) -> Iterator[str]:
     if rows:
-        # In one piece, since what is opened has to be closed.
+        # The table is one part, because a <details> element that is opened must be closed.
         table = "".join(_fitting(list(_table(rows)), MAX_BYTES // 4))
         yield f"\n<details><summary>{len(rows)} passed verdicts</summary>\n{table}\n</details>\n"
 

@@ -1,4 +1,4 @@
-"""``summary.json``: what each side measured, case by case, and the ratios between them."""
+"""Builds ``summary.json``: the measurements of each side, case by case, and the ratios between the sides."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCHEMA_VERSION = 1
 
 
 def summary(report: Report) -> dict[str, Any]:
-    """The document; its schema is ``schemas/report_summary.schema.json``."""
+    """Return the document, whose schema is ``common/schemas/report_summary.schema.json``."""
     cases = [_case(test, case) for test in report.tests for case in test.cases]
     return {
         "schema_version": SCHEMA_VERSION,
@@ -61,7 +61,7 @@ def _metrics(case: Case) -> dict[str, Any]:
 
 
 def ratio(candidate: float | str | None, reference: float | str | None) -> float | None:
-    """Candidate over reference; None where one is lacking, is no number, or there is nothing to divide by."""
+    """Return candidate divided by reference; None where either is missing or not a number, or the reference is 0."""
     if not isinstance(candidate, float | int) or not isinstance(reference, float | int) or not reference:
         return None
     quotient = candidate / reference
@@ -69,7 +69,10 @@ def ratio(candidate: float | str | None, reference: float | str | None) -> float
 
 
 def _ratios(cases: list[dict[str, Any]]) -> dict[str, Mapping[str, float]]:
-    """Over cases; the geometric mean, as that of ratios does not depend on which side is the reference."""
+    """Return each metric's ratio over all cases.
+
+    The mean is geometric, because swapping the sides then inverts the mean.
+    """
     found: dict[str, list[float]] = defaultdict(list)
     for case in cases:
         for name, row in case["metrics"].items():

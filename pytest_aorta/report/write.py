@@ -1,4 +1,4 @@
-"""Writes a report: the page, and beside it ``summary.json`` and the timelines."""
+"""Writes the reports of a session: the page with its files, and Markdown for GitHub's page of a job."""
 
 from __future__ import annotations
 
@@ -11,68 +11,73 @@ from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.files import write_json, write_text
 from pytest_aorta.plan.options import Options
 from pytest_aorta.report.data import Report
-from pytest_aorta.report.from_session import session_report
+from pytest_aorta.report.from_session import reported, session_report
 from pytest_aorta.report.markdown import markdown
 from pytest_aorta.session.record import TestRecord
 
+SUMMARY_FILE = "summary.json"
+# Set by GitHub Actions: the file that a job's step appends its Markdown summary to.
+STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 _PACKAGES = ("jinja2", "matplotlib", "numpy")
 
 
 def require_packages() -> None:
-    """Say what to install, before anything is run.
+    """Check that the packages of the extra ``report`` are installed, before anything is launched.
 
     Raises:
-        SpecError: a package of the extra ``report`` is not installed.
+        SpecError: A package is not installed.
     """
     if lacking := [name for name in _PACKAGES if find_spec(name) is None]:
-        raise SpecError(f"a report takes {' and '.join(lacking)}; pip install 'pytest-aorta[report]'")
+        raise SpecError(f"a report needs {' and '.join(lacking)}; pip install 'pytest-aorta[report]'")
+
+
+def write_session_reports(
+    records: Sequence[TestRecord], options: Options, environ: Mapping[str, str] = os.environ
+) -> list[str]:
+    """Write the reports that the options and the environment ask for, and return lines for the terminal.
+
+    A report that can't be written becomes a warning line, because a failed report must not hide the verdicts.
+    """
+    shown = reported(records)
+    lines: list[str] = []
+    if shown and environ.get(STEP_SUMMARY):
+        lines += _append_step_summary(shown, Path(environ[STEP_SUMMARY]))
+    if options.report is not None:
+        lines += _write_page(shown, options.report)
+    return lines
 
 
 def write_report(report: Report, file: Path) -> list[Path]:
-    """Write everything and return the files, the page first.
+    """Write the page to ``file`` and ``summary.json`` and the timelines beside it; return the files, the page first.
 
     Raises:
-        OSError: a file can't be written.
+        OSError: A file can't be written.
     """
-    # A run without a report needs neither.
+    # Sessions without a report need neither jinja2 nor matplotlib.
     from pytest_aorta.report.page.render import render
     from pytest_aorta.report.summary import summary
     from pytest_aorta.report.timeline import draw_timelines
 
     file.parent.mkdir(parents=True, exist_ok=True)
     write_text(file, render(report))
-    table = file.parent / "summary.json"
+    table = file.parent / SUMMARY_FILE
     write_json(table, summary(report))
     return [file, table, *draw_timelines(report, file.parent)]
 
 
-STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
-
-
-def tell(records: Sequence[TestRecord], options: Options, environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Write both, as far as they are wanted; returns lines for the terminal. Nothing that goes wrong is raised."""
-    told = [record for record in records if record.num_launches or record.lacked_devices]
-    lines: list[str] = []
-    if told and environ.get(STEP_SUMMARY):
-        lines += _step_summary(told, Path(environ[STEP_SUMMARY]))
-    if options.report is not None:
-        lines += _report(told, options.report)
-    return lines
-
-
-def _step_summary(records: Sequence[TestRecord], file: Path) -> list[str]:
+def _append_step_summary(records: Sequence[TestRecord], file: Path) -> list[str]:
     try:
         with file.open("a", encoding="utf-8", errors="backslashreplace") as summary:
             summary.write(markdown(records))
     except OSError as error:
-        return [f"WARNING: {STEP_SUMMARY}: {file}: not written: {error.strerror or error}"]
+        return [f"WARNING: {STEP_SUMMARY}: {file} can't be written: {error.strerror or error}"]
     return []
 
 
-def _report(records: Sequence[TestRecord], file: Path) -> list[str]:
+def _write_page(records: Sequence[TestRecord], file: Path) -> list[str]:
     try:
         report = session_report(records, title="pytest-aorta")
         written = write_report(report, file)
-    except Exception as error:  # noqa: BLE001 - a picture of a run must not take the run's verdicts with it
-        return [f"WARNING: {file}: no report: {type(error).__name__}: {error}"]
+    except Exception as error:  # noqa: BLE001 - a failed report must not take the session's verdicts with it
+        return [f"WARNING: {file}: no report was written: {type(error).__name__}: {error}"]
     return [*(f"WARNING: {warning}" for warning in report.warnings), f"report: {', '.join(map(str, written))}"]

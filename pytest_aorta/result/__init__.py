@@ -1,1 +1,1 @@
-"""What a launch leaves: measurements, evidence, diagnosis, facts."""
+"""Results of launches: measurements, evidence, diagnosis, and the facts that verdicts are computed from."""

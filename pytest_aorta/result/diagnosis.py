@@ -1,4 +1,4 @@
-"""Why a launch failed, and which rank failed first: from evidence to a class and a short text."""
+"""Diagnoses a failed launch: the class of the failure, the rank that failed first, and a short text of evidence."""
 
 from __future__ import annotations
 
@@ -10,34 +10,39 @@ from dataclasses import dataclass
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.result.evidence import Frame, RankEvidence, last_lines, log_tail, read_evidence
 from pytest_aorta.result.flight import FlightVerdict, flight_verdict
-from pytest_aorta.result.outcome import LaunchOutcome
+from pytest_aorta.result.folder import AGENT_LOG
+from pytest_aorta.result.outcome import EndReason, LaunchOutcome
 
 _TRACEBACK_LINES = 12
 _FRAMES_SHOWN = 3
 _RANKS_SHOWN = 4
-# What a rank says when another one has gone: it is a victim, however early it complains.
+# Errors of a rank whose peer is gone. Such a rank is a victim of the failure, even where its error is the earliest.
 _PEER_ERROR = re.compile(
     r"connection (was )?(closed|reset|refused)|closed by peer|reset by peer|broken pipe|remote process exited"
     r"|ncclRemoteError|recvValue failed|peer (has )?(closed|gone)|socket (closed|timeout)|EPIPE|ECONNRESET"
     r"|timed out waiting \d+ ?ms for (recv|send)",
     re.IGNORECASE,
 )
-# Reasons of the coordinator, whose detail says which node.
-_NODE_REASONS = {"node_lost": "node lost", "node_launcher": "node launcher", "node_mismatch": "node mismatch"}
-# Where Python stops when it waits for other ranks or for the device.
+# Reasons that the coordinator of several nodes gives; the outcome's detail names the node.
+_NODE_REASONS = {
+    EndReason.NODE_LOST: "node lost",
+    EndReason.NODE_LAUNCHER: "node launcher",
+    EndReason.NODE_MISMATCH: "node mismatch",
+}
+# Innermost functions of a rank that waits for its peers or for the device.
 _WAITING_FUNCTIONS = {"wait", "barrier", "synchronize", "elapsed_time", "item", "tolist", "cpu"}
 
 
 @dataclass(frozen=True)
 class LaunchFailure:
-    """Why a launch failed.
+    """The diagnosis of a failed launch.
 
     Attributes:
         kind: rank exception, out of memory, exit code, signal, hang in collective, hang elsewhere, output
             cap, rendezvous, result missing, process left, interrupted or guard lost; over several nodes also node lost,
             node launcher or node mismatch.
-        rank: the rank that failed first, None where none did.
-        text: one line that names both, then the evidence, then the folder.
+        rank: the rank that failed first; None where no rank did.
+        text: a line with the kind and the rank, then the evidence, then the run folder.
     """
 
     kind: str
@@ -54,10 +59,10 @@ class _RankFailure:
 
 
 def launch_failure(plan: LaunchPlan, outcome: LaunchOutcome) -> LaunchFailure | None:
-    """Class, first failing rank and text; None where every rank ended well and left a result."""
+    """Return the diagnosis of a launch; None where every rank succeeded and left a result."""
     ranks = read_evidence(plan)
     finished = all(rank.has_result for rank in ranks)
-    if outcome.reason == "exit" and outcome.agent_status == 0 and finished and not outcome.survivors:
+    if outcome.reason == EndReason.EXIT and outcome.agent_status == 0 and finished and not outcome.survivors:
         return None
     kind, rank, headline, details = _classify(plan, outcome, ranks)
     name = f"{plan.name} at {plan.reference.name}" if plan.reference else plan.name
@@ -71,54 +76,59 @@ def launch_failure(plan: LaunchPlan, outcome: LaunchOutcome) -> LaunchFailure | 
 def _classify(
     plan: LaunchPlan, outcome: LaunchOutcome, ranks: list[RankEvidence]
 ) -> tuple[str, int | None, str, list[str]]:
-    if outcome.reason == "parent_gone":
+    if outcome.reason == EndReason.PARENT_GONE:
         return "interrupted", None, "pytest ended before the launch did", []
-    if outcome.reason == "guard_lost":
+    if outcome.reason == EndReason.GUARD_LOST:
         return "guard lost", None, "the process that watches the ranks was killed", _agent_tail(plan)
     if outcome.reason in _NODE_REASONS:
-        seen = [_where(rank) for rank in ranks if rank.frames][:_RANKS_SHOWN]
-        return _NODE_REASONS[outcome.reason], None, outcome.detail, [*seen, *_agent_tail(plan)]
+        stacks = [_position(rank) for rank in ranks if rank.frames][:_RANKS_SHOWN]
+        return _NODE_REASONS[outcome.reason], None, outcome.detail, [*stacks, *_agent_tail(plan)]
     if any(rank.timed_out for rank in ranks):
         return _collective_timeout(ranks, flight_verdict(plan.run_dir))
     failures = sorted((failure for rank in ranks if (failure := _own_failure(rank))), key=lambda item: item.order)
-    if failures and outcome.reason in ("exit", "rank_error"):
+    if failures and outcome.reason in (EndReason.EXIT, EndReason.RANK_ERROR):
         return _first_failure(failures, ranks)
     waiting = _names([rank.rank for rank in ranks if not rank.has_result])
-    if outcome.reason == "output_cap":
+    if outcome.reason == EndReason.OUTPUT_CAP:
         largest = max(ranks, key=lambda rank: rank.log_bytes)
-        headline = f"logs over {plan.limits.output_cap_bytes >> 20} MiB, rank {largest.rank} wrote most"
-        return "output cap", largest.rank, f"{headline}; {waiting} without a result", list(largest.log_tail)[-2:]
+        headline = f"logs exceed {plan.limits.output_cap_bytes >> 20} MiB, rank {largest.rank} wrote most"
+        return "output cap", largest.rank, f"{headline}; {waiting} left no result", list(largest.log_tail)[-2:]
     if not any(rank.started for rank in ranks):
-        return "rendezvous", None, f"no rank has started; torchrun {_agent_end(outcome)}", _agent_tail(plan)
-    if outcome.reason in ("time_limit", "straggler"):
+        return "rendezvous", None, f"no rank started; torchrun {_agent_end(outcome)}", _agent_tail(plan)
+    if outcome.reason in (EndReason.TIME_LIMIT, EndReason.STRAGGLER):
         return _hang(plan, outcome, [rank for rank in ranks if not rank.has_result])
     if outcome.agent_status == 0:
         missing = next((rank for rank in ranks if not rank.has_result), None)
         if missing is None:
             return "process left", None, "a process outlived the launch", []
-        return "result missing", missing.rank, f"{waiting} ended well and left no result", list(missing.log_tail)
+        return (
+            "result missing",
+            missing.rank,
+            f"{waiting} exited with code 0 and left no result",
+            list(missing.log_tail),
+        )
     return (
         "rendezvous",
         None,
-        f"torchrun {_agent_end(outcome)} before any rank failed; {waiting} without a result",
-        (_agent_tail(plan)),
+        f"torchrun {_agent_end(outcome)} before any rank failed; {waiting} left no result",
+        _agent_tail(plan),
     )
 
 
 def _collective_timeout(
     ranks: Sequence[RankEvidence], flight: FlightVerdict | None
 ) -> tuple[str, int | None, str, list[str]]:
-    """NCCL's watchdog has ended ranks that waited in a collective: what it and the flight recorder say."""
+    """Diagnose a launch in which NCCL's watchdog ended ranks that waited in a collective."""
     waiting = [rank for rank in ranks if rank.timed_out]
     absent = [rank.rank for rank in ranks if not rank.timed_out]
-    where = f"{_names([rank.rank for rank in waiting])} ran out of time in {waiting[0].timed_out}"
+    headline = f"{_names([rank.rank for rank in waiting])} timed out in {waiting[0].timed_out}"
     if flight is not None:
         absent = list(flight.missing_ranks)
-        where += f"; {_names(absent)} missing from {flight.collective} number {flight.sequence}"
+        headline += f"; {_names(absent)} missing from {flight.collective} number {flight.sequence}"
     elif absent:
-        where += f"; {_names(absent)} not in it"
+        headline += f"; {_names(absent)} not in this collective"
     first = absent[0] if absent else min(waiting, key=lambda rank: rank.steps).rank
-    return "hang in collective", first, where, [_where(rank) for rank in ranks[:_RANKS_SHOWN]]
+    return "hang in collective", first, headline, [_position(rank) for rank in ranks[:_RANKS_SHOWN]]
 
 
 def _first_failure(failures: list[_RankFailure], ranks: Sequence[RankEvidence]) -> tuple[str, int, str, list[str]]:
@@ -128,16 +138,16 @@ def _first_failure(failures: list[_RankFailure], ranks: Sequence[RankEvidence]) 
     if not error:
         details = [f"  at {frame}" for frame in first.evidence.frames[:_FRAMES_SHOWN]]
         details += [f"  | {line}" for line in first.evidence.log_tail]
-    complaints = [other for other in failures[1:] if other.evidence.error]
-    details += [f"  then rank {other.evidence.rank}: {other.message[:300]}" for other in complaints[:_RANKS_SHOWN]]
-    # The others were stopped: where they were is what the failed rank was missed in.
+    later = [other for other in failures[1:] if other.evidence.error]
+    details += [f"  then rank {other.evidence.rank}: {other.message[:300]}" for other in later[:_RANKS_SHOWN]]
+    # The other ranks were stopped. Their stacks show what they were doing when the failed rank went missing.
     stopped = [rank for rank in ranks if rank is not first.evidence and not rank.error and rank.frames]
-    details += [_where(rank) for rank in stopped[:_RANKS_SHOWN]]
+    details += [_position(rank) for rank in stopped[:_RANKS_SHOWN]]
     return first.kind, first.evidence.rank, f"rank {first.evidence.rank} failed first: {first.message}", details
 
 
 def _own_failure(rank: RankEvidence) -> _RankFailure | None:
-    """How a rank failed by itself, with what orders causes: victims last, then by time."""
+    """Return how a rank failed by itself; failures are ordered with victims last, then by time."""
     if rank.error is not None:
         message = f"{rank.error['type']}: {rank.error['message']}"
         kind = "out of memory" if "OutOfMemory" in rank.error["type"] else "rank exception"
@@ -145,7 +155,7 @@ def _own_failure(rank: RankEvidence) -> _RankFailure | None:
         return _RankFailure(kind, message, rank, (is_victim, False, True, rank.error["time_ns"]))
     if rank.exit_code is None:
         return None
-    # An abort is how threads of NCCL and gloo react to what happened elsewhere; SIGTERM is how ranks are stopped.
+    # Threads of NCCL and gloo abort in reaction to a failure elsewhere, and SIGTERM is sent to ranks that are stopped.
     is_reaction = rank.exit_code in (-signal.SIGABRT, -signal.SIGTERM)
     kind = "signal" if rank.exit_code < 0 else "exit code"
     return _RankFailure(kind, exit_text(rank.exit_code), rank, (False, is_reaction, False, rank.exit_code))
@@ -155,30 +165,26 @@ def _hang(
     plan: LaunchPlan, outcome: LaunchOutcome, unfinished: Sequence[RankEvidence]
 ) -> tuple[str, int | None, str, list[str]]:
     limit = f"time limit of {plan.timeout_s:g} s reached"
-    if outcome.reason == "straggler":
+    if outcome.reason == EndReason.STRAGGLER:
         limit = f"a rank was done for {plan.limits.straggler_s:g} s and others were not"
     if not unfinished:
-        return "process left", None, f"{limit}; every rank has left its result", []
+        return "process left", None, f"{limit}; every rank left its result", []
     waiting = [rank for rank in unfinished if _is_waiting(rank.frames)]
     absent = [rank for rank in unfinished if rank not in waiting]
     first = min(absent or waiting, key=lambda rank: rank.steps)
-    details = [_where(rank) for rank in (first, *(rank for rank in unfinished if rank is not first))][:_RANKS_SHOWN]
+    details = [_position(rank) for rank in (first, *(rank for rank in unfinished if rank is not first))][:_RANKS_SHOWN]
     if waiting and absent:
         wait = "waits" if len(waiting) == 1 else "wait"
-        who = f"{_names([rank.rank for rank in waiting])} {wait} for {_names([rank.rank for rank in absent])}"
-        return "hang in collective", first.rank, f"{limit}; {who}", details
+        headline = f"{_names([rank.rank for rank in waiting])} {wait} for {_names([rank.rank for rank in absent])}"
+        return "hang in collective", first.rank, f"{limit}; {headline}", details
     if waiting:
-        others = "it was done and" if outcome.reason == "straggler" else "all"
-        return (
-            "hang in collective",
-            first.rank,
-            f"{limit}; {others} wait in collectives, rank {first.rank} the earliest",
-            (details),
-        )
-    where = "in no collective"
+        who = "the others" if outcome.reason == EndReason.STRAGGLER else "all"
+        headline = f"{who} wait in collectives, rank {first.rank} in the earliest step"
+        return "hang in collective", first.rank, f"{limit}; {headline}", details
+    headline = f"{_names([rank.rank for rank in absent])} in no collective"
     if not any(rank.steps for rank in unfinished):
-        where += ", before the first measured step: a hang, or a start that takes longer"
-    return "hang elsewhere", first.rank, f"{limit}; {_names([rank.rank for rank in absent])} {where}", details
+        headline += ", before the first measured step: a hang, or a start that takes longer than the limit"
+    return "hang elsewhere", first.rank, f"{limit}; {headline}", details
 
 
 def _is_waiting(frames: Sequence[Frame]) -> bool:
@@ -186,17 +192,17 @@ def _is_waiting(frames: Sequence[Frame]) -> bool:
     return in_library or (bool(frames) and frames[0].function in _WAITING_FUNCTIONS)
 
 
-def _where(rank: RankEvidence) -> str:
-    place = " < ".join(map(str, rank.frames[:_FRAMES_SHOWN]))
-    if not place:
-        place = "no stack; its log ends: " + " | ".join(rank.log_tail[-2:])
+def _position(rank: RankEvidence) -> str:
+    position = " < ".join(map(str, rank.frames[:_FRAMES_SHOWN]))
+    if not position:
+        position = "no stack; the log ends with: " + " | ".join(rank.log_tail[-2:])
     if rank.in_flight:
-        place = f"in {rank.in_flight}, {place}"
-    return f"  rank {rank.rank}, step {rank.steps}: {place}"
+        position = f"in {rank.in_flight}, {position}"
+    return f"  rank {rank.rank}, step {rank.steps}: {position}"
 
 
 def exit_text(code: int) -> str:
-    """An exit status in words."""
+    """Return an exit status in words, negative for a signal."""
     if code >= 0:
         return f"exit code {code}"
     try:
@@ -212,7 +218,7 @@ def _agent_end(outcome: LaunchOutcome) -> str:
 
 
 def _agent_tail(plan: LaunchPlan) -> list[str]:
-    return [f"  | {line}" for line in log_tail(plan.run_dir / "agent.log")]
+    return [f"  | {line}" for line in log_tail(plan.run_dir / AGENT_LOG)]
 
 
 def _names(ranks: list[int]) -> str:

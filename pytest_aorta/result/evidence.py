@@ -1,4 +1,4 @@
-"""What a launch left in its run folder, rank by rank, as plain data; nothing in it is trusted to be there."""
+"""Reads what a launch left in its run folder, rank by rank, as plain data. Any file may be absent or damaged."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from pytest_aorta.common.files import UnreadableFile, read_json
 from pytest_aorta.plan.launch_plan import LaunchPlan
-from pytest_aorta.result.folder import steps_entered
+from pytest_aorta.result import folder as names
 
 _MAX_BYTES = 1 << 20
 _LOG_LINES = 8
@@ -19,32 +19,33 @@ _FRAME = re.compile(r'^\s*File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<func
 
 @dataclass(frozen=True)
 class Frame:
-    """One Python frame."""
+    """A Python stack frame."""
 
     file: str
     line: int
     function: str
 
     def __str__(self) -> str:
-        """Function and place, the path cut to its end."""
+        """Return the function with its file and line, the path shortened to its last three parts."""
         return f"{self.function} ({'/'.join(Path(self.file).parts[-3:])}:{self.line})"
 
 
 @dataclass(frozen=True)
 class RankEvidence:
-    """One rank's files.
+    """The files of one rank.
 
     Attributes:
-        started: it left its process id, or more.
-        has_result: it left a result.
-        error: type, message, traceback and time_ns of the exception that ended it.
-        exit_code: how it ended by itself, negative for a signal; None where the agent saw nothing.
-        frames: its main thread's frames, innermost first, at a time limit or a fatal signal.
-        steps: measured steps it has entered.
-        log_tail: the last lines of its output.
-        log_bytes: the size of its output.
-        in_flight: the NCCL collective it was in when it was stopped, with its sequence number.
-        timed_out: the collective in which NCCL's watchdog saw it run out of time, with its sequence number.
+        started: the rank left its process id or its result.
+        has_result: the rank left its result.
+        error: type, message, traceback and time_ns of the exception that ended the rank.
+        exit_code: the exit code of a rank that ended by itself, negative for a signal; None where the torchrun agent
+            reported none.
+        frames: frames of the rank's main thread, innermost first, at a time limit or a fatal signal.
+        steps: measured steps that the rank has entered.
+        log_tail: the last lines of the rank's output.
+        log_bytes: the size of the rank's output.
+        in_flight: the NCCL collective that was in flight when the rank was stopped, with its sequence number.
+        timed_out: the collective that NCCL's watchdog reported as timed out, with its sequence number.
     """
 
     rank: int
@@ -61,41 +62,42 @@ class RankEvidence:
 
 
 def read_evidence(plan: LaunchPlan) -> list[RankEvidence]:
-    """Every rank's evidence, in order of rank."""
-    agent = _json(plan.run_dir / "agent.json") or {}
+    """Return every rank's evidence, in order of rank."""
+    agent = _json(plan.run_dir / names.AGENT_FILE) or {}
     exit_codes = {entry["rank"]: entry["exit_code"] for entry in agent.get("failures", ())}
     return [_read_rank(plan, rank, exit_codes.get(rank)) for rank in range(plan.world.size)]
 
 
 def log_tail(path: Path) -> tuple[str, ...]:
-    """The last lines of a log, each cut to a readable length."""
+    """Return the last lines of a log, each cut to 300 characters."""
     return last_lines(_text(path), _LOG_LINES)
 
 
 def last_lines(text: str, limit: int) -> tuple[str, ...]:
-    """The last ``limit`` lines, each cut to a readable length."""
+    """Return the last ``limit`` lines, each cut to 300 characters."""
     return tuple(line[:300] for line in text.strip().splitlines()[-limit:])
 
 
 def _read_rank(plan: LaunchPlan, rank: int, exit_code: int | None) -> RankEvidence:
-    folder = plan.run_dir / "ranks" / str(rank)
+    folder = names.rank_folder(plan.run_dir, rank)
+    log = folder / names.OUTPUT_LOG
     return RankEvidence(
         rank=rank,
-        started=(folder / "pid").exists() or (folder / "result.json").exists(),
-        has_result=(folder / "result.json").exists(),
-        error=_json(folder / "error.json"),
+        started=(folder / names.PID_FILE).exists() or (folder / names.RESULT_FILE).exists(),
+        has_result=(folder / names.RESULT_FILE).exists(),
+        error=_json(folder / names.ERROR_FILE),
         exit_code=exit_code,
-        frames=_main_frames(_text(folder / "stacks.txt")),
-        steps=steps_entered(folder),
-        log_tail=log_tail(folder / "output.log"),
-        log_bytes=_size(folder / "output.log"),
-        in_flight=_in_flight(_json(folder / "collectives.json")),
-        timed_out=_timed_out(_text(folder / "output.log")),
+        frames=_main_frames(_text(folder / names.STACKS_FILE)),
+        steps=names.steps_entered(folder),
+        log_tail=log_tail(log),
+        log_bytes=_size(log),
+        in_flight=_in_flight(_json(folder / names.IN_FLIGHT_FILE)),
+        timed_out=_timed_out(_text(log)),
     )
 
 
 def _main_frames(stacks: str) -> tuple[Frame, ...]:
-    """The main thread's frames: the last in the file that no thread's start is the outermost of."""
+    """Return the main thread's frames: the last block whose outermost frame is not the start of another thread."""
     found: tuple[Frame, ...] = ()
     for block in re.split(r"(?m)^(?:Current thread|Thread) ", stacks):
         matches = [_FRAME.match(line) for line in block.splitlines()[1:]]

@@ -1,57 +1,67 @@
-"""The compact facts of one launch that a baseline keeps and a verdict is made from."""
+"""Condenses a result into the compact facts that a baseline stores and verdicts are computed from.
+
+The facts include two estimates that need the steps themselves: how far each rank lags behind its peers, and by how much
+a quantity grows from the first step to the last.
+"""
 
 from __future__ import annotations
 
 import calendar
-import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from itertools import pairwise
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from pytest_aorta.plan.profiler import WRAPPERS
 from pytest_aorta.result.gpu_facts import lowest_sm_clock_mhz, throttled
 from pytest_aorta.result.measurements import StepOverlap, WorkloadResult
+from pytest_aorta.result.provenance import UNKNOWN, UTC_FORMAT
 
 SAMPLE_SIZE = 20
-RECORDED_AT_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
-# What bit-for-bit numbers depend on, next to the world's size and device.
+# Facts of the environment that bitwise numerics depend on, next to the world's size and device.
 NUMERIC_ENVIRONMENT = (
     "torch", "device", "device_name", "cuda", "hip", "nccl", "cpu_capability", "num_threads",
     "deterministic_algorithms", "bitwise_reproducible", "tf32_matmul", "weight_hash_version",
 )  # fmt: skip
-_OF_THE_MACHINE = ("throttled", "sm_clock_mhz", "profiler")
-# Facts that add up over ranks; the rest is as bad as its worst rank or means the same on each.
+# Optional facts, left out of a baseline where they are empty.
+_OPTIONAL = ("throttled", "sm_clock_mhz", "profiler")
+# Metrics whose value over ranks is the largest rank's; of every other metric it is the mean.
 _LARGEST_OVER_RANKS = ("peak_memory_bytes",)
+# Parameters of growth(): medians of at most 16 groups of steps; fewer values or groups show no growth.
+_MAX_GROUPS = 16
+_MIN_VALUES = 10
+_MIN_GROUPS = 7
+# Neighboring steps resemble each other, often with a lag-1 autocorrelation of 0.6, so a group has at least this many.
+DEPENDENT_STEPS = 5
+_GROWTH_CONFIDENCE = 0.99
 
 
 @dataclass(frozen=True)
 class LaunchFacts:
-    """One launch: raw facts, units in names.
+    """The facts of one launch, with the unit in each name.
 
     Attributes:
-        recorded_at: UTC time, ISO 8601, to the second.
-        sitting: which machine, since which boot; launches of one sitting share its noise.
-        launcher: how ranks were started.
+        recorded_at: UTC time at which the launch had ended, ISO 8601, to the second.
+        sitting: the session block, i.e. the host since its last boot; launches of one block share its noise.
+        launcher: the program that started the ranks, torchrun or forkserver.
         num_steps: measured steps.
         step_time_ms: mean, p50, p99, tail5 (mean of the slowest 5%) and max of the steps' maxima over ranks.
-        step_time_sample_ms: at most 20 of those maxima, evenly spaced in time.
-        slowest_rank_p50_ms, fastest_rank_p50_ms: the span of the ranks' own medians.
-        metrics: the workload's facts, merged over ranks (mean; peak memory: largest).
+        step_time_sample_ms: at most 20 of the steps' maxima over ranks, evenly spaced in time.
+        slowest_rank_p50_ms, fastest_rank_p50_ms: the largest and the smallest of the ranks' own medians.
+        metrics: the workload's metrics over ranks: the largest peak memory, the mean of every other metric.
         weight_hashes: step -> hash.
-        final_loss: loss of the last measured step, None where nothing was trained.
-        environment: what bit-for-bit numbers depend on.
-        rank_lag_ms: how much less each rank waits a step than the others; empty where that is not known.
+        final_loss: the loss of the last measured step; None where nothing was trained.
+        environment: the versions and settings that bitwise numerics depend on.
+        rank_lag_ms: how much less each rank waits per step than its peers; empty where waits are not known.
         step_time_growth, memory_growth: relative growth within the launch that noise does not explain.
-        canary_ms: the fixed program's times, the slowest rank's, before or after the steps.
+        canary_ms: the times of the fixed program on its slowest rank, the better of before and after the steps.
         exposed_ms: exposed communication of a profiled step by collective, mean over steps and ranks.
-        most_exposed_rank: the rank with the most of it; None where no step was profiled.
-        throttled: which devices ran slower than they should have, and why; empty where none did, or nothing is known.
-        sm_clock_mhz: median SM clock of the device where it was lowest, None where it is not known.
-        profiler: the program around torchrun that made the steps slower, else empty.
+        most_exposed_rank: the rank with the most exposed communication; None where no step was profiled.
+        throttled: the devices that were throttled, and why; empty where none was, or where nothing is known.
+        sm_clock_mhz: the lowest of the devices' median SM clocks; None where no clock is known.
+        profiler: the profiler that wrapped torchrun and slowed the steps down; empty for none.
     """
 
     recorded_at: str
@@ -78,27 +88,31 @@ class LaunchFacts:
 
     @property
     def device(self) -> str:
-        """What ranks computed on, ``cuda`` or ``cpu``."""
+        """Return the kind of device that the ranks computed on, ``cuda`` or ``cpu``."""
         return str(self.environment.get("device", "cuda"))
 
     @property
     def moment_s(self) -> int:
-        """When it was recorded, in seconds since 1970."""
-        return calendar.timegm(time.strptime(self.recorded_at, RECORDED_AT_FORMAT))
+        """Return :attr:`recorded_at` in seconds since 1970."""
+        return calendar.timegm(time.strptime(self.recorded_at, UTC_FORMAT))
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> LaunchFacts:
-        """Build from a launch entry of a validated baseline."""
+        """Build the facts from a launch entry of a validated baseline."""
         return cls(**{item.name: data[item.name] for item in fields(cls) if item.name in data})
 
     def to_json(self) -> dict[str, Any]:
-        """The launch entry of a baseline, without what is not known of the machine."""
-        return {name: value for name, value in asdict(self).items() if value or name not in _OF_THE_MACHINE}
+        """Return the launch entry of a baseline, without optional facts that are empty."""
+        return {name: value for name, value in asdict(self).items() if value or name not in _OPTIONAL}
 
 
 def launch_facts(result: WorkloadResult) -> LaunchFacts:
-    """Condense a result; a step's time is its maximum over ranks."""
-    import numpy as np  # costs collection 0.1 s otherwise
+    """Return the facts of a result. The time of a step is its maximum over ranks.
+
+    A result without provenance was stored by an older version; its facts have the time and the block of
+    :data:`~pytest_aorta.result.provenance.UNKNOWN`.
+    """
+    import numpy as np  # imported here, since importing numpy would add 0.1 s to every collection
 
     steps = np.asarray(result.step_times_max_ms)
     rank_p50 = np.median(np.asarray(result.step_times_ms), axis=1)
@@ -111,9 +125,10 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
         "max": steps.max(),
     }
     stride = -(-len(steps) // SAMPLE_SIZE)
+    measured = result.provenance or UNKNOWN
     return LaunchFacts(
-        recorded_at=time.strftime(RECORDED_AT_FORMAT, time.gmtime()),
-        sitting=sitting_id(),
+        recorded_at=measured.measured_at,
+        sitting=measured.block,
         launcher=result.launcher,
         num_steps=len(steps),
         step_time_ms={name: _short(value) for name, value in quantities.items()},
@@ -137,7 +152,7 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
 
 
 def _exposed(overlap: list[list[StepOverlap]]) -> dict[str, float]:
-    """A rank or step without a collective exposes nothing of it."""
+    """Return exposed milliseconds per step by collective; a step that lacks a collective counts as 0."""
     steps = [step for rank in overlap for step in rank]
     kinds = sorted({kind for step in steps for kind in step.collectives})
     exposed = {
@@ -152,23 +167,16 @@ def _most_exposed_rank(overlap: list[list[StepOverlap]]) -> int | None:
 
 
 def _canary(result: WorkloadResult) -> dict[str, float]:
-    """Each part's time on its slowest rank; of before and after the steps the better, since one may be disturbed."""
+    """Return each part's time on its slowest rank, the better of before and after: a disturbance seldom hits both."""
     before, after = result.canary_before, result.canary_after
     return {name: _short(min(max(before[name]), max(after.get(name, before[name])))) for name in sorted(before)}
 
 
 def _numeric_environment(result: WorkloadResult) -> dict[str, Any]:
-    # On a GPU the host's instruction set computes nothing that counts.
+    # Numbers that are computed on a GPU do not depend on the host's instruction set and threads.
     left_out = ("cpu_capability", "num_threads") if result.device == "cuda" else ()
     names = [name for name in NUMERIC_ENVIRONMENT if name in result.environment and name not in left_out]
     return {name: result.environment[name] for name in names}
-
-
-def sitting_id() -> str:
-    """This machine since this boot, as 12 hex digits that name neither."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    machine = Path("/etc/hostname").read_text(encoding="utf-8") if Path("/etc/hostname").exists() else ""
-    return hashlib.sha256(f"{boot} {machine}".encode()).hexdigest()[:12]
 
 
 def _over_ranks(name: str, values: list[float]) -> float:
@@ -177,56 +185,51 @@ def _over_ranks(name: str, values: list[float]) -> float:
 
 
 def _short(value: Any) -> float:
-    # Six digits are far below the noise and keep baseline diffs readable; counts are exact.
+    # Six digits resolve far less than the noise and keep diffs of baselines readable. Integers stay exact.
     number = float(value)
     return number if number.is_integer() else float(f"{number:.6g}")
 
 
-_BLOCKS = 16
-_MIN_VALUES = 10
-_MIN_BLOCKS = 7
-# Steps, each of which resembles those before it: a lag-1 autocorrelation of 0.6 is usual.
-DEPENDENT_STEPS = 5
-_GROWTH_CONFIDENCE = 0.99
-
-
 def rank_lags_ms(wait_ms: Sequence[Sequence[float]]) -> list[float]:
-    """How much less each rank waits in collectives than the others, in milliseconds a step.
+    """Return how much less each rank waits in collectives than its peers, in milliseconds per step.
 
-    ``wait_ms[rank][step]`` becomes, for each rank, the median over steps of the others' median wait less its own.
-    The rank that arrives last waits least, so that its lag is the work that it alone has. Empty without waits, or
-    with one rank.
+    A rank's lag is the median over steps of the peers' median wait minus the rank's own wait, from
+    ``wait_ms[rank][step]``. The rank that arrives last waits least, so its lag is the time that its peers spend waiting
+    for it. Empty without waits, or with one rank.
     """
     if len(wait_ms) < 2 or not wait_ms[0]:
         return []
-    import numpy as np  # costs collection 0.1 s otherwise
+    import numpy as np  # imported here, since importing numpy would add 0.1 s to every collection
 
     waits = np.asarray(wait_ms)
     num_ranks = len(waits)
-    # Of a step's sorted waits, a rank's others are all but one: what was behind its place moves up.
+    # Sort each step's waits once. Leaving out a rank's own wait moves the later waits up by one, so the median of its
+    # peers is one of two neighboring sorted waits, or the mean of two such pairs.
     order = np.argsort(waits, axis=0)
-    place = np.argsort(order, axis=0)
+    position = np.argsort(order, axis=0)
     in_order = np.take_along_axis(waits, order, axis=0)
     low, high = (num_ranks - 2) // 2, (num_ranks - 1) // 2
-    others = [np.where(place <= middle, in_order[middle + 1], in_order[middle]) for middle in (low, high)]
-    lags: list[float] = np.median((others[0] + others[1]) / 2 - waits, axis=1).tolist()
+    peers = [np.where(position <= middle, in_order[middle + 1], in_order[middle]) for middle in (low, high)]
+    lags: list[float] = np.median((peers[0] + peers[1]) / 2 - waits, axis=1).tolist()
     return lags
 
 
 def growth(values: Sequence[float], dependent: int = 1) -> float:
-    """The relative growth from the first value to the last that 99% confidence leaves, 0 where it could be none.
+    """Return the relative growth from the first value to the last that is certain at 99% confidence, else 0.
 
-    The slope is Theil's and Sen's (J. Am. Stat. Assoc. 63, 1968) over medians of up to 16 blocks, of ``dependent``
-    values or more, since neighbouring steps are alike. Negative for a decline. Too few values show none.
+    The slope is the Theil-Sen estimate (Sen, J. Am. Stat. Assoc. 63, 1968) over the medians of up to 16 groups of
+    consecutive values, each of at least ``dependent`` values because neighboring values are correlated. The bound of
+    its confidence interval that is closer to 0 counts. A decline is negative. Fewer than 10 values or 7 groups show no
+    growth.
     """
-    blocks = min(_BLOCKS, len(values) // dependent)
-    if len(values) < _MIN_VALUES or blocks < _MIN_BLOCKS or min(values) <= 0:
+    groups = min(_MAX_GROUPS, len(values) // dependent)
+    if len(values) < _MIN_VALUES or groups < _MIN_GROUPS or min(values) <= 0:
         return 0.0
-    from scipy.stats import theilslopes  # costs collection half a second otherwise
+    from scipy.stats import theilslopes  # imported here, since importing scipy would add 0.5 s to every collection
 
-    bounds = [len(values) * number // blocks for number in range(blocks + 1)]
+    bounds = [len(values) * number // groups for number in range(groups + 1)]
     medians = [median(values[begin:end]) for begin, end in pairwise(bounds)]
     slopes = theilslopes(medians, alpha=_GROWTH_CONFIDENCE)
     low, high = float(slopes.low_slope), float(slopes.high_slope)
-    sure = low if low > 0 else high if high < 0 else 0.0
-    return sure * (blocks - 1) / median(medians)
+    certain = low if low > 0 else high if high < 0 else 0.0
+    return certain * (groups - 1) / median(medians)

@@ -1,7 +1,7 @@
-"""What torch's flight recorder says about a hang: which collective, and which ranks are missing from it.
+"""Reads the dumps of torch's flight recorder to find the collective that hangs and the ranks missing from it.
 
-NCCL ranks dump their last collectives when one of them runs out of time. The dumps are pickles, which only torch's own
-analyser reads, in a process of its own.
+NCCL ranks dump their last collectives when a collective times out. The dumps are pickles, so only torch's own analyzer
+reads them, in a process of its own.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_aorta.common.files import write_text
+from pytest_aorta.result.folder import FLIGHT_FOLDER, FLIGHT_PREFIX, FLIGHT_REPORT
 
-ANALYSER = "torch.distributed.flight_recorder.fr_trace"
-REPORT = "flight_recorder.txt"
+ANALYZER = "torch.distributed.flight_recorder.fr_trace"
 _LIMIT_S = 30.0
 _MAX_REPORT = 1 << 20
 _SEQUENCE = re.compile(r"Not all ranks joining collective, sequence number: (\d+)")
@@ -25,7 +25,7 @@ _MISSING = re.compile(r"missing ranks: \{([\d, ]+)\}")
 
 @dataclass(frozen=True)
 class FlightVerdict:
-    """The first collective that not all ranks joined, and who is missing."""
+    """The first collective that not all ranks joined, and the ranks that are missing from it."""
 
     collective: str
     sequence: int
@@ -33,25 +33,25 @@ class FlightVerdict:
 
 
 def flight_verdict(run_dir: Path) -> FlightVerdict | None:
-    """Analyse the dumps of a launch, and keep the analyser's whole report beside them; None without a finding."""
-    folder = run_dir / "flight"
-    if not any(folder.glob("rank_*")):
+    """Analyze the dumps of a launch and write the analyzer's report to the run folder; None without a finding."""
+    folder = run_dir / FLIGHT_FOLDER
+    if not any(folder.glob(f"{FLIGHT_PREFIX}*")):
         return None
-    command = [sys.executable, "-m", ANALYSER, str(folder), "--prefix", "rank_", "--allow-incomplete-ranks"]
+    command = [sys.executable, "-m", ANALYZER, str(folder), "--prefix", FLIGHT_PREFIX, "--allow-incomplete-ranks"]
     try:
         ended = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=_LIMIT_S, check=False, cwd=run_dir
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        report = f"the analyser did not end: {error}"
+        report = f"{ANALYZER} did not finish: {error}"
     else:
         report = ended.stdout + ended.stderr
-    write_text(run_dir / REPORT, report[:_MAX_REPORT])
+    write_text(run_dir / FLIGHT_REPORT, report[:_MAX_FLIGHT_REPORT])
     return read_report(report)
 
 
 def read_report(report: str) -> FlightVerdict | None:
-    """The first finding in the analyser's text."""
+    """Return the first finding in the analyzer's text; None without a finding."""
     sequence = _SEQUENCE.search(report)
     if sequence is None:
         return None

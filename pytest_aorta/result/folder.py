@@ -1,20 +1,68 @@
-"""The run folder of a launch: names of its files, and readers of them."""
+"""Names of the files and folders that a launch leaves in its run folder, and readers of the smallest ones.
+
+Programs that have to start quickly import this module, so it imports only :mod:`pathlib` and :mod:`typing`. The guard
+(``launch/process/guard.py``) cannot import the package at all and repeats the few names it uses; a test compares them.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
-from pytest_aorta.plan.launch_plan import LaunchPlan
+# Files of a launch.
+PLAN_FILE: Final = "plan.json"
+OUTCOME_FILE: Final = "outcome.json"
+AGENT_LOG: Final = "agent.log"
+AGENT_FILE: Final = "agent.json"
+FLIGHT_REPORT: Final = "flight_recorder.txt"
+# Files of a launch and of each rank: merged in the run folder, one rank's own in the rank's folder.
+RESULT_FILE: Final = "result.json"
+TRACE_FILE: Final = "trace.json.gz"
+# Folders of a launch: one folder per rank, one per node, and the dumps of NCCL's flight recorder.
+RANKS_FOLDER: Final = "ranks"
+NODES_FOLDER: Final = "nodes"
+FLIGHT_FOLDER: Final = "flight"
+FLIGHT_PREFIX: Final = "rank_"
+# Files of a rank.
+PID_FILE: Final = "pid"
+MARKS_FILE: Final = "marks"
+PROGRESS_FILE: Final = "progress"
+OUTPUT_LOG: Final = "output.log"
+STACKS_FILE: Final = "stacks.txt"
+NATIVE_STACKS_FILE: Final = "py-spy.txt"
+ERROR_FILE: Final = "error.json"
+IN_FLIGHT_FILE: Final = "collectives.json"
+TELEMETRY_FILE: Final = "telemetry.jsonl"
 
 
-def rank_folders(plan: LaunchPlan) -> list[Path]:
-    """One folder a rank, in order of rank."""
-    return [plan.run_dir / "ranks" / str(rank) for rank in range(plan.world.size)]
+def rank_folder(run_dir: Path, rank: int | str) -> Path:
+    """Return the folder of one rank."""
+    return run_dir / RANKS_FOLDER / str(rank)
+
+
+def rank_folders(run_dir: Path, num_ranks: int) -> list[Path]:
+    """Return one folder per rank, in order of rank."""
+    return [rank_folder(run_dir, rank) for rank in range(num_ranks)]
+
+
+def node_folder(run_dir: Path, node: int) -> Path:
+    """Return the folder in which node 0 keeps the files of a node's torchrun agent."""
+    return run_dir / NODES_FOLDER / str(node)
+
+
+def flight_prefix(run_dir: Path) -> Path:
+    """Return the path to which NCCL appends the rank's number to name a dump of its flight recorder."""
+    return run_dir / FLIGHT_FOLDER / FLIGHT_PREFIX
+
+
+def is_rank_file(path: Path) -> bool:
+    """Return whether a file lies in the folder of a rank rather than in the run folder itself."""
+    return path.parent.parent.name == RANKS_FOLDER
 
 
 def steps_entered(folder: Path) -> int:
-    """The measured steps that a rank has entered, by the count in its folder; 0 where there is none."""
+    """Return how many measured steps a rank has entered, read from its folder; 0 where the rank left no count."""
     try:
-        return int.from_bytes((folder / "progress").read_bytes()[:8], "little")
+        return int.from_bytes((folder / PROGRESS_FILE).read_bytes()[:8], "little")
     except OSError:
         return 0

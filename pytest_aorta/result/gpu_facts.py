@@ -1,4 +1,4 @@
-"""What a launch's devices did meanwhile: clocks, power, temperature, and why they ran slower than they can. Pure."""
+"""Facts about a launch's devices: clocks, power, temperature and throttling, from readings of their sensors. Pure."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-# The card or the machine protects itself. NVML's names, then those of amdsmi's residencies.
+# Reasons that protect the device or the host: NVML's names, then the names of amdsmi's residencies.
 PROTECTIVE = (
     "hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown",
     "prochot", "socket_thermal", "vr_thermal", "hbm_thermal",
 )  # fmt: skip
-# At its full power a healthy card says so too, in every launch of dense matrix products.
+# Power caps. A healthy GPU reports them too in every launch that computes dense matrix products at full power.
 POWER_CAPS = ("sw_power_cap", "package_power")
-# Of the card's highest SM clock: no power limit of the maker's own holds a healthy card below it.
-LOW_CLOCK_SHARE = 0.6
-# Of the samples, that a reason has to be in.
-MIN_SHARE = 0.05
+# Fraction of the highest SM clock. The default power limit never holds a healthy GPU below this fraction.
+LOW_CLOCK_FRACTION = 0.6
+# Fraction of the samples that must report a reason before the launch counts as throttled.
+MIN_FRACTION = 0.05
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One device at one moment; None where it does not tell."""
+    """The sensors of one device at one moment; None for a sensor that the device lacks."""
 
     sm_clock_mhz: float | None = None
     memory_clock_mhz: float | None = None
@@ -34,7 +34,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Capability:
-    """What a device can do: its highest SM clock, its power limit, and the limit it came with."""
+    """A device's highest SM clock, its power limit, and its default power limit; None where unknown."""
 
     max_sm_clock_mhz: float | None = None
     power_limit_w: float | None = None
@@ -43,7 +43,7 @@ class Capability:
 
 @dataclass(frozen=True)
 class Sample:
-    """All devices of a launch at one moment; ``in_steps``: all ranks were in their measured steps."""
+    """The readings of all devices of a launch at one moment; ``in_steps`` if all ranks were in their measured steps."""
 
     readings: tuple[Reading, ...]
     in_steps: bool
@@ -51,15 +51,16 @@ class Sample:
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """One device during one launch.
+    """The facts of one device during one launch.
 
     Attributes:
-        device: how the test's process names it, e.g. its number.
-        num_samples: that the numbers below are of.
-        in_steps: they are those of the measured steps; else, where none fell into them, of the whole launch.
+        device: the device's name in pytest's process, e.g. its number.
+        num_samples: number of samples that the facts summarize.
+        in_steps: whether the samples are those of the measured steps; where no sample fell into the steps, the samples
+            are those of the whole launch.
         sm_clock_mhz, memory_clock_mhz, power_w, temperature_c: ``min``, ``median`` and ``max``; empty if not known.
-        throttle_reasons: reason -> share of the samples that it was in.
-        max_sm_clock_mhz, power_limit_w, default_power_limit_w: what the device can do.
+        throttle_reasons: reason -> fraction of the samples that report the reason.
+        max_sm_clock_mhz, power_limit_w, default_power_limit_w: as in :class:`Capability`.
         before, after: the first and the last reading of the launch.
     """
 
@@ -80,7 +81,7 @@ class DeviceFacts:
 
 @dataclass(frozen=True)
 class PlatformFacts:
-    """A launch's devices, one entry a rank of this host; ``problem`` says why nothing is known, or no more."""
+    """The devices of a launch, one entry per rank of this host; ``problem`` says why readings are missing or ended."""
 
     source: str
     problem: str | None = None
@@ -88,14 +89,14 @@ class PlatformFacts:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> PlatformFacts:
-        """Build from the part of a validated result."""
+        """Build the facts from the part of a validated result."""
         return cls(data["source"], data["problem"], tuple(DeviceFacts(**entry) for entry in data["devices"]))
 
 
-def summarise(
+def summarize(
     names: Sequence[str], capabilities: Sequence[Capability], samples: Sequence[Sample]
 ) -> tuple[DeviceFacts, ...]:
-    """The facts of each device, from samples in order of time; none without samples."""
+    """Return the facts of each device, from samples in order of time; none without samples."""
     if not samples:
         return ()
     counted = [sample for sample in samples if sample.in_steps] or samples
@@ -104,29 +105,29 @@ def summarise(
             device=name,
             num_samples=len(counted),
             in_steps=any(sample.in_steps for sample in samples),
-            sm_clock_mhz=_span([sample.readings[place].sm_clock_mhz for sample in counted]),
-            memory_clock_mhz=_span([sample.readings[place].memory_clock_mhz for sample in counted]),
-            power_w=_span([sample.readings[place].power_w for sample in counted]),
-            temperature_c=_span([sample.readings[place].temperature_c for sample in counted]),
-            throttle_reasons=_shares([sample.readings[place].throttle_reasons for sample in counted]),
+            sm_clock_mhz=_span([sample.readings[number].sm_clock_mhz for sample in counted]),
+            memory_clock_mhz=_span([sample.readings[number].memory_clock_mhz for sample in counted]),
+            power_w=_span([sample.readings[number].power_w for sample in counted]),
+            temperature_c=_span([sample.readings[number].temperature_c for sample in counted]),
+            throttle_reasons=_fractions([sample.readings[number].throttle_reasons for sample in counted]),
             max_sm_clock_mhz=capability.max_sm_clock_mhz,
             power_limit_w=capability.power_limit_w,
             default_power_limit_w=capability.default_power_limit_w,
-            before=_plain(samples[0].readings[place]),
-            after=_plain(samples[-1].readings[place]),
+            before=_plain(samples[0].readings[number]),
+            after=_plain(samples[-1].readings[number]),
         )
-        for place, (name, capability) in enumerate(zip(names, capabilities, strict=True))
+        for number, (name, capability) in enumerate(zip(names, capabilities, strict=True))
     )
 
 
 def throttled(facts: PlatformFacts | None) -> list[str]:
-    """One line for each device that ran slower than it should have, with the reasons and its clock."""
+    """Return one line per throttled device, with the reasons and the device's clock."""
     found = []
     for device in facts.devices if facts else ():
         reasons = [
-            f"{name} in {share:.0%} of samples"
-            for name, share in sorted(device.throttle_reasons.items())
-            if share >= MIN_SHARE and (name in PROTECTIVE or (name in POWER_CAPS and _is_held_down(device)))
+            f"{name} in {fraction:.0%} of samples"
+            for name, fraction in sorted(device.throttle_reasons.items())
+            if fraction >= MIN_FRACTION and (name in PROTECTIVE or (name in POWER_CAPS and _is_held_down(device)))
         ]
         if reasons:
             found.append(f"GPU {device.device} throttled ({', '.join(reasons)}{_clock(device)})")
@@ -134,20 +135,20 @@ def throttled(facts: PlatformFacts | None) -> list[str]:
 
 
 def lowest_sm_clock_mhz(facts: PlatformFacts | None) -> float | None:
-    """The median SM clock in the measured steps of the device where it was lowest; None where that is not known."""
+    """Return the lowest of the devices' median SM clocks in the measured steps; None where no clock is known."""
     clocks = [device.sm_clock_mhz.get("median") for device in facts.devices if device.in_steps] if facts else []
     known = [clock for clock in clocks if clock is not None]
     return min(known) if known else None
 
 
 def _is_held_down(device: DeviceFacts) -> bool:
-    """Whether a power cap is more than the card's usual one: by a lower limit, or by what it leaves of the clock."""
+    """Return whether a power cap is unusual: the power limit is below the default, or the clock is very low."""
     limit, default = device.power_limit_w, device.default_power_limit_w
     if limit is not None and default is not None and limit < default:
         return True
     clock, highest = device.sm_clock_mhz.get("median"), device.max_sm_clock_mhz
-    # An idle device's clock is low for another reason.
-    return bool(device.in_steps and clock and highest and clock < LOW_CLOCK_SHARE * highest)
+    # Outside the steps the device may be idle, which lowers its clock too.
+    return bool(device.in_steps and clock and highest and clock < LOW_CLOCK_FRACTION * highest)
 
 
 def _clock(device: DeviceFacts) -> str:
@@ -161,11 +162,11 @@ def _span(values: Sequence[float | None]) -> dict[str, float]:
     return {"min": min(known), "median": median(known), "max": max(known)} if known else {}
 
 
-def _shares(reasons: Sequence[tuple[str, ...]]) -> dict[str, float]:
+def _fractions(reasons: Sequence[tuple[str, ...]]) -> dict[str, float]:
     counts = Counter(name for names in reasons for name in names)
     return {name: count / len(reasons) for name, count in sorted(counts.items())}
 
 
 def _plain(reading: Reading) -> dict[str, Any]:
-    # A list, as it is when it has been read from a file.
+    # A list in place of a tuple, so that the facts equal those that are read from a file.
     return vars(reading) | {"throttle_reasons": list(reading.throttle_reasons)}

@@ -1,31 +1,53 @@
-"""What a launch measured: one :class:`RankResult` a rank, merged into one :class:`WorkloadResult`.
+"""Measurements of a launch: one :class:`RankResult` per rank, merged into one :class:`WorkloadResult`.
 
-Only raw facts are kept here; statistics are derived in ``metrics.py``.
+Results contain raw facts only; ``facts.py`` condenses them into statistics.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
+from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
+from pytest_aorta.plan.launch_plan import LaunchRequest
+from pytest_aorta.plan.reference import Reference
 from pytest_aorta.result.gpu_facts import PlatformFacts
+from pytest_aorta.result.provenance import Provenance
 
 SCHEMA_VERSION = 2
-# Kinds of communication that are told apart.
-COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send_recv", "other")
-# Lengths are whole nanoseconds, and so are sums of a few of them.
+# Lengths are whole nanoseconds, so the sum of a few of them in milliseconds is exact to far less than this.
 _ROUNDING_MS = 1e-5
+
+
+class Collective(StrEnum):
+    """A kind of communication. The order is the one in which reports list the kinds."""
+
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_REDUCE = "all_reduce"
+    ALL_TO_ALL = "all_to_all"
+    BROADCAST = "broadcast"
+    SEND_RECV = "send_recv"
+    OTHER = "other"
 
 
 @dataclass(frozen=True)
 class FailureDetail:
-    """One located wrong value, found by a workload's own checks.
+    """A located wrong value, found by a workload's own checks.
 
-    ``iteration`` counts from 0 over the checked iterations; ``rank`` saw the fault, ``source_rank`` sent
-    the data. ``index`` is the first wrong position within the source's chunk, ``count`` how many of
-    ``total`` elements were wrong. ``kind`` names the check (e.g. ``all_gather``), ``cause`` the likely fault.
+    Attributes:
+        kind: the check that failed, e.g. ``all_gather``.
+        iteration: the checked iteration, counted from 0.
+        rank: the rank that found the wrong value.
+        layer: the layer, where the check works layer by layer.
+        source_rank: the rank that sent the data.
+        index: the first wrong position within the source rank's chunk.
+        count, total: wrong elements, and elements that were checked.
+        expected, actual: the values at ``index``.
+        cause: the likely fault.
     """
 
     kind: str
@@ -41,14 +63,14 @@ class FailureDetail:
     cause: str | None = None
 
     def __str__(self) -> str:
-        """One line: where, how many, what was expected and what was found."""
-        place = [f"iteration {self.iteration}"]
+        """Return one line with the location, the number of wrong elements, the expected and the actual value."""
+        location = [f"iteration {self.iteration}"]
         if self.layer is not None:
-            place.append(f"layer {self.layer}")
-        place.append(f"on rank {self.rank}")
+            location.append(f"layer {self.layer}")
+        location.append(f"on rank {self.rank}")
         if self.source_rank is not None:
-            place.append(f"from source rank {self.source_rank}")
-        text = f"{self.kind}: {', '.join(place)}: {self.count}"
+            location.append(f"from source rank {self.source_rank}")
+        text = f"{self.kind}: {', '.join(location)}: {self.count}"
         if self.total is not None:
             text += f" of {self.total}"
         text += " elements wrong"
@@ -61,12 +83,12 @@ class FailureDetail:
 
 @dataclass(frozen=True)
 class TensorHashes:
-    """Hashes of named tensors in chosen steps; 128 bits each, in hex.
+    """Hashes of named tensors in chosen steps, each of 128 bits and written in hex.
 
     Attributes:
-        names: of parameters in registration order, of module boundaries in order of use.
-        shapes: of each name's tensor.
-        steps: measured step -> one hash a name.
+        names: parameters in the order of their registration, or module boundaries in the order of their use.
+        shapes: the shape of each named tensor.
+        steps: measured step -> one hash per name.
     """
 
     names: list[str]
@@ -76,9 +98,9 @@ class TensorHashes:
 
 @dataclass(frozen=True)
 class CollectiveTime:
-    """A profiled step's communication of one kind on one rank, as lengths of unions of intervals.
+    """The communication of one kind in a profiled step on one rank, as lengths of unions of intervals.
 
-    ``hidden_ms`` is that part of ``total_ms`` during which the rank also computes.
+    ``hidden_ms`` is the part of ``total_ms`` during which the rank also computes.
     """
 
     total_ms: float
@@ -86,16 +108,16 @@ class CollectiveTime:
 
     @property
     def exposed_ms(self) -> float:
-        """Communication of this kind during which nothing is computed."""
+        """Return the communication of this kind during which the rank does not compute."""
         return self.total_ms - self.hidden_ms
 
 
 @dataclass(frozen=True)
 class StepOverlap:
-    """Where one profiled step's time went on one rank: lengths of unions of intervals within the step.
+    """The breakdown of one profiled step's time on one rank, as lengths of unions of intervals within the step.
 
-    ``idle_ms`` is under none of compute, communication and copies. ``collectives`` has those of
-    ``COLLECTIVES`` that the step ran; where two run at once, each counts for itself.
+    ``idle_ms`` is the time without compute, communication and copies. ``collectives`` contains every
+    :class:`Collective` that the step ran; where two kinds run at once, each counts in full.
     """
 
     step_ms: float
@@ -108,16 +130,16 @@ class StepOverlap:
 
     @property
     def exposed_comm_ms(self) -> float:
-        """Communication during which nothing is computed."""
+        """Return the communication during which the rank does not compute."""
         return self.comm_ms - self.hidden_comm_ms
 
     @property
     def overlap_ratio(self) -> float | None:
-        """The share of communication that is hidden under compute; None without communication."""
+        """Return the fraction of communication that compute hides; None without communication."""
         return self.hidden_comm_ms / self.comm_ms if self.comm_ms else None
 
     def broken_rule(self) -> str | None:
-        """Which rule these lengths break that those of unions within one step can't; None where all hold."""
+        """Return the rule that these lengths break though no unions within one step can; None where all rules hold."""
         beside_ms = self.compute_ms + self.exposed_comm_ms + self.idle_ms
         kinds_ms = sum(time.total_ms for time in self.collectives.values())
         excess_ms = {
@@ -138,37 +160,38 @@ class StepOverlap:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> StepOverlap:
-        """Build from an entry of a validated document."""
+        """Build the step from an entry of a validated document."""
         times = {kind: CollectiveTime(**time) for kind, time in data["collectives"].items()}
         return cls(**{**data, "collectives": times})
 
 
 @dataclass(frozen=True)
 class RankResult:
-    """What one rank measured.
+    """The measurements of one rank.
 
     Attributes:
         passed: whether the workload's own checks held on this rank.
-        failure_count: wrong checks in all; ``failures`` details the first few.
-        configured_iterations, total_iterations: measured steps asked for and done.
+        failure_count: number of failed checks; ``failures`` details the first few.
+        configured_iterations, total_iterations: measured steps that were requested and done.
         step_times_ms: this rank's duration of each measured step, in order.
         elapsed_sec: wall time of the measured loop.
         main_work_started: whether the measured loop was entered.
-        metrics: raw facts of this rank, units in their names.
+        metrics: raw facts of this rank, with the unit in each name.
         weight_hashes: step -> hash of the logical weights (the same on every rank).
         loss: the loss of each measured step, if the workload trains.
-        grad_norm: the norm of each measured step's gradients before clipping, likewise.
+        grad_norm: the norm of each measured step's gradients before clipping, if the workload trains.
         environment: versions and devices that numbers depend on.
-        wait_ms: time in collectives, from this rank's arrival at each to its end, of each of the last steps: of all
-            of them, or as many as are known.
+        wait_ms: time in collectives in each of the last steps, from this rank's arrival at a collective to the
+            collective's end; of all steps, or of as many as are known.
         memory_bytes: memory in use before every tenth step.
-        canary_before, canary_after: milliseconds of a fixed program beside the steps.
-        tensor_hashes: of the logical ``weights``, ``gradients`` and ``optimizer`` state, tensor by tensor; the same on
-            every rank.
-        boundary_hashes: of what this rank's modules took and gave, ``forward`` and ``backward``.
-        overlap: one entry a profiled step; empty where none was.
+        canary_before, canary_after: milliseconds of a fixed program that runs before and after the steps.
+        tensor_hashes: hashes of the logical ``weights``, ``gradients`` and ``optimizer`` state, tensor by tensor; the
+            same on every rank.
+        boundary_hashes: hashes of the inputs and outputs of this rank's modules, ``forward`` and ``backward``.
+        overlap: one entry per profiled step; empty where no step was profiled.
         timeline: lanes of the last profiled step, ``compute``, ``copy`` and the collectives' names, as
-            ``[begin_ms, end_ms]`` from the step's begin; short gaps are closed where there are too many to draw.
+            ``[begin_ms, end_ms]`` from the beginning of the step; where a lane has too many intervals to draw, the
+            shortest gaps are closed.
     """
 
     passed: bool
@@ -195,14 +218,41 @@ class RankResult:
 
 
 @dataclass(frozen=True)
-class WorkloadResult:
-    """One launch's result over all ranks; ``step_times_ms[rank][step]``, ``metrics[name][rank]``.
+class LaunchRecord:
+    """The launch that a result came from, with everything that launching the same again takes.
 
-    ``wait_ms[rank]`` and ``memory_bytes[rank]`` are lists as in :class:`RankResult`; ``canary_before[name][rank]``
-    and ``canary_after`` are empty where the workload has no process group then. ``boundary_hashes[rank]``,
-    ``overlap[rank][profiled step]`` and ``timeline[rank]`` are empty where no rank has any. Where an adapter reads what
-    rank 0 alone has logged, lists by rank have its entry only. ``profiler`` is what the ranks ran under;
-    ``platform_facts``, what their devices did, are None on CPU ranks.
+    Attributes:
+        request: the workload or script with its config, as requested for the version under test.
+        reference: the A/B reference whose version of the request ran; None for the version under test.
+        run_dir: the launch's run folder.
+    """
+
+    request: LaunchRequest
+    reference: Reference | None
+    run_dir: Path
+
+
+@dataclass(frozen=True)
+class WorkloadResult:
+    """The result of one launch over all ranks.
+
+    Lists by rank contain one entry per rank, or the entry of rank 0 alone where an adapter reads a log that only rank 0
+    writes. Attributes without a description are those of :class:`RankResult`, over all ranks.
+
+    Attributes:
+        step_times_ms: ``step_times_ms[rank][step]``.
+        metrics: ``metrics[name][rank]``.
+        wait_ms, memory_bytes: one list per rank.
+        canary_before, canary_after: ``canary_before[name][rank]``; empty where the workload has no process group at
+            that time.
+        boundary_hashes, overlap, timeline: ``boundary_hashes[rank]``, ``overlap[rank][profiled step]`` and
+            ``timeline[rank]``; empty where every rank's entry is.
+        profiler: the profiler that the ranks ran under; None for none.
+        platform_facts: readings of the devices' sensors; None on CPU ranks.
+        provenance: when, where and of which version of the code the launch was measured; None for a result that was
+            stored before results had a provenance.
+        launch: the launch that the result came from; None for a result that was read from a file or built by hand,
+            which includes copies made by :func:`dataclasses.replace`. Not part of the document.
     """
 
     schema_version: int
@@ -238,15 +288,17 @@ class WorkloadResult:
     platform_facts: PlatformFacts | None = None
     overlap: list[list[StepOverlap]] = field(default_factory=list)
     timeline: list[dict[str, list[list[float]]]] = field(default_factory=list)
+    provenance: Provenance | None = None
+    launch: LaunchRecord | None = field(init=False, default=None, repr=False, compare=False)
 
     @property
     def step_times_max_ms(self) -> list[float]:
-        """The maximum over ranks of each step's time."""
+        """Return the maximum over ranks of each step's time, in milliseconds."""
         return [max(times) for times in zip(*self.step_times_ms, strict=True)]
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> WorkloadResult:
-        """Build from a document that was validated against the schema."""
+        """Build the result from a document that was validated against the schema."""
         values = {item.name: data[item.name] for item in fields(cls) if item.name in data}
         values["failure_details"] = [FailureDetail(**detail) for detail in data["failure_details"]]
         values["tensor_hashes"] = _hashes_from_json(data.get("tensor_hashes", {}))
@@ -254,11 +306,22 @@ class WorkloadResult:
         if values.get("platform_facts") is not None:
             values["platform_facts"] = PlatformFacts.from_json(values["platform_facts"])
         values["overlap"] = [[StepOverlap.from_json(step) for step in rank] for rank in data.get("overlap", [])]
+        if values.get("provenance") is not None:
+            values["provenance"] = Provenance(**values["provenance"])
         return cls(**values)
 
+    def launched_by(self, launch: LaunchRecord) -> WorkloadResult:
+        """Return a copy that carries its launch."""
+        copy = replace(self)
+        # The class is frozen, and the field is no argument of the constructor so that an edited copy has no launch.
+        object.__setattr__(copy, "launch", launch)
+        return copy
+
     def to_json(self) -> dict[str, Any]:
-        """The document that the schema describes, which has lists for tuples."""
-        document: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        """Return the document that the schema describes, with lists in place of tuples."""
+        values = asdict(replace(self))
+        del values["launch"]
+        document: dict[str, Any] = json.loads(json.dumps(values))
         return document
 
 

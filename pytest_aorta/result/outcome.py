@@ -1,4 +1,4 @@
-"""How a launch ended, and how long its phases took."""
+"""How a launch ended, and how long its phases took, read from the marks that the ranks leave."""
 
 from __future__ import annotations
 
@@ -6,28 +6,56 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 
 from pytest_aorta.plan.options import LauncherKind
+from pytest_aorta.result.folder import MARKS_FILE
+
+MAX_MARKS_BYTES = 4096
+# Marks of a rank: its process has started; torch and the workload are imported; the workload's setup() has returned;
+# its run(), or the script, has returned.
+STARTED, IMPORTED, SET_UP, RAN = "started", "imported", "set_up", "ran"
+# Each phase lies between two marks of one rank. A script imports, sets up and runs in an order of its own, so only the
+# phases start and leave are known of a script.
+WITHIN_RANK = {"import": (STARTED, IMPORTED), "init": (IMPORTED, SET_UP), "run": (SET_UP, RAN)}
+PHASES = ("start", *WITHIN_RANK, "leave")
+
+
+class EndReason(StrEnum):
+    """Why a launch ended. The guard and the coordinator of the nodes write these strings."""
+
+    EXIT = "exit"  # the torchrun agent ended by itself
+    TIME_LIMIT = "time_limit"
+    RANK_ERROR = "rank_error"  # a rank left an error, and the grace time of the other ranks is over
+    STRAGGLER = "straggler"  # a rank left its result, and the other ranks did not follow in time
+    OUTPUT_CAP = "output_cap"
+    STOPPED = "stopped"  # pytest asked for the end
+    PARENT_GONE = "parent_gone"
+    GUARD_LOST = "guard_lost"
+    # Of launches over several nodes.
+    NODE_LOST = "node_lost"
+    NODE_LAUNCHER = "node_launcher"
+    NODE_MISMATCH = "node_mismatch"
 
 
 @dataclass(frozen=True)
 class LaunchOutcome:
-    """How a launch ended, as the guard saw it.
+    """How a launch ended, as reported by the guard.
 
     Attributes:
-        reason: exit, time_limit, rank_error, straggler, output_cap, stopped, parent_gone, or guard_lost; over several
-            nodes also node_lost, node_launcher or node_mismatch.
-        agent_status: the agent's exit code, negative for a signal, None where it was killed at the end.
-        stopped: processes that were still there when the reason came up, and were ended.
+        reason: why the launch ended.
+        agent_status: the torchrun agent's exit code, negative for a signal, None where the agent was killed at the end.
+        stopped: processes that were still alive when the launch was ended, and were ended with it.
         survivors: processes that could not be ended.
-        wall_s: from the agent's start to the last process's end.
-        launcher: what started the ranks, torchrun or forkserver.
-        detail: of a reason that is a node's, which node, and what happened.
-        phases_s: parts of wall_s, as far as the ranks came: start, import, init, run, leave; of a script start, leave.
+        wall_s: seconds from the start of the torchrun agent to the end of the last process.
+        launcher: the program that started the ranks, torchrun or forkserver.
+        detail: for a reason that concerns a node, the node and what happened.
+        phases_s: the phases of ``wall_s`` that every rank has finished: start, import, init, run and leave; for a
+            script only start and leave.
     """
 
-    reason: str
+    reason: EndReason
     agent_status: int | None
     stopped: tuple[int, ...]
     survivors: tuple[int, ...]
@@ -38,29 +66,21 @@ class LaunchOutcome:
 
 
 def launch_times_s(outcome: LaunchOutcome) -> dict[str, float]:
-    """``wall`` and its parts."""
+    """Return the launch's duration as ``wall``, and the phases that are known."""
     return {"wall": outcome.wall_s, **outcome.phases_s}
 
 
-MARKS_FILE = "marks"
-MAX_MARKS_BYTES = 4096
-# A rank is there; torch and the workload are imported; its setup() is over; its run(), or the script, is.
-STARTED, IMPORTED, SET_UP, RAN = "started", "imported", "set_up", "ran"
-# Between two marks of one rank. A script imports, sets up and runs as it likes: of it only start and leave are known.
-WITHIN_RANK = {"import": (STARTED, IMPORTED), "init": (IMPORTED, SET_UP), "run": (SET_UP, RAN)}
-PHASES = ("start", *WITHIN_RANK, "leave")
-
-
 def leave_mark(folder: Path, name: str) -> None:
-    """Note in a rank's folder that it has come this far; what is noted stays, however the rank ends."""
-    with suppress(OSError), (folder / MARKS_FILE).open("a", encoding="ascii") as file:  # a full disk is told elsewhere
+    """Append a mark with the current time to a rank's folder; the mark stays however the rank ends."""
+    # A full disk is reported where the rank writes its result.
+    with suppress(OSError), (folder / MARKS_FILE).open("a", encoding="ascii") as file:
         file.write(f"{name} {time.time_ns()}\n")
 
 
 def phases_s(rank_folders: Sequence[Path], began_s: float, ended_s: float) -> dict[str, float]:
-    """How long each part took: start and leave to and from the last rank's mark, the others on the slowest rank.
+    """Return the seconds that each phase took, without the phases that some rank did not finish.
 
-    Without the parts that a rank did not get to the end of.
+    ``start`` ends and ``leave`` begins with the last rank's mark; the other phases are those of the slowest rank.
     """
     ranks = [_read_marks(folder) for folder in rank_folders]
     phases = {}
@@ -71,12 +91,12 @@ def phases_s(rank_folders: Sequence[Path], began_s: float, ended_s: float) -> di
             phases[name] = max(marks[last] - marks[first] for marks in ranks)
     if all(RAN in marks for marks in ranks):
         phases["leave"] = ended_s - max(marks[RAN] for marks in ranks)
-    # Clocks are set now and then.
+    # A system clock that is set back during the launch makes a phase negative.
     return {name: max(0.0, duration_s) for name, duration_s in phases.items()}
 
 
 def _read_marks(folder: Path) -> dict[str, float]:
-    """The marks of one rank in seconds; what is no mark, e.g. half a line, is left out."""
+    """Return the marks of one rank in seconds since 1970, without malformed lines such as half a line."""
     marks = {}
     with suppress(OSError), (folder / MARKS_FILE).open("rb") as file:
         for line in file.read(MAX_MARKS_BYTES).decode("ascii", "replace").splitlines(keepends=True):

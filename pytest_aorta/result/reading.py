@@ -1,4 +1,4 @@
-"""From the files ranks left to one validated result: the schema, then what a schema can't say about ranks."""
+"""Reads the files that the ranks left and merges them into one result, checked by the schema and across ranks."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from pytest_aorta.common.schema import violation
 from pytest_aorta.common.text import brief
 from pytest_aorta.plan.launch_plan import LaunchPlan, adapters_of
 from pytest_aorta.plan.workload.adapter import FIRST
-from pytest_aorta.result.folder import rank_folders
+from pytest_aorta.result.folder import RESULT_FILE, rank_folders
 from pytest_aorta.result.gpu_facts import PlatformFacts
 from pytest_aorta.result.measurements import SCHEMA_VERSION, StepOverlap, WorkloadResult
 from pytest_aorta.result.outcome import LaunchOutcome, launch_times_s
+from pytest_aorta.result.provenance import provenance
 
 SCHEMA = "workload_result.schema.json"
 MAX_RANK_RESULT_BYTES = 16 << 20
@@ -30,23 +31,23 @@ def collect_result(
 ) -> WorkloadResult:
     """Read every rank's file, merge them into ``result.json`` and return the validated result.
 
-    ``platform_facts`` are what the devices did meanwhile.
+    ``platform_facts`` are the readings of the devices' sensors during the launch.
 
     Raises:
-        ResultError: a file is missing, unreadable, doesn't fit the schema, the ranks contradict each other, or the
+        ResultError: A file is missing, is unreadable or doesn't fit the schema, the ranks contradict each other, or the
             merged file can't be written.
     """
-    ranks = [_read_rank(folder / "result.json") for folder in _measured_folders(plan)]
+    ranks = [_read_rank(folder / RESULT_FILE) for folder in _measured_folders(plan)]
     _check_ranks(plan, ranks)
     document = merge(plan, outcome, ranks)
-    # As it is when it is read again.
+    # Lists for tuples, so that the result equals the one that is read from the file.
     document["platform_facts"] = json.loads(json.dumps(platform_facts and asdict(platform_facts)))
-    path = plan.run_dir / "result.json"
+    path = plan.run_dir / RESULT_FILE
     check_document(path, document)
     try:
         write_json_rows(path, document)
     except OSError as error:
-        raise ResultError(f"{path}: can't be written: {error.strerror or error}") from None
+        raise ResultError(f"result {path} can't be written: {error.strerror or error}") from None
     return WorkloadResult.from_json(document)
 
 
@@ -54,7 +55,7 @@ def read_result(path: Path) -> WorkloadResult:
     """Read a stored ``result.json``.
 
     Raises:
-        ResultError: it is unreadable, of another version, or doesn't fit the schema.
+        ResultError: The file is unreadable, of another schema version, or doesn't fit the schema.
     """
     try:
         document = read_json(path, max_bytes=MAX_RESULT_BYTES)
@@ -65,8 +66,11 @@ def read_result(path: Path) -> WorkloadResult:
 
 
 def merge(plan: LaunchPlan, outcome: LaunchOutcome, ranks: list[dict[str, Any]]) -> dict[str, Any]:
-    """One document from the ranks' documents, which are in order of rank."""
-    details = sorted((detail for rank in ranks for detail in rank["failures"]), key=_place)
+    """Return one document made of the ranks' documents, which are in order of rank.
+
+    The provenance of the launch is taken here, once; nothing adds to it later.
+    """
+    details = sorted((detail for rank in ranks for detail in rank["failures"]), key=_location)
     first = ranks[0]
     return {
         "schema_version": SCHEMA_VERSION,
@@ -100,11 +104,12 @@ def merge(plan: LaunchPlan, outcome: LaunchOutcome, ranks: list[dict[str, Any]])
         "wait_ms": _last_common([rank["wait_ms"] for rank in ranks]),
         "memory_bytes": [rank["memory_bytes"] for rank in ranks],
         **{name: _by_rank([rank[name] for rank in ranks]) for name in ("canary_before", "canary_after")},
+        "provenance": asdict(provenance(plan)),
     }
 
 
 def _last_common(waits_ms: list[list[float]]) -> list[list[float]]:
-    """Of the last steps, as many as every rank knows."""
+    """Return the waits of the last steps, as many as every rank has."""
     count = min(map(len, waits_ms))
     return [waits[len(waits) - count :] for waits in waits_ms]
 
@@ -118,13 +123,13 @@ def _unless_all_empty(values: list[Any]) -> list[Any]:
 
 
 def _measured_folders(plan: LaunchPlan) -> list[Path]:
-    """Of the ranks that have step times: all of them, unless only the first one logs what an adapter reads."""
-    folders = rank_folders(plan)
+    """Return the folders of the ranks that have step times: all ranks, or rank 0 where only rank 0 logs."""
+    folders = rank_folders(plan.run_dir, plan.world.size)
     only_first = any(adapter.ranks == FIRST for adapter in adapters_of(plan))
     return folders[:1] if only_first else folders
 
 
-def _place(detail: dict[str, Any]) -> tuple[int, int, int]:
+def _location(detail: dict[str, Any]) -> tuple[int, int, int]:
     layer = detail["layer"]
     return detail["iteration"], -1 if layer is None else layer, detail["rank"]
 
@@ -151,7 +156,8 @@ def _read_rank(path: Path) -> dict[str, Any]:
         )
     if len(rank["wait_ms"]) > rank["total_iterations"]:
         raise ResultError(
-            f"result invalid: {path}: {len(rank['wait_ms'])} entries of wait_ms for {rank['total_iterations']} steps"
+            f"result invalid: {path}: wait_ms has {len(rank['wait_ms'])} entries for {rank['total_iterations']} steps; "
+            f"allowed is at most one per step"
         )
     for kind, hashes in {**rank.get("tensor_hashes", {}), **rank.get("boundary_hashes", {})}.items():
         _check_hashes(path, kind, hashes)
@@ -162,7 +168,7 @@ def _read_rank(path: Path) -> dict[str, Any]:
 
 
 def _check_hashes(path: Path, kind: str, hashes: dict[str, Any]) -> None:
-    """Raise ResultError unless every name has a shape, and a hash in every step."""
+    """Raise ResultError unless every name has a shape and a hash in every step."""
     counts = {"shapes": len(hashes["shapes"])} | {f"step {step}": len(row) for step, row in hashes["steps"].items()}
     for what, count in counts.items():
         if count != len(hashes["names"]):
@@ -173,8 +179,8 @@ def _check_hashes(path: Path, kind: str, hashes: dict[str, Any]) -> None:
 
 
 def _check_ranks(plan: LaunchPlan, ranks: list[dict[str, Any]]) -> None:
-    """What has to be the same on every rank: the steps, the metrics' names, the logical weights, the loss
-    and the gradient norm."""
+    """Raise ResultError unless the steps, the metrics' names, the logical weights, the loss and the gradient norm are
+    equal on all ranks."""
     views: dict[str, Callable[[dict[str, Any]], Any]] = {
         "number of step times": lambda rank: len(rank["step_times_ms"]),
         "metrics": lambda rank: sorted(rank["metrics"]),
@@ -197,10 +203,10 @@ def _check_ranks(plan: LaunchPlan, ranks: list[dict[str, Any]]) -> None:
 
 
 def check_document(path: Path, document: Any) -> None:
-    """See that a merged result is one of this version.
+    """Check that a merged result has this version's schema.
 
     Raises:
-        ResultError: it is not; the message names ``path``.
+        ResultError: The document has another version or doesn't fit the schema; the message names ``path``.
     """
     version = document.get("schema_version") if isinstance(document, dict) else None
     if version != SCHEMA_VERSION:

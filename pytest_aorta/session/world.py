@@ -1,4 +1,4 @@
-"""How a world launches: its devices leased, plans built and run, results kept. pytest and the command share it."""
+"""Launches requests in a world of leased devices and collects their results, for pytest and for ``aorta run``."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from pytest_aorta.launch.nodes.handover import node_group
 from pytest_aorta.launch.watch import LaunchWatch, StateLine
 from pytest_aorta.plan.launch_plan import LaunchPlan, LaunchRequest, at_reference, limits_under
 from pytest_aorta.plan.options import LauncherKind, Options
-from pytest_aorta.plan.profiler import TORCH, WRAPPERS, traces_note
+from pytest_aorta.plan.profiler import TORCH, WRAPPERS
 from pytest_aorta.plan.reference import Reference, References
 from pytest_aorta.plan.workload.declaration import default_config, find_workload, resolve_config
 from pytest_aorta.plan.workload.environment import ENVIRONMENT_KEY, check_environment
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.diagnosis import launch_failure
-from pytest_aorta.result.measurements import WorkloadResult
+from pytest_aorta.result.measurements import LaunchRecord, WorkloadResult
 from pytest_aorta.result.outcome import LaunchOutcome, launch_times_s
 from pytest_aorta.result.reading import collect_result
-from pytest_aorta.result.trace.merged import merge_run
+from pytest_aorta.result.trace.merged import merge_run, traces_note
 from pytest_aorta.session.record import LaunchTimes, TestRecord
 from pytest_aorta.session.spec import TestSpec
 
@@ -35,7 +35,7 @@ WARM = {True: LauncherKind.FORKSERVER, False: LauncherKind.TORCHRUN}
 
 
 def in_test(method: Callable[P, T]) -> Callable[P, T]:
-    """Raise errors with the test's frames only: ours say nothing about the cause."""
+    """Raise errors with the test's frames only, because the frames of this package say nothing about the cause."""
 
     @functools.wraps(method)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -50,14 +50,14 @@ def in_test(method: Callable[P, T]) -> Callable[P, T]:
 
 
 class DistributedWorld:
-    """The devices a test has leased and how ranks are started on them.
+    """The devices that a test has leased, and launches on them.
 
     Attributes:
-        size: ranks, one a device.
-        device: ``cuda`` or ``cpu``.
-        backend: of the process group.
-        platform: key of the baselines.
-        timeout_s: time limit of one launch.
+        size: number of ranks, one per device.
+        device: the kind of device, ``cuda`` or ``cpu``.
+        backend: the backend of the process group.
+        platform: the platform's name, which is part of the key of baselines.
+        timeout_s: time limit of one launch, in seconds.
     """
 
     def __init__(
@@ -75,15 +75,14 @@ class DistributedWorld:
         self._line = line
         self._leased = leased
         self._references = references
-        # By identity, with the result, whose id would be another's once it is gone.
-        self._requests: dict[int, tuple[WorkloadResult, LaunchRequest, Reference | None]] = {}
-        self._folders: dict[int, Path] = {}
+        # No two launches have a run folder in common, so a run folder tells whether this world launched a result.
+        self._run_dirs: set[Path] = set()
         self._launcher = launcher
         self._options = options
         self._run_base = run_base
         self._record = record
         wanted = options.launcher if spec.world.warm is None else WARM[spec.world.warm]
-        # A fork server is one host's.
+        # A fork server can start ranks on its own host only.
         self._kind_of_launcher = wanted if world.nodes == 1 else LauncherKind.TORCHRUN
         self._num_nodes = world.nodes
         self.size = world.size
@@ -94,12 +93,12 @@ class DistributedWorld:
 
     @in_test
     def launch(self, name: str, /, **config: Any) -> WorkloadResult:
-        """Launch a workload once and return its validated result, whatever its own checks found.
+        """Launch a workload once and return its validated result, even where the workload's own checks failed.
 
         Raises:
-            SpecError: no such workload, config key or value; nothing was started then.
-            LaunchError: a rank failed; the message names the first one.
-            ResultError: the ranks left no valid result.
+            SpecError: The workload, a config key or a value does not exist; nothing was started.
+            LaunchError: A rank failed; the message names the rank that failed first.
+            ResultError: The ranks left no valid result.
         """
         spec = find_workload(name, self._options.workload_dirs)
         return self._launch(LaunchRequest(name, spec, resolve_config(spec, config), None, ()))
@@ -108,7 +107,12 @@ class DistributedWorld:
     def launch_script(
         self, script: str | Path, args: tuple[str, ...] = (), environment: Mapping[str, str] | None = None
     ) -> WorkloadResult:
-        """Launch a script (a path ending in ``.py``, or a dotted module) that records through the recorder."""
+        """Launch a script (a path ending in ``.py``, or a dotted module) that measures through the recorder.
+
+        Raises:
+            SpecError: The script does not exist; nothing was started.
+            LaunchError, ResultError: As in :meth:`launch`.
+        """
         target = str(script)
         if target.endswith(".py"):
             path = self._options.rootdir / target
@@ -125,50 +129,62 @@ class DistributedWorld:
 
     @in_test
     def again(self, result: WorkloadResult, *, reference: bool = False, **config: Any) -> WorkloadResult:
-        """Launch once more what ``result`` came from, or the reference version of it, and return that result.
+        """Repeat the launch that ``result`` came from, or launch its A/B reference, and return the new result.
 
-        A result of the reference version comes from that version again. ``config`` are keys to change.
+        A result of the A/B reference is launched from the reference's version again.
+
+        Args:
+            result: a result of this world.
+            reference: whether to launch the A/B reference that ``--aorta-ab`` names.
+            config: config keys to change.
 
         Raises:
-            SpecError: this world has not launched it, it is a script's and takes no config, or there is no reference
-                version of it; nothing was started then.
-            LaunchError, ResultError: as :meth:`launch`.
+            SpecError: The result is not of this world, the result is a script's and takes no config, or there is no A/B
+                reference; nothing was started.
+            LaunchError, ResultError: As in :meth:`launch`.
         """
-        request, version = self._origin(result)
-        if request is None:
-            raise SpecError(f"a result of {result.workload!r} was not launched by this test, so not again either")
+        record = self._launch_of(result)
+        if record is None:
+            raise SpecError(
+                f"result of {result.workload!r}: not launched by this test, so the launch can't be repeated"
+            )
+        request = record.request
         if config:
             if request.spec is None:
-                raise SpecError(f"script {request.name!r} has arguments and no config keys to change: {sorted(config)}")
+                raise SpecError(f"script {request.name!r} has no config keys; can't change {sorted(config)}")
             request = replace(request, config=resolve_config(request.spec, request.config | config))
-        return self._launch(request, self._references.open() if reference else version)
+        return self._launch(request, self._references.open() if reference else record.reference)
 
     def config_keys(self, result: WorkloadResult) -> set[str]:
-        """What :meth:`again` can change of what ``result`` came from; none, where this world has not launched it."""
-        request, _ = self._origin(result)
-        return set(request.spec.properties) if request and request.spec else set()
+        """Return the config keys that :meth:`again` can change; none for a script or a result of another world."""
+        record = self._launch_of(result)
+        return set(record.request.spec.properties) if record and record.request.spec else set()
 
     def defaults(self, result: WorkloadResult) -> dict[str, Any]:
-        """What keys are where the config that ``result`` came from does not give them; none for a script."""
-        request, _ = self._origin(result)
-        return default_config(request.spec, request.config) if request and request.spec else {}
+        """Return the default of every config key, given the config of ``result``'s launch.
+
+        Empty for a script or a result of another world.
+        """
+        record = self._launch_of(result)
+        return default_config(record.request.spec, record.request.config) if record and record.request.spec else {}
 
     def folder(self, result: WorkloadResult) -> Path | None:
-        """Where the launch that ``result`` came from left its files; None where this world has not launched it."""
-        return self._folders[id(result)] if self._origin(result)[0] else None
+        """Return the run folder of ``result``'s launch; None for a result of another world."""
+        record = self._launch_of(result)
+        return record.run_dir if record else None
 
-    def _origin(self, result: WorkloadResult) -> tuple[LaunchRequest | None, Reference | None]:
-        """The request that ``result`` came from, and the version it ran; no request if not of this world."""
-        # By identity, and an id may be that of an object that is gone.
-        launched, request, version = self._requests.get(id(result), (None, None, None))
-        return (request, version) if launched is result else (None, None)
+    def _launch_of(self, result: WorkloadResult) -> LaunchRecord | None:
+        """Return the launch of a result of this world; None for a result of another world or one built by hand."""
+        return result.launch if result.launch and result.launch.run_dir in self._run_dirs else None
 
     def _launch(self, request: LaunchRequest, reference: Reference | None = None) -> WorkloadResult:
         if reference is not None and self._num_nodes > 1:
-            raise SpecError(f"{reference.name}: a reference version is on this node alone; it needs nodes=1")
+            raise SpecError(
+                f"--aorta-ab={reference.name}: the A/B reference exists on this node only; use it with nodes=1"
+            )
         if self._options.profiler in WRAPPERS and self._num_nodes > 1:
             raise SpecError(
-                f"--aorta-profiler={self._options.profiler} wraps ranks of this node alone; it needs nodes=1"
+                f"--aorta-profiler={self._options.profiler}: wraps the ranks of this node only; use it with nodes=1"
             )
         launched = at_reference(request, reference) if reference else request
         group = node_group(self._options, self._num_nodes)
@@ -198,13 +214,12 @@ class DistributedWorld:
         result = collect_result(plan, outcome, watch.platform_facts)
         if plan.profiler == TORCH and (merged := merge_run(plan.run_dir)):
             self._record.notes.append(f"all ranks' traces on one clock: {merged}")
-        self._requests[id(result)] = (result, request, reference)
-        self._folders[id(result)] = plan.run_dir
-        return result
+        self._run_dirs.add(plan.run_dir)
+        return result.launched_by(LaunchRecord(request, reference, plan.run_dir))
 
 
 def _new_folder(base: Path, name: str) -> Path:
-    """A folder that did not exist: an earlier launch's evidence is never overwritten."""
+    """Create a folder that did not exist before, so that no launch overwrites the evidence of an earlier one."""
     try:
         base.mkdir(parents=True, exist_ok=True)
         for number in range(1, 100_000):
@@ -214,4 +229,4 @@ def _new_folder(base: Path, name: str) -> Path:
                 return folder
     except OSError as error:
         raise LaunchError(f"results folder {base} can't be written: {error.strerror or error}") from None
-    raise LaunchError(f"results folder {base} is full; empty it")
+    raise LaunchError(f"results folder {base} is full: it has 99,999 launches; empty it")

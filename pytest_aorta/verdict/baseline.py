@@ -13,7 +13,8 @@ from typing import Any
 from pytest_aorta.common.errors import BaselineError
 from pytest_aorta.common.files import UnreadableFile, parse_json, read_json, slug, write_json
 from pytest_aorta.common.schema import violation
-from pytest_aorta.result.facts import RECORDED_AT_FORMAT, LaunchFacts
+from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.result.provenance import UTC_FORMAT
 
 SCHEMA = "baseline.schema.json"
 SCHEMA_VERSION = 2
@@ -228,7 +229,7 @@ def _impossible_moment(document: dict[str, Any]) -> str | None:
     """What a schema's pattern can't tell: a thirteenth month."""
     for number, entry in enumerate(document["launches"]):
         try:
-            time.strptime(entry["recorded_at"], RECORDED_AT_FORMAT)
+            time.strptime(entry["recorded_at"], UTC_FORMAT)
         except ValueError:
             return f"$.launches[{number}].recorded_at: got {entry['recorded_at']!r}, allowed is a moment in UTC"
     return None

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.files import PACKAGE_ROOT, is_source_of, write_json, write_json_rows
+from pytest_aorta.result.folder import PLAN_FILE, RESULT_FILE
 from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.result.outcome import IMPORTED, RAN, SET_UP, leave_mark
 from pytest_aorta.worker.from_logs import adapted_result
@@ -29,7 +30,7 @@ from pytest_aorta.worker.workload import Workload
 
 def run_rank(run_dir: Path, folder: Path) -> None:
     """Run this rank's part of ``run_dir/plan.json`` and write ``folder/result.json``."""
-    plan = json.loads((run_dir / "plan.json").read_text(encoding="utf-8"))
+    plan = json.loads((run_dir / PLAN_FILE).read_text(encoding="utf-8"))
     # If the A/B reference is another environment, packages of that environment come first.
     sys.path += filter(None, os.environ.pop(variables.LATE_PATH, "").split(":"))
     if plan["script"] is not None:
@@ -116,7 +117,7 @@ def finish(folder: Path, result: RankResult | None) -> None:
     ended well.
     """
     if result is None:
-        write_json(folder / "result.json", {"measured": False})
+        write_json(folder / RESULT_FILE, {"measured": False})
     else:
         _write_result(folder, result)
     if dist.is_initialized():
@@ -130,7 +131,7 @@ def _write_result(folder: Path, result: RankResult) -> None:
     document = asdict(result)
     if field := _non_finite(document):
         raise ValueError(f"the result of rank {os.environ['RANK']} contains a number that is not finite: {field}")
-    write_json_rows(folder / "result.json", document)
+    write_json_rows(folder / RESULT_FILE, document)
 
 
 def _load_folder(name: str, folder: str) -> ModuleType:

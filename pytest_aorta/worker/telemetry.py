@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.common.files import write_text
+from pytest_aorta.result.folder import TELEMETRY_FILE
 from pytest_aorta.result.measurements import RankResult, StepOverlap
 from pytest_aorta.result.trace.overlap import OverlapCapture
 
-TELEMETRY_FILE = "telemetry.jsonl"
 # A longer run keeps only every second, third, ... step; a lane with more segments loses its last ones.
 MAX_LINES = 5000
 MAX_SEGMENTS = 50

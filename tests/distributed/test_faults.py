@@ -42,8 +42,8 @@ MATRIX = {
     "full_disk": ("exit code", 1, "exit code 1"),
     "full_disk_at_result": ("rank exception", 1, "OSError: [Errno 27] File too large"),
     "nan_result": ("rank exception", 1, "a number that is not finite: metrics.metric_nan = nan"),
-    "one_long_line": ("output cap", 1, "logs over 32 MiB, rank 1 wrote most"),
-    "many_lines": ("output cap", 1, "logs over 32 MiB, rank 1 wrote most"),
+    "one_long_line": ("output cap", 1, "logs exceed 32 MiB, rank 1 wrote most"),
+    "many_lines": ("output cap", 1, "logs exceed 32 MiB, rank 1 wrote most"),
     "done_alone": ("hang elsewhere", 1, "a rank was done for 3 s and others were not"),
 }
 # These end at the time limit.

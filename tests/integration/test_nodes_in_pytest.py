@@ -46,7 +46,9 @@ def test_reference_version_over_nodes_is_refused(versioned):
     versioned.one_test(body, OVER_NODES)
     result = versioned.run(*NODES, "--aorta-ab=HEAD")
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*SpecError: HEAD: a reference version is on this node alone; it needs nodes=1"])
+    result.stdout.fnmatch_lines(
+        ["*SpecError: --aorta-ab=HEAD: the A/B reference exists on this node only; use it with nodes=1"]
+    )
 
 
 @pytest.mark.parametrize("profiler", ["nsys", "rocprofv3"])
@@ -57,4 +59,6 @@ def test_profiler_around_the_ranks_over_nodes_is_refused(project, monkeypatch, p
     project.one_test("workload.run('toy')", OVER_NODES)
     result = project.run(*NODES, f"--aorta-profiler={profiler}")
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines([f"*--aorta-profiler={profiler} wraps ranks of this node alone; it needs nodes=1"])
+    result.stdout.fnmatch_lines(
+        [f"*--aorta-profiler={profiler}: wraps the ranks of this node only; use it with nodes=1"]
+    )

@@ -102,7 +102,7 @@ def test_copy(workload, distributed_world):
     )
     result = versioned.run()
     result.assert_outcomes(passed=1, failed=2)
-    message = "E  *SpecError: a result of 'toy' was not launched by this test, so not again either"
+    message = "E  *SpecError: result of 'toy': not launched by this test, so the launch can't be repeated"
     result.stdout.fnmatch_lines([message, message])
 
 

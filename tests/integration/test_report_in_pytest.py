@@ -86,7 +86,7 @@ def test_broken_result_is_a_warning_in_terminal_and_page(learned):
         "import pathlib; [p.write_text('{') for p in pathlib.Path('kept').rglob('01-toy*/result.json')]"
     )
     result = learned.run("--aorta-results=kept", "--aorta-report=out/report.html")
-    result.stdout.fnmatch_lines(["WARNING: left out of the report: *result.json: not valid JSON*"])
+    result.stdout.fnmatch_lines(["WARNING: result left out of the report: *result.json: not valid JSON*"])
     assert "not valid JSON" in (learned.path / "out/report.html").read_text()
 
 
@@ -94,7 +94,7 @@ def test_report_that_can_not_be_written_leaves_the_summary(learned):
     learned.write("file", "")
     result = learned.run("--aorta-report=file/report.html")
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["*1 launched, * compared*", "WARNING: *file/report.html: no report: *"])
+    result.stdout.fnmatch_lines(["*1 launched, * compared*", "WARNING: *file/report.html: no report was written: *"])
 
 
 @pytest.mark.parametrize("given", ["report.txt", ".html/"])
@@ -111,7 +111,7 @@ def test_report_without_its_packages_is_a_usage_error_before_any_test(project, m
     project.ini("aorta_report = report.html")
     result = project.run()
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: a report takes no_such_package; pip install 'pytest-aorta[[]report[]]'"])
+    result.stderr.fnmatch_lines(["ERROR: a report needs no_such_package; pip install 'pytest-aorta[[]report[]]'"])
 
 
 def test_collecting_writes_nothing(project, monkeypatch):

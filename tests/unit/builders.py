@@ -14,7 +14,8 @@ from pytest_aorta.plan.options import FailOn, LauncherKind, Options
 from pytest_aorta.plan.world import Device, World
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import RankResult, WorkloadResult
-from pytest_aorta.result.outcome import LaunchOutcome
+from pytest_aorta.result.outcome import EndReason, LaunchOutcome
+from pytest_aorta.result.provenance import Provenance
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch
 from pytest_aorta.verdict.metrics import Metric
 from pytest_aorta.verdict.priors import default_spread
@@ -23,7 +24,7 @@ from pytest_aorta.verdict.statistics.variance import Spread
 from pytest_aorta.verdict.verdicts import Verdict
 
 H200 = "NVIDIA H200"
-ENDED_WELL = LaunchOutcome("exit", 0, (), (), 1.5)
+ENDED_WELL = LaunchOutcome(EndReason.EXIT, 0, (), (), 1.5)
 
 
 def gpus(count: int, model: str = H200) -> list[Device]:
@@ -172,6 +173,11 @@ def write_rank_file(run_dir: Path, rank: int, name: str, text: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     return path
+
+
+def make_provenance(**changes: Any) -> Provenance:
+    defaults = Provenance("2026-01-02T03:04:05Z", "host-a", "0123456789ab", "c0ffee00" * 5, "main", dirty=False)
+    return replace(defaults, **changes)
 
 
 def make_result(step_times_ms: list[list[float]], **changes: Any) -> WorkloadResult:

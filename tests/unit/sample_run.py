@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from pytest_aorta.verdict.baseline import Baseline, StoredLaunch, baseline_path,
 from pytest_aorta.verdict.comparison import StoredComparison
 from pytest_aorta.verdict.metrics import METRICS, measured_values
 from pytest_aorta.verdict.statistics.decision import Outcome
-from tests.unit.builders import default_priors, make_result
+from tests.unit.builders import default_priors, make_provenance, make_result, stamp
 
 PLATFORM = "nvidia-h200-x8-nccl"
 HANG = """\
@@ -82,8 +81,7 @@ def _record(plan: Plan, folder: Path, rng: np.random.Generator, ranks: int, step
     baseline = None
     if plan.has_baseline:
         stored = [launch_facts(one_launch(before, rng, ranks, steps)) for _ in range(10)]
-        day_before = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - 86400))
-        dated = (replace(facts, recorded_at=day_before) for facts in stored)
+        dated = (replace(facts, recorded_at=stamp(86400)) for facts in stored)
         baseline = Baseline(
             case, nodeid, PLATFORM, plan.workload, {"steps": steps}, tuple(StoredLaunch(facts) for facts in dated)
         )
@@ -94,7 +92,7 @@ def _record(plan: Plan, folder: Path, rng: np.random.Generator, ranks: int, step
         results.append(one_launch(plan, rng, ranks, steps))
         place = folder / nodeid.replace("/", "-").replace("::", "-") / f"{len(results):02d}-{plan.workload}"
         place.mkdir(parents=True)
-        write_json(place / "result.json", asdict(results[-1]))
+        write_json(place / "result.json", results[-1].to_json())
         compared.candidate.append(str(place))
         return launch_facts(results[-1])
 
@@ -137,6 +135,7 @@ def one_launch(plan: Plan, rng: np.random.Generator, ranks: int, steps: int) -> 
         },
         overlap=[capture.steps for capture in profiled],
         timeline=[capture.timeline for capture in profiled],
+        provenance=make_provenance(measured_at=stamp(0)),
     )
 
 

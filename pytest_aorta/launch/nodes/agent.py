@@ -33,7 +33,7 @@ from pytest_aorta.launch.nodes.network import interface_of, listen
 from pytest_aorta.launch.nodes.wire import BEAT_S, CHUNK_BYTES, LOST_S, Wire, WireError, encode
 from pytest_aorta.plan.gpus import visible_devices
 from pytest_aorta.plan.launch_plan import LaunchPlan, NodePart
-from pytest_aorta.result.folder import steps_entered
+from pytest_aorta.result.folder import PID_FILE, RANKS_FOLDER, steps_entered
 
 CONNECT_S = 10.0
 PREPARE_TICK_S = 0.01
@@ -257,7 +257,7 @@ def refuse_absent(plan: LaunchPlan) -> None:
 def started_ranks(plan: LaunchPlan) -> dict[int, dict[str, int]]:
     """Process id of each rank that has started here, and the measured steps that it has entered."""
     ranks = {}
-    for mark in (plan.run_dir / "ranks").glob("*/pid"):
+    for mark in (plan.run_dir / RANKS_FOLDER).glob(f"*/{PID_FILE}"):
         with suppress(OSError, ValueError):
             pid = int(mark.read_text(encoding="ascii"))
             ranks[int(mark.parent.name)] = {"pid": pid, "steps": steps_entered(mark.parent)}

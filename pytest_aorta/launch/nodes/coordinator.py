@@ -28,6 +28,7 @@ from pytest_aorta.launch.nodes.network import endpoint_text, listen
 from pytest_aorta.launch.nodes.node import Node, NodeFailed, admitted
 from pytest_aorta.launch.nodes.wire import BEAT_S, LOST_S, Wire, WireError
 from pytest_aorta.launch.process.guard import IGNORED, PR_SET_CHILD_SUBREAPER, descendants, prctl, prepare_agent
+from pytest_aorta.result.folder import AGENT_FILE
 
 TICK_S = 0.25
 # Every node's guard stops its ranks within 12.5 s; the rest is for their files.
@@ -245,7 +246,7 @@ class Coordinator:
         failures = [failure for node in self.nodes.values() for failure in node.failures(self.run_dir)]
         with suppress(OSError):  # a full disk must not hide the verdict
             if failures:
-                write_json(self.run_dir / "agent.json", {"failures": failures})
+                write_json(self.run_dir / AGENT_FILE, {"failures": failures})
             for node in self.nodes.values():
                 if text := node.log_tail(self.run_dir):
                     print(f"== {node.name} ==\n{text}", flush=True)

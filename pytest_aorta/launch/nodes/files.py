@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from pytest_aorta.plan.profiler import TRACE_FILE
+from pytest_aorta.result import folder
 
 # One byte more than a result may have, so that one that is too large is told as such.
 RESULT_BYTES = (16 << 20) + 1
@@ -15,29 +15,29 @@ TRACE_BYTES = 64 << 20
 MARK_BYTES = 1 << 16
 # Name -> bytes at most; of logs the end counts, of everything else the beginning.
 _RANK_FILES = {
-    "pid": MARK_BYTES,
-    "marks": MARK_BYTES,
-    "progress": MARK_BYTES,
-    "output.log": LOG_BYTES,
-    "stacks.txt": LOG_BYTES,
-    "py-spy.txt": LOG_BYTES,
-    "error.json": LOG_BYTES,
-    "collectives.json": LOG_BYTES,
-    "result.json": RESULT_BYTES,
-    TRACE_FILE: TRACE_BYTES,
+    folder.PID_FILE: MARK_BYTES,
+    folder.MARKS_FILE: MARK_BYTES,
+    folder.PROGRESS_FILE: MARK_BYTES,
+    folder.OUTPUT_LOG: LOG_BYTES,
+    folder.STACKS_FILE: LOG_BYTES,
+    folder.NATIVE_STACKS_FILE: LOG_BYTES,
+    folder.ERROR_FILE: LOG_BYTES,
+    folder.IN_FLIGHT_FILE: LOG_BYTES,
+    folder.RESULT_FILE: RESULT_BYTES,
+    folder.TRACE_FILE: TRACE_BYTES,
 }
-_NODE_FILES = {"agent.log": LOG_BYTES, "agent.json": LOG_BYTES}
+_NODE_FILES = {folder.AGENT_LOG: LOG_BYTES, folder.AGENT_FILE: LOG_BYTES}
 
 
 def node_files(run_dir: Path) -> Iterator[tuple[str, Path, int, int]]:
     """Name, path, where to begin and how many bytes, of each file there is."""
     for name, limit in _NODE_FILES.items():
         yield from _part(run_dir, name, limit)
-    for path in sorted(run_dir.glob("flight/rank_*")):
-        yield from _part(run_dir, f"flight/{path.name}", FLIGHT_BYTES)
-    for folder in sorted({path.parent for path in run_dir.glob("ranks/*/*")}):
+    for path in sorted(run_dir.glob(f"{folder.FLIGHT_FOLDER}/{folder.FLIGHT_PREFIX}*")):
+        yield from _part(run_dir, f"{folder.FLIGHT_FOLDER}/{path.name}", FLIGHT_BYTES)
+    for rank in sorted({path.parent for path in run_dir.glob(f"{folder.RANKS_FOLDER}/*/*")}):
         for name, limit in _RANK_FILES.items():
-            yield from _part(run_dir, f"ranks/{folder.name}/{name}", limit)
+            yield from _part(run_dir, f"{folder.RANKS_FOLDER}/{rank.name}/{name}", limit)
 
 
 def _part(run_dir: Path, name: str, limit: int) -> Iterator[tuple[str, Path, int, int]]:

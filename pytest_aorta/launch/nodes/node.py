@@ -12,6 +12,15 @@ from typing import Any
 
 from pytest_aorta.common.files import write_bytes, write_text
 from pytest_aorta.launch.nodes.wire import LOST_S, Wire, WireError, decode
+from pytest_aorta.result.folder import (
+    AGENT_FILE,
+    AGENT_LOG,
+    NODES_FOLDER,
+    PID_FILE,
+    PROGRESS_FILE,
+    RANKS_FOLDER,
+    node_folder,
+)
 
 # Of one node, all files together: an agent sends at most so much (node_files.py).
 MAX_NODE_BYTES = 1 << 30
@@ -21,7 +30,7 @@ _RANK_FILE = re.compile(
     r"|collectives\.json|trace\.json\.gz)"
 )
 _FLIGHT_FILE = re.compile(r"flight/rank_(\d{1,6})")
-_OWN_FILES = ("agent.json", "agent.log")
+_OWN_FILES = (AGENT_FILE, AGENT_LOG)
 _MAX_OWN_BYTES = 1 << 24
 
 
@@ -127,10 +136,10 @@ class Node:
     def note_ranks(self, ranks: Mapping[str, Mapping[str, int]], run_dir: Path, world_size: int) -> None:
         """Leave what ranks have left on their node, for whoever looks how far the launch is."""
         for name, state in ranks.items():
-            mark = run_dir / self.place(f"ranks/{int(name)}/pid", world_size)
+            mark = run_dir / self.place(f"{RANKS_FOLDER}/{int(name)}/{PID_FILE}", world_size)
             with suppress(OSError):
                 write_text(mark, str(int(state["pid"])), durable=False)
-                write_bytes(mark.with_name("progress"), int(state["steps"]).to_bytes(8, "little"), durable=False)
+                write_bytes(mark.with_name(PROGRESS_FILE), int(state["steps"]).to_bytes(8, "little"), durable=False)
         self.ranks = sorted(map(int, ranks))
 
     def place(self, name: str, world_size: int) -> str:
@@ -140,7 +149,7 @@ class Node:
             WireError: an agent has no such file.
         """
         if name in _OWN_FILES:
-            return f"nodes/{self.rank}/{name}"
+            return f"{NODES_FOLDER}/{self.rank}/{name}"
         match = _RANK_FILE.fullmatch(name) or _FLIGHT_FILE.fullmatch(name)
         if match is None or int(match[1]) >= world_size:
             raise WireError(f"no such file {name!r}")
@@ -175,7 +184,7 @@ class Node:
 
     def failures(self, run_dir: Path) -> list[Any]:
         """Exit codes of ranks, as its agent knows them."""
-        path = run_dir / "nodes" / str(self.rank) / "agent.json"
+        path = node_folder(run_dir, self.rank) / AGENT_FILE
         try:
             with path.open("rb") as file:
                 return list(json.loads(file.read(_MAX_OWN_BYTES))["failures"])
@@ -185,7 +194,7 @@ class Node:
     def log_tail(self, run_dir: Path) -> str:
         """The last lines of its agent's log."""
         try:
-            with (run_dir / "nodes" / str(self.rank) / "agent.log").open("rb") as file:
+            with (node_folder(run_dir, self.rank) / AGENT_LOG).open("rb") as file:
                 text = file.read(_MAX_OWN_BYTES).decode("utf-8", "replace")
         except OSError:
             return ""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from pytest_aorta.common.files import write_bytes
+from pytest_aorta.result.folder import IN_FLIGHT_FILE
 
 
 def leave_last_words(folder: Path, stacks: IO[str]) -> None:
@@ -36,7 +37,7 @@ def _await_sigterm(read_fd: int, folder: Path, stacks: IO[str]) -> None:
     with suppress(OSError):
         faulthandler.dump_traceback(stacks, all_threads=True)
         if text := _collectives_in_flight():
-            write_bytes(folder / "collectives.json", text, durable=False)
+            write_bytes(folder / IN_FLIGHT_FILE, text, durable=False)
     # signal.signal works in the main thread only.
     ctypes.CDLL(None).signal(int(signal.SIGTERM), 0)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -21,12 +21,13 @@ from pytest_aorta.common.files import write_json, write_text
 from pytest_aorta.launch.process.guard import die_with
 from pytest_aorta.launch.process.last_words import leave_last_words
 from pytest_aorta.plan.profiler import WRAPPERS
+from pytest_aorta.result.folder import ERROR_FILE, OUTPUT_LOG, PID_FILE, PROGRESS_FILE, STACKS_FILE, rank_folder
 from pytest_aorta.result.outcome import STARTED, leave_mark
 
 
 def main(run_dir: Path) -> None:
     """Run this rank's part of the plan and leave at once, skipping the interpreter's slow teardown."""
-    folder = run_dir / "ranks" / os.environ["RANK"]
+    folder = rank_folder(run_dir, os.environ["RANK"])
     prepare(folder)
     exit_code = 0
     try:
@@ -52,18 +53,18 @@ def prepare(folder: Path) -> None:
     """Redirect output, register for stacks, and leave the process id."""
     # Python has needed a while to start, and guard and agent may be gone: nobody else would end this rank then.
     die_with(int(os.environ.pop(variables.AGENT_PID, os.getppid())))
-    output = os.open(folder / "output.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    output = os.open(folder / OUTPUT_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (1, 2):
         os.dup2(output, stream)
-    stacks = (folder / "stacks.txt").open("w", encoding="utf-8")
+    stacks = (folder / STACKS_FILE).open("w", encoding="utf-8")
     # Where the step timer counts, so that a hang shows how far each rank came.
-    os.environ[variables.PROGRESS_FILE] = str(folder / "progress")
+    os.environ[variables.PROGRESS_FILE] = str(folder / PROGRESS_FILE)
     # Where traces and telemetry go.
     os.environ[variables.RANK_FOLDER] = str(folder)
     faulthandler.enable(stacks)
     faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
     leave_last_words(folder, stacks)
-    write_text(folder / "pid", str(os.getpid()), durable=False)
+    write_text(folder / PID_FILE, str(os.getpid()), durable=False)
     leave_mark(folder, STARTED)
 
 
@@ -79,7 +80,7 @@ def write_error(folder: Path, error: BaseException) -> None:
         "traceback": text[-20000:],
     }
     with suppress(OSError):  # a full disk must not keep the rank from ending
-        write_json(folder / "error.json", document)
+        write_json(folder / ERROR_FILE, document)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import threading
 from pathlib import Path
 
 from pytest_aorta.common import variables
+from pytest_aorta.result.folder import AGENT_FILE
 
 
 def main(argv: list[str]) -> int:
@@ -35,7 +36,7 @@ def main(argv: list[str]) -> int:
             {"rank": rank, "pid": failure.pid, "exit_code": failure.exitcode}
             for rank, failure in sorted(error.failures.items())
         ]
-        write_json(Path(argv[0]) / "agent.json", {"failures": failures})
+        write_json(Path(argv[0]) / AGENT_FILE, {"failures": failures})
         return 1
     except SignalException as error:
         return 128 + int(error.sigval)

@@ -18,6 +18,7 @@ from typing import NoReturn
 from pytest_aorta.common.files import write_json
 from pytest_aorta.launch.process import rank as rank_program
 from pytest_aorta.launch.process.guard import die_with
+from pytest_aorta.result.folder import AGENT_FILE
 
 TERM_S = 2.0
 # Only ranks of this host find each other through it.
@@ -51,7 +52,7 @@ class WarmAgent:
         if not self.failures:
             return 0
         # Only ranks that ended by themselves are in it, as in agent.py.
-        write_json(self.run_dir / "agent.json", {"failures": [entry for _, entry in sorted(self.failures.items())]})
+        write_json(self.run_dir / AGENT_FILE, {"failures": [entry for _, entry in sorted(self.failures.items())]})
         self.stop()
         return 1
 

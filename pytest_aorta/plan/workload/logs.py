@@ -76,7 +76,7 @@ def make_adapter(document: Mapping[str, Any], values: Mapping[str, Any]) -> Adap
     return adapter
 
 
-def read_records(adapter: Adapter, rank_folder: Path) -> tuple[list[Record], str]:
+def read_records(adapter: Adapter, rank_log: Path) -> tuple[list[Record], str]:
     """Return the records of a rank in order, and the name of their source.
 
     Raises:
@@ -84,7 +84,7 @@ def read_records(adapter: Adapter, rank_folder: Path) -> tuple[list[Record], str
     """
     if adapter.kind == TENSORBOARD:
         return _event_records(adapter)
-    path = Path(adapter.file) if adapter.file else rank_folder / "output.log"
+    path = Path(adapter.file) if adapter.file else rank_log
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The small picture of a change: its interval beside the tolerance, which is as wide in every row."""
+"""Computes the drawing of a change: its confidence interval on a scale of tolerances, the same in every row."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from pytest_aorta.verdict.verdicts import Verdict
 
-# In tolerances, to either side; what is beyond is drawn as an arrow.
+# Range of the drawing to either side, in tolerances. An interval that extends beyond the range ends in an arrow.
 REACH = 3.0
 WIDTH = 100.0
 
 
 @dataclass(frozen=True)
 class IntervalMarks:
-    """Places on a scale of :data:`WIDTH`; ``left`` and ``right`` say whether an end lies beyond it."""
+    """Positions from 0 to :data:`WIDTH`; ``left`` and ``right`` say whether an end lies beyond the drawing."""
 
     low: float
     middle: float
@@ -27,31 +27,31 @@ class IntervalMarks:
 
 
 def interval_marks(verdict: Verdict) -> IntervalMarks | None:
-    """Where to draw; None where there is no change, or no tolerance beside which to draw it."""
+    """Return the positions to draw; None where a verdict has no change or no tolerance."""
     tolerance = tolerated(verdict)
     if verdict.delta is None or not tolerance:
         return None
     low = verdict.delta if verdict.low is None else verdict.low
     high = verdict.delta if verdict.high is None else verdict.high
     ends = (low, verdict.delta, high)
-    low_at, middle, high_at = (_place(max(-REACH, min(REACH, end / tolerance))) for end in ends)
+    low_at, middle, high_at = (_position(max(-REACH, min(REACH, end / tolerance))) for end in ends)
     return IntervalMarks(
         low_at,
         middle,
         high_at,
-        lower_limit=_place(-1.0),
-        zero=_place(0.0),
-        upper_limit=_place(1.0),
+        lower_limit=_position(-1.0),
+        zero=_position(0.0),
+        upper_limit=_position(1.0),
         left=low < -REACH * tolerance,
         right=high > REACH * tolerance,
     )
 
 
 def tolerated(verdict: Verdict) -> float | None:
-    """The tolerance as a number in the change's unit, whatever its scale; None where that is exactness."""
+    """Return the tolerance as a number in the change's unit, on any scale; None where equality is required."""
     number = re.match(r"\d+(\.\d+)?", verdict.tolerance)
     return float(number[0]) / 100 if number else None
 
 
-def _place(tolerances: float) -> float:
+def _position(tolerances: float) -> float:
     return round((tolerances + REACH) / (2 * REACH) * WIDTH, 1)

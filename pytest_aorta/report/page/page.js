@@ -3,14 +3,14 @@
   const data = JSON.parse(document.getElementById("data").textContent);
   const all = (selector, within = document) => [...within.querySelectorAll(selector)];
   const root = document.documentElement;
-  const colour = (name) => getComputedStyle(root).getPropertyValue(`--${name.replaceAll("_", "-")}`).trim();
+  const color = (name) => getComputedStyle(root).getPropertyValue(`--${name.replaceAll("_", "-")}`).trim();
   const system = matchMedia("(prefers-color-scheme: dark)");
   const drawn = new Map();
 
-  // Colours: those of the system, unless the reader says otherwise.
+  // Theme: the system's unless the reader chooses another.
   const themes = ["system", "light", "dark"];
   let theme = "system";
-  try { theme = localStorage.getItem("aorta-theme") || theme; } catch { /* a page from a file may keep nothing */ }
+  try { theme = localStorage.getItem("aorta-theme") || theme; } catch { /* a page opened from a file may have no storage */ }
   const button = document.getElementById("theme");
   function show() {
     root.dataset.theme = theme === "system" ? (system.matches ? "dark" : "light") : theme;
@@ -20,12 +20,12 @@
   }
   button.addEventListener("click", () => {
     theme = themes[(themes.indexOf(theme) + 1) % themes.length];
-    try { localStorage.setItem("aorta-theme", theme); } catch { /* as above */ }
+    try { localStorage.setItem("aorta-theme", theme); } catch { /* no storage, see above */ }
     show();
   });
   system.addEventListener("change", show);
 
-  // The table: sorted by a click on a column's head, filtered by text and verdict.
+  // The table of verdicts: sorted by a click on a column's header, filtered by text and verdict.
   const table = document.getElementById("verdicts");
   const body = table.tBodies[0];
   const heads = all("thead th", table);
@@ -63,7 +63,7 @@
   text.addEventListener("input", filter);
   boxes.forEach((box) => box.addEventListener("change", filter));
 
-  // Tests: a plot is drawn when its test is first opened.
+  // Tests: a plot is drawn when its test is opened for the first time.
   const entries = all("details.test-entry");
   entries.forEach((entry) => entry.addEventListener("toggle", drawVisible));
   document.getElementById("open-all").addEventListener("click", () => entries.forEach((entry) => { entry.open = true; }));
@@ -89,7 +89,7 @@
     const tools = figure.querySelector(".tools");
     canvas.replaceChildren();
     tools.replaceChildren();
-    const plot = { steps, shares, timeline }[figure.dataset.kind](plots, canvas, figure);
+    const plot = { steps, fractions, timeline }[figure.dataset.kind](plots, canvas, figure);
     drawn.set(figure, plot);
     addTools(plot, tools, canvas, figure, plots);
   }
@@ -126,9 +126,9 @@
       });
       tools.append(choice);
     }
-    const ways = [["+", "Zoom in", () => zoom(plot, 0.5)], ["\u2212", "Zoom out", () => zoom(plot, 2)],
+    const zooms = [["+", "Zoom in", () => zoom(plot, 0.5)], ["\u2212", "Zoom out", () => zoom(plot, 2)],
       ["All", "Show all", () => zoom(plot, Infinity)]];
-    for (const [label, title, act] of ways) {
+    for (const [label, title, act] of zooms) {
       const tool = document.createElement("button");
       Object.assign(tool, { type: "button", textContent: label, title });
       tool.setAttribute("aria-label", title);
@@ -155,19 +155,19 @@
   }
   const brief = (value) => value == null ? "-" : `${Number(value.toPrecision(4))}`;
   const axis = (more) => ({
-    stroke: colour("muted"), grid: { stroke: colour("grid"), width: 1 }, ticks: { stroke: colour("grid"), width: 1 },
+    stroke: color("muted"), grid: { stroke: color("grid"), width: 1 }, ticks: { stroke: color("grid"), width: 1 },
     font: "12px system-ui, sans-serif", labelFont: "12px system-ui, sans-serif", labelSize: 20, ...more,
   });
-  const rankColour = (rank, ranks) => `hsl(${Math.round(205 + 330 * rank / ranks) % 360} 65% ${root.dataset.theme === "dark" ? 66 : 40}%)`;
+  const rankColor = (rank, ranks) => `hsl(${Math.round(205 + 330 * rank / ranks) % 360} 65% ${root.dataset.theme === "dark" ? 66 : 40}%)`;
   function make(canvas, height, options, values, whole) {
     const figure = canvas.parentElement;
-    // What is shown can be read off the page: by scripts, and by whoever looks for it in the inspector.
-    const told = (plot, scale) => {
+    // The visible range is an attribute of the figure, for scripts and for readers who use the inspector.
+    const storeRange = (plot, scale) => {
       if (scale === "x") figure.dataset.range = `${plot.scales.x.min} ${plot.scales.x.max}`;
     };
     const plot = new uPlot({
       width: canvas.clientWidth, height, cursor: { drag: { x: true, y: false, uni: 10 }, points: { size: 5 } },
-      legend: { live: true }, ...options, hooks: { ...options.hooks, setScale: [told] },
+      legend: { live: true }, ...options, hooks: { ...options.hooks, setScale: [storeRange] },
     }, values, canvas);
     plot.whole = whole;
     plot.root.querySelector("canvas").setAttribute("role", "img");
@@ -184,48 +184,48 @@
     const slowest = Float32Array.from(xs, (_, place) => Math.max(...ranks.map((rank) => rank[place])));
     const values = [xs, slowest, ...ranks];
     const series = [{ label: launch.block > 1 ? `slowest of ${launch.block} steps from` : "step" },
-      { label: "slowest", stroke: colour("muted"), width: 4, alpha: 0.45, value: ms, points: { show: false } },
-      ...ranks.map((_, rank) => ({ label: `rank ${rank}`, stroke: rankColour(rank, ranks.length), width: 1, value: ms, points: { show: false } }))];
+      { label: "slowest", stroke: color("muted"), width: 4, alpha: 0.45, value: ms, points: { show: false } },
+      ...ranks.map((_, rank) => ({ label: `rank ${rank}`, stroke: rankColor(rank, ranks.length), width: 1, value: ms, points: { show: false } }))];
     const bands = [];
     if (plots.band) {
       const [low, middle, high] = plots.band.p50;
       const name = `${plots.against} p50`;
       for (const [label, value, width] of [["lowest", low, 0], ["", middle, 1.2], ["highest", high, 0]]) {
         values.push(new Float32Array(count).fill(value));
-        series.push({ label: `${name} ${label}`.trim(), class: label ? "edge" : null, stroke: colour("band-line"), width, dash: [5, 4], value: ms, points: { show: false } });
+        series.push({ label: `${name} ${label}`.trim(), class: label ? "edge" : null, stroke: color("band-line"), width, dash: [5, 4], value: ms, points: { show: false } });
       }
-      bands.push({ series: [series.length - 1, series.length - 3], fill: colour("band") });
+      bands.push({ series: [series.length - 1, series.length - 3], fill: color("band") });
     }
     return make(canvas, 280, { series, bands, scales: { x: { time: false } },
       axes: [axis({ label: "step", size: 34 }), axis({ label: "ms", size: 56 })] }, values, [1, Number(xs[count - 1])]);
   }
 
-  // Shares are drawn by how rare a slower step is: the tail is what one looks for, and most of the shares are not in it.
-  const rarity = (share) => share >= 1 ? 2.35 : -Math.log10(1 - share);
-  function shares(plots, canvas) {
-    const xs = plots.shares.map(rarity);
+  // Fractions are drawn by how rare a slower step is, which stretches the tail of the distribution.
+  const rarity = (fraction) => fraction >= 1 ? 2.35 : -Math.log10(1 - fraction);
+  function fractions(plots, canvas) {
+    const xs = plots.fractions.map(rarity);
     const values = [xs];
-    const labels = plots.shares.map((share) => share >= 1 ? "max" : `${Number((share * 100).toFixed(1))}%`);
-    const series = [{ label: "share", value: (plot, value, place, at) => at == null ? "-" : labels[at] }];
+    const labels = plots.fractions.map((fraction) => fraction >= 1 ? "max" : `${Number((fraction * 100).toFixed(1))}%`);
+    const series = [{ label: "fraction", value: (plot, value, place, at) => at == null ? "-" : labels[at] }];
     const bands = [];
     if (plots.band) {
       for (const [label, part, width] of [["lowest", "low", 0], ["", "middle", 1.2], ["highest", "high", 0]]) {
         values.push(plots.band[part]);
-        series.push({ label: `${plots.against} ${label}`.trim(), class: label ? "edge" : null, stroke: colour("band-line"), width, dash: [5, 4], value: ms, points: { show: false } });
+        series.push({ label: `${plots.against} ${label}`.trim(), class: label ? "edge" : null, stroke: color("band-line"), width, dash: [5, 4], value: ms, points: { show: false } });
       }
-      bands.push({ series: [3, 1], fill: colour("band") });
+      bands.push({ series: [3, 1], fill: color("band") });
     }
     plots.curves.forEach((curve, number) => {
       values.push(curve.values);
-      series.push({ label: `${data.candidate} ${number + 1}`, stroke: rankColour(number, plots.curves.length), width: 2, value: ms });
+      series.push({ label: `${data.candidate} ${number + 1}`, stroke: rankColor(number, plots.curves.length), width: 2, value: ms });
     });
     const ticks = [0, 0.5, 0.75, 0.9, 0.95, 0.99, 1];
     return make(canvas, 280, { series, bands, scales: { x: { time: false } }, axes: [
-      axis({ label: "share of steps", size: 34, splits: () => ticks.map(rarity), values: () => ticks.map((share) => labels[plots.shares.indexOf(share)]) }),
+      axis({ label: "fraction of steps", size: 34, splits: () => ticks.map(rarity), values: () => ticks.map((fraction) => labels[plots.fractions.indexOf(fraction)]) }),
       axis({ label: "ms", size: 56 })] }, values, [0, rarity(1)]);
   }
 
-  // Lanes: compute, each collective in one lane of communication, what is exposed of it, copies; rank by rank.
+  // Lanes of each rank: compute, exposed communication, all collectives in one lane, and copies.
   function timeline(plots, canvas) {
     const { ranks, step_ms } = plots.timeline;
     const parts = [["compute", (name) => name === "compute"], ["exposed", (name) => name === "exposed"],
@@ -256,10 +256,10 @@
       ctx.beginPath();
       ctx.rect(left, top, width, tall);
       ctx.clip();
-      for (const { name, y, tall: share, edges } of blocks) {
-        ctx.fillStyle = colour(colours.has(name) ? name : "other");
+      for (const { name, y, tall: part, edges } of blocks) {
+        ctx.fillStyle = color(colors.has(name) ? name : "other");
         const from = plot.valToPos(height - y, "y", true);
-        const to = plot.valToPos(height - y - share * 0.88, "y", true);
+        const to = plot.valToPos(height - y - part * 0.88, "y", true);
         for (let place = 0; place < edges.length; place += 2) {
           const begin = plot.valToPos(edges[place], "x", true);
           ctx.fillRect(begin, from, Math.max(0.5 * devicePixelRatio, plot.valToPos(edges[place + 1], "x", true) - begin), to - from);
@@ -297,14 +297,14 @@
     for (const name of new Set(blocks.map((block) => block.name))) {
       const row = document.createElement("li");
       const swatch = document.createElement("i");
-      swatch.style.background = `var(--${(colours.has(name) ? name : "other").replaceAll("_", "-")})`;
+      swatch.style.background = `var(--${(colors.has(name) ? name : "other").replaceAll("_", "-")})`;
       row.append(swatch, name.replaceAll("_", " "));
       keys.append(row);
     }
     canvas.append(hint, keys);
     return plot;
   }
-  const colours = new Set(["compute", "copy", "exposed", "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send_recv"]);
+  const colors = new Set(["compute", "copy", "exposed", "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send_recv"]);
 
   filter();
   show();

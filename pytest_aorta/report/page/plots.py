@@ -1,4 +1,4 @@
-"""What the page's script draws, as plain values; long lists are float32 in base64."""
+"""Prepares the data that the page's script draws, as plain JSON values; long lists are float32 in base64."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from pytest_aorta.report.data import Case, Launch, Report
 from pytest_aorta.report.lanes import drawn_lanes
 from pytest_aorta.result.facts import LaunchFacts
 
-# Of the whole page: at 16 characters for three numbers this is 2.7 MB.
+# Numbers in the whole page: 16 characters encode three numbers, so this limit is 2.7 MB.
 MAX_NUMBERS = 500_000
 _LEAST_NUMBERS = 4_000
-# As far as the twenty steps tell that a baseline keeps of a launch; its p99 and maximum are kept as such.
-_SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.925, 0.95)
-SHARES = (*_SHARES, 0.99, 1.0)
+# Fractions of steps that a baseline's sample of twenty steps per launch resolves. Its p99 and maximum are stored.
+_SAMPLE_FRACTIONS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.925, 0.95)
+FRACTIONS = (*_SAMPLE_FRACTIONS, 0.99, 1.0)
 
 
 def numbers_a_launch(report: Report) -> int:
-    """How many step times of one launch the page may hold, so that a large run stays a page that opens."""
+    """Return how many step times per launch the page may contain, so that the page of a large session still opens."""
     launches = sum(len(case.candidate) + len(case.reference) for test in report.tests for case in test.cases)
     return max(_LEAST_NUMBERS, MAX_NUMBERS // max(1, launches))
 
 
 def case_plots(case: Case, max_numbers: int) -> dict[str, Any]:
-    """The step times of each launch, their distribution, what they are held against, and a step's timeline."""
+    """Return the step times of each launch, their distribution, the other side's range, and a step's timeline."""
     sides = (("candidate", case.candidate), ("reference", case.reference))
     return {
         "launches": [_series(side, launch, max_numbers) for side, launches in sides for launch in launches],
-        "shares": SHARES,
-        "curves": [{"side": "candidate", "values": step_shares(launch)} for launch in case.candidate],
+        "fractions": FRACTIONS,
+        "curves": [{"side": "candidate", "values": step_quantiles(launch)} for launch in case.candidate],
         "band": _band(case),
         "against": case.against,
         "timeline": _timeline(case.candidate),
@@ -41,14 +41,14 @@ def case_plots(case: Case, max_numbers: int) -> dict[str, Any]:
 
 
 def encoded(values: npt.ArrayLike) -> str:
-    """Little-endian float32, as base64."""
+    """Return the values as little-endian float32 in base64."""
     return base64.b64encode(np.asarray(values, dtype="<f4").tobytes()).decode("ascii")
 
 
 def _series(side: str, launch: Launch, max_numbers: int) -> dict[str, Any]:
     times_ms = np.asarray(launch.result.step_times_ms)
     block = -(-times_ms.size // max_numbers)
-    # Slow steps are what one looks for, so that of several that share a point the slowest stays.
+    # Readers look for slow steps, so where several steps share a point the slowest step is drawn.
     starts = np.arange(0, times_ms.shape[1], block)
     return {
         "side": side,
@@ -59,22 +59,22 @@ def _series(side: str, launch: Launch, max_numbers: int) -> dict[str, Any]:
     }
 
 
-def step_shares(launch: Launch) -> list[float]:
-    """Quantiles of the steps' maxima over ranks, at :data:`SHARES`."""
-    return _rounded(np.quantile(launch.result.step_times_max_ms, SHARES))
+def step_quantiles(launch: Launch) -> list[float]:
+    """Return the quantiles of the steps' maxima over ranks, at :data:`FRACTIONS`."""
+    return _rounded(np.quantile(launch.result.step_times_max_ms, FRACTIONS))
 
 
-def _stored_shares(facts: LaunchFacts) -> list[float]:
+def _stored_quantiles(facts: LaunchFacts) -> list[float]:
     times = facts.step_time_ms
-    return [*_rounded(np.quantile(facts.step_time_sample_ms, _SHARES)), times["p99"], times["max"]]
+    return [*_rounded(np.quantile(facts.step_time_sample_ms, _SAMPLE_FRACTIONS)), times["p99"], times["max"]]
 
 
 def _band(case: Case) -> dict[str, Any] | None:
-    """Between the lowest and the highest launch of the other side, at each share and of the medians."""
+    """Return the lowest, middle and highest launch of the other side, at each fraction of steps and of the medians."""
     if case.reference:
-        curves = [step_shares(launch) for launch in case.reference]
+        curves = [step_quantiles(launch) for launch in case.reference]
     elif case.baseline:
-        curves = [_stored_shares(facts) for facts in case.baseline.anchor]
+        curves = [_stored_quantiles(facts) for facts in case.baseline.anchor]
     else:
         return None
     p50s = [facts.step_time_ms["p50"] for facts in case.others]
@@ -88,7 +88,7 @@ def _band(case: Case) -> dict[str, Any] | None:
 
 
 def _timeline(launches: Sequence[Launch]) -> dict[str, Any] | None:
-    """Of the first launch that was profiled."""
+    """Return the timeline of the first profiled launch; None where no launch was profiled."""
     for launch in launches:
         if any(launch.result.timeline):
             ranks = [drawn_lanes(lanes) for lanes in launch.result.timeline]

@@ -1,4 +1,4 @@
-"""The page: one HTML file with its script, style and data inside, which asks for nothing from outside."""
+"""Renders the HTML page: one file that includes its script, style and data and loads nothing from outside."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _FOLDER = files("pytest_aorta.report.page")
 
 
 def render(report: Report) -> str:
-    """The whole file."""
+    """Return the HTML of a report."""
     tests = rows.failing_first(report)
     limit = numbers_a_launch(report)
     plots = {
-        f"{place}-{number}": case_plots(case, limit)
-        for place, test in enumerate(tests)
+        f"{index}-{number}": case_plots(case, limit)
+        for index, test in enumerate(tests)
         for number, case in enumerate(test.cases)
     }
-    table = [(place, test, row, sort_key(row)) for place, test in enumerate(tests) for row in test.verdicts]
+    table = [(index, test, row, sort_key(row)) for index, test in enumerate(tests) for row in test.verdicts]
     return _template().render(
         report=report,
         tests=tests,
@@ -67,18 +67,18 @@ def _template() -> jinja2.Template:
 
 
 def sort_key(row: Verdict) -> dict[str, Any]:
-    """What the table's columns are sorted by where their text is no order."""
+    """Return the sort keys of the columns whose text does not sort by itself."""
     delta, allowed = row.delta, tolerated(row)
     return {
         "change": "" if delta is None else delta,
-        "reach": delta / allowed if delta is not None and allowed else "",
+        "tolerances": delta / allowed if delta is not None and allowed else "",
         "tolerance": "" if allowed is None else allowed,
         "verdict": rows.severity(row),
     }
 
 
 def _asset(name: str) -> str:
-    """A file of ours, and of no input: it goes into the page as it is."""
+    """Return a file of this package, which goes into the page unescaped because it contains no input."""
     return _FOLDER.joinpath(name).read_text(encoding="utf-8")
 
 
@@ -91,10 +91,10 @@ def _percent(value: float | None) -> str:
 
 
 def _breakable(nodeid: str) -> Markup:
-    """A node id that may be broken where its parts meet, not within a name."""
+    """Return a node id that may wrap between its parts, but not within a name."""
     return Markup("<wbr>").join(part for part in re.split(r"(?<=[/:])(?![/:])", nodeid))
 
 
 def _bounded(text: str) -> str:
     cut = len(text) - MAX_FAILURE_CHARACTERS
-    return text if cut <= 0 else f"{text[:MAX_FAILURE_CHARACTERS]}\n... and {cut:,} characters more"
+    return text if cut <= 0 else f"{text[:MAX_FAILURE_CHARACTERS]}\n... and {cut:,} more characters"

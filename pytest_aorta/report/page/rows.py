@@ -1,4 +1,4 @@
-"""Rows of the report's tables."""
+"""Builds the rows of the page's tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pytest_aorta.verdict.applicability import identity
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Verdict
 
-# Worst first; what decides nothing comes before what is well.
+# From worst to best; outcomes that decide nothing come before those that are fine.
 SEVERITY = (
     Outcome.REGRESSION, Outcome.MISSING, Outcome.INCONCLUSIVE, Outcome.NOT_APPLICABLE, Outcome.IMPROVED, Outcome.PASS,
 )  # fmt: skip
@@ -23,7 +23,7 @@ UNKNOWN = "not stored"
 
 @dataclass(frozen=True)
 class Difference:
-    """One key of config or environment on both sides, as text."""
+    """A key of the config or the environment, with its value on both sides as text."""
 
     key: str
     candidate: str
@@ -31,13 +31,13 @@ class Difference:
 
     @property
     def differs(self) -> bool:
-        """Whether both are known and not the same."""
+        """Return whether both values are known and differ."""
         return self.candidate != self.reference and UNKNOWN not in (self.candidate, self.reference)
 
 
 @dataclass(frozen=True)
 class RankTimes:
-    """One rank's step times in a launch, in milliseconds; ``lag_ms`` is None where waiting was not measured."""
+    """The step times of one rank in a launch, in milliseconds; ``lag_ms`` is None where waits were not measured."""
 
     rank: int
     p50_ms: float
@@ -47,12 +47,12 @@ class RankTimes:
 
 
 def severity(verdict: Verdict) -> int:
-    """Its place in an order that begins with the worst."""
+    """Return the rank of a verdict's outcome in :data:`SEVERITY`; 0 is the worst."""
     return SEVERITY.index(verdict.outcome)
 
 
 def failing_first(report: Report) -> list[Test]:
-    """Red tests, then by their worst verdict, else as they ran."""
+    """Return failed tests first, then by their worst verdict, else in the order in which they ran."""
     least = len(SEVERITY)
     return sorted(
         report.tests, key=lambda test: (not test.is_failing, min(map(severity, test.verdicts), default=least))
@@ -60,7 +60,7 @@ def failing_first(report: Report) -> list[Test]:
 
 
 def rank_times(launch: Launch) -> list[RankTimes]:
-    """One row a rank."""
+    """Return one row per rank."""
     times_ms = np.asarray(launch.result.step_times_ms)
     columns = np.quantile(times_ms, (0.5, 0.99, 1.0), axis=1).T.tolist()
     lags = launch.facts.rank_lag_ms
@@ -70,14 +70,14 @@ def rank_times(launch: Launch) -> list[RankTimes]:
 
 
 def environment_rows(case: Case) -> list[Difference]:
-    """Environment of the first candidate and of what it was held against; differences first."""
+    """Return the environments of the first candidate launch and of the other side; differences first."""
     if not case.candidate:
         return []
     return _differences(case.candidate[0].result.environment, _other_environment(case))
 
 
 def config_rows(case: Case) -> list[Difference]:
-    """The same of the workload's config."""
+    """Return the configs of the first candidate launch and of the other side; differences first."""
     if not case.candidate:
         return []
     stored = case.baseline.config if case.baseline else {}

@@ -1,1 +1,1 @@
-"""Profiler traces and the overlap that they show."""
+"""Profiler traces, and the overlap of communication and compute computed from them."""

@@ -1,7 +1,7 @@
 """Sets of moments as sorted, disjoint, half-open intervals ``[begin, end)``. Pure.
 
-A set is an int64 array of shape ``[n, 2]`` whose rows ascend and don't touch, so that its length is a sum and the other
-operations are merges. Use :func:`union` to make one of any intervals.
+A set is an int64 array of shape ``[n, 2]`` whose rows ascend and don't touch, so its length is a sum and the other
+operations are merges. :func:`union` makes a set of any intervals.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ Intervals: TypeAlias = npt.NDArray[np.int64]
 
 
 def union(*parts: Intervals | Iterable[tuple[int, int]]) -> Intervals:
-    """The moments in any interval of any part; intervals that are empty or end before they begin add nothing."""
+    """Return the moments in any interval of any part; intervals that end no later than they begin add nothing."""
     rows = [np.asarray(part if isinstance(part, np.ndarray) else list(part), np.int64).reshape(-1, 2) for part in parts]
     every = np.concatenate([np.empty((0, 2), np.int64), *rows])
     every = every[every[:, 1] > every[:, 0]]
     every = every[np.argsort(every[:, 0], kind="stable")]
     reached = np.maximum.accumulate(every[:, 1])
-    # A set begins where nothing before has reached; one that touches its neighbour is the same.
+    # A row of the set begins where no earlier interval reaches; intervals that touch are merged.
     first = np.ones(len(every), bool)
     first[1:] = every[1:, 0] > reached[:-1]
     last = np.append(first[1:], True)[: len(every)]
@@ -30,9 +30,9 @@ def union(*parts: Intervals | Iterable[tuple[int, int]]) -> Intervals:
 
 
 def intersection(first: Intervals, second: Intervals) -> Intervals:
-    """The moments in both sets."""
+    """Return the moments in both sets."""
     edges = np.concatenate([first.ravel(), second.ravel()])
-    # At one moment ends come first: half-open intervals that touch share nothing.
+    # Sort ends before beginnings of the same moment, because half-open intervals that touch share no moment.
     steps = np.concatenate([np.tile([1, -1], len(first)), np.tile([1, -1], len(second))]).astype(np.int64)
     order = np.lexsort((steps, edges))
     edges, depth = edges[order], np.cumsum(steps[order])
@@ -41,7 +41,7 @@ def intersection(first: Intervals, second: Intervals) -> Intervals:
 
 
 def difference(first: Intervals, second: Intervals) -> Intervals:
-    """The moments in ``first`` and not in ``second``."""
+    """Return the moments in ``first`` and not in ``second``."""
     if not len(first):
         return union()
     begin, end = first[0, 0], first[-1, 1]
@@ -51,17 +51,17 @@ def difference(first: Intervals, second: Intervals) -> Intervals:
 
 
 def length(moments: Intervals) -> int:
-    """How long a set is, in the unit of its edges."""
+    """Return the length of a set, in the unit of its edges."""
     return int((moments[:, 1] - moments[:, 0]).sum())
 
 
 def clip(moments: Intervals, begin: int, end: int) -> Intervals:
-    """The moments of a set in ``[begin, end)``."""
+    """Return the moments of a set in ``[begin, end)``."""
     return intersection(moments, union([(begin, end)]))
 
 
 def coarsened(moments: Intervals, most: int) -> Intervals:
-    """A set of at most ``most`` intervals, for drawing: the shortest gaps are closed."""
+    """Return a set of at most ``most`` intervals for drawing, in which the shortest gaps are closed."""
     if len(moments) <= most:
         return moments
     gaps = moments[1:, 0] - moments[:-1, 1]

@@ -1,4 +1,7 @@
-"""Merges the traces that ranks kept into one, on one clock, for Perfetto or chrome://tracing."""
+"""Profiler traces that a launch kept: a note with their location, and one merged trace of all ranks on one clock.
+
+The merged trace is for Perfetto or chrome://tracing.
+"""
 
 from __future__ import annotations
 
@@ -9,43 +12,56 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from pytest_aorta.common.files import write_bytes
+from pytest_aorta.plan.profiler import NSYS, ROCPROFV3, TORCH
+from pytest_aorta.result.folder import RANKS_FOLDER, TRACE_FILE
 from pytest_aorta.result.trace.kineto import read_trace
 
 Document: TypeAlias = dict[str, Any]
 
-RANK_TRACE = "trace.json.gz"
-MERGED_TRACE = "trace.json.gz"
-# Rank, then thread: Perfetto takes a thread's number for one of the whole machine.
-_THREADS_A_RANK = 10_000
-_IDS_A_RANK = 1 << 32
+_RANK_TRACES = f"{RANKS_FOLDER}/*/{TRACE_FILE}"
+# Perfetto treats thread numbers as unique over the whole machine, so each rank gets a range of its own.
+_THREADS_PER_RANK = 10_000
+_IDS_PER_RANK = 1 << 32
 _US_PER_NS = 1e-3
 
 
+def traces_note(profiler: str, run_dir: Path) -> str:
+    """Return a note that says where a launch's traces are, or that the profiler left none."""
+    pattern = {TORCH: _RANK_TRACES, NSYS: f"{NSYS}.*", ROCPROFV3: f"{ROCPROFV3}/**/*.*"}[profiler]
+    found = sorted(run_dir.glob(pattern))
+    if not found:
+        return f"{profiler} left no trace in {run_dir}"
+    first = found[0].relative_to(run_dir)
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    return f"traces of {profiler} in {run_dir}: {first}{more}"
+
+
 def merge_run(run_dir: Path) -> Path | None:
-    """Merge what the ranks of a launch kept into ``run_dir/trace.json.gz``; None where no rank kept any.
+    """Merge the traces of a launch's ranks into ``run_dir/trace.json.gz``; None where no rank kept a trace.
 
     Raises:
-        ValueError: a rank's file is no trace.
+        ValueError: A rank's file is not a trace.
     """
-    paths = {int(path.parent.name): path for path in run_dir.glob(f"ranks/*/{RANK_TRACE}")}
+    paths = {int(path.parent.name): path for path in run_dir.glob(_RANK_TRACES)}
     if not paths:
         return None
     merged = merge_traces({rank: read_trace(paths[rank]) for rank in sorted(paths)})
-    path = run_dir / MERGED_TRACE
+    path = run_dir / TRACE_FILE
     write_bytes(path, gzip.compress(json.dumps(merged).encode(), compresslevel=4))
     return path
 
 
 def merge_traces(traces: Mapping[int, Mapping[str, Any]]) -> Document:
-    """One trace of all ranks' traces: a process a rank, in order, with its threads and its device's streams.
+    """Return one trace with a process per rank, in order of rank, that contains its threads and its device's streams.
 
-    Times count from the earliest ``baseTimeNanoseconds``. Flows and asynchronous events keep to their rank.
+    Times count from the earliest ``baseTimeNanoseconds`` of all ranks. Flows and asynchronous events stay within their
+    rank.
     """
     base_ns = min(int(trace.get("baseTimeNanoseconds", 0)) for trace in traces.values())
     events: list[Document] = []
     for rank, trace in sorted(traces.items()):
         later_us = (int(trace.get("baseTimeNanoseconds", 0)) - base_ns) * _US_PER_NS
-        events += _of_rank(rank, trace["traceEvents"], later_us)
+        events += _rank_events(rank, trace["traceEvents"], later_us)
     return {
         "schemaVersion": 1,
         "displayTimeUnit": "ms",
@@ -55,30 +71,30 @@ def merge_traces(traces: Mapping[int, Mapping[str, Any]]) -> Document:
     }
 
 
-def _of_rank(rank: int, events: list[Mapping[str, Any]], later_us: float) -> Iterator[Document]:
+def _rank_events(rank: int, events: list[Mapping[str, Any]], later_us: float) -> Iterator[Document]:
     process = rank + 1
     yield _metadata(process, 0, "process_name", {"name": f"rank {rank}"})
     yield _metadata(process, 0, "process_sort_index", {"sort_index": rank})
-    names = {_place(event): event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    places = dict.fromkeys(_place(event) for event in events if event["ph"] != "M")
-    # Streams, which Kineto has in processes named after devices, come below the rank's threads.
-    ordered = sorted(places, key=lambda place: (str(names.get(place, place[1])).startswith("stream"), str(place)))
-    threads = {place: process * _THREADS_A_RANK + number for number, place in enumerate(ordered)}
-    for number, place in enumerate(ordered):
-        yield _metadata(process, threads[place], "thread_name", {"name": str(names.get(place, place[1])).strip()})
-        yield _metadata(process, threads[place], "thread_sort_index", {"sort_index": number})
+    names = {_thread(event): event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    used = dict.fromkeys(_thread(event) for event in events if event["ph"] != "M")
+    # Kineto puts streams into processes named after devices; here they come below the rank's threads.
+    ordered = sorted(used, key=lambda thread: (str(names.get(thread, thread[1])).startswith("stream"), str(thread)))
+    threads = {thread: process * _THREADS_PER_RANK + number for number, thread in enumerate(ordered)}
+    for number, thread in enumerate(ordered):
+        yield _metadata(process, threads[thread], "thread_name", {"name": str(names.get(thread, thread[1])).strip()})
+        yield _metadata(process, threads[thread], "thread_sort_index", {"sort_index": number})
     for event in events:
         if event["ph"] != "M":
-            moved = {**event, "pid": process, "tid": threads[_place(event)], "ts": event["ts"] + later_us}
+            moved = {**event, "pid": process, "tid": threads[_thread(event)], "ts": event["ts"] + later_us}
             yield moved | ({"id": _own_id(rank, event["id"])} if "id" in event else {})
 
 
-def _place(event: Mapping[str, Any]) -> tuple[object, object]:
+def _thread(event: Mapping[str, Any]) -> tuple[object, object]:
     return event.get("pid"), event.get("tid")
 
 
 def _own_id(rank: int, given: object) -> int | str:
-    return rank * _IDS_A_RANK + given if isinstance(given, int) else f"{rank}.{given}"
+    return rank * _IDS_PER_RANK + given if isinstance(given, int) else f"{rank}.{given}"
 
 
 def _metadata(process: int, thread: int, name: str, values: Document) -> Document:

@@ -1,63 +1,75 @@
-"""From what ran when on one rank to where its profiled steps' time went, whatever the source of the intervals. Pure.
+"""Computes the breakdown of one rank's profiled steps from intervals of any source. Pure.
 
-Communication is *hidden* while compute runs on the same rank, and *exposed* otherwise; copies hide nothing. That is
-the ratio of Holistic Trace Analysis' ``get_comm_comp_overlap``, step by step.
+Communication is *hidden* while compute runs on the same rank, and *exposed* otherwise; copies hide nothing. The overlap
+ratio is defined as in Holistic Trace Analysis' ``get_comm_comp_overlap``, step by step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
-from pytest_aorta.result.measurements import COLLECTIVES, CollectiveTime, RankResult, StepOverlap
+from pytest_aorta.result.measurements import Collective, CollectiveTime, RankResult, StepOverlap
 from pytest_aorta.result.trace.intervals import Intervals, clip, coarsened, intersection, length, union
 
-COMPUTE, COPY = "compute", "copy"
-# A lane of a timeline is drawn, and 300 pieces are more than a screen shows.
+# A lane of a timeline is for drawing, and a screen cannot show more than 300 intervals.
 MAX_LANE_INTERVALS = 300
 _NS_PER_MS = 1e6
 
 
+class Lane(StrEnum):
+    """A lane of a timeline other than the kinds of :class:`Collective`. Only drawings have the lane ``exposed``."""
+
+    COMPUTE = "compute"
+    COPY = "copy"
+    EXPOSED = "exposed"
+
+
 @dataclass(frozen=True)
 class OverlapCapture:
-    """The profiled steps of one rank; ``timeline`` is that of the last step, as in :class:`RankResult`."""
+    """The profiled steps of one rank, and the timeline of the last step as in :class:`RankResult`."""
 
     steps: list[StepOverlap]
     timeline: dict[str, list[list[float]]]
 
     def metrics(self) -> dict[str, float]:
-        """``exposed_comm_ms``, a mean of steps, and ``overlap_ratio`` over all of them, if there was communication."""
+        """Return ``exposed_comm_ms``, a mean over steps, and ``overlap_ratio`` over all steps with communication."""
         exposed_ms = sum(step.exposed_comm_ms for step in self.steps)
         comm_ms = sum(step.comm_ms for step in self.steps)
         found = {"exposed_comm_ms": exposed_ms / len(self.steps)}
         return found | ({"overlap_ratio": (comm_ms - exposed_ms) / comm_ms} if comm_ms else {})
 
     def added_to(self, result: RankResult) -> RankResult:
-        """The result with these steps, their timeline and their metrics."""
+        """Return the result with these steps, their timeline and their metrics."""
         metrics = result.metrics | self.metrics()
         return replace(result, metrics=metrics, overlap=self.steps, timeline=self.timeline)
 
 
 def overlap_of(lanes: Mapping[str, Intervals], windows: Sequence[tuple[int, int]]) -> OverlapCapture:
-    """What ``lanes`` show of the steps that took place in ``windows``, one ``(begin, end)`` each; all in nanoseconds.
+    """Return the breakdown of the steps that ran in ``windows``.
 
-    ``lanes`` are sets by name: ``compute``, ``copy`` and those of ``COLLECTIVES``; one that is absent is empty.
+    Args:
+        lanes: sets of moments in nanoseconds, by name: ``compute``, ``copy`` and the kinds of :class:`Collective`. A
+            lane that is absent is empty.
+        windows: ``(begin, end)`` of each step in nanoseconds.
 
     Raises:
-        ValueError: there is no step, or a lane of another name.
+        ValueError: There is no step, or a lane has another name.
     """
     if not windows:
-        raise ValueError("no step was profiled: there has to be one at least")
-    if unknown := sorted(set(lanes) - {COMPUTE, COPY, *COLLECTIVES}):
-        raise ValueError(f"no such lanes {unknown}; there are {[COMPUTE, COPY, *COLLECTIVES]}")
+        raise ValueError("no step was profiled; at least one profiled step is needed")
+    allowed = [str(name) for name in (Lane.COMPUTE, Lane.COPY, *Collective)]
+    if unknown := sorted(set(lanes) - set(allowed)):
+        raise ValueError(f"no such lanes {unknown}; allowed are {allowed}")
     parts = [{name: clip(lane, *window) for name, lane in lanes.items()} for window in windows]
     steps = [_step(inside, end - begin) for inside, (begin, end) in zip(parts, windows, strict=True)]
     return OverlapCapture(steps, _timeline(parts[-1], windows[-1][0]))
 
 
 def _step(lanes: Mapping[str, Intervals], duration_ns: int) -> StepOverlap:
-    compute, copies = (lanes.get(name, union()) for name in (COMPUTE, COPY))
-    of_kind = {kind: lanes[kind] for kind in COLLECTIVES if kind in lanes and len(lanes[kind])}
+    compute, copies = (lanes.get(name, union()) for name in (Lane.COMPUTE, Lane.COPY))
+    of_kind = {kind.value: lanes[kind] for kind in Collective if kind in lanes and len(lanes[kind])}
     communication = union(*of_kind.values())
     busy = union(*lanes.values())
     return StepOverlap(
@@ -74,7 +86,7 @@ def _step(lanes: Mapping[str, Intervals], duration_ns: int) -> StepOverlap:
 
 
 def _timeline(lanes: Mapping[str, Intervals], begin_ns: int) -> dict[str, list[list[float]]]:
-    """To the microsecond, from the step's begin."""
+    """Return lanes for drawing, in milliseconds from the beginning of the step, rounded to the microsecond."""
     return {
         name: [
             [round((edge - begin_ns) / _NS_PER_MS, 3) for edge in row]

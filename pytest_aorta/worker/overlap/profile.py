@@ -23,7 +23,8 @@ from torch.autograd.profiler import profile, record_function
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.files import write_bytes
-from pytest_aorta.plan.profiler import TORCH, TRACE_FILE, WRAPPERS
+from pytest_aorta.plan.profiler import TORCH, WRAPPERS
+from pytest_aorta.result.folder import TRACE_FILE
 from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.result.trace.kineto import (
     BOUNDARY,

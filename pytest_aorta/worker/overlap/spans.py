@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_aorta.result.trace.intervals import Intervals, difference, union
-from pytest_aorta.result.trace.overlap import COMPUTE, OverlapCapture, overlap_of
+from pytest_aorta.result.trace.overlap import Lane, OverlapCapture, overlap_of
 
 _NS_PER_MS = 1e6
 # Not a lane of a capture: this time is subtracted from compute.
@@ -131,8 +131,8 @@ class StreamSpans:
             rows[name].append((begin_ns, end_ns))
         lanes: dict[str, Intervals] = {name: union(spans) for name, spans in rows.items()}
         waiting = lanes.pop(_WAITING, union())
-        if COMPUTE in lanes:
-            lanes[COMPUTE] = difference(lanes[COMPUTE], waiting)
+        if Lane.COMPUTE in lanes:
+            lanes[Lane.COMPUTE] = difference(lanes[Lane.COMPUTE], waiting)
         return overlap_of(lanes, [(0, max(1, _since_ns(origin, end)))])
 
     def _now(self) -> _Moment:

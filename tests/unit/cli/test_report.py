@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 
 import pytest
 
@@ -22,7 +21,7 @@ def keep(folder, test, step_ms, *, number=1, plan=None, **changes):
     (place / "ranks" / "0").mkdir(parents=True)
     (place / "ranks" / "0" / "result.json").write_text("{}")
     result = make_result([[step_ms] * 20] * 2, device="cuda", environment={"device": "cuda"}, **changes)
-    write_json(place / "result.json", asdict(result))
+    write_json(place / "result.json", result.to_json())
     write_json(place / "plan.json", plan or {"reference": None})
     return place / "result.json"
 
@@ -63,7 +62,7 @@ def test_what_only_one_side_has_is_told_and_not_compared(two):
     keep(new, "test-c", 5.0)
     added = report_of(old, new).tests[-1]
     assert (added.nodeid, added.outcome, added.verdicts) == ("test-c", "measured", ())
-    assert added.notes == ("only in new: there is nothing to compare it with",)
+    assert added.notes == ("only in new: no result to compare with",)
 
 
 def test_two_single_files_are_compared_whatever_they_are_called(tmp_path):
@@ -77,7 +76,7 @@ def test_launches_of_a_reference_version_are_left_out_with_a_warning(two):
     keep(new, "test-a", 1.0, number=4, plan={"reference": {"name": "main"}})
     report = report_of(old, new)
     assert len(report.tests[0].cases[0].candidate) == 3
-    assert "reference version" in report.warnings[0]
+    assert "a launch of the A/B reference" in report.warnings[0]
 
 
 def test_wrong_numbers_are_red_and_their_place_is_the_evidence(tmp_path):
@@ -100,7 +99,7 @@ def test_command_says_what_it_left_out_and_exits_with_1(two, tmp_path, capsys):
     old, new = two
     (new / "test-b" / "01-fsdp" / "result.json").write_text("{")
     assert main(["report", f"old={old}", f"new={new}", "-o", str(tmp_path / "page.html")]) == 1
-    assert "WARNING: left out of the report: " in capsys.readouterr().out
+    assert "WARNING: result left out of the report: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -110,7 +109,7 @@ def test_command_says_what_it_left_out_and_exits_with_1(two, tmp_path, capsys):
         (["../x=."], "LABEL=PATH"),
         (["old=gone"], "gone does not exist"),
         (["old=.", "new=.", "-o", "page.txt"], "ends in .html"),
-        (["old=.", "new=."], "there is no result.json"),
+        (["old=.", "new=."], "new=.: contains no result.json"),
         (["old=.", "new=.", "--candidate", "other"], "'other'"),
         (["old=.", "old=."], "takes two labels, e.g. old=results-a new=results-b; got 'old' alone"),
     ],

@@ -52,7 +52,7 @@ class Toy:
         self.plans.append(plan)
         self.before_launch()
         prepare_folder(plan)
-        for rank, folder in enumerate(rank_folders(plan)):
+        for rank, folder in enumerate(rank_folders(plan.run_dir, plan.world.size)):
             document = rank_values(environment={"torch": "2.11.0", "device": "cpu"}) | self.ranks.get(rank, {})
             if document.get("passed") is not None:
                 (folder / "result.json").write_text(json.dumps(document))
@@ -245,7 +245,7 @@ def test_failed_launch_keeps_the_trials_before_it(toy, capsys):
     toy.before_launch = second_fails
     assert run("--trials", "3") == 1
     assert (toy.trials(), len(toy.plans)) == (["trial_0.json"], 2)
-    assert "toy on 2 cpu ranks: result missing: rank 1 ended well and left no result" in capsys.readouterr().err
+    assert "toy on 2 cpu ranks: result missing: rank 1 exited with code 0 and left no result" in capsys.readouterr().err
 
 
 def test_failed_checks_of_the_workload_are_kept_and_told(toy, capsys):

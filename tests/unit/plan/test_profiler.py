@@ -11,7 +11,7 @@ from pytest_aorta.launch.command import agent_command, launch_environment
 from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.plan.launch_plan import limits_under, rank_document
 from pytest_aorta.plan.options import LauncherKind
-from pytest_aorta.plan.profiler import check_profiler, traces_note
+from pytest_aorta.plan.profiler import check_profiler
 from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.statistics.decision import Outcome
@@ -98,19 +98,3 @@ def test_times_of_pairs_under_a_profiler_are_not_applicable():
     row = PairedComparison("case", {}, default_priors).judge([slow], [fast])["step_time_p50"]
     assert row.outcome is Outcome.NOT_APPLICABLE
     assert row.reason.startswith("ranks ran under rocprofv3")
-
-
-@pytest.mark.parametrize(
-    ("profiler", "files", "told"),
-    [
-        ("nsys", ["nsys.nsys-rep"], "traces of nsys in {}: nsys.nsys-rep"),
-        ("torch", ["ranks/0/trace.json.gz", "ranks/1/trace.json.gz"], "ranks/0/trace.json.gz and 1 more"),
-        ("rocprofv3", ["rocprofv3/host/7_results.pftrace"], "rocprofv3/host/7_results.pftrace"),
-        ("torch", [], "torch left no trace in {}"),
-    ],
-)
-def test_note_says_where_the_traces_are_or_that_there_are_none(tmp_path, profiler, files, told):
-    for name in files:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    assert traces_note(profiler, tmp_path).endswith(told.format(tmp_path))

@@ -17,7 +17,7 @@ from pytest_aorta.report.data import Case, Launch, Report, Test
 from pytest_aorta.report.from_session import session_report
 from pytest_aorta.report.markdown import MAX_BYTES, escaped, markdown
 from pytest_aorta.report.page.render import MAX_FAILURE_CHARACTERS, render
-from pytest_aorta.report.write import require_packages, tell, write_report
+from pytest_aorta.report.write import require_packages, write_report, write_session_reports
 from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.session.record import Compared, TestRecord, properties
 from pytest_aorta.verdict.statistics.decision import Outcome
@@ -91,7 +91,7 @@ def test_long_evidence_is_cut_and_says_so():
     page = render(as_report("a", failure="x" * (MAX_FAILURE_CHARACTERS + 1234)))
     assert "x" * MAX_FAILURE_CHARACTERS in page
     assert "x" * (MAX_FAILURE_CHARACTERS + 1) not in page
-    assert "... and 1,234 characters more" in page
+    assert "... and 1,234 more characters" in page
 
 
 def test_page_of_nothing_is_a_page():
@@ -168,22 +168,25 @@ def test_thousands_of_passed_verdicts_are_below_the_limit_and_closed():
 def test_summary_is_appended_to_what_is_there(tmp_path):
     file = tmp_path / "summary.md"
     file.write_text("before\n")
-    assert tell([GOOD], make_options(), {"GITHUB_STEP_SUMMARY": str(file)}) == []
+    assert write_session_reports([GOOD], make_options(), {"GITHUB_STEP_SUMMARY": str(file)}) == []
     assert file.read_text().startswith("before\n## ")
-    assert "WARNING: GITHUB_STEP_SUMMARY" in tell([GOOD], make_options(), {"GITHUB_STEP_SUMMARY": str(tmp_path)})[0]
+    assert (
+        "WARNING: GITHUB_STEP_SUMMARY"
+        in write_session_reports([GOOD], make_options(), {"GITHUB_STEP_SUMMARY": str(tmp_path)})[0]
+    )
 
 
 def test_nothing_is_written_for_a_run_without_a_launch(tmp_path):
     file = tmp_path / "summary.md"
-    assert tell([TestRecord("a::plain")], make_options(), {"GITHUB_STEP_SUMMARY": str(file)}) == []
+    assert write_session_reports([TestRecord("a::plain")], make_options(), {"GITHUB_STEP_SUMMARY": str(file)}) == []
     assert not file.exists()
 
 
 def test_what_goes_wrong_with_a_report_is_a_warning(tmp_path):
     (tmp_path / "file").write_text("")
-    (line,) = tell([GOOD], make_options(report=tmp_path / "file" / "page.html"), {})
+    (line,) = write_session_reports([GOOD], make_options(report=tmp_path / "file" / "page.html"), {})
     assert line.startswith("WARNING: ")
-    assert "no report: " in line
+    assert "no report was written: " in line
 
 
 # JUnit

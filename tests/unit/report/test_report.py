@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 from statistics import geometric_mean
 
 import numpy as np
@@ -18,14 +18,14 @@ from pytest_aorta.common.files import write_json
 from pytest_aorta.common.schema import load_schema, violation
 from pytest_aorta.report.data import Case, Launch, Report, Test, read_launches
 from pytest_aorta.report.from_session import session_report
-from pytest_aorta.report.lanes import EXPOSED, collective_overlaps, drawn_lanes, rank_overlaps
+from pytest_aorta.report.lanes import collective_overlaps, drawn_lanes, rank_overlaps
 from pytest_aorta.report.page.interval import REACH, WIDTH, interval_marks
-from pytest_aorta.report.page.plots import SHARES, case_plots, numbers_a_launch
+from pytest_aorta.report.page.plots import FRACTIONS, case_plots, numbers_a_launch
 from pytest_aorta.report.page.rows import UNKNOWN, environment_rows, failing_first, rank_times
 from pytest_aorta.report.summary import SCHEMA, ratio, summary
 from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.trace.intervals import union
-from pytest_aorta.result.trace.overlap import overlap_of
+from pytest_aorta.result.trace.overlap import Lane, overlap_of
 from pytest_aorta.session.record import Compared, TestRecord
 from pytest_aorta.verdict.metrics import METRICS, middle
 from pytest_aorta.verdict.statistics.decision import Outcome
@@ -66,7 +66,7 @@ def test_every_launch_of_a_run_is_in_its_report(run):
 
 def test_one_broken_result_is_a_warning_that_names_it_and_spoils_no_other(tmp_path):
     good, bad = tmp_path / "good.json", tmp_path / "bad.json"
-    write_json(good, asdict(a_result()))
+    write_json(good, a_result().to_json())
     bad.write_text('{"schema_version": 2, "step_times_ms": [[-1.0]]}')
     launches, problems = read_launches([bad, good, tmp_path / "gone.json"])
     assert [launch.number for launch in launches] == [2]
@@ -77,7 +77,7 @@ def test_one_broken_result_is_a_warning_that_names_it_and_spoils_no_other(tmp_pa
 
 def test_ranks_with_unequal_numbers_of_steps_are_a_warning_too(tmp_path):
     path = tmp_path / "result.json"
-    write_json(path, asdict(a_result()) | {"step_times_ms": [[1.0, 2.0], [1.0]]})
+    write_json(path, a_result().to_json() | {"step_times_ms": [[1.0, 2.0], [1.0]]})
     assert read_launches([path])[0] == ()
 
 
@@ -164,7 +164,7 @@ def test_band_spans_the_stored_launches():
     band = case_plots(case, 1000)["band"]
     assert band["p50"] == [9.0, 10.0, 12.0]
     assert (set(band["low"]), set(band["middle"]), set(band["high"])) == ({9.0}, {10.0}, {12.0})
-    assert len(band["low"]) == len(SHARES)
+    assert len(band["low"]) == len(FRACTIONS)
 
 
 def test_band_of_an_ab_is_of_the_reference_not_of_the_baseline():
@@ -191,7 +191,7 @@ EDGES = st.lists(st.tuples(st.integers(0, 900), st.integers(1, 90)), max_size=12
 @given(EDGES, EDGES, EDGES)
 def test_exposed_lane_is_as_long_as_the_measured_exposed_communication(compute, gather, scatter):
     capture = overlap_of({"compute": compute, "all_gather": gather, "reduce_scatter": scatter}, [(0, 10**6)])
-    exposed = drawn_lanes(capture.timeline)[EXPOSED]
+    exposed = drawn_lanes(capture.timeline)[Lane.EXPOSED]
     assert sum(end - begin for begin, end in exposed) == pytest.approx(capture.steps[0].exposed_comm_ms, abs=1e-6)
 
 
@@ -282,14 +282,14 @@ ODD = st.floats(allow_nan=True) | st.integers(-2, 2) | st.booleans() | st.none()
 
 @given(st.lists(st.lists(st.floats(-1, 5) | ODD, min_size=1, max_size=4), min_size=1, max_size=3))
 def test_quick_check_of_numbers_allows_what_the_schema_allows(times):
-    document = asdict(a_result()) | {"step_times_ms": times}
+    document = a_result().to_json() | {"step_times_ms": times}
     plain = Draft202012Validator(load_schema("workload_result.schema.json"))
     assert (violation(document, "workload_result.schema.json") is None) == plain.is_valid(document)
 
 
 @given(st.lists(st.lists(st.floats(0, 5) | ODD, min_size=1, max_size=3), max_size=3))
 def test_quick_check_of_intervals_allows_what_the_schema_allows(lane):
-    document = asdict(a_result()) | {"timeline": [{"compute": lane}]}
+    document = a_result().to_json() | {"timeline": [{"compute": lane}]}
     plain = Draft202012Validator(load_schema("workload_result.schema.json"))
     assert (violation(document, "workload_result.schema.json") is None) == plain.is_valid(document)
 

@@ -6,7 +6,7 @@ import pytest
 
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.diagnosis import launch_failure
-from pytest_aorta.result.outcome import LaunchOutcome
+from pytest_aorta.result.outcome import EndReason, LaunchOutcome
 from tests.unit.builders import ENDED_WELL, make_plan, rank_values, write_rank_file, write_ranks
 
 
@@ -21,7 +21,7 @@ def exited(run_dir, **codes: int) -> None:
     (run_dir / "agent.json").write_text(json.dumps({"failures": failures}))
 
 
-def ended(reason: str = "exit", status: int | None = 1, survivors: tuple[int, ...] = ()) -> LaunchOutcome:
+def ended(reason: EndReason = EndReason.EXIT, status: int | None = 1, survivors: tuple[int, ...] = ()) -> LaunchOutcome:
     return LaunchOutcome(reason, status, (), survivors, 1.0)
 
 
@@ -96,7 +96,7 @@ def test_out_of_memory_is_a_kind_of_its_own(tmp_path):
 
 def test_error_of_a_rank_whose_peers_hung_is_still_told(tmp_path):
     raised(tmp_path, 1, 5)
-    assert "rank exception: rank 1 failed first" in failure(tmp_path, ended("rank_error", None))
+    assert "rank exception: rank 1 failed first" in failure(tmp_path, ended(EndReason.RANK_ERROR, None))
 
 
 def test_only_a_few_further_failures_are_listed(tmp_path):
@@ -118,7 +118,7 @@ def test_time_limit_names_the_ranks_that_had_not_finished_and_where_they_are(tmp
     write_rank_file(tmp_path, 1, "stacks.txt", stacks)
     write_rank_file(tmp_path, 1, "pid", "7")
     (tmp_path / "ranks" / "1" / "progress").write_bytes((7).to_bytes(8, "little"))
-    lines = failure(tmp_path, ended("time_limit", None)).splitlines()
+    lines = failure(tmp_path, ended(EndReason.TIME_LIMIT, None)).splitlines()
     assert lines[0] == "toy on 2 cpu ranks: hang elsewhere: time limit of 60 s reached; rank 1 in no collective"
     assert "  rank 1, step 7: forward (train.py:30) < step (train.py:20)" in lines
 
@@ -129,25 +129,27 @@ def test_time_limit_before_any_step_says_that_the_start_may_just_be_slow(tmp_pat
         write_rank_file(
             tmp_path, rank, "stacks.txt", "Current thread 0x02:\n" + '  File "abc.py", line 3 in get_code\n'
         )
-    assert failure(tmp_path, ended("time_limit", None)).splitlines()[0] == (
+    assert failure(tmp_path, ended(EndReason.TIME_LIMIT, None)).splitlines()[0] == (
         "toy on 2 cpu ranks: hang elsewhere: time limit of 60 s reached; ranks 0, 1 in no collective, before the first "
-        "measured step: a hang, or a start that takes longer"
+        "measured step: a hang, or a start that takes longer than the limit"
     )
 
 
 def test_rank_without_stacks_is_told_with_the_end_of_its_log(tmp_path):
     write_rank_file(tmp_path, 0, "output.log", "\n".join(f"line {number}" for number in range(50)))
     write_rank_file(tmp_path, 0, "pid", "7")
-    assert "rank 0, step 0: no stack; its log ends: line 48 | line 49" in failure(tmp_path, ended("time_limit", None))
+    assert "rank 0, step 0: no stack; the log ends with: line 48 | line 49" in failure(
+        tmp_path, ended(EndReason.TIME_LIMIT, None)
+    )
 
 
 @pytest.mark.parametrize(
     ("reason", "headline"),
     [
-        ("time_limit", "rendezvous: no rank has started; torchrun was still running"),
-        ("output_cap", "output cap: logs over 64 MiB, rank 0 wrote most; ranks 0, 1 without a result"),
-        ("parent_gone", "interrupted: pytest ended before the launch did"),
-        ("guard_lost", "guard lost: the process that watches the ranks was killed"),
+        (EndReason.TIME_LIMIT, "rendezvous: no rank started; torchrun was still running"),
+        (EndReason.OUTPUT_CAP, "output cap: logs exceed 64 MiB, rank 0 wrote most; ranks 0, 1 left no result"),
+        (EndReason.PARENT_GONE, "interrupted: pytest ended before the launch did"),
+        (EndReason.GUARD_LOST, "guard lost: the process that watches the ranks was killed"),
     ],
 )
 def test_reason_of_the_guard_is_the_headline(tmp_path, reason, headline):
@@ -156,19 +158,19 @@ def test_reason_of_the_guard_is_the_headline(tmp_path, reason, headline):
 
 def test_lost_guard_is_a_failure_even_with_every_result_there(tmp_path):
     write_ranks(tmp_path, rank_values(), rank_values())
-    assert "guard lost" in failure(tmp_path, ended("guard_lost", None))
+    assert "guard lost" in failure(tmp_path, ended(EndReason.GUARD_LOST, None))
 
 
 def test_result_missing_though_all_ended_well_is_told(tmp_path):
     write_ranks(tmp_path, rank_values())
     headline = failure(tmp_path, ENDED_WELL).splitlines()[0]
-    assert headline == "toy on 2 cpu ranks: result missing: rank 1 ended well and left no result"
+    assert headline == "toy on 2 cpu ranks: result missing: rank 1 exited with code 0 and left no result"
 
 
 def test_agent_that_failed_before_any_rank_is_told_with_its_log(tmp_path):
     (tmp_path / "agent.log").write_text("rendezvous failed\n")
     lines = failure(tmp_path, ended(status=1)).splitlines()
-    assert lines[0].endswith("rendezvous: no rank has started; torchrun ended with exit code 1")
+    assert lines[0].endswith("rendezvous: no rank started; torchrun ended with exit code 1")
     assert "  | rendezvous failed" in lines
 
 
@@ -226,7 +228,7 @@ COMPUTING = frames("train.py:tokenize", "train.py:step")
 def test_rank_that_is_not_in_the_collective_is_named_as_the_first(tmp_path, waiting):
     stuck(tmp_path, 0, waiting, 5)
     stuck(tmp_path, 1, COMPUTING, 4)
-    found = launch_failure(make_plan(tmp_path), ended("time_limit", None))
+    found = launch_failure(make_plan(tmp_path), ended(EndReason.TIME_LIMIT, None))
     assert (found.kind, found.rank) == ("hang in collective", 1)
     assert "rank 0 waits for rank 1" in found.text
     assert "rank 1, step 4: tokenize (train.py:1) < step (train.py:1)" in found.text
@@ -235,14 +237,14 @@ def test_rank_that_is_not_in_the_collective_is_named_as_the_first(tmp_path, wait
 def test_when_all_wait_in_collectives_the_earliest_is_named(tmp_path):
     stuck(tmp_path, 0, WAITING, 5)
     stuck(tmp_path, 1, WAITING, 4)
-    found = launch_failure(make_plan(tmp_path), ended("time_limit", None))
+    found = launch_failure(make_plan(tmp_path), ended(EndReason.TIME_LIMIT, None))
     assert (found.kind, found.rank) == ("hang in collective", 1)
 
 
 def test_straggler_is_named_with_where_it_is(tmp_path):
     write_ranks(tmp_path, rank_values())
     stuck(tmp_path, 1, COMPUTING, 4)
-    found = launch_failure(make_plan(tmp_path), ended("straggler", None))
+    found = launch_failure(make_plan(tmp_path), ended(EndReason.STRAGGLER, None))
     assert (found.kind, found.rank) == ("hang elsewhere", 1)
     assert "a rank was done for 60 s and others were not" in found.text
 
@@ -260,7 +262,7 @@ def test_rank_that_nccl_waited_for_is_named_with_the_collective(tmp_path):
     exited(tmp_path, _0=-6)
     found = launch_failure(make_plan(tmp_path), ended())
     assert (found.kind, found.rank) == ("hang in collective", 1)
-    assert "rank 0 ran out of time in ALLREDUCE number 5; rank 1 not in it" in found.text
+    assert "rank 0 timed out in ALLREDUCE number 5; rank 1 not in this collective" in found.text
 
 
 def test_where_the_stopped_ranks_were_is_told_with_their_collective(tmp_path):
@@ -275,7 +277,11 @@ def test_where_the_stopped_ranks_were_is_told_with_their_collective(tmp_path):
 
 @pytest.mark.parametrize(
     ("reason", "kind"),
-    [("node_lost", "node lost"), ("node_launcher", "node launcher"), ("node_mismatch", "node mismatch")],
+    [
+        (EndReason.NODE_LOST, "node lost"),
+        (EndReason.NODE_LAUNCHER, "node launcher"),
+        (EndReason.NODE_MISMATCH, "node mismatch"),
+    ],
 )
 def test_failure_of_a_node_is_told_in_the_coordinators_words(tmp_path, reason, kind):
     (tmp_path / "agent.log").write_text("== node 1 (b) ==\nno such partition\n")

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.result.facts import NUMERIC_ENVIRONMENT, SAMPLE_SIZE, LaunchFacts, launch_facts, sitting_id
-from tests.unit.builders import make_result
+from pytest_aorta.result.facts import NUMERIC_ENVIRONMENT, SAMPLE_SIZE, LaunchFacts, launch_facts
+from tests.unit.builders import make_provenance, make_result
 
 # Maxima over the ranks, step by step: 4, 2, 3, 5.
 TWO_RANKS = [[1.0, 2.0, 3.0, 5.0], [4.0, 1.0, 2.0, 1.0]]
@@ -107,7 +107,13 @@ def test_facts_survive_json():
     assert LaunchFacts.from_json(facts.to_json()) == facts
 
 
-def test_sitting_is_the_same_within_one_boot_and_names_nothing():
-    assert sitting_id() == sitting_id()
-    assert len(sitting_id()) == 12
-    int(sitting_id(), 16)
+def test_facts_have_the_time_and_the_block_of_the_result_s_provenance():
+    measured = make_provenance(measured_at="2026-03-04T05:06:07Z", block="ab" * 6)
+    facts = launch_facts(make_result(TWO_RANKS, provenance=measured))
+    assert (facts.recorded_at, facts.sitting) == ("2026-03-04T05:06:07Z", "ab" * 6)
+    assert facts.moment_s == 1772600767
+
+
+def test_facts_of_a_result_without_provenance_belong_to_no_block():
+    facts = launch_facts(make_result(TWO_RANKS))
+    assert (facts.moment_s, facts.sitting) == (0, "0" * 12)

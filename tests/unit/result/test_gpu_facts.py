@@ -15,7 +15,7 @@ from pytest_aorta.result.gpu_facts import (
     Reading,
     Sample,
     lowest_sm_clock_mhz,
-    summarise,
+    summarize,
     throttled,
 )
 
@@ -24,7 +24,7 @@ BUSY = Reading(1755, 3201, 690, 61)
 
 
 def facts_of(*samples: Sample, capability: Capability = H200, names: tuple[str, ...] = ("0",)) -> PlatformFacts:
-    return PlatformFacts("NVML", None, summarise(names, [capability] * len(names), samples))
+    return PlatformFacts("NVML", None, summarize(names, [capability] * len(names), samples))
 
 
 def in_steps(*reasons: str, clock: float = 1755) -> Sample:

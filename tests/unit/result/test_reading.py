@@ -190,7 +190,7 @@ def test_waits_that_one_rank_does_not_know_at_all_are_no_ranks(tmp_path):
 
 def test_more_waits_than_steps_are_refused(tmp_path):
     message = rank_value_error(tmp_path, wait_ms=[1.0, 2.0, 3.0, 4.0])
-    assert message.endswith("4 entries of wait_ms for 3 steps")
+    assert message.endswith("wait_ms has 4 entries for 3 steps; allowed is at most one per step")
 
 
 @pytest.mark.parametrize("name", ["canary_before", "canary_after"])

@@ -9,7 +9,7 @@ import pytest
 from pytest_aorta.cli.run.trials import write_trial
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
-from pytest_aorta.result.gpu_facts import Capability, PlatformFacts, Reading, Sample, summarise
+from pytest_aorta.result.gpu_facts import Capability, PlatformFacts, Reading, Sample, summarize
 from pytest_aorta.result.outcome import LaunchOutcome
 from pytest_aorta.result.reading import collect_result, read_result
 from pytest_aorta.verdict.baseline import read_baseline, write_baseline
@@ -41,7 +41,7 @@ MARKED = {"step_time_p50": P50.default}
 def hot_facts() -> PlatformFacts:
     hot = Reading(1200, 3201, 400, 88, ("hw_thermal_slowdown",))
     samples = [Sample((Reading(1900), reading), True) for reading in [hot] * 2 + [Reading(1200)] * 3]
-    return PlatformFacts("NVML", None, summarise(["0", "1"], [Capability(1980, 700, 700)] * 2, samples))
+    return PlatformFacts("NVML", None, summarize(["0", "1"], [Capability(1980, 700, 700)] * 2, samples))
 
 
 def judged(*launches: LaunchFacts):

@@ -198,11 +198,12 @@ def test_torchtitan_lines_are_read_with_colours_and_validation_is_left_out():
     [({}, "moments of logging"), ({"tokens_per_step": ["{batch}", 1024]}, "logged tokens_per_s")],
 )
 def test_torchtitan_log_gives_step_times(tmp_path, extra, clock):
-    (tmp_path / "output.log").write_text(titan_log())
+    log = tmp_path / "output.log"
+    log.write_text(titan_log())
     adapter = make_adapter(
         {"kind": "torchtitan", "warmup": 1, "last_step": "{steps}"} | extra, {"batch": 2, "steps": 3}
     )
-    found = adapted(adapter, *read_records(adapter, tmp_path))
+    found = adapted(adapter, *read_records(adapter, log))
     assert found.environment["step_clock"] == clock
     assert found.step_times_ms == pytest.approx([1000.0, 500.0])
     assert found.metrics["peak_memory_reserved_bytes"] == 1.5 * 2**30

@@ -8,7 +8,7 @@ from collections import defaultdict
 import pytest
 
 from pytest_aorta.result.trace.kineto import read_trace
-from pytest_aorta.result.trace.merged import merge_run, merge_traces
+from pytest_aorta.result.trace.merged import merge_run, merge_traces, traces_note
 from tests.unit.kineto_traces import BASE_NS, keep_traces, rank_trace
 
 
@@ -85,3 +85,19 @@ def test_kept_traces_of_a_launch_are_merged_into_its_folder(tmp_path):
     check_structure(merged)
     assert list(merged["ranks"]) == [str(rank) for rank in range(11)]
     assert path == tmp_path / "trace.json.gz"
+
+
+@pytest.mark.parametrize(
+    ("profiler", "files", "note"),
+    [
+        ("nsys", ["nsys.nsys-rep"], "traces of nsys in {}: nsys.nsys-rep"),
+        ("torch", ["ranks/0/trace.json.gz", "ranks/1/trace.json.gz"], "ranks/0/trace.json.gz and 1 more"),
+        ("rocprofv3", ["rocprofv3/host/7_results.pftrace"], "rocprofv3/host/7_results.pftrace"),
+        ("torch", [], "torch left no trace in {}"),
+    ],
+)
+def test_note_says_where_the_traces_are_or_that_there_are_none(tmp_path, profiler, files, note):
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert traces_note(profiler, tmp_path).endswith(note.format(tmp_path))

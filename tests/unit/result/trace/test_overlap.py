@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.result.measurements import COLLECTIVES, CollectiveTime, RankResult, StepOverlap
+from pytest_aorta.result.measurements import Collective, CollectiveTime, RankResult, StepOverlap
 from pytest_aorta.result.trace.intervals import union
 from pytest_aorta.result.trace.overlap import MAX_LANE_INTERVALS, overlap_of
 
 MS = 1_000_000
-LANES = ("compute", "copy", *COLLECTIVES)
+LANES = ("compute", "copy", *Collective)
 
 
 def lane(*rows):

@@ -1,0 +1,124 @@
+"""When, where and of which version of the code a launch was measured."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_aorta.common.errors import SpecError
+from pytest_aorta.plan.launch_plan import LaunchPlan
+from pytest_aorta.plan.worktree import git
+
+UTC_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
+# `git status` of a large repository on a cold network disk takes seconds; the launch must not wait for longer.
+_GIT_S = 5.0
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_HOSTNAME = Path("/etc/hostname")
+
+
+@dataclass(frozen=True)
+class CodeVersion:
+    """The version of a folder's code, as git knows it; each field is None where git gives no answer.
+
+    Attributes:
+        commit: the full hash of the commit that is checked out.
+        branch: the branch that is checked out; None for a detached head.
+        dirty: whether a tracked file differs from the commit.
+    """
+
+    commit: str | None = None
+    branch: str | None = None
+    dirty: bool | None = None
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """When, where and of which version of the code a launch was measured.
+
+    Attributes:
+        measured_at: UTC time at which the launch had ended, ISO 8601, to the second.
+        host: the name of the host that pytest ran on.
+        block: the session block, 12 hex digits: this host since it was booted.
+        commit, branch, dirty: as in :class:`CodeVersion`, of the folder that the ranks ran in.
+    """
+
+    measured_at: str
+    host: str
+    block: str
+    commit: str | None = None
+    branch: str | None = None
+    dirty: bool | None = None
+
+
+# Stands for the provenance of results that were stored before results had one.
+UNKNOWN = Provenance(measured_at="1970-01-01T00:00:00Z", host="", block="0" * 12)
+
+
+def provenance(plan: LaunchPlan) -> Provenance:
+    """Return the provenance of a launch that has just ended on this host."""
+    version = launched_version(plan)
+    return Provenance(
+        measured_at=time.strftime(UTC_FORMAT, time.gmtime()),
+        host=socket.gethostname(),
+        block=block_id(),
+        commit=version.commit,
+        branch=version.branch,
+        dirty=version.dirty,
+    )
+
+
+def launched_version(plan: LaunchPlan) -> CodeVersion:
+    """Return the version of the code that a plan's ranks ran.
+
+    The A/B reference at a commit is a clean checkout of that commit. The packages of another environment belong to no
+    known commit, so nothing is known of them.
+    """
+    if plan.reference is None:
+        return code_version(plan.cwd)
+    commit = plan.reference.document().get("commit")
+    return CodeVersion(commit, None, None if commit is None else False)
+
+
+@functools.cache
+def code_version(folder: Path) -> CodeVersion:
+    """Return the version of the code in ``folder``, asking git once per process.
+
+    Git only reads: it takes no lock and does not refresh the index. A launch never fails for want of git.
+    """
+    try:
+        status = git(
+            folder,
+            "--no-optional-locks",
+            "status",
+            "--porcelain=v2",
+            "--branch",
+            "--no-ahead-behind",
+            "--untracked-files=no",
+            limit_s=_GIT_S,
+        )
+    except (SpecError, OSError):
+        return CodeVersion()
+    return parse_status(status)
+
+
+def parse_status(status: str) -> CodeVersion:
+    """Return the version that the output of ``git status --porcelain=v2 --branch`` describes."""
+    heads = dict(line[2:].split(" ", 1) for line in status.splitlines() if line.startswith("# branch."))
+    commit, branch = heads.get("branch.oid"), heads.get("branch.head")
+    # Git writes "(initial)" for a repository without a commit, and "(detached)" for a head that is on no branch.
+    return CodeVersion(
+        commit=None if commit == "(initial)" else commit,
+        branch=None if branch == "(detached)" else branch,
+        dirty=any(not line.startswith("#") for line in status.splitlines()),
+    )
+
+
+def block_id() -> str:
+    """Return the identifier of this host since its last boot: 12 hex digits that reveal neither."""
+    boot = _BOOT_ID.read_text(encoding="ascii").strip()
+    machine = _HOSTNAME.read_text(encoding="utf-8") if _HOSTNAME.exists() else ""
+    return hashlib.sha256(f"{boot} {machine}".encode()).hexdigest()[:12]

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+import textwrap
+
+from pytest_aorta.launch.nodes.node import _FLIGHT_FILE, _RANK_FILE
+from pytest_aorta.launch.process import guard
+from pytest_aorta.result import folder
+from pytest_aorta.result.outcome import EndReason
+
+NAMES = {value for name, value in vars(folder).items() if name.isupper()}
+GUARD = {node.value for node in ast.walk(ast.parse(inspect.getsource(guard))) if isinstance(node, ast.Constant)}
+
+
+def test_guard_names_files_as_the_run_folder_does():
+    strings = {value for value in GUARD if isinstance(value, str)}
+    files = {name for name in strings if re.fullmatch(r"[\w-]+\.(log|json|txt)", name)}
+    assert {folder.AGENT_LOG, folder.OUTPUT_LOG, folder.ERROR_FILE, folder.RESULT_FILE} <= files <= NAMES
+    assert folder.NATIVE_STACKS_FILE in files
+    assert {folder.RANKS_FOLDER, f"*/{folder.PID_FILE}"} <= strings
+
+
+def test_guard_gives_reasons_that_outcomes_have():
+    of_other_programs = {
+        EndReason.GUARD_LOST, EndReason.NODE_LOST, EndReason.NODE_LAUNCHER, EndReason.NODE_MISMATCH,
+    }  # fmt: skip
+    assert set(EndReason) - of_other_programs <= GUARD
+    for method in (guard.Guard.watch, guard.Guard.marks):
+        tree = ast.parse(textwrap.dedent(inspect.getsource(method)))
+        returned = {
+            node.value.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Return) and isinstance(node.value, ast.Constant) and node.value.value
+        }
+        assert returned
+        assert returned <= set(EndReason)
+
+
+def test_files_of_a_rank_are_the_ones_that_node_0_accepts():
+    rank_files = {
+        folder.PID_FILE,
+        folder.MARKS_FILE,
+        folder.PROGRESS_FILE,
+        folder.OUTPUT_LOG,
+        folder.STACKS_FILE,
+        folder.NATIVE_STACKS_FILE,
+        folder.RESULT_FILE,
+        folder.ERROR_FILE,
+        folder.IN_FLIGHT_FILE,
+        folder.TRACE_FILE,
+    }
+    assert all(_RANK_FILE.fullmatch(f"{folder.RANKS_FOLDER}/7/{name}") for name in rank_files)
+    assert _FLIGHT_FILE.fullmatch(f"{folder.FLIGHT_FOLDER}/{folder.FLIGHT_PREFIX}7")
+
+
+def test_importing_the_names_imports_no_other_module_of_the_package():
+    code = (
+        "import sys, pytest_aorta.result.folder; print(sorted(m for m in sys.modules if m.startswith('pytest_aorta')))"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert shown.strip() == "['pytest_aorta', 'pytest_aorta.result', 'pytest_aorta.result.folder']"
+
+
+def test_count_of_steps_is_0_where_a_rank_left_none(tmp_path):
+    assert folder.steps_entered(tmp_path) == 0
+
+
+def test_rank_file_is_told_from_the_launch_s_own(tmp_path):
+    assert folder.is_rank_file(folder.rank_folder(tmp_path, 3) / folder.RESULT_FILE)
+    assert not folder.is_rank_file(tmp_path / folder.RESULT_FILE)

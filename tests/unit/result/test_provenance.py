@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import time
+
+import pytest
+
+from pytest_aorta.plan.reference import EnvironmentReference
+from pytest_aorta.result import provenance as module
+from pytest_aorta.result.measurements import LaunchRecord, WorkloadResult
+from pytest_aorta.result.provenance import (
+    CodeVersion,
+    block_id,
+    code_version,
+    launched_version,
+    parse_status,
+    provenance,
+)
+from pytest_aorta.result.reading import collect_result, read_result
+from tests.unit.builders import ENDED_WELL, make_plan, make_provenance, make_result, rank_values, write_ranks
+
+
+def git(folder, *arguments: str) -> str:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@example.com", "-c", "init.defaultBranch=trunk"]
+    command = ["git", "-C", str(folder), *identity, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path):
+    code_version.cache_clear()
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    git(folder, "init", "-q")
+    (folder / "train.py").write_text("lr = 1\n")
+    git(folder, "add", ".")
+    git(folder, "commit", "-q", "-m", "first")
+    return folder
+
+
+def test_version_of_a_clean_checkout_has_the_commit_and_the_branch(repository):
+    assert code_version(repository) == CodeVersion(git(repository, "rev-parse", "HEAD"), "trunk", dirty=False)
+
+
+def test_changed_tracked_file_makes_the_version_dirty(repository):
+    (repository / "train.py").write_text("lr = 2\n")
+    assert code_version(repository).dirty is True
+
+
+def test_untracked_file_leaves_the_version_clean(repository):
+    (repository / "notes.txt").write_text("note")
+    assert code_version(repository).dirty is False
+
+
+def test_detached_head_has_no_branch(repository):
+    git(repository, "checkout", "-q", "--detach")
+    version = code_version(repository)
+    assert (version.branch, version.dirty) == (None, False)
+    assert version.commit == git(repository, "rev-parse", "HEAD")
+
+
+def test_repository_without_a_commit_has_a_branch_only():
+    assert parse_status("# branch.oid (initial)\n# branch.head trunk\n") == CodeVersion(None, "trunk", dirty=False)
+
+
+def test_version_is_unknown_without_a_repository(tmp_path):
+    code_version.cache_clear()
+    assert code_version(tmp_path) == CodeVersion()
+
+
+def test_version_is_unknown_without_git(repository, monkeypatch):
+    monkeypatch.setenv("PATH", str(repository))
+    assert code_version(repository) == CodeVersion()
+
+
+def test_git_that_takes_too_long_leaves_the_version_unknown(repository, monkeypatch):
+    program = repository / "git"
+    program.write_text("#!/bin/sh\nexec sleep 60\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{repository}:{os.environ['PATH']}")
+    monkeypatch.setattr(module, "_GIT_S", 0.2)
+    began_s = time.monotonic()
+    assert code_version(repository) == CodeVersion()
+    assert time.monotonic() - began_s < 30
+
+
+def test_git_is_asked_once_per_folder(repository):
+    first = code_version(repository)
+    (repository / "train.py").write_text("lr = 2\n")
+    assert code_version(repository) is first
+
+
+def test_git_does_not_refresh_the_index(repository):
+    index = repository / ".git" / "index"
+    os.utime(repository / "train.py", (1, 1))
+    before = index.read_bytes()
+    code_version(repository)
+    assert index.read_bytes() == before
+
+
+def test_version_of_another_environment_is_unknown(repository):
+    reference = EnvironmentReference("python:/opt/bin/python", "/opt/bin/python", repository, {})
+    plan = make_plan(repository, reference=reference)
+    assert launched_version(plan) == CodeVersion()
+
+
+def test_provenance_is_of_now_and_of_this_host(repository):
+    found = provenance(make_plan(repository))
+    assert (found.host, found.block, found.branch) == (socket.gethostname(), block_id(), "trunk")
+    measured_s = time.mktime(time.strptime(found.measured_at, module.UTC_FORMAT)) - time.timezone
+    assert abs(time.time() - measured_s) < 60
+
+
+def test_block_is_the_same_within_one_boot_and_reveals_no_name():
+    assert block_id() == block_id()
+    assert len(block_id()) == 12
+    int(block_id(), 16)
+
+
+def test_merged_result_has_its_provenance_and_keeps_it_when_it_is_read(tmp_path):
+    write_ranks(tmp_path, rank_values(), rank_values())
+    result = collect_result(make_plan(tmp_path), ENDED_WELL)
+    assert result.provenance is not None
+    assert result.provenance.host == socket.gethostname()
+    assert read_result(tmp_path / "result.json").provenance == result.provenance
+
+
+def test_result_stored_without_provenance_is_still_read(tmp_path):
+    document = make_result([[1.0]]).to_json()
+    del document["provenance"]
+    assert WorkloadResult.from_json(document).provenance is None
+
+
+def test_launch_of_a_result_is_not_part_of_its_document(tmp_path):
+    result = make_result([[1.0]], provenance=make_provenance())
+    launched = result.launched_by(LaunchRecord(None, None, tmp_path))
+    assert launched.launch is not None
+    assert launched == result
+    assert launched.to_json() == result.to_json()
+    assert WorkloadResult.from_json(launched.to_json()).launch is None
