@@ -109,7 +109,7 @@ def test_run_of_eight_ranks_is_small_and_has_its_summary_and_timeline_beside_it(
 
 def test_report_without_its_packages_names_the_extra(monkeypatch):
     monkeypatch.setattr(write, "find_spec", lambda name: None if name == "matplotlib" else object())
-    with pytest.raises(SpecError, match=r"takes matplotlib; pip install 'pytest-aorta\[report\]'"):
+    with pytest.raises(SpecError, match=r"needs matplotlib; pip install 'pytest-aorta\[report\]'"):
         require_packages()
 
 
