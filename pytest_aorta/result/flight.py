@@ -46,7 +46,7 @@ def flight_verdict(run_dir: Path) -> FlightVerdict | None:
         report = f"{ANALYZER} did not finish: {error}"
     else:
         report = ended.stdout + ended.stderr
-    write_text(run_dir / FLIGHT_REPORT, report[:_MAX_FLIGHT_REPORT])
+    write_text(run_dir / FLIGHT_REPORT, report[:_MAX_REPORT])
     return read_report(report)
 
 
