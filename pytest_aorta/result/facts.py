@@ -194,7 +194,7 @@ def rank_lags_ms(wait_ms: Sequence[Sequence[float]]) -> list[float]:
     """Return how much less each rank waits in collectives than its peers, in milliseconds per step.
 
     A rank's lag is the median over steps of the peers' median wait minus the rank's own wait, from
-    ``wait_ms[rank][step]``. The rank that arrives last waits least, so its lag is the time that its peers spend waiting
+    ``wait_ms[rank][step]``. The straggler arrives last, so its lag is the time that its peers spend waiting
     for it. Empty without waits, or with one rank.
     """
     if len(wait_ms) < 2 or not wait_ms[0]:

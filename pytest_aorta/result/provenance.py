@@ -22,7 +22,7 @@ _HOSTNAME = Path("/etc/hostname")
 
 @dataclass(frozen=True)
 class CodeVersion:
-    """The version of a folder's code, as git knows it; each field is None where git gives no answer.
+    """The version of a folder's code, as reported by git; each field is None where git gives no answer.
 
     Attributes:
         commit: the full hash of the commit that is checked out.

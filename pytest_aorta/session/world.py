@@ -75,7 +75,7 @@ class DistributedWorld:
         self._line = line
         self._leased = leased
         self._references = references
-        # No two launches have a run folder in common, so a run folder tells whether this world launched a result.
+        # No two launches have the same run folder, so this set identifies the launches of this world.
         self._run_dirs: set[Path] = set()
         self._launcher = launcher
         self._options = options
