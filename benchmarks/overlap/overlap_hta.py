@@ -1,8 +1,8 @@
-"""`overlap_ratio` beside Holistic Trace Analysis' `get_comm_comp_overlap`, rank by rank, on the same traces.
+"""Compares `overlap_ratio` with Holistic Trace Analysis' `get_comm_comp_overlap`, rank by rank, on the same traces.
 
-Run, on GPUs: python -m benchmarks.overlap.overlap_hta fsdp '{"gemm_size": 4096, "fsdp_shard_size": 8388608}'
-Or, of kept traces: python -m benchmarks.overlap.overlap_hta --traces RUN_DIR/ranks/*/trace.json.gz
-Needs pytest-aorta[hta]. Ends with 1 where a rank differs by more than 0.1 points.
+On GPUs: python -m benchmarks.overlap.overlap_hta fsdp '{"gemm_size": 4096, "fsdp_shard_size": 8388608}'
+With kept traces: python -m benchmarks.overlap.overlap_hta --traces RUN_DIR/ranks/*/trace.json.gz
+Needs pytest-aorta[hta]. The exit code is 1 where a rank differs by more than 0.1 points.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from pytest_aorta.result.trace.kineto import overlap_of_trace, read_trace
 
-# HTA rounds to microseconds by default, which moves short kernels' edges: ours are nanoseconds.
+# HTA rounds to microseconds by default, which moves the edges of short kernels. overlap_ratio uses nanoseconds.
 os.environ.setdefault("HTA_DISABLE_NS_ROUNDING", "1")
 ALLOWED_POINTS = 0.1
 TEST = """
@@ -31,10 +31,10 @@ def test_traced(distributed_world):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Compare all ranks' traces; the exit code."""
+    """Compare all ranks' traces and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workload", nargs="?", help="launched on all GPUs to get traces")
-    parser.add_argument("config", nargs="?", default="{}", help="its config, as JSON")
+    parser.add_argument("workload", nargs="?", help="workload to launch on all GPUs for traces")
+    parser.add_argument("config", nargs="?", default="{}", help="config of the workload, as JSON")
     parser.add_argument("--traces", nargs="+", type=Path, help="traces to compare, in order of rank")
     given = parser.parse_args(arguments)
     if given.traces:
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def launch(workload: str, config: dict[str, object], folder: Path) -> list[Path]:
-    """Launch a workload through pytest with traces kept; one path a rank."""
+    """Launch a workload through pytest, keep its traces, and return one path per rank."""
     (folder / "test_traced.py").write_text(TEST.format(workload=workload, config=config), encoding="utf-8")
     (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
     command = [
@@ -63,7 +63,7 @@ def launch(workload: str, config: dict[str, object], folder: Path) -> list[Path]
 
 
 def compare(paths: Sequence[Path]) -> int:
-    """Print both figures of each rank; 1 where any differ by more than allowed."""
+    """Print both figures of each rank; return 1 where a rank differs by more than allowed."""
     from hta.trace_analysis import TraceAnalysis
 
     analysis = TraceAnalysis(trace_files={rank: str(path.resolve()) for rank, path in enumerate(paths)})

@@ -1,8 +1,8 @@
-"""Builds the report of a made-up run, and tells its size and how long that took.
+"""Builds the report of a made-up session and prints its size and duration.
 
     python -m benchmarks.report.page [--tests 30] [--ranks 8] [--steps 300] [--keep FOLDER]
 
-The results are written as launches leave them, the report is made of these files as at a session's end.
+The results are written as launches write them, and the report is built from these files as at the end of a session.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from tests.unit.sample_run import make_run
 
 
 def main() -> None:
-    """Print one line a file, and the seconds."""
+    """Print one line per file, and the seconds."""
     parser = argparse.ArgumentParser(description=__doc__)
     for name, default in (("tests", 30), ("ranks", 8), ("steps", 300)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--keep", type=Path, help="where to leave the report")
+    parser.add_argument("--keep", type=Path, help="folder for the report")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="aorta-report-") as scratch:
         folder = Path(scratch)

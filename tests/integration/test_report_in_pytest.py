@@ -7,12 +7,12 @@ import pytest
 
 
 def in_page(project, name: str = "out/report.html") -> dict:
-    """The data in the page's script."""
+    """Return the data of the page's script."""
     text = (project.path / name).read_text(encoding="utf-8")
     return json.loads(text.split('id="data">')[1].split("</script>")[0])
 
 
-def test_report_tells_the_verdicts_of_a_run_beside_its_baseline(learned):
+def test_report_shows_the_verdicts_of_a_session_beside_its_baseline(learned):
     learned.plant(step_ms=[13.0, 13.01, 13.02])
     result = learned.run("--aorta-report=out/report.html")
     result.assert_outcomes(failed=1)
@@ -62,7 +62,7 @@ def test_rank_that_failed_is_the_evidence(project):
     assert "train.py:7" in text
 
 
-def test_failure_that_is_not_ours_is_told_with_its_place(project):
+def test_failure_of_the_test_itself_is_reported_with_its_location(project):
     project.one_test("workload.run('toy'); assert 1 == 2")
     project.run("--aorta-report=out/report.html").assert_outcomes(failed=1)
     text = (project.path / "out/report.html").read_text()

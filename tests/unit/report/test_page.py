@@ -1,4 +1,4 @@
-"""The page, the Markdown and the properties as text: nothing gets out of its place, nothing is too long."""
+"""The page, the Markdown and the properties as text: input stays escaped, and sizes stay bounded."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EVIL = "a.py::test[</script><script>alert(1)</script>|`*_\"'&amp;]"
 
 
 class Reader(HTMLParser):
-    """The tags, the text of each kind of tag, and what any attribute points to."""
+    """The tags, the text of each kind of tag, and the targets of all attributes."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -116,15 +116,15 @@ def test_report_without_its_packages_names_the_extra(monkeypatch):
 # Markdown
 
 RED = TestRecord(
-    "a.py::red", [make_verdict(Outcome.REGRESSION, reason="a|b")], outcome="failed", failure="why <b>\n\n# x"
+    "a.py::failed", [make_verdict(Outcome.REGRESSION, reason="a|b")], outcome="failed", failure="why <b>\n\n# x"
 )
 GOOD = TestRecord("a.py::good", [make_verdict(Outcome.PASS)], outcome="passed", num_launches=1)
 OPEN = TestRecord("a.py::open", [make_verdict(Outcome.INCONCLUSIVE)], outcome="passed")
 
 
-def test_what_is_red_comes_first_then_what_is_open_and_what_is_well_is_folded():
+def test_failures_come_first_then_inconclusive_verdicts_and_passed_ones_are_folded():
     text = markdown([GOOD, OPEN, RED])
-    places = [text.index(name) for name in ("a.py::red", "a.py::open", "<summary>a.py::red", "1 passed verdicts")]
+    places = [text.index(name) for name in ("a.py::failed", "a.py::open", "<summary>a.py::failed", "1 passed verdicts")]
     assert places == sorted(places)
     assert text.startswith("## \N{CROSS MARK}")
     assert markdown([GOOD]).startswith("## \N{WHITE HEAVY CHECK MARK}")

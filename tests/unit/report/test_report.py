@@ -1,4 +1,4 @@
-"""What a report is made of, without a page: its data, tables, plots and summary."""
+"""The content of a report without the page: data, tables, plots and summary."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_ranks_with_unequal_numbers_of_steps_are_a_warning_too(tmp_path):
 
 
 def test_baseline_that_no_verdict_has_a_value_of_is_no_band(tmp_path):
-    """One of another config, e.g."""
+    """A baseline of another config is an example."""
     path = tmp_path / "baseline.json"
     write_json(path, make_baseline().to_json())
     missing = replace(make_verdict(Outcome.MISSING), case="a::b::fsdp", baseline=None)
@@ -98,16 +98,16 @@ def test_tests_without_a_launch_are_left_out_unless_devices_were_lacking():
     assert (test.nodeid, test.failure) == ("a::gpu", "needs 8 GPUs")
 
 
-def test_red_tests_come_first_then_those_with_the_worst_verdict():
+def test_failed_tests_come_first_then_those_with_the_worst_verdict():
     def one(name, outcome, verdict):
         return Test(name, outcome, cases=(Case("c", (make_verdict(verdict),)),))
 
     tests = (
         one("well", "passed", Outcome.PASS),
         one("open", "passed", Outcome.INCONCLUSIVE),
-        one("red", "failed", Outcome.PASS),
+        one("broken", "failed", Outcome.PASS),
     )
-    assert [test.nodeid for test in failing_first(replace(as_report(), tests=tests))] == ["red", "open", "well"]
+    assert [test.nodeid for test in failing_first(replace(as_report(), tests=tests))] == ["broken", "open", "well"]
 
 
 def test_environment_shows_what_differs_first_and_what_a_baseline_does_not_store_as_unknown():
@@ -210,7 +210,7 @@ def test_collectives_are_means_over_ranks_and_steps_and_the_most_exposed_comes_f
     assert [row.ratio for row in rank_overlaps(result)] == pytest.approx([50 / 75, 50 / 75])
 
 
-def test_rank_without_communication_has_no_ratio_and_one_that_was_not_profiled_no_row():
+def test_rank_without_communication_has_no_ratio_and_unprofiled_rank_has_no_row():
     alone = overlap_of({"compute": union([(0, 10)])}, [(0, 20)]).steps
     (row,) = rank_overlaps(a_result(overlap=[[], alone]))
     assert (row.rank, row.ratio) == (1, None)
@@ -269,7 +269,7 @@ def test_there_is_no_ratio_of_what_can_not_be_divided(here, there):
     assert ratio(here, there) is None
 
 
-def test_median_over_launches_is_the_same_wherever_it_is_told():
+def test_median_over_launches_is_the_same_in_verdicts_and_in_the_summary():
     launches = launches_near(10.0, 4)
     row = summary(as_report(Case("c", (), tuple(Launch(n, a_result(), f) for n, f in enumerate(launches, 1)))))
     assert row["cases"][0]["metrics"]["step_time_p50"]["candidate"] == middle(METRICS["step_time_p50"], launches)

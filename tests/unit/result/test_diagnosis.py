@@ -39,7 +39,7 @@ def test_launch_whose_ranks_ended_well_with_results_is_no_failure(tmp_path):
     assert launch_failure(make_plan(tmp_path), ENDED_WELL) is None
 
 
-def test_first_failing_rank_is_told_by_nanoseconds(tmp_path):
+def test_first_failing_rank_is_the_earliest_by_nanoseconds(tmp_path):
     raised(tmp_path, 0, 1_700_000_000_000_000_002)
     raised(tmp_path, 1, 1_700_000_000_000_000_001, "the cause")
     lines = failure(tmp_path, ended()).splitlines()
@@ -65,7 +65,7 @@ def test_rank_that_complains_about_its_peer_comes_last_however_early(tmp_path, c
     assert "rank 1 failed first: ValueError: boom" in failure(tmp_path, ended()).splitlines()[0]
 
 
-def test_exit_code_is_told_before_its_peers_complaints(tmp_path):
+def test_exit_code_is_reported_before_the_errors_of_its_peers(tmp_path):
     raised(tmp_path, 0, 1, "Connection closed by peer", "RuntimeError")
     exited(tmp_path, _1=3)
     write_rank_file(tmp_path, 1, "output.log", "first\nlast words\n")
@@ -83,7 +83,7 @@ def test_signal_is_named_before_its_peers_complaints(tmp_path, code, name):
     assert name in headline
 
 
-def test_rank_that_the_agent_stopped_comes_after_the_one_that_raised(tmp_path):
+def test_rank_stopped_by_the_agent_comes_after_the_rank_that_raised(tmp_path):
     raised(tmp_path, 1, 5)
     exited(tmp_path, _0=-15, _1=1)
     assert "rank 1 failed first: ValueError" in failure(tmp_path, ended()).splitlines()[0]
@@ -94,7 +94,7 @@ def test_out_of_memory_is_a_kind_of_its_own(tmp_path):
     assert "out of memory: rank 1 failed first" in failure(tmp_path, ended())
 
 
-def test_error_of_a_rank_whose_peers_hung_is_still_told(tmp_path):
+def test_error_of_a_rank_whose_peers_hung_is_still_reported(tmp_path):
     raised(tmp_path, 1, 5)
     assert "rank exception: rank 1 failed first" in failure(tmp_path, ended(EndReason.RANK_ERROR, None))
 
@@ -135,7 +135,7 @@ def test_time_limit_before_any_step_says_that_the_start_may_just_be_slow(tmp_pat
     )
 
 
-def test_rank_without_stacks_is_told_with_the_end_of_its_log(tmp_path):
+def test_rank_without_stacks_is_reported_with_the_end_of_its_log(tmp_path):
     write_rank_file(tmp_path, 0, "output.log", "\n".join(f"line {number}" for number in range(50)))
     write_rank_file(tmp_path, 0, "pid", "7")
     assert "rank 0, step 0: no stack; the log ends with: line 48 | line 49" in failure(
@@ -161,13 +161,13 @@ def test_lost_guard_is_a_failure_even_with_every_result_there(tmp_path):
     assert "guard lost" in failure(tmp_path, ended(EndReason.GUARD_LOST, None))
 
 
-def test_result_missing_though_all_ended_well_is_told(tmp_path):
+def test_missing_result_is_reported_though_all_ranks_exited_with_code_0(tmp_path):
     write_ranks(tmp_path, rank_values())
     headline = failure(tmp_path, ENDED_WELL).splitlines()[0]
     assert headline == "toy on 2 cpu ranks: result missing: rank 1 exited with code 0 and left no result"
 
 
-def test_agent_that_failed_before_any_rank_is_told_with_its_log(tmp_path):
+def test_agent_that_failed_before_any_rank_is_reported_with_its_log(tmp_path):
     (tmp_path / "agent.log").write_text("rendezvous failed\n")
     lines = failure(tmp_path, ended(status=1)).splitlines()
     assert lines[0].endswith("rendezvous: no rank started; torchrun ended with exit code 1")
@@ -188,7 +188,7 @@ def test_processes_that_could_not_be_ended_make_a_failure(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]"])
-def test_error_file_that_tells_nothing_does_not_hide_the_failure(tmp_path, text):
+def test_empty_error_file_does_not_hide_the_failure(tmp_path, text):
     write_rank_file(tmp_path, 1, "error.json", text)
     assert "toy on 2 cpu ranks" in failure(tmp_path, ended())
 
@@ -203,7 +203,7 @@ def test_huge_log_is_read_from_its_end_only(tmp_path):
     assert "last words" in failure(tmp_path, ended())
 
 
-def test_signal_is_told_before_the_exit_code_of_a_peer(tmp_path):
+def test_signal_is_reported_before_the_exit_code_of_a_peer(tmp_path):
     exited(tmp_path, _0=1, _1=-11)
     assert "rank 1 failed first: signal SIGSEGV" in failure(tmp_path, ended()).splitlines()[0]
 
@@ -249,7 +249,7 @@ def test_straggler_is_named_with_where_it_is(tmp_path):
     assert "a rank was done for 60 s and others were not" in found.text
 
 
-def test_abort_of_a_rank_is_told_after_the_exception_it_reacts_to(tmp_path):
+def test_abort_of_a_rank_is_reported_after_the_exception_that_caused_it(tmp_path):
     raised(tmp_path, 1, 5)
     exited(tmp_path, _0=-6)
     assert "rank 1 failed first: ValueError" in failure(tmp_path, ended())
@@ -265,7 +265,7 @@ def test_rank_that_nccl_waited_for_is_named_with_the_collective(tmp_path):
     assert "rank 0 timed out in ALLREDUCE number 5; rank 1 not in this collective" in found.text
 
 
-def test_where_the_stopped_ranks_were_is_told_with_their_collective(tmp_path):
+def test_position_of_stopped_ranks_is_reported_with_their_collective(tmp_path):
     exited(tmp_path, _0=-15, _1=-9)
     stuck(tmp_path, 0, WAITING, 3)
     record = {"entries": [{"profiling_name": "nccl:all_reduce", "collective_seq_id": 2}]}
@@ -283,7 +283,7 @@ def test_where_the_stopped_ranks_were_is_told_with_their_collective(tmp_path):
         (EndReason.NODE_MISMATCH, "node mismatch"),
     ],
 )
-def test_failure_of_a_node_is_told_in_the_coordinators_words(tmp_path, reason, kind):
+def test_failure_of_a_node_is_reported_in_the_coordinators_words(tmp_path, reason, kind):
     (tmp_path / "agent.log").write_text("== node 1 (b) ==\nno such partition\n")
     raised(tmp_path, 0, 1, "connection closed by peer")
     plan = make_plan(tmp_path, world=World(4, "cpu", nodes=2))

@@ -97,7 +97,7 @@ def test_canary_is_the_slowest_ranks_at_the_better_of_its_two_moments():
     assert launch_facts(result).canary_ms == {"gemm_ms": 3.0, "all_reduce_ms": 2.0}
 
 
-def test_canary_of_a_workload_that_has_left_its_process_group_is_that_before_the_steps():
+def test_canary_before_the_steps_counts_where_the_process_group_is_gone_after_them():
     facts = launch_facts(make_result(TWO_RANKS, canary_before={"gemm_ms": [1.0, 2.0]}))
     assert facts.canary_ms == {"gemm_ms": 2.0}
 

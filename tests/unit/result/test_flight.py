@@ -26,7 +26,7 @@ def test_launch_without_dumps_has_no_verdict(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_dump_that_is_no_pickle_keeps_the_analysers_words(tmp_path):
+def test_dump_that_is_not_a_pickle_keeps_the_analyzers_words(tmp_path):
     (tmp_path / "flight").mkdir()
     (tmp_path / "flight" / "rank_0").write_text("no pickle")
     assert flight_verdict(tmp_path) is None

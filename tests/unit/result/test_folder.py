@@ -69,6 +69,6 @@ def test_count_of_steps_is_0_where_a_rank_left_none(tmp_path):
     assert folder.steps_entered(tmp_path) == 0
 
 
-def test_rank_file_is_told_from_the_launch_s_own(tmp_path):
+def test_file_of_a_rank_is_distinguished_from_a_file_of_the_launch(tmp_path):
     assert folder.is_rank_file(folder.rank_folder(tmp_path, 3) / folder.RESULT_FILE)
     assert not folder.is_rank_file(tmp_path / folder.RESULT_FILE)

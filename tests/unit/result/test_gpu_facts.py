@@ -1,4 +1,4 @@
-"""Samples of devices to the facts of a launch, and what of them is throttling."""
+"""Facts of a launch from samples of its devices, and the rules of throttling."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_numbers_are_those_of_the_measured_steps():
     assert (device.before["power_w"], device.after["temperature_c"]) == (75, 30)
 
 
-def test_launch_whose_steps_no_sample_met_is_told_by_all_samples():
+def test_launch_without_a_sample_in_its_steps_is_summarized_by_all_samples():
     samples = [Sample((Reading(clock, throttle_reasons=("gpu_idle",)),), in_steps=False) for clock in (345, 600)]
     facts = facts_of(*samples)
     [device] = facts.devices
@@ -48,7 +48,7 @@ def test_launch_whose_steps_no_sample_met_is_told_by_all_samples():
     assert lowest_sm_clock_mhz(facts) is None
 
 
-def test_what_a_device_does_not_tell_is_empty():
+def test_sensor_that_a_device_lacks_is_empty():
     [device] = facts_of(Sample((Reading(power_w=None, sm_clock_mhz=None),), in_steps=True)).devices
     assert device.power_w == device.sm_clock_mhz == {}
 
@@ -106,6 +106,6 @@ def test_any_samples_make_facts_that_survive_a_file(samples):
     facts = facts_of(*samples, names=("0", "1"))
     assert PlatformFacts.from_json(json.loads(json.dumps(asdict(facts)))) == facts
     for device in facts.devices:
-        assert all(0 < share <= 1 for share in device.throttle_reasons.values())
+        assert all(0 < fraction <= 1 for fraction in device.throttle_reasons.values())
         for span in (device.sm_clock_mhz, device.power_w):
             assert not span or span["min"] <= span["median"] <= span["max"]

@@ -26,7 +26,7 @@ def test_located_failure_says_where_how_many_and_what():
     )
 
 
-def test_failure_says_only_what_it_knows():
+def test_failure_text_has_only_the_known_fields():
     assert str(FailureDetail("loss", iteration=0, rank=3)) == "loss: iteration 0, on rank 3: 1 elements wrong"
 
 

@@ -8,7 +8,7 @@ from pytest_aorta.result.outcome import IMPORTED, RAN, SET_UP, STARTED, leave_ma
 
 
 def folders(tmp_path, *ranks: dict[str, float]):
-    """One folder a rank, with marks at these seconds."""
+    """Return one folder per rank, with marks at these seconds."""
     paths = [tmp_path / str(number) for number in range(len(ranks))]
     for path, marks in zip(paths, ranks, strict=True):
         path.mkdir()
@@ -26,7 +26,7 @@ def test_phases_are_those_of_the_slowest_rank(tmp_path):
     assert phases == {"start": 2.0, "import": 2.0, "init": 3.0, "run": 6.0, "leave": 1.5}
 
 
-def test_of_a_script_only_start_and_leave_are_known(tmp_path):
+def test_script_has_the_phases_start_and_leave_only(tmp_path):
     assert phases_s(folders(tmp_path, {STARTED: 101.0, RAN: 110.0}), 100.0, 111.0) == {"start": 1.0, "leave": 1.0}
 
 

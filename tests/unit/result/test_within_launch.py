@@ -67,7 +67,7 @@ def test_too_few_values_and_constant_ones_do_not_grow(values):
     assert growth(values) == 0
 
 
-def test_steps_too_few_for_their_dependence_tell_no_growth():
+def test_too_few_dependent_steps_show_no_growth():
     assert growth([1 + step / 10 for step in range(34)], DEPENDENT_STEPS) == 0
     assert growth([1 + step / 10 for step in range(35)], DEPENDENT_STEPS) > 0
 

@@ -67,6 +67,6 @@ def test_nanoseconds_since_1970_are_exact(scale):
     assert difference(one, other).tolist() == [[scale, scale + 3]]
 
 
-def test_touching_intervals_are_one_and_share_nothing():
+def test_touching_intervals_are_merged_and_have_no_moment_in_common():
     assert union([(0, 3), (3, 5)]).tolist() == [[0, 5]]
     assert len(intersection(union([(0, 3)]), union([(3, 5)]))) == 0

@@ -38,7 +38,7 @@ def test_device_step_lies_between_its_boundaries_kernels_and_not_its_launches():
     assert step.compute_ms == pytest.approx(0.001 + 0.040 + 0.010)
 
 
-def test_kernels_of_all_streams_are_told_apart_by_kind():
+def test_kernels_of_all_streams_are_classified_by_kind():
     (step,) = on_device(
         kernel("gemm", 60, 40),
         kernel(ALL_GATHER, 80, 40, stream=20),
@@ -64,13 +64,13 @@ def test_steps_are_those_between_neighbouring_boundaries():
 
 
 def named(name, *rows, stream=20, asked=None):
-    """Kernels of one stream, 10 us each; ``asked`` is what the host's side says each was called for."""
+    """Kernels of one stream, 10 us each; ``asked`` is the requested collective of each, as host events say."""
     extra = {"Collective name": asked} if asked else {}
     return [kernel(name, begin, 10, stream=stream, **extra) for begin in rows]
 
 
 def alone(*events, edges=(50, 150, 250)):
-    """A trace of the device alone, of two steps."""
+    """Return a trace of two steps with device activity alone."""
     return trace(*(kernel("fill", edge, 1) for edge in edges), *events)
 
 
@@ -105,19 +105,19 @@ def test_stream_that_did_something_else_is_read_by_its_kernels_names_alone():
 
 
 def test_communication_before_the_first_boundary_is_no_part_of_it():
-    """Ranks meet by a collective of their own, and one more step goes first."""
+    """Ignore the ranks' own barrier and the additional step before the first boundary."""
     step = learned(*named(GENERIC, 60, asked="alltoall_base"))
     found = overlap_of_device(alone(*named(GENERIC, 5, 20, 60, 160)), step, 2)
     assert [set(each.collectives) for each in found.steps] == [{"all_to_all"}] * 2
 
 
 @pytest.mark.parametrize("edges", [(50, 150), (50, 150, 250, 260)])
-def test_lost_boundaries_are_told(edges):
+def test_lost_boundaries_are_an_error(edges):
     with pytest.raises(ValueError, match=f"the trace has {len(edges)} kernels fill between 2 steps"):
         overlap_of_device(alone(edges=edges), learned(), 2)
 
 
-def test_workload_that_runs_the_boundarys_kernel_is_told():
+def test_workload_that_runs_the_boundarys_kernel_is_an_error():
     with pytest.raises(
         ValueError, match=r"kernel fill separates .*, but the workload runs it too; set profile_steps: 0"
     ):

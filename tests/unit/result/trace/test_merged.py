@@ -1,4 +1,4 @@
-"""Ranks' traces merged into one."""
+"""Traces of ranks, merged into one trace."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.unit.kineto_traces import BASE_NS, keep_traces, rank_trace
 
 
 def check_structure(merged: dict) -> None:
-    """What Chrome's trace format and Perfetto's importer ask for."""
+    """Check the rules of Chrome's trace format and of Perfetto's importer."""
     ends: dict[int, list[float]] = defaultdict(list)
     threads: dict[int, int] = {}
     for entry in sorted(merged["traceEvents"], key=lambda one: (one["ts"], -one.get("dur", 0))):

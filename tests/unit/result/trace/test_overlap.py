@@ -1,4 +1,4 @@
-"""Where steps' time went, from lanes that are known."""
+"""Breakdowns of steps from known lanes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_copies_hide_no_communication():
     assert (step.hidden_comm_ms, step.exposed_comm_ms, step.idle_ms) == (0, 5, 0)
 
 
-def test_what_crosses_a_boundary_is_shared_out_and_the_timeline_is_of_the_last_step():
+def test_interval_across_a_boundary_counts_in_both_steps_and_the_timeline_is_of_the_last_step():
     capture = overlap_of({"compute": lane((0, 20)), "send_recv": lane((8, 13))}, [(0, 10 * MS), (10 * MS, 20 * MS)])
     assert [step.comm_ms for step in capture.steps] == [2, 3]
     assert capture.timeline == {"compute": [[0, 10]], "send_recv": [[0, 3]]}
