@@ -31,6 +31,21 @@ def test_reference_is_launched_from_the_commit_and_nothing_is_left(versioned):
     versioned.assert_no_worktree_left()
 
 
+def test_results_have_the_commit_branch_and_state_of_the_code_that_ran(versioned):
+    versioned.test_file(AGAIN)
+    commit = versioned.git("rev-parse", "HEAD")
+    source = versioned.path / versioned.git("ls-files", "*.yaml").splitlines()[0]
+    source.write_text(source.read_text() + "\n# changed after the commit\n")
+    versioned.run("--aorta-ab=HEAD", "--aorta-results=kept").assert_outcomes(passed=1)
+    results = [json.loads(path.read_text()) for path in sorted((versioned.path / "kept").glob("*/*/result.json"))]
+    found = [
+        (each["provenance"]["commit"], each["provenance"]["branch"], each["provenance"]["dirty"]) for each in results
+    ]
+    tested, reference = (commit, versioned.git("branch", "--show-current"), True), (commit, None, False)
+    assert found == [tested, reference, tested, reference, reference]
+    assert len({each["provenance"]["block"] for each in results}) == 1
+
+
 def test_ini_option_names_the_reference_too(versioned):
     versioned.test_file(AGAIN)
     versioned.ini("aorta_ab = HEAD")
