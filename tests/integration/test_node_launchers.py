@@ -1,4 +1,4 @@
-"""Node launchers that fail, on real agents of this host; no rank is started."""
+"""Failing node launchers with real node agents on this host; no rank is started."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from pytest_aorta.plan.world import World
 from pytest_aorta.result.diagnosis import launch_failure
 
 TOKEN = "secret"
-# What srun does, on one host; the shell's own arguments are the ranks of the nodes.
+# Does on one host what srun does on several; the shell's arguments are the nodes' numbers.
 EACH = 'for rank in $0; do AORTA_NODE_RANK=$rank "$@" & pids="$pids $!"; done; wait $pids'
 
-# One agent that comes, waits for the plan and is killed; then srun's last words, and what it waits for.
+# An agent that connects, waits for the plan and dies; then srun's last message, and its wait for other nodes.
 KILLED = f"""
 import socket, sys, time
 from pytest_aorta.launch.nodes.handover import versions
@@ -75,7 +75,7 @@ def test_launcher_that_fails_on_one_node_and_kills_the_agent_of_another_is_named
 
 def test_launcher_that_starts_two_agents_on_a_node_is_told(tmp_path):
     text = failed(make_plan(tmp_path, "sh", "-c", EACH, "1 1"))
-    assert "says it is node 1, and so is " in text
+    assert "says it is node 1, and so does " in text
     assert "has to start one agent on each of 2 nodes" in text
 
 
@@ -92,7 +92,7 @@ def test_agents_with_another_token_are_refused(tmp_path):
 def test_node_without_the_script_says_so(tmp_path):
     text = failed(make_plan(tmp_path, "sh", "-c", EACH, "0 1", script="/absent/train.py"))
     assert "node mismatch: node " in text
-    assert "there is no /absent/train.py; every node needs the code where node 0 has it" in text
+    assert "/absent/train.py is missing; every node needs the code at the same path as node 0" in text
 
 
 def test_port_that_is_taken_is_named(tmp_path):
