@@ -299,7 +299,7 @@ def test_server_that_can_not_start_makes_the_launch_cold_with_a_warning(own_serv
     (tmp_path / "sitecustomize.py").write_text(BROKEN_SERVER, encoding="utf-8")
     servers = own_servers(dict(os.environ) | {"PYTHONPATH": str(tmp_path)})
     plan = script_plan(LauncherKind.FORKSERVER, "")
-    with pytest.warns(ColdLaunchWarning, match=r"(?s)train.py: launched with torchrun.*not fit: .*no server today"):
+    with pytest.warns(ColdLaunchWarning, match=r"(?s)train.py: launched with torchrun.*unfit: .*no server today"):
         outcome = servers.launch(plan)
     assert launch_failure(plan, outcome) is None
     assert outcome.launcher == LauncherKind.TORCHRUN

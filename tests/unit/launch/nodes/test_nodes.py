@@ -79,7 +79,7 @@ def test_one_node_has_no_group():
 def test_host_name_that_only_this_host_reaches_is_refused_unless_given():
     with pytest.raises(
         LaunchError,
-        match=r"'localhost' is the loopback address .*, which no other node reaches; set .*--aorta-rdzv-endp",
+        match=r"'localhost' is the loopback address .*, which no other node reaches; set .*aorta_rdzv_endp",
     ):
         own_address("localhost", given=False)
     assert own_address("127.0.0.1", given=True) == "127.0.0.1"
