@@ -46,7 +46,7 @@ class LaunchState:
 
     @property
     def in_steps(self) -> bool:
-        """Whether every rank is in its measured steps."""
+        """True while every rank is in its measured steps."""
         return self.steps > 0 and not self.done
 
 

@@ -56,12 +56,12 @@ class Node:
 
     @property
     def is_running(self) -> bool:
-        """Whether the node has neither ended nor been lost."""
+        """True until the node has ended or is lost."""
         return not self.outcome and not self.lost
 
     @property
     def has_failed(self) -> bool:
-        """Whether the node is lost, or its launch failed."""
+        """True if the node is lost, or its launch failed."""
         ended_well = self.outcome.get("reason") == "exit" and self.outcome.get("agent_status") == 0
         return bool(self.lost) or (bool(self.outcome) and not ended_well)
 
