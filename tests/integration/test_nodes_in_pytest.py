@@ -38,7 +38,7 @@ def test_address_of_another_host_fails_the_test(project):
     project.one_test("workload.run('toy')", OVER_NODES)
     result = project.run(*NODES, "-o", "aorta_rdzv_endpoint=192.0.2.1")
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*LaunchError: '192.0.2.1' is 192.0.2.1, no address of this machine *"])
+    result.stdout.fnmatch_lines(["*LaunchError: '192.0.2.1' is 192.0.2.1, which is not an address of this machine *"])
 
 
 def test_reference_version_over_nodes_is_refused(versioned):
