@@ -150,7 +150,7 @@ def coordinator_spec(plan: LaunchPlan, lifeline_fd: int, verdict_fd: int) -> dic
 def start_coordinator(
     plan: LaunchPlan, environ: Mapping[str, str], lifeline_fd: int, verdict_fd: int
 ) -> subprocess.Popen[bytes]:
-    """Start the coordinator in the guard's place: it starts one node agent per node and collects their guards' verdicts."""
+    """Start the coordinator in the guard's place: it starts the node agents and collects their guards' verdicts."""
     spec = json.dumps(coordinator_spec(plan, lifeline_fd, verdict_fd))
     command = [sys.executable, "-P", "-m", "pytest_aorta.launch.nodes.coordinator", spec]
     return start_watcher(plan, command, with_own_code(dict(environ)), (lifeline_fd, verdict_fd))
