@@ -1,4 +1,4 @@
-"""What a launch costs: bare torchrun, our cold launch and our warm launch of one rank program, alternating.
+"""Cost of a launch: bare torchrun, our cold launch and our warm launch of one rank program, alternating.
 
 Run: python -m pytest benchmarks/launch/launch.py -s
 """
@@ -25,7 +25,7 @@ from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.outcome import LaunchOutcome
 
 NUM_RANKS = 2
-# Bare torchrun runs the very program, with the recorder's few lines doing nothing there.
+# Bare torchrun runs the same program, in which the recorder's few lines do nothing.
 PROGRAM = """
 import os, sys, time
 import torch
@@ -53,7 +53,7 @@ dist.destroy_process_group()
 
 
 class Bench:
-    """The three ways to run the program, each timed from outside."""
+    """Three ways to run the program, each timed from outside."""
 
     def __init__(self, folder: Path, servers: ForkServers) -> None:
         self.folder = folder
@@ -65,7 +65,7 @@ class Bench:
         self.outcomes: dict[str, list[LaunchOutcome]] = {LauncherKind.TORCHRUN: [], LauncherKind.FORKSERVER: []}
 
     def bare(self, workload_s: float) -> float:
-        """Wall time under torchrun alone."""
+        """Return the wall time under torchrun alone."""
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={NUM_RANKS}"]
         environ = launch_environment(self.plan(LauncherKind.TORCHRUN, workload_s), os.environ)
         began_s = time.monotonic()
@@ -75,7 +75,7 @@ class Bench:
         return time.monotonic() - began_s
 
     def ours(self, launcher: str, workload_s: float) -> float:
-        """Wall time of one of our launches, which has to end well."""
+        """Return the wall time of one of our launches, which has to succeed."""
         plan = self.plan(launcher, workload_s)
         began_s = time.monotonic()
         outcome = self.servers.launch(plan)
@@ -87,7 +87,7 @@ class Bench:
         return wall_s
 
     def plan(self, launcher: str, workload_s: float) -> LaunchPlan:
-        """A plan of the program with a folder of its own."""
+        """Return a plan of the program with its own folder."""
         run_dir = self.folder / f"{launcher}-{time.monotonic_ns()}"
         root = Path(__file__).parents[2]
         script, args = str(self.script), (str(workload_s),)
@@ -96,7 +96,7 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
-    """A bench whose fork server has been started, as it is once in a session."""
+    """Provide a bench whose fork server is running, as after the first launch of a session."""
     servers = ForkServers()
     try:
         bench = Bench(tmp_path, servers)

@@ -1,4 +1,4 @@
-"""How well leases share 8 simulated devices among 4 workers, as under ``pytest -n 4 --dist=load``.
+"""Use of 8 simulated devices that 4 workers lease, as under ``pytest -n 4 --dist=load``.
 
 Run: python -m benchmarks.launch.leases [--seeds N] [--tests N]
 
@@ -8,7 +8,7 @@ a worker whose test waits for devices is not idle. The makespan is compared with
 - ideal: the shortest schedule found by a search that knows all durations beforehand and loses no time: list schedules
   with random choices, of which some hold devices back. They have the same 4 workers and the same order of starts. The
   search is not exhaustive: the true optimum is this or shorter.
-- bound: what no schedule can beat, whatever the order of starts: the tests of 8 one after the other, and then the
+- bound: a limit that no schedule can beat, in any order of starts: the tests of 8 one after the other, and then the
   others as if they could be cut into pieces.
 - FIFO: no overtaking, no time lost.
 
@@ -41,7 +41,7 @@ DURATION_S = (0.1, 1.0)
 NUM_TRIES = 10_000
 NUM_HANDOVERS = 30
 HANDOVER_WAIT_S = 0.2
-# Chooses a test to start out of those that fit, or None to hold the devices back; told whether any test runs.
+# Chooses a test to start among the tests that fit, or None to hold devices back; the last argument: does a test run?
 Choose = Callable[[list[int], list[int], bool], int | None]
 
 
@@ -55,7 +55,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Run:
-    """When one simulated test asked, got its devices and gave them back."""
+    """Times at which one simulated test requested, got and released its devices."""
 
     case: int
     devices: tuple[str, ...]
@@ -65,13 +65,13 @@ class Run:
 
 
 def make_cases(seed: int, num_tests: int) -> list[Case]:
-    """Random sizes and durations."""
+    """Return tests of random sizes and durations."""
     rng = random.Random(seed)
     return [Case(rng.choice(SIZES), rng.uniform(*DURATION_S)) for _ in range(num_tests)]
 
 
 def work(folder: Path, cases: Sequence[Case], next_case: Synchronized[int], runs: multiprocessing.Queue[Run]) -> None:
-    """One worker: lease, sleep and release until no test is left."""
+    """Lease, sleep and release until no test is left, as one worker."""
     while True:
         with next_case.get_lock():
             number = next_case.value
@@ -102,7 +102,7 @@ def measure(folder: Path, cases: Sequence[Case]) -> list[Run]:
 
 
 def count_overlaps(runs: Sequence[Run]) -> int:
-    """Pairs of tests that had one device at one time."""
+    """Return pairs of tests that held one device at the same time."""
     overlaps = 0
     for device in DEVICES:
         mine = sorted((run.began_s, run.ended_s) for run in runs if device in run.devices)
@@ -111,7 +111,7 @@ def count_overlaps(runs: Sequence[Run]) -> int:
 
 
 def simulate_s(cases: Sequence[Case], choose: Choose) -> float:
-    """The makespan in virtual time of a schedule that starts what ``choose`` says."""
+    """Return the makespan in virtual time of a schedule that starts the tests chosen by ``choose``."""
     now_s, free, started, queue = 0.0, len(DEVICES), 0, list[int]()
     running: list[tuple[float, int]] = []
     while True:
@@ -132,12 +132,12 @@ def simulate_s(cases: Sequence[Case], choose: Choose) -> float:
 
 
 def fifo_s(cases: Sequence[Case]) -> float:
-    """The makespan where nobody overtakes."""
+    """Return the makespan without overtaking."""
     return simulate_s(cases, lambda fitting, queue, _: queue[0] if fitting[0] == queue[0] else None)
 
 
 def ideal_s(cases: Sequence[Case], seed: int) -> float:
-    """The shortest makespan that the search finds."""
+    """Return the shortest makespan that the search finds."""
     rng = random.Random(seed)
 
     def attempt(hold_back: float) -> float:
@@ -150,7 +150,7 @@ def ideal_s(cases: Sequence[Case], seed: int) -> float:
 
 
 def bound_s(cases: Sequence[Case]) -> float:
-    """What no schedule of these tests can beat."""
+    """Return the makespan that no schedule of these tests can beat."""
     whole_s = sum(case.duration_s for case in cases if case.size == len(DEVICES))
     rest = [case for case in cases if case.size < len(DEVICES)]
     area_s = sum(case.size * case.duration_s for case in rest) / len(DEVICES)
@@ -158,7 +158,7 @@ def bound_s(cases: Sequence[Case]) -> float:
 
 
 def report(folder: Path, seed: int, num_tests: int) -> float:
-    """Measure one random list of tests and print a line; returns the ratio to the ideal."""
+    """Measure one random list of tests, print a line, and return the ratio to the ideal."""
     cases = make_cases(seed, num_tests)
     runs = measure(folder, cases)
     makespan_s = max(run.ended_s for run in runs) - min(run.asked_s for run in runs)
@@ -177,7 +177,7 @@ def report(folder: Path, seed: int, num_tests: int) -> float:
 
 
 def wait_for_handovers(folder: Path, ready: Event, times_s: multiprocessing.Queue[tuple[float, float]]) -> None:
-    """Ask over and over for what the parent holds; tells when it came and what the wait cost."""
+    """Request repeatedly the device that the parent holds; report when it came and the CPU time of the wait."""
     for _ in range(NUM_HANDOVERS):
         ready.wait()
         ready.clear()
@@ -187,7 +187,7 @@ def wait_for_handovers(folder: Path, ready: Event, times_s: multiprocessing.Queu
 
 
 def report_handover(folder: Path) -> None:
-    """Print how long after a release the next one starts, and the CPU time of waiting."""
+    """Print the time from a release to the next start, and the CPU time of waiting."""
     context = multiprocessing.get_context("fork")
     ready, times_s = context.Event(), context.Queue()
     waiter = context.Process(target=wait_for_handovers, args=(folder, ready, times_s))
@@ -210,7 +210,7 @@ def report_handover(folder: Path) -> None:
 
 
 def main() -> None:
-    """Print one line a seed and the mean."""
+    """Print one line per seed and the mean."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--tests", type=int, default=40)

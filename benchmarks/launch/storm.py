@@ -1,11 +1,11 @@
-"""What 100 launches leave behind while their processes are killed at random: nothing, if all is well.
+"""A storm of 100 launches whose processes are killed at random, which must leave no process and no lease.
 
 Run: python -m benchmarks.launch.storm [--seed N] [--launches N] [--cold N]
 
-A pytest run of its own, ``-n 2 --update-baselines`` in a scratch folder, launches two CPU ranks a test, most of them
+A separate pytest run, ``-n 2 --update-baselines`` in a scratch folder, launches two CPU ranks per test, most of them
 warm. Meanwhile ranks, agents, guards, fork servers and xdist workers get SIGKILL, one in about two launches. Afterwards
-there has to be no process and no lease of the storm, one whole baseline for each passed test that records one and none
-else, and a class for each failure. Fails where that is not so, or the run takes longer than its limit.
+no process and no lease of the storm may exist, each passed test that records a baseline has a whole one and no other
+test has any, and each failure has a class. The benchmark fails otherwise, or if the run exceeds its time limit.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from pytest_aorta.common.errors import BaselineError
 from pytest_aorta.launch.lease.lease import holders
 from pytest_aorta.verdict.baseline import read_baseline_file
 
-# How often each kind is chosen where there is one.
+# Relative frequency of each kind of victim, where one exists.
 VICTIMS = {"rank": 4, "agent": 2, "guard": 2, "fork server": 1, "xdist worker": 1}
-# Launches begun between one kill and the next, and how far into the last one on average.
+# Launches started between two kills, and the mean delay of the kill after the last start.
 PAUSE_LAUNCHES = (1, 3)
 MEAN_DELAY_S = 0.6
 TICK_S = 0.05
@@ -43,10 +43,10 @@ LAUNCH_LIMIT_S = 60
 RUN_LIMIT_S = 480
 # A guard whose pytest was killed ends its ranks within SIGTERM's two seconds.
 GONE_LIMIT_S = 15
-PROGRAMS = {"process/guard.py": "guard", "process.agent": "agent", "process.rank": "rank"}
+PROGRAMS = {"process/guard.py": "guard", "process.torchrun": "agent", "process.rank": "rank"}
 UNKNOWN = "no class"
 FORKED = ("guard", "agent", "rank")
-# Victim -> the class of what its death makes of a test.
+# Victim -> the failure class of a test whose victim was killed.
 CLASSES = {
     "rank": "signal",
     "agent": "rendezvous",
@@ -54,7 +54,7 @@ CLASSES = {
     "fork server": "fork server lost",
     "xdist worker": "xdist worker crashed",
 }
-# Text of a failure -> its class, None for the class that the text names itself.
+# Text of a failure -> its class; None where the text contains the class.
 FAILURES = {
     r"on 2 cpu ranks: ([a-z ]+): ": None,
     r"worker '\w+' crashed": "xdist worker crashed",
@@ -101,13 +101,13 @@ class Process:
 
 @dataclass(frozen=True)
 class Storm:
-    """What happened, and what was left.
+    """Events of the storm, and leftovers.
 
     Attributes:
-        launched: launches by launcher; those whose pytest was killed do not tell theirs.
-        kills: by kind of victim.
-        outcomes: tests by class of failure.
-        left: what must not be there.
+        launched: Launches by launcher, without launches whose pytest process was killed.
+        kills: Kills by kind of victim.
+        outcomes: Tests by class of failure.
+        left: Processes, leases and baselines that must not exist.
     """
 
     wall_s: float
@@ -120,28 +120,28 @@ class Storm:
 
 
 def find_process(pid: int, scratch: Path) -> Process | None:
-    """The process, if it lives and names ``scratch`` or works in it."""
+    """Return the process if it is alive and its command, environment or working folder contains ``scratch``."""
     entry = Path("/proc", str(pid))
     with suppress(OSError):
         command, environ = (entry / "cmdline").read_bytes(), (entry / "environ").read_bytes()
         if str(scratch).encode() in command + environ or (entry / "cwd").readlink().is_relative_to(scratch):
-            # The program's name may hold spaces and brackets: fields count from the last one.
+            # The program's name can contain spaces and parentheses: fields are counted from the last parenthesis.
             parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
             return Process(pid, parent, tuple(command.decode(errors="replace").rstrip("\0").split("\0")))
     return None
 
 
 def processes_of(scratch: Path) -> dict[int, Process]:
-    """Every living process of the storm by its id, this one apart."""
+    """Return every living process of the storm except this process, by id."""
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
     found = (find_process(pid, scratch) for pid in pids if pid != os.getpid())
     return {process.pid: process for process in found if process}
 
 
 def kind_of(process: Process, processes: dict[int, Process], controller_pid: int) -> str | None:
-    """What a process is, by its program; what was forked off a fork server looks like it and goes by its place."""
+    """Return the kind of a process, by its program; processes forked by a fork server are known by their ancestors."""
     if process.parent == controller_pid:
-        # One that has not started a launch yet is xdist's own affair.
+        # A worker that has not started a launch yet is not a victim.
         is_busy = any(other.parent == process.pid for other in processes.values())
         return "xdist worker" if is_busy else None
     program = " ".join(process.command)
@@ -150,12 +150,12 @@ def kind_of(process: Process, processes: dict[int, Process], controller_pid: int
     if process.command[-1] == str(process.parent):
         return "fork server"
     above = kind_of(processes[process.parent], processes, controller_pid) if process.parent in processes else None
-    # The guard of a launch that has lost its fork server is nobody's child.
+    # The guard of a launch that has lost its fork server has no parent in the storm.
     return FORKED[min(FORKED.index(above) + 1, 2)] if above in FORKED else "guard"
 
 
 def kill_one(scratch: Path, controller_pid: int, rng: random.Random) -> str | None:
-    """Send SIGKILL to a random process of a random kind; returns the kind, None where there was none."""
+    """Send SIGKILL to a random process of a random kind; return the kind, or None without a victim."""
     processes = processes_of(scratch)
     by_kind: dict[str | None, list[int]] = {}
     for process in processes.values():
@@ -168,7 +168,7 @@ def kill_one(scratch: Path, controller_pid: int, rng: random.Random) -> str | No
     with suppress(ProcessLookupError), ExitStack() as stack:
         pidfd = os.pidfd_open(pid)
         stack.callback(os.close, pidfd)
-        # Only now is it certain that the id is not another's.
+        # With the pidfd open, the process id can't be reused any more.
         if find_process(pid, scratch):
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             return kind
@@ -184,7 +184,7 @@ def prepare(scratch: Path, num_launches: int, num_cold: int) -> None:
 
 
 def start_pytest(scratch: Path) -> subprocess.Popen[bytes]:
-    """Start the run that is to be disturbed."""
+    """Start the pytest run whose processes are killed."""
     options = ["-n2", "--max-worker-restart=1000", "--update-baselines", "--aorta-gpus=0", "--aorta-device=cpu"]
     paths = [f"--aorta-results={scratch / 'results'}", f"--junitxml={scratch / 'junit.xml'}"]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, *paths]
@@ -200,7 +200,7 @@ def start_pytest(scratch: Path) -> subprocess.Popen[bytes]:
 
 
 def disturb(scratch: Path, process: subprocess.Popen[bytes], rng: random.Random) -> Counter[str]:
-    """Kill until pytest has ended by itself, or its time is up; returns kills by kind."""
+    """Kill until pytest has ended or its time is over; return kills by kind."""
     kills: Counter[str] = Counter()
     deadline_s, next_launch, at_s = time.monotonic() + RUN_LIMIT_S, 1, math.inf
     while time.monotonic() < deadline_s:
@@ -219,7 +219,7 @@ def disturb(scratch: Path, process: subprocess.Popen[bytes], rng: random.Random)
 
 
 def wait_until_gone(scratch: Path) -> dict[int, Process]:
-    """What still lives when everything had its time to end."""
+    """Return the processes that are alive after the time to end."""
     deadline_s = time.monotonic() + GONE_LIMIT_S
     while (processes := processes_of(scratch)) and time.monotonic() < deadline_s:
         time.sleep(0.1)
@@ -227,7 +227,7 @@ def wait_until_gone(scratch: Path) -> dict[int, Process]:
 
 
 def failure_of(case: ElementTree.Element) -> str:
-    """The class of a test's failure, ``passed`` without one."""
+    """Return the class of a test's failure, or ``passed``."""
     problems = [entry for entry in case if entry.tag in ("failure", "error", "skipped")]
     if not problems:
         return "passed"
@@ -239,7 +239,7 @@ def failure_of(case: ElementTree.Element) -> str:
 
 
 def read_outcomes(scratch: Path) -> dict[str, str]:
-    """How each test ended by its name; nothing where pytest did not come to its end."""
+    """Return each test's outcome by its name; empty where pytest did not finish."""
     try:
         cases = ElementTree.parse(scratch / "junit.xml").iter("testcase")
     except (OSError, ElementTree.ParseError):
@@ -248,7 +248,7 @@ def read_outcomes(scratch: Path) -> dict[str, str]:
 
 
 def launchers(scratch: Path) -> Counter[str]:
-    """Launches by what started their ranks."""
+    """Return the number of launches by launcher."""
     found: Counter[str] = Counter()
     for run_dir in (scratch / "results").glob("*/*"):
         outcome = run_dir / "outcome.json"
@@ -257,7 +257,7 @@ def launchers(scratch: Path) -> Counter[str]:
 
 
 def damaged_baselines(scratch: Path, outcomes: dict[str, str]) -> list[str]:
-    """What is wrong with the baselines: unreadable, lacking, of a test that failed, or not whole."""
+    """Return errors of the baselines: unreadable, missing, of a failed test, or not whole."""
     recorded, problems = [], []
     for path in sorted((scratch / "baselines").rglob("*")):
         if path.is_file():
@@ -271,7 +271,7 @@ def damaged_baselines(scratch: Path, outcomes: dict[str, str]) -> list[str]:
 
 
 def unexplained(outcomes: dict[str, str], kills: Counter[str]) -> list[str]:
-    """Failures that no kill has caused, or that are not called what it was."""
+    """Return failures that no kill has caused, or whose class is not the kill's."""
     failures = {name: failure for name, failure in outcomes.items() if failure != "passed"}
     problems = [f"{name}: {failure}" for name, failure in failures.items() if failure not in CLASSES.values()]
     if len(failures) > kills.total():
@@ -280,12 +280,12 @@ def unexplained(outcomes: dict[str, str], kills: Counter[str]) -> list[str]:
 
 
 def number_of(name: str) -> int:
-    """The number in ``test_launch[7]``."""
+    """Return the number in a name such as ``test_launch[7]``."""
     return int(name.rpartition("[")[2].rstrip("]"))
 
 
 def storm(scratch: Path, num_launches: int, num_cold: int, seed: int) -> Storm:
-    """Run it once in ``scratch``, which is empty."""
+    """Run the storm once in the empty folder ``scratch``."""
     prepare(scratch, num_launches, num_cold)
     began_s = time.monotonic()
     pytest_process = start_pytest(scratch)
@@ -311,7 +311,7 @@ def storm(scratch: Path, num_launches: int, num_cold: int, seed: int) -> Storm:
 
 
 def table(result: Storm) -> str:
-    """The figures, a row each."""
+    """Return the figures, one row each."""
     rows = [
         ("launches", result.launched),
         ("kills", result.kills),
@@ -328,7 +328,7 @@ def table(result: Storm) -> str:
 
 
 def main() -> None:
-    """Print the table; exit with 1 where something was left."""
+    """Print the table; return 1 where something was left."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--launches", type=int, default=100)

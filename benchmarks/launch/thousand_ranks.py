@@ -1,10 +1,9 @@
-"""Whether the results of 1,024 ranks of 300 steps merge and validate in 2 s and 500 MB.
+"""Cost of merging and validating the results of 1,024 ranks of 300 steps; limits are 2 s and 500 MB.
 
-``python -m benchmarks.launch.thousand_ranks [RANKS] [STEPS]`` writes what the ranks of one launch would leave, with
-made-up numbers, and then does with it what pytest does: read, check, merge, write ``result.json``, condense to facts.
-Writing the ranks' files and starting Python are not measured; memory is the process's peak, all imports included. It
-is one thread's work, so that CPU time is what the clock shows on a machine with nothing else to do. The best of five
-runs counts.
+``python -m benchmarks.launch.thousand_ranks [RANKS] [STEPS]`` writes the ranks' files of one launch with
+made-up numbers, then processes them as pytest does: read, check, merge, write ``result.json``, condense to facts.
+Writing the ranks' files and starting Python are not measured; memory is the process's peak, including all imports. The
+work has one thread, so CPU time equals wall time on an idle machine. The best of five runs counts.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ LIMIT_MB = 500.0
 
 
 def make_plan(run_dir: Path, num_ranks: int) -> LaunchPlan:
-    """A plan of ``num_ranks`` GPUs, eight a node."""
+    """Return a plan of ``num_ranks`` GPUs, eight per node."""
     devices = tuple(Device(str(number), "NVIDIA H200", f"GPU-{number}") for number in range(RANKS_PER_NODE))
     world = World(num_ranks, "cuda", devices, num_ranks // RANKS_PER_NODE)
     return LaunchPlan("llama_fsdp2", None, {"size": "8b"}, "train.py", (), world, 600.0, run_dir, run_dir)
 
 
 def rank_result(rank: int, num_steps: int) -> RankResult:
-    """What one rank measured: what is logical is the same on each, times are its own."""
+    """Return one rank's result: logical values are equal on every rank, times differ."""
     own, common = random.Random(rank), random.Random(0)
     return RankResult(
         passed=True,
@@ -66,14 +65,14 @@ def rank_result(rank: int, num_steps: int) -> RankResult:
 
 
 def write_ranks(run_dir: Path, num_ranks: int, num_steps: int) -> None:
-    """The files of all ranks, as ``worker/lifecycle.py`` writes them."""
+    """Write the files of all ranks, as ``worker/lifecycle.py`` does."""
     prepare_folder(make_plan(run_dir, num_ranks))
     for rank in range(num_ranks):
         write_json_rows(run_dir / "ranks" / str(rank) / "result.json", asdict(rank_result(rank, num_steps)))
 
 
 def measure(run_dir: Path, num_ranks: int) -> dict[str, float]:
-    """CPU seconds of each part, seconds of both, and the peak of this process's memory in MB."""
+    """Return CPU seconds of each part, wall seconds of both, and the peak of this process's memory in MB."""
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
     result = collect_result(make_plan(run_dir, num_ranks), LaunchOutcome("exit", 0, (), (), 60.0))
     merged_cpu_s = time.process_time()
@@ -90,7 +89,7 @@ def measure(run_dir: Path, num_ranks: int) -> dict[str, float]:
 
 
 def main() -> int:
-    """Write the ranks' files, and measure in a process of its own; 1 where a limit is passed."""
+    """Write the ranks' files and measure in separate processes; return 1 where a limit is exceeded."""
     if sys.argv[1:2] == ["measure"]:
         print(json.dumps(measure(Path(sys.argv[2]), int(sys.argv[3]))))
         return 0
@@ -103,7 +102,7 @@ def main() -> int:
             json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
             for _ in range(REPEATS)
         ]
-    # Others on the machine only ever make it slower.
+    # Other programs on the machine can only make a run slower.
     measured = min(runs, key=lambda run: run["merge_s"])
     print(f"{num_ranks} ranks of {num_steps} steps: merged and checked in {measured['merge_s']:.2f} s of CPU time,")
     print(f"condensed to facts in {measured['facts_s']:.2f} s, {measured['wall_s']:.2f} s together by the clock;")

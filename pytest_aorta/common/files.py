@@ -83,7 +83,7 @@ def write_text(path: Path, text: str, *, durable: bool = True) -> None:
 
 
 def write_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Write ``data`` atomically: a reader sees the old file or the whole new file, whenever the writer dies.
+    """Write ``data`` atomically: a reader gets the old file or the whole new file, whenever the writer dies.
 
     Args:
         path: The file to replace.

@@ -1,1 +1,1 @@
-"""Launches of a plan: command, guard, warm launches, watching."""
+"""Launches of a plan: the command line, the guard, warm launches, and the watching of a running launch."""

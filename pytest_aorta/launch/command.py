@@ -1,4 +1,4 @@
-"""Command line and environment of a launch."""
+"""Command line and environment of a launch's torchrun agent and ranks."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from pytest_aorta.plan.workload.environment import ENVIRONMENT_KEY
 from pytest_aorta.plan.world import AMD, CUDA_VARIABLE, HIP_VARIABLE, ROCR_VARIABLE, World
 from pytest_aorta.result.folder import flight_prefix
 
-# torchrun reads PET_* before its own flags, and ranks would take the others for their own.
+# torchrun reads PET_* before its flags, and ranks would read the other variables as their own.
 _SCRUBBED_PREFIXES = ("PET_", "TORCHELASTIC_")
 _SCRUBBED = {
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT",
 }  # fmt: skip
-# Of some hundred steps of a dozen layers.
+# Enough records for some hundred steps of a dozen layers.
 _FLIGHT_RECORDS = "20000"
-# Collectives give up before the launch does, so that they can say where they were.
-_COLLECTIVE_SHARE = 0.8
+# Collectives time out before the launch does, so that the flight recorder can be dumped.
+_COLLECTIVE_FRACTION = 0.8
 
 
 def agent_command(plan: LaunchPlan) -> list[str]:
-    """The agent's command line: one node, a rendezvous on a port the kernel picks; or one node of several."""
+    """Return the command line of the torchrun agent, for one node or for this node's part of several."""
     python = python_command(plan)
     torchrun = [*_rendezvous(plan), f"--nproc-per-node={plan.world.ranks_per_node}"]
-    # torchrun's own way to start a module leaves no room for options of Python's.
+    # With torchrun's own way to start a module, Python can't be given options.
     rank = ["-m"] if plan.reference is None else ["--no-python", *python, "-u", "-m"]
     run_dir = str(plan.run_dir)
     agent = [*python, "-m", "pytest_aorta.launch.process.torchrun", run_dir]
@@ -46,7 +46,7 @@ def agent_command(plan: LaunchPlan) -> list[str]:
 def _rendezvous(plan: LaunchPlan) -> list[str]:
     if plan.part is None:
         return ["--standalone"]
-    # The store is the agent's own (agent.py): left to themselves, no two nodes agree on who hosts it.
+    # The torchrun agent of node 0 hosts the store (torchrun.py): left alone, the nodes do not agree on a host.
     conf = f"is_host=0,join_timeout={math.ceil(plan.timeout_s)}"
     return [
         f"--nnodes={plan.part.num_nodes}",
@@ -59,15 +59,18 @@ def _rendezvous(plan: LaunchPlan) -> list[str]:
 
 
 def python_command(plan: LaunchPlan) -> list[str]:
-    """The interpreter of this plan's agent and ranks."""
+    """Return the interpreter, with its options, of this plan's torchrun agent and ranks."""
     if plan.reference is None:
         return [sys.executable]
-    # Without -P the folder it runs in would come first of all, also where that has another version of our modules.
+    # Without -P the working folder would come first on the path, even with another version of our modules in it.
     return [plan.reference.python, "-P"]
 
 
 def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, str]:
-    """The agent's and the ranks' environment: the caller's without another launch's variables, the config's, ours."""
+    """Return the environment of the torchrun agent and the ranks.
+
+    It is the caller's environment without variables of another launch, then the config's variables, then ours.
+    """
     kept = {
         name: value
         for name, value in environ.items()
@@ -76,11 +79,11 @@ def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str
     kept |= plan.config.get(ENVIRONMENT_KEY, {})
     _show_devices(plan.world, kept)
     kept[variables.DEVICE] = plan.world.device
-    kept[variables.COLLECTIVE_TIMEOUT_S] = f"{plan.timeout_s * _COLLECTIVE_SHARE:.3f}"
+    kept[variables.COLLECTIVE_TIMEOUT_S] = f"{plan.timeout_s * _COLLECTIVE_FRACTION:.3f}"
     kept.pop(variables.PROFILER, None)
     if plan.profiler is not None:
         kept[variables.PROFILER] = plan.profiler
-    # torchrun would set it with a warning; numbers depend on it.
+    # torchrun would set the variable with a warning; measured times depend on its value.
     kept.setdefault("OMP_NUM_THREADS", "1")
     if command := command_of(plan):
         kept |= command.environment
@@ -94,7 +97,7 @@ def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str
 
 
 def with_own_code(environ: dict[str, str]) -> dict[str, str]:
-    """``environ``, in which programs run the very code that pytest runs, also where it is not installed."""
+    """Return ``environ`` changed so that programs import the same pytest-aorta as pytest, installed or not."""
     package_parent = PACKAGE_ROOT.parent
     if package_parent.name not in ("site-packages", "dist-packages"):
         environ["PYTHONPATH"] = ":".join(filter(None, [str(package_parent), environ.get("PYTHONPATH")]))
@@ -102,20 +105,23 @@ def with_own_code(environ: dict[str, str]) -> dict[str, str]:
 
 
 def _join_nodes(part: NodePart, environ: dict[str, str]) -> None:
-    # Not for ranks, which run what they are given.
+    # Ranks run the user's code, which must not know the secret.
     environ.pop(variables.AGENT_TOKEN, None)
     if part.interface is not None:
-        # Gloo asks for the host's own name otherwise, which often leads to an interface that no other node reaches.
+        # Otherwise gloo resolves the host's name, which often gives an interface that no other node reaches.
         environ.setdefault("GLOO_SOCKET_IFNAME", part.interface)
     if part.store_fd is not None:
         environ[variables.STORE_FD] = str(part.store_fd)
 
 
 def _show_devices(world: World, environ: dict[str, str]) -> None:
-    """Let ranks see the world's devices in its order and no others; HIP_VISIBLE_DEVICES counts what ROCR's left."""
+    """Make exactly the world's devices visible to ranks, in the world's order.
+
+    HIP_VISIBLE_DEVICES counts within the devices that ROCR_VISIBLE_DEVICES leaves.
+    """
     tokens = ",".join(device.token for device in world.devices)
     if world.device == "cpu":
-        # To HIP an empty value is none.
+        # HIP ignores an empty value.
         environ |= {CUDA_VARIABLE: "", HIP_VARIABLE: "-1", ROCR_VARIABLE: ""}
     elif any(device.vendor == AMD for device in world.devices):
         environ[HIP_VARIABLE] = tokens
@@ -125,14 +131,14 @@ def _show_devices(world: World, environ: dict[str, str]) -> None:
 
 
 def _flight_recorder(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, str]:
-    """Have NCCL's collectives recorded, and dumped when one of them runs out of time; by torch's old and new names."""
+    """Return variables, under torch's old and new names, that record NCCL's collectives and dump them on a timeout."""
     size = environ.get("TORCH_FR_BUFFER_SIZE") or environ.get("TORCH_NCCL_TRACE_BUFFER_SIZE") or _FLIGHT_RECORDS
     prefix = str(flight_prefix(plan.run_dir))
     return {
         "TORCH_FR_BUFFER_SIZE": size,
         "TORCH_NCCL_TRACE_BUFFER_SIZE": size,
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-        # How long each rank was in its collectives tells the slow one.
+        # The time that each rank spends in its collectives identifies the straggler.
         "TORCH_NCCL_ENABLE_TIMING": environ.get("TORCH_NCCL_ENABLE_TIMING", "1"),
         "TORCH_FR_DUMP_TEMP_FILE": prefix,
         "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": prefix,

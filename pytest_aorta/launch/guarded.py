@@ -1,6 +1,7 @@
-"""Runs a plan: the guard, under it the agent, under it the ranks. Returns when none of them is left.
+"""A guarded launch of a plan: the guard starts the torchrun agent, which starts the ranks.
 
-The guard is a program of its own with torchrun under it, or, in a warm launch, forked off the fork server (warm.py).
+The guard is a program of its own that runs torchrun, or, in a warm launch, a fork of the fork server (warm.py), or,
+for several nodes, the coordinator (nodes). A launch is over when no process of it is left.
 """
 
 from __future__ import annotations
@@ -30,25 +31,33 @@ from pytest_aorta.result.outcome import EndReason, LaunchOutcome, phases_s
 GUARD = PACKAGE_ROOT / "launch" / "process" / "guard.py"
 # The guard's own stop sequence is bounded by stacks, SIGTERM and SIGKILL: 0.5 + 2 + 10 seconds.
 STOP_S = 20.0
-# Bringing the files of all nodes together.
+# Time to collect the files of all nodes.
 COLLECT_S = 120.0
 
 
 class GuardProcess(Protocol):
-    """What a launch needs of its guard, as ``subprocess.Popen`` has it."""
+    """A running guard, with the methods of ``subprocess.Popen`` that a launch uses."""
 
     def wait(self, timeout: float | None = None) -> object:
-        """Return once it has exited; raises ``subprocess.TimeoutExpired``."""
+        """Return when the guard has exited.
+
+        Raises:
+            subprocess.TimeoutExpired: The guard still runs after ``timeout`` seconds.
+        """
 
     def kill(self) -> None:
         """Send SIGKILL."""
 
 
 class GuardStarter(Protocol):
-    """Starts the guard of a plan with its ends of the lifeline and the verdict's pipe."""
+    """Callable that starts the guard of a plan with its ends of the lifeline pipe and the verdict pipe."""
 
     def __call__(self, plan: LaunchPlan, environ: Mapping[str, str], lifeline_fd: int, verdict_fd: int) -> GuardProcess:
-        """Raises OSError where it can't."""
+        """Start the guard.
+
+        Raises:
+            OSError: The guard can't be started.
+        """
 
 
 def launch(
@@ -77,10 +86,10 @@ def launch(
 
 
 class GuardedLaunch:
-    """A launch under way. Leaving the context ends what still runs of it.
+    """A launch that is running. Leaving the context ends the processes that still run.
 
     Raises:
-        LaunchError: the run folder can't be written or the guard can't be started.
+        LaunchError: The run folder can't be written, or the guard can't be started.
     """
 
     def __init__(self, plan: LaunchPlan, environ: Mapping[str, str], start_guard: GuardStarter | None = None) -> None:
@@ -109,40 +118,40 @@ class GuardedLaunch:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Tell the guard, where it still runs, to end everything, which is over when it exits."""
+        """Ask a guard that still runs to end every process, and wait for its exit."""
         with self._pipes:
             self._lifeline.close()
             _wait_bounded(self._guard)
 
     def fileno(self) -> int:
-        """For ``select``: readable when :meth:`has_ended` is worth a look."""
+        """Return a descriptor for ``select`` that is readable when :meth:`has_ended` does not block."""
         return self._pipe.fileno()
 
     def has_ended(self) -> bool:
-        """Read what there is of the verdict; the guard closes its end by exiting. Blocks only where nothing came."""
+        """Read available bytes of the verdict, and return whether the guard has exited; blocks while there are none."""
         chunk = os.read(self._pipe.fileno(), 65536)
         self._verdict += chunk
         self._has_ended = self._has_ended or not chunk
         return self._has_ended
 
     def wait(self) -> None:
-        """Return when the guard has ended, or should have long since."""
+        """Return when the guard has ended, or its time limit is over."""
         while not self._has_ended and (left_s := self._deadline_s - time.monotonic()) > 0:
             if select.select([self._pipe], [], [], left_s)[0]:
                 self.has_ended()
 
     def stop(self) -> None:
-        """Have the ranks write where they are, and ended; the verdict comes as ever."""
+        """Ask the guard to have ranks write their stacks, and to end them; the verdict follows as usual."""
         with suppress(BrokenPipeError):
             os.write(self._lifeline.fileno(), b".")
 
     def outcome(self) -> LaunchOutcome:
-        """What the guard saw."""
+        """Return the outcome that the guard reported."""
         return _outcome(self._plan, self._verdict)
 
 
 def prepare_folder(plan: LaunchPlan) -> None:
-    """Create the run folder with one folder a rank, and write the plan."""
+    """Create the run folder with one folder per rank, and write the plan."""
     for folder in rank_folders(plan.run_dir, plan.world.size):
         folder.mkdir(parents=True)
     if plan.world.device == "cuda":
@@ -151,7 +160,7 @@ def prepare_folder(plan: LaunchPlan) -> None:
 
 
 def guard_spec(plan: LaunchPlan, lifeline_fd: int, verdict_fd: int) -> dict[str, Any]:
-    """What the guard is told."""
+    """Return the argument of the guard's program."""
     return {
         "argv": agent_command(plan),
         "run_dir": str(plan.run_dir),
@@ -160,7 +169,7 @@ def guard_spec(plan: LaunchPlan, lifeline_fd: int, verdict_fd: int) -> dict[str,
         "agent_fds": _agent_fds(plan),
         "time_limit_s": plan.timeout_s,
         **asdict(plan.limits),
-        # Beside this Python too: a virtual environment need not be on the path.
+        # Beside this Python as well: a virtual environment need not be on the path.
         "py_spy": shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent)),
         "lifeline_fd": lifeline_fd,
         "verdict_fd": verdict_fd,
@@ -192,7 +201,7 @@ def start_watcher(
             cwd=plan.cwd,
             env=environ,
             pass_fds=(*fds, *plan.lease_fds),
-            # A Ctrl-C in the terminal reaches pytest alone, which then says through the lifeline what to do.
+            # A Ctrl-C in the terminal must reach only pytest, which then ends the launch through the lifeline.
             start_new_session=True,
         )
 
@@ -214,10 +223,10 @@ def _outcome(plan: LaunchPlan, text: bytes) -> LaunchOutcome:
 
 
 def _limit_s(plan: LaunchPlan) -> float:
-    """When the guard has to have ended, whatever happens."""
+    """Return the seconds after which the guard must have ended, whatever happens."""
     if plan.group is None:
         return plan.timeout_s + STOP_S
-    # Every node's guard has its own limit and time to stop, and then there are files to bring.
+    # Every node's guard has its own limit and time to stop, and node 0 then collects the files.
     return plan.group.join_timeout_s + plan.timeout_s + STOP_S + COLLECT_S
 
 
@@ -237,7 +246,7 @@ def _pipe(stack: ExitStack) -> tuple[IO[bytes], IO[bytes]]:
 
 
 def _no_standard_stream(fd: int, mode: str) -> IO[bytes]:
-    # Where pytest's stdin is closed, a pipe can get its number, which the guard's own stdin then takes away.
+    # Where pytest's stdin is closed, a pipe can get number 0, which the guard's own stdin would replace.
     if fd <= 2:
         low, fd = fd, fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
         os.close(low)

@@ -1,6 +1,6 @@
-"""Reads clocks, power, temperature and throttle reasons of GPUs from their driver: NVML, or amdsmi.
+"""Clocks, power, temperature and throttle reasons of GPUs, read from their driver: NVML or amdsmi.
 
-``rocm-smi`` is not asked: it is a program, and starting it twice a second would take a core from the ranks.
+``rocm-smi`` is not used: it is a program, and starting it twice per second would take a core from the ranks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pytest_aorta.plan.gpus import amd_gpus
 from pytest_aorta.plan.world import AMD, Device
 from pytest_aorta.result.gpu_facts import Capability, Reading
 
-# NVML's bits that are more than information, by the name of its constant.
+# The throttle reasons that matter, with the names of NVML's constants.
 _NVML_REASONS = {
     "sw_power_cap": "nvmlClocksEventReasonSwPowerCap",
     "hw_slowdown": "nvmlClocksEventReasonHwSlowdown",
@@ -25,7 +25,7 @@ _NVML_REASONS = {
     "applications_clocks_setting": "nvmlClocksEventReasonApplicationsClocksSetting",
     "gpu_idle": "nvmlClocksEventReasonGpuIdle",
 }
-# amdsmi counts how long each was active: what has grown since the reading before was active in between.
+# amdsmi counts how long each reason was active: a reason whose counter has increased was active in between.
 _AMD_REASONS = {
     "prochot": "prochot_residency_acc",
     "package_power": "ppt_residency_acc",
@@ -36,43 +36,47 @@ _AMD_REASONS = {
 
 
 class SensorsUnavailable(AortaError):
-    """Why nothing can be read of these devices."""
+    """The devices' sensors can't be read; the message gives the reason."""
 
 
 class Sensors(Protocol):
-    """The opened sensors of some devices.
+    """Opened sensors of some devices.
 
     Attributes:
-        source: what is asked.
-        capabilities: of each device.
+        source: Name of the library that is read.
+        capabilities: Capabilities of each device.
     """
 
     source: str
     capabilities: tuple[Capability, ...]
 
     def read(self) -> tuple[Reading, ...]:
-        """Every device now, in order; raises SensorsUnavailable where the driver has stopped to answer."""
+        """Return a reading of every device, in order.
+
+        Raises:
+            SensorsUnavailable: The driver does not answer any more.
+        """
 
     def close(self) -> None:
-        """Leave the driver's library."""
+        """Close the driver's library."""
 
 
 def source_of(devices: Sequence[Device]) -> str:
-    """What is asked for these devices; there is one at least."""
+    """Return the name of the library that reads these devices, of which there is at least one."""
     return "amdsmi" if devices[0].vendor == AMD else "NVML"
 
 
 def open_sensors(devices: Sequence[Device]) -> Sensors:
-    """The sensors of ``devices``, which are of one vendor.
+    """Return the sensors of ``devices``, which are of one vendor.
 
     Raises:
-        SensorsUnavailable: the vendor's library is not there, or does not know them.
+        SensorsUnavailable: The vendor's library is missing, or does not know the devices.
     """
     return AmdSensors(devices) if devices[0].vendor == AMD else NvidiaSensors(devices)
 
 
 class NvidiaSensors:
-    """What NVML knows; a MIG device is told by the GPU that it is on."""
+    """Sensors read by NVML; a MIG device has the readings of its GPU."""
 
     source = "NVML"
 
@@ -93,11 +97,11 @@ class NvidiaSensors:
             raise SensorsUnavailable(f"NVML: {error}") from None
 
     def read(self) -> tuple[Reading, ...]:
-        """Every device now; what one does not support is None."""
+        """Return a reading of every device; a value that a device does not support is None."""
         return tuple(map(self._read, self._handles))
 
     def close(self) -> None:
-        """Leave NVML, which counts who is in it."""
+        """Shut NVML down, which counts its users."""
         self._nvml.nvmlShutdown()
 
     def _handle(self, uuid: str) -> Any:
@@ -133,14 +137,14 @@ class NvidiaSensors:
 
 
 class AmdSensors:
-    """What amdsmi's table of metrics holds."""
+    """Sensors read from amdsmi's table of metrics."""
 
     source = "amdsmi"
 
     def __init__(self, devices: Sequence[Device]) -> None:
         try:
             self._amdsmi: Any = importlib.import_module("amdsmi")
-        except Exception:  # noqa: BLE001 - a KeyError where its library is lacking
+        except Exception:  # noqa: BLE001 - a KeyError where its library is missing
             raise SensorsUnavailable("amdsmi is not installed") from None
         try:
             names = [gpu.uuid for gpu in amd_gpus()]
@@ -157,13 +161,13 @@ class AmdSensors:
             raise SensorsUnavailable(f"amdsmi: {error}") from None
 
     def read(self) -> tuple[Reading, ...]:
-        """Every device now; what its table lacks is None."""
+        """Return a reading of every device; a value that the table does not contain is None."""
         tables = list(map(self._metrics, self._handles))
         before, self._counts = self._counts, list(map(_counts, tables))
         return tuple(map(_amd_reading, tables, before, self._counts))
 
     def close(self) -> None:
-        """Leave amdsmi."""
+        """Shut amdsmi down."""
         self._amdsmi.amdsmi_shut_down()
 
     def _metrics(self, handle: Any) -> dict[str, Any]:
@@ -176,7 +180,7 @@ class AmdSensors:
     def _capability(self, handle: Any) -> Capability:
         try:
             info = self._amdsmi.amdsmi_get_clock_info(handle, self._amdsmi.AmdSmiClkType.GFX)
-        except self._amdsmi.AmdSmiException:  # not every card tells
+        except self._amdsmi.AmdSmiException:  # not every card reports its clocks
             return Capability()
         return Capability(max_sm_clock_mhz=_number(info.get("max_clk")))
 
@@ -185,7 +189,7 @@ def _amd_reading(table: dict[str, Any], before: dict[str, float], now: dict[str,
     clocks = [clock for value in table.get("current_gfxclks") or () if (clock := _number(value))]
     powers = (_number(table.get(name)) for name in ("current_socket_power", "average_socket_power"))
     return Reading(
-        # Of several dies the slowest: the others wait for it.
+        # The slowest of several dies: the others wait for it.
         sm_clock_mhz=min(clocks) if clocks else _number(table.get("current_gfxclk")),
         memory_clock_mhz=_number(table.get("current_uclk")),
         power_w=next((power for power in powers if power is not None), None),
@@ -200,7 +204,7 @@ def _counts(table: dict[str, Any]) -> dict[str, float]:
 
 
 def _number(value: object) -> float | None:
-    """A number, or None for amdsmi's "N/A"."""
+    """Return a number, or None for amdsmi's "N/A"."""
     return float(value) if isinstance(value, int | float) else None
 
 

@@ -1,4 +1,4 @@
-"""Warm launches: the fork servers of one pytest process, each used for as long as nothing speaks against it."""
+"""Launches of one pytest process, warm launches from its fork servers among them."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ REPLY_S = 30.0
 # Longer than the server's own limit of the CUDA proof.
 PROOF_S = 90.0
 MAX_LAUNCHES = 200
-# Read in ranks only, after the fork; everything else may have been read when torch was imported.
+# Variables that only ranks read, after the fork; every other variable may be read when torch is imported.
 _RANKS_OWN_PREFIXES = ("AORTA_", "PYTEST_", "NCCL_", "GLOO_", "TORCH_NCCL_", "TORCH_FR_")
 _RANKS_OWN = {"CUDA_VISIBLE_DEVICES"}
-# Counts devices without touching CUDA, should an import ask.
+# Counts devices without initializing CUDA, in case an import asks for the count.
 _SERVER_ENVIRONMENT = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 Key: TypeAlias = tuple[object, ...]
 
 
 class ServerUnfit(Exception):
-    """Why the fork server can't be used."""
+    """The fork server can't be used; the message gives the reason."""
 
 
 class ForkServers:
-    """Launches plans, warm or cold; keeps at most one fork server for each version and kind of device."""
+    """The starter of launches, which keeps at most one fork server for each version and kind of device."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._environ = environ
@@ -55,14 +55,16 @@ class ForkServers:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the servers."""
+        """Process ids of the fork servers."""
         return [server.pid for server in self._servers.values()]
 
     def launch(self, plan: LaunchPlan) -> LaunchOutcome:
-        """Run ``plan`` as it asks; with torchrun and a warning where the fork server is not fit for it.
+        """Run ``plan`` with its launcher, or with torchrun and a warning where the fork server is unfit.
+
+        A launch over several nodes is started by the coordinator.
 
         Raises:
-            LaunchError: as :func:`pytest_aorta.launch.guarded.launch`.
+            LaunchError: See :func:`pytest_aorta.launch.guarded.launch`.
         """
         if plan.group is not None:
             return launch(plan, self._environ, start_coordinator)
@@ -71,27 +73,27 @@ class ForkServers:
         try:
             server = self._fit_server(plan)
         except ServerUnfit as error:
-            message = f"{plan.name}: launched with torchrun, since the fork server is not fit: {error}"
+            message = f"{plan.name}: launched with torchrun, since the fork server is unfit: {error}"
             warnings.warn(ColdLaunchWarning(message), stacklevel=2)
             return launch(plan, self._environ)
         return launch(plan, self._environ, server.start_guard, LauncherKind.FORKSERVER)
 
     def close(self) -> None:
-        """End every server."""
+        """End every fork server."""
         while self._servers:
             self._servers.popitem()[1].close()
 
     def _fit_server(self, plan: LaunchPlan) -> ForkServer:
         if plan.profiler in WRAPPERS:
-            raise ServerUnfit(f"{plan.profiler} profiles what it has started itself")
-        # Launches of two versions take turns, and neither is to end the other's server.
-        place, key = (plan.world.device, plan.reference), server_key(plan, self._environ)
-        server = self._servers.get(place)
+            raise ServerUnfit(f"{plan.profiler} profiles only processes that it has started")
+        # Launches of two versions alternate, and a launch must not end the other version's server.
+        slot, key = (plan.world.device, plan.reference), server_key(plan, self._environ)
+        server = self._servers.get(slot)
         if server is not None and not server.serves(key):
-            self._servers.pop(place).close()
+            self._servers.pop(slot).close()
             server = None
         if server is None:
-            server = self._servers[place] = ForkServer(plan, self._environ, key)
+            server = self._servers[slot] = ForkServer(plan, self._environ, key)
             if problem := server.problem():
                 raise ServerUnfit(problem)
         if plan.spec is not None:
@@ -102,10 +104,10 @@ class ForkServers:
 
 
 class ForkServer:
-    """The handle of one fork server.
+    """Handle of one fork server's process.
 
     Raises:
-        ServerUnfit: it does not start; also from every method where it does not answer.
+        ServerUnfit: The server does not start. Every method raises this error where the server does not answer.
     """
 
     def __init__(self, plan: LaunchPlan, environ: Mapping[str, str], key: Key) -> None:
@@ -125,11 +127,11 @@ class ForkServer:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The server's process id."""
         return self._process.pid
 
     def serves(self, key: Key) -> bool:
-        """Whether it is fit for a further launch under ``key``."""
+        """Return whether the server can be used for another launch under ``key``."""
         if key != self._key or self._num_launches >= MAX_LAUNCHES:
             return False
         try:
@@ -138,16 +140,16 @@ class ForkServer:
             return False
 
     def problem(self) -> str | None:
-        """What it says speaks against forking it."""
+        """Return the server's reason against being forked; None where it has none."""
         reply, _ = self._ask({"request": "check"}, REPLY_S)
         problem: str | None = reply["problem"]
         return problem
 
     def preload(self, modules: Sequence[str]) -> None:
-        """Have it import what ranks of a workload need, each module once.
+        """Have the server import the modules that ranks of a workload need, each module once.
 
         Raises:
-            ServerUnfit: it can't, or is not to be forked with them.
+            ServerUnfit: The server can't import them, or can't be forked with them.
         """
         new = [name for name in modules if name not in self._preloaded]
         if new:
@@ -157,10 +159,10 @@ class ForkServer:
             self._preloaded.update(new)
 
     def prove_cuda(self, environ: Mapping[str, str]) -> None:
-        """Have a forked child allocate on the device, once: only then is it certain that the server never touched it.
+        """Have a forked child allocate on the device, once, which proves that the server has not initialized CUDA.
 
         Raises:
-            ServerUnfit: the child could not.
+            ServerUnfit: The child could not allocate.
         """
         if self._cuda_proof is None:
             self._cuda_proof, _ = self._ask({"request": "prove_cuda", "environ": dict(environ)}, PROOF_S)
@@ -173,7 +175,7 @@ class ForkServer:
         """Fork the guard of a launch.
 
         Raises:
-            LaunchError: the server was lost.
+            LaunchError: The server was lost.
         """
         self._num_launches += 1
         message = {
@@ -191,7 +193,7 @@ class ForkServer:
         return ForkedGuard(pidfd)
 
     def close(self) -> None:
-        """End it, if it has not ended yet; launches in flight go on under their own guards."""
+        """End the server; running launches continue under their own guards."""
         self._channel.close()
         try:
             self._process.wait(2)
@@ -207,9 +209,9 @@ class ForkServer:
             send(self._channel, message, fds)
             return self._reply(limit_s)
         except OSError as error:
-            raise ServerUnfit(f"it can't be asked: {error}") from None
+            raise ServerUnfit(f"the request can't be sent: {error}") from None
         except BaseException:
-            # Whatever came between, e.g. a Ctrl-C: its answer would be taken for that of the next request.
+            # After an interrupt, such as Ctrl-C, this answer would be read as the answer to the next request.
             self._channel.close()
             raise
 
@@ -218,24 +220,24 @@ class ForkServer:
         try:
             return receive(self._channel)
         except TimeoutError:
-            raise ServerUnfit(f"it has not answered within {limit_s:g} s") from None
+            raise ServerUnfit(f"no answer within {limit_s:g} s") from None
         except (OSError, EOFError, ValueError) as error:
-            raise ServerUnfit(f"{error}; its last words: {self._last_words()}") from None
+            raise ServerUnfit(f"{error}; last lines of its log: {self._last_lines()}") from None
 
-    def _last_words(self) -> str:
+    def _last_lines(self) -> str:
         self._log.seek(0)
         lines = self._log.read().decode("utf-8", "replace").strip().splitlines()
         return " ".join(lines[-2:])[:300]
 
 
 class ForkedGuard:
-    """The guard of a warm launch, which is no child of pytest's: known by a pidfd, as no process id is certain."""
+    """The guard of a warm launch, held by a pidfd: it is not pytest's child, so its process id could be reused."""
 
     def __init__(self, pidfd: int) -> None:
         self._pidfd = pidfd
 
     def wait(self, timeout: float | None = None) -> None:
-        """Return once it has exited; as ``subprocess.Popen.wait``."""
+        """Return when the guard has exited, as ``subprocess.Popen.wait`` does."""
         if not select.select([self._pidfd], [], [], timeout)[0]:
             raise subprocess.TimeoutExpired("guard", timeout or 0.0)
         os.close(self._pidfd)
@@ -247,7 +249,7 @@ class ForkedGuard:
 
 
 def server_key(plan: LaunchPlan, environ: Mapping[str, str]) -> Key:
-    """What a server's imports depend on: the environment, the folder it starts in, and our own sources."""
+    """Return everything that a server's imports depend on: the environment, its working folder, and our sources."""
     variables = tuple(
         (name, value)
         for name, value in sorted(launch_environment(plan, environ).items())
@@ -270,8 +272,8 @@ def _start_server(
             cwd=plan.cwd,
             env=launch_environment(plan, environ) | _SERVER_ENVIRONMENT,
             pass_fds=(channel_fd,),
-            # A Ctrl-C in the terminal is pytest's alone.
+            # A Ctrl-C in the terminal must reach only pytest.
             start_new_session=True,
         )
     except OSError as error:
-        raise ServerUnfit(f"it can't be started in {plan.cwd}: {error.strerror or error}") from None
+        raise ServerUnfit(f"the server can't be started in {plan.cwd}: {error.strerror or error}") from None

@@ -1,4 +1,4 @@
-"""What pytest sees of a launch while it waits for it: how far the ranks are, and what their devices do."""
+"""Observation of a running launch: the ranks' progress, and samples of their devices' sensors."""
 
 from __future__ import annotations
 
@@ -16,20 +16,24 @@ from pytest_aorta.plan.world import Device
 from pytest_aorta.result.folder import PID_FILE, RESULT_FILE, rank_folders, steps_entered
 from pytest_aorta.result.gpu_facts import PlatformFacts, Sample, summarize
 
-# Reading a GPU's sensors takes the driver about a millisecond; ranks notice nothing of two readings a second.
+# Reading a GPU's sensors takes about a millisecond; two readings per second don't slow the ranks down.
 TICK_S = 0.5
-# A driver that hangs must not hold the test.
+# A driver that hangs must not block the test.
 JOIN_S = 10.0
 
 
 @dataclass(frozen=True)
 class LaunchState:
-    """How far a launch is.
+    """Progress of a launch.
 
     Attributes:
-        started: ranks that are there.
-        steps: measured steps that the slowest rank has entered.
-        done: ranks that have left their result.
+        name: The launch's name, with the A/B reference's where it has one.
+        num_ranks: Number of ranks.
+        started: Number of ranks that have started.
+        steps: Measured steps that the slowest rank has entered.
+        total_steps: Measured steps of the launch; None where unknown.
+        done: Number of ranks that have written their result.
+        elapsed_s: Seconds since the launch began.
     """
 
     name: str
@@ -42,24 +46,24 @@ class LaunchState:
 
     @property
     def in_steps(self) -> bool:
-        """Whether all ranks are in their measured steps."""
+        """True while every rank is in its measured steps."""
         return self.steps > 0 and not self.done
 
 
 class StateLine(Protocol):
-    """Shows a state in one line that is overwritten."""
+    """Display of a launch's state in one line."""
 
     def show(self, state: LaunchState) -> None:
-        """In place of what it showed before."""
+        """Show ``state`` in place of the previous state."""
 
     def clear(self) -> None:
-        """Leave nothing of it."""
+        """Clear the line."""
 
 
 class LaunchWatch:
-    """Watches the launch of a plan from a thread, for as long as the ``with`` block runs.
+    """A thread that watches the launch of a plan while the ``with`` block runs.
 
-    Where there is nothing to read and nobody to tell, there is no thread.
+    Without devices to read and a line to show, no thread is started.
     """
 
     def __init__(
@@ -80,7 +84,7 @@ class LaunchWatch:
         self._thread = threading.Thread(target=self._run, name="aorta-watch", daemon=True)
 
     def __enter__(self) -> LaunchWatch:
-        """Begin."""
+        """Start the thread."""
         if self._devices or self._line is not None:
             self._thread.start()
         return self
@@ -88,14 +92,14 @@ class LaunchWatch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Read once more, and end."""
+        """Stop the thread after one last reading."""
         self._over.set()
         if self._thread.ident is not None:
             self._thread.join(JOIN_S)
 
     @property
     def platform_facts(self) -> PlatformFacts | None:
-        """What the devices did, once it is over; None on CPU ranks."""
+        """Summary of the devices' sensors after the launch; None on CPU ranks."""
         if not self._devices:
             return None
         return self._facts or PlatformFacts(source_of(self._devices), f"no answer within {JOIN_S:g} s")
@@ -105,13 +109,13 @@ class LaunchWatch:
             if self._devices:
                 self._facts = self._read_devices()
             while not self._over.wait(self._tick_s):
-                self._tell(self._state())
+                self._show(self._state())
         finally:
             if self._line is not None:
                 self._line.clear()
 
     def _read_devices(self) -> PlatformFacts:
-        """Sample until the launch is over, or the driver gives up."""
+        """Sample until the launch is over, or the driver fails."""
         source, samples = source_of(self._devices), list[Sample]()
         try:
             sensors = self._opener(self._devices)
@@ -121,11 +125,11 @@ class LaunchWatch:
         try:
             is_last = False
             while not is_last:
-                # Once more after the end.
+                # One more sample after the end.
                 is_last = self._over.wait(self._tick_s if samples else 0)
                 state = self._state()
                 samples.append(Sample(sensors.read(), state.in_steps))
-                self._tell(state)
+                self._show(state)
         except SensorsUnavailable as error:
             problem = str(error)
         finally:
@@ -134,7 +138,7 @@ class LaunchWatch:
         names = [device.token for device in self._devices]
         return PlatformFacts(source, problem, summarize(names, sensors.capabilities, samples))
 
-    def _tell(self, state: LaunchState) -> None:
+    def _show(self, state: LaunchState) -> None:
         if self._line is not None:
             self._line.show(state)
 
@@ -143,7 +147,7 @@ class LaunchWatch:
 
 
 def launch_state(plan: LaunchPlan, elapsed_s: float) -> LaunchState:
-    """What the ranks' files tell."""
+    """Return the progress that the ranks' files show."""
     folders = rank_folders(plan.run_dir, plan.world.size)
     return LaunchState(
         name=f"{plan.name} at {plan.reference.name}" if plan.reference else plan.name,

@@ -1,4 +1,4 @@
-"""The fault matrix: whatever goes wrong, the class and the first failing rank are told, and no process is left."""
+"""The fault matrix: every fault is reported with its class and the first failing rank, and leaves no process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from pytest_aorta.result.reading import collect_result
 ROOT = Path(__file__).parents[2]
 WORKLOADS = Path(__file__).parent / "workloads"
 SHORT = Limits(error_grace_s=2, straggler_s=3, output_cap_bytes=32 << 20)
-# Starting two ranks takes this long at the very most, on two cores that others use too.
+# Upper limit of the time to start two ranks on two busy cores.
 START_S = 150.0
 
 # kind -> class, first failing rank, a part of the text
@@ -46,7 +46,7 @@ MATRIX = {
     "many_lines": ("output cap", 1, "logs exceed 32 MiB, rank 1 wrote most"),
     "done_alone": ("hang elsewhere", 1, "a rank was done for 3 s and others were not"),
 }
-# These end at the time limit.
+# These faults end at the time limit.
 HANGS = {
     "absent": ("hang in collective", 1, "rank 0 waits for rank 1"),
     "spin": ("hang in collective", 1, "spin ("),
@@ -54,7 +54,7 @@ HANGS = {
     "deaf": ("hang in collective", 1, "deaf ("),
     "grandchildren": ("hang in collective", 1, "grandchildren ("),
 }
-# Time to reach the fault: as long as quiet cores need, twice that where they were not quiet, and so on.
+# Time to reach the fault: as idle cores need; a launch on busy cores is repeated with twice the time, and so on.
 HANG_LIMITS_S = (12.0, 24.0, 48.0, 96.0)
 
 
@@ -76,7 +76,7 @@ def make_plan(folder: Path, kind: str, timeout_s: float = START_S) -> LaunchPlan
 
 
 def mentioning(text: str) -> list[int]:
-    """Process ids whose command line or environment names ``text``, this process apart."""
+    """Return ids of other processes whose command line or environment contains ``text``."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
@@ -101,7 +101,7 @@ def failed(plan: LaunchPlan, bound_s: float):
     return failure
 
 
-# What differs from another kind only in how the rank does it.
+# Faults that differ from another kind only in their cause.
 VARIANTS = {"exit_code", "full_disk_at_result", "many_lines", "deaf", "grandchildren"}
 
 
@@ -110,7 +110,7 @@ def kinds(of: dict[str, tuple[str, int | None, str]]) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", kinds(MATRIX))
-def test_fault_is_classed_with_its_rank_and_leaves_no_process(tmp_path, kind):
+def test_fault_is_classified_with_its_rank_and_leaves_no_process(tmp_path, kind):
     expected_kind, rank, part = MATRIX[kind]
     failure = failed(make_plan(tmp_path, kind), START_S)
     assert (failure.kind, failure.rank) == (expected_kind, rank), failure.text
@@ -149,7 +149,7 @@ def test_taken_port_and_variables_of_another_launch_change_nothing(tmp_path, mon
         ("[1]", "type"),
     ],
 )
-def test_result_file_that_is_no_result_is_refused_with_its_path(tmp_path, content, message):
+def test_invalid_result_file_is_refused_with_its_path(tmp_path, content, message):
     plan = make_plan(tmp_path, "none")
     for rank in range(2):
         (plan.run_dir / "ranks" / str(rank)).mkdir(parents=True)
@@ -168,7 +168,7 @@ def test_hang(workload):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
-def test_pytest_that_is_ended_takes_its_ranks_and_leases_with_it(tmp_path, monkeypatch, number):
+def test_ended_pytest_leaves_no_rank_and_no_lease(tmp_path, monkeypatch, number):
     monkeypatch.setenv(variables.LEASE_DIR, str(tmp_path / "leases"))
     (tmp_path / "test_inner.py").write_text(INNER)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
@@ -190,7 +190,7 @@ def test_pytest_that_is_ended_takes_its_ranks_and_leases_with_it(tmp_path, monke
     assert holders() == []
 
 
-def test_worker_of_xdist_that_is_killed_takes_its_ranks_and_leases_with_it(tmp_path, monkeypatch):
+def test_killed_xdist_worker_leaves_no_rank_and_no_lease(tmp_path, monkeypatch):
     monkeypatch.setenv(variables.LEASE_DIR, str(tmp_path / "leases"))
     (tmp_path / "test_inner.py").write_text(
         textwrap.dedent(
@@ -240,7 +240,7 @@ def test_closed_stdin_changes_nothing(tmp_path):
 
 
 OWN_NETWORK = ["unshare", "--user", "--map-root-user", "--net"]
-# With loopback up, and one port to hand out, which is taken.
+# Has loopback up, and a single free port, which is taken.
 ONE_TAKEN_PORT = """
 import socket, subprocess
 subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
@@ -250,7 +250,7 @@ taken = [socket.create_server(("", 40000)), socket.create_server(("::", 40000), 
 
 
 @pytest.mark.parametrize("network", ["", ONE_TAKEN_PORT], ids=["no network", "no free port"])
-def test_host_where_ranks_can_not_meet_is_a_failed_rendezvous(tmp_path, network):
+def test_host_without_a_usable_port_is_a_failed_rendezvous(tmp_path, network):
     if subprocess.run([*OWN_NETWORK, "ip", "link"], capture_output=True, check=False).returncode:
         pytest.skip("needs user and network namespaces, and ip")
     script = network + textwrap.dedent(

@@ -34,14 +34,14 @@ def processes_on_devices() -> list[int]:
     return found
 
 
-def test_rank_killed_in_a_collective_is_named_and_so_is_the_collective(distributed_world: DistributedWorld, tmp_path):
+def test_rank_killed_in_a_collective_is_named_with_the_collective(distributed_world: DistributedWorld, tmp_path):
     failure = gpu_failure(tmp_path, "killed")
     assert (failure.kind, failure.rank) == ("signal", 1)
     assert "signal SIGKILL" in failure.text
     assert "all_reduce" in failure.text
 
 
-def test_rank_that_never_enters_a_collective_is_named_and_so_is_the_collective(
+def test_rank_that_never_enters_a_collective_is_named_with_the_collective(
     distributed_world: DistributedWorld, tmp_path
 ):
     failure = gpu_failure(tmp_path, "absent")

@@ -1,4 +1,4 @@
-"""Baselines and results on hostile disks: a file is the old one or the new one, and nothing else is touched."""
+"""Baselines and results on hostile disks: a file has its old or its new content, and no other file is touched."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ PLATFORM = "cpu-x2-gloo"
 CASE = "tests/test_a.py::test_x::fsdp"
 NUM_KILLS = 30
 NUM_REWRITES = 25
-# Large enough that writing takes a while and does not fit on the small disks.
+# Large enough that writing takes a while and that the small disks are too small.
 NUM_STEPS = 2_000
 SMALL_BYTES = 16_384
 FORK = multiprocessing.get_context("fork")
-# A program that calls one of this file's functions.
+# A program that calls a function of this file.
 ROOT = Path(__file__).parents[2]
 PROGRAM = "import tests.distributed.test_files_survive as t; t.{call}"
-# Root in namespaces of its own may mount; without --map-root-user it may not even read what is its own.
+# Root of its own namespaces may mount; without --map-root-user it can't even read its own files.
 MAY_MOUNT = ("unshare", "--user", "--map-root-user", "--mount")
 MAY_NOTHING = ("unshare", "--user")
 
 
 def make_baseline(seed: int = 0, num_steps: int = NUM_STEPS) -> Baseline:
-    """A baseline all of whose numbers are the seed's."""
+    """Return a baseline whose numbers are all equal to the seed."""
     facts = LaunchFacts(
         recorded_at="2026-01-02T03:04:05Z",
         sitting="0123456789ab",
@@ -69,7 +69,7 @@ def make_baseline(seed: int = 0, num_steps: int = NUM_STEPS) -> Baseline:
 
 
 def rewrite(folder: Path, seeds: range, times: int) -> None:
-    """Write one baseline after the other in one place."""
+    """Write one baseline after the other to the same path."""
     for number in range(times):
         write_baseline(folder, make_baseline(seeds[number % len(seeds)]))
 
@@ -100,7 +100,7 @@ def files_below(folder: Path) -> list[str]:
 
 
 def refusal(folder: Path, baseline: Baseline) -> str:
-    """The error of writing ``baseline``, which names its file."""
+    """Return the error text of writing ``baseline``, and check that it names the file."""
     with pytest.raises(BaselineError) as caught:
         write_baseline(folder, baseline)
     assert str(caught.value).startswith(f"{baseline_path(folder, PLATFORM, CASE)}: ")
@@ -108,7 +108,7 @@ def refusal(folder: Path, baseline: Baseline) -> str:
 
 
 def make_plan(folder: Path) -> LaunchPlan:
-    """A launch of a script that does not exist: what is asked is whether it is started at all."""
+    """Return the plan of a script that does not exist, to test whether the launch is started at all."""
     return LaunchPlan(
         name="absent.py",
         spec=None,
@@ -123,7 +123,7 @@ def make_plan(folder: Path) -> LaunchPlan:
 
 
 def in_namespace(namespace: tuple[str, ...], call: str) -> None:
-    """Call a function of this file in a process of its own in ``namespace``."""
+    """Call a function of this file in a separate process in ``namespace``."""
     if subprocess.run([*namespace, "true"], capture_output=True, check=False).returncode:
         pytest.skip("needs user namespaces")
     command = [*namespace, sys.executable, "-c", PROGRAM.format(call=call)]
@@ -142,7 +142,7 @@ def fill(folder: Path) -> None:
         (folder / "filler").write_bytes(b"x" * (SMALL_BYTES + 1))
 
 
-def test_baseline_is_whole_at_whatever_moment_its_writer_is_killed(tmp_path):
+def test_baseline_is_whole_whenever_its_writer_is_killed(tmp_path):
     path, rng = stored(tmp_path), random.Random(0)
     for _ in range(NUM_KILLS):
         process, before = writer(tmp_path, range(3), 10_000), path.stat().st_ino
@@ -159,7 +159,7 @@ def test_baseline_is_whole_at_whatever_moment_its_writer_is_killed(tmp_path):
     ]
 
 
-def test_baseline_that_two_processes_write_is_that_of_one_of_them(tmp_path):
+def test_baseline_written_by_two_processes_is_one_of_theirs(tmp_path):
     path = stored(tmp_path)
     writers = [writer(tmp_path, seeds, NUM_REWRITES) for seeds in (range(1, 3), range(3, 5))]
     while any(process.is_alive() for process in writers):
@@ -184,7 +184,7 @@ def test_full_disk_leaves_the_old_baseline_and_nothing_else(tmp_path):
 
 @pytest.fixture
 def small_files() -> Iterator[None]:
-    """No file may grow over SMALL_BYTES."""
+    """Limit the size of every written file to SMALL_BYTES."""
     old_limits, old_handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (SMALL_BYTES, old_limits[1]))
     yield
@@ -199,7 +199,7 @@ def test_baseline_over_the_limit_of_file_sizes_leaves_the_old_one_and_nothing_el
     assert files_below(tmp_path) == [path.name]
 
 
-def test_link_in_the_baselines_place_is_replaced_and_its_target_untouched(tmp_path):
+def test_link_instead_of_a_baseline_is_replaced_and_its_target_untouched(tmp_path):
     outside = stored(tmp_path / "outside")
     content = outside.read_bytes()
     path = baseline_path(tmp_path / "baselines", PLATFORM, CASE)
@@ -254,7 +254,7 @@ def check_forbidden(folder: str) -> None:
 
 
 @pytest.mark.parametrize("part", ["file", "platform folder"])
-def test_baseline_that_may_not_be_read_is_not_overwritten(tmp_path, part):
+def test_baseline_without_read_permission_is_not_overwritten(tmp_path, part):
     path = stored(tmp_path)
     content, locked = path.read_bytes(), path if part == "file" else path.parent
     mode = locked.stat().st_mode
@@ -282,7 +282,7 @@ def check_forbidden_results(folder: str) -> None:
         launch(make_plan(Path(folder)))
 
 
-def test_results_folder_that_may_not_be_written_fails_the_launch(tmp_path):
+def test_results_folder_without_write_permission_fails_the_launch(tmp_path):
     (tmp_path / "results").mkdir(mode=0o500)
     in_namespace(MAY_NOTHING, f"check_forbidden_results({str(tmp_path)!r})")
 
@@ -294,7 +294,7 @@ def test_results_folder_that_is_a_file_fails_the_launch(tmp_path):
 
 
 class EndedGuard:
-    """A guard whose launch is over."""
+    """Guard whose launch has ended."""
 
     def wait(self, timeout: float | None = None) -> None:
         pass
@@ -322,7 +322,7 @@ def test_results_folder_that_is_lost_while_ranks_run_hides_no_verdict(tmp_path):
 def test_result_that_can_not_be_stored_is_an_error_with_its_path(tmp_path, small_files):
     plan = make_plan(tmp_path)
     prepare_folder(plan)
-    # Each rank's file is smaller than the limit, both together are not.
+    # Each rank's file is smaller than the limit, and both together are larger.
     times = [1.0] * (SMALL_BYTES // 8)
     for rank in range(plan.world.size):
         result = RankResult(True, 0, len(times), len(times), times, 1.0, environment={"torch": "2.11.0"})

@@ -1,4 +1,4 @@
-"""Launches over nodes on GPUs: two agents of one host, each with a GPU of its own."""
+"""Launches over nodes on GPUs: two node agents on one host, each with its own GPU."""
 
 from __future__ import annotations
 

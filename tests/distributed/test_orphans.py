@@ -1,4 +1,4 @@
-"""Ranks that lose guard and agent before their own first code has run: nobody is left to end them but themselves."""
+"""Ranks that lose the guard and the agent before their own code runs: only they can end themselves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pytest_aorta.launch.guarded import launch
 from pytest_aorta.result.outcome import LaunchOutcome
 from tests.distributed.test_faults import START_S, await_true, make_plan, mentioning
 
-# Python runs it before a rank's program.
+# Python runs this code before a rank's program.
 SLOW_START = """
 import os, sys, time
 if "pytest_aorta.launch.process.rank" in sys.orig_argv and "pytest_aorta.launch.process.torchrun" not in sys.orig_argv:
@@ -25,7 +25,7 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def test_rank_whose_guard_is_killed_while_python_starts_ends_by_itself(tmp_path):
+def test_rank_ends_itself_when_the_guard_is_killed_while_python_starts(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(SLOW_START, encoding="utf-8")
     started, outcomes = tmp_path / "started", list[LaunchOutcome]()
     started.touch()

@@ -37,7 +37,7 @@ def test_long(workload):
 
 
 def lacking() -> str | None:
-    """Why this machine can't be a cluster."""
+    """Return why this machine can't run the cluster, or None."""
     if absent := [name for name in PROGRAMS if shutil.which(name) is None]:
         return f"programs {absent} are not installed (Debian packages slurm-wlm, munge, iproute2)"
     if os.geteuid() != 0:
@@ -48,7 +48,7 @@ def lacking() -> str | None:
 
 
 def make_project(folder: Path) -> None:
-    """A project as the batch script expects it, but for the GPUs."""
+    """Create a project for the batch script, without its need for GPUs."""
     script = (ROOT / "examples/slurm/two_nodes.sbatch").read_text(encoding="utf-8")
     assert script.count("--aorta-require-gpus") == 1
     files = {
@@ -63,7 +63,7 @@ def make_project(folder: Path) -> None:
         path.write_text(text, encoding="utf-8")
 
 
-def test_batch_script_trains_under_slurm_and_a_killed_agent_is_told(tmp_path):
+def test_batch_script_trains_under_slurm_and_a_killed_agent_is_reported(tmp_path):
     if reason := lacking():
         pytest.skip(f"a cluster of this machine needs Slurm and namespaces: {reason}")
     project, cluster = tmp_path / "project", tmp_path / "cluster"
@@ -81,6 +81,6 @@ def test_batch_script_trains_under_slurm_and_a_killed_agent_is_told(tmp_path):
     assert "1 failed, 1 passed" in text
     assert "fsdp on 2 cpu ranks of 2 nodes: node lost: node 1 (node1) was lost after " in text
     assert report["after_s"] < 30
-    # srun has ended node 0's agent too; what its rank had to say is here.
+    # srun has ended node 0's agent too; its rank's stacks have been sent.
     [stacks] = project.glob("results/*/*test-long*/*/ranks/*/stacks.txt")
     assert "fsdp" in stacks.read_text(encoding="utf-8")

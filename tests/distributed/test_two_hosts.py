@@ -1,4 +1,4 @@
-"""Launches over two hosts, which are network namespaces joined by a cable: training, and what goes wrong."""
+"""Launches over two hosts, which are network namespaces joined by a cable: training and failures."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_long(workload):
 
 
 def lacking() -> str | None:
-    """Why this machine can't have two hosts."""
+    """Return why this machine can't run two hosts, or None."""
     if absent := [name for name in ("ip", "unshare", "mount") if shutil.which(name) is None]:
         return f"programs {absent} are not installed (packages iproute2, util-linux, mount)"
     made = subprocess.run(
@@ -56,7 +56,7 @@ def _namespaces() -> None:
 
 
 def run_on_two_hosts(folder: Path, source: str, fault: str) -> dict[str, Any]:
-    """A pytest on host 0 with ``source``; results are kept in ``folder/kept``."""
+    """Run pytest on host 0 with the tests ``source``; results are kept in ``folder/kept``."""
     (folder / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n", encoding="utf-8")
     (folder / "test_inner.py").write_text(source, encoding="utf-8")
     launcher = f"{sys.executable} -m {TWO_HOSTS} launcher"
@@ -76,26 +76,26 @@ def test_fsdp_trains_over_two_hosts_and_leaves_no_process(tmp_path):
     report = run_on_two_hosts(tmp_path, TRAINING, "none")
     assert report["code"] == 0, report["output"]
     assert "2 passed" in report["output"]
-    # Node 0 has everything, and what agents had is gone.
+    # Node 0 has received every file, and the agents have deleted theirs.
     assert len(list((tmp_path / "kept").glob("*/*/ranks/*/output.log"))) == 6
     assert list(tmp_path.glob("host*/aorta-node-*")) == []
 
 
 @pytest.mark.parametrize(
-    ("fault", "told", "limit_s"),
+    ("fault", "messages", "limit_s"),
     [
-        # Each side of a cut cable takes the other for lost.
-        ("cut", ["no heartbeat for 1", "aorta: node 0 was lost: no word of it for 1"], 60),
+        # Each side of a cut cable gives the other side up.
+        ("cut", ["no heartbeat for 1", "aorta: node 0 was lost: no heartbeat for 1"], 60),
         pytest.param("kill_agent", ["the connection was closed"], 30, marks=pytest.mark.extended),
     ],
 )
-def test_lost_host_is_named_and_the_other_ones_ranks_are_ended(tmp_path, fault, told, limit_s):
+def test_lost_host_is_named_and_the_other_hosts_ranks_are_ended(tmp_path, fault, messages, limit_s):
     report = run_on_two_hosts(tmp_path, LONG, fault)
     text = report["output"].replace("\n", " ")
     assert report["code"] == 1, text
     assert "fsdp on 2 cpu ranks of 2 nodes: node lost: node 1 (" in text
-    assert [part for part in told if part not in text] == []
-    assert "it ran rank 1; its files, if it lives, are in" in text
+    assert [part for part in messages if part not in text] == []
+    assert "it ran rank 1; if the host is alive, its files are in" in text
     assert report["after_s"] < limit_s
     [stacks] = (tmp_path / "kept").glob("*/*/ranks/0/stacks.txt")
     assert "fsdp" in stacks.read_text(encoding="utf-8")

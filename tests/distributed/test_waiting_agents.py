@@ -1,4 +1,4 @@
-"""Agents that wait for launches, as on a cluster that has started them before pytest."""
+"""Node agents that wait for launches, as on a cluster that starts them before pytest."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pytest_aorta.result.folder import steps_entered
 from pytest_aorta.result.reading import collect_result
 
 WORKLOADS = Path(__file__).parent / "workloads"
-# More than two ranks need to start, on cores that others use too.
+# Upper limit of the time to start two ranks on busy cores.
 UNDER_WAY_S = 120.0
 
 
@@ -62,7 +62,7 @@ def terminate_in_mid_run(agent: subprocess.Popen[str], run_dir: Path) -> None:
 
 
 def test_waiting_agent_takes_part_in_one_launch_after_the_other(tmp_path, port):
-    # The other node's leases are not this one's.
+    # The other node has its own leases.
     environ = dict(os.environ) | {variables.AGENT_TOKEN: "secret", "AORTA_LEASE_DIR": str(tmp_path / "leases")}
     environ["TMPDIR"] = str(tmp_path)
     environ["PYTHONPATH"] = str(Path(__file__).parents[2])
@@ -85,7 +85,7 @@ def test_waiting_agent_takes_part_in_one_launch_after_the_other(tmp_path, port):
             )
             assert agent.poll() is None
 
-            # As a cluster ends a node's programs, in mid-run.
+            # A cluster ends a node's programs this way, in mid-run.
             plan = make_plan(tmp_path, port, "fsdp", steps=1000000, warmup=1, verify=1)
             plan = replace(plan, run_dir=tmp_path / "ended")
             with ThreadPoolExecutor(1) as pool:
@@ -96,7 +96,7 @@ def test_waiting_agent_takes_part_in_one_launch_after_the_other(tmp_path, port):
             said = r"node 1 \(.*\) was lost after .* s: its agent was sent SIGTERM; it ran rank (\d)\n"
             match = re.search(said, failure.text)
             assert match, failure.text
-            # What its rank had to say is here, and nothing is left there.
+            # The rank's stacks have been sent, and no file is left on the node.
             assert (plan.run_dir / f"ranks/{match[1]}/stacks.txt").read_text(encoding="utf-8")
             assert agent.wait(10) == -signal.SIGTERM
             assert list(tmp_path.glob("aorta-node-*")) == []

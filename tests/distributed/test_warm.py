@@ -1,4 +1,4 @@
-"""Warm launches: what ranks see, how launches fail, and what is left when a process of them is killed."""
+"""Warm launches: the state in which ranks start, failures, and processes left after a kill."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CONFIGS = {
     "fsdp": {"steps": 3, "warmup": 1, "verify": 2, "optimizer": "sgd"},
     "llama_fsdp2": {"steps": 3, "warmup": 1},
 }
-# Records a step, then does what the test wants of rank 1 (its first argument).
+# Records a step, then rank 1 runs the code in the first argument.
 SCRIPT = """
 import json, os, random, signal, sys, time
 import numpy, torch
@@ -48,7 +48,7 @@ if dist.get_rank() == 1:
 dist.barrier()
 dist.destroy_process_group()
 """
-# What a launch leaves behind for the next one to find, and what it finds.
+# Records state that an earlier launch has left, and leaves state for the next launch.
 TRACES = """
 import gc, helper_of_mine
 found = {
@@ -105,7 +105,7 @@ def servers() -> Iterator[ForkServers]:
 
 @pytest.fixture
 def own_servers() -> Iterator[Callable[[dict[str, str]], ForkServers]]:
-    """Servers that the test may harm."""
+    """Provide fork servers that the test may kill."""
     with ExitStack() as stack:
 
         def make(environ: dict[str, str]) -> ForkServers:
@@ -118,7 +118,7 @@ def own_servers() -> Iterator[Callable[[dict[str, str]], ForkServers]]:
 
 @pytest.fixture
 def script_plan(tmp_path: Path) -> Planner:
-    """Plans of the script above, each with a folder of its own."""
+    """Provide plans of the script above, each with its own folder."""
     (tmp_path / "train.py").write_text(SCRIPT, encoding="utf-8")
     (tmp_path / "helper_of_mine.py").write_text("", encoding="utf-8")
 
@@ -187,7 +187,7 @@ def wait_until(condition: Callable[[], bool], limit_s: float = GONE_S) -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_warm_launch_computes_what_a_cold_one_does(servers, tmp_path, name):
+def test_warm_launch_computes_the_same_as_a_cold_launch(servers, tmp_path, name):
     warm = run(servers, workload_plan(LauncherKind.FORKSERVER, name, tmp_path / "warm"))
     cold = run(servers, workload_plan(LauncherKind.TORCHRUN, name, tmp_path / "cold"))
     assert (warm.launcher, cold.launcher) == (LauncherKind.FORKSERVER, LauncherKind.TORCHRUN)
@@ -198,7 +198,7 @@ def test_warm_launch_computes_what_a_cold_one_does(servers, tmp_path, name):
     assert set(warm.launch_times_s) == {"wall", "start", "import", "init", "run", "leave"}
 
 
-def test_launch_sees_nothing_of_the_one_before_it(servers, script_plan, tmp_path, monkeypatch):
+def test_launch_inherits_no_state_of_the_previous_launch(servers, script_plan, tmp_path, monkeypatch):
     found = []
     for number, launcher in enumerate((LauncherKind.FORKSERVER, LauncherKind.FORKSERVER, LauncherKind.TORCHRUN)):
         monkeypatch.setenv("AORTA_FOUND", str(tmp_path / f"found-{number}"))
@@ -211,7 +211,7 @@ def test_launch_sees_nothing_of_the_one_before_it(servers, script_plan, tmp_path
     assert len({number for triple in randoms for number in triple}) == 9
 
 
-def test_variable_of_one_launch_is_not_seen_by_the_next(servers, script_plan, tmp_path, monkeypatch):
+def test_variable_of_one_launch_is_not_set_in_the_next(servers, script_plan, tmp_path, monkeypatch):
     monkeypatch.setenv("AORTA_FOUND", str(tmp_path / "found"))
     seen = []
     for value in ("one", None):
@@ -235,7 +235,7 @@ def run_into_failure(servers: ForkServers, plan: LaunchPlan) -> LaunchFailure:
 @pytest.mark.parametrize(
     "kind", ["signal", *(pytest.param(kind, marks=pytest.mark.extended) for kind in OTHER_FAILURES)]
 )
-def test_warm_launch_fails_as_a_cold_one_does(servers, script_plan, kind):
+def test_warm_launch_fails_as_a_cold_launch_does(servers, script_plan, kind):
     warm = run_into_failure(servers, script_plan(LauncherKind.FORKSERVER, FAILURES[kind]))
     cold = run_into_failure(servers, script_plan(LauncherKind.TORCHRUN, FAILURES[kind]))
     assert (warm.kind, warm.rank) == (cold.kind, cold.rank)
@@ -267,7 +267,7 @@ def test_killed_server_is_replaced_at_the_next_launch(own_servers, script_plan):
     assert servers.pids != [pid]
 
 
-def test_launch_outlives_the_server_it_was_forked_from(own_servers, script_plan):
+def test_launch_outlives_the_fork_server_that_started_it(own_servers, script_plan):
     servers = own_servers(dict(os.environ))
     run(servers, script_plan(LauncherKind.FORKSERVER, ""))
     plan = script_plan(LauncherKind.FORKSERVER, f"os.kill({servers.pids[0]}, signal.SIGKILL)")
@@ -284,7 +284,7 @@ def test_closed_server_is_gone(own_servers, script_plan):
     assert servers.pids == []
 
 
-def test_changed_environment_takes_a_new_server(own_servers, script_plan):
+def test_changed_environment_needs_a_new_server(own_servers, script_plan):
     environ = dict(os.environ)
     servers = own_servers(environ)
     run(servers, script_plan(LauncherKind.FORKSERVER, ""))
@@ -299,16 +299,16 @@ def test_server_that_can_not_start_makes_the_launch_cold_with_a_warning(own_serv
     (tmp_path / "sitecustomize.py").write_text(BROKEN_SERVER, encoding="utf-8")
     servers = own_servers(dict(os.environ) | {"PYTHONPATH": str(tmp_path)})
     plan = script_plan(LauncherKind.FORKSERVER, "")
-    with pytest.warns(ColdLaunchWarning, match=r"(?s)train.py: launched with torchrun.*not fit: .*no server today"):
+    with pytest.warns(ColdLaunchWarning, match=r"(?s)train.py: launched with torchrun.*unfit: .*no server today"):
         outcome = servers.launch(plan)
     assert launch_failure(plan, outcome) is None
     assert outcome.launcher == LauncherKind.TORCHRUN
 
 
-def test_workload_names_what_the_server_is_to_import(servers, tmp_path):
+def test_workload_names_modules_for_the_server_to_import(servers, tmp_path):
     assert find_workload("llama_simple_fsdp", ()).preload
     plan = workload_plan(LauncherKind.FORKSERVER, "fsdp", tmp_path / "one")
-    # Nothing that the server imports at its start needs it.
+    # No module that the server imports at its start needs this module.
     loaded = replace(plan, spec=replace(plan.spec, preload=("torch.utils.tensorboard_is_not_there",)))
     with pytest.warns(ColdLaunchWarning, match="can't import torch.utils.tensorboard_is_not_there: ModuleNotFound"):
         assert servers.launch(loaded).launcher == LauncherKind.TORCHRUN
@@ -336,7 +336,7 @@ def test_module_that_starts_a_thread_or_a_process_is_left_to_the_ranks(tmp_path)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_nothing_is_left_when_pytest_is_ended(script_plan, tmp_path, number):
+def test_no_process_is_left_when_pytest_is_ended(script_plan, tmp_path, number):
     (tmp_path / "test_inner.py").write_text(INNER, encoding="utf-8")
     (tmp_path / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--aorta-results=results", "test_inner.py"]

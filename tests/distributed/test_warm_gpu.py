@@ -1,4 +1,4 @@
-"""Warm launches on GPUs: the same numbers as cold ones, from a server that has never touched CUDA."""
+"""Warm launches on GPUs: the same numbers as cold launches, from a server that has not initialized CUDA."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Launches with a program around torchrun: its traces are kept, and nothing of it is left, whatever happens."""
+"""Launches with a profiler around torchrun: its traces are kept, and no process of it is left in any case."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pytest_aorta.result.outcome import LaunchOutcome
 from pytest_aorta.result.reading import collect_result
 from tests.distributed.test_faults import START_S, await_true, make_plan, mentioning
 
-# Like the real ones it has a child of its own, writes when that has ended by itself, and exits as it did.
+# Like real profilers it starts a child, writes after the child's normal end, and exits with its exit code.
 FAKE_PROFILER = """#!/bin/sh
 while [ "${1#-}" != "$1" ] || [ "$1" = profile ]; do
   case "$1" in --output=*) trace="${1#--output=}.nsys-rep";; esac
@@ -32,7 +32,7 @@ exit $status
 
 @pytest.fixture
 def environ(tmp_path: Path) -> dict[str, str]:
-    """The caller's, with a fake ``nsys`` on PATH."""
+    """Provide the caller's environment with a fake ``nsys`` on PATH."""
     program = tmp_path / "bin" / "nsys"
     program.parent.mkdir()
     program.write_text(FAKE_PROFILER, encoding="utf-8")
@@ -50,12 +50,12 @@ def test_wrapped_launch_has_a_result_and_a_trace(tmp_path, environ):
     assert (outcome.reason, outcome.agent_status, outcome.survivors) == ("exit", 0, ())
     result = collect_result(plan, outcome)
     assert (result.profiler, result.launcher) == ("nsys", "torchrun")
-    # Ranks have ended by themselves: what a real one has in them is written.
+    # Ranks have exited normally, so a real profiler's data in them is written.
     assert (plan.run_dir / "nsys.nsys-rep").read_text() == "exited with 0\n"
     assert mentioning(str(plan.run_dir)) == []
 
 
-def test_rank_that_fails_under_a_wrapper_is_told_and_leaves_no_process(tmp_path, environ):
+def test_rank_that_fails_under_a_wrapper_is_reported_and_leaves_no_process(tmp_path, environ):
     plan = wrapped(tmp_path, "exception")
     failure = launch_failure(plan, launch(plan, environ))
     assert failure is not None
@@ -63,13 +63,13 @@ def test_rank_that_fails_under_a_wrapper_is_told_and_leaves_no_process(tmp_path,
     assert mentioning(str(plan.run_dir)) == []
 
 
-def test_ranks_under_a_wrapper_end_with_a_guard_that_is_killed(tmp_path, environ):
+def test_ranks_under_a_wrapper_end_with_a_killed_guard(tmp_path, environ):
     plan, outcomes = wrapped(tmp_path, "absent"), list[LaunchOutcome]()
     launching = threading.Thread(target=lambda: outcomes.append(launch(plan, environ)))
     launching.start()
     pids = [plan.run_dir / "ranks" / str(rank) / "pid" for rank in range(plan.world.size)]
     await_true(lambda: all(pid.exists() for pid in pids))
-    # Of all there are, the guard alone is told the time limit.
+    # The guard is the only process whose command line has the time limit.
     [guard] = [pid for pid in mentioning("time_limit_s") if pid in mentioning(str(plan.run_dir))]
     os.kill(guard, signal.SIGKILL)
     launching.join(START_S)

@@ -1,4 +1,4 @@
-"""Environment variables of a config: whose they are, and whose baseline is compared."""
+"""Environment variables of a config, and the baselines that belong to them."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ def cases(project) -> dict[str, dict]:
     return {baseline["case"]: baseline["config"]["environment"] for baseline in stored}
 
 
-def test_case_of_another_environment_has_a_name_and_a_baseline_of_its_own(gpu):
+def test_case_with_another_environment_has_its_own_name_and_baseline(gpu):
     gpu.test_file(RUNS_TWICE)
     gpu.run("--update-baselines", "--aorta-launches=3").assert_outcomes(passed=1)
     name = "test_toy.py::test_one::toy"
     one = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
     assert cases(gpu) == {name: {}, f"{name}[CUDA_DEVICE_MAX_CONNECTIONS=1]": one}
     gpu.run().assert_outcomes(passed=1)
-    # No other value's baseline is taken for its own.
+    # The baseline of another value is not used.
     gpu.test_file(RUNS_TWICE.replace('"1"', '"8"'))
     result = gpu.run()
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*CUDA_DEVICE_MAX_CONNECTIONS=8*"])
 
 
-def test_baseline_recorded_before_there_was_the_key_is_of_no_variables(gpu):
+def test_baseline_without_the_key_belongs_to_no_variables(gpu):
     gpu.one_test("workload.check(workload.run('toy'))")
     gpu.run("--update-baselines", "--aorta-launches=3").assert_outcomes(passed=1)
     (path,) = gpu.baseline_files()
@@ -51,7 +51,7 @@ def test_scripts_environment_is_its_config(project):
     project.run().assert_outcomes(passed=1)
 
 
-def test_variable_that_a_scripts_launch_sets_itself_is_refused(project):
+def test_variable_that_the_launch_sets_is_refused_for_a_script(project):
     script = repr(str(project.write("train.py", "")))
     project.one_test(f"workload.run_script({script}, environment={{'WORLD_SIZE': '1'}})")
     result = project.run()

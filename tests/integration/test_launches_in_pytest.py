@@ -6,7 +6,7 @@ import pytest
 
 
 def failing(project, *arguments: str) -> pytest.RunResult:
-    """The run of one test that fails, and is no error in set-up."""
+    """Run one test, which has to fail in its body and not in its setup."""
     result = project.run(*arguments)
     result.assert_outcomes(failed=1)
     return result
@@ -24,7 +24,7 @@ def test_failed_launch_is_a_failed_test_with_rank_and_traceback(project):
     )
 
 
-def test_failure_shows_the_tests_own_frames_only(project):
+def test_failure_shows_only_the_tests_own_frames(project):
     project.plant(raises=1)
     project.one_test("workload.run('toy')")
     text = failing(project).stdout.str()
@@ -32,7 +32,7 @@ def test_failure_shows_the_tests_own_frames_only(project):
     assert "During handling of" not in text
 
 
-def test_workloads_own_failed_checks_are_told_with_their_location(project):
+def test_failed_checks_of_a_workload_are_reported_with_their_location(project):
     project.plant(wrong=9)
     project.one_test("workload.run('toy')")
     result = failing(project)
@@ -46,7 +46,7 @@ def test_workloads_own_failed_checks_are_told_with_their_location(project):
     )
 
 
-def test_launch_of_the_world_hands_out_results_that_failed_their_checks(project):
+def test_launch_of_the_world_returns_results_with_failed_checks(project):
     project.plant(wrong=1)
     project.one_test("assert not distributed_world.launch('toy').passed")
     project.run().assert_outcomes(passed=1)
@@ -72,7 +72,7 @@ def test_invalid_result_is_a_failed_test_with_file_and_place(project):
         ("'toy', step_ms=float('nan')", "*config of workload 'toy': step_ms: got nan, allowed is plain JSON: *"),
     ],
 )
-def test_unknown_workload_or_config_is_told_and_nothing_is_launched(project, call, message):
+def test_unknown_workload_or_config_is_reported_and_nothing_is_launched(project, call, message):
     project.one_test(f"workload.run({call})")
     result = failing(project, "--aorta-results=kept")
     result.stdout.fnmatch_lines([f"E  *SpecError: {message}".replace("['", "[[]'").replace("[[][[]", "[[]")])
@@ -89,7 +89,7 @@ def test_unknown_workload_or_config_is_told_and_nothing_is_launched(project, cal
         ("train.sh --x", "script 'train.sh --x': allowed is a path ending in .py or a dotted module name"),
     ],
 )
-def test_script_that_is_none_is_told_and_nothing_is_launched(project, script, message):
+def test_invalid_script_is_reported_and_nothing_is_launched(project, script, message):
     project.one_test(f"workload.run_script({script!r})")
     result = failing(project)
     result.stdout.fnmatch_lines([f"E  *SpecError: {message}"])
@@ -112,7 +112,7 @@ def test_scripts_results_are_compared_with_baselines_too(project):
     project.run().assert_outcomes(passed=1)
 
 
-def test_every_launch_is_kept_where_asked(recorded):
+def test_every_launch_is_kept_in_the_results_folder(recorded):
     for _ in range(2):
         recorded.run("--aorta-results=kept").assert_outcomes(passed=2)
     runs = sorted(path.name.rpartition("-")[0] for path in (recorded.path / "kept").glob("*speed*/*"))
@@ -138,19 +138,19 @@ def test_markers_shape_the_world(project):
     project.run("--aorta-timeout=9").assert_outcomes(passed=1)
 
 
-def test_option_is_the_time_limit_where_no_marker_is(project):
+def test_option_sets_the_time_limit_without_a_marker(project):
     project.one_test("assert distributed_world.timeout_s == 9.0")
     project.run("--aorta-timeout=9").assert_outcomes(passed=1)
 
 
-def test_tolerance_of_a_metric_that_takes_more_steps_is_told(project):
+def test_tolerance_of_a_metric_that_needs_more_steps_is_reported(project):
     project.one_test("workload.check(workload.run('toy'))", "@pytest.mark.tolerance(step_time_p99='10%')")
     failing(project).stdout.fnmatch_lines(
         ["E  *SpecError: tolerance of step_time_p99: 4 steps were measured and it takes at least 100; *"]
     )
 
 
-def test_own_workload_named_like_an_installed_one_is_told(project):
+def test_own_workload_with_the_name_of_an_installed_workload_is_reported(project):
     project.write("workloads/fsdp/default.yaml", (project.path / "workloads/toy/default.yaml").read_text())
     project.one_test("workload.run('fsdp')")
     failing(project).stdout.fnmatch_lines(["E  *SpecError: workload 'fsdp' is defined twice, in *"])

@@ -1,4 +1,4 @@
-"""Node launchers that fail, on real agents of this host; no rank is started."""
+"""Failing node launchers with real node agents on this host; no rank is started."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from pytest_aorta.plan.world import World
 from pytest_aorta.result.diagnosis import launch_failure
 
 TOKEN = "secret"
-# What srun does, on one host; the shell's own arguments are the ranks of the nodes.
+# Does on one host what srun does on several; the shell's arguments are the nodes' numbers.
 EACH = 'for rank in $0; do AORTA_NODE_RANK=$rank "$@" & pids="$pids $!"; done; wait $pids'
 
-# One agent that comes, waits for the plan and is killed; then srun's last words, and what it waits for.
+# An agent that connects, waits for the plan and dies; then srun's last message, and its wait for other nodes.
 KILLED = f"""
 import socket, sys, time
 from pytest_aorta.launch.nodes.handover import versions
@@ -49,19 +49,19 @@ def failed(plan: LaunchPlan, environ: dict[str, str] | None = None) -> str:
     return failure.text
 
 
-def test_launcher_that_fails_is_named_with_its_exit_code_and_words(tmp_path):
+def test_failing_launcher_is_named_with_its_exit_code_and_output(tmp_path):
     text = failed(make_plan(tmp_path, "sh", "-c", "echo no such partition >&2; exit 127"))
     assert "node launcher: node launcher sh -c" in text
     assert "ended with exit code 127 when 0 of 2 nodes had an agent here" in text
     assert "  | no such partition" in text
 
 
-def test_launcher_that_is_not_there_is_named(tmp_path):
+def test_missing_launcher_is_named(tmp_path):
     text = failed(make_plan(tmp_path, "/absent/srun"))
     assert "node launcher /absent/srun can't be started: No such file or directory" in text
 
 
-def test_launcher_that_starts_too_few_agents_is_told_who_has_come(tmp_path):
+def test_launcher_that_starts_too_few_agents_is_reported_with_the_agents_that_connected(tmp_path):
     text = failed(make_plan(tmp_path, "sh", "-c", EACH, "0", join_timeout_s=4.0))
     assert "4 s after its start 1 of 2 nodes had an agent here: node 0 (" in text
 
@@ -73,13 +73,13 @@ def test_launcher_that_fails_on_one_node_and_kills_the_agent_of_another_is_named
     assert "  | error: Task launch failed on node node1" in text
 
 
-def test_launcher_that_starts_two_agents_on_a_node_is_told(tmp_path):
+def test_launcher_that_starts_two_agents_on_a_node_is_reported(tmp_path):
     text = failed(make_plan(tmp_path, "sh", "-c", EACH, "1 1"))
-    assert "says it is node 1, and so is " in text
+    assert "says it is node 1, and so does " in text
     assert "has to start one agent on each of 2 nodes" in text
 
 
-def test_launcher_that_hands_on_no_token_is_told_by_the_agents_words(tmp_path):
+def test_launcher_that_passes_no_token_on_is_reported_with_the_agents_message(tmp_path):
     text = failed(make_plan(tmp_path, "sh", "-c", "unset AORTA_AGENT_TOKEN; " + EACH, "0 1"))
     assert "AORTA_AGENT_TOKEN is not set: a launcher has to hand on node 0's environment" in text
 
@@ -89,13 +89,13 @@ def test_agents_with_another_token_are_refused(tmp_path):
     assert "a connection from 127.0.0.1 was refused: the other side has a different AORTA_AGENT_TOKEN" in text
 
 
-def test_node_without_the_script_says_so(tmp_path):
+def test_node_without_the_script_is_reported(tmp_path):
     text = failed(make_plan(tmp_path, "sh", "-c", EACH, "0 1", script="/absent/train.py"))
     assert "node mismatch: node " in text
-    assert "there is no /absent/train.py; every node needs the code where node 0 has it" in text
+    assert "/absent/train.py is missing; every node needs the code at the same path as node 0" in text
 
 
-def test_port_that_is_taken_is_named(tmp_path):
+def test_taken_port_is_named(tmp_path):
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as taken:

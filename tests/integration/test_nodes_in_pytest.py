@@ -1,4 +1,4 @@
-"""Tests that ask for nodes, with launches that are faked."""
+"""Tests over several nodes, with faked launches."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ NODES = (
 OVER_NODES = "@pytest.mark.world(size=4, nodes=2)"
 
 
-def test_result_over_nodes_is_of_a_platform_of_its_own(project):
+def test_result_over_nodes_has_its_own_platform(project):
     project.one_test("assert workload.run('toy').platform == 'cpu-x4-n2-gloo'", OVER_NODES)
     result = project.run(*NODES)
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(["aorta: no GPU (CPU ranks) on each of 2 nodes, *"])
 
 
-def test_nodes_that_the_run_has_not_skip_the_test_or_fail_it(project):
+def test_missing_nodes_skip_the_test_or_fail_it(project):
     project.one_test("pass", OVER_NODES)
     result = project.run("-rs")
     result.assert_outcomes(skipped=1)
@@ -34,11 +34,11 @@ def test_nodes_without_launcher_and_port_are_a_usage_error(project):
     )
 
 
-def test_address_that_is_not_this_hosts_fails_the_test(project):
+def test_address_of_another_host_fails_the_test(project):
     project.one_test("workload.run('toy')", OVER_NODES)
     result = project.run(*NODES, "-o", "aorta_rdzv_endpoint=192.0.2.1")
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*LaunchError: '192.0.2.1' is 192.0.2.1, no address of this machine *"])
+    result.stdout.fnmatch_lines(["*LaunchError: '192.0.2.1' is 192.0.2.1, which is not an address of this machine *"])
 
 
 def test_reference_version_over_nodes_is_refused(versioned):

@@ -1,4 +1,4 @@
-"""What is built from a copy of the tree: exactly the package, with a version from git's tags."""
+"""Packages built from a copy of the tree: exactly the package's files, with a version from git's tags."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AROUND = {"CHANGELOG.md", "LICENSE", "MANIFEST.in", "README.md", "pyproject.toml
 
 
 def package_files() -> dict[str, str]:
-    """Every file of the packages, as the tree has it -> as it is installed."""
+    """Map every file of the packages in the tree to its installed path."""
     files = [path for name in SOURCES for path in (ROOT / name).rglob("*") if path.is_file()]
     inside = [path.relative_to(ROOT) for path in files if "__pycache__" not in path.parts]
     return {path.as_posix(): Path(SOURCES[path.parts[0]], *path.parts[1:]).as_posix() for path in inside}
@@ -38,7 +38,7 @@ def version_in(folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
-    """The packages and what is beside them, some of which must not be shipped; in no repository."""
+    """Copy the packages and neighboring files, some of which must not be shipped, outside of a repository."""
     folder = tmp_path_factory.mktemp("tree")
     for name in [*SOURCES, "tests", "baselines"]:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", ".*_cache"))
@@ -49,7 +49,7 @@ def tree(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def cloned(tree, tmp_path_factory):
-    """One commit of it without a tag, as in a shallow clone."""
+    """Commit the copy without a tag, as in a shallow clone."""
     folder = tmp_path_factory.mktemp("clone") / "tree"
     shutil.copytree(tree, folder)
     git(folder, "init", "-q", "-b", "main")
@@ -60,7 +60,7 @@ def cloned(tree, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def built(cloned, tmp_path_factory):
-    """An sdist, and the wheel that is built from that sdist."""
+    """Build an sdist, and a wheel from that sdist."""
     out = tmp_path_factory.mktemp("dist")
     build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(cloned)]
     done = subprocess.run(build, capture_output=True, text=True, timeout=120, check=False)
@@ -68,14 +68,14 @@ def built(cloned, tmp_path_factory):
     return out
 
 
-def test_sdist_holds_the_packages_and_nothing_else(built):
+def test_sdist_contains_only_the_packages(built):
     with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
         files = {member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()}
     generated = {name for name in files if name in ("PKG-INFO", "setup.cfg") or ".egg-info/" in name}
     assert files - generated == set(package_files()) | AROUND
 
 
-def test_wheel_holds_the_packages_and_nothing_else(built):
+def test_wheel_contains_only_the_packages(built):
     with zipfile.ZipFile(next(built.glob("*.whl"))) as archive:
         files = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert files == set(package_files().values())
@@ -90,7 +90,7 @@ def test_version_of_a_clone_without_tags_is_a_development_version(built):
     assert version != "0.0.0"
 
 
-def test_version_is_that_of_the_tag(cloned):
+def test_version_comes_from_the_tag(cloned):
     git(cloned, "tag", "v1.2.3")
     try:
         assert version_in(cloned) == "1.2.3"

@@ -1,4 +1,4 @@
-"""A run that SIGTERM ends, as a scheduler's time limit does, keeps what its tests have recorded."""
+"""Runs that SIGTERM ends, as a scheduler does at its time limit; recorded baselines are kept."""
 
 from __future__ import annotations
 

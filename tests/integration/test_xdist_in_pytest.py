@@ -12,7 +12,7 @@ TWO_FILES = {
     "test_a.py": "def test_a(workload): workload.check(workload.run('toy'))",
     "test_b.py": "def test_b(workload): workload.check(workload.run('toy', steps=5))",
 }
-# Each process says which pid wrote a baseline.
+# Each process prints its pid when it writes a baseline.
 SPY = """
 import os
 import pytest_aorta.session.baselines as updates
@@ -56,7 +56,7 @@ def test_verdicts_of_all_workers_are_in_one_summary_and_baselines_are_written_on
     result.stdout.fnmatch_lines(["test_b::test_b* *step_time_p50 *30 ms *10 ms *+200.0% * *3 *regression"])
 
 
-def test_orphans_are_told_once_by_the_controller(spread):
+def test_orphans_are_reported_once_by_the_controller(spread):
     path = spread.path / "test_a.py"
     path.write_text(TWO_FILES["test_a.py"].replace("test_a(", "test_other("))
     run(spread, "--update-baselines").assert_outcomes(passed=2)

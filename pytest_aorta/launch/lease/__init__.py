@@ -1,1 +1,1 @@
-"""Leases of devices, shared by the processes of one host."""
+"""Leases of devices, which the processes of one user share on a host."""

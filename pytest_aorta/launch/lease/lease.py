@@ -1,11 +1,11 @@
 """Leases on the host's devices and CPU slots, shared fairly by every pytest process of one user.
 
 Each request is one file, a claim, numbered in order of arrival and locked with ``flock`` by its process: the kernel
-frees it when the last process that has it open dies. What a claim was given stands in it, so a claim takes all of its
-resources or none, in one write, and nobody ever waits for one lock while holding another: requests can't deadlock. (A
-test that asks for a second lease while it holds one gives that up; it waits ``wait_s`` at most.)
+releases the lock when the last process that has the file open dies. The claim's file also lists the resources that it
+holds, so a claim takes all of its resources or none in one write, and no process waits for one lock while it holds
+another: requests can't deadlock. (A test that asks for a second lease while it holds one times out after ``wait_s``.)
 
-Claims are read and written inside one gate, held for about a millisecond or less.
+Claims are read and written while holding one lock, the gate, for about a millisecond or less.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from pathlib import Path
 
 from pytest_aorta.launch.lease.queue import MAX_TEXT, Claim, ClaimFolder, LeaseError, append_line, takes_lock
 
-# Later requests served before a waiting one that they compete with. With 0, devices are busy 8% less
-# (benchmarks/launch/leases.py); the higher, the longer a large request may wait.
+# Limit of later competing requests that are served before a waiting request. With 0, devices are busy 8% less
+# (benchmarks/launch/leases.py); the higher the limit, the longer a large request may wait.
 MAX_OVERTAKES = 4
 POLL_S = 0.01
-# A bad mark is seen this late; all else that can help a waiting request is seen at once.
+# A change of bad marks is noticed within LOOK_S; every other change that matters to a waiting request within POLL_S.
 LOOK_S = 1.0
 
 
 class Lease:
-    """Resources that nobody else gets until every process that has ``fds`` open is dead or has closed them."""
+    """Resources that no other request gets until every process that has ``fds`` open is dead or has closed them."""
 
     def __init__(self, resources: tuple[str, ...], fds: tuple[int, ...]) -> None:
         self.resources = resources
@@ -38,13 +38,13 @@ class Lease:
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """For a child's ``pass_fds``, which then holds the lease too; empty once released."""
+        """Descriptors for a child's ``pass_fds``, which then holds the lease as well; empty once released."""
         return self._fds
 
     def release(self) -> None:
-        """Give up this process's share; a second call does nothing."""
+        """Close this process's descriptors; a second call does nothing."""
         fds, self._fds = self._fds, ()
-        # Not LOCK_UN: that would free the devices of a guard whose ranks still live.
+        # LOCK_UN would free the devices of a guard whose ranks still run.
         for fd in fds:
             os.close(fd)
 
@@ -53,21 +53,29 @@ class Lease:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Release it."""
+        """Release the lease."""
         self.release()
 
 
 def lease(
     pool: Sequence[str], count: int, *, exclusive: bool, wait_s: float, folder: Path | None = None, owner: str
 ) -> Lease:
-    """Take ``count`` resources of ``pool``, all or none; ``exclusive``: while nobody else holds any on this host.
+    """Take ``count`` resources of ``pool``, all or none.
 
-    Competing requests are served in order of arrival, except that at most MAX_OVERTAKES later ones are served before
-    one that can't start yet. Something freed is seen within POLL_S.
+    Competing requests are served in order of arrival, except that at most MAX_OVERTAKES later requests are served
+    before a request that can't start yet. A freed resource is noticed within POLL_S.
+
+    Args:
+        pool: Names of the resources to choose from.
+        count: Number of resources.
+        exclusive: Whether no other lease may exist on this host at the same time.
+        wait_s: Limit of the wait in seconds.
+        folder: The lease folder; None for the default folder.
+        owner: Name of the test, for messages.
 
     Raises:
-        LeaseError: at once where the pool has fewer, or fewer that work; after ``wait_s``, naming the holders; or
-            because the folder can't be used.
+        LeaseError: The pool is smaller than ``count``, or has fewer working resources; the resources were not free
+            within ``wait_s``, and the message names the holders; or the lease folder can't be used.
     """
     claim = Claim(owner[:MAX_TEXT], os.getpid(), tuple(pool), count, exclusive)
     _refuse_impossible(claim)
@@ -87,37 +95,37 @@ def lease(
 
 
 def holders(folder: Path | None = None) -> list[Claim]:
-    """Who holds something now."""
+    """Return the claims that hold resources."""
     with ClaimFolder.opened(folder) as opened, opened.gate():
         return [claim for claim in opened.claims().values() if claim.resources]
 
 
 def bad_marks(folder: Path | None = None) -> dict[str, str]:
-    """Why resources are given to nobody."""
+    """Return the resources that are marked bad, with the reasons."""
     with ClaimFolder.opened(folder) as opened, opened.gate():
         return opened.bad()
 
 
 def mark_bad(resource: str, reason: str, folder: Path | None = None) -> None:
-    """Give ``resource`` to nobody until ``clear_bad`` or the host's next start."""
+    """Lease ``resource`` to no request until ``clear_bad`` or the host's next start."""
     with ClaimFolder.opened(folder) as opened, opened.gate():
         opened.write_bad(opened.bad() | {resource: reason[:MAX_TEXT]})
 
 
 def clear_bad(resource: str, folder: Path | None = None) -> None:
-    """Give ``resource`` out again; does nothing where it is not marked."""
+    """Make ``resource`` available again; does nothing where the resource is not marked."""
     with ClaimFolder.opened(folder) as opened, opened.gate():
         opened.write_bad({name: reason for name, reason in opened.bad().items() if name != resource})
 
 
 def _try(folder: ClaimFolder, name: str, fd: int) -> tuple[str, ...]:
-    """Take what claim ``name`` asks for if it is its turn; else nothing."""
+    """Take the resources of claim ``name`` if the claim's turn has come; return them, or nothing."""
     claims = folder.claims()
     mine, bad = claims.pop(name), folder.bad()
     _refuse_bad(mine, bad)
     held = [claim for claim in claims.values() if claim.resources]
     ahead = _ahead(name, mine, claims)
-    # Whoever came first and can start does so at its own next look.
+    # An earlier request that can start takes its resources when it looks next.
     barred = any(other.overtaken >= MAX_OVERTAKES or _choice(other, held, bad) for other in ahead.values())
     resources = () if barred else _choice(mine, held, bad)
     if resources:
@@ -128,7 +136,7 @@ def _try(folder: ClaimFolder, name: str, fd: int) -> tuple[str, ...]:
 
 
 def _wait_for_change(others: Mapping[int, int], until_s: float) -> None:
-    """Sleep until one of ``others`` is freed or written to, which takes far less CPU time than looking."""
+    """Sleep until one of ``others`` is unlocked or written to, which takes far less CPU time than reading claims."""
     try:
         while time.monotonic() < until_s:
             time.sleep(POLL_S)
@@ -148,7 +156,7 @@ def _ahead(name: str, mine: Claim, claims: Mapping[str, Claim]) -> dict[str, Cla
 
 
 def _choice(claim: Claim, held: Sequence[Claim], bad: Collection[str]) -> tuple[str, ...]:
-    """What ``claim`` would get now: all it asks for, or nothing."""
+    """Return the resources that ``claim`` can take now: all that it asks for, or none."""
     if any(other.exclusive or claim.exclusive for other in held):
         return ()
     taken = {resource for other in held for resource in other.resources}
@@ -159,7 +167,7 @@ def _choice(claim: Claim, held: Sequence[Claim], bad: Collection[str]) -> tuple[
 def _refuse_impossible(claim: Claim) -> None:
     pool = _listed(claim.pool)
     if len(set(claim.pool)) != len(claim.pool):
-        raise LeaseError(f"{claim.owner}: a pool names each resource once; got {pool}")
+        raise LeaseError(f"{claim.owner}: a resource is repeated in the pool {pool}; name each resource once")
     if not 1 <= claim.count <= len(claim.pool):
         raise LeaseError(
             f"{claim.owner}: {claim.count} resources asked for; allowed is 1 to {len(claim.pool)} ({pool})"

@@ -1,6 +1,6 @@
-"""The folder in which requests for leases queue up: one locked file a claim, read and written inside one gate.
+"""The folder in which requests for leases queue: one locked file per claim, read and written under one lock, the gate.
 
-The kernel frees a claim's lock when the last process that has the file open dies.
+The kernel releases a claim's lock when the last process that has the file open dies.
 """
 
 from __future__ import annotations
@@ -25,26 +25,29 @@ BAD = "bad.json"
 CLAIM_SUFFIX = ".claim"
 OVERTAKEN = "overtaken"
 GATE_POLL_S = 0.001
-# A gate that stays locked this long belongs to a stopped process.
+# A gate that stays locked for longer belongs to a stopped process.
 GATE_PATIENCE_S = 2.0
 MAX_TEXT = 200
 MAX_BAD_BYTES = 1 << 20
 
 
 class LeaseError(AortaError):
-    """Resources can't be leased: too many asked for, held by others for too long, bad, or the folder can't be used."""
+    """Resources can't be leased: too many requested, held by others for too long, bad, or an unusable folder."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A request and what it was given.
+    """A request and the resources that it holds.
 
     Attributes:
-        owner, pid: the test and the process that asked.
-        pool, count, exclusive: what for.
-        overtaken: competing requests that came later and were served first.
-        resources: what it holds; empty while it waits.
-        since_s: of the epoch, when it got them.
+        owner: Name of the requesting test.
+        pid: Process id of the requesting process.
+        pool: Names of the resources to choose from.
+        count: Number of resources requested.
+        exclusive: Whether no other claim may hold resources at the same time.
+        overtaken: Number of competing requests that came later and were served first.
+        resources: Names of the resources held; empty while the claim waits.
+        since_s: Unix time in seconds at which the resources were taken.
     """
 
     owner: str
@@ -57,21 +60,21 @@ class Claim:
     since_s: float = 0.0
 
     def competes_with(self, other: Claim) -> bool:
-        """Whether either could keep the other waiting."""
+        """Return whether either claim could keep the other waiting."""
         return self.exclusive or other.exclusive or not set(self.pool).isdisjoint(other.pool)
 
 
 def default_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """Return the folder named by AORTA_LEASE_DIR, or a folder of this user in /tmp.
 
-    Neither XDG_RUNTIME_DIR nor TMPDIR counts: a user's processes differ in them (a login, cron, CI) and would not see
-    each other's claims, and the former is deleted when the last login ends, with jobs still running.
+    XDG_RUNTIME_DIR and TMPDIR are not used: they differ between a user's processes (a login, cron, CI), which would
+    not see each other's claims, and the former is deleted when the last login ends, with jobs still running.
     """
     return Path(environ.get(variables.LEASE_DIR) or f"/tmp/aorta-{os.geteuid()}")  # noqa: S108 - its owner is checked
 
 
 class ClaimFolder:
-    """The lease folder, open and checked: claims are reached through ``fd``, so that nobody can swap it."""
+    """The opened and checked lease folder; claims are opened relative to ``fd``, so that nobody can swap the folder."""
 
     def __init__(self, path: Path, fd: int) -> None:
         self.path = path
@@ -80,7 +83,7 @@ class ClaimFolder:
     @classmethod
     @contextmanager
     def opened(cls, folder: Path | None) -> Iterator[ClaimFolder]:
-        """Open it, making it where it is not there; the default folder without one."""
+        """Open ``folder``, or the default folder for None, and create it if it is missing."""
         path = default_folder() if folder is None else folder
         with ExitStack() as stack:
             try:
@@ -91,33 +94,35 @@ class ClaimFolder:
                 raise _unusable(path, error.strerror or str(error)) from None
 
     def open(self, name: str, flags: int = 0) -> int:
-        """A descriptor of one of its files, which is no link."""
+        """Return a descriptor of a file in the folder; a symbolic link is refused."""
         return os.open(name, flags | os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW, 0o600, dir_fd=self.fd)
 
     @contextmanager
     def gate(self) -> Iterator[None]:
-        """Hold the gate: all reading and writing of claims happens inside."""
+        """Hold the gate, under which all claims are read and written."""
         deadline_s = time.monotonic() + GATE_PATIENCE_S
         fd = self.open(GATE, os.O_CREAT)
         try:
-            # Cleaners of /tmp delete what nobody touched for days.
+            # Cleaners of /tmp delete files that have not been touched for days.
             os.utime(fd)
             while not takes_lock(fd, fcntl.LOCK_EX):
                 if time.monotonic() >= deadline_s:
-                    raise _unusable(self.path, f"its gate was locked for {GATE_PATIENCE_S:g} s, by a stopped process?")
+                    raise _unusable(
+                        self.path, f"its gate was locked for {GATE_PATIENCE_S:g} s, perhaps by a stopped process"
+                    )
                 time.sleep(GATE_POLL_S)
             yield
         finally:
-            # Closing is not enough where another thread has just forked a child, which has the gate open too.
+            # Closing is not enough: a child that another thread has just forked can have the gate open too.
             fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
 
     def claim_names(self) -> list[str]:
-        """Files of claims, in order of arrival."""
+        """Return the names of the claims' files, in order of arrival."""
         return sorted(name for name in os.listdir(self.fd) if name.endswith(CLAIM_SUFFIX))  # noqa: PTH208 - takes no fd
 
     def enter(self, claim: Claim, undo: ExitStack) -> tuple[str, int]:
-        """Queue up behind all others: the claim's file and its descriptor, which holds the lock."""
+        """Queue ``claim`` behind all others; return its file's name and the descriptor that holds the lock."""
         last = max((int(name.removesuffix(CLAIM_SUFFIX)) for name in self.claim_names()), default=0)
         name = f"{last + 1:012d}{CLAIM_SUFFIX}"
         fd = self.open(name, os.O_CREAT | os.O_EXCL)
@@ -128,13 +133,13 @@ class ClaimFolder:
         return name, fd
 
     def remove(self, name: str) -> None:
-        """Delete a claim that may be gone."""
+        """Delete a claim's file if it exists."""
         with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self.fd)
 
     def overtake(self, name: str) -> None:
-        """Note in a waiting claim that a later one was served."""
-        # Its process may have given up since.
+        """Record in a waiting claim that a later claim was served first."""
+        # The claim's process may have given up in the meantime.
         with suppress(FileNotFoundError):
             fd = self.open(name)
             try:
@@ -143,12 +148,12 @@ class ClaimFolder:
                 os.close(fd)
 
     def claims(self) -> dict[str, Claim]:
-        """The claims of the living by file name, in order of arrival; those of the dead are deleted."""
+        """Return the claims of living processes by file name, in order of arrival; delete claims of dead processes."""
         read = ((name, self._read(name)) for name in self.claim_names())
         return {name: claim for name, claim in read if claim}
 
     def open_others(self, mine: str) -> dict[int, int]:
-        """Descriptors of all other claims with their sizes now; the caller closes them."""
+        """Return descriptors of all other claims with their current sizes; the caller closes them."""
         others = {}
         for name in self.claim_names():
             if name != mine:
@@ -170,24 +175,24 @@ class ClaimFolder:
         try:
             return _parse(text)
         except (ValueError, TypeError, KeyError) as error:
-            # A guess could give devices out twice.
+            # A guess could lease a device twice.
             raise _unusable(self.path, f"{name} of a living process can't be read: {error!r}") from None
 
     def bad(self) -> dict[str, str]:
-        """Why resources were marked bad since the host started."""
+        """Return the resources marked bad since the host started, with the reasons."""
         path = self.path / BAD
         marks = read_json(path, max_bytes=MAX_BAD_BYTES) if path.exists() else None
         return dict(marks["reasons"]) if marks and marks["boot"] == _boot_id() else {}
 
     def write_bad(self, reasons: dict[str, str]) -> None:
-        """Replace the marks."""
+        """Replace the marks of bad resources."""
         write_json(self.path / BAD, {"boot": _boot_id(), "reasons": reasons})
 
 
 def _open_folder(path: Path) -> int:
     if not path.is_absolute():
-        # Processes in different working folders would each use another.
-        raise _unusable(path, "it is not an absolute path")
+        # Processes in different working folders would use different lease folders.
+        raise _unusable(path, "the path is not absolute")
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     if path.is_symlink():
         raise _unusable(path, "it is a symbolic link")
@@ -197,15 +202,17 @@ def _open_folder(path: Path) -> int:
     if status.st_uid == os.geteuid() and mode == 0o700:
         return fd
     os.close(fd)
-    raise _unusable(path, f"it is user {status.st_uid}'s with mode {mode:04o}, not user {os.geteuid()}'s with 0700")
+    raise _unusable(path, f"owned by user {status.st_uid} with mode {mode:04o}, not by user {os.geteuid()} with 0700")
 
 
 def _unusable(path: Path, why: str) -> LeaseError:
-    return LeaseError(f"lease folder {path}: {why}; {variables.LEASE_DIR} may name another one, on a disk of this host")
+    return LeaseError(
+        f"lease folder {path}: {why}; {variables.LEASE_DIR} can name another folder, on a disk of this host"
+    )
 
 
 def _parse(text: bytes) -> Claim | None:
-    # What follows the last line end is a write that failed: its process withdraws the claim.
+    # Text after the last line end comes from a failed write, whose process withdraws the claim.
     lines = text.decode("ascii").split("\n")[:-1]
     if not lines:
         return None
@@ -215,14 +222,18 @@ def _parse(text: bytes) -> Claim | None:
 
 
 def append_line(fd: int, line: str) -> None:
-    """Write a line whole, or raise OSError."""
+    """Write a whole line.
+
+    Raises:
+        OSError: The line could not be written whole.
+    """
     data = line.encode("ascii") + b"\n"
     if os.write(fd, data) < len(data):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def takes_lock(fd: int, mode: int) -> bool:
-    """Lock without waiting; says whether that went."""
+    """Lock without waiting, and return whether the lock was taken."""
     try:
         fcntl.flock(fd, mode | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""A test's world, leased: the devices (or CPU slots) are its own from its first launch to its end."""
+"""The leased world of a test, which holds its devices or CPU slots from the first launch to the test's end."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pytest_aorta.launch.lease.lease import Lease, lease, mark_bad
 from pytest_aorta.plan.world import Device, World
 from pytest_aorta.result.outcome import LaunchOutcome
 
-# Ranks on CPU wait for each other most of the time.
+# CPU ranks wait for each other most of the time.
 CPU_SLOTS_PER_CORE = 2
 
 
 class LeasedWorld:
-    """Takes its lease when it is first asked for the world.
+    """A world whose lease is taken when the world is first asked for.
 
-    ``exclusive``: nobody else of this user computes on the host meanwhile, which timing needs.
+    With ``exclusive``, no other launch of this user runs on the host meanwhile, which timing needs.
     """
 
     def __init__(
@@ -32,14 +32,14 @@ class LeasedWorld:
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """Open files that hold the lease, for whoever may outlive this process."""
+        """Open files that hold the lease, for processes that may outlive this process."""
         return self._lease.fds if self._lease else ()
 
     def world(self) -> World:
-        """The world with the devices leased.
+        """Return the world with its leased devices.
 
         Raises:
-            LeaseError: others hold them for longer than the wait allows; the message names them.
+            LeaseError: Other processes held the devices for longer than the wait allows; the message names them.
         """
         if self._lease is None:
             on_cpu = self._world.device == "cpu"
@@ -52,24 +52,24 @@ class LeasedWorld:
         return self._world
 
     def note(self, outcome: LaunchOutcome) -> None:
-        """Keep devices from others on which a process could not be ended; over several nodes, each does so itself."""
+        """Mark devices on which a process could not be ended as bad; over several nodes, each node marks its own."""
         if self._world.nodes == 1:
             mark_survivors(self._world, outcome, self._owner)
 
     def release(self) -> None:
-        """Give everything back; ranks that still live keep it."""
+        """Release the lease; ranks that still run keep holding it."""
         if self._lease is not None:
             self._lease.release()
             self._lease = None
 
 
 def mark_survivors(world: World, outcome: LaunchOutcome, owner: str) -> None:
-    """Give this host's devices of ``world`` to nobody where a process of ``owner`` could not be ended."""
+    """Mark this host's devices of ``world`` as bad where a process of ``owner`` could not be ended."""
     if outcome.survivors:
         for device in world.devices:
             mark_bad(device.uuid, f"processes {list(outcome.survivors)} of {owner} could not be ended")
 
 
 def cpu_slots() -> tuple[str, ...]:
-    """What CPU ranks lease: a few slots a core of this host."""
+    """Return the slots that CPU ranks lease: CPU_SLOTS_PER_CORE for each core of this host."""
     return tuple(f"cpu-{number}" for number in range(CPU_SLOTS_PER_CORE * (os.cpu_count() or 1)))

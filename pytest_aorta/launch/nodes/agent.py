@@ -1,8 +1,8 @@
-"""``aorta agent``: one node's part of launches over several nodes.
+"""The node agent, ``aorta agent``: one node's part of launches over several nodes.
 
-It connects to node 0, is told a plan, runs it under a guard of this node, and brings back what the ranks left. When
-node 0 says so, or is lost, the ranks are ended. Without a shared file system: ranks write to a folder of this node,
-which is deleted when node 0 has all of it.
+The agent connects to node 0, receives a plan, runs the plan under a guard of this node, and sends back the ranks'
+files. Ranks are ended when node 0 asks for it or is lost. No shared file system is needed: ranks write to a folder of
+this node, which is deleted when node 0 has received every file.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from pytest_aorta.launch.lease.world import LeasedWorld, mark_survivors
 from pytest_aorta.launch.nodes.files import node_files
 from pytest_aorta.launch.nodes.handover import on_devices, plan_from_json, versions
 from pytest_aorta.launch.nodes.network import interface_of, listen
-from pytest_aorta.launch.nodes.wire import BEAT_S, CHUNK_BYTES, LOST_S, Wire, WireError, encode
+from pytest_aorta.launch.nodes.wire import CHUNK_BYTES, HEARTBEAT_S, LOST_S, Wire, WireError, encode
 from pytest_aorta.plan.gpus import visible_devices
 from pytest_aorta.plan.launch_plan import LaunchPlan, NodePart
 from pytest_aorta.result.folder import PID_FILE, RANKS_FOLDER, steps_entered
 
 CONNECT_S = 10.0
 PREPARE_TICK_S = 0.01
-# Who else computes here has to be gone by then; the other nodes' ranks wait meanwhile.
+# Limit of the wait for devices that other launches hold; the other nodes' ranks wait meanwhile.
 LEASE_S = 30.0
 
 
 class NodeZeroLost(AortaError):
-    """The connection to node 0 is gone, or was never there."""
+    """The connection to node 0 broke, or could not be made."""
 
 
 @dataclass
@@ -50,32 +50,32 @@ class Agent:
     """This node's agent.
 
     Attributes:
-        place: host and port of node 0.
-        rank: which node this is.
-        token: what proves both sides to each other.
-        is_waiting: it was there before the launch, and stays for the next.
+        endpoint: Host and port of node 0.
+        rank: This node's number, from 0.
+        token: The secret that both sides prove to each other.
+        is_waiting: Whether the agent was started before the launch and stays for the next launch.
     """
 
-    place: tuple[str, int]
+    endpoint: tuple[str, int]
     rank: int
     token: str
     is_waiting: bool = False
     _sent_s: float = field(default=0.0, init=False)
-    _heard_s: float = field(default=0.0, init=False)
-    _is_told_to_stop: bool = field(default=False, init=False)
+    _received_s: float = field(default=0.0, init=False)
+    _is_stopping: bool = field(default=False, init=False)
     _is_terminated: bool = field(default=False, init=False)
 
     def serve(self) -> None:
         """Take part in one launch.
 
         Raises:
-            NodeZeroLost: node 0 is not there, has another token, or was lost; ranks have been ended then.
+            NodeZeroLost: Node 0 can't be reached, has a different token, or was lost; every rank has been ended.
         """
         with ExitStack() as stack:
             wire = self.connect(stack)
             store = stack.enter_context(listen(wire.address, 0)) if self.rank == 0 else None
             wire.send(self.hello(wire, store))
-            self._heard_s, self._is_told_to_stop = time.monotonic(), False
+            self._received_s, self._is_stopping = time.monotonic(), False
             try:
                 message = self.await_message(wire, "plan")
                 try:
@@ -89,13 +89,13 @@ class Agent:
 
     @contextmanager
     def outliving_sigterm(self) -> Iterator[None]:
-        """SIGTERM, as srun sends it where an agent has died elsewhere, ends the ranks, and this process afterwards.
+        """On SIGTERM, end the ranks first and this process when their files have been sent.
 
-        Until then what the ranks have left would be lost.
+        srun sends SIGTERM when an agent has died on another node.
         """
 
         def note(*_: object) -> None:
-            self._is_told_to_stop = self._is_terminated = True
+            self._is_stopping = self._is_terminated = True
 
         before = signal.signal(signal.SIGTERM, note)
         try:
@@ -108,15 +108,15 @@ class Agent:
     def connect(self, stack: ExitStack) -> Wire:
         """Connect to node 0; ``stack`` closes the connection."""
         try:
-            connection = stack.enter_context(socket.create_connection(self.place, CONNECT_S))
+            connection = stack.enter_context(socket.create_connection(self.endpoint, CONNECT_S))
             wire = Wire(connection, self.token.encode(), is_server=False)
             stack.callback(wire.close)
             return wire
         except (OSError, WireError) as error:
-            raise NodeZeroLost(f"node 0 can't be reached at {self.place[0]}:{self.place[1]}: {error}") from None
+            raise NodeZeroLost(f"node 0 can't be reached at {self.endpoint[0]}:{self.endpoint[1]}: {error}") from None
 
     def hello(self, wire: Wire, store: socket.socket | None) -> dict[str, Any]:
-        """Who this is."""
+        """Return the message that introduces this agent to node 0."""
         return {
             "type": "hello",
             "node_rank": self.rank,
@@ -128,40 +128,40 @@ class Agent:
         }
 
     def await_message(self, wire: Wire, kind: str) -> dict[str, Any]:
-        """The next message of this kind."""
+        """Return the next message of this kind."""
         while True:
             for message in self.turn(wire, None, {"ranks": {}, "folder": ""}):
                 if message["type"] == kind:
                     return message
 
     def turn(
-        self, wire: Wire, launch: GuardedLaunch | None, beat: dict[str, Any], limit_s: float = BEAT_S
+        self, wire: Wire, launch: GuardedLaunch | None, progress: dict[str, Any], limit_s: float = HEARTBEAT_S
     ) -> list[dict[str, Any]]:
-        """Wait for a message or the launch's end, at most ``limit_s``, and beat.
+        """Wait for messages or the launch's end, at most ``limit_s`` seconds, and send a heartbeat with ``progress``.
 
         Raises:
-            WireError: node 0 has hung up, or said nothing for too long.
+            WireError: Node 0 has closed the connection, or has sent nothing for LOST_S.
         """
         sources: list[Wire | GuardedLaunch] = [wire, launch] if launch else [wire]
         ready = select.select(sources, [], [], limit_s)[0]
         now_s = time.monotonic()
         messages = []
         if wire in ready:
-            messages, self._heard_s = wire.receive(), now_s
-            # It may come while the devices are being looked for.
-            self._is_told_to_stop |= any(message["type"] == "stop" for message in messages)
-        elif now_s - self._heard_s > LOST_S:
-            raise WireError(f"no word of it for {now_s - self._heard_s:.0f} s")
-        if now_s - self._sent_s >= BEAT_S:
+            messages, self._received_s = wire.receive(), now_s
+            # The request to stop may arrive while the devices are being prepared.
+            self._is_stopping |= any(message["type"] == "stop" for message in messages)
+        elif now_s - self._received_s > LOST_S:
+            raise WireError(f"no heartbeat for {now_s - self._received_s:.0f} s")
+        if now_s - self._sent_s >= HEARTBEAT_S:
             self._sent_s = now_s
-            wire.send({"type": "beat", **beat})
+            wire.send({"type": "heartbeat", **progress})
         return messages
 
     def run(self, wire: Wire, message: dict[str, Any], store: socket.socket | None) -> None:
-        """Run the plan and bring what it left.
+        """Run the plan and send the ranks' files.
 
         Raises:
-            AortaError: this node can't run it; nothing was started.
+            AortaError: This node can't run the plan; nothing was started.
         """
         folder = Path(tempfile.mkdtemp(prefix="aorta-node-"))
         plan = plan_from_json(message["plan"], folder / "run")
@@ -181,11 +181,14 @@ class Agent:
         except WireError:
             print(f"aorta agent: node 0 was lost; ranks have been ended, their files are in {folder}", file=sys.stderr)
             raise
-        self.bring(wire, plan, asdict(outcome))
+        self.send_files(wire, plan, asdict(outcome))
         shutil.rmtree(folder, ignore_errors=True)
 
     def prepared(self, wire: Wire, plan: LaunchPlan, leases: ExitStack) -> LaunchPlan:
-        """The plan on this node's devices. Devices that sleep take longer to answer than node 0 waits for a beat."""
+        """Return the plan on this node's devices.
+
+        A thread looks for them, since sleeping devices can take longer to answer than node 0 waits for a heartbeat.
+        """
         with ThreadPoolExecutor(1) as pool:
             found = pool.submit(self.on_this_node, plan, leases)
             while not found.done():
@@ -193,32 +196,32 @@ class Agent:
         return found.result()
 
     def on_this_node(self, plan: LaunchPlan, leases: ExitStack) -> LaunchPlan:
-        """The plan with this node's devices, which no other launch of this user has; node 0's are leased by pytest."""
+        """Return the plan with leased devices of this node; node 0's devices have been leased by pytest."""
         if self.rank == 0:
             return plan
         world = plan.world
         devices = visible_devices() if world.device == "cuda" else []
         if world.device == "cuda" and len(devices) < world.ranks_per_node:
-            raise LaunchError(f"it has {len(devices)} visible GPUs, and runs {world.ranks_per_node} ranks")
+            raise LaunchError(f"GPUs: {len(devices)} are visible, and {world.ranks_per_node} ranks need one each")
         leased = LeasedWorld(world, devices, exclusive=True, wait_s=LEASE_S, owner=f"node {self.rank} of {plan.name}")
         leases.callback(leased.release)
         try:
             world = leased.world()
         except LeaseError as error:
-            raise LaunchError(f"its devices are in use: {error}") from None
+            raise LaunchError(f"devices are in use: {error}") from None
         return replace(on_devices(plan, world.devices), lease_fds=leased.fds)
 
     def attend(self, wire: Wire, plan: LaunchPlan, launch: GuardedLaunch) -> None:
-        """Until the launch has ended, by itself or because node 0 says so."""
+        """Wait until the launch has ended, by itself or because node 0 asked for it."""
         while True:
             self.turn(wire, launch, {"ranks": started_ranks(plan), "folder": str(plan.run_dir)})
-            if self._is_told_to_stop:
+            if self._is_stopping:
                 launch.stop()
             if select.select([launch], [], [], 0)[0] and launch.has_ended():
                 return
 
-    def bring(self, wire: Wire, plan: LaunchPlan, outcome: dict[str, Any]) -> None:
-        """Send every file that node 0 looks at, then how the launch ended, and wait until it has them all."""
+    def send_files(self, wire: Wire, plan: LaunchPlan, outcome: dict[str, Any]) -> None:
+        """Send every file that node 0 reads, then the launch's outcome, and wait until node 0 has received them."""
         for name, path, offset, size in node_files(plan.run_dir):
             is_first = True
             with suppress(OSError), path.open("rb") as file:
@@ -232,7 +235,7 @@ class Agent:
 
 
 def node_part(wire: Wire, message: dict[str, Any], store: socket.socket | None) -> NodePart:
-    """What this node has to know of the others."""
+    """Return this node's part of the launch."""
     return NodePart(
         num_nodes=message["num_nodes"],
         endpoint=message["endpoint"],
@@ -244,18 +247,22 @@ def node_part(wire: Wire, message: dict[str, Any], store: socket.socket | None) 
 
 
 def refuse_absent(plan: LaunchPlan) -> None:
-    """Raise LaunchError unless what the plan runs is here, at the path it has on node 0."""
+    """Check that the plan's code is on this node, at the same path as on node 0.
+
+    Raises:
+        LaunchError: A folder or script is missing.
+    """
     needed = [plan.cwd]
     if plan.spec is not None and plan.spec.module is None:
         needed.append(plan.spec.folder)
     if plan.script is not None and plan.script.endswith(".py"):
         needed.append(Path(plan.script))
     if absent := [str(path) for path in needed if not path.exists()]:
-        raise LaunchError(f"there is no {', '.join(absent)}; every node needs the code where node 0 has it")
+        raise LaunchError(f"{', '.join(absent)} is missing; every node needs the code at the same path as node 0")
 
 
 def started_ranks(plan: LaunchPlan) -> dict[int, dict[str, int]]:
-    """Process id of each rank that has started here, and the measured steps that it has entered."""
+    """Return the process id and the number of measured steps entered, of each rank that has started on this node."""
     ranks = {}
     for mark in (plan.run_dir / RANKS_FOLDER).glob(f"*/{PID_FILE}"):
         with suppress(OSError, ValueError):

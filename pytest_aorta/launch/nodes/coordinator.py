@@ -1,9 +1,9 @@
-"""The coordinator of a launch over several nodes, which stands in the guard's place.
+"""The coordinator of a launch over several nodes, which pytest starts in place of the guard.
 
 ``python -m pytest_aorta.launch.nodes.coordinator SPEC`` listens on node 0, starts the node agents through the cluster's
-launcher, sends each of them the plan, and gathers heartbeats, files of ranks and the verdict of each node's guard. As
-with the guard, a lifeline pipe ends the launch when pytest ends, and the verdict goes through a pipe. A node whose
-connection breaks is lost; a node agent whose connection breaks ends its ranks.
+launcher, sends the plan to each of them, and collects heartbeats, the ranks' files and the verdict of each node's
+guard. As with the guard, a lifeline pipe ends the launch when pytest ends, and the verdict goes through a pipe. A node
+whose connection breaks is lost; a node agent whose connection breaks ends its ranks.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from pytest_aorta.common import variables
 from pytest_aorta.common.files import write_json
 from pytest_aorta.launch.nodes.network import endpoint_text, listen
 from pytest_aorta.launch.nodes.node import Node, NodeFailed, admitted
-from pytest_aorta.launch.nodes.wire import BEAT_S, LOST_S, Wire, WireError
+from pytest_aorta.launch.nodes.wire import HEARTBEAT_S, LOST_S, Wire, WireError
 from pytest_aorta.launch.process.guard import IGNORED, PR_SET_CHILD_SUBREAPER, descendants, prctl, prepare_agent
 from pytest_aorta.result.folder import AGENT_FILE
 
 TICK_S = 0.25
-# Every node's guard stops its ranks within 12.5 s; the rest is for their files.
+# Every node's guard stops its ranks within 12.5 s; the remaining time is for sending their files.
 STOP_S = 45.0
 LAUNCHER_END_S = 5.0
 TERM_S = 2.0
@@ -40,11 +40,11 @@ MAX_STRANGERS = 64
 
 
 class ParentGone(Exception):
-    """Pytest has ended, or wants to."""
+    """Pytest has ended, or has asked for the end of the launch."""
 
 
 class Coordinator:
-    """One launch over nodes; ``spec`` is documented in ``nodes.py``, which writes it."""
+    """One launch over several nodes; ``handover.coordinator_spec`` builds ``spec``."""
 
     def __init__(self, spec: dict[str, Any], token: str) -> None:
         self.spec = spec
@@ -56,10 +56,10 @@ class Coordinator:
         self.launcher: subprocess.Popen[bytes] | None = None
         self.launcher_status: int | None = None
         self.began_s = time.monotonic()
-        self.beat_s = 0.0
+        self.heartbeat_s = 0.0
 
     def run(self) -> dict[str, Any]:
-        """Have the plan run on every node; returns the verdict."""
+        """Run the plan on every node and return the verdict."""
         began_ns = time.time_ns()
         reason, status, detail = "parent_gone", None, ""
         try:
@@ -89,9 +89,9 @@ class Coordinator:
         }
 
     def start_launcher(self) -> None:
-        """Start one agent a node, or node 0's alone, where on other nodes agents wait."""
-        place = endpoint_text(*self.listener.getsockname()[:2])
-        agent = [sys.executable, "-P", "-m", "pytest_aorta.cli", "agent", "--connect", place]
+        """Start one node agent per node, or only node 0's where node agents already wait on the other nodes."""
+        endpoint = endpoint_text(*self.listener.getsockname()[:2])
+        agent = [sys.executable, "-P", "-m", "pytest_aorta.cli", "agent", "--connect", endpoint]
         command = [*self.spec["launcher"], *agent] if self.spec["launcher"] else [*agent, "--node-rank=0"]
         try:
             self.launcher = subprocess.Popen(
@@ -105,18 +105,18 @@ class Coordinator:
             raise self.launcher_failed(f"can't be started: {error.strerror or error}") from None
 
     def join(self) -> None:
-        """Wait until every node's agent is here."""
+        """Wait until the agent of every node has connected."""
         deadline_s = self.began_s + self.spec["join_timeout_s"]
         while len(self.nodes) < self.spec["num_nodes"]:
             self.turn()
             for node in self.nodes.values():
                 if node.lost and self.spec["launcher"]:
-                    # It has failed on another node, and srun for one ends what it has started.
+                    # The launcher has failed on another node: srun then ends the agents that it has started.
                     raise self.launcher_failed(f"failed when {self.present()}; {node.lost}")
                 if node.lost:
                     raise NodeFailed("node_lost", node.lost)
             if self.launcher_status is not None and (self.spec["launcher"] or self.launcher_status):
-                self.turn()  # what it said last may still be on its way
+                self.turn()  # its last messages may still be on their way
                 if len(self.nodes) < self.spec["num_nodes"]:
                     how = _exit_text(self.launcher_status)
                     raise self.launcher_failed(f"ended with {how} when {self.present()}")
@@ -124,12 +124,13 @@ class Coordinator:
                 raise self.launcher_failed(f"{self.spec['join_timeout_s']:g} s after its start {self.present()}")
 
     def send_plan(self) -> None:
-        """Tell every agent what to run, and where the ranks find each other."""
+        """Send every node agent the plan and the endpoint at which ranks find each other."""
         zero = self.nodes[0]
         if zero.hello["host"] != socket.gethostname():
             raise NodeFailed(
                 "node_mismatch",
-                f"pytest runs on {socket.gethostname()} and node 0 is {zero.hello['host']}; it has to run on node 0",
+                f"pytest runs on {socket.gethostname()} and node 0 is {zero.hello['host']}; "
+                f"pytest has to run on node 0",
             )
         endpoint = endpoint_text(zero.hello["address"], zero.hello["store_port"])
         message = {
@@ -143,7 +144,7 @@ class Coordinator:
             node.send(message)
 
     def watch(self) -> None:
-        """Until every node has ended or is lost; once one has failed, the others are stopped."""
+        """Wait until every node has ended or is lost; once a node has failed, stop the others."""
         deadline_s = time.monotonic() + self.spec["time_limit_s"] + STOP_S
         stop_s: float | None = None
         is_stopping = False
@@ -152,7 +153,7 @@ class Coordinator:
             now_s = time.monotonic()
             failed = [node for node in self.nodes.values() if node.has_failed]
             if failed and stop_s is None:
-                # A lost node has no side to tell, and whoever waits for its ranks does so for good.
+                # Ranks that wait for a lost node wait forever; ranks of a failed node get time to write their errors.
                 stop_s = now_s + (0.0 if failed[0].lost else self.spec["error_grace_s"])
                 deadline_s = min(deadline_s, stop_s + STOP_S)
             if stop_s is not None and now_s >= stop_s and not is_stopping:
@@ -161,27 +162,28 @@ class Coordinator:
                     node.stop()
             if now_s > deadline_s:
                 for node in self.nodes.values():
-                    node.lose("it has not ended in time")
+                    node.lose("its launch has not ended in time")
 
     def turn(self) -> None:
-        """Wait for something to happen, at most a tick, and deal with it."""
+        """Wait for the next event, at most TICK_S, and handle it."""
         sources: list[Any] = [self.listener, self.spec["lifeline_fd"], *self.strangers]
         sources += [node.wire for node in self.nodes.values() if node.is_running]
         ready = select.select(sources, [], [], TICK_S)[0]
         if self.spec["lifeline_fd"] in ready:
             raise ParentGone
-        # Before strangers become nodes: what was ready of them has been read by then, and a read would block.
+        # Nodes come before strangers: the messages of a stranger that becomes a node have been read by then, and
+        # reading again would block.
         for node in self.nodes.values():
             if node.is_running and node.wire in ready:
-                node.hear(self.run_dir, self.spec["world_size"])
+                node.read(self.run_dir, self.spec["world_size"])
         if self.listener in ready:
             self.accept()
         for wire in [wire for wire in self.strangers if wire in ready]:
-            self.meet(wire)
+            self.identify(wire)
         self.keep_time()
 
     def accept(self) -> None:
-        """Take a connection, of which nothing is known yet."""
+        """Accept a connection, which is not authenticated yet."""
         with suppress(OSError, WireError):
             connection, _ = self.listener.accept()
             if len(self.strangers) >= MAX_STRANGERS:
@@ -189,8 +191,8 @@ class Coordinator:
                 return
             self.strangers[Wire(connection, self.token.encode(), is_server=True)] = time.monotonic()
 
-    def meet(self, wire: Wire) -> None:
-        """Hear who it is."""
+    def identify(self, wire: Wire) -> None:
+        """Read the first message of a stranger, and admit its node."""
         try:
             messages = wire.receive()
         except WireError as error:
@@ -205,22 +207,22 @@ class Coordinator:
                 self.nodes[node.rank] = node
 
     def keep_time(self) -> None:
-        """Beat, see who has not, and how the launcher is."""
+        """Send heartbeats, give up silent connections, and look after the launcher."""
         now_s = time.monotonic()
         for wire in [wire for wire, since_s in self.strangers.items() if now_s - since_s > LOST_S]:
             del self.strangers[wire]
             wire.close()
-        if now_s - self.beat_s > BEAT_S:
-            self.beat_s = now_s
+        if now_s - self.heartbeat_s > HEARTBEAT_S:
+            self.heartbeat_s = now_s
             for node in self.nodes.values():
-                node.send({"type": "beat"})
+                node.send({"type": "heartbeat"})
         for node in self.nodes.values():
             node.check(now_s)
         if self.launcher is not None and self.launcher_status is None:
             self.launcher_status = self.launcher.poll()
 
     def judgement(self) -> tuple[str, int | None, str]:
-        """Reason, agent's exit code and detail of the first node that failed, lost ones before others."""
+        """Return reason, exit code and detail of the first node that failed; lost nodes come first."""
         failed = sorted(
             (node for node in self.nodes.values() if node.has_failed), key=lambda node: (not node.lost, node.ended_s)
         )
@@ -231,7 +233,7 @@ class Coordinator:
         return str(failed[0].outcome["reason"]), failed[0].outcome["agent_status"], ""
 
     def close(self) -> None:
-        """Hang up: agents that still run ranks end them, and those whose files are all here delete theirs."""
+        """Close every connection: node agents end the ranks that still run, and delete files that have arrived here."""
         for node in self.nodes.values():
             if node.outcome:
                 node.send({"type": "bye"})
@@ -242,7 +244,7 @@ class Coordinator:
             self.listener.close()
 
     def keep_failures(self) -> None:
-        """Put together what the nodes' agents know of exit codes and logs, where those of a single node are."""
+        """Merge the nodes' exit codes and logs into the files that a launch on one node has."""
         failures = [failure for node in self.nodes.values() for failure in node.failures(self.run_dir)]
         with suppress(OSError):  # a full disk must not hide the verdict
             if failures:
@@ -252,7 +254,7 @@ class Coordinator:
                     print(f"== {node.name} ==\n{text}", flush=True)
 
     def end_launcher(self) -> list[int]:
-        """Wait for what hears by itself that it is over, and end the rest; returns what could not be ended."""
+        """Wait for processes that end by themselves and kill the others; return those that could not be killed."""
         self.wait_for_none(LAUNCHER_END_S)
         for pid in self.alive():
             with suppress(ProcessLookupError):
@@ -273,19 +275,19 @@ class Coordinator:
             time.sleep(0.02)
 
     def alive(self) -> set[int]:
-        """Processes that this one has started, or were started by those."""
+        """Return the process ids of all descendants."""
         with suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         return descendants()
 
     def launcher_failed(self, what: str) -> NodeFailed:
-        """The launcher has not done its work."""
+        """Return the error for a launcher that did not start the agents."""
         command = " ".join(self.spec["launcher"]) or "(none: agents wait)"
         return NodeFailed("node_launcher", f"node launcher {command} {what}{self.refusal}")
 
     def present(self) -> str:
-        """Who has come."""
+        """Return how many node agents have connected, and from which hosts."""
         hosts = ", ".join(f"node {rank} ({node.hello['host']})" for rank, node in sorted(self.nodes.items()))
         return f"{len(self.nodes)} of {self.spec['num_nodes']} nodes had an agent here" + (
             f": {hosts}" if hosts else ""
@@ -304,7 +306,7 @@ def main() -> None:
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     for inherited in (spec["lifeline_fd"], spec["verdict_fd"]):
         os.set_inheritable(inherited, False)
-    # Agents that wait can't be told another one for each launch.
+    # Waiting agents already have a token, which can't change with each launch.
     token = os.environ.get(variables.AGENT_TOKEN) or secrets.token_hex(32)
     verdict = Coordinator(spec, token).run()
     with suppress(BrokenPipeError):

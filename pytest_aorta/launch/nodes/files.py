@@ -1,4 +1,4 @@
-"""Which files of a node's part of a launch node 0 gets, and how much of each."""
+"""Files that a node agent sends to node 0, with the limit of each."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 
 from pytest_aorta.result import folder
 
-# One byte more than a result may have, so that one that is too large is told as such.
+# One byte more than a result may have, so that node 0 can report a result that is too large.
 RESULT_BYTES = (16 << 20) + 1
 LOG_BYTES = 8 << 20
 FLIGHT_BYTES = 64 << 20
 TRACE_BYTES = 64 << 20
 MARK_BYTES = 1 << 16
-# Name -> bytes at most; of logs the end counts, of everything else the beginning.
+# Name -> bytes at most. The end of a log is sent, and the beginning of every other file.
 _RANK_FILES = {
     folder.PID_FILE: MARK_BYTES,
     folder.MARKS_FILE: MARK_BYTES,
@@ -30,7 +30,7 @@ _NODE_FILES = {folder.AGENT_LOG: LOG_BYTES, folder.AGENT_FILE: LOG_BYTES}
 
 
 def node_files(run_dir: Path) -> Iterator[tuple[str, Path, int, int]]:
-    """Name, path, where to begin and how many bytes, of each file there is."""
+    """Yield name, path, offset and number of bytes of each file to send."""
     for name, limit in _NODE_FILES.items():
         yield from _part(run_dir, name, limit)
     for path in sorted(run_dir.glob(f"{folder.FLIGHT_FOLDER}/{folder.FLIGHT_PREFIX}*")):

@@ -1,4 +1,4 @@
-"""What both ends of a launch over several nodes share: addresses, versions, and the plan as JSON."""
+"""Code shared by both ends of a launch over several nodes: addresses, versions, and the plan as JSON."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from pytest_aorta.plan.options import Options
 from pytest_aorta.plan.workload.declaration import WorkloadSpec
 from pytest_aorta.plan.world import Device, World
 
-# Which node this is, the first of them that is set: our own, Slurm's, that of a Kubernetes Indexed Job.
+# The first variable that is set gives this node's number: ours, Slurm's, that of a Kubernetes Indexed Job.
 NODE_RANK_VARIABLES = (variables.NODE_RANK, "SLURM_NODEID", "JOB_COMPLETION_INDEX")
 
 
 def node_group(options: Options, num_nodes: int) -> NodeGroup | None:
-    """How ranks get onto ``num_nodes`` nodes; None on one.
+    """Return how a launch starts its node agents on ``num_nodes`` nodes; None for one node.
 
     Raises:
-        LaunchError: other nodes can't reach this one by the address it has or was given.
+        LaunchError: Other nodes can't reach this node by its address, found or given.
     """
     if num_nodes == 1:
         return None
@@ -48,10 +48,11 @@ def node_group(options: Options, num_nodes: int) -> NodeGroup | None:
 
 
 def own_address(host: str, *, given: bool) -> str:
-    """The address behind this machine's name ``host``, IPv4 where there is one.
+    """Return this machine's address of the name ``host``, IPv4 where there is one.
 
     Raises:
-        LaunchError: there is none, it is another machine's, or, unless it was ``given``, only this machine reaches it.
+        LaunchError: The name has no address, or an address of another machine; or, unless the name was ``given`` by
+            the user, an address that only this machine reaches.
     """
     remedy = "set the ini key aorta_rdzv_endpoint=ADDRESS[:PORT] to this machine's address in the network of the nodes"
     try:
@@ -60,21 +61,24 @@ def own_address(host: str, *, given: bool) -> str:
         raise LaunchError(f"{host!r} can't be resolved ({error}); {remedy}", "node launcher") from None
     address = str(min(found, key=lambda entry: entry[0] != socket.AF_INET)[4][0])
     if not given and ipaddress.ip_address(address.partition("%")[0]).is_loopback:
-        raise LaunchError(f"{host!r} is {address} here, which no other node reaches; {remedy}", "node launcher")
+        raise LaunchError(
+            f"{host!r} is the loopback address {address}, which no other node reaches; {remedy}", "node launcher"
+        )
     try:
         listen(address, 0).close()
     except OSError as error:
         raise LaunchError(
-            f"{host!r} is {address}, no address of this machine ({error.strerror or error}); {remedy}", "node launcher"
+            f"{host!r} is {address}, which is not an address of this machine ({error.strerror or error}); {remedy}",
+            "node launcher",
         ) from None
     return address
 
 
 def node_rank(given: int | None, environ: Mapping[str, str] = os.environ) -> int:
-    """Which node this is, from 0.
+    """Return this node's number, from 0.
 
     Raises:
-        LaunchError: nothing says so, or what does is no number.
+        LaunchError: No variable gives the number, or its value is not a number.
     """
     if given is not None:
         return given
@@ -84,12 +88,14 @@ def node_rank(given: int | None, environ: Mapping[str, str] = os.environ) -> int
                 raise LaunchError(f"{name}={environ[name]!r}, allowed is an integer of 0 or more")
             return int(environ[name])
     names = ", ".join(NODE_RANK_VARIABLES)
-    raise LaunchError(f"which node this is can't be told: give --node-rank, or set one of {names}")
+    raise LaunchError(
+        f"--node-rank is missing, and no variable gives this node's number: give --node-rank, or set one of {names}"
+    )
 
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """What has to be the same on every node."""
+    """Return the versions that have to be equal on every node."""
     digest = hashlib.sha256()
     for path in sorted(PACKAGE_ROOT.rglob("*.py")):
         digest.update(f"{path.relative_to(PACKAGE_ROOT)} {path.stat().st_size}\n".encode() + path.read_bytes())
@@ -108,7 +114,7 @@ def _version(name: str) -> str:
 
 
 def plan_to_json(plan: LaunchPlan) -> dict[str, Any]:
-    """What an agent has to know of a plan; the rest is its own node's."""
+    """Return the part of a plan that a node agent needs; the rest belongs to its own node."""
     return {
         "name": plan.name,
         "spec": plan.spec and asdict(plan.spec) | {"folder": str(plan.spec.folder)},
@@ -124,9 +130,9 @@ def plan_to_json(plan: LaunchPlan) -> dict[str, Any]:
 
 
 def coordinator_spec(plan: LaunchPlan, lifeline_fd: int, verdict_fd: int) -> dict[str, Any]:
-    """What the coordinator of a launch over several nodes is told."""
+    """Return the argument of the coordinator's program."""
     if plan.group is None:
-        raise ValueError("a plan of one node has no coordinator")
+        raise ValueError("plan.group is None: a launch on one node has no coordinator")
     return {
         "name": plan.name,
         "run_dir": str(plan.run_dir),
@@ -144,14 +150,14 @@ def coordinator_spec(plan: LaunchPlan, lifeline_fd: int, verdict_fd: int) -> dic
 def start_coordinator(
     plan: LaunchPlan, environ: Mapping[str, str], lifeline_fd: int, verdict_fd: int
 ) -> subprocess.Popen[bytes]:
-    """Start the coordinator in the guard's place: it starts one agent per node and gathers their guards' verdicts."""
+    """Start the coordinator in the guard's place: it starts the node agents and collects their guards' verdicts."""
     spec = json.dumps(coordinator_spec(plan, lifeline_fd, verdict_fd))
     command = [sys.executable, "-P", "-m", "pytest_aorta.launch.nodes.coordinator", spec]
     return start_watcher(plan, command, with_own_code(dict(environ)), (lifeline_fd, verdict_fd))
 
 
 def plan_from_json(data: Mapping[str, Any], run_dir: Path) -> LaunchPlan:
-    """The plan of :func:`plan_to_json`, in another node's folder."""
+    """Return the plan of :func:`plan_to_json`, with a run folder of this node."""
     spec = data["spec"] and WorkloadSpec(
         **data["spec"] | {"folder": Path(data["spec"]["folder"]), "preload": tuple(data["spec"]["preload"])}
     )
@@ -172,12 +178,12 @@ def plan_from_json(data: Mapping[str, Any], run_dir: Path) -> LaunchPlan:
 
 
 def on_devices(plan: LaunchPlan, devices: tuple[Device, ...]) -> LaunchPlan:
-    """The plan with this node's devices.
+    """Return the plan with this node's devices.
 
     Raises:
-        LaunchError: they are of another model than node 0's: step times would be of two machines.
+        LaunchError: Node 0 has GPUs of another model: step times would mix two kinds of machine.
     """
     there, here = ({device.model for device in chosen} for chosen in (plan.world.devices, devices))
     if there != here:
-        raise LaunchError(f"its GPUs are {sorted(here)}, node 0's are {sorted(there)}; they have to be the same")
+        raise LaunchError(f"GPUs are {sorted(here)}, node 0's are {sorted(there)}; every node needs the same model")
     return replace(plan, world=replace(plan.world, devices=devices))

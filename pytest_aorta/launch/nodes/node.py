@@ -1,4 +1,4 @@
-"""One node of a launch over several, as node 0 sees it through the connection of that node's agent."""
+"""Node 0's view of one node, through the connection of that node's agent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pytest_aorta.result.folder import (
     node_folder,
 )
 
-# Of one node, all files together: an agent sends at most so much (node_files.py).
+# Limit of all files of one node together; files.py limits each of them.
 MAX_NODE_BYTES = 1 << 30
 LOG_LINES = 8
 _RANK_FILE = re.compile(
@@ -35,7 +35,7 @@ _MAX_OWN_BYTES = 1 << 24
 
 
 class NodeFailed(Exception):
-    """A launch over nodes can't go on; ``reason`` as in ``LaunchOutcome``."""
+    """A launch over nodes can't continue; ``reason`` is one of ``LaunchOutcome``'s."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
@@ -44,13 +44,13 @@ class NodeFailed(Exception):
 
 
 class Node:
-    """One node: who it is, what it has said, and whether it still does."""
+    """One node: its identity, the state it has reported, and whether it still sends heartbeats."""
 
     def __init__(self, rank: int, wire: Wire, hello: dict[str, Any]) -> None:
         self.rank = rank
         self.wire = wire
         self.hello = hello
-        self.began_s = self.heard_s = self.ended_s = time.monotonic()
+        self.began_s = self.last_message_s = self.ended_s = time.monotonic()
         self.ranks: list[int] = []
         self.folder = ""
         self.outcome: dict[str, Any] = {}
@@ -60,32 +60,32 @@ class Node:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The node's number and host, for messages."""
         return f"node {self.rank} ({self.hello['host']})"
 
     @property
     def is_running(self) -> bool:
-        """Whether more is to come."""
+        """True until the node has ended or is lost."""
         return not self.outcome and not self.lost
 
     @property
     def has_failed(self) -> bool:
-        """Whether it is lost, or its launch did not end well."""
+        """True if the node is lost, or its launch failed."""
         ended_well = self.outcome.get("reason") == "exit" and self.outcome.get("agent_status") == 0
         return bool(self.lost) or (bool(self.outcome) and not ended_well)
 
     @property
     def stopped(self) -> list[int]:
-        """Processes that its guard has ended."""
+        """Process ids that the node's guard has ended."""
         return list(self.outcome.get("stopped", ()))
 
     @property
     def survivors(self) -> list[int]:
-        """Processes that its guard could not end."""
+        """Process ids that the node's guard could not end."""
         return list(self.outcome.get("survivors", ()))
 
     def send(self, message: dict[str, Any]) -> None:
-        """Say something; a node that can't be told is lost."""
+        """Send a message; a node that can't be reached is lost."""
         if self.lost:
             return
         try:
@@ -94,96 +94,96 @@ class Node:
             self.lose(str(error))
 
     def stop(self) -> None:
-        """Have it end its ranks."""
+        """Ask the node to end its ranks."""
         if self.is_running:
             self.is_stopping = True
             self.send({"type": "stop"})
 
-    def hear(self, run_dir: Path, world_size: int) -> None:
-        """Take in what it has said; blocks where that is nothing."""
+    def read(self, run_dir: Path, world_size: int) -> None:
+        """Handle the messages that have arrived; blocks while there are none."""
         try:
             for message in self.wire.receive():
-                self.heard_s = time.monotonic()
+                self.last_message_s = time.monotonic()
                 self.take(message, run_dir, world_size)
         except (WireError, KeyError, TypeError, ValueError) as error:
             self.lose(str(error) or type(error).__name__)
 
     def take(self, message: dict[str, Any], run_dir: Path, world_size: int) -> None:
-        """Take in one message.
+        """Handle one message.
 
         Raises:
-            NodeFailed: it won't run the plan.
-            WireError: it is not one that an agent sends.
+            NodeFailed: The node refuses the plan.
+            WireError: Node agents do not send this message.
         """
         match message["type"]:
-            case "beat":
+            case "heartbeat":
                 self.folder = str(message["folder"])
                 self.note_ranks(message["ranks"], run_dir, world_size)
             case "refused":
                 self.outcome = {"reason": "refused"}
                 raise NodeFailed("node_mismatch", f"{self.name}: {message['text']}")
             case "file":
-                self.write(run_dir / self.place(message["name"], world_size), message)
+                self.write(run_dir / self.file_name(message["name"], world_size), message)
             case "end":
                 if message["is_terminated"] and not self.is_stopping:
-                    self.folder = ""  # all of it is here, and the agent may delete it
+                    self.folder = ""  # every file has arrived, and the agent may delete the folder
                     self.send({"type": "bye"})
                     self.lose("its agent was sent SIGTERM")
                 self.outcome, self.ended_s = dict(message["outcome"]), time.monotonic()
             case other:
-                raise WireError(f"no such message {other!r}")
+                raise WireError(f"unknown message {other!r}")
 
     def note_ranks(self, ranks: Mapping[str, Mapping[str, int]], run_dir: Path, world_size: int) -> None:
-        """Leave what ranks have left on their node, for whoever looks how far the launch is."""
+        """Write the progress of the node's ranks into node 0's run folder, where the progress line reads it."""
         for name, state in ranks.items():
-            mark = run_dir / self.place(f"{RANKS_FOLDER}/{int(name)}/{PID_FILE}", world_size)
+            mark = run_dir / self.file_name(f"{RANKS_FOLDER}/{int(name)}/{PID_FILE}", world_size)
             with suppress(OSError):
                 write_text(mark, str(int(state["pid"])), durable=False)
                 write_bytes(mark.with_name(PROGRESS_FILE), int(state["steps"]).to_bytes(8, "little"), durable=False)
         self.ranks = sorted(map(int, ranks))
 
-    def place(self, name: str, world_size: int) -> str:
-        """Where in the run folder a file of this name belongs.
+    def file_name(self, name: str, world_size: int) -> str:
+        """Return the path in the run folder of a file with this name.
 
         Raises:
-            WireError: an agent has no such file.
+            WireError: Node agents do not send this file.
         """
         if name in _OWN_FILES:
             return f"{NODES_FOLDER}/{self.rank}/{name}"
         match = _RANK_FILE.fullmatch(name) or _FLIGHT_FILE.fullmatch(name)
         if match is None or int(match[1]) >= world_size:
-            raise WireError(f"no such file {name!r}")
+            raise WireError(f"unknown file {name!r}")
         return name
 
     def write(self, path: Path, message: dict[str, Any]) -> None:
-        """Write the next part of a file."""
+        """Append the next part of a file."""
         data = decode(message["data"])
         self.num_bytes += len(data)
         if self.num_bytes > MAX_NODE_BYTES:
             raise WireError(f"files of more than {MAX_NODE_BYTES:,} bytes")
-        with suppress(OSError):  # a full disk shows in what is missing then
+        with suppress(OSError):  # on a full disk, the missing file is reported later
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("wb" if message["is_first"] else "ab") as file:
                 file.write(data)
 
     def check(self, now_s: float) -> None:
-        """See whether it still beats."""
-        if self.is_running and now_s - self.heard_s > LOST_S:
-            self.lose(f"no heartbeat for {now_s - self.heard_s:.0f} s")
+        """Give the node up when its heartbeats have stopped."""
+        if self.is_running and now_s - self.last_message_s > LOST_S:
+            self.lose(f"no heartbeat for {now_s - self.last_message_s:.0f} s")
 
     def lose(self, why: str) -> None:
-        """Give it up."""
+        """Mark the node as lost and close its connection."""
         if not self.is_running:
             return
         self.ended_s = time.monotonic()
         noun = "rank" if len(self.ranks) == 1 else "ranks"
         ranks = f"; it ran {noun} {', '.join(map(str, self.ranks))}" if self.ranks else ""
-        kept = f"; its files, if it lives, are in {self.folder} there" if self.folder else ""
+        kept = f"; if the host is alive, its files are in {self.folder} there" if self.folder else ""
         self.lost = f"{self.name} was lost after {self.ended_s - self.began_s:.1f} s: {why}{ranks}{kept}"
         self.wire.close()
 
     def failures(self, run_dir: Path) -> list[Any]:
-        """Exit codes of ranks, as its agent knows them."""
+        """Return the exit codes of the node's failed ranks."""
         path = node_folder(run_dir, self.rank) / AGENT_FILE
         try:
             with path.open("rb") as file:
@@ -192,7 +192,7 @@ class Node:
             return []
 
     def log_tail(self, run_dir: Path) -> str:
-        """The last lines of its agent's log."""
+        """Return the last lines of the node's agent.log."""
         try:
             with (node_folder(run_dir, self.rank) / AGENT_LOG).open("rb") as file:
                 text = file.read(_MAX_OWN_BYTES).decode("utf-8", "replace")
@@ -202,10 +202,10 @@ class Node:
 
 
 def admitted(wire: Wire, hello: dict[str, Any], spec: Mapping[str, Any], nodes: Mapping[int, Node]) -> Node | None:
-    """The node that a hello is of; None for an agent that waits and is not needed now.
+    """Return the node that a hello comes from; None for a waiting agent that this launch does not need.
 
     Raises:
-        NodeFailed: the launcher has started an agent too many, or one of another version.
+        NodeFailed: The launcher has started too many agents, or the agent has another version.
     """
     node = Node(hello["node_rank"], wire, hello)
     is_new = node.rank < spec["num_nodes"] and node.rank not in nodes
@@ -213,7 +213,7 @@ def admitted(wire: Wire, hello: dict[str, Any], spec: Mapping[str, Any], nodes: 
         wire.close()
         return None
     if not is_new:
-        there = f", and so is {nodes[node.rank].hello['host']}" if node.rank in nodes else ""
+        there = f", and so does {nodes[node.rank].hello['host']}" if node.rank in nodes else ""
         raise NodeFailed(
             "node_launcher",
             f"{hello['host']} says it is node {node.rank}{there}; the launcher has to start one agent on each of "
@@ -225,5 +225,7 @@ def admitted(wire: Wire, hello: dict[str, Any], spec: Mapping[str, Any], nodes: 
         if hello["versions"].get(name) != here
     ]
     if different:
-        raise NodeFailed("node_mismatch", f"{node.name} has {', '.join(different)}; versions have to be the same")
+        raise NodeFailed(
+            "node_mismatch", f"{node.name} has {', '.join(different)}; versions have to be equal on every node"
+        )
     return node

@@ -30,7 +30,7 @@ MAX_MESSAGE_BYTES = 4 << 20
 # The part of a file that one message carries; base64 adds a third.
 CHUNK_BYTES = 1 << 20
 # Both sides send a heartbeat this often, and give the other side up after LOST_S without a message.
-BEAT_S = 1.0
+HEARTBEAT_S = 1.0
 LOST_S = 10.0
 # Messages received and not yet taken; the sender waits while there are more.
 MAX_WAITING = 8

@@ -1,1 +1,1 @@
-"""Programs that run in processes of their own."""
+"""Programs of a launch, which run in processes of their own."""

@@ -1,4 +1,4 @@
-"""Messages between pytest and its fork server: one line of JSON each, with file descriptors along."""
+"""Messages between pytest and its fork server: one line of JSON each, with file descriptors attached."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _CHUNK_BYTES = 1 << 16
 def send(channel: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
     """Send ``message`` and duplicates of ``fds``."""
     data = json.dumps(message).encode() + b"\n"
-    # Descriptors go with the first bytes; a long environment may not fit in one call.
+    # Descriptors are sent with the first bytes; a long environment may need further calls.
     sent = socket.send_fds(channel, [data], list(fds)) if fds else 0
     channel.sendall(data[sent:])
 
 
 def receive(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """The next message and its file descriptors, which are closed in programs that the process starts.
+    """Return the next message and its file descriptors, which programs that the process starts do not inherit.
 
     Raises:
-        EOFError: the other side is gone.
+        EOFError: The other side has closed the channel.
     """
     data, fds = b"", list[int]()
     while not data.endswith(b"\n"):

@@ -1,7 +1,8 @@
 """A process with torch imported, from which warm launches are forked: ``python -u -m ... CHANNEL_FD PARENT_PID``.
 
-It never touches CUDA, starts no thread, and imports nothing of the user's. For each launch it forks a guard, that
-forks an agent, and that the ranks. It ends with pytest; launches in flight have their own lifelines.
+The fork server never initializes CUDA, starts no thread, and imports none of the user's code. For each launch it forks
+a guard, the guard forks an agent in torchrun's place, and the agent forks the ranks. The server ends with pytest;
+running launches have their own lifelines.
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ from pytest_aorta.launch.process.warm_agent import WarmAgent, fork, run_and_exit
 CUDA_PROOF_S = 60.0
 # A cold network disk takes minutes.
 IMPORT_S = 200.0
-# What a child tells of a module that it has imported; of one that a fork server is better without.
+# Answers of a child that has tried an import: the server may import the module too, or must not.
 IMPORTED, KEPT_OUT = "imported", "kept out"
-# dynamo, since the constructor of AdamW imports it.
+# torch._dynamo is imported by the constructor of AdamW.
 PRELOADED = ("torch", "torch._dynamo", "torch.distributed.fsdp", "pytest_aorta.worker.lifecycle")
 
 
 class ForkServer:
-    """Answers pytest's requests one after the other, until the channel closes."""
+    """Server that answers pytest's requests one after the other, until the channel closes."""
 
     def __init__(self, channel: socket.socket, num_threads_allowed: int) -> None:
         self.channel = channel
         self.num_threads_allowed = num_threads_allowed
 
     def serve(self) -> None:
-        """Answer until pytest is gone."""
+        """Answer requests until pytest has closed the channel."""
         with suppress(EOFError, ConnectionError):
             while True:
                 message, fds = receive(self.channel)
@@ -51,7 +52,7 @@ class ForkServer:
                     close_all(fds)
 
     def answer(self, message: dict[str, Any], fds: list[int]) -> None:
-        """Do what one request asks for; an unknown one ends the server."""
+        """Answer one request; an unknown request ends the server."""
         match message["request"]:
             case "check":
                 send(self.channel, {"problem": self.problem()})
@@ -62,36 +63,37 @@ class ForkServer:
             case "launch":
                 self.launch(message, fds)
             case request:
-                raise ValueError(f"no such request {request!r}; there are check, prove_cuda, preload and launch")
+                raise ValueError(f"request {request!r} is unknown; allowed are check, prove_cuda, preload and launch")
 
     def problem(self) -> str | None:
-        """What speaks against forking this process."""
+        """Return the reason why this process must not be forked; None where it may be."""
         import torch
 
         if (count := num_threads()) > self.num_threads_allowed:
             return f"it has {count} threads and a fork would lose all but one"
-        return "it has initialised CUDA" if torch.cuda.is_initialized() else None
+        return "it has initialized CUDA" if torch.cuda.is_initialized() else None
 
     def preload(self, modules: list[str]) -> str | None:
-        """Import what a workload's ranks would, but for what they have to import themselves; why it can't be imported.
+        """Import modules that a workload's ranks need; return the reason why one can't be imported, or None.
 
-        Inductor starts a thread on some machines, and a thread is lost in a fork: a child tries first.
+        A forked child tries each import first. A module that starts a thread or a process, as Inductor does on some
+        machines, is left for the ranks to import: a fork would lose the thread.
         """
         for name in modules:
-            told = told_by_child(partial(_import_one, name), IMPORT_S)
-            if told == IMPORTED:
+            answer = answer_of_child(partial(_import_one, name), IMPORT_S)
+            if answer == IMPORTED:
                 importlib.import_module(name)
-            elif told != KEPT_OUT:
-                return f"it can't import {name}: {told}"
+            elif answer != KEPT_OUT:
+                return f"it can't import {name}: {answer}"
         freeze()
         return self.problem()
 
     def launch(self, message: dict[str, Any], fds: list[int]) -> None:
-        """Fork the guard of a launch and hand back a pidfd of it; ``fds``: lifeline, verdict, log, leases."""
+        """Fork the guard of a launch and send its pidfd; ``fds`` are lifeline, verdict, log and leases."""
         pid = os.fork()
         if pid == 0:
             run_and_exit(lambda: self.guard(message, fds))
-        # The id can't be another process's yet: only a later request reaps the guard.
+        # The process id can't have been reused: only a later request reaps the guard.
         pidfd = os.pidfd_open(pid)
         try:
             send(self.channel, {"guard_pid": pid}, [pidfd])
@@ -99,8 +101,8 @@ class ForkServer:
             os.close(pidfd)
 
     def guard(self, message: dict[str, Any], fds: list[int]) -> int:
-        """In the guard's process: guard the launch to its end."""
-        # pytest learns of the server's death only when nobody else holds its end.
+        """Guard the launch to its end; runs in the guard's process."""
+        # pytest notices the server's death only when no other process holds the server's end of the channel.
         self.channel.close()
         lifeline_fd, verdict_fd, log_fd = fds[:3]
         for stream in (1, 2):
@@ -114,17 +116,16 @@ class ForkServer:
 
 
 def preload() -> int:
-    """Import what ranks would; returns how many threads there may be.
+    """Import modules that ranks need, and return how many threads a forkable server may have.
 
     Raises:
-        RuntimeError: an import has started a process.
+        RuntimeError: An import has started a process.
     """
     importlib.import_module("numpy")
-    # OpenBLAS ends its threads itself before a fork.
+    # OpenBLAS ends its own threads before a fork.
     num_threads_allowed = num_threads()
     for name in PRELOADED:
         importlib.import_module(name)
-
     if children():
         raise RuntimeError("importing torch has started a process, which forked ranks would share")
     freeze()
@@ -132,39 +133,39 @@ def preload() -> int:
 
 
 def freeze() -> None:
-    """See that ranks neither scan nor copy what is there already."""
+    """Exclude existing objects from garbage collection, so that ranks neither scan nor copy them."""
     gc.collect()
     gc.freeze()
 
 
 def children() -> set[str]:
-    """Process ids of this process's children."""
+    """Return the process ids of this process's children."""
     return {pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
 
 
 def cuda_problem(environ: dict[str, str]) -> str | None:
-    """Why a forked child can't use the devices; only trying tells, ``is_initialized`` does not see everything."""
-    text = told_by_child(partial(_allocate, environ), CUDA_PROOF_S)
+    """Return why a forked child can't use the devices, or None; ``torch.cuda.is_initialized`` misses some causes."""
+    text = answer_of_child(partial(_allocate, environ), CUDA_PROOF_S)
     return None if text == "allocated" else f"a forked child can't allocate on the device: {text}"
 
 
-def told_by_child(task: Callable[[], str], limit_s: float) -> str:
-    """What ``task`` returns in a forked child, or why it didn't."""
+def answer_of_child(task: Callable[[], str], limit_s: float) -> str:
+    """Return the text that ``task`` returns in a forked child, or the reason why it failed."""
 
-    def tell() -> int:
+    def answer() -> int:
         try:
             text = task()
-        except Exception as error:  # noqa: BLE001 - whatever it is has to be told
+        except Exception as error:  # noqa: BLE001 - every error has to be reported
             text = f"{type(error).__name__}: {error}"
         os.write(write_fd, text.encode()[:4000])
         return 0
 
     read_fd, write_fd = os.pipe()
-    pid = fork(tell)
+    pid = fork(answer)
     os.close(write_fd)
-    text = f"nothing came within {limit_s:g} s"
+    text = f"no answer within {limit_s:g} s"
     if select.select([read_fd], [], [], limit_s)[0]:
-        text = os.read(read_fd, 4000).decode(errors="replace") or "it died"
+        text = os.read(read_fd, 4000).decode(errors="replace") or "the child died"
     os.close(read_fd)
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
@@ -172,7 +173,7 @@ def told_by_child(task: Callable[[], str], limit_s: float) -> str:
 
 
 def num_threads() -> int:
-    """Threads of this process, those of libraries too."""
+    """Return the number of this process's threads, including threads of libraries."""
     return len(list(Path("/proc/self/task").iterdir()))
 
 
@@ -185,7 +186,7 @@ def reap() -> None:
 
 def _agent(spec: dict[str, Any]) -> int:
     prepare_agent(os.getppid())
-    # pytest takes the end of the verdict's pipe for the guard's exit.
+    # pytest reads the end of the verdict pipe as the guard's exit.
     close_all([spec["lifeline_fd"], spec["verdict_fd"]])
     return WarmAgent(Path(spec["run_dir"]), spec["world_size"]).main()
 

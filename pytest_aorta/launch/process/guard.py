@@ -1,10 +1,10 @@
-"""The process between pytest and torchrun: it stops a launch, and proves every process of it gone.
+"""The guard: the process between pytest and torchrun that stops a launch and proves that no process of it is left.
 
-Run as a file, ``python -I -S guard.py SPEC``, so that it starts in 0.02 s; standard library only. In a warm launch
-the fork server forks it, and starts an agent of its own in torchrun's place. It is the
-sub-reaper of everything it starts: a daemonised grandchild comes back to it when its parent dies. It watches the
-agent, a lifeline pipe whose other end dies with pytest (a byte in it says to stop), and the marks ranks leave in the
-run folder. Its verdict goes to pytest over a pipe, whatever the disk does.
+Cold launches run the guard as a file, ``python -I -S guard.py SPEC``, with the standard library only, so that it starts
+in 0.02 s. In a warm launch the fork server forks the guard, and an agent of its own takes torchrun's place. The guard
+is the sub-reaper of every process that it starts: a daemonized grandchild becomes its child when the parent dies. It
+watches the agent, a lifeline pipe whose other end closes with pytest (a byte in the pipe asks for a stop), and files
+that ranks write into the run folder. Its verdict goes to pytest over a pipe, which works on a full disk too.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Guard:
-    """One launch under watch; ``spec`` is documented in ``launch.py``, which writes it.
+    """One guarded launch; ``guarded.guard_spec`` builds ``spec``.
 
-    ``start_agent`` returns the process id of the agent, a child of this process.
+    ``start_agent`` returns the process id of the torchrun agent, a child of this process.
     """
 
     def __init__(self, spec: dict[str, Any], start_agent: Callable[[], int]) -> None:
@@ -53,7 +53,7 @@ class Guard:
         self.first_result_s: float | None = None
 
     def run(self) -> dict[str, Any]:
-        """Start the agent, wait for a reason to stop, and leave no process behind."""
+        """Start the agent, wait for a reason to stop, end every process, and return the verdict."""
         began_s, began_ns = time.monotonic(), time.time_ns()
         self.agent_pid = self.start_agent()
         reason = self.watch(began_s + self.spec["time_limit_s"])
@@ -73,7 +73,7 @@ class Guard:
         }
 
     def watch(self, deadline_s: float) -> str:
-        """Wait until the launch has ended or has to be; says which."""
+        """Wait until the launch has ended or has to be ended, and return the reason."""
         lifeline_fd = self.spec["lifeline_fd"]
         events = select.poll()
         for fd in (lifeline_fd, os.pidfd_open(self.agent_pid)):
@@ -91,7 +91,7 @@ class Guard:
                 return reason
 
     def marks(self, now_s: float) -> str | None:
-        """A reason to stop that the ranks' files give."""
+        """Return a reason to stop that the ranks' files show, or None."""
         size = _size(self.agent_log)
         for folder in self.started():
             size += _size(folder / "output.log")
@@ -108,13 +108,13 @@ class Guard:
         return None
 
     def started(self) -> list[Path]:
-        """Folders of the ranks that have started here: of a launch over nodes not even the numbers are known before."""
+        """Return folders of ranks that have started on this node, whose numbers are not known in advance."""
         if len(self.rank_folders) < self.spec["num_local_ranks"]:
             self.rank_folders = list({mark.parent for mark in self.ranks.glob("*/*")})
         return self.rank_folders
 
     def reap(self) -> None:
-        """Collect dead children, adopted ones too, and note how the agent ended."""
+        """Reap dead children, including adopted processes, and keep the agent's exit code."""
         with suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -124,7 +124,7 @@ class Guard:
                     self.agent_status = os.waitstatus_to_exitcode(status)
 
     def dump_stacks(self) -> None:
-        """Have every rank write its Python stacks, which faulthandler does even where the GIL is held."""
+        """Have every rank write its Python stacks; faulthandler does so even while the GIL is held."""
         alive = descendants()
         for mark in sorted(self.ranks.glob("*/pid")):
             with suppress(ValueError, OSError):
@@ -134,7 +134,7 @@ class Guard:
         self.wait_for_none(STACKS_S)
 
     def dump_native_stacks(self) -> None:
-        """Where py-spy is installed and may look, keep what it sees of every rank: threads without Python too."""
+        """Keep py-spy's stacks of every rank, which include threads without Python, where py-spy is installed."""
         if self.spec["py_spy"] is None:
             return
         deadline_s = time.monotonic() + PY_SPY_S
@@ -147,7 +147,7 @@ class Guard:
                 subprocess.run(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, timeout=left_s, check=False)
 
     def stop(self) -> list[int]:
-        """End every descendant; returns those that could not be killed."""
+        """End every descendant and return those that could not be killed."""
         if descendants():
             with suppress(ProcessLookupError):
                 os.kill(self.agent_pid, signal.SIGTERM) if self.agent_status is None else None
@@ -166,7 +166,7 @@ class Guard:
         return sorted(descendants())
 
     def wait_for_none(self, limit_s: float) -> None:
-        """Wait until no descendant is left, at most ``limit_s``."""
+        """Wait until no descendant is left, at most ``limit_s`` seconds."""
         deadline_s = time.monotonic() + limit_s
         while descendants() and time.monotonic() < deadline_s:
             time.sleep(0.02)
@@ -174,13 +174,13 @@ class Guard:
 
 
 def descendants() -> set[int]:
-    """Process ids of all living descendants of this process (zombies count until they are reaped)."""
+    """Return the process ids of all living descendants; zombies count until they are reaped."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):  # noqa: PTH208 - pathlib is slower, and this runs in a loop
         if entry.isdigit():
             with suppress(OSError, ValueError):
                 stat = Path("/proc", entry, "stat").read_bytes()
-                # The command's name may hold spaces and brackets: fields count from the last one.
+                # The command's name can contain spaces and parentheses: fields are counted from the last parenthesis.
                 parent = int(stat[stat.rindex(b")") + 2 :].split()[1])
                 children.setdefault(parent, []).append(int(entry))
     found: set[int] = set()
@@ -193,21 +193,21 @@ def descendants() -> set[int]:
 
 
 def prctl(option: int, value: int) -> None:
-    """Call prctl(2), which Python has no name for."""
+    """Call prctl(2), which the standard library does not wrap."""
     ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
 def die_with(parent_pid: int) -> None:
-    """Have SIGKILL sent to this process when its parent dies; leave at once if it has died already."""
+    """Have the kernel kill this process when its parent dies; exit at once if the parent is dead already."""
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:  # it died before the signal was asked for
+    if os.getppid() != parent_pid:  # the parent died before prctl was called
         os._exit(1)
 
 
 def prepare_agent(guard_pid: int) -> None:
-    """In the agent's process, before its first code: die with the guard, and let signals end it."""
+    """Make the agent's process die with the guard and end on signals; runs before the agent's program."""
     die_with(guard_pid)
-    # What is ignored stays ignored in a new program, and the agent is to end on SIGTERM from its first moment.
+    # Ignored signals stay ignored in a new program, and the agent has to end on SIGTERM from its first moment.
     for ignored in IGNORED:
         signal.signal(ignored, signal.SIG_DFL)
 
@@ -220,7 +220,7 @@ def _size(path: Path) -> int:
 
 
 def guard_launch(spec: dict[str, Any], start_agent: Callable[[], int]) -> None:
-    """Guard the launch that ``spec`` describes, and write the verdict to the pipe it names."""
+    """Guard the launch of ``spec``, and write the verdict to the spec's pipe."""
     for ignored in IGNORED:
         signal.signal(ignored, signal.SIG_IGN)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -232,7 +232,7 @@ def guard_launch(spec: dict[str, Any], start_agent: Callable[[], int]) -> None:
 
 
 def start_torchrun(argv: list[str], fds: list[int]) -> int:
-    """Start the agent's program with open files ``fds``; returns its process id."""
+    """Start the agent's program with open files ``fds``, and return its process id."""
     prepare = partial(prepare_agent, os.getpid())
     environ = os.environ | {GUARD_PID_VARIABLE: str(os.getpid())}
     return subprocess.Popen(

@@ -1,4 +1,4 @@
-"""What a rank that is stopped can still tell: its Python stacks, and NCCL's collectives in flight."""
+"""Last report of a rank that is stopped: its Python stacks, and NCCL's collectives in flight."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from pytest_aorta.result.folder import IN_FLIGHT_FILE
 
 
 def leave_last_words(folder: Path, stacks: IO[str]) -> None:
-    """On SIGTERM write ``stacks`` and ``folder/collectives.json``, then end as SIGTERM does.
+    """Install a SIGTERM handler that writes ``stacks`` and ``folder/collectives.json``, then ends the process.
 
-    A thread does it, woken by the C handler: the main thread may be waiting in a collective for good. Children that
-    are forked get the default action back.
+    A thread writes them, woken by the C handler, since the main thread may wait in a collective forever. Forked
+    children get the default action back.
     """
     read_fd, write_fd = os.pipe()
     os.set_blocking(write_fd, False)
@@ -38,13 +38,13 @@ def _await_sigterm(read_fd: int, folder: Path, stacks: IO[str]) -> None:
         faulthandler.dump_traceback(stacks, all_threads=True)
         if text := _collectives_in_flight():
             write_bytes(folder / IN_FLIGHT_FILE, text, durable=False)
-    # signal.signal works in the main thread only.
+    # signal.signal works only in the main thread.
     ctypes.CDLL(None).signal(int(signal.SIGTERM), 0)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _collectives_in_flight() -> bytes | None:
-    """NCCL's own record as JSON, where this rank has NCCL loaded."""
+    """Return NCCL's own record as JSON; None where this rank has not loaded NCCL."""
     c10d: Any = sys.modules.get("torch._C._distributed_c10d")
     dump = getattr(c10d, "_dump_nccl_trace_json", None)
     return bytes(dump(includeCollectives=True, onlyActive=True)) if dump else None

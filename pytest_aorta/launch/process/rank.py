@@ -1,7 +1,7 @@
-"""The first code of a rank, before torch is imported: ``python -m pytest_aorta.launch.process.rank RUN_DIR``.
+"""The program of a rank, ``python -m pytest_aorta.launch.process.rank RUN_DIR``, before it imports torch.
 
-It sends the rank's output to its own log, dies with the agent, can be asked for stacks with SIGUSR1, and leaves
-in ``ranks/<rank>/``: ``pid``, ``output.log``, ``stacks.txt``, ``marks``, then ``result.json`` or ``error.json``.
+The program redirects the rank's output to a log, dies with the torchrun agent, writes stacks on SIGUSR1, and writes
+into ``ranks/<rank>/``: ``pid``, ``output.log``, ``stacks.txt``, ``marks``, then ``result.json`` or ``error.json``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pytest_aorta.result.outcome import STARTED, leave_mark
 
 
 def main(run_dir: Path) -> None:
-    """Run this rank's part of the plan and leave at once, skipping the interpreter's slow teardown."""
+    """Run this rank's part of the plan and exit at once, without the interpreter's slow teardown."""
     folder = rank_folder(run_dir, os.environ["RANK"])
     prepare(folder)
     exit_code = 0
@@ -38,28 +38,28 @@ def main(run_dir: Path) -> None:
         exit_code = error.code if isinstance(error.code, int) else int(error.code is not None)
         if exit_code:
             write_error(folder, error)
-    except BaseException as error:  # noqa: BLE001 - whatever ended the rank is what has to be told
+    except BaseException as error:  # noqa: BLE001 - every error has to be reported
         exit_code = 1
         write_error(folder, error)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     if os.environ.get(variables.PROFILER) in WRAPPERS:
-        sys.exit(exit_code)  # their traces are written when the process ends by itself
-    # Threads of NCCL and gloo outlive main otherwise, and have been seen to abort the process after success.
+        sys.exit(exit_code)  # these profilers write their traces when the process exits normally
+    # Threads of NCCL and gloo would outlive main, and have aborted processes after success.
     os._exit(exit_code)
 
 
 def prepare(folder: Path) -> None:
-    """Redirect output, register for stacks, and leave the process id."""
-    # Python has needed a while to start, and guard and agent may be gone: nobody else would end this rank then.
+    """Redirect output, register the signal handlers, and write the process id."""
+    # The guard and the agent may have died while Python was starting: then no other process would end this rank.
     die_with(int(os.environ.pop(variables.AGENT_PID, os.getppid())))
     output = os.open(folder / OUTPUT_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (1, 2):
         os.dup2(output, stream)
     stacks = (folder / STACKS_FILE).open("w", encoding="utf-8")
-    # Where the step timer counts, so that a hang shows how far each rank came.
+    # The step timer counts steps in this file, so that a hang shows each rank's progress.
     os.environ[variables.PROGRESS_FILE] = str(folder / PROGRESS_FILE)
-    # Where traces and telemetry go.
+    # The worker writes traces and telemetry into this folder.
     os.environ[variables.RANK_FOLDER] = str(folder)
     faulthandler.enable(stacks)
     faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
@@ -69,7 +69,7 @@ def prepare(folder: Path) -> None:
 
 
 def write_error(folder: Path, error: BaseException) -> None:
-    """Keep the error with its time in nanoseconds: torchrun orders failures by whole seconds."""
+    """Write the error with its time in nanoseconds: torchrun orders failures by whole seconds."""
     time_ns = time.time_ns()
     text = "".join(traceback.format_exception(error))
     sys.stderr.write(text)

@@ -1,7 +1,7 @@
-"""torchrun's agent, with the exit code of every rank that failed on its own kept in ``agent.json``.
+"""The torchrun agent, ``python -m pytest_aorta.launch.process.torchrun RUN_DIR ARGS...``.
 
-torchrun itself reports exit codes only in its log. Run as
-``python -m pytest_aorta.launch.process.torchrun RUN_DIR ARGS...``.
+The program runs torchrun, and writes the exit code of every rank that failed on its own to ``agent.json``: torchrun
+reports exit codes only in its log.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pytest_aorta.result.folder import AGENT_FILE
 
 
 def main(argv: list[str]) -> int:
-    """Run torchrun with ``argv[1:]``; returns its exit code."""
+    """Run torchrun with ``argv[1:]`` and return its exit code."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
     try:
         run(parse_args(argv[1:]))
     except ChildFailedError as error:
-        # Next to ranks that ended by themselves, ranks that the agent has stopped may be in it, with SIGTERM.
+        # Besides ranks that failed, the error can contain ranks that the agent has stopped, with SIGTERM.
         failures = [
             {"rank": rank, "pid": failure.pid, "exit_code": failure.exitcode}
             for rank, failure in sorted(error.failures.items())
@@ -41,15 +41,15 @@ def main(argv: list[str]) -> int:
     except SignalException as error:
         return 128 + int(error.sigval)
     finally:
-        del store  # it serves for as long as it lives
+        del store  # the store serves as long as the object lives
     return 0
 
 
 def die_with_guard(guard_pid: int) -> None:
-    """Where a profiler has been started in between, end when the guard does: ranks die with this process.
+    """End this process when the guard ends, where a profiler has been started in between; ranks die with this process.
 
-    The guard's own child has asked the kernel for that. Of another process, it would tell of its parent, and a
-    profiler's launcher may go before the ranks do.
+    Without a profiler this process is the guard's child, and the kernel kills it with its parent. With a profiler the
+    parent is the profiler's launcher, which may end before the ranks do.
     """
     if guard_pid == os.getppid():
         return
@@ -63,13 +63,13 @@ def die_with_guard(guard_pid: int) -> None:
 
 
 def serve_rendezvous() -> object:
-    """On node 0 of several, serve the nodes' rendezvous at the socket that was inherited."""
+    """Serve the nodes' rendezvous at the inherited socket, on node 0 of several nodes; None elsewhere."""
     fd = os.environ.pop(variables.STORE_FD, None)
     if fd is None:
         return None
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    # A socket that has listened since the other nodes were told its port: nobody else can have taken it.
+    # The socket has been listening since the other nodes received its port, so no other program can take the port.
     with socket.socket(fileno=os.dup(int(fd))) as listening:
         host, port = listening.getsockname()[:2]
     return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=int(fd))
@@ -77,6 +77,6 @@ def serve_rendezvous() -> object:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Another version of the guard may not tell.
+    # The guard of another version may not set the variable.
     die_with_guard(int(os.environ.pop(variables.GUARD_PID, os.getppid())))
     sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""torchrun's part in a warm launch: forks the ranks, hosts their rendezvous, and stops all when one fails."""
+"""The agent of a warm launch, in torchrun's place: it forks the ranks, hosts their rendezvous, and stops them."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ HOST = "127.0.0.1"
 
 
 class Stopped(BaseException):
-    """SIGTERM came: the guard ends the launch."""
+    """Raised on SIGTERM: the guard ends the launch."""
 
 
 class WarmAgent:
-    """Starts and watches the ranks of one launch, as torchrun's agent would."""
+    """Agent that starts and watches the ranks of one launch, as torchrun's agent does."""
 
     def __init__(self, run_dir: Path, world_size: int) -> None:
         self.run_dir = run_dir
@@ -40,7 +40,7 @@ class WarmAgent:
         self.store: object = None
 
     def main(self) -> int:
-        """Run the ranks; returns torchrun's exit codes: 0, 1 where a rank failed, 143 where the guard stopped it."""
+        """Run the ranks and return torchrun's exit code: 0, 1 where a rank failed, 143 where the guard stopped it."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, _raise_stopped)
         try:
@@ -51,16 +51,16 @@ class WarmAgent:
             return 128 + signal.SIGTERM
         if not self.failures:
             return 0
-        # Only ranks that ended by themselves are in it, as in agent.py.
+        # The file contains only ranks that failed on their own, as torchrun.py writes it.
         write_json(self.run_dir / AGENT_FILE, {"failures": [entry for _, entry in sorted(self.failures.items())]})
         self.stop()
         return 1
 
     def start(self) -> None:
-        """Fork the ranks, then serve their rendezvous for as long as this object lives."""
+        """Fork the ranks, then serve their rendezvous as long as this object lives."""
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-        # The port is taken before the ranks are there, and the store's thread comes after them: a fork copies one.
+        # The port is taken before the fork, and the store's thread starts after it: a fork keeps only one thread.
         listener = socket.create_server((HOST, 0), backlog=2048)
         port = listener.getsockname()[1]
         for rank in range(self.world_size):
@@ -68,7 +68,7 @@ class WarmAgent:
         self.store = TCPStore(HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
     def run_rank(self, rank: int, listener: socket.socket) -> NoReturn:
-        """In the rank's process: make it look as torchrun would have started it, and run its program."""
+        """Run the rank's program in a state as torchrun would have started it; runs in the rank's process."""
         import numpy as np
         import torch
 
@@ -78,32 +78,32 @@ class WarmAgent:
         listener.close()
         os.environ.update(rank_environment(rank, self.world_size, port, self.run_dir.name))
         sys.argv = [str(rank_program.__file__), str(self.run_dir)]
-        # Python itself seeds `random` anew after a fork; these two would be what they are in every other rank.
+        # Python reseeds `random` after a fork; without a new seed, these two would be equal in every rank.
         np.random.seed()
         torch.default_generator.seed()
         importlib.invalidate_caches()
         rank_program.main(self.run_dir)
-        raise AssertionError("a rank's program exits by itself")
+        raise AssertionError("rank.main returned, and has to exit the process")
 
     def wait(self) -> None:
-        """Until every rank has ended or one has failed; the guard bounds the time."""
+        """Wait until every rank has ended or a rank has failed; the guard limits the time."""
         while self.running and not self.failures:
-            self.note(*os.waitpid(-1, 0))
+            self.record_exit(*os.waitpid(-1, 0))
         while self.running:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 return
-            self.note(pid, status)
+            self.record_exit(pid, status)
 
-    def note(self, pid: int, status: int) -> None:
-        """Keep how a rank ended."""
+    def record_exit(self, pid: int, status: int) -> None:
+        """Record a rank's exit code."""
         rank, code = self.running.pop(pid), os.waitstatus_to_exitcode(status)
         if code:
             self.failures[rank] = {"rank": rank, "pid": pid, "exit_code": code}
 
     def stop(self) -> None:
-        """End the ranks that still run: SIGTERM, and SIGKILL for those that ignore it."""
-        # The guard may repeat its SIGTERM.
+        """End the ranks that still run, by SIGTERM, then by SIGKILL."""
+        # The guard may send SIGTERM again.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         for number, limit_s in ((signal.SIGTERM, TERM_S), (signal.SIGKILL, TERM_S)):
             for pid in self.running:
@@ -116,7 +116,7 @@ class WarmAgent:
 
 
 def rank_environment(rank: int, world_size: int, port: int, run_id: str) -> dict[str, str]:
-    """What torchrun sets for a rank of a single host."""
+    """Return the variables that torchrun sets for a rank of a single host."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -132,14 +132,14 @@ def rank_environment(rank: int, world_size: int, port: int, run_id: str) -> dict
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_RUN_ID": run_id,
-        # Every rank connects to the agent's store; rank 0 opens none.
+        # Every rank connects to the agent's store; rank 0 starts none of its own.
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
     }
 
 
 def fork(work: Callable[[], int]) -> int:
-    """Run ``work`` in a child with a session of its own that dies with this process; returns the child's id."""
+    """Run ``work`` in a child with its own session that dies with this process, and return the child's id."""
     parent_pid = os.getpid()
     pid = os.fork()
     if pid == 0:
@@ -149,12 +149,12 @@ def fork(work: Callable[[], int]) -> int:
 
 
 def run_and_exit(work: Callable[[], int]) -> NoReturn:
-    """In a forked child: a session of its own, ``work``, and out, never back into the parent's code."""
+    """Run ``work`` in a session of its own and exit, never returning into the parent's code; runs in a forked child."""
     exit_code = 1
     try:
         os.setsid()
         exit_code = work()
-    except BaseException:  # noqa: BLE001 - whatever it was, the log has to have it
+    except BaseException:  # noqa: BLE001 - every error has to be in the log
         traceback.print_exc()
     finally:
         with suppress(OSError):

@@ -32,7 +32,7 @@ def command_line(pid: int) -> str:
 
 
 def are_under_way(temporary: Sequence[Path]) -> bool:
-    """Whether a rank of each host, whose temporary folders these are, is in its measured steps."""
+    """Return whether a rank of each host is in its measured steps; ``temporary`` has the hosts' temporary folders."""
     ranks = [folder.glob("aorta-node-*/run/ranks/*") for folder in temporary]
     return all(any(steps_entered(rank) > 3 for rank in of_host) for of_host in ranks)
 
@@ -40,7 +40,7 @@ def are_under_way(temporary: Sequence[Path]) -> bool:
 def do_in_mid_run(
     fault: Callable[[], object], temporary: Sequence[Path], running: subprocess.Popen[bytes], limit_s: float
 ) -> None:
-    """Call ``fault`` when ranks are under way on each host; not at all where ``running`` ends before."""
+    """Call ``fault`` when ranks are in their steps on each host, unless ``running`` ends before."""
     deadline_s = time.monotonic() + limit_s
     while not are_under_way(temporary):
         if time.monotonic() > deadline_s or running.poll() is not None:
@@ -56,7 +56,7 @@ def kill_agent(host: str) -> None:
 
 
 def left(hosts: Sequence[str], own: str | None = None) -> dict[str, list[str]]:
-    """Command lines of what is left after a while on each host, but for those that begin with ``own``."""
+    """Return command lines of processes left on each host after a while, except those that begin with ``own``."""
     deadline_s = time.monotonic() + LEFT_S
     while True:
         lines = {host: [line for line in map(command_line, pids(host)) if line] for host in hosts}
@@ -67,7 +67,7 @@ def left(hosts: Sequence[str], own: str | None = None) -> dict[str, list[str]]:
 
 
 def tell_end(running: subprocess.Popen[bytes], output: IO[str], hosts: Sequence[str], own: str | None = None) -> None:
-    """Wait for ``running``, and print as JSON how it ended, how long that took, what is left and what it said."""
+    """Wait for ``running``, and print its exit code, duration, output and processes left as JSON."""
     began_s = time.monotonic()
     code = running.wait()
     after_s = time.monotonic() - began_s

@@ -1,11 +1,11 @@
 """A Slurm cluster of three nodes on this machine while a job runs.
 
-Run: ``python -m tests.distributed.scripts.slurm_cluster FOLDER SBATCH...``. Has to run as root in pid, net, mount,
-uts and ipc namespaces of its own (``unshare --mount-proc --kill-child``), with which all that it starts goes away.
-Each node has a network namespace with a cable to the controller's switch, a host name, an slurmd, a temporary folder
-and leases; sizes are made up. Of the job's launch that reaches a fourth step on nodes 0 and 1, node 1's agent is
-killed. Prints as JSON how SBATCH ended and how long after that, and the processes that are left on each node next to
-Slurm's own."""
+Run: ``python -m tests.distributed.scripts.slurm_cluster FOLDER SBATCH...``, as root in its own pid, net, mount, uts and
+ipc namespaces (``unshare --mount-proc --kill-child``), which end every process that the script has started. Each node
+has a network namespace with a cable to the controller's switch, a host name, an slurmd, a temporary folder and leases;
+sizes are made up. When a launch of the job reaches a fourth step on nodes 0 and 1, node 1's agent is killed. The script
+prints as JSON SBATCH's exit code, the time since the kill, and the processes other than Slurm's that are left on each
+node."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.distributed.scripts.namespace_hosts import do_in_mid_run, ip, kill_ag
 
 NODES = ("node0", "node1", "node2")
 HEAD = "10.78.0.254"
-# Of this mount namespace alone; sockets are in it, whose paths have room for 107 characters.
+# Exists only in this mount namespace, and has to be short: a socket's path has room for 107 characters.
 RUN = Path("/run/aorta")
 UP_S = 30.0
 START_S = 150.0
@@ -53,7 +53,7 @@ GresTypes=gpu
 NodeName=node[0-2] NodeAddr=10.78.0.[1-3] CPUs=64 Gres=gpu:8
 PartitionName=all Nodes=ALL Default=YES
 """
-# Leases are of a host, and these share a disk.
+# Leases belong to a host, and these hosts share a disk.
 TASK_PROLOG = """\
 #!/bin/sh
 echo "export TMPDIR={folder}/$SLURMD_NODENAME/tmp"
@@ -91,7 +91,7 @@ def make_network(folder: Path) -> None:
 
 
 def start_slurm(folder: Path) -> None:
-    # Processes are found by their parents; slurmd asks for a version of cgroups all the same.
+    # Processes are found by their parents; slurmd needs a version of cgroups nevertheless.
     do("mount", "-t", "tmpfs", "tmpfs", "/sys/fs/cgroup")
     write(folder / "cgroup.conf", "CgroupPlugin=cgroup/v1\n")
     write(folder / "gres.conf", f"Name=gpu File={folder}/gpus/gpu[0-7]\n")

@@ -1,12 +1,12 @@
 """Two hosts as network namespaces with a cable between them.
 
-Run: ``python -m tests.distributed.scripts.two_hosts FAULT FOLDER COMMAND...``. Has to run as root of a user, network
-and mount namespace of its own (``unshare --user --map-root-user --net --mount``), with which everything it makes goes
-away. COMMAND runs on host 0. With a FAULT other than ``none``, in mid-run on both hosts the cable is cut (``cut``),
-or the agent of host 1 or pytest is killed (``kill_agent``, ``kill_pytest``). Prints as JSON how COMMAND ended and how
-long after the fault, what it said, and the processes left on each host.
+Run: ``python -m tests.distributed.scripts.two_hosts FAULT FOLDER COMMAND...``, as root of its own user, network and
+mount namespace (``unshare --user --map-root-user --net --mount``), which removes everything at its end. COMMAND runs on
+host 0. With a FAULT other than ``none``, in mid-run on both hosts the cable is cut (``cut``), or the agent of host 1 or
+pytest is killed (``kill_agent``, ``kill_pytest``). The script prints as JSON COMMAND's exit code, output and time since
+the fault, and the processes left on each host.
 
-With ``launcher COMMAND...`` it is the node launcher: COMMAND on each host.
+With ``launcher COMMAND...`` the script is the node launcher, which runs COMMAND on each host.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def make_hosts() -> None:
 
 
 def on_host(number: int, command: list[str], folder: Path) -> list[str]:
-    # Leases are of a host, and these two share a disk.
+    # Leases belong to a host, and these two hosts share a disk.
     variables = [
         f"AORTA_NODE_RANK={number}",
         f"AORTA_LEASE_DIR={folder}/leases{number}",

@@ -152,7 +152,7 @@ def test_bad_marks_and_holders_are_told(tmp_path, monkeypatch):
 def test_lease_folder_that_can_not_be_used_is_a_problem(tmp_path, monkeypatch):
     (tmp_path / "leases").mkdir(mode=0o755)
     monkeypatch.setenv("AORTA_LEASE_DIR", str(tmp_path / "leases"))
-    assert "not user" in problem(doctor.lease_findings()).text
+    assert "not by user" in problem(doctor.lease_findings()).text
 
 
 def test_folder_below_a_file_can_not_be_written(tmp_path):

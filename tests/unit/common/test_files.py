@@ -47,7 +47,7 @@ def test_missing_json_file_is_named(tmp_path):
     assert str(path) in str(caught.value)
 
 
-def test_folder_in_a_files_place_is_unreadable(tmp_path):
+def test_folder_instead_of_a_file_is_unreadable(tmp_path):
     with pytest.raises(UnreadableFile, match="Is a directory"):
         read_json(tmp_path, max_bytes=MAX_BYTES)
 
@@ -78,9 +78,9 @@ def test_every_finite_document_is_read(document):
     assert parse_json(json.dumps(document), "here") == document
 
 
-# The sum of each row is no finite number either.
+# The sum of each row is not finite either.
 @pytest.mark.parametrize("row", ["[1e308, 1e308]", "[1.5, 1e308, 1e308, -1e308]", f"[1.5, 1{'0' * 400}]"])
-def test_large_numbers_are_finite_all_the_same(row):
+def test_large_numbers_are_finite_although_their_sum_is_not(row):
     assert parse_json(row, "here") == json.loads(row)
 
 
@@ -89,7 +89,7 @@ def test_infinities_do_not_cancel_out():
         parse_json('{"a": {"b": [[0.0, 1e999, -1e999]]}}', "here")
 
 
-def test_document_in_rows_is_read_as_it_was(tmp_path):
+def test_document_written_in_rows_is_read_back_equal(tmp_path):
     document = {"b": [1.5, 2], "a": {"d": None, "c": "x\ny"}}
     write_json_rows(tmp_path / "rows.json", document)
     assert read_json(tmp_path / "rows.json", max_bytes=MAX_BYTES) == document
@@ -104,11 +104,11 @@ def test_repeated_json_key_is_named(tmp_path):
     assert "key 'b' is given twice" in read_error(tmp_path, b'{"a": 1, "n": {"b": 1, "c": 2, "b": 1}}')
 
 
-def test_json_larger_than_allowed_says_how_much_is(tmp_path):
+def test_json_larger_than_allowed_reports_the_limit(tmp_path):
     assert "larger than the 10,000 bytes allowed" in read_error(tmp_path, b" " * 10_001)
 
 
-def test_json_of_just_the_allowed_size_is_read(tmp_path):
+def test_json_of_exactly_the_allowed_size_is_read(tmp_path):
     path = tmp_path / "document"
     path.write_bytes(b"1".rjust(MAX_BYTES))
     assert read_json(path, max_bytes=MAX_BYTES) == 1
@@ -146,7 +146,7 @@ def test_malformed_yaml_is_refused(tmp_path, text):
 
 
 @pytest.mark.parametrize("text", ["a: 2026-13-45", "a: 0x_", "a: 2026-01-02T99:00:00Z"])
-def test_yaml_scalar_that_can_not_be_what_it_looks_like_is_refused(tmp_path, text):
+def test_yaml_scalar_with_an_impossible_value_is_refused(tmp_path, text):
     assert "not valid YAML" in read_error(tmp_path, text.encode(), read_yaml)
 
 
@@ -236,12 +236,12 @@ def test_distinct_texts_have_slugs_distinct_where_case_is_ignored(texts):
     assert len({slug(text).casefold() for text in texts}) == len(texts)
 
 
-def test_texts_that_differ_in_case_alone_have_distinct_slugs():
+def test_texts_that_differ_only_in_case_have_distinct_slugs():
     assert slug("test_A") != slug("test_a")
 
 
 @given(ANY_TEXT, st.integers(1, 80))
-def test_slug_keeps_the_length_asked_for(text, max_length):
+def test_slug_keeps_the_given_maximum_length(text, max_length):
     assert len(slug(text, max_length=max_length)) <= max_length + len("-12345678")
 
 

@@ -34,22 +34,22 @@ SPEC = WorkloadSpec("toy", Path("/own/toy"), None, "Toy", "a toy", "torchrun", 2
         "MASTER_PORT",
     ],
 )
-def test_variable_of_another_launch_is_not_handed_on(tmp_path, name):
+def test_variable_of_another_launch_is_not_passed_on(tmp_path, name):
     assert name not in launch_environment(make_plan(tmp_path), {name: "7"})
 
 
 @pytest.mark.parametrize("name", ["PATH", "NCCL_DEBUG", "PETNAME", "MY_RANK", "HTTP_PROXY"])
-def test_other_variables_of_the_caller_are_handed_on(tmp_path, name):
+def test_other_variables_of_the_caller_are_passed_on(tmp_path, name):
     assert launch_environment(make_plan(tmp_path), {name: "7"})[name] == "7"
 
 
-def test_ranks_see_the_planned_devices_in_their_order(tmp_path):
+def test_planned_devices_are_visible_to_ranks_in_their_order(tmp_path):
     environment = launch_environment(make_plan(tmp_path, world=ON_GPUS), {"CUDA_VISIBLE_DEVICES": "0,1,2,3"})
     assert environment["CUDA_VISIBLE_DEVICES"] == "2,3"
     assert environment["AORTA_DEVICE"] == "cuda"
 
 
-def test_ranks_on_amd_see_the_planned_devices_among_those_that_rocr_leaves(tmp_path):
+def test_planned_amd_devices_are_visible_among_those_that_rocr_leaves(tmp_path):
     world = World(2, "cuda", (Device("3", "MI300X", "GPU-3", "amd"), Device("GPU-1", "MI300X", "GPU-1", "amd")))
     environ = {"CUDA_VISIBLE_DEVICES": "0", "HIP_VISIBLE_DEVICES": "0,1,2,3", "ROCR_VISIBLE_DEVICES": "7,6,5,4"}
     environment = launch_environment(make_plan(tmp_path, world=world), environ)
@@ -58,25 +58,25 @@ def test_ranks_on_amd_see_the_planned_devices_among_those_that_rocr_leaves(tmp_p
 
 
 @pytest.mark.parametrize("value", [None, "0,1"])
-def test_cpu_ranks_see_no_device(tmp_path, value):
+def test_no_device_is_visible_to_cpu_ranks(tmp_path, value):
     names = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
     environment = launch_environment(make_plan(tmp_path), {} if value is None else dict.fromkeys(names, value))
-    # To HIP an empty value is none.
+    # HIP ignores an empty value.
     assert [environment[name] for name in names] == ["", "-1", ""]
     assert environment["AORTA_DEVICE"] == "cpu"
 
 
-def test_number_of_threads_is_one_and_the_callers_where_given(tmp_path):
+def test_number_of_threads_is_one_unless_the_caller_sets_it(tmp_path):
     assert launch_environment(make_plan(tmp_path), {})["OMP_NUM_THREADS"] == "1"
     assert launch_environment(make_plan(tmp_path), {"OMP_NUM_THREADS": "4"})["OMP_NUM_THREADS"] == "4"
 
 
-def test_collectives_give_up_before_the_launch_does(tmp_path):
+def test_collectives_time_out_before_the_launch(tmp_path):
     environment = launch_environment(make_plan(tmp_path, timeout_s=100.0), {})
     assert float(environment["AORTA_COLLECTIVE_TIMEOUT_S"]) == 80.0
 
 
-def test_ranks_run_the_code_that_pytest_runs_first_of_all(tmp_path):
+def test_ranks_import_the_same_code_as_pytest(tmp_path):
     import pytest_aorta
 
     parent = Path(pytest_aorta.__file__).parents[1]
@@ -87,13 +87,13 @@ def test_ranks_run_the_code_that_pytest_runs_first_of_all(tmp_path):
         assert path == f"{parent}:/mine"
 
 
-def test_callers_environment_is_left_as_it_is(tmp_path):
+def test_callers_environment_is_not_changed(tmp_path):
     environ = {"RANK": "3", "CUDA_VISIBLE_DEVICES": "1"}
     launch_environment(make_plan(tmp_path), environ)
     assert environ == {"RANK": "3", "CUDA_VISIBLE_DEVICES": "1"}
 
 
-def test_agent_starts_one_rank_a_device_on_a_rendezvous_of_its_own(tmp_path):
+def test_agent_starts_one_rank_per_device_with_its_own_rendezvous(tmp_path):
     command = agent_command(make_plan(tmp_path, world=World(3, "cpu")))
     assert command == [
         sys.executable,
@@ -108,7 +108,7 @@ def test_agent_starts_one_rank_a_device_on_a_rendezvous_of_its_own(tmp_path):
     ]
 
 
-def test_plan_tells_ranks_which_workload_to_load(tmp_path):
+def test_plan_names_the_workload_that_ranks_load(tmp_path):
     document = rank_document(make_plan(tmp_path, spec=SPEC, script=None))
     assert document["workload"] == {"name": "toy", "module": None, "folder": "/own/toy", "class": "Toy"}
     assert (document["script"], document["config"]) == (None, {"steps": 3})
@@ -125,7 +125,7 @@ def test_plan_is_plain_json(tmp_path):
     assert document["devices"] == ["2", "3"]
 
 
-def test_variables_of_the_config_are_the_ranks_and_not_the_workloads(tmp_path):
+def test_variables_of_the_config_are_set_for_ranks_and_hidden_from_the_workload(tmp_path):
     given = {"NCCL_ALGO": "Ring", "TORCH_NCCL_ENABLE_TIMING": "0"}
     plan = make_plan(tmp_path, world=ON_GPUS, config={"steps": 5, "environment": given})
     environment = launch_environment(plan, {"NCCL_ALGO": "Tree"})

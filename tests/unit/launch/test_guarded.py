@@ -10,7 +10,7 @@ from pytest_aorta.plan.world import World
 from tests.unit.builders import make_plan
 
 
-def test_run_folder_has_the_plan_and_a_folder_a_rank(tmp_path):
+def test_run_folder_contains_the_plan_and_one_folder_per_rank(tmp_path):
     plan = make_plan(tmp_path / "run", world=World(3, "cpu"))
     prepare_folder(plan)
     assert sorted(path.name for path in (plan.run_dir / "ranks").iterdir()) == ["0", "1", "2"]
@@ -24,18 +24,18 @@ def test_run_folder_that_can_not_be_written_is_named(tmp_path):
     assert str(caught.value) == f"results folder {tmp_path}/file/run can't be written: Not a directory"
 
 
-def test_run_folder_of_another_launch_is_not_taken(tmp_path):
+def test_run_folder_of_another_launch_is_refused(tmp_path):
     prepare_folder(make_plan(tmp_path))
     with pytest.raises(LaunchError, match="can't be written: File exists"):
         launch(make_plan(tmp_path), {})
 
 
-def test_guard_that_can_not_be_started_is_told(tmp_path):
+def test_guard_that_can_not_be_started_is_reported(tmp_path):
     with pytest.raises(LaunchError, match=r"the guard can't be started in .*/absent: No such file"):
         launch(make_plan(tmp_path / "run", cwd=tmp_path / "absent"), {})
 
 
-def test_guard_is_told_the_plans_time_limit_and_world(tmp_path):
+def test_guard_receives_the_plans_time_limit_and_world(tmp_path):
     spec = guard_spec(make_plan(tmp_path, timeout_s=7.0), 3, 4)
     assert (spec["time_limit_s"], spec["world_size"], spec["lifeline_fd"], spec["verdict_fd"]) == (7.0, 2, 3, 4)
     assert json.loads(json.dumps(spec)) == spec

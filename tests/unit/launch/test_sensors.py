@@ -15,7 +15,7 @@ AMD_GPU = Device("1", "MI300X", "GPU-0000000000000002", AMD)
 
 
 class FakeNvml:
-    """Two GPUs; the clock of the memory is not supported."""
+    """Provide two GPUs that do not support the memory clock."""
 
     class NVMLError(Exception):
         def __init__(self, text, value=999):
@@ -93,24 +93,24 @@ def test_nvml_is_read_in_whole_units_and_reasons_by_name(nvml):
     assert nvml.inside == 0
 
 
-def test_mig_device_is_told_by_its_gpu(nvml):
+def test_mig_device_has_the_readings_of_its_gpu(nvml):
     assert open_sensors([Device("MIG-1", "H200 MIG", "MIG-1")]).read()[0].sm_clock_mhz == 1755
 
 
-def test_device_that_nvml_does_not_know_is_told_and_nvml_left(nvml):
+def test_device_unknown_to_nvml_is_reported_and_nvml_shut_down(nvml):
     with pytest.raises(SensorsUnavailable, match=r"^NVML: Not Found$"):
         open_sensors([Device("0", "NVIDIA H200", "GPU-absent")])
     assert nvml.inside == 0
 
 
-def test_device_that_is_lost_meanwhile_is_told(nvml):
+def test_device_that_is_lost_while_sampling_is_reported(nvml):
     sensors = open_sensors([NVIDIA_GPU])
     nvml.lost = True
     with pytest.raises(SensorsUnavailable, match=r"^NVML: GPU is lost$"):
         sensors.read()
 
 
-def test_machine_without_nvml_is_told(nvml, monkeypatch):
+def test_machine_without_nvml_is_reported(nvml, monkeypatch):
     def fail():
         raise nvml.NVMLError("NVML Shared Library Not Found", 12)
 
@@ -120,7 +120,7 @@ def test_machine_without_nvml_is_told(nvml, monkeypatch):
 
 
 class FakeAmdsmi:
-    """Two GPUs of two dies each; handles are their numbers."""
+    """Provide two GPUs of two dies each; their handles are their numbers."""
 
     class AmdSmiException(Exception):
         pass
@@ -158,7 +158,7 @@ def amdsmi(monkeypatch):
     return fake
 
 
-def test_amdsmi_is_read_by_the_slowest_die_and_what_has_grown_in_between(amdsmi):
+def test_amdsmi_reports_the_slowest_die_and_reasons_whose_counters_increased(amdsmi):
     sensors = open_sensors([AMD_GPU])
     assert sensors.capabilities == (Capability(max_sm_clock_mhz=2100),)
     assert sensors.read() == (Reading(1400, 1300, 740, 70, ()),)
@@ -167,13 +167,13 @@ def test_amdsmi_is_read_by_the_slowest_die_and_what_has_grown_in_between(amdsmi)
     assert sensors.read()[0].throttle_reasons == ()
 
 
-def test_machine_without_amdsmi_is_told(monkeypatch):
+def test_machine_without_amdsmi_is_reported(monkeypatch):
     monkeypatch.setitem(sys.modules, "amdsmi", None)
     with pytest.raises(SensorsUnavailable, match=r"^amdsmi is not installed$"):
         open_sensors([AMD_GPU])
 
 
-def test_amd_gpu_that_amdsmi_does_not_know_is_told(amdsmi):
+def test_amd_gpu_unknown_to_amdsmi_is_reported(amdsmi):
     with pytest.raises(SensorsUnavailable, match=r"^amdsmi: "):
         open_sensors([Device("0", "MI300X", "GPU-absent", AMD)])
 

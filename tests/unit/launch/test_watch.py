@@ -1,4 +1,4 @@
-"""What is seen of a launch while pytest waits for it, against a made-up run folder."""
+"""Observation of a running launch, against a made-up run folder."""
 
 from __future__ import annotations
 
@@ -79,21 +79,21 @@ def test_state_of_a_launch_is_read_from_its_ranks_files(tmp_path):
 
 
 @pytest.mark.parametrize(("steps", "done", "expected"), [(0, 0, False), (1, 0, True), (5, 1, False)])
-def test_ranks_are_in_their_steps_from_the_last_ones_first_to_the_first_result(steps, done, expected):
+def test_ranks_are_in_their_steps_from_the_last_ranks_first_step_to_the_first_result(steps, done, expected):
     assert LaunchState("toy", 2, 2, steps, 5, done, 1.0).in_steps is expected
 
 
 @pytest.mark.parametrize(("config", "total"), [({}, 40), ({"steps": 7}, 7)])
-def test_number_of_steps_is_the_configs_or_its_default(tmp_path, config, total):
+def test_number_of_steps_comes_from_the_config_or_its_default(tmp_path, config, total):
     plan = make_plan(tmp_path, spec=SPEC, script=None, config=config)
     assert launch_state(plan, 0.0).total_steps == total
 
 
-def test_number_of_a_scripts_steps_is_not_known(tmp_path):
+def test_number_of_a_scripts_steps_is_unknown(tmp_path):
     assert launch_state(make_plan(tmp_path, config={"args": []}), 0.0).total_steps is None
 
 
-def test_devices_are_sampled_during_the_launch_and_steps_are_told_apart(tmp_path):
+def test_devices_are_sampled_during_the_launch_and_samples_in_steps_are_marked(tmp_path):
     plan, sensors = on_gpus(tmp_path), FakeSensors()
     count_steps(plan, 1, 1)
     with LaunchWatch(plan, None, sensors, tick_s=0.001) as watch:
@@ -105,13 +105,13 @@ def test_devices_are_sampled_during_the_launch_and_steps_are_told_apart(tmp_path
     assert (facts.source, facts.problem) == ("NVML", None)
 
 
-def test_launch_that_is_over_at_once_has_a_sample(tmp_path):
+def test_launch_that_ends_at_once_has_a_sample(tmp_path):
     with LaunchWatch(on_gpus(tmp_path), None, FakeSensors(), tick_s=100.0) as watch:
         pass
     assert [device.in_steps for device in watch.platform_facts.devices] == [False, False]
 
 
-def test_driver_that_gives_up_leaves_what_was_read_and_the_reason(tmp_path):
+def test_failing_driver_leaves_earlier_samples_and_the_reason(tmp_path):
     sensors, line = FakeSensors(readings=2), FakeLine()
     with LaunchWatch(on_gpus(tmp_path), line, sensors, tick_s=0.001) as watch:
         deadline_s = time.monotonic() + 10
@@ -121,7 +121,7 @@ def test_driver_that_gives_up_leaves_what_was_read_and_the_reason(tmp_path):
     assert facts.problem == "NVML: GPU is lost"
     assert facts.devices[0].num_samples == 2
     assert sensors.closed
-    # The line goes on without the sensors.
+    # The progress line continues without the sensors.
     assert len(line.states) >= 5
 
 

@@ -68,7 +68,9 @@ def test_what_needs_no_program_is_not_looked_for(tmp_path, profiler):
 def test_wrapped_launch_is_cold_and_says_why(tmp_path: Path):
     plan = make_plan(tmp_path / "run", launcher=LauncherKind.FORKSERVER, profiler="nsys", cwd=tmp_path)
     servers = ForkServers({"PATH": str(tmp_path)})
-    with pytest.warns(ColdLaunchWarning, match="fork server is not fit: nsys profiles what it has started itself"):
+    with pytest.warns(
+        ColdLaunchWarning, match="fork server is unfit: nsys profiles only processes that it has started"
+    ):
         outcome = servers.launch(plan)
     # There is no nsys on this PATH.
     assert outcome.reason == "guard_lost"

@@ -1,4 +1,4 @@
-"""Leases between real processes; threads stand for processes where only the order matters."""
+"""Leases between real processes; threads stand in for processes where only the order matters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pytest_aorta.launch.lease.queue import LeaseError, default_folder
 
 POOL = tuple(f"GPU-{number}" for number in range(8))
 
-# Takes what the first argument says, tells so, and goes on at the next line: once, or over and over.
+# Takes the lease of the first argument, prints it, and continues at the next line of input; once or repeatedly.
 CLIENT = """
 import json, sys, time
 from pathlib import Path
@@ -42,7 +42,7 @@ while True:
 
 
 class Clients:
-    """Starts processes that lease, and ends them."""
+    """Processes that take leases, ended after the test."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -91,7 +91,7 @@ def ask(folder: Path) -> Callable[..., Lease]:
 
 @pytest.fixture
 def waiting(folder: Path, ask: Callable[..., Lease]) -> Iterator[Callable[..., Future[Lease]]]:
-    """Ask in the background; returns once the request is in the queue."""
+    """Request in the background; return when the request is in the queue."""
     with ThreadPoolExecutor(8) as threads:
 
         def waiting(*args: Any, **kwargs: Any) -> Future[Lease]:
@@ -119,7 +119,7 @@ def test_resources_of_two_processes_differ(clients: Clients, ask: Callable[..., 
 
 
 def test_processes_in_competition_never_overlap(clients: Clients) -> None:
-    """Eight processes, each taking 1 of 2 ten times."""
+    """Run eight processes that each take 1 of 2 resources ten times."""
     streams = [clients.start(1, pool=POOL[:2], hold_s=0.004) for _ in range(8)]
     taken: list[tuple[float, float, str]] = []
     for stream in streams:
@@ -130,7 +130,7 @@ def test_processes_in_competition_never_overlap(clients: Clients) -> None:
     assert {resource for _, _, resource in taken} == set(POOL[:2])
     for resource in POOL[:2]:
         mine = sorted(entry for entry in taken if entry[2] == resource)
-        # The end is noted after the release.
+        # The end is recorded after the release.
         assert all(began_s + 0.004 <= next_s for (began_s, _, _), (next_s, _, _) in pairwise(mine))
 
 
@@ -144,7 +144,7 @@ def test_one_resource_too_few_takes_none(ask: Callable[..., Lease], folder: Path
 
 
 @pytest.mark.parametrize("count", [9, 0, -1])
-def test_impossible_count_fails_at_once_and_names_what_is_allowed(ask: Callable[..., Lease], count: int) -> None:
+def test_impossible_count_fails_at_once_and_names_the_allowed_range(ask: Callable[..., Lease], count: int) -> None:
     began_s = time.monotonic()
     with pytest.raises(LeaseError, match=rf"this test: {count} resources asked for; allowed is 1 to 8 \(GPU-0, "):
         ask(count, wait_s=60)
@@ -152,7 +152,7 @@ def test_impossible_count_fails_at_once_and_names_what_is_allowed(ask: Callable[
 
 
 def test_resource_named_twice_is_refused(ask: Callable[..., Lease]) -> None:
-    with pytest.raises(LeaseError, match="once; got GPU-0, GPU-0"):
+    with pytest.raises(LeaseError, match="a resource is repeated in the pool GPU-0, GPU-0; name each resource once"):
         ask(1, pool=("GPU-0", "GPU-0"))
 
 
@@ -171,7 +171,7 @@ def test_end_of_wait_names_holders_and_leaves_nothing(
     assert len(list(folder.glob("*.claim"))) == 1
 
 
-def test_end_of_wait_names_who_asked_before(ask: Callable[..., Lease], waiting: Callable[..., Future[Lease]]) -> None:
+def test_end_of_wait_names_earlier_requests(ask: Callable[..., Lease], waiting: Callable[..., Future[Lease]]) -> None:
     with ask(1):
         first = waiting(8, owner="the big one")
         for _ in range(MAX_OVERTAKES):
@@ -188,7 +188,7 @@ def test_killed_holder_frees_at_once(clients: Clients, ask: Callable[..., Lease]
     ask(8).release()
 
 
-def test_killed_waiter_keeps_nobody_waiting(clients: Clients, ask: Callable[..., Lease], folder: Path) -> None:
+def test_killed_waiter_blocks_no_other_request(clients: Clients, ask: Callable[..., Lease], folder: Path) -> None:
     with ask(1):
         client = clients.start(8)
         until(lambda: len(list(folder.glob("*.claim"))) == 2)
@@ -198,7 +198,7 @@ def test_killed_waiter_keeps_nobody_waiting(clients: Clients, ask: Callable[...,
             ask(7).release()
 
 
-def test_stays_taken_while_a_child_with_the_descriptors_lives(ask: Callable[..., Lease]) -> None:
+def test_lease_lasts_while_a_child_with_the_descriptors_lives(ask: Callable[..., Lease]) -> None:
     got = ask(8)
     with subprocess.Popen(["sleep", "60"], pass_fds=got.fds) as child:
         got.release()
@@ -210,7 +210,7 @@ def test_stays_taken_while_a_child_with_the_descriptors_lives(ask: Callable[...,
     ask(8).release()
 
 
-def test_dead_taker_is_named_as_dead_while_its_child_holds_on(ask: Callable[..., Lease], folder: Path) -> None:
+def test_dead_holder_is_reported_as_dead_while_its_child_lives(ask: Callable[..., Lease], folder: Path) -> None:
     code = (
         "import os, sys, subprocess; from pathlib import Path; from pytest_aorta.launch.lease.lease import lease\n"
         "got = lease(['a'], 1, exclusive=False, wait_s=0, folder=Path(sys.argv[1]), owner='the dead')\n"
@@ -225,7 +225,7 @@ def test_dead_taker_is_named_as_dead_while_its_child_holds_on(ask: Callable[...,
         os.kill(child, signal.SIGKILL)
 
 
-def test_release_twice_closes_nothing_of_others(ask: Callable[..., Lease]) -> None:
+def test_second_release_closes_no_other_descriptor(ask: Callable[..., Lease]) -> None:
     got = ask(1)
     got.release()
     reader, writer = os.pipe()
@@ -235,12 +235,12 @@ def test_release_twice_closes_nothing_of_others(ask: Callable[..., Lease]) -> No
     os.close(writer)
 
 
-def test_descriptors_reach_only_children_that_are_given_them(ask: Callable[..., Lease]) -> None:
+def test_only_children_that_are_given_the_descriptors_inherit_them(ask: Callable[..., Lease]) -> None:
     with ask(1) as got:
         assert not any(os.get_inheritable(fd) for fd in got.fds)
 
 
-def test_nothing_stays_open_after_a_refusal(ask: Callable[..., Lease]) -> None:
+def test_refused_request_leaves_no_open_descriptor(ask: Callable[..., Lease]) -> None:
     with ask(8):
         before = len(list(Path("/proc/self/fd").iterdir()))
         with pytest.raises(LeaseError):
@@ -248,13 +248,13 @@ def test_nothing_stays_open_after_a_refusal(ask: Callable[..., Lease]) -> None:
         assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_exclusive_waits_for_every_other_pool(clients: Clients, ask: Callable[..., Lease]) -> None:
+def test_exclusive_request_waits_for_every_other_pool(clients: Clients, ask: Callable[..., Lease]) -> None:
     clients.holding(1, pool=["cpu-0"], owner="a side test")
     with pytest.raises(LeaseError, match=r"1 of 8 resources and the host alone\n  cpu-0 held by a side test"):
         ask(1, exclusive=True)
 
 
-def test_nobody_else_gets_anything_beside_an_exclusive_one(clients: Clients, ask: Callable[..., Lease]) -> None:
+def test_no_other_request_is_served_beside_an_exclusive_lease(clients: Clients, ask: Callable[..., Lease]) -> None:
     clients.holding(1, pool=["cpu-0"], exclusive=True)
     with pytest.raises(LeaseError, match="with the host alone"):
         ask(1)
@@ -270,7 +270,7 @@ def test_other_pools_do_not_wait_for_each_other(
     big.result().release()
 
 
-def test_waiting_ones_are_served_in_order_of_arrival(
+def test_waiting_requests_are_served_in_order_of_arrival(
     ask: Callable[..., Lease], waiting: Callable[..., Future[Lease]]
 ) -> None:
     with ask(8):
@@ -282,7 +282,7 @@ def test_waiting_ones_are_served_in_order_of_arrival(
 
 
 @pytest.mark.parametrize("big", [{"count": 8}, {"count": 1, "exclusive": True}], ids=["all", "exclusive"])
-def test_a_waiting_one_is_overtaken_a_bounded_number_of_times(
+def test_waiting_request_is_overtaken_a_bounded_number_of_times(
     ask: Callable[..., Lease], waiting: Callable[..., Future[Lease]], big: dict[str, Any]
 ) -> None:
     held = ask(1)
@@ -304,10 +304,10 @@ def test_a_waiting_one_is_overtaken_a_bounded_number_of_times(
     ],
     ids=["8 among 2s", "exclusive among shared", "shared among exclusive"],
 )
-def test_streams_of_others_starve_nobody(
+def test_streams_of_other_requests_starve_no_request(
     clients: Clients, ask: Callable[..., Lease], stream: dict[str, Any], asked: dict[str, Any]
 ) -> None:
-    """Five streams want more than there is, so that devices never come free all at once by themselves."""
+    """Run five streams that want more than there is, so that devices never become free all at once by themselves."""
     for _ in range(5):
         clients.holding(**stream, hold_s=0.05)
     waits_s = []
@@ -315,14 +315,16 @@ def test_streams_of_others_starve_nobody(
         began_s = time.monotonic()
         ask(**asked, wait_s=5).release()
         waits_s.append(time.monotonic() - began_s)
-    # Those that hold, those ahead and those that overtake are 5 + 5 + MAX_OVERTAKES at most, 0.05 s and a look each.
+    # Holders, earlier and overtaking requests are at most 5 + 5 + MAX_OVERTAKES, of 0.05 s and one look each.
     assert max(waits_s) < (10 + MAX_OVERTAKES) * 0.1
 
 
 HOSTILE = ("../../x", "a\0b", "n" * 4096, "/etc/passwd", "", "\n", "\udcff", "GPU\U0001f4a3", "bad.json", "gate")
 
 
-def test_any_text_names_a_resource_and_no_file(ask: Callable[..., Lease], folder: Path, tmp_path: Path) -> None:
+def test_any_text_can_name_a_resource_without_naming_a_file(
+    ask: Callable[..., Lease], folder: Path, tmp_path: Path
+) -> None:
     with ask(len(HOSTILE), pool=HOSTILE, owner="\0../\n\udcff" * 1000) as got:
         assert got.resources == HOSTILE
         with pytest.raises(LeaseError) as caught:
@@ -344,7 +346,7 @@ def test_folder_that_is_a_symlink_is_refused(tmp_path: Path, ask: Callable[..., 
 @pytest.mark.parametrize("mode", [0o777, 0o750, 0o500])
 def test_folder_with_another_mode_is_refused(tmp_path: Path, ask: Callable[..., Lease], mode: int) -> None:
     tmp_path.chmod(mode)
-    with pytest.raises(LeaseError, match=rf"mode 0{mode:o}, not user \d+'s with 0700"):
+    with pytest.raises(LeaseError, match=rf"mode 0{mode:o}, not by user \d+ with 0700"):
         ask(1, folder=tmp_path)
 
 
@@ -352,7 +354,7 @@ def test_folder_with_another_mode_is_refused(tmp_path: Path, ask: Callable[..., 
 def test_folder_of_another_user_is_refused(tmp_path: Path, ask: Callable[..., Lease]) -> None:
     os.chown(tmp_path, 12345, -1)
     tmp_path.chmod(0o700)
-    with pytest.raises(LeaseError, match="it is user 12345's"):
+    with pytest.raises(LeaseError, match="owned by user 12345 "):
         ask(1, folder=tmp_path)
 
 
@@ -371,7 +373,7 @@ def test_gate_held_by_a_stopped_process_ends_the_wait(folder: Path, ask: Callabl
     ask(1).release()
     with (folder / "gate").open() as gate:
         fcntl.flock(gate, fcntl.LOCK_EX)
-        with pytest.raises(LeaseError, match="its gate was locked for 2 s, by a stopped process"):
+        with pytest.raises(LeaseError, match="its gate was locked for 2 s, perhaps by a stopped process"):
             ask(1, wait_s=60)
 
 
@@ -384,7 +386,7 @@ def test_waiting_does_not_keep_a_core_busy(clients: Clients, ask: Callable[..., 
 
 
 def test_relative_folder_is_refused(ask: Callable[..., Lease]) -> None:
-    with pytest.raises(LeaseError, match="lease folder leases: it is not an absolute path"):
+    with pytest.raises(LeaseError, match="lease folder leases: the path is not absolute"):
         ask(1, folder=Path("leases"))
 
 
@@ -404,7 +406,7 @@ def test_default_folder_is_the_users_own_whatever_the_session() -> None:
     assert default_folder({variables.LEASE_DIR: "/leases"}) == Path("/leases")
 
 
-def test_unreadable_claim_of_a_living_process_gives_nothing_out(ask: Callable[..., Lease], folder: Path) -> None:
+def test_unreadable_claim_of_a_living_process_stops_all_leases(ask: Callable[..., Lease], folder: Path) -> None:
     with ask(1):
         [claim] = folder.glob("*.claim")
         claim.write_text('{"version": 2}\n')
@@ -424,7 +426,7 @@ def test_bad_resource_is_left_out_until_cleared(ask: Callable[..., Lease], folde
     ask(8).release()
 
 
-def test_bad_mark_ends_a_wait_that_it_makes_vain(
+def test_bad_mark_ends_a_wait_that_can_not_succeed(
     ask: Callable[..., Lease], folder: Path, waiting: Callable[..., Future[Lease]]
 ) -> None:
     with ask(1):
@@ -434,7 +436,7 @@ def test_bad_mark_ends_a_wait_that_it_makes_vain(
             future.result(timeout=3)
 
 
-def test_bad_mark_of_an_earlier_start_of_the_host_is_void(ask: Callable[..., Lease], folder: Path) -> None:
+def test_bad_mark_from_before_the_hosts_start_is_ignored(ask: Callable[..., Lease], folder: Path) -> None:
     mark_bad("GPU-0", "stuck", folder)
     marks = folder / "bad.json"
     marks.write_text(json.dumps(json.loads(marks.read_text()) | {"boot": "an earlier one"}))

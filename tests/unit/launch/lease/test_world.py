@@ -32,14 +32,14 @@ def test_two_tests_get_different_devices(folder):
     assert holders(folder) == []
 
 
-def test_nothing_is_leased_before_it_is_asked_for(folder):
+def test_nothing_is_leased_before_the_world_is_asked_for(folder):
     idle = leased(2, gpus(2))
     assert idle.fds == ()
     assert len(leased(2, gpus(2)).world().devices) == 2
     idle.release()
 
 
-def test_devices_that_are_taken_are_told_with_their_holder():
+def test_taken_devices_are_reported_with_their_holder():
     holder = leased(2, gpus(2), owner="test_a.py::test_long")
     holder.world()
     with pytest.raises(LeaseError, match=r"GPU-0, GPU-1 held by test_a.py::test_long"):
@@ -47,7 +47,7 @@ def test_devices_that_are_taken_are_told_with_their_holder():
     holder.release()
 
 
-def test_timed_test_has_the_host_alone():
+def test_timed_test_leases_the_whole_host():
     timed = leased(1, gpus(4), exclusive=True)
     timed.world()
     with pytest.raises(LeaseError):
@@ -64,7 +64,7 @@ def test_cpu_ranks_lease_slots_and_more_ranks_than_slots_take_all():
     crowd.release()
 
 
-def test_device_on_which_a_process_survived_is_given_to_nobody():
+def test_device_with_a_surviving_process_is_not_leased_again():
     first = leased(1, gpus(1))
     first.world()
     first.note(LaunchOutcome("time_limit", None, (), (41,), 1.0))

@@ -37,7 +37,7 @@ PART = NodePart(2, "10.0.0.1:2900", "run", "10.0.0.2", "eth0")
 
 
 class FakeWire:
-    """A connection that keeps what is said."""
+    """A connection that keeps sent messages."""
 
     def __init__(self) -> None:
         self.sent: list[dict[str, Any]] = []
@@ -65,7 +65,7 @@ def end(*, is_terminated: bool = False, **outcome: Any) -> dict[str, Any]:
 SPEC = {"num_nodes": 2, "versions": versions()}
 
 
-def test_launcher_is_told_the_number_of_nodes():
+def test_launcher_receives_the_number_of_nodes():
     options = make_options(nnodes=2, node_launcher=("srun", "--nodes={nodes}"), rdzv_endpoint=("127.0.0.1", 29400))
     group = node_group(options, 2)
     assert group is not None
@@ -77,22 +77,25 @@ def test_one_node_has_no_group():
 
 
 def test_host_name_that_only_this_host_reaches_is_refused_unless_given():
-    with pytest.raises(LaunchError, match=r"'localhost' is .*, which no other node reaches; give .*--aorta-rdzv-endp"):
+    with pytest.raises(
+        LaunchError,
+        match=r"'localhost' is the loopback address .*, which no other node reaches; set .*aorta_rdzv_endp",
+    ):
         own_address("localhost", given=False)
     assert own_address("127.0.0.1", given=True) == "127.0.0.1"
 
 
-def test_host_name_that_nobody_knows_is_refused():
+def test_host_name_without_an_address_is_refused():
     with pytest.raises(LaunchError, match=r"'no-such.invalid' can't be resolved .*aorta_rdzv_endpoint=ADDRESS"):
         own_address("no-such.invalid", given=True)
 
 
 def test_address_of_another_machine_is_refused():
-    with pytest.raises(LaunchError, match=r"'192.0.2.1' is 192.0.2.1, no address of this machine"):
+    with pytest.raises(LaunchError, match=r"'192.0.2.1' is 192.0.2.1, which is not an address of this machine"):
         own_address("192.0.2.1", given=True)
 
 
-def test_interface_is_that_of_the_address():
+def test_interface_with_the_address_is_found():
     assert interface_of("127.0.0.1") == "lo"
     assert interface_of("192.0.2.1") is None
 
@@ -111,14 +114,14 @@ def test_endpoint_of_either_kind_of_address(address, text):
         (None, {"AORTA_NODE_RANK": "4", "SLURM_NODEID": "1"}, 4),
     ],
 )
-def test_node_knows_its_number(given, environ, rank):
+def test_node_reads_its_number_from_the_option_or_a_variable(given, environ, rank):
     assert node_rank(given, environ) == rank
 
 
 @pytest.mark.parametrize(
     ("environ", "part"), [({}, "set one of AORTA_NODE_RANK, SLURM_NODEID"), ({"SLURM_NODEID": "a"}, "SLURM_NODEID='a'")]
 )
-def test_node_that_can_not_know_its_number_is_told(environ, part):
+def test_node_without_a_valid_number_names_the_variables(environ, part):
     with pytest.raises(LaunchError, match=part):
         node_rank(None, environ)
 
@@ -132,7 +135,7 @@ def test_plan_is_the_same_on_the_other_node(tmp_path):
     assert there == replace(plan, run_dir=tmp_path / "there")
 
 
-def test_agent_of_a_node_joins_the_others_rendezvous(tmp_path):
+def test_torchrun_agent_joins_the_rendezvous_of_all_nodes(tmp_path):
     plan = make_plan(tmp_path, world=World(4, "cpu", nodes=2), part=PART)
     assert agent_command(plan)[4:11] == [
         "--nnodes=2",
@@ -145,7 +148,7 @@ def test_agent_of_a_node_joins_the_others_rendezvous(tmp_path):
     ]
 
 
-def test_ranks_get_the_interface_and_not_the_token(tmp_path):
+def test_ranks_receive_the_interface_and_not_the_token(tmp_path):
     plan = make_plan(tmp_path, world=World(4, "cpu", nodes=2), part=PART)
     environ = launch_environment(plan, {variables.AGENT_TOKEN: "secret"})
     assert environ["GLOO_SOCKET_IFNAME"] == "eth0"
@@ -155,13 +158,15 @@ def test_ranks_get_the_interface_and_not_the_token(tmp_path):
 
 def test_node_with_other_gpus_is_refused(tmp_path):
     plan = make_plan(tmp_path, world=World(2, "cuda", tuple(gpus(1)), 2))
-    with pytest.raises(LaunchError, match=r"its GPUs are \['A100'\], node 0's are \['NVIDIA H200'\]"):
+    with pytest.raises(LaunchError, match=r"GPUs are \['A100'\], node 0's are \['NVIDIA H200'\]"):
         on_devices(plan, tuple(gpus(1, "A100")))
 
 
 def test_code_that_is_not_on_this_node_is_named(tmp_path):
     plan = make_plan(tmp_path, script="/absent/train.py", cwd=tmp_path)
-    with pytest.raises(LaunchError, match=r"there is no /absent/train.py; every node needs the code where node 0"):
+    with pytest.raises(
+        LaunchError, match=r"/absent/train.py is missing; every node needs the code at the same path as node 0"
+    ):
         refuse_absent(plan)
     refuse_absent(make_plan(tmp_path, script="package.module"))
 
@@ -174,14 +179,14 @@ def test_agent_of_another_version_is_refused():
 
 
 @pytest.mark.parametrize("rank", [1, 2])
-def test_agent_too_many_is_refused(rank):
+def test_surplus_agent_is_refused(rank):
     with pytest.raises(NodeFailed, match=f"host{rank} says it is node {rank}") as caught:
         admitted(FakeWire(), hello(rank), SPEC, {1: make_node(1)})  # type: ignore[arg-type]
     assert caught.value.reason == "node_launcher"
 
 
 @pytest.mark.parametrize("rank", [1, 2])
-def test_agent_that_waits_and_is_not_needed_is_sent_away(rank):
+def test_waiting_agent_that_is_not_needed_is_disconnected(rank):
     wire = FakeWire()
     assert admitted(wire, hello(rank, is_waiting=True), SPEC, {1: make_node(1)}) is None  # type: ignore[arg-type]
     assert wire.is_closed
@@ -200,9 +205,9 @@ def test_agent_that_waits_and_is_not_needed_is_sent_away(rank):
         "ranks/0/result.json\n",
     ],
 )
-def test_file_that_no_agent_has_is_refused(tmp_path, name):
+def test_file_that_no_agent_sends_is_refused(tmp_path, name):
     message = {"type": "file", "name": name, "data": "", "is_first": True}
-    with pytest.raises(WireError, match="no such file"):
+    with pytest.raises(WireError, match="unknown file"):
         make_node().take(message, tmp_path, 2)
 
 
@@ -214,23 +219,23 @@ def test_parts_of_a_file_are_put_together(tmp_path):
     assert (tmp_path / "ranks/1/output.log").read_bytes() == b"onetwo"
 
 
-def test_files_without_end_are_refused(tmp_path):
+def test_files_beyond_the_limit_are_refused(tmp_path):
     node = make_node()
     node.num_bytes = MAX_NODE_BYTES
     with pytest.raises(WireError, match="files of more than"):
         node.take({"type": "file", "name": "agent.log", "data": encode(b"a"), "is_first": True}, tmp_path, 2)
 
 
-def test_lost_node_is_told_with_its_ranks_and_folder(tmp_path):
+def test_lost_node_is_reported_with_its_ranks_and_folder(tmp_path):
     node = make_node()
     ranks = {"3": {"pid": 33, "steps": 7}, "2": {"pid": 22, "steps": 6}}
     (tmp_path / "ranks/3").mkdir(parents=True)
-    node.take({"type": "beat", "ranks": ranks, "folder": "/tmp/here"}, tmp_path, 4)
-    node.check(node.heard_s + 10.6)
-    assert node.lost.startswith("node 1 (host1) was lost after 0.0 s: no heartbeat for 11 s; it ran ranks 2, 3; its ")
+    node.take({"type": "heartbeat", "ranks": ranks, "folder": "/tmp/here"}, tmp_path, 4)
+    node.check(node.last_message_s + 10.6)
+    assert node.lost.startswith("node 1 (host1) was lost after 0.0 s: no heartbeat for 11 s; it ran ranks 2, 3; if ")
     assert node.has_failed
     assert not node.is_running
-    # For the line of progress, and for the text of the failure.
+    # The progress line and the failure's text read these files.
     assert (tmp_path / "ranks/3/pid").read_text() == "33"
     assert steps_entered(tmp_path / "ranks/3") == 7
 
@@ -238,20 +243,20 @@ def test_lost_node_is_told_with_its_ranks_and_folder(tmp_path):
 def test_node_that_has_ended_is_not_lost_afterwards():
     node = make_node()
     node.take(end(reason="exit", agent_status=0), Path(), 4)
-    node.check(node.heard_s + 1000)
+    node.check(node.last_message_s + 1000)
     assert (node.lost, node.has_failed) == ("", False)
 
 
-def test_node_whose_agent_was_sent_sigterm_is_lost_and_nothing_of_it_is_left_there():
+def test_node_whose_agent_received_sigterm_is_lost_and_names_no_folder():
     node = make_node()
-    node.take({"type": "beat", "ranks": {}, "folder": "/tmp/here"}, Path(), 4)
+    node.take({"type": "heartbeat", "ranks": {}, "folder": "/tmp/here"}, Path(), 4)
     node.take(end(is_terminated=True, reason="stopped", survivors=[7]), Path(), 4)
     assert re.fullmatch(r"node 1 \(host1\) was lost after .* s: its agent was sent SIGTERM", node.lost)
     assert (node.wire.sent, node.survivors) == ([{"type": "bye"}], [7])  # type: ignore[attr-defined]
 
 
-def test_node_that_was_told_to_stop_is_not_lost_by_sigterm():
-    # srun sends it to every agent when it sees the first one die.
+def test_stopped_node_is_not_lost_by_sigterm():
+    # srun sends SIGTERM to every agent when the first agent has died.
     node = make_node()
     node.stop()
     node.take(end(is_terminated=True, reason="stopped"), Path(), 4)
@@ -265,7 +270,7 @@ def write(folder: Path, name: str, size: int) -> None:
         file.truncate(size)
 
 
-def test_of_logs_the_end_is_brought_and_of_all_else_the_beginning(tmp_path):
+def test_end_of_a_log_and_beginning_of_other_files_are_sent(tmp_path):
     write(tmp_path, "agent.log", 10)
     write(tmp_path, "ranks/3/output.log", LOG_BYTES + 5)
     write(tmp_path, "ranks/3/result.json", RESULT_BYTES + 5)
@@ -279,17 +284,17 @@ def test_of_logs_the_end_is_brought_and_of_all_else_the_beginning(tmp_path):
     }
 
 
-def test_every_file_that_an_agent_brings_is_taken(tmp_path):
+def test_every_file_that_an_agent_sends_is_accepted(tmp_path):
     for name in ("pid", "marks", "progress", "output.log", "stacks.txt", "py-spy.txt", "error.json", "result.json"):
         write(tmp_path, f"ranks/1/{name}", 1)
     for name in ("ranks/1/collectives.json", "ranks/1/trace.json.gz", "flight/rank_1", "agent.log", "agent.json"):
         write(tmp_path, name, 1)
     names = [name for name, *_ in node_files(tmp_path)]
     assert len(names) == 13
-    assert all(make_node().place(name, 2) for name in names)
+    assert all(make_node().file_name(name, 2) for name in names)
 
 
-def test_agent_says_where_node_zero_was_not(monkeypatch, capsys):
+def test_agent_names_the_endpoint_that_does_not_answer(monkeypatch, capsys):
     monkeypatch.setenv(variables.AGENT_TOKEN, "secret")
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
@@ -297,7 +302,7 @@ def test_agent_says_where_node_zero_was_not(monkeypatch, capsys):
     assert f"node 0 can't be reached at 127.0.0.1:{port}" in capsys.readouterr().err
 
 
-def test_agent_without_a_secret_says_what_to_do(monkeypatch, capsys):
+def test_agent_without_a_token_reports_the_variable(monkeypatch, capsys):
     monkeypatch.delenv(variables.AGENT_TOKEN, raising=False)
     assert cli.main(["agent", "--connect=127.0.0.1:1", "--node-rank=1"]) == 1
     assert (
@@ -305,16 +310,23 @@ def test_agent_without_a_secret_says_what_to_do(monkeypatch, capsys):
     )
 
 
-@pytest.mark.parametrize(("place", "part"), [("node0", "has no port"), ("a b:1", "allowed is HOST or HOST:PORT")])
-def test_place_that_is_none_is_wrong_usage(monkeypatch, capsys, place, part):
+def test_endpoint_without_a_port_is_a_usage_error(monkeypatch, capsys):
     monkeypatch.setenv(variables.AGENT_TOKEN, "secret")
-    assert cli.main(["agent", f"--connect={place}", "--node-rank=1"]) == 2
-    assert part in capsys.readouterr().err
+    assert cli.main(["agent", "--connect=node0", "--node-rank=1"]) == 2
+    assert "--connect: got 'node0' without a port, allowed is HOST:PORT" in capsys.readouterr().err
 
 
-def test_agent_that_waits_ends_when_nothing_comes(monkeypatch):
+def test_invalid_endpoint_is_a_usage_error(monkeypatch, capsys):
+    monkeypatch.setenv(variables.AGENT_TOKEN, "secret")
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["agent", "--connect=a b:1", "--node-rank=1"])
+    assert caught.value.code == 2
+    assert "allowed is HOST or HOST:PORT" in capsys.readouterr().err
+
+
+def test_waiting_agent_ends_when_no_launch_comes(monkeypatch):
     monkeypatch.setenv(variables.AGENT_TOKEN, "secret")
     monkeypatch.setattr("pytest_aorta.cli.agent.POLL_S", 0.01)
     with socket.create_server(("127.0.0.1", 0)) as closed:
-        place = f"127.0.0.1:{closed.getsockname()[1]}"
-    assert cli.main(["agent", f"--connect={place}", "--node-rank=1", "--wait", "--idle-timeout=0.05"]) == 0
+        endpoint = f"127.0.0.1:{closed.getsockname()[1]}"
+    assert cli.main(["agent", f"--connect={endpoint}", "--node-rank=1", "--wait", "--idle-timeout=0.05"]) == 0

@@ -104,7 +104,7 @@ def test_node_zero_that_accepts_any_token_is_not_believed():
 @given(st.data())
 def test_message_with_any_other_bit_is_refused(data):
     with wires() as (server, agent):
-        sent = bytearray(sealed(agent, b'{"type": "beat"}', 0))
+        sent = bytearray(sealed(agent, b'{"type": "heartbeat"}', 0))
         bit = data.draw(st.integers(0, len(sent) * 8 - 1))
         sent[bit // 8] ^= 1 << bit % 8
         agent._connection.send_bytes(sent)
@@ -114,7 +114,7 @@ def test_message_with_any_other_bit_is_refused(data):
 
 def test_message_of_another_connection_is_refused():
     with wires() as (_, agent):
-        recorded = sealed(agent, b'{"type": "beat"}', 0)
+        recorded = sealed(agent, b'{"type": "heartbeat"}', 0)
     with wires() as (server, agent):
         agent._connection.send_bytes(recorded)
         with pytest.raises(WireError, match="altered or is out of order"):
@@ -124,8 +124,8 @@ def test_message_of_another_connection_is_refused():
 def test_message_that_comes_twice_is_refused():
     with wires() as (server, agent):
         for _ in range(2):
-            agent._connection.send_bytes(sealed(agent, b'{"type": "beat"}', 0))
-        assert receive(server, 1) == [{"type": "beat"}]
+            agent._connection.send_bytes(sealed(agent, b'{"type": "heartbeat"}', 0))
+        assert receive(server, 1) == [{"type": "heartbeat"}]
         with pytest.raises(WireError, match="altered or is out of order"):
             server.receive()
 

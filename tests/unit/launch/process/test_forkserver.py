@@ -1,4 +1,4 @@
-"""What a fork server's messages and its key are made of; its processes are tested in tests/distributed."""
+"""Messages and keys of fork servers; their processes are tested in tests/distributed."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ def test_message_arrives_with_its_file_descriptors(channel):
     close_all([*fds, read_fd, write_fd])
 
 
-def test_messages_do_not_run_into_each_other(channel):
+def test_messages_are_kept_separate(channel):
     ours, theirs = channel
     for number in range(3):
         send(ours, {"number": number})
         assert receive(theirs) == ({"number": number}, [])
 
 
-def test_gone_side_is_told(channel):
+def test_closed_side_is_reported(channel):
     ours, theirs = channel
     theirs.close()
     with pytest.raises(EOFError):
         receive(ours)
 
 
-def test_silent_side_is_not_waited_for_beyond_the_limit(channel):
+def test_wait_for_a_silent_side_ends_at_the_limit(channel):
     ours, _ = channel
     ours.settimeout(0.05)
     with pytest.raises(TimeoutError):
@@ -59,14 +59,14 @@ def test_silent_side_is_not_waited_for_beyond_the_limit(channel):
 
 
 @pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "TORCH_LOGS", "PYTHONPATH", "PYTHONHASHSEED", "LD_LIBRARY_PATH"])
-def test_variable_that_imports_may_read_takes_another_server(tmp_path, name):
+def test_variable_that_imports_may_read_needs_another_server(tmp_path, name):
     plan = make_plan(tmp_path)
     assert server_key(plan, {name: "3"}) != server_key(plan, {name: "2"})
     assert server_key(plan, {name: "2"}) != server_key(plan, {})
 
 
 @pytest.mark.parametrize("name", ["PYTEST_CURRENT_TEST", "NCCL_ALGO", "CUDA_VISIBLE_DEVICES", "RANK"])
-def test_variable_of_ranks_alone_keeps_the_server(tmp_path, name):
+def test_variable_that_only_ranks_read_keeps_the_server(tmp_path, name):
     plan = make_plan(tmp_path)
     assert server_key(plan, {name: "1"}) == server_key(plan, {name: "2"}) == server_key(plan, {})
 
@@ -77,12 +77,12 @@ def test_plans_of_different_length_and_size_share_a_server(tmp_path):
     assert server_key(plan, {}) == server_key(other, {})
 
 
-def test_other_folder_takes_another_server(tmp_path):
+def test_other_folder_needs_another_server(tmp_path):
     plan = make_plan(tmp_path)
     assert server_key(plan, {}) != server_key(replace(plan, cwd=tmp_path / "other"), {})
 
 
-def test_rank_is_told_who_it_is_and_where_the_others_meet():
+def test_rank_environment_has_its_number_and_the_rendezvous():
     environment = rank_environment(2, 4, 12345, "run")
     assert (environment["RANK"], environment["LOCAL_RANK"], environment["WORLD_SIZE"]) == ("2", "2", "4")
     assert (environment["MASTER_ADDR"], environment["MASTER_PORT"]) == ("127.0.0.1", "12345")

@@ -1,4 +1,4 @@
-"""The real guard, on tiny programs in the place of torchrun's agent."""
+"""The real guard, with tiny programs in place of the torchrun agent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from pytest_aorta.launch.guarded import GUARD, guard_spec
 from tests.unit.builders import make_plan
 
-# Each program first leaves its process id, and `fork()` starts a process that does so too.
+# Each program first writes its process id, and `fork()` starts a process that does the same.
 PRELUDE = """
 import os, signal, sys, time
 from pathlib import Path
@@ -64,7 +64,7 @@ class Watched:
             self.lifeline = -1
 
     def end(self) -> dict[str, Any]:
-        """The verdict, once the guard has exited and every process is proved gone."""
+        """Return the verdict when the guard has exited, and check that no process is left."""
         assert self.process.wait(20) == 0, (self.run_dir / "agent.log").read_text()
         assert [pid for pid in self.pids() if is_alive(pid)] == []
         verdict: dict[str, Any] = json.loads(os.read(self.verdict, 65536))
@@ -114,13 +114,13 @@ def guard(tmp_path) -> Iterator[Callable[..., Watched]]:
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_exit_code_of_the_agent_is_told(guard, code):
+def test_exit_code_of_the_agent_is_reported(guard, code):
     verdict = guard(f"sys.exit({code})").end()
     assert (verdict["reason"], verdict["agent_status"], verdict["stopped"]) == ("exit", code, [])
     assert 0 < verdict["wall_s"] < 5
 
 
-def test_signal_that_ended_the_agent_is_told_as_negative(guard):
+def test_signal_that_ended_the_agent_is_reported_as_a_negative_number(guard):
     verdict = guard("os.kill(os.getpid(), signal.SIGSEGV)").end()
     assert (verdict["reason"], verdict["agent_status"]) == ("exit", -signal.SIGSEGV)
 
@@ -140,7 +140,7 @@ def test_agent_that_ignores_sigterm_is_killed(guard):
     assert verdict["wall_s"] < 6
 
 
-def test_daemonised_grandchild_is_gone_when_the_agent_has_exited(guard):
+def test_daemonized_grandchild_is_gone_when_the_agent_has_exited(guard):
     program = """
 if fork() == 0:
     os.setsid()
@@ -192,7 +192,7 @@ with (RUN_DIR / "ranks/1/output.log").open("wb") as log:
     assert verdict["wall_s"] < 5
 
 
-def test_byte_in_the_lifeline_has_stacks_written_before_everything_ends(guard):
+def test_byte_in_the_lifeline_makes_ranks_write_stacks_before_they_end(guard):
     program = """
 signal.signal(signal.SIGUSR1, lambda *_: rank_file(0, "stacks.txt", "here"))
 rank_file(0, "pid", str(os.getpid()))
@@ -237,18 +237,18 @@ def test_agent_dies_with_a_killed_guard(guard):
     assert os.read(watched.verdict, 10) == b""
 
 
-def test_error_of_a_rank_ends_the_others_after_a_grace(guard):
+def test_error_of_a_rank_ends_the_others_after_a_grace_period(guard):
     verdict = guard("rank_file(1, 'error.json')\ntime.sleep(60)", error_grace_s=0.3).end()
     assert verdict["reason"] == "rank_error"
     assert 0.3 <= verdict["wall_s"] < 5
 
 
-def test_agent_that_ends_within_the_grace_tells_its_own_exit_code(guard):
+def test_agent_that_ends_within_the_grace_period_reports_its_own_exit_code(guard):
     verdict = guard("rank_file(1, 'error.json')\ntime.sleep(0.2)\nsys.exit(1)", error_grace_s=10.0).end()
     assert (verdict["reason"], verdict["agent_status"]) == ("exit", 1)
 
 
-def test_rank_that_is_not_done_long_after_another_is_a_straggler(guard):
+def test_rank_that_runs_long_after_another_has_finished_ends_the_launch(guard):
     verdict = guard("rank_file(1, 'result.json')\ntime.sleep(60)", straggler_s=0.3).end()
     assert verdict["reason"] == "straggler"
     assert 0.3 <= verdict["wall_s"] < 5
@@ -269,7 +269,7 @@ stuck()
     assert "in stuck" in (watched.run_dir / "ranks/1/stacks.txt").read_text()
 
 
-def test_process_id_of_a_stranger_gets_no_signal(guard):
+def test_process_outside_the_launch_gets_no_signal(guard):
     stranger = subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(60)"])
     try:
         guard(f"rank_file(1, 'pid', '{stranger.pid}')\ntime.sleep(60)", time_limit_s=0.3).end()
@@ -287,7 +287,7 @@ exit 0
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-def test_py_spy_is_asked_about_every_rank_at_the_time_limit_and_bounded(tmp_path, guard, monkeypatch, hangs):
+def test_py_spy_dumps_every_rank_at_the_time_limit_within_its_own_limit(tmp_path, guard, monkeypatch, hangs):
     program = tmp_path / "py-spy"
     program.write_text(FAKE_PY_SPY)
     program.chmod(0o755)
