@@ -310,5 +310,5 @@ def test_rocm_smi_that_can_not_answer_is_no_lack_of_devices(rocm_smi, monkeypatc
 def test_amdsmi_that_can_not_answer_is_no_lack_of_devices(no_nvidia, monkeypatch):
     error = FakeAmdsmi.AmdSmiException("not initialised")
     monkeypatch.setitem(sys.modules, "amdsmi", FakeAmdsmi(error=error))
-    with pytest.raises(DevicesUnavailable, match=r"^amdsmi can't tell which GPUs there are: not initialised; "):
+    with pytest.raises(DevicesUnavailable, match=r"^amdsmi can't list the GPUs: not initialised; "):
         on_amd()
