@@ -134,7 +134,7 @@ class Option:
 
     @property
     def is_switch(self) -> bool:
-        """Whether the flag takes no value."""
+        """True for a flag without a value."""
         return self.type is boolean
 
     @property
@@ -295,10 +295,15 @@ def boolean(text: str) -> bool:
     return words[text.lower()]
 
 
+def _values(kinds: type[StrEnum]) -> tuple[str, ...]:
+    # Plain text, since argparse's errors contain the repr of each choice.
+    return tuple(kind.value for kind in kinds)
+
+
 OPTIONS = (
     Option("gpus", "GPUs this run may use; 0: CPU ranks only", None, integer_from(0), metavar="N",
            default_text="all visible GPUs"),
-    Option("device", "device that ranks compute on", AUTO, choices=(AUTO, *DeviceKind)),
+    Option("device", "device that ranks compute on", AUTO, choices=(AUTO, *_values(DeviceKind))),
     Option("require_gpus", "fail tests that lack GPUs instead of skipping them", False, boolean),
     Option("update_baselines", "write this run's values as the new baselines, and print what changed", False, boolean,
            own_flag="--update-baselines"),
@@ -314,7 +319,7 @@ OPTIONS = (
            f"{', '.join(FailOn)}, or {FAIL_ON_NOTHING}", frozenset({FailOn.MISSING}), _fail_on, metavar="LIST",
            default_text=FailOn.MISSING),
     Option("launcher", "how ranks start: by torchrun, or by a fork server with torch imported", LauncherKind.TORCHRUN,
-           choices=tuple(LauncherKind)),
+           choices=_values(LauncherKind)),
     Option("launches", "launches per test that --update-baselines records where step times are compared", 10,
            integer_from(1, 50), metavar="N"),
     Option("max_launches", "launches per test, pairs in an A/B, before an open verdict is inconclusive; fewer than 3 "

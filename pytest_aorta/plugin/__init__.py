@@ -1,1 +1,1 @@
-"""What pytest sees: hooks, options, markers, fixtures, terminal summary."""
+"""The pytest plugin: hooks, options, markers, fixtures, terminal summary."""

@@ -8,7 +8,7 @@ MARKERS = {
     "overlap": "overlap: the test measures how communication overlaps with compute.",
     "numerics": "numerics: the test compares weights, losses or gradients bit for bit.",
     "world": "world(size=2, device='any'): ranks to launch, one per device; size is an integer, or 'all' for all "
-    "devices of this run; device is 'any', 'cuda' or 'cpu'; nodes=2 spreads the ranks evenly over several nodes; "
+    "devices of this run; device is 'any', 'cuda' or 'cpu'; nodes=2 distributes the ranks evenly over several nodes; "
     "warm=True starts ranks from the fork server, False by torchrun.",
     "tolerance": "tolerance(METRIC='5%'): the change against the baseline that is allowed, by metric; 'exact' allows "
     "no change.",

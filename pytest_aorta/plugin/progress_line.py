@@ -1,4 +1,4 @@
-"""One line on the user's terminal that tells how far a launch is, and that leaves nothing behind."""
+"""The progress line: one line on the terminal about the running launch, erased at the end."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pytest
 
 from pytest_aorta.launch.watch import LaunchState
 
-# Below it, there is nothing worth telling.
+# Columns below which the line is not shown.
 MIN_WIDTH = 20
-# DECSC, DECRC and EL: where the cursor is, back to it, and nothing from there on.
+# Terminal commands DECSC, DECRC and EL: save the cursor, restore it, erase the rest of the line.
 _SAVE, _RESTORE, _ERASE = "\x1b7", "\x1b8", "\x1b[K"
 _CI = ("CI", "BUILD_NUMBER")
 
 
 def progress_text(state: LaunchState) -> str:
-    """Workload, ranks, step and elapsed seconds."""
+    """Return workload, ranks, step and elapsed seconds."""
     step = f"step {state.steps}" + (f" of {state.total_steps}" if state.total_steps else "")
     if state.started < state.num_ranks:
         what = f"{state.started} of {state.num_ranks} ranks started"
@@ -32,10 +32,10 @@ def progress_text(state: LaunchState) -> str:
 
 
 class ProgressLine:
-    """Writes behind what pytest has written of the present line, and takes it back.
+    """The line after pytest's own text of the current line.
 
-    It has a descriptor of the terminal of its own, taken while nothing is captured: so it disturbs no capture, and
-    no capture gets it.
+    The line writes to its own descriptor of the terminal, which is opened while pytest captures nothing. Therefore the
+    line does not appear in captured output.
     """
 
     def __init__(self, terminal_fd: int, columns_used: Callable[[], int] = lambda: 0) -> None:
@@ -44,7 +44,7 @@ class ProgressLine:
         self._is_shown = False
 
     def show(self, state: LaunchState) -> None:
-        """In place of what it showed before, cut to the room that pytest's own text has left."""
+        """Replace the text of the line, cut to the columns that pytest's own text leaves free."""
         room = self._room()
         if room < MIN_WIDTH:
             return
@@ -52,17 +52,17 @@ class ProgressLine:
         self._is_shown = True
 
     def clear(self) -> None:
-        """Erase it; the cursor is where pytest left it."""
+        """Erase the line; the cursor stays where pytest left it."""
         if self._is_shown:
             self._write(_ERASE)
         self._is_shown = False
 
     def close(self) -> None:
-        """Give the terminal back."""
+        """Close the descriptor of the terminal."""
         os.close(self._fd)
 
     def _room(self) -> int:
-        """Columns to the end of the line; the last one is left alone, since terminals differ in when they wrap."""
+        """Return the free columns, without the last one, since terminals differ in when they wrap."""
         try:
             columns = os.get_terminal_size(self._fd).columns
         except OSError:
@@ -72,14 +72,15 @@ class ProgressLine:
     def _write(self, text: str) -> None:
         try:
             os.write(self._fd, text.encode("ascii", "replace"))
-        except OSError:  # the terminal is gone, and whoever looked at it
+        except OSError:  # the terminal was closed
             self._is_shown = False
 
 
 def wanted(choice: str, config: pytest.Config, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process is to write on a terminal: ``on`` does so in CI too, where ``auto`` does not.
+    """Return whether this process shows the progress line.
 
-    Never where there is no terminal, in a worker of xdist, or beside what tests write themselves (``-s``).
+    ``on`` shows it in CI too, ``auto`` does not. The line is never shown without a terminal, in a worker of xdist, or
+    with ``-s``, where tests write to the terminal themselves.
     """
     if choice == "off" or hasattr(config, "workerinput") or config.getoption("capture") == "no":
         return False
@@ -91,7 +92,7 @@ def wanted(choice: str, config: pytest.Config, environ: Mapping[str, str] = os.e
 
 
 def open_line(choice: str, config: pytest.Config) -> ProgressLine | None:
-    """The line on pytest's terminal, None where it is not wanted. Call it while nothing is captured."""
+    """Return the progress line, or None if it is not wanted; call this function while pytest captures nothing."""
     if not wanted(choice, config):
         return None
     writer = config.get_terminal_writer()

@@ -71,7 +71,7 @@ def _check_nodes(size: int | str, warm: bool | None, nodes: object) -> None:
     if not isinstance(nodes, int) or isinstance(nodes, bool) or not 1 <= nodes <= MAX_NODES:
         raise SpecError(f"marker world: nodes={nodes!r}, allowed is an integer from 1 to {MAX_NODES}")
     if isinstance(size, int) and size % nodes:
-        raise SpecError(f"marker world: size={size} ranks can't be spread evenly over nodes={nodes}")
+        raise SpecError(f"marker world: size={size} ranks can't be distributed evenly over nodes={nodes}")
     if warm and nodes > 1:
         raise SpecError(
             f"marker world: warm=True and nodes={nodes} contradict each other: a fork server starts ranks of one host"

@@ -1,4 +1,4 @@
-"""``aorta doctor``: looks at all that a run needs; exit code 1 where something would break one."""
+"""``aorta doctor``: checks everything that a run needs; the exit code is 1 if a problem would break a run."""
 
 from __future__ import annotations
 
@@ -19,15 +19,23 @@ from pytest_aorta.plan.world import CPU_WORLD_SIZE, Device
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Its options."""
-    parser.add_argument("--json", action="store_true", help="as JSON: a list with topic, state, text and remedy")
-    parser.add_argument("--results", metavar="DIR", type=Path, default=Path("results"), help="default: results")
-    parser.add_argument("--baselines", metavar="DIR", type=Path, default=Path("baselines"), help="default: baselines")
+    """Declare the options of the subcommand."""
+    parser.add_argument("--json", action="store_true", help="print JSON: a list with topic, state, text and remedy")
+    parser.add_argument(
+        "--results", metavar="DIR", type=Path, default=Path("results"), help="folder of results (default: results)"
+    )
+    parser.add_argument(
+        "--baselines",
+        metavar="DIR",
+        type=Path,
+        default=Path("baselines"),
+        help="folder of baselines (default: baselines)",
+    )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what was found."""
+    """Print the findings."""
     found = findings({"results": arguments.results, "baselines": arguments.baselines})
     problems = sum(finding.state == PROBLEM for finding in found)
     if arguments.json:
@@ -39,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def findings(folders: dict[str, Path]) -> list[Finding]:
-    """Everything, in the order in which a run meets it."""
+    """Return all findings, in the order in which a run would meet them."""
     found: list[Finding] = []
     devices: list[Device] = []
     try:
@@ -52,7 +60,7 @@ def findings(folders: dict[str, Path]) -> list[Finding]:
     found += doctor_torch.torch_findings(doctor_torch.probe_torch(), devices, doctor_torch.driver_cuda())
     found += doctor_torch.link_findings(doctor_torch.active_nvlinks(devices))
     found += doctor.port_findings()
-    room = os.statvfs("/dev/shm")  # noqa: S108 - asked about, not written to
+    room = os.statvfs("/dev/shm")  # noqa: S108 - only its size is read
     found += doctor.shm_findings(room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize, len(devices))
     num_ranks = max(len(devices), CPU_WORLD_SIZE)
     found += doctor.limit_findings(doctor.read_limits(), num_ranks, doctor.has_infiniband())
@@ -61,7 +69,7 @@ def findings(folders: dict[str, Path]) -> list[Finding]:
 
 
 def _all_gpus(devices: list[Device]) -> list[Device]:
-    """Those that are there when no variable hides any; the visible ones where that can't be told."""
+    """Return the GPUs without the effect of visibility variables, or the visible ones if that fails."""
     try:
         return visible_devices({})
     except AortaError:

@@ -1,4 +1,4 @@
-"""What would break a run on this machine: one function a topic, each from plain facts to findings with a remedy."""
+"""Checks of this machine: one function per topic, from plain facts to findings with a remedy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pytest_aorta.plan.world import (
 
 OK, NOTE, PROBLEM = "ok", "note", "problem"
 MIB, GIB = 1 << 20, 1 << 30
-# A container's default, which a few NCCL channels fill.
+# Default of containers; a few NCCL channels fill it.
 SMALL_SHM_BYTES = 64 * MIB
 ROOMY_SHM_BYTES = GIB
 MIN_FREE_DISK_BYTES = GIB
@@ -40,7 +40,7 @@ _TRANSPORT_PREFIXES = ("NCCL_", "RCCL_", "GLOO_", "TORCH_NCCL_")
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at; ``state`` is ok, note (a run works) or problem (it breaks)."""
+    """The result of one check; ``state`` is ok, note (a run works) or problem (a run would fail)."""
 
     topic: str
     state: str
@@ -49,21 +49,21 @@ class Finding:
 
 
 def device_findings(devices: Sequence[Device]) -> list[Finding]:
-    """Which GPUs a run gets."""
+    """Report the GPUs that a run can use."""
     cores = os.cpu_count() or 1
     if not devices:
         text = f"no GPU is visible; runs take CPU ranks, at most {MAX_CPU_RANKS_PER_CORE * cores} on {cores} cores"
-        return [Finding("devices", NOTE, text, "none, unless this machine has GPUs: then look at their driver")]
+        return [Finding("devices", NOTE, text, "none, unless this machine has GPUs: then check their driver")]
     models = sorted({device.model for device in devices})
     found = [Finding("devices", OK, f"{counted(len(devices), 'GPU')}: {' + '.join(models)}")]
     if len(models) > 1:
-        remedy = f"choose alike ones with {CUDA_VARIABLE}"
+        remedy = f"choose GPUs of one model with {CUDA_VARIABLE}"
         found.append(Finding("devices", NOTE, "GPUs differ; the slowest sets every step's time", remedy))
     return found
 
 
 def variable_findings(environ: Mapping[str, str], vendor: str, count: int) -> list[Finding]:
-    """Variables that hide devices; ``count`` and ``vendor`` (or "") are of all GPUs, before these are applied."""
+    """Report variables that hide devices; ``count`` and ``vendor`` describe all GPUs, before variables are applied."""
     found = []
     given = {name: environ[name] for name in VISIBLE_VARIABLES if name in environ}
     for name, value in given.items():
@@ -71,7 +71,7 @@ def variable_findings(environ: Mapping[str, str], vendor: str, count: int) -> li
         read = visible_tokens(value, count)
         if count and len(read) < len(wanted):
             text = f"{name}={value!r} names {len(wanted)} and gives {len(read)} of {counted(count, 'GPU')}"
-            remedy = "drop what is no device or there twice: what follows it is ignored"
+            remedy = "remove invalid and repeated entries: entries after them are ignored"
             found.append(Finding("variables", PROBLEM, text, remedy))
         else:
             found.append(Finding("variables", OK, f"{name}={value!r}"))
@@ -82,12 +82,14 @@ def variable_findings(environ: Mapping[str, str], vendor: str, count: int) -> li
         found.append(Finding("variables", NOTE, f"{' and '.join(others)} mean nothing to these GPUs", "unset them"))
     if transport := sorted(name for name in environ if name.startswith(_TRANSPORT_PREFIXES)):
         values = ", ".join(f"{name}={environ[name]}" for name in transport)
-        found.append(Finding("variables", NOTE, f"collectives are told: {values}", "see that they are meant"))
+        found.append(
+            Finding("variables", NOTE, f"variables configure collectives: {values}", "check that they are intended")
+        )
     return found
 
 
 def limit_findings(limits: Mapping[str, int], num_ranks: int, has_infiniband: bool) -> list[Finding]:
-    """Soft limits of this process, which ranks inherit; ``resource.RLIM_INFINITY`` is none."""
+    """Report soft limits of this process, which ranks inherit; ``resource.RLIM_INFINITY`` is no limit."""
     found = []
     needed = {"nofile": FILES_PER_RANK * (num_ranks + 1), "nproc": MIN_PROCESSES}
     for name, least in needed.items():
@@ -106,7 +108,7 @@ def limit_findings(limits: Mapping[str, int], num_ranks: int, has_infiniband: bo
 
 
 def shm_findings(size_bytes: int, free_bytes: int, num_gpus: int) -> list[Finding]:
-    """Shared memory, through which NCCL's ranks of one host and data loaders talk."""
+    """Report shared memory, which NCCL and data loaders use between processes of one host."""
     text = f"/dev/shm: {free_bytes / MIB:,.0f} of {size_bytes / MIB:,.0f} MiB free"  # noqa: S108
     remedy = "start the container with --shm-size=16g or --ipc=host"
     if num_gpus > 1 and free_bytes <= SMALL_SHM_BYTES:
@@ -117,7 +119,7 @@ def shm_findings(size_bytes: int, free_bytes: int, num_gpus: int) -> list[Findin
 
 
 def port_findings() -> list[Finding]:
-    """What rendezvous needs: a free port on the loopback, and a host name that leads somewhere."""
+    """Report what rendezvous needs: a free port on the loopback interface, and a host name that resolves."""
     found = []
     try:
         with socket.socket() as probe:
@@ -138,7 +140,7 @@ def port_findings() -> list[Finding]:
 
 
 def lease_findings() -> list[Finding]:
-    """Who holds devices, and which are given to nobody."""
+    """Report leases of devices, and devices that are marked bad."""
     try:
         held, bad = holders(), bad_marks()
     except AortaError as error:
@@ -161,7 +163,7 @@ def lease_findings() -> list[Finding]:
 
 
 def folder_findings(folders: Mapping[str, Path]) -> list[Finding]:
-    """Whether results and baselines can be written, and have room."""
+    """Report whether results and baselines can be written and have free space."""
     found = []
     for what, folder in folders.items():
         nearest = folder.absolute()
@@ -178,13 +180,13 @@ def folder_findings(folders: Mapping[str, Path]) -> list[Finding]:
 
 
 def read_limits() -> dict[str, int]:
-    """This process's soft limits."""
+    """Return the soft limits of this process."""
     numbers = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC, "memlock": resource.RLIMIT_MEMLOCK}
     return {name: resource.getrlimit(number)[0] for name, number in numbers.items()}
 
 
 def has_infiniband() -> bool:
-    """Whether the kernel knows such a device."""
+    """Return whether the kernel lists an InfiniBand device."""
     with suppress(OSError):
         return any(Path("/sys/class/infiniband").iterdir())
     return False

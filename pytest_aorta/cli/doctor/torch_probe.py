@@ -1,4 +1,4 @@
-"""What ``aorta doctor`` asks of torch, in a process of its own, and of the driver."""
+"""The checks of ``aorta doctor`` that need torch, run in another process, or the driver."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.programs import run_program
 from pytest_aorta.plan.world import NVIDIA, Device
 
-# Importing torch from a cold network disk takes minutes.
+# An import of torch from a cold network disk can take minutes.
 PROBE_S = 300.0
 MIN_TORCH = (2, 11)
 MAX_NVLINKS = 18
@@ -34,7 +34,7 @@ print("\\n" + json.dumps(facts))
 
 
 def probe_torch(environ: Mapping[str, str] = os.environ) -> dict[str, Any] | str:
-    """What torch says of itself, or why it says nothing; imported in another process."""
+    """Return facts about torch, or the reason why it can't be imported; another process imports it."""
     try:
         status, output, complaint = run_program([sys.executable, "-c", _PROBE], environ, PROBE_S)
     except SpecError as error:
@@ -48,13 +48,13 @@ def probe_torch(environ: Mapping[str, str] = os.environ) -> dict[str, Any] | str
 def torch_findings(
     facts: dict[str, Any] | str, devices: Sequence[Device], driver_cuda: tuple[int, int] | None
 ) -> list[Finding]:
-    """Whether torch is there, new enough, built for these GPUs and this driver, and has what ranks talk through."""
+    """Report the version and build of torch, its backends, and whether it finds the GPUs of the driver."""
     if isinstance(facts, str):
         return [Finding("torch", PROBLEM, f"can't be imported: {facts}", _INSTALL)]
     build = f"CUDA {facts['cuda']}" if facts["cuda"] else f"ROCm {facts['hip']}" if facts["hip"] else "CPU"
     found = [_version(facts["torch"], build)]
     if "gloo" not in facts["backends"]:
-        found.append(Finding("torch", PROBLEM, "it has no gloo, which CPU ranks talk through", _INSTALL))
+        found.append(Finding("torch", PROBLEM, "it has no gloo, the backend of CPU ranks", _INSTALL))
     if not devices:
         return found
     vendor = devices[0].vendor
@@ -63,7 +63,7 @@ def torch_findings(
         text = f"GPUs are there and torch is built for {build} only"
         return [*found, Finding("torch", PROBLEM, text, f"{_INSTALL}, or run with --aorta-device=cpu")]
     if facts["nccl"] is None:
-        found.append(Finding("torch", PROBLEM, f"it has no {library}, which GPU ranks talk through", _INSTALL))
+        found.append(Finding("torch", PROBLEM, f"it has no {library}, the backend of GPU ranks", _INSTALL))
     else:
         found.append(Finding("torch", OK, f"{library} {facts['nccl']}"))
     return [*found, *_driver(facts, devices, driver_cuda)]
@@ -79,18 +79,18 @@ def _version(version: str, build: str) -> Finding:
 
 def _driver(facts: dict[str, Any], devices: Sequence[Device], driver_cuda: tuple[int, int] | None) -> list[Finding]:
     if facts["device_count"] == len(devices):
-        driver = f"; its driver knows CUDA {driver_cuda[0]}.{driver_cuda[1]}" if driver_cuda else ""
-        return [Finding("torch", OK, f"it sees {facts['device_count']} of {len(devices)} GPUs{driver}")]
-    text = f"it sees {facts['device_count']} GPUs, the driver {len(devices)}"
+        driver = f"; the driver supports CUDA {driver_cuda[0]}.{driver_cuda[1]}" if driver_cuda else ""
+        return [Finding("torch", OK, f"torch finds {facts['device_count']} of {len(devices)} GPUs{driver}")]
+    text = f"torch finds {facts['device_count']} GPUs, the driver {len(devices)}"
     if driver_cuda and facts["cuda"] and int(facts["cuda"].split(".")[0]) > driver_cuda[0]:
-        text += f": torch is built for CUDA {facts['cuda']}, the driver knows {driver_cuda[0]}.{driver_cuda[1]}"
+        text += f": torch is built for CUDA {facts['cuda']}, the driver supports {driver_cuda[0]}.{driver_cuda[1]}"
         return [Finding("torch", PROBLEM, text, "update the driver, or install torch for the driver's CUDA")]
-    remedy = "see what `python -c 'import torch; torch.cuda.init()'` says, and the kernel's log (dmesg)"
+    remedy = "run `python -c 'import torch; torch.cuda.init()'`, and read the kernel log (dmesg)"
     return [Finding("torch", PROBLEM, text, remedy)]
 
 
 def driver_cuda() -> tuple[int, int] | None:
-    """The newest CUDA that NVIDIA's driver knows; None where there is none."""
+    """Return the newest CUDA version that the NVIDIA driver supports; None without a driver."""
     import pynvml
 
     try:
@@ -105,7 +105,7 @@ def driver_cuda() -> tuple[int, int] | None:
 
 
 def link_findings(links: Mapping[str, int]) -> list[Finding]:
-    """``links``: active NVLinks of each GPU, where there is more than one."""
+    """Report NVLinks; ``links`` has the number of active NVLinks of each GPU."""
     if len(links) < 2:
         return []
     counts = set(links.values())
@@ -119,7 +119,7 @@ def link_findings(links: Mapping[str, int]) -> list[Finding]:
 
 
 def active_nvlinks(devices: Sequence[Device]) -> dict[str, int]:
-    """By token, of NVIDIA's GPUs; without those that NVML says nothing of."""
+    """Return token -> number of active NVLinks, for NVIDIA GPUs for which NVML reports NVLinks."""
     import pynvml
 
     found: dict[str, int] = {}

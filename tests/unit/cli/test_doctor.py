@@ -68,7 +68,7 @@ def test_variables_of_amd_are_noted_on_nvidia():
 
 def test_variables_of_transports_are_noted_with_their_values():
     [found] = doctor.variable_findings({"NCCL_P2P_DISABLE": "1", "PATH": "x"}, NVIDIA, 2)
-    assert (found.state, found.text) == (NOTE, "collectives are told: NCCL_P2P_DISABLE=1")
+    assert (found.state, found.text) == (NOTE, "variables configure collectives: NCCL_P2P_DISABLE=1")
 
 
 def test_ample_limits_are_well():
@@ -108,7 +108,7 @@ def test_fitting_torch_is_well():
         ({"backends": ["nccl"]}, "it has no gloo"),
         ({"cuda": None}, "GPUs are there and torch is built for CPU only"),
         ({"nccl": None}, "it has no NCCL"),
-        ({"device_count": 0}, "it sees 0 GPUs, the driver 2"),
+        ({"device_count": 0}, "torch finds 0 GPUs, the driver 2"),
     ],
 )
 def test_unfit_torch_is_a_problem(changes, said):
@@ -117,7 +117,7 @@ def test_unfit_torch_is_a_problem(changes, said):
 
 def test_driver_that_is_older_than_torch_is_named():
     found = problem(doctor_torch.torch_findings(TORCH | {"device_count": 0}, gpus(2), (12, 4)))
-    assert "torch is built for CUDA 13.0, the driver knows 12.4" in found.text
+    assert "torch is built for CUDA 13.0, the driver supports 12.4" in found.text
 
 
 def test_torch_for_rocm_fits_gpus_of_amd():

@@ -95,7 +95,7 @@ def run(*arguments: str, workload: str = "toy") -> int:
 
 
 def refused(capsys, *arguments: str, workload: str = "toy") -> str:
-    """What wrong usage says: one paragraph on stderr, and nothing else."""
+    """Return what wrong usage says: one paragraph on stderr, and nothing else."""
     assert run(*arguments, workload=workload) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)

@@ -1,4 +1,4 @@
-"""What a profiler changes in the plan of a launch, in facts and in verdicts."""
+"""Tests of profilers: the command lines of wrappers, and notes about traces."""
 
 from __future__ import annotations
 

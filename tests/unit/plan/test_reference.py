@@ -1,4 +1,4 @@
-"""Where the reference version of a workload, a script and a package is, and what says that there is none."""
+"""Tests of A/B references: worktrees of commits, and other environments."""
 
 from __future__ import annotations
 

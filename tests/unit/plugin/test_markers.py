@@ -95,7 +95,7 @@ def test_number_of_nodes_that_is_none_is_refused(nodes):
 
 
 def test_ranks_that_nodes_can_not_share_evenly_are_refused():
-    message = "marker world: size=7 ranks can't be spread evenly over nodes=2"
+    message = "marker world: size=7 ranks can't be distributed evenly over nodes=2"
     assert marker_error("world", size=7, nodes=2) == message
 
 
