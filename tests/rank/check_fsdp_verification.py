@@ -47,7 +47,7 @@ faults = st.builds(
 
 
 class OneRank:
-    """What one rank of a world of ``WORLD_SIZE`` would receive; every rank's part is computed here."""
+    """The data that one rank of a world of ``WORLD_SIZE`` receives; every rank's part is computed in this process."""
 
     def __init__(self, rank, spec, dtype=torch.bfloat16):
         self.rank = rank

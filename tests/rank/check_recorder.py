@@ -1,4 +1,4 @@
-"""What a script records through the recorder's three lines, and what is left of an adapter's rank; on CPU."""
+"""Results of a script that uses the recorder's three lines, and of an adapter's rank; on CPU."""
 
 from __future__ import annotations
 
