@@ -1,8 +1,8 @@
 """The cost of the step timer per step: the same training loop with the timer and with two clock readings, in turn.
 
 Run: python -m benchmarks.training.timer_cost [--device cuda] [--rounds 20] [--steps 200] [--size 2048] [--layers 24]
-Both loops are timed as a whole, between two synchronizations, with profiling off. Each round has one pair, in alternating
-order. The output is the median difference of pairs and its 95% interval by order statistics.
+Both loops are timed as a whole, between two synchronizations, with profiling off. Each round has one pair, in
+alternating order. The output is the median difference of pairs and its 95% interval by order statistics.
 """
 
 from __future__ import annotations
