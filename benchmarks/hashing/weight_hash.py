@@ -1,8 +1,8 @@
-"""How good the weight hash is, and how fast: its sums beside plain sums of the same memory, as markdown tables.
+"""Quality and speed of the weight hash: its sums beside plain sums of the same memory, as markdown tables.
 
 Run: python -m benchmarks.hashing.weight_hash [--device cuda] [--threads N] [--mib N] [--rounds N] [--tiles]
 
-Bandwidths are measured in alternation; a ratio is of one round, and its range is over rounds. ``--tiles`` adds the
+Bandwidths are measured in alternation; each ratio is of one round, with its range over rounds. ``--tiles`` adds the
 Triton kernel's other shapes.
 """
 
@@ -25,12 +25,12 @@ NUM_TRIALS = 400
 
 
 def whole(numel: int) -> Grid:
-    """The grid of a tensor that is held in full."""
+    """Return the grid of a tensor that is held in full."""
     return Grid.of(Axis(numel, range(numel)))
 
 
 def seconds(call: Callable[[], object], device: str) -> float:
-    """Time of one call, on CUDA between two events."""
+    """Return the seconds of one call, on CUDA between two events."""
     if device == "cpu":
         began = time.perf_counter()
         call()
@@ -44,7 +44,7 @@ def seconds(call: Callable[[], object], device: str) -> float:
 
 
 def calls_of(tensor: torch.Tensor, tiles: bool) -> dict[str, Callable[[], object]]:
-    """What is compared on one tensor."""
+    """Return the calls that are compared on one tensor."""
     grid, word = whole(tensor.numel()), WORDS[tensor.dtype]
     calls: dict[str, Callable[[], object]] = {"hash": lambda: tensor_sums(tensor, grid)}
     if tensor.dtype.itemsize > 1:
@@ -81,7 +81,7 @@ def print_bandwidths(args: argparse.Namespace) -> None:
 
 
 def lanes_of(word: int, index: int) -> list[int]:
-    """Both lanes' sums, modulo 2**64, of one word at one index."""
+    """Return both lanes' sums, modulo 2**64, of one word at one index."""
     grid = Grid.of(Axis(2**62, range(index, index + 1)))
     return [value % 2**64 for value in tensor_sums(torch.tensor([word], dtype=torch.int32), grid).tolist()]
 
@@ -108,7 +108,7 @@ def print_avalanche() -> None:
 
 
 def changes(base: torch.Tensor, generator: torch.Generator) -> dict[str, Callable[[], torch.Tensor]]:
-    """Structured changes of an int32 matrix, each random in its place."""
+    """Return structured changes of an int32 matrix, each at a random position."""
 
     def pick(size: int) -> list[int]:
         return torch.randperm(size, generator=generator)[:2].tolist()
@@ -146,7 +146,7 @@ def changes(base: torch.Tensor, generator: torch.Generator) -> dict[str, Callabl
 
 
 def print_collisions() -> None:
-    """Print collisions, among trials of changes, of whole lanes and of 16 of their bits, where some must be."""
+    """Print collisions among trials of changes, of whole lanes and of 16 of their bits, as a check."""
     generator = torch.Generator().manual_seed(1)
     print("| change | base | distinct tensors | equal lane 0, 1 | pairs equal in 16 high bits, expected |")
     print("| --- | --- | --- | --- | --- |")

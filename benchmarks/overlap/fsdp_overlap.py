@@ -1,4 +1,4 @@
-"""What `fsdp` gains by its communication stream and by host-to-device prefetch, in alternating launches.
+"""The gains of `fsdp` from its communication stream and from host-to-device prefetch, in alternating launches.
 
 Run: python -m pytest benchmarks/overlap/fsdp_overlap.py -s
 """
@@ -36,7 +36,7 @@ VARIANTS = {
 
 @pytest.mark.world(size="all")
 def test_fsdp_overlap_gain(distributed_world: DistributedWorld) -> None:
-    """Print the median step time of each variant and its ratio to both off, with the spread over rounds."""
+    """Print the median step time of each variant and its ratio to both off, with the range over rounds."""
     sizes = SIZES[distributed_world.device]
     times: dict[str, list[float]] = {name: [] for name in VARIANTS}
     for _ in range(LAUNCHES):

@@ -1,4 +1,4 @@
-"""How far profiled steps are like the timed ones, with and without the host's operators recorded, in the same launches.
+"""A comparison of profiled with timed steps of the same launches, with and without the host's operators recorded.
 
 Run: python -m pytest benchmarks/overlap/profiled_steps.py -s --aorta-profiler=torch --aorta-results=results
 """
@@ -30,7 +30,7 @@ SIZES = {
 @pytest.mark.launch_timeout(300)
 @pytest.mark.parametrize("name", list(SIZES))
 def test_profiled_steps(distributed_world: DistributedWorld, name: str) -> None:
-    """Print, of each launch, the time of both kinds of profiled steps beside the timed ones', and what they hide."""
+    """Print the times of timed and of both kinds of profiled steps of each launch, and their overlap."""
     for _ in range(LAUNCHES):
         result = distributed_world.launch(name, steps=40, **PROFILED | SIZES[name])
         folder = distributed_world.folder(result)
@@ -45,7 +45,7 @@ def test_profiled_steps(distributed_world: DistributedWorld, name: str) -> None:
 
 
 def described(ranks: Sequence[OverlapCapture], timed_ms: float) -> str:
-    """Step times as ratios to the timed ones', and each rank's overlap."""
+    """Return step times as ratios to those of timed steps, and each rank's overlap."""
     ratios = sorted(step.step_ms / timed_ms for capture in ranks for step in capture.steps)
     overlap = " ".join(f"{capture.metrics()['overlap_ratio']:.3f}" for capture in ranks)
     return f"{median(ratios):.3f} of it ({ratios[0]:.3f} to {ratios[-1]:.3f}), overlap_ratio by rank {overlap}"

@@ -1,10 +1,10 @@
-"""Tokens a second and peak memory of Llama 3 8B, batch 1 x 8192, selective checkpointing, on all GPUs of the run.
+"""Tokens per second and peak memory of Llama 3 8B, batch 1 x 8192, selective checkpointing, on all GPUs of the run.
 
 Run: python -m pytest benchmarks/training/llama_8b.py -s --aorta-gpus=4
-Every variant is a launch of its own, the most telling ones first; one that fails says why and stops no other.
-torchtitan's need it installed. In the environment: LLAMA_OUT, a folder for llama_8b.md and llama_8b.json, which are
-written anew after each variant; LLAMA_BUDGET_S, seconds after which none is started; LLAMA_VARIANTS, what variants'
-names have to contain, parted by commas.
+Every variant is a launch of its own, the most important variants first; a variant that fails prints the cause and does
+not stop the others. Variants of torchtitan need the package installed. Environment variables: LLAMA_OUT, a folder for
+llama_8b.md and llama_8b.json, which are rewritten after each variant; LLAMA_BUDGET_S, seconds after which no variant
+starts; LLAMA_VARIANTS, texts that names of variants have to contain, separated by commas.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ CHOSEN = [name for name in VARIANTS if any(part in name for part in os.environ.g
 
 @dataclass
 class Row:
-    """What one variant did, or why it did not."""
+    """The measurements of one variant, or the cause of its failure."""
 
     variant: str
     tokens_per_s_per_gpu: float = float("nan")
@@ -74,7 +74,7 @@ class Row:
     error: str = ""
 
     def line(self) -> str:
-        """The row of the table."""
+        """Return the row of the table."""
         if self.error:
             return (
                 f"| {self.variant} | failed after {self.wall_s:.0f} s: {self.error.splitlines()[0][:300]} | | | | | |"
@@ -89,7 +89,7 @@ class Row:
 
 @dataclass
 class Table:
-    """All rows so far, written and printed as they come."""
+    """All rows so far, which are written and printed as variants end."""
 
     began_s: float = field(default_factory=time.monotonic)
     platform: str = ""
@@ -97,12 +97,12 @@ class Table:
     rows: list[Row] = field(default_factory=list)
 
     def text(self) -> str:
-        """The rows as markdown."""
+        """Return the rows as markdown."""
         head = "| variant | tokens/s a GPU | as logged | step p50, ms | allocated, GiB | reserved, GiB | loss |"
         return "\n".join([head, "| --- | --- | --- | --- | --- | --- | --- |", *(row.line() for row in self.rows)])
 
     def add(self, row: Row) -> None:
-        """Take a row in and write everything anew: the run may be ended at any time."""
+        """Add a row and rewrite all files, since the run may end at any time."""
         self.rows.append(row)
         print(f"\n{row.line()} {row.wall_s:.0f} s\n{row.error}", flush=True)
         if folder := os.environ.get("LLAMA_OUT"):
@@ -117,14 +117,14 @@ class Table:
 
 @pytest.fixture(scope="module")
 def table() -> Iterator[Table]:
-    """The table of the run, printed once more at its end."""
+    """Return the table of the run, and print it again at the end."""
     table = Table()
     yield table
     print(f"\n{table.platform}\n{table.text()}", flush=True)
 
 
 def measured(variant: str, result: WorkloadResult, tokens: float) -> Row:
-    """The row of a launch in which each GPU trains on ``tokens`` a step."""
+    """Return the row of a launch in which each GPU trains on ``tokens`` per step."""
     metrics = result.metrics
     if "torchtitan_tokens_per_s" in metrics:
         memory_gib = [max(metrics[f"torchtitan_memory_{kind}_gib"]) for kind in ("active", "reserved")]
@@ -138,7 +138,7 @@ def measured(variant: str, result: WorkloadResult, tokens: float) -> Row:
 
 
 def launch(world: DistributedWorld, variant: str) -> tuple[WorkloadResult, float]:
-    """One launch, and the tokens of one GPU and step."""
+    """Launch a variant; return its result and the tokens per GPU and step."""
     workload, config = VARIANTS[variant]
     if workload == TORCHTITAN:
         # torchtitan's options are read left to right, the last one counts.
@@ -152,7 +152,7 @@ def launch(world: DistributedWorld, variant: str) -> tuple[WorkloadResult, float
 @pytest.mark.launch_timeout(200)
 @pytest.mark.parametrize("variant", CHOSEN)
 def test_llama_8b(distributed_world: DistributedWorld, table: Table, variant: str) -> None:
-    """Print a row a variant."""
+    """Print one row per variant."""
     table.platform = distributed_world.platform
     began_s = time.monotonic()
     if began_s - table.began_s > float(os.environ.get("LLAMA_BUDGET_S", "inf")):

@@ -1,8 +1,8 @@
-"""What our step timer costs a step: the same training loop with it and with two clock readings, in turn, profiling off.
+"""The cost of the step timer per step: the same training loop with the timer and with two clock readings, in turn.
 
 Run: python -m benchmarks.training.timer_cost [--device cuda] [--rounds 20] [--steps 200] [--size 2048] [--layers 24]
-The loop without a timer is timed as a whole, between two synchronisations; so is the loop with it. One pair a round, in
-alternating order; printed are the median difference of pairs and its 95% interval by order statistics.
+Both loops are timed as a whole, between two synchronizations, with profiling off. Each round has one pair, in
+alternating order. The output is the median difference of pairs and its 95% interval by order statistics.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ALLOWED = 0.003
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the cost; 1 where the interval lies beyond what is allowed."""
+    """Print the cost; return 1 if the whole interval exceeds the limit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--rounds", type=int, default=20)
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def make_step(device: torch.device, size: int, layers: int) -> Callable[[], None]:
-    """A step that the host enqueues far ahead of the device, as training does."""
+    """Return a step that the host enqueues far ahead of the device, as in training."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     operand, product = (
         torch.ones(size, size, dtype=dtype, device=device),
@@ -67,7 +67,7 @@ def make_step(device: torch.device, size: int, layers: int) -> Callable[[], None
 
 
 def loop_s(step: Callable[[], None], steps: int, device: torch.device, *, timed: bool) -> float:
-    """Seconds of the whole loop."""
+    """Return the seconds of the whole loop."""
     timer = StepTimer(device)
     around: Callable[[], AbstractContextManager[None]] = timer.step if timed else nullcontext
     synchronize(device)
@@ -80,13 +80,13 @@ def loop_s(step: Callable[[], None], steps: int, device: torch.device, *, timed:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for what was enqueued."""
+    """Wait for all enqueued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Of the median, by order statistics, which assume no distribution: 95% or more."""
+    """Return an interval of the median of at least 95%, by order statistics, which assume no distribution."""
     ascending, count = sorted(values), len(values)
     place = max(0, int(binom.ppf(0.025, count, 0.5)) - 1)
     return ascending[place], ascending[count - 1 - place]

@@ -1,9 +1,9 @@
-"""Trains torchtitan's Llama 3 with its own trainer, timed by the recorder as our workloads are.
+"""Trains torchtitan's Llama 3 with its own trainer, timed by the recorder like this project's workloads.
 
 A launch of benchmarks/training/llama_8b.py runs it, with torchtitan's own options as arguments. Through torchtitan's
-register_train_spec the model gets random tokens, as our workloads have, so no tokenizer, and a logger that keeps what
-torchtitan logs. torchtitan imports the package ``datasets`` and calls it for text alone: where it is not installed,
-a module of that name with nothing in it takes its place.
+register_train_spec the model gets random tokens, so that no tokenizer is needed, and a logger that keeps torchtitan's
+values. torchtitan imports the package ``datasets`` but uses it only for text: if the package is not installed, an empty
+module of that name replaces it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LOGGED = {
 
 
 def stand_in(name: str, *members: str) -> None:
-    """Make ``import name`` succeed where the package is absent; nobody may call what it holds."""
+    """Make ``import name`` succeed if the package is absent; the stand-in has no working members."""
     sys.modules[name] = ModuleType(name)
     for member in members:
         setattr(sys.modules[name], member, type(member, (), {}))
@@ -51,7 +51,7 @@ from torchtitan.train import Trainer  # noqa: E402
 
 
 class RandomTokens(BaseDataLoader):
-    """Endless random tokens, others on each rank: inputs ``[batch, seq_len]`` and labels one further."""
+    """Endless random tokens, different on each rank: inputs ``[batch, seq_len]``, and labels shifted by one."""
 
     def __init__(self, dp_rank: int, job_config: JobConfig, vocab_size: int) -> None:
         self._generator = torch.Generator().manual_seed(dp_rank)
@@ -65,24 +65,24 @@ class RandomTokens(BaseDataLoader):
             yield {"input": tokens[:, :-1]}, tokens[:, 1:]
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: no checkpoint is written."""
+        """Return nothing, since no checkpoint is written."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take nothing back."""
+        """Restore nothing."""
 
 
 class LastLogged(BaseLogger):
-    """Keeps what torchtitan logs last: means and peaks of the steps since it logged before."""
+    """Keeps torchtitan's last log entry: means and peaks of the steps since the entry before."""
 
     def log(self, metrics: dict[str, Any], step: int) -> None:  # noqa: ARG002 - as torchtitan calls it
-        """Record, over what an earlier step recorded."""
+        """Record the entry in place of that of an earlier step."""
         for name, key in LOGGED.items():
             recorder.metric(name, metrics[key])
 
 
 def build_recording_metrics(*args: Any) -> MetricsProcessor:
-    """torchtitan's metrics, logged to the recorder."""
+    """Return torchtitan's metrics, logged to the recorder."""
     processor = build_metrics_processor(*args)
     processor.logger = LastLogged()
     return processor
@@ -107,13 +107,13 @@ class RecordedTrainer(Trainer):
     """torchtitan's trainer, with each step timed."""
 
     def train_step(self, data_iterator: Any) -> None:
-        """Train one step within the recorder's."""
+        """Train one step within a step of the recorder."""
         with recorder.step():
             super().train_step(data_iterator)
 
 
 def main(arguments: list[str]) -> None:
-    """Train as the arguments say, of which the first is the number of steps not to be recorded."""
+    """Train by the arguments, of which the first is the number of steps that are not recorded."""
     warmup, *options = arguments
     init_logger()
     config = ConfigManager().parse_args(options)

@@ -14,6 +14,7 @@ import torch
 from pytest_aorta.common import variables
 from pytest_aorta.plan.workload.adapter import FIRST, Adapter, adapted
 from pytest_aorta.plan.workload.logs import read_records
+from pytest_aorta.plan.world import DeviceKind
 from pytest_aorta.result.folder import OUTPUT_LOG
 from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.worker.environment import environment_facts
@@ -38,7 +39,7 @@ def adapted_result(adapters: Sequence[dict[str, Any]], rank_folder: Path) -> Ran
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     found = adapted(adapter, *read_records(adapter, rank_folder / OUTPUT_LOG))
-    on_gpu = os.environ.get(variables.DEVICE) == "cuda"
+    on_gpu = os.environ.get(variables.DEVICE) == DeviceKind.CUDA
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
     steps = len(found.step_times_ms)
     return RankResult(

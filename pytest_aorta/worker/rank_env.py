@@ -21,7 +21,7 @@ class RankEnv:
     rank: int
     world_size: int
     local_rank: int
-    device_kind: str
+    device_kind: DeviceKind
     collective_timeout_s: float
 
     @classmethod
@@ -33,13 +33,15 @@ class RankEnv:
         """
         numbers = {name: _integer(environ, name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
         kind = environ.get(variables.DEVICE) or ("cuda" if torch.cuda.is_available() else "cpu")
-        if kind not in BACKENDS:
-            raise RuntimeError(f"{variables.DEVICE}={kind!r} is unknown; it can be one of {sorted(BACKENDS)}")
+        if kind not in list(DeviceKind):
+            raise RuntimeError(
+                f"{variables.DEVICE}={kind!r} is unknown; it can be one of {sorted(map(str, DeviceKind))}"
+            )
         return cls(
             rank=numbers["RANK"],
             world_size=numbers["WORLD_SIZE"],
             local_rank=numbers["LOCAL_RANK"],
-            device_kind=kind,
+            device_kind=DeviceKind(kind),
             collective_timeout_s=float(environ.get(variables.COLLECTIVE_TIMEOUT_S, "600")),
         )
 
@@ -56,7 +58,7 @@ class RankEnv:
                 f"with @pytest.mark.world(size={min_world_size}) or torchrun --nproc-per-node={min_world_size}."
             )
         device = torch.device("cpu")
-        if self.device_kind == "cuda":
+        if self.device_kind is DeviceKind.CUDA:
             device = torch.device("cuda", self.local_rank)
             torch.cuda.set_device(device)
         dist.init_process_group(

@@ -1,4 +1,4 @@
-"""The order of parameters in a bucket is seen where a reduce-scatter's order of summation depends on the offset."""
+"""The order of parameters in a bucket, with a reduce-scatter whose order of summation depends on the offset."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import pytest
 
 from pytest_aorta.common.errors import ComparisonFailed
 
-# Of two addends the order does not matter.
+# The order of two addends does not matter, so the world has more ranks.
 pytestmark = [pytest.mark.numerics, pytest.mark.world(size=3, device="cpu", warm=True)]
 
-# Every dimension is a multiple of the ranks, and a norm's shard 64 bytes, so that order shifts what follows it.
+# Every dimension is a multiple of the world size, and a norm's shard has 64 bytes, so a changed order shifts the
+# parameters that follow.
 STEPS = 3
 TRAINING = {
     "steps": STEPS,
@@ -40,10 +41,10 @@ def test_only_buckets_in_registration_order_have_the_bits_of_fsdp2(workload):
         workload.compare(train("llama_simple_fsdp", bucket_order="graph"), eager, steps=STEPS, label="graph")
     text = str(caught.value)
     assert "first difference: step 1, " in text
-    # Some parameters lie where they lay, whatever the order.
+    # Some parameters keep their offset in both orders.
     assert "step 1, gradients: 6 of 12 gradients differ, first layers.0.attention_norm.weight [96]" in text
     assert "step 1, weights: 6 of 12 parameters differ, first layers.0.attention_norm.weight [96]" in text
-    # The order is all there is to it: gloo's own sum has one order for all offsets.
+    # Only the order makes the difference: gloo's own sum has one order for all offsets.
     plain = workload.run("llama_fsdp2", **TRAINING)
     assert plain.weight_hashes["1"] != eager.weight_hashes["1"]
     workload.compare({"workload": "llama_simple_fsdp", "bucket_order": "graph"} | TRAINING, plain, steps=STEPS)

@@ -1,4 +1,4 @@
-"""A checkpoint of four ranks goes on in two: its weights, its optimizer's state, and the tokens that come next."""
+"""A checkpoint of four ranks resumed on two: weights, optimizer state, and the tokens that follow."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_loaded_by_two(workload, name, given):
     ({"save_checkpoint": str(FOLDER / "eager")}, "allowed is a new or an empty folder"),
     ({"load_checkpoint": str(FOLDER)}, "the file .metadata is missing"),
 ])
-def test_folders_that_do_not_do_are_refused(workload, given, message):
+def test_unsuitable_folders_are_refused(workload, given, message):
     with pytest.raises(Exception, match=message):
         workload.run("llama_fsdp2", **TRAINING, **given)
 """

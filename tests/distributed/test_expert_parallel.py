@@ -1,4 +1,4 @@
-"""Experts of the Llama workloads shared out over CPU ranks: the same model, gradients and training as on each rank."""
+"""Experts distributed over CPU ranks: the same model, gradients and training as with all experts on each rank."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ TRAINING = {
     "warmup": 0,
     "hash_every": 1,
 }
-# Of each the global batch is four sequences.
+# The global batch is four sequences in each layout.
 LAYOUTS = {
     "fsdp 4": {"batch_size": 1},
     "hsdp 2, ep 2": {"batch_size": 1, "data_parallel_replicate_degree": 2, "expert_parallel_degree": 2},
     "cp 2, ep 4": {"batch_size": 2, "context_parallel_degree": 2, "expert_parallel_degree": 4},
     "ep 2": {"batch_size": 1, "expert_parallel_degree": 2},
 }
-# AdamW then changes no bit of a weight, and its first moment is a tenth of the gradient.
+# AdamW then does not change any bit of a weight, and its first moment is a tenth of the gradient.
 UNCHANGED = {"lr": 1e-60, "steps": 1, "max_grad_norm": None}
 
 
 def differences(first, second):
-    """Of two checkpoints' tensors, by name, relative to the largest value."""
+    """Return the differences of two checkpoints by tensor, relative to each tensor's largest value."""
     ended = subprocess.run([sys.executable, COMPARE, first, second], capture_output=True, text=True, check=True)
     return json.loads(ended.stdout)
 
@@ -59,7 +59,7 @@ def test_shared_out_experts_begin_with_the_same_weights_and_train_alike(workload
     for layout, result in trained.items():
         assert result.loss == pytest.approx(reference.loss, rel=1e-5), layout
         assert result.grad_norm == pytest.approx(reference.grad_norm, rel=1e-4), layout
-        # AdamW hides a factor of a gradient, and the norm that of a small one.
+        # AdamW hides a wrong factor of all gradients, and the norm that of a small gradient.
         apart = differences(str(tmp_path / "fsdp 4"), str(tmp_path / layout))
         assert "optimizer.layers.0.feed_forward.experts.w1.exp_avg" in apart
         assert max(apart.values()) < 1e-4, apart
@@ -70,7 +70,7 @@ def test_shared_out_experts_begin_with_the_same_weights_and_train_alike(workload
 
 
 def test_a_rank_to_which_no_token_goes_takes_part(workload):
-    # Four tokens a step.
+    # Four tokens per step.
     starved = TRAINING | {"seq_len": 1, "batch_size": 1, "experts_per_token": 1, "steps": 3}
     reference = workload.run("llama_fsdp2", **starved)
     result = workload.run("llama_fsdp2", expert_parallel_degree=4, **starved)
@@ -108,7 +108,7 @@ def test_a_fused_optimizer_takes_parameters_of_both_meshes(workload):
 def test_experts_fewer_than_their_ranks_are_sharded_along_their_width(workload, tmp_path):
     training = TRAINING | UNCHANGED | {"batch_size": 1, "num_experts": 2}
     reference = workload.run("llama_fsdp2", save_checkpoint=str(tmp_path / "whole"), **training)
-    # One expert of a rank over two ranks.
+    # One expert sharded over two ranks.
     result = workload.run(
         "llama_fsdp2", expert_parallel_degree=2, save_checkpoint=str(tmp_path / "shared out"), **training
     )

@@ -1,4 +1,4 @@
-"""Experts of the Llama workloads shared out over GPUs, under NCCL: they train as on GPUs that have all."""
+"""Experts distributed over GPUs under NCCL: the same training as with all experts on each GPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TRAINING = {
     "hash_every": 1,
     "deterministic": True,
 }
-# Of each the global batch is four sequences.
+# The global batch is four sequences in each layout.
 LAYOUTS = {
     "fsdp 4": {},
     "ep 2": {"expert_parallel_degree": 2},
@@ -44,7 +44,7 @@ def known():
 
 @pytest.fixture
 def eager(workload, known):
-    """Results of `llama_fsdp2` by layout and dtype, each launched once."""
+    """Return a function for results of `llama_fsdp2` by layout and dtype, each launched once."""
 
     def result_of(layout, training=TRAINING):
         key = layout, training.get("param_dtype")
@@ -63,7 +63,7 @@ def test_layouts_begin_with_the_same_weights(workload):
     assert len(set(initial.values())) == 1, initial
 
 
-# In float32: rounded to bfloat16, near ties of a router go to other experts in other layouts.
+# In float32, since bfloat16 rounding sends near ties of a router to different experts in different layouts.
 @pytest.mark.parametrize("layout", list(LAYOUTS)[1:])
 def test_layout_trains_as_fsdp_does(eager, layout):
     assert eager(layout).loss == pytest.approx(eager("fsdp 4").loss, rel=1e-4)
@@ -79,7 +79,7 @@ def test_recomputed_exchanges_have_every_bit(workload, eager, kind):
 
 
 def test_a_rank_to_which_no_token_goes_takes_part(workload):
-    # Four tokens a step.
+    # Four tokens per step.
     starved = BFLOAT16 | {"seq_len": 1, "experts_per_token": 1, "steps": 3}
     reference = workload.run("llama_fsdp2", **starved)
     result = workload.run("llama_fsdp2", expert_parallel_degree=4, **starved)

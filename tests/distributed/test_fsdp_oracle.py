@@ -11,7 +11,7 @@ pytestmark = pytest.mark.world(size=2, warm=True)
 SHORT = {"steps": 2, "warmup": 1, "verify": 3}
 GATHER = "all_gather_forward: iteration 1, layer 2, on rank 1, from source rank 0"
 REDUCE = "reduce_scatter: iteration 1, layer 2, on rank"
-# fault -> where it has to be seen, and the cause that has to be named
+# fault -> the location that has to be reported, and the cause that has to be named
 FAULTS = {
     "stale_gather": (GATHER, "stale"),
     "zeroed_gather": (GATHER, "zeroed"),

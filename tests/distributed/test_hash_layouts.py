@@ -1,4 +1,4 @@
-"""One trained state has one weight hash, however real FSDP2 lays it out."""
+"""One trained state has one weight hash in every layout of real FSDP2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of the Llama workloads that move work about keep every bit."""
+"""Options of the Llama workloads that change when work runs but not its results."""
 
 from __future__ import annotations
 

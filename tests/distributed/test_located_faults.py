@@ -1,4 +1,4 @@
-"""A planted fault is found, and named are its step, its parameter, and where in the step it began."""
+"""A planted fault is found, with its step, its parameter, and the point of the step at which it began."""
 
 from __future__ import annotations
 

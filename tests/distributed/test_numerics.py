@@ -1,4 +1,4 @@
-"""Weights bit for bit: against the stored baseline, and between two launches of one run."""
+"""Weights compared bit for bit with the stored baseline, and between two launches of one run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A world that is too small for a workload is an error of the workload, said as such."""
+"""A world that is too small for a workload is reported as an error of the workload."""
 
 from __future__ import annotations
 

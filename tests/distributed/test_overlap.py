@@ -28,7 +28,7 @@ def test_llama_fsdp2(workload, llama_config):
 
 
 def test_llama_simple_fsdp(workload, llama_config):
-    """Traced, with a bucket a block."""
+    """Compare the traced model with one bucket per block."""
     result = workload.run("llama_simple_fsdp", bucketing="transformer_block", **llama_config)
     workload.check(result)
 
@@ -44,7 +44,7 @@ def test_ddp_overlap(workload, ddp_config):
 
 
 def test_ddp_stressed(workload, ddp_config):
-    """With reduce-scatters beside the all-reduces."""
+    """Compare DDP with reduce-scatters beside the all-reduces."""
     result = workload.run("ddp_overlap", overlap_reduce_scatter=True, **ddp_config)
     workload.check(result)
 

@@ -1,4 +1,4 @@
-"""Overlap that is turned off is caught by `overlap_ratio`, and the text says which collective is exposed now."""
+"""Overlap that a knob turns off is caught by `overlap_ratio`, and the failure names the exposed collective."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = [
 
 
 def lost(workload, name, config, **changes):
-    """What is said of ``name`` with ``changes`` against what it does as it is configured."""
+    """Return the failure of ``name`` with ``changes``, compared with its default config."""
     variant = {"workload": name, **config, "steps": 3, "profile_steps": 4}
     with pytest.raises(ComparisonFailed) as caught:
         workload.compare(variant | changes, variant, metrics=["overlap_ratio"])

@@ -1,4 +1,4 @@
-"""Overlap that is lost turns a test red by `overlap_ratio`; the text says which collective is exposed, and where."""
+"""Lost overlap fails a test by `overlap_ratio`; the failure names the exposed collective and the rank."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 INNER = """
 import pytest
 
-# Compute enough to hide a collective that gloo's threads share two cores with.
+# Enough compute to hide a collective, although gloo's threads share two cores with it.
 SIZE = dict(workload="fsdp", steps=5, warmup=1, verify=0, gemm_size=512, fsdp_shard_size=131072, profile_steps=4)
 
 pytestmark = [pytest.mark.world(size=2, device="cpu"), pytest.mark.tolerance(overlap_ratio="10 points")]
@@ -29,7 +29,7 @@ def test_not_ahead(workload):
     ("lost", "ratio"), [("in_line", "0"), pytest.param("not_ahead", r"0(\.0\d*)?", marks=pytest.mark.extended)]
 )
 def test_overlap_that_is_lost_is_caught_with_the_reason_on_cpu_ranks(pytester, monkeypatch, lost, ratio):
-    """Collectives in line with compute; and, of a traced model, parameters gathered only when they are used."""
+    """Run collectives in line with compute and, in a traced model, gather parameters only when they are used."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     pytester.makepyfile(test_inner=INNER)
     pytester.makeini("[pytest]\n")

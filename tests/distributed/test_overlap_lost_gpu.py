@@ -1,4 +1,4 @@
-"""The same on GPUs: against a stored baseline where the code is the same, against the other variant where it is not."""
+"""Lost overlap on GPUs, against a stored baseline if the code is the same, or else against the other variant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The axes of the Llama workloads on CPU ranks: one model whatever the layout, traced as eager."""
+"""The axes of the Llama workloads on CPU ranks: the same model in every layout, traced and eager."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = [
 ]
 
 TRAINING = {"size": "debug", "n_layers": 1, "n_kv_heads": 4, "steps": 10, "warmup": 0, "hash_every": 1}
-# Of each the global batch is four sequences.
+# The global batch is four sequences in each layout.
 LAYOUTS = {
     "fsdp 4": {"batch_size": 1},
     "hsdp 2x2": {"batch_size": 1, "data_parallel_replicate_degree": 2},
@@ -24,7 +24,7 @@ LAYOUTS = {
     "fsdp 2, cp 2": {"batch_size": 2, "context_parallel_degree": 2},
     "cp 2, tp 2": {"batch_size": 4, "context_parallel_degree": 2, "tensor_parallel_degree": 2},
 }
-# AdamW then changes no bit of a weight.
+# AdamW then does not change any bit of a weight.
 UNCHANGED = {"lr": 1e-60, "steps": 1}
 
 

@@ -1,4 +1,4 @@
-"""The axes of the Llama workloads under NCCL: each layout trains as FSDP does, and traced as eager."""
+"""The axes of the Llama workloads under NCCL: every layout trains like FSDP, traced and eager."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TRAINING = {
     "hash_every": 1,
     "deterministic": True,
 }
-# Of each the global batch is four sequences.
+# The global batch is four sequences in each layout.
 LAYOUTS = {
     "fsdp 4": {"batch_size": 1},
     "hsdp 2x2": {"batch_size": 1, "data_parallel_replicate_degree": 2},
@@ -60,7 +60,7 @@ def known():
 
 @pytest.fixture
 def eager(workload, known):
-    """Results of `llama_fsdp2` by layout, each launched once."""
+    """Return a function for results of `llama_fsdp2` by layout, each launched once."""
 
     def result_of(layout):
         if layout not in known:
@@ -101,7 +101,7 @@ def test_compiled_blocks_train_as_eager_ones(workload, eager, layout):
 
 def test_traced_stages_train_as_eager_ones(workload, eager):
     traced = workload.run("llama_simple_fsdp", **TRAINING | LAYOUTS["pp 2, fsdp 2"])
-    # A traced stage reduces every micro-batch's gradients, an eager one their sum.
+    # A traced stage reduces the gradients of every micro-batch, an eager stage their sum.
     assert traced.loss == pytest.approx(eager("pp 2, fsdp 2").loss, rel=2e-3)
     assert traced.grad_norm == pytest.approx(eager("pp 2, fsdp 2").grad_norm, rel=2e-2)
 

@@ -1,4 +1,4 @@
-"""Pipeline parallelism on CPU ranks: the numbers of the model without it."""
+"""Pipeline parallelism on CPU ranks: the same numerics as without stages."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import pytest
 
 TRAINING = {"size": "debug", "n_layers": 3, "n_kv_heads": 4, "steps": 5, "warmup": 0}
 PP = {"pipeline_parallel_degree": 2, "gradient_accumulation": 2}
-# Of each the global batch is four sequences.
+# The global batch is four sequences in each layout.
 LAYOUTS = {
     "fsdp 4": {"batch_size": 1},
     "pp 2, fsdp 2": PP | {"batch_size": 1},
     "pp 2, tp 2": PP | {"batch_size": 2, "tensor_parallel_degree": 2},
     "pp 2, cp 2": PP | {"batch_size": 2, "context_parallel_degree": 2},
 }
-# AdamW then changes no bit of a weight.
+# AdamW then does not change any bit of a weight.
 UNCHANGED = {"lr": 1e-60, "steps": 1}
 
 
@@ -42,7 +42,8 @@ def test_stages_begin_with_the_whole_models_weights_and_train_alike(workload, la
         assert result.metrics["num_parameters"] == reference.metrics["num_parameters"], layout
 
 
-# Both worlds reduce gradients over two ranks, so only the norm is added up otherwise: without clipping no bit differs.
+# Both worlds reduce gradients over two ranks. Only the norm is summed in another order, so no bit differs without
+# clipping.
 INNER = """
 import json, pathlib, pytest
 

@@ -1,4 +1,4 @@
-"""What NVML tells of real GPUs beside a launch, and what asking it costs."""
+"""NVML's facts of real GPUs beside a launch, and the cost of reading them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from pytest_aorta.launch.sensors import open_sensors
 from pytest_aorta.plan.gpus import visible_devices
 
-# Of one device: at two readings a second, a fiftieth of a core for eight of them.
+# The limit for one device: eight devices at two readings per second then take a fiftieth of a core.
 MAX_READ_S = 0.005
 
 

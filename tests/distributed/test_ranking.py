@@ -1,4 +1,4 @@
-"""One training under FSDP2 and DDP, with everything that changes when collectives run and nothing that they give."""
+"""One training under FSDP2 and DDP, with every option that changes when collectives run but not their results."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_overlap_changes_no_bit_of_any_step(workload, captured_steps):
 
 
 def _assert_collectives(others):
-    """The cap of a bucket tells how many there are, and each is reduce-scattered too where that is asked for."""
+    """Check the number of buckets, which follows from their cap, and of reduce-scatters if asked for."""
     counts = {
         name: [result.metrics[f"{kind}_per_step"][0] for kind in ("all_reduces", "reduce_scatters")]
         for name, result in others.items()
@@ -65,7 +65,7 @@ def _assert_collectives(others):
 
 
 def _assert_spans(captured_steps, results):
-    """Every collective has its lane, and what runs beside compute is hidden; one bucket is there when compute ends."""
+    """Check that every collective has its lane and is hidden beside compute, except a single bucket."""
     reduced = {"all_reduce", "reduce_scatter"}
     lanes = {
         "reference": {"all_gather", *reduced},
@@ -76,7 +76,7 @@ def _assert_spans(captured_steps, results):
     }
     for name, expected in lanes.items():
         for steps in captured_steps(results[name]):
-            # DDP makes its buckets in the first step.
+            # DDP makes its final buckets in the first step.
             first, step = steps
             assert first["step"] == 0
             assert set(step["stream_ms"]) == {"compute", "copy", *expected}
@@ -104,5 +104,5 @@ def test_inductor_trains_both_models_alike_and_near_eager_code(workload):
     sharded, replicated = workload.run("ranking", **compiled), workload.run("ddp_overlap", **compiled)
     assert sharded.weight_hashes == replicated.weight_hashes != eager.weight_hashes
     assert sharded.loss == replicated.loss
-    # About ten times what was measured, 4e-7.
+    # About ten times the measured difference, 4e-7.
     assert sharded.loss == pytest.approx(eager.loss, rel=4e-6)

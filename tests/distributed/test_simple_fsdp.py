@@ -9,7 +9,7 @@ pytestmark = [pytest.mark.numerics, pytest.mark.world(size=2, device="cpu", warm
 TRAINING = {"size": "debug"}
 STEPS = 25
 MANUAL = {"bucketing": "manual", "bucket_modules": ["tok_embeddings", "layers.[0-1]", "norm+output"]}
-# Eager FSDP2 reduces each micro-batch, as a traced one does.
+# With this key, eager FSDP2 reduces each micro-batch, like the traced model.
 MICRO_BATCHES = {"gradient_accumulation": 2, "activation_checkpointing": "selective", "max_grad_norm": None}
 
 

@@ -41,7 +41,7 @@ def test_aot_eager_has_every_bit_of_fsdp2(workload, training, steps, reduce_dtyp
 
 
 def test_fault_is_located_to_parameter_module_and_rank(workload):
-    """The kernel of the weight hash and backward's own thread take part, and compiled graphs on CUDA."""
+    """Locate the fault with the kernel of the weight hash, backward's own thread and compiled graphs on CUDA."""
     reference = {"workload": "llama_fsdp2"} | TRAINING
     candidate = {"workload": "llama_simple_fsdp", "fault": {"kind": "drop_gradient", "step": 2, "rank": 1}} | TRAINING
     with pytest.raises(ComparisonFailed) as caught:

@@ -1,4 +1,4 @@
-"""Compiler-based FSDP on inductor, whose fused kernels round other than eager ones: it is compared with itself."""
+"""Compiler-based FSDP on inductor, compared with itself, since fused kernels round differently from eager ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ pytestmark = [pytest.mark.numerics, pytest.mark.world(size=2, device="cpu", warm
 STEPS = 25
 TRAINING = {"size": "debug", "n_layers": 1}
 BUCKETINGS = {"transformer_block": {}, "manual": {"bucket_modules": ["tok_embeddings", "layers.0", "norm+output"]}}
-# Of any step, relative: about ten times what was measured, 9e-8 and 1.1e-7, an ulp of float32.
+# The largest relative difference of any step: about ten times the measured 9e-8 and 1.1e-7, an ulp of float32.
 MAX_LOSS_DISTANCE, MAX_NORM_DISTANCE = 1e-6, 1e-6
 
 
@@ -20,7 +20,7 @@ def assert_near(result, other):
     ):
         distance = max(abs(value - reference) / reference for value, reference in zip(values, others, strict=True))
         assert distance <= most
-    # Else there is no distance, and nothing to bound.
+    # Equal weights would leave no difference to bound.
     assert result.weight_hashes != other.weight_hashes
 
 
@@ -33,5 +33,5 @@ def test_bucketing_changes_no_bit_and_the_distance_to_eager_is_bounded(workload)
         workload.compare(bucketed | more | TRAINING, single, steps=STEPS, label=bucketing)
 
     assert_near(single, workload.run("llama_fsdp2", **training))
-    # It reorders the graph before inductor fuses: other kernels, other rounding.
+    # The pass reorders the graph before inductor fuses, which changes kernels and their rounding.
     assert_near(single, workload.run("llama_simple_fsdp", backend="inductor", bucketing="auto", **training))

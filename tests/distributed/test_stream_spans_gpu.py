@@ -1,4 +1,4 @@
-"""Two sources of one thing, in one launch on GPUs: what events on streams say of overlap, and what a profiler says."""
+"""Two sources of overlap in one launch on GPUs: events on streams, and the profiler."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ pytestmark = [
 ]
 
 STEPS = {"steps": 40, "span_every": 4, "profile_steps": 6}
-# The device is busy enough for the host to be ahead in both kinds of steps: what is late differs between them.
+# Enough work for the device that the host is ahead in both kinds of steps, since the host's delays differ.
 LONG = {
     "fsdp": {"layers": 8, "gemm_size": 8192, "fsdp_shard_size": 1 << 24},
     "ranking": {"num_tables": 4, "batch_size": 1024},

@@ -1,4 +1,4 @@
-"""The worked example: torchtitan's own train entry, as the documentation has it; on GPUs where there are some."""
+"""The documented example: torchtitan's own training program, on GPUs if there are any."""
 
 from __future__ import annotations
 

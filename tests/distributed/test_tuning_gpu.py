@@ -1,4 +1,4 @@
-"""Each knob of docs/tuning.md that takes GPUs to be seen, by what it changes in profiled steps."""
+"""Each knob of docs/tuning.md whose effect needs GPUs, by its effect on profiled steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = [
 
 
 def collective_ms(result, kind):
-    """The mean over profiled steps of the time of one kind of collective, on the rank that waits least in it."""
+    """Return the mean time of one kind of collective over profiled steps, on the rank with the smallest."""
     return fmean(min(step.collectives[kind].total_ms for step in ranks) for ranks in zip(*result.overlap, strict=True))
 
 
@@ -26,7 +26,7 @@ def hidden_share(result):
 
 @pytest.fixture
 def ranking(workload, ranking_config):
-    """Runs `ranking` with some keys changed, for its profiled steps."""
+    """Return a function that runs `ranking` with some keys changed, for its profiled steps."""
     return lambda **changes: workload.run("ranking", **ranking_config | {"steps": 5, "profile_steps": 4} | changes)
 
 
@@ -41,11 +41,11 @@ def test_wider_dtypes_communicate_longer(ranking):
 
 
 def test_larger_batches_and_more_of_them_leave_less_exposed_a_sample(ranking):
-    """Communication stays as it is, and there is more to hide it under."""
+    """Compare exposed time per sample: communication is constant, and more compute hides it."""
     small, large = ranking(batch_size=64), ranking(batch_size=512)
     accumulated = ranking(batch_size=64, gradient_accumulation=4)
     assert hidden_share(large) > hidden_share(small)
-    # Gradients are reduced in the last micro-batch alone.
+    # Gradients are reduced only in the last micro-batch.
     assert collective_ms(accumulated, "reduce_scatter") < 2 * collective_ms(small, "reduce_scatter")
 
 
@@ -64,7 +64,7 @@ def test_steps_in_line_and_beside_compute_have_the_same_bits(workload, ranking_c
 
 @pytest.mark.tolerance(overlap_ratio="5 points")
 def test_one_hardware_queue_loses_overlap(workload, ddp_config):
-    """Kernels of all streams are then started in the order in which the host enqueued them."""
+    """Start the kernels of all streams in the order in which the host enqueued them."""
     variant = {"workload": "ddp_overlap", **ddp_config, "steps": 5, "profile_steps": 4}
     one = variant | {"environment": {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}}
     with pytest.raises(ComparisonFailed, match="overlap_ratio: regression"):

@@ -1,4 +1,4 @@
-"""The weight hash's kernel on a GPU has the bits of the CPU engine, for all dtypes, sizes, offsets and blocks."""
+"""The weight hash's kernel on a GPU computes the bits of the CPU engine, for all dtypes, sizes, offsets and blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DDP's communication hook in a world of one rank: which buckets it sums, and what becomes of gradients."""
+"""DDP's communication hook in a world of one rank: the buckets that it sums, and the gradients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 from pytest_aorta.worker import StreamSpans
 
 CPU = torch.device("cpu")
-# Two of the four matrices fit a bucket.
+# A bucket has room for two of the four matrices.
 BUCKET_MB = 2 * 64 * 64 * 4 / 2**20
 NONE = StreamSpans(CPU, every=0)
 
@@ -32,7 +32,7 @@ def make_model():
 
 
 def backward(model, steps, finish=lambda: None):
-    """The gradients of all steps."""
+    """Return the gradients of all steps."""
     found = []
     for step in range(steps):
         model.zero_grad()
@@ -53,7 +53,7 @@ def test_gradients_are_those_of_the_model_alone(overlap, bucket_view, static_gra
     found = backward(wrapped, 3, reduction.finish)
     for ours, theirs in zip(found, expected, strict=True):
         assert torch.equal(ours, theirs)
-    # Two matrices a bucket.
+    # Two matrices per bucket.
     assert (reduction.num_in_last_step, stress.num_in_last_step) == (2, 2)
 
 
@@ -67,7 +67,7 @@ def test_without_overlap_nothing_is_summed_before_backward_has_ended(monkeypatch
     wrapped(torch.ones(2, 64)).sum().backward()
     assert summed == []
     reduction.finish()
-    # One bucket in the first step.
+    # DDP uses a single bucket in the first step.
     assert len(summed) == 1
     for parameter, local in zip(wrapped.parameters(), alone, strict=True):
         assert torch.equal(parameter.grad, 2 * local)
@@ -104,7 +104,7 @@ def test_collectives_of_buckets_have_spans(overlap):
     assert set(timeline) == {"compute", "all_reduce", "reduce_scatter"}
     for lane in ("all_reduce", "reduce_scatter"):
         assert (timeline[lane][0][0] < timeline["compute"][-1][1]) is overlap
-        # Beside backward they may be at once, and one to look at.
+        # Beside backward, spans may run concurrently and merge into one.
         assert len(timeline[lane]) == 2 or overlap
 
 

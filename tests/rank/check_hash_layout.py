@@ -1,4 +1,4 @@
-"""Hashes of sharded tensors against one rank's: this process is each rank of a mesh in turn, with no communication."""
+"""Hashes of sharded tensors against hashes of one rank; this process plays each rank of a mesh in turn."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def values(shape, dtype):
 
 
 def facts_of_ranks(mesh_shape, make, names=None):
-    """Every rank's facts of the tensor that ``make`` gives it: what the ranks would gather."""
+    """Return the facts that ranks would gather, each rank's of the tensor that ``make`` returns."""
     facts = []
     for rank in range(math.prod(mesh_shape)):
-        # No operation on DTensors: torch keeps their results' meshes, which would be an earlier rank's.
+        # No operations on DTensors: torch caches the meshes of results, which would be those of an earlier rank.
         with rank_of(mesh_shape, rank, names) as mesh, torch.no_grad():
             piece = weight_hash._dtensor_or_replica("w", make(mesh))
             facts.append(weight_hash._local_facts([piece]))
@@ -74,14 +74,14 @@ def test_any_placement_of_any_tensor_hashes_like_one_rank(shape, mesh_shape, dty
 
 
 def fsdp_of_tensor_parallel(tensor, dim):
-    """A parameter that FSDP2 shards after tensor parallelism cut it in ``dim``."""
+    """Return a parameter that tensor parallelism has split along ``dim`` and FSDP2 then shards."""
 
     def make(mesh):
         module = torch.nn.Module()
         cut = distribute_tensor(tensor, mesh["tp"], [Shard(dim)], src_data_rank=None)
         module.weight = torch.nn.Parameter(cut)
         sharded = fully_shard(module, mesh=mesh["dp"]).weight
-        # The mesh that FSDP2 joins is kept too, with an earlier rank's coordinate.
+        # Torch also caches the mesh that FSDP2 joins, with the coordinate of an earlier rank.
         layout = {"shape": sharded.shape, "stride": sharded.stride(), "run_check": False}
         return DTensor.from_local(sharded.to_local(), mesh, sharded.placements, **layout)
 
@@ -158,7 +158,7 @@ def test_another_number_of_elements_than_the_placements_give_is_an_error_on_ever
         shard = torch.zeros(2 if mesh.get_rank() == 1 else 4)
         return DTensor.from_local(shard, mesh, [Shard(0)], shape=(8,), stride=(1,))
 
-    with pytest.raises(RuntimeError, match=r"w: ranks \[1\] hold another number of elements"):
+    with pytest.raises(RuntimeError, match=r"w: ranks \[1\] hold a number of elements that contradicts"):
         sums_of_ranks((2,), make)
 
 

@@ -19,13 +19,13 @@ DIM, HIDDEN = 8, 12
 def make_moe(num_experts, experts_per_token):
     moe = MoeFeedForward(DIM, HIDDEN, num_experts, experts_per_token)
     for name, parameter in moe.named_parameters():
-        # Wide enough that experts differ in what they give.
+        # A wide distribution, so that the outputs of experts differ.
         torch.nn.init.normal_(parameter, std=0.5, generator=torch.Generator().manual_seed(len(name) + ord(name[-1])))
     return moe
 
 
 def every_expert(moe, x):
-    """The sum over all experts, each applied to all tokens, of what the router gives them or 0."""
+    """Apply every expert to every token, and sum the outputs by the router's weights, which are 0 for most experts."""
     scores = torch.softmax(moe.router(x), dim=-1)
     kept = torch.zeros_like(scores).scatter(-1, scores.topk(moe.experts_per_token).indices, 1.0) * scores
     weights = kept / kept.sum(dim=-1, keepdim=True)
@@ -85,7 +85,7 @@ def test_chosen_experts_give_what_all_would_and_its_gradients(data, num_experts,
 
 
 class Board:
-    """Where threads that stand for ranks leave what they send."""
+    """A board on which threads, one per rank, leave the data that they send."""
 
     def __init__(self, num_ranks):
         self.sent = [[] for _ in range(num_ranks)]
@@ -100,7 +100,7 @@ class Board:
 
 
 class OnBoard(ExchangedExperts):
-    """Exchanges through a board, where other ranks are threads."""
+    """An exchange through a board between ranks that are threads."""
 
     def __init__(self, board, num_ranks, rank):
         self._board, self._num_ranks, self._rank = board, num_ranks, rank
@@ -115,7 +115,7 @@ class OnBoard(ExchangedExperts):
 
 
 def own_experts(moe, num_ranks, rank):
-    """The experts of one rank, as views of the whole's parameters, so that gradients reach these."""
+    """Return the experts of one rank as views of all experts' parameters, so that gradients reach those parameters."""
     with torch.device("meta"):
         own = Experts(moe.num_experts // num_ranks, DIM, HIDDEN)
     for name, parameter in moe.experts.named_parameters():

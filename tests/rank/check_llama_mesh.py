@@ -1,4 +1,4 @@
-"""The axes of the Llama workloads: degrees, who reads and holds what, and what is refused."""
+"""The axes of the Llama workloads: degrees, the data and shards of each rank, and refused combinations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.rank.settings import make_settings
 
 
 class Coordinates:
-    """A mesh's shape and this rank's place in it, with no process group."""
+    """A mesh's shape and this rank's coordinate in it, without a process group."""
 
     def __init__(self, sizes, place):
         self.sizes, self.place = sizes, place
@@ -240,7 +240,7 @@ def test_a_sequence_of_odd_chunks_is_an_error_and_one_rank_takes_any():
 
 
 class Gathered(GatheredAttention):
-    """As on one rank of several: the gather gives what it is told, in the order of ranks."""
+    """Attention on one rank of several, whose gather returns given parts in the order of ranks."""
 
     def __init__(self, mesh, seq_len, wholes):
         super().__init__(mesh, seq_len)

@@ -107,7 +107,7 @@ def test_checkpointed_blocks_have_the_same_gradients_and_recompute_their_share_o
 
     pairs = zip(kept.parameters(), recomputed.parameters(), strict=True)
     assert all(torch.equal(one.grad, other.grad) for one, other in pairs)
-    # The last product of a block has nothing to be recomputed for.
+    # Nothing in backward needs the output of a block's last product, so it is not recomputed.
     num_linear = 7 * DEBUG["n_layers"] + 1
     assert counter.num_calls == 2 * num_linear + num_recomputed * DEBUG["n_layers"]
 

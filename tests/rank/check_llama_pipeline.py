@@ -1,4 +1,4 @@
-"""Pipeline parallelism in one process: which stage holds what, and what does not go with stages."""
+"""Pipeline parallelism in one process: the layers of each stage, and keys that contradict stages."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def settings(**changes):
         ({"fault": {"kind": "drop_gradient"}}, "fault is 'drop_gradient'"),
     ],
 )
-def test_what_does_not_go_with_stages_is_an_error_that_names_it(given, message):
+def test_a_key_that_contradicts_stages_is_an_error_that_names_it(given, message):
     check_pipeline(4, settings())
     check_pipeline(1, settings(**given))
     with pytest.raises(ValueError, match=message):

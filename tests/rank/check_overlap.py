@@ -1,4 +1,4 @@
-"""Profiled steps of real work, in one process with gloo: what the profiler shows on this version of torch."""
+"""Profiled steps of real work, in one process with gloo, under the profiler of this version of torch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 
 class Training:
-    """A step with all-gather, products and reduce-scatter, the collectives in line or beside the products."""
+    """A step of all-gather, products and reduce-scatter; collectives run in line or beside the products."""
 
     def __init__(self, *, beside: bool) -> None:
         self.beside, self.count = beside, 0
@@ -40,7 +40,7 @@ class Training:
             if not self.beside:
                 work.wait()
             torch.mm(self.operand, self.operand, out=self.product)
-            # However busy the machine is; gloo's reduce-scatter completes where it is waited for.
+            # True on a busy machine too: gloo's reduce-scatter completes in the wait for it.
             for _ in range(200):
                 if work.is_completed():
                     break
@@ -94,7 +94,7 @@ def test_trace_is_kept_where_it_is_asked_for_and_reads_the_same(group, tmp_path,
 
 
 class FakeProfiler:
-    """In the place of the profiler: it notes what it was asked to record, and gives the trace that is next."""
+    """A stand-in for the profiler that logs what it was asked to record and returns the next given trace."""
 
     asked: ClassVar[list[dict]] = []
     traces: ClassVar[list[dict]] = []
@@ -130,7 +130,7 @@ def test_device_is_recorded_alone_and_read_by_the_step_before(monkeypatch, tmp_p
     capture = capture_overlap(training.step, 2, torch.device("cuda"), trace_path=kept)
     assert [set(step.collectives) for step in capture.steps] == [{"all_to_all"}] * 2
     assert [options["use_cpu"] for options in FakeProfiler.asked] == [True, False, True]
-    # The host's side is learned in one, one more is before the first boundary, and the kept trace has its own two.
+    # One step for the host's events, one before the first boundary and two captured steps, then two of the kept trace.
     assert training.count == 1 + 1 + 2 + 2
     assert overlap_of_trace(read_trace(kept), on_device=True).steps
 

@@ -60,7 +60,7 @@ def test_drawn_numbers_are_spread_over_the_unit_interval(key):
     assert (drawn >= 0).all()
     assert (drawn < 1).all()
     counts = torch.histc(drawn, 16, 0, 1)
-    # Expected are 256 each, with a standard deviation of 15.5.
+    # The expected count is 256, with a standard deviation of 15.5.
     assert (counts - 256).abs().max() < 6 * 15.5
     assert len(drawn.unique()) == 4096
 
@@ -117,12 +117,12 @@ def test_feed_hands_out_the_hosts_batches_in_turn(ahead):
             taken = feed.take(step)
         expected = batches[step % 3]
         assert all(torch.equal(a, b) for a, b in zip(taken.tensors, expected.tensors, strict=True))
-    # The first step also has the copies that the others have ahead.
+    # The first step also makes the copies that later steps make ahead.
     assert [len(capture.timeline["copy"]) for capture in spans.captures().values()] == [1 + ahead] + [1] * 6
 
 
 class CountingLane(InlineLane):
-    """In line, and counted."""
+    """An inline lane that counts its transfers."""
 
     def __init__(self):
         self.num_submitted = 0
@@ -133,7 +133,7 @@ class CountingLane(InlineLane):
 
 
 def test_gradients_of_a_replicated_module_are_summed_once_a_step_as_one_message(monkeypatch):
-    # As in a world of two ranks with equal gradients.
+    # Equal to the sum in a world of two ranks with equal gradients.
     monkeypatch.setattr(dist, "all_reduce", lambda flat, **_: None if flat.mul_(2) is flat else flat)
     module, lane, spans = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)), CountingLane(), StreamSpans(CPU, every=1)
     gradients = GradientSum(module, lane, spans)

@@ -1,4 +1,4 @@
-"""When FSDP2 gathers the units of the ranking model: one of two ranks, the other one only thought of."""
+"""The times at which FSDP2 gathers the units of the ranking model, on one of two ranks; the other rank is simulated."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def world_of_two():
 
 
 class Late(dist.distributed_c10d.Work):
-    """An all-gather that takes as long as it is waited for."""
+    """An all-gather that lasts as long as the wait for it."""
 
     def __init__(self, on_wait):
         super().__init__()
@@ -51,18 +51,18 @@ def spans():
 
 @pytest.fixture
 def events(monkeypatch, spans):
-    """What happens, in order: "gather", and the name of each unit whose forward begins."""
+    """Return the log of events: "gather" or "wait", and the name of each unit whose forward ends."""
     found = []
 
     def wait():
-        # In a lane that nothing else has.
+        # The lane "copy" has no other spans here.
         with spans.span("copy"):
             Delay(CPU, 1)()
 
     def gather(output, own, _group, *, async_op):
-        # Where it is not asynchronous, FSDP2 waits for it at once.
+        # FSDP2 waits at once for a gather that is not asynchronous.
         found.append("gather" if async_op else "wait")
-        # Both ranks hold what this one holds.
+        # Both ranks hold equal shards.
         output.view(2, -1).copy_(own.clone())
         return Late(wait) if async_op else wait()
 
@@ -115,7 +115,7 @@ def test_units_that_are_not_resharded_are_gathered_once_a_step(events, reshard, 
 def test_in_one_stream_cpu_ranks_wait_for_each_gather_at_once(events, span_every):
     gathers = train(events, one_stream=True, span_every=span_every)
     assert "gather" not in gathers
-    # Without spans they are FSDP2's own, of which nothing is seen here.
+    # Without spans, FSDP2's own collectives run, which are not logged.
     assert gathers.count("wait") == (8 if span_every else 0)
 
 
@@ -128,10 +128,10 @@ def test_tower_and_head_are_replicated_and_all_else_is_sharded(events):
     assert (plain, sharded) == ({"dense_tower", "head"}, {"tables", "blocks"})
 
 
-# Dynamo looks, and hides the warning from those who only see it.
+# Dynamo reads .grad, which warns.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("compiled", [False, True])
-def test_what_fsdp2_waits_for_is_no_compute(events, spans, compiled):
+def test_waits_of_fsdp2_do_not_count_as_compute(events, spans, compiled):
     settings = ranking_settings(span_every=2, forward_prefetch=1)
     model = RankingModel(settings.model)
     initialize(model, 0)
@@ -146,7 +146,7 @@ def test_what_fsdp2_waits_for_is_no_compute(events, spans, compiled):
     assert list(captures) == [0, 2]
     for capture in captures.values():
         assert set(capture.timeline) == {"compute", "copy", "all_gather", "reduce_scatter"}
-        # Two gathers a unit, and on this thread its reduction.
+        # Two gathers per unit and, on this thread, one reduction.
         assert [len(capture.timeline[lane]) for lane in ("copy", "reduce_scatter")] == [8, 4]
         compute, waits, scatters = (rows_us(capture, lane) for lane in ("compute", "copy", "reduce_scatter"))
         assert not len(intersection(compute, union(waits, scatters)))

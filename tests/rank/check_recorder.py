@@ -1,4 +1,4 @@
-"""What a script records through the recorder's three lines, and what is left of an adapter's rank; on CPU."""
+"""Results of a script that uses the recorder's three lines, and of an adapter's rank; on CPU."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_second_start_is_refused(recorder: Recorder) -> None:
 def test_script_without_a_measured_step_is_told_what_to_do(recorder: Recorder) -> None:
     recorder.start(warmup=5)
     record(recorder, [1.0])
-    with pytest.raises(RuntimeError, match="more of them than the warm-up has"):
+    with pytest.raises(RuntimeError, match="more steps than the warm-up has"):
         recorder.result()
 
 

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 with warnings.catch_warnings():
-    # Torch's inductor imports a module of torch's that is written with it.
+    # Inductor imports a module of torch that uses the deprecated decorator.
     warnings.filterwarnings("ignore", message="`torch.jit.script_method`", category=DeprecationWarning)
     from aorta_workloads.llama_simple_fsdp import passes
     from aorta_workloads.llama_simple_fsdp.buckets import block_buckets, module_buckets
@@ -62,7 +62,7 @@ def count(profile, name):
 
 
 def collectives_of_a_step(mesh, **given):
-    """How many all-gathers forward does, and all-gathers and reduce-scatters backward does."""
+    """Return the number of all-gathers in forward, and of all-gathers and reduce-scatters in backward."""
     torch.compiler.reset()
     model = make_sharded(mesh)
     settings = replace(PLANNED, **given)
@@ -182,7 +182,7 @@ MANUAL = {"bucketing": "manual", "bucket_modules": ["tok_embeddings", "layers.[0
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        # Backward needs no embedding.
+        # Backward does not need the embedding.
         ({"bucketing": "none"}, (21, 20, 21)),
         ({}, (4, 3, 4)),
         ({"overlap_reorder": False, "reshard_after_forward": False}, (4, 0, 4)),

@@ -1,4 +1,4 @@
-"""Spans of streams, and the line each step leaves; on CPU."""
+"""Stream spans, and the line of telemetry of each step; on CPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MS = 1_000_000
 
 
 class LateHandle:
-    """An asynchronous collective that ends so long after it was begun."""
+    """An asynchronous collective that ends a given time after its start."""
 
     def __init__(self, duration_ms: float) -> None:
         self.end_s = time.perf_counter() + duration_ms / 1e3
@@ -51,7 +51,7 @@ def test_collective_that_compute_runs_beside_is_hidden_and_one_in_line_is_not():
             if handle is not None:
                 handle.wait()
     beside, in_line = (spans.captures()[number].steps[0] for number in (0, 1))
-    # Until it is waited for: longer than it took.
+    # On CPU the span lasts until the wait, longer than the collective.
     assert beside.collectives["all_gather"].total_ms >= 20
     assert beside.overlap_ratio > 0.8
     assert in_line.overlap_ratio == 0
@@ -83,7 +83,7 @@ def test_what_a_stream_waits_for_is_no_compute_and_a_second_hold_is_none():
             spans.resume()
             busy()
             spans.resume()
-            # What is still held at a step's end is held until then.
+            # A hold that is not resumed ends with the step.
             spans.hold()
             busy()
     captures = spans.captures()

@@ -1,4 +1,4 @@
-"""What ranks record beside their steps: waits, memory, the canary, and a planted delay; all on CPU."""
+"""Values that ranks record beside step times, on CPU: waits, memory, the canary, and a planted delay."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from pytest_aorta.worker.timing.waits import recorded_collectives, waits_of_step
 CPU = torch.device("cpu")
 KEPT_BYTES = 4 << 20
 MS = 1_000_000
-# Three steps that begin every 100 ms, the last of which ends at 400 ms.
+# Three steps that begin every 100 ms; the last step ends at 400 ms.
 BEGAN_NS, ENDED_NS = [100 * MS, 200 * MS, 300 * MS], 400 * MS
 
 
 def at(created_ms: float, duration_ms: float | None = 1.0) -> dict:
-    """An entry of NCCL's flight recorder."""
+    """Return an entry of NCCL's flight recorder."""
     return {"time_created_ns": int(created_ms * MS), "duration_ms": duration_ms, "retired": True}
 
 
 class Blocked:
-    """Stands for a collective: time passes without this thread's work."""
+    """A stand-in for a collective: time passes without work of this thread."""
 
     def __init__(self) -> None:
         from threading import Lock
@@ -60,7 +60,7 @@ def test_what_is_computed_is_no_wait():
     timer = StepTimer(CPU)
     with timer.step():
         began_ns = time.thread_time_ns()
-        # By this thread's own clock: a busy machine takes the processor away for a while.
+        # Measured by this thread's own clock, since a busy machine preempts the thread.
         while time.thread_time_ns() - began_ns < 50 * MS:
             pass
     (step_ms,), (wait_ms,) = timer.step_times_ms(), timer.wait_ms()
@@ -85,7 +85,7 @@ def test_memory_that_a_step_keeps_is_seen():
     timer, kept = StepTimer(CPU), []
     for _ in range(MEMORY_EVERY_STEPS + 1):
         with timer.step():
-            # A tensor's memory may be some that other checks had before, and then is no more than there was.
+            # A tensor may reuse memory that earlier checks have freed, which does not increase the resident size.
             kept.append(mmap.mmap(-1, KEPT_BYTES))
             kept[-1].write(bytes(KEPT_BYTES))
     first, second = timer.memory_bytes()
@@ -160,5 +160,5 @@ def test_delay_works_and_does_not_wait():
         began_s, busy_s = time.perf_counter(), time.thread_time()
         delay()
         shares.append((time.thread_time() - busy_s) / (time.perf_counter() - began_s))
-    # A sleep has a share of nothing; others may use the processor in between.
+    # A sleep uses no processor time; other processes may run in between.
     assert max(shares) > 0.3

@@ -35,5 +35,5 @@ def test_rank_that_computes_more_waits_less(tmp_path):
     assert [len(waits) for waits in waits_ms] == [STEPS, STEPS]
     lags_ms = rank_lags_ms(waits_ms)
     assert max(range(2), key=lambda rank: lags_ms[rank]) == SLOW_RANK
-    # Less than the delay where others use the cores too.
+    # Less than the delay if other processes use the cores too.
     assert lags_ms[SLOW_RANK] > DELAY_MS / 4

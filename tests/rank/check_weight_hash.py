@@ -27,7 +27,7 @@ DTYPES = [
     torch.int64,
     torch.bool,
 ]
-# The host is shared: a slow example is no failure.
+# A slow example on a shared host is not a failure.
 settings.register_profile("shared-host", deadline=None)
 settings.load_profile("shared-host")
 WORDS = st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=40)
@@ -59,7 +59,7 @@ def mixed(element, bits):
 
 
 def unmixed(word):
-    """The int32 whose mix is ``word``."""
+    """Return the int32 whose mix is ``word``."""
     fold, factor, shift = keys.MIXES[32]
     x = word % 2**32
     for after, times in [(shift, pow(factor, -1, 2**32)), (fold, 1)]:
@@ -75,7 +75,7 @@ def signed(value, bits):
 
 
 def reference_sums(elements, offset=0, bits=32):
-    """The definition, in Python integers."""
+    """Compute the sums by their definition, in Python integers."""
     words, per_word = defaultdict(int), 32 // bits
     for index, element in enumerate(elements, offset):
         words[index // per_word] += mixed(element, bits) << bits * (index % per_word)
@@ -140,7 +140,7 @@ def test_any_block_has_the_sums_of_the_definition_at_its_indices(dims, dtype):
     rest = reference_sums((logical * others).tolist(), bits=bits)
 
     whole = reference_sums(logical.tolist(), bits=bits)
-    # What the block lacks counts as zeros, which add nothing.
+    # Elements outside the block count as zeros, which add nothing.
     assert sums_of(held_elements, *axes) == [(a - b) % 2**64 for a, b in zip(whole, rest, strict=True)]
 
 

@@ -20,4 +20,5 @@ def default_config(workload, **changes):
 
 
 def make_settings(settings_type, workload, **changes):
+    """Return that config as typed values."""
     return read_settings(settings_type, default_config(workload, **changes))

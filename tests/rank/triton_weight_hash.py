@@ -1,4 +1,4 @@
-"""Both engines of the weight hash have the same bits: on a GPU, or without one under TRITON_INTERPRET=1."""
+"""Both engines of the weight hash compute the same bits, on a GPU or under TRITON_INTERPRET=1."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BLOCKS = [(5, 300, 2, 700, 1024), (7, 2048, 0, 0, 4096), (3, 1500, 1, 500, 3072)
 
 
 def elements_of(words, dtype):
-    """As many 32-bit words of random elements."""
+    """Return random elements that fill a number of 32-bit words."""
     raw = torch.randint(0, 256, (words * 4,), dtype=torch.uint8, generator=torch.Generator().manual_seed(words))
     return raw.view(dtype)
 
@@ -29,7 +29,7 @@ def check(elements, grid, tile=DEFAULT_TILE):
 
 
 def axis(size, begin, count, dtype):
-    """An axis given in words."""
+    """Return the axis of elements for an axis given in words."""
     per_word = 4 // dtype.itemsize
     return Axis(size * per_word, range(begin * per_word, (begin + count) * per_word))
 

@@ -1,4 +1,4 @@
-"""What training loops of workloads have in common: which steps are hashed, and the result of the measured steps."""
+"""Code that training loops of workloads share: the choice of hashed steps, and the result of the measured steps."""
 
 from __future__ import annotations
 

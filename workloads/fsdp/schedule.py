@@ -99,7 +99,7 @@ class TrainingStep:
                 torch.mm(gemm.output, gemm.weight.t(), out=gemm.activation_gradient)
                 torch.mm(gemm.activation.t(), gemm.output, out=gemm.weight_gradient)
             if turn >= 2:
-                # This scatter reads the buffer that is written next.
+                # This reduce-scatter reads the buffer that is written next.
                 scatters[turn - 2].wait()
             gradient = self._write_gradient(iteration, layer, turn)
             scatters.append(self._collectives.submit(self._scatter(layer, gradient)))

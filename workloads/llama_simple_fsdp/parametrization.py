@@ -1,4 +1,4 @@
-"""Parameters that stay sharded and are gathered where a module reads them, so that a trace sees the collectives."""
+"""Parameters that stay sharded and are gathered where a module reads them, so that a trace contains the collectives."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The time that this rank spends in collectives in each step, from its arrival at each collective to the end.
 
-Collectives make step times equal on all ranks, so step times do not show a straggler. But a straggler arrives last and
-waits least. On CUDA the times come from NCCL's flight recorder, which brackets each collective with events if
-TORCH_NCCL_ENABLE_TIMING is set. On CPU, where collectives block, a rank waits whenever it does not compute.
+Collectives make step times equal on all ranks, so step times do not show a straggler. But a straggler arrives last, so
+its waits are the shortest. On CUDA the times come from NCCL's flight recorder, which brackets each collective with
+events if TORCH_NCCL_ENABLE_TIMING is set. On CPU, where collectives block, a rank waits whenever it does not compute.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Prints how far two checkpoints are apart: tensor -> largest difference over the first one's largest value."""
+"""Prints the differences of two checkpoints: tensor -> largest difference over the first tensor's largest value."""
 
 from __future__ import annotations
 

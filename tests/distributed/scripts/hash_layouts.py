@@ -1,6 +1,6 @@
-"""Trains a tiny Llama for 25 steps under FSDP on 4 ranks and records the hash of its weights in every layout of them.
+"""Trains a tiny Llama for 25 steps under FSDP on 4 ranks and records the weight hash in every layout of 4 ranks.
 
-The "step" of a hash is the number of its layout.
+The recorded step of a hash is the number of its layout.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from pytest_aorta.worker import hash_parameters, recorder
 
-# Dimensions that no number of ranks here divides.
+# Dimensions that the number of ranks does not divide.
 CONFIG = LlamaConfig(60, 2, 6, 3, 101, 203, 500000.0, 1e-5)
 STEPS, SEQ_LEN = 25, 16
 TENSOR_PARALLEL = {"wq": 0, "wk": 0, "wv": 0, "wo": 1, "w1": 0, "w3": 0, "w2": 1, "tok_embeddings": 0, "output": 0}

@@ -1,7 +1,7 @@
 """Trains a Llama workload with a reduce-scatter whose order of summation depends on the offset in the payload.
 
-As NCCL's does, where channels use other rings; gloo sums every element in one order. Arguments: the workload's
-name, and its config as JSON.
+NCCL's reduce-scatter does the same if channels use different rings; gloo sums every element in one order. Arguments:
+the workload's name, and its config as JSON.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BYTES_OF_ONE_ORDER = 64
 
 
 def rotated_reduce_scatter(payload: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """This rank's chunk of the sum; the first addend changes every 64 bytes of the chunk."""
+    """Return this rank's chunk of the sum; the first addend changes every 64 bytes of the chunk."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     gathered = [torch.empty_like(payload) for _ in range(size)]
     dist.all_gather(gathered, payload.contiguous(), group=group)

@@ -1,4 +1,4 @@
-"""A workload that fails in every way a rank can; one function a kind."""
+"""A workload that fails in every way a rank can; one function per kind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FOREVER_S = 600
 
 
 class Faulty(Workload):
-    """One all-reduce a step; at the second step the fault happens."""
+    """One all-reduce per step; the fault happens in the second step."""
 
     min_world_size = 2
 
@@ -50,11 +50,11 @@ class Faulty(Workload):
         )
 
     def cleanup(self) -> None:
-        """Leave the process group, unless the fault is not to."""
+        """Leave the process group, unless the fault is not to leave."""
         dist.destroy_process_group()
 
     def none(self) -> None:
-        """Nothing goes wrong."""
+        """Do nothing."""
 
     def exception(self) -> None:
         raise ValueError("boom")
@@ -86,7 +86,7 @@ class Faulty(Workload):
         time.sleep(FOREVER_S)
 
     def grandchildren(self) -> None:
-        """Leave processes of their own sessions behind, and hang."""
+        """Leave processes in sessions of their own behind, and hang."""
         for _ in range(3):
             subprocess.Popen([sys.executable, "-c", "import os, time; os.setsid(); time.sleep(600)"])
         time.sleep(FOREVER_S)
@@ -108,11 +108,11 @@ class Faulty(Workload):
         time.sleep(FOREVER_S)
 
     def full_disk(self) -> None:
-        """Whatever is written from now on fails, the error's own file too."""
+        """Make every later write fail, even that of the error file."""
         self._limit_files(16)
 
     def full_disk_at_result(self) -> None:
-        """The result does not fit any more."""
+        """Make the write of the result fail."""
         self._limit_files(8192)
 
     def _limit_files(self, size: int) -> None:
@@ -120,10 +120,10 @@ class Faulty(Workload):
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
     def done_alone(self) -> None:
-        """The others have their results; this rank never gets one."""
+        """Hang after the last step, when all other ranks have their results."""
 
     def late(self) -> dict[str, float]:
-        """What happens after the last step, and what it adds to the result."""
+        """Run the fault after the last step, and return the metrics that it adds to the result."""
         if self.env.rank != self.config["rank"]:
             return {}
         if self.config["kind"] == "done_alone":
