@@ -54,9 +54,10 @@ WORDS = {
 
 # Phrases in which such a word has another, common sense.
 ALLOWED = {
-    r"reduce[- ]scatters?": "a collective",
+    r"reduce[- ]scatters?|scatters? (?:reads?|writes?|of (?:gradients|shards))": "a collective",
+    r"spreads?(?: the ranks)? evenly over": "a distribution over nodes",
     r"--quiet": "an option of pip, git and sphinx",
-    r"training epochs?": "passes over the training data",
+    r"training epochs?|for epoch in": "passes over the training data",
     r"since the epoch|Unix epoch": "the origin of Unix time",
     r"--aorta-new-epoch": "the former option, in the error that names its successor",
 }

@@ -81,6 +81,16 @@ def test_links_between_pages_lead_somewhere(page):
     assert [target for target in targets if "://" not in target and not (page.parent / target).exists()] == []
 
 
+def test_every_module_that_the_architecture_names_exists():
+    named = re.findall(
+        r"`([a-z_0-9]+/[a-z_0-9/]+\.(?:py|json))`", (DOCS / "architecture.md").read_text(encoding="utf-8")
+    )
+    assert len(named) > 20
+    assert {
+        name for name in named if not any((folder / name).exists() for folder in (ROOT / "pytest_aorta", ROOT))
+    } == set()
+
+
 def tuning_rows():
     """Return the code in each cell of the table of knobs, by row."""
     table = (DOCS / "tuning.md").read_text(encoding="utf-8").split("## Knobs")[1].split("Options of FSDP1")[0]
