@@ -82,6 +82,6 @@ def test_own_script_and_workload_run_beside_the_builtin_ones(pytester, monkeypat
         folder.joinpath("__init__.py").write_text(WORKLOAD, encoding="utf-8")
         folder.joinpath("shape.py").write_text("SHAPE = 7\n", encoding="utf-8")
         folder.joinpath("default.yaml").write_text(YAML.format(name=cls), encoding="utf-8")
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--aorta-launcher=forkserver")
     result.assert_outcomes(passed=2, failed=1)
     result.stdout.fnmatch_lines(["*TypeError: *NotOne has to be a subclass of pytest_aorta.worker.Workload*"])

@@ -7,7 +7,7 @@ import pytest
 pytestmark = [pytest.mark.numerics, pytest.mark.world(size=2, device="cpu", warm=True)]
 
 TRAINING = {"size": "debug"}
-STEPS = 25
+STEPS = 10
 MANUAL = {"bucketing": "manual", "bucket_modules": ["tok_embeddings", "layers.[0-1]", "norm+output"]}
 # Eager FSDP2 reduces each micro-batch, as a traced one does.
 MICRO_BATCHES = {"gradient_accumulation": 2, "activation_checkpointing": "selective", "max_grad_norm": None}

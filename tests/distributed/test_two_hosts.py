@@ -21,13 +21,13 @@ TRAINING = """
 import pytest
 
 @pytest.mark.world(size=2, nodes=2)
-def test_llama(workload):
-    result = workload.run("llama_fsdp2", size="debug", steps=3, warmup=1)
+def test_fsdp(workload):
+    result = workload.run("fsdp", steps=3, warmup=1, verify=1)
     assert (result.platform, len(result.step_times_ms)) == ("cpu-x2-n2-gloo", 2)
 
 @pytest.mark.world(size=4, nodes=2)
-def test_fsdp(workload):
-    result = workload.run("fsdp", steps=3, warmup=1, verify=1)
+def test_llama(workload):
+    result = workload.run("llama_fsdp2", size="debug", steps=3, warmup=1)
     assert (result.platform, len(result.step_times_ms)) == ("cpu-x4-n2-gloo", 4)
 """
 LONG = """

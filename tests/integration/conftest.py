@@ -205,6 +205,14 @@ class Project:
     def baseline_files(self) -> list[Path]:
         return sorted(self.baselines.rglob("*.json"))
 
+    def record(self, files: dict[Path, bytes]) -> None:
+        """Write the baselines in ``files``. Where ``files`` is empty, record the tests' baselines and fill it."""
+        for path, content in files.items():
+            self.write(str(path), content.decode())
+        if not files:
+            assert self.run("--update-baselines").ret == pytest.ExitCode.OK
+            files |= {path.relative_to(self.path): path.read_bytes() for path in self.baseline_files()}
+
 
 @pytest.fixture
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Project:
@@ -225,11 +233,17 @@ def gpu(project: Project) -> Project:
     return project
 
 
+@pytest.fixture(scope="session")
+def recordings() -> dict[str, dict[Path, bytes]]:
+    """Baseline files by the fixture that recorded them, so that pytest runs once in a session to record each set."""
+    return {"learned": {}, "recorded": {}}
+
+
 @pytest.fixture
-def learned(gpu: Project) -> Project:
+def learned(gpu: Project, recordings: dict[str, dict[Path, bytes]]) -> Project:
     """The same, with a baseline of ten launches that vary a little around 10 ms."""
     gpu.plant(step_ms=STEADY)
-    gpu.run("--update-baselines").assert_outcomes(passed=1)
+    gpu.record(recordings["learned"])
     gpu.plant()
     return gpu
 
@@ -249,8 +263,8 @@ def versioned(project: Project, monkeypatch: pytest.MonkeyPatch) -> Project:
 
 
 @pytest.fixture
-def recorded(project: Project) -> Project:
-    """The project with its two tests and their baselines, just recorded."""
+def recorded(project: Project, recordings: dict[str, dict[Path, bytes]]) -> Project:
+    """The project with its two tests and their baselines."""
     project.test_file()
-    project.run("--update-baselines").assert_outcomes(passed=2)
+    project.record(recordings["recorded"])
     return project

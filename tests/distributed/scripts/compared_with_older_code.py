@@ -8,7 +8,7 @@ import pytest
 
 from pytest_aorta.plan.workload.declaration import find_workload, resolve_config
 
-pytestmark = [pytest.mark.world(size=2, device="cpu", warm=True), pytest.mark.timeout(120)]
+pytestmark = pytest.mark.world(size=2, device="cpu", warm=True)
 
 STEPS = 3
 FSDP = {"steps": STEPS, "warmup": 1, "verify": 2, "optimizer": "sgd"}
