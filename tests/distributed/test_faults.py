@@ -9,6 +9,8 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,8 @@ from pytest_aorta.common import variables
 from pytest_aorta.common.errors import ResultError
 from pytest_aorta.launch.guarded import launch
 from pytest_aorta.launch.lease.lease import holders
-from pytest_aorta.plan.launch_plan import LaunchPlan, Limits
+from pytest_aorta.launch.warm import ForkServers
+from pytest_aorta.plan.launch_plan import FORKSERVER, TORCHRUN, LaunchPlan, Limits
 from pytest_aorta.plan.workload.declaration import find_workload, resolve_config
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.diagnosis import launch_failure
@@ -89,12 +92,19 @@ def mentioning(text: str) -> list[int]:
     return found
 
 
-def failed(plan: LaunchPlan, bound_s: float):
+def are_there(pids: list[int]) -> bool:
+    return any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def failed(plan: LaunchPlan, bound_s: float, start: Callable[[LaunchPlan], LaunchOutcome] = launch):
     began_s = time.monotonic()
-    outcome = launch(plan)
+    outcome = start(plan)
     took_s = time.monotonic() - began_s
+    assert outcome.launcher == plan.launcher
     assert outcome.survivors == ()
     assert mentioning(str(plan.run_dir)) == []
+    # A rank that a fork server started has the server's command line and environment.
+    assert not are_there([int(path.read_text()) for path in plan.run_dir.glob("ranks/*/pid")])
     assert took_s < bound_s
     failure = launch_failure(plan, outcome)
     assert failure is not None
@@ -109,10 +119,31 @@ def kinds(of: dict[str, tuple[str, int | None, str]]) -> list[Any]:
     return [pytest.param(kind, marks=[pytest.mark.extended] if kind in VARIANTS else []) for kind in of]
 
 
-@pytest.mark.parametrize("kind", kinds(MATRIX))
-def test_fault_is_classified_with_its_rank_and_leaves_no_process(tmp_path, kind):
+# Kinds whose diagnosis reads what the ranks leave, whoever started them: warm in CI, cold every night.
+WARM = ("exception", "segfault", "nan_result", "one_long_line", "done_alone")
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[ForkServers]:
+    servers = ForkServers()
+    yield servers
+    servers.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "launcher"),
+    [
+        *(pytest.param(kind, FORKSERVER, id=f"{kind}, warm") for kind in WARM),
+        *(
+            pytest.param(kind, TORCHRUN, id=kind, marks=[pytest.mark.extended] if kind in {*VARIANTS, *WARM} else [])
+            for kind in MATRIX
+        ),
+    ],
+)
+def test_fault_is_classified_with_its_rank_and_leaves_no_process(tmp_path, servers, kind, launcher):
     expected_kind, rank, part = MATRIX[kind]
-    failure = failed(make_plan(tmp_path, kind), START_S)
+    plan = replace(make_plan(tmp_path, kind), launcher=launcher)
+    failure = failed(plan, START_S, servers.launch)
     assert (failure.kind, failure.rank) == (expected_kind, rank), failure.text
     assert part in failure.text
 

@@ -30,7 +30,7 @@ CAUSES = {
     "stale_gather": "stale: from 1 iteration before",
     "zeroed_gather": "zeroed: no data arrived",
     "partial_gather": "only part, 151 of 301: stale: from 1 iteration before",
-    "permuted_gather": "permuted: the right values in wrong places",
+    "permuted_gather": "permuted: the right values at wrong positions",
     "stale_h2d": "stale: from 1 iteration before",
     "dropped_gradient": "dropped: the contribution of rank",
     "stale_gradient": "stale: from 1 iteration before",
