@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,7 +20,8 @@ from pytest_aorta.common.errors import ResultError
 from pytest_aorta.launch.guarded import launch
 from pytest_aorta.launch.lease.lease import holders
 from pytest_aorta.launch.warm import ForkServers
-from pytest_aorta.plan.launch_plan import FORKSERVER, TORCHRUN, LaunchPlan, Limits
+from pytest_aorta.plan.launch_plan import LaunchPlan, Limits
+from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.workload.declaration import find_workload, resolve_config
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.diagnosis import launch_failure
@@ -115,12 +115,12 @@ def failed(plan: LaunchPlan, bound_s: float, start: Callable[[LaunchPlan], Launc
 VARIANTS = {"exit_code", "full_disk_at_result", "many_lines", "deaf", "grandchildren"}
 
 
-def kinds(of: dict[str, tuple[str, int | None, str]]) -> list[Any]:
-    return [pytest.param(kind, marks=[pytest.mark.extended] if kind in VARIANTS else []) for kind in of]
-
-
 # Kinds whose diagnosis reads what the ranks leave, whoever started them: warm in CI, cold every night.
 WARM = ("exception", "segfault", "nan_result", "one_long_line", "done_alone")
+
+
+def marks(kind: str) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.extended] if kind in {*VARIANTS, *WARM} else []
 
 
 @pytest.fixture(scope="module")
@@ -133,22 +133,20 @@ def servers() -> Iterator[ForkServers]:
 @pytest.mark.parametrize(
     ("kind", "launcher"),
     [
-        *(pytest.param(kind, FORKSERVER, id=f"{kind}, warm") for kind in WARM),
-        *(
-            pytest.param(kind, TORCHRUN, id=kind, marks=[pytest.mark.extended] if kind in {*VARIANTS, *WARM} else [])
-            for kind in MATRIX
-        ),
+        *(pytest.param(kind, LauncherKind.FORKSERVER, id=f"{kind}, warm") for kind in WARM),
+        *(pytest.param(kind, LauncherKind.TORCHRUN, id=kind, marks=marks(kind)) for kind in MATRIX),
     ],
 )
 def test_fault_is_classified_with_its_rank_and_leaves_no_process(tmp_path, servers, kind, launcher):
     expected_kind, rank, part = MATRIX[kind]
-    plan = replace(make_plan(tmp_path, kind), launcher=launcher)
+    # One working directory for all, since a fork server serves one.
+    plan = replace(make_plan(tmp_path, kind), launcher=launcher, cwd=tmp_path.parent)
     failure = failed(plan, START_S, servers.launch)
     assert (failure.kind, failure.rank) == (expected_kind, rank), failure.text
     assert part in failure.text
 
 
-@pytest.mark.parametrize("kind", kinds(HANGS))
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=marks(kind)) for kind in HANGS])
 def test_hang_ends_at_the_time_limit_and_names_the_rank_that_is_missing(tmp_path, kind):
     expected_kind, rank, part = HANGS[kind]
     for limit_s in HANG_LIMITS_S:
