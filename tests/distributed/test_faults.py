@@ -137,7 +137,7 @@ def servers() -> Iterator[ForkServers]:
         *(pytest.param(kind, LauncherKind.TORCHRUN, id=kind, marks=marks(kind)) for kind in MATRIX),
     ],
 )
-def test_fault_is_classed_with_its_rank_and_leaves_no_process(tmp_path, servers, kind, launcher):
+def test_fault_is_classified_with_its_rank_and_leaves_no_process(tmp_path, servers, kind, launcher):
     expected_kind, rank, part = MATRIX[kind]
     # One working directory for all, since a fork server serves one.
     plan = replace(make_plan(tmp_path, kind), launcher=launcher, cwd=tmp_path.parent)
