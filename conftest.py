@@ -1,4 +1,4 @@
-"""Shared by all tests."""
+"""Hooks and fixtures of all tests."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ pytest_plugins = ["pytester"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put tests that run alone first, where no worker has to finish another one before."""
+    """Sort tests that run alone to the front, so that no other worker's test has to end before them."""
     items.sort(key=lambda item: item.get_closest_marker("alone") is None)
 
 
 @pytest.fixture(autouse=True)
 def turn(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep a test that is marked ``alone`` from running beside any other one of xdist's workers."""
+    """Keep a test that is marked ``alone`` from running while another xdist worker runs a test."""
     folder = tmp_path_factory.getbasetemp()
     if hasattr(request.config, "workerinput"):
         folder = folder.parent
     is_alone = request.node.get_closest_marker("alone") is not None
     with (folder / "turn").open("w") as turn, (folder / "queue").open("w") as queue:
-        # Through the queue, or those that share would never leave a gap.
+        # Every test passes through the queue: shared locks that overlap would otherwise starve an exclusive one.
         fcntl.flock(queue, fcntl.LOCK_EX)
         fcntl.flock(turn, fcntl.LOCK_EX if is_alone else fcntl.LOCK_SH)
         fcntl.flock(queue, fcntl.LOCK_UN)
