@@ -25,18 +25,18 @@ from scipy.stats import beta
 from benchmarks.verdict.peer_rules import PEERS
 from benchmarks.verdict.regimes import REGIMES, week
 from pytest_aorta.result.facts import LaunchFacts, growth, rank_lags_ms
-from pytest_aorta.verdict.explain import slow_rank
+from pytest_aorta.verdict.explain import straggler
 from pytest_aorta.verdict.metrics import METRICS
-from pytest_aorta.verdict.priors import CASES_DF, default_spread
+from pytest_aorta.verdict.priors import CASES_DF, default_variance
 from pytest_aorta.verdict.statistics.decision import RESOLVED_BY, Outcome, decide_pairs, decide_stored
-from pytest_aorta.verdict.statistics.variance import Level, Spread, level, observed, typical
+from pytest_aorta.verdict.statistics.variance import Estimate, VarianceComponents, baseline_estimate, observed, typical
 
 DATA = Path(__file__).parent / "data"
 K = 10
 MAX_LAUNCHES, MAX_PAIRS = 5, 6
 # Of llama_fsdp2 tails vary by 10% between launches, of fsdp by 1.8% and 1.2%: finer tolerances are refused.
-LOUD_TAILS = {"step_time_p99": 0.3, "step_time_tail5": 0.3}
-QUIET_TAILS = {"step_time_p99": 0.08, "step_time_tail5": 0.05}
+NOISY_TAILS = {"step_time_p99": 0.3, "step_time_tail5": 0.3}
+STABLE_TAILS = {"step_time_p99": 0.08, "step_time_tail5": 0.05}
 STALLS = {"stall25": "every 50th step +25%", "stall50": "every 50th step +50%", "slow2": "every step +2%"}
 UNCHANGED = ("base", "untimed")
 P50_CHANGES = (0, 0.5, 1, 2, 3, 5, 10)
@@ -52,7 +52,7 @@ METRIC_OF: dict[str, Callable[[np.ndarray], float]] = {
 class Recorded:
     """One recorded launch: the steps' maxima over ranks in milliseconds, in order."""
 
-    sitting: str
+    block: str
     variant: str
     steps: np.ndarray
     waits: list[list[float]]
@@ -102,31 +102,31 @@ class Lab:
         """``size`` is that of a baseline."""
         self.launches, self.device, self.rng, self.size = launches, device, rng, size
         self.drawn = self.refused = 0
-        self._priors: dict[str, Spread] = {}
+        self._priors: dict[str, VarianceComponents] = {}
 
-    def prior(self, metric: str) -> Spread:
+    def prior(self, metric: str) -> VarianceComponents:
         """What a suite's other baselines tell: the median spread of baselines drawn from every sitting."""
         if metric not in self._priors:
-            logs = {name: [math.log(METRIC_OF[metric](one.steps)) for one in self.pool(name)] for name in self.sittings}
+            logs = {name: [math.log(METRIC_OF[metric](one.steps)) for one in self.pool(name)] for name in self.blocks}
             draws = [
                 observed([[[values[number] for number in self.rng.permutation(len(values))[: self.size]]]])
                 for values in logs.values()
                 for _ in range(4)
             ]
-            default = default_spread(METRICS[metric], self.device)
-            within = typical([Spread(one.slower, one.faster, one.slower) for one in draws], CASES_DF)
+            default = default_variance(METRICS[metric], self.device)
+            within = typical([VarianceComponents(one.slower, one.faster, one.slower) for one in draws], CASES_DF)
             assert within is not None
-            self._priors[metric] = Spread(within.slower, within.faster, default.between)
+            self._priors[metric] = VarianceComponents(within.slower, within.faster, default.between)
         return self._priors[metric]
 
-    def pool(self, sitting: str | None = None, variants: Sequence[str] = UNCHANGED) -> list[Recorded]:
+    def pool(self, block: str | None = None, variants: Sequence[str] = UNCHANGED) -> list[Recorded]:
         """The launches of some variants."""
-        return [one for one in self.launches if one.variant in variants and sitting in (None, one.sitting)]
+        return [one for one in self.launches if one.variant in variants and block in (None, one.block)]
 
     @property
-    def sittings(self) -> list[str]:
+    def blocks(self) -> list[str]:
         """All of them."""
-        return sorted({one.sitting for one in self.launches})
+        return sorted({one.block for one in self.launches})
 
     def cycle(self, pool: Sequence[Recorded], count: int) -> list[Recorded]:
         """``count`` launches in random order, some twice where there are fewer."""
@@ -136,23 +136,23 @@ class Lab:
         """Different launches in random order."""
         return [pool[number] for number in self.rng.permutation(len(pool))[:count]]
 
-    def baseline(self, launches: Sequence[Recorded], metric: str) -> Level:
+    def baseline(self, launches: Sequence[Recorded], metric: str) -> Estimate:
         """What the plugin would store of them."""
-        anchor: dict[Any, list[float]] = defaultdict(list)
+        center: dict[Any, list[float]] = defaultdict(list)
         for one in launches:
-            anchor[one.sitting].append(math.log(METRIC_OF[metric](one.steps)))
-        return level(anchor, [list(anchor.values())], self.prior(metric))
+            center[one.block].append(math.log(METRIC_OF[metric](one.steps)))
+        return baseline_estimate(center, [list(center.values())], self.prior(metric))
 
     def learned(
         self, metric: str, tolerance: float, draw: Callable[[], Sequence[Recorded]]
-    ) -> tuple[Level, Sequence[Recorded]]:
+    ) -> tuple[Estimate, Sequence[Recorded]]:
         """A baseline that --update-baselines takes; of those it refuses as too noisy another one is drawn."""
         while True:
             launches = draw()
             self.drawn += 1
             groups: dict[Any, list[float]] = defaultdict(list)
             for one in launches[: self.size]:
-                groups[one.sitting].append(math.log(METRIC_OF[metric](one.steps)))
+                groups[one.block].append(math.log(METRIC_OF[metric](one.steps)))
             if RESOLVED_BY * math.sqrt(observed([list(groups.values())]).within.value) <= math.log1p(tolerance):
                 return self.baseline(launches[: self.size], metric), launches
             self.refused += 1
@@ -164,13 +164,13 @@ Change = Callable[[np.ndarray], np.ndarray]
 
 
 def sequential(
-    stored: Level, candidates: Sequence[Recorded], metric: str, tolerance: float, change: Change
+    stored: Estimate, candidates: Sequence[Recorded], metric: str, tolerance: float, change: Change
 ) -> tuple[Outcome, int]:
     """The verdict on launches taken one by one, and how many it took."""
     logs: list[float] = []
     for one in candidates[:MAX_LAUNCHES]:
         logs.append(math.log(METRIC_OF[metric](change(one.steps))))
-        decision = decide_stored(logs, one.sitting, stored, tolerance, max_launches=MAX_LAUNCHES, worse=1)
+        decision = decide_stored(logs, one.block, stored, tolerance, max_launches=MAX_LAUNCHES, worse=1)
         if decision.outcome is not None:
             return decision.outcome, len(logs)
     raise AssertionError("the last look decides")
@@ -187,12 +187,12 @@ def paired(
 ) -> tuple[Outcome, int]:
     """The A/B's verdict, after a first launch that decided nothing, and how many launches it took."""
     differences: list[float] = []
-    stored = lab.draw(lab.pool(candidates[0].sitting), lab.size)
-    scatter = lab.baseline(stored, metric).spread.within
+    stored = lab.draw(lab.pool(candidates[0].block), lab.size)
+    variance = lab.baseline(stored, metric).variance.within
     for one, other in zip(candidates, references, strict=False):
         here, there = METRIC_OF[metric](change(one.steps)), METRIC_OF[metric](other.steps)
         differences.append(math.log(here / there))
-        decision = decide_pairs(differences, scatter, tolerance, max_pairs=max_pairs, worse=1)
+        decision = decide_pairs(differences, variance, tolerance, max_pairs=max_pairs, worse=1)
         if decision.outcome is not None:
             return decision.outcome, 1 + 2 * len(differences)
     raise AssertionError("the last look decides")
@@ -210,7 +210,7 @@ class Tally:
         self.outcomes[result[0]] += 1
         self.launches.append(result[1])
 
-    def share(self, outcome: Outcome) -> float:
+    def fraction(self, outcome: Outcome) -> float:
         """Of all trials, in percent."""
         return 100 * self.outcomes[outcome] / len(self.launches)
 
@@ -220,37 +220,36 @@ class Tally:
         low = 100 * (beta.ppf(0.025, flagged, count - flagged + 1) if flagged else 0)
         high = 100 * (beta.ppf(0.975, flagged + 1, count - flagged) if flagged < count else 1)
         return (
-            f"{self.share(Outcome.REGRESSION):6.2f} ({low:.2f} to {high:.2f}) | {self.share(Outcome.PASS):6.2f} | "
-            f"{self.share(Outcome.INCONCLUSIVE):6.2f} | {np.mean(self.launches):.2f}"
+            f"{self.fraction(Outcome.REGRESSION):6.2f} ({low:.2f} to {high:.2f}) | "
+            f"{self.fraction(Outcome.PASS):6.2f} | {self.fraction(Outcome.INCONCLUSIVE):6.2f} | "
+            f"{np.mean(self.launches):.2f}"
         )
 
 
-def same_sitting(
-    lab: Lab, metric: str, tolerance: float, change: Change, trials: int, variants: Sequence[str]
-) -> Tally:
+def same_block(lab: Lab, metric: str, tolerance: float, change: Change, trials: int, variants: Sequence[str]) -> Tally:
     """Baseline and candidate from one sitting; ``variants`` are the candidate's."""
     tally = Tally()
-    sittings = [one for one in lab.sittings if len(lab.pool(one)) >= lab.size + 3 and lab.pool(one, variants)]
+    blocks = [one for one in lab.blocks if len(lab.pool(one)) >= lab.size + 3 and lab.pool(one, variants)]
 
     def draw() -> list[Recorded]:
-        pool = lab.pool(sittings[lab.rng.integers(len(sittings))])
+        pool = lab.pool(blocks[lab.rng.integers(len(blocks))])
         return lab.draw(pool, len(pool))
 
     for _ in range(trials):
         stored, launches = lab.learned(metric, tolerance, draw)
-        source = launches[lab.size :] if variants == UNCHANGED else lab.pool(launches[0].sitting, variants)
+        source = launches[lab.size :] if variants == UNCHANGED else lab.pool(launches[0].block, variants)
         tally.add(sequential(stored, lab.cycle(source, MAX_LAUNCHES), metric, tolerance, change))
     return tally
 
 
-def across_sittings(
+def across_blocks(
     lab: Lab, metric: str, tolerance: float, change: Change, trials: int, variants: Sequence[str]
 ) -> Tally:
     """The candidate from one sitting, the baseline half and half from two others."""
     tally = Tally()
 
     def draw() -> list[Recorded]:
-        order = lab.rng.permutation(lab.sittings).tolist()
+        order = lab.rng.permutation(lab.blocks).tolist()
         candidate = next(one for one in order if lab.pool(one, variants))
         others = [one for one in order if one != candidate][:2]
         half = [one for name in others for one in lab.draw(lab.pool(name), K // 2)]
@@ -269,14 +268,14 @@ def ab(
     change: Change,
     trials: int,
     variants: Sequence[str],
-    sittings: Sequence[str],
+    blocks: Sequence[str],
     max_pairs: int = MAX_PAIRS,
 ) -> Tally:
     """Pairs from one of the sittings; launches that were recorded next to each other make a pair."""
     tally = Tally()
     for _ in range(trials):
-        sitting = sittings[lab.rng.integers(len(sittings))]
-        order = [one for one in lab.launches if one.sitting == sitting]
+        block = blocks[lab.rng.integers(len(blocks))]
+        order = [one for one in lab.launches if one.block == block]
         pairs = _adjacent(order, variants)
         chosen = lab.rng.permutation(max(max_pairs, len(pairs)))
         picked = [pairs[number % len(pairs)] for number in chosen[:max_pairs]]
@@ -290,8 +289,8 @@ def _adjacent(order: Sequence[Recorded], variants: Sequence[str]) -> list[tuple[
     for number, one in enumerate(order):
         if one.variant not in variants:
             continue
-        others = [place for place, other in enumerate(order) if other.variant in UNCHANGED and place != number]
-        nearest = min(others, key=lambda place: abs(place - number))
+        others = [index for index, other in enumerate(order) if other.variant in UNCHANGED and index != number]
+        nearest = min(others, key=lambda index: abs(index - number))
         pairs.append((one, order[nearest]))
     return pairs
 
@@ -304,8 +303,8 @@ def peers(lab: Lab, percents: Sequence[float], trials: int) -> dict[str, list[fl
         for percent in percents:
             flagged = 0
             for _ in range(trials):
-                sitting = lab.sittings[lab.rng.integers(len(lab.sittings))]
-                pool = lab.draw(lab.pool(sitting), K + 3)
+                block = lab.blocks[lab.rng.integers(len(lab.blocks))]
+                pool = lab.draw(lab.pool(block), K + 3)
                 if len(pool) < K + 3:
                     pool = [pool[number % len(pool)] for number in range(K + 3)]
                 history = [one.steps for one in pool[: -3 if rule.needs_history else 1]]
@@ -320,8 +319,8 @@ def slow_ranks(rng: np.random.Generator, trials: int) -> None:
     print("\n## 1 ms of more work on rank 1 of 4\n")
     print("| sitting | p50, ms | launches | one launch names | three launches name |\n| --- | --- | --- | --- | --- |")
     launches = load("*h200-*.json.gz")
-    for sitting in sorted({one.sitting for one in launches}):
-        mine = [one for one in launches if one.sitting == sitting and one.waits and one.waits[0]]
+    for block in sorted({one.block for one in launches}):
+        mine = [one for one in launches if one.block == block and one.waits and one.waits[0]]
         unchanged = [one for one in mine if one.variant in UNCHANGED]
         for variant in ("base", "rank1"):
             chosen = [one for one in mine if one.variant == variant]
@@ -336,12 +335,12 @@ def slow_ranks(rng: np.random.Generator, trials: int) -> None:
                 for named in (single, triples)
             )
             p50 = float(np.median([np.median(one.steps) for one in chosen]))
-            print(f"| {sitting} | {p50:.2f} | {len(chosen)} {variant} | {cells} |")
+            print(f"| {block} | {p50:.2f} | {len(chosen)} {variant} | {cells} |")
 
 
 def _named(chosen: Sequence[Recorded], unchanged: Sequence[Recorded]) -> int | None:
     reference = [_facts(one) for one in unchanged if one not in chosen]
-    found = slow_rank([_facts(one) for one in chosen], reference)
+    found = straggler([_facts(one) for one in chosen], reference)
     return None if found is None else found.rank
 
 
@@ -372,40 +371,41 @@ def gpu_tables(lab: Lab, trials: int, rng: np.random.Generator) -> dict[str, lis
     curves: dict[str, list[float]] = {}
     for tolerance in (0.005, 0.01, 0.02):
         rows = [
-            (name, same_sitting(lab, p50, tolerance, *rest[:1], trials, rest[1]))
+            (name, same_block(lab, p50, tolerance, *rest[:1], trials, rest[1]))
             for name, *rest in nothing + injected + real
         ]
-        show(lab, f"p50 at T = {tolerance:.1%}, one sitting", rows)
+        show(lab, f"p50 at T = {tolerance:.1%}, one block", rows)
         curves[f"aorta, T = {tolerance:.1%}"] = [
-            tally.share(Outcome.REGRESSION) for _, tally in rows[: len(P50_CHANGES)]
+            tally.fraction(Outcome.REGRESSION) for _, tally in rows[: len(P50_CHANGES)]
         ]
-    if len(lab.sittings) >= 3:
+    if len(lab.blocks) >= 3:
         for tolerance in (0.01, 0.02):
             rows = [
-                (name, across_sittings(lab, p50, tolerance, change, trials, kind))
+                (name, across_blocks(lab, p50, tolerance, change, trials, kind))
                 for name, change, kind in nothing + injected + real
-                if name.startswith(("none", "+")) or len({one.sitting for one in lab.pool(None, kind)}) > 1
+                if name.startswith(("none", "+")) or len({one.block for one in lab.pool(None, kind)}) > 1
             ]
             show(lab, f"p50 at T = {tolerance:.1%}, across sittings", rows)
-    for sitting in lab.sittings:
+    for block in lab.blocks:
         rows = [
-            (name, ab(lab, p50, 0.01, change, trials // 2, kind, [sitting]))
+            (name, ab(lab, p50, 0.01, change, trials // 2, kind, [block]))
             for name, change, kind in nothing + injected + real
-            if any(one.sitting == sitting for one in lab.pool(None, kind))
+            if any(one.block == block for one in lab.pool(None, kind))
         ]
-        show(lab, f"p50 at T = 1.0%, interleaved A/B in {sitting} (launches count both sides and the first)", rows)
+        show(lab, f"p50 at T = 1.0%, interleaved A/B in {block} (launches count both sides and the first)", rows)
     rows = [
-        ("ramp of +2%", same_sitting(lab, p50, 0.005, ramped(2), trials, UNCHANGED)),
-        ("ramp of +10%", same_sitting(lab, p50, 0.005, ramped(10), trials, UNCHANGED)),
-        ("jitter of 2%", same_sitting(lab, p50, 0.005, jittered(2, rng), trials, UNCHANGED)),
+        ("ramp of +2%", same_block(lab, p50, 0.005, ramped(2), trials, UNCHANGED)),
+        ("ramp of +10%", same_block(lab, p50, 0.005, ramped(10), trials, UNCHANGED)),
+        ("jitter of 2%", same_block(lab, p50, 0.005, jittered(2, rng), trials, UNCHANGED)),
     ]
     show(lab, "p50 at T = 0.5%, other changes", rows)
-    told = {
+    named = {
         percent: np.mean([growth(list(ramped(percent)(one.steps))) > 0.03 for one in lab.pool()])
         for percent in (0, 2, 5, 10)
     }
     print(
-        "\nramps named:", ", ".join(f"+{percent}%: {100 * share:.0f}% of launches" for percent, share in told.items())
+        "\nramps named:",
+        ", ".join(f"+{percent}%: {100 * fraction:.0f}% of launches" for percent, fraction in named.items()),
     )
     return curves
 
@@ -414,32 +414,32 @@ def tail_tables(lab: Lab, tolerances: Mapping[str, float], trials: int) -> None:
     """Stalls in some steps, on the launches of a workload whose tails are quiet enough for it."""
     for metric, tolerance in tolerances.items():
         rows = [
-            (f"every 50th step +{percent}%", same_sitting(lab, metric, tolerance, stalled(percent), trials, UNCHANGED))
+            (f"every 50th step +{percent}%", same_block(lab, metric, tolerance, stalled(percent), trials, UNCHANGED))
             for percent in P99_CHANGES
         ]
         rows += [
-            (f"delay kernel, {what}", same_sitting(lab, metric, tolerance, scaled(0), trials, (name,)))
+            (f"delay kernel, {what}", same_block(lab, metric, tolerance, scaled(0), trials, (name,)))
             for name, what in STALLS.items()
             if lab.pool(None, (name,))
         ]
-        show(lab, f"{metric} at T = {tolerance:.1%}, one sitting", rows)
+        show(lab, f"{metric} at T = {tolerance:.1%}, one block", rows)
 
 
-def cpu_tables(lab: Lab, sitting: str, trials: int) -> None:
+def cpu_tables(lab: Lab, block: str, trials: int) -> None:
     """Everything on the launches of one sitting of CPU ranks."""
     p50 = "step_time_p50"
     rows = [
-        (f"+{percent}%", same_sitting(lab, p50, 1.0, scaled(percent), trials, UNCHANGED))
+        (f"+{percent}%", same_block(lab, p50, 1.0, scaled(percent), trials, UNCHANGED))
         for percent in (0, 50, 100, 200, 400)
     ]
-    show(lab, f"{sitting}, p50 at T = 100%, one sitting", rows)
+    show(lab, f"{block}, p50 at T = 100%, one block", rows)
     for max_pairs in (6, 12):
         rows = [
-            (f"+{percent}%", ab(lab, p50, 0.1, scaled(percent), trials, UNCHANGED, [sitting], max_pairs))
+            (f"+{percent}%", ab(lab, p50, 0.1, scaled(percent), trials, UNCHANGED, [block], max_pairs))
             for percent in (0, 10, 20, 50)
         ]
-        real = ab(lab, p50, 0.1, scaled(0), trials, ("slow20",), [sitting], max_pairs)
-        show(lab, f"{sitting}, p50 at T = 10%, A/B of up to {max_pairs} pairs", [*rows, ("added work of 20%", real)])
+        real = ab(lab, p50, 0.1, scaled(0), trials, ("slow20",), [block], max_pairs)
+        show(lab, f"{block}, p50 at T = 10%, A/B of up to {max_pairs} pairs", [*rows, ("added work of 20%", real)])
 
 
 def plot(path: Path, curves: dict[str, list[float]], peer_rows: dict[str, list[float]]) -> None:
@@ -466,13 +466,13 @@ def plot(path: Path, curves: dict[str, list[float]], peer_rows: dict[str, list[f
 def gpu_part(trials: int, rng: np.random.Generator, plot_path: Path | None) -> None:
     """What was recorded on H200s, and the peers' rules on it."""
     gpu = Lab(load("h200-*.json.gz"), "cuda", rng)
-    counts = {name: len(gpu.pool(name)) for name in gpu.sittings}
+    counts = {name: len(gpu.pool(name)) for name in gpu.blocks}
     print(f"H200: {len(gpu.launches)} launches, unchanged by sitting {counts}; baseline of {K}, at most {MAX_LAUNCHES}")
     curves = gpu_tables(gpu, trials, rng)
-    tail_tables(gpu, LOUD_TAILS, trials)
+    tail_tables(gpu, NOISY_TAILS, trials)
     tails = Lab(load("tails-*.json.gz"), "cuda", rng, size=7)
     print(f"\nfsdp: {len(tails.launches)} launches, {len(tails.pool())} unchanged")
-    tail_tables(tails, QUIET_TAILS, trials)
+    tail_tables(tails, STABLE_TAILS, trials)
     slow_ranks(rng, trials)
     peer_rows = peers(gpu, P50_CHANGES, min(trials, 300))
     print("\n## Peers' rules on the same launches, flagged %\n")
@@ -487,12 +487,12 @@ def gpu_part(trials: int, rng: np.random.Generator, plot_path: Path | None) -> N
 def cpu_part(trials: int, rng: np.random.Generator) -> None:
     """What was recorded on CPU ranks: each sitting with what its own hour tells of the noise."""
     launches = load("cpu-*.json.gz")
-    for sitting in sorted({one.sitting for one in launches}):
-        own = [one for one in launches if one.sitting == sitting]
+    for block in sorted({one.block for one in launches}):
+        own = [one for one in launches if one.block == block]
         # Some are left for candidates.
         lab = Lab(own, "cpu", rng, size=min(K, sum(one.variant in UNCHANGED for one in own) - 3))
-        print(f"\n{sitting}: {len(lab.launches)} launches, {len(lab.pool())} unchanged")
-        cpu_tables(lab, sitting, trials)
+        print(f"\n{block}: {len(lab.launches)} launches, {len(lab.pool())} unchanged")
+        cpu_tables(lab, block, trials)
 
 
 def week_part(trials: int, rng: np.random.Generator) -> None:

@@ -117,7 +117,7 @@ def _write(platform: str, workload: str, size: dict[str, Any], base_ms: float, l
     path = Path(os.environ.get("RECORD_OUT", ".")) / f"launches-{workload}-{platform}-{block_id()}.json.gz"
     document = {
         "platform": platform,
-        "sitting": block_id(),
+        "block": block_id(),
         "workload": workload,
         "config": size,
         "base_ms": base_ms,

@@ -9,9 +9,16 @@ from collections.abc import Callable
 import numpy as np
 
 from pytest_aorta.verdict.metrics import METRICS
-from pytest_aorta.verdict.priors import CASES_DF, default_spread
+from pytest_aorta.verdict.priors import CASES_DF, default_variance
 from pytest_aorta.verdict.statistics.decision import Outcome, decide_pairs, decide_stored
-from pytest_aorta.verdict.statistics.variance import Epoch, Spread, Variance, level, observed, typical
+from pytest_aorta.verdict.statistics.variance import (
+    Revision,
+    Variance,
+    VarianceComponents,
+    baseline_estimate,
+    observed,
+    typical,
+)
 
 K, MAX_LAUNCHES, MAX_PAIRS, TOLERANCE = 10, 5, 6, 0.05
 TESTS_A_WEEK = 50 * 50
@@ -19,8 +26,8 @@ Launches = Callable[[], float]
 
 
 def _normal(rng: np.random.Generator, between: float, within: float) -> Launches:
-    level = rng.normal(0, between)
-    return lambda: level + rng.normal(0, within)
+    center = rng.normal(0, between)
+    return lambda: center + rng.normal(0, within)
 
 
 def _bimodal(rng: np.random.Generator) -> Launches:
@@ -60,23 +67,23 @@ def week(name: str, trials: int, rng: np.random.Generator) -> str:
 
     Each test's baseline is of one sitting, each commit in a sitting of its own; ten times ``trials`` commits.
     """
-    new_sitting = REGIMES[name]
+    new_block = REGIMES[name]
     null: dict[Outcome, int] = defaultdict(int)
     null_ab: dict[Outcome, int] = defaultdict(int)
     spent, spent_ab, flagged, flagged_ab, changed = 0, 0, 0, 0, max(100, trials // 5)
     for number in range(10 * trials):
         if number % (10 * trials // 20) == 0:
-            prior = _suite_prior(new_sitting, rng)
-        outcome, launches = _commit(new_sitting, prior, 0.0, rng)
+            prior = _suite_prior(new_block, rng)
+        outcome, launches = _commit(new_block, prior, 0.0, rng)
         null[outcome] += 1
         spent += launches
-        outcome, launches = _commit(new_sitting, prior, 0.0, rng, by_pairs=True)
+        outcome, launches = _commit(new_block, prior, 0.0, rng, by_pairs=True)
         null_ab[outcome] += 1
         spent_ab += launches
     for _ in range(changed):
         slower = math.log1p(2 * TOLERANCE)
-        flagged += _commit(new_sitting, prior, slower, rng)[0] is Outcome.REGRESSION
-        flagged_ab += _commit(new_sitting, prior, slower, rng, by_pairs=True)[0] is Outcome.REGRESSION
+        flagged += _commit(new_block, prior, slower, rng)[0] is Outcome.REGRESSION
+        flagged_ab += _commit(new_block, prior, slower, rng, by_pairs=True)[0] is Outcome.REGRESSION
     total = 10 * trials
     return " | ".join(
         f"{TESTS_A_WEEK * outcomes[Outcome.REGRESSION] / total:.2f} | {launches / total:.2f} | "
@@ -85,43 +92,43 @@ def week(name: str, trials: int, rng: np.random.Generator) -> str:
     )
 
 
-def _suite_prior(new_sitting: Callable[[np.random.Generator], Launches], rng: np.random.Generator) -> Spread:
+def _suite_prior(new_block: Callable[[np.random.Generator], Launches], rng: np.random.Generator) -> VarianceComponents:
     """What a suite of a dozen other tests tells, each with a baseline of one sitting."""
-    default = default_spread(METRICS["step_time_p50"], "cuda")
-    spreads = [observed([_epoch(new_sitting(rng))]) for _ in range(12)]
-    within = typical([Spread(one.slower, one.faster, one.slower) for one in spreads], CASES_DF)
-    return default if within is None else Spread(within.slower, within.faster, default.between)
+    default = default_variance(METRICS["step_time_p50"], "cuda")
+    variances = [observed([_revision(new_block(rng))]) for _ in range(12)]
+    within = typical([VarianceComponents(one.slower, one.faster, one.slower) for one in variances], CASES_DF)
+    return default if within is None else VarianceComponents(within.slower, within.faster, default.between)
 
 
-def _epoch(launch: Launches) -> Epoch:
+def _revision(launch: Launches) -> Revision:
     return [[launch() / 100 for _ in range(K)]]
 
 
 def _commit(
-    new_sitting: Callable[[np.random.Generator], Launches],
-    prior: Spread,
+    new_block: Callable[[np.random.Generator], Launches],
+    prior: VarianceComponents,
     change: float,
     rng: np.random.Generator,
     *,
     by_pairs: bool = False,
 ) -> tuple[Outcome, int]:
     """The outcome, and the launches it took; ``by_pairs`` settles by A/B what the first launch leaves open."""
-    epoch = _epoch(new_sitting(rng))
-    stored = level({"recorded": epoch[0]}, [epoch], prior)
-    launch, logs = new_sitting(rng), []
+    revision = _revision(new_block(rng))
+    stored = baseline_estimate({"recorded": revision[0]}, [revision], prior)
+    launch, logs = new_block(rng), []
     while True:
         logs.append(launch() / 100 + change)
         decision = decide_stored(logs, "today", stored, TOLERANCE, max_launches=MAX_LAUNCHES, worse=1)
         if decision.outcome is not None:
             return decision.outcome, len(logs)
         if by_pairs:
-            return _pairs(launch, change, stored.spread.within)
+            return _pairs(launch, change, stored.variance.within)
 
 
-def _pairs(launch: Launches, change: float, scatter: Variance) -> tuple[Outcome, int]:
+def _pairs(launch: Launches, change: float, variance: Variance) -> tuple[Outcome, int]:
     differences: list[float] = []
     while True:
         differences.append((launch() - launch()) / 100 + change)
-        decision = decide_pairs(differences, scatter, TOLERANCE, max_pairs=MAX_PAIRS, worse=1)
+        decision = decide_pairs(differences, variance, TOLERANCE, max_pairs=MAX_PAIRS, worse=1)
         if decision.outcome is not None:
             return decision.outcome, 1 + 2 * len(differences)

@@ -47,7 +47,7 @@ class Case:
         """Return the launches of the other side: those of the A/B reference, else those of the baseline's center."""
         if self.reference:
             return tuple(launch.facts for launch in self.reference)
-        return self.baseline.anchor if self.baseline else ()
+        return self.baseline.center_launches if self.baseline else ()
 
 
 @dataclass(frozen=True)

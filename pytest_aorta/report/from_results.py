@@ -21,7 +21,7 @@ from pytest_aorta.session.text import failed_checks_text
 from pytest_aorta.verdict.applicability import identity
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch
 from pytest_aorta.verdict.comparison import StoredComparison
-from pytest_aorta.verdict.priors import default_spread
+from pytest_aorta.verdict.priors import default_variance
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Verdicts
 
@@ -129,7 +129,7 @@ def _verdicts(name: str, here: Sequence[Launch], there: Sequence[Launch], candid
     stored = tuple(StoredLaunch(_in_block(launch, reference)) for launch in there)
     result = here[0].result
     baseline = Baseline(name, name, result.platform, result.workload, {}, stored)
-    priors = functools.partial(default_spread, device=result.device)
+    priors = functools.partial(default_variance, device=result.device)
     comparison = StoredComparison(name, {}, baseline, {}, priors, max_launches=len(here))
     verdicts = comparison.judge([_in_block(launch, candidate) for launch in here])
     undecided = f"too few launches to decide: {len(here)} of {candidate} and {len(there)} of {reference}"
@@ -149,4 +149,4 @@ def _in_block(launch: Launch, label: str) -> LaunchFacts:
     """
     if launch.result.provenance is not None:
         return launch.facts
-    return replace(launch.facts, sitting=hashlib.sha256(label.encode()).hexdigest()[:12])
+    return replace(launch.facts, block=hashlib.sha256(label.encode()).hexdigest()[:12])

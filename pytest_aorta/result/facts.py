@@ -65,7 +65,7 @@ class LaunchFacts:
     """
 
     recorded_at: str
-    sitting: str
+    block: str
     launcher: str
     num_steps: int
     step_time_ms: dict[str, float]
@@ -128,7 +128,7 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
     measured = result.provenance or UNKNOWN
     return LaunchFacts(
         recorded_at=measured.measured_at,
-        sitting=measured.block,
+        block=measured.block,
         launcher=result.launcher,
         num_steps=len(steps),
         step_time_ms={name: _short(value) for name, value in quantities.items()},

@@ -225,7 +225,7 @@ class WorkloadRunner:
         verdicts = stored.judge(launches)
         if not (open_metrics := unsettled(verdicts, stored)):
             return verdicts
-        paired = PairedComparison(case, marked, stored.spread, open_metrics, options.max_launches)
+        paired = PairedComparison(case, marked, stored.variance, open_metrics, options.max_launches)
         candidates: list[LaunchFacts] = []
         reference_again = functools.partial(self._again, result, compared.reference, reference=True)
         settled = settle_pairs(paired, candidates, [], again, reference_again)
@@ -245,7 +245,7 @@ class WorkloadRunner:
             raise BaselineError(noisy_baseline_text(case, problems))
         new = _new_baseline(case, self._record.nodeid, result, config, launches)
         if problems:
-            new = replace(new, forced={str(new.epoch): str(options.force_baseline)})
+            new = replace(new, forced={str(new.revision): str(options.force_baseline)})
         priors = platform_priors(options.baselines_dir, result.platform, result.device, case)
         # Compared with itself it shows whether a metric is lacking, or differs from launch to launch.
         verdicts = StoredComparison(case, config, new, marked, priors, len(launches)).judge(launches)

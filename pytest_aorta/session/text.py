@@ -83,10 +83,12 @@ def totals(records: Sequence[TestRecord]) -> str:
 
 def change_lines(old: Baseline | None, new: Baseline) -> list[str]:
     """Before and after of one written baseline, metric by metric."""
-    count = f"{counted(len(new.anchor), 'launch')} at its centre, {len(new.launches)} in all, epoch {new.epoch}"
+    count = (
+        f"{counted(len(new.center_launches), 'launch')} at its centre, {len(new.launches)} in all, epoch {new.revision}"
+    )
     lines = [f"{'updated' if old else 'recorded'} {new.platform}: {new.case} ({count})"]
     for metric in METRICS.values():
-        after, before = middle(metric, new.anchor), middle(metric, old.anchor) if old else None
+        after, before = middle(metric, new.center_launches), middle(metric, old.center_launches) if old else None
         if after is None and before is None:
             continue
         shown = (format_value(value, metric.unit, exact=metric.direction == "exact") for value in (before, after))
@@ -94,6 +96,6 @@ def change_lines(old: Baseline | None, new: Baseline) -> list[str]:
         if isinstance(before, float) and isinstance(after, float) and before:
             text += f" ({(after - before) / abs(before):+.1%})"
         lines.append(text)
-    if reason := new.forced.get(str(new.epoch)):
+    if reason := new.forced.get(str(new.revision)):
         lines.append(f"  taken although it is noisy: {reason}")
     return lines

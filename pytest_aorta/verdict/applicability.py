@@ -8,7 +8,7 @@ from typing import Any
 
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.metrics import Metric, Tolerance
-from pytest_aorta.verdict.priors import SITTING_GAP_S
+from pytest_aorta.verdict.priors import BLOCK_GAP_S
 from pytest_aorta.verdict.statistics.scale import Scale
 
 # Between launches on shared CPUs step times vary by tens of percent, so that less than a doubling is noise; what is
@@ -44,7 +44,7 @@ def not_applicable(metric: Metric, tolerance: Tolerance, facts: LaunchFacts, rec
         # The table's own tolerance, not one of a marker: such a test does not have the host alone.
         if tolerance is metric.default:
             return "timing of CPU ranks is compared only where a tolerance marker names it"
-        if recorded.sitting != facts.sitting or time.time() - recorded.moment_s > SITTING_GAP_S["cpu"]:
+        if recorded.block != facts.block or time.time() - recorded.moment_s > BLOCK_GAP_S["cpu"]:
             return "timing of CPU ranks is compared only within an hour on one machine"
     if metric.kind != "numeric" or tolerance.relative is not None:
         return None

@@ -1,4 +1,4 @@
-"""Stored baselines: one strict JSON file a case and platform, written whole or not at all."""
+"""Stored baselines: one strict JSON file per case and platform, written atomically."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.provenance import UTC_FORMAT
 
 SCHEMA = "baseline.schema.json"
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 MAX_BYTES = 4 << 20
 MAX_LAUNCHES = 100
+# The keys of a launch that schema version 2 named differently.
+_RENAMED_SINCE_2 = {"sitting": "block", "epoch": "revision", "anchor": "center"}
 
 
 @dataclass(frozen=True)
@@ -27,25 +29,25 @@ class StoredLaunch:
     """A launch of a baseline.
 
     Attributes:
-        epoch: counts the times the baseline was replaced, from 1.
-        anchor: whether it is part of the centre; the others tell the spread alone.
+        revision: number of the baseline's revision that the launch belongs to, counted from 1.
+        center: True if the launch counts for the baseline center; other launches count for the variance only.
     """
 
     facts: LaunchFacts
-    epoch: int = 1
-    anchor: bool = True
+    revision: int = 1
+    center: bool = True
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """The launches one case is compared with.
+    """The launches that one case is compared with.
 
     Attributes:
-        case: what is compared: the test's node id and the comparison's label.
-        test: the node id alone, to find baselines that no test uses.
-        config: the workload's full config; a baseline of another config is no baseline.
-        launches: in order of recording; the last epoch has the anchor.
-        forced: epoch -> why a noisy set was taken all the same.
+        case: the test's node id and the comparison's label.
+        test: the node id alone; baselines of deleted tests are found by it.
+        config: the workload's full config; a candidate with another config is not compared.
+        launches: in the order of recording; only the last revision has center launches.
+        forced: revision -> why a noisy set of launches was recorded nevertheless.
     """
 
     case: str
@@ -57,23 +59,23 @@ class Baseline:
     forced: dict[str, str] = field(default_factory=dict)
 
     @property
-    def epoch(self) -> int:
-        """The present one."""
-        return self.launches[-1].epoch
+    def revision(self) -> int:
+        """Return the number of the current revision."""
+        return self.launches[-1].revision
 
     @property
-    def anchor(self) -> tuple[LaunchFacts, ...]:
-        """The launches that give the centre; there is one at least."""
-        return tuple(stored.facts for stored in self.launches if stored.anchor)
+    def center_launches(self) -> tuple[LaunchFacts, ...]:
+        """Return the launches that make the baseline center; there is at least one."""
+        return tuple(stored.facts for stored in self.launches if stored.center)
 
     @property
-    def epochs(self) -> list[tuple[LaunchFacts, ...]]:
-        """All launches, by epoch."""
-        numbers = sorted({stored.epoch for stored in self.launches})
-        return [tuple(stored.facts for stored in self.launches if stored.epoch == number) for number in numbers]
+    def revisions(self) -> list[tuple[LaunchFacts, ...]]:
+        """Return all launches, grouped by revision."""
+        numbers = sorted({stored.revision for stored in self.launches})
+        return [tuple(stored.facts for stored in self.launches if stored.revision == number) for number in numbers]
 
     def to_json(self) -> dict[str, Any]:
-        """The file's document."""
+        """Return the JSON document of the baseline's file."""
         return {
             "schema_version": SCHEMA_VERSION,
             "case": self.case,
@@ -82,14 +84,15 @@ class Baseline:
             "workload": self.workload,
             "config": self.config,
             "launches": [
-                {"epoch": stored.epoch, "anchor": stored.anchor} | stored.facts.to_json() for stored in self.launches
+                {"revision": stored.revision, "center": stored.center} | stored.facts.to_json()
+                for stored in self.launches
             ],
             "forced": self.forced,
         }
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> Baseline:
-        """Build from a validated document."""
+        """Build a baseline from a validated document of the current schema version."""
         return cls(
             case=document["case"],
             test=document["test"],
@@ -97,7 +100,7 @@ class Baseline:
             workload=document["workload"],
             config=document["config"],
             launches=tuple(
-                StoredLaunch(LaunchFacts.from_json(entry), entry["epoch"], entry["anchor"])
+                StoredLaunch(LaunchFacts.from_json(entry), entry["revision"], entry["center"])
                 for entry in document["launches"]
             ),
             forced=document["forced"],
@@ -105,15 +108,15 @@ class Baseline:
 
 
 def baseline_path(folder: Path, platform: str, case: str) -> Path:
-    """The file of a case; its name is a slug, so no case can leave the folder."""
+    """Return the file of a case. The file name is a slug, so a case cannot name a path outside of ``folder``."""
     return folder / platform / f"{slug(case)}.json"
 
 
 def read_baseline(folder: Path, platform: str, case: str) -> Baseline | None:
-    """The baseline of a case, None where no file is there.
+    """Return the baseline of a case, or None if the case has no file.
 
     Raises:
-        BaselineError: the file is unreadable, of another version, doesn't fit its schema or holds another case.
+        BaselineError: The file is unreadable, has an unknown version, violates its schema or contains another case.
     """
     path = baseline_path(folder, platform, case)
     try:
@@ -125,17 +128,17 @@ def read_baseline(folder: Path, platform: str, case: str) -> Baseline | None:
     baseline = read_baseline_file(path)
     if (baseline.case, baseline.platform) != (case, platform):
         raise BaselineError(
-            f"{path}: holds case {baseline.case!r} of platform {baseline.platform!r}, "
+            f"{path}: contains case {baseline.case!r} of platform {baseline.platform!r}, "
             f"but its name belongs to {case!r} of {platform!r}; was it copied or renamed by hand?"
         )
     return baseline
 
 
 def read_baseline_file(path: Path) -> Baseline:
-    """Read one file strictly.
+    """Read one file and check it against its schema.
 
     Raises:
-        BaselineError: naming the file, the JSON path, what was found and what is allowed.
+        BaselineError: The file is invalid. The message names the file, the JSON path, the value and the allowed values.
     """
     try:
         document = read_json(path, max_bytes=MAX_BYTES)
@@ -145,10 +148,12 @@ def read_baseline_file(path: Path) -> Baseline:
 
 
 def parse_baseline(text: str, name: str) -> Baseline:
-    """:func:`read_baseline_file` of what was read from elsewhere, e.g. a commit; ``name`` says from where.
+    """Parse the text of a baseline that is not a file here, such as a file of a commit.
+
+    ``name`` says in error messages where the text comes from.
 
     Raises:
-        BaselineError: as there.
+        BaselineError: The text is invalid, as in :func:`read_baseline_file`.
     """
     try:
         return _from_document(parse_json(text, name), name)
@@ -156,33 +161,52 @@ def parse_baseline(text: str, name: str) -> Baseline:
         raise BaselineError(str(error)) from None
 
 
+def upgraded(document: dict[str, Any]) -> dict[str, Any]:
+    """Return a document of schema version 2 as one of version 3; any other document is returned unchanged.
+
+    Version 3 renames the keys ``sitting``, ``epoch`` and ``anchor`` of a launch; their values are the same.
+    """
+    launches = document.get("launches")
+    if document.get("schema_version") != 2 or not isinstance(launches, list):
+        return document
+    renamed = [
+        {_RENAMED_SINCE_2.get(key, key): value for key, value in entry.items()} if isinstance(entry, dict) else entry
+        for entry in launches
+    ]
+    return document | {"schema_version": SCHEMA_VERSION, "launches": renamed}
+
+
 def _from_document(document: Any, name: str) -> Baseline:
+    if isinstance(document, dict):
+        document = upgraded(document)
     version = document.get("schema_version") if isinstance(document, dict) else None
     if version != SCHEMA_VERSION:
         raise BaselineError(
-            f"{name}: schema_version is {version!r}, this pytest-aorta reads {SCHEMA_VERSION}; "
-            f"delete the file and record it again with --update-baselines, or use the version that wrote it"
+            f"{name}: schema_version is {version!r}, but this pytest-aorta reads versions 2 and {SCHEMA_VERSION}; "
+            f"delete the file and record the baseline again with --update-baselines, or use the version that wrote it"
         )
-    if problem := violation(document, SCHEMA) or _impossible_moment(document) or _impossible_anchor(document):
+    if problem := violation(document, SCHEMA) or _impossible_moment(document) or _impossible_center(document):
         raise BaselineError(f"{name}: {problem}")
     return Baseline.from_json(document)
 
 
 def write_baseline(folder: Path, baseline: Baseline) -> Path:
-    """Write a baseline atomically; an unreadable file in its place is never overwritten, nor anything outside.
+    """Write a baseline atomically and return its path.
+
+    An unreadable file at that path is not overwritten, and no file outside of ``folder`` is written.
 
     Raises:
-        BaselineError: the present file is unreadable, the new one is too large, or the folder can't be written or
-            leads out of ``folder``.
+        BaselineError: The existing file is unreadable, the new file is too large, or the platform's folder can't be
+            written or is a link out of ``folder``.
     """
     path = baseline_path(folder, baseline.platform, baseline.case)
     read_baseline(folder, baseline.platform, baseline.case)
     document = baseline.to_json()
     if problem := violation(document, SCHEMA):
-        raise BaselineError(f"{path}: not written, the new baseline does not fit its own schema: {problem}")
+        raise BaselineError(f"{path}: not written: the new baseline violates its own schema: {problem}")
     real = Path(os.path.realpath(path.parent))
     if not real.is_relative_to(os.path.realpath(folder)):
-        raise BaselineError(f"{path}: not written: the platform's folder leads out of {folder}, to {real}")
+        raise BaselineError(f"{path}: not written: the platform's folder is a link out of {folder}, to {real}")
     try:
         if len(json.dumps(document, allow_nan=False, indent=2)) >= MAX_BYTES:
             raise ValueError(f"the new baseline is larger than the {MAX_BYTES:,} bytes allowed; measure fewer steps")
@@ -196,10 +220,16 @@ def write_baseline(folder: Path, baseline: Baseline) -> Path:
 
 
 def orphans(folder: Path, collected: set[str], used_cases: Mapping[str, Collection[str]], rootdir: Path) -> list[str]:
-    """Baseline files that no test uses, with the reason.
+    """Return a line for each baseline file that no test uses, with the reason.
 
-    ``collected`` are node ids of whole test files, ``used_cases`` what each test that passed compared: a baseline is
-    unused if its test's file is gone, was collected without the test, or the test passed and compared other cases.
+    A baseline is unused if the file of its test is deleted, if that file was collected without the test, or if the
+    test passed and compared other cases.
+
+    Args:
+        folder: The folder of the baselines.
+        collected: Node ids of all tests in the collected files.
+        used_cases: The cases that each passed test compared, by node id.
+        rootdir: The folder that node ids are relative to.
     """
     collected_files = {node.split("::", 1)[0] for node in collected}
     found = []
@@ -212,21 +242,24 @@ def orphans(folder: Path, collected: set[str], used_cases: Mapping[str, Collecti
         file = baseline.test.split("::", 1)[0]
         gone = file in collected_files and baseline.test not in collected
         if gone or not has_test_file(baseline, rootdir):
-            found.append(f"{path}: no test uses it: {baseline.test} is gone; delete it")
+            found.append(
+                f"{path}: unused: the test {baseline.test} does not exist; delete the file, or if the test was "
+                f"moved, run aorta baselines rename"
+            )
         elif baseline.test in used_cases and baseline.case not in used_cases[baseline.test]:
-            found.append(f"{path}: no test uses it: {baseline.test} no longer compares it; delete it")
+            found.append(f"{path}: unused: the test {baseline.test} does not compare this case; delete the file")
         elif path != baseline_path(folder, baseline.platform, baseline.case):
-            found.append(f"{path}: not the file name of its case {baseline.case!r}; delete or rename it")
+            found.append(f"{path}: the file name is not that of its case {baseline.case!r}; delete or rename the file")
     return found
 
 
 def has_test_file(baseline: Baseline, rootdir: Path) -> bool:
-    """Whether the file of the baseline's test is there."""
+    """Return True if the file of the baseline's test exists."""
     return os.path.exists(rootdir / baseline.test.split("::", 1)[0])  # noqa: PTH110 - False for what can be no path
 
 
 def _impossible_moment(document: dict[str, Any]) -> str | None:
-    """What a schema's pattern can't tell: a thirteenth month."""
+    """Return the problem with a moment that fits the schema's pattern but does not exist, such as month 13."""
     for number, entry in enumerate(document["launches"]):
         try:
             time.strptime(entry["recorded_at"], UTC_FORMAT)
@@ -235,11 +268,11 @@ def _impossible_moment(document: dict[str, Any]) -> str | None:
     return None
 
 
-def _impossible_anchor(document: dict[str, Any]) -> str | None:
+def _impossible_center(document: dict[str, Any]) -> str | None:
     launches = document["launches"]
-    epochs = [entry["epoch"] for entry in launches]
-    if epochs != sorted(epochs):
-        return f"$.launches: their epochs are {epochs}; they have to ascend"
-    if {entry["epoch"] for entry in launches if entry["anchor"]} != {epochs[-1]}:
-        return f"$.launches: the last epoch, {epochs[-1]}, has to have every anchor and one at least"
+    revisions = [entry["revision"] for entry in launches]
+    if revisions != sorted(revisions):
+        return f"$.launches: revisions are {revisions}, allowed is ascending order"
+    if {entry["revision"] for entry in launches if entry["center"]} != {revisions[-1]}:
+        return f"$.launches: center launches are allowed and required in the last revision only, {revisions[-1]}"
     return None

@@ -15,7 +15,13 @@ from pytest_aorta.verdict.applicability import not_applicable, other_config, und
 from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.explain import EXPLAINED, exposure, notes
 from pytest_aorta.verdict.metrics import EXACT, METRICS, Metric, Tolerance, Value, middle
-from pytest_aorta.verdict.priors import epochs_of, places, places_by_sitting, reference_step_ms, sittings
+from pytest_aorta.verdict.priors import (
+    blocks,
+    reference_step_ms,
+    transformed_by_block,
+    transformed_by_revision,
+    transformed_values,
+)
 from pytest_aorta.verdict.statistics.decision import (
     FALSE_ALARM_RATE,
     MIN_LAUNCHES_TO_FAIL,
@@ -26,10 +32,10 @@ from pytest_aorta.verdict.statistics.decision import (
     decide_stored,
 )
 from pytest_aorta.verdict.statistics.scale import Scale
-from pytest_aorta.verdict.statistics.variance import Level, Spread, level
+from pytest_aorta.verdict.statistics.variance import Estimate, VarianceComponents, baseline_estimate
 from pytest_aorta.verdict.verdicts import Verdict, Verdicts
 
-Priors: TypeAlias = Callable[[Metric], Spread]
+Priors: TypeAlias = Callable[[Metric], VarianceComponents]
 # Below these a baseline's spread is hardly its own.
 MIN_LAUNCHES = 5
 _STALE = "baseline stale: record the better value with --update-baselines --aorta-reset-baselines"
@@ -79,32 +85,34 @@ class StoredComparison:
 
         ``decided`` are verdicts of fewer launches that stay as they are.
         """
-        present = () if self.baseline is None else self.baseline.anchor[-1:]
+        present = () if self.baseline is None else self.baseline.center_launches[-1:]
         tolerances = choose_tolerances(self.marked, launches[0], *present)
         rows = [
             (decided or {}).get(name) or self._judge_one(METRICS[name], launches, tolerance)
             for name, tolerance in tolerances.items()
         ]
-        anchor = () if self.baseline is None else self.baseline.anchor
-        return Verdicts(self.case, tuple(rows), tuple(notes(launches, anchor)))
+        center_launches = () if self.baseline is None else self.baseline.center_launches
+        return Verdicts(self.case, tuple(rows), tuple(notes(launches, center_launches)))
 
-    def spread(self, metric: Metric) -> Spread:
+    def variance(self, metric: Metric) -> VarianceComponents:
         """What the baseline tells of a metric's spread, or else the prior."""
-        if self.baseline is None or None in places(metric, self.baseline.anchor, self.baseline.anchor):
+        if self.baseline is None or None in transformed_values(
+            metric, self.baseline.center_launches, self.baseline.center_launches
+        ):
             return self.priors(metric)
-        return self.level(metric).spread
+        return self.estimate(metric).variance
 
-    def level(self, metric: Metric) -> Level:
+    def estimate(self, metric: Metric) -> Estimate:
         """The stored centre of a metric and its spread. There has to be a baseline that has the metric."""
         assert self.baseline is not None
-        anchor = places_by_sitting(metric, self.baseline.anchor, self.baseline.anchor)
-        return level(anchor, epochs_of(metric, self.baseline), self.priors(metric))
+        center_launches = transformed_by_block(metric, self.baseline.center_launches, self.baseline.center_launches)
+        return baseline_estimate(center_launches, transformed_by_revision(metric, self.baseline), self.priors(metric))
 
-    def allowed(self, metric: Metric, tolerance: Tolerance, stored: Level) -> Tolerance:
+    def allowed(self, metric: Metric, tolerance: Tolerance, stored: Estimate) -> Tolerance:
         """The tolerance, one of the table's own widened to what the stored launches can bear."""
         if metric.name in self.marked or tolerance.relative is None:
             return tolerance
-        bearable = metric.scale.change(RESOLVED_BY * math.sqrt(stored.spread.within.value))
+        bearable = metric.scale.change(RESOLVED_BY * math.sqrt(stored.variance.within.value))
         if bearable <= tolerance.relative:
             return tolerance
         return Tolerance(math.ceil(bearable * 100) / 100, metric.scale)
@@ -118,31 +126,33 @@ class StoredComparison:
             return replace(blank, reason="no baseline; record one with --update-baselines")
         if reason := other_config(self.baseline.config, self.config):
             return replace(blank, reason=reason)
-        anchor = self.baseline.anchor
-        if problem := _incomparable(blank, metric, tolerance, launches, anchor):
+        center_launches = self.baseline.center_launches
+        if problem := _incomparable(blank, metric, tolerance, launches, center_launches):
             return problem
         if tolerance.relative is None or isinstance(blank.value, str):
-            return _exact(blank, metric, launches, anchor)
-        values = [value for value in places(metric, launches, anchor) if value is not None]
-        if len(values) < len(launches) or None in places(metric, anchor, anchor):
-            return _within_range(blank, metric, tolerance, launches, anchor, self.max_launches)
-        stored = self.level(metric)
+            return _exact(blank, metric, launches, center_launches)
+        values = [value for value in transformed_values(metric, launches, center_launches) if value is not None]
+        if len(values) < len(launches) or None in transformed_values(metric, center_launches, center_launches):
+            return _within_range(blank, metric, tolerance, launches, center_launches, self.max_launches)
+        stored = self.estimate(metric)
         tolerance = self.allowed(metric, tolerance, stored)
         blank = replace(blank, tolerance=str(tolerance))
         decision = decide_stored(
             values,
-            sittings([*anchor, *launches])[-1],
+            blocks([*center_launches, *launches])[-1],
             stored,
             tolerance.relative or 0.0,
             max_launches=self.max_launches,
             worse=metric.worse,
             relative=metric.scale is Scale.RELATIVE,
         )
-        row = _decided(blank, decision, metric, metric.scale.from_place(stored.centre, reference_step_ms(anchor)))
-        if reason := _exposure(row, launches, anchor):
+        row = _decided(
+            blank, decision, metric, metric.scale.from_transformed(stored.center, reference_step_ms(center_launches))
+        )
+        if reason := _exposure(row, launches, center_launches):
             row = replace(row, reason=reason)
-        elif row.outcome is Outcome.INCONCLUSIVE and len(anchor) < MIN_LAUNCHES:
-            few = f"only {counted(len(anchor), 'launch')} in the baseline; record more with --update-baselines"
+        elif row.outcome is Outcome.INCONCLUSIVE and len(center_launches) < MIN_LAUNCHES:
+            few = f"only {counted(len(center_launches), 'launch')} in the baseline; record more with --update-baselines"
             row = replace(row, reason=few)
         return _with_throttling(row, metric, launches)
 
@@ -159,7 +169,7 @@ class PairedComparison:
 
     case: str
     marked: Mapping[str, Tolerance]
-    spread: Priors
+    variance: Priors
     only: Collection[str] | None = None
     max_pairs: int = 1
 
@@ -199,13 +209,13 @@ class PairedComparison:
             return problem
         if tolerance.relative is None or isinstance(blank.value, str):
             return _exact(blank, metric, candidates, references)
-        values, others = (places(metric, side, references) for side in (candidates, references))
+        values, others = (transformed_values(metric, side, references) for side in (candidates, references))
         differences = [a - b for a, b in zip(values, others, strict=True) if a is not None and b is not None]
         if len(differences) < len(candidates):
             return _within_range(blank, metric, tolerance, candidates, references, self.max_pairs)
         decision = decide_pairs(
             differences,
-            self.spread(metric).within,
+            self.variance(metric).within,
             tolerance.relative,
             max_pairs=self.max_pairs,
             worse=metric.worse,
@@ -283,14 +293,14 @@ def _are_apart(here: Sequence[float], there: Sequence[float]) -> bool:
     return len(here) >= MIN_LAUNCHES_TO_FAIL and (never_varies or by_chance <= FALSE_ALARM_RATE)
 
 
-def _decided(blank: Verdict, decision: Decision, metric: Metric, centre: Value) -> Verdict:
+def _decided(blank: Verdict, decision: Decision, metric: Metric, center: Value) -> Verdict:
     worse = metric.worse
     ends = sorted(metric.scale.change(worse * end) for end in (decision.low, decision.high))
     return replace(
         blank,
         outcome=decision.outcome or Outcome.INCONCLUSIVE,
         is_open=decision.outcome is None,
-        baseline=centre,
+        baseline=center,
         delta=metric.scale.change(worse * decision.effect),
         low=ends[0],
         high=ends[1],

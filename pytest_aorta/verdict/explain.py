@@ -12,9 +12,9 @@ from pytest_aorta.verdict.statistics.variance import median_variance
 
 # Of the median step, that a rank waits less than the others. On 4 H200s ranks of unchanged launches differ by up to
 # 2%; on CPU ranks, that share cores, by tens of percent.
-SLOW_RANK_SHARE = {"cuda": 0.03, "cpu": 0.3}
+STRAGGLER_FRACTION = {"cuda": 0.03, "cpu": 0.3}
 # The least that counts where reference launches show what is usual.
-_SHIFT_SHARE = {"cuda": 0.01, "cpu": 0.1}
+_SHIFT_FRACTION = {"cuda": 0.01, "cpu": 0.1}
 _MIN_REFERENCE = 3
 _NOISES = 3.0
 # Growth from a launch's first step to its last that is worth telling.
@@ -28,14 +28,14 @@ _CANARY_PARTS = {"gemm_ms": "GEMM", "all_reduce_ms": "all-reduce"}
 
 
 @dataclass(frozen=True)
-class SlowRank:
+class Straggler:
     """The rank that the others wait for, and by how much a step."""
 
     rank: int
     lag_ms: float
 
 
-def slow_rank(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts] = ()) -> SlowRank | None:
+def straggler(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts] = ()) -> Straggler | None:
     """The one rank that waits clearly less in collectives than the others.
 
     Ranks of unchanged launches differ too, by their place in the machine: against ``reference``, what counts is how
@@ -51,17 +51,17 @@ def slow_rank(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts] 
         shifts = [lag - before for lag, before in zip(shifts, _medians(usual), strict=True)]
     last = max(range(len(shifts)), key=lambda rank: shifts[rank])
     p50_ms, device = _p50_ms(launches), launches[0].device
-    needed = SLOW_RANK_SHARE[device] * p50_ms
+    needed = STRAGGLER_FRACTION[device] * p50_ms
     if known and len(usual) >= _MIN_REFERENCE:
-        noise = _NOISES * _scatter(usual) * math.sqrt(median_variance(len(lags)) + median_variance(len(usual)))
-        needed = max(_SHIFT_SHARE[device] * p50_ms, noise, (p50_ms - _p50_ms(reference)) / 2)
-    return SlowRank(last, shifts[last]) if shifts[last] > needed else None
+        noise = _NOISES * _lag_deviation(usual) * math.sqrt(median_variance(len(lags)) + median_variance(len(usual)))
+        needed = max(_SHIFT_FRACTION[device] * p50_ms, noise, (p50_ms - _p50_ms(reference)) / 2)
+    return Straggler(last, shifts[last]) if shifts[last] > needed else None
 
 
 def notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts]) -> list[str]:
     """One line for each thing that somebody who reads a verdict should know."""
     found = []
-    if slow := slow_rank(launches, reference):
+    if slow := straggler(launches, reference):
         found.append(f"rank {slow.rank} is the slow one: it waits {slow.lag_ms:.3g} ms a step less than the others")
     device = launches[0].device
     steps = median(launch.step_time_growth for launch in launches)
@@ -115,7 +115,7 @@ def _medians(lags: Sequence[Sequence[float]]) -> list[float]:
     return [median(values) for values in zip(*lags, strict=True)]
 
 
-def _scatter(lags: Sequence[Sequence[float]]) -> float:
+def _lag_deviation(lags: Sequence[Sequence[float]]) -> float:
     """Standard deviation of a rank's lag between launches, over all ranks."""
     off = [value - middle for values in lags for value, middle in zip(values, _medians(lags), strict=True)]
     return math.sqrt(sum(value**2 for value in off) / (len(off) - len(lags[0])))

@@ -15,13 +15,13 @@ from pytest_aorta.verdict.baseline import MAX_LAUNCHES, Baseline, StoredLaunch
 from pytest_aorta.verdict.comparison import MIN_LAUNCHES, Priors, StoredComparison, choose_tolerances
 from pytest_aorta.verdict.explain import MEMORY_GROWTH, STEP_GROWTH
 from pytest_aorta.verdict.metrics import METRICS, Tolerance
-from pytest_aorta.verdict.priors import places, sittings
+from pytest_aorta.verdict.priors import blocks, transformed_values
 from pytest_aorta.verdict.statistics.decision import LOOKS, MIN_LAUNCHES_TO_FAIL, RESOLVED_BY, Outcome, detectable
 from pytest_aorta.verdict.statistics.scale import Scale
 from pytest_aorta.verdict.statistics.variance import observed
 from pytest_aorta.verdict.verdicts import format_change
 
-ANCHOR_LAUNCHES = 10
+CENTER_LAUNCHES = 10
 # Of the launches' standard deviation, told robustly.
 _OUTLIER = 6.0
 
@@ -50,21 +50,21 @@ def merged(
     if old is None:
         return new
     if fresh or old.config != new.config:
-        past = [replace(stored, anchor=False) for stored in old.launches]
-        present = [replace(stored, epoch=old.epoch + 1) for stored in new.launches]
-        forced = old.forced | {str(old.epoch + 1): reason for reason in new.forced.values()}
+        past = [replace(stored, center=False) for stored in old.launches]
+        present = [replace(stored, revision=old.revision + 1) for stored in new.launches]
+        forced = old.forced | {str(old.revision + 1): reason for reason in new.forced.values()}
         return _fitted(replace(new, launches=(*past, *present), forced=forced))
     facts = [stored.facts for stored in new.launches]
-    if found := _other_setting(old.anchor[-1], facts) or _differences(old, new, marked, priors):
+    if found := _other_setting(old.center_launches[-1], facts) or _differences(old, new, marked, priors):
         lines = [
             f"{new.case}: not added to the stored baseline, from which it differs:",
             *(f"  {row}" for row in found),
         ]
         remedy = "  if that is intended, replace the baseline: --update-baselines --aorta-reset-baselines"
         raise BaselineError("\n".join([*lines, remedy]))
-    room = max(0, ANCHOR_LAUNCHES - len(old.anchor))
-    added = [StoredLaunch(launch, old.epoch, number < room) for number, launch in enumerate(facts)]
-    forced = old.forced | {str(old.epoch): reason for reason in new.forced.values()}
+    room = max(0, CENTER_LAUNCHES - len(old.center_launches))
+    added = [StoredLaunch(launch, old.revision, number < room) for number, launch in enumerate(facts)]
+    forced = old.forced | {str(old.revision): reason for reason in new.forced.values()}
     return _fitted(replace(old, launches=(*old.launches, *added), forced=forced))
 
 
@@ -82,7 +82,7 @@ def _differences(old: Baseline, new: Baseline, marked: Mapping[str, Tolerance], 
     facts = [stored.facts for stored in new.launches]
     comparison = StoredComparison(new.case, new.config, old, marked, priors, max_launches=len(facts))
     fine = {Outcome.PASS, Outcome.INCONCLUSIVE}
-    tolerances = choose_tolerances(marked, facts[0], old.anchor[-1])
+    tolerances = choose_tolerances(marked, facts[0], old.center_launches[-1])
     return [
         str(row)
         for row in comparison.judge(facts).rows
@@ -97,12 +97,12 @@ def _fitted(baseline: Baseline) -> Baseline:
     surplus = len(baseline.launches) - MAX_LAUNCHES
     kept = list(baseline.launches)
     for stored in baseline.launches:
-        if surplus > 0 and not stored.anchor:
+        if surplus > 0 and not stored.center:
             kept.remove(stored)
             surplus -= 1
-    epochs = {str(stored.epoch) for stored in kept}
+    revisions = {str(stored.revision) for stored in kept}
     # Reasons belong to epochs that are there.
-    forced = {epoch: reason for epoch, reason in baseline.forced.items() if epoch in epochs}
+    forced = {revision: reason for revision, reason in baseline.forced.items() if revision in revisions}
     return replace(baseline, launches=tuple(kept), forced=forced)
 
 
@@ -114,28 +114,28 @@ def objections(launches: Sequence[LaunchFacts], marked: Mapping[str, Tolerance])
         if tolerance.relative is None or not_applicable(metric, given, launches[0], launches[0]):
             continue
         times_count = times_count or metric.kind == "timing"
-        values = [value for value in places(metric, launches, launches) if value is not None]
+        values = [value for value in transformed_values(metric, launches, launches) if value is not None]
         # A tolerance of the table's own is widened to what the launches can bear.
         if len(values) >= MIN_LAUNCHES and name in marked:
-            found += [f"{name}: {problem}" for problem in _scattered(values, tolerance.relative, metric.scale)]
+            found += [f"{name}: {problem}" for problem in _noise_problems(values, tolerance.relative, metric.scale)]
     hot = [f"launch {number}: {launch.throttled}" for number, launch in enumerate(launches, 1) if launch.throttled]
     return found + _growing(launches) + (hot if times_count else [])
 
 
-def _scattered(values: Sequence[float], tolerance: float, scale: Scale) -> list[str]:
-    allowed, centre = scale.difference(tolerance), median(values)
+def _noise_problems(values: Sequence[float], tolerance: float, scale: Scale) -> list[str]:
+    allowed, center = scale.difference(tolerance), median(values)
     deviation = math.sqrt(observed([[list(values)]]).within.value)
     found = []
     if deviation * RESOLVED_BY > allowed:
         changes = (scale.change(deviation), tolerance, scale.change(RESOLVED_BY * deviation))
-        spread, allowed_text, needed = (format_change(change, scale).lstrip("+") for change in changes)
+        deviation_text, allowed_text, needed = (format_change(change, scale).lstrip("+") for change in changes)
         found.append(
-            f"launches vary by {spread} (standard deviation), too much for a tolerance of {allowed_text}; "
+            f"launches vary by {deviation_text} (standard deviation), too much for a tolerance of {allowed_text}; "
             f"measure more steps, or allow {needed}"
         )
     for number, value in enumerate(values, 1):
-        if abs(value - centre) > max(_OUTLIER * deviation, allowed):
-            off = format_change(scale.change(value - centre), scale)
+        if abs(value - center) > max(_OUTLIER * deviation, allowed):
+            off = format_change(scale.change(value - center), scale)
             found.append(f"launch {number} is an outlier, {off} off the median")
     # Of shares and parts, which may be 0, growth is that of 1 beside them.
     drift = growth([math.exp(value) for value in values])
@@ -164,23 +164,25 @@ def detection_lines(
     if not looks:
         return [f"  fewer than {MIN_LAUNCHES_TO_FAIL} launches never fail a test for a metric that has noise"]
     comparison = StoredComparison(baseline.case, baseline.config, baseline, marked, priors, max_launches)
-    anchor, lines = baseline.anchor, []
-    if len(anchor) < MIN_LAUNCHES:
-        return [f"  {counted(len(anchor), 'launch')} at its centre: what they detect is told from {MIN_LAUNCHES} on"]
-    for name, given in choose_tolerances(marked, anchor[-1]).items():
+    center_launches, lines = baseline.center_launches, []
+    if len(center_launches) < MIN_LAUNCHES:
+        return [
+            f"  {counted(len(center_launches), 'launch')} in the center: detectable changes are reported from {MIN_LAUNCHES} on"
+        ]
+    for name, given in choose_tolerances(marked, center_launches[-1]).items():
         metric = METRICS[name]
-        if given.relative is None or not_applicable(metric, given, anchor[-1], anchor[-1]):
+        if given.relative is None or not_applicable(metric, given, center_launches[-1], center_launches[-1]):
             continue
-        if None in places(metric, anchor, anchor):
+        if None in transformed_values(metric, center_launches, center_launches):
             continue
-        stored = comparison.level(metric)
-        allowed = comparison.allowed(metric, widened(metric, anchor[-1], given), stored)
+        stored = comparison.estimate(metric)
+        allowed = comparison.allowed(metric, widened(metric, center_launches[-1], given), stored)
         # CPU ranks' timing is compared within a sitting only.
-        sitting = sittings(anchor)[-1] if anchor[-1].device == "cpu" else "another"
+        block = blocks(center_launches)[-1] if center_launches[-1].device == "cpu" else "another"
         least = [
             detectable(
                 stored,
-                sitting,
+                block,
                 look,
                 tolerance=allowed.relative or 0.0,
                 max_launches=max_launches,

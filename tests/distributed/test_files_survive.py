@@ -49,7 +49,7 @@ def make_baseline(seed: int = 0, num_steps: int = NUM_STEPS) -> Baseline:
     """Return a baseline whose numbers are all equal to the seed."""
     facts = LaunchFacts(
         recorded_at="2026-01-02T03:04:05Z",
-        sitting="0123456789ab",
+        block="0123456789ab",
         launcher="torchrun",
         num_steps=num_steps,
         step_time_ms=dict.fromkeys(("mean", "p50", "p99", "tail5", "max"), float(seed)),
@@ -155,7 +155,8 @@ def test_baseline_is_whole_whenever_its_writer_is_killed(tmp_path):
         assert_whole(tmp_path, range(3))
     assert taken_for_baselines(tmp_path) == [path.name]
     assert orphans(tmp_path, set(), {CASE.rpartition("::")[0]: {CASE}}, tmp_path) == [
-        f"{path}: no test uses it: tests/test_a.py::test_x is gone; delete it"
+        f"{path}: unused: the test tests/test_a.py::test_x does not exist; delete the file, or if the test was moved, "
+        "run aorta baselines rename"
     ]
 
 

@@ -121,8 +121,8 @@ def test_inconclusive_test_neither_stops_a_run_nor_is_a_last_failure(restless):
 
 
 def test_regression_tells_everything_that_is_known(gpu):
-    quiet = {"waits": {"0": 2.0, "1": 2.0}, "canary": {"gemm_ms": 1.0, "all_reduce_ms": 2.0}}
-    gpu.plant(**quiet)
+    stable = {"waits": {"0": 2.0, "1": 2.0}, "canary": {"gemm_ms": 1.0, "all_reduce_ms": 2.0}}
+    gpu.plant(**stable)
     gpu.run("--update-baselines").assert_outcomes(passed=1)
     gpu.plant(slowdown=1.2, waits={"0": 4.0, "1": 2.0}, canary={"gemm_ms": 1.2, "all_reduce_ms": 2.0})
     result = gpu.run()

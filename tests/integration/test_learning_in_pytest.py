@@ -14,8 +14,8 @@ def stored(project) -> dict:
     return json.loads(path.read_text())
 
 
-def anchors(project) -> list[tuple[int, bool]]:
-    return [(launch["epoch"], launch["anchor"]) for launch in stored(project)["launches"]]
+def center_flags(project) -> list[tuple[int, bool]]:
+    return [(launch["revision"], launch["center"]) for launch in stored(project)["launches"]]
 
 
 def test_ten_launches_are_recorded_and_what_they_detect_is_told(gpu):
@@ -30,19 +30,19 @@ def test_ten_launches_are_recorded_and_what_they_detect_is_told(gpu):
             "  step_time_p50: detects from +*% with 3, +*% with 5 launches",
         ]
     )
-    assert anchors(gpu) == [(1, True)] * 10
+    assert center_flags(gpu) == [(1, True)] * 10
     assert (stored(gpu)["schema_version"], stored(gpu)["forced"]) == (2, {})
 
 
 def test_number_of_launches_can_be_chosen(gpu):
     gpu.run("--update-baselines", "--aorta-launches=3").stdout.fnmatch_lines(["3 launched, *"])
-    assert anchors(gpu) == [(1, True)] * 3
+    assert center_flags(gpu) == [(1, True)] * 3
 
 
 def test_one_launch_is_recorded_where_nothing_has_noise(project):
     project.write("test_toy.py", "def test_one(workload): workload.check(workload.run('toy'))")
     project.run("--update-baselines").stdout.fnmatch_lines(["1 launched, *"])
-    assert anchors(project) == [(1, True)]
+    assert center_flags(project) == [(1, True)]
 
 
 def test_tests_that_may_not_fail_are_told(gpu):
@@ -56,12 +56,12 @@ def test_labels_each_tell_what_they_detect_once(gpu):
     assert text.count("detects from") == 2
 
 
-def test_further_launches_are_added_and_the_centre_has_ten(gpu):
+def test_further_launches_are_added_and_the_center_has_ten(gpu):
     for _ in range(2):
         gpu.run("--update-baselines", "--aorta-launches=6").assert_outcomes(passed=1)
     result = gpu.run("--update-baselines", "--aorta-launches=2")
     result.stdout.fnmatch_lines(["updated toy-gpu-x2-nccl: * (10 launches at its centre, 14 in all, epoch 1)"])
-    assert anchors(gpu) == [(1, True)] * 10 + [(1, False)] * 4
+    assert center_flags(gpu) == [(1, True)] * 10 + [(1, False)] * 4
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_what_differs_from_the_baseline_is_not_added_to_it(learned, plant, line)
     assert stored(learned) == before
 
 
-def test_new_epoch_replaces_the_centre_and_keeps_old_launches_for_their_spread(learned):
+def test_new_revision_replaces_the_center_and_keeps_old_launches_for_their_variance(learned):
     learned.plant(slowdown=1.2)
     result = learned.run("--update-baselines", "--aorta-reset-baselines")
     result.assert_outcomes(passed=1)
@@ -101,14 +101,14 @@ def test_new_epoch_replaces_the_centre_and_keeps_old_launches_for_their_spread(l
             "  step_time_p50: 10 ms -> 12 ms (+20.0%)",
         ]
     )
-    assert anchors(learned) == [(1, False)] * 10 + [(2, True)] * 10
+    assert center_flags(learned) == [(1, False)] * 10 + [(2, True)] * 10
     learned.run().assert_outcomes(passed=1)
 
 
-def test_another_config_is_a_new_epoch_unasked(learned):
+def test_another_config_is_a_new_revision_unasked(learned):
     learned.one_test("workload.check(workload.run('toy', steps=5))")
     learned.run("--update-baselines").assert_outcomes(passed=1)
-    assert anchors(learned)[-1] == (2, True)
+    assert center_flags(learned)[-1] == (2, True)
     assert stored(learned)["config"]["steps"] == 5
 
 

@@ -298,7 +298,7 @@ def test_unreadable_baseline_fails_its_test_and_is_not_overwritten(recorded):
 def test_baseline_of_a_deleted_test_is_reported(recorded):
     recorded.test_file((recorded.path / "test_toy.py").read_text().replace("def test_weights", "def test_heights"))
     result = recorded.run("--aorta-fail-on=none")
-    result.stdout.fnmatch_lines(["*.json: no test uses it: test_toy.py::test_weights is gone; delete it"])
+    result.stdout.fnmatch_lines(["*.json: unused: the test test_toy.py::test_weights does not exist; delete the file*"])
 
 
 def test_baseline_of_a_deleted_file_is_reported(recorded):

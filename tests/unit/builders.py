@@ -18,9 +18,9 @@ from pytest_aorta.result.outcome import EndReason, LaunchOutcome
 from pytest_aorta.result.provenance import Provenance
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch
 from pytest_aorta.verdict.metrics import Metric
-from pytest_aorta.verdict.priors import default_spread
+from pytest_aorta.verdict.priors import default_variance
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.statistics.variance import Spread
+from pytest_aorta.verdict.statistics.variance import VarianceComponents
 from pytest_aorta.verdict.verdicts import Verdict
 
 H200 = "NVIDIA H200"
@@ -67,7 +67,7 @@ def make_options(**changes: Any) -> Options:
 def make_facts(**changes: Any) -> LaunchFacts:
     defaults = LaunchFacts(
         recorded_at="2026-01-02T03:04:05Z",
-        sitting="0123456789ab",
+        block="0123456789ab",
         launcher="torchrun",
         num_steps=20,
         step_time_ms={"mean": 10.0, "p50": 10.0, "p99": 12.0, "tail5": 12.0, "max": 12.0},
@@ -101,18 +101,20 @@ def on_cpu(**changes: Any) -> LaunchFacts:
     return make_facts(**(cpu | changes))
 
 
-def launches_near(p50: float, count: int, *, spread: float = 0.001, seed: int = 0, **changes: Any) -> list[LaunchFacts]:
+def launches_near(
+    p50: float, count: int, *, deviation: float = 0.001, seed: int = 0, **changes: Any
+) -> list[LaunchFacts]:
     """Launches of one sitting whose medians scatter around ``p50``."""
     rng = random.Random(seed)
-    return [with_p50(make_facts(**changes), p50 * (1 + rng.gauss(0, spread))) for _ in range(count)]
+    return [with_p50(make_facts(**changes), p50 * (1 + rng.gauss(0, deviation))) for _ in range(count)]
 
 
-def default_priors(metric: Metric) -> Spread:
-    return default_spread(metric, "cuda")
+def default_priors(metric: Metric) -> VarianceComponents:
+    return default_variance(metric, "cuda")
 
 
-def stored(*facts: LaunchFacts, epoch: int = 1, anchor: bool = True) -> tuple[StoredLaunch, ...]:
-    return tuple(StoredLaunch(launch, epoch, anchor) for launch in facts)
+def stored(*facts: LaunchFacts, revision: int = 1, center: bool = True) -> tuple[StoredLaunch, ...]:
+    return tuple(StoredLaunch(launch, revision, center) for launch in facts)
 
 
 def make_verdict(outcome: Outcome, **changes: Any) -> Verdict:

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from scipy.stats import binom
 
 from pytest_aorta.verdict.statistics.decision import Decision, decide_pairs, decide_stored
-from pytest_aorta.verdict.statistics.variance import Level, Spread, Variance, level
+from pytest_aorta.verdict.statistics.variance import Estimate, Variance, VarianceComponents, baseline_estimate
 
 WITHIN, BETWEEN = 0.005, 0.007
-PRIOR = Spread(Variance(WITHIN**2, 2), Variance(WITHIN**2, 2), Variance(BETWEEN**2, 6))
+PRIOR = VarianceComponents(Variance(WITHIN**2, 2), Variance(WITHIN**2, 2), Variance(BETWEEN**2, 6))
 
 
 def at_most(rate: float, trials: int) -> int:
@@ -20,15 +20,15 @@ def at_most(rate: float, trials: int) -> int:
     return int(binom.ppf(0.999, trials, rate))
 
 
-def draw_sitting(rng: random.Random, count: int, change: float = 0.0) -> list[float]:
-    centre = rng.gauss(change, BETWEEN)
-    return [rng.gauss(centre, WITHIN) for _ in range(count)]
+def draw_block(rng: random.Random, count: int, change: float = 0.0) -> list[float]:
+    center = rng.gauss(change, BETWEEN)
+    return [rng.gauss(center, WITHIN) for _ in range(count)]
 
 
-def draw_level(rng: random.Random, sizes: tuple[int, ...]) -> Level:
+def draw_estimate(rng: random.Random, sizes: tuple[int, ...]) -> Estimate:
     """A baseline of sittings with so many launches each."""
-    anchor = {number: draw_sitting(rng, size) for number, size in enumerate(sizes)}
-    return level(anchor, [list(anchor.values())], PRIOR)
+    center = {number: draw_block(rng, size) for number, size in enumerate(sizes)}
+    return baseline_estimate(center, [list(center.values())], PRIOR)
 
 
 def until_decided(decide: Callable[[int], Decision], most: int) -> Decision:
@@ -36,17 +36,17 @@ def until_decided(decide: Callable[[int], Decision], most: int) -> Decision:
     return next(decision for count in range(1, most + 1) if (decision := decide(count)).outcome is not None)
 
 
-def run_stored(candidate: list[float], baseline: Level, tolerance: float, max_launches: int = 5) -> Decision:
+def run_stored(candidate: list[float], baseline: Estimate, tolerance: float, max_launches: int = 5) -> Decision:
     return until_decided(
         lambda count: decide_stored(candidate[:count], "new", baseline, tolerance, max_launches=max_launches, worse=1),
         max_launches,
     )
 
 
-def run_pairs(differences: list[float], scatter: float, tolerance: float, max_pairs: int = 6) -> Decision:
+def run_pairs(differences: list[float], deviation: float, tolerance: float, max_pairs: int = 6) -> Decision:
     return until_decided(
         lambda count: decide_pairs(
-            differences[:count], Variance(scatter**2, 4), tolerance, max_pairs=max_pairs, worse=1
+            differences[:count], Variance(deviation**2, 4), tolerance, max_pairs=max_pairs, worse=1
         ),
         max_pairs,
     )

@@ -1,4 +1,4 @@
-"""``aorta baselines``: its arguments, and what each way to use it does."""
+"""``aorta baselines``: the arguments of its actions, and a function for each action."""
 
 from __future__ import annotations
 
@@ -18,56 +18,60 @@ KEPT_LAUNCHES = 40
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The ways to use it."""
+    """Add the actions and their arguments to ``parser``."""
     ways = parser.add_subparsers(metavar="ACTION", required=True)
     where = argparse.ArgumentParser(add_help=False)
-    where.add_argument("--folder", type=Path, default=Path("baselines"), help="of the baselines (baselines)")
-    where.add_argument("--platform", help="only this one, e.g. nvidia-h200-x8-nccl")
-    listed = ways.add_parser("list", parents=[where], help="one line a case")
+    where.add_argument("--folder", type=Path, default=Path("baselines"), help="folder of the baselines (baselines)")
+    where.add_argument("--platform", help="only this platform, e.g. nvidia-h200-x8-nccl")
+    listed = ways.add_parser("list", parents=[where], help="list all cases")
     listed.set_defaults(run=list_all)
-    shown = ways.add_parser("show", parents=[where], help="all that one baseline holds")
-    shown.add_argument("name", metavar="PATH|CASE", help="its file, or a part of its case that no other has")
+    shown = ways.add_parser("show", parents=[where], help="show one baseline")
+    shown.add_argument("name", metavar="PATH|CASE", help="file of the baseline, or an unambiguous part of its case")
     shown.set_defaults(run=show)
-    compared = ways.add_parser("diff", help="what differs between two baselines")
+    compared = ways.add_parser("diff", help="show the differences between two baselines")
     compared.add_argument("first", metavar="A", help="a file, or REF:PATH, a file of a commit")
     compared.add_argument("second", metavar="B", help="the same")
     compared.set_defaults(run=diff)
-    changed = ways.add_parser("history", parents=[where], help="where launches changed in time; takes Apache Otava")
+    changed = ways.add_parser("history", parents=[where], help="show change points over time; needs Apache Otava")
     changed.add_argument("name", metavar="PATH|CASE", help="as for show")
-    changed.add_argument("--metric", default="step_time_p50", help="whose values (step_time_p50)")
+    changed.add_argument("--metric", default="step_time_p50", help="metric to search for changes (step_time_p50)")
     changed.set_defaults(run=history)
-    _add_prune(ways.add_parser("prune", parents=[where], help="drop old launches, and files whose test is gone"))
+    _add_prune(
+        ways.add_parser("prune", parents=[where], help="drop old launches, and files whose test file was deleted")
+    )
 
 
 def _add_prune(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--dry-run", action="store_true", help="tell what would be done, and do nothing")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be done, and change nothing")
     parser.add_argument(
         "--keep",
         type=_count,
         default=KEPT_LAUNCHES,
         metavar="N",
-        help=f"launches that are no anchor to keep in each file, the newest ({KEPT_LAUNCHES})",
+        help=f"number of launches outside the center to keep in each file, the newest ({KEPT_LAUNCHES})",
     )
     parser.add_argument("--orphans", action="store_true", help="also delete files whose test file does not exist")
-    parser.add_argument("--rootdir", type=Path, default=Path(), help="pytest's root folder, for --orphans (here)")
+    parser.add_argument(
+        "--rootdir", type=Path, default=Path(), help="pytest's root folder, for --orphans (the current folder)"
+    )
     parser.set_defaults(run=thin_out)
 
 
 def list_all(arguments: argparse.Namespace) -> int:
-    """One line a case."""
+    """Run ``aorta baselines list``."""
     files, problems = stored_files(arguments.folder, arguments.platform)
     emit(list_lines(files, output_width()))
-    return _told(problems)
+    return _report(problems)
 
 
 def show(arguments: argparse.Namespace) -> int:
-    """One baseline."""
+    """Run ``aorta baselines show``."""
     emit(show_lines(find_file(arguments.name, arguments.folder, arguments.platform), output_width()))
     return 0
 
 
 def diff(arguments: argparse.Namespace) -> int:
-    """Two baselines."""
+    """Run ``aorta baselines diff``."""
     second = file_or_blob(arguments.second)
     first = file_or_blob(arguments.first, second.others)
     emit(diff_lines(first, second, output_width()))
@@ -75,23 +79,23 @@ def diff(arguments: argparse.Namespace) -> int:
 
 
 def history(arguments: argparse.Namespace) -> int:
-    """Change points."""
+    """Run ``aorta baselines history``."""
     file = find_file(arguments.name, arguments.folder, arguments.platform)
     emit(history_lines(file, arguments.metric, output_width()))
     return 0
 
 
 def thin_out(arguments: argparse.Namespace) -> int:
-    """Prune."""
+    """Run ``aorta baselines prune``."""
     files, problems = stored_files(arguments.folder, arguments.platform)
     rootdir = arguments.rootdir if arguments.orphans else None
     done, failed = prune(files, Pruning(arguments.folder, arguments.keep, rootdir, arguments.dry_run))
     emit([*done, f"{len(done)} of {len(files)} files {'would change' if arguments.dry_run else 'changed'}"])
-    return _told([*problems, *failed])
+    return _report([*problems, *failed])
 
 
-def _told(problems: Sequence[str]) -> int:
-    """Exit code; what went wrong goes to the error output."""
+def _report(problems: Sequence[str]) -> int:
+    """Print problems to stderr and return the exit code."""
     for problem in problems:
         print(f"aorta: {printable(problem)}", file=sys.stderr)
     return 1 if problems else 0
@@ -99,5 +103,5 @@ def _told(problems: Sequence[str]) -> int:
 
 def _count(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"got {text!r}, allowed is a whole number from 0 on")
+        raise argparse.ArgumentTypeError(f"got {text!r}, allowed is an integer of 0 or more")
     return int(text)

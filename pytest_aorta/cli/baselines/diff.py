@@ -1,4 +1,4 @@
-"""What differs between two stored baselines, as text."""
+"""``aorta baselines diff``: the differences between two stored baselines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pytest_aorta.cli.baselines.find import StoredFile
-from pytest_aorta.cli.baselines.show import centre, size, summary_text, uncertainty
+from pytest_aorta.cli.baselines.show import center, size, summary_text, uncertainty
 from pytest_aorta.common.text import table, wrapped
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.baseline import Baseline
@@ -21,7 +21,7 @@ _COLUMNS = ("metric", "A", "B", "change", "")
 
 
 def diff_lines(first: StoredFile, second: StoredFile, width: int) -> list[str]:
-    """Launches, identity, config, environment and every metric of both."""
+    """Return the differences in launches, identity, config and environment, and a table of every metric."""
     lines = [
         *(f"{name}: {file.name}, {summary_text(file.baseline)}" for name, file in (("A", first), ("B", second))),
         *_named("", _identity(first.baseline), _identity(second.baseline)),
@@ -40,8 +40,8 @@ def _identity(baseline: Baseline) -> dict[str, Any]:
 
 
 def _environment(baseline: Baseline) -> dict[str, Any]:
-    """The anchor's; a list where its launches differ."""
-    facts = [launch.environment | {"launcher": launch.launcher} for launch in baseline.anchor]
+    """Return the environment of the center launches; a value that differs between them is a list."""
+    facts = [launch.environment | {"launcher": launch.launcher} for launch in baseline.center_launches]
     values = {key: [entry.get(key) for entry in facts] for key in {key for entry in facts for key in entry}}
     return {key: found[0] if found.count(found[0]) == len(found) else found for key, found in values.items()}
 
@@ -55,44 +55,45 @@ def _named(title: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> I
 
 
 def _json(values: Mapping[str, Any], key: str) -> str:
-    return json.dumps(values[key], ensure_ascii=False, sort_keys=True) if key in values else "not there"
+    return json.dumps(values[key], ensure_ascii=False, sort_keys=True) if key in values else "absent"
 
 
 def _metric_row(metric: Metric, first: StoredFile, second: StoredFile) -> tuple[str, ...]:
-    before, after = first.level(metric), second.level(metric)
+    before, after = first.estimate(metric), second.estimate(metric)
     is_exact = metric.direction == "exact"
-    shown = [format_value(centre(metric, file), metric.unit, exact=is_exact) for file in (first, second)]
+    shown = [format_value(center(metric, file), metric.unit, exact=is_exact) for file in (first, second)]
     if before is None or after is None:
-        return metric.name, *shown, "-", "equal" if _anchored(metric, first) == _anchored(metric, second) else "differs"
-    scale, step_ms = metric.scale, reference_step_ms(first.baseline.anchor)
-    # Of a step means of the first one's.
-    places = [scale.place(centre(metric, file), step_ms) or 0.0 for file in (first, second)]
-    change, errors = places[1] - places[0], (uncertainty(before, scale), uncertainty(after, scale))
+        is_equal = _center_values(metric, first) == _center_values(metric, second)
+        return metric.name, *shown, "-", "equal" if is_equal else "differs"
+    scale, step_ms = metric.scale, reference_step_ms(first.baseline.center_launches)
+    # A change "of a step" refers to the step time of the first baseline.
+    there, here = (scale.transform(center(metric, file), step_ms) or 0.0 for file in (first, second))
+    change, errors = here - there, (uncertainty(before, scale), uncertainty(after, scale))
     cells = [f"{text} +-{size(error, scale)}" for text, error in zip(shown, errors, strict=True)]
-    told = "equal" if change == 0 else _told_apart(change, errors, scale)
-    return metric.name, *cells, format_change(scale.change(change), scale), told
+    judgment = "equal" if change == 0 else _significance(change, errors, scale)
+    return metric.name, *cells, format_change(scale.change(change), scale), judgment
 
 
-def _anchored(metric: Metric, file: StoredFile) -> set[object]:
-    return {metric.measure(launch) for launch in file.baseline.anchor}
+def _center_values(metric: Metric, file: StoredFile) -> set[object]:
+    return {metric.measure(launch) for launch in file.baseline.center_launches}
 
 
-def _told_apart(change: float, errors: tuple[float, float], scale: Scale) -> str:
+def _significance(change: float, errors: tuple[float, float], scale: Scale) -> str:
     beyond = abs(change) > math.hypot(*map(scale.difference, errors))
     return "beyond the uncertainty" if beyond else "within the uncertainty"
 
 
 def _hash_lines(first: StoredFile, second: StoredFile) -> list[str]:
-    """Where the weights part: hashes of the steps that both have."""
-    before, after = _last_hashes(first.baseline.anchor), _last_hashes(second.baseline.anchor)
+    """Return the first step with different weight hashes, among the steps that both baselines have hashes of."""
+    before, after = _last_hashes(first.baseline.center_launches), _last_hashes(second.baseline.center_launches)
     both = sorted(before.keys() & after.keys(), key=int)
     if not both:
-        return ["weight hashes: no step has one in both"]
-    odd = next((step for step in both if before[step] != after[step]), None)
-    if odd is None:
-        return [f"weight hashes: equal at all {len(both)} steps that both have"]
-    return [f"weight hashes: differ from step {odd} on, {before[odd][:12]} -> {after[odd][:12]}"]
+        return ["weight hashes: no step has a hash in both"]
+    different = next((step for step in both if before[step] != after[step]), None)
+    if different is None:
+        return [f"weight hashes: equal in all {len(both)} steps that have a hash in both"]
+    return [f"weight hashes: differ from step {different} on, {before[different][:12]} -> {after[different][:12]}"]
 
 
-def _last_hashes(anchor: tuple[LaunchFacts, ...]) -> dict[str, str]:
-    return anchor[-1].weight_hashes
+def _last_hashes(center_launches: tuple[LaunchFacts, ...]) -> dict[str, str]:
+    return center_launches[-1].weight_hashes

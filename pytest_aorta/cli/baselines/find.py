@@ -1,4 +1,4 @@
-"""Finds stored baselines: all of a folder, one by its path or its case, one as it was in a commit."""
+"""Lookup of stored baselines: all of a folder, one by its path or its case, or one of a commit."""
 
 from __future__ import annotations
 
@@ -11,65 +11,68 @@ from pytest_aorta.plan.worktree import git
 from pytest_aorta.verdict.baseline import Baseline, parse_baseline, read_baseline_file
 from pytest_aorta.verdict.comparison import StoredComparison
 from pytest_aorta.verdict.metrics import Metric
-from pytest_aorta.verdict.priors import places, prior_spread
-from pytest_aorta.verdict.statistics.variance import Level
+from pytest_aorta.verdict.priors import prior_variance, transformed_values
+from pytest_aorta.verdict.statistics.variance import Estimate
 
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A baseline and where it was read; ``others`` are the platform's, which stand in for what it does not know."""
+    """A baseline with the name of its file.
+
+    ``others`` are the other baselines of the platform, from which the prior of the variance is taken.
+    """
 
     name: str
     baseline: Baseline
     others: tuple[Baseline, ...]
 
-    def level(self, metric: Metric) -> Level | None:
-        """Centre and spread of a metric; None where a launch of the anchor has none, or none on its scale."""
-        anchor = self.baseline.anchor
-        if metric.direction == "exact" or None in places(metric, anchor, anchor):
+    def estimate(self, metric: Metric) -> Estimate | None:
+        """Return the baseline estimate of a metric, or None if a center launch has no value on the metric's scale."""
+        center_launches = self.baseline.center_launches
+        if metric.direction == "exact" or None in transformed_values(metric, center_launches, center_launches):
             return None
-        device = self.baseline.anchor[-1].device
+        device = self.baseline.center_launches[-1].device
         comparison = StoredComparison(
             self.baseline.case,
             self.baseline.config,
             self.baseline,
             marked={},
-            priors=lambda asked: prior_spread(asked, device, self.others),
+            priors=lambda asked: prior_variance(asked, device, self.others),
         )
-        return comparison.level(metric)
+        return comparison.estimate(metric)
 
 
 def stored_files(folder: Path, platform: str | None) -> tuple[list[StoredFile], list[str]]:
-    """The baselines of a folder, of one platform or of all, and why others can't be read.
+    """Return the baselines of a folder, of one platform or of all, and a line for each unreadable file.
 
     Raises:
-        UsageError: the folder, or the platform in it, is not there.
+        UsageError: The folder does not exist, or has no such platform.
     """
-    places = _platform_folders(folder, platform)
+    folders = _platform_folders(folder, platform)
     found: list[StoredFile] = []
     problems: list[str] = []
-    for place in places:
-        read, unreadable = _read_all(sorted(place.glob("*.json")))
+    for platform_folder in folders:
+        read, unreadable = _read_all(sorted(platform_folder.glob("*.json")))
         found += [_stored(str(path), read[path], list(read.values())) for path in read]
         problems += unreadable
     return found, problems
 
 
 def stored_file(path: Path) -> StoredFile:
-    """One file, with its neighbours.
+    """Return one file together with the other baselines of its platform.
 
     Raises:
-        BaselineError: it is unreadable.
+        BaselineError: The file is unreadable.
     """
     read, _ = _read_all([other for other in sorted(path.parent.glob("*.json")) if other.name != path.name])
     return _stored(str(path), read_baseline_file(path), list(read.values()))
 
 
 def find_file(name: str, folder: Path, platform: str | None) -> StoredFile:
-    """The baseline at a path, or the only one whose case contains ``name``.
+    """Return the baseline at a path, or the only one whose case contains ``name``.
 
     Raises:
-        UsageError: none does, or several do.
+        UsageError: No case contains ``name``, or several do.
     """
     if Path(name).is_file():
         return stored_file(Path(name))
@@ -81,28 +84,32 @@ def find_file(name: str, folder: Path, platform: str | None) -> StoredFile:
         return chosen[0]
     if chosen:
         listed = "".join(f"\n  {file.name}: {file.baseline.case}" for file in chosen)
-        raise UsageError(f"{name!r} is in {len(chosen)} cases; give more of one, its path or --platform:{listed}")
+        raise UsageError(
+            f"{name!r} matches {len(chosen)} cases; give a longer part, the path of the file or --platform:{listed}"
+        )
     unread = f", {len(problems)} more can't be read" if problems else ""
-    raise UsageError(f"{name!r} is no file, and in none of the {len(files)} cases of {folder}{unread}")
+    raise UsageError(f"{name!r} is not a file and is not part of any of the {len(files)} cases of {folder}{unread}")
 
 
 def file_or_blob(name: str, others: Sequence[Baseline] = ()) -> StoredFile:
-    """A file, or ``REF:PATH``, a file as it is in a commit of the current folder's repository.
+    """Return a file, or with ``REF:PATH`` the file of a commit of the current folder's repository.
 
     Raises:
-        UsageError: there is no such file, or git knows no such commit or path.
+        UsageError: The file does not exist, or git finds no such commit or path.
     """
     if Path(name).is_file():
         return stored_file(Path(name))
     ref, colon, path = name.partition(":")
     if not colon:
-        raise UsageError(f"{name!r} is no file; a file of a commit is given as REF:PATH")
+        raise UsageError(f"{name!r} is not a file; a file of a commit is given as REF:PATH")
     if ref.startswith("-"):
         raise UsageError(f"{name!r}: a git ref does not begin with '-'")
     try:
         text = git(Path.cwd(), "cat-file", "blob", f"{ref}:{path}")
     except SpecError as error:
-        raise UsageError(f"{name!r}: {error}; a PATH is from the repository's root, from here with ./") from None
+        raise UsageError(
+            f"{name!r}: {error}; PATH is relative to the repository's root, or to this folder if it starts with ./"
+        ) from None
     return _stored(name, parse_baseline(text, name), others)
 
 
@@ -114,11 +121,11 @@ def _stored(name: str, baseline: Baseline, others: Sequence[Baseline]) -> Stored
 
 def _platform_folders(folder: Path, platform: str | None) -> list[Path]:
     if not folder.is_dir():
-        raise UsageError(f"there is no folder {str(folder)!r}; --folder names that of the baselines")
-    places = sorted(path for path in folder.iterdir() if path.is_dir())
-    chosen = [place for place in places if platform in (None, place.name)]
+        raise UsageError(f"--folder {folder}: is not a folder; give the folder of the baselines")
+    folders = sorted(path for path in folder.iterdir() if path.is_dir())
+    chosen = [path for path in folders if platform in (None, path.name)]
     if platform is not None and not chosen:
-        raise UsageError(f"{folder} has no platform {platform!r}; there are {[place.name for place in places]}")
+        raise UsageError(f"--platform {platform}: is not in {folder}; allowed are {[path.name for path in folders]}")
     return chosen
 
 

@@ -1,4 +1,4 @@
-"""Where a case's launches changed in the course of time, by Apache Otava's change points."""
+"""``aorta baselines history``: change points in a case's launches over time, found by Apache Otava."""
 
 from __future__ import annotations
 
@@ -12,35 +12,37 @@ from pytest_aorta.common.text import counted, table, wrapped
 from pytest_aorta.verdict.metrics import METRICS, Metric, format_value
 from pytest_aorta.verdict.verdicts import format_change
 
-# Of a change point, by Otava's t-test; its own default.
+# The largest p-value of a change point in Otava's t-test, which is Otava's default.
 MAX_P_VALUE = 0.001
-_COLUMNS = ("launches", "epochs", "from", "to", "median", "change")
+_COLUMNS = ("launches", "revisions", "from", "to", "median", "change")
 
 
 def history_lines(file: StoredFile, name: str, width: int) -> list[str]:
-    """One line a stretch of launches that are alike, oldest first.
+    """Return a table with one line per segment between change points, oldest first.
 
     Raises:
-        UsageError: there is no such metric, it is no positive number in some launch, or Otava is not installed.
+        UsageError: The metric is unknown or not positive in some launch, or Otava is not installed.
     """
     if name not in METRICS:
-        raise UsageError(f"no such metric {name!r}; there are {sorted(METRICS)}")
+        raise UsageError(f"--metric {name}: is unknown; allowed are {sorted(METRICS)}")
     metric = METRICS[name]
     values = _values(file, metric)
     bounds = [0, *change_points(values), len(values)]
     rows: list[tuple[str, ...]] = []
     before = None
     for begin, end in pairwise(bounds):
-        level = median(values[begin:end])
-        change = "-" if before is None else format_change(level / before - 1)
-        rows.append((*_stretch(file, begin, end), format_value(level, metric.unit), change))
-        before = level
+        segment_median = median(values[begin:end])
+        change = "-" if before is None else format_change(segment_median / before - 1)
+        rows.append((*_stretch(file, begin, end), format_value(segment_median, metric.unit), change))
+        before = segment_median
     head = f"{file.baseline.case}, {name}: {counted(len(bounds) - 2, 'change')} in {counted(len(values), 'launch')}"
     return [*wrapped(head, width), *table([_COLUMNS, *rows], width, indent="  ")]
 
 
 def change_points(values: Sequence[float]) -> list[int]:
-    """Where values begin to be others: E-divisive means with Student's test, as Hunter has it.
+    """Return the indices at which the values change.
+
+    The method is Hunter's (Fleming et al., ICPE 2023): E-divisive means with Student's test.
 
     Raises:
         UsageError: Otava is not installed.
@@ -48,7 +50,7 @@ def change_points(values: Sequence[float]) -> list[int]:
     try:
         from otava.analysis import compute_change_points  # an extra, and slow to import
     except ImportError as error:
-        raise UsageError(f"history takes Apache Otava ({error}): pip install 'pytest-aorta[history]'") from None
+        raise UsageError(f"history needs Apache Otava ({error}); run pip install 'pytest-aorta[history]'") from None
     points, _ = compute_change_points(list(values), max_pvalue=MAX_P_VALUE)
     return [int(point.index) for point in points]
 
@@ -57,12 +59,14 @@ def _values(file: StoredFile, metric: Metric) -> list[float]:
     values = [metric.measure(stored.facts) for stored in file.baseline.launches]
     numbers = [float(value) for value in values if isinstance(value, float | int) and value > 0]
     if len(numbers) < len(values):
-        raise UsageError(f"{file.name}: {metric.name} is a positive number in {len(numbers)} of {len(values)} launches")
+        raise UsageError(
+            f"{file.name}: {metric.name} is a positive number in only {len(numbers)} of {len(values)} launches; choose another --metric"
+        )
     return numbers
 
 
 def _stretch(file: StoredFile, begin: int, end: int) -> tuple[str, ...]:
     launches = file.baseline.launches[begin:end]
     first, last = launches[0], launches[-1]
-    epochs = str(first.epoch) if first.epoch == last.epoch else f"{first.epoch}-{last.epoch}"
-    return f"{begin + 1}-{end}", epochs, first.facts.recorded_at, last.facts.recorded_at
+    revisions = str(first.revision) if first.revision == last.revision else f"{first.revision}-{last.revision}"
+    return f"{begin + 1}-{end}", revisions, first.facts.recorded_at, last.facts.recorded_at

@@ -1,4 +1,4 @@
-"""Thins stored baselines out: old launches that only tell the spread, and files whose test file is gone."""
+"""``aorta baselines prune``: drops old launches outside the center, and files whose test file was deleted."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pytest_aorta.verdict.baseline import Baseline, baseline_path, has_test_file
 
 @dataclass(frozen=True)
 class Pruning:
-    """What to do.
+    """The arguments of a pruning.
 
     Attributes:
-        folder: of the baselines.
-        keep: launches that are no anchor, the newest.
-        rootdir: of pytest; None keeps files whose test is gone.
-        dry_run: whether to tell only.
+        folder: The folder of the baselines.
+        keep: Number of launches outside the center to keep in each file, the newest ones.
+        rootdir: pytest's root folder; None keeps files whose test file was deleted.
+        dry_run: True to report what would be done without doing it.
     """
 
     folder: Path
@@ -30,10 +30,10 @@ class Pruning:
 
 
 def prune(files: Sequence[StoredFile], pruning: Pruning) -> tuple[list[str], list[str]]:
-    """Do it; returns what was done, and what could not be.
+    """Prune the files and return two lists of lines: what was done, and what failed.
 
     Raises:
-        UsageError: ``rootdir`` has the test file of none of them, so that it is hardly pytest's.
+        UsageError: ``rootdir`` contains the test file of none of the baselines, so it is hardly pytest's root folder.
     """
     gone = _orphans(files, pruning.rootdir)
     done: list[str] = []
@@ -47,13 +47,13 @@ def prune(files: Sequence[StoredFile], pruning: Pruning) -> tuple[list[str], lis
 
 
 def pruned(baseline: Baseline, keep: int) -> Baseline:
-    """The baseline without launches that are no anchor, but for the newest ``keep``."""
-    loose = [number for number, stored in enumerate(baseline.launches) if not stored.anchor]
+    """Return the baseline with only the newest ``keep`` launches outside the center."""
+    loose = [number for number, stored in enumerate(baseline.launches) if not stored.center]
     dropped = set(loose[: max(0, len(loose) - keep)])
     kept = tuple(stored for number, stored in enumerate(baseline.launches) if number not in dropped)
-    epochs = {str(stored.epoch) for stored in kept}
-    # Reasons belong to epochs that are there.
-    forced = {epoch: reason for epoch, reason in baseline.forced.items() if epoch in epochs}
+    revisions = {str(stored.revision) for stored in kept}
+    # A reason is kept as long as its revision has a launch.
+    forced = {revision: reason for revision, reason in baseline.forced.items() if revision in revisions}
     return replace(baseline, launches=kept, forced=forced) if dropped else baseline
 
 
@@ -63,8 +63,8 @@ def _orphans(files: Sequence[StoredFile], rootdir: Path | None) -> list[StoredFi
     gone = [file for file in files if not has_test_file(file.baseline, rootdir)]
     if gone and len(gone) == len(files):
         raise UsageError(
-            f"{rootdir} has the test file of none of the {len(files)} baselines, e.g. {gone[0].baseline.test}; "
-            f"--rootdir names pytest's root folder. If all are to go, delete their folder"
+            f"--rootdir {rootdir}: contains the test file of none of the {len(files)} baselines, e.g. "
+            f"{gone[0].baseline.test}; give pytest's root folder, or delete the folder of the baselines to remove all"
         )
     return gone
 
@@ -76,7 +76,7 @@ def _removed(file: StoredFile, pruning: Pruning) -> list[str]:
             path.unlink()
         except OSError as error:
             raise BaselineError(f"{path}: not deleted: {error.strerror or error}") from None
-    return [f"{_verb('deleted', pruning)} {path}: {file.baseline.test} is gone"]
+    return [f"{_verb('deleted', pruning)} {path}: the test file of {file.baseline.test} does not exist"]
 
 
 def _thinned(file: StoredFile, pruning: Pruning) -> list[str]:
@@ -91,12 +91,12 @@ def _thinned(file: StoredFile, pruning: Pruning) -> list[str]:
 
 
 def _own_path(file: StoredFile, folder: Path) -> Path:
-    """The file's path, which has to be that of its case, inside the folder."""
+    """Return the file's path after checking that it is the path of its case, inside the folder."""
     path = Path(file.name)
     if path != baseline_path(folder, file.baseline.platform, file.baseline.case):
-        raise BaselineError(f"{path}: left as it is: not the file name of its case {file.baseline.case!r}")
+        raise BaselineError(f"{path}: left unchanged: the file name is not that of its case {file.baseline.case!r}")
     if not Path(os.path.realpath(path.parent)).is_relative_to(os.path.realpath(folder)):
-        raise BaselineError(f"{path}: left as it is: the platform's folder leads out of {folder}")
+        raise BaselineError(f"{path}: left unchanged: the platform's folder is a link out of {folder}")
     return path
 
 

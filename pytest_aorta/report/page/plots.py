@@ -74,7 +74,7 @@ def _band(case: Case) -> dict[str, Any] | None:
     if case.reference:
         curves = [step_quantiles(launch) for launch in case.reference]
     elif case.baseline:
-        curves = [_stored_quantiles(facts) for facts in case.baseline.anchor]
+        curves = [_stored_quantiles(facts) for facts in case.baseline.center_launches]
     else:
         return None
     p50s = [facts.step_time_ms["p50"] for facts in case.others]

@@ -18,7 +18,7 @@ from functools import lru_cache
 from statistics import median
 
 from pytest_aorta.verdict.statistics.scale import difference
-from pytest_aorta.verdict.statistics.variance import Level, Variance
+from pytest_aorta.verdict.statistics.variance import Estimate, Variance
 
 # Of unchanged code to be called a regression in a comparison, over all its looks.
 FALSE_ALARM_RATE = 5e-4
@@ -75,8 +75,8 @@ class Decision:
 
 def decide_stored(
     candidate: Sequence[float],
-    sitting: Hashable,
-    baseline: Level,
+    block: Hashable,
+    baseline: Estimate,
     tolerance: float,
     *,
     max_launches: int,
@@ -91,25 +91,25 @@ def decide_stored(
     """
     count = len(candidate)
     looks = [look for look in LOOKS if look <= max_launches] or [1]
-    effect = worse * (median(candidate) - baseline.centre)
-    slower, faster = baseline.spread.slower, baseline.spread.faster
+    effect = worse * (median(candidate) - baseline.center)
+    slower, faster = baseline.variance.slower, baseline.variance.faster
     up, down = (slower, faster) if worse > 0 else (faster, slower)
-    own, within = _own_scatter(candidate), baseline.spread.within
+    own, within = _own_variance(candidate), baseline.variance.within
     both = within.pooled(own)
     # The larger of several estimates, which leaves it the degrees of freedom of both sides.
-    loud = replace(both, value=max(both.value, replace(within, value=up.value).pooled(own).value, own.value))
-    alarm = baseline.error(sitting, count, loud)
-    miss = baseline.error(sitting, count, replace(within, value=down.value).pooled(own))
+    noisy = replace(both, value=max(both.value, replace(within, value=up.value).pooled(own).value, own.value))
+    alarm = baseline.error(block, count, noisy)
+    miss = baseline.error(block, count, replace(within, value=down.value).pooled(own))
     failing = [look for look in looks if look >= MIN_LAUNCHES_TO_FAIL]
     allowed = difference(tolerance, relative=relative)
     # One launch that a neighbour has disturbed must not tip the rest: each has to be slow.
-    all_worse = min(worse * (value - baseline.centre) for value in candidate) > allowed / 2
-    all_better = max(worse * (value - baseline.centre) for value in candidate) < -allowed / 2
+    all_worse = min(worse * (value - baseline.center) for value in candidate) > allowed / 2
+    all_better = max(worse * (value - baseline.center) for value in candidate) < -allowed / 2
     rule = _Rule(
         allowed,
         difference(2 * tolerance, relative=relative),
-        _share(FALSE_ALARM_RATE, failing),
-        _miss_share(count, looks),
+        _fraction(FALSE_ALARM_RATE, failing),
+        _miss_fraction(count, looks),
     )
     last = count >= looks[-1]
     looked = last or count in looks
@@ -128,7 +128,7 @@ def decide_stored(
 
 def decide_pairs(
     differences: Sequence[float],
-    scatter: Variance,
+    variance: Variance,
     tolerance: float,
     *,
     max_pairs: int,
@@ -143,10 +143,10 @@ def decide_pairs(
     """
     count = len(differences)
     looks = [look for look in PAIR_LOOKS if look <= max_pairs] or [PAIR_LOOKS[0]]
-    prior = Variance(2 * scatter.value, min(scatter.df, PAIR_PRIOR_DF))
+    prior = Variance(2 * variance.value, min(variance.df, PAIR_PRIOR_DF))
     values = _drawn_in([worse * value for value in differences], math.sqrt(prior.value))
     effect = sum(values) / count
-    single = _pair_variance(prior, _own_scatter(values))
+    single = _pair_variance(prior, _own_variance(values))
     error = Variance(single.value / count, single.df)
     allowed, doubled = (difference(times * tolerance, relative=relative) for times in (1, 2))
     rule = _Rule(allowed, doubled, _spent(PAIR_FALSE_ALARM_RATE, count, tuple(looks)), MISS_RATE / len(looks))
@@ -166,8 +166,8 @@ def decide_pairs(
 
 
 def detectable(
-    baseline: Level,
-    sitting: Hashable,
+    baseline: Estimate,
+    block: Hashable,
     num_launches: int,
     *,
     tolerance: float = 0.0,
@@ -180,11 +180,11 @@ def detectable(
     That is with probability ``power`` and looks up to ``max_launches``. Since fewer than three launches never fail a
     test, it is for them the slowdown that they refuse to pass.
     """
-    error = baseline.error(sitting, num_launches, baseline.spread.within)
+    error = baseline.error(block, num_launches, baseline.variance.within)
     looks = [look for look in LOOKS if look <= max(num_launches, max_launches)]
     failing = [look for look in looks if look >= MIN_LAUNCHES_TO_FAIL]
     may_fail = num_launches >= MIN_LAUNCHES_TO_FAIL
-    alarm = _share(FALSE_ALARM_RATE, failing) if may_fail else _share(MISS_RATE, looks)
+    alarm = _fraction(FALSE_ALARM_RATE, failing) if may_fail else _fraction(MISS_RATE, looks)
     deviation = math.sqrt(error.value)
     beyond = max(difference(tolerance, relative=relative), quantile_t(1 - alarm, error.df) * deviation)
     least = beyond + quantile_t(power, error.df) * deviation
@@ -228,7 +228,7 @@ class _Rule:
         return Decision(outcome, effect, effect - below, effect + above, count)
 
 
-def _own_scatter(values: Sequence[float]) -> Variance:
+def _own_variance(values: Sequence[float]) -> Variance:
     """What launches, or pairs of them, tell of today's noise; nothing where there is only one."""
     count = len(values)
     if count < 2:
@@ -237,11 +237,11 @@ def _own_scatter(values: Sequence[float]) -> Variance:
     return Variance(sum((value - mean) ** 2 for value in values) / (count - 1), count - 1)
 
 
-def _share(rate: float, looks: Sequence[int]) -> float:
+def _fraction(rate: float, looks: Sequence[int]) -> float:
     return rate / max(1, len(looks))
 
 
-def _miss_share(count: int, looks: Sequence[int]) -> float:
+def _miss_fraction(count: int, looks: Sequence[int]) -> float:
     """Half for the first look, where nearly all unchanged code is to pass, and the rest in equal parts."""
     if len(looks) == 1:
         return MISS_RATE
@@ -292,12 +292,12 @@ def _pair_variance(prior: Variance, own: Variance) -> Variance:
 
 
 @lru_cache(maxsize=4096)
-def _quantile_t(share: float, df: float) -> float:
+def _quantile_t(fraction: float, df: float) -> float:
     from scipy.stats import t  # costs collection half a second otherwise
 
-    return float(t.ppf(share, df))
+    return float(t.ppf(fraction, df))
 
 
-def quantile_t(share: float, df: float) -> float:
+def quantile_t(fraction: float, df: float) -> float:
     """Student's quantile; degrees of freedom are rounded down to tenths, which errs to the careful side."""
-    return _quantile_t(share, max(0.5, math.floor(df * 10) / 10))
+    return _quantile_t(fraction, max(0.5, math.floor(df * 10) / 10))

@@ -24,7 +24,7 @@ class Scale(Enum):
         """What stands behind the number."""
         return str(self.value)
 
-    def place(self, value: object, step_ms: float) -> float | None:
+    def transform(self, value: object, step_ms: float) -> float | None:
         """Where a value lies, None where it has no place; ``step_ms`` is the baseline's step time."""
         if not isinstance(value, float | int):
             return None
@@ -32,11 +32,11 @@ class Scale(Enum):
             return math.log(value) if value > 0 else None
         return value / step_ms if self is Scale.OF_STEP else float(value)
 
-    def from_place(self, place: float, step_ms: float) -> float:
+    def from_transformed(self, transformed: float, step_ms: float) -> float:
         """The inverse of :meth:`place`."""
         if self is Scale.RELATIVE:
-            return math.exp(place)
-        return place * step_ms if self is Scale.OF_STEP else place
+            return math.exp(transformed)
+        return transformed * step_ms if self is Scale.OF_STEP else transformed
 
     def difference(self, change: float) -> float:
         """How far apart two places are, of which one is changed by ``change``, such as 0.05 for 5%."""

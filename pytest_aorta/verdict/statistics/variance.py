@@ -24,7 +24,7 @@ _ENOUGH_TO_TRIM = 8
 _MEDIAN_VARIANCE = {1: 1.0, 2: 1.0, 3: 1.345, 4: 1.193, 5: 1.434, 6: 1.288, 7: 1.474, 8: 1.345, 9: 1.494}
 
 # The logs of one epoch's launches, grouped by sitting.
-Epoch: TypeAlias = Sequence[Sequence[float]]
+Revision: TypeAlias = Sequence[Sequence[float]]
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Variance:
 
 
 @dataclass(frozen=True)
-class Spread:
+class VarianceComponents:
     """The scatter of launches, as variances of logs.
 
     Attributes:
@@ -56,7 +56,7 @@ class Spread:
     between: Variance
 
     @classmethod
-    def of(cls, within: float, between: float, df: float) -> Spread:
+    def of(cls, within: float, between: float, df: float) -> VarianceComponents:
         """From standard deviations that are alike on both sides, with ``df`` each."""
         side = Variance(within**2, df)
         return cls(side, side, Variance(between**2, df))
@@ -68,7 +68,7 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Level:
+class Estimate:
     """A baseline's centre and how well it is known.
 
     Attributes:
@@ -78,103 +78,105 @@ class Level:
         spread: of further launches.
     """
 
-    centre: float
+    center: float
     weights: dict[Hashable, float]
     counts: dict[Hashable, int]
-    spread: Spread
+    variance: VarianceComponents
 
     @property
     def uncertainty(self) -> Variance:
         """Variance of the centre itself."""
-        side = self.spread.within
-        launches = sum(weight**2 * median_variance(self.counts[sitting]) for sitting, weight in self.weights.items())
-        shares = sum(weight**2 for weight in self.weights.values())
-        return _summed(Variance(side.value * launches, side.df), _times(self.spread.between, shares))
+        side = self.variance.within
+        launches = sum(weight**2 * median_variance(self.counts[block]) for block, weight in self.weights.items())
+        fractions = sum(weight**2 for weight in self.weights.values())
+        return _summed(Variance(side.value * launches, side.df), _times(self.variance.between, fractions))
 
-    def error(self, sitting: Hashable, num_launches: int, side: Variance) -> Variance:
+    def error(self, block: Hashable, num_launches: int, side: Variance) -> Variance:
         """Variance of the median of ``num_launches`` further launches of ``sitting``, less the centre."""
         launches = median_variance(num_launches) + sum(
             weight**2 * median_variance(self.counts[known]) for known, weight in self.weights.items()
         )
         # What the candidate's sitting shares with the baseline cancels.
-        own = self.weights.get(sitting, 0.0)
-        sittings = (1 - own) ** 2 + sum(weight**2 for known, weight in self.weights.items() if known != sitting)
-        return _summed(Variance(side.value * launches, side.df), _times(self.spread.between, sittings))
+        own = self.weights.get(block, 0.0)
+        blocks = (1 - own) ** 2 + sum(weight**2 for known, weight in self.weights.items() if known != block)
+        return _summed(Variance(side.value * launches, side.df), _times(self.variance.between, blocks))
 
 
-def level(anchor: Mapping[Hashable, Sequence[float]], epochs: Sequence[Epoch], prior: Spread) -> Level:
+def baseline_estimate(
+    center_values: Mapping[Hashable, Sequence[float]], revisions: Sequence[Revision], prior: VarianceComponents
+) -> Estimate:
     """Centre from the anchor's sittings, spread from all launches of all epochs, the anchor's among them.
 
     ``anchor`` maps each sitting to the logs of its launches, of which there is one at least. Levels of different
     epochs are not compared.
     """
-    medians = {sitting: median(values) for sitting, values in anchor.items()}
-    spread = estimate(epochs, prior)
-    between, within = spread.between.value, spread.within.value
+    medians = {block: median(values) for block, values in center_values.items()}
+    variance = pooled_variance(revisions, prior)
+    between, within = variance.between.value, variance.within.value
     inverse = {
         # A metric that never varied weighs every sitting alike.
-        sitting: 1 / (between + within * median_variance(len(values)) + 1e-18)
-        for sitting, values in anchor.items()
+        block: 1 / (between + within * median_variance(len(values)) + 1e-18)
+        for block, values in center_values.items()
     }
     total = sum(inverse.values())
-    weights = {sitting: share / total for sitting, share in inverse.items()}
-    centre = sum(weights[sitting] * value for sitting, value in medians.items())
-    return Level(centre, weights, {sitting: len(values) for sitting, values in anchor.items()}, spread)
+    weights = {block: value / total for block, value in inverse.items()}
+    center = sum(weights[block] * value for block, value in medians.items())
+    return Estimate(center, weights, {block: len(values) for block, values in center_values.items()}, variance)
 
 
-def estimate(epochs: Sequence[Epoch], prior: Spread) -> Spread:
+def pooled_variance(revisions: Sequence[Revision], prior: VarianceComponents) -> VarianceComponents:
     """The spread of launches grouped by epoch and sitting, pooled with the prior.
 
     Until sittings have shown it, their variance is taken for half of that of launches, or more.
     """
-    own = observed(epochs)
+    own = observed(revisions)
     slower, faster = own.slower.pooled(prior.slower), own.faster.pooled(prior.faster)
     # A neighbour's visits tell nothing of sittings: the faster side.
     between = replace(prior.between, value=max(prior.between.value, faster.value / 2))
-    return Spread(slower, faster, own.between.pooled(between))
+    return VarianceComponents(slower, faster, own.between.pooled(between))
 
 
-def observed(epochs: Sequence[Epoch]) -> Spread:
+def observed(revisions: Sequence[Revision]) -> VarianceComponents:
     """The spread alone; zero degrees of freedom where there is nothing to tell it by."""
-    slower, faster = _sides([values for epoch in epochs for values in epoch if len(values) > 1])
+    slower, faster = _sides([values for revision in revisions for values in revision if len(values) > 1])
     within = slower.pooled(faster).value if slower.df else 0.0
-    between = [part for epoch in epochs if (part := _between(epoch, within)).df]
-    return Spread(slower, faster, between[0].pooled(*between[1:]) if between else Variance(0, 0))
+    between = [part for revision in revisions if (part := _between(revision, within)).df]
+    return VarianceComponents(slower, faster, between[0].pooled(*between[1:]) if between else Variance(0, 0))
 
 
-def _sides(sittings: Sequence[Sequence[float]]) -> tuple[Variance, Variance]:
-    residuals = sorted(value - median(values) for values in sittings for value in values)
+def _sides(blocks: Sequence[Sequence[float]]) -> tuple[Variance, Variance]:
+    residuals = sorted(value - median(values) for values in blocks for value in values)
     count = len(residuals)
-    df = count - len(sittings)
+    df = count - len(blocks)
     if df <= 0:
         return Variance(0, 0), Variance(0, 0)
     # A median fitted to each sitting takes scatter away.
     scale = _expected_quantile(count) * math.sqrt(df / count)
-    share = _upper_share(count)
-    high, low = max(0.0, quantile(residuals, share)), max(0.0, -quantile(residuals, 1 - share))
+    fraction = _upper_fraction(count)
+    high, low = max(0.0, quantile(residuals, fraction)), max(0.0, -quantile(residuals, 1 - fraction))
     each = _QUANTILE_EFFICIENCY * df / 2
     return Variance((high / scale) ** 2, each), Variance((low / scale) ** 2, each)
 
 
-def _between(sittings: Sequence[Sequence[float]], within: float) -> Variance:
-    if len(sittings) < 2:
+def _between(blocks: Sequence[Sequence[float]], within: float) -> Variance:
+    if len(blocks) < 2:
         return Variance(0, 0)
-    medians = [median(values) for values in sittings]
+    medians = [median(values) for values in blocks]
     mean = sum(medians) / len(medians)
-    scatter = sum((value - mean) ** 2 for value in medians) / (len(medians) - 1)
-    expected = within * sum(median_variance(len(values)) for values in sittings) / len(sittings)
-    return Variance(max(0.0, scatter - expected), len(medians) - 1)
+    variance = sum((value - mean) ** 2 for value in medians) / (len(medians) - 1)
+    expected = within * sum(median_variance(len(values)) for values in blocks) / len(blocks)
+    return Variance(max(0.0, variance - expected), len(medians) - 1)
 
 
-def typical(spreads: Sequence[Spread], df: float) -> Spread | None:
+def typical(variances: Sequence[VarianceComponents], df: float) -> VarianceComponents | None:
     """The median spread of several cases, as a prior of ``df`` for another one; None where none tells anything."""
     sides: list[Variance] = []
     for name in ("slower", "faster", "between"):
-        known = [part.value for spread in spreads if (part := getattr(spread, name)).df > 0]
+        known = [part.value for variance in variances if (part := getattr(variance, name)).df > 0]
         if not known:
             return None
         sides.append(Variance(median(known), df))
-    return Spread(*sides)
+    return VarianceComponents(*sides)
 
 
 def median_variance(count: int) -> float:
@@ -182,15 +184,15 @@ def median_variance(count: int) -> float:
     return _MEDIAN_VARIANCE.get(count, math.pi / 2) / count
 
 
-def quantile(ascending: Sequence[float], share: float) -> float:
+def quantile(ascending: Sequence[float], fraction: float) -> float:
     """Linear between order statistics, as numpy's default."""
-    place = share * (len(ascending) - 1)
+    place = fraction * (len(ascending) - 1)
     below = math.floor(place)
     above = min(below + 1, len(ascending) - 1)
     return ascending[below] + (place - below) * (ascending[above] - ascending[below])
 
 
-def _upper_share(count: int) -> float:
+def _upper_fraction(count: int) -> float:
     return min(_HIGH, (count - 2) / (count - 1)) if count >= _ENOUGH_TO_TRIM else _HIGH
 
 
@@ -200,7 +202,7 @@ def _expected_quantile(count: int) -> float:
     from scipy.stats import norm  # costs collection half a second otherwise
 
     scores = [float(norm.ppf((rank - 0.375) / (count + 0.25))) for rank in range(1, count + 1)]
-    return quantile(scores, _upper_share(count))
+    return quantile(scores, _upper_fraction(count))
 
 
 def _summed(*parts: Variance) -> Variance:

@@ -20,9 +20,9 @@ PLATFORM = "nvidia-h200-x2-nccl"
 P50S = (10.0, 10.1, 9.9, 10.05, 9.95)
 
 
-def launch(p50: float, day: int = 1, *, anchor: bool = True, epoch: int = 1, **changes) -> StoredLaunch:
+def launch(p50: float, day: int = 1, *, center: bool = True, revision: int = 1, **changes) -> StoredLaunch:
     facts = with_p50(make_facts(recorded_at=f"2026-01-{day:02d}T03:04:05Z", **changes), p50)
-    return StoredLaunch(facts, epoch, anchor)
+    return StoredLaunch(facts, revision, center)
 
 
 def launches(*p50s: float, **changes) -> tuple[StoredLaunch, ...]:
@@ -45,9 +45,9 @@ def store(**changes) -> Path:
 
 
 def thinnable(count: int = 6) -> Path:
-    """The first case, with an anchor of two in epoch 2 and ``count`` launches of epoch 1."""
-    old = tuple(launch(10.0, day, anchor=False) for day in range(1, count + 1))
-    new = tuple(launch(10.0, day, epoch=2) for day in (20, 21))
+    """The first case, with a center of two in revision 2 and ``count`` launches of revision 1."""
+    old = tuple(launch(10.0, day, center=False) for day in range(1, count + 1))
+    new = tuple(launch(10.0, day, revision=2) for day in (20, 21))
     return store(launches=(*old, *new), forced={"1": "a noisy day", "2": "again"})
 
 
@@ -78,7 +78,7 @@ def git(*arguments: str) -> None:
 # list
 
 
-def test_list_has_one_line_a_case_with_centre_and_detection(here, capsys):
+def test_list_has_one_line_a_case_with_center_and_detection(here, capsys):
     head, first, second, totals = said(capsys, "baselines", "list").splitlines()
     assert head.split("  ")[0] == "platform"
     assert first.split() == [
@@ -89,9 +89,9 @@ def test_list_has_one_line_a_case_with_centre_and_detection(here, capsys):
     assert totals == "2 cases on 1 platform, 6 launches"
 
 
-def test_list_counts_launches_of_one_day_as_one_sitting(here, capsys):
+def test_list_counts_launches_of_one_day_as_one_block(here, capsys):
     store(launches=(launch(10.0), launch(10.1)))
-    assert "2/2         1         2026-01-01 " in said(capsys, "baselines", "list", "--platform", PLATFORM)
+    assert "2/2         1       2026-01-01 " in said(capsys, "baselines", "list", "--platform", PLATFORM)
 
 
 def test_list_tells_unreadable_files_beside_the_good_and_fails(here, capsys):
@@ -117,7 +117,7 @@ def test_list_of_an_empty_folder_is_its_totals(here, capsys):
 
 
 def test_list_of_no_folder_is_wrong_usage(here, capsys):
-    assert "there is no folder 'absent'" in refused(capsys, "baselines", "list", "--folder", "absent")
+    assert "--folder absent: is not a folder" in refused(capsys, "baselines", "list", "--folder", "absent")
 
 
 def test_unknown_platform_is_wrong_usage_and_names_those_that_are_there(here, capsys):
@@ -159,29 +159,29 @@ def test_show_has_metrics_launches_config_environment_and_reasons(here, capsys):
     store(launches=(StoredLaunch(facts),), forced={"1": "a noisy day"})
     out = said(capsys, "baselines", "show", "test_x")
     for part in (
-        "epoch 1: 1 anchors of 1 launch, 1 sitting, recorded 2026-01-02",
+        "revision 1: 1 of 1 launch in the center, 1 block, recorded 2026-01-02",
         "peak_memory_bytes  1024 MiB",
         "num_parameters     7 ",
         "the same in all launches",
         "2026-01-02T03:04:05Z  0123456789ab  torchrun  20     10      12      +3.00%  rank 1: 1.5 ms   gemm 2 ms",
         '  dtype: "float32"',
         '  torch: "2.11.0"',
-        "  epoch 1: a noisy day",
+        "  revision 1: a noisy day",
     ):
         assert part in out
 
 
-def test_show_marks_a_spread_that_the_baseline_has_not_shown(here, capsys):
+def test_show_marks_a_variance_that_the_baseline_has_not_shown(here, capsys):
     out = said(capsys, "baselines", "show", OTHER)
     row = next(line for line in out.splitlines() if line.startswith("  step_time_p50"))
     assert row.count("*") == 2
-    assert "* nothing of its own" in out
+    assert "* not measured by this baseline yet" in out
 
 
-def test_show_of_many_sittings_marks_no_spread_between_them(here, capsys):
+def test_show_of_many_blocks_marks_no_variance_between_them(here, capsys):
     row = next(line for line in said(capsys, "baselines", "show", CASE).splitlines() if "step_time_p50" in line)
     within, between = row.split()[4:6]
-    assert within.endswith("*")  # one launch a sitting
+    assert within.endswith("*")  # one launch per block
     assert not between.endswith("*")
 
 
@@ -203,13 +203,13 @@ def test_show_takes_a_whole_case_that_is_part_of_another(here, capsys):
 
 def test_ambiguous_part_of_a_case_lists_the_matches(here, capsys):
     text = refused(capsys, "baselines", "show", "tests/")
-    assert "is in 2 cases" in text
+    assert "matches 2 cases" in text
     assert CASE in text
     assert OTHER in text
 
 
 def test_part_of_no_case_is_wrong_usage(here, capsys):
-    assert "'nope' is no file, and in none of the 2 cases" in refused(capsys, "baselines", "show", "nope")
+    assert "'nope' is not a file and is not part of any of the 2 cases" in refused(capsys, "baselines", "show", "nope")
 
 
 def test_show_of_an_unreadable_path_is_a_problem(here, capsys):
@@ -236,7 +236,7 @@ def committed(here):
 def test_diff_with_a_commit_tells_config_environment_metrics_and_hashes(committed, capsys):
     out = said(capsys, "baselines", "diff", f"HEAD:{committed}", committed)
     for part in (
-        f"A: HEAD:{committed}, epoch 1: 5 anchors of 5 launches",
+        f"A: HEAD:{committed}, revision 1: 5 of 5 launches in the center",
         '  dtype: "float32" -> "bfloat16"',
         "  seed: not there -> 0",
         '  torch: "2.11.0" -> "2.12.0"',
@@ -261,7 +261,7 @@ def test_diff_of_a_path_from_the_current_folder(committed, capsys, monkeypatch):
 def test_diff_of_one_file_with_itself_is_equal(committed, capsys):
     out = said(capsys, "baselines", "diff", committed, committed)
     assert "config: equal\nenvironment: equal\n" in out
-    assert "weight hashes: equal at all 2 steps that both have" in out
+    assert "weight hashes: equal in all 2 steps that have a hash in both" in out
     assert "uncertainty" not in out
     assert "differs" not in out
 
@@ -279,7 +279,7 @@ def test_small_change_is_within_the_uncertainty(committed, capsys):
 def test_diff_without_common_hashes_says_so(committed, capsys):
     new = store(launches=launches(*P50S, weight_hashes={}))
     out = said(capsys, "baselines", "diff", f"HEAD:{committed}", new)
-    assert "weight hashes: no step has one in both" in out
+    assert "weight hashes: no step has a hash in both" in out
     assert "differs" in next(line for line in out.splitlines() if "weight_hash " in line)
 
 
@@ -289,7 +289,7 @@ def test_diff_without_common_hashes_says_so(committed, capsys):
         ("nope:x", "invalid object name 'nope'"),
         ("HEAD:nope.json", "path 'nope.json' does not exist in 'HEAD'"),
         ("HEAD:baselines", "bad file"),
-        ("nope", "'nope' is no file; a file of a commit is given as REF:PATH"),
+        ("nope", "'nope' is not a file; a file of a commit is given as REF:PATH"),
         ("--output=/tmp/x:y", "a git ref does not begin with '-'"),
     ],
 )
@@ -313,7 +313,7 @@ def test_ref_never_reaches_a_shell(committed, capsys):
 # prune
 
 
-def test_prune_drops_the_oldest_launches_that_are_no_anchor(here, capsys):
+def test_prune_drops_the_oldest_launches_outside_the_center(here, capsys):
     path = thinnable()
     out = said(capsys, "baselines", "prune", "--keep", "2")
     assert out.splitlines() == [f"dropped 4 of 8 launches of {path}", "1 of 2 files changed"]
@@ -321,11 +321,11 @@ def test_prune_drops_the_oldest_launches_that_are_no_anchor(here, capsys):
     assert left == ["05", "06", "20", "21"]
 
 
-def test_prune_to_none_keeps_the_anchor_and_its_reason_alone(here, capsys):
+def test_prune_to_none_keeps_the_center_launches_and_their_reason_alone(here, capsys):
     path = thinnable()
     said(capsys, "baselines", "prune", "--keep", "0")
     baseline = read_baseline_file(path)
-    assert all(stored.anchor for stored in baseline.launches)
+    assert all(stored.center for stored in baseline.launches)
     assert baseline.forced == {"2": "again"}
 
 
@@ -349,7 +349,7 @@ def test_keep_takes_whole_numbers(here, capsys, count):
     with pytest.raises(SystemExit) as caught:
         cli.main(["baselines", "prune", f"--keep={count}"])
     assert caught.value.code == 2
-    assert f"got '{count}', allowed is a whole number from 0 on" in capsys.readouterr().err
+    assert f"got '{count}', allowed is an integer of 0 or more" in capsys.readouterr().err
 
 
 def test_file_whose_test_file_is_gone_goes_only_with_orphans(here, capsys):
@@ -358,7 +358,7 @@ def test_file_whose_test_file_is_gone_goes_only_with_orphans(here, capsys):
     assert said(capsys, "baselines", "prune") == "0 of 2 files changed\n"
     out = said(capsys, "baselines", "prune", "--orphans")
     assert "deleted baselines" in out
-    assert "tests/test_b.py::test_y is gone" in out
+    assert "the test file of tests/test_b.py::test_y does not exist" in out
     assert read_baseline(Path("baselines"), PLATFORM, CASE)
     assert read_baseline(Path("baselines"), PLATFORM, OTHER) is None
 
@@ -373,7 +373,7 @@ def test_dry_run_deletes_no_orphan(here, capsys):
 
 def test_root_folder_with_no_test_file_deletes_nothing(here, capsys):
     text = refused(capsys, "baselines", "prune", "--orphans")
-    assert "has the test file of none of the 2 baselines" in text
+    assert "contains the test file of none of the 2 baselines" in text
     assert len(list((here / "baselines" / PLATFORM).iterdir())) == 2
 
 
@@ -383,7 +383,7 @@ def test_prune_leaves_a_renamed_file_as_it_is_and_fails(here, capsys):
     before = renamed.read_bytes()
     code, _, err = run(capsys, "baselines", "prune", "--keep", "0")
     assert code == 1
-    assert f"{renamed}: left as it is: not the file name of its case" in err
+    assert f"{renamed}: left unchanged: the file name is not that of its case" in err
     assert renamed.read_bytes() == before
     assert not path.exists()
 
@@ -396,7 +396,7 @@ def test_prune_never_leaves_the_folder_through_a_link(here, capsys):
     folder.symlink_to(outside, target_is_directory=True)
     code, _, err = run(capsys, "baselines", "prune", "--orphans")
     assert code == 1
-    assert "leads out of baselines" in err
+    assert "is a link out of baselines" in err
     assert len(list(outside.iterdir())) == 2
 
 
@@ -413,7 +413,7 @@ def fake_otava(*indices: int) -> ModuleType:
 def test_history_has_a_line_for_each_stretch(here, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "otava", ModuleType("otava"))
     monkeypatch.setitem(sys.modules, "otava.analysis", fake_otava(2))
-    store(launches=(*launches(10.0, 10.0, anchor=False), launch(11.0, 3, epoch=2)))
+    store(launches=(*launches(10.0, 10.0, center=False), launch(11.0, 3, revision=2)))
     head, _, first, second = said(capsys, "baselines", "history", CASE).splitlines()
     assert head == f"{CASE}, step_time_p50: 1 change in 3 launches"
     assert first.split() == ["1-2", "1", "2026-01-01T03:04:05Z", "2026-01-02T03:04:05Z", "10", "ms", "-"]
@@ -432,12 +432,12 @@ def test_history_without_otava_says_how_to_install_it(here, capsys, monkeypatch)
 
 
 def test_history_of_an_unknown_metric_names_those_there_are(here, capsys):
-    assert "there are ['all_gather" in refused(capsys, "baselines", "history", CASE, "--metric", "speed")
+    assert "allowed are ['all_gather" in refused(capsys, "baselines", "history", CASE, "--metric", "speed")
 
 
 def test_history_of_a_metric_that_launches_lack_is_refused(here, capsys):
     text = refused(capsys, "baselines", "history", CASE, "--metric", "tokens_per_s")
-    assert "tokens_per_s is a positive number in 0 of 5 launches" in text
+    assert "tokens_per_s is a positive number in only 0 of 5 launches" in text
 
 
 # devices

@@ -110,10 +110,10 @@ def test_facts_survive_json():
 def test_facts_have_the_time_and_the_block_of_the_result_s_provenance():
     measured = make_provenance(measured_at="2026-03-04T05:06:07Z", block="ab" * 6)
     facts = launch_facts(make_result(TWO_RANKS, provenance=measured))
-    assert (facts.recorded_at, facts.sitting) == ("2026-03-04T05:06:07Z", "ab" * 6)
+    assert (facts.recorded_at, facts.block) == ("2026-03-04T05:06:07Z", "ab" * 6)
     assert facts.moment_s == 1772600767
 
 
 def test_facts_of_a_result_without_provenance_belong_to_no_block():
     facts = launch_facts(make_result(TWO_RANKS))
-    assert (facts.moment_s, facts.sitting) == (0, "0" * 12)
+    assert (facts.moment_s, facts.block) == (0, "0" * 12)

@@ -123,7 +123,7 @@ def test_open_metrics_are_left_to_an_a_b():
 
 
 def test_marked_time_of_another_machine_is_left_to_an_a_b():
-    baseline = make_baseline(launches=stored(on_cpu(sitting="f" * 12)))
+    baseline = make_baseline(launches=stored(on_cpu(block="f" * 12)))
     for marked, found in ((TIMES, ["step_time_p50"]), ({}, [])):
         comparison = stored_comparison(5, baseline, marked)
         assert unsettled(comparison.judge([on_cpu()]), comparison) == found

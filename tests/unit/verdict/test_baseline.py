@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -14,12 +15,15 @@ from pytest_aorta.verdict.baseline import (
     Baseline,
     baseline_path,
     orphans,
+    parse_baseline,
     read_baseline,
     read_baseline_file,
+    upgraded,
     write_baseline,
 )
 from tests.unit.builders import make_baseline, make_facts, stored
 
+VERSION_2 = Path(__file__).parent / "data/baseline_version_2.json"
 ANY_TEXT = st.text(st.characters(exclude_categories=()), min_size=1)
 NUMBER = st.floats(allow_nan=False, allow_infinity=False)
 
@@ -49,6 +53,34 @@ def read_again(folder, baseline: Baseline) -> Baseline | None:
     return read_baseline(folder, baseline.platform, baseline.case)
 
 
+def test_file_of_version_2_is_read_with_the_same_values():
+    text = VERSION_2.read_text()
+    document = json.loads(text)
+    baseline = parse_baseline(text, "version 2")
+    assert len(baseline.launches) == 5
+    for stored_launch, entry in zip(baseline.launches, document["launches"], strict=True):
+        facts = stored_launch.facts
+        assert (stored_launch.revision, stored_launch.center) == (entry["epoch"], entry["anchor"])
+        assert (facts.block, facts.step_time_ms) == (entry["sitting"], entry["step_time_ms"])
+
+
+def test_file_of_version_2_is_written_as_version_3(tmp_path):
+    baseline = parse_baseline(VERSION_2.read_text(), "version 2")
+    path = baseline_path(tmp_path, baseline.platform, baseline.case)
+    path.parent.mkdir()
+    path.write_text(VERSION_2.read_text())
+    assert read_again(tmp_path, baseline) == baseline
+    document = json.loads(path.read_text())
+    assert document["schema_version"] == 3
+    assert all({"block", "revision", "center"} <= entry.keys() for entry in document["launches"])
+
+
+def test_document_of_another_version_is_not_upgraded():
+    document = make_baseline().to_json()
+    assert upgraded(document) is document
+    assert upgraded({"schema_version": 1, "launches": [{"epoch": 1}]})["launches"] == [{"epoch": 1}]
+
+
 def test_baseline_that_is_not_there_is_none(tmp_path):
     assert read_baseline(tmp_path / "absent", "cpu-x2-gloo", "case") is None
 
@@ -57,7 +89,7 @@ def test_baseline_that_is_not_there_is_none(tmp_path):
 def test_written_baseline_is_read_back_equal(tmp_path_factory, p50, loss, metric, text, case):
     facts = make_facts(final_loss=loss, metrics={"tokens_per_s": metric}, environment={"torch": text, "hip": None})
     facts = replace(facts, step_time_ms=facts.step_time_ms | {"p50": p50})
-    launches = (*stored(make_facts(), anchor=False), *stored(facts, make_facts(), epoch=2))
+    launches = (*stored(make_facts(), center=False), *stored(facts, make_facts(), revision=2))
     baseline = make_baseline(case=case, launches=launches, config={"size": text, "fault": {}}, forced={"2": text})
     assert read_again(tmp_path_factory.getbasetemp() / "round-trip", baseline) == baseline
 
@@ -95,14 +127,14 @@ def test_same_baseline_is_the_same_bytes(tmp_path):
             '$.launches[0].launcher: got "mpirun", allowed is one of ["torchrun", "forkserver"]',
         ),
         ("launches.0.weight_hashes", {"3": "xyz"}, 'got "xyz", allowed is pattern "^[0-9a-f]{16,64}$"'),
-        ("launches.0.sitting", "here", '$.launches[0].sitting: got "here", allowed is pattern'),
+        ("launches.0.block", "here", '$.launches[0].block: got "here", allowed is pattern'),
         ("launches", [], "$.launches: got [], allowed is minItems 1"),
         ("launches", {}, '$.launches: got {}, allowed is type "array"'),
         ("config", [], '$.config: got [], allowed is type "object"'),
         ("extra", 1, "'extra' was unexpected"),
         ("launches.0.extra", 1, "'extra' was unexpected"),
-        ("launches.0.epoch", 0, "$.launches[0].epoch: got 0, allowed is at least 1"),
-        ("launches.0.anchor", 1, '$.launches[0].anchor: got 1, allowed is type "boolean"'),
+        ("launches.0.revision", 0, "$.launches[0].revision: got 0, allowed is at least 1"),
+        ("launches.0.center", 1, '$.launches[0].center: got 1, allowed is type "boolean"'),
         ("launches.0.final_loss", "1", '$.launches[0].final_loss: got "1", allowed is type'),
         ("launches.0.canary_ms", {"fft_ms": 1.0}, "fft_ms"),
         ("forced", {"first": "why"}, 'got "first", allowed is pattern'),
@@ -131,37 +163,37 @@ def test_moment_that_never_was_is_refused(tmp_path, moment):
     assert moment in message
 
 
-def test_epochs_that_do_not_ascend_are_refused(tmp_path):
+def test_revisions_that_do_not_ascend_are_refused(tmp_path):
     def change(document):
-        document["launches"] = [entry | {"epoch": epoch} for entry in document["launches"] for epoch in (2, 1)]
+        document["launches"] = [entry | {"revision": revision} for entry in document["launches"] for revision in (2, 1)]
 
-    assert "$.launches: their epochs are [2, 1]; they have to ascend" in error_of_edited(tmp_path, change)
+    assert "$.launches: revisions are [2, 1], allowed is ascending order" in error_of_edited(tmp_path, change)
 
 
-@pytest.mark.parametrize("anchors", [(True, True), (False, False), (True, False)])
-def test_anchor_is_in_the_last_epoch_alone(tmp_path, anchors):
+@pytest.mark.parametrize("center_flags", [(True, True), (False, False), (True, False)])
+def test_center_launches_are_in_the_last_revision_alone(tmp_path, center_flags):
     def change(document):
         (entry,) = document["launches"]
         document["launches"] = [
-            entry | {"epoch": epoch, "anchor": anchor} for epoch, anchor in enumerate(anchors, start=1)
+            entry | {"revision": revision, "center": center} for revision, center in enumerate(center_flags, start=1)
         ]
 
     message = error_of_edited(tmp_path, change)
-    assert "$.launches: the last epoch, 2, has to have every anchor and one at least" in message
+    assert "$.launches: center launches are allowed and required in the last revision only, 2" in message
 
 
-def test_baseline_knows_its_anchor_and_its_epochs():
+def test_baseline_groups_its_launches_by_revision_and_center():
     old, extra, new = (make_facts(num_steps=steps) for steps in (1, 2, 3))
-    launches = (*stored(old, anchor=False), *stored(new, epoch=3), *stored(extra, epoch=3, anchor=False))
+    launches = (*stored(old, center=False), *stored(new, revision=3), *stored(extra, revision=3, center=False))
     baseline = make_baseline(launches=launches)
-    assert (baseline.epoch, baseline.anchor) == (3, (new,))
-    assert baseline.epochs == [(old,), (new, extra)]
+    assert (baseline.revision, baseline.center_launches) == (3, (new,))
+    assert baseline.revisions == [(old,), (new, extra)]
 
 
-@pytest.mark.parametrize("version", [1, 3, 0, "2", None])
+@pytest.mark.parametrize("version", [1, 4, 0, "2", None])
 def test_other_version_is_refused_with_the_remedy(tmp_path, version):
     message = error_of_edited(tmp_path, lambda document: document.update(schema_version=version))
-    assert f"schema_version is {version!r}, this pytest-aorta reads 2" in message
+    assert f"schema_version is {version!r}, but this pytest-aorta reads versions 2 and 3" in message
     assert "--update-baselines" in message
 
 
@@ -197,7 +229,7 @@ def test_file_copied_under_another_cases_name_is_refused(tmp_path):
     with pytest.raises(BaselineError) as caught:
         read_baseline(tmp_path, "nvidia-h200-x2-nccl", "other case")
     assert str(caught.value) == (
-        f"{copy}: holds case 'tests/test_a.py::test_x::fsdp' of platform 'nvidia-h200-x2-nccl', but its name belongs "
+        f"{copy}: contains case 'tests/test_a.py::test_x::fsdp' of platform 'nvidia-h200-x2-nccl', but its name belongs "
         "to 'other case' of 'nvidia-h200-x2-nccl'; was it copied or renamed by hand?"
     )
 
@@ -211,7 +243,7 @@ def test_file_copied_to_another_platform_is_refused(tmp_path):
         read_baseline(tmp_path, "cpu-x2-gloo", make_baseline().case)
 
 
-@pytest.mark.parametrize("content", ["", "{", '{"schema_version": 2}'])
+@pytest.mark.parametrize("content", ["", "{", '{"schema_version": 2}', '{"schema_version": 2, "launches": [1]}'])
 def test_unreadable_file_is_never_overwritten(tmp_path, content):
     path = write_baseline(tmp_path, make_baseline())
     path.write_text(content)
@@ -222,7 +254,7 @@ def test_unreadable_file_is_never_overwritten(tmp_path, content):
 
 def test_baseline_that_does_not_fit_its_schema_is_not_written(tmp_path):
     baseline = make_baseline(launches=stored(make_facts(num_steps=0)))
-    with pytest.raises(BaselineError, match=r"not written, the new baseline does not fit its own schema: .*num_steps"):
+    with pytest.raises(BaselineError, match=r"not written: the new baseline violates its own schema: .*num_steps"):
         write_baseline(tmp_path, baseline)
     assert list(tmp_path.iterdir()) == []
 
@@ -284,7 +316,9 @@ def test_baseline_of_a_collected_test_is_no_orphan(tmp_path):
 
 def test_baseline_of_a_test_that_its_collected_file_lacks_is_an_orphan(tmp_path):
     (line,) = found_orphans(tmp_path, make_baseline(test="tests/test_a.py::test_gone"))
-    assert line.endswith(": no test uses it: tests/test_a.py::test_gone is gone; delete it")
+    assert line.endswith(
+        "the test tests/test_a.py::test_gone does not exist; delete the file, or if the test was moved, run aorta baselines rename"
+    )
     assert str(tmp_path / "baselines") in line
 
 
@@ -294,7 +328,7 @@ def test_baseline_of_a_file_that_was_not_collected_is_no_orphan(tmp_path):
 
 def test_baseline_of_a_file_that_is_gone_is_an_orphan(tmp_path):
     (line,) = found_orphans(tmp_path, make_baseline(), file_exists=False, collected=set())
-    assert "tests/test_a.py::test_x is gone" in line
+    assert "the test tests/test_a.py::test_x does not exist" in line
 
 
 @pytest.mark.parametrize(
@@ -311,7 +345,7 @@ def test_baseline_under_a_name_that_is_not_its_cases_is_an_orphan(tmp_path):
     (tmp_path / "tests" / "test_a.py").touch()
     (line,) = orphans(tmp_path / "baselines", COLLECTED, {}, tmp_path)
     assert line.endswith(
-        "by-hand.json: not the file name of its case 'tests/test_a.py::test_x::fsdp'; delete or rename it"
+        "by-hand.json: the file name is not that of its case 'tests/test_a.py::test_x::fsdp'; delete or rename the file"
     )
 
 
@@ -329,7 +363,7 @@ def test_baseline_that_its_test_no_longer_compares_is_an_orphan(tmp_path):
     (tmp_path / baseline.test.split("::")[0]).touch()
     used = {baseline.test: {f"{baseline.test}::another"}}
     (line,) = orphans(tmp_path / "baselines", {baseline.test}, used, tmp_path)
-    assert line.endswith(f"no test uses it: {baseline.test} no longer compares it; delete it")
+    assert line.endswith(f"unused: the test {baseline.test} does not compare this case; delete the file")
     assert orphans(tmp_path / "baselines", {baseline.test}, {baseline.test: {baseline.case}}, tmp_path) == []
 
 

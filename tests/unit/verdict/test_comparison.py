@@ -6,7 +6,7 @@ from pytest_aorta.common.errors import SpecError
 from pytest_aorta.verdict.applicability import TEST_HOOK_KEY, identity
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.metrics import EXACT, METRICS, Tolerance
-from pytest_aorta.verdict.priors import SITTING_GAP_S
+from pytest_aorta.verdict.priors import BLOCK_GAP_S
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Verdicts
 from tests.unit.builders import (
@@ -21,7 +21,7 @@ from tests.unit.builders import (
 )
 
 CONFIG = make_baseline().config
-QUIET = make_baseline(launches=stored(*launches_near(10.0, 10)))
+STABLE = make_baseline(launches=stored(*launches_near(10.0, 10)))
 
 
 def check(*facts, baseline=None, marked=None, config=None, max_launches=None) -> Verdicts:
@@ -46,7 +46,7 @@ def test_same_facts_pass_every_default_metric_they_have():
 
 
 def test_slower_median_is_a_regression_of_that_metric_alone():
-    verdicts = check(*[with_p50(make_facts(), 12.0)] * 3, baseline=QUIET)
+    verdicts = check(*[with_p50(make_facts(), 12.0)] * 3, baseline=STABLE)
     assert outcomes(verdicts) == {"step_time_p50": Outcome.REGRESSION, "weight_hash": Outcome.PASS}
     row = verdicts["step_time_p50"]
     assert (row.value, row.baseline, row.delta, row.launches) == (
@@ -59,12 +59,12 @@ def test_slower_median_is_a_regression_of_that_metric_alone():
 
 
 def test_one_slow_launch_asks_for_another_one():
-    verdicts = check(with_p50(make_facts(), 20.0), baseline=QUIET, max_launches=3)
+    verdicts = check(with_p50(make_facts(), 20.0), baseline=STABLE, max_launches=3)
     assert (verdicts["step_time_p50"].outcome, verdicts.need_launches) == (Outcome.INCONCLUSIVE, True)
 
 
 def test_verdict_that_is_there_is_not_made_anew_from_more_launches():
-    comparison = StoredComparison("case", CONFIG, QUIET, {}, default_priors, 3)
+    comparison = StoredComparison("case", CONFIG, STABLE, {}, default_priors, 3)
     first = comparison.judge([make_facts()])
     later = comparison.judge([with_p50(make_facts(), 99.0)] * 3, first.decided)
     assert later["step_time_p50"] is first["step_time_p50"]
@@ -72,12 +72,12 @@ def test_verdict_that_is_there_is_not_made_anew_from_more_launches():
 
 def test_marked_tolerance_replaces_the_default():
     slower = [with_p50(make_facts(), 12.0)] * 3
-    verdicts = check(*slower, baseline=QUIET, marked={"step_time_p50": Tolerance(0.3)})
+    verdicts = check(*slower, baseline=STABLE, marked={"step_time_p50": Tolerance(0.3)})
     assert verdicts["step_time_p50"].outcome is Outcome.PASS
 
 
 def test_marked_metric_is_compared_that_is_not_by_default():
-    row = check(make_facts(), baseline=QUIET, marked={"step_time_mean": Tolerance(0.2)})["step_time_mean"]
+    row = check(make_facts(), baseline=STABLE, marked={"step_time_mean": Tolerance(0.2)})["step_time_mean"]
     assert (row.outcome, row.tolerance) == (Outcome.PASS, "20%")
 
 
@@ -93,7 +93,7 @@ def test_metric_where_more_is_better_regresses_downwards():
 
 
 def test_improvement_says_that_the_baseline_is_stale():
-    row = check(*[with_p50(make_facts(), 5.0)] * 3, baseline=QUIET)["step_time_p50"]
+    row = check(*[with_p50(make_facts(), 5.0)] * 3, baseline=STABLE)["step_time_p50"]
     assert row.outcome is Outcome.IMPROVED
     assert row.reason == "baseline stale: record the better value with --update-baselines --aorta-reset-baselines"
 
@@ -106,7 +106,7 @@ def test_absent_baseline_is_missing_and_says_how_to_record_it():
 
 def test_undecided_verdict_of_a_small_baseline_says_to_record_more():
     few = make_baseline(launches=stored(*launches_near(10.0, 4)))
-    row = check(*launches_near(10.6, 3, spread=0.2), baseline=few)["step_time_p50"]
+    row = check(*launches_near(10.6, 3, deviation=0.2), baseline=few)["step_time_p50"]
     assert row.outcome is Outcome.INCONCLUSIVE
     assert row.reason == "only 4 launches in the baseline; record more with --update-baselines"
 
@@ -164,8 +164,8 @@ def test_marked_p99_of_few_steps_is_refused_with_the_remedy():
     )
 
 
-def test_centre_is_that_of_the_anchor_alone():
-    launches = (*stored(*launches_near(20.0, 9), anchor=False), *stored(*launches_near(10.0, 9), epoch=2))
+def test_center_is_the_median_of_the_center_launches_alone():
+    launches = (*stored(*launches_near(20.0, 9), center=False), *stored(*launches_near(10.0, 9), revision=2))
     row = check(*[make_facts()] * 3, baseline=make_baseline(launches=launches))["step_time_p50"]
     assert (row.outcome, row.baseline) == (Outcome.PASS, pytest.approx(10, 1e-3))
 
@@ -174,7 +174,7 @@ NAMED = {"step_time_p50": Tolerance(0.05)}
 ON_CPU = make_baseline(launches=stored(*[on_cpu()] * 10))
 
 
-def test_cpu_timing_of_this_sitting_is_judged_no_finer_than_a_doubling():
+def test_cpu_timing_of_this_block_is_judged_no_finer_than_a_doubling():
     assert (
         check(*[with_p50(on_cpu(), 15.0)] * 3, baseline=ON_CPU, marked=NAMED)["step_time_p50"].outcome is Outcome.PASS
     )
@@ -190,10 +190,10 @@ def test_cpu_timing_keeps_a_tolerance_wider_than_a_doubling():
 
 @pytest.mark.parametrize(
     "recorded",
-    [on_cpu(sitting="f" * 12), on_cpu(recorded_at=stamp(SITTING_GAP_S["cpu"] + 60))],
+    [on_cpu(block="f" * 12), on_cpu(recorded_at=stamp(BLOCK_GAP_S["cpu"] + 60))],
     ids=["another machine", "an hour ago"],
 )
-def test_cpu_timing_of_another_sitting_is_not_applicable(recorded):
+def test_cpu_timing_of_another_block_is_not_applicable(recorded):
     verdicts = check(on_cpu(), baseline=make_baseline(launches=stored(recorded)), marked=NAMED)
     assert outcomes(verdicts) == {"step_time_p50": Outcome.NOT_APPLICABLE, "weight_hash": Outcome.PASS}
     row = verdicts["step_time_p50"]
@@ -201,8 +201,8 @@ def test_cpu_timing_of_another_sitting_is_not_applicable(recorded):
     assert row.baseline == 10.0
 
 
-def test_gpu_timing_carries_over_between_sittings():
-    elsewhere = launches_near(10.0, 10, sitting="f" * 12, recorded_at="2020-01-01T00:00:00Z")
+def test_gpu_timing_carries_over_between_blocks():
+    elsewhere = launches_near(10.0, 10, block="f" * 12, recorded_at="2020-01-01T00:00:00Z")
     assert (
         check(make_facts(), baseline=make_baseline(launches=stored(*elsewhere)))["step_time_p50"].outcome
         is Outcome.PASS
@@ -219,13 +219,13 @@ NEWER = make_facts().environment | {"torch": "2.12.0"}
 
 
 def test_numeric_environment_that_differs_is_not_applicable_and_named():
-    row = check(make_facts(environment=NEWER), baseline=QUIET)["weight_hash"]
+    row = check(make_facts(environment=NEWER), baseline=STABLE)["weight_hash"]
     assert row.outcome is Outcome.NOT_APPLICABLE
     assert row.reason == "torch is '2.12.0', the baseline's '2.11.0'"
 
 
 def test_timing_is_compared_in_another_numeric_environment():
-    assert check(make_facts(environment=NEWER), baseline=QUIET)["step_time_p50"].outcome is Outcome.PASS
+    assert check(make_facts(environment=NEWER), baseline=STABLE)["step_time_p50"].outcome is Outcome.PASS
 
 
 def test_environment_value_none_means_the_same_as_an_absent_one():
@@ -250,7 +250,7 @@ def test_number_with_a_tolerance_is_compared_in_another_numeric_environment():
 
 
 def test_counts_are_exact_on_any_machine():
-    launch = on_cpu(metrics={"num_parameters": 100.0}, sitting="f" * 12)
+    launch = on_cpu(metrics={"num_parameters": 100.0}, block="f" * 12)
     changed = on_cpu(metrics={"num_parameters": 101.0})
     row = check(changed, baseline=make_baseline(launches=stored(launch)))["num_parameters"]
     assert (row.outcome, row.tolerance) == (Outcome.REGRESSION, "exact")
@@ -366,11 +366,11 @@ def test_a_b_by_an_unknown_metric_is_refused():
 
 def test_slow_rank_is_noted_beside_the_verdicts():
     slow = make_facts(rank_lag_ms=[-1.0, 1.0])
-    (note,) = check(slow, baseline=QUIET).notes
+    (note,) = check(slow, baseline=STABLE).notes
     assert note.startswith("rank 1 is the slow one")
 
 
-def test_level_of_a_metric_is_known_before_any_launch():
-    level = StoredComparison("case", CONFIG, QUIET, {}, default_priors).level(METRICS["step_time_p50"])
-    assert sum(level.weights.values()) == pytest.approx(1)
-    assert list(level.counts.values()) == [10]
+def test_estimate_of_a_metric_is_known_before_any_launch():
+    estimate = StoredComparison("case", CONFIG, STABLE, {}, default_priors).estimate(METRICS["step_time_p50"])
+    assert sum(estimate.weights.values()) == pytest.approx(1)
+    assert list(estimate.counts.values()) == [10]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_aorta.verdict.explain import SlowRank, notes, slow_rank
+from pytest_aorta.verdict.explain import Straggler, notes, straggler
 from tests.unit.builders import make_facts, on_cpu, with_p50
 
 
@@ -12,49 +12,49 @@ def lagging(*lags_ms: float, build=make_facts):
 
 
 def test_rank_that_waits_clearly_less_is_the_slow_one():
-    assert slow_rank(lagging(-0.5, -0.4, 0.9, -0.5)) == SlowRank(2, 0.9)
+    assert straggler(lagging(-0.5, -0.4, 0.9, -0.5)) == Straggler(2, 0.9)
 
 
 def test_ranks_that_differ_a_little_are_none():
-    assert slow_rank(lagging(-0.1, 0.2)) is None
+    assert straggler(lagging(-0.1, 0.2)) is None
 
 
 def test_lag_of_one_launch_out_of_three_is_none():
-    assert slow_rank([*lagging(0.1, -0.1)[:2], *lagging(9.0, -9.0)[:1]]) is None
+    assert straggler([*lagging(0.1, -0.1)[:2], *lagging(9.0, -9.0)[:1]]) is None
 
 
 def test_rank_that_was_as_slow_at_the_baseline_is_none():
-    assert slow_rank(lagging(-0.5, 0.9), lagging(-0.5, 0.8)) is None
+    assert straggler(lagging(-0.5, 0.9), lagging(-0.5, 0.8)) is None
 
 
 def test_lag_is_told_beyond_that_of_the_baseline():
-    assert slow_rank(lagging(-0.5, 0.9), lagging(0.0, 0.5)) == SlowRank(1, pytest.approx(0.4))
+    assert straggler(lagging(-0.5, 0.9), lagging(0.0, 0.5)) == Straggler(1, pytest.approx(0.4))
 
 
-def test_lag_within_the_scatter_of_the_baseline_is_none():
+def test_lag_within_the_noise_of_the_baseline_names_no_straggler():
     scattered = [make_facts(rank_lag_ms=[-lag, lag]) for lag in (0.0, 0.6, -0.6, 0.3, -0.3)]
-    assert slow_rank(lagging(-0.4, 0.4), scattered) is None
-    assert slow_rank(lagging(-0.4, 0.4), lagging(0.0, 0.0) * 2) == SlowRank(1, pytest.approx(0.4))
+    assert straggler(lagging(-0.4, 0.4), scattered) is None
+    assert straggler(lagging(-0.4, 0.4), lagging(0.0, 0.0) * 2) == Straggler(1, pytest.approx(0.4))
 
 
 def test_lag_of_less_than_half_of_what_steps_got_longer_names_nobody():
     slower = [with_p50(launch, 11.0) for launch in lagging(-0.4, 0.4)]
-    assert slow_rank(slower, lagging(0.0, 0.0)) is None
+    assert straggler(slower, lagging(0.0, 0.0)) is None
     slower = [with_p50(launch, 11.0) for launch in lagging(-0.6, 0.6)]
-    assert slow_rank(slower, lagging(0.0, 0.0)) == SlowRank(1, pytest.approx(0.6))
+    assert straggler(slower, lagging(0.0, 0.0)) == Straggler(1, pytest.approx(0.6))
 
 
 def test_baseline_of_another_number_of_ranks_tells_nothing_of_lags():
-    assert slow_rank(lagging(-0.5, 0.9), lagging(0.0, 0.9, 0.0)) == SlowRank(1, 0.9)
+    assert straggler(lagging(-0.5, 0.9), lagging(0.0, 0.9, 0.0)) == Straggler(1, 0.9)
 
 
 def test_launches_without_waits_have_no_slow_rank():
-    assert slow_rank([make_facts()]) is None
+    assert straggler([make_facts()]) is None
 
 
 def test_cpu_ranks_that_share_cores_may_differ_by_more():
-    assert slow_rank(lagging(-1.0, 2.0, build=on_cpu)) is None
-    assert slow_rank(lagging(-1.0, 4.0, build=on_cpu)) == SlowRank(1, 4.0)
+    assert straggler(lagging(-1.0, 2.0, build=on_cpu)) is None
+    assert straggler(lagging(-1.0, 4.0, build=on_cpu)) == Straggler(1, 4.0)
 
 
 def test_nothing_odd_has_no_notes():

@@ -7,7 +7,7 @@ import pytest
 
 from pytest_aorta.common.errors import BaselineError
 from pytest_aorta.verdict.baseline import MAX_LAUNCHES, Baseline, write_baseline
-from pytest_aorta.verdict.learning import ANCHOR_LAUNCHES, detection_lines, launches_to_learn, merged, objections
+from pytest_aorta.verdict.learning import CENTER_LAUNCHES, detection_lines, launches_to_learn, merged, objections
 from pytest_aorta.verdict.metrics import EXACT, Tolerance
 from tests.unit.builders import default_priors, launches_near, make_baseline, make_facts, on_cpu, stored, with_p50
 
@@ -31,8 +31,8 @@ def refusal(old: Baseline, new: Baseline, marked=None) -> str:
     return message
 
 
-def anchors(baseline: Baseline) -> list[bool]:
-    return [launch.anchor for launch in baseline.launches]
+def center_flags(baseline: Baseline) -> list[bool]:
+    return [launch.center for launch in baseline.launches]
 
 
 def test_first_baseline_is_taken_as_it_is():
@@ -46,29 +46,29 @@ def test_launches_like_the_stored_ones_are_appended(count):
     assert [launch.facts for launch in learn(old, new).launches[5:]] == [launch.facts for launch in new.launches]
 
 
-def test_anchor_grows_up_to_its_cap_and_the_rest_tells_the_spread():
+def test_center_takes_ten_launches_and_later_ones_count_for_the_variance_alone():
     appended = learn(baseline_of(count=7), baseline_of(count=5, seed=1))
-    assert anchors(appended) == [True] * ANCHOR_LAUNCHES + [False] * 2
-    assert anchors(learn(appended, baseline_of(count=5, seed=2)))[ANCHOR_LAUNCHES:] == [False] * 7
+    assert center_flags(appended) == [True] * CENTER_LAUNCHES + [False] * 2
+    assert center_flags(learn(appended, baseline_of(count=5, seed=2)))[CENTER_LAUNCHES:] == [False] * 7
 
 
-def test_centre_does_not_creep_with_what_is_appended():
+def test_center_does_not_creep_with_what_is_appended():
     old = baseline_of()
     for step in range(1, 4):
         old = learn(old, baseline_of(10.0 * 1.01**step, seed=step))
-    assert old.anchor == baseline_of().anchor
+    assert old.center_launches == baseline_of().center_launches
 
 
-def test_new_epoch_replaces_the_centre_and_keeps_the_old_launches():
+def test_new_revision_replaces_the_center_and_keeps_the_old_launches():
     fresh = learn(baseline_of(), baseline_of(20.0, count=5, seed=1), fresh=True)
-    assert [launch.epoch for launch in fresh.launches] == [1] * 10 + [2] * 5
-    assert anchors(fresh) == [False] * 10 + [True] * 5
+    assert [launch.revision for launch in fresh.launches] == [1] * 10 + [2] * 5
+    assert center_flags(fresh) == [False] * 10 + [True] * 5
 
 
-def test_other_config_gets_a_new_epoch_unasked():
+def test_other_config_gets_a_new_revision_unasked():
     new = replace(baseline_of(20.0), config={"steps": 99})
     learned = learn(baseline_of(), new)
-    assert (learned.epoch, learned.config, len(learned.anchor)) == (2, {"steps": 99}, 10)
+    assert (learned.revision, learned.config, len(learned.center_launches)) == (2, {"steps": 99}, 10)
 
 
 def test_what_is_learned_can_be_written(tmp_path):
@@ -77,37 +77,37 @@ def test_what_is_learned_can_be_written(tmp_path):
         learned = learn(learned, baseline_of(20.0, seed=seed), fresh=True)
         learned = learn(learned, baseline_of(20.0, seed=seed + 1))
         write_baseline(tmp_path, learned)
-    assert learned.epoch == 4
+    assert learned.revision == 4
 
 
-def test_oldest_launches_make_room_but_no_anchor():
+def test_oldest_launches_are_dropped_but_no_center_launch():
     learned = baseline_of()
     for seed in range(1, 12):
         learned = learn(learned, baseline_of(seed=seed))
     assert len(learned.launches) == MAX_LAUNCHES
-    assert learned.anchor == baseline_of().anchor
+    assert learned.center_launches == baseline_of().center_launches
     last = [launch.facts for launch in baseline_of(seed=11).launches]
     assert [launch.facts for launch in learned.launches[-10:]] == last
 
 
-def test_new_epoch_of_many_launches_leaves_the_latest_of_the_old():
+def test_new_revision_of_many_launches_leaves_the_latest_of_the_old():
     learned = learn(baseline_of(count=60), baseline_of(count=50, seed=1), fresh=True)
     assert len(learned.launches) == MAX_LAUNCHES
-    assert len(learned.anchor) == 50
+    assert len(learned.center_launches) == 50
     assert learned.launches[0].facts == baseline_of(count=60).launches[10].facts
 
 
-def test_reason_of_a_forced_set_belongs_to_the_epoch_it_went_to():
+def test_reason_of_a_forced_set_belongs_to_the_revision_it_went_to():
     forced = replace(baseline_of(seed=1), forced={"1": "a loud night"})
     second = learn(baseline_of(), forced, fresh=True)
     assert second.forced == {"2": "a loud night"}
     assert learn(second, replace(baseline_of(seed=2), forced={"1": "again"})).forced == {"2": "again"}
 
 
-def test_reason_goes_with_the_launches_of_its_epoch():
+def test_reason_goes_with_the_launches_of_its_revision():
     forced = replace(baseline_of(), forced={"1": "a loud night"})
     learned = learn(learn(forced, baseline_of(count=50), fresh=True), baseline_of(count=50), fresh=True)
-    assert {launch.epoch for launch in learned.launches} == {2, 3}
+    assert {launch.revision for launch in learned.launches} == {2, 3}
     assert learned.forced == {}
 
 
@@ -157,7 +157,7 @@ def test_cpu_times_that_no_marker_names_are_no_reason_to_refuse():
 
 
 def test_marked_cpu_times_of_another_machine_are_refused():
-    message = refusal(on_cpus(5, sitting="f" * 12), on_cpus(5), P50)
+    message = refusal(on_cpus(5, block="f" * 12), on_cpus(5), P50)
     assert "timing of CPU ranks is compared only within an hour on one machine" in message
 
 
@@ -171,18 +171,18 @@ def test_exact_metrics_alone_take_one_launch():
     assert launches_to_learn({"step_time_p50": EXACT}, make_facts(), 10) == 1
 
 
-def test_quiet_launches_meet_no_objection():
+def test_stable_launches_meet_no_objection():
     assert objections(launches_near(10.0, 10), {}) == []
 
 
 def test_launches_that_vary_too_much_are_refused_with_the_remedy():
-    (problem,) = objections(launches_near(10.0, 10, spread=0.05, seed=1), P50)
+    (problem,) = objections(launches_near(10.0, 10, deviation=0.05, seed=1), P50)
     assert problem.startswith("step_time_p50: launches vary by ")
     assert "too much for a tolerance of 5.00%; measure more steps, or allow " in problem
 
 
 def test_tolerance_that_is_advised_is_one_that_is_taken():
-    launches = launches_near(10.0, 10, spread=0.05, seed=1)
+    launches = launches_near(10.0, 10, deviation=0.05, seed=1)
     (problem,) = objections(launches, P50)
     allowed = float(problem.rsplit("allow ", 1)[1].rstrip("%")) / 100
     assert objections(launches, {"step_time_p50": Tolerance(allowed * 1.01)}) == []
@@ -207,19 +207,19 @@ def test_growth_within_launches_is_refused():
     assert objections([make_facts(memory_growth=0.1)] * 5, {}) == ["memory grows within a launch, by +10.0% or more"]
 
 
-def test_few_launches_are_not_judged_by_their_scatter():
+def test_few_launches_are_not_judged_by_their_variance():
     assert objections([with_p50(make_facts(), p50) for p50 in (10.0, 20.0, 30.0, 5.0)], {}) == []
 
 
 def test_cpu_times_are_held_to_what_cpus_can():
-    loud = [with_p50(on_cpu(), 10 * (1 + (-1) ** number * 0.1)) for number in range(10)]
-    assert objections(loud, P50) == []
+    noisy = [with_p50(on_cpu(), 10 * (1 + (-1) ** number * 0.1)) for number in range(10)]
+    assert objections(noisy, P50) == []
 
 
 def test_tolerance_of_the_table_meets_no_objection_since_it_widens():
-    loud = launches_near(10.0, 10, spread=0.05, seed=1)
-    assert objections(loud, {}) == []
-    (line,) = detection_lines(make_baseline(launches=stored(*loud)), {}, default_priors, 5)
+    noisy = launches_near(10.0, 10, deviation=0.05, seed=1)
+    assert objections(noisy, {}) == []
+    (line,) = detection_lines(make_baseline(launches=stored(*noisy)), {}, default_priors, 5)
     assert re.search(r"; the tolerance is widened to 1\d%$", line)
 
 

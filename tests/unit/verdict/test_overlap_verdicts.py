@@ -21,7 +21,7 @@ from pytest_aorta.verdict.explain import exposure
 from pytest_aorta.verdict.learning import detection_lines, objections
 from pytest_aorta.verdict.metrics import METRICS
 from pytest_aorta.verdict.statistics.decision import FALSE_ALARM_RATE, MISS_RATE, Outcome, decide_stored
-from pytest_aorta.verdict.statistics.variance import Spread, level
+from pytest_aorta.verdict.statistics.variance import VarianceComponents, baseline_estimate
 from tests.unit.builders import default_priors, make_baseline, make_facts, make_result, on_cpu, stored, with_p50
 from tests.unit.simulated import at_most, until_decided
 
@@ -112,7 +112,7 @@ def test_baseline_keeps_what_explains_and_reads_what_lacks_it():
     assert Baseline.from_json(document) == HIDDEN
     for entry in document["launches"]:
         del entry["exposed_ms"], entry["most_exposed_rank"]
-    assert Baseline.from_json(document).anchor[0].exposed_ms == {}
+    assert Baseline.from_json(document).center_launches[0].exposed_ms == {}
 
 
 def test_reason_names_the_collective_whose_exposed_time_grew_most():
@@ -159,7 +159,7 @@ def test_detection_of_lost_overlap_is_told_in_points():
     assert re.search(r"overlap_ratio: detects from -\d+\.\d+ points with 3, ", line)
 
 
-def test_scattered_overlap_is_refused_as_a_baseline():
+def test_noisy_overlap_is_refused_as_a_baseline():
     marked = {"overlap_ratio": METRICS["overlap_ratio"].parse_tolerance("5 points")}
     (problem,) = objections(around(0.5, 10, noise=0.05), marked)
     assert re.search(
@@ -167,19 +167,19 @@ def test_scattered_overlap_is_refused_as_a_baseline():
     )
 
 
-PRIOR = Spread.of(0.01, 0.01, 2)
+PRIOR = VarianceComponents.of(0.01, 0.01, 2)
 
 
-def drawn(rng: random.Random, centre: float, count: int) -> list[float]:
+def drawn(rng: random.Random, center: float, count: int) -> list[float]:
     """Ratios of launches of one sitting, none above 1 or below 0."""
-    sitting = rng.gauss(centre, 0.01)
-    return [min(1.0, max(0.0, rng.gauss(sitting, 0.01))) for _ in range(count)]
+    block = rng.gauss(center, 0.01)
+    return [min(1.0, max(0.0, rng.gauss(block, 0.01))) for _ in range(count)]
 
 
-def outcome(rng, centre, change, tolerance=0.05):
-    anchors = {number: drawn(rng, centre, 5) for number in range(2)}
-    baseline = level(anchors, [list(anchors.values())], PRIOR)
-    candidate = drawn(rng, centre + change, 5)
+def outcome(rng, center, change, tolerance=0.05):
+    recorded = {number: drawn(rng, center, 5) for number in range(2)}
+    baseline = baseline_estimate(recorded, [list(recorded.values())], PRIOR)
+    candidate = drawn(rng, center + change, 5)
 
     def decide(count):
         return decide_stored(candidate[:count], "new", baseline, tolerance, max_launches=5, worse=-1, relative=False)
@@ -187,20 +187,22 @@ def outcome(rng, centre, change, tolerance=0.05):
     return until_decided(decide, 5).outcome
 
 
-@pytest.mark.parametrize("centre", [0.5, 0.99, 0.02], ids=["middle", "all hidden", "none hidden"])
-def test_error_rates_hold_for_ratios_also_at_their_ends(centre):
+@pytest.mark.parametrize("center", [0.5, 0.99, 0.02], ids=["middle", "all hidden", "none hidden"])
+def test_error_rates_hold_for_ratios_also_at_their_ends(center):
     rng, trials = random.Random(7), 1500
-    unchanged = [outcome(rng, centre, 0.0) for _ in range(trials)]
+    unchanged = [outcome(rng, center, 0.0) for _ in range(trials)]
     assert unchanged.count(Outcome.REGRESSION) <= at_most(FALSE_ALARM_RATE, trials)
-    if centre > 0.1:
-        lost = [outcome(rng, centre, -0.1) for _ in range(trials)]
+    if center > 0.1:
+        lost = [outcome(rng, center, -0.1) for _ in range(trials)]
         assert lost.count(Outcome.PASS) <= at_most(MISS_RATE, trials)
 
 
 @given(st.floats(0.2, 0.8), st.floats(0.001, 0.1))
 def test_linear_rule_does_not_depend_on_where_the_values_lie(shift, tolerance):
     values = [0.0, 0.001, -0.001, 0.002, -0.002]
-    baselines = [level({"here": [at + value for value in values]}, [[values]], PRIOR) for at in (0.0, shift)]
+    baselines = [
+        baseline_estimate({"here": [at + value for value in values]}, [[values]], PRIOR) for at in (0.0, shift)
+    ]
     found = [
         decide_stored(
             [at - 0.15 + value for value in values], "here", base, tolerance, max_launches=5, worse=-1, relative=False

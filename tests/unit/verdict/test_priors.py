@@ -8,14 +8,14 @@ import pytest
 from pytest_aorta.verdict.baseline import baseline_path, write_baseline
 from pytest_aorta.verdict.metrics import METRICS
 from pytest_aorta.verdict.priors import (
+    BLOCK_GAP_S,
     MIN_CASES,
-    SITTING_GAP_S,
-    default_spread,
-    epochs_of,
-    places,
+    blocks,
+    default_variance,
     platform_priors,
-    prior_spread,
-    sittings,
+    prior_variance,
+    transformed_by_revision,
+    transformed_values,
 )
 from tests.unit.builders import launches_near, make_baseline, make_facts, on_cpu, stored, with_p50
 
@@ -31,75 +31,75 @@ def at(moment_s: int, build=make_facts, **changes):
 
 def clusters(*launches) -> list[int]:
     """For each launch, the number of its sitting in order of appearance."""
-    keys = sittings(launches)
+    keys = blocks(launches)
     return [list(dict.fromkeys(keys)).index(key) for key in keys]
 
 
-def noisy_case(name: str, spread: float, moments=(0,)):
+def noisy_case(name: str, deviation: float, moments=(0,)):
     launches = [
         launch
         for number, moment in enumerate(moments)
-        for launch in launches_near(10.0, 10, spread=spread, seed=number, recorded_at=at(moment).recorded_at)
+        for launch in launches_near(10.0, 10, deviation=deviation, seed=number, recorded_at=at(moment).recorded_at)
     ]
     return make_baseline(case=name, launches=stored(*launches))
 
 
-def test_launches_one_after_another_are_one_sitting():
+def test_launches_one_after_another_are_one_block():
     assert clusters(at(0), at(60), at(3600)) == [0, 0, 0]
 
 
-def test_pause_ends_a_sitting():
-    gap_s = SITTING_GAP_S["cuda"]
+def test_pause_ends_a_block():
+    gap_s = BLOCK_GAP_S["cuda"]
     assert clusters(at(0), at(gap_s), at(2 * gap_s + 1)) == [0, 0, 1]
 
 
-def test_sitting_lasts_as_long_as_no_pause_does():
+def test_block_lasts_as_long_as_no_pause_does():
     assert clusters(*[at(number * 3600) for number in range(20)]) == [0] * 20
 
 
-def test_cpus_sitting_ends_sooner():
-    gap_s = SITTING_GAP_S["cpu"]
-    assert gap_s < SITTING_GAP_S["cuda"]
+def test_cpus_block_ends_sooner():
+    gap_s = BLOCK_GAP_S["cpu"]
+    assert gap_s < BLOCK_GAP_S["cuda"]
     assert clusters(at(0, on_cpu), at(gap_s, on_cpu), at(2 * gap_s + 1, on_cpu)) == [0, 0, 1]
 
 
-def test_other_boot_is_another_sitting_however_near():
-    assert clusters(at(0), at(1, sitting="f" * 12), at(2)) == [0, 1, 0]
+def test_other_boot_is_another_block_however_near():
+    assert clusters(at(0), at(1, block="f" * 12), at(2)) == [0, 1, 0]
 
 
-def test_order_of_launches_does_not_matter_to_their_sittings():
-    late = 2 * SITTING_GAP_S["cuda"]
+def test_order_of_launches_does_not_matter_to_their_blocks():
+    late = 2 * BLOCK_GAP_S["cuda"]
     assert clusters(at(late), at(0), at(late + 1), at(1)) == [0, 1, 0, 1]
 
 
-def test_launches_are_grouped_by_epoch_and_sitting():
-    late = 2 * SITTING_GAP_S["cuda"]
+def test_launches_are_grouped_by_revision_and_block():
+    late = 2 * BLOCK_GAP_S["cuda"]
     old, here, later = (with_p50(at(moment), p50) for moment, p50 in ((0, 1.0), (0, math.e), (late, math.e**2)))
-    baseline = make_baseline(launches=(*stored(old, anchor=False), *stored(here, later, here, epoch=2)))
-    assert epochs_of(P50, baseline) == [[[0.0]], [[1.0, 1.0], [2.0]]]
+    baseline = make_baseline(launches=(*stored(old, center=False), *stored(here, later, here, revision=2)))
+    assert transformed_by_revision(P50, baseline) == [[[0.0]], [[1.0, 1.0], [2.0]]]
 
 
-def test_values_without_a_log_are_no_part_of_the_spread():
+def test_values_without_a_log_do_not_count_for_the_variance():
     loss = METRICS["final_loss"]
     launches = [make_facts(final_loss=value) for value in (None, -1.0, 0.0, 1.0)]
-    assert places(loss, launches, launches) == [None, None, None, 0.0]
-    assert epochs_of(loss, make_baseline(launches=stored(*launches))) == [[[0.0]]]
+    assert transformed_values(loss, launches, launches) == [None, None, None, 0.0]
+    assert transformed_by_revision(loss, make_baseline(launches=stored(*launches))) == [[[0.0]]]
 
 
 def test_hash_has_no_log():
-    assert places(METRICS["weight_hash"], [make_facts()], [make_facts()]) == [None]
+    assert transformed_values(METRICS["weight_hash"], [make_facts()], [make_facts()]) == [None]
 
 
 @pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS)
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_every_metric_has_a_default_spread(metric, device):
-    spread = default_spread(metric, device)
-    assert 0 < spread.within.value <= spread.between.value
+def test_every_metric_has_a_default_variance(metric, device):
+    variance = default_variance(metric, device)
+    assert 0 < variance.within.value <= variance.between.value
 
 
-def test_tails_scatter_more_than_medians_and_memory_less():
+def test_tails_vary_more_than_medians_and_memory_less():
     tail, middle, memory = (
-        default_spread(METRICS[name], "cuda").within.value
+        default_variance(METRICS[name], "cuda").within.value
         for name in ("step_time_tail5", "step_time_p50", "peak_memory_bytes")
     )
     assert tail > middle > memory
@@ -107,42 +107,42 @@ def test_tails_scatter_more_than_medians_and_memory_less():
 
 def test_too_few_cases_leave_the_default():
     cases = [noisy_case(str(number), 0.1) for number in range(MIN_CASES - 1)]
-    assert prior_spread(P50, "cuda", cases) == default_spread(P50, "cuda")
+    assert prior_variance(P50, "cuda", cases) == default_variance(P50, "cuda")
 
 
 def test_other_cases_give_the_prior_of_launches():
-    cases = [noisy_case(str(number), spread) for number, spread in enumerate((0.02, 0.02, 0.5))]
-    spread = prior_spread(P50, "cuda", cases)
-    assert math.sqrt(spread.within.value) == pytest.approx(0.02, rel=0.5)
+    cases = [noisy_case(str(number), deviation) for number, deviation in enumerate((0.02, 0.02, 0.5))]
+    variance = prior_variance(P50, "cuda", cases)
+    assert math.sqrt(variance.within.value) == pytest.approx(0.02, rel=0.5)
     # Of one sitting each: nothing is known of others.
-    assert spread.between == default_spread(P50, "cuda").between
+    assert variance.between == default_variance(P50, "cuda").between
 
 
-def test_cases_of_several_sittings_give_the_prior_of_sittings():
-    late = 2 * SITTING_GAP_S["cuda"]
+def test_cases_of_several_blocks_give_the_prior_of_blocks():
+    late = 2 * BLOCK_GAP_S["cuda"]
     cases = [noisy_case(str(number), 0.001, (0, late)) for number in range(MIN_CASES)]
-    assert prior_spread(P50, "cuda", cases).between.value < default_spread(P50, "cuda").between.value / 10
+    assert prior_variance(P50, "cuda", cases).between.value < default_variance(P50, "cuda").between.value / 10
 
 
 def test_cases_of_single_launches_tell_nothing():
     cases = [make_baseline(case=str(number)) for number in range(5)]
-    assert prior_spread(P50, "cuda", cases) == default_spread(P50, "cuda")
+    assert prior_variance(P50, "cuda", cases) == default_variance(P50, "cuda")
 
 
-def test_levels_of_epochs_are_no_spread():
-    launches = (*stored(*launches_near(1.0, 10), anchor=False), *stored(*launches_near(10.0, 10), epoch=2))
+def test_difference_between_revisions_is_not_variance():
+    launches = (*stored(*launches_near(1.0, 10), center=False), *stored(*launches_near(10.0, 10), revision=2))
     cases = [make_baseline(case=str(number), launches=launches) for number in range(MIN_CASES)]
-    spread = prior_spread(P50, "cuda", cases)
-    assert math.sqrt(spread.within.value) < 0.003
-    assert spread.between == default_spread(P50, "cuda").between
+    variance = prior_variance(P50, "cuda", cases)
+    assert math.sqrt(variance.within.value) < 0.003
+    assert variance.between == default_variance(P50, "cuda").between
 
 
 def test_stored_neighbours_are_read_and_the_case_itself_is_not(tmp_path):
     for number in range(MIN_CASES):
         write_baseline(tmp_path, noisy_case(f"case {number}", 0.1))
     known = platform_priors(tmp_path, PLATFORM, "cuda", "a new case")(P50)
-    assert known.within.value > 10 * default_spread(P50, "cuda").within.value
-    assert platform_priors(tmp_path, PLATFORM, "cuda", "case 1")(P50) == default_spread(P50, "cuda")
+    assert known.within.value > 10 * default_variance(P50, "cuda").within.value
+    assert platform_priors(tmp_path, PLATFORM, "cuda", "case 1")(P50) == default_variance(P50, "cuda")
 
 
 def test_unreadable_neighbour_is_passed_over(tmp_path):
@@ -154,4 +154,4 @@ def test_unreadable_neighbour_is_passed_over(tmp_path):
 
 
 def test_platform_without_baselines_has_the_default(tmp_path):
-    assert platform_priors(tmp_path / "absent", "cpu-x2-gloo", "cpu", "case")(P50) == default_spread(P50, "cpu")
+    assert platform_priors(tmp_path / "absent", "cpu-x2-gloo", "cpu", "case")(P50) == default_variance(P50, "cpu")

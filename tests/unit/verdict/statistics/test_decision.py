@@ -18,21 +18,21 @@ from pytest_aorta.verdict.statistics.decision import (
     detectable,
     quantile_t,
 )
-from pytest_aorta.verdict.statistics.variance import Spread, Variance, level
+from pytest_aorta.verdict.statistics.variance import Variance, VarianceComponents, baseline_estimate
 from tests.unit.simulated import (
     WITHIN,
     at_most,
+    draw_block,
     draw_differences,
-    draw_level,
-    draw_sitting,
+    draw_estimate,
     run_pairs,
     run_stored,
 )
 
 # Ten launches of one sitting that scatter by 0.1%, compared within that sitting.
-QUIET = [-0.002, -0.001, -0.001, 0.0, 0.0, 0.0, 0.001, 0.001, 0.002, 0.0]
-PRIOR = Spread.of(0.001, 0.001, 4)
-BASELINE = level({"here": QUIET}, [[QUIET]], PRIOR)
+STABLE = [-0.002, -0.001, -0.001, 0.0, 0.0, 0.0, 0.001, 0.001, 0.002, 0.0]
+PRIOR = VarianceComponents.of(0.001, 0.001, 4)
+BASELINE = baseline_estimate({"here": STABLE}, [[STABLE]], PRIOR)
 KNOWN = Variance(0.001**2, 4)
 
 
@@ -70,7 +70,7 @@ def test_two_pairs_never_fail_however_slow(change, max_pairs):
     ],
 )
 @pytest.mark.parametrize("decide", [stored, pairs])
-def test_three_quiet_launches_decide_by_the_tolerance(decide, change, outcome, worse):
+def test_three_stable_launches_decide_by_the_tolerance(decide, change, outcome, worse):
     decision = decide(change, change + 0.0001, change - 0.0001, worse=worse)
     assert (decision.outcome, decision.launches) == (outcome, 3)
     assert decision.effect == pytest.approx(change, abs=0.001)
@@ -83,15 +83,15 @@ def test_change_beyond_the_noise_and_within_the_tolerance_is_no_regression():
 
 def test_change_beyond_the_tolerance_and_within_the_noise_is_no_regression():
     noisy = [0.1 * value for value in (-1.0, -0.7, -0.4, -0.1, 0.0, 0.0, 0.1, 0.4, 0.7, 1.0)]
-    loud = level({"here": noisy}, [[noisy]], PRIOR)
-    assert stored(0.06, 0.07, 0.065, baseline=loud).outcome is None
-    assert stored(0.06, 0.07, 0.065, baseline=loud, max_launches=3).outcome is Outcome.INCONCLUSIVE
+    baseline = baseline_estimate({"here": noisy}, [[noisy]], PRIOR)
+    assert stored(0.06, 0.07, 0.065, baseline=baseline).outcome is None
+    assert stored(0.06, 0.07, 0.065, baseline=baseline, max_launches=3).outcome is Outcome.INCONCLUSIVE
 
 
 def test_pass_needs_twice_the_tolerance_excluded():
-    loud = level({"here": [0.0]}, [[[0.0]]], Spread.of(0.03, 0.001, 4))
-    assert stored(0.04, baseline=loud).outcome is None
-    assert stored(0.04, baseline=loud, tolerance=0.2).outcome is Outcome.PASS
+    baseline = baseline_estimate({"here": [0.0]}, [[[0.0]]], VarianceComponents.of(0.03, 0.001, 4))
+    assert stored(0.04, baseline=baseline).outcome is None
+    assert stored(0.04, baseline=baseline, tolerance=0.2).outcome is Outcome.PASS
 
 
 def test_improvement_is_not_passed_before_it_can_be_told():
@@ -136,8 +136,8 @@ def test_one_outlier_launch_fails_no_candidate(outlier):
 
 @pytest.mark.parametrize("outlier", [-2.0, 2.0])
 def test_one_outlier_launch_of_the_baseline_moves_no_verdict(outlier):
-    spoilt = [*QUIET[:-1], outlier]
-    baseline = level({"here": spoilt}, [[spoilt]], PRIOR)
+    spoilt = [*STABLE[:-1], outlier]
+    baseline = baseline_estimate({"here": spoilt}, [[spoilt]], PRIOR)
     assert stored(0.0, baseline=baseline).outcome is Outcome.PASS
     assert stored(0.2, 0.2, 0.2, baseline=baseline).outcome is Outcome.REGRESSION
 
@@ -202,8 +202,8 @@ def test_false_alarms_of_all_looks_stay_below_their_rate(sizes, max_launches):
     trials = TRIALS if max_launches == 5 else TRIALS // 3
     alarms = dict.fromkeys(Outcome, 0)
     for _ in range(trials):
-        candidate = draw_sitting(rng, max_launches)
-        alarms[run_stored(candidate, draw_level(rng, sizes), 0.001, max_launches).outcome] += 1
+        candidate = draw_block(rng, max_launches)
+        alarms[run_stored(candidate, draw_estimate(rng, sizes), 0.001, max_launches).outcome] += 1
     assert alarms[Outcome.REGRESSION] <= at_most(FALSE_ALARM_RATE, trials)
     assert alarms[Outcome.IMPROVED] <= at_most(FALSE_ALARM_RATE, trials)
 
@@ -231,8 +231,8 @@ def test_slowdown_of_twice_the_tolerance_rarely_passes(tolerance, sizes):
     rng = random.Random(4)
     change, passed = math.log1p(2 * tolerance), 0
     for _ in range(1500):
-        candidate = draw_sitting(rng, 5, change)
-        passed += run_stored(candidate, draw_level(rng, sizes), tolerance).outcome is Outcome.PASS
+        candidate = draw_block(rng, 5, change)
+        passed += run_stored(candidate, draw_estimate(rng, sizes), tolerance).outcome is Outcome.PASS
     assert passed <= at_most(MISS_RATE, 1500)
 
 
@@ -251,7 +251,7 @@ def test_interval_holds_the_true_change_as_often_as_it_says(sizes, count):
     held, change = 0, 0.03
     for _ in range(2000):
         decision = decide_stored(
-            draw_sitting(rng, count, change), "new", draw_level(rng, sizes), 0.02, max_launches=count, worse=1
+            draw_block(rng, count, change), "new", draw_estimate(rng, sizes), 0.02, max_launches=count, worse=1
         )
         held += decision.low <= change <= decision.high
     # Not below 95%, but for what 2,000 trials err by; that sittings scatter is partly assumed, which widens it.
@@ -275,9 +275,9 @@ def test_slowdown_that_is_said_to_be_detectable_is_told_from_none(count):
     rng = random.Random(8)
     told = 0
     for _ in range(1500):
-        baseline = draw_level(rng, (4, 3, 3))
+        baseline = draw_estimate(rng, (4, 3, 3))
         change = math.log1p(detectable(baseline, "new", count, max_launches=5))
-        decision = run_stored(draw_sitting(rng, 5, change)[:count], baseline, 1e-5, max_launches=count)
+        decision = run_stored(draw_block(rng, 5, change)[:count], baseline, 1e-5, max_launches=count)
         told += decision.outcome is Outcome.REGRESSION
     # 95% are stated.
     assert 0.93 <= told / 1500 <= 0.995
@@ -287,21 +287,21 @@ def test_slowdown_that_one_launch_is_said_to_detect_is_not_passed():
     rng = random.Random(9)
     passed = 0
     for _ in range(1500):
-        baseline = draw_level(rng, (4, 3, 3))
+        baseline = draw_estimate(rng, (4, 3, 3))
         slowdown = detectable(baseline, "new", 1, max_launches=5)
-        (launch,) = draw_sitting(rng, 1, math.log1p(slowdown))
+        (launch,) = draw_block(rng, 1, math.log1p(slowdown))
         decision = decide_stored([launch], "new", baseline, slowdown / 2, max_launches=5, worse=1)
         passed += decision.outcome is Outcome.PASS
     assert passed <= at_most(MISS_RATE, 1500)
 
 
-def test_more_sittings_detect_less_and_within_one_more_launches_do():
-    baselines = [draw_level(random.Random(10), sizes) for sizes in ((5,), (5, 5, 5, 5, 5, 5))]
+def test_more_blocks_detect_less_and_within_one_more_launches_do():
+    baselines = [draw_estimate(random.Random(10), sizes) for sizes in ((5,), (5, 5, 5, 5, 5, 5))]
     assert detectable(baselines[1], "new", 5) < detectable(baselines[0], "new", 5)
     few, many = (detectable(baselines[0], 0, count, max_launches=13) for count in (3, 13))
     assert many < few
 
 
 def test_more_looks_detect_a_little_less():
-    baseline = draw_level(random.Random(11), (5, 5))
+    baseline = draw_estimate(random.Random(11), (5, 5))
     assert detectable(baseline, "new", 3, max_launches=13) > detectable(baseline, "new", 3)

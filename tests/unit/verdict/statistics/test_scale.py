@@ -18,7 +18,7 @@ sizes = st.floats(1e-3, 1e3)
 
 @given(scales, sizes, sizes)
 def test_value_and_place_are_inverse(scale, value, step_ms):
-    assert scale.from_place(scale.place(value, step_ms), step_ms) == pytest.approx(value)
+    assert scale.from_transformed(scale.transform(value, step_ms), step_ms) == pytest.approx(value)
 
 
 @given(scales, st.floats(-0.9, 10))
@@ -29,7 +29,7 @@ def test_change_and_difference_are_inverse(scale, change):
 @given(scales, sizes, sizes, sizes)
 def test_changed_value_is_a_difference_away(scale, value, change, step_ms):
     added = {Scale.RELATIVE: value * change, Scale.POINTS: change, Scale.OF_STEP: change * step_ms}[scale]
-    apart = scale.place(value + added, step_ms) - scale.place(value, step_ms)
+    apart = scale.transform(value + added, step_ms) - scale.transform(value, step_ms)
     assert apart == pytest.approx(scale.difference(change), rel=1e-6, abs=1e-9)
 
 
@@ -40,10 +40,10 @@ def test_tolerance_is_read_as_it_is_written(scale, hundredths):
 
 @pytest.mark.parametrize("scale", [Scale.POINTS, Scale.OF_STEP])
 def test_nothing_is_a_value_where_there_is_no_factor(scale):
-    assert scale.place(0.0, 10.0) == 0.0
-    assert Scale.RELATIVE.place(0.0, 10.0) is None
-    assert scale.place(None, 10.0) is None
-    assert scale.place("abc", 10.0) is None
+    assert scale.transform(0.0, 10.0) == 0.0
+    assert Scale.RELATIVE.transform(0.0, 10.0) is None
+    assert scale.transform(None, 10.0) is None
+    assert scale.transform("abc", 10.0) is None
 
 
 @pytest.mark.parametrize(
@@ -76,5 +76,5 @@ def test_tolerance_of_another_scale_is_refused(metric, given, allowed):
 
 
 def test_exposed_time_is_a_part_of_the_baselines_step():
-    assert Scale.OF_STEP.place(4.0, 20.0) == 0.2
-    assert math.isclose(Scale.OF_STEP.from_place(0.2, 20.0), 4.0)
+    assert Scale.OF_STEP.transform(4.0, 20.0) == 0.2
+    assert math.isclose(Scale.OF_STEP.from_transformed(0.2, 20.0), 4.0)
