@@ -167,7 +167,8 @@ def detection_lines(
     center_launches, lines = baseline.center_launches, []
     if len(center_launches) < MIN_LAUNCHES:
         return [
-            f"  {counted(len(center_launches), 'launch')} in the center: detectable changes are reported from {MIN_LAUNCHES} on"
+            f"  {counted(len(center_launches), 'launch')} in the center: detectable changes are reported from "
+            f"{MIN_LAUNCHES} on"
         ]
     for name, given in choose_tolerances(marked, center_launches[-1]).items():
         metric = METRICS[name]

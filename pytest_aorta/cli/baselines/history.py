@@ -60,7 +60,8 @@ def _values(file: StoredFile, metric: Metric) -> list[float]:
     numbers = [float(value) for value in values if isinstance(value, float | int) and value > 0]
     if len(numbers) < len(values):
         raise UsageError(
-            f"{file.name}: {metric.name} is a positive number in only {len(numbers)} of {len(values)} launches; choose another --metric"
+            f"{file.name}: {metric.name} is a positive number in only {len(numbers)} of "
+            f"{len(values)} launches; choose another --metric"
         )
     return numbers
 

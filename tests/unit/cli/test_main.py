@@ -121,7 +121,9 @@ def test_list_of_no_folder_is_wrong_usage(here, capsys):
 
 
 def test_unknown_platform_is_wrong_usage_and_names_those_that_are_there(here, capsys):
-    assert f"no platform 'cpu'; there are ['{PLATFORM}']" in refused(capsys, "baselines", "list", "--platform", "cpu")
+    assert f"--platform cpu: is not in baselines; allowed are ['{PLATFORM}']" in refused(
+        capsys, "baselines", "list", "--platform", "cpu"
+    )
 
 
 def test_list_in_a_narrow_terminal_shortens_the_case(here, capsys, monkeypatch):
@@ -162,7 +164,7 @@ def test_show_has_metrics_launches_config_environment_and_reasons(here, capsys):
         "revision 1: 1 of 1 launch in the center, 1 block, recorded 2026-01-02",
         "peak_memory_bytes  1024 MiB",
         "num_parameters     7 ",
-        "the same in all launches",
+        "equal in all launches",
         "2026-01-02T03:04:05Z  0123456789ab  torchrun  20     10      12      +3.00%  rank 1: 1.5 ms   gemm 2 ms",
         '  dtype: "float32"',
         '  torch: "2.11.0"',
@@ -238,7 +240,7 @@ def test_diff_with_a_commit_tells_config_environment_metrics_and_hashes(committe
     for part in (
         f"A: HEAD:{committed}, revision 1: 5 of 5 launches in the center",
         '  dtype: "float32" -> "bfloat16"',
-        "  seed: not there -> 0",
+        "  seed: absent -> 0",
         '  torch: "2.11.0" -> "2.12.0"',
         "+20.0%  beyond the uncertainty",
         "weight hashes: differ from step 10 on, 000000000000 -> ffffffffffff",

@@ -229,8 +229,8 @@ def test_file_copied_under_another_cases_name_is_refused(tmp_path):
     with pytest.raises(BaselineError) as caught:
         read_baseline(tmp_path, "nvidia-h200-x2-nccl", "other case")
     assert str(caught.value) == (
-        f"{copy}: contains case 'tests/test_a.py::test_x::fsdp' of platform 'nvidia-h200-x2-nccl', but its name belongs "
-        "to 'other case' of 'nvidia-h200-x2-nccl'; was it copied or renamed by hand?"
+        f"{copy}: contains case 'tests/test_a.py::test_x::fsdp' of platform 'nvidia-h200-x2-nccl', "
+        "but its name belongs to 'other case' of 'nvidia-h200-x2-nccl'; was it copied or renamed by hand?"
     )
 
 
@@ -317,7 +317,8 @@ def test_baseline_of_a_collected_test_is_no_orphan(tmp_path):
 def test_baseline_of_a_test_that_its_collected_file_lacks_is_an_orphan(tmp_path):
     (line,) = found_orphans(tmp_path, make_baseline(test="tests/test_a.py::test_gone"))
     assert line.endswith(
-        "the test tests/test_a.py::test_gone does not exist; delete the file, or if the test was moved, run aorta baselines rename"
+        "the test tests/test_a.py::test_gone does not exist; "
+        "delete the file, or if the test was moved, run aorta baselines rename"
     )
     assert str(tmp_path / "baselines") in line
 
