@@ -79,6 +79,6 @@ def test_copies_between_host_and_device_are_hidden_on_streams_of_their_own(workl
     assert max(map(abs, in_line.metrics["overlap_saving"])) < 0.05
 
 
-def test_priority_that_the_device_lacks_is_told(workload, copy_config):
+def test_priority_that_the_device_lacks_is_reported(workload, copy_config):
     with pytest.raises(LaunchError, match=r"priority is -99; allowed on this device is -\d+ to 0"):
         workload.run("copy_compute", **copy_config | {"priority": -99})

@@ -80,7 +80,7 @@ def test_argument_turns_the_option_off(paired):
     project.run("--aorta-locate").stdout.fnmatch_lines(["2 launched, *"])
 
 
-def test_difference_that_does_not_come_back_is_told(paired):
+def test_difference_that_does_not_come_back_is_reported(paired):
     project = paired()
     project.plant(by_launch=LOCATING | {"4": LOCATING["3"]})
     project.run("--aorta-locate").stdout.fnmatch_lines(

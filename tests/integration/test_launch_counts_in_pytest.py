@@ -143,7 +143,7 @@ def test_regression_tells_everything_that_is_known(gpu):
     )
 
 
-def test_growth_of_memory_is_told_also_of_a_test_that_passes(learned):
+def test_growth_of_memory_is_reported_also_of_a_test_that_passes(learned):
     learned.plant(memory_growth=0.5)
     result = learned.run()
     result.assert_outcomes(passed=1)

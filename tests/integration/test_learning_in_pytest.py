@@ -18,7 +18,7 @@ def center_flags(project) -> list[tuple[int, bool]]:
     return [(launch["revision"], launch["center"]) for launch in stored(project)["launches"]]
 
 
-def test_ten_launches_are_recorded_and_what_they_detect_is_told(gpu):
+def test_ten_launches_are_recorded_and_what_they_detect_is_reported(gpu):
     gpu.plant(step_ms=STEADY)
     result = gpu.run("--update-baselines")
     result.assert_outcomes(passed=1)
@@ -45,7 +45,7 @@ def test_one_launch_is_recorded_where_nothing_has_noise(project):
     assert center_flags(project) == [(1, True)]
 
 
-def test_tests_that_may_not_fail_are_told(gpu):
+def test_tests_that_may_not_fail_are_reported(gpu):
     result = gpu.run("--update-baselines", "--aorta-max-launches=2")
     result.stdout.fnmatch_lines(["  fewer than 3 launches never fail a test for a metric that has noise"])
 

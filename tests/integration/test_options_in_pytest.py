@@ -274,7 +274,7 @@ def test_required_gpus_that_are_lacking_make_the_run_red(project, marks):
     result.stdout.fnmatch_lines(["*needs *GPUs, 0 given*; a skip is an error under --aorta-require-gpus"])
 
 
-def test_visible_device_that_is_none_is_told_in_the_header_and_by_its_test(project, monkeypatch):
+def test_visible_device_that_is_none_is_reported_in_the_header_and_by_its_test(project, monkeypatch):
     nvml = SimpleNamespace(
         NVMLError=OSError,
         nvmlInit=lambda: None,

@@ -91,7 +91,7 @@ def test_reference_that_is_none_fails_the_test_that_wants_it(versioned, options,
     versioned.assert_no_worktree_left()
 
 
-def test_workload_that_the_commit_lacks_is_told_and_not_launched(versioned):
+def test_workload_that_the_commit_lacks_is_reported_and_not_launched(versioned):
     versioned.write("workloads/young/default.yaml", (versioned.path / "workloads/toy/default.yaml").read_text())
     versioned.one_test("distributed_world.again(workload.run('young'), reference=True)")
     result = versioned.run("--aorta-ab=HEAD")

@@ -27,7 +27,7 @@ def test_copy_that_arrives_is_no_failure(kind):
     assert run_once(kind) is None
 
 
-def test_copy_that_was_not_made_is_told():
+def test_copy_that_was_not_made_is_reported():
     detail = run_once(fault="skipped_copy", check=1)
     assert (detail.kind, detail.iteration, detail.rank, detail.cause) == ("copy_h2d", 1, 3, "no data arrived")
     assert (detail.index, detail.count, detail.total) == (0, NUMEL, NUMEL)

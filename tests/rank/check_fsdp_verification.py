@@ -216,7 +216,7 @@ def test_data_of_the_next_iteration_is_named():
     assert {detail.cause for detail in details} == {"too new: overwritten with the data of the next iteration"}
 
 
-def test_value_that_is_no_number_is_told_in_words():
+def test_value_that_is_no_number_is_reported_in_words():
     world = OneRank(0, FaultSpec())
     chunks = world.full(WARMUP, 0).view(WORLD_SIZE, -1)
     chunks[1, 5] = float("nan")

@@ -102,7 +102,7 @@ def test_every_parameter_is_trained():
     assert [name for name, parameter in model.named_parameters() if not parameter.grad.abs().sum()] == []
 
 
-def test_heads_that_do_not_divide_the_width_are_told():
+def test_heads_that_do_not_divide_the_width_are_reported():
     with pytest.raises(ValueError, match="dim is 16, not a multiple of n_heads 3"):
         make_model(n_heads=3)
 

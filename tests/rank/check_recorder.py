@@ -76,7 +76,7 @@ def test_second_start_is_refused(recorder: Recorder) -> None:
         recorder.start()
 
 
-def test_script_without_a_measured_step_is_told_what_to_do(recorder: Recorder) -> None:
+def test_script_without_a_measured_step_fails_with_what_to_do(recorder: Recorder) -> None:
     recorder.start(warmup=5)
     record(recorder, [1.0])
     with pytest.raises(RuntimeError, match="run more steps than the warm-up has"):

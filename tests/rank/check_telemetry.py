@@ -132,7 +132,7 @@ def test_loss_of_some_steps_only_is_left_out(tmp_path):
     assert lines_of(path) == [{"step": 0, "step_time_ms": 1.0}, {"step": 1, "step_time_ms": 1.0}]
 
 
-def test_steps_of_microseconds_are_timed_and_told_within_bounds(tmp_path):
+def test_steps_of_microseconds_are_timed_and_reported_within_bounds(tmp_path):
     timer, spans = StepTimer(CPU), StreamSpans(CPU, every=10)
     for number in range(20_000):
         with timer.step(), spans.step(number), spans.span("compute"):
@@ -147,7 +147,7 @@ def test_steps_of_microseconds_are_timed_and_told_within_bounds(tmp_path):
     assert path.stat().st_size < 4 << 20
 
 
-def test_steps_of_ten_seconds_are_timed_and_told(tmp_path, monkeypatch):
+def test_steps_of_ten_seconds_are_timed_and_reported(tmp_path, monkeypatch):
     now_ns = 10**18
     clock = SimpleNamespace(time_ns=lambda: now_ns, perf_counter_ns=lambda: now_ns, thread_time_ns=lambda: now_ns // 2)
     monkeypatch.setattr(timer_module, "time", clock)

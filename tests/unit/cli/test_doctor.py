@@ -131,7 +131,7 @@ def test_torch_for_rocm_fits_gpus_of_amd():
     ("links", "expected"),
     [({}, []), ({"0": 18}, []), ({"0": 18, "1": 18}, [OK]), ({"0": 0, "1": 0}, [NOTE]), ({"0": 18, "1": 17}, [NOTE])],
 )
-def test_links_are_told_where_there_are_two_gpus(links, expected):
+def test_links_are_reported_where_there_are_two_gpus(links, expected):
     assert states(doctor_torch.link_findings(links)) == expected
 
 
@@ -139,7 +139,7 @@ def test_port_can_be_had_here():
     assert doctor.port_findings()[0].state == OK
 
 
-def test_bad_marks_and_holders_are_told(tmp_path, monkeypatch):
+def test_bad_marks_and_holders_are_reported(tmp_path, monkeypatch):
     monkeypatch.setenv("AORTA_LEASE_DIR", str(tmp_path / "leases"))
     assert states(doctor.lease_findings()) == [OK]
     mark_bad("GPU-1", "it fell off the bus")

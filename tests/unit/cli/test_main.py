@@ -487,7 +487,7 @@ def test_unknown_word_is_wrong_usage(capsys, arguments):
     assert "--help` names what is allowed" in capsys.readouterr().err
 
 
-def test_unknown_option_is_told_by_the_word_it_was_typed_after(capsys):
+def test_unknown_option_is_reported_by_the_word_it_was_typed_after(capsys):
     with pytest.raises(SystemExit) as caught:
         cli.main(["run", "--workload", "fsdp", "--seps", "3"])
     assert caught.value.code == 2

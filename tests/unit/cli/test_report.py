@@ -57,7 +57,7 @@ def test_launches_of_another_config_of_a_test_are_a_case_of_their_own(tmp_path):
     assert [case.reference[0].result.config for case in cases] == [{"overlap": True}, {"overlap": False}]
 
 
-def test_what_only_one_side_has_is_told_and_not_compared(two):
+def test_what_only_one_side_has_is_reported_and_not_compared(two):
     old, new = two
     keep(new, "test-c", 5.0)
     added = report_of(old, new).tests[-1]

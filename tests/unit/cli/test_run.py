@@ -123,7 +123,7 @@ def test_summary_has_step_times_hash_loss_and_metrics(toy, capsys):
     assert "peak_x: 2" in out
 
 
-def test_wrong_world_is_told_also_where_trials_are(toy, capsys):
+def test_wrong_world_is_reported_also_where_trials_are(toy, capsys):
     assert run() == 0
     capsys.readouterr()
     assert run("--nproc", "1") == 2
@@ -248,7 +248,7 @@ def test_failed_launch_keeps_the_trials_before_it(toy, capsys):
     assert "toy on 2 cpu ranks: result missing: rank 1 exited with code 0 and left no result" in capsys.readouterr().err
 
 
-def test_failed_checks_of_the_workload_are_kept_and_told(toy, capsys):
+def test_failed_checks_of_the_workload_are_kept_and_reported(toy, capsys):
     detail = {
         "kind": "all_gather", "iteration": 2, "rank": 1, "layer": 3, "source_rank": 0, "index": 5, "count": 7,
         "total": 16, "expected": 1.0, "actual": 0.0, "cause": "zeroed",

@@ -42,7 +42,7 @@ def test_list_has_built_in_and_own_workloads(own, capsys):
     ]
 
 
-def test_yaml_that_can_not_be_read_is_told_beside_the_others(own, capsys):
+def test_yaml_that_can_not_be_read_is_reported_beside_the_others(own, capsys):
     (own / "workloads" / "bad").mkdir()
     (own / "workloads" / "bad" / "default.yaml").write_text("clas: x")
     assert cli.main(["workloads"]) == 1

@@ -40,7 +40,7 @@ def test_nothing_is_started_around_torchrun_otherwise(tmp_path, profiler):
 
 
 @pytest.mark.parametrize("profiler", ["torch", "nsys", "rocprofv3"])
-def test_ranks_and_people_are_told_the_profiler(tmp_path, profiler):
+def test_ranks_and_people_are_shown_the_profiler(tmp_path, profiler):
     plan = make_plan(tmp_path, profiler=profiler)
     assert launch_environment(plan, {})["AORTA_PROFILER"] == profiler
     assert rank_document(plan)["profiler"] == profiler

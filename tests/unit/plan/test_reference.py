@@ -195,32 +195,32 @@ def test_repository_is_found_by_folder_inside_a_hook_too(opener, project, tmp_pa
 
 
 @pytest.mark.parametrize("ref", ["nowhere", "0123456789012345678901234567890123456789", "v1:project/train.py"])
-def test_ref_that_is_none_is_told_in_gits_own_words(opener, project, ref):
+def test_ref_that_is_none_is_reported_in_gits_own_words(opener, project, ref):
     with pytest.raises(SpecError, match=f"--aorta-ab={ref}: git rev-parse --verify in {project}: .*(fatal|error): "):
         opener(ref).open()
     assert scratch(project) == []
 
 
-def test_folder_that_is_in_no_repository_is_told_in_gits_own_words(opener, tmp_path, monkeypatch):
+def test_folder_that_is_in_no_repository_is_reported_in_gits_own_words(opener, tmp_path, monkeypatch):
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
     with pytest.raises(SpecError, match=r"--aorta-ab=HEAD: git .*fatal: not a git repository"):
         opener("HEAD", tmp_path).open()
 
 
-def test_missing_git_is_told(opener, monkeypatch, tmp_path):
+def test_missing_git_is_reported(opener, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SpecError, match="--aorta-ab=HEAD: git is not installed, or not on the path"):
         opener("HEAD").open()
 
 
-def test_root_folder_that_the_commit_lacks_is_told(opener, repository):
+def test_root_folder_that_the_commit_lacks_is_reported(opener, repository):
     (repository / "younger").mkdir()
     with pytest.raises(SpecError, match="--aorta-ab=HEAD: pytest's root folder does not exist there: younger"):
         opener("HEAD", repository / "younger").open()
     assert worktrees(repository) == []
 
 
-def test_missing_option_is_told(opener):
+def test_missing_option_is_reported(opener):
     with pytest.raises(SpecError, match="name one with --aorta-ab=REF"):
         opener(None).open()
 
@@ -249,7 +249,7 @@ def test_installed_workload_stays_what_it_is(opener, project):
     assert opener("HEAD").open().workload(spec) is spec
 
 
-def test_workload_that_the_commit_lacks_is_told(opener, project):
+def test_workload_that_the_commit_lacks_is_reported(opener, project):
     write(project / "workloads/young/default.yaml", toy_yaml())
     spec = find_workload("young", [project / "workloads"])
     with pytest.raises(SpecError, match=r"workload 'young' does not exist at v1: there is no .*/young"):
@@ -268,7 +268,7 @@ def test_workload_that_the_commit_lacks_is_told(opener, project):
     ],
     ids=["key", "value"],
 )
-def test_config_that_the_commit_does_not_know_is_told(opener, project, yaml, config, message):
+def test_config_that_the_commit_does_not_know_is_reported(opener, project, yaml, config, message):
     write(project / "workloads/toy/default.yaml", yaml)
     with pytest.raises(SpecError, match=message):
         at_reference(request_of(project, **config), opener("HEAD").open())
@@ -292,7 +292,7 @@ def test_script_is_the_commits(opener, project):
     assert request.script == str(reference.root / "train.py")
 
 
-def test_script_that_the_commit_lacks_is_told(opener, project):
+def test_script_that_the_commit_lacks_is_reported(opener, project):
     young = write(project / "young.py")
     with pytest.raises(SpecError, match=r"script '.*young\.py' does not exist at HEAD: there is no "):
         at_reference(script_request(str(young)), opener("HEAD").open())
@@ -417,7 +417,7 @@ def test_own_folder_and_script_are_the_same_in_another_environment(opener, compl
     assert at_reference(script, reference) == script
 
 
-def test_workload_that_another_environment_lacks_is_told(project, tmp_path):
+def test_workload_that_another_environment_lacks_is_reported(project, tmp_path):
     reference = EnvironmentReference("python:/x", "/x", project, {"other": (tmp_path, "others.other")})
     spec = read_workload("toy", project / "workloads/toy", "mine.toy")
     with pytest.raises(SpecError, match=r"workload 'toy' does not exist at python:/x: it has \['other'\] installed"):
@@ -425,7 +425,7 @@ def test_workload_that_another_environment_lacks_is_told(project, tmp_path):
 
 
 @pytest.mark.parametrize("installed", ["", "torch", "pytest_aorta"])
-def test_environment_that_lacks_a_package_is_told_with_its_name(opener, environment, installed):
+def test_environment_that_lacks_a_package_is_reported_with_its_name(opener, environment, installed):
     if installed:
         install(environment, f"{installed}/__init__.py")
     missing = " and ".join(name for name in ("torch", "pytest_aorta") if name != installed)
@@ -446,7 +446,7 @@ def test_environment_with_a_version_before_the_packages_is_refused_with_its_vers
         opener(f"python:{environment}").open()
 
 
-def test_interpreter_that_is_none_is_told(opener, project):
+def test_interpreter_that_is_none_is_reported(opener, project):
     with pytest.raises(SpecError, match=r"/absent/python can't be run: No such file or directory"):
         opener("python:/absent/python").open()
     broken = write(project / "python", "#!/bin/sh\necho no such option >&2\nexit 2\n")
@@ -465,7 +465,7 @@ def test_interpreter_that_is_none_is_told(opener, project):
         ("", True),
     ],
 )
-def test_source_of_a_checkout_is_told_from_environments_inside_of_it(tmp_path, path, is_source):
+def test_source_of_a_checkout_is_reported_from_environments_inside_of_it(tmp_path, path, is_source):
     checkout = tmp_path / "site-packages"
     assert is_source_of(checkout, checkout / path) is is_source
 

@@ -53,7 +53,7 @@ def test_test_that_takes_any_device_runs_on_cpu_ranks_where_no_gpu_is(options):
         (2, "any", {"require_gpus": True}, 0, "needs GPUs, 0 given; --aorta-require-gpus does not allow CPU ranks"),
     ],
 )
-def test_lacking_devices_are_told_with_needed_and_given(size, device, options, visible, message):
+def test_lacking_devices_are_reported_with_needed_and_given(size, device, options, visible, message):
     with pytest.raises(DevicesUnavailable) as caught:
         resolve_world(WorldSpec(size, device), make_options(**options), gpus(visible))
     assert message in str(caught.value)
@@ -124,7 +124,7 @@ def test_promised_gpus_that_are_not_there_are_refused():
     )
 
 
-def test_every_variable_that_limits_is_told():
+def test_every_variable_that_limits_is_reported():
     with pytest.raises(DevicesUnavailable, match=r"visible with HIP_VISIBLE_DEVICES='0' and ROCR_VISIBLE_DEVICES='';"):
         check_budget(make_options(gpus=1), [], {"HIP_VISIBLE_DEVICES": "0", "ROCR_VISIBLE_DEVICES": "", "PATH": "/"})
 
@@ -145,12 +145,12 @@ def test_all_over_nodes_means_the_devices_of_each():
     assert resolve_world(WorldSpec("all", nodes=2), make_options(nnodes=2, gpus=0), []) == World(4, "cpu", nodes=2)
 
 
-def test_more_ranks_than_each_node_has_gpus_are_told():
+def test_more_ranks_than_each_node_has_gpus_are_reported():
     with pytest.raises(DevicesUnavailable, match="needs 4 GPUs on each node, 2 given"):
         resolve_world(WorldSpec(8, nodes=2), make_options(nnodes=2), gpus(2))
 
 
-def test_nodes_that_the_run_has_not_are_told():
+def test_nodes_that_the_run_has_not_are_reported():
     with pytest.raises(DevicesUnavailable, match=r"needs 2 nodes, 1 given \(--aorta-nnodes=1\)"):
         resolve_world(WorldSpec(2, nodes=2), make_options(), [])
 

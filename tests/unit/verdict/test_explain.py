@@ -27,7 +27,7 @@ def test_rank_that_was_as_slow_at_the_baseline_is_none():
     assert straggler(lagging(-0.5, 0.9), lagging(-0.5, 0.8)) is None
 
 
-def test_lag_is_told_beyond_that_of_the_baseline():
+def test_lag_is_reported_beyond_that_of_the_baseline():
     assert straggler(lagging(-0.5, 0.9), lagging(0.0, 0.5)) == Straggler(1, pytest.approx(0.4))
 
 

@@ -153,7 +153,7 @@ def test_stored_overlap_is_shown_and_compared_on_its_scale():
     assert re.search(r"exposed_comm_ms .* \+3[56]\.\d% of step +beyond the uncertainty", differing)
 
 
-def test_detection_of_lost_overlap_is_told_in_points():
+def test_detection_of_lost_overlap_is_reported_in_points():
     marked = {"overlap_ratio": METRICS["overlap_ratio"].parse_tolerance("5 points")}
     (line,) = [line for line in detection_lines(HIDDEN, marked, default_priors, 5) if "overlap_ratio" in line]
     assert re.search(r"overlap_ratio: detects from -\d+\.\d+ points with 3, ", line)

@@ -69,7 +69,7 @@ def test_pattern_that_matches_nothing_names_pattern_file_and_last_lines():
     assert message.endswith("line 19")
 
 
-def test_match_that_is_no_number_is_told():
+def test_match_that_is_no_number_is_reported():
     with pytest.raises(AdapterError, match=r"a line matches, but a value is not a number: .*'abc'"):
         log_records(PATTERN, "step 1: loss abc in 1 ms", "x")
 
@@ -269,7 +269,7 @@ def test_one_event_file_is_expected(tmp_path, count, said):
         read_records(adapter, tmp_path)
 
 
-def test_log_of_a_file_of_its_own_that_is_absent_is_told(tmp_path):
+def test_log_of_a_file_of_its_own_that_is_absent_is_reported(tmp_path):
     adapter = replace(LOGGED, file=str(tmp_path / "train.log"))
     with pytest.raises(AdapterError, match=r"train\.log: can't be read: No such file"):
         read_records(adapter, tmp_path)

@@ -61,7 +61,7 @@ def test_difference_between_modules_is_the_parents():
     assert "first the input of layers.0.w [4, 4]: computed outside of modules, in what layers.0 does after" in found
 
 
-def test_other_data_are_told():
+def test_other_data_are_reported():
     assert "the model is given other data" in line("forward", forward=((":input",), ()))
 
 
@@ -84,7 +84,7 @@ def test_what_is_the_same_is_said():
     assert line("forward") == "all 7 inputs and outputs of modules are the same on all 2 ranks"
 
 
-def test_names_of_one_side_alone_are_told():
+def test_names_of_one_side_alone_are_reported():
     here = make_result([[1.0]], tensor_hashes={"weights": hashes(["a", "b"])})
     there = make_result([[1.0]], tensor_hashes={"weights": hashes(["a"])})
     assert locate(here, there, 2) == ["step 2, weights: all 1 parameters are the same; one of the two alone has ['b']"]
@@ -105,7 +105,7 @@ def test_steps_without_hashes_give_no_line():
     )
 
 
-def test_only_keys_that_both_configs_have_are_told():
+def test_only_keys_that_both_configs_have_are_reported():
     here = make_result([[1.0]], config={"lr": 1, "backend": "eager"})
     there = make_result([[1.0]], config={"lr": 2, "prefetch": 1})
     assert other_keys(here, there) == "lr is 1, the reference's 2"

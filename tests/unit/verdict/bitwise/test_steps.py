@@ -61,7 +61,7 @@ def test_what_one_side_lacks_is_lost_and_never_passes(side, metric, lacking, rem
     assert all(part in row.reason for part in remedy.split("*"))
 
 
-def test_too_few_measured_steps_are_told_as_such():
+def test_too_few_measured_steps_are_reported_as_such():
     row = rows(trained(), trained(), steps=25)["loss"]
     assert row.is_lost
     assert "not of step 4; it takes config steps=25; it measured 3" in row.reason
@@ -102,7 +102,7 @@ def test_verdict_and_first_difference_agree(here, there):
     assert row.outcome is (Outcome.REGRESSION if odd else Outcome.PASS)
 
 
-def test_metrics_are_told_apart_by_what_they_are_about():
+def test_metrics_are_distinguished_by_what_they_are_about():
     assert split(None) == (["loss", "grad_norm", "weight_hash"], [])
     assert split(["step_time_p50", "weight_hash"]) == (["weight_hash"], ["step_time_p50"])
     with pytest.raises(SpecError, match=r"no such metrics \['los'\]"):

@@ -94,13 +94,13 @@ def test_pass_needs_twice_the_tolerance_excluded():
     assert stored(0.04, baseline=baseline, tolerance=0.2).outcome is Outcome.PASS
 
 
-def test_improvement_is_not_passed_before_it_can_be_told():
+def test_improvement_is_not_passed_before_it_can_be_reported():
     assert stored(-0.2).outcome is None
     assert stored(-0.2, max_launches=1).outcome is Outcome.PASS
 
 
 @pytest.mark.parametrize("most", range(1, 14))
-def test_launches_that_nothing_can_be_told_from_end_inconclusive(most):
+def test_launches_that_nothing_can_be_reported_from_end_inconclusive(most):
     noise = [(-1) ** number * (0.3 + number / 100) for number in range(13)]
     outcomes = [stored(*noise[: count + 1], max_launches=most).outcome for count in range(most)]
     last_look = most if most % 2 else max(1, most - 1)
@@ -109,7 +109,7 @@ def test_launches_that_nothing_can_be_told_from_end_inconclusive(most):
 
 
 @pytest.mark.parametrize("most", range(2, 13))
-def test_pairs_that_nothing_can_be_told_from_end_inconclusive(most):
+def test_pairs_that_nothing_can_be_reported_from_end_inconclusive(most):
     noise = [(-1) ** number * (0.3 + number / 100) for number in range(12)]
     outcomes = [pairs(*noise[: count + 1], max_pairs=most).outcome for count in range(most)]
     assert outcomes[0] is None
@@ -271,7 +271,7 @@ def test_interval_of_pairs_holds_the_true_change_as_often_as_it_says(count):
 
 
 @pytest.mark.parametrize("count", [3, 5])
-def test_slowdown_that_is_said_to_be_detectable_is_told_from_none(count):
+def test_slowdown_that_is_said_to_be_detectable_is_reported_from_none(count):
     rng = random.Random(8)
     told = 0
     for _ in range(1500):
