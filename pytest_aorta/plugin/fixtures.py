@@ -15,7 +15,7 @@ from pytest_aorta.session.record import TestRecord
 from pytest_aorta.session.session import Session
 from pytest_aorta.session.spec import TestSpec
 from pytest_aorta.session.world import DistributedWorld
-from pytest_aorta.verdict.metrics import METRICS
+from pytest_aorta.verdict.metrics import METRICS, MetricKind
 
 
 def make_world(
@@ -25,7 +25,7 @@ def make_world(
     options = session.options
     base = options.results_dir or request.getfixturevalue("tmp_path_factory").getbasetemp() / "aorta"
     timed = request.node.get_closest_marker("overlap") or any(
-        METRICS[name].kind == "timing" for name in spec.tolerances
+        METRICS[name].kind is MetricKind.TIMING for name in spec.tolerances
     )
     # Outside of the try: a driver that does not answer is an error, not a reason to skip the test.
     devices = session.devices

@@ -23,7 +23,7 @@ from pytest_aorta.verdict.baseline import Baseline, StoredLaunch
 from pytest_aorta.verdict.comparison import StoredComparison
 from pytest_aorta.verdict.priors import default_variance
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import Verdicts
+from pytest_aorta.verdict.verdicts import ReferenceKind, VerdictReference, Verdicts
 
 _MAX_PLAN_BYTES = 1 << 20
 
@@ -138,7 +138,8 @@ def _verdicts(name: str, here: Sequence[Launch], there: Sequence[Launch], candid
         Outcome.MISSING: f"missing in {candidate} or in {reference}",
         Outcome.IMPROVED: "",
     }
-    rows = (replace(row, reason=reasons.get(row.outcome, row.reason), against=reference) for row in verdicts.rows)
+    other = VerdictReference(ReferenceKind.RESULTS, reference)
+    rows = (replace(row, detail=reasons.get(row.outcome, row.detail), reference=other) for row in verdicts.rows)
     return replace(verdicts, rows=tuple(rows))
 
 

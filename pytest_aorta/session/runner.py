@@ -225,12 +225,12 @@ class WorkloadRunner:
         verdicts = stored.judge(launches)
         if not (open_metrics := unsettled(verdicts, stored)):
             return verdicts
-        paired = PairedComparison(case, marked, stored.variance, open_metrics, options.max_launches)
+        paired = PairedComparison(case, marked, stored.variance, open_metrics, options.max_launches, options.ab)
         candidates: list[LaunchFacts] = []
         reference_again = functools.partial(self._again, result, compared.reference, reference=True)
         settled = settle_pairs(paired, candidates, [], again, reference_again)
         launches += candidates
-        return joined(verdicts, settled, options.ab)
+        return joined(verdicts, settled)
 
     def _learn(self, compared: Compared, config: dict[str, Any], result: WorkloadResult) -> Verdicts:
         """Launch as often as a baseline needs, and have the launches written if the test passes."""

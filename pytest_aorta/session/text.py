@@ -11,7 +11,7 @@ from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.record import TestRecord
 from pytest_aorta.verdict.baseline import Baseline
-from pytest_aorta.verdict.metrics import METRICS, format_value, middle
+from pytest_aorta.verdict.metrics import METRICS, Direction, format_value, middle
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Verdict
 
@@ -91,7 +91,9 @@ def change_lines(old: Baseline | None, new: Baseline) -> list[str]:
         after, before = middle(metric, new.center_launches), middle(metric, old.center_launches) if old else None
         if after is None and before is None:
             continue
-        shown = (format_value(value, metric.unit, exact=metric.direction == "exact") for value in (before, after))
+        shown = (
+            format_value(value, metric.unit, exact=metric.direction is Direction.EXACT) for value in (before, after)
+        )
         text = f"  {metric.name}: {' -> '.join(shown)}"
         if isinstance(before, float) and isinstance(after, float) and before:
             text += f" ({(after - before) / abs(before):+.1%})"

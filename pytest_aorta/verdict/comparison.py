@@ -1,4 +1,4 @@
-"""Compares launches' facts with a baseline or with a reference, metric by metric."""
+"""Comparison of launches with a stored baseline or with an A/B reference, metric by metric."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.applicability import not_applicable, other_config, under_profiler, widened
 from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.explain import EXPLAINED, exposure, notes
-from pytest_aorta.verdict.metrics import EXACT, METRICS, Metric, Tolerance, Value, middle
+from pytest_aorta.verdict.metrics import METRICS, Direction, Metric, MetricKind, Origin, Tolerance, Value, middle
 from pytest_aorta.verdict.priors import (
     blocks,
     reference_step_ms,
@@ -33,26 +33,28 @@ from pytest_aorta.verdict.statistics.decision import (
 )
 from pytest_aorta.verdict.statistics.scale import Scale
 from pytest_aorta.verdict.statistics.variance import Estimate, VarianceComponents, baseline_estimate
-from pytest_aorta.verdict.verdicts import Verdict, Verdicts
+from pytest_aorta.verdict.verdicts import Missing, ReferenceKind, Verdict, VerdictReference, Verdicts
 
 Priors: TypeAlias = Callable[[Metric], VarianceComponents]
-# Below these a baseline's spread is hardly its own.
+# With fewer launches the variance of a baseline is mostly that of the prior.
 MIN_LAUNCHES = 5
-_STALE = "baseline stale: record the better value with --update-baselines --aorta-reset-baselines"
+_STALE = "the baseline is stale; record the better value with --update-baselines --aorta-reset-baselines"
 
 
 def choose_tolerances(marked: Mapping[str, Tolerance], *facts: LaunchFacts) -> dict[str, Tolerance]:
-    """The metrics to compare: those a marker names, and the table's defaults that any of the launches has.
+    """Return the tolerances of the metrics to compare.
+
+    These are the metrics that a marker names, and the metrics with a default tolerance that any of the launches has.
 
     Raises:
-        SpecError: a marker names a metric that means nothing with so few steps.
+        SpecError: A marker names a metric that needs more steps than were measured.
     """
     chosen = dict(marked)
     num_steps = min(launch.num_steps for launch in facts)
     for name in marked:
         if num_steps < METRICS[name].min_steps:
             raise SpecError(
-                f"tolerance of {name}: {num_steps} steps were measured and it takes at least "
+                f"tolerance of {name}: {num_steps} steps were measured, but {name} needs at least "
                 f"{METRICS[name].min_steps}; measure more steps, or use step_time_tail5"
             )
     for name, metric in METRICS.items():
@@ -64,13 +66,14 @@ def choose_tolerances(marked: Mapping[str, Tolerance], *facts: LaunchFacts) -> d
 
 @dataclass(frozen=True)
 class StoredComparison:
-    """Compares a growing number of launches of one sitting with a stored baseline.
+    """A comparison of an increasing number of launches of one session block with a stored baseline.
 
     Attributes:
-        config: the candidate's; a baseline of another one is none.
-        marked: the tolerances that markers name.
-        priors: what is taken for a metric's spread before the baseline shows its own.
-        max_launches: of the candidate, after which every verdict is final.
+        config: The candidate's config; a baseline of another config is not compared.
+        marked: The tolerances set by markers.
+        priors: Returns the prior of a metric's variance.
+        max_launches: Number of the candidate's launches after which every verdict is final.
+        file: Path of the baseline's file, for reports.
     """
 
     case: str
@@ -79,11 +82,12 @@ class StoredComparison:
     marked: Mapping[str, Tolerance]
     priors: Priors
     max_launches: int = 1
+    file: str = ""
 
     def judge(self, launches: Sequence[LaunchFacts], decided: Mapping[str, Verdict] | None = None) -> Verdicts:
-        """One verdict a metric; one that the baseline has and the launch lost is *missing*, as is the reverse.
+        """Return one verdict per metric. A metric that only one of the two sides has is *missing*.
 
-        ``decided`` are verdicts of fewer launches that stay as they are.
+        ``decided`` are verdicts of fewer launches, which are kept.
         """
         present = () if self.baseline is None else self.baseline.center_launches[-1:]
         tolerances = choose_tolerances(self.marked, launches[0], *present)
@@ -95,53 +99,54 @@ class StoredComparison:
         return Verdicts(self.case, tuple(rows), tuple(notes(launches, center_launches)))
 
     def variance(self, metric: Metric) -> VarianceComponents:
-        """What the baseline tells of a metric's spread, or else the prior."""
-        if self.baseline is None or None in transformed_values(
-            metric, self.baseline.center_launches, self.baseline.center_launches
-        ):
+        """Return the variance of a metric in the baseline, or the prior if the baseline has no such values."""
+        center = () if self.baseline is None else self.baseline.center_launches
+        if not center or None in transformed_values(metric, center, center):
             return self.priors(metric)
         return self.estimate(metric).variance
 
     def estimate(self, metric: Metric) -> Estimate:
-        """The stored centre of a metric and its spread. There has to be a baseline that has the metric."""
+        """Return the baseline estimate of a metric. The baseline has to exist and to have the metric."""
         assert self.baseline is not None
-        center_launches = transformed_by_block(metric, self.baseline.center_launches, self.baseline.center_launches)
-        return baseline_estimate(center_launches, transformed_by_revision(metric, self.baseline), self.priors(metric))
+        center_values = transformed_by_block(metric, self.baseline.center_launches, self.baseline.center_launches)
+        return baseline_estimate(center_values, transformed_by_revision(metric, self.baseline), self.priors(metric))
 
     def allowed(self, metric: Metric, tolerance: Tolerance, stored: Estimate) -> Tolerance:
-        """The tolerance, one of the table's own widened to what the stored launches can bear."""
-        if metric.name in self.marked or tolerance.relative is None:
+        """Return the tolerance, with a default one widened until the noise of the stored launches allows a decision."""
+        if tolerance.origin is not Origin.DEFAULT or tolerance.value is None:
             return tolerance
-        bearable = metric.scale.change(RESOLVED_BY * math.sqrt(stored.variance.within.value))
-        if bearable <= tolerance.relative:
+        least = metric.scale.change(RESOLVED_BY * math.sqrt(stored.variance.within.value))
+        if least <= tolerance.value:
             return tolerance
-        return Tolerance(math.ceil(bearable * 100) / 100, metric.scale)
+        return Tolerance(math.ceil(least * 100) / 100, metric.scale, Origin.WIDENED)
 
     def _judge_one(self, metric: Metric, launches: Sequence[LaunchFacts], tolerance: Tolerance) -> Verdict:
         tolerance = widened(metric, launches[0], tolerance)
-        blank = _blank(self.case, metric, launches, tolerance)
-        if reason := under_profiler(metric, launches):
-            return replace(blank, outcome=Outcome.NOT_APPLICABLE, reason=reason)
+        revision = None if self.baseline is None else self.baseline.revision
+        reference = VerdictReference(ReferenceKind.BASELINE, self.file, revision)
+        blank = _blank(self.case, metric, launches, tolerance, reference)
+        if detail := under_profiler(metric, launches):
+            return replace(blank, outcome=Outcome.NOT_APPLICABLE, detail=detail)
         if self.baseline is None:
-            return replace(blank, reason="no baseline; record one with --update-baselines")
-        if reason := other_config(self.baseline.config, self.config):
-            return replace(blank, reason=reason)
+            return _missing(blank, Missing.BASELINE, "no baseline; record one with --update-baselines")
+        if detail := other_config(self.baseline.config, self.config):
+            return _missing(blank, Missing.BASELINE, detail)
         center_launches = self.baseline.center_launches
         if problem := _incomparable(blank, metric, tolerance, launches, center_launches):
             return problem
-        if tolerance.relative is None or isinstance(blank.value, str):
+        if tolerance.value is None or isinstance(blank.value, str):
             return _exact(blank, metric, launches, center_launches)
         values = [value for value in transformed_values(metric, launches, center_launches) if value is not None]
         if len(values) < len(launches) or None in transformed_values(metric, center_launches, center_launches):
             return _within_range(blank, metric, tolerance, launches, center_launches, self.max_launches)
         stored = self.estimate(metric)
         tolerance = self.allowed(metric, tolerance, stored)
-        blank = replace(blank, tolerance=str(tolerance))
+        blank = replace(blank, tolerance=tolerance)
         decision = decide_stored(
             values,
             blocks([*center_launches, *launches])[-1],
             stored,
-            tolerance.relative or 0.0,
+            tolerance.value or 0.0,
             max_launches=self.max_launches,
             worse=metric.worse,
             relative=metric.scale is Scale.RELATIVE,
@@ -149,22 +154,24 @@ class StoredComparison:
         row = _decided(
             blank, decision, metric, metric.scale.from_transformed(stored.center, reference_step_ms(center_launches))
         )
-        if reason := _exposure(row, launches, center_launches):
-            row = replace(row, reason=reason)
+        if detail := _exposure(row, launches, center_launches):
+            row = replace(row, detail=detail)
         elif row.outcome is Outcome.INCONCLUSIVE and len(center_launches) < MIN_LAUNCHES:
             few = f"only {counted(len(center_launches), 'launch')} in the baseline; record more with --update-baselines"
-            row = replace(row, reason=few)
+            row = replace(row, detail=few)
         return _with_throttling(row, metric, launches)
 
 
 @dataclass(frozen=True)
 class PairedComparison:
-    """Compares launches of candidate and reference, made in turn in one sitting.
+    """A comparison of launches of candidate and A/B reference that alternate in one session block.
 
     Attributes:
-        spread: what is known of a metric's spread beforehand.
-        only: the metrics to compare, at exactness where neither marker nor table has a tolerance; None: as stored.
-        max_pairs: after which every verdict is final.
+        variance: Returns the prior of a metric's variance.
+        only: The metrics to compare, bit for bit if neither a marker nor the table has a tolerance; None compares the
+            metrics that a stored baseline would be compared by.
+        max_pairs: Number of pairs after which every verdict is final.
+        version: Name of the version that the reference ran; empty if both sides are variants of the test.
     """
 
     case: str
@@ -172,6 +179,7 @@ class PairedComparison:
     variance: Priors
     only: Collection[str] | None = None
     max_pairs: int = 1
+    version: str = ""
 
     def judge(
         self,
@@ -179,16 +187,16 @@ class PairedComparison:
         references: Sequence[LaunchFacts],
         decided: Mapping[str, Verdict] | None = None,
     ) -> Verdicts:
-        """One verdict a metric; what one of the two lacks is missing, not left out.
+        """Return one verdict per metric. A metric that only one of the two sides has is *missing*.
 
         Raises:
-            SpecError: ``only`` names a metric that there is not.
+            SpecError: ``only`` names an unknown metric.
         """
         tolerances = choose_tolerances(self.marked, candidates[0], references[0])
         if self.only is not None:
             if unknown := sorted(set(self.only) - set(METRICS)):
-                raise SpecError(f"compare: no such metrics {unknown}; there are {sorted(METRICS)}")
-            tolerances = {name: tolerances.get(name, EXACT) for name in self.only}
+                raise SpecError(f"compare: metrics {unknown} are unknown; allowed are {sorted(METRICS)}")
+            tolerances = {name: tolerances.get(name, Tolerance(None, origin=Origin.COMPARE)) for name in self.only}
         rows = [
             (decided or {}).get(name) or self._judge_one(METRICS[name], candidates, references, tolerance)
             for name, tolerance in tolerances.items()
@@ -202,12 +210,12 @@ class PairedComparison:
         references: Sequence[LaunchFacts],
         tolerance: Tolerance,
     ) -> Verdict:
-        blank = _blank(self.case, metric, candidates, tolerance)
-        if reason := under_profiler(metric, [*candidates, *references]):
-            return replace(blank, outcome=Outcome.NOT_APPLICABLE, reason=reason)
+        blank = _blank(self.case, metric, candidates, tolerance, VerdictReference(ReferenceKind.AB, self.version))
+        if detail := under_profiler(metric, [*candidates, *references]):
+            return replace(blank, outcome=Outcome.NOT_APPLICABLE, detail=detail)
         if problem := _incomparable(blank, metric, tolerance, candidates, references):
             return problem
-        if tolerance.relative is None or isinstance(blank.value, str):
+        if tolerance.value is None or isinstance(blank.value, str):
             return _exact(blank, metric, candidates, references)
         values, others = (transformed_values(metric, side, references) for side in (candidates, references))
         differences = [a - b for a, b in zip(values, others, strict=True) if a is not None and b is not None]
@@ -216,19 +224,26 @@ class PairedComparison:
         decision = decide_pairs(
             differences,
             self.variance(metric).within,
-            tolerance.relative,
+            tolerance.value,
             max_pairs=self.max_pairs,
             worse=metric.worse,
             relative=metric.scale is Scale.RELATIVE,
         )
         row = _decided(blank, decision, metric, middle(metric, references))
-        row = replace(row, reason=_exposure(row, candidates, references) or row.reason)
+        row = replace(row, detail=_exposure(row, candidates, references) or row.detail)
         return _with_throttling(row, metric, candidates)
 
 
-def _blank(case: str, metric: Metric, launches: Sequence[LaunchFacts], tolerance: Tolerance) -> Verdict:
-    value = middle(metric, launches)
-    return Verdict(case, metric.name, Outcome.MISSING, value, None, None, str(tolerance), launches=len(launches))
+def _blank(
+    case: str, metric: Metric, launches: Sequence[LaunchFacts], tolerance: Tolerance, reference: VerdictReference
+) -> Verdict:
+    value, count = middle(metric, launches), len(launches)
+    return Verdict(case, metric.name, Outcome.MISSING, value, None, None, tolerance, reference, launches=count)
+
+
+def _missing(blank: Verdict, part: Missing, detail: str) -> Verdict:
+    # Without a value of the candidate, the state of the baseline does not matter.
+    return replace(blank, missing=Missing.CANDIDATE_VALUE if blank.value is None else part, detail=detail)
 
 
 def _incomparable(
@@ -238,19 +253,19 @@ def _incomparable(
     launches: Sequence[LaunchFacts],
     others: Sequence[LaunchFacts],
 ) -> Verdict | None:
-    """The verdict where there are not two things to compare."""
+    """Return the verdict for a metric that one side lacks or that does not apply, or None if it can be compared."""
     known = [metric.measure(other) for other in others]
     if any(metric.measure(launch) is None for launch in launches):
-        return replace(blank, value=None, baseline=known[-1], reason=f"the launch has no {metric.name}")
-    if reason := not_applicable(metric, tolerance, launches[0], others[-1]):
-        shown = blank.baseline if metric.direction == "exact" else middle(metric, others)
-        return replace(blank, outcome=Outcome.NOT_APPLICABLE, baseline=shown, reason=reason)
+        lost = replace(blank, value=None, baseline=known[-1])
+        return _missing(lost, Missing.CANDIDATE_VALUE, f"the launch has no {metric.name}")
+    if detail := not_applicable(metric, tolerance, launches[0], others[-1]):
+        shown = blank.baseline if metric.direction is Direction.EXACT else middle(metric, others)
+        return replace(blank, outcome=Outcome.NOT_APPLICABLE, baseline=shown, detail=detail)
     if any(value is None for value in known):
-        return replace(
-            blank,
-            reason=f"the baseline has no {metric.name}; record it again with --update-baselines "
-            "--aorta-reset-baselines",
-        )
+        remedy = "record it again with --update-baselines --aorta-reset-baselines"
+        absent = f"the {blank.reference} has no {metric.name}"
+        detail = absent if blank.is_by_ab else f"{absent}; {remedy}"
+        return _missing(blank, Missing.BASELINE_VALUE, detail)
     return None
 
 
@@ -258,8 +273,8 @@ def _exact(blank: Verdict, metric: Metric, launches: Sequence[LaunchFacts], othe
     expected = {metric.measure(other) for other in others}
     for launch in launches:
         value = metric.measure(launch)
-        if odd := sorted(expected - {value}, key=str):
-            return replace(blank, outcome=Outcome.REGRESSION, value=value, baseline=odd[0])
+        if different := sorted(expected - {value}, key=str):
+            return replace(blank, outcome=Outcome.REGRESSION, value=value, baseline=different[0])
     return replace(blank, outcome=Outcome.PASS, baseline=blank.value)
 
 
@@ -271,23 +286,28 @@ def _within_range(
     others: Sequence[LaunchFacts],
     max_launches: int,
 ) -> Verdict:
-    """Where some values are zero or below, there are no logs: whether all launches lie beyond all others."""
+    """Compare by range, for values of zero or below, which have no logarithm.
+
+    A change is reported if all launches are beyond all others and beyond the tolerance.
+    """
     worse = metric.worse
     here = [worse * float(metric.measure(launch) or 0) for launch in launches]
     there = [worse * float(metric.measure(other) or 0) for other in others]
-    row = replace(blank, baseline=middle(metric, others), reason="not positive: compared by range")
-    allowed = (tolerance.relative or 0.0) * abs(median(there))
+    row = replace(
+        blank, baseline=middle(metric, others), detail="values are not positive, so their ranges are compared"
+    )
+    allowed = (tolerance.value or 0.0) * abs(median(there))
     if min(there) <= median(here) <= max(there) or abs(median(here) - median(there)) <= allowed:
         return replace(row, outcome=Outcome.PASS)
-    if _are_apart(here, there) and min(here) > max(there):
+    if _are_separate(here, there) and min(here) > max(there):
         return replace(row, outcome=Outcome.REGRESSION)
-    if _are_apart(here, there) and max(here) < min(there):
+    if _are_separate(here, there) and max(here) < min(there):
         return replace(row, outcome=Outcome.IMPROVED)
     return replace(row, outcome=Outcome.INCONCLUSIVE, is_open=len(here) < max_launches)
 
 
-def _are_apart(here: Sequence[float], there: Sequence[float]) -> bool:
-    """Whether it is no chance that all of ``here`` lie on one side of all of ``there``."""
+def _are_separate(here: Sequence[float], there: Sequence[float]) -> bool:
+    """Return True if it is unlikely to be chance that all of ``here`` lie on one side of all of ``there``."""
     by_chance = 1 / math.comb(len(here) + len(there), len(here))
     never_varies = len(set(here)) == len(set(there)) == 1
     return len(here) >= MIN_LAUNCHES_TO_FAIL and (never_varies or by_chance <= FALSE_ALARM_RATE)
@@ -305,20 +325,20 @@ def _decided(blank: Verdict, decision: Decision, metric: Metric, center: Value) 
         low=ends[0],
         high=ends[1],
         launches=decision.launches,
-        reason=_STALE if decision.outcome is Outcome.IMPROVED else "",
+        detail=_STALE if decision.outcome is Outcome.IMPROVED else "",
     )
 
 
 def _with_throttling(row: Verdict, metric: Metric, launches: Sequence[LaunchFacts]) -> Verdict:
-    """Where a time is not what it was, say so of launches whose devices were throttled."""
+    """Name throttled devices in the explanation of a time that did not pass."""
     num_hot = sum(bool(launch.throttled) for launch in launches)
-    if not num_hot or metric.kind != "timing" or row.outcome is Outcome.PASS:
+    if not num_hot or metric.kind is not MetricKind.TIMING or row.outcome is Outcome.PASS:
         return row
     of = f"{num_hot} of {len(launches)} launches" if len(launches) > 1 else "the launch"
-    return replace(row, reason=", ".join(filter(None, [f"GPUs throttled in {of}", row.reason])))
+    return replace(row, detail=", ".join(filter(None, [f"GPUs throttled in {of}", row.detail])))
 
 
 def _exposure(row: Verdict, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str:
-    """What explains a regression of overlap."""
+    """Return the exposed collective that explains a regression of overlap, or an empty text."""
     is_explained = row.metric in EXPLAINED and row.outcome is Outcome.REGRESSION
     return exposure(launches, others) if is_explained else ""

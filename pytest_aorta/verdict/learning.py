@@ -14,7 +14,7 @@ from pytest_aorta.verdict.applicability import not_applicable, other_environment
 from pytest_aorta.verdict.baseline import MAX_LAUNCHES, Baseline, StoredLaunch
 from pytest_aorta.verdict.comparison import MIN_LAUNCHES, Priors, StoredComparison, choose_tolerances
 from pytest_aorta.verdict.explain import MEMORY_GROWTH, STEP_GROWTH
-from pytest_aorta.verdict.metrics import METRICS, Tolerance
+from pytest_aorta.verdict.metrics import METRICS, Direction, MetricKind, Origin, Tolerance
 from pytest_aorta.verdict.priors import blocks, transformed_values
 from pytest_aorta.verdict.statistics.decision import LOOKS, MIN_LAUNCHES_TO_FAIL, RESOLVED_BY, Outcome, detectable
 from pytest_aorta.verdict.statistics.scale import Scale
@@ -30,7 +30,7 @@ def launches_to_learn(marked: Mapping[str, Tolerance], facts: LaunchFacts, wante
     """``wanted`` where any compared metric has noise, else one: what is exact needs no second launch."""
     for name, tolerance in choose_tolerances(marked, facts).items():
         metric = METRICS[name]
-        if metric.direction == "exact" or tolerance.relative is None:
+        if metric.direction is Direction.EXACT or tolerance.value is None:
             continue
         if not_applicable(metric, tolerance, facts, facts) is None:
             return wanted
@@ -111,13 +111,13 @@ def objections(launches: Sequence[LaunchFacts], marked: Mapping[str, Tolerance])
     found, times_count = [], False
     for name, given in choose_tolerances(marked, launches[0]).items():
         metric, tolerance = METRICS[name], widened(METRICS[name], launches[0], given)
-        if tolerance.relative is None or not_applicable(metric, given, launches[0], launches[0]):
+        if tolerance.value is None or not_applicable(metric, given, launches[0], launches[0]):
             continue
-        times_count = times_count or metric.kind == "timing"
+        times_count = times_count or metric.kind is MetricKind.TIMING
         values = [value for value in transformed_values(metric, launches, launches) if value is not None]
         # A tolerance of the table's own is widened to what the launches can bear.
         if len(values) >= MIN_LAUNCHES and name in marked:
-            found += [f"{name}: {problem}" for problem in _noise_problems(values, tolerance.relative, metric.scale)]
+            found += [f"{name}: {problem}" for problem in _noise_problems(values, tolerance.value, metric.scale)]
     hot = [f"launch {number}: {launch.throttled}" for number, launch in enumerate(launches, 1) if launch.throttled]
     return found + _growing(launches) + (hot if times_count else [])
 
@@ -172,7 +172,7 @@ def detection_lines(
         ]
     for name, given in choose_tolerances(marked, center_launches[-1]).items():
         metric = METRICS[name]
-        if given.relative is None or not_applicable(metric, given, center_launches[-1], center_launches[-1]):
+        if given.value is None or not_applicable(metric, given, center_launches[-1], center_launches[-1]):
             continue
         if None in transformed_values(metric, center_launches, center_launches):
             continue
@@ -185,7 +185,7 @@ def detection_lines(
                 stored,
                 block,
                 look,
-                tolerance=allowed.relative or 0.0,
+                tolerance=allowed.value or 0.0,
                 max_launches=max_launches,
                 relative=metric.scale is Scale.RELATIVE,
             )
@@ -196,6 +196,6 @@ def detection_lines(
             f"{format_change(scale.change(metric.worse * scale.difference(change)), scale)} with {look}"
             for look, change in zip(looks, least, strict=True)
         ]
-        wide = "" if allowed == given else f"; the tolerance is widened to {allowed}"
+        wide = "" if allowed.origin is not Origin.WIDENED else f"; the tolerance is widened to {allowed}"
         lines.append(f"  {name}: detects from {', '.join(parts)} launches{wide}")
     return lines

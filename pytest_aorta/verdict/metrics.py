@@ -1,35 +1,89 @@
-"""The table of metrics: adding one is adding a row."""
+"""The table of compared metrics. A new metric is a new row."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from statistics import median
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.statistics.scale import Scale
 
 Value: TypeAlias = float | str | None
-# Below this a 99th percentile is the maximum or next to it.
+# With fewer steps the 99th percentile is the largest or second-largest value.
 MIN_STEPS_P99 = 100
+
+
+class MetricKind(StrEnum):
+    """The kind of a metric, which decides between which launches it can be compared."""
+
+    TIMING = "timing"
+    """Carries over between session blocks on GPUs, but not on CPU ranks."""
+    MEMORY = "memory"
+    """Carries over between session blocks."""
+    COUNT = "count"
+    """Depends on the config alone."""
+    NUMERIC = "numeric"
+    """Is compared bit for bit only within one numeric environment."""
+
+
+class Direction(StrEnum):
+    """The direction in which a metric gets better."""
+
+    LOWER = "lower"
+    HIGHER = "higher"
+    EXACT = "exact"
+    """Any change is wrong."""
+
+
+class Origin(StrEnum):
+    """The source of a tolerance."""
+
+    DEFAULT = "default"
+    """The table of metrics."""
+    MARKER = "marker"
+    """A marker, or an option of the command."""
+    WIDENED = "widened"
+    """Widened to what the noise of the launches allows to decide."""
+    COMPARE = "compare"
+    """Exactness, because ``workload.compare`` names the metric."""
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """The change allowed: ``relative`` as a fraction of what ``scale`` says, or None for bit-for-bit equality."""
+    """The change that is allowed.
 
-    relative: float | None
+    Attributes:
+        value: The change as a fraction of the unit of ``scale``, e.g. 0.05 for 5%; None allows no change of any bit.
+        scale: The scale of the change.
+        origin: The source of the tolerance.
+    """
+
+    value: float | None
     scale: Scale = Scale.RELATIVE
+    origin: Origin = Origin.MARKER
+
+    @property
+    def is_exact(self) -> bool:
+        """Return True if values have to be equal bit for bit."""
+        return self.value is None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {"value": self.value, "scale": self.scale.value, "origin": self.origin.value}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Tolerance:
+        """Build a tolerance from the values of :meth:`to_json`."""
+        return cls(data["value"], Scale(data["scale"]), Origin(data["origin"]))
 
     def __str__(self) -> str:
-        """As a user writes it."""
-        return "exact" if self.relative is None else self.scale.text(self.relative)
-
-
-EXACT = Tolerance(None)
+        """Return the text of a marker that sets this tolerance."""
+        return "exact" if self.value is None else self.scale.text(self.value)
 
 
 @dataclass(frozen=True)
@@ -37,19 +91,18 @@ class Metric:
     """One compared quantity.
 
     Attributes:
-        measure: the value in a launch's facts, None where the launch has none.
-        kind: ``timing`` doesn't carry over between sittings on CPU, ``numeric`` only within one numeric
-            environment, ``memory`` carries over.
-        direction: which way is better, ``lower`` or ``higher``; ``exact``: neither.
-        default: tolerance without a marker; None: compared only where a marker names the metric.
-        min_steps: measured steps below which the metric means nothing.
-        scale: what a change is a fraction of.
+        measure: Returns the value from a launch's facts, or None if the launch has no such value.
+        kind: The kind of metric.
+        direction: The direction in which the metric gets better.
+        default: The tolerance without a marker; None compares the metric only if a marker names it.
+        min_steps: The least number of measured steps for which the metric is meaningful.
+        scale: The scale on which changes are measured.
     """
 
     name: str
     unit: str
-    kind: str
-    direction: str
+    kind: MetricKind
+    direction: Direction
     default: Tolerance | None
     measure: Callable[[LaunchFacts], Value]
     help: str
@@ -58,27 +111,28 @@ class Metric:
 
     @property
     def worse(self) -> int:
-        """1 where a larger value is worse, else -1."""
-        return -1 if self.direction == "higher" else 1
+        """Return 1 if a larger value is worse, else -1."""
+        return -1 if self.direction is Direction.HIGHER else 1
 
     def parse_tolerance(self, given: object) -> Tolerance:
-        """Read a marker's value: a change such as ``"2%"`` on this metric's scale, or ``"exact"``.
+        """Parse a marker's value: a change such as ``"2%"`` on this metric's scale, or ``"exact"``.
 
         Raises:
-            SpecError: it is neither, or not what this metric takes.
+            SpecError: The value is neither of the two, or is not allowed for this metric.
         """
         if given == "exact":
-            return EXACT
-        most = _MOST[self.scale]
+            return Tolerance(None)
+        most = _LARGEST[self.scale]
         change = self.scale.parse(given)
-        if self.direction == "exact" or change is None or not 0 < change <= most:
-            allowed = "'exact'" if self.direction == "exact" else f"{_range_text(self.scale, most)}, or 'exact'"
+        is_exact = self.direction is Direction.EXACT
+        if is_exact or change is None or not 0 < change <= most:
+            allowed = "'exact'" if is_exact else f"{_range_text(self.scale, most)}, or 'exact'"
             raise SpecError(f"tolerance of {self.name}: got {given!r}, allowed is {allowed}")
         return Tolerance(change, self.scale)
 
 
-# Beyond which nothing is ruled out.
-_MOST = {Scale.RELATIVE: 10.0, Scale.POINTS: 1.0, Scale.OF_STEP: 10.0}
+# The largest tolerance on each scale; a larger one would allow every change.
+_LARGEST = {Scale.RELATIVE: 10.0, Scale.POINTS: 1.0, Scale.OF_STEP: 10.0}
 
 
 def _range_text(scale: Scale, most: float) -> str:
@@ -107,73 +161,159 @@ def _final_loss(facts: LaunchFacts) -> Value:
 
 
 def _percent(value: float, scale: Scale = Scale.RELATIVE) -> Tolerance:
-    return Tolerance(value / 100, scale)
+    return Tolerance(value / 100, scale, Origin.DEFAULT)
+
+
+_EXACT = Tolerance(None, origin=Origin.DEFAULT)
 
 
 _ROWS = (
-    Metric("step_time_p50", "ms", "timing", "lower", _percent(5), _step_time("p50"), "median step time"),
     Metric(
-        "step_time_p99", "ms", "timing", "lower", _percent(10), _step_time("p99"), "99th percentile of step times",
+        "step_time_p50", "ms", MetricKind.TIMING, Direction.LOWER, _percent(5), _step_time("p50"), "median step time"
+    ),
+    Metric(
+        "step_time_p99",
+        "ms",
+        MetricKind.TIMING,
+        Direction.LOWER,
+        _percent(10),
+        _step_time("p99"),
+        "99th percentile of step times",
         min_steps=MIN_STEPS_P99,
     ),
-    Metric("step_time_mean", "ms", "timing", "lower", None, _step_time("mean"), "mean step time"),
-    Metric("step_time_tail5", "ms", "timing", "lower", None, _step_time("tail5"), "mean of the slowest 5% of steps"),
+    Metric("step_time_mean", "ms", MetricKind.TIMING, Direction.LOWER, None, _step_time("mean"), "mean step time"),
     Metric(
-        "gemm_throughput_tflops", "TFLOP/s", "timing", "higher", None, _recorded("gemm_throughput_tflops"),
-        "matrix products of one rank over the measured loop",
+        "step_time_tail5",
+        "ms",
+        MetricKind.TIMING,
+        Direction.LOWER,
+        None,
+        _step_time("tail5"),
+        "mean of the slowest 5% of steps",
     ),
     Metric(
-        "overlap_ratio", "", "timing", "higher", _percent(5, Scale.POINTS), _recorded("overlap_ratio"),
-        "share of communication that is hidden under compute, in profiled steps", scale=Scale.POINTS,
+        "gemm_throughput_tflops",
+        "TFLOP/s",
+        MetricKind.TIMING,
+        Direction.HIGHER,
+        None,
+        _recorded("gemm_throughput_tflops"),
+        "matrix products of one rank, over the measured loop",
     ),
     Metric(
-        "exposed_comm_ms", "ms", "timing", "lower", _percent(2, Scale.OF_STEP), _recorded("exposed_comm_ms"),
-        "communication of a profiled step during which a rank computes nothing", scale=Scale.OF_STEP,
-    ),
-    Metric(
-        "overlap_saving", "", "timing", "higher", _percent(5, Scale.POINTS), _recorded("overlap_saving"),
-        "share of the time of compute and copies one after the other that running both at once saves",
+        "overlap_ratio",
+        "",
+        MetricKind.TIMING,
+        Direction.HIGHER,
+        _percent(5, Scale.POINTS),
+        _recorded("overlap_ratio"),
+        "fraction of communication time that is hidden under compute, in profiled steps",
         scale=Scale.POINTS,
     ),
     Metric(
-        "samples_per_s", "1/s", "timing", "higher", None, _recorded("samples_per_s"), "samples of one rank a second"
+        "exposed_comm_ms",
+        "ms",
+        MetricKind.TIMING,
+        Direction.LOWER,
+        _percent(2, Scale.OF_STEP),
+        _recorded("exposed_comm_ms"),
+        "communication time of a profiled step during which a rank computes nothing",
+        scale=Scale.OF_STEP,
     ),
-    Metric("tokens_per_s", "1/s", "timing", "higher", None, _recorded("tokens_per_s"), "tokens of one rank a second"),
     Metric(
-        "peak_memory_bytes", "B", "memory", "lower", _percent(2), _recorded("peak_memory_bytes"),
+        "overlap_saving",
+        "",
+        MetricKind.TIMING,
+        Direction.HIGHER,
+        _percent(5, Scale.POINTS),
+        _recorded("overlap_saving"),
+        "fraction of the serial time of compute and copies that running both at once saves",
+        scale=Scale.POINTS,
+    ),
+    Metric(
+        "samples_per_s",
+        "1/s",
+        MetricKind.TIMING,
+        Direction.HIGHER,
+        None,
+        _recorded("samples_per_s"),
+        "samples per second of one rank",
+    ),
+    Metric(
+        "tokens_per_s",
+        "1/s",
+        MetricKind.TIMING,
+        Direction.HIGHER,
+        None,
+        _recorded("tokens_per_s"),
+        "tokens per second of one rank",
+    ),
+    Metric(
+        "peak_memory_bytes",
+        "B",
+        MetricKind.MEMORY,
+        Direction.LOWER,
+        _percent(2),
+        _recorded("peak_memory_bytes"),
         "largest peak of device memory over ranks",
     ),
     Metric(
-        "all_gather_bytes_per_step", "B", "count", "exact", EXACT, _recorded("all_gather_bytes_per_step"),
-        "bytes that all-gathers of one step fill on a rank",
+        "all_gather_bytes_per_step",
+        "B",
+        MetricKind.COUNT,
+        Direction.EXACT,
+        _EXACT,
+        _recorded("all_gather_bytes_per_step"),
+        "bytes that the all-gathers of one step write on a rank",
     ),
     Metric(
-        "reduce_scatter_bytes_per_step", "B", "count", "exact", EXACT, _recorded("reduce_scatter_bytes_per_step"),
-        "bytes that one step's reduce-scatters read on a rank",
+        "reduce_scatter_bytes_per_step",
+        "B",
+        MetricKind.COUNT,
+        Direction.EXACT,
+        _EXACT,
+        _recorded("reduce_scatter_bytes_per_step"),
+        "bytes that the reduce-scatters of one step read on a rank",
     ),
-    Metric("num_parameters", "", "count", "exact", EXACT, _recorded("num_parameters"), "parameters of the whole model"),
-    Metric("weight_hash", "", "numeric", "exact", EXACT, _weight_hash, "hash of the weights after the last step"),
-    Metric("final_loss", "", "numeric", "lower", None, _final_loss, "loss of the last measured step"),
-)  # fmt: skip
+    Metric(
+        "num_parameters",
+        "",
+        MetricKind.COUNT,
+        Direction.EXACT,
+        _EXACT,
+        _recorded("num_parameters"),
+        "parameters of the whole model",
+    ),
+    Metric(
+        "weight_hash",
+        "",
+        MetricKind.NUMERIC,
+        Direction.EXACT,
+        _EXACT,
+        _weight_hash,
+        "hash of the weights after the last step",
+    ),
+    Metric("final_loss", "", MetricKind.NUMERIC, Direction.LOWER, None, _final_loss, "loss of the last measured step"),
+)
 METRICS = {row.name: row for row in _ROWS}
 
 
 def middle(metric: Metric, launches: Sequence[LaunchFacts]) -> Value:
-    """The median over launches, or the first one's value where not each has a number."""
+    """Return the median over launches, or the first launch's value if some launch has no number."""
     values = [metric.measure(launch) for launch in launches]
     numbers = [value for value in values if isinstance(value, float | int)]
     return float(median(numbers)) if numbers and len(numbers) == len(values) else values[0]
 
 
 def measured_values(launches: Sequence[LaunchFacts]) -> dict[str, float | str]:
-    """Every metric that the launches have, and that means something with so few steps."""
+    """Return all metrics that the launches have and that are meaningful for their number of steps."""
     num_steps = min(launch.num_steps for launch in launches)
     values = {name: middle(row, launches) for name, row in METRICS.items() if num_steps >= row.min_steps}
     return {name: value for name, value in values.items() if value is not None}
 
 
 def format_value(value: Value, unit: str, *, exact: bool = False) -> str:
-    """A value with its unit, short enough for a table; ``exact``: with every digit that can differ."""
+    """Return a value with its unit, short enough for a table; ``exact`` shows all digits that can differ."""
     if value is None:
         return "-"
     if isinstance(value, str):
@@ -187,11 +327,11 @@ def format_value(value: Value, unit: str, *, exact: bool = False) -> str:
 
 
 def parse_tolerances(given: Mapping[str, object], source: str) -> dict[str, Tolerance]:
-    """Tolerances by metric, of texts such as ``5%`` or ``exact``.
+    """Parse tolerances by metric, from texts such as ``5%`` or ``exact``.
 
     Raises:
-        SpecError: there is no such metric, or a text is not allowed.
+        SpecError: A metric is unknown, or a text is not allowed for its metric.
     """
     if unknown := sorted(set(given) - set(METRICS)):
-        raise SpecError(f"{source}: no such metrics {unknown}; there are {sorted(METRICS)}")
+        raise SpecError(f"{source}: metrics {unknown} are unknown; allowed are {sorted(METRICS)}")
     return {name: METRICS[name].parse_tolerance(text) for name, text in given.items()}

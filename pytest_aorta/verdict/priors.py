@@ -11,7 +11,7 @@ from statistics import median
 from pytest_aorta.common.errors import BaselineError
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.baseline import Baseline, read_baseline_file
-from pytest_aorta.verdict.metrics import METRICS, Metric
+from pytest_aorta.verdict.metrics import METRICS, Metric, MetricKind
 from pytest_aorta.verdict.statistics.scale import Scale
 from pytest_aorta.verdict.statistics.variance import Revision, Variance, VarianceComponents, observed, typical
 
@@ -33,7 +33,7 @@ _FRACTION = {"cuda": 0.01, "cpu": 0.1}
 
 def default_variance(metric: Metric, device: str) -> VarianceComponents:
     """What stands in for everything that is not known."""
-    if metric.kind == "memory":
+    if metric.kind is MetricKind.MEMORY:
         side = Variance(_MEMORY**2, _WITHIN_DF)
         return VarianceComponents(side, side, Variance(_MEMORY**2, _BETWEEN_DF))
     if metric.scale is not Scale.RELATIVE:

@@ -1,30 +1,81 @@
-"""What a comparison has come to, metric by metric, as plain values that travel."""
+"""The outcome of a comparison, metric by metric, as plain values that are sent between processes."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import Any
 
-from pytest_aorta.verdict.metrics import EXACT, METRICS, Value, format_value
+from pytest_aorta.verdict.metrics import METRICS, Tolerance, Value, format_value
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.statistics.scale import Scale
 
-# Begins the reason of a verdict that launches of a reference version decided.
-BY_AB = "A/B with"
+
+class ReferenceKind(StrEnum):
+    """The kind of value that a verdict compares with."""
+
+    BASELINE = "baseline"
+    """The stored baseline."""
+    AB = "A/B"
+    """Launches of another variant or version in the same session block."""
+    RESULTS = "results"
+    """Another folder of results."""
+
+
+@dataclass(frozen=True)
+class VerdictReference:
+    """The other side of a verdict.
+
+    Attributes:
+        kind: The kind of reference.
+        name: File of the baseline, version of the A/B reference, or label of the results. Empty if the baseline does
+            not exist, or if both sides of the A/B are variants of the test.
+        revision: Revision of the baseline; None for any other kind.
+    """
+
+    kind: ReferenceKind
+    name: str = ""
+    revision: int | None = None
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> VerdictReference:
+        """Build a reference from the values of :func:`dataclasses.asdict`."""
+        return cls(ReferenceKind(data["kind"]), data["name"], data["revision"])
+
+    def __str__(self) -> str:
+        """Return the word for this side in a sentence."""
+        if self.kind is ReferenceKind.RESULTS:
+            return self.name
+        return "reference" if self.kind is ReferenceKind.AB else "baseline"
+
+
+class Missing(StrEnum):
+    """The part that is missing from a comparison."""
+
+    CANDIDATE_VALUE = "candidate value"
+    """A launch lacks the metric, so there is nothing to compare."""
+    BASELINE = "baseline"
+    """No baseline is stored for the case and config."""
+    BASELINE_VALUE = "baseline value"
+    """The baseline lacks the metric."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One metric's outcome.
+    """The outcome for one metric.
 
     Attributes:
-        value: the median over the candidate's launches.
-        baseline: the centre it was compared with; the reference's median in an A/B.
-        delta: change on the metric's scale, positive where the value is larger; ``low`` and ``high`` its 95% interval.
-        launches: of the candidate that were used.
-        is_open: whether more launches could decide it.
-        against: what ``baseline`` is the value of.
+        value: The median over the candidate's launches.
+        baseline: The value of the other side: the baseline center, or the median of the A/B reference.
+        delta: The change on the metric's scale, positive if the value is larger.
+        tolerance: The tolerance that was applied.
+        reference: The other side of the comparison.
+        missing: The part that is missing; None unless the outcome is ``missing``.
+        detail: An explanation of the outcome.
+        low, high: The 95% interval of ``delta``.
+        launches: Number of the candidate's launches that were used.
+        is_open: True if more launches could decide the outcome.
     """
 
     case: str
@@ -33,44 +84,56 @@ class Verdict:
     value: Value
     baseline: Value
     delta: float | None
-    tolerance: str
-    reason: str = ""
+    tolerance: Tolerance
+    reference: VerdictReference = VerdictReference(ReferenceKind.BASELINE)
+    missing: Missing | None = None
+    detail: str = ""
     low: float | None = None
     high: float | None = None
     launches: int = 1
     is_open: bool = False
-    against: str = "baseline"
 
     @property
     def is_lost(self) -> bool:
-        """Whether the launch lacks what there is to compare."""
-        return self.outcome is Outcome.MISSING and self.value is None
+        """Return True if the launch lacks the metric."""
+        return self.missing is Missing.CANDIDATE_VALUE
 
     @property
     def is_by_ab(self) -> bool:
-        """Whether launches of a reference version decided it, not the stored baseline."""
-        return self.reason.startswith(BY_AB)
+        """Return True if launches of an A/B reference decided the outcome, not the stored baseline."""
+        return self.reference.kind is ReferenceKind.AB
+
+    @property
+    def reason(self) -> str:
+        """Return the version of an A/B reference, if any, and the explanation of the outcome."""
+        version = f"A/B with {self.reference.name}" if self.is_by_ab and self.reference.name else ""
+        return ", ".join(filter(None, [version, self.detail]))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values, to travel between xdist's processes."""
-        return asdict(self)
+        """Return plain JSON values."""
+        return asdict(self) | {"tolerance": self.tolerance.to_json()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Verdict:
-        """The inverse of :meth:`to_json`."""
-        return replace(cls(**data), outcome=Outcome(data["outcome"]))
+        """Build a verdict from the values of :meth:`to_json`."""
+        typed = {
+            "outcome": Outcome(data["outcome"]),
+            "tolerance": Tolerance.from_json(data["tolerance"]),
+            "reference": VerdictReference.from_json(data["reference"]),
+            "missing": None if data["missing"] is None else Missing(data["missing"]),
+        }
+        return cls(**{**data, **typed})
 
     def cells(self) -> tuple[str, ...]:
-        """Metric, value, baseline, change, tolerance, launches, outcome: a row of the summary."""
-        # What is compared step by step is no metric of a launch, and has no unit.
+        """Return a row of the summary: metric, value, baseline, change, tolerance, launches, outcome."""
+        # The metrics of a comparison step by step are not in the table and have no unit.
         unit = METRICS[self.metric].unit if self.metric in METRICS else ""
-        exact = self.tolerance == str(EXACT)
-        value, baseline = (format_value(shown, unit, exact=exact) for shown in (self.value, self.baseline))
-        return self.metric, value, baseline, self.change, self.tolerance, str(self.launches), self.outcome.value
+        values = (format_value(shown, unit, exact=self.tolerance.is_exact) for shown in (self.value, self.baseline))
+        return self.metric, *values, self.change, str(self.tolerance), str(self.launches), self.outcome.value
 
     @property
     def change(self) -> str:
-        """The change with its interval, as far as they are known."""
+        """Return the change with its interval, as far as both are known."""
         if self.delta is None:
             return "-"
         scale = METRICS[self.metric].scale if self.metric in METRICS else Scale.RELATIVE
@@ -80,40 +143,43 @@ class Verdict:
         return f"{text} [{format_change(self.low, scale)}, {format_change(self.high, scale)}]"
 
     def __str__(self) -> str:
-        """One line for a failure's text."""
+        """Return one line for the text of a failure."""
         metric, value, baseline, change, tolerance, launches, outcome = self.cells()
         used = f", {launches} launches" if self.launches > 1 else ""
-        against = "reference" if self.is_by_ab else self.against
-        moved = "" if self.delta is None and against == "reference" else f", change {change}"
-        text = f"{metric}: {outcome}: {value}, {against} {baseline}{moved}, tolerance {tolerance}{used}"
+        change_text = "" if self.delta is None and self.is_by_ab else f", change {change}"
+        text = f"{metric}: {outcome}: {value}, {self.reference} {baseline}{change_text}, tolerance {tolerance}{used}"
         return f"{text} ({self.reason})" if self.reason else text
 
 
 @dataclass(frozen=True)
 class Verdicts:
-    """All verdicts of one comparison, and what else its launches showed."""
+    """All verdicts of one comparison, with notes on its launches."""
 
     case: str
     rows: tuple[Verdict, ...]
     notes: tuple[str, ...] = ()
 
     def __getitem__(self, metric: str) -> Verdict:
-        """The verdict of one metric."""
+        """Return the verdict of one metric.
+
+        Raises:
+            KeyError: The metric was not compared.
+        """
         rows = {row.metric: row for row in self.rows}
         if metric not in rows:
-            raise KeyError(f"{metric} was not compared; there are {sorted(rows)}")
+            raise KeyError(f"{metric} was not compared; compared were {sorted(rows)}")
         return rows[metric]
 
     @property
     def need_launches(self) -> bool:
-        """Whether another launch could change what comes out: none can undo a verdict that is there."""
+        """Return True if another launch could change the outcome of the test. No launch undoes a failing verdict."""
         return any(row.is_open for row in self.rows) and not any(
             row.outcome is Outcome.REGRESSION or row.is_lost for row in self.rows
         )
 
     @property
     def decided(self) -> dict[str, Verdict]:
-        """The rows that further launches leave as they are."""
+        """Return the verdicts that further launches do not change."""
         return {row.metric: row for row in self.rows if not row.is_open}
 
     def failing(self, fail_on: Collection[Outcome] = ()) -> list[Verdict]:
@@ -123,7 +189,7 @@ class Verdicts:
 
 
 def format_change(change: float, scale: Scale = Scale.RELATIVE) -> str:
-    """A change in percent, or what its scale is in, with a decimal more where it is small."""
+    """Return a change in the unit of its scale, with more decimals the smaller the change is."""
     percent = 100 * change
     digits = 2 if abs(percent) < 9.995 else 1 if abs(percent) < 999.5 else 0
     return f"{percent:+.{digits}f}{scale.unit}"

@@ -146,7 +146,7 @@ def test_option_sets_the_time_limit_without_a_marker(project):
 def test_tolerance_of_a_metric_that_needs_more_steps_is_reported(project):
     project.one_test("workload.check(workload.run('toy'))", "@pytest.mark.tolerance(step_time_p99='10%')")
     failing(project).stdout.fnmatch_lines(
-        ["E  *SpecError: tolerance of step_time_p99: 4 steps were measured and it takes at least 100; *"]
+        ["E  *SpecError: tolerance of step_time_p99: 4 steps were measured, but step_time_p99 needs at least 100; *"]
     )
 
 

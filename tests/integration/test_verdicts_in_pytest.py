@@ -140,7 +140,7 @@ def test_improvement_passes_and_says_that_the_baseline_is_stale(project):
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(
         [
-            "*peak_memory_bytes *1 MiB *2 MiB *-50.0% * 2% *improved: baseline stale: record the better value *",
+            "*peak_memory_bytes *1 MiB *2 MiB *-50.0% * 2% *improved: the baseline is stale; record the better value *",
             "3 launched, 3 compared (1 improved, 2 pass), *",
         ]
     )

@@ -17,7 +17,7 @@ from pytest_aorta.result.measurements import RankResult, WorkloadResult
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome
 from pytest_aorta.result.provenance import Provenance
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch
-from pytest_aorta.verdict.metrics import Metric
+from pytest_aorta.verdict.metrics import Metric, Tolerance
 from pytest_aorta.verdict.priors import default_variance
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.statistics.variance import VarianceComponents
@@ -118,7 +118,7 @@ def stored(*facts: LaunchFacts, revision: int = 1, center: bool = True) -> tuple
 
 
 def make_verdict(outcome: Outcome, **changes: Any) -> Verdict:
-    return replace(Verdict("case", "step_time_p50", outcome, 1.0, 1.0, None, "5%"), **changes)
+    return replace(Verdict("case", "step_time_p50", outcome, 1.0, 1.0, None, Tolerance(0.05)), **changes)
 
 
 def make_baseline(**changes: Any) -> Baseline:

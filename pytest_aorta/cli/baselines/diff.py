@@ -12,7 +12,7 @@ from pytest_aorta.cli.baselines.show import center, size, summary_text, uncertai
 from pytest_aorta.common.text import table, wrapped
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.baseline import Baseline
-from pytest_aorta.verdict.metrics import METRICS, Metric, format_value
+from pytest_aorta.verdict.metrics import METRICS, Direction, Metric, format_value
 from pytest_aorta.verdict.priors import reference_step_ms
 from pytest_aorta.verdict.statistics.scale import Scale
 from pytest_aorta.verdict.verdicts import format_change
@@ -60,7 +60,7 @@ def _json(values: Mapping[str, Any], key: str) -> str:
 
 def _metric_row(metric: Metric, first: StoredFile, second: StoredFile) -> tuple[str, ...]:
     before, after = first.estimate(metric), second.estimate(metric)
-    is_exact = metric.direction == "exact"
+    is_exact = metric.direction is Direction.EXACT
     shown = [format_value(center(metric, file), metric.unit, exact=is_exact) for file in (first, second)]
     if before is None or after is None:
         is_equal = _center_values(metric, first) == _center_values(metric, second)

@@ -10,7 +10,7 @@ from pytest_aorta.common.errors import BaselineError, SpecError, UsageError
 from pytest_aorta.plan.worktree import git
 from pytest_aorta.verdict.baseline import Baseline, parse_baseline, read_baseline_file
 from pytest_aorta.verdict.comparison import StoredComparison
-from pytest_aorta.verdict.metrics import Metric
+from pytest_aorta.verdict.metrics import Direction, Metric
 from pytest_aorta.verdict.priors import prior_variance, transformed_values
 from pytest_aorta.verdict.statistics.variance import Estimate
 
@@ -29,7 +29,7 @@ class StoredFile:
     def estimate(self, metric: Metric) -> Estimate | None:
         """Return the baseline estimate of a metric, or None if a center launch has no value on the metric's scale."""
         center_launches = self.baseline.center_launches
-        if metric.direction == "exact" or None in transformed_values(metric, center_launches, center_launches):
+        if metric.direction is Direction.EXACT or None in transformed_values(metric, center_launches, center_launches):
             return None
         device = self.baseline.center_launches[-1].device
         comparison = StoredComparison(

@@ -10,7 +10,7 @@ from pytest_aorta.cli.baselines.find import StoredFile
 from pytest_aorta.common.text import counted, percent, table, wrapped
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.baseline import Baseline
-from pytest_aorta.verdict.metrics import METRICS, Metric, Value, format_value, middle
+from pytest_aorta.verdict.metrics import METRICS, Direction, Metric, Value, format_value, middle
 from pytest_aorta.verdict.priors import blocks, reference_step_ms, transformed_by_revision
 from pytest_aorta.verdict.statistics.decision import CONFIDENCE, detectable, quantile_t
 from pytest_aorta.verdict.statistics.scale import Scale
@@ -142,7 +142,7 @@ def _metric_lines(file: StoredFile, width: int) -> list[str]:
 
 
 def _metric_row(metric: Metric, file: StoredFile) -> tuple[str, ...]:
-    estimate, is_exact = file.estimate(metric), metric.direction == "exact"
+    estimate, is_exact = file.estimate(metric), metric.direction is Direction.EXACT
     shown = format_value(center(metric, file), metric.unit, exact=is_exact)
     if estimate is None:
         different = len({metric.measure(launch) for launch in file.baseline.center_launches})

@@ -7,7 +7,7 @@ from statistics import mean, median
 
 from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.measurements import WorkloadResult
-from pytest_aorta.verdict.metrics import METRICS, format_value
+from pytest_aorta.verdict.metrics import METRICS, Direction, format_value
 
 # Smaller differences between the medians of ranks are noise.
 _LEAST_SPAN = 0.01
@@ -55,7 +55,7 @@ def _metrics(result: WorkloadResult) -> list[str]:
     for name, values in sorted(result.metrics.items()):
         metric = METRICS.get(name)
         value = max(values) if name.startswith("peak_") else mean(values)
-        is_count = metric.direction == "exact" if metric else float(value).is_integer()
+        is_count = metric.direction is Direction.EXACT if metric else float(value).is_integer()
         shown.append(f"{name}: {format_value(float(value), metric.unit if metric else '', exact=is_count)}")
     return shown
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from pytest_aorta.verdict.verdicts import Verdict
@@ -28,7 +27,7 @@ class IntervalMarks:
 
 def interval_marks(verdict: Verdict) -> IntervalMarks | None:
     """Return the positions to draw; None where a verdict has no change or no tolerance."""
-    tolerance = tolerated(verdict)
+    tolerance = verdict.tolerance.value
     if verdict.delta is None or not tolerance:
         return None
     low = verdict.delta if verdict.low is None else verdict.low
@@ -45,12 +44,6 @@ def interval_marks(verdict: Verdict) -> IntervalMarks | None:
         left=low < -REACH * tolerance,
         right=high > REACH * tolerance,
     )
-
-
-def tolerated(verdict: Verdict) -> float | None:
-    """Return the tolerance as a number in the change's unit, on any scale; None where equality is required."""
-    number = re.match(r"\d+(\.\d+)?", verdict.tolerance)
-    return float(number[0]) / 100 if number else None
 
 
 def _position(tolerances: float) -> float:

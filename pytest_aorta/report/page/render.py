@@ -14,7 +14,7 @@ from markupsafe import Markup
 from pytest_aorta.report.data import Report
 from pytest_aorta.report.lanes import collective_overlaps, rank_overlaps
 from pytest_aorta.report.page import rows
-from pytest_aorta.report.page.interval import interval_marks, tolerated
+from pytest_aorta.report.page.interval import interval_marks
 from pytest_aorta.report.page.plots import case_plots, numbers_a_launch
 from pytest_aorta.verdict.metrics import METRICS
 from pytest_aorta.verdict.verdicts import Verdict
@@ -68,7 +68,7 @@ def _template() -> jinja2.Template:
 
 def sort_key(row: Verdict) -> dict[str, Any]:
     """Return the sort keys of the columns whose text does not sort by itself."""
-    delta, allowed = row.delta, tolerated(row)
+    delta, allowed = row.delta, row.tolerance.value
     return {
         "change": "" if delta is None else delta,
         "tolerances": delta / allowed if delta is not None and allowed else "",

@@ -10,9 +10,9 @@ from pytest_aorta.common.errors import SpecError
 from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.verdict.applicability import other_environment
-from pytest_aorta.verdict.metrics import EXACT, METRICS
+from pytest_aorta.verdict.metrics import METRICS, Origin, Tolerance
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import Verdict
+from pytest_aorta.verdict.verdicts import Missing, ReferenceKind, Verdict, VerdictReference
 
 Bits: TypeAlias = Mapping[int, str | float]
 
@@ -65,7 +65,9 @@ def split(metrics: Collection[str] | None) -> tuple[list[str], list[str]]:
     if metrics is None:
         return list(STEP_METRICS), []
     if unknown := sorted(set(metrics) - STEP_METRICS.keys() - METRICS.keys()):
-        raise SpecError(f"compare: no such metrics {unknown}; there are {sorted(STEP_METRICS.keys() | METRICS.keys())}")
+        raise SpecError(
+            f"compare: metrics {unknown} are unknown; allowed are {sorted(STEP_METRICS.keys() | METRICS.keys())}"
+        )
     by_step = [name for name in STEP_METRICS if name in metrics]
     return by_step, [name for name in METRICS if name in metrics and name not in by_step]
 
@@ -94,21 +96,22 @@ def first_difference(
 
 
 def _compare(case: str, row: StepMetric, candidate: WorkloadResult, reference: WorkloadResult, steps: int) -> Verdict:
-    blank = Verdict(case, row.name, Outcome.MISSING, None, None, None, str(EXACT), against="reference")
+    exact, reference_kind = Tolerance(None, origin=Origin.COMPARE), VerdictReference(ReferenceKind.AB)
+    blank = Verdict(case, row.name, Outcome.MISSING, None, None, None, exact, reference_kind)
     here, there = row.bits(candidate), row.bits(reference)
     for side, result, held in (("candidate", candidate, here), ("reference", reference, there)):
         if absent := [step for step in range(1, steps + 1) if step not in held]:
-            return replace(blank, reason=_absence(side, result, row, absent, steps))
-    if not (odd := [step for step in range(1, steps + 1) if not _is_same(here[step], there[step])]):
+            return replace(blank, missing=Missing.CANDIDATE_VALUE, detail=_absence(side, result, row, absent, steps))
+    if not (different := [step for step in range(1, steps + 1) if not _is_same(here[step], there[step])]):
         same = f"all {steps} steps" if steps > 1 else "the step"
-        return replace(blank, outcome=Outcome.PASS, value=here[steps], baseline=there[steps], reason=same)
-    shown = replace(blank, value=here[odd[0]], baseline=there[odd[0]])
-    if reason := other_environment(launch_facts(candidate), launch_facts(reference)):
-        return replace(shown, outcome=Outcome.NOT_APPLICABLE, reason=reason)
-    reason = f"first in step {odd[0]}, in {len(odd)} of {steps} steps"
+        return replace(blank, outcome=Outcome.PASS, value=here[steps], baseline=there[steps], detail=same)
+    shown = replace(blank, value=here[different[0]], baseline=there[different[0]])
+    if detail := other_environment(launch_facts(candidate), launch_facts(reference)):
+        return replace(shown, outcome=Outcome.NOT_APPLICABLE, detail=detail)
+    detail = f"first in step {different[0]}, in {len(different)} of {steps} steps"
     if not all(result.environment.get("bitwise_reproducible", True) for result in (candidate, reference)):
-        reason += "; not bitwise reproducible here, so it may be chance: run both in their deterministic mode"
-    return replace(shown, outcome=Outcome.REGRESSION, reason=reason)
+        detail += "; not bitwise reproducible here, so it may be chance: run both in their deterministic mode"
+    return replace(shown, outcome=Outcome.REGRESSION, detail=detail)
 
 
 def _absence(side: str, result: WorkloadResult, row: StepMetric, absent: list[int], steps: int) -> str:

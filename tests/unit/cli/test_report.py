@@ -45,7 +45,7 @@ def test_tests_are_matched_by_folder_and_compared(two):
     assert (slower.nodeid, slower.outcome, len(slower.cases[0].candidate)) == ("test-a", "failed", 3)
     assert {row.metric: row.outcome for row in slower.verdicts}["step_time_p50"] is Outcome.REGRESSION
     assert (same.nodeid, same.outcome) == ("test-b", "compared")
-    assert [row.against for row in slower.verdicts] == ["old"]
+    assert [str(row.reference) for row in slower.verdicts] == ["old"]
 
 
 def test_launches_of_another_config_of_a_test_are_a_case_of_their_own(tmp_path):

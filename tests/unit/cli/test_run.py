@@ -191,7 +191,7 @@ def test_config_is_defaults_then_file_then_steps_then_set(toy, arguments, key, v
         (["--config", "absent.yaml"], "--config: absent.yaml: can't be read"),
         (["--config", "list.yaml"], "--config: list.yaml: got list, allowed is a mapping of config keys"),
         (["--nproc", "1"], "workload 'toy' needs at least 2 ranks, and this run has 1"),
-        (["--tolerance", "speed=5%"], "--tolerance: no such metrics ['speed']"),
+        (["--tolerance", "speed=5%"], "--tolerance: metrics ['speed'] are unknown"),
         (["--tolerance", "speed"], "--tolerance: got 'speed', allowed is METRIC=VALUE"),
         (["--", "--lr", "1"], "['--lr', '1']: a workload takes no arguments"),
     ],

@@ -89,7 +89,7 @@ def test_times_under_a_profiler_are_not_applicable_whatever_they_are(baseline):
     row = verdicts["step_time_p50"]
     assert (row.outcome, row.reason) == (
         Outcome.NOT_APPLICABLE,
-        "ranks ran under nsys, which takes time of its own",
+        "ranks ran under nsys, which slows them",
     )
     # What is no time is compared as ever.
     assert verdicts["weight_hash"].outcome is (Outcome.PASS if baseline else Outcome.MISSING)

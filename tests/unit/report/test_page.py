@@ -60,7 +60,7 @@ class Reader(HTMLParser):
 
 def as_report(nodeid: str, **changes) -> Report:
     result = make_result([[10.0, 11.0], [10.0, 12.0]], environment={"torch": EVIL}, config={EVIL: EVIL})
-    case = Case(EVIL, (make_verdict(Outcome.REGRESSION, reason=EVIL),), (Launch(1, result, launch_facts(result)),))
+    case = Case(EVIL, (make_verdict(Outcome.REGRESSION, detail=EVIL),), (Launch(1, result, launch_facts(result)),))
     test = Test(nodeid, **({"outcome": "failed", "failure": EVIL, "notes": (EVIL,), "cases": (case,)} | changes))
     return Report(EVIL, "2026-01-02T03:04:05Z", "candidate", "baseline", (test,), (EVIL,))
 
@@ -116,7 +116,7 @@ def test_report_without_its_packages_names_the_extra(monkeypatch):
 # Markdown
 
 RED = TestRecord(
-    "a.py::failed", [make_verdict(Outcome.REGRESSION, reason="a|b")], outcome="failed", failure="why <b>\n\n# x"
+    "a.py::failed", [make_verdict(Outcome.REGRESSION, detail="a|b")], outcome="failed", failure="why <b>\n\n# x"
 )
 GOOD = TestRecord("a.py::good", [make_verdict(Outcome.PASS)], outcome="passed", num_launches=1)
 OPEN = TestRecord("a.py::open", [make_verdict(Outcome.INCONCLUSIVE)], outcome="passed")

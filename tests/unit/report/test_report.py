@@ -27,8 +27,9 @@ from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.trace.intervals import union
 from pytest_aorta.result.trace.overlap import Lane, overlap_of
 from pytest_aorta.session.record import Compared, TestRecord
-from pytest_aorta.verdict.metrics import METRICS, middle
+from pytest_aorta.verdict.metrics import METRICS, Tolerance, middle
 from pytest_aorta.verdict.statistics.decision import Outcome
+from pytest_aorta.verdict.statistics.scale import Scale
 from tests.unit.builders import launches_near, make_baseline, make_facts, make_result, make_verdict, stored
 from tests.unit.sample_run import make_run
 
@@ -222,14 +223,14 @@ def test_rank_without_communication_has_no_ratio_and_unprofiled_rank_has_no_row(
 @given(st.floats(-0.5, 0.5), st.floats(0, 0.3), st.floats(0.001, 0.5))
 def test_marks_stay_on_the_scale_and_say_where_they_were_cut(delta, half, tolerance):
     verdict = make_verdict(
-        Outcome.PASS, delta=delta, low=delta - half, high=delta + half, tolerance=f"{100 * tolerance:g}%"
+        Outcome.PASS, delta=delta, low=delta - half, high=delta + half, tolerance=Tolerance(tolerance)
     )
     marks = interval_marks(verdict)
     assert 0 <= marks.low <= marks.middle <= marks.high <= WIDTH
-    assert marks.right == (delta + half > REACH * float(f"{100 * tolerance:g}") / 100)
+    assert marks.right == (delta + half > REACH * tolerance)
 
 
-@pytest.mark.parametrize("changes", [{"delta": None}, {"delta": 0.1, "tolerance": "exact"}])
+@pytest.mark.parametrize("changes", [{"delta": None}, {"delta": 0.1, "tolerance": Tolerance(None)}])
 def test_verdict_without_an_interval_has_no_marks(changes):
     assert interval_marks(make_verdict(Outcome.PASS, **changes)) is None
 
@@ -294,12 +295,14 @@ def test_quick_check_of_intervals_allows_what_the_schema_allows(lane):
     assert (violation(document, "workload_result.schema.json") is None) == plain.is_valid(document)
 
 
-@pytest.mark.parametrize("tolerance", ["5%", "5 points", "5% of step"])
-def test_marks_are_the_same_on_every_scale(tolerance):
-    marks = interval_marks(make_verdict(Outcome.PASS, delta=0.05, tolerance=tolerance))
+@pytest.mark.parametrize("scale", Scale)
+def test_marks_are_the_same_on_every_scale(scale):
+    marks = interval_marks(make_verdict(Outcome.PASS, delta=0.05, tolerance=Tolerance(0.05, scale)))
     assert marks.middle == marks.upper_limit
 
 
 def test_marks_of_a_tolerance_of_zero_are_none():
-    assert interval_marks(make_verdict(Outcome.PASS, delta=0.1, tolerance="0%")) is None
-    assert math.isclose(interval_marks(make_verdict(Outcome.PASS, delta=0.0, tolerance="5%")).middle, WIDTH / 2)
+    assert interval_marks(make_verdict(Outcome.PASS, delta=0.1, tolerance=Tolerance(0.0))) is None
+    assert math.isclose(
+        interval_marks(make_verdict(Outcome.PASS, delta=0.0, tolerance=Tolerance(0.05))).middle, WIDTH / 2
+    )

@@ -6,8 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_aorta.session.record import Compared, LaunchTimes, TestRecord
+from pytest_aorta.verdict.metrics import Origin, Tolerance
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import Verdict
+from pytest_aorta.verdict.statistics.scale import Scale
+from pytest_aorta.verdict.verdicts import Missing, ReferenceKind, Verdict, VerdictReference
 from tests.unit.builders import make_baseline, make_verdict
 
 VALUE = st.none() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
@@ -19,8 +21,12 @@ VERDICT = st.builds(
     value=VALUE,
     baseline=VALUE,
     delta=st.none() | st.floats(allow_nan=False),
-    tolerance=st.text(),
-    reason=st.text(),
+    tolerance=st.builds(
+        Tolerance, st.none() | st.floats(allow_nan=False), st.sampled_from(Scale), st.sampled_from(Origin)
+    ),
+    reference=st.builds(VerdictReference, st.sampled_from(ReferenceKind), st.text(), st.none() | st.integers(1, 9)),
+    missing=st.none() | st.sampled_from(Missing),
+    detail=st.text(),
     low=st.none() | st.floats(allow_nan=False),
     high=st.none() | st.floats(allow_nan=False),
     launches=st.integers(1, 13),

@@ -8,7 +8,7 @@ from pytest_aorta.session.rounds import joined, settle, settle_pairs, unsettled
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.metrics import Tolerance
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import Verdicts
+from pytest_aorta.verdict.verdicts import ReferenceKind, VerdictReference, Verdicts
 from tests.unit.builders import (
     default_priors,
     launches_near,
@@ -132,8 +132,9 @@ def test_marked_time_of_another_machine_is_left_to_an_a_b():
 def test_verdicts_of_an_a_b_take_the_places_of_the_stored_ones():
     open_row = make_verdict(Outcome.INCONCLUSIVE, is_open=True)
     stays = make_verdict(Outcome.PASS, metric="weight_hash")
-    told = make_verdict(Outcome.REGRESSION, reason="why")
-    verdicts = joined(Verdicts("case", (open_row, stays), ("a", "b")), Verdicts("A/B", (told,), ("b", "c")), "main")
+    reference = VerdictReference(ReferenceKind.AB, "main")
+    paired = make_verdict(Outcome.REGRESSION, detail="why", reference=reference)
+    verdicts = joined(Verdicts("case", (open_row, stays), ("a", "b")), Verdicts("A/B", (paired,), ("b", "c")))
     assert [row.outcome for row in verdicts.rows] == [Outcome.REGRESSION, Outcome.PASS]
     assert (verdicts.case, verdicts.notes) == ("case", ("a", "b", "c"))
     assert verdicts["step_time_p50"].reason == "A/B with main, why"

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_aorta.common.errors import SpecError
-from pytest_aorta.verdict.metrics import EXACT, METRICS, Tolerance, format_value
+from pytest_aorta.verdict.metrics import METRICS, Tolerance, format_value
 from tests.unit.builders import make_facts
 
 
@@ -13,11 +13,11 @@ from tests.unit.builders import make_facts
     ("text", "relative"), [("5%", 0.05), ("0.5%", 0.005), ("1000%", 10.0), ("2 %", 0.02), ("007%", 0.07)]
 )
 def test_percentage_is_read_as_fraction(text, relative):
-    assert METRICS["step_time_p50"].parse_tolerance(text).relative == pytest.approx(relative)
+    assert METRICS["step_time_p50"].parse_tolerance(text).value == pytest.approx(relative)
 
 
 def test_exact_is_a_tolerance_of_numbers_too():
-    assert METRICS["final_loss"].parse_tolerance("exact") == EXACT
+    assert METRICS["final_loss"].parse_tolerance("exact") == Tolerance(None)
 
 
 def test_hash_takes_exact_only():
@@ -29,11 +29,11 @@ def test_hash_takes_exact_only():
 @given(st.integers(1, 1000))
 def test_tolerance_prints_as_a_user_writes_it(percent):
     metric = METRICS["step_time_p50"]
-    assert metric.parse_tolerance(str(metric.parse_tolerance(f"{percent}%"))).relative == pytest.approx(percent / 100)
+    assert metric.parse_tolerance(str(metric.parse_tolerance(f"{percent}%"))).value == pytest.approx(percent / 100)
 
 
 def test_exact_prints_as_a_user_writes_it():
-    assert str(EXACT) == "exact"
+    assert str(Tolerance(None)) == "exact"
     assert str(Tolerance(0.025)) == "2.5%"
 
 

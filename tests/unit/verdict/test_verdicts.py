@@ -4,12 +4,21 @@ import json
 
 import pytest
 
+from pytest_aorta.verdict.metrics import Origin, Tolerance
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import Verdict, Verdicts, format_change
+from pytest_aorta.verdict.statistics.scale import Scale
+from pytest_aorta.verdict.verdicts import (
+    Missing,
+    ReferenceKind,
+    Verdict,
+    VerdictReference,
+    Verdicts,
+    format_change,
+)
 from tests.unit.builders import make_verdict
 
 REGRESSION = make_verdict(
-    Outcome.REGRESSION, value=11.0, baseline=10.0, delta=0.1, low=0.08, high=0.1204, launches=3, reason="why"
+    Outcome.REGRESSION, value=11.0, baseline=10.0, delta=0.1, low=0.08, high=0.1204, launches=3, detail="why"
 )
 
 
@@ -26,6 +35,17 @@ def test_verdict_of_one_launch_without_a_change_names_neither():
     )
 
 
+def test_verdict_of_an_a_b_names_the_reference_and_its_version():
+    row = make_verdict(Outcome.PASS, detail="why", reference=VerdictReference(ReferenceKind.AB, "main"))
+    assert row.is_by_ab
+    assert str(row) == "step_time_p50: pass: 1 ms, reference 1 ms, tolerance 5% (A/B with main, why)"
+
+
+def test_verdict_of_two_variants_names_no_version():
+    row = make_verdict(Outcome.PASS, delta=0.0, reference=VerdictReference(ReferenceKind.AB))
+    assert str(row) == "step_time_p50: pass: 1 ms, reference 1 ms, change +0.00%, tolerance 5%"
+
+
 def test_cells_are_the_summarys_columns():
     assert REGRESSION.cells() == (
         "step_time_p50", "11 ms", "10 ms", "+10.0% [+8.00%, +12.0%]", "5%", "3", "regression"
@@ -34,7 +54,7 @@ def test_cells_are_the_summarys_columns():
 
 def test_exact_numbers_are_shown_whole():
     row = make_verdict(
-        Outcome.REGRESSION, metric="num_parameters", tolerance="exact", value=1234567.0, baseline=1234568.0
+        Outcome.REGRESSION, metric="num_parameters", tolerance=Tolerance(None), value=1234567.0, baseline=1234568.0
     )
     assert row.cells()[1:3] == ("1,234,567", "1,234,568")
 
@@ -53,7 +73,18 @@ def test_change_has_the_decimals_that_count(relative, text):
 
 @pytest.mark.parametrize("outcome", Outcome)
 def test_verdict_survives_json(outcome):
-    row = make_verdict(outcome, reason="why", delta=0.5, low=0.25, high=0.75, launches=5, is_open=True)
+    row = make_verdict(
+        outcome,
+        tolerance=Tolerance(0.02, Scale.OF_STEP, Origin.WIDENED),
+        reference=VerdictReference(ReferenceKind.BASELINE, "baselines/a.json", 3),
+        missing=Missing.BASELINE_VALUE,
+        detail="why",
+        delta=0.5,
+        low=0.25,
+        high=0.75,
+        launches=5,
+        is_open=True,
+    )
     assert Verdict.from_json(json.loads(json.dumps(row.to_json()))) == row
 
 
@@ -71,7 +102,7 @@ def test_each_other_outcome_fails_where_it_is_listed_and_only_there(outcome):
 
 
 def test_metric_that_the_launch_lost_fails_also_where_missing_baselines_do_not():
-    lost = make_verdict(Outcome.MISSING, value=None)
+    lost = make_verdict(Outcome.MISSING, value=None, missing=Missing.CANDIDATE_VALUE)
     verdicts = Verdicts("case", (make_verdict(Outcome.MISSING), lost))
     assert verdicts.failing() == [lost]
 
@@ -89,7 +120,10 @@ def test_open_verdict_needs_launches():
     assert not Verdicts("case", (make_verdict(Outcome.PASS), make_verdict(Outcome.INCONCLUSIVE))).need_launches
 
 
-@pytest.mark.parametrize("red", [make_verdict(Outcome.REGRESSION), make_verdict(Outcome.MISSING, value=None)])
+@pytest.mark.parametrize(
+    "red",
+    [make_verdict(Outcome.REGRESSION), make_verdict(Outcome.MISSING, value=None, missing=Missing.CANDIDATE_VALUE)],
+)
 def test_test_that_fails_anyhow_needs_no_more_launches(red):
     assert not Verdicts("case", (red, OPEN)).need_launches
 

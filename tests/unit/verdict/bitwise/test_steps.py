@@ -105,5 +105,5 @@ def test_verdict_and_first_difference_agree(here, there):
 def test_metrics_are_distinguished_by_what_they_are_about():
     assert split(None) == (["loss", "grad_norm", "weight_hash"], [])
     assert split(["step_time_p50", "weight_hash"]) == (["weight_hash"], ["step_time_p50"])
-    with pytest.raises(SpecError, match=r"no such metrics \['los'\]"):
+    with pytest.raises(SpecError, match=r"metrics \['los'\] are unknown"):
         split(["los"])

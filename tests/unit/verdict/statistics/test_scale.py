@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_aorta.common.errors import SpecError
-from pytest_aorta.verdict.metrics import EXACT, METRICS, Tolerance
+from pytest_aorta.verdict.metrics import METRICS, Tolerance
 from pytest_aorta.verdict.statistics.scale import Scale
 
 scales = st.sampled_from(Scale)
@@ -52,12 +52,12 @@ def test_nothing_is_a_value_where_there_is_no_factor(scale):
         ("overlap_ratio", "5 points", Tolerance(0.05, Scale.POINTS)),
         ("overlap_ratio", "0.5points", Tolerance(0.005, Scale.POINTS)),
         ("exposed_comm_ms", "2% of step", Tolerance(0.02, Scale.OF_STEP)),
-        ("exposed_comm_ms", "exact", EXACT),
+        ("exposed_comm_ms", "exact", Tolerance(None)),
     ],
 )
 def test_tolerance_of_a_scale_is_read(metric, given, expected):
     found = METRICS[metric].parse_tolerance(given)
-    assert (found.relative, found.scale) == (pytest.approx(expected.relative), expected.scale)
+    assert (found.value, found.scale) == (pytest.approx(expected.value), expected.scale)
 
 
 @pytest.mark.parametrize(
