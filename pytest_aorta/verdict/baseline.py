@@ -204,9 +204,8 @@ def write_baseline(folder: Path, baseline: Baseline) -> Path:
     document = baseline.to_json()
     if problem := violation(document, SCHEMA):
         raise BaselineError(f"{path}: not written: the new baseline violates its own schema: {problem}")
-    real = Path(os.path.realpath(path.parent))
-    if not real.is_relative_to(os.path.realpath(folder)):
-        raise BaselineError(f"{path}: not written: the platform's folder is a link out of {folder}, to {real}")
+    if problem := outside(folder, path.parent):
+        raise BaselineError(f"{path}: not written: {problem}")
     try:
         if len(json.dumps(document, allow_nan=False, indent=2)) >= MAX_BYTES:
             raise ValueError(f"the new baseline is larger than the {MAX_BYTES:,} bytes allowed; measure fewer steps")
@@ -217,6 +216,14 @@ def write_baseline(folder: Path, baseline: Baseline) -> Path:
     except ValueError as error:
         raise BaselineError(f"{path}: not written: {error}") from None
     return path
+
+
+def outside(folder: Path, platform_folder: Path) -> str | None:
+    """Return the problem with a platform's folder that is a link out of the folder of baselines, or None."""
+    real = Path(os.path.realpath(platform_folder))
+    if real.is_relative_to(os.path.realpath(folder)):
+        return None
+    return f"the platform's folder is a link out of {folder}, to {real}"
 
 
 def orphans(folder: Path, collected: set[str], used_cases: Mapping[str, Collection[str]], rootdir: Path) -> list[str]:

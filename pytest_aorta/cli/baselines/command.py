@@ -11,6 +11,7 @@ from pytest_aorta.cli.baselines.diff import diff_lines
 from pytest_aorta.cli.baselines.find import file_or_blob, find_file, stored_files
 from pytest_aorta.cli.baselines.history import history_lines
 from pytest_aorta.cli.baselines.prune import Pruning, prune
+from pytest_aorta.cli.baselines.rename import rename_files, renamings
 from pytest_aorta.cli.baselines.show import list_lines, show_lines
 from pytest_aorta.common.text import emit, output_width, printable
 
@@ -32,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     compared.add_argument("first", metavar="A", help="a file, or REF:PATH, a file of a commit")
     compared.add_argument("second", metavar="B", help="the same")
     compared.set_defaults(run=diff)
+    _add_rename(ways.add_parser("rename", parents=[where], help="move baselines to the new node id of a test"))
     changed = ways.add_parser("history", parents=[where], help="show change points over time; needs Apache Otava")
     changed.add_argument("name", metavar="PATH|CASE", help="as for show")
     changed.add_argument("--metric", default="step_time_p50", help="metric to search for changes (step_time_p50)")
@@ -39,6 +41,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_prune(
         ways.add_parser("prune", parents=[where], help="drop old launches, and files whose test file was deleted")
     )
+
+
+def _add_rename(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("old", metavar="OLD", help="node id of a test, its file or folder, or a full case")
+    parser.add_argument("new", metavar="NEW", help="the same part of the new node id")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be renamed, and change nothing")
+    parser.set_defaults(run=rename)
 
 
 def _add_prune(parser: argparse.ArgumentParser) -> None:
@@ -82,6 +91,19 @@ def history(arguments: argparse.Namespace) -> int:
     """Run ``aorta baselines history``."""
     file = find_file(arguments.name, arguments.folder, arguments.platform)
     emit(history_lines(file, arguments.metric, output_width()))
+    return 0
+
+
+def rename(arguments: argparse.Namespace) -> int:
+    """Run ``aorta baselines rename``."""
+    files, problems = stored_files(arguments.folder, arguments.platform)
+    if problems:
+        return _report([*problems, "nothing was renamed, since an unreadable file may contain one of the cases"])
+    found = renamings(files, arguments.old, arguments.new, arguments.folder)
+    if not arguments.dry_run:
+        rename_files(found, arguments.folder)
+    verb = "would be renamed" if arguments.dry_run else "renamed"
+    emit([*map(str, found), f"{len(found)} of {len(files)} baselines {verb}"])
     return 0
 
 

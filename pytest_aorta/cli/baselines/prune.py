@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_aorta.cli.baselines.find import StoredFile
 from pytest_aorta.common.errors import AortaError, BaselineError, UsageError
-from pytest_aorta.verdict.baseline import Baseline, baseline_path, has_test_file, write_baseline
+from pytest_aorta.verdict.baseline import Baseline, baseline_path, has_test_file, outside, write_baseline
 
 
 @dataclass(frozen=True)
@@ -95,8 +94,8 @@ def _own_path(file: StoredFile, folder: Path) -> Path:
     path = Path(file.name)
     if path != baseline_path(folder, file.baseline.platform, file.baseline.case):
         raise BaselineError(f"{path}: left unchanged: the file name is not that of its case {file.baseline.case!r}")
-    if not Path(os.path.realpath(path.parent)).is_relative_to(os.path.realpath(folder)):
-        raise BaselineError(f"{path}: left unchanged: the platform's folder is a link out of {folder}")
+    if problem := outside(folder, path.parent):
+        raise BaselineError(f"{path}: left unchanged: {problem}")
     return path
 
 
