@@ -1,4 +1,4 @@
-"""The end of a session: baselines of tests that passed are written, and those that nothing uses are told."""
+"""The end of a session: writing the baselines of passed tests, and reporting unused baselines."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pytest_aorta.verdict.baseline import orphans, read_baseline, write_baseline
 def write_new_baselines(
     records: Sequence[TestRecord], passed: Collection[str], options: Options
 ) -> tuple[list[str], bool]:
-    """Write what tests that passed want written; returns what to tell, and whether every write succeeded."""
+    """Write the new baselines of passed tests; return lines for the summary, and True if every write succeeded."""
     notes: list[str] = []
     good = True
     for record in records:
         for baseline in record.new_baselines:
             if record.nodeid not in passed:
-                notes.append(f"not recorded, since the test failed: {baseline.case}")
+                notes.append(f"not recorded, because the test failed: {baseline.case}")
                 continue
             try:
                 old = read_baseline(options.baselines_dir, baseline.platform, baseline.case)
@@ -35,6 +35,6 @@ def write_new_baselines(
 def unused_baselines(
     records: Sequence[TestRecord], passed: Collection[str], collected: set[str], options: Options
 ) -> list[str]:
-    """Baseline files whose test is gone, or whose test passed without asking for them."""
+    """Return a line for each baseline whose test does not exist, or passed without comparing with the baseline."""
     used = {record.nodeid: set(record.used_cases) for record in records if record.nodeid in passed}
     return orphans(options.baselines_dir, collected, used, options.rootdir)

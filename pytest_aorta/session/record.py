@@ -1,4 +1,4 @@
-"""What a test leaves for the summary: plain data that travels with its report, from xdist's workers too."""
+"""The record of a test for the summary: plain data that is sent with its report, also by xdist workers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pytest_aorta.verdict.verdicts import Verdict
 
 @dataclass(frozen=True)
 class LaunchTimes:
-    """How long the ``number``-th launch of a test took: ``wall`` and, as far as they are known, its parts."""
+    """Durations of a test's launch ``number``, in seconds: ``wall`` and, as far as they are known, its parts."""
 
     number: int
     launcher: str
@@ -23,13 +23,13 @@ class LaunchTimes:
 
 @dataclass
 class Compared:
-    """One comparison: the folders of its launches, and what they measured.
+    """One comparison: the folders of its launches, and the measured values.
 
     Attributes:
-        case: the test's node id and the comparison's label.
-        candidate, reference: folders of launches in order, each with a ``result.json``.
-        baseline: the stored baseline's file, whether it is there or not; None in an A/B of two variants.
-        measured: metric -> its value over the candidate's launches, whether it was compared or not.
+        case: The test's node id and the comparison's label.
+        candidate, reference: Folders of the launches in order, each with a ``result.json``.
+        baseline: File of the stored baseline, which may not exist; None for a comparison of two variants.
+        measured: Metric -> median over the candidate's launches, also of metrics that were not compared.
     """
 
     case: str
@@ -41,10 +41,11 @@ class Compared:
 
 @dataclass
 class TestRecord:
-    """One test's verdicts, the baselines it wants written, its launches, and whether it lacked devices.
+    """One test's verdicts, new baselines and launches.
 
-    ``notes`` are what its launches showed besides, ``detection`` what each new baseline can tell, by case; ``outcome``
-    is pytest's word, ``failure`` the reason with its evidence where there is one.
+    ``notes`` are notes on its launches. ``detection`` contains lines on the changes that each new baseline detects, by
+    case. ``lacked_devices`` is the reason why the test was skipped, ``outcome`` is pytest's word, and ``failure`` is
+    the text of the failure.
     """
 
     __test__ = False
@@ -64,11 +65,11 @@ class TestRecord:
 
     @property
     def is_undecided(self) -> bool:
-        """Whether a verdict of it decides nothing."""
+        """Return True if a verdict of the test is inconclusive."""
         return any(verdict.outcome is Outcome.INCONCLUSIVE for verdict in self.verdicts)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Return plain JSON values."""
         return {
             "nodeid": self.nodeid,
             "verdicts": [verdict.to_json() for verdict in self.verdicts],
@@ -86,7 +87,7 @@ class TestRecord:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> TestRecord:
-        """The inverse of :meth:`to_json`."""
+        """Build a record from the values of :meth:`to_json`."""
         return cls(
             nodeid=data["nodeid"],
             verdicts=[Verdict.from_json(row) for row in data["verdicts"]],
@@ -104,16 +105,16 @@ class TestRecord:
 
 
 def outcome_of(report: pytest.TestReport) -> str:
-    """pytest's word for how a test ended."""
+    """Return pytest's word for the outcome of a test."""
     if hasattr(report, "wasxfail"):
         return "xpassed" if report.passed else "xfailed"
     return "error" if report.failed and report.when != "call" else report.outcome
 
 
 def properties(record: TestRecord) -> list[tuple[str, object]]:
-    """JUnit's properties of a test: verdicts as text, then every measured metric and what it was compared with.
+    """Return a test's JUnit properties: verdicts as text, then each measured metric with its baseline and verdict.
 
-    Of a test with several comparisons, each name says which one it is of.
+    If a test has several comparisons, each name contains the label of its comparison.
     """
     found: list[tuple[str, object]] = [(f"aorta.{row.metric}", str(row)) for row in record.verdicts]
     for compared in record.compared:

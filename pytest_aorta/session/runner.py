@@ -1,4 +1,4 @@
-"""Runs workloads in a world and judges what they measured, against a stored baseline or another variant."""
+"""The ``workload`` fixture's object: launches workloads and compares them with a baseline or another variant."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from pytest_aorta.verdict.verdicts import Verdict, Verdicts
 
 
 class WorkloadRunner:
-    """Runs workloads in a test's world and compares what they measured."""
+    """Launches workloads in a test's world and compares their results."""
 
     def __init__(self, world: DistributedWorld, options: Options, spec: TestSpec, record: TestRecord) -> None:
         self._world = world
@@ -47,8 +47,8 @@ class WorkloadRunner:
         """Launch a workload and return its result.
 
         Raises:
-            WorkloadFailed: its own checks found wrong values; the message locates them.
-            SpecError, LaunchError, ResultError: as :meth:`~pytest_aorta.session.world.DistributedWorld.launch`.
+            WorkloadFailed: The workload's own checks found wrong values; the message locates them.
+            SpecError, LaunchError, ResultError: As in :meth:`~pytest_aorta.session.world.DistributedWorld.launch`.
         """
         return _passed(self._world.launch(name, **config))
 
@@ -60,9 +60,9 @@ class WorkloadRunner:
         *,
         environment: Mapping[str, str] | None = None,
     ) -> WorkloadResult:
-        """Launch your own training script and return what it recorded; errors as :meth:`run`.
+        """Launch your own training script and return its result; errors as in :meth:`run`.
 
-        ``environment`` are variables of the ranks, as the config key of a workload.
+        ``environment`` contains environment variables of the ranks.
         """
         return _passed(self._world.launch_script(script, tuple(map(str, args)), environment))
 
@@ -70,15 +70,15 @@ class WorkloadRunner:
     def check(self, result: WorkloadResult, *, label: str | None = None) -> Verdicts:
         """Compare a result with the stored baseline of this test, and fail the test on a failing verdict.
 
-        Where one launch decides nothing, the same is launched again, ``--aorta-max-launches`` times in all, or in
-        turn with the version that ``--aorta-ab`` names. ``label`` tells the comparisons of one test apart; it
-        defaults to the workload's name. Under ``--update-baselines`` the result and further launches become the
-        baseline, if the test passes.
+        If one launch is not enough for a verdict, the workload is launched again, up to ``--aorta-max-launches`` times
+        in total, or alternately with the version that ``--aorta-ab`` names. ``label`` distinguishes the comparisons of
+        one test and defaults to the workload's name. With ``--update-baselines`` the result and further launches
+        become the baseline if the test passes.
 
         Raises:
-            ComparisonFailed: a regression, or a missing baseline where that fails.
-            BaselineError: the baseline can't be read, or what was measured can't be added to it.
-            SpecError, LaunchError, ResultError: as :meth:`~pytest_aorta.session.world.DistributedWorld.again`.
+            ComparisonFailed: A verdict fails the test.
+            BaselineError: The baseline can't be read, or the launches can't be added to it.
+            SpecError, LaunchError, ResultError: As in :meth:`~pytest_aorta.session.world.DistributedWorld.again`.
         """
         environment = case_suffix(result.config.get(ENVIRONMENT_KEY, {}))
         case = f"{self._record.nodeid}::{label or result.workload}{environment}"
@@ -100,13 +100,13 @@ class WorkloadRunner:
 
     @in_test
     def check_stored(self, results: Sequence[WorkloadResult], path: Path) -> Verdicts:
-        """Compare launches that are there, and no more, with the baseline in one file; as :meth:`check` else."""
+        """Compare existing results with the baseline in one file, without further launches; else as :meth:`check`."""
         result, launches = results[-1], [launch_facts(result) for result in results]
         baseline = self._known(read_baseline_file(path), result)
         priors = platform_priors(path.parent.parent, result.platform, result.device, baseline.case)
         marked = self._spec.tolerances
         comparison = StoredComparison(
-            baseline.case, identity(result.config), baseline, marked, priors, max_launches=len(launches)
+            baseline.case, identity(result.config), baseline, marked, priors, len(launches), str(path)
         )
         verdicts = comparison.judge(launches)
         self._judge(verdicts, result, launches, path, self._compared(baseline.case, result, launches[-1], path))
@@ -123,28 +123,28 @@ class WorkloadRunner:
         label: str = "A/B",
         locate: bool | None = None,
     ) -> Verdicts:
-        """Compare two variants in this test's world, the reference in the baseline's place, and fail where they differ.
+        """Compare two variants in this test's world, and fail the test if the candidate differs or is worse.
 
-        Each is a result of this test, or a mapping that is launched here: the key ``workload`` and config keys.
+        Each variant is a result of this test, or a mapping of the key ``workload`` and config keys, which is launched.
 
         With ``steps``, the loss, gradient norm and weight hash of each of the first ``steps`` measured steps have to be
-        the same to the bit, and the first difference is located; ``locate``, by default ``--aorta-locate``, launches
-        both once more for that. Mappings are launched with these steps from the first one on, each hashed. ``metrics``
-        limits it to those named.
+        bitwise equal, and the first difference is located. ``locate``, by default ``--aorta-locate``, launches both
+        variants once more to locate it. Mappings are launched with these steps from the first one on, with a hash of
+        each. ``metrics`` limits the comparison to the named metrics.
 
-        Without ``steps``, ``metrics`` are the launches' own, or all that a baseline is compared by. What has noise is
-        launched again, both in turn, until ``--aorta-max-launches`` pairs have been compared.
+        Without ``steps``, ``metrics`` are metrics of launches, by default those that a baseline is compared by. Metrics
+        with noise need more launches: both variants are launched alternately, up to ``--aorta-max-launches`` pairs.
 
         Raises:
-            ComparisonFailed: a difference or a regression, or a metric that one of them lacks.
-            SpecError, LaunchError, ResultError: as :meth:`~pytest_aorta.session.world.DistributedWorld.launch` and
+            ComparisonFailed: A difference, a regression, or a metric that one variant lacks.
+            SpecError, LaunchError, ResultError: As in :meth:`~pytest_aorta.session.world.DistributedWorld.launch` and
                 :meth:`~pytest_aorta.session.world.DistributedWorld.again`.
         """
         if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
             raise SpecError(f"compare: steps is {steps!r}, allowed is an integer of 1 or more, or None")
         by_step, by_launch = split(metrics) if steps is not None else ([], metrics)
         for side, given in (("candidate", candidate), ("reference", reference)):
-            _refuse_no_variant(side, given)
+            _check_variant(side, given)
         there, here = self._variant(reference, steps), self._variant(candidate, steps)
         case = f"{self._record.nodeid}::{label}"
         facts = launch_facts(here)
@@ -189,8 +189,8 @@ class WorkloadRunner:
         if not failing:
             return
         found: list[str] = []
-        odd = [row.metric for row in failing if row.outcome is Outcome.REGRESSION]
-        if difference := first_difference(candidate, reference, steps, odd):
+        different = [row.metric for row in failing if row.outcome is Outcome.REGRESSION]
+        if difference := first_difference(candidate, reference, steps, different):
             wants_launches = self._options.locate if locate is None else locate
             keys = self._world.config_keys(candidate) & self._world.config_keys(reference)
             found = locate_first(candidate, reference, difference, keys, self._changed if wants_launches else None)
@@ -204,7 +204,7 @@ class WorkloadRunner:
         return stored and self._known(stored, result)
 
     def _known(self, stored: Baseline, result: WorkloadResult) -> Baseline:
-        """The baseline, in which keys that it is too old to know had their defaults."""
+        """Return the baseline with the defaults of config keys that were added after it was recorded."""
         return replace(stored, config=identity(self._world.defaults(result)) | stored.config)
 
     def _settle(
@@ -217,9 +217,11 @@ class WorkloadRunner:
     ) -> Verdicts:
         options, marked, case = self._options, self._spec.tolerances, compared.case
         priors = platform_priors(options.baselines_dir, result.platform, result.device, case)
-        stored = StoredComparison(case, config, baseline, marked, priors, options.max_launches)
+        stored = StoredComparison(
+            case, config, baseline, marked, priors, options.max_launches, str(compared.baseline or "")
+        )
         again = functools.partial(self._again, result, compared.candidate)
-        # Under a profiler no times are compared, and what else there is needs no second launch.
+        # Under a profiler no times are compared, and the other metrics need no second launch.
         if options.ab is None or options.profiler in WRAPPERS:
             return settle(stored, launches, again)
         verdicts = stored.judge(launches)
@@ -233,7 +235,7 @@ class WorkloadRunner:
         return joined(verdicts, settled)
 
     def _learn(self, compared: Compared, config: dict[str, Any], result: WorkloadResult) -> Verdicts:
-        """Launch as often as a baseline needs, and have the launches written if the test passes."""
+        """Launch as often as a baseline needs; the launches are stored if the test passes."""
         options, marked, case = self._options, self._spec.tolerances, compared.case
         if result.config.get(TEST_HOOK_KEY, {}) not in ({}, None):
             raise BaselineError(f"{case}: not recorded: the config plants a {TEST_HOOK_KEY}")
@@ -247,7 +249,7 @@ class WorkloadRunner:
         if problems:
             new = replace(new, forced={str(new.revision): str(options.force_baseline)})
         priors = platform_priors(options.baselines_dir, result.platform, result.device, case)
-        # Compared with itself it shows whether a metric is lacking, or differs from launch to launch.
+        # Comparing the baseline with itself shows metrics that are missing or differ between launches.
         verdicts = StoredComparison(case, config, new, marked, priors, len(launches)).judge(launches)
         failing = verdicts.failing({Outcome.MISSING})
         if failing:
@@ -290,7 +292,7 @@ class WorkloadRunner:
             raise ComparisonFailed(comparison_text(failing, result, launches, baseline, verdicts.notes))
 
 
-def _refuse_no_variant(side: str, given: object) -> None:
+def _check_variant(side: str, given: object) -> None:
     is_mapping = isinstance(given, Mapping) and isinstance(given.get("workload"), str)
     if not is_mapping and not isinstance(given, WorkloadResult):
         raise SpecError(

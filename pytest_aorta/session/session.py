@@ -1,4 +1,4 @@
-"""What the launches of one process share."""
+"""The state that all launches of one process share."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from pytest_aorta.session.world import DistributedWorld, Launcher
 
 
 class Session:
-    """What the launches of one process share.
+    """The state that all launches of one process share.
 
     Attributes:
-        line: where the state of a launch under way is shown, if anywhere.
+        line: Shows the state of a running launch; None shows nothing.
     """
 
     line: StateLine | None = None
@@ -36,11 +36,11 @@ class Session:
 
     @cached_property
     def devices(self) -> list[Device]:
-        """The visible GPUs, looked up once and only when needed."""
+        """Return the visible GPUs. They are looked up once, when first needed."""
         return [] if self.options.device == "cpu" else visible_devices()
 
     def close(self) -> None:
-        """End what warm launches were forked from, and remove what was checked out for them."""
+        """Stop the fork servers of warm launches and remove the worktrees of A/B references."""
         try:
             self.forkservers.close()
         finally:
@@ -50,9 +50,10 @@ class Session:
     def leased(
         self, world: World, spec: TestSpec, record: TestRecord, run_base: Path, *, timed: bool
     ) -> Iterator[DistributedWorld]:
-        """A world of this session's, with launches in folders below ``run_base``; its lease ends with it.
+        """Lease devices and yield a world whose launches have folders below ``run_base``.
 
-        ``timed`` asks for the host alone, unless the options share it; several nodes are always had alone.
+        ``timed`` requests exclusive use of the host, unless the options share the host. Several nodes are always used
+        exclusively.
         """
         leased = LeasedWorld(
             world,

@@ -19,7 +19,7 @@ _MAX_DETAILS = 8
 
 
 def failed_checks_text(result: WorkloadResult) -> str:
-    """What a workload's own checks found, the first places in full."""
+    """Return the failed checks of a workload, with the first details in full."""
     first = result.failure_details[:_MAX_DETAILS]
     lines = [f"{result.workload}: {result.failure_count} of its own checks failed on {result.platform}"]
     lines += [f"  {detail}" for detail in first]
@@ -35,13 +35,13 @@ def comparison_text(
     baseline: Path | None,
     notes: Sequence[str] = (),
 ) -> str:
-    """The failing verdicts, what else the launches showed, which file they were compared with, and what to do."""
+    """Return the failing verdicts, the notes on the launches, the baseline's file, and what to do next."""
     last = launches[-1]
     used = f"{len(launches)} launches of {last.num_steps} steps" if len(launches) > 1 else f"{last.num_steps} steps"
     lines = [f"{result.workload} on {result.platform}, {used}:"]
     lines += [f"  {verdict}" for verdict in failing]
     lines += [f"  {note}" for note in notes]
-    lines.append(f"  ranks' own median steps: {last.fastest_rank_p50_ms:g} to {last.slowest_rank_p50_ms:g} ms")
+    lines.append(f"  median step time by rank: {last.fastest_rank_p50_ms:g} to {last.slowest_rank_p50_ms:g} ms")
     if baseline is not None:
         lines.append(f"  baseline: {baseline}")
     return "\n".join([*lines, *(f"  next: {step}" for step in _next_steps(failing, baseline))])
@@ -54,25 +54,27 @@ def _next_steps(failing: Sequence[Verdict], baseline: Path | None) -> list[str]:
     steps = []
     if baseline is not None and outcomes & {Outcome.REGRESSION, Outcome.IMPROVED}:
         steps.append(
-            "if it is intended, record it with --update-baselines --aorta-reset-baselines and say why in the commit"
+            "if the change is intended, run --update-baselines --aorta-reset-baselines and say why in the commit"
         )
     if Outcome.INCONCLUSIVE in outcomes:
-        more = "pairs of launches (--aorta-max-launches=12)" if paired else "launches (--aorta-max-launches=9)"
-        steps.append(f"allow more {more}, measure more steps, or widen the tolerance")
-    # Between launches of one sitting, what does not vary needs no second opinion.
+        steps.append("allow more launches (--aorta-max-launches=13), measure more steps, or widen the tolerance")
+    # An A/B in one session block adds nothing for metrics without noise, which have no delta.
     if not paired and any(verdict.delta is not None for verdict in present):
-        steps.append("if in doubt, compare with another version, launch by launch: --aorta-ab=main (any git ref)")
+        steps.append("if in doubt, compare with another version side by side: --aorta-ab=main (any git ref)")
     return steps
 
 
 def noisy_baseline_text(case: str, problems: Sequence[str]) -> str:
-    """Why launches were not taken for a baseline."""
-    lines = [f"{case}: not recorded, since it would make a bad baseline:", *(f"  {problem}" for problem in problems)]
-    return "\n".join([*lines, "  to take it all the same: --aorta-force-baseline='the reason'"])
+    """Return why launches were not recorded as a baseline."""
+    lines = [
+        f"{case}: not recorded, because the launches are too noisy for a baseline:",
+        *(f"  {problem}" for problem in problems),
+    ]
+    return "\n".join([*lines, "  next: to record it nevertheless, give a reason: --aorta-force-baseline='the reason'"])
 
 
 def totals(records: Sequence[TestRecord]) -> str:
-    """Launches, verdicts by outcome, and tests that lacked devices."""
+    """Return the numbers of launches, of verdicts by outcome, and of tests without enough devices."""
     outcomes = Counter(verdict.outcome.value for record in records for verdict in record.verdicts)
     lacking = sum(record.lacked_devices is not None for record in records)
     launches = sum(record.num_launches for record in records)
@@ -82,10 +84,9 @@ def totals(records: Sequence[TestRecord]) -> str:
 
 
 def change_lines(old: Baseline | None, new: Baseline) -> list[str]:
-    """Before and after of one written baseline, metric by metric."""
-    count = (
-        f"{counted(len(new.center_launches), 'launch')} at its centre, {len(new.launches)} in all, epoch {new.revision}"
-    )
+    """Return the values of a written baseline before and after, metric by metric."""
+    center = counted(len(new.center_launches), "launch")
+    count = f"{center} in the center, {len(new.launches)} in total, revision {new.revision}"
     lines = [f"{'updated' if old else 'recorded'} {new.platform}: {new.case} ({count})"]
     for metric in METRICS.values():
         after, before = middle(metric, new.center_launches), middle(metric, old.center_launches) if old else None
@@ -99,5 +100,5 @@ def change_lines(old: Baseline | None, new: Baseline) -> list[str]:
             text += f" ({(after - before) / abs(before):+.1%})"
         lines.append(text)
     if reason := new.forced.get(str(new.revision)):
-        lines.append(f"  taken although it is noisy: {reason}")
+        lines.append(f"  recorded although it is noisy: {reason}")
     return lines

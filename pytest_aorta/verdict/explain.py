@@ -1,4 +1,4 @@
-"""Notes that explain a verdict: ranks, growth, the machine, exposed collectives."""
+"""Notes that explain a verdict: straggler, growth, state of the machine, exposed collectives."""
 
 from __future__ import annotations
 
@@ -10,37 +10,42 @@ from statistics import median
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.statistics.variance import median_variance
 
-# Of the median step, that a rank waits less than the others. On 4 H200s ranks of unchanged launches differ by up to
-# 2%; on CPU ranks, that share cores, by tens of percent.
+# The least difference in waiting time, as a fraction of the median step, that makes a rank the straggler. Ranks of
+# unchanged launches differ by up to 2% on 4 H200s, and by tens of percent on CPU ranks that share cores.
 STRAGGLER_FRACTION = {"cuda": 0.03, "cpu": 0.3}
-# The least that counts where reference launches show what is usual.
+# The same fraction if reference launches show the usual differences between ranks.
 _SHIFT_FRACTION = {"cuda": 0.01, "cpu": 0.1}
 _MIN_REFERENCE = 3
 _NOISES = 3.0
-# Growth from a launch's first step to its last that is worth telling.
+# The least growth from a launch's first step to its last that is reported.
 STEP_GROWTH = {"cuda": 0.03, "cpu": 0.5}
 MEMORY_GROWTH = 0.03
-# Of the canary, beyond the baseline's.
+# The least slowdown of the canary against the baseline that is reported.
 CANARY_CHANGE = {"cuda": 0.05, "cpu": 1.0}
-# Of the SM clock, below the baseline's; between launches of unchanged code it differs by less.
+# The least drop of the SM clock against the baseline that is reported; unchanged launches differ by less.
 CLOCK_CHANGE = 0.05
 _CANARY_PARTS = {"gemm_ms": "GEMM", "all_reduce_ms": "all-reduce"}
 
 
 @dataclass(frozen=True)
 class Straggler:
-    """The rank that the others wait for, and by how much a step."""
+    """The rank that the others wait for.
+
+    Attributes:
+        rank: Its number.
+        lag_ms: The time per step that it waits less than its peers, in ms.
+    """
 
     rank: int
     lag_ms: float
 
 
 def straggler(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts] = ()) -> Straggler | None:
-    """The one rank that waits clearly less in collectives than the others.
+    """Return the rank that waits clearly less in collectives than its peers, or None.
 
-    Ranks of unchanged launches differ too, by their place in the machine: against ``reference``, what counts is how
-    much more a rank lags than it did there. That has to be half of what the steps got longer, or more, and beyond
-    three times the scatter of the reference's launches.
+    Ranks of unchanged launches differ as well, by their place in the machine. Against ``reference``, the increase of a
+    rank's lag over its lag there counts. The increase has to be at least half of the increase of the step time, and
+    more than three standard deviations of the reference's lags.
     """
     lags, usual = _lags(launches), _lags(reference)
     if not lags:
@@ -59,26 +64,26 @@ def straggler(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts] 
 
 
 def notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts]) -> list[str]:
-    """One line for each thing that somebody who reads a verdict should know."""
+    """Return one line for each observation that helps to explain a verdict."""
     found = []
     if slow := straggler(launches, reference):
-        found.append(f"rank {slow.rank} is the slow one: it waits {slow.lag_ms:.3g} ms a step less than the others")
+        found.append(f"straggler: rank {slow.rank} waits {slow.lag_ms:.3g} ms/step less than its peers")
     device = launches[0].device
     steps = median(launch.step_time_growth for launch in launches)
     if abs(steps) > STEP_GROWTH[device]:
-        found.append(f"steps get {'slower' if steps > 0 else 'faster'} within a launch, by {abs(steps):.1%} or more")
+        found.append(f"steps get {'slower' if steps > 0 else 'faster'} within a launch by at least {abs(steps):.1%}")
     memory = median(launch.memory_growth for launch in launches)
     if memory > MEMORY_GROWTH:
-        found.append(f"memory grows within a launch, by {memory:.1%} or more: a leak?")
+        found.append(f"memory grows within a launch by at least {memory:.1%}; look for a leak")
     return found + throttle_notes(launches, reference) + canary_notes(launches, reference)
 
 
 def throttle_notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts]) -> list[str]:
-    """Which launches' devices were throttled, and clocks that were lower than beside the reference's launches."""
+    """Return lines on throttled devices, and on SM clocks below those of the reference launches."""
     found = [f"launch {number}: {launch.throttled}" for number, launch in enumerate(launches, 1) if launch.throttled]
     hot = [launch.throttled for launch in reference if launch.throttled]
     if hot:
-        found.append(f"{len(hot)} of the {len(reference)} launches compared with: {hot[-1]}")
+        found.append(f"{len(hot)} of the {len(reference)} reference launches: {hot[-1]}")
     here, there = _clocks_mhz(launches), _clocks_mhz(reference)
     if here and there and median(here) < (1 - CLOCK_CHANGE) * median(there):
         found.append(
@@ -93,7 +98,7 @@ def _clocks_mhz(launches: Sequence[LaunchFacts]) -> list[float]:
 
 
 def canary_notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts]) -> list[str]:
-    """Where the fixed program was slower than beside the reference's launches too: it is the machine then."""
+    """Return lines on parts of the canary that were slower than in the reference launches."""
     found = []
     for name, part in _CANARY_PARTS.items():
         here = [launch.canary_ms[name] for launch in launches if name in launch.canary_ms]
@@ -102,7 +107,7 @@ def canary_notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFact
             continue
         change = median(here) / median(there) - 1
         if change > CANARY_CHANGE[launches[0].device]:
-            found.append(f"the canary's {part} was {change:.0%} slower than at the baseline: suspect the machine")
+            found.append(f"the canary's {part} was {change:.0%} slower than at the baseline; suspect the machine")
     return found
 
 
@@ -116,7 +121,7 @@ def _medians(lags: Sequence[Sequence[float]]) -> list[float]:
 
 
 def _lag_deviation(lags: Sequence[Sequence[float]]) -> float:
-    """Standard deviation of a rank's lag between launches, over all ranks."""
+    """Return the standard deviation of a rank's lag between launches, over all ranks, in ms."""
     off = [value - middle for values in lags for value, middle in zip(values, _medians(lags), strict=True)]
     return math.sqrt(sum(value**2 for value in off) / (len(off) - len(lags[0])))
 
@@ -125,15 +130,15 @@ def _p50_ms(launches: Sequence[LaunchFacts]) -> float:
     return median(launch.step_time_ms["p50"] for launch in launches)
 
 
-# Metrics that it explains.
+# The metrics that exposed collectives explain.
 EXPLAINED = ("overlap_ratio", "exposed_comm_ms")
 
 
 def exposure(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str:
-    """The collective whose exposed time grew most from ``others`` to ``launches``, and the worst rank.
+    """Return text on the collective whose exposed time increased most from ``others`` to ``launches``.
 
-    Of each collective the median over launches counts, and of ranks the one that is worst most often. Empty where no
-    launch knows.
+    The median over launches of each collective counts. The worst rank is the one that is worst in most launches. The
+    text is empty if no launch has exposed times.
     """
     now, before = _median_exposed_ms(launches), _median_exposed_ms(others)
     if not now:
@@ -142,7 +147,7 @@ def exposure(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> 
     was = f", was {before.get(kind, 0.0):.3g}" if before else ""
     ranks = [launch.most_exposed_rank for launch in launches if launch.most_exposed_rank is not None]
     worst = f"; rank {max(ranks, key=ranks.count)} worst" if ranks else ""
-    return f"{kind} exposed {now[kind]:.3g} ms a step{was}{worst}"
+    return f"{kind} exposed {now[kind]:.3g} ms/step{was}{worst}"
 
 
 def _median_exposed_ms(launches: Sequence[LaunchFacts]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""How a baseline is learned: what is appended, what starts a new epoch, and what is refused. Pure."""
+"""Recording of baselines: launches that are appended, start a new revision, or are refused. Pure functions."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from pytest_aorta.verdict.statistics.variance import observed
 from pytest_aorta.verdict.verdicts import format_change
 
 CENTER_LAUNCHES = 10
-# Of the launches' standard deviation, told robustly.
+# An outlier is this many robust standard deviations away from the median.
 _OUTLIER = 6.0
 
 
 def launches_to_learn(marked: Mapping[str, Tolerance], facts: LaunchFacts, wanted: int) -> int:
-    """``wanted`` where any compared metric has noise, else one: what is exact needs no second launch."""
+    """Return ``wanted`` if any compared metric has noise, else 1: exact metrics need no second launch."""
     for name, tolerance in choose_tolerances(marked, facts).items():
         metric = METRICS[name]
         if metric.direction is Direction.EXACT or tolerance.value is None:
@@ -40,12 +40,12 @@ def launches_to_learn(marked: Mapping[str, Tolerance], facts: LaunchFacts, wante
 def merged(
     old: Baseline | None, new: Baseline, marked: Mapping[str, Tolerance], priors: Priors, fresh: bool
 ) -> Baseline:
-    """The baseline to store: ``new``'s launches appended to ``old``'s, or in a new epoch that keeps the old launches.
+    """Return the baseline to store: the launches of ``new`` appended to those of ``old``, or in a new revision.
 
-    ``fresh`` asks for a new epoch. A baseline of another config can't be appended to, and gets one too.
+    A new revision keeps the old launches for the variance. It is started if ``fresh`` is set or the config changed.
 
     Raises:
-        BaselineError: what was measured differs from the stored baseline, so that appending would blur it.
+        BaselineError: The new launches differ from the stored baseline, so appending them would hide a change.
     """
     if old is None:
         return new
@@ -57,10 +57,12 @@ def merged(
     facts = [stored.facts for stored in new.launches]
     if found := _other_setting(old.center_launches[-1], facts) or _differences(old, new, marked, priors):
         lines = [
-            f"{new.case}: not added to the stored baseline, from which it differs:",
+            f"{new.case}: not added to the stored baseline, because it differs:",
             *(f"  {row}" for row in found),
         ]
-        remedy = "  if that is intended, replace the baseline: --update-baselines --aorta-reset-baselines"
+        remedy = (
+            "  next: if the change is intended, replace the baseline with --update-baselines --aorta-reset-baselines"
+        )
         raise BaselineError("\n".join([*lines, remedy]))
     room = max(0, CENTER_LAUNCHES - len(old.center_launches))
     added = [StoredLaunch(launch, old.revision, number < room) for number, launch in enumerate(facts)]
@@ -69,7 +71,7 @@ def merged(
 
 
 def _other_setting(recorded: LaunchFacts, launches: Sequence[LaunchFacts]) -> list[str]:
-    """What else than the code makes another time or another number, whichever metrics are compared."""
+    """Return the first difference in launcher or environment, which change times and numbers without a code change."""
     for launch in launches:
         if launch.launcher != recorded.launcher:
             return [f"launcher is {launch.launcher!r}, the baseline's {recorded.launcher!r}"]
@@ -86,14 +88,14 @@ def _differences(old: Baseline, new: Baseline, marked: Mapping[str, Tolerance], 
     return [
         str(row)
         for row in comparison.judge(facts).rows
-        # What can't be compared even with itself is no difference.
+        # A metric that can't be compared even with itself is not a difference.
         if row.outcome not in fine
         and not not_applicable(METRICS[row.metric], tolerances[row.metric], facts[0], facts[0])
     ]
 
 
 def _fitted(baseline: Baseline) -> Baseline:
-    """Without the oldest launches that are no anchor, where there are too many."""
+    """Return the baseline without its oldest launches outside the center, if it has too many launches."""
     surplus = len(baseline.launches) - MAX_LAUNCHES
     kept = list(baseline.launches)
     for stored in baseline.launches:
@@ -101,13 +103,13 @@ def _fitted(baseline: Baseline) -> Baseline:
             kept.remove(stored)
             surplus -= 1
     revisions = {str(stored.revision) for stored in kept}
-    # Reasons belong to epochs that are there.
+    # A reason is kept as long as its revision has a launch.
     forced = {revision: reason for revision, reason in baseline.forced.items() if revision in revisions}
     return replace(baseline, launches=tuple(kept), forced=forced)
 
 
 def objections(launches: Sequence[LaunchFacts], marked: Mapping[str, Tolerance]) -> list[str]:
-    """Why launches make a bad baseline: spread over what the tolerance can bear, outliers, growth, throttling."""
+    """Return why launches make a bad baseline: too much noise for the tolerance, outliers, growth or throttling."""
     found, times_count = [], False
     for name, given in choose_tolerances(marked, launches[0]).items():
         metric, tolerance = METRICS[name], widened(METRICS[name], launches[0], given)
@@ -115,7 +117,7 @@ def objections(launches: Sequence[LaunchFacts], marked: Mapping[str, Tolerance])
             continue
         times_count = times_count or metric.kind is MetricKind.TIMING
         values = [value for value in transformed_values(metric, launches, launches) if value is not None]
-        # A tolerance of the table's own is widened to what the launches can bear.
+        # A default tolerance is widened to the noise instead.
         if len(values) >= MIN_LAUNCHES and name in marked:
             found += [f"{name}: {problem}" for problem in _noise_problems(values, tolerance.value, metric.scale)]
     hot = [f"launch {number}: {launch.throttled}" for number, launch in enumerate(launches, 1) if launch.throttled]
@@ -130,17 +132,17 @@ def _noise_problems(values: Sequence[float], tolerance: float, scale: Scale) -> 
         changes = (scale.change(deviation), tolerance, scale.change(RESOLVED_BY * deviation))
         deviation_text, allowed_text, needed = (format_change(change, scale).lstrip("+") for change in changes)
         found.append(
-            f"launches vary by {deviation_text} (standard deviation), too much for a tolerance of {allowed_text}; "
-            f"measure more steps, or allow {needed}"
+            f"standard deviation of launches is {deviation_text}, too large for a tolerance of {allowed_text}; "
+            f"measure more steps, or set a tolerance of {needed}"
         )
     for number, value in enumerate(values, 1):
         if abs(value - center) > max(_OUTLIER * deviation, allowed):
             off = format_change(scale.change(value - center), scale)
-            found.append(f"launch {number} is an outlier, {off} off the median")
-    # Of shares and parts, which may be 0, growth is that of 1 beside them.
+            found.append(f"launch {number} is an outlier, {off} from the median")
+    # Values on linear scales may be 0, so their growth is computed from exponentials, as for logs.
     drift = growth([math.exp(value) for value in values])
     if abs(drift) > tolerance / 2:
-        found.append(f"it drifts from launch to launch, by {format_change(drift, scale)} in all")
+        found.append(f"drifts over the launches by {format_change(drift, scale)} in total")
     return found
 
 
@@ -150,19 +152,19 @@ def _growing(launches: Sequence[LaunchFacts]) -> list[str]:
     memory = median(launch.memory_growth for launch in launches)
     found = []
     if abs(steps) > STEP_GROWTH[device]:
-        found.append(f"step times change within a launch, by {format_change(steps)} or more; warm up for longer")
+        found.append(f"step times change within a launch by {format_change(steps)} or more; use more warmup steps")
     if memory > MEMORY_GROWTH:
-        found.append(f"memory grows within a launch, by {format_change(memory)} or more")
+        found.append(f"memory grows within a launch by {format_change(memory)} or more")
     return found
 
 
 def detection_lines(
     baseline: Baseline, marked: Mapping[str, Tolerance], priors: Priors, max_launches: int
 ) -> list[str]:
-    """From which slowdown on a baseline fails a test, a line for each metric that has noise."""
+    """Return a line for each metric with noise: the smallest slowdown that fails the test, by number of launches."""
     looks = [look for look in LOOKS if MIN_LAUNCHES_TO_FAIL <= look <= max_launches]
     if not looks:
-        return [f"  fewer than {MIN_LAUNCHES_TO_FAIL} launches never fail a test for a metric that has noise"]
+        return [f"  fewer than {MIN_LAUNCHES_TO_FAIL} launches never fail a test for a metric with noise"]
     comparison = StoredComparison(baseline.case, baseline.config, baseline, marked, priors, max_launches)
     center_launches, lines = baseline.center_launches, []
     if len(center_launches) < MIN_LAUNCHES:
@@ -178,7 +180,7 @@ def detection_lines(
             continue
         stored = comparison.estimate(metric)
         allowed = comparison.allowed(metric, widened(metric, center_launches[-1], given), stored)
-        # CPU ranks' timing is compared within a sitting only.
+        # Times of CPU ranks are compared within one block only.
         block = blocks(center_launches)[-1] if center_launches[-1].device == "cpu" else "another"
         least = [
             detectable(

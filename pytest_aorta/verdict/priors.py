@@ -1,4 +1,4 @@
-"""What is taken for a metric's spread before a baseline has shown its own, and which launches are of one sitting."""
+"""Priors of a metric's variance, and the grouping of launches into session blocks."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from pytest_aorta.verdict.metrics import METRICS, Metric, MetricKind
 from pytest_aorta.verdict.statistics.scale import Scale
 from pytest_aorta.verdict.statistics.variance import Revision, Variance, VarianceComponents, observed, typical
 
-# A machine left to itself for so long is in another state: its clocks, its temperature, its neighbours.
+# After a pause of this length the state of a machine has changed: clocks, temperature, other jobs.
 BLOCK_GAP_S = {"cuda": 6 * 3600, "cpu": 3600}
 MIN_CASES = 3
-# Of each side, slower and faster.
+# Degrees of freedom of a prior from other cases, for the slower and the faster side each.
 CASES_DF = 2.0
-# Standard deviations within and between sittings, seen on H200s and on shared CPUs (docs/benchmarks.md).
+# Standard deviations within and between blocks, measured on H200s and on shared CPUs (docs/benchmarks.md).
 _WITHIN = {"cuda": 0.005, "cpu": 0.15}
 _BETWEEN = {"cuda": 0.005, "cpu": 0.25}
 _WITHIN_DF, _BETWEEN_DF = 1.0, 6.0
-# Means and tails scatter more than medians; memory hardly at all.
+# Means and tails vary more than medians, by these factors; memory hardly varies.
 _TIMES = {"step_time_p99": 10.0, "step_time_tail5": 10.0, "step_time_mean": 3.0, "tokens_per_s": 3.0}
 _MEMORY = 0.001
-# Shares in points, exposed times as parts of a step.
+# Standard deviations of fractions, in points, and of exposed times, as fractions of a step.
 _FRACTION = {"cuda": 0.01, "cpu": 0.1}
 
 
 def default_variance(metric: Metric, device: str) -> VarianceComponents:
-    """What stands in for everything that is not known."""
+    """Return the variance that is assumed without any measurement."""
     if metric.kind is MetricKind.MEMORY:
         side = Variance(_MEMORY**2, _WITHIN_DF)
         return VarianceComponents(side, side, Variance(_MEMORY**2, _BETWEEN_DF))
@@ -45,13 +45,13 @@ def default_variance(metric: Metric, device: str) -> VarianceComponents:
 
 
 def prior_variance(metric: Metric, device: str, cases: Sequence[Baseline]) -> VarianceComponents:
-    """The median spread of a platform's other cases, where three of them or more tell one, else the default."""
+    """Return the median variance of a platform's other cases, or the default if fewer than three have one."""
     default = default_variance(metric, device)
     variances = [observed(transformed_by_revision(metric, case)) for case in cases]
-    telling = [variance for variance in variances if variance.slower.df > 0]
-    if len(telling) < MIN_CASES:
+    measured = [variance for variance in variances if variance.slower.df > 0]
+    if len(measured) < MIN_CASES:
         return default
-    within = typical([VarianceComponents(part.slower, part.faster, part.slower) for part in telling], CASES_DF)
+    within = typical([VarianceComponents(part.slower, part.faster, part.slower) for part in measured], CASES_DF)
     between = [variance.between for variance in variances if variance.between.df > 0]
     shared = (
         typical([VarianceComponents(part, part, part) for part in between], 2 * CASES_DF)
@@ -66,7 +66,7 @@ def prior_variance(metric: Metric, device: str, cases: Sequence[Baseline]) -> Va
 
 
 def transformed_by_revision(metric: Metric, baseline: Baseline) -> list[Revision]:
-    """The places of a metric's values, by epoch and sitting."""
+    """Return the transformed values of a metric, by revision and block."""
     center_launches = baseline.center_launches
     return [list(transformed_by_block(metric, launches, center_launches).values()) for launches in baseline.revisions]
 
@@ -74,7 +74,7 @@ def transformed_by_revision(metric: Metric, baseline: Baseline) -> list[Revision
 def transformed_by_block(
     metric: Metric, launches: Sequence[LaunchFacts], center_launches: Sequence[LaunchFacts]
 ) -> dict[Hashable, list[float]]:
-    """The places of a metric's values, by sitting."""
+    """Return the transformed values of a metric, by block."""
     groups: dict[Hashable, list[float]] = defaultdict(list)
     for value, key in zip(transformed_values(metric, launches, center_launches), blocks(launches), strict=True):
         if value is not None:
@@ -85,21 +85,24 @@ def transformed_by_block(
 def transformed_values(
     metric: Metric, launches: Iterable[LaunchFacts], center_launches: Sequence[LaunchFacts]
 ) -> list[float | None]:
-    """Where each launch's value lies on the metric's scale, None where it has none or it has no place.
+    """Return each launch's value on the metric's scale, or None for a value that is absent or can't be transformed.
 
-    ``anchor`` are the launches that others are compared with.
+    ``center_launches`` are the launches that others are compared with.
     """
     step_ms = reference_step_ms(center_launches)
     return [metric.scale.transform(metric.measure(launch), step_ms) for launch in launches]
 
 
 def reference_step_ms(center_launches: Sequence[LaunchFacts]) -> float:
-    """The step time that exposed times are a part of."""
+    """Return the step time that exposed times are a fraction of, in ms."""
     return median(launch.step_time_ms["p50"] for launch in center_launches)
 
 
 def blocks(launches: Sequence[LaunchFacts]) -> list[Hashable]:
-    """A key for each launch, the same for those of one machine, boot and stretch of work."""
+    """Return a key for each launch that is equal for launches of one session block.
+
+    A block is one machine since one boot, without a pause longer than :data:`BLOCK_GAP_S`.
+    """
     keys: dict[int, Hashable] = {}
     last: dict[str, tuple[int, int]] = {}
     for number in sorted(range(len(launches)), key=lambda number: launches[number].moment_s):
@@ -113,7 +116,7 @@ def blocks(launches: Sequence[LaunchFacts]) -> list[Hashable]:
 
 
 def platform_priors(folder: Path, platform: str, device: str, case: str) -> Callable[[Metric], VarianceComponents]:
-    """:func:`prior_spread` of each metric from the stored baselines of a platform, all but that of ``case``."""
+    """Return a function that computes :func:`prior_variance` from a platform's baselines other than ``case``."""
 
     @cache
     def others() -> tuple[Baseline, ...]:
@@ -121,7 +124,7 @@ def platform_priors(folder: Path, platform: str, device: str, case: str) -> Call
         for path in sorted((folder / platform).glob("*.json")):
             try:
                 found.append(read_baseline_file(path))
-            except BaselineError:  # its own test tells
+            except BaselineError:  # reported by the test of that baseline
                 continue
         return tuple(baseline for baseline in found if baseline.case != case)
 

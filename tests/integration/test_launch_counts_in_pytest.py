@@ -98,7 +98,7 @@ def test_strict_turns_inconclusive_red_with_what_to_do(restless):
         [
             "E  *step_time_p50: inconclusive: 10.2 ms, baseline 10 ms, change +2.00% [[]*], tolerance 5%, 5 launches",
             "E  *next: allow more launches (--aorta-max-launches=9), measure more steps, or widen the tolerance",
-            "E  *next: if in doubt, compare with another version, launch by launch: --aorta-ab=main (any git ref)",
+            "E  *next: if in doubt, compare with another version side by side: --aorta-ab=main (any git ref)",
         ]
     )
 
@@ -131,14 +131,14 @@ def test_regression_tells_everything_that_is_known(gpu):
         [
             "E  *ComparisonFailed: toy on toy-gpu-x2-nccl, 3 launches of 4 steps:",
             "E  *step_time_p50: regression: 12 ms, baseline 10 ms, change +20.0% [[]+1*%, +2*%], tolerance 5%, 3*",
-            "E  *rank 1 is the slow one: it waits 2 ms a step less than the others",
-            "E  *the canary's GEMM was 20% slower than at the baseline: suspect the machine",
-            "E  *ranks' own median steps: 12 to 12 ms",
+            "E  *straggler: rank 1 waits 2 ms/step less than its peers",
+            "E  *the canary's GEMM was 20% slower than at the baseline; suspect the machine",
+            "E  *median step time by rank: 12 to 12 ms",
             f"E  *baseline: {gpu.baselines}/toy-gpu-x2-nccl/test-toy-py-test-one-toy-*.json",
-            "E  *next: if it is intended, record it with --update-baselines --aorta-reset-baselines and say why *",
-            "E  *next: if in doubt, compare with another version, launch by launch: --aorta-ab=main (any git ref)",
-            "note: test_toy::test_one: rank 1 is the slow one: *",
-            "note: test_toy::test_one: the canary's GEMM was 20% slower than at the baseline: suspect the machine",
+            "E  *next: if the change is intended, run --update-baselines --aorta-reset-baselines and say why *",
+            "E  *next: if in doubt, compare with another version side by side: --aorta-ab=main (any git ref)",
+            "note: test_toy::test_one: straggler: rank 1 *",
+            "note: test_toy::test_one: the canary's GEMM was 20% slower than at the baseline; suspect the machine",
         ]
     )
 
@@ -158,7 +158,7 @@ def test_improvement_fails_where_asked_and_says_how_to_record_it(learned):
     result.stdout.fnmatch_lines(
         [
             "E  *step_time_p50: improved: 8 ms, baseline 10 ms, change -20.0% *, tolerance 5%, * (the baseline is *",
-            "E  *next: if it is intended, record it with --update-baselines --aorta-reset-baselines and say why *",
+            "E  *next: if the change is intended, run --update-baselines --aorta-reset-baselines and say why *",
         ]
     )
 

@@ -25,7 +25,7 @@ def test_ten_launches_are_recorded_and_what_they_detect_is_reported(gpu):
     result.stdout.fnmatch_lines(
         [
             "10 launched, 0 compared, *",
-            "recorded toy-gpu-x2-nccl: test_toy.py::test_one::toy (10 launches at its centre, 10 in all, epoch 1)",
+            "recorded toy-gpu-x2-nccl: test_toy.py::test_one::toy (10 launches in the center, 10 in total, revision 1)",
             "  step_time_p50: - -> 10 ms",
             "  step_time_p50: detects from +*% with 3, +*% with 5 launches",
         ]
@@ -60,7 +60,7 @@ def test_further_launches_are_added_and_the_center_has_ten(gpu):
     for _ in range(2):
         gpu.run("--update-baselines", "--aorta-launches=6").assert_outcomes(passed=1)
     result = gpu.run("--update-baselines", "--aorta-launches=2")
-    result.stdout.fnmatch_lines(["updated toy-gpu-x2-nccl: * (10 launches at its centre, 14 in all, epoch 1)"])
+    result.stdout.fnmatch_lines(["updated toy-gpu-x2-nccl: * (10 launches in the center, 14 in total, revision 1)"])
     assert center_flags(gpu) == [(1, True)] * 10 + [(1, False)] * 4
 
 
@@ -83,9 +83,9 @@ def test_what_differs_from_the_baseline_is_not_added_to_it(learned, plant, line)
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         [
-            "E  *BaselineError: test_toy.py::test_one::toy: not added to the stored baseline, from which it differs:",
+            "E  *BaselineError: test_toy.py::test_one::toy: not added to the stored baseline, because it differs:",
             f"E  *{line}",
-            "E  *if that is intended, replace the baseline: --update-baselines --aorta-reset-baselines",
+            "E  *next: if the change is intended, replace the baseline with --update-baselines --aorta-reset-baselines",
         ]
     )
     assert stored(learned) == before
@@ -97,7 +97,7 @@ def test_new_revision_replaces_the_center_and_keeps_old_launches_for_their_varia
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(
         [
-            "updated toy-gpu-x2-nccl: * (10 launches at its centre, 20 in all, epoch 2)",
+            "updated toy-gpu-x2-nccl: * (10 launches in the center, 20 in total, revision 2)",
             "  step_time_p50: 10 ms -> 12 ms (+20.0%)",
         ]
     )

@@ -25,7 +25,7 @@ def test_update_writes_baselines_and_prints_before_and_after(project):
     first.stdout.fnmatch_lines(
         [
             "20 launched, 0 compared, *",
-            "recorded cpu-x2-gloo: test_toy.py::test_speed::toy (10 launches at its centre, 10 in all, epoch 1)",
+            "recorded cpu-x2-gloo: test_toy.py::test_speed::toy (10 launches in the center, 10 in total, revision 1)",
             "  step_time_p50: - -> 10 ms",
             "  weight_hash: - -> 0000*",
             "  step_time_p50: detects from +1*% with 3, +1*% with 5 launches; the tolerance is widened to 100%",
@@ -36,7 +36,7 @@ def test_update_writes_baselines_and_prints_before_and_after(project):
     second = project.run("--update-baselines", "--aorta-reset-baselines", "-k", "test_speed")
     second.stdout.fnmatch_lines(
         [
-            "updated cpu-x2-gloo: test_toy.py::test_speed::toy (10 launches at its centre, 20 in all, epoch 2)",
+            "updated cpu-x2-gloo: test_toy.py::test_speed::toy (10 launches in the center, 20 in total, revision 2)",
             "  step_time_p50: 10 ms -> 20 ms (+100.0%)",
         ]
     )
@@ -73,7 +73,7 @@ def test_slowdown_fails_exactly_its_test_and_names_the_metric(recorded):
             "*_ test_speed _*",
             "E  *ComparisonFailed: toy on cpu-x2-gloo, 3 launches of 4 steps:",
             "E  *step_time_p50: regression: 30 ms, baseline 10 ms, change +200.0% [[]+*%, +*%], tolerance 100%, 3*",
-            "E  *ranks' own median steps: 30 to 30 ms",
+            "E  *median step time by rank: 30 to 30 ms",
             f"E  *baseline: {recorded.baselines}/cpu-x2-gloo/test-toy-py-test-speed-toy-*.json",
         ]
     )
@@ -168,7 +168,7 @@ def test_key_that_is_newer_than_the_baseline_had_its_default_in_it(recorded):
 
     recorded.test_file(source)
     result = recorded.run("--update-baselines", "-k", "test_weights")
-    result.stdout.fnmatch_lines(["updated *::test_weights::toy (10 launches at its centre, 20 in all, epoch 1)"])
+    result.stdout.fnmatch_lines(["updated *::test_weights::toy (10 launches in the center, 20 in total, revision 1)"])
 
 
 def test_failed_test_records_nothing_and_says_so(project):

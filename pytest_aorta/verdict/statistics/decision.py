@@ -1,11 +1,11 @@
-"""The rules that turn launches and a tolerance into an outcome. Pure: no file, no clock, no launch.
+"""The rules that turn launches and a tolerance into an outcome. Pure functions: no file, no clock, no launch.
 
-The unit is the launch: steps within one depend on each other, and most of the scatter lies between launches. A change
-is a difference of places on the metric's scale, on most of logs, positive where the metric got worse. It is a
-regression only where it is beyond both the tolerance and the noise, and it passes only where twice the tolerance can be
-ruled out; whatever is left asks for another launch, and in the end is inconclusive. Both errors are shared out over the
-looks (Bonferroni), so that their totals stay below ``FALSE_ALARM_RATE`` and ``MISS_RATE`` however much the looks depend
-on each other.
+The unit of statistics is the launch, because the steps of a launch depend on each other and most of the variance is
+between launches. A change is a difference of transformed values, for most metrics of logs, and is positive if the
+metric got worse. A change is a regression only if it exceeds both the tolerance and the noise. It passes only if a
+change of twice the tolerance can be ruled out. Otherwise another launch is needed, and after the last launch the
+outcome is inconclusive. Both error rates are divided over the looks (Bonferroni), so their totals stay below
+``FALSE_ALARM_RATE`` and ``MISS_RATE`` however much the looks depend on each other.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from statistics import median
 from pytest_aorta.verdict.statistics.scale import difference
 from pytest_aorta.verdict.statistics.variance import Estimate, Variance
 
-# Of unchanged code to be called a regression in a comparison, over all its looks.
+# Probability that unchanged code is called a regression in a comparison, over all looks.
 FALSE_ALARM_RATE = 5e-4
-# The same in an A/B, to which only those come that a stored baseline could not settle.
+# The same for an A/B, which is used only for comparisons that a stored baseline could not decide.
 PAIR_FALSE_ALARM_RATE = 5e-3
-# Of a change of twice the tolerance to be passed.
+# Probability that a change of twice the tolerance passes.
 MISS_RATE = 0.05
 CONFIDENCE = 0.95
 LOOKS = (1, 3, 5, 7, 9, 11, 13)
 MIN_LAUNCHES_TO_FAIL = 3
 PAIR_LOOKS = (2, 3, 4, 6, 8, 12)
 MIN_PAIRS_TO_FAIL = 3
-# A tolerance below so many standard deviations of launches leaves most comparisons undecided.
+# A tolerance of fewer standard deviations of launches leaves most comparisons undecided.
 RESOLVED_BY = 2.5
-# What a baseline's spread counts for in an A/B, whose own sitting may be another kind of weather,
+# Degrees of freedom of a baseline's variance in an A/B, whose block may have another noise regime.
 PAIR_PRIOR_DF = 8.0
-# and from which multiple of it on the pairs' own variance shows that it is.
-OTHER_WEATHER = 2.0
-# A difference of pairs further from their median than so many scales is an outlier.
+# The multiple of the prior variance from which on the pairs' own variance shows another noise regime.
+OTHER_REGIME = 2.0
+# A pair difference that is this many scales away from the median is an outlier.
 OUTLIER_SCALES = 3.0
 _MAD_TO_DEVIATION = 1.4826
-# Of fewer, two that agree would outvote the third.
+# Among fewer values, two that agree would make the third an outlier.
 _ENOUGH_FOR_OUTLIERS = 5
 
 
 class Outcome(StrEnum):
-    """What a comparison can come to."""
+    """The outcome of a comparison."""
 
     PASS = "pass"  # noqa: S105 - a verdict
     REGRESSION = "regression"
@@ -60,10 +60,10 @@ class Decision:
     """An outcome with the evidence for it.
 
     Attributes:
-        outcome: None asks for more launches.
-        effect: the change as a difference on the scale, positive: worse.
-        low, high: its two-sided 95% interval.
-        launches: of the candidate; pairs in an A/B.
+        outcome: The outcome, or None if more launches are needed.
+        effect: The change as a difference of transformed values; positive is worse.
+        low, high: The two-sided 95% interval of ``effect``.
+        launches: Number of the candidate's launches, or of pairs in an A/B.
     """
 
     outcome: Outcome | None
@@ -83,11 +83,11 @@ def decide_stored(
     worse: int,
     relative: bool = True,
 ) -> Decision:
-    """Compare launches of one sitting with a stored baseline.
+    """Compare launches of one session block with a stored baseline.
 
-    ``candidate`` holds the metric's places on its scale, of at least one launch; ``worse`` is 1 where a larger metric
-    is worse, else -1. ``tolerance`` is ``relative`` where the scale is one of logs, else a difference. A number of
-    launches between two looks decides nothing; from the last look that ``max_launches`` allows the outcome is final.
+    ``candidate`` contains the transformed values of at least one launch. ``worse`` is 1 if a larger value is worse,
+    else -1. ``tolerance`` is a relative change if ``relative`` is set, else a difference. A number of launches between
+    two looks decides nothing; from the last look that ``max_launches`` allows, the outcome is final.
     """
     count = len(candidate)
     looks = [look for look in LOOKS if look <= max_launches] or [1]
@@ -96,13 +96,13 @@ def decide_stored(
     up, down = (slower, faster) if worse > 0 else (faster, slower)
     own, within = _own_variance(candidate), baseline.variance.within
     both = within.pooled(own)
-    # The larger of several estimates, which leaves it the degrees of freedom of both sides.
+    # The largest of several estimates, with the degrees of freedom of both sides.
     noisy = replace(both, value=max(both.value, replace(within, value=up.value).pooled(own).value, own.value))
     alarm = baseline.error(block, count, noisy)
     miss = baseline.error(block, count, replace(within, value=down.value).pooled(own))
     failing = [look for look in looks if look >= MIN_LAUNCHES_TO_FAIL]
     allowed = difference(tolerance, relative=relative)
-    # One launch that a neighbour has disturbed must not tip the rest: each has to be slow.
+    # A single launch that another job disturbed must not decide, so every launch has to be slow.
     all_worse = min(worse * (value - baseline.center) for value in candidate) > allowed / 2
     all_better = max(worse * (value - baseline.center) for value in candidate) < -allowed / 2
     rule = _Rule(
@@ -137,14 +137,14 @@ def decide_pairs(
 ) -> Decision:
     """Compare adjacent launches of candidate and reference, pair by pair.
 
-    ``differences`` are those of the metric's places, candidate less reference, of at least one pair; ``scatter`` is
-    what is known beforehand of a single launch's variance; ``relative`` is as in :func:`decide_stored`. Outliers are
-    drawn in (Huber's winsorizing, Robust Statistics, 1981), so that one launch of either side moves the mean by little.
+    ``differences`` are the transformed values of the candidate minus those of the reference, of at least one pair.
+    ``variance`` is the prior of a single launch's variance. ``relative`` is as in :func:`decide_stored`. Outliers are
+    winsorized (Huber, Robust Statistics, 1981), so that a single launch of either side moves the mean only slightly.
     """
     count = len(differences)
     looks = [look for look in PAIR_LOOKS if look <= max_pairs] or [PAIR_LOOKS[0]]
     prior = Variance(2 * variance.value, min(variance.df, PAIR_PRIOR_DF))
-    values = _drawn_in([worse * value for value in differences], math.sqrt(prior.value))
+    values = _winsorized([worse * value for value in differences], math.sqrt(prior.value))
     effect = sum(values) / count
     single = _pair_variance(prior, _own_variance(values))
     error = Variance(single.value / count, single.df)
@@ -175,10 +175,11 @@ def detectable(
     power: float = 0.95,
     relative: bool = True,
 ) -> float:
-    """The smallest slowdown, ``relative`` or a difference, that ``num_launches`` of a sitting tell from the tolerance.
+    """Return the smallest slowdown beyond the tolerance that ``num_launches`` of a block detect.
 
-    That is with probability ``power`` and looks up to ``max_launches``. Since fewer than three launches never fail a
-    test, it is for them the slowdown that they refuse to pass.
+    The slowdown is a relative change if ``relative`` is set, else a difference. It is detected with probability
+    ``power`` and with looks up to ``max_launches``. Fewer than three launches never fail a test; for them, the result
+    is the slowdown that does not pass.
     """
     error = baseline.error(block, num_launches, baseline.variance.within)
     looks = [look for look in LOOKS if look <= max(num_launches, max_launches)]
@@ -229,7 +230,7 @@ class _Rule:
 
 
 def _own_variance(values: Sequence[float]) -> Variance:
-    """What launches, or pairs of them, tell of today's noise; nothing where there is only one."""
+    """Return the sample variance of launches or of pair differences, with 0 degrees of freedom for a single value."""
     count = len(values)
     if count < 2:
         return Variance(0, 0)
@@ -242,7 +243,7 @@ def _fraction(rate: float, looks: Sequence[int]) -> float:
 
 
 def _miss_fraction(count: int, looks: Sequence[int]) -> float:
-    """Half for the first look, where nearly all unchanged code is to pass, and the rest in equal parts."""
+    """Return the miss rate of a look: half for the first, where most unchanged code passes, the rest in equal parts."""
     if len(looks) == 1:
         return MISS_RATE
     return MISS_RATE / 2 if count == looks[0] else MISS_RATE / 2 / (len(looks) - 1)
@@ -250,12 +251,12 @@ def _miss_fraction(count: int, looks: Sequence[int]) -> float:
 
 @lru_cache(maxsize=512)
 def _spent(rate: float, count: int, looks: tuple[int, ...]) -> float:
-    """What is spent of ``rate`` at ``count`` pairs: little early, nearly all of it at the last look.
+    """Return the part of ``rate`` that is spent at ``count`` pairs: little early, nearly all at the last look.
 
-    The spending function of Lan and DeMets (Biometrika 70, 1983) that resembles O'Brien and Fleming's boundary. Each
-    look takes what has been added since the one before.
+    This is the spending function of Lan and DeMets (Biometrika 70, 1983) that resembles O'Brien and Fleming's boundary.
+    Each look spends the increase since the previous look.
     """
-    from scipy.stats import norm  # costs collection half a second otherwise
+    from scipy.stats import norm  # imported here, because it would add 0.5 s to collection
 
     failing = [look for look in looks if look >= MIN_PAIRS_TO_FAIL] or [count]
     earlier = max((look for look in failing if look < count), default=0)
@@ -268,10 +269,10 @@ def _spent(rate: float, count: int, looks: tuple[int, ...]) -> float:
     return total(count) - (0.0 if count > failing[-1] else total(earlier))
 
 
-def _drawn_in(values: Sequence[float], known: float) -> list[float]:
-    """The values, outliers among five or more moved to the edge; ``known`` is the deviation to expect.
+def _winsorized(values: Sequence[float], known: float) -> list[float]:
+    """Return the values with outliers among five or more moved to the edge; ``known`` is the expected deviation.
 
-    At most a fifth on either side, one at least: what comes more often is no outlier but a second mode.
+    At least one and at most a fifth of the values are moved on either side: more would be a second mode, not outliers.
     """
     if len(values) < _ENOUGH_FOR_OUTLIERS:
         return list(values)
@@ -284,8 +285,8 @@ def _drawn_in(values: Sequence[float], known: float) -> list[float]:
 
 
 def _pair_variance(prior: Variance, own: Variance) -> Variance:
-    """Of one pair. Few pairs tell that today is louder than all that was seen before, but not that it is quieter."""
-    if own.df and own.value > OTHER_WEATHER * prior.value:
+    """Return the variance of one pair difference. A few pairs can raise the prior but not lower it."""
+    if own.df and own.value > OTHER_REGIME * prior.value:
         return own
     pooled = prior.pooled(own)
     return Variance(max(pooled.value, own.value), pooled.df)
@@ -293,11 +294,11 @@ def _pair_variance(prior: Variance, own: Variance) -> Variance:
 
 @lru_cache(maxsize=4096)
 def _quantile_t(fraction: float, df: float) -> float:
-    from scipy.stats import t  # costs collection half a second otherwise
+    from scipy.stats import t  # imported here, because it would add 0.5 s to collection
 
     return float(t.ppf(fraction, df))
 
 
 def quantile_t(fraction: float, df: float) -> float:
-    """Student's quantile; degrees of freedom are rounded down to tenths, which errs to the careful side."""
+    """Return a quantile of Student's t. Degrees of freedom are rounded down to tenths, which is conservative."""
     return _quantile_t(fraction, max(0.5, math.floor(df * 10) / 10))

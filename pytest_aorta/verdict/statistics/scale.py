@@ -1,8 +1,8 @@
-"""The scales on which values are compared: a change is a difference of places on one of them. Pure.
+"""The scales on which values are compared. A change is a difference of transformed values. Pure functions.
 
-Times, rates and sizes differ by factors, so that their places are logs. A share of something lies between 0 and 1, and
-an exposed time may be 0: neither has a log, and a factor of next to nothing is nothing. A share is compared by points,
-an exposed time by what it adds to a step of the baseline.
+Times, rates and sizes differ by factors, so they are transformed by the logarithm. Fractions and exposed times can be
+zero, so they are compared on linear scales: fractions in points, exposed times as a fraction of the baseline's step
+time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from enum import Enum
 
 
 class Scale(Enum):
-    """How much a value changed; the enum's value is what stands behind the number, as a user writes it."""
+    """The scale of a change. The enum's value is the unit that a user writes behind the number."""
 
     RELATIVE = "%"
     POINTS = " points"
@@ -21,11 +21,14 @@ class Scale(Enum):
 
     @property
     def unit(self) -> str:
-        """What stands behind the number."""
+        """Return the unit behind the number."""
         return str(self.value)
 
     def transform(self, value: object, step_ms: float) -> float | None:
-        """Where a value lies, None where it has no place; ``step_ms`` is the baseline's step time."""
+        """Return the transformed value, or None if the value can't be transformed.
+
+        ``step_ms`` is the baseline's step time in ms.
+        """
         if not isinstance(value, float | int):
             return None
         if self is Scale.RELATIVE:
@@ -33,30 +36,30 @@ class Scale(Enum):
         return value / step_ms if self is Scale.OF_STEP else float(value)
 
     def from_transformed(self, transformed: float, step_ms: float) -> float:
-        """The inverse of :meth:`place`."""
+        """Return the inverse of :meth:`transform`."""
         if self is Scale.RELATIVE:
             return math.exp(transformed)
         return transformed * step_ms if self is Scale.OF_STEP else transformed
 
     def difference(self, change: float) -> float:
-        """How far apart two places are, of which one is changed by ``change``, such as 0.05 for 5%."""
+        """Return the difference of transformed values for a change, e.g. 0.05 for 5%."""
         return difference(change, relative=self is Scale.RELATIVE)
 
-    def change(self, apart: float) -> float:
-        """The inverse of :meth:`difference`."""
-        return math.expm1(apart) if self is Scale.RELATIVE else apart
+    def change(self, difference: float) -> float:
+        """Return the inverse of :meth:`difference`."""
+        return math.expm1(difference) if self is Scale.RELATIVE else difference
 
     def parse(self, text: object) -> float | None:
-        """A change as a user writes it, such as ``"5%"`` or ``"5 points"``; None where it is none."""
+        """Parse a change such as ``"5%"`` or ``"5 points"``; return None for any other text."""
         unit = self.unit.strip().replace(" ", r"\s+")
         match = re.fullmatch(rf"(\d+(?:\.\d+)?)\s*{unit}", text) if isinstance(text, str) else None
         return None if match is None else float(match[1]) / 100
 
     def text(self, change: float) -> str:
-        """The inverse of :meth:`parse`."""
+        """Return the inverse of :meth:`parse`."""
         return f"{change * 100:g}{self.unit}"
 
 
 def difference(change: float, *, relative: bool) -> float:
-    """The difference of logs that a relative change makes; a change of any other kind is a difference itself."""
+    """Return the difference of logs for a relative change; any other change is a difference itself."""
     return math.log1p(change) if relative else change

@@ -1,9 +1,10 @@
-"""How much a metric varies between launches and between sittings, from a baseline's launches. Pure.
+"""The variance of a metric between launches and between session blocks, from a baseline's launches. Pure functions.
 
-A launch's value is y = ln(metric). Within a sitting launches scatter around its level with ``within``, and sittings
-scatter with ``between``: the random-effects model of a meta-analysis (DerSimonian and Laird, Controlled Clinical
-Trials 7, 1986). With few launches both are shrunk towards a prior, as in the moderated t of Smyth (Statistical
-Applications in Genetics and Molecular Biology 3, 2004): variances are averaged with their degrees of freedom.
+A launch's value is y = ln(metric). Launches vary around the median of their block with variance ``within``, and blocks
+vary with variance ``between``: the random-effects model of a meta-analysis (DerSimonian and Laird, Controlled Clinical
+Trials 7, 1986). With few launches both variances are shrunk towards a prior, as in the moderated t of Smyth
+(Statistical Applications in Genetics and Molecular Biology 3, 2004): variances are averaged, weighted by their degrees
+of freedom.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from functools import lru_cache
 from statistics import median
 from typing import TypeAlias
 
-# Of a scale from two quantiles, against the sample's standard deviation: Mosteller, Ann. Math. Stat. 17, 1946.
+# Efficiency of a scale from two quantiles against the standard deviation: Mosteller, Ann. Math. Stat. 17, 1946.
 _QUANTILE_EFFICIENCY = 0.65
 _HIGH = 0.9
-# From here on the extreme value is left out, so that no single launch makes a scale.
+# From this number of values on, the extreme value is left out, so that no single launch determines a scale.
 _ENOUGH_TO_TRIM = 8
-# Variance of the median of so many normal launches, times their number.
+# Variance of the median of n normal values, times n.
 _MEDIAN_VARIANCE = {1: 1.0, 2: 1.0, 3: 1.345, 4: 1.193, 5: 1.434, 6: 1.288, 7: 1.474, 8: 1.345, 9: 1.494}
 
-# The logs of one epoch's launches, grouped by sitting.
+# The logs of one revision's launches, grouped by block.
 Revision: TypeAlias = Sequence[Sequence[float]]
 
 
@@ -35,7 +36,7 @@ class Variance:
     df: float
 
     def pooled(self, *others: Variance) -> Variance:
-        """The average, weighted by degrees of freedom; their sum."""
+        """Return the average weighted by degrees of freedom, with the sum of the degrees of freedom."""
         every = [part for part in (self, *others) if part.df > 0]
         df = sum(part.df for part in every)
         return Variance(sum(part.value * part.df for part in every) / df, df)
@@ -43,12 +44,12 @@ class Variance:
 
 @dataclass(frozen=True)
 class VarianceComponents:
-    """The scatter of launches, as variances of logs.
+    """The variance components of launches, as variances of logs.
 
     Attributes:
-        slower, faster: of launches of one sitting, above and below its level. A busy neighbour only adds time, so
-            that the two differ.
-        between: of sittings.
+        slower, faster: Variance of the launches of one block, above and below the block's median. The two differ,
+            because other jobs on the machine only add time.
+        between: Variance between blocks.
     """
 
     slower: Variance
@@ -57,25 +58,25 @@ class VarianceComponents:
 
     @classmethod
     def of(cls, within: float, between: float, df: float) -> VarianceComponents:
-        """From standard deviations that are alike on both sides, with ``df`` each."""
+        """Build from standard deviations that are equal on both sides, with ``df`` degrees of freedom each."""
         side = Variance(within**2, df)
         return cls(side, side, Variance(between**2, df))
 
     @property
     def within(self) -> Variance:
-        """Of launches of one sitting, both sides together."""
+        """Return the variance of launches of one block, both sides together."""
         return self.slower.pooled(self.faster)
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A baseline's centre and how well it is known.
+    """A baseline estimate: the center of a baseline and its uncertainty.
 
     Attributes:
-        centre: ln of the metric.
-        weights: of each sitting's median in the centre; their sum is 1.
-        counts: launches of each sitting.
-        spread: of further launches.
+        center: Transformed value of the metric, for most metrics its logarithm.
+        weights: Weight of each block's median in the center; their sum is 1.
+        counts: Number of launches of each block.
+        variance: Variance components of further launches.
     """
 
     center: float
@@ -85,18 +86,18 @@ class Estimate:
 
     @property
     def uncertainty(self) -> Variance:
-        """Variance of the centre itself."""
+        """Return the variance of the center itself."""
         side = self.variance.within
         launches = sum(weight**2 * median_variance(self.counts[block]) for block, weight in self.weights.items())
         fractions = sum(weight**2 for weight in self.weights.values())
         return _summed(Variance(side.value * launches, side.df), _times(self.variance.between, fractions))
 
     def error(self, block: Hashable, num_launches: int, side: Variance) -> Variance:
-        """Variance of the median of ``num_launches`` further launches of ``sitting``, less the centre."""
+        """Return the variance of the median of ``num_launches`` further launches of ``block`` minus the center."""
         launches = median_variance(num_launches) + sum(
             weight**2 * median_variance(self.counts[known]) for known, weight in self.weights.items()
         )
-        # What the candidate's sitting shares with the baseline cancels.
+        # The deviation of a block that both the candidate and the baseline contain cancels.
         own = self.weights.get(block, 0.0)
         blocks = (1 - own) ** 2 + sum(weight**2 for known, weight in self.weights.items() if known != block)
         return _summed(Variance(side.value * launches, side.df), _times(self.variance.between, blocks))
@@ -105,16 +106,16 @@ class Estimate:
 def baseline_estimate(
     center_values: Mapping[Hashable, Sequence[float]], revisions: Sequence[Revision], prior: VarianceComponents
 ) -> Estimate:
-    """Centre from the anchor's sittings, spread from all launches of all epochs, the anchor's among them.
+    """Return the estimate of a baseline: center from its center launches, variance from all launches of all revisions.
 
-    ``anchor`` maps each sitting to the logs of its launches, of which there is one at least. Levels of different
-    epochs are not compared.
+    ``center_values`` maps each block to the logs of its center launches, of which there is at least one. The centers of
+    different revisions are not compared.
     """
     medians = {block: median(values) for block, values in center_values.items()}
     variance = pooled_variance(revisions, prior)
     between, within = variance.between.value, variance.within.value
     inverse = {
-        # A metric that never varied weighs every sitting alike.
+        # Blocks of a metric that never varied have equal weights.
         block: 1 / (between + within * median_variance(len(values)) + 1e-18)
         for block, values in center_values.items()
     }
@@ -125,19 +126,19 @@ def baseline_estimate(
 
 
 def pooled_variance(revisions: Sequence[Revision], prior: VarianceComponents) -> VarianceComponents:
-    """The spread of launches grouped by epoch and sitting, pooled with the prior.
+    """Return the variance of launches grouped by revision and block, pooled with the prior.
 
-    Until sittings have shown it, their variance is taken for half of that of launches, or more.
+    The prior variance between blocks is at least half of the variance of launches.
     """
     own = observed(revisions)
     slower, faster = own.slower.pooled(prior.slower), own.faster.pooled(prior.faster)
-    # A neighbour's visits tell nothing of sittings: the faster side.
+    # Disturbances by other jobs say nothing about blocks, so the faster side is used.
     between = replace(prior.between, value=max(prior.between.value, faster.value / 2))
     return VarianceComponents(slower, faster, own.between.pooled(between))
 
 
 def observed(revisions: Sequence[Revision]) -> VarianceComponents:
-    """The spread alone; zero degrees of freedom where there is nothing to tell it by."""
+    """Return the variance without a prior, with 0 degrees of freedom if no block has two launches."""
     slower, faster = _sides([values for revision in revisions for values in revision if len(values) > 1])
     within = slower.pooled(faster).value if slower.df else 0.0
     between = [part for revision in revisions if (part := _between(revision, within)).df]
@@ -150,7 +151,7 @@ def _sides(blocks: Sequence[Sequence[float]]) -> tuple[Variance, Variance]:
     df = count - len(blocks)
     if df <= 0:
         return Variance(0, 0), Variance(0, 0)
-    # A median fitted to each sitting takes scatter away.
+    # The median fitted to each block reduces the residuals.
     scale = _expected_quantile(count) * math.sqrt(df / count)
     fraction = _upper_fraction(count)
     high, low = max(0.0, quantile(residuals, fraction)), max(0.0, -quantile(residuals, 1 - fraction))
@@ -169,7 +170,7 @@ def _between(blocks: Sequence[Sequence[float]], within: float) -> Variance:
 
 
 def typical(variances: Sequence[VarianceComponents], df: float) -> VarianceComponents | None:
-    """The median spread of several cases, as a prior of ``df`` for another one; None where none tells anything."""
+    """Return the median variance of several cases as a prior with ``df`` degrees of freedom, or None without data."""
     sides: list[Variance] = []
     for name in ("slower", "faster", "between"):
         known = [part.value for variance in variances if (part := getattr(variance, name)).df > 0]
@@ -180,16 +181,16 @@ def typical(variances: Sequence[VarianceComponents], df: float) -> VarianceCompo
 
 
 def median_variance(count: int) -> float:
-    """Variance of the median of ``count`` values of unit variance."""
+    """Return the variance of the median of ``count`` values of unit variance."""
     return _MEDIAN_VARIANCE.get(count, math.pi / 2) / count
 
 
 def quantile(ascending: Sequence[float], fraction: float) -> float:
-    """Linear between order statistics, as numpy's default."""
-    place = fraction * (len(ascending) - 1)
-    below = math.floor(place)
+    """Return a quantile, interpolated linearly between order statistics as in numpy's default."""
+    position = fraction * (len(ascending) - 1)
+    below = math.floor(position)
     above = min(below + 1, len(ascending) - 1)
-    return ascending[below] + (place - below) * (ascending[above] - ascending[below])
+    return ascending[below] + (position - below) * (ascending[above] - ascending[below])
 
 
 def _upper_fraction(count: int) -> float:
@@ -198,8 +199,8 @@ def _upper_fraction(count: int) -> float:
 
 @lru_cache(maxsize=512)
 def _expected_quantile(count: int) -> float:
-    """What the upper quantile of ``count`` normal values is on average, by Blom's scores."""
-    from scipy.stats import norm  # costs collection half a second otherwise
+    """Return the expected upper quantile of ``count`` normal values, by Blom's scores."""
+    from scipy.stats import norm  # imported here, because it would add 0.5 s to collection
 
     scores = [float(norm.ppf((rank - 0.375) / (count + 0.25))) for rank in range(1, count + 1)]
     return quantile(scores, _upper_fraction(count))

@@ -88,7 +88,7 @@ def test_memory_that_grows_is_noted_and_memory_that_shrinks_is_not():
 @pytest.mark.parametrize(("name", "part"), [("gemm_ms", "GEMM"), ("all_reduce_ms", "all-reduce")])
 def test_slower_canary_suspects_the_machine(name, part):
     found = notes([make_facts(canary_ms={name: 1.2})], [make_facts(canary_ms={name: 1.0})])
-    assert found == [f"the canary's {part} was 20% slower than at the baseline: suspect the machine"]
+    assert found == [f"the canary's {part} was 20% slower than at the baseline; suspect the machine"]
 
 
 @pytest.mark.parametrize("there", [{}, {"gemm_ms": 0.0}, {"gemm_ms": 1.19}])

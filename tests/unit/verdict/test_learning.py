@@ -26,7 +26,7 @@ def refusal(old: Baseline, new: Baseline, marked=None) -> str:
     with pytest.raises(BaselineError) as caught:
         learn(old, new, marked=marked)
     message = str(caught.value)
-    assert message.startswith(f"{new.case}: not added to the stored baseline, from which it differs:\n  ")
+    assert message.startswith(f"{new.case}: not added to the stored baseline, because it differs:\n  ")
     assert message.endswith("replace the baseline: --update-baselines --aorta-reset-baselines")
     return message
 

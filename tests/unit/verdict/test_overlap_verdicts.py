@@ -86,7 +86,7 @@ def test_lost_overlap_shows_in_pairs_with_a_reference():
     candidates = around(0.12, 6, seed=1, reduce_scatter_ms=3.0)
     row = PairedComparison("case", {}, default_priors, None, 6).judge(candidates, around(0.86, 6))["overlap_ratio"]
     assert row.outcome is Outcome.REGRESSION
-    assert row.reason == "reduce_scatter exposed 3 ms a step, was 0.2; rank 0 worst"
+    assert row.reason == "reduce_scatter exposed 3 ms/step, was 0.2; rank 0 worst"
 
 
 def test_cpu_ranks_are_compared_where_a_marker_says_so_and_coarsely():
