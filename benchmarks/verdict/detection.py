@@ -105,7 +105,7 @@ class Lab:
         self._priors: dict[str, VarianceComponents] = {}
 
     def prior(self, metric: str) -> VarianceComponents:
-        """What a suite's other baselines tell: the median spread of baselines drawn from every sitting."""
+        """Return the prior from a suite's other baselines: the median variance of baselines drawn from every block."""
         if metric not in self._priors:
             logs = {name: [math.log(METRIC_OF[metric](one.steps)) for one in self.pool(name)] for name in self.blocks}
             draws = [
@@ -227,7 +227,7 @@ class Tally:
 
 
 def same_block(lab: Lab, metric: str, tolerance: float, change: Change, trials: int, variants: Sequence[str]) -> Tally:
-    """Baseline and candidate from one sitting; ``variants`` are the candidate's."""
+    """Draw baseline and candidate from one block; ``variants`` are the candidate's."""
     tally = Tally()
     blocks = [one for one in lab.blocks if len(lab.pool(one)) >= lab.size + 3 and lab.pool(one, variants)]
 
@@ -245,7 +245,7 @@ def same_block(lab: Lab, metric: str, tolerance: float, change: Change, trials: 
 def across_blocks(
     lab: Lab, metric: str, tolerance: float, change: Change, trials: int, variants: Sequence[str]
 ) -> Tally:
-    """The candidate from one sitting, the baseline half and half from two others."""
+    """Draw the candidate from one block, the baseline half and half from two others."""
     tally = Tally()
 
     def draw() -> list[Recorded]:
@@ -271,7 +271,7 @@ def ab(
     blocks: Sequence[str],
     max_pairs: int = MAX_PAIRS,
 ) -> Tally:
-    """Pairs from one of the sittings; launches that were recorded next to each other make a pair."""
+    """Draw pairs from one of the blocks; launches that were recorded next to each other are a pair."""
     tally = Tally()
     for _ in range(trials):
         block = blocks[lab.rng.integers(len(blocks))]
@@ -315,9 +315,9 @@ def peers(lab: Lab, percents: Sequence[float], trials: int) -> dict[str, list[fl
 
 
 def slow_ranks(rng: np.random.Generator, trials: int) -> None:
-    """Whether launches with 1 ms more work on rank 1 name it, and unchanged ones nobody; by the sitting's others."""
+    """Print how often launches with 1 ms more work on rank 1 name it, and unchanged launches name no rank."""
     print("\n## 1 ms of more work on rank 1 of 4\n")
-    print("| sitting | p50, ms | launches | one launch names | three launches name |\n| --- | --- | --- | --- | --- |")
+    print("| block | p50, ms | launches | one launch names | three launches name |\n| --- | --- | --- | --- | --- |")
     launches = load("*h200-*.json.gz")
     for block in sorted({one.block for one in launches}):
         mine = [one for one in launches if one.block == block and one.waits and one.waits[0]]
@@ -385,7 +385,7 @@ def gpu_tables(lab: Lab, trials: int, rng: np.random.Generator) -> dict[str, lis
                 for name, change, kind in nothing + injected + real
                 if name.startswith(("none", "+")) or len({one.block for one in lab.pool(None, kind)}) > 1
             ]
-            show(lab, f"p50 at T = {tolerance:.1%}, across sittings", rows)
+            show(lab, f"p50 at T = {tolerance:.1%}, across blocks", rows)
     for block in lab.blocks:
         rows = [
             (name, ab(lab, p50, 0.01, change, trials // 2, kind, [block]))
@@ -426,7 +426,7 @@ def tail_tables(lab: Lab, tolerances: Mapping[str, float], trials: int) -> None:
 
 
 def cpu_tables(lab: Lab, block: str, trials: int) -> None:
-    """Everything on the launches of one sitting of CPU ranks."""
+    """Print all tables on the launches of one block of CPU ranks."""
     p50 = "step_time_p50"
     rows = [
         (f"+{percent}%", same_block(lab, p50, 1.0, scaled(percent), trials, UNCHANGED))
@@ -464,10 +464,10 @@ def plot(path: Path, curves: dict[str, list[float]], peer_rows: dict[str, list[f
 
 
 def gpu_part(trials: int, rng: np.random.Generator, plot_path: Path | None) -> None:
-    """What was recorded on H200s, and the peers' rules on it."""
+    """Print the tables on H200s, and the peers' rules on the same launches."""
     gpu = Lab(load("h200-*.json.gz"), "cuda", rng)
     counts = {name: len(gpu.pool(name)) for name in gpu.blocks}
-    print(f"H200: {len(gpu.launches)} launches, unchanged by sitting {counts}; baseline of {K}, at most {MAX_LAUNCHES}")
+    print(f"H200: {len(gpu.launches)} launches, unchanged by block {counts}; baseline of {K}, at most {MAX_LAUNCHES}")
     curves = gpu_tables(gpu, trials, rng)
     tail_tables(gpu, NOISY_TAILS, trials)
     tails = Lab(load("tails-*.json.gz"), "cuda", rng, size=7)
@@ -485,7 +485,7 @@ def gpu_part(trials: int, rng: np.random.Generator, plot_path: Path | None) -> N
 
 
 def cpu_part(trials: int, rng: np.random.Generator) -> None:
-    """What was recorded on CPU ranks: each sitting with what its own hour tells of the noise."""
+    """Print the tables on CPU ranks: each block with the noise of its own hour."""
     launches = load("cpu-*.json.gz")
     for block in sorted({one.block for one in launches}):
         own = [one for one in launches if one.block == block]

@@ -3,7 +3,7 @@
 Run: RECORD_ROUNDS=10 RECORD_OUT=DIR python -m pytest benchmarks/verdict/record_launches.py -s
 RECORD_VARIANTS picks some of the variants, RECORD_LIMIT_S ends it early, RECORD_SEQ_LEN sets the work of a GPU step of
 llama_fsdp2, RECORD_STEPS the measured steps; RECORD_WORKLOAD=fsdp records the other workload.
-Each run is a sitting; its file is DIR/launches-<workload>-<platform>-<sitting>.json.gz.
+Each run is a session block; its file is DIR/launches-<workload>-<platform>-<block>.json.gz.
 """
 
 from __future__ import annotations

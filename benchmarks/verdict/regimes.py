@@ -50,7 +50,7 @@ def _thermal(rng: np.random.Generator) -> Launches:
     return lambda: base() + 1.6 * (1 - math.exp(-(next(launched) + 1) / 3))
 
 
-# A new sitting of each; total standard deviations are those of the study: .36, .87, 1.8, 1.4, .65, 4.3, .78.
+# A new block of each; total standard deviations are those of the study: .36, .87, 1.8, 1.4, .65, 4.3, .78.
 REGIMES: dict[str, Callable[[np.random.Generator], Launches]] = {
     "quiet": lambda rng: _normal(rng, 0.25, 0.25),
     "typical": lambda rng: _normal(rng, 0.63, 0.6),
@@ -65,7 +65,7 @@ REGIMES: dict[str, Callable[[np.random.Generator], Launches]] = {
 def week(name: str, trials: int, rng: np.random.Generator) -> str:
     """Cells of a table: false alarms a week, launches, inconclusive, the power at twice the tolerance, then by A/B.
 
-    Each test's baseline is of one sitting, each commit in a sitting of its own; ten times ``trials`` commits.
+    Each test's baseline is of one block, each commit in a block of its own; ten times ``trials`` commits.
     """
     new_block = REGIMES[name]
     null: dict[Outcome, int] = defaultdict(int)
@@ -93,7 +93,7 @@ def week(name: str, trials: int, rng: np.random.Generator) -> str:
 
 
 def _suite_prior(new_block: Callable[[np.random.Generator], Launches], rng: np.random.Generator) -> VarianceComponents:
-    """What a suite of a dozen other tests tells, each with a baseline of one sitting."""
+    """Return the prior from a dozen other tests, each with a baseline of one block."""
     default = default_variance(METRICS["step_time_p50"], "cuda")
     variances = [observed([_revision(new_block(rng))]) for _ in range(12)]
     within = typical([VarianceComponents(one.slower, one.faster, one.slower) for one in variances], CASES_DF)

@@ -84,7 +84,7 @@ def test_difference_that_does_not_come_back_is_reported(paired):
     project = paired()
     project.plant(by_launch=LOCATING | {"4": LOCATING["3"]})
     project.run("--aorta-locate").stdout.fnmatch_lines(
-        ["E  *launched once more, they part nowhere up to step 2: something is different from launch to launch"]
+        ["E  *launched once more, they first differ in no step up to 2: results vary between launches of the same code"]
     )
 
 
@@ -92,7 +92,7 @@ def test_locating_launch_that_fails_leaves_the_verdict_and_says_so(paired):
     project = paired()
     project.plant(by_launch=LOCATING | {"4": {"raises": 1}})
     project.run("--aorta-locate").stdout.fnmatch_lines(
-        ["E  *weight_hash: regression*", "E  *not located further, since a launch failed: *ValueError: boom*"]
+        ["E  *weight_hash: regression*", "E  *not located further, because a launch failed: *ValueError: boom*"]
     )
 
 
@@ -102,7 +102,7 @@ def test_steps_that_are_not_there_fail_and_name_the_key(paired):
     result = project.run("--aorta-fail-on=none")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
-        ["E  *weight_hash: missing: *the candidate has it of 1 of steps 1 to 4, and not of step 1; *hash_every=1*"]
+        ["E  *weight_hash: missing: *the candidate has values for 1 of steps 1 to 4, but not for step 1; *hash_every*"]
     )
 
 

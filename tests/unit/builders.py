@@ -104,7 +104,7 @@ def on_cpu(**changes: Any) -> LaunchFacts:
 def launches_near(
     p50: float, count: int, *, deviation: float = 0.001, seed: int = 0, **changes: Any
 ) -> list[LaunchFacts]:
-    """Launches of one sitting whose medians scatter around ``p50``."""
+    """Launches of one block whose medians vary around ``p50``."""
     rng = random.Random(seed)
     return [with_p50(make_facts(**changes), p50 * (1 + rng.gauss(0, deviation))) for _ in range(count)]
 

@@ -1,4 +1,4 @@
-"""Launches drawn from the model that the rules assume: sittings scatter, and launches around them. Logs, seeded."""
+"""Launches drawn from the model that the rules assume: blocks vary, and launches around them. Logs, seeded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def draw_block(rng: random.Random, count: int, change: float = 0.0) -> list[floa
 
 
 def draw_estimate(rng: random.Random, sizes: tuple[int, ...]) -> Estimate:
-    """A baseline of sittings with so many launches each."""
+    """A baseline estimate of blocks with these numbers of launches."""
     center = {number: draw_block(rng, size) for number, size in enumerate(sizes)}
     return baseline_estimate(center, [list(center.values())], PRIOR)
 

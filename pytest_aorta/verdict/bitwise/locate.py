@@ -1,4 +1,7 @@
-"""Where two results part: the step, the parameter, and the module. Pure but for launches it is handed."""
+"""Location of the first difference between two results: the step, the parameter and the module.
+
+The functions are pure, except for launches by a function that the caller passes.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,11 @@ from pytest_aorta.result.measurements import TensorHashes, WorkloadResult
 from pytest_aorta.verdict.bitwise.steps import Difference, first_difference
 from pytest_aorta.verdict.verdicts import Verdict
 
-# Launches a side once more, with these config keys changed.
+# Launches one side again with these config keys changed.
 Again: TypeAlias = Callable[[WorkloadResult, Mapping[str, Any]], WorkloadResult]
-# The config keys that have a workload hash single tensors.
+# The config keys that make a workload hash single tensors.
 HASH_TENSORS, HASH_TENSORS_STEP = "hash_tensors", "hash_tensors_step"
-# In the order in which a step makes them.
+# In the order in which a step computes them.
 TENSOR_KINDS = ("forward", "backward", "gradients", "optimizer", "weights")
 _LOGICAL = {"gradients": "gradients", "optimizer": "tensors of the optimizer's state", "weights": "parameters"}
 
@@ -24,7 +27,7 @@ _LOGICAL = {"gradients": "gradients", "optimizer": "tensors of the optimizer's s
 def difference_text(
     failing: Sequence[Verdict], candidate: WorkloadResult, reference: WorkloadResult, located: Sequence[str]
 ) -> str:
-    """The failing verdicts of a comparison step by step, how the two were configured, and where they part."""
+    """Return the failing verdicts of a comparison step by step, the differences in config, and the location."""
     names = dict.fromkeys([candidate.workload, reference.workload])
     lines = [f"{' against '.join(names)} on {candidate.platform}, step by step:"]
     lines += [f"  {verdict}" for verdict in failing]
@@ -40,9 +43,9 @@ def locate_first(
     config_keys: Collection[str],
     again: Again | None,
 ) -> list[str]:
-    """Lines that say where the two part, from what they hold, or from one more launch of each by ``again``.
+    """Return lines on the location of the difference, from the results or from one more launch of each by ``again``.
 
-    ``config_keys`` are those that both sides have.
+    ``config_keys`` are the config keys that both sides have.
     """
     step = difference.step
     lines = [f"first difference: step {step}, {difference.metric}"]
@@ -58,22 +61,22 @@ def locate_first(
     try:
         there, here = again(reference, changes), again(candidate, changes)
     except LaunchError as error:
-        return [*lines, *locate(candidate, reference, step), f"not located further, since a launch failed: {error}"]
+        return [*lines, *locate(candidate, reference, step), f"not located further, because a launch failed: {error}"]
     repeated = first_difference(here, there, step, [difference.metric])
     if repeated != difference:
-        now = f"in step {repeated.step}" if repeated else f"nowhere up to step {step}"
-        lines.append(f"launched once more, they part {now}: something is different from launch to launch")
+        now = f"in step {repeated.step}" if repeated else f"in no step up to {step}"
+        lines.append(f"launched once more, they first differ {now}: results vary between launches of the same code")
     return lines + locate(here, there, step)
 
 
 def has_hashes(result: WorkloadResult, step: int) -> bool:
-    """Whether all kinds of tensors were hashed in the step."""
+    """Return True if all kinds of tensors were hashed in the step."""
     held = [*result.tensor_hashes.items(), *(result.boundary_hashes[0].items() if result.boundary_hashes else ())]
     return {kind for kind, hashes in held if str(step) in hashes.steps} == set(TENSOR_KINDS)
 
 
 def locate(candidate: WorkloadResult, reference: WorkloadResult, step: int) -> list[str]:
-    """A line for each kind of tensors that both have hashes of in the step, in the order in which a step makes them."""
+    """Return a line for each kind of tensors that both have hashes of in the step, in the order of computation."""
     lines: list[str] = []
     for kind in TENSOR_KINDS:
         if kind in _LOGICAL:
@@ -88,7 +91,7 @@ def locate(candidate: WorkloadResult, reference: WorkloadResult, step: int) -> l
 
 
 def other_keys(candidate: WorkloadResult, reference: WorkloadResult) -> str:
-    """The config keys of both that have other values, as text; empty where there are none."""
+    """Return the config keys with different values as text; empty if there are none."""
     here, there = candidate.config, reference.config
     return ", ".join(
         f"{key} is {brief(repr(here[key]), 120)}, the reference's {brief(repr(there[key]), 120)}"
@@ -99,10 +102,17 @@ def other_keys(candidate: WorkloadResult, reference: WorkloadResult) -> str:
 
 @dataclass(frozen=True)
 class _Compared:
-    """Names in the reference's order that both sides hashed in a step, which of them differ, and their shapes."""
+    """The tensors that both sides hashed in a step.
+
+    Attributes:
+        names: Names in the reference's order.
+        different: Names with different hashes.
+        shapes: Shape of each tensor, by name.
+        alone: Names that only one side hashed.
+    """
 
     names: list[str]
-    odd: list[str]
+    different: list[str]
     shapes: dict[str, list[int]]
     alone: list[str]
 
@@ -112,9 +122,9 @@ def _compared(here: TensorHashes | None, there: TensorHashes | None, step: int) 
         return None
     mine, other = _by_name(here, step), _by_name(there, step)
     names = [name for name in there.names if name in mine]
-    odd = [name for name in names if mine[name] != other[name]]
+    different = [name for name in names if mine[name] != other[name]]
     shapes = dict(zip(there.names, there.shapes, strict=True))
-    return _Compared(names, odd, shapes, sorted(mine.keys() ^ other.keys()))
+    return _Compared(names, different, shapes, sorted(mine.keys() ^ other.keys()))
 
 
 def _by_name(hashes: TensorHashes, step: int) -> dict[str, Any]:
@@ -129,10 +139,10 @@ def _locate_tensor(
     if found is None:
         return None
     alone = f"; one of the two alone has {found.alone[:3]}" if found.alone else ""
-    if not found.odd:
+    if not found.different:
         return f"all {len(found.names)} {_LOGICAL[kind]} are the same{alone}"
-    first = f"{found.odd[0]} {found.shapes[found.odd[0]]}"
-    return f"{len(found.odd)} of {len(found.names)} {_LOGICAL[kind]} differ, first {first}{alone}"
+    first = f"{found.different[0]} {found.shapes[found.different[0]]}"
+    return f"{len(found.different)} of {len(found.names)} {_LOGICAL[kind]} differ, first {first}{alone}"
 
 
 def _locate_module(
@@ -143,16 +153,17 @@ def _locate_module(
     if not ranks:
         return None
     what = "inputs and outputs of modules" if kind == "forward" else "gradients of modules' outputs"
-    if not (odd := [rank for rank, found in enumerate(ranks) if found.odd]):
+    if not (different := [rank for rank, found in enumerate(ranks) if found.different]):
         return f"all {len(ranks[0].names)} {what} are the same on all {len(ranks)} ranks"
-    # Collectives spread a difference: the rank where it began has it earliest.
-    rank = min(odd, key=lambda rank: ranks[rank].names.index(ranks[rank].odd[0]))
+    # Collectives propagate a difference to all ranks. The rank where it began has the earliest difference.
+    rank = min(different, key=lambda rank: ranks[rank].names.index(ranks[rank].different[0]))
     found = ranks[rank]
-    place = found.names.index(found.odd[0])
-    explained = (_in_forward if kind == "forward" else _in_backward)(found.odd[0], found.names[:place])
+    position = found.names.index(found.different[0])
+    first = found.different[0]
+    explained = (_in_forward if kind == "forward" else _in_backward)(first, found.names[:position])
     return (
-        f"{len(found.odd)} of {len(found.names)} {what} differ on rank {rank}, first {_boundary(kind, found.odd[0])} "
-        f"{found.shapes[found.odd[0]]}: {explained} (some differ on {len(odd)} of {len(ranks)} ranks)"
+        f"{len(found.different)} of {len(found.names)} {what} differ on rank {rank}, first {_boundary(kind, first)} "
+        f"{found.shapes[first]}: {explained} (some differ on {len(different)} of {len(ranks)} ranks)"
     )
 
 

@@ -1,4 +1,4 @@
-"""Two results compared bit for bit, step by step. Pure."""
+"""Bitwise comparison of two results, step by step. Pure functions."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Bits: TypeAlias = Mapping[int, str | float]
 
 @dataclass(frozen=True)
 class StepMetric:
-    """What a result holds for each step; ``remedy`` says how to have it for all steps."""
+    """A value that a result contains for each step; ``remedy`` says how to record it for all steps."""
 
     name: str
     bits: Callable[[WorkloadResult], Bits]
     remedy: str
 
 
-# In the order in which a step makes them.
+# In the order in which a step computes them.
 STEP_METRICS = {
     row.name: row
     for row in (
@@ -45,22 +45,22 @@ STEP_METRICS = {
 
 @dataclass(frozen=True)
 class Difference:
-    """The first one: a step, counted from 1, and what differs there first."""
+    """The first difference: the step, counted from 1, and the metric that differs first in the step."""
 
     step: int
     metric: str
 
 
 def from_first_step(steps: int) -> dict[str, Any]:
-    """The config with which a workload measures, and hashes, its first ``steps`` steps."""
+    """Return the config with which a workload measures and hashes its first ``steps`` steps."""
     return {"steps": steps, "warmup": 0, "hash_every": 1}
 
 
 def split(metrics: Collection[str] | None) -> tuple[list[str], list[str]]:
-    """The metrics of each step to compare, and those of whole launches.
+    """Return the metrics of steps and the metrics of whole launches to compare.
 
     Raises:
-        SpecError: there is no such metric.
+        SpecError: A metric is unknown.
     """
     if metrics is None:
         return list(STEP_METRICS), []
@@ -75,10 +75,10 @@ def split(metrics: Collection[str] | None) -> tuple[list[str], list[str]]:
 def compare_steps(
     case: str, candidate: WorkloadResult, reference: WorkloadResult, steps: int, metrics: Collection[str]
 ) -> tuple[Verdict, ...]:
-    """One verdict a metric, about the bits of the first ``steps`` measured steps.
+    """Return one verdict per metric on the bits of the first ``steps`` measured steps.
 
-    *missing* where one of the two does not have them all, *not applicable* where they differ and so do their numeric
-    environments.
+    The verdict is *missing* if a side lacks some of these steps, and *not applicable* if both the values and the
+    numeric environments differ.
     """
     return tuple(_compare(case, STEP_METRICS[name], candidate, reference, steps) for name in metrics)
 
@@ -86,7 +86,7 @@ def compare_steps(
 def first_difference(
     candidate: WorkloadResult, reference: WorkloadResult, steps: int, metrics: Collection[str]
 ) -> Difference | None:
-    """Where the two part: the earliest step, and in it the metric that a step makes first."""
+    """Return the earliest step that differs, with the metric that a step computes first, or None."""
     for step in range(1, steps + 1):
         for row in STEP_METRICS.values():
             here, there = row.bits(candidate), row.bits(reference)
@@ -110,7 +110,9 @@ def _compare(case: str, row: StepMetric, candidate: WorkloadResult, reference: W
         return replace(shown, outcome=Outcome.NOT_APPLICABLE, detail=detail)
     detail = f"first in step {different[0]}, in {len(different)} of {steps} steps"
     if not all(result.environment.get("bitwise_reproducible", True) for result in (candidate, reference)):
-        detail += "; not bitwise reproducible here, so it may be chance: run both in their deterministic mode"
+        detail += (
+            "; not bitwise reproducible here, so the difference may be chance: run both in their deterministic mode"
+        )
     return replace(shown, outcome=Outcome.REGRESSION, detail=detail)
 
 
@@ -119,9 +121,9 @@ def _absence(side: str, result: WorkloadResult, row: StepMetric, absent: list[in
     if result.total_iterations < steps:
         remedy = f"config steps={steps}; it measured {result.total_iterations}"
     held = f"{steps - len(absent)} of steps 1 to {steps}"
-    return f"the {side} has it of {held}, and not of step {absent[0]}; it takes {remedy}"
+    return f"the {side} has values for {held}, but not for step {absent[0]}; use {remedy}"
 
 
 def _is_same(one: str | float, other: str | float) -> bool:
-    # By bits: 0.0 == -0.0.
+    # Compare bits, because 0.0 == -0.0.
     return one.hex() == other.hex() if isinstance(one, float) and isinstance(other, float) else one == other

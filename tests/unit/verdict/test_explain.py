@@ -62,7 +62,7 @@ def test_nothing_odd_has_no_notes():
 
 
 def test_slow_rank_is_noted_with_what_the_others_wait():
-    assert notes(lagging(-0.5, 0.9), []) == ["rank 1 is the slow one: it waits 0.9 ms a step less than the others"]
+    assert notes(lagging(-0.5, 0.9), []) == ["straggler: rank 1 waits 0.9 ms/step less than its peers"]
 
 
 @pytest.mark.parametrize(

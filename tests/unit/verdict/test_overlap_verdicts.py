@@ -171,7 +171,7 @@ PRIOR = VarianceComponents.of(0.01, 0.01, 2)
 
 
 def drawn(rng: random.Random, center: float, count: int) -> list[float]:
-    """Ratios of launches of one sitting, none above 1 or below 0."""
+    """Ratios of launches of one block, none above 1 or below 0."""
     block = rng.gauss(center, 0.01)
     return [min(1.0, max(0.0, rng.gauss(block, 0.01))) for _ in range(count)]
 

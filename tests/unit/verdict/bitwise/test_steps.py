@@ -46,10 +46,10 @@ def test_steps_beyond_those_asked_for_do_not_count():
         (
             "weight_hash",
             {"weight_hashes": {"3": "c" * 32}},
-            "1 of steps 1 to 3, and not of step 1; *config hash_every=1",
+            "1 of steps 1 to 3, but not for step 1; *config hash_every=1",
         ),
-        ("loss", {"loss": []}, "0 of steps 1 to 3, and not of step 1; it takes recorder.loss"),
-        ("grad_norm", {"grad_norm": [0.3, 0.2]}, "2 of steps 1 to 3, and not of step 3; it takes recorder.grad_norm"),
+        ("loss", {"loss": []}, "0 of steps 1 to 3, but not for step 1; use recorder.loss"),
+        ("grad_norm", {"grad_norm": [0.3, 0.2]}, "2 of steps 1 to 3, but not for step 3; use recorder.grad_norm"),
     ],
 )
 def test_what_one_side_lacks_is_lost_and_never_passes(side, metric, lacking, remedy):
@@ -57,14 +57,14 @@ def test_what_one_side_lacks_is_lost_and_never_passes(side, metric, lacking, rem
     pair[side] = trained(**lacking)
     row = rows(*pair)[metric]
     assert row.is_lost
-    assert row.reason.startswith(f"the {('candidate', 'reference')[side]} has it of ")
+    assert row.reason.startswith(f"the {('candidate', 'reference')[side]} has values for ")
     assert all(part in row.reason for part in remedy.split("*"))
 
 
 def test_too_few_measured_steps_are_reported_as_such():
     row = rows(trained(), trained(), steps=25)["loss"]
     assert row.is_lost
-    assert "not of step 4; it takes config steps=25; it measured 3" in row.reason
+    assert "not for step 4; use config steps=25; it measured 3" in row.reason
 
 
 def test_bits_that_differ_between_environments_are_not_applicable():

@@ -29,7 +29,7 @@ from tests.unit.simulated import (
     run_stored,
 )
 
-# Ten launches of one sitting that scatter by 0.1%, compared within that sitting.
+# Ten launches of one block with a standard deviation of 0.1%, compared within that block.
 STABLE = [-0.002, -0.001, -0.001, 0.0, 0.0, 0.0, 0.001, 0.001, 0.002, 0.0]
 PRIOR = VarianceComponents.of(0.001, 0.001, 4)
 BASELINE = baseline_estimate({"here": STABLE}, [[STABLE]], PRIOR)
@@ -195,7 +195,7 @@ TRIALS = 4000
 @pytest.mark.parametrize(
     ("sizes", "max_launches"),
     [((10,), 5), ((4, 3, 3), 5), ((4, 3, 3), 13)],
-    ids=["one sitting", "three", "13 launches"],
+    ids=["one block", "three", "13 launches"],
 )
 def test_false_alarms_of_all_looks_stay_below_their_rate(sizes, max_launches):
     rng = random.Random(1)
@@ -226,7 +226,7 @@ def test_pairs_in_ten_times_the_noise_that_was_known_rarely_raise_an_alarm():
 
 
 @pytest.mark.parametrize("tolerance", [0.005, 0.01, 0.02])
-@pytest.mark.parametrize("sizes", [(10,), (4, 3, 3)], ids=["one sitting", "three"])
+@pytest.mark.parametrize("sizes", [(10,), (4, 3, 3)], ids=["one block", "three"])
 def test_slowdown_of_twice_the_tolerance_rarely_passes(tolerance, sizes):
     rng = random.Random(4)
     change, passed = math.log1p(2 * tolerance), 0
@@ -244,7 +244,7 @@ def test_pairs_of_twice_the_tolerance_rarely_pass(tolerance):
     assert sum(decision.outcome is Outcome.PASS for decision in decisions) <= at_most(MISS_RATE, 3000)
 
 
-@pytest.mark.parametrize("sizes", [(10,), (4, 3, 3)], ids=["one sitting", "three"])
+@pytest.mark.parametrize("sizes", [(10,), (4, 3, 3)], ids=["one block", "three"])
 @pytest.mark.parametrize("count", [1, 3, 5])
 def test_interval_holds_the_true_change_as_often_as_it_says(sizes, count):
     rng = random.Random(6)
@@ -254,7 +254,7 @@ def test_interval_holds_the_true_change_as_often_as_it_says(sizes, count):
             draw_block(rng, count, change), "new", draw_estimate(rng, sizes), 0.02, max_launches=count, worse=1
         )
         held += decision.low <= change <= decision.high
-    # Not below 95%, but for what 2,000 trials err by; that sittings scatter is partly assumed, which widens it.
+    # Not below 95%, but for what 2,000 trials err by; the variance between blocks is partly assumed, which widens it.
     assert 0.94 <= held / 2000 <= 0.995
 
 
