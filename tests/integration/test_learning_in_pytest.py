@@ -47,7 +47,7 @@ def test_one_launch_is_recorded_where_nothing_has_noise(project):
 
 def test_tests_that_may_not_fail_are_reported(gpu):
     result = gpu.run("--update-baselines", "--aorta-max-launches=2")
-    result.stdout.fnmatch_lines(["  fewer than 3 launches never fail a test for a metric that has noise"])
+    result.stdout.fnmatch_lines(["  fewer than 3 launches never fail a test for a metric with noise"])
 
 
 def test_labels_each_tell_what_they_detect_once(gpu):
@@ -121,9 +121,9 @@ def test_noisy_launches_are_refused_with_their_noise_and_the_remedies(gpu):
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         [
-            "E  *BaselineError: test_toy.py::test_one::toy: not recorded, since it would make a bad baseline:",
-            "E  *step_time_p50: launches vary by 18.*% (standard deviation), too much for a tolerance of 5.00%; *",
-            "E  *to take it all the same: --aorta-force-baseline='the reason'",
+            "E  *BaselineError: test_toy.py::test_one::toy: not recorded, because the launches are too noisy for a baseline:",
+            "E  *step_time_p50: standard deviation of launches is 18.*%, too large for a tolerance of 5.00%; *",
+            "E  *next: to record it nevertheless, give a reason: --aorta-force-baseline='the reason'",
         ]
     )
     assert gpu.baseline_files() == []
@@ -132,12 +132,12 @@ def test_noisy_launches_are_refused_with_their_noise_and_the_remedies(gpu):
 @pytest.mark.parametrize(
     ("plant", "line"),
     [
-        ({"step_ms": [*STEADY[:5], 15.0, *STEADY[6:]]}, "step_time_p50: launch 6 is an outlier, +4*% off the median"),
+        ({"step_ms": [*STEADY[:5], 15.0, *STEADY[6:]]}, "step_time_p50: launch 6 is an outlier, +4*% from the median"),
         (
             {"step_ms": [10 + 0.06 * number for number in range(10)]},
             "step_time_p50: it drifts from launch to launch, *",
         ),
-        ({"memory_growth": 0.5}, "memory grows within a launch, by +*% or more"),
+        ({"memory_growth": 0.5}, "memory grows within a launch by +*% or more"),
     ],
     ids=["outlier", "drift", "memory"],
 )
@@ -153,7 +153,7 @@ def test_noisy_launches_are_taken_by_force_and_the_reason_is_kept(gpu):
     gpu.plant(slowdown=NOISY)
     result = gpu.run("--update-baselines", "--aorta-force-baseline=shared machine")
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["recorded *", "  taken although it is noisy: shared machine"])
+    result.stdout.fnmatch_lines(["recorded *", "  recorded although it is noisy: shared machine"])
     assert stored(gpu)["forced"] == {"1": "shared machine"}
 
 

@@ -76,7 +76,9 @@ def test_throttled_launches_make_no_baseline_unless_forced(nvml, gpu):
     nvml.hot = ("GPU-0",)
     refused = gpu.run("--update-baselines")
     refused.assert_outcomes(failed=1)
-    refused.stdout.fnmatch_lines(["*not recorded, since it would make a bad baseline:", "*launch 1: GPU 0 throttled *"])
+    refused.stdout.fnmatch_lines(
+        ["*not recorded, because the launches are too noisy for a baseline:", "*launch 1: GPU 0 throttled *"]
+    )
     assert gpu.baseline_files() == []
     gpu.run("--update-baselines", "--aorta-force-baseline=hot summer").assert_outcomes(passed=1)
     assert "GPU 0 throttled" in gpu.baseline_files()[0].read_text()

@@ -175,7 +175,7 @@ def test_failed_test_records_nothing_and_says_so(project):
     project.one_test("workload.check(workload.run('toy')); assert False")
     result = project.run("--update-baselines")
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["not recorded, since the test failed: test_toy.py::test_one::toy"])
+    result.stdout.fnmatch_lines(["not recorded, because the test failed: test_toy.py::test_one::toy"])
     assert project.baseline_files() == []
 
 
@@ -304,7 +304,7 @@ def test_baseline_of_a_deleted_test_is_reported(recorded):
 def test_baseline_of_a_deleted_file_is_reported(recorded):
     (recorded.path / "test_toy.py").rename(recorded.path / "test_other.py")
     result = recorded.run("--aorta-fail-on=none")
-    assert text_of(result).count("is gone; delete it") == 2
+    assert text_of(result).count("does not exist; delete the file") == 2
 
 
 IN_CLASS = """

@@ -68,8 +68,8 @@ def test_slow_rank_is_noted_with_what_the_others_wait():
 @pytest.mark.parametrize(
     ("growth", "text"),
     [
-        (0.041, "steps get slower within a launch, by 4.1% or more"),
-        (-0.2, "steps get faster within a launch, by 20.0% or more"),
+        (0.041, "steps get slower within a launch by at least 4.1%"),
+        (-0.2, "steps get faster within a launch by at least 20.0%"),
     ],
 )
 def test_steps_that_change_within_a_launch_are_noted(growth, text):
@@ -81,7 +81,9 @@ def test_growth_in_one_launch_out_of_three_is_not_noted():
 
 
 def test_memory_that_grows_is_noted_and_memory_that_shrinks_is_not():
-    assert notes([make_facts(memory_growth=0.1)], []) == ["memory grows within a launch, by 10.0% or more: a leak?"]
+    assert notes([make_facts(memory_growth=0.1)], []) == [
+        "memory grows within a launch by at least 10.0%; look for a leak"
+    ]
     assert notes([make_facts(memory_growth=-0.1)], []) == []
 
 

@@ -27,7 +27,7 @@ def refusal(old: Baseline, new: Baseline, marked=None) -> str:
         learn(old, new, marked=marked)
     message = str(caught.value)
     assert message.startswith(f"{new.case}: not added to the stored baseline, because it differs:\n  ")
-    assert message.endswith("replace the baseline: --update-baselines --aorta-reset-baselines")
+    assert message.endswith("replace the baseline with --update-baselines --aorta-reset-baselines")
     return message
 
 
@@ -177,34 +177,34 @@ def test_stable_launches_meet_no_objection():
 
 def test_launches_that_vary_too_much_are_refused_with_the_remedy():
     (problem,) = objections(launches_near(10.0, 10, deviation=0.05, seed=1), P50)
-    assert problem.startswith("step_time_p50: launches vary by ")
-    assert "too much for a tolerance of 5.00%; measure more steps, or allow " in problem
+    assert problem.startswith("step_time_p50: standard deviation of launches is ")
+    assert "too large for a tolerance of 5.00%; measure more steps, or set a tolerance of " in problem
 
 
 def test_tolerance_that_is_advised_is_one_that_is_taken():
     launches = launches_near(10.0, 10, deviation=0.05, seed=1)
     (problem,) = objections(launches, P50)
-    allowed = float(problem.rsplit("allow ", 1)[1].rstrip("%")) / 100
+    allowed = float(problem.rsplit("set a tolerance of ", 1)[1].rstrip("%")) / 100
     assert objections(launches, {"step_time_p50": Tolerance(allowed * 1.01)}) == []
 
 
 def test_outlier_launch_is_named():
     launches = launches_near(10.0, 10)
     launches[3] = with_p50(launches[3], 13.0)
-    assert objections(launches, P50) == ["step_time_p50: launch 4 is an outlier, +30.0% off the median"]
+    assert objections(launches, P50) == ["step_time_p50: launch 4 is an outlier, +30.0% from the median"]
 
 
 def test_drift_from_launch_to_launch_is_refused():
     launches = [with_p50(make_facts(), 10 + 0.04 * number) for number in range(10)]
     (problem,) = objections(launches, {"step_time_p50": Tolerance(0.06)})
-    assert problem.startswith("step_time_p50: it drifts from launch to launch, by +3.5")
+    assert problem.startswith("step_time_p50: drifts over the launches by +3.5")
 
 
 def test_growth_within_launches_is_refused():
     assert objections([make_facts(step_time_growth=0.1)] * 5, {}) == [
-        "step times change within a launch, by +10.0% or more; warm up for longer"
+        "step times change within a launch by +10.0% or more; use more warmup steps"
     ]
-    assert objections([make_facts(memory_growth=0.1)] * 5, {}) == ["memory grows within a launch, by +10.0% or more"]
+    assert objections([make_facts(memory_growth=0.1)] * 5, {}) == ["memory grows within a launch by +10.0% or more"]
 
 
 def test_few_launches_are_not_judged_by_their_variance():
@@ -230,7 +230,7 @@ def test_detection_lines_say_what_each_look_that_can_fail_detects():
 
 def test_two_launches_detect_nothing():
     assert detection_lines(baseline_of(), {}, default_priors, 2) == [
-        "  fewer than 3 launches never fail a test for a metric that has noise"
+        "  fewer than 3 launches never fail a test for a metric with noise"
     ]
 
 

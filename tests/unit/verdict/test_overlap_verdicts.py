@@ -58,7 +58,7 @@ def test_lost_overlap_is_a_regression_with_the_reason():
     text = str(verdicts["overlap_ratio"])
     assert text.startswith("overlap_ratio: regression: 0.12")
     assert re.search(r"baseline 0\.8[56]\d*, change -7\d\.\d points \[", text)
-    assert text.endswith("(all_gather exposed 4.1 ms a step, was 0.3; rank 2 worst)")
+    assert text.endswith("(all_gather exposed 4.1 ms/step, was 0.3; rank 2 worst)")
     row = verdicts["exposed_comm_ms"]
     assert (row.outcome, str(row.tolerance)) == (Outcome.REGRESSION, "2% of step")
     assert row.delta == pytest.approx(0.74, abs=0.02)
@@ -118,7 +118,7 @@ def test_baseline_keeps_what_explains_and_reads_what_lacks_it():
 def test_reason_names_the_collective_whose_exposed_time_grew_most():
     before = [launch(0.9, all_gather_ms=5.0, reduce_scatter_ms=0.1)]
     now = [launch(0.5, all_gather_ms=5.5, reduce_scatter_ms=2.0, rank=rank) for rank in (3, 1, 3)]
-    assert exposure(now, before) == "reduce_scatter exposed 2 ms a step, was 0.1; rank 3 worst"
+    assert exposure(now, before) == "reduce_scatter exposed 2 ms/step, was 0.1; rank 3 worst"
     assert exposure(now, [make_facts()]) == "all_gather exposed 5.5 ms a step; rank 3 worst"
     assert exposure([make_facts()], before) == ""
 
@@ -163,7 +163,8 @@ def test_noisy_overlap_is_refused_as_a_baseline():
     marked = {"overlap_ratio": METRICS["overlap_ratio"].parse_tolerance("5 points")}
     (problem,) = objections(around(0.5, 10, noise=0.05), marked)
     assert re.search(
-        r"overlap_ratio: launches vary by \d\.\d+ points .* of 5\.00 points; .* allow 1\d\.\d points", problem
+        r"overlap_ratio: standard deviation of launches is \d\.\d+ points, .* of 5\.00 points; .* of 1\d\.\d points",
+        problem,
     )
 
 

@@ -108,7 +108,7 @@ def test_memory_that_grew_is_not_put_down_to_throttling():
 def test_throttled_reference_is_noted_since_it_can_hide_a_regression():
     candidates, references = launches_near(12, 3), launches_near(12, 3, throttled=HOT)
     verdicts = PairedComparison("case", {}, default_priors, max_pairs=3).judge(candidates, references)
-    assert f"3 of the 3 launches compared with: {HOT}" in verdicts.notes
+    assert f"3 of the 3 reference launches: {HOT}" in verdicts.notes
 
 
 @pytest.mark.parametrize(("clock", "is_noted"), [(1700.0, False), (1600.0, True)])
