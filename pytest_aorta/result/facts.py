@@ -44,7 +44,7 @@ class LaunchFacts:
 
     Attributes:
         recorded_at: UTC time at which the launch had ended, ISO 8601, to the second.
-        sitting: the session block, i.e. the host since its last boot; launches of one block share its noise.
+        block: the session block, i.e. the host since its last boot; launches of one block share its noise.
         launcher: the program that started the ranks, torchrun or forkserver.
         num_steps: measured steps.
         step_time_ms: mean, p50, p99, tail5 (mean of the slowest 5%) and max of the steps' maxima over ranks.

@@ -119,7 +119,7 @@ def test_reason_names_the_collective_whose_exposed_time_grew_most():
     before = [launch(0.9, all_gather_ms=5.0, reduce_scatter_ms=0.1)]
     now = [launch(0.5, all_gather_ms=5.5, reduce_scatter_ms=2.0, rank=rank) for rank in (3, 1, 3)]
     assert exposure(now, before) == "reduce_scatter exposed 2 ms/step, was 0.1; rank 3 worst"
-    assert exposure(now, [make_facts()]) == "all_gather exposed 5.5 ms a step; rank 3 worst"
+    assert exposure(now, [make_facts()]) == "all_gather exposed 5.5 ms/step; rank 3 worst"
     assert exposure([make_facts()], before) == ""
 
 
