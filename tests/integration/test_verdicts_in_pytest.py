@@ -259,9 +259,9 @@ def test_comparison_of_two_launches_passes_and_needs_no_baseline(project):
     [
         (
             "step_ms=30",
-            "step_time_p50: regression: 30 ms, baseline 10 ms, change +200.0% [[]*], tolerance 5%, * launches",
+            "step_time_p50: regression: 30 ms, reference 10 ms, change +200.0% [[]*], tolerance 5%, * launches",
         ),
-        ("weight_hash='f' * 16", "weight_hash: regression: ffffffffffff, baseline 000000000000, *"),
+        ("weight_hash='f' * 16", "weight_hash: regression: ffffffffffff, reference 000000000000, *"),
         ("weight_hash=None", "weight_hash: missing: *(the launch has no weight_hash)"),
     ],
 )
@@ -287,7 +287,7 @@ def test_unreadable_baseline_fails_its_test_and_is_not_overwritten(recorded):
     result = recorded.run()
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(
-        [f"E  *BaselineError: {path}: schema_version is 1, this pytest-aorta reads 2; delete the file and record it *"]
+        [f"E  *BaselineError: {path}: schema_version is 1, but this pytest-aorta reads versions 2 and 3; *"]
     )
     update = recorded.run("--update-baselines")
     update.assert_outcomes(passed=1, failed=1)
@@ -379,4 +379,4 @@ def test_speed(workload):
 """
     )
     result = recorded.run("--aorta-fail-on=none", "-k", "speed")
-    assert "test_toy.py::test_speed no longer compares it; delete it" in text_of(result)
+    assert "the test test_toy.py::test_speed does not compare this case; delete the file" in text_of(result)
