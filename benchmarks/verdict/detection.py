@@ -137,7 +137,7 @@ class Lab:
         return [pool[number] for number in self.rng.permutation(len(pool))[:count]]
 
     def baseline(self, launches: Sequence[Recorded], metric: str) -> Estimate:
-        """What the plugin would store of them."""
+        """Return the baseline estimate that the plugin would store for the launches."""
         center: dict[Any, list[float]] = defaultdict(list)
         for one in launches:
             center[one.block].append(math.log(METRIC_OF[metric](one.steps)))
@@ -211,7 +211,7 @@ class Tally:
         self.launches.append(result[1])
 
     def fraction(self, outcome: Outcome) -> float:
-        """Of all trials, in percent."""
+        """Return the fraction of all trials with this outcome, in percent."""
         return 100 * self.outcomes[outcome] / len(self.launches)
 
     def __str__(self) -> str:

@@ -149,7 +149,7 @@ def make_plan(run_dir: Path, **changes: Any) -> LaunchPlan:
 
 
 def rank_values(**changes: Any) -> dict[str, Any]:
-    """What one rank leaves in ``result.json``."""
+    """Return the values that one rank writes to ``result.json``."""
     defaults = RankResult(
         passed=True,
         failure_count=0,

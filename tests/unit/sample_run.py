@@ -37,7 +37,7 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Plan:
-    """What one test is like: ``slower`` is the change of its steps, ``late_rank`` one that the others wait for."""
+    """A test of the sample run: ``slower`` is the change of its steps, ``late_rank`` the straggler."""
 
     name: str
     workload: str = "fsdp"

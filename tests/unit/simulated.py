@@ -32,7 +32,7 @@ def draw_estimate(rng: random.Random, sizes: tuple[int, ...]) -> Estimate:
 
 
 def until_decided(decide: Callable[[int], Decision], most: int) -> Decision:
-    """What a comparison that gets one more launch as long as it asks for one comes to."""
+    """Return the decision of a comparison that receives another launch as long as it needs one."""
     return next(decision for count in range(1, most + 1) if (decision := decide(count)).outcome is not None)
 
 

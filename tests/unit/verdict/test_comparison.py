@@ -25,7 +25,7 @@ STABLE = make_baseline(launches=stored(*launches_near(10.0, 10)))
 
 
 def check(*facts, baseline=None, marked=None, config=None, max_launches=None) -> Verdicts:
-    """What launches have come to, where they are as many as are allowed."""
+    """Return the verdicts of launches, whose number is the allowed maximum."""
     allowed = max_launches or max(len(facts), 1)
     comparison = StoredComparison("case", config or CONFIG, baseline, marked or {}, default_priors, allowed)
     return comparison.judge(facts)

@@ -1,4 +1,4 @@
-"""What becomes of a launch whose devices were throttled: in its verdicts, its notes, and in a baseline."""
+"""Throttled devices of a launch appear in its verdicts, its notes, and when a baseline is recorded."""
 
 from __future__ import annotations
 
