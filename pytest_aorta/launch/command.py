@@ -10,8 +10,8 @@ from pytest_aorta.common import variables
 from pytest_aorta.common.files import PACKAGE_ROOT
 from pytest_aorta.plan.launch_plan import LaunchPlan, NodePart, command_of
 from pytest_aorta.plan.profiler import wrapper_command
-from pytest_aorta.plan.workload.environment import ENVIRONMENT_KEY
-from pytest_aorta.plan.world import AMD, CUDA_VARIABLE, HIP_VARIABLE, ROCR_VARIABLE, World
+from pytest_aorta.plan.workload.environment import ENVIRONMENT_KEY, pinned_cpu_kernels
+from pytest_aorta.plan.world import AMD, CUDA_VARIABLE, HIP_VARIABLE, ROCR_VARIABLE, DeviceKind, World
 from pytest_aorta.result.folder import flight_prefix
 
 # torchrun reads PET_* before its flags, and ranks would read the other variables as their own.
@@ -85,6 +85,8 @@ def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str
         kept[variables.PROFILER] = plan.profiler
     # torchrun would set the variable with a warning; measured times depend on its value.
     kept.setdefault("OMP_NUM_THREADS", "1")
+    if plan.world.device == DeviceKind.CPU:
+        kept = pinned_cpu_kernels() | kept
     if command := command_of(plan):
         kept |= command.environment
     if plan.world.device == "cuda":

@@ -22,8 +22,8 @@ from pytest_aorta.result.provenance import UNKNOWN, UTC_FORMAT
 SAMPLE_SIZE = 20
 # Facts of the environment that bitwise numerics depend on, next to the world's size and device.
 NUMERIC_ENVIRONMENT = (
-    "torch", "device", "device_name", "cuda", "hip", "nccl", "cpu_capability", "num_threads",
-    "deterministic_algorithms", "bitwise_reproducible", "tf32_matmul", "weight_hash_version",
+    "torch", "device", "device_name", "cuda", "hip", "nccl", "cpu_capability", "cpu_kernels", "cpu_vendor",
+    "num_threads", "deterministic_algorithms", "bitwise_reproducible", "tf32_matmul", "weight_hash_version",
 )  # fmt: skip
 # Optional facts, left out of a baseline where they are empty.
 _OPTIONAL = ("throttled", "sm_clock_mhz", "profiler")
@@ -174,7 +174,7 @@ def _canary(result: WorkloadResult) -> dict[str, float]:
 
 def _numeric_environment(result: WorkloadResult) -> dict[str, Any]:
     # Numbers that are computed on a GPU do not depend on the host's instruction set and threads.
-    left_out = ("cpu_capability", "num_threads") if result.device == "cuda" else ()
+    left_out = ("cpu_capability", "cpu_kernels", "cpu_vendor", "num_threads") if result.device == "cuda" else ()
     names = [name for name in NUMERIC_ENVIRONMENT if name in result.environment and name not in left_out]
     return {name: result.environment[name] for name in names}
 

@@ -113,6 +113,26 @@ class CollectiveTime:
 
 
 @dataclass(frozen=True)
+class HeadStart:
+    """Lead of the host over the device in the profiled steps of one rank.
+
+    Attributes:
+        lead_ms: Time that a spin kernel held the device back, in milliseconds.
+        attempts: Number of passes over the profiled steps until the lead sufficed or no longer one was allowed.
+        step_ratio: The longest profiled step divided by the median timed step; None where none was timed.
+        succeeded: Whether the profiled steps ran without delay by the host.
+        blocked_by: The runtime call in which the host waits for the device in each step, if the host could not be
+            ahead because of such a call.
+    """
+
+    lead_ms: float
+    attempts: int
+    step_ratio: float | None
+    succeeded: bool
+    blocked_by: str | None = None
+
+
+@dataclass(frozen=True)
 class StepOverlap:
     """The breakdown of one profiled step's time on one rank, as lengths of unions of intervals within the step.
 
@@ -189,6 +209,8 @@ class RankResult:
             same on every rank.
         boundary_hashes: hashes of the inputs and outputs of this rank's modules, ``forward`` and ``backward``.
         overlap: one entry per profiled step; empty where no step was profiled.
+        head_start: lead of the host in the profiled steps; None on CPU ranks and where no step was profiled.
+        overlap_as_run: one entry per step that was profiled on a device without a head start.
         timeline: lanes of the last profiled step, ``compute``, ``copy`` and the collectives' names, as
             ``[begin_ms, end_ms]`` from the beginning of the step; where a lane has too many intervals to draw, the
             shortest gaps are closed.
@@ -215,6 +237,8 @@ class RankResult:
     boundary_hashes: dict[str, TensorHashes] = field(default_factory=dict)
     overlap: list[StepOverlap] = field(default_factory=list)
     timeline: dict[str, list[list[float]]] = field(default_factory=dict)
+    head_start: HeadStart | None = None
+    overlap_as_run: list[StepOverlap] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -288,6 +312,8 @@ class WorkloadResult:
     platform_facts: PlatformFacts | None = None
     overlap: list[list[StepOverlap]] = field(default_factory=list)
     timeline: list[dict[str, list[list[float]]]] = field(default_factory=list)
+    head_start: list[HeadStart] = field(default_factory=list)
+    overlap_as_run: list[list[StepOverlap]] = field(default_factory=list)
     provenance: Provenance | None = None
     launch: LaunchRecord | None = field(init=False, default=None, repr=False, compare=False)
 
@@ -305,7 +331,9 @@ class WorkloadResult:
         values["boundary_hashes"] = [_hashes_from_json(rank) for rank in data.get("boundary_hashes", [])]
         if values.get("platform_facts") is not None:
             values["platform_facts"] = PlatformFacts.from_json(values["platform_facts"])
-        values["overlap"] = [[StepOverlap.from_json(step) for step in rank] for rank in data.get("overlap", [])]
+        for name in ("overlap", "overlap_as_run"):
+            values[name] = [[StepOverlap.from_json(step) for step in rank] for rank in data.get(name, [])]
+        values["head_start"] = [HeadStart(**entry) for entry in data.get("head_start", [])]
         if values.get("provenance") is not None:
             values["provenance"] = Provenance(**values["provenance"])
         return cls(**values)

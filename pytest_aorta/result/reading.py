@@ -99,6 +99,8 @@ def merge(plan: LaunchPlan, outcome: LaunchOutcome, ranks: list[dict[str, Any]])
         "boundary_hashes": _unless_all_empty([rank.get("boundary_hashes", {}) for rank in ranks]),
         "overlap": _unless_all_empty([rank.get("overlap", []) for rank in ranks]),
         "timeline": _unless_all_empty([rank.get("timeline", {}) for rank in ranks]),
+        "head_start": [entry for rank in ranks if (entry := rank.get("head_start"))],
+        "overlap_as_run": _unless_all_empty([rank.get("overlap_as_run", []) for rank in ranks]),
         "environment": first["environment"],
         "launch_times_s": launch_times_s(outcome),
         "wait_ms": _last_common([rank["wait_ms"] for rank in ranks]),

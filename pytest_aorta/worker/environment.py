@@ -7,17 +7,21 @@ import platform
 
 import torch
 
-from pytest_aorta.plan.workload.environment import is_allowed
+from pytest_aorta.plan.workload.environment import CPU_KERNELS, cpu_field, is_allowed
 from pytest_aorta.worker.hashing import keys
 
 
 def environment_facts(
-    device: torch.device, *, bitwise_reproducible: bool | None = None
+    device: torch.device, *, bitwise_reproducible: bool | None = None, any_cpu: bool = False
 ) -> dict[str, str | int | float | bool | None]:
     """Return versions, device model and numeric switches of this rank, as flat JSON values.
 
     ``bitwise_reproducible`` is whether a second launch computes the same bits. By default, that is assumed on CPU, and
     on CUDA only under ``torch.use_deterministic_algorithms``.
+
+    ``any_cpu`` is whether CPU ranks compute the same bits on CPUs of every vendor, as long as the launch pins their
+    kernels. The kernels of ATen, MKL and oneDNN then do, except square roots of whole tensors, as in unfused
+    optimizers: MKL rounds these otherwise on Intel's CPUs than on AMD's. Compiled kernels depend on the CPU.
     """
     deterministic = torch.are_deterministic_algorithms_enabled()
     if bitwise_reproducible is None:
@@ -32,7 +36,12 @@ def environment_facts(
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "weight_hash_version": keys.VERSION,
     }
-    if device.type == "cuda":
+    if device.type == "cpu":
+        pinned = [f"{name}={os.environ[name]}" for name in CPU_KERNELS if name in os.environ]
+        facts["cpu_kernels"] = " ".join(pinned) or None
+        if not (any_cpu and pinned):
+            facts["cpu_vendor"] = cpu_field("vendor_id") or platform.machine()
+    else:
         facts |= {
             "device_name": torch.cuda.get_device_name(device),
             "cuda": torch.version.cuda,

@@ -17,7 +17,7 @@ from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.result.trace.kineto import overlap_of_trace, read_trace
 from pytest_aorta.worker import capture_overlap, profiled
 from pytest_aorta.worker.overlap import profile as overlap
-from tests.unit.kineto_traces import boundary, kernel, trace
+from tests.unit.kineto_traces import boundary, event, kernel, trace
 
 GENERIC = "ncclDevKernel_Generic_1"
 CPU = torch.device("cpu")
@@ -112,27 +112,86 @@ class FakeProfiler:
         Path(path).write_text(json.dumps(self.traces.pop(0)))
 
 
-def test_device_is_recorded_alone_and_read_by_the_step_before(monkeypatch, tmp_path):
-    learned = trace(
-        boundary(0, 1, 50), kernel(GENERIC, 60, 10, **{"Collective name": "alltoall"}), boundary(30, 2, 150)
-    )
-    alone = trace(
-        *(kernel("fill", begin, 1) for begin in (50, 150, 250)), *(kernel(GENERIC, at, 10) for at in (60, 160))
-    )
+@pytest.fixture
+def device(monkeypatch):
+    """A CUDA device that exists in name only: no kernel runs, and the profiler gives the traces of the test."""
+    leads = []
     monkeypatch.setattr(overlap, "profile", FakeProfiler)
     monkeypatch.setattr(overlap, "_new_mark", lambda _device: torch.zeros(1))
+    monkeypatch.setattr(overlap, "cycles_per_ms", lambda _device: 1.0)
+    monkeypatch.setattr(overlap, "spin", lambda lead_ms, _device: leads.append(lead_ms))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: None)
     FakeProfiler.asked.clear()
-    FakeProfiler.traces[:] = [learned, alone, learned]
+    return leads
+
+
+def with_host(*events):
+    return trace(
+        boundary(0, 1, 50), kernel(GENERIC, 60, 10, **{"Collective name": "alltoall"}), *events, boundary(30, 2, 150)
+    )
+
+
+def device_alone(*begins_us: float):
+    """A trace of the device alone whose boundaries and whose communication begin as given, in microseconds."""
+    return trace(
+        *(kernel("fill", begin, 1) for begin in begins_us),
+        *(kernel(GENERIC, begin + 10, 10) for begin in begins_us[:-1]),
+    )
+
+
+STEADY, DELAYED = (50, 150, 250), (50, 150, 350)
+
+
+def captured(traces, num_steps=2, **options):
     training = Training(beside=True)
     training.step = lambda: setattr(training, "count", training.count + 1)
+    FakeProfiler.traces[:] = traces
+    return capture_overlap(training.step, num_steps, torch.device("cuda"), **options), training.count
+
+
+def test_device_is_recorded_alone_and_read_by_the_step_before(device, tmp_path):
     kept = tmp_path / "kept.json.gz"
-    capture = capture_overlap(training.step, 2, torch.device("cuda"), trace_path=kept)
+    traces = [with_host(), device_alone(*DELAYED), device_alone(*STEADY), with_host()]
+    capture, count = captured(traces, trace_path=kept, timed_ms=0.1)
     assert [set(step.collectives) for step in capture.steps] == [{"all_to_all"}] * 2
-    assert [options["use_cpu"] for options in FakeProfiler.asked] == [True, False, True]
-    # One step for the host's events, one before the first boundary and two captured steps, then two of the kept trace.
-    assert training.count == 1 + 1 + 2 + 2
+    assert [options["use_cpu"] for options in FakeProfiler.asked] == [True, False, False, True]
+    # One step with the host's side; then as run and with a head start, two steps behind one more; the kept trace's two.
+    assert count == 1 + 3 + 3 + 2
     assert overlap_of_trace(read_trace(kept), on_device=True).steps
+
+
+def test_head_start_that_suffices_gives_the_ratio_and_the_idle_time_as_run(device):
+    capture, _ = captured([with_host(), device_alone(*DELAYED), device_alone(*STEADY)], timed_ms=0.1)
+    assert (capture.head_start.succeeded, capture.head_start.attempts) == (True, 1)
+    assert [step.step_ms for step in capture.steps] == [0.1, 0.1]
+    assert [step.step_ms for step in capture.as_run] == [0.1, 0.2]
+    assert set(capture.metrics()) == {"overlap_ratio", "exposed_comm_ms", "device_idle_ms"}
+
+
+def test_head_start_that_is_too_short_is_repeated_with_a_longer_one(device):
+    traces = [with_host(), device_alone(*DELAYED), device_alone(*DELAYED), device_alone(*STEADY)]
+    capture, _ = captured(traces, timed_ms=0.1)
+    assert (capture.head_start.succeeded, capture.head_start.attempts) == (True, 2)
+    spun = [lead for lead in device if lead]
+    assert spun[1] == 2 * spun[0] == capture.head_start.lead_ms
+
+
+def test_head_start_that_never_suffices_gives_no_ratio_to_compare(device):
+    capture, _ = captured([with_host(), *[device_alone(*DELAYED)] * 4], timed_ms=0.1)
+    assert (capture.head_start.succeeded, capture.head_start.attempts) == (False, 3)
+    assert capture.head_start.step_ratio == pytest.approx(2.0)
+    assert set(capture.metrics()) == {"overlap_ratio_as_run", "exposed_comm_ms_as_run", "device_idle_ms"}
+
+
+def test_step_that_waits_for_the_device_is_named_and_not_tried_again(device, monkeypatch):
+    item = event("cpu_op", "aten::item", 6, 20)
+    wait = event("cuda_runtime", "cudaStreamSynchronize", 8, 15)
+    launch = event("cuda_runtime", "cudaLaunchKernel", 6, 1, correlation=9)
+    monkeypatch.setattr(overlap, "first_lead_ms", lambda _host_ms: 0.0)
+    capture, _ = captured([with_host(item, wait, launch), device_alone(*STEADY), device_alone(*STEADY)], timed_ms=0.1)
+    assert capture.head_start.blocked_by == "cudaStreamSynchronize in aten::item"
+    assert (capture.head_start.succeeded, capture.head_start.attempts) == (False, 1)
+    assert "overlap_ratio" not in capture.metrics()
 
 
 def test_no_steps_leave_the_result_alone_and_run_nothing():

@@ -27,11 +27,13 @@ class MeasuredSteps:
     losses: list[torch.Tensor]
     grad_norms: list[torch.Tensor]
 
-    def result(self, steps: int, device: torch.device) -> RankResult:
+    def result(self, steps: int, device: torch.device, *, compiled: bool) -> RankResult:
         """Return the result of these steps without metrics and hashes; collective.
 
         Args:
             steps: measured steps that the config asks for.
+            device: the device that the steps ran on.
+            compiled: whether a step runs compiled kernels, which depend on the model of a CPU.
         """
         # NCCL's record of the steps is read first, before further collectives push entries out.
         step_times_ms, wait_ms = self.timer.step_times_ms(), self.timer.wait_ms()
@@ -44,7 +46,7 @@ class MeasuredSteps:
             elapsed_sec=self.elapsed_sec,
             loss=_sum_over_ranks(self.losses),
             grad_norm=[float(whole_norm(norm)) for norm in self.grad_norms],
-            environment=environment_facts(device),
+            environment=environment_facts(device, any_cpu=not compiled),
             wait_ms=wait_ms,
             memory_bytes=self.timer.memory_bytes(),
         )

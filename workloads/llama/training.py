@@ -86,6 +86,11 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         self._rotations = self._model.config.rotations(positions.to(self._device))
         self._pipeline = None if self._mesh.pipeline is None else self._build_pipeline()
 
+    @property
+    def is_compiled(self) -> bool:
+        """Whether a step runs compiled kernels."""
+        return self._settings.compile_loss
+
     def run(self) -> RankResult:
         """Warm up, train the measured steps, read their results from the device, then profile further steps."""
         settings = self._settings
@@ -94,7 +99,7 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         measured = self._measure()
         if (folder := settings.checkpoint.save_checkpoint) is not None:
             saved_state.save(folder, self._model, self._optimizer)
-        result = measured.result(settings.steps, self._device)
+        result = measured.result(settings.steps, self._device, compiled=self.is_compiled)
         assert result.grad_norm is not None
         result = replace(
             result,
@@ -132,9 +137,9 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         return Pipeline(self._model, self._mesh, self._settings, self._rotations, self._global_loss)
 
     def _build_optimizer(self) -> torch.optim.AdamW:
-        on_cuda = self._device.type == "cuda"
         asked = self._settings.optimizer_fused
-        fused = on_cuda if asked is None else asked
+        # On CPU the other kernels take square roots from MKL, which rounds them otherwise on another vendor's CPU.
+        fused = asked is None or asked
         return torch.optim.AdamW(
             # Each mesh has a group of its own: a kernel for many tensors takes those of one mesh.
             [{"params": parameters} for parameters in by_mesh(self._model)],
@@ -142,7 +147,7 @@ class LlamaWorkload(Workload, Generic[_Settings]):
             betas=_BETAS,
             weight_decay=_WEIGHT_DECAY,
             fused=fused,
-            foreach=None if on_cuda and not fused else False,
+            foreach=None if self._device.type == "cuda" and not fused else False,
         )
 
     def _make_batches(self, positions: torch.Tensor, first_step: int) -> list[torch.Tensor]:

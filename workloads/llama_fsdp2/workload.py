@@ -28,6 +28,11 @@ class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
         """Return the config as typed values."""
         return read_settings(LlamaFsdp2Settings, self.config)
 
+    @property
+    def is_compiled(self) -> bool:
+        """Whether a step runs compiled kernels."""
+        return self._settings.compile_blocks or self._settings.compile_loss
+
     def shard(self, model: Llama, mesh: ParallelMesh) -> None:
         """Apply ``fully_shard`` to the embedding, each block, norm with output, and the model, for its hooks."""
         settings = self._settings

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from pytest_aorta.common.errors import SpecError
@@ -24,6 +26,25 @@ ALLOWED = (
 )  # fmt: skip
 # Variables that the launcher sets: they switch on the flight recorder and name its files.
 _LAUNCHERS_OWN = ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT")
+
+# One code path of ATen, MKL and oneDNN on every x86-64 CPU with AVX2: left alone, they choose kernels by CPU model, and
+# results depend on the choice. COMPATIBLE is the only mode of MKL that is the same on CPUs of several vendors.
+CPU_KERNELS = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "COMPATIBLE", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+
+
+def pinned_cpu_kernels(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
+    """Return the variables that pin the kernels of CPU ranks; none on a CPU without AVX2, where ATen would crash."""
+    return dict(CPU_KERNELS) if "avx2" in cpu_field("flags", cpuinfo).split() else {}
+
+
+def cpu_field(name: str, cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Return what the kernel reports of this host's first CPU as ``name``, such as ``vendor_id``; "" if unknown."""
+    with suppress(OSError), cpuinfo.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            key, _, value = line.partition(":")
+            if key.strip() == name:
+                return value.strip()
+    return ""
 
 
 def is_allowed(name: str) -> bool:

@@ -40,6 +40,8 @@ _KINDS = {
     "send": Collective.SEND_RECV,
     "recv": Collective.SEND_RECV,
 }
+# Runtime calls that return when the device has done earlier work: CUDA's, and HIP's of the same names.
+_BLOCKING = re.compile(r"^(cuda|hip|cu)(\w*Synchronize|Free|Memcpy|MemcpyDtoH)(_v\d+)?$")
 _COMMUNICATING_NAMESPACES = ("c10d::", "_c10d_functional::", "c10d_functional::", "_c10d_functional_autograd::")
 # Operators that gloo serves with another collective than the requested one -> the collective that serves them.
 _SERVED_AS = {
@@ -140,6 +142,32 @@ def _overlap(edges: list[int], lanes: Mapping[str, Intervals]) -> OverlapCapture
     return overlap_of(
         {name: lane - origin for name, lane in lanes.items()}, [(a - origin, b - origin) for a, b in pairwise(edges)]
     )
+
+
+def find_blocking_call(trace: Mapping[str, Any]) -> str | None:
+    """Return the runtime call in which the host waits for the device within a step, with its operator; None: no call.
+
+    The longest such call is named. Calls of threads that launch nothing, such as NCCL's watchdog, don't count.
+    """
+    events, marks = _events(trace)
+    calls = [event for event in events if str(event.get("cat", "")).endswith(("_runtime", "_driver"))]
+    threads = {event["tid"] for event in calls if "aunchKernel" in event["name"]}
+    begin, end = _begin(marks[0]), _begin(marks[-1])
+    waits = [
+        event
+        for event in calls
+        if event["tid"] in threads and _BLOCKING.search(event["name"]) and begin <= _begin(event) < end
+    ]
+    if not waits:
+        return None
+    longest = max(waits, key=lambda event: event["dur"])
+    around = [
+        event
+        for event in events
+        if event.get("cat") == "cpu_op" and event["tid"] == longest["tid"] and _holds(event, longest)
+    ]
+    names = [event["name"] for event in sorted(around, key=_begin)]
+    return " in ".join([longest["name"], *names[:1]])
 
 
 def steps_alone(trace: Mapping[str, Any], *, on_device: bool) -> dict[str, Any]:
@@ -278,6 +306,10 @@ def _is_on_device(event: Event) -> bool:
 def _begin(event: Event) -> int:
     """Return the beginning in nanoseconds; traces have microseconds with three decimals."""
     return round(float(event["ts"]) * 1000)
+
+
+def _holds(outer: Event, inner: Event) -> bool:
+    return _begin(outer) <= _begin(inner) and _end(inner) <= _end(outer)
 
 
 def _end(event: Event) -> int:

@@ -7,10 +7,11 @@ ratio is defined as in Holistic Trace Analysis' ``get_comm_comp_overlap``, step 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from statistics import median
 
-from pytest_aorta.result.measurements import Collective, CollectiveTime, RankResult, StepOverlap
+from pytest_aorta.result.measurements import Collective, CollectiveTime, HeadStart, RankResult, StepOverlap
 from pytest_aorta.result.trace.intervals import Intervals, clip, coarsened, intersection, length, union
 
 # A lane of a timeline is for drawing, and a screen cannot show more than 300 intervals.
@@ -32,18 +33,42 @@ class OverlapCapture:
 
     steps: list[StepOverlap]
     timeline: dict[str, list[list[float]]]
+    head_start: HeadStart | None = None
+    as_run: list[StepOverlap] = field(default_factory=list)
 
     def metrics(self) -> dict[str, float]:
-        """Return ``exposed_comm_ms``, a mean over steps, and ``overlap_ratio`` over all steps with communication."""
-        exposed_ms = sum(step.exposed_comm_ms for step in self.steps)
-        comm_ms = sum(step.comm_ms for step in self.steps)
-        found = {"exposed_comm_ms": exposed_ms / len(self.steps)}
-        return found | ({"overlap_ratio": (comm_ms - exposed_ms) / comm_ms} if comm_ms else {})
+        """Return the overlap metrics of the steps, and ``device_idle_ms`` of the steps as they run.
+
+        Where a head start was tried and failed, the steps show the host's delay. Their ratio then has another name,
+        so that nothing compares it with a baseline.
+        """
+        suffix = "_as_run" if self.head_start and not self.head_start.succeeded else ""
+        found = {
+            f"{name}{suffix}": value for name, value in _overlap_metrics(self.as_run if suffix else self.steps).items()
+        }
+        if self.as_run:
+            found["device_idle_ms"] = median(step.idle_ms for step in self.as_run)
+        return found
 
     def added_to(self, result: RankResult) -> RankResult:
         """Return the result with these steps, their timeline and their metrics."""
         metrics = result.metrics | self.metrics()
-        return replace(result, metrics=metrics, overlap=self.steps, timeline=self.timeline)
+        return replace(
+            result,
+            metrics=metrics,
+            overlap=self.steps,
+            timeline=self.timeline,
+            head_start=self.head_start,
+            overlap_as_run=self.as_run,
+        )
+
+
+def _overlap_metrics(steps: Sequence[StepOverlap]) -> dict[str, float]:
+    """Return ``exposed_comm_ms``, a mean over steps, and ``overlap_ratio`` over all steps if they communicate."""
+    exposed_ms = sum(step.exposed_comm_ms for step in steps)
+    comm_ms = sum(step.comm_ms for step in steps)
+    found = {"exposed_comm_ms": exposed_ms / len(steps)}
+    return found | ({"overlap_ratio": (comm_ms - exposed_ms) / comm_ms} if comm_ms else {})
 
 
 def overlap_of(lanes: Mapping[str, Intervals], windows: Sequence[tuple[int, int]]) -> OverlapCapture:

@@ -10,9 +10,12 @@ import gzip
 import json
 import os
 import tempfile
+import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -28,6 +31,7 @@ from pytest_aorta.result.folder import TRACE_FILE
 from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.result.trace.kineto import (
     BOUNDARY,
+    find_blocking_call,
     learn_step,
     overlap_of_device,
     overlap_of_trace,
@@ -35,23 +39,48 @@ from pytest_aorta.result.trace.kineto import (
     steps_alone,
 )
 from pytest_aorta.result.trace.overlap import OverlapCapture
+from pytest_aorta.worker.overlap.head_start import (
+    MAX_ATTEMPTS,
+    Pass,
+    cycles_per_ms,
+    first_lead_ms,
+    judge,
+    largest_over_ranks,
+    next_lead_ms,
+    spin,
+)
 
 # Steps of a trace that the launch asks for if the config asks for none.
 TRACED_STEPS = 3
 
 
 def capture_overlap(
-    step: Callable[[], object], num_steps: int, device: torch.device, *, trace_path: Path | None = None
+    step: Callable[[], object],
+    num_steps: int,
+    device: torch.device,
+    *,
+    trace_path: Path | None = None,
+    timed_ms: float | None = None,
 ) -> OverlapCapture:
     """Run ``step`` under the profiler and return the overlap of ``num_steps`` steps on this rank; collective.
 
-    ``step`` runs once before the captured steps, since the first profiled step pays for the profiler's start, and on a
-    device once more, so that the host is ahead of the device. Ranks enter together. At the end of ``step`` the current
-    stream has to wait for everything that ``step`` enqueued.
+    ``step`` runs once before the captured steps, since the first profiled step pays for the profiler's start. Ranks
+    enter together. At the end of ``step`` the current stream has to wait for everything that ``step`` enqueued.
+
+    On a device the steps are captured twice or more, each time after one further step: as they run, and with a head
+    start of the host, repeated with a longer one while any rank's profiled steps were delayed
+    (:mod:`~pytest_aorta.worker.overlap.head_start`).
 
     A Chrome trace of ``num_steps`` steps with the host's operators is kept at ``trace_path``, gzipped, or in the rank's
-    folder if the launch asks for traces. On a device the trace takes ``num_steps`` further steps after the others,
-    since steps with recorded operators are slower.
+    folder if the launch asks for traces. On a device the trace takes ``num_steps`` further steps after the others and
+    has no head start, since steps with recorded operators are slower.
+
+    Args:
+        step: Runs one training step.
+        num_steps: Number of steps to capture.
+        device: The device that the steps run on.
+        trace_path: File for a trace.
+        timed_ms: Median duration of the timed steps, by which the head start proves that it sufficed.
 
     Raises:
         ValueError: ``num_steps`` is below 1, or the trace contains no steps or no device.
@@ -59,19 +88,42 @@ def capture_overlap(
     if num_steps < 1:
         raise ValueError(f"num_steps is {num_steps!r}, allowed is an integer from 1")
     kept = trace_path or _asked_trace_path()
-    on_device = device.type == "cuda"
-    first = _profile(step, 1, device)
-    if on_device:
-        learned = learn_step(_trace_of(first))
-        alone = _profile(step, num_steps, device, host=False)
-        capture = overlap_of_device(_trace_of(alone), learned, num_steps)
+    first = _trace_of(_profile(step, 1, device)[0])
+    if device.type == "cuda":
+        capture = _capture_ahead(step, num_steps, device, first, timed_ms)
         if kept is not None:
-            _keep(steps_alone(_trace_of(_profile(step, num_steps, device)), on_device=True), kept)
+            _keep(steps_alone(_trace_of(_profile(step, num_steps, device)[0]), on_device=True), kept)
         return capture
-    trace = _trace_of(_profile(step, num_steps, device))
+    trace = _trace_of(_profile(step, num_steps, device)[0])
     if kept is not None:
         _keep(steps_alone(trace, on_device=False), kept)
     return overlap_of_trace(trace, on_device=False)
+
+
+def _capture_ahead(
+    step: Callable[[], object], num_steps: int, device: torch.device, first: dict[str, Any], timed_ms: float | None
+) -> OverlapCapture:
+    """Capture steps as they run, then with the host ahead, until every rank's host was ahead or can't be."""
+    learned, blocking_call = learn_step(first), find_blocking_call(first)
+
+    def attempt(lead_ms: float) -> tuple[OverlapCapture, Pass]:
+        profiler, passed = _profile(step, num_steps, device, host=False, lead_ms=lead_ms)
+        return overlap_of_device(_trace_of(profiler), learned, num_steps), passed
+
+    as_run, passed = attempt(0.0)
+    lead_ms = first_lead_ms(largest_over_ranks([passed.host_ms], device)[0])
+    attempts, has_failed, is_blocked = 0, True, False
+    while has_failed and not is_blocked and attempts < MAX_ATTEMPTS:
+        attempts += 1
+        lead_ms = next_lead_ms(lead_ms) if attempts > 1 else lead_ms
+        capture, passed = attempt(lead_ms)
+        own = judge(capture.steps, passed, lead_ms, timed_ms, blocking_call)
+        outcome = largest_over_ranks([not own.succeeded, own.blocked_by is not None], device)
+        has_failed, is_blocked = map(bool, outcome)
+    own = replace(own, attempts=attempts, succeeded=not has_failed)
+    if is_blocked and own.blocked_by is None:
+        own = replace(own, blocked_by="another rank")
+    return replace(capture, head_start=own, as_run=as_run.steps)
 
 
 def _asked_trace_path() -> Path | None:
@@ -89,32 +141,44 @@ def profiled(result: RankResult, step: Callable[[], object], num_steps: int, dev
     if os.environ.get(variables.PROFILER) in WRAPPERS:
         return result
     if num_steps:
-        return capture_overlap(step, num_steps, device).added_to(result)
+        return capture_overlap(step, num_steps, device, timed_ms=median(result.step_times_ms)).added_to(result)
     if _asked_trace_path() is not None:
         capture_overlap(step, TRACED_STEPS, device)
     return result
 
 
-def _profile(step: Callable[[], object], num_steps: int, device: torch.device, *, host: bool = True) -> profile:
-    """Profile steps; ``host=False`` records only the device and runs one step before the first boundary."""
+def _profile(
+    step: Callable[[], object], num_steps: int, device: torch.device, *, host: bool = True, lead_ms: float = 0.0
+) -> tuple[profile, Pass]:
+    """Profile steps between boundaries, and time the host.
+
+    ``host=False`` records only the device and runs one step before the first boundary. ``lead_ms`` gives the host a
+    head start.
+    """
     on_device = device.type == "cuda"
     mark = _new_mark(device)
     profiler = profile(use_cpu=host, use_kineto=True, use_device="cuda" if on_device else None)
     if on_device:
+        cycles_per_ms(device)
         # The kernel that made the mark may have the name of the boundary's kernel, so it ends before the profile.
         torch.cuda.synchronize(device)
     with profiler:
         if dist.is_initialized():
             dist.barrier()
+        began_s = time.perf_counter()
+        if on_device:
+            spin(lead_ms, device)
         if not host:
             step()
+        first_boundary_s = time.perf_counter()
         for _ in range(num_steps):
             _leave_boundary(mark)
             step()
         _leave_boundary(mark)
+        ended_s = time.perf_counter()
         if on_device:
             torch.cuda.synchronize(device)
-    return profiler
+    return profiler, Pass((first_boundary_s - began_s) * 1e3, (ended_s - began_s) * 1e3)
 
 
 def _trace_of(profiler: profile) -> dict[str, Any]:

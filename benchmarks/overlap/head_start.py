@@ -1,0 +1,97 @@
+"""Overlap of profiled steps with and without a head start of the host, in the same launches.
+
+Run: python -m pytest benchmarks/overlap/head_start.py -s --aorta-gpus=2
+"""
+
+from __future__ import annotations
+
+import os
+from statistics import median
+from textwrap import dedent
+
+import pytest
+
+from pytest_aorta.result.facts import launch_facts
+from pytest_aorta.result.measurements import StepOverlap, WorkloadResult
+from pytest_aorta.session.world import DistributedWorld
+
+LAUNCHES = int(os.environ.get("LAUNCHES", "4"))
+MODEL = {"batch_size": 256, "num_tables": 26, "bag_size": 10, "dim": 2048, "n_heads": 16, "ffn_hidden": 8192}
+SIZES = {
+    "fsdp": {"layers": 16, "gemm_size": 4096, "fsdp_shard_size": 1 << 23, "dtype": "bfloat16", "span_every": 0},
+    "llama_fsdp2": {"size": "1b", "n_layers": 8, "seq_len": 4096, "param_dtype": "bfloat16"},
+    "ranking": MODEL | {"n_layers": 12, "param_dtype": "bfloat16", "reduce_dtype": "bfloat16"},
+    "ddp_overlap": MODEL | {"n_layers": 6, "compute_dtype": "bfloat16", "span_every": 0},
+}
+SYNCHRONIZING = """
+    import torch
+    import torch.distributed as dist
+    from pytest_aorta.worker import RankEnv, capture_overlap, recorder
+
+    device = RankEnv.read().join("synchronizing")
+    weight = torch.randn(4096, 4096, device=device)
+    gradient = torch.randn(1 << 24, device=device)
+
+    def step():
+        dist.all_reduce(gradient, async_op=True)
+        product = weight
+        for _ in range(20):
+            product = product @ weight
+        return product.sum().item()
+
+    recorder.start(device, warmup=5)
+    for _ in range(25):
+        with recorder.step():
+            step()
+    recorder.overlap(capture_overlap(step, 2, device))
+"""
+
+
+@pytest.mark.world(size="all", device="cuda", warm=True)
+@pytest.mark.parametrize("name", list(SIZES))
+def test_head_start(distributed_world: DistributedWorld, name: str) -> None:
+    """Print what each launch captured, rank by rank."""
+    spreads: list[float] = []
+    for _ in range(LAUNCHES):
+        result = distributed_world.launch(name, steps=40, warmup=10, profile_steps=4, **SIZES[name])
+        assert result.passed, result.failure_details
+        spreads += show(name, result)
+    if spreads:
+        print(f"{name}: overlap_ratio {min(spreads):.4f} to {max(spreads):.4f} over {LAUNCHES} launches")
+
+
+def show(name: str, result: WorkloadResult) -> list[float]:
+    """Print one launch and return the overlap ratio of every rank's head-started steps together."""
+    timed_ms = launch_facts(result).step_time_ms["p50"]
+    print(f"\n{name}: timed p50 {timed_ms:.2f} ms")
+    for rank, (lead, steps, as_run) in enumerate(
+        zip(result.head_start, result.overlap, result.overlap_as_run, strict=True)
+    ):
+        print(f"  rank {rank} {lead}")
+        print(f"    as run     {described(as_run, timed_ms)}")
+        print(f"    head start {described(steps, timed_ms)}")
+    return [value for value in map(ratio, result.overlap) if value is not None]
+
+
+def ratio(steps: list[StepOverlap]) -> float | None:
+    """Return hidden communication divided by all communication of the steps."""
+    comm_ms = sum(step.comm_ms for step in steps)
+    return sum(step.hidden_comm_ms for step in steps) / comm_ms if comm_ms else None
+
+
+def described(steps: list[StepOverlap], timed_ms: float) -> str:
+    """Return step times as ratios to the timed median, idle time and overlap of profiled steps."""
+    ratios = [step.step_ms / timed_ms for step in steps]
+    idle_ms = median(step.idle_ms for step in steps)
+    each = " ".join(f"{step.overlap_ratio:.3f}" for step in steps if step.overlap_ratio is not None)
+    return f"{min(ratios):.3f} to {max(ratios):.3f} of p50, idle {idle_ms:.2f} ms, overlap {each}"
+
+
+@pytest.mark.world(size="all", device="cuda", warm=True)
+def test_step_that_synchronizes_is_named(distributed_world: DistributedWorld, tmp_path) -> None:
+    """Print the blocking call of a script that reads its loss on the host in each step."""
+    script = tmp_path / "synchronizing.py"
+    script.write_text(dedent(SYNCHRONIZING))
+    result = distributed_world.launch_script(str(script))
+    print("\n", result.head_start, result.metrics)
+    assert all("Synchronize" in (lead.blocked_by or "") for lead in result.head_start)

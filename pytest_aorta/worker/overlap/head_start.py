@@ -1,0 +1,108 @@
+"""Head start of the host over the device, so that profiled steps show what their dependencies allow.
+
+A late host delays kernel launches and exposes communication that its device would otherwise hide. A spin kernel on the
+training stream holds the device back until the host has enqueued the profiled steps.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from pytest_aorta.result.measurements import HeadStart, StepOverlap
+
+MAX_ATTEMPTS = 3
+# A lead is this many times the time that the host took to enqueue the same steps without one.
+MARGIN = 1.5
+MIN_LEAD_MS = 20.0
+MAX_LEAD_MS = 2_000.0
+# A profiled step at most this many times as long as the median timed step was not delayed.
+MAX_STEP_RATIO = 1.03
+# Idle time of a step beyond that of the least idle one, as a fraction of the step.
+MAX_EXTRA_IDLE = 0.03
+_PROBE_CYCLES = 20_000_000
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Times of one pass over the profiled steps on the host, in milliseconds since the spin kernel was enqueued.
+
+    Attributes:
+        first_boundary_ms: When the host had enqueued the step before the first boundary.
+        host_ms: When the host had enqueued the last boundary.
+    """
+
+    first_boundary_ms: float
+    host_ms: float
+
+
+def spin(lead_ms: float, device: torch.device) -> None:
+    """Enqueue a kernel on the current stream that runs for ``lead_ms`` milliseconds."""
+    if lead_ms:
+        torch.cuda._sleep(round(lead_ms * cycles_per_ms(device)))
+
+
+@functools.cache
+def cycles_per_ms(device: torch.device) -> float:
+    """Return the clock cycles that a spin kernel counts in a millisecond on ``device``, as measured once."""
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    stream = torch.cuda.current_stream(device)
+    # An idle device raises its clock first.
+    for _ in range(2):
+        begin.record(stream)
+        torch.cuda._sleep(_PROBE_CYCLES)
+        end.record(stream)
+        end.synchronize()
+    probe_ms: float = begin.elapsed_time(end)
+    return _PROBE_CYCLES / probe_ms
+
+
+def first_lead_ms(host_ms: float) -> float:
+    """Return the lead for steps that the host enqueued in ``host_ms`` without one."""
+    return min(max(MARGIN * host_ms, MIN_LEAD_MS), MAX_LEAD_MS)
+
+
+def next_lead_ms(lead_ms: float) -> float:
+    """Return the lead to try after ``lead_ms`` was too short; equal to ``lead_ms`` at the cap."""
+    return min(2 * lead_ms, MAX_LEAD_MS)
+
+
+def judge(
+    steps: Sequence[StepOverlap], passed: Pass, lead_ms: float, timed_ms: float | None, blocking_call: str | None
+) -> HeadStart:
+    """Return whether profiled ``steps`` ran with the host ahead.
+
+    Args:
+        steps: The profiled steps of this rank.
+        passed: Times of the host during these steps.
+        lead_ms: The spin kernel's duration.
+        timed_ms: Median duration of the timed steps; None where unknown, and the idle times alone decide.
+        blocking_call: The runtime call with which a step waits for the device, if the trace shows one. The host then
+            can't enqueue the next step while the spin kernel runs.
+    """
+    is_blocked = blocking_call is not None and passed.first_boundary_ms >= lead_ms
+    ratio = max(step.step_ms for step in steps) / timed_ms if timed_ms else None
+    least_idle_ms = min(step.idle_ms for step in steps)
+    is_idle = any(step.idle_ms > least_idle_ms + MAX_EXTRA_IDLE * step.step_ms for step in steps)
+    is_slow = ratio is not None and ratio > MAX_STEP_RATIO
+    return HeadStart(
+        lead_ms=lead_ms,
+        attempts=1,
+        step_ratio=ratio,
+        succeeded=not (is_blocked or is_idle or is_slow),
+        blocked_by=blocking_call if is_blocked else None,
+    )
+
+
+def largest_over_ranks(values: Sequence[float], device: torch.device) -> list[float]:
+    """Return each value's maximum over ranks; collective where a process group exists."""
+    if not dist.is_initialized():
+        return list(values)
+    tensor = torch.tensor(values, dtype=torch.float64, device=device)
+    dist.all_reduce(tensor, dist.ReduceOp.MAX)
+    found: list[float] = tensor.tolist()
+    return found
