@@ -1,4 +1,4 @@
-"""What the real launches have in common: sizes for the device at hand."""
+"""Fixtures that real launches share: sizes for the device at hand."""
 
 from __future__ import annotations
 

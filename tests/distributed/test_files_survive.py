@@ -329,6 +329,6 @@ def test_result_that_can_not_be_stored_is_an_error_with_its_path(tmp_path, small
         result = RankResult(True, 0, len(times), len(times), times, 1.0, environment={"torch": "2.11.0"})
         text = json.dumps(asdict(result))
         (plan.run_dir / "ranks" / str(rank) / "result.json").write_text(text, encoding="utf-8")
-    with pytest.raises(ResultError, match=r"run/result\.json: can't be written: File too large"):
+    with pytest.raises(ResultError, match=r"run/result\.json can't be written: File too large"):
         collect_result(plan, LaunchOutcome("exit", 0, (), (), 1.0))
     assert not (plan.run_dir / "result.json").exists()

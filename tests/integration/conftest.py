@@ -168,10 +168,10 @@ class Project:
         self.write("gpus.json", json.dumps(number))
 
     def plant(self, **fault: object) -> None:
-        """What goes wrong in the launches to come.
+        """Plant a fault in the launches to come.
 
-        ``only`` names the test it happens to, ``reference`` and ``candidate`` hold what happens to launches of that
-        side alone, ``by_launch`` what happens to the launch of a number; a list has a value for each launch.
+        ``only`` names the test with the fault, ``reference`` and ``candidate`` contain faults of launches of that side
+        alone, and ``by_launch`` contains faults by the number of the launch; a list has a value for each launch.
         """
         self.write("fault.json", json.dumps(fault))
 

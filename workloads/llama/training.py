@@ -88,7 +88,7 @@ class LlamaWorkload(Workload, Generic[_Settings]):
 
     @property
     def is_compiled(self) -> bool:
-        """Whether a step runs compiled kernels."""
+        """True if a step runs compiled kernels."""
         return self._settings.compile_loss
 
     def run(self) -> RankResult:

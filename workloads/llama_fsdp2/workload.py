@@ -30,7 +30,7 @@ class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
 
     @property
     def is_compiled(self) -> bool:
-        """Whether a step runs compiled kernels."""
+        """True if a step runs compiled kernels."""
         return self._settings.compile_blocks or self._settings.compile_loss
 
     def shard(self, model: Llama, mesh: ParallelMesh) -> None:

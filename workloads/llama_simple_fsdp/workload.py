@@ -23,7 +23,7 @@ class LlamaSimpleFsdpWorkload(LlamaWorkload[LlamaSimpleFsdpSettings]):
 
     @property
     def is_compiled(self) -> bool:
-        """Whether a step runs compiled kernels."""
+        """True if a step runs compiled kernels."""
         return self._settings.graph.backend == "inductor" or self._settings.compile_loss
 
     def shard(self, model: Llama, mesh: ParallelMesh) -> None:

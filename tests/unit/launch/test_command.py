@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from pytest_aorta.launch import command
 from pytest_aorta.launch.command import agent_command, launch_environment
 from pytest_aorta.plan.launch_plan import rank_document
 from pytest_aorta.plan.workload.declaration import WorkloadSpec
-from pytest_aorta.plan.workload.environment import case_suffix
+from pytest_aorta.plan.workload.environment import CPU_KERNELS, case_suffix, pinned_cpu_kernels
 from pytest_aorta.plan.world import Device, World
 from tests.unit.builders import gpus, make_plan
 
@@ -69,6 +70,35 @@ def test_no_device_is_visible_to_cpu_ranks(tmp_path, value):
 def test_number_of_threads_is_one_unless_the_caller_sets_it(tmp_path):
     assert launch_environment(make_plan(tmp_path), {})["OMP_NUM_THREADS"] == "1"
     assert launch_environment(make_plan(tmp_path), {"OMP_NUM_THREADS": "4"})["OMP_NUM_THREADS"] == "4"
+
+
+def test_cpu_ranks_run_the_kernels_of_one_code_path_unless_the_caller_chooses(tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "pinned_cpu_kernels", lambda: dict(CPU_KERNELS))
+    environment = launch_environment(make_plan(tmp_path), {"MKL_CBWR": "AVX2"})
+    chosen = {name: environment[name] for name in CPU_KERNELS}
+    assert chosen == {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+
+
+def test_host_of_gpu_ranks_chooses_its_own_kernels(tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "pinned_cpu_kernels", lambda: dict(CPU_KERNELS))
+    assert CPU_KERNELS.keys().isdisjoint(launch_environment(make_plan(tmp_path, world=ON_GPUS), {}))
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "is_pinned"),
+    [
+        ("vendor_id\t: AuthenticAMD\nflags\t\t: fpu sse4_1 avx2 fma\n", True),
+        # Without AVX2, ATen's AVX2 kernels would be an illegal instruction.
+        ("vendor_id\t: GenuineIntel\nflags\t\t: fpu sse4_1 avx\n", False),
+        ("Features\t: fp asimd\n", False),
+        (None, False),
+    ],
+)
+def test_kernels_are_pinned_only_on_a_cpu_that_has_them(tmp_path, cpuinfo, is_pinned):
+    file = tmp_path / "cpuinfo"
+    if cpuinfo is not None:
+        file.write_text(cpuinfo)
+    assert pinned_cpu_kernels(file) == (CPU_KERNELS if is_pinned else {})
 
 
 def test_collectives_time_out_before_the_launch(tmp_path):

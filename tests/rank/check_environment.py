@@ -1,0 +1,35 @@
+"""Environment facts of a rank: the CPU kernels that numbers depend on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pytest_aorta.plan.workload.environment import CPU_KERNELS
+from pytest_aorta.worker import environment_facts
+
+CPU = torch.device("cpu")
+PINNED = "ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=AVX2"
+
+
+@pytest.fixture
+def pinned(monkeypatch):
+    for name, value in CPU_KERNELS.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_pinned_kernels_are_recorded(pinned):
+    assert environment_facts(CPU)["cpu_kernels"] == PINNED
+
+
+def test_vendor_is_recorded_unless_the_workload_computes_the_same_on_every_cpu(pinned):
+    assert "cpu_vendor" not in environment_facts(CPU, any_cpu=True)
+    assert environment_facts(CPU)["cpu_vendor"]
+
+
+def test_vendor_is_recorded_where_kernels_are_not_pinned(monkeypatch):
+    for name in CPU_KERNELS:
+        monkeypatch.delenv(name, raising=False)
+    facts = environment_facts(CPU, any_cpu=True)
+    assert facts["cpu_kernels"] is None
+    assert facts["cpu_vendor"]
