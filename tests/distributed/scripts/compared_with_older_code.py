@@ -12,7 +12,7 @@ pytestmark = pytest.mark.world(size=2, device="cpu", warm=True)
 
 STEPS = 3
 FSDP = {"steps": STEPS, "warmup": 1, "verify": 2, "optimizer": "sgd"}
-LLAMA = {"size": "debug", "n_layers": 1, "steps": STEPS, "warmup": 0, "hash_every": 1}
+LLAMA = {"size": "debug", "n_layers": 1, "steps": STEPS, "warmup": 0, "hash_every": 1, "optimizer_fused": False}
 RANKING = {"steps": STEPS, "warmup": 0, "dim": 32, "n_layers": 1, "ffn_hidden": 64, "batch_size": 8}
 
 
