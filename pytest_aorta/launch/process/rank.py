@@ -30,16 +30,19 @@ def main(run_dir: Path) -> None:
     folder = rank_folder(run_dir, os.environ["RANK"])
     prepare(folder)
     exit_code = 0
+    # Kept until the process exits: the frames of the traceback hold process groups, and destroying these can deadlock.
+    raised: BaseException | None = None
     try:
         from pytest_aorta.worker.lifecycle import run_rank
 
         run_rank(run_dir, folder)
     except SystemExit as error:
+        raised = error
         exit_code = error.code if isinstance(error.code, int) else int(error.code is not None)
         if exit_code:
             write_error(folder, error)
     except BaseException as error:  # noqa: BLE001 - every error has to be reported
-        exit_code = 1
+        raised, exit_code = error, 1
         write_error(folder, error)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
