@@ -7,7 +7,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pytest_aorta.plan.launch_plan import LaunchPlan
+from pytest_aorta.plan.launch_plan import LaunchPlan, command_of
 from pytest_aorta.result.evidence import Frame, RankEvidence, last_lines, log_tail, read_evidence
 from pytest_aorta.result.flight import FlightVerdict, flight_verdict
 from pytest_aorta.result.folder import AGENT_LOG
@@ -172,7 +172,7 @@ def _not_left(
     stuck = [rank for rank in alive if not _is_waiting(rank.frames)] or alive
     if not stuck:
         return "process left", None, f"{_limit(plan, outcome)}; every rank left its result", []
-    what = "script" if plan.spec is None or plan.script is not None else "run()"
+    what = "script" if plan.script is not None or command_of(plan) else "run()"
     steps = ", ".join(str(rank.steps) for rank in stuck[:_RANKS_SHOWN]) if any(rank.steps for rank in stuck) else ""
     reached = f"having entered step {steps}" if steps else "and its steps were not counted"
     headline = f"{_names([rank.rank for rank in stuck])} did not leave after its {what} returned, {reached}"

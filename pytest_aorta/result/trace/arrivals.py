@@ -1,4 +1,4 @@
-"""Waits of ranks from the moments at which the ranks of one host arrive at their collectives. Pure but for reading.
+"""Waits of ranks, computed from the moments at which the ranks of one host arrive at their collectives.
 
 gloo records when a rank arrives at a collective and not when the collective ends. A collective cannot end before its
 last rank has arrived, so a rank waits at least from its own arrival to the last rank's arrival. A rank that sleeps or
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from pytest_aorta.common.errors import ResultError
 from pytest_aorta.common.files import UnreadableFile, read_json
@@ -50,8 +51,8 @@ def read_arrivals(path: Path) -> Arrivals | None:
         raise ResultError(f"result invalid: {error}") from None
     wanted = {"began_ns": list, "ended_ns": int, "known_from_ns": int, "arrived_ns": dict}
     for key, kind in wanted.items():
-        value = document.get(key) if isinstance(document, dict) else None
-        numbers = value if kind is list else value.values() if isinstance(value, dict) else [value]
+        value: Any = document.get(key) if isinstance(document, dict) else None
+        numbers = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
         if type(value) is not kind or any(type(number) is not int for number in numbers):
             raise ResultError(
                 f"result invalid: {path}: {key} has to be {kind.__name__} of integers; run the workload again"

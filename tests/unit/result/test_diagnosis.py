@@ -262,7 +262,7 @@ def test_rank_that_stays_after_its_script_returned_is_named_with_its_steps(tmp_p
         write_ranks(tmp_path, rank_values(), rank_values())
     lines = failure(tmp_path, ended(EndReason.TIME_LIMIT, None)).splitlines()
     assert lines[0].startswith("toy on 2 cpu ranks: process left: time limit of ")
-    assert lines[0].endswith(f"; rank 1 did not leave after its run() returned, {reached}")
+    assert lines[0].endswith(f"; rank 1 did not leave after its script returned, {reached}")
     assert f"rank 1, step {steps}: run_script" in lines[1]
 
 
