@@ -27,8 +27,8 @@ from pytest_aorta.worker.telemetry import Telemetry, write_telemetry
 from pytest_aorta.worker.timing.canary import run_canary
 from pytest_aorta.worker.workload import Workload
 
-# Objects that stay alive until the rank's process exits. The destructor of ProcessGroupGloo joins threads while it holds
-# the GIL, and these threads need the GIL to free the last collective's tensors: destroying the group can deadlock.
+# Objects that stay alive until the rank's process exits. The destructor of ProcessGroupGloo joins threads and holds the
+# GIL meanwhile. A thread that frees the last collective needs the GIL, so destroying the group can deadlock.
 _kept: list[object] = []
 
 

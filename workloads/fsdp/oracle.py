@@ -68,17 +68,20 @@ class Contribution:
     """
 
     def __init__(self, world_size: int, rank: int, dtype: torch.dtype, device: torch.device) -> None:
-        """Allocate a row of factors for each remainder."""
+        """Allocate the factors; each remainder has a window of them."""
         self._world_size = world_size
         self._rank = rank
-        factors = DOUBLE * torch.eye(world_size, device=device)
-        # The double of the column before comes from the rank before, and this rank contributes the negative to it.
-        self._factors = (factors + NEGATIVE * torch.eye(world_size, device=device).roll(-1, dims=1)).to(dtype)
+        factors = torch.zeros(2 * world_size)
+        factors[world_size] += DOUBLE
+        # This rank contributes the negative where the rank before contributes the double: one column earlier.
+        factors[[world_size - 1, 2 * world_size - 1]] += NEGATIVE
+        self._factors = factors.to(device, dtype)
 
     def keep_own(self, gradient: torch.Tensor, iteration: int) -> None:
         """Multiply every position of ``gradient`` by this rank's factor: 2, -1 or 0."""
         own_column = (self._rank - iteration) % self._world_size
-        gradient.view(-1, self._world_size).mul_(self._factors[own_column])
+        row = self._factors.narrow(0, self._world_size - own_column, self._world_size)
+        gradient.view(-1, self._world_size).mul_(row)
 
 
 def sources_of_column(column: int, rank: int, shard_size: int, iteration: int, world_size: int) -> tuple[int, int]:
