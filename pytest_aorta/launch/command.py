@@ -91,6 +91,9 @@ def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str
         kept |= command.environment
     if plan.world.device == "cuda":
         kept |= _flight_recorder(plan, kept)
+    else:
+        # gloo records when each rank arrives at its collectives, which identifies the straggler.
+        kept.setdefault("TORCH_FR_BUFFER_SIZE", _FLIGHT_RECORDS)
     if plan.part is not None:
         _join_nodes(plan.part, kept)
     if plan.reference is not None:

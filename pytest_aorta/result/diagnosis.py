@@ -7,7 +7,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pytest_aorta.plan.launch_plan import LaunchPlan
+from pytest_aorta.plan.launch_plan import LaunchPlan, command_of
 from pytest_aorta.result.evidence import Frame, RankEvidence, last_lines, log_tail, read_evidence
 from pytest_aorta.result.flight import FlightVerdict, flight_verdict
 from pytest_aorta.result.folder import AGENT_LOG
@@ -96,6 +96,8 @@ def _classify(
     if not any(rank.started for rank in ranks):
         return "rendezvous", None, f"no rank started; torchrun {_agent_end(outcome)}", _agent_tail(plan)
     if outcome.reason in (EndReason.TIME_LIMIT, EndReason.STRAGGLER):
+        if all(rank.returned for rank in ranks):
+            return _not_left(plan, outcome, ranks)
         return _hang(plan, outcome, [rank for rank in ranks if not rank.has_result])
     if outcome.agent_status == 0:
         missing = next((rank for rank in ranks if not rank.has_result), None)
@@ -161,12 +163,33 @@ def _own_failure(rank: RankEvidence) -> _RankFailure | None:
     return _RankFailure(kind, exit_text(rank.exit_code), rank, (False, is_reaction, False, rank.exit_code))
 
 
+def _not_left(
+    plan: LaunchPlan, outcome: LaunchOutcome, ranks: Sequence[RankEvidence]
+) -> tuple[str, int | None, str, list[str]]:
+    """Diagnose a launch in which every script has returned and some rank's process has not ended."""
+    # Only processes that were alive at the limit have left stacks.
+    alive = [rank for rank in ranks if rank.frames] or [rank for rank in ranks if not rank.has_result]
+    stuck = [rank for rank in alive if not _is_waiting(rank.frames)] or alive
+    if not stuck:
+        return "process left", None, f"{_limit(plan, outcome)}; every rank left its result", []
+    what = "script" if plan.script is not None or command_of(plan) else "run()"
+    steps = ", ".join(str(rank.steps) for rank in stuck[:_RANKS_SHOWN]) if any(rank.steps for rank in stuck) else ""
+    reached = f"having entered step {steps}" if steps else "and its steps were not counted"
+    headline = f"{_names([rank.rank for rank in stuck])} did not leave after its {what} returned, {reached}"
+    details = [_position(rank) for rank in (*stuck, *(rank for rank in alive if rank not in stuck))][:_RANKS_SHOWN]
+    return "process left", stuck[0].rank, f"{_limit(plan, outcome)}; {headline}", details
+
+
+def _limit(plan: LaunchPlan, outcome: LaunchOutcome) -> str:
+    if outcome.reason == EndReason.STRAGGLER:
+        return f"a rank was done for {plan.limits.straggler_s:g} s and others were not"
+    return f"time limit of {plan.timeout_s:g} s reached"
+
+
 def _hang(
     plan: LaunchPlan, outcome: LaunchOutcome, unfinished: Sequence[RankEvidence]
 ) -> tuple[str, int | None, str, list[str]]:
-    limit = f"time limit of {plan.timeout_s:g} s reached"
-    if outcome.reason == EndReason.STRAGGLER:
-        limit = f"a rank was done for {plan.limits.straggler_s:g} s and others were not"
+    limit = _limit(plan, outcome)
     if not unfinished:
         return "process left", None, f"{limit}; every rank left its result", []
     waiting = [rank for rank in unfinished if _is_waiting(rank.frames)]

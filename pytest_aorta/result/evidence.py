@@ -10,6 +10,7 @@ from typing import Any
 from pytest_aorta.common.files import UnreadableFile, read_json
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.result import folder as names
+from pytest_aorta.result.outcome import RAN, read_marks
 
 _MAX_BYTES = 1 << 20
 _LOG_LINES = 8
@@ -36,6 +37,7 @@ class RankEvidence:
 
     Attributes:
         started: the rank left its process id or its result.
+        returned: the workload's run(), or the script, has returned.
         has_result: the rank left its result.
         error: type, message, traceback and time_ns of the exception that ended the rank.
         exit_code: the exit code of a rank that ended by itself, negative for a signal; None where the torchrun agent
@@ -50,6 +52,7 @@ class RankEvidence:
 
     rank: int
     started: bool
+    returned: bool
     has_result: bool
     error: dict[str, Any] | None
     exit_code: int | None
@@ -84,6 +87,7 @@ def _read_rank(plan: LaunchPlan, rank: int, exit_code: int | None) -> RankEviden
     return RankEvidence(
         rank=rank,
         started=(folder / names.PID_FILE).exists() or (folder / names.RESULT_FILE).exists(),
+        returned=RAN in read_marks(folder),
         has_result=(folder / names.RESULT_FILE).exists(),
         error=_json(folder / names.ERROR_FILE),
         exit_code=exit_code,

@@ -32,6 +32,7 @@ STACKS_FILE: Final = "stacks.txt"
 NATIVE_STACKS_FILE: Final = "py-spy.txt"
 ERROR_FILE: Final = "error.json"
 IN_FLIGHT_FILE: Final = "collectives.json"
+ARRIVALS_FILE: Final = "arrivals.json"
 TELEMETRY_FILE: Final = "telemetry.jsonl"
 
 

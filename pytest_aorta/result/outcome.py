@@ -82,7 +82,7 @@ def phases_s(rank_folders: Sequence[Path], began_s: float, ended_s: float) -> di
 
     ``start`` ends and ``leave`` begins with the last rank's mark; the other phases are those of the slowest rank.
     """
-    ranks = [_read_marks(folder) for folder in rank_folders]
+    ranks = [read_marks(folder) for folder in rank_folders]
     phases = {}
     if all(STARTED in marks for marks in ranks):
         phases["start"] = max(marks[STARTED] for marks in ranks) - began_s
@@ -95,7 +95,7 @@ def phases_s(rank_folders: Sequence[Path], began_s: float, ended_s: float) -> di
     return {name: max(0.0, duration_s) for name, duration_s in phases.items()}
 
 
-def _read_marks(folder: Path) -> dict[str, float]:
+def read_marks(folder: Path) -> dict[str, float]:
     """Return the marks of one rank in seconds since 1970, without malformed lines such as half a line."""
     marks = {}
     with suppress(OSError), (folder / MARKS_FILE).open("rb") as file:

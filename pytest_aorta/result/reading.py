@@ -14,11 +14,12 @@ from pytest_aorta.common.schema import violation
 from pytest_aorta.common.text import brief
 from pytest_aorta.plan.launch_plan import LaunchPlan, adapters_of
 from pytest_aorta.plan.workload.adapter import FIRST
-from pytest_aorta.result.folder import RESULT_FILE, rank_folders
+from pytest_aorta.result.folder import ARRIVALS_FILE, RESULT_FILE, rank_folders
 from pytest_aorta.result.gpu_facts import PlatformFacts
 from pytest_aorta.result.measurements import SCHEMA_VERSION, StepOverlap, WorkloadResult
 from pytest_aorta.result.outcome import LaunchOutcome, launch_times_s
 from pytest_aorta.result.provenance import provenance
+from pytest_aorta.result.trace.arrivals import Arrivals, read_arrivals, waits_of_ranks_ms
 
 SCHEMA = "workload_result.schema.json"
 MAX_RANK_RESULT_BYTES = 16 << 20
@@ -103,11 +104,26 @@ def merge(plan: LaunchPlan, outcome: LaunchOutcome, ranks: list[dict[str, Any]])
         "overlap_as_run": _unless_all_empty([rank.get("overlap_as_run", []) for rank in ranks]),
         "environment": first["environment"],
         "launch_times_s": launch_times_s(outcome),
-        "wait_ms": _last_common([rank["wait_ms"] for rank in ranks]),
+        "wait_ms": _waits_ms(plan, ranks),
         "memory_bytes": [rank["memory_bytes"] for rank in ranks],
         **{name: _by_rank([rank[name] for rank in ranks]) for name in ("canary_before", "canary_after")},
         "provenance": asdict(provenance(plan)),
     }
+
+
+def _waits_ms(plan: LaunchPlan, ranks: list[dict[str, Any]]) -> list[list[float]]:
+    """Return the waits that the ranks measured, or those that follow from the ranks' arrivals at collectives."""
+    measured = [rank["wait_ms"] for rank in ranks]
+    # Clocks of several nodes differ by more than a wait.
+    if any(measured) or plan.world.nodes > 1:
+        return _last_common(measured)
+    arrivals = [read_arrivals(folder / ARRIVALS_FILE) for folder in _measured_folders(plan)]
+    known = [rank for rank, facts in zip(arrivals, ranks, strict=True) if rank and _steps(rank) == _steps(facts)]
+    return waits_of_ranks_ms(known) if len(known) == len(ranks) else measured
+
+
+def _steps(rank: Arrivals | dict[str, Any]) -> int:
+    return len(rank.began_ns) if isinstance(rank, Arrivals) else len(rank["step_times_ms"])
 
 
 def _last_common(waits_ms: list[list[float]]) -> list[list[float]]:

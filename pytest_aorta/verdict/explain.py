@@ -68,6 +68,8 @@ def notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts]) -> 
     found = []
     if slow := straggler(launches, reference):
         found.append(f"straggler: rank {slow.rank} waits {slow.lag_ms:.3g} ms/step less than its peers")
+    elif not any(launch.rank_lag_ms for launch in launches) and any(map(_has_several_ranks, launches)):
+        found.append("straggler unknown: no collective waits recorded")
     device = launches[0].device
     steps = median(launch.step_time_growth for launch in launches)
     if abs(steps) > STEP_GROWTH[device]:
@@ -76,6 +78,11 @@ def notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts]) -> 
     if memory > MEMORY_GROWTH:
         found.append(f"memory grows within a launch by at least {memory:.1%}; look for a leak")
     return found + throttle_notes(launches, reference) + canary_notes(launches, reference)
+
+
+def _has_several_ranks(launch: LaunchFacts) -> bool:
+    # Medians of measured times are equal only if they are of one rank.
+    return launch.fastest_rank_p50_ms < launch.slowest_rank_p50_ms
 
 
 def throttle_notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts]) -> list[str]:

@@ -27,6 +27,10 @@ from pytest_aorta.worker.telemetry import Telemetry, write_telemetry
 from pytest_aorta.worker.timing.canary import run_canary
 from pytest_aorta.worker.workload import Workload
 
+# Objects that stay alive until the rank's process exits. The destructor of ProcessGroupGloo joins threads and holds the
+# GIL meanwhile. A thread that frees the last collective needs the GIL, so destroying the group can deadlock.
+_kept: list[object] = []
+
 
 def run_rank(run_dir: Path, folder: Path) -> None:
     """Run this rank's part of ``run_dir/plan.json`` and write ``folder/result.json``."""
@@ -41,12 +45,14 @@ def run_rank(run_dir: Path, folder: Path) -> None:
         if recorded is not None:
             write_telemetry(folder, recorded, Telemetry())
         finish(folder, recorded)
+        keep_process_groups()
         if dist.is_initialized():
             dist.destroy_process_group()
         return
     workload_class = load_workload(plan["workload"])
     leave_mark(folder, IMPORTED)
     workload = workload_class(plan["config"])
+    _kept.append(workload)
     workload.setup()
     leave_mark(folder, SET_UP)
     before = run_canary()
@@ -55,6 +61,9 @@ def run_rank(run_dir: Path, folder: Path) -> None:
     refuse_leaks(plan["reference"])
     write_telemetry(folder, result, workload.telemetry())
     finish(folder, replace(result, canary_before=before))
+    keep_process_groups()
+    # The workload may drop models and other objects here that hold process groups.
+    _kept.append(dict(vars(workload)))
     workload.cleanup()
 
 
@@ -76,17 +85,27 @@ def load_workload(target: dict[str, Any]) -> type[Workload]:
 
 
 def run_script(script: str, args: list[str]) -> None:
-    """Run a file or a dotted module as ``__main__`` with ``args``."""
+    """Run a file or a dotted module as ``__main__`` with ``args``; its globals stay alive."""
     sys.argv = [script, *args]
     try:
         if script.endswith(".py"):
             sys.path.insert(0, str(Path(script).resolve().parent))
-            runpy.run_path(script, run_name="__main__")
+            _kept.append(runpy.run_path(script, run_name="__main__"))
         else:
-            runpy.run_module(script, run_name="__main__", alter_sys=True)
+            _kept.append(runpy.run_module(script, run_name="__main__", alter_sys=True))
     except SystemExit as error:
+        # The frames of the traceback hold the script's globals.
+        _kept.append(error)
         if error.code not in (None, 0):
             raise
+
+
+def keep_process_groups() -> None:
+    """Keep this rank's process groups alive after they are left; the process exits without destroying them."""
+    if dist.is_initialized():
+        # Only this private table lists every group. Without the table, the default group is kept.
+        groups = getattr(getattr(dist.distributed_c10d, "_world", None), "pg_map", {dist.group.WORLD: None})
+        _kept.extend(groups)
 
 
 def refuse_leaks(reference: dict[str, str] | None) -> None:

@@ -17,9 +17,9 @@ FAULTS = {
     "zeroed_gather": (GATHER, "zeroed"),
     "partial_gather": (GATHER, "only part"),
     "permuted_gather": (GATHER, "permuted"),
-    "swapped_shards": (GATHER, "swapped"),
+    "swapped_shards": (GATHER, "the data of rank 1"),
     "stale_h2d": ("h2d: iteration 1, on rank 1", "stale"),
-    "dropped_gradient": (f"{REDUCE} 0, from source rank 1", "the contribution of rank 1 is missing"),
+    "dropped_gradient": (f"{REDUCE} 0, from source rank 0", "the contribution of rank 1 is missing"),
     "stale_gradient": (REDUCE, "stale"),
 }
 

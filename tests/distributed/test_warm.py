@@ -48,6 +48,29 @@ if dist.get_rank() == 1:
 dist.barrier()
 dist.destroy_process_group()
 """
+# Leaves a file if its global is destroyed while the process lives.
+DESTROYED = """
+class Group:
+    path = Path(os.environ["AORTA_RANK_FOLDER"], "destroyed")
+    def __del__(self):
+        self.path.touch()
+
+group = Group()
+"""
+# Its global holds the last reference to the process group. Destroying the group deadlocks if a thread of gloo still
+# frees the last collective.
+DDP = """
+import torch
+import torch.distributed as dist
+from pytest_aorta.worker import recorder
+
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+for _ in range(5):
+    with recorder.step():
+        model(torch.ones(2, 64)).sum().backward()
+dist.destroy_process_group()
+"""
 # Records state that an earlier launch has left, and leaves state for the next launch.
 TRACES = """
 import gc, helper_of_mine
@@ -184,6 +207,46 @@ def wait_until(condition: Callable[[], bool], limit_s: float = GONE_S) -> None:
     while not condition():
         assert time.monotonic() < deadline_s
         time.sleep(0.02)
+
+
+@pytest.mark.parametrize("end", ["", "raise SystemExit(0)"])
+@pytest.mark.parametrize("launcher", LauncherKind)
+def test_nothing_that_a_script_made_is_destroyed_before_its_rank_exits(servers, script_plan, launcher, end):
+    plan = script_plan(launcher, "")
+    Path(plan.script).write_text(SCRIPT + DESTROYED + end, encoding="utf-8")
+    run(servers, plan)
+    assert [path.name for path in plan.run_dir.rglob("destroyed")] == []
+
+
+def test_nothing_that_a_failed_script_made_is_destroyed_before_its_rank_exits(servers, script_plan):
+    plan = script_plan(LauncherKind.FORKSERVER, "")
+    Path(plan.script).write_text(SCRIPT + DESTROYED + "raise KeyError('lost')", encoding="utf-8")
+    failure = launch_failure(plan, servers.launch(plan))
+    assert failure is not None
+    assert "KeyError" in failure.text
+    assert [path.name for path in plan.run_dir.rglob("destroyed")] == []
+
+
+def test_rank_that_stays_after_its_script_returned_is_reported_as_that(servers, script_plan):
+    stay = "sys.stdout = type('Stuck', (), {'write': len, 'flush': lambda self: time.sleep(600)})()"
+    plan = script_plan(LauncherKind.FORKSERVER, stay, timeout_s=15.0)
+    failure = launch_failure(plan, servers.launch(plan))
+    assert failure is not None
+    assert (failure.kind, failure.rank) == ("process left", 1)
+    assert "rank 1 did not leave after its script returned, having entered step 1" in failure.text
+
+
+def test_ten_warm_launches_of_a_ddp_script_end_beside_busy_processes(servers, script_plan):
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
+    try:
+        for _ in range(10):
+            plan = script_plan(LauncherKind.FORKSERVER, "")
+            Path(plan.script).write_text(DDP, encoding="utf-8")
+            run(servers, plan)
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
 
 
 @pytest.mark.parametrize("name", CONFIGS)

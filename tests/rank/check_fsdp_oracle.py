@@ -117,14 +117,40 @@ def test_contributions_of_all_ranks_sum_to_the_codes_exactly(world_size, size, i
 
 @bounded
 @given(data=st.data(), world_size=st.integers(2, 40), size=st.integers(2, 99), iteration=iterations)
-def test_missing_contribution_leaves_zeros_exactly_at_its_own_positions(data, world_size, size, iteration):
+def test_missing_contribution_changes_exactly_the_positions_of_its_rank(data, world_size, size, iteration):
     dropped = data.draw(st.integers(0, world_size - 1))
     full = torch.ones(world_size * size)
     rest = full - contribution(full, world_size=world_size, rank=dropped, iteration=iteration)
     for rank, shard in enumerate(rest.view(world_size, size)):
         for position in range(size):
-            source = oracle.source_of_column(position % world_size, rank, size, iteration, world_size)
-            assert (shard[position] == 0) == (source == dropped)
+            double, negative = oracle.sources_of_column(position % world_size, rank, size, iteration, world_size)
+            assert shard[position] == (-1 if dropped == double else 2 if dropped == negative else 1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("wrong", ["MAX", "MIN", "PRODUCT", "AVG", "missing", "repeated"])
+@bounded
+@given(data=st.data(), world_size=st.integers(2, 9), size=st.integers(2, 40), iteration=iterations)
+def test_reduction_other_than_the_sum_of_all_ranks_differs_from_the_codes(
+    wrong, dtype, data, world_size, size, iteration
+):
+    full = torch.empty(world_size * size, dtype=dtype)
+    oracle.CodeTable(dtype, CPU, 0).write(full, oracle.world_index(size, world_size), iteration, 3)
+    place = {"world_size": world_size, "iteration": iteration}
+    parts = torch.stack([contribution(full, rank=rank, **place) for rank in range(world_size)])
+    member = data.draw(st.integers(0, world_size - 1))
+    others = [rank for rank in range(world_size) if rank != member]
+    reduced = {
+        "MAX": lambda: parts.amax(0),
+        "MIN": lambda: parts.amin(0),
+        "PRODUCT": lambda: parts.prod(0),
+        "AVG": lambda: parts.sum(0) / world_size,
+        "missing": lambda: parts[others].sum(0),
+        "repeated": lambda: parts.sum(0) + parts[member],
+    }[wrong]()
+    assert torch.equal(parts.sum(0), full)
+    concerned = parts[member] != 0 if wrong in ("missing", "repeated") else torch.ones_like(full, dtype=torch.bool)
+    assert torch.equal(reduced != full, concerned)
 
 
 @bounded

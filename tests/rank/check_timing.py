@@ -9,6 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from pytest_aorta.common import variables
+from pytest_aorta.result.folder import ARRIVALS_FILE
+from pytest_aorta.result.trace.arrivals import read_arrivals
 from pytest_aorta.worker import Delay, StepTimer
 from pytest_aorta.worker.timing.canary import run_canary
 from pytest_aorta.worker.timing.timer import MEMORY_EVERY_STEPS
@@ -26,45 +29,28 @@ def at(created_ms: float, duration_ms: float | None = 1.0) -> dict:
     return {"time_created_ns": int(created_ms * MS), "duration_ms": duration_ms, "retired": True}
 
 
-class Blocked:
-    """A stand-in for a collective: time passes without work of this thread."""
-
-    def __init__(self) -> None:
-        from threading import Lock
-
-        self._lock = Lock()
-        self._lock.acquire()
-
-    def __call__(self, duration_s: float) -> None:
-        assert not self._lock.acquire(timeout=duration_s)
-
-
-def timed(compute_ms: float, wait_ms: float, steps: int = 3) -> StepTimer:
-    timer, compute, wait = StepTimer(CPU), Delay(CPU, compute_ms), Blocked()
+def timed(compute_ms: float, steps: int = 3) -> StepTimer:
+    timer, compute = StepTimer(CPU), Delay(CPU, compute_ms)
     for _ in range(steps):
         with timer.step():
             compute()
-            wait(wait_ms / 1e3)
     return timer
 
 
-def test_every_step_has_a_time_and_a_wait_within_it():
-    timer = timed(5, 5)
-    times_ms, waits_ms = timer.step_times_ms(), timer.wait_ms()
-    assert len(times_ms) == len(waits_ms) == 3
-    assert all(step_ms >= 10 for step_ms in times_ms)
-    assert all(5 <= wait_ms <= step_ms for wait_ms, step_ms in zip(waits_ms, times_ms, strict=True))
+def test_every_step_has_a_time():
+    times_ms = timed(5).step_times_ms()
+    assert len(times_ms) == 3
+    assert all(step_ms >= 5 for step_ms in times_ms)
 
 
-def test_what_is_computed_is_no_wait():
+def test_time_without_work_and_without_a_collective_is_no_wait(tmp_path, monkeypatch):
+    monkeypatch.setenv(variables.RANK_FOLDER, str(tmp_path))
     timer = StepTimer(CPU)
     with timer.step():
-        began_ns = time.thread_time_ns()
-        # Measured by this thread's own clock, since a busy machine preempts the thread.
-        while time.thread_time_ns() - began_ns < 50 * MS:
-            pass
-    (step_ms,), (wait_ms,) = timer.step_times_ms(), timer.wait_ms()
-    assert wait_ms <= step_ms - 49
+        time.sleep(0.01)
+    assert timer.wait_ms() == []
+    arrivals = read_arrivals(tmp_path / ARRIVALS_FILE)
+    assert (len(arrivals.began_ns), arrivals.ended_ns - arrivals.began_ns[0] >= 10 * MS) == (1, True)
 
 
 def test_step_that_raises_is_not_counted():
@@ -76,7 +62,7 @@ def test_step_that_raises_is_not_counted():
 
 @pytest.mark.parametrize("steps", [1, MEMORY_EVERY_STEPS, MEMORY_EVERY_STEPS + 1, 5 * MEMORY_EVERY_STEPS])
 def test_memory_is_sampled_before_every_tenth_step(steps):
-    timer = timed(0, 0, steps)
+    timer = timed(0, steps)
     assert len(timer.memory_bytes()) == -(-steps // MEMORY_EVERY_STEPS)
     assert all(used > 1 << 20 for used in timer.memory_bytes())
 

@@ -1,39 +1,60 @@
-"""The rank that computes more waits less: two real ranks with gloo."""
+"""The rank that arrives last waits least: two real ranks with gloo."""
 
 from __future__ import annotations
 
-import json
+import os
+import time
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from pytest_aorta.common import variables
 from pytest_aorta.result.facts import rank_lags_ms
+from pytest_aorta.result.folder import ARRIVALS_FILE
+from pytest_aorta.result.trace.arrivals import read_arrivals, waits_of_ranks_ms
 from pytest_aorta.worker import Delay, StepTimer
 
 STEPS, SLOW_RANK, DELAY_MS = 15, 1, 30.0
 
 
-def run(rank: int, folder: str) -> None:
+def run(rank: int, folder: str, sleeps: bool, records: str) -> None:
+    own = Path(folder, str(rank))
+    own.mkdir()
+    os.environ |= {variables.RANK_FOLDER: str(own), "TORCH_FR_BUFFER_SIZE": records}
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    timer, delay = StepTimer(torch.device("cpu")), Delay(torch.device("cpu"), DELAY_MS if rank == SLOW_RANK else 0)
+    timer, delay = StepTimer(torch.device("cpu")), Delay(torch.device("cpu"), 0 if sleeps else DELAY_MS)
     gradient = torch.ones(1024)
     for _ in range(STEPS):
         with timer.step():
-            delay()
+            if rank == SLOW_RANK:
+                time.sleep(DELAY_MS / 1e3) if sleeps else delay()
             dist.all_reduce(gradient, dist.ReduceOp.MAX)
-    (Path(folder) / f"{rank}.json").write_text(json.dumps(timer.wait_ms()), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()
+    # Scripts leave the process group before their measurements are read.
+    assert timer.wait_ms() == []
 
 
-def test_rank_that_computes_more_waits_less(tmp_path):
-    mp.spawn(run, (str(tmp_path),), nprocs=2)
-    waits_ms = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
-    assert [len(waits) for waits in waits_ms] == [STEPS, STEPS]
-    lags_ms = rank_lags_ms(waits_ms)
+def waits_ms(folder: Path, sleeps: bool, records: str = "20000") -> list[list[float]]:
+    mp.spawn(run, (str(folder), sleeps, records), nprocs=2)
+    return waits_of_ranks_ms([read_arrivals(folder / str(rank) / ARRIVALS_FILE) for rank in range(2)])
+
+
+@pytest.mark.parametrize("sleeps", [False, True], ids=["computes", "sleeps"])
+def test_rank_that_arrives_late_waits_less(tmp_path, sleeps):
+    found = waits_ms(tmp_path, sleeps)
+    assert [len(waits) for waits in found] == [STEPS, STEPS]
+    lags_ms = rank_lags_ms(found)
     assert max(range(2), key=lambda rank: lags_ms[rank]) == SLOW_RANK
     # Less than the delay if other processes use the cores too.
     assert lags_ms[SLOW_RANK] > DELAY_MS / 4
+
+
+def test_short_record_covers_the_last_steps_only(tmp_path):
+    found = waits_ms(tmp_path, True, records="8")
+    assert len(found[0]) == len(found[1])
+    assert 0 < len(found[0]) < STEPS

@@ -78,7 +78,7 @@ def make_facts(**changes: Any) -> LaunchFacts:
         weight_hashes={"10": "0" * 16, "9": "1" * 16},
         final_loss=None,
         environment={"torch": "2.11.0", "device": "cuda", "device_name": H200},
-        rank_lag_ms=[],
+        rank_lag_ms=[0.0, 0.0],
         step_time_growth=0.0,
         memory_growth=0.0,
         canary_ms={},

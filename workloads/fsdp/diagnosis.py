@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 from pytest_aorta.worker import FailureDetail
 
 from .oracle import (
+    DOUBLE,
     INPUT_SLOTS,
     ITERATION_STRIDE,
     LAYER_STRIDE,
+    NEGATIVE,
     PRIME,
     RANK_STRIDE,
-    source_of_column,
+    sources_of_column,
 )
 
 # Slots of an iteration: the input, then each layer's forward and backward all-gather and its reduce-scatter.
@@ -70,6 +72,22 @@ class Mismatch:
         return first if first == _shift(self.last_expected, self.last_actual) else None
 
     @property
+    def is_shifted_throughout(self) -> bool:
+        """Return whether the sum over all wrong elements agrees with the shift; a code wraps after :data:`PRIME`."""
+        if self.shift is None or not math.isfinite(self.difference):
+            return False
+        return int(self.difference - self.count * self.shift) % PRIME == 0
+
+    @property
+    def is_exchange(self) -> bool:
+        """Return whether exactly two elements are wrong, and each has the value of the other."""
+        return self.count == 2 and (self.actual, self.last_actual) == (self.last_expected, self.expected)
+
+    def is_multiple(self, factor: int) -> bool:
+        """Return whether the first and the last wrong element are ``factor`` times the expected values."""
+        return (self.actual, self.last_actual) == (factor * self.expected, factor * self.last_expected)
+
+    @property
     def is_zero(self) -> bool:
         """Return whether the first and the last wrong element are zero, which is not a code."""
         return self.actual == 0 and self.last_actual == 0
@@ -96,14 +114,21 @@ def failure_detail(place: Place, mismatch: Mismatch, checked: int, slot: int, ro
 
 
 def explain(mismatch: Mismatch, total: int, hypotheses: dict[int, str], zeros: str) -> str:
-    """Name the likely fault, if the first and the last wrong element agree on one."""
+    """Return what is known of the wrong elements: their origin if all that is recorded agrees on one.
+
+    One element never identifies an origin, since dozens of the 251 codes belong to some iteration, layer or rank.
+    """
     partial = f"only part, {mismatch.count:.0f} of {total}: " if mismatch.count < total else ""
     if mismatch.is_zero:
         return partial + zeros
-    if mismatch.shift in hypotheses:
+    if mismatch.count == 1:
+        return partial + f"off by {mismatch.actual - mismatch.expected:+g}; one element does not identify an origin"
+    if mismatch.shift in hypotheses and mismatch.is_shifted_throughout:
         return partial + hypotheses[mismatch.shift]
-    if mismatch.count >= 2 and mismatch.difference == 0:
-        return "permuted: the right values at wrong positions"
+    if mismatch.is_exchange:
+        return partial + "permuted: the right values at wrong positions"
+    if mismatch.difference == 0:
+        return partial + "the sum is right, so the values may be at wrong positions"
     return partial + "unknown: no code that another iteration, layer or rank would have"
 
 
@@ -117,7 +142,7 @@ def shard_hypotheses(place: Place, layer: int, rank: int) -> dict[int, str]:
     family = rank // PRIME * PRIME
     for other in range(family, min(family + PRIME, place.world_size)):
         shift = (other - rank) * RANK_STRIDE % PRIME
-        meanings.setdefault(shift, f"swapped: the data of rank {other}")
+        meanings.setdefault(shift, f"the data of rank {other}")
     for age in (0, 1):
         for other in range(place.layers):
             shift = ((other - layer) * LAYER_STRIDE - age * ITERATION_STRIDE) % PRIME
@@ -141,9 +166,16 @@ def _input_detail(place: Place, mismatch: Mismatch, checked: int) -> FailureDeta
 
 def _reduced_detail(place: Place, mismatch: Mismatch, checked: int, layer: int, column: int) -> FailureDetail:
     iteration = place.first_iteration + checked
-    source = source_of_column(column, place.rank, place.shard_size, iteration, place.world_size)
+    double, negative = sources_of_column(column, place.rank, place.shard_size, iteration, place.world_size)
     total = len(range(column, place.shard_size, place.world_size))
-    dropped = f"dropped: the contribution of rank {source} is missing"
+    source, cause = None, ""
+    if mismatch.is_multiple(DOUBLE):
+        source, cause = double, _alone(double, negative, "MAX")
+    elif mismatch.is_multiple(NEGATIVE):
+        source, cause = negative, _alone(negative, double, "MIN")
+    else:
+        zeros = f"zeroed: no data arrived, or the contribution of rank {negative} arrived twice"
+        cause = explain(mismatch, total, shard_hypotheses(place, layer, place.rank), zeros)
     detail = FailureDetail(
         kind="reduce_scatter",
         iteration=checked,
@@ -151,9 +183,16 @@ def _reduced_detail(place: Place, mismatch: Mismatch, checked: int, layer: int, 
         layer=layer,
         source_rank=source,
         total=total,
-        cause=explain(mismatch, total, shard_hypotheses(place, layer, place.rank), dropped),
+        cause=cause,
     )
     return _with_values(detail, mismatch, int(mismatch.first) * place.world_size + column)
+
+
+def _alone(present: int, absent: int, operation: str) -> str:
+    return (
+        f"the value of rank {present}'s contribution alone: the contribution of rank {absent} is missing, or the "
+        f"reduction is {operation} instead of a sum"
+    )
 
 
 def _with_values(detail: FailureDetail, mismatch: Mismatch, index: int) -> FailureDetail:

@@ -19,6 +19,10 @@ RANK_STRIDE = 1
 POSITION_STRIDE = 100
 BLOCK_STRIDE = 37
 
+# Factors of the two contributions whose sum is a code. Up to 502 an even number is exact in bfloat16.
+DOUBLE = 2
+NEGATIVE = -1
+
 # The host keeps this many inputs, coded by slot instead of iteration, and writes none during the run.
 INPUT_SLOTS = 4
 
@@ -56,27 +60,37 @@ class CodeTable:
 
 
 class Contribution:
-    """One rank's part of a gradient in which every position comes from exactly one rank.
+    """One rank's part of a gradient in which every position is the sum of two ranks' nonzero contributions.
 
-    Rank ``(position + iteration) % world_size`` contributes the code, all others zero. So sums are exact at any world
-    size, and a missing contribution leaves zeros at the positions of its rank.
+    Of every position's code, rank ``(position + iteration) % world_size`` contributes the double, the next rank
+    contributes the negative, and all others contribute zero. The sum is the code, and exact in any order at any world
+    size. A maximum, a minimum, a missing contribution or a repeated one gives another value at every position.
     """
 
     def __init__(self, world_size: int, rank: int, dtype: torch.dtype, device: torch.device) -> None:
-        """Allocate a mask for each remainder."""
+        """Allocate the factors; each remainder has a window of them."""
         self._world_size = world_size
         self._rank = rank
-        self._masks = torch.eye(world_size, dtype=dtype, device=device)
+        factors = torch.zeros(2 * world_size)
+        factors[world_size] += DOUBLE
+        # This rank contributes the negative where the rank before contributes the double: one column earlier.
+        factors[[world_size - 1, 2 * world_size - 1]] += NEGATIVE
+        self._factors = factors.to(device, dtype)
 
     def keep_own(self, gradient: torch.Tensor, iteration: int) -> None:
-        """Set every position of ``gradient`` that another rank contributes to zero."""
+        """Multiply every position of ``gradient`` by this rank's factor: 2, -1 or 0."""
         own_column = (self._rank - iteration) % self._world_size
-        gradient.view(-1, self._world_size).mul_(self._masks[own_column])
+        row = self._factors.narrow(0, self._world_size - own_column, self._world_size)
+        gradient.view(-1, self._world_size).mul_(row)
 
 
-def source_of_column(column: int, rank: int, shard_size: int, iteration: int, world_size: int) -> int:
-    """Return the rank that fills elements ``column``, ``column + world_size``, ... of ``rank``'s reduced gradient."""
-    return (rank * shard_size + column + iteration) % world_size
+def sources_of_column(column: int, rank: int, shard_size: int, iteration: int, world_size: int) -> tuple[int, int]:
+    """Return the ranks that contribute the double and the negative of the code to a column of a reduced gradient.
+
+    The column has the elements ``column``, ``column + world_size``, ... of the gradient that ``rank`` receives.
+    """
+    double = (rank * shard_size + column + iteration) % world_size
+    return double, (double + 1) % world_size
 
 
 def by_column(values: torch.Tensor, columns: int) -> torch.Tensor:

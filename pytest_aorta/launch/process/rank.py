@@ -24,6 +24,10 @@ from pytest_aorta.plan.profiler import WRAPPERS
 from pytest_aorta.result.folder import ERROR_FILE, OUTPUT_LOG, PID_FILE, PROGRESS_FILE, STACKS_FILE, rank_folder
 from pytest_aorta.result.outcome import STARTED, leave_mark
 
+# The error that ended the rank, kept until the process exits: the frames of its traceback hold process groups, and
+# destroying a process group can deadlock.
+_kept: list[BaseException] = []
+
 
 def main(run_dir: Path) -> None:
     """Run this rank's part of the plan and exit at once, without the interpreter's slow teardown."""
@@ -35,10 +39,12 @@ def main(run_dir: Path) -> None:
 
         run_rank(run_dir, folder)
     except SystemExit as error:
+        _kept.append(error)
         exit_code = error.code if isinstance(error.code, int) else int(error.code is not None)
         if exit_code:
             write_error(folder, error)
     except BaseException as error:  # noqa: BLE001 - every error has to be reported
+        _kept.append(error)
         exit_code = 1
         write_error(folder, error)
     for stream in (sys.stdout, sys.stderr):

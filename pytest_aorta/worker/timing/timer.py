@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from pytest_aorta.common import variables
-from pytest_aorta.worker.timing.waits import recorded_collectives, waits_of_steps_ms
+from pytest_aorta.worker.timing.waits import leave_arrivals, recorded_collectives, waits_of_steps_ms
 
 # A query of CUDA's allocator takes the host tens of microseconds, so memory is not read in every step.
 MEMORY_EVERY_STEPS = 10
@@ -40,9 +40,9 @@ class Progress:
         name = os.environ.get(variables.PROGRESS_FILE)
         return cls(Path(name) if name else None)
 
-    def advance(self) -> None:
-        """Count one more entered step."""
-        self._count += 1
+    def advance(self, steps: int = 1) -> None:
+        """Count more entered steps."""
+        self._count += steps
         self._bytes[:8] = self._count.to_bytes(8, "little")
 
 
@@ -61,7 +61,6 @@ class StepTimer:
         self._times_ms: list[float] = []
         self._began_ns: list[int] = []
         self._ended_ns = 0
-        self._cpu_waits_ms: list[float] = []
         self._memory_bytes: list[int] = []
 
     @contextmanager
@@ -78,13 +77,9 @@ class StepTimer:
             end.record()
             self._events.append((begin, end))
         else:
-            clock_ns, thread_ns = time.perf_counter_ns(), time.thread_time_ns()
+            clock_ns = time.perf_counter_ns()
             yield
-            busy_ns = time.thread_time_ns() - thread_ns
-            passed_ns = time.perf_counter_ns() - clock_ns
-            self._times_ms.append(passed_ns / 1e6)
-            # The two clocks are not synchronized, so the difference may be slightly negative.
-            self._cpu_waits_ms.append(max(0, passed_ns - busy_ns) / 1e6)
+            self._times_ms.append((time.perf_counter_ns() - clock_ns) / 1e6)
         self._ended_ns = time.time_ns()
         self._began_ns.append(began_ns)
 
@@ -99,10 +94,13 @@ class StepTimer:
     def wait_ms(self) -> list[float]:
         """Return the milliseconds in collectives of each of the last steps: all steps, or as many as NCCL has recorded.
 
-        Call this after :meth:`step_times_ms` and before leaving the process group.
+        Empty on CPU, where a wait depends on the other ranks: this rank leaves its arrivals at collectives in a file,
+        and the waits are computed from the files of all ranks. Call this after :meth:`step_times_ms` and before leaving
+        the process group.
         """
         if not self._on_device:
-            return list(self._cpu_waits_ms)
+            leave_arrivals(self._began_ns, self._ended_ns)
+            return []
         return waits_of_steps_ms(recorded_collectives(), self._began_ns, self._ended_ns)
 
     def memory_bytes(self) -> list[int]:

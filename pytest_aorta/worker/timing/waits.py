@@ -8,11 +8,19 @@ events if TORCH_NCCL_ENABLE_TIMING is set. On CPU, where collectives block, a ra
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
+
+from pytest_aorta.common import variables
+from pytest_aorta.common.files import write_json
+from pytest_aorta.result.folder import ARRIVALS_FILE
+from pytest_aorta.result.trace.arrivals import Arrivals
 
 # NCCL's watchdog checks every 100 ms which collectives have ended.
 _RETIRED_WITHIN_S = 2.0
@@ -43,6 +51,30 @@ def waits_of_steps_ms(collectives: Sequence[dict[str, Any]], began_ns: Sequence[
             return []
         sums_ms[step] += entry["duration_ms"]
     return sums_ms[first:]
+
+
+def leave_arrivals(began_ns: Sequence[int], ended_ns: int) -> None:
+    """Write this rank's steps and its arrivals at collectives into the rank's folder, if the launch names one."""
+    folder = os.environ.get(variables.RANK_FOLDER)
+    c10d: Any = sys.modules.get("torch._C._distributed_c10d")
+    dump = getattr(c10d, "_dump_fr_trace_json", None)
+    if not folder or dump is None:
+        return
+    entries = json.loads(dump(includeCollectives=True, onlyActive=False)).get("entries", [])
+    # The record is a ring, whose first entry has the number 0 until a later entry replaces it.
+    is_whole = any(entry["record_id"] == 0 for entry in entries)
+    document = Arrivals(
+        began_ns=list(began_ns),
+        ended_ns=ended_ns,
+        known_from_ns=0 if is_whole else min((entry["time_created_ns"] for entry in entries), default=ended_ns),
+        arrived_ns={_name(entry): entry["time_created_ns"] for entry in entries if not entry["is_p2p"]},
+    )
+    write_json(Path(folder) / ARRIVALS_FILE, asdict(document))
+
+
+def _name(entry: dict[str, Any]) -> str:
+    """Return a name of a collective that is the same on every rank."""
+    return f"{entry['process_group'][0]}/{entry['collective_seq_id']}/{entry['profiling_name']}"
 
 
 def recorded_collectives() -> list[dict[str, Any]]:

@@ -249,6 +249,23 @@ def test_straggler_is_named_with_where_it_is(tmp_path):
     assert "a rank was done for 60 s and others were not" in found.text
 
 
+@pytest.mark.parametrize("has_result", [False, True])
+@pytest.mark.parametrize(
+    ("steps", "reached"), [(5, "having entered step 5"), (0, "and its steps were not counted")], ids=str
+)
+def test_rank_that_stays_after_its_script_returned_is_named_with_its_steps(tmp_path, has_result, steps, reached):
+    for rank in range(2):
+        write_rank_file(tmp_path, rank, "marks", "started 1000000000\nran 2000000000\n")
+    stuck(tmp_path, 0, frames("/torch/distributed/c10d.py:barrier", "worker/lifecycle.py:finish"), steps)
+    stuck(tmp_path, 1, frames("worker/lifecycle.py:run_script"), steps)
+    if has_result:
+        write_ranks(tmp_path, rank_values(), rank_values())
+    lines = failure(tmp_path, ended(EndReason.TIME_LIMIT, None)).splitlines()
+    assert lines[0].startswith("toy on 2 cpu ranks: process left: time limit of ")
+    assert lines[0].endswith(f"; rank 1 did not leave after its script returned, {reached}")
+    assert f"rank 1, step {steps}: run_script" in lines[1]
+
+
 def test_abort_of_a_rank_is_reported_after_the_exception_that_caused_it(tmp_path):
     raised(tmp_path, 1, 5)
     exited(tmp_path, _0=-6)

@@ -1,0 +1,93 @@
+"""Waits of ranks, computed from the moments at which the ranks of one host arrive at their collectives.
+
+gloo records when a rank arrives at a collective and not when the collective ends. A collective cannot end before its
+last rank has arrived, so a rank waits at least from its own arrival to the last rank's arrival. A rank that sleeps or
+computes arrives late and waits for none of this time.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from pytest_aorta.common.errors import ResultError
+from pytest_aorta.common.files import UnreadableFile, read_json
+
+MAX_ARRIVALS_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """The steps and arrivals of one rank, in nanoseconds on the host's clock.
+
+    Attributes:
+        began_ns: when the rank entered each step.
+        ended_ns: when the rank left the last step.
+        known_from_ns: the first moment from which on every arrival is recorded.
+        arrived_ns: when the rank arrived at each collective, by a name that is the same on every rank.
+    """
+
+    began_ns: list[int]
+    ended_ns: int
+    known_from_ns: int
+    arrived_ns: dict[str, int]
+
+
+def read_arrivals(path: Path) -> Arrivals | None:
+    """Read the file that a rank leaves; None where the rank left no file.
+
+    Raises:
+        ResultError: The file is unreadable or has another shape.
+    """
+    if not path.exists():
+        return None
+    try:
+        document = read_json(path, max_bytes=MAX_ARRIVALS_BYTES)
+    except UnreadableFile as error:
+        raise ResultError(f"result invalid: {error}") from None
+    wanted = {"began_ns": list, "ended_ns": int, "known_from_ns": int, "arrived_ns": dict}
+    for key, kind in wanted.items():
+        value: Any = document.get(key) if isinstance(document, dict) else None
+        numbers = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
+        if type(value) is not kind or any(type(number) is not int for number in numbers):
+            raise ResultError(
+                f"result invalid: {path}: {key} has to be {kind.__name__} of integers; run the workload again"
+            )
+    return Arrivals(**{key: document[key] for key in wanted})
+
+
+def waits_of_ranks_ms(ranks: Sequence[Arrivals]) -> list[list[float]]:
+    """Return ``wait_ms[rank][step]`` of the last steps that every rank has recorded whole.
+
+    A step's wait is the time in which the rank has arrived at some collective of the step and another rank has not.
+    Empty lists without recorded collectives, for one rank, and for ranks with unequal numbers of steps.
+    """
+    counts = {len(rank.began_ns) for rank in ranks}
+    if len(ranks) < 2 or len(counts) > 1 or not all(rank.arrived_ns for rank in ranks):
+        return [[] for _ in ranks]
+    known_from_ns = max(rank.known_from_ns for rank in ranks)
+    last_ns: dict[str, int] = {}
+    for rank in ranks:
+        for name, arrived_ns in rank.arrived_ns.items():
+            last_ns[name] = max(arrived_ns, last_ns.get(name, 0))
+    first = max(bisect_left(rank.began_ns, known_from_ns) for rank in ranks)
+    return [_waits_ms(rank, last_ns)[first:] for rank in ranks]
+
+
+def _waits_ms(rank: Arrivals, last_ns: dict[str, int]) -> list[float]:
+    waits_ns = [0] * len(rank.began_ns)
+    bounds = list(pairwise([*rank.began_ns, rank.ended_ns]))
+    covered_ns = 0
+    for arrived_ns, name in sorted((moment, name) for name, moment in rank.arrived_ns.items()):
+        step = bisect_right(rank.began_ns, arrived_ns) - 1
+        if step < 0 or arrived_ns > rank.ended_ns:
+            continue
+        # Several collectives may be waited for at once, and a moment counts once.
+        end_ns = min(last_ns[name], bounds[step][1])
+        waits_ns[step] += max(0, end_ns - max(arrived_ns, covered_ns))
+        covered_ns = max(covered_ns, end_ns)
+    return [wait_ns / 1e6 for wait_ns in waits_ns]

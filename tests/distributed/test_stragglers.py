@@ -1,0 +1,35 @@
+"""The rank that sleeps is named as the straggler, under DDP and FSDP2, in a script and in a built-in workload."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from pytest_aorta.result.facts import rank_lags_ms
+
+SCRIPT = Path(__file__).parent / "scripts" / "sleeping_rank.py"
+SLEEP_MS = 400
+
+pytestmark = pytest.mark.world(size=2, device="cpu", warm=True)
+
+
+@pytest.mark.parametrize("wrapper", ["ddp", "fsdp2"])
+def test_rank_that_sleeps_waits_for_nobody_and_its_peer_waits_for_it(workload, wrapper):
+    result = workload.run_script(SCRIPT, [wrapper, str(SLEEP_MS)])
+    assert [len(waits) for waits in result.wait_ms] == [5, 5]
+    peer_ms, sleeper_ms = map(median, result.wait_ms)
+    assert sleeper_ms < SLEEP_MS / 2 < 0.9 * SLEEP_MS < peer_ms
+    lags_ms = rank_lags_ms(result.wait_ms)
+    assert max(range(2), key=lambda rank: lags_ms[rank]) == 1
+
+
+@pytest.mark.parametrize(("name", "config"), [("fsdp", {"steps": 5, "verify": 1}), ("llama_fsdp2", {"steps": 5})])
+def test_built_in_workloads_record_the_waits_of_every_step(workload, name, config):
+    result = workload.run(name, warmup=1, **config)
+    assert [len(waits) for waits in result.wait_ms] == [5, 5]
+    # One of two ranks is the last to arrive at every collective, so no collective keeps both waiting.
+    for *waits_ms, step_ms in zip(*result.wait_ms, result.step_times_max_ms, strict=True):
+        assert sum(waits_ms) < step_ms
+    assert sum(map(sum, result.wait_ms)) > 0

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import pytest
+
+from pytest_aorta.common.errors import ResultError
+from pytest_aorta.result.reading import collect_result
+from pytest_aorta.result.trace.arrivals import Arrivals, read_arrivals, waits_of_ranks_ms
+from tests.unit.builders import ENDED_WELL, make_plan, rank_values, write_rank_file, write_ranks
+
+MS = 1_000_000
+
+
+def rank(*arrivals_ms: int, began_ms: tuple[int, ...] = (0, 100), known_from_ms: int = 0, **named: int) -> Arrivals:
+    """Return arrivals at the collectives 0, 1, ... and at named ones; steps begin at 0 and 100 ms and end at 200 ms."""
+    arrived = {str(number): moment for number, moment in enumerate(arrivals_ms)} | named
+    return Arrivals(
+        [moment * MS for moment in began_ms],
+        200 * MS,
+        known_from_ms * MS,
+        {name: moment * MS for name, moment in arrived.items()},
+    )
+
+
+def test_rank_waits_from_its_own_arrival_to_the_last_arrival():
+    assert waits_of_ranks_ms([rank(10, 110), rank(50, 105), rank(30, 180)]) == [[40, 70], [0, 75], [20, 0]]
+
+
+def test_collectives_in_flight_at_once_are_waited_for_once():
+    assert waits_of_ranks_ms([rank(10, 20, 30), rank(50, 60, 40)]) == [[50, 0], [0, 0]]
+
+
+def test_wait_ends_with_the_step():
+    assert waits_of_ranks_ms([rank(10, 90), rank(10, 150)]) == [[10, 0], [0, 0]]
+
+
+def test_collectives_outside_of_steps_and_of_one_rank_alone_are_no_wait():
+    first, second = rank(10, own=20, before=-5, after=205), rank(10, before=-1, after=300)
+    assert waits_of_ranks_ms([first, second]) == [[0, 0], [0, 0]]
+
+
+def test_steps_that_some_rank_has_recorded_in_part_are_left_out():
+    assert waits_of_ranks_ms([rank(10, 110), rank(50, 150, known_from_ms=50)]) == [[40], [0]]
+    assert waits_of_ranks_ms([rank(10, 110), rank(50, 150, known_from_ms=120)]) == [[], []]
+
+
+@pytest.mark.parametrize(
+    "ranks", [[rank(10)], [rank(10), rank()], [rank(10), rank(20, began_ms=(0,))]], ids=["one", "none", "unequal"]
+)
+def test_waits_are_unknown_without_comparable_arrivals(ranks):
+    assert waits_of_ranks_ms(ranks) == [[] for _ in ranks]
+
+
+def result_of(tmp_path, *documents, nodes=None):
+    write_ranks(
+        tmp_path,
+        *(rank_values(step_times_ms=[100.0, 100.0], total_iterations=2, configured_iterations=2) for _ in range(2)),
+    )
+    for number, document in enumerate(documents):
+        write_rank_file(tmp_path, number, "arrivals.json", json.dumps(document))
+    return collect_result(make_plan(tmp_path), ENDED_WELL)
+
+
+def test_waits_are_computed_when_the_ranks_files_are_read(tmp_path):
+    result = result_of(tmp_path, asdict(rank(10, 110)), asdict(rank(50, 105)))
+    assert result.wait_ms == [[40, 0], [0, 5]]
+
+
+@pytest.mark.parametrize("documents", [[], [asdict(rank(10))], [asdict(rank(10, began_ms=(0,)))] * 2], ids=len)
+def test_waits_are_unknown_if_a_rank_left_no_arrivals_or_other_steps(tmp_path, documents):
+    assert result_of(tmp_path, *documents).wait_ms == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"began_ns": [1.5]}, "began_ns has to be list of integers"),
+        ({"ended_ns": None}, "ended_ns has to be int of integers"),
+        ({"arrived_ns": {"0": True}}, "arrived_ns has to be dict of integers"),
+        ({"arrived_ns": []}, "arrived_ns has to be dict of integers"),
+    ],
+)
+def test_file_of_another_shape_is_an_error_that_names_file_and_key(tmp_path, change, message):
+    path = tmp_path / "arrivals.json"
+    path.write_text(json.dumps(asdict(rank(10)) | change))
+    with pytest.raises(ResultError, match=rf"{path}: {message}"):
+        read_arrivals(path)
+
+
+def test_absent_file_is_no_arrivals(tmp_path):
+    assert read_arrivals(tmp_path / "arrivals.json") is None
