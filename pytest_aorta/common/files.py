@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import stat
 import tempfile
 from collections import Counter
 from collections.abc import Hashable, Mapping
@@ -34,6 +35,26 @@ _MAX_INTEGER = 1 << 64
 
 class UnreadableFile(AortaError):
     """A file that does not have the expected format; the message names the file and the reason."""
+
+
+def read_bytes(path: Path, *, max_bytes: int) -> bytes:
+    """Return the content of a regular file of at most ``max_bytes``, which another process may have left.
+
+    Raises:
+        UnreadableFile: The file is absent, is not a regular file (a link is none), can't be read or is too large.
+    """
+    try:
+        # Without O_NONBLOCK, opening a pipe without a writer would wait forever.
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(fd, "rb") as file:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise UnreadableFile(f"{path}: not a regular file")
+            content = file.read(max_bytes + 1)
+    except (OSError, ValueError) as error:
+        raise UnreadableFile(f"{path}: can't be read: {getattr(error, 'strerror', None) or error}") from None
+    if len(content) > max_bytes:
+        raise UnreadableFile(f"{path}: larger than the {max_bytes:,} bytes allowed")
+    return content
 
 
 def read_json(path: Path, *, max_bytes: int) -> Any:
@@ -260,9 +281,8 @@ class _StrictLoader(yaml.SafeLoader):
         for key_node, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, Hashable):
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key {brief(repr(key))} is a {type(key).__name__}, allowed is a scalar", key_node.start_mark
-                )
+                problem = f"key {brief(repr(key))} is a {type(key).__name__}, allowed is a scalar"
+                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
             if key in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", node.start_mark)
             seen.add(key)
