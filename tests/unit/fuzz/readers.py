@@ -27,7 +27,7 @@ from pytest_aorta.launch.guarded import _outcome
 from pytest_aorta.launch.lease.lease import bad_marks, holders
 from pytest_aorta.launch.lease.queue import BAD, ClaimFolder, takes_lock
 from pytest_aorta.launch.nodes.handover import plan_from_json, plan_to_json
-from pytest_aorta.launch.nodes.node import Node, NodeFailed, admitted
+from pytest_aorta.launch.nodes.node import NodeFailed, admitted
 from pytest_aorta.launch.nodes.wire import WireError, encode, parse_message
 from pytest_aorta.plan.options import OPTIONS
 from pytest_aorta.plan.workload.adapter import Adapter, adapted
@@ -471,7 +471,10 @@ class _Payload:
         return os.system, ("touch /tmp/aorta-fuzz-was-here",)
 
 
-DUMP = {"version": "2.10", "entries": [{"frames": [], "sizes": [[3]], "id": 2**40, "ok": True, "at": (1, "a"), "x": 1.5}]}
+DUMP = {
+    "version": "2.10",
+    "entries": [{"frames": [], "sizes": [[3]], "id": 2**40, "ok": True, "at": (1, "a"), "x": 1.5}],
+}
 DUMPS = [pickle.dumps(DUMP, protocol=protocol) for protocol in (2, 3, 4, 5)]
 HOSTILE_DUMPS = [
     *(pickle.dumps({"entries": [_Payload()]}, protocol=protocol) for protocol in range(6)),
@@ -481,6 +484,7 @@ HOSTILE_DUMPS = [
 
 def _read_dump(data: bytes, folder: Path) -> None:
     if refusal(data) is None:
+
         class Plain(pickle.Unpickler):
             def find_class(self, module: str, name: str) -> Any:
                 raise AssertionError(f"{module}.{name} was reached")
@@ -489,14 +493,30 @@ def _read_dump(data: bytes, folder: Path) -> None:
             Plain(io.BytesIO(data)).load()
         except AssertionError:
             raise
-        except Exception:  # noqa: BLE001, S110 - the analyzer reports a dump that is damaged
+        except Exception:  # noqa: BLE001 - the analyzer reports a dump that is damaged
             pass
 
 
 # --- the command line, the ini file and markers -----------------------------------------------------------------------
 
 OPTION_TEXTS = st.text(max_size=20) | st.sampled_from(
-    ["9" * 5000, "²", "٣", "nan", "inf", "1e999", "-0", "0x1", "'", "a b", "\0", "\ud800", "HOST:99999", "[::1]:0", "none,"]
+    [
+        "9" * 5000,
+        "²",
+        "٣",
+        "nan",
+        "inf",
+        "1e999",
+        "-0",
+        "0x1",
+        "'",
+        "a b",
+        "\0",
+        "\ud800",
+        "HOST:99999",
+        "[::1]:0",
+        "none,",
+    ]
 )
 
 
