@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from pytest_aorta.common.errors import ResultError
@@ -24,6 +25,7 @@ SCHEMA = "workload_result.schema.json"
 MAX_RANK_RESULT_BYTES = 16 << 20
 MAX_RESULT_BYTES = 512 << 20
 MAX_FAILURE_DETAILS = 100
+MAX_STEP_MS = 1e12
 _BY_NAME = ("metrics", "canary_before", "canary_after")
 
 
@@ -230,6 +232,10 @@ def _impossible(document: dict[str, Any]) -> str | None:
                 f"$.step_times_ms[{number}]: got {len(times)} step times, allowed are {len(step_times[0])}, as many as "
                 f"rank 0 has"
             )
+    if (longest := max(map(max, step_times))) > MAX_STEP_MS:
+        return f"$.step_times_ms: got a step of {longest:g} ms, allowed is at most {MAX_STEP_MS:g}"
+    if median(map(max, zip(*step_times, strict=True))) <= 0:
+        return "$.step_times_ms: got a median of 0 ms, allowed is a time above 0; the clock of the steps is too coarse"
     # An adapter that reads a log which only rank 0 writes gives one entry.
     if len(step_times) not in (1, ranks):
         return f"$.step_times_ms: got {len(step_times)} ranks, allowed is {ranks}, the world_size, or 1"
