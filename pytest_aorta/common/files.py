@@ -29,8 +29,8 @@ MAX_YAML_BYTES = 1 << 18
 MAX_YAML_VALUES = 10_000
 # Levels of nesting in JSON and YAML: results and configs have fewer than ten, and Python's stack a thousand.
 MAX_DEPTH = 50
-# Larger integers are no counts, and have no float.
-_MAX_INTEGER = 1 << 64
+# The largest power of two that has a float.
+_MAX_INTEGER = 1 << 1023
 
 
 class UnreadableFile(AortaError):
@@ -205,7 +205,7 @@ def _is_finite(value: Any, depth: int) -> bool:
         return math.isfinite(value)
     if isinstance(value, int):
         if abs(value) > _MAX_INTEGER:
-            raise ValueError(f"{brief(str(value))}: an integer beyond 64 bits")
+            raise ValueError(f"{brief(str(value))}: an integer larger than any float")
         return True
     if not isinstance(value, dict | list):
         return True

@@ -209,9 +209,9 @@ def check_message(message: Mapping[str, Any], kinds: Collection[str]) -> None:
     Raises:
         WireError: Node agents do not send this message.
     """
-    kind = message["type"]
-    if kind not in kinds:
-        raise WireError(f"message {brief(repr(kind))}, allowed is one of {', '.join(kinds)}")
+    kind = message.get("type")
+    if not isinstance(kind, str) or kind not in kinds:
+        raise WireError(f"unknown message {brief(repr(kind))}, allowed is one of {', '.join(kinds)}")
     if problem := violation(message, _SCHEMA, kind):
         raise WireError(f"malformed message {kind!r}: {problem}")
 

@@ -187,17 +187,17 @@ def _wire_error(error: Exception) -> WireError:
 
 
 def parse_message(payload: bytes) -> dict[str, Any]:
-    """Return the message in ``payload``, whose kind is in the key ``type``.
+    """Return the message in ``payload``.
 
     Raises:
-        WireError: The payload is not an object of strict JSON with a text ``type``.
+        WireError: The payload is not an object of strict JSON.
     """
     try:
         message = parse_json(payload.decode("utf-8"), "message")
     except (UnreadableFile, UnicodeDecodeError) as error:
         raise WireError(f"malformed message: {error}") from None
-    if not isinstance(message, dict) or not isinstance(message.get("type"), str):
-        raise WireError(f"malformed message: got {brief(repr(message))}, allowed is an object with a text 'type'")
+    if not isinstance(message, dict):
+        raise WireError(f"malformed message: got {brief(repr(message))}, allowed is an object")
     return message
 
 

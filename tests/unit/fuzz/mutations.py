@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 # Values that readers tend to trip over, beside what hypothesis draws by itself.
 HOSTILE = st.sampled_from(
     [
-        None, True, False, 0, -1, 3, 2**31, 2**63, 2**64, -(2**63), 10**400, 0.0, -0.0, 0.5, 1e308, -1e308, 5e-324,
+        None, True, False, 0, -1, 3, 2**31, 2**63, 2**64, 2**1000,
+        -(2**63), 10**400, 0.0, -0.0, 0.5, 1e308, -1e308, 5e-324,
         float("nan"), float("inf"), "", " ", "\0", "a\0b", "\ud800", "\udcff", "\x1b[2J", "\n", "../../x", "/dev/zero",
         "cuda", "cpu", "tpu", "{steps}", "{run_dir}", "x" * 5000, "9" * 5000, "1e999", "nan", [], {}, [[]], [{}],
         {"": None}, {"a": {"b": {"c": 1}}}, [0], [""], [None, 1, "a"], {"0": 0}, {"step": 1}, [1.0, 2.0],
