@@ -87,7 +87,7 @@ class Reader:
 
 @dataclass
 class Survey:
-    """What became of a reader's cases: their number, the seconds they took, and defects by kind and place."""
+    """The outcome of a reader's cases: their number, the seconds they took, and defects by kind and place."""
 
     cases: int = 0
     seconds: float = 0.0
