@@ -76,5 +76,12 @@ def _worded_violation(document: Any, schema_name: str, definition: str | None) -
 def _allowed(rule: object, value: object, message: str) -> str:
     if rule in ("additionalProperties", "required"):
         return message
-    words = {"minimum": "at least", "maximum": "at most", "type": "type", "const": "only", "enum": "one of"}
+    words = {
+        "exclusiveMinimum": "above",
+        "minimum": "at least",
+        "maximum": "at most",
+        "type": "type",
+        "const": "only",
+        "enum": "one of",
+    }
     return f"allowed is {words.get(str(rule), rule)} {brief(json.dumps(value))}"

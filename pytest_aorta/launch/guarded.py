@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from pytest_aorta.common.errors import LaunchError
-from pytest_aorta.common.files import PACKAGE_ROOT, write_json
+from pytest_aorta.common.files import PACKAGE_ROOT, UnreadableFile, parse_json, write_json
+from pytest_aorta.common.schema import violation
 from pytest_aorta.launch.command import agent_command, launch_environment
 from pytest_aorta.plan.launch_plan import LaunchPlan, rank_document
 from pytest_aorta.plan.options import LauncherKind
@@ -209,8 +210,13 @@ def start_watcher(
 def _outcome(plan: LaunchPlan, text: bytes) -> LaunchOutcome:
     if not text:
         return LaunchOutcome(EndReason.GUARD_LOST, None, (), (), 0.0)
-    verdict = json.loads(text)
-    began_s, wall_s = verdict["began_ns"] / 1e9, verdict["wall_s"]
+    try:
+        verdict = parse_json(text.decode("utf-8", "replace"), "verdict of the guard")
+        if problem := violation(verdict, "rank_files.schema.json", "verdict"):
+            raise UnreadableFile(f"verdict of the guard: {problem}")
+    except UnreadableFile as error:
+        return LaunchOutcome(EndReason.GUARD_LOST, None, (), (), 0.0, detail=str(error))
+    began_s, wall_s = verdict.get("began_ns", 0) / 1e9, verdict["wall_s"]
     return LaunchOutcome(
         reason=EndReason(verdict["reason"]),
         agent_status=verdict["agent_status"],

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.common.errors import SpecError
+from pytest_aorta.common.text import brief
 from pytest_aorta.plan.profiler import PROFILERS
 from pytest_aorta.plan.world import DeviceKind
 
@@ -200,14 +201,15 @@ def _flag(name: str) -> str:
 
 def not_allowed(given: str, allowed: str) -> ArgumentTypeError:
     """Return the error about a text that an option does not take."""
-    return ArgumentTypeError(f"got {given!r}, allowed is {allowed}")
+    return ArgumentTypeError(f"got {brief(repr(given))}, allowed is {allowed}")
 
 
 def integer_from(least: int, most: int | None = None) -> Callable[[str], int]:
     """Return an argparse ``type`` for integers from ``least`` to ``most``, or without an upper limit."""
 
     def parse(text: str) -> int:
-        is_number = text.isascii() and text.isdigit()
+        # Python converts no more than 4,300 digits.
+        is_number = text.isascii() and text.isdigit() and len(text) <= 18
         if not is_number or int(text) < least or (most is not None and int(text) > most):
             raise not_allowed(
                 text, f"an integer of {least} or more" if most is None else f"an integer from {least} to {most}"

@@ -67,7 +67,8 @@ def launch_failure(plan: LaunchPlan, outcome: LaunchOutcome) -> LaunchFailure | 
     kind, rank, headline, details = _classify(plan, outcome, ranks)
     name = f"{plan.name} at {plan.reference.name}" if plan.reference else plan.name
     nodes = f" of {plan.world.nodes} nodes" if plan.world.nodes > 1 else ""
-    lines = [f"{name} on {plan.world.size} {plan.world.device} ranks{nodes}: {kind}: {headline}", *details]
+    damaged = [f"damaged: {problem}" for rank in ranks for problem in rank.damaged][:_RANKS_SHOWN]
+    lines = [f"{name} on {plan.world.size} {plan.world.device} ranks{nodes}: {kind}: {headline}", *details, *damaged]
     if outcome.survivors:
         lines.append(f"processes {list(outcome.survivors)} could not be ended; their devices are not usable")
     return LaunchFailure(kind, rank, "\n".join([*lines, f"plan, logs and stacks: {plan.run_dir}"]))
@@ -79,7 +80,7 @@ def _classify(
     if outcome.reason == EndReason.PARENT_GONE:
         return "interrupted", None, "pytest ended before the launch did", []
     if outcome.reason == EndReason.GUARD_LOST:
-        return "guard lost", None, "the process that watches the ranks was killed", _agent_tail(plan)
+        return "guard lost", None, outcome.detail or "the process that watches the ranks was killed", _agent_tail(plan)
     if outcome.reason in _NODE_REASONS:
         stacks = [_position(rank) for rank in ranks if rank.frames][:_RANKS_SHOWN]
         return _NODE_REASONS[outcome.reason], None, outcome.detail, [*stacks, *_agent_tail(plan)]

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pytest_aorta.common.files import UnreadableFile, read_json
+from pytest_aorta.common.schema import violation
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.result import folder as names
 from pytest_aorta.result.outcome import RAN, read_marks
 
+_SCHEMA = "rank_files.schema.json"
 _MAX_BYTES = 1 << 20
 _LOG_LINES = 8
 _WATCHDOG = re.compile(r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(\d+), OpType=(\w+)")
-_FRAME = re.compile(r'^\s*File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.*)$')
+_FRAME = re.compile(r'^\s*File "(?P<file>[^"]*)", line (?P<line>\d{1,9}) in (?P<function>.*)$')
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class RankEvidence:
         steps: measured steps that the rank has entered.
         log_tail: the last lines of the rank's output.
         log_bytes: the size of the rank's output.
+        damaged: files of the rank that can't be read, with the reasons.
         in_flight: the NCCL collective that was in flight when the rank was stopped, with its sequence number.
         timed_out: the collective that NCCL's watchdog reported as timed out, with its sequence number.
     """
@@ -62,13 +66,17 @@ class RankEvidence:
     log_bytes: int
     in_flight: str | None
     timed_out: str | None
+    damaged: tuple[str, ...] = ()
 
 
 def read_evidence(plan: LaunchPlan) -> list[RankEvidence]:
     """Return every rank's evidence, in order of rank."""
-    agent = _json(plan.run_dir / names.AGENT_FILE) or {}
+    damaged: list[str] = []
+    agent = _json(plan.run_dir / names.AGENT_FILE, "agent", damaged) or {}
     exit_codes = {entry["rank"]: entry["exit_code"] for entry in agent.get("failures", ())}
-    return [_read_rank(plan, rank, exit_codes.get(rank)) for rank in range(plan.world.size)]
+    ranks = [_read_rank(plan, rank, exit_codes.get(rank)) for rank in range(plan.world.size)]
+    # The torchrun agent's file describes every rank; the first one carries the report of its damage.
+    return [replace(ranks[0], damaged=(*damaged, *ranks[0].damaged)), *ranks[1:]]
 
 
 def log_tail(path: Path) -> tuple[str, ...]:
@@ -84,19 +92,21 @@ def last_lines(text: str, limit: int) -> tuple[str, ...]:
 def _read_rank(plan: LaunchPlan, rank: int, exit_code: int | None) -> RankEvidence:
     folder = names.rank_folder(plan.run_dir, rank)
     log = folder / names.OUTPUT_LOG
+    damaged: list[str] = []
     return RankEvidence(
         rank=rank,
         started=(folder / names.PID_FILE).exists() or (folder / names.RESULT_FILE).exists(),
         returned=RAN in read_marks(folder),
         has_result=(folder / names.RESULT_FILE).exists(),
-        error=_json(folder / names.ERROR_FILE),
+        error=_json(folder / names.ERROR_FILE, "error", damaged),
         exit_code=exit_code,
         frames=_main_frames(_text(folder / names.STACKS_FILE)),
         steps=names.steps_entered(folder),
         log_tail=log_tail(log),
         log_bytes=_size(log),
-        in_flight=_in_flight(_json(folder / names.IN_FLIGHT_FILE)),
+        in_flight=_in_flight(_json(folder / names.IN_FLIGHT_FILE, "collectives", damaged)),
         timed_out=_timed_out(_text(log)),
+        damaged=tuple(damaged),
     )
 
 
@@ -140,9 +150,19 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _json(path: Path) -> dict[str, Any] | None:
-    try:
-        document = read_json(path, max_bytes=_MAX_BYTES)
-    except UnreadableFile:
+def _json(path: Path, definition: str, damaged: list[str]) -> dict[str, Any] | None:
+    """Return a document of the schema's ``definition``; None for no file, and for a file that is noted in ``damaged``.
+
+    A file of the wrong shape is reported beside the diagnosis, which the other files still give.
+    """
+    if not os.path.lexists(path):
         return None
-    return document if isinstance(document, dict) else None
+    try:
+        document: dict[str, Any] = read_json(path, max_bytes=_MAX_BYTES)
+    except UnreadableFile as error:
+        damaged.append(str(error))
+        return None
+    if problem := violation(document, _SCHEMA, definition):
+        damaged.append(f"{path}: {problem}")
+        return None
+    return document

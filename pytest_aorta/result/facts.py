@@ -27,6 +27,8 @@ NUMERIC_ENVIRONMENT = (
 )  # fmt: skip
 # Optional facts, left out of a baseline where they are empty.
 _OPTIONAL = ("throttled", "sm_clock_mhz", "profiler")
+# Facts with integers and booleans; every other number is a float.
+_AS_STORED = ("num_steps", "most_exposed_rank", "environment")
 # Metrics whose value over ranks is the largest rank's; of every other metric it is the mean.
 _LARGEST_OVER_RANKS = ("peak_memory_bytes",)
 # Parameters of growth(): medians of at most 16 groups of steps; fewer values or groups show no growth.
@@ -98,12 +100,24 @@ class LaunchFacts:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> LaunchFacts:
-        """Build the facts from a launch entry of a validated baseline."""
-        return cls(**{item.name: data[item.name] for item in fields(cls) if item.name in data})
+        """Build the facts from a launch entry of a validated baseline.
+
+        A number that was written as an integer, by hand or by another program, becomes a float where a float belongs.
+        """
+        given = {item.name: data[item.name] for item in fields(cls) if item.name in data}
+        return cls(**{name: value if name in _AS_STORED else _as_floats(value) for name, value in given.items()})
 
     def to_json(self) -> dict[str, Any]:
         """Return the launch entry of a baseline, without optional facts that are empty."""
         return {name: value for name, value in asdict(self).items() if value or name not in _OPTIONAL}
+
+
+def _as_floats(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _as_floats(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_as_floats(item) for item in value]
+    return float(value) if isinstance(value, int) else value
 
 
 def launch_facts(result: WorkloadResult) -> LaunchFacts:

@@ -64,6 +64,7 @@ def is_rank_file(path: Path) -> bool:
 def steps_entered(folder: Path) -> int:
     """Return how many measured steps a rank has entered, read from its folder; 0 where the rank left no count."""
     try:
-        return int.from_bytes((folder / PROGRESS_FILE).read_bytes()[:8], "little")
+        with (folder / PROGRESS_FILE).open("rb") as file:
+            return int.from_bytes(file.read(8), "little")
     except OSError:
         return 0

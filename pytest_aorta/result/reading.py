@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from pytest_aorta.common.errors import ResultError
@@ -25,6 +26,8 @@ SCHEMA = "workload_result.schema.json"
 MAX_RANK_RESULT_BYTES = 16 << 20
 MAX_RESULT_BYTES = 512 << 20
 MAX_FAILURE_DETAILS = 100
+MAX_STEP_MS = 1e12
+_BY_NAME = ("metrics", "canary_before", "canary_after")
 
 
 def collect_result(
@@ -232,5 +235,35 @@ def check_document(path: Path, document: Any) -> None:
             f"result invalid: {path}: schema_version is {version!r}, this pytest-aorta reads {SCHEMA_VERSION}; "
             f"run the workload again"
         )
-    if problem := violation(document, SCHEMA):
+    if problem := violation(document, SCHEMA) or _impossible(document):
         raise ResultError(f"result invalid: {path}: {problem}")
+
+
+def _impossible(document: dict[str, Any]) -> str | None:
+    """Return what a schema can't check: that lists by rank and by step are as long as they have to be."""
+    step_times, ranks = document["step_times_ms"], document["world_size"]
+    for number, times in enumerate(step_times):
+        if len(times) != len(step_times[0]):
+            return (
+                f"$.step_times_ms[{number}]: got {len(times)} step times, allowed are {len(step_times[0])}, as many as "
+                f"rank 0 has"
+            )
+    if (longest := max(map(max, step_times))) > MAX_STEP_MS:
+        return f"$.step_times_ms: got a step of {longest:g} ms, allowed is at most {MAX_STEP_MS:g}"
+    if median(map(max, zip(*step_times, strict=True))) <= 0:
+        return "$.step_times_ms: got a median of 0 ms, allowed is a time above 0; the clock of the steps is too coarse"
+    # An adapter that reads a log which only rank 0 writes gives one entry.
+    if len(step_times) not in (1, ranks):
+        return f"$.step_times_ms: got {len(step_times)} ranks, allowed is {ranks}, the world_size, or 1"
+    by_rank = {name: document[name] for name in ("wait_ms", "memory_bytes")}
+    by_rank |= {f"{name}.{key}": values for name in _BY_NAME for key, values in document[name].items()}
+    for name, values in by_rank.items():
+        if len(values) != len(step_times) and values:
+            return f"$.{name}: got entries of {len(values)} ranks, allowed are {len(step_times)}, as in step_times_ms"
+    if len({len(waits) for waits in document["wait_ms"]}) > 1:
+        return "$.wait_ms: got ranks with different numbers of steps, allowed is one number for all ranks"
+    for rank, steps in enumerate(document.get("overlap", [])):
+        for number, step in enumerate(steps):
+            if problem := StepOverlap.from_json(step).broken_rule():
+                return f"$.overlap[{rank}][{number}]: {problem}"
+    return None

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from pytest_aorta.common.errors import SpecError, UsageError
-from pytest_aorta.common.files import UnreadableFile, read_yaml
+from pytest_aorta.common.files import UnreadableFile, parse_yaml, read_yaml
+from pytest_aorta.common.text import brief
 from pytest_aorta.plan.workload.declaration import WorkloadSpec, resolve_config
 
 
@@ -50,10 +49,10 @@ def _parse(assignment: str) -> tuple[str, Any]:
     if not equals or not key or not all(key.split(".")):
         raise UsageError(f"--set: got {assignment!r}, allowed is KEY=VALUE, with dots into objects (fault.kind=zero)")
     try:
-        return key, yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        return key, parse_yaml(text, brief(repr(text)))
+    except UnreadableFile as error:
         problem = " ".join(str(error).split())
-        raise UsageError(f"--set: {key}: {text!r} is not YAML: {problem}") from None
+        raise UsageError(f"--set: {key}: {problem}") from None
 
 
 def _assign(spec: WorkloadSpec, given: dict[str, Any], path: list[str], value: Any) -> None:

@@ -9,6 +9,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import stat
 import time
 from collections.abc import Iterator, Mapping
@@ -18,7 +19,8 @@ from pathlib import Path
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.errors import AortaError
-from pytest_aorta.common.files import read_json, write_json
+from pytest_aorta.common.files import UnreadableFile, parse_json, read_json, write_json
+from pytest_aorta.common.schema import violation
 
 GATE = "gate"
 BAD = "bad.json"
@@ -29,6 +31,10 @@ GATE_POLL_S = 0.001
 GATE_PATIENCE_S = 2.0
 MAX_TEXT = 200
 MAX_BAD_BYTES = 1 << 20
+MAX_CLAIM_BYTES = 1 << 20
+MAX_CLAIMS = 10**12 - 1
+SCHEMA = "leases.schema.json"
+_CLAIM_NAME = re.compile(r"[0-9]{12}" + re.escape(CLAIM_SUFFIX))
 
 
 class LeaseError(AortaError):
@@ -118,12 +124,16 @@ class ClaimFolder:
             os.close(fd)
 
     def claim_names(self) -> list[str]:
-        """Return the names of the claims' files, in order of arrival."""
-        return sorted(name for name in os.listdir(self.fd) if name.endswith(CLAIM_SUFFIX))  # noqa: PTH208 - takes no fd
+        """Return the names of the claims' files, in order of arrival; files of other names are not claims."""
+        return sorted(name for name in os.listdir(self.fd) if _CLAIM_NAME.fullmatch(name))  # noqa: PTH208 - takes no fd
 
     def enter(self, claim: Claim, undo: ExitStack) -> tuple[str, int]:
         """Queue ``claim`` behind all others; return its file's name and the descriptor that holds the lock."""
         last = max((int(name.removesuffix(CLAIM_SUFFIX)) for name in self.claim_names()), default=0)
+        if last >= MAX_CLAIMS:
+            raise _unusable(
+                self.path, f"claim {last} is the last number that a file name has room for; delete its file"
+            )
         name = f"{last + 1:012d}{CLAIM_SUFFIX}"
         fd = self.open(name, os.O_CREAT | os.O_EXCL)
         undo.callback(os.close, fd)
@@ -171,18 +181,22 @@ class ClaimFolder:
             if takes_lock(fd, fcntl.LOCK_SH):
                 self.remove(name)
                 return None
-            text = file.read()
+            text = file.read(MAX_CLAIM_BYTES)
         try:
-            return _parse(text)
-        except (ValueError, TypeError, KeyError) as error:
+            return _parse(text, name)
+        except UnreadableFile as error:
             # A guess could lease a device twice.
-            raise _unusable(self.path, f"{name} of a living process can't be read: {error!r}") from None
+            raise _unusable(self.path, f"claim of a living process can't be read: {error}") from None
 
     def bad(self) -> dict[str, str]:
         """Return the resources marked bad since the host started, with the reasons."""
         path = self.path / BAD
-        marks = read_json(path, max_bytes=MAX_BAD_BYTES) if path.exists() else None
-        return dict(marks["reasons"]) if marks and marks["boot"] == _boot_id() else {}
+        marks = read_json(path, max_bytes=MAX_BAD_BYTES) if os.path.lexists(path) else None
+        if marks is None:
+            return {}
+        if problem := violation(marks, SCHEMA, "bad"):
+            raise _unusable(self.path, f"{BAD}: {problem}; repair the file, or delete it with its marks")
+        return dict(marks["reasons"]) if marks["boot"] == _boot_id() else {}
 
     def write_bad(self, reasons: dict[str, str]) -> None:
         """Replace the marks of bad resources."""
@@ -211,12 +225,19 @@ def _unusable(path: Path, why: str) -> LeaseError:
     )
 
 
-def _parse(text: bytes) -> Claim | None:
+def _parse(data: bytes, name: str) -> Claim | None:
+    """Return the claim in a file's content; None before its first line is whole.
+
+    Raises:
+        UnreadableFile: The content is not that of a claim.
+    """
     # Text after the last line end comes from a failed write, whose process withdraws the claim.
-    lines = text.decode("ascii").split("\n")[:-1]
+    lines = data.decode("utf-8", "replace").split("\n")[:-1]
     if not lines:
         return None
-    fields = json.loads(lines[-1] if lines[-1] != OVERTAKEN else lines[0])
+    fields = parse_json(lines[-1] if lines[-1] != OVERTAKEN else lines[0], name)
+    if problem := violation(fields, SCHEMA, "claim"):
+        raise UnreadableFile(f"{name}: {problem}")
     fields |= {"pool": tuple(fields["pool"]), "resources": tuple(fields["resources"])}
     return replace(Claim(**fields), overtaken=lines.count(OVERTAKEN))
 

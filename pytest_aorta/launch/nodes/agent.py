@@ -131,7 +131,7 @@ class Agent:
         """Return the next message of this kind."""
         while True:
             for message in self.turn(wire, None, {"ranks": {}, "folder": ""}):
-                if message["type"] == kind:
+                if message.get("type") == kind:
                     return message
 
     def turn(
@@ -149,7 +149,7 @@ class Agent:
         if wire in ready:
             messages, self._received_s = wire.receive(), now_s
             # The request to stop may arrive while the devices are being prepared.
-            self._is_stopping |= any(message["type"] == "stop" for message in messages)
+            self._is_stopping |= any(message.get("type") == "stop" for message in messages)
         elif now_s - self._received_s > LOST_S:
             raise WireError(f"no heartbeat for {now_s - self._received_s:.0f} s")
         if now_s - self._sent_s >= HEARTBEAT_S:

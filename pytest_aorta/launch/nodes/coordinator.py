@@ -195,6 +195,7 @@ class Coordinator:
         """Read the first message of a stranger, and admit its node."""
         try:
             messages = wire.receive()
+            node = admitted(wire, messages[0], self.spec, self.nodes) if messages else None
         except WireError as error:
             self.refusal = f"; a connection from {wire.peer} was refused: {error}"
             self.strangers.pop(wire)
@@ -202,7 +203,6 @@ class Coordinator:
             return
         if messages:
             self.strangers.pop(wire)
-            node = admitted(wire, messages[0], self.spec, self.nodes)
             if node is not None:
                 self.nodes[node.rank] = node
 

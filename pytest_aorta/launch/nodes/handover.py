@@ -157,7 +157,19 @@ def start_coordinator(
 
 
 def plan_from_json(data: Mapping[str, Any], run_dir: Path) -> LaunchPlan:
-    """Return the plan of :func:`plan_to_json`, with a run folder of this node."""
+    """Return the plan of :func:`plan_to_json`, with a run folder of this node.
+
+    Raises:
+        LaunchError: Node 0 has sent no such plan.
+    """
+    try:
+        return _plan(data, run_dir)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        problem = f"key {error} is missing" if isinstance(error, KeyError) else str(error)
+        raise LaunchError(f"plan of node 0 can't be read: {problem}; every node needs the same pytest-aorta") from None
+
+
+def _plan(data: Mapping[str, Any], run_dir: Path) -> LaunchPlan:
     spec = data["spec"] and WorkloadSpec(
         **data["spec"] | {"folder": Path(data["spec"]["folder"]), "preload": tuple(data["spec"]["preload"])}
     )

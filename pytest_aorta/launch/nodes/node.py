@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.common.files import write_bytes, write_text
+from pytest_aorta.common.files import UnreadableFile, read_json, write_bytes, write_text
+from pytest_aorta.common.schema import violation
+from pytest_aorta.common.text import brief
 from pytest_aorta.launch.nodes.wire import LOST_S, Wire, WireError, decode
 from pytest_aorta.result.folder import (
     AGENT_FILE,
@@ -25,6 +26,8 @@ from pytest_aorta.result.folder import (
 # Limit of all files of one node together; files.py limits each of them.
 MAX_NODE_BYTES = 1 << 30
 LOG_LINES = 8
+_SCHEMA = "rank_files.schema.json"
+_MESSAGES = ("heartbeat", "refused", "file", "end")
 _RANK_FILE = re.compile(
     r"ranks/(\d{1,6})/(?:pid|marks|progress|output\.log|stacks\.txt|py-spy\.txt|result\.json|error\.json"
     r"|collectives\.json|trace\.json\.gz)"
@@ -105,8 +108,8 @@ class Node:
             for message in self.wire.receive():
                 self.last_message_s = time.monotonic()
                 self.take(message, run_dir, world_size)
-        except (WireError, KeyError, TypeError, ValueError) as error:
-            self.lose(str(error) or type(error).__name__)
+        except WireError as error:
+            self.lose(str(error))
 
     def take(self, message: dict[str, Any], run_dir: Path, world_size: int) -> None:
         """Handle one message.
@@ -115,6 +118,7 @@ class Node:
             NodeFailed: The node refuses the plan.
             WireError: Node agents do not send this message.
         """
+        check_message(message, _MESSAGES)
         match message["type"]:
             case "heartbeat":
                 self.folder = str(message["folder"])
@@ -130,8 +134,6 @@ class Node:
                     self.send({"type": "bye"})
                     self.lose("its agent was sent SIGTERM")
                 self.outcome, self.ended_s = dict(message["outcome"]), time.monotonic()
-            case other:
-                raise WireError(f"unknown message {other!r}")
 
     def note_ranks(self, ranks: Mapping[str, Mapping[str, int]], run_dir: Path, world_size: int) -> None:
         """Write the progress of the node's ranks into node 0's run folder, where the progress line reads it."""
@@ -186,10 +188,10 @@ class Node:
         """Return the exit codes of the node's failed ranks."""
         path = node_folder(run_dir, self.rank) / AGENT_FILE
         try:
-            with path.open("rb") as file:
-                return list(json.loads(file.read(_MAX_OWN_BYTES))["failures"])
-        except (OSError, ValueError, KeyError, TypeError):
+            document = read_json(path, max_bytes=_MAX_OWN_BYTES)
+        except UnreadableFile:
             return []
+        return [] if violation(document, _SCHEMA, "agent") else list(document["failures"])
 
     def log_tail(self, run_dir: Path) -> str:
         """Return the last lines of the node's agent.log."""
@@ -201,12 +203,27 @@ class Node:
         return "\n".join(text.splitlines()[-LOG_LINES:])
 
 
+def check_message(message: Mapping[str, Any], kinds: Collection[str]) -> None:
+    """Check that a message is of one of these kinds, and has the keys of its kind.
+
+    Raises:
+        WireError: Node agents do not send this message.
+    """
+    kind = message.get("type")
+    if not isinstance(kind, str) or kind not in kinds:
+        raise WireError(f"unknown message {brief(repr(kind))}, allowed is one of {', '.join(kinds)}")
+    if problem := violation(message, _SCHEMA, kind):
+        raise WireError(f"malformed message {kind!r}: {problem}")
+
+
 def admitted(wire: Wire, hello: dict[str, Any], spec: Mapping[str, Any], nodes: Mapping[int, Node]) -> Node | None:
     """Return the node that a hello comes from; None for a waiting agent that this launch does not need.
 
     Raises:
         NodeFailed: The launcher has started too many agents, or the agent has another version.
+        WireError: The message is no hello of a node agent.
     """
+    check_message(hello, ("hello",))
     node = Node(hello["node_rank"], wire, hello)
     is_new = node.rank < spec["num_nodes"] and node.rank not in nodes
     if not is_new and hello["is_waiting"]:

@@ -23,6 +23,8 @@ from queue import Empty, Queue
 from typing import Any
 
 from pytest_aorta.common import variables
+from pytest_aorta.common.files import UnreadableFile, parse_json
+from pytest_aorta.common.text import brief
 
 NONCE_BYTES = 16
 MAC_BYTES = 32
@@ -156,8 +158,7 @@ class Wire:
         if not hmac.compare_digest(mac, self._mac(payload, self._received, from_server=not self._is_server)):
             raise WireError("a message was altered or is out of order")
         self._received += 1
-        message: dict[str, Any] = json.loads(payload)
-        return message
+        return parse_message(payload)
 
     def _mac(self, payload: bytes, number: int, *, from_server: bool) -> bytes:
         prefix = b"%s %d " % (b"server" if from_server else b"agent", number)
@@ -185,6 +186,21 @@ def _wire_error(error: Exception) -> WireError:
     return WireError(text)
 
 
+def parse_message(payload: bytes) -> dict[str, Any]:
+    """Return the message in ``payload``.
+
+    Raises:
+        WireError: The payload is not an object of strict JSON.
+    """
+    try:
+        message = parse_json(payload.decode("utf-8"), "message")
+    except (UnreadableFile, UnicodeDecodeError) as error:
+        raise WireError(f"malformed message: {error}") from None
+    if not isinstance(message, dict):
+        raise WireError(f"malformed message: got {brief(repr(message))}, allowed is an object")
+    return message
+
+
 def encode(data: bytes) -> str:
     """Return bytes as JSON text."""
     return base64.b64encode(data).decode("ascii")
@@ -198,5 +214,5 @@ def decode(text: object) -> bytes:
     """
     try:
         return base64.b64decode(str(text), validate=True)
-    except binascii.Error as error:
+    except (binascii.Error, ValueError) as error:
         raise WireError(f"not base64: {error}") from None

@@ -16,6 +16,7 @@ from statistics import mean
 from typing import Any
 
 from pytest_aorta.common.errors import AortaError
+from pytest_aorta.common.text import brief
 
 LOG, TENSORBOARD, TORCHTITAN = KINDS = ("log", "tensorboard", "torchtitan")
 ALL, FIRST = RANKS = ("all", "first")
@@ -26,6 +27,7 @@ THROUGHPUT = "tokens_per_s"
 _SERIES = {STEP, TIMESTAMP, LOSS, GRAD_NORM, *STEP_TIMES}
 _METRIC = re.compile(r"[a-z][a-z0-9_]{0,63}")
 GIB = 1 << 30
+MAX_COUNT = 10**15
 ADAPTER_SCHEMA: dict[str, Any] = {
     "type": "object",
     "additionalProperties": False,
@@ -151,8 +153,8 @@ def refuse_bad_adapter(adapter: Adapter) -> None:
             f"warmup is {adapter.warmup}; step times are differences of logging times, so warmup has to be 1 or more"
         )
     for name, least in {"every": 1, "warmup": 0, "last_step": 0, "tokens_per_step": 0}.items():
-        if (given := getattr(adapter, name)) < least:
-            raise AdapterError(f"{name} is {given}; allowed is an integer from {least}")
+        if not least <= (given := getattr(adapter, name)) <= MAX_COUNT:
+            raise AdapterError(f"{name} is {brief(str(given))}; allowed is an integer from {least} to {MAX_COUNT:,}")
     if bad := sorted(name for name in quantities if not _METRIC.fullmatch(name)):
         raise AdapterError(f"names {bad}: allowed are lower case letters, digits and _, a letter first")
 
@@ -180,6 +182,9 @@ def adapted(adapter: Adapter, records: Sequence[Record], source: str) -> Adapted
     if adapter.every > 1:
         environment["steps_per_step_time"] = adapter.every
     times = _step_times_ms(adapter, records, columns, source)
+    for name, value in [*(("step time", time) for time in times), *metrics.items()]:
+        if not math.isfinite(value):
+            raise AdapterError(f"{source}: {name} is {value}, allowed is a finite number")
     return Adapted(times, columns.get(LOSS, []), columns.get(GRAD_NORM, []), metrics, environment)
 
 
@@ -216,7 +221,7 @@ def _step_times_ms(
     if adapter.clock == f"logged {THROUGHPUT}":
         if any(rate <= 0 for rate in columns.get(THROUGHPUT, [0.0])):
             raise AdapterError(f"{source}: {THROUGHPUT} is missing or 0, so it gives no step time")
-        return [1000 * adapter.tokens_per_step / rate for rate in columns[THROUGHPUT]]
+        return [1000.0 * adapter.tokens_per_step / rate for rate in columns[THROUGHPUT]]
     moments = [record.moment_s for record in records[adapter.warmup - 1 :]]
     times = [
         1000 * (after - before) / adapter.every

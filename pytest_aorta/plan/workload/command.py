@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.common.errors import SpecError
+from pytest_aorta.common.text import brief
 
 # Names in braces besides config keys: the launch's folder, and the folder of the yaml.
 PLACES = ("run_dir", "folder")
@@ -63,7 +64,11 @@ class CommandLine:
 
 
 def command_line(command: Mapping[str, Any], config: Mapping[str, Any], *, folder: Path, run_dir: Path) -> CommandLine:
-    """Return the command with the config's values filled in; a script is relative to ``folder``, that of the yaml."""
+    """Return the command with the config's values filled in; a script is relative to ``folder``, that of the yaml.
+
+    Raises:
+        SpecError: An argument or a variable contains a character that no process can be given.
+    """
     values = {**config, "run_dir": str(run_dir), "folder": str(folder)}
     script = command.get("script")
     args: list[str] = []
@@ -73,6 +78,15 @@ def command_line(command: Mapping[str, Any], config: Mapping[str, Any], *, folde
         elif config[entry["when"]]:
             args += [filled(text, values) for text in entry["args"]]
     environment = {name: filled(text, values) for name, text in command.get("environment", {}).items()}
+    for where, text in [
+        *(("args", text) for text in args),
+        *((f"environment.{name}", environment[name]) for name in environment),
+    ]:
+        if not is_passable(text):
+            raise SpecError(
+                f"{folder / 'default.yaml'}: command.{where}: got {brief(ascii(text))}, allowed is text without NUL "
+                f"characters and lone surrogates"
+            )
     return CommandLine(str(folder / script) if script else command["module"], tuple(args), environment)
 
 
@@ -84,6 +98,14 @@ def filled(text: str, values: Mapping[str, Any]) -> str:
         return value if isinstance(value, str) else json.dumps(value)
 
     return _NAME.sub(value_of, text)
+
+
+def is_passable(text: str) -> bool:
+    """Return whether a process can be given ``text`` as an argument or a variable."""
+    try:
+        return b"\0" not in text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
 
 
 def refuse_unknown_names(where: str, texts: Iterable[str], properties: Iterable[str]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.common.errors import SpecError
-from pytest_aorta.common.files import UnreadableFile, read_yaml
+from pytest_aorta.common.files import UnreadableFile, parse_json, read_yaml
 from pytest_aorta.common.text import brief
 from pytest_aorta.plan.workload.adapter import ADAPTER_SCHEMA, Adapter, AdapterError
 from pytest_aorta.plan.workload.command import COMMAND_SCHEMA, refuse_unknown_names, texts_of
@@ -268,8 +268,8 @@ def _plain(spec: WorkloadSpec, config: Mapping[str, Any]) -> dict[str, Any]:
     plain = {}
     for key, value in config.items():
         try:
-            plain[key] = json.loads(json.dumps(value, allow_nan=False))
-        except (TypeError, ValueError, RecursionError) as error:
+            plain[key] = parse_json(json.dumps(value, allow_nan=False), key)
+        except (TypeError, ValueError, RecursionError, UnreadableFile) as error:
             raise SpecError(
                 f"{spec.yaml}: config of workload {spec.name!r}: {key}: got {brief(repr(value))}, "
                 f"allowed is plain JSON: {error}"

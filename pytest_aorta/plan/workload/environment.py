@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.common.errors import SpecError
+from pytest_aorta.common.text import brief
+from pytest_aorta.plan.workload.command import is_passable
 
 # Config key that every workload has: variables of the ranks, name -> value, set before they start.
 ENVIRONMENT_KEY = "environment"
@@ -65,8 +67,11 @@ def check_environment(where: str, environment: Mapping[str, Any]) -> None:
             f"the launcher sets"
         )
     for name, value in environment.items():
-        if not isinstance(value, str) or "\0" in value:
-            raise SpecError(f"{where}: {ENVIRONMENT_KEY}.{name}: got {value!r}, allowed is text")
+        if not isinstance(value, str) or not is_passable(value):
+            raise SpecError(
+                f"{where}: {ENVIRONMENT_KEY}.{name}: got {brief(ascii(value))}, allowed is text without NUL "
+                f"characters and lone surrogates"
+            )
 
 
 def case_suffix(environment: Mapping[str, str]) -> str:

@@ -11,6 +11,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from pytest_aorta.common.files import UnreadableFile, read_bytes
+from pytest_aorta.common.text import brief
 from pytest_aorta.plan.workload.adapter import (
     LOG,
     STEP,
@@ -26,11 +28,17 @@ from pytest_aorta.plan.workload.command import filled
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _LAST_LINES = 5
-# The line that torchtitan logs for a step; its memory is the peak reserved since the previous line.
+# Limits of a log: its size, and the part of a line that is searched, since a pattern's time can grow with the square of
+# the length.
+MAX_LOG_BYTES = 256 << 20
+MAX_LINE = 10_000
+# The line that torchtitan logs for a step; its memory is the peak reserved since the previous line. Every repetition
+# has a limit, so that the search takes linear time.
 TORCHTITAN_PATTERN = (
-    r"\[titan\] (?P<timestamp>\d\S+ \d\S+) - .* - step:\s*(?P<step>\d+)\s+loss:\s*(?P<loss>\S+)"
-    r"(?:\s+grad_norm:\s*(?P<grad_norm>\S+))?\s+memory:\s*(?P<peak_memory_reserved_gib>-?[\d.,]+)GiB\([^)]*\)"
-    r"\s+tps:\s*(?P<tokens_per_s>[\d,]+)(?:\s+tflops:\s*(?P<model_tflops>[\d,.]+))?"
+    r"\[titan\] (?P<timestamp>\d\S{1,30} \d\S{1,30}) - \S{1,80} - \S{1,20} - step:\s{0,20}(?P<step>\d{1,18})"
+    r"\s{1,20}loss:\s{0,20}(?P<loss>\S{1,30})(?:\s{1,20}grad_norm:\s{0,20}(?P<grad_norm>\S{1,30}))?"
+    r"\s{1,20}memory:\s{0,20}(?P<peak_memory_reserved_gib>-?[\d.,]{1,20})GiB\([^)]{0,20}\)"
+    r"\s{1,20}tps:\s{0,20}(?P<tokens_per_s>[\d,]{1,20})(?:\s{1,20}tflops:\s{0,20}(?P<model_tflops>[\d,.]{1,20}))?"
 )
 TORCHTITAN_SCALARS = {
     "step_time_s": "time_metrics/end_to_end(s)",
@@ -86,9 +94,10 @@ def read_records(adapter: Adapter, rank_log: Path) -> tuple[list[Record], str]:
         return _event_records(adapter)
     path = Path(adapter.file) if adapter.file else rank_log
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise AdapterError(f"{path}: can't be read: {error.strerror or error}") from None
+        # The log of a script may be a link to its newest run.
+        text = read_bytes(path.resolve(), max_bytes=MAX_LOG_BYTES).decode("utf-8", "replace")
+    except (OSError, ValueError, UnreadableFile) as error:
+        raise AdapterError(str(error) if isinstance(error, UnreadableFile) else f"{path}: {error}") from None
     return log_records(adapter.pattern, text, str(path)), str(path)
 
 
@@ -99,7 +108,7 @@ def log_records(pattern: str, text: str, source: str) -> list[Record]:
         AdapterError: No line matches, or a group of the match is not a number.
     """
     lines = _ANSI.sub("", text).splitlines()
-    matches = [match for line in lines if (match := re.search(pattern, line))]
+    matches = [match for line in lines if (match := re.search(pattern, line[:MAX_LINE]))]
     if not matches:
         last = "".join(f"\n  | {line[:300]}" for line in lines[-_LAST_LINES:]) or " it is empty"
         raise AdapterError(f"pattern {pattern!r} matches no line of {source}, which ends:{last}")
@@ -113,8 +122,9 @@ def _record(groups: Mapping[str, str | None], source: str) -> Record:
     try:
         values = {name: float(text.replace(",", "")) for name, text in given.items()}
         return Record(int(step.replace(",", "")), None if moment is None else _moment_s(moment), values)
-    except ValueError as error:
-        raise AdapterError(f"{source}: a line matches, but a value is not a number: {error}") from None
+    except (ValueError, OverflowError) as error:
+        problem = brief(str(error), 200)
+        raise AdapterError(f"{source}: a line matches, but a value is not a number: {problem}") from None
 
 
 def _moment_s(text: str) -> float:
@@ -140,7 +150,10 @@ def _event_records(adapter: Adapter) -> tuple[list[Record], str]:
         raise AdapterError(f"{adapter.folder}: expected one event file in this folder or below; {there}")
     # 0 keeps every event; the default keeps a sample.
     events = module.EventAccumulator(str(files[0]), size_guidance={"scalars": 0, "tensors": 0})
-    events.Reload()
+    try:
+        events.Reload()
+    except Exception as error:  # noqa: BLE001 - tensorboard names no error for damaged event files
+        raise AdapterError(f"{files[0]}: tensorboard can't read it: {type(error).__name__}: {error}") from None
     tags = events.Tags()["scalars"]
     steps: dict[int, tuple[float, dict[str, float]]] = {}
     for name, tag in adapter.scalars:
@@ -157,4 +170,4 @@ def _integer(name: str, given: Any, values: Mapping[str, Any]) -> int:
     try:
         return int(text)
     except ValueError:
-        raise AdapterError(f"{name}: got {text!r}, allowed is an integer") from None
+        raise AdapterError(f"{name}: got {brief(repr(text))}, allowed is an integer") from None

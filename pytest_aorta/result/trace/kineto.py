@@ -9,8 +9,10 @@ work of gloo's own threads for a collective.
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import re
+import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,12 +20,27 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from pytest_aorta.common.errors import AortaError
+from pytest_aorta.common.files import UnreadableFile, read_bytes
+from pytest_aorta.common.text import brief
 from pytest_aorta.result.measurements import Collective
 from pytest_aorta.result.trace.intervals import Intervals, difference, union
 from pytest_aorta.result.trace.overlap import Lane, OverlapCapture, overlap_of
 
 Event: TypeAlias = Mapping[str, Any]
 Span: TypeAlias = tuple[int, int]
+
+# Limits of one rank's trace, packed and unpacked. A step of an 8B model on one rank has about 30 MB with host events.
+MAX_TRACE_BYTES = 256 << 20
+MAX_TRACE_VALUES = 16_000_000
+# Times are nanoseconds in 64 bits.
+_MAX_NS = 1 << 63
+_NUMBER = (int, float)
+_EVENT_KEYS: dict[str, tuple[type, ...]] = {
+    "ph": (str,), "name": (str,), "cat": (str,), "ts": _NUMBER, "dur": _NUMBER, "args": (dict,), "pid": (int, str),
+    "tid": (int, str), "id": (int, str),
+}  # fmt: skip
+_KIND_NAMES: dict[type, str] = {str: "text", int: "an integer", dict: "an object"}
 
 # The annotation around the work that separates profiled steps: n + 1 boundaries for n steps.
 BOUNDARY = "aorta::boundary"
@@ -51,17 +68,75 @@ _SERVED_AS = {
 }
 
 
+class TraceError(AortaError, ValueError):
+    """A file is not a trace that can be read; the message names the file and the event."""
+
+
 def read_trace(path: Path) -> dict[str, Any]:
     """Return the document of a trace file, gzipped or not.
 
     Raises:
-        ValueError: The file is not a Chrome trace.
+        TraceError: The file can't be read, is too large, or is not a Chrome trace.
     """
-    data = path.read_bytes()
-    document = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
+    try:
+        data = _unzipped(path, read_bytes(path, max_bytes=MAX_TRACE_BYTES))
+    except UnreadableFile as error:
+        raise TraceError(str(error)) from None
+    # A value of two bytes, "[]," for example, takes thirty times as much memory.
+    if (values := sum(map(data.count, (b",", b"[", b"{")))) > MAX_TRACE_VALUES:
+        raise TraceError(f"{path}: {values:,} values; at most {MAX_TRACE_VALUES:,} are read, profile fewer steps")
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise TraceError(f"{path}: not valid JSON: {error}") from None
     if not isinstance(document, dict) or not isinstance(document.get("traceEvents"), list):
-        raise ValueError(f"{path}: not a Chrome trace, which is an object with a list traceEvents")
+        raise TraceError(f"{path}: not a Chrome trace, which is an object with a list traceEvents")
+    base_ns = document.get("baseTimeNanoseconds", 0)
+    if not isinstance(base_ns, int) or abs(base_ns) >= _MAX_NS:
+        raise TraceError(f"{path}: baseTimeNanoseconds: got {brief(repr(base_ns))}, allowed is an integer of 64 bits")
+    for number, event in enumerate(document["traceEvents"]):
+        if problem := _malformed(event):
+            raise TraceError(f"{path}: traceEvents[{number}]{problem}")
     return document
+
+
+def _unzipped(path: Path, data: bytes) -> bytes:
+    if data[:2] != b"\x1f\x8b":
+        return data
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+            text = file.read(MAX_TRACE_BYTES + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise TraceError(f"{path}: not a whole gzip file: {error}") from None
+    if len(text) > MAX_TRACE_BYTES:
+        raise TraceError(
+            f"{path}: {len(data):,} bytes are more than {MAX_TRACE_BYTES:,} bytes when unpacked, which is the limit; "
+            "profile fewer steps"
+        )
+    return text
+
+
+def _malformed(event: Any) -> str:
+    """Return the key of an event that has a wrong type with the value and what is allowed; nothing for a good event."""
+    if not isinstance(event, dict):
+        return f": got {brief(repr(event))}, allowed is an object"
+    phase = event.get("ph")
+    for key, kind in _EVENT_KEYS.items():
+        required = key in ("ph", "name") or (key == "ts" and phase != "M") or (key == "dur" and phase == "X")
+        if key not in event:
+            if required:
+                return f": key {key!r} is missing"
+            continue
+        value = event[key]
+        is_right = isinstance(value, kind) and not isinstance(value, bool)
+        if kind is _NUMBER:
+            is_right = is_right and abs(value) < _MAX_NS
+        if not is_right:
+            names = "a number within 64 bits" if kind is _NUMBER else " or ".join(_KIND_NAMES[one] for one in kind)
+            return f".{key}: got {brief(repr(value))}, allowed is {names}"
+    if event["name"] == "thread_name" and not isinstance(event.get("args", {}).get("name"), str):
+        return ".args.name: missing or not text, which a thread_name has"
+    return ""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from tests.unit.builders import make_baseline, make_facts, stored
 
 VERSION_2 = Path(__file__).parent / "data/baseline_version_2.json"
 ANY_TEXT = st.text(st.characters(exclude_categories=()), min_size=1)
-NUMBER = st.floats(allow_nan=False, allow_infinity=False)
+NUMBER = st.floats(-1e100, 1e100)
 
 
 def ascii_id(text: str) -> str:
@@ -85,7 +85,7 @@ def test_baseline_that_is_not_there_is_none(tmp_path):
     assert read_baseline(tmp_path / "absent", "cpu-x2-gloo", "case") is None
 
 
-@given(p50=st.floats(0, 1e300), loss=st.none() | NUMBER, metric=NUMBER, text=ANY_TEXT, case=ANY_TEXT)
+@given(p50=st.floats(1e-300, 1e12), loss=st.none() | NUMBER, metric=NUMBER, text=ANY_TEXT, case=ANY_TEXT)
 def test_written_baseline_is_read_back_equal(tmp_path_factory, p50, loss, metric, text, case):
     facts = make_facts(final_loss=loss, metrics={"tokens_per_s": metric}, environment={"torch": text, "hip": None})
     facts = replace(facts, step_time_ms=facts.step_time_ms | {"p50": p50})
@@ -119,7 +119,7 @@ def test_same_baseline_is_the_same_bytes(tmp_path):
     [
         ("launches.0.num_steps", "20", '$.launches[0].num_steps: got "20", allowed is type "integer"'),
         ("launches.0.num_steps", 0, "$.launches[0].num_steps: got 0, allowed is at least 1"),
-        ("launches.0.step_time_ms.p50", -1.0, "$.launches[0].step_time_ms.p50: got -1.0, allowed is at least 0"),
+        ("launches.0.step_time_ms.p50", -1.0, "$.launches[0].step_time_ms.p50: got -1.0, allowed is above 0"),
         ("launches.0.step_time_ms.p50", True, "$.launches[0].step_time_ms.p50: got true, allowed is type"),
         (
             "launches.0.launcher",

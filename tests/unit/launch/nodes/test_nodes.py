@@ -51,7 +51,10 @@ class FakeWire:
 
 
 def hello(rank: int = 1, **changes: Any) -> dict[str, Any]:
-    return {"node_rank": rank, "host": f"host{rank}", "is_waiting": False, "versions": versions()} | changes
+    return {
+        "type": "hello", "node_rank": rank, "host": f"host{rank}", "address": "10.0.0.2", "store_port": None,
+        "is_waiting": False, "versions": versions(),
+    } | changes  # fmt: skip
 
 
 def make_node(rank: int = 1) -> Node:
@@ -59,7 +62,8 @@ def make_node(rank: int = 1) -> Node:
 
 
 def end(*, is_terminated: bool = False, **outcome: Any) -> dict[str, Any]:
-    return {"type": "end", "outcome": outcome, "is_terminated": is_terminated}
+    defaults = {"agent_status": None, "stopped": [], "survivors": [], "wall_s": 1.0}
+    return {"type": "end", "outcome": defaults | outcome, "is_terminated": is_terminated}
 
 
 SPEC = {"num_nodes": 2, "versions": versions()}

@@ -1,0 +1,590 @@
+"""Every reader of the package with a strategy of what it may be given, and the errors that it may raise."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import pickle
+import resource
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from pytest_aorta.cli.run.config import given_config
+from pytest_aorta.common.errors import AortaError
+from pytest_aorta.launch.guarded import _outcome
+from pytest_aorta.launch.lease.lease import bad_marks, holders
+from pytest_aorta.launch.lease.queue import BAD, ClaimFolder, takes_lock
+from pytest_aorta.launch.nodes.handover import plan_from_json, plan_to_json
+from pytest_aorta.launch.nodes.node import NodeFailed, admitted
+from pytest_aorta.launch.nodes.wire import WireError, encode, parse_message
+from pytest_aorta.plan.options import OPTIONS
+from pytest_aorta.plan.workload.adapter import Adapter, adapted
+from pytest_aorta.plan.workload.command import command_line
+from pytest_aorta.plan.workload.declaration import (
+    default_config,
+    filled_adapter,
+    read_workload,
+    resolve_config,
+)
+from pytest_aorta.plan.workload.logs import TORCHTITAN_PATTERN, log_records
+from pytest_aorta.plugin.read_markers import read_markers
+from pytest_aorta.result.diagnosis import launch_failure
+from pytest_aorta.result.facts import launch_facts
+from pytest_aorta.result.flight import refusal
+from pytest_aorta.result.measurements import CollectiveTime, StepOverlap, TensorHashes
+from pytest_aorta.result.outcome import EndReason, LaunchOutcome, phases_s
+from pytest_aorta.result.reading import collect_result, read_result
+from pytest_aorta.result.trace.merged import merge_run
+from pytest_aorta.verdict.baseline import read_baseline_file
+from pytest_aorta.verdict.comparison import StoredComparison
+from tests.unit.builders import (
+    ENDED_WELL,
+    default_priors,
+    make_baseline,
+    make_facts,
+    make_plan,
+    make_provenance,
+    make_result,
+    rank_values,
+    stored,
+)
+from tests.unit.fuzz.mutations import HOSTILE, JUNK, damaged, damaged_bytes, damaged_json
+from tests.unit.kineto_traces import rank_trace
+
+# Limits of one case, in CPU seconds, and of all cases of a reader together.
+MAX_CASE_S = 5.0
+MAX_GROWTH_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A reader of the package.
+
+    Attributes:
+        name: what it reads.
+        cases: strategy of what it is given.
+        read: reads one case, in an empty folder of the reader's own.
+        errors: what it may raise.
+    """
+
+    name: str
+    cases: st.SearchStrategy[Any]
+    read: Callable[[Any, Path], object]
+    errors: tuple[type[BaseException], ...] = (AortaError,)
+
+
+@dataclass
+class Survey:
+    """The outcome of a reader's cases: their number, the seconds they took, and defects by kind and place."""
+
+    cases: int = 0
+    seconds: float = 0.0
+    defects: Counter[str] = field(default_factory=Counter)
+
+
+def run(reader: Reader, max_cases: int, folder: Path, *, raises: bool) -> Survey:
+    """Give a reader ``max_cases`` cases; with ``raises`` the first defect is raised, in its smallest form."""
+    survey = Survey()
+    began_s, before_bytes = time.monotonic(), _peak_bytes()
+    phases = [Phase.generate, Phase.shrink] if raises else [Phase.generate]
+
+    @settings(
+        max_examples=max_cases, database=None, deadline=None, phases=phases, suppress_health_check=list(HealthCheck)
+    )
+    @given(reader.cases)
+    def check(case: Any) -> None:
+        survey.cases += 1
+        case_s = time.thread_time()
+        try:
+            reader.read(case, folder)
+        except reader.errors as error:
+            if not str(error):
+                raise AssertionError("an error without words") from error
+        except Exception as error:
+            if raises:
+                raise
+            survey.defects[_place(error)] += 1
+        if time.thread_time() - case_s > MAX_CASE_S:
+            if raises:
+                raise AssertionError(f"{reader.name}: took {time.thread_time() - case_s:.1f} s of CPU time")
+            survey.defects["slow"] += 1
+
+    check()
+    if (grown := _peak_bytes() - before_bytes) > MAX_GROWTH_BYTES:
+        if raises:
+            raise AssertionError(f"{reader.name}: grew by {grown:,} bytes")
+        survey.defects["large"] += 1
+    survey.seconds = time.monotonic() - began_s
+    return survey
+
+
+def _peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _place(error: BaseException) -> str:
+    """Return the error's type and the innermost line of the package that it came through."""
+    place, trace = "", error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if "/pytest_aorta/" in code.co_filename:
+            place = f"{code.co_filename.partition('/pytest_aorta/')[2]}:{code.co_qualname}"
+        trace = trace.tb_next
+    return f"{type(error).__name__} in {place}"
+
+
+# --- YAML: declarations and configs -----------------------------------------------------------------------------------
+
+DECLARATION = """
+description: a script
+command:
+  script: train.py
+  args: [--steps, "{steps}", {when: fast, args: ["--name={label}"]}]
+  environment: {MODE: "{label}"}
+adapter: {kind: log, pattern: 'step (?P<step>\\d+) in (?P<step_time_ms>\\d+)', warmup: "{steps}", file: "{run_dir}/log"}
+preload: [torch.fx]
+min_world_size: 2
+config:
+  size: {type: string, enum: [small, large], default: small, description: preset}
+  steps: {type: integer, minimum: 1, default: 5, description: steps}
+  label: {type: string, default: a, description: label}
+  fast: {type: boolean, default: false, description: fast}
+  fault: {type: object, default: {}, description: fault, properties: {kind: {type: string}}}
+presets: {size: {small: {steps: 5}, large: {steps: 50}}}
+"""
+YAML_TEXTS = [
+    DECLARATION,
+    "a: !!bool maybe", "a: !!int x", "a: !!float ''", "a: !!timestamp x", "a: !!binary '\xff'", "a: !!null {}",
+    "a: !!python/object:os.system {}", "&a [*a]", "a: &a {b: *a}", "? [a]\n: 1", "? {a: 1}\n: 1", "<<: [1]", "<<: 1",
+    "!!omap [a]", "!!pairs [1]", "!!set {a}", "!!str {}", "!!seq a", "!!map a", "=: 1", "a: 1:99:99", "a: 0b", "a: 0x",
+    "a: 2026-13-45", "a: 2026-01-01 99:99:99", "a: .nan", "a: 1e999", "%YAML 9.9\n---\na: 1", "a: 1\n---\nb: 2",
+    "\n".join(f"k{number}: 1" for number in range(30_000)),
+    "\n".join(["a0: &a0 [x, x]"] + [f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}, *a{n - 1}]" for n in range(1, 40)]),
+    "\n".join(["a0: &a0 {x: 1}"] + [f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}, *a{n - 1}]}}" for n in range(1, 24)]),
+    DECLARATION.replace("default: {}", "default: &x [*x]"),
+    DECLARATION.replace("enum: [small, large]", "enum: !!set {small, large}"),
+    DECLARATION.replace("--steps,", '"\\0",'), DECLARATION.replace("default: a,", 'default: "\\0",'),
+    DECLARATION.replace("default: a,", 'default: "\\ud800",'), DECLARATION.replace("torch.fx", "!!binary aa"),
+    DECLARATION.replace("a script", "!!bool maybe"), "[" * 5000, "a: " + "9" * 5000, "- " * 400 + "a",
+]  # fmt: skip
+
+
+def _yaml_of(document: Any) -> bytes:
+    try:
+        return yaml.safe_dump(document, allow_unicode=True).encode("utf-8", "surrogatepass")
+    except (yaml.YAMLError, ValueError):
+        return json.dumps(document).encode()
+
+
+YAML_FILES = (
+    st.sampled_from([text.encode("utf-8") for text in YAML_TEXTS])
+    | damaged(yaml.safe_load(DECLARATION)).map(_yaml_of)
+    | damaged_bytes(DECLARATION.encode())
+)
+
+
+def _read_declaration(data: bytes, folder: Path) -> None:
+    (folder / "train.py").touch()
+    (folder / "default.yaml").write_bytes(data)
+    spec = read_workload("toy", folder, None)
+    config = resolve_config(spec, {})
+    if spec.command:
+        line = command_line(spec.command, config, folder=folder, run_dir=folder)
+        assert [os.fsencode(text) for text in (*line.args, *line.environment.values())].count(b"\0") == 0
+    filled_adapter(spec, default_config(spec, {}), folder, 0)
+
+
+def _toy(folder: Path) -> Any:
+    (folder / "train.py").touch()
+    (folder / "default.yaml").write_text(DECLARATION, encoding="utf-8")
+    return read_workload("toy", folder, None)
+
+
+def _read_config(data: bytes, folder: Path) -> None:
+    file = folder / "config.yaml"
+    file.write_bytes(data)
+    given_config(_toy(folder), file, None, [])
+
+
+def _read_assignment(text: str, folder: Path) -> None:
+    given_config(_toy(folder), None, None, [text])
+
+
+def _read_given(config: Any, folder: Path) -> None:
+    if isinstance(config, dict):
+        spec = _toy(folder)
+        command_line(spec.command or {}, resolve_config(spec, config), folder=folder, run_dir=folder)
+
+
+# --- stored documents -------------------------------------------------------------------------------------------------
+
+HASHES = asdict(TensorHashes(["w"], [[2]], {"3": ["a" * 32]}))
+STEP = asdict(StepOverlap(10.0, 6.0, 4.0, 0.0, 2.0, 2.0, {"all_gather": CollectiveTime(4.0, 2.0)}))
+RANK = rank_values(
+    tensor_hashes={"weights": HASHES}, boundary_hashes={"forward": HASHES}, overlap=[STEP], wait_ms=[1.0, 2.0],
+    memory_bytes=[5], canary_before={"gemm_ms": 1.0}, canary_after={"gemm_ms": 1.0}, grad_norm=[1.0, 1.0, 1.0],
+    timeline={"compute": [[0.0, 1.0]]},
+)  # fmt: skip
+RESULT = make_result(
+    [[1.0, 2.0, 3.0], [1.0, 2.5, 3.0]],
+    overlap=[[StepOverlap.from_json(STEP)]] * 2, wait_ms=[[1.0, 2.0, 1.0], [0.5, 0.5, 0.5]],
+    memory_bytes=[[5] * 12] * 2,
+    metrics={"peak_memory_bytes": [1.0, 2.0]}, loss=[3.0, 2.0, 1.0], canary_before={"gemm_ms": [1.0, 1.0]},
+    canary_after={"gemm_ms": [1.0, 1.0]}, provenance=make_provenance(),
+    tensor_hashes={"weights": TensorHashes(**HASHES)},
+).to_json()  # fmt: skip
+
+
+def _read_result(data: bytes, folder: Path) -> None:
+    file = folder / "result.json"
+    file.write_bytes(data)
+    result = read_result(file)
+    launch_facts(result).to_json()
+    result.to_json()
+
+
+def _read_ranks(data: bytes, folder: Path) -> None:
+    plan = make_plan(folder)
+    for rank, content in enumerate((data, json.dumps(RANK).encode())):
+        place = folder / "ranks" / str(rank)
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "result.json").write_bytes(content)
+    launch_facts(collect_result(plan, ENDED_WELL))
+
+
+BASELINE = make_baseline(
+    launches=stored(make_facts(exposed_ms={"all_gather": 1.0}, canary_ms={"gemm_ms": 1.0}, rank_lag_ms=[1.0, 0.0]))
+).to_json()
+
+
+def _read_baseline(data: bytes, folder: Path) -> None:
+    file = folder / "baseline.json"
+    file.write_bytes(data)
+    baseline = read_baseline_file(file)
+    json.dumps(baseline.to_json(), allow_nan=False)
+    for facts in baseline.center_launches:
+        assert facts.device in ("cpu", "cuda")
+        assert facts.moment_s > -(2**40)
+    comparison = StoredComparison("case", BASELINE["config"], baseline, {}, default_priors, 3)
+    for row in comparison.judge([make_facts()] * 3).rows:
+        row.to_json()
+
+
+# --- what a launch leaves ---------------------------------------------------------------------------------------------
+
+ERROR = {"type": "ValueError", "message": "bad", "traceback": "Traceback ...\nValueError: bad", "time_ns": 1}
+AGENT = {"failures": [{"rank": 1, "exit_code": -9}, {"rank": 0, "exit_code": 1}]}
+FLIGHT = {"entries": [{"profiling_name": "nccl:all_reduce", "collective_seq_id": 7}]}
+STACKS = b'Thread 0x1 (most recent call first):\n  File "/a/b.py", line 12 in wait\n  File "c.py", line 3 in main\n'
+LOG = b"step 1\n[rank1]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE)\n"
+MARKS = b"started 101000000000\nimported 102000000000\nset_up 103000000000\nran 104000000000\n"
+LEFT = st.fixed_dictionaries(
+    {},
+    optional={
+        "error.json": damaged_json(ERROR) | st.just(json.dumps(ERROR).encode()),
+        "collectives.json": damaged_json(FLIGHT),
+        "../../agent.json": damaged_json(AGENT),
+        "stacks.txt": damaged_bytes(STACKS, STACKS.replace(b"12", b"9" * 5000)),
+        "output.log": damaged_bytes(LOG, LOG.replace(b"7", b"9" * 5000)),
+        "progress": st.binary(max_size=20),
+        "marks": damaged_bytes(MARKS),
+        "pid": st.binary(max_size=12),
+    },
+)
+
+
+def _read_left(files: Mapping[str, bytes], folder: Path) -> None:
+    plan = make_plan(folder)
+    place = folder / "ranks/1"
+    place.mkdir(parents=True, exist_ok=True)
+    for name in ("error.json", "collectives.json", "../../agent.json", "stacks.txt", "output.log", "progress", "marks"):
+        (place / name).unlink(missing_ok=True)
+    for name, content in files.items():
+        (place / name).write_bytes(content)
+    for reason in (EndReason.EXIT, EndReason.RANK_ERROR, EndReason.TIME_LIMIT):
+        failure = launch_failure(plan, LaunchOutcome(reason, 1, (), (), 1.0))
+        assert failure is not None
+        failure.text.encode("utf-8", "backslashreplace")
+    assert all(duration_s >= 0 for duration_s in phases_s([place], 100.0, 112.0).values())
+
+
+VERDICT = {
+    "reason": "exit", "agent_status": 0, "stopped": [1], "survivors": [], "began_ns": 10**18, "wall_s": 1.5,
+    "detail": "",
+}  # fmt: skip
+
+
+def _read_verdict(data: bytes, folder: Path) -> None:
+    outcome = _outcome(make_plan(folder), data)
+    launch_failure(make_plan(folder), outcome)
+
+
+def _read_trace(data: bytes, folder: Path) -> None:
+    place = folder / "ranks/0"
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "trace.json.gz").write_bytes(data)
+    merge_run(folder)
+
+
+TRACE = json.dumps(rank_trace()).encode()
+BOMB = gzip.compress(b'{"traceEvents": [' + b" " * (300 << 20) + b"]}", compresslevel=9)
+TRACES = (
+    damaged(rank_trace()).map(lambda document: gzip.compress(json.dumps(document).encode(), 1))
+    | damaged_bytes(gzip.compress(TRACE, 1), TRACE)
+    | damaged_bytes(TRACE).map(lambda data: gzip.compress(data, 1))
+)
+
+
+# --- logs, nodes, leases, dumps ---------------------------------------------------------------------------------------
+
+LINE = "[titan] 2026-11-21 17:04:01,000 - root - INFO - step: {} loss: {} grad_norm: {} memory: {}GiB(1.08%) tps: {}"
+OWN_PATTERN = r"step (?P<step>\S+) (?P<timestamp>\S+) (?P<loss>\S+) (?P<tokens_per_s>\S+) (?P<peak_x_gib>\S+)"
+NUMBERS = st.sampled_from(
+    ["1", "2", "3", "nan", "inf", "-inf", "-1", "0", "1e308", "1e-320", "9" * 400, "9" * 5000, "1,0", "x",
+     "\u0663", "2.5", "1_0", "0001-01-01T00:00", "9999-12-31", "2026-11-21"]
+)  # fmt: skip
+LONG_LINES = st.sampled_from(
+    [
+        "[titan] 1 1 - " * 20_000, "[titan] 1" + "1" * 200_000, "[titan] 2026-1 1 - " + " - step: 1 loss: " * 20_000,
+        "[titan] 11 11 - x - step:" + " " * 300_000, "step " * 100_000, "\x1b[" * 200_000, "step " + "9" * 300_000,
+        "[titan] 11 11 - x - step: 1 loss: 1 memory: " + "1" * 300_000,
+    ]
+)  # fmt: skip
+LOGS = st.tuples(
+    st.booleans(), st.integers(0, 3), st.sampled_from([0, 1, 2048, 10**400]),
+    st.lists(st.tuples(NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS), max_size=5), LONG_LINES | st.text(),
+)  # fmt: skip
+
+
+def _read_log(case: Any, folder: Path) -> None:
+    is_titan, warmup, tokens, rows, other = case
+    if is_titan:
+        text = "\n".join([*(LINE.format(*row) for row in rows), other])
+        adapter = Adapter("log", TORCHTITAN_PATTERN, warmup=warmup, tokens_per_step=tokens)
+    else:
+        text = "\n".join([*(f"step {' '.join(row)}" for row in rows), other])
+        adapter = Adapter("log", OWN_PATTERN, warmup=max(1, warmup), tokens_per_step=tokens)
+    found = adapted(adapter, log_records(adapter.pattern, text, "the log"), "the log")
+    json.dumps(asdict(found), allow_nan=False)
+
+
+class _Wire:
+    peer = "10.0.0.1"
+
+    def __init__(self, messages: list[Any]) -> None:
+        self.messages = messages
+
+    def receive(self) -> list[Any]:
+        messages, self.messages = self.messages, []
+        return messages
+
+    def send(self, message: Any) -> None:
+        json.dumps(message)
+
+    def close(self) -> None:
+        pass
+
+
+VERSIONS = {"torch": "2.11.0", "python": "3.11"}
+HELLO = {
+    "type": "hello", "node_rank": 1, "host": "b", "address": "10.0.0.2", "versions": VERSIONS, "is_waiting": False,
+    "store_port": 1234,
+}  # fmt: skip
+OUTCOME = asdict(LaunchOutcome(EndReason.EXIT, 0, (5,), (), 1.0)) | {"stopped": [5], "survivors": []}
+MESSAGES = [
+    {"type": "heartbeat", "folder": "/tmp/x", "ranks": {"1": {"pid": 5, "steps": 3}}},
+    {"type": "refused", "text": "no devices"},
+    {"type": "file", "name": "ranks/1/output.log", "data": encode(b"hello"), "is_first": True},
+    {"type": "file", "name": "flight/rank_1", "data": encode(b"hello"), "is_first": True},
+    {"type": "file", "name": "agent.json", "data": encode(json.dumps(AGENT).encode()), "is_first": True},
+    {"type": "end", "outcome": OUTCOME, "is_terminated": False},
+]  # fmt: skip
+
+
+def _read_messages(case: Any, folder: Path) -> None:
+    first, payloads = case
+    node = admitted(_Wire([]), parse_message(first), {"num_nodes": 2, "versions": VERSIONS}, {})  # type: ignore[arg-type]
+    if node is None:
+        return
+    node.wire = _Wire([parse_message(payload) for payload in payloads])  # type: ignore[assignment]
+    node.read(folder, 2)
+    assert node.has_failed in (True, False)
+    json.dumps([node.stopped, node.survivors, node.lost, node.name, node.failures(folder), node.log_tail(folder)])
+    if node.outcome:
+        _outcome(make_plan(folder), json.dumps({**VERDICT, "reason": node.outcome["reason"]}).encode())
+
+
+PLAN = json.loads(json.dumps(plan_to_json(make_plan(Path("/x")))))
+
+
+def _read_plan(document: Any, folder: Path) -> None:
+    plan_from_json(document, folder)
+
+
+CLAIM = {
+    "owner": "test", "pid": 5, "pool": ["gpu0"], "count": 1, "exclusive": False, "overtaken": 0, "resources": ["gpu0"],
+    "since_s": 1.0,
+}  # fmt: skip
+CLAIM_FILES = damaged_bytes(json.dumps(CLAIM).encode() + b"\novertaken\n") | damaged(CLAIM).map(
+    lambda document: json.dumps(document).encode() + b"\n"
+)
+CLAIM_NAMES = st.sampled_from(
+    ["000000000001.claim", "x.claim", ".claim", "9" * 60 + ".claim", "-1.claim", "\u0663.claim"]
+)
+
+
+def _read_claim(case: tuple[str, bytes], folder: Path) -> None:
+    name, data = case
+    leases = folder / "leases"
+    leases.mkdir(mode=0o700, exist_ok=True)
+    for old in leases.iterdir():
+        old.unlink()
+    (leases / name).write_bytes(data)
+    fd = os.open(leases / name, os.O_RDWR)
+    try:
+        takes_lock(fd, 2)
+        for claim in holders(leases):
+            claim.competes_with(claim)
+            time.localtime(claim.since_s)
+            ", ".join((claim.owner, *claim.pool, *claim.resources))
+        with ClaimFolder.opened(leases) as opened, ExitStack() as undo:
+            opened.enter(holders(leases)[0], undo) if holders(leases) else None
+    finally:
+        os.close(fd)
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def _read_bad(data: bytes, folder: Path) -> None:
+    leases = folder / "leases"
+    leases.mkdir(mode=0o700, exist_ok=True)
+    (leases / BAD).write_bytes(data)
+    assert all(isinstance(reason, str) for reason in bad_marks(leases).values())
+
+
+class _Payload:
+    def __reduce__(self) -> Any:
+        return os.system, ("touch /tmp/aorta-fuzz-was-here",)
+
+
+DUMP = {
+    "version": "2.10",
+    "entries": [{"frames": [], "sizes": [[3]], "id": 2**40, "ok": True, "at": (1, "a"), "x": 1.5}],
+}
+DUMPS = [pickle.dumps(DUMP, protocol=protocol) for protocol in (2, 3, 4, 5)]
+HOSTILE_DUMPS = [
+    *(pickle.dumps({"entries": [_Payload()]}, protocol=protocol) for protocol in range(6)),
+    b"\x80\x02]r\xff\xff\xff\x7f.", b"cos\nsystem\n(S'true'\ntR.", b"\x80\x02\x82\x01.", b"I" + b"9" * 5000 + b"\n.",
+]  # fmt: skip
+
+
+def _read_dump(data: bytes, folder: Path) -> None:
+    if refusal(data) is None:
+
+        class Plain(pickle.Unpickler):
+            def find_class(self, module: str, name: str) -> Any:
+                raise AssertionError(f"{module}.{name} was reached")
+
+        try:
+            Plain(io.BytesIO(data)).load()
+        except AssertionError:
+            raise
+        except Exception:  # noqa: BLE001 - the analyzer reports a dump that is damaged
+            pass
+
+
+# --- the command line, the ini file and markers -----------------------------------------------------------------------
+
+OPTION_TEXTS = st.text(max_size=20) | st.sampled_from(
+    [
+        "9" * 5000,
+        "²",
+        "٣",
+        "nan",
+        "inf",
+        "1e999",
+        "-0",
+        "0x1",
+        "'",
+        "a b",
+        "\0",
+        "\ud800",
+        "HOST:99999",
+        "[::1]:0",
+        "none,",
+    ]
+)
+
+
+def _read_option(case: tuple[int, str], folder: Path) -> None:
+    number, text = case
+    OPTIONS[number].parse(text, f"aorta_{OPTIONS[number].name}")
+
+
+MARKS_OF_TESTS = st.builds(
+    lambda name, args, kwargs: getattr(pytest.mark, name)(*args, **kwargs).mark,
+    st.sampled_from(["world", "tolerance", "launch_timeout", "timeout", "fsdp", "distributed"]),
+    st.lists(HOSTILE, max_size=2).filter(lambda args: not any(callable(arg) for arg in args)),
+    st.dictionaries(
+        st.sampled_from(["size", "device", "warm", "nodes", "step_time_p50", "p50", "loss", "x"]), JUNK, max_size=3
+    ),
+)
+
+
+def _read_marks(marks: list[Any], folder: Path) -> None:
+    read_markers(marks, refuse_timeout=True)
+
+
+READERS = [
+    Reader("workload declaration", YAML_FILES, _read_declaration),
+    Reader("config file", YAML_FILES, _read_config),
+    Reader(
+        "--set",
+        st.builds(
+            "{}={}".format, st.sampled_from(["steps", "fault.kind", "label", "x", "environment.NCCL_X", "a.b.c"]),
+            st.sampled_from(YAML_TEXTS) | st.text(max_size=20) | HOSTILE.map(repr),
+        ),
+        _read_assignment,
+    ),
+    Reader(
+        "config of a test",
+        damaged({"steps": 5, "label": "a", "fast": True, "environment": {"NCCL_DEBUG": "INFO"}}),
+        _read_given,
+    ),
+    Reader("stored baseline", damaged_json(BASELINE), _read_baseline),
+    Reader("stored result", damaged_json(RESULT), _read_result),
+    Reader("rank file", damaged_json(RANK), _read_ranks),
+    Reader("files of a failed launch", LEFT, _read_left, ()),
+    Reader("verdict of the guard", damaged_json(VERDICT), _read_verdict),
+    Reader("trace", TRACES, _read_trace),
+    Reader("lines of logs", LOGS, _read_log),
+    Reader(
+        "messages of a node",
+        st.tuples(
+            damaged_json(HELLO) | st.just(json.dumps(HELLO).encode()), st.lists(damaged_json(*MESSAGES), max_size=3)),
+        _read_messages,
+        (WireError, NodeFailed),
+    ),
+    Reader("plan for a node", damaged(PLAN), _read_plan),
+    Reader("claims of leases", st.tuples(CLAIM_NAMES, CLAIM_FILES), _read_claim),
+    Reader(
+        "marks of bad devices", damaged_json({"boot": _boot(), "reasons": {"gpu0": "hung"}}), _read_bad
+    ),
+    Reader("flight recorder dumps", damaged_bytes(*DUMPS, *HOSTILE_DUMPS), _read_dump),
+    Reader("options", st.tuples(st.integers(0, len(OPTIONS) - 1), OPTION_TEXTS), _read_option),
+    Reader("markers", st.lists(MARKS_OF_TESTS, max_size=3), _read_marks),
+]  # fmt: skip

@@ -1,0 +1,301 @@
+"""Files that once gave a raw traceback, took minutes, or took gigabytes: each is refused by file and key."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import pickle
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_aorta.common.errors import AortaError, BaselineError, ResultError, SpecError
+from pytest_aorta.common.files import UnreadableFile, parse_yaml, read_bytes
+from pytest_aorta.launch.guarded import _outcome
+from pytest_aorta.launch.nodes.node import NodeFailed, admitted
+from pytest_aorta.launch.nodes.wire import WireError
+from pytest_aorta.plan.options import OPTIONS
+from pytest_aorta.plan.workload.command import command_line
+from pytest_aorta.plan.workload.environment import check_environment
+from pytest_aorta.plan.workload.logs import TORCHTITAN_PATTERN, log_records
+from pytest_aorta.result.diagnosis import launch_failure
+from pytest_aorta.result.flight import MAX_OPCODES, flight_verdict, refusal
+from pytest_aorta.result.outcome import EndReason, LaunchOutcome
+from pytest_aorta.result.reading import read_result
+from pytest_aorta.result.trace.kineto import TraceError, read_trace
+from pytest_aorta.verdict.baseline import read_baseline_file
+from tests.unit.builders import make_plan, write_rank_file
+from tests.unit.fuzz.mutations import paths_of
+from tests.unit.fuzz.readers import BASELINE, DUMP, DUMPS, HELLO, HOSTILE_DUMPS, LONG_LINES, RESULT, VERDICT
+from tests.unit.kineto_traces import rank_trace
+
+PACKAGE = Path(__file__).parents[3] / "pytest_aorta"
+
+
+def edited(document: Any, path: tuple[Any, ...], value: Any) -> Any:
+    copy = json.loads(json.dumps(document))
+    parent = copy
+    for key in path[:-1]:
+        parent = parent[key]
+    parent[path[-1]] = value
+    return copy
+
+
+# --- YAML -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["a: !!bool maybe", "a: !!int x", "a: !!float ''", "a: !!timestamp x", "a: !!int ''"])
+def test_value_that_does_not_fit_its_tag_is_named_with_its_line(text):
+    with pytest.raises(
+        UnreadableFile, match=r"(?s)here: not valid YAML: got '.*', which is not a value of tag .* line 1"
+    ):
+        parse_yaml(text, "here")
+
+
+def test_aliases_count_as_often_as_they_are_used():
+    levels = [f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}, *a{n - 1}]" for n in range(1, 40)]
+    with pytest.raises(UnreadableFile, match=r"more than the 10,000 values allowed, aliases included"):
+        parse_yaml("\n".join(["a0: &a0 [x, x]", *levels]), "here")
+
+
+def test_value_that_contains_itself_is_refused():
+    with pytest.raises(UnreadableFile, match=r"here: not valid YAML: a value contains itself"):
+        parse_yaml("&a [*a]", "here")
+
+
+def test_aliases_of_a_few_values_are_read():
+    assert parse_yaml("a: &a {x: 1}\nb: *a\nc: [*a, *a]", "here") == {
+        "a": {"x": 1},
+        "b": {"x": 1},
+        "c": [{"x": 1}, {"x": 1}],
+    }
+
+
+def test_thirty_thousand_keys_are_refused_and_the_allowed_number_is_read():
+    with pytest.raises(UnreadableFile, match="more than the 10,000 values allowed"):
+        parse_yaml("\n".join(f"k{number}: 1" for number in range(30_000)), "here")
+    assert len(parse_yaml("\n".join(f"k{number}: 1" for number in range(4_900)), "here")) == 4_900
+
+
+def test_levels_are_limited():
+    with pytest.raises(UnreadableFile, match="more than the 50 levels allowed"):
+        parse_yaml("[" * 60 + "]" * 60, "here")
+
+
+# --- environments -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", ["a\0b", "\ud800"])
+def test_variable_that_no_process_can_be_given_is_named(value, tmp_path):
+    with pytest.raises(SpecError, match=r"here: environment.NCCL_X: got '.*', allowed is text without NUL"):
+        check_environment("here", {"NCCL_X": value})
+    command = {"script": "train.py", "args": ["{x}"], "environment": {"MODE": "{x}"}}
+    with pytest.raises(SpecError, match=r"default.yaml: command.args: got '.*', allowed is text without NUL"):
+        command_line(command, {"x": value}, folder=tmp_path, run_dir=tmp_path)
+    with pytest.raises(SpecError, match=r"default.yaml: command.environment.MODE: got '.*', allowed is text"):
+        command_line(command | {"args": []}, {"x": value}, folder=tmp_path, run_dir=tmp_path)
+
+
+# --- stored files -----------------------------------------------------------------------------------------------------
+
+
+def baseline_error(tmp_path: Path, *path: Any, value: Any) -> str:
+    file = tmp_path / "baseline.json"
+    file.write_text(json.dumps(edited(BASELINE, ("launches", 0, *path), value)))
+    with pytest.raises(BaselineError) as caught:
+        read_baseline_file(file)
+    assert str(caught.value).startswith(f"{file}: $.launches[0].")
+    return str(caught.value).removeprefix(f"{file}: $.launches[0].")
+
+
+def test_integers_in_a_stored_baseline_are_read_as_floats(tmp_path):
+    file = tmp_path / "baseline.json"
+    integers = edited(BASELINE, ("launches", 0, "step_time_ms", "p50"), 3)
+    file.write_text(json.dumps(edited(integers, ("launches", 0, "step_time_sample_ms"), [3, 4])))
+    [facts] = read_baseline_file(file).center_launches
+    assert (repr(facts.step_time_ms["p50"]), repr(facts.step_time_sample_ms)) == ("3.0", "[3.0, 4.0]")
+    assert repr(facts.num_steps) == "20"
+
+
+def test_median_of_zero_and_unknown_device_of_a_baseline_are_refused(tmp_path):
+    assert baseline_error(tmp_path, "step_time_ms", "p50", value=0.0) == "step_time_ms.p50: got 0.0, allowed is above 0"
+    found = baseline_error(tmp_path, "environment", "device", value="tpu")
+    assert found == 'environment.device: got "tpu", allowed is one of ["cpu", "cuda"]'
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("step_times_ms", 1), [1.0], r"\$.step_times_ms\[1\]: got 1 step times, allowed are 3, as many as rank 0 has"),
+        (("step_times_ms",), [[1.0, 2.0]] * 3, r"\$.step_times_ms: got 3 ranks, allowed is 2, the world_size, or 1"),
+        (("step_times_ms",), [[0.0, 0.0, 1.0]] * 2, r"\$.step_times_ms: got a median of 0 ms"),
+        (("wait_ms", 1), [1.0], r"\$.wait_ms: got ranks with different numbers of steps"),
+        (
+            ("metrics", "peak_memory_bytes"),
+            [1.0],
+            r"\$.metrics.peak_memory_bytes: got entries of 1 ranks, allowed are 2",
+        ),
+    ],
+)
+def test_ragged_result_is_refused_by_key(tmp_path, path, value, message):
+    file = tmp_path / "result.json"
+    file.write_text(json.dumps(edited(RESULT, path, value)))
+    with pytest.raises(ResultError, match=rf"result invalid: {re.escape(str(file))}: {message}"):
+        read_result(file)
+
+
+# --- what a launch leaves ---------------------------------------------------------------------------------------------
+
+
+def test_files_of_another_shape_are_named_beside_the_diagnosis(tmp_path):
+    write_rank_file(tmp_path, 0, "error.json", '{"type": 3}')
+    write_rank_file(tmp_path, 1, "collectives.json", '{"entries": {}}')
+    (tmp_path / "agent.json").write_text('{"failures": [{"rank": "one", "exit_code": 1}]}')
+    failure = launch_failure(make_plan(tmp_path), LaunchOutcome(EndReason.EXIT, 1, (), (), 1.0))
+    assert failure is not None
+    found = [line for line in failure.text.splitlines() if line.startswith("damaged: ")]
+    assert found == [
+        f'damaged: {tmp_path}/agent.json: $.failures[0].rank: got "one", allowed is type "integer"',
+        f"damaged: {tmp_path}/ranks/0/error.json: $: 'message' is a required property",
+        f'damaged: {tmp_path}/ranks/1/collectives.json: $.entries: got {{}}, allowed is type "array"',
+    ]
+
+
+def test_verdict_that_is_not_one_says_what_is_wrong(tmp_path):
+    outcome = _outcome(make_plan(tmp_path), json.dumps(VERDICT | {"reason": "tea"}).encode())
+    assert outcome.reason is EndReason.GUARD_LOST
+    assert outcome.detail.startswith('verdict of the guard: $.reason: got "tea", allowed is one of ["exit"')
+
+
+def test_pipe_and_link_are_not_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("/etc/hostname")
+    for name in ("pipe", "link", "absent"):
+        with pytest.raises(UnreadableFile, match=rf"{tmp_path}/{name}: "):
+            read_bytes(tmp_path / name, max_bytes=100)
+
+
+# --- traces -----------------------------------------------------------------------------------------------------------
+
+
+def trace_error(tmp_path: Path, data: bytes) -> str:
+    (tmp_path / "trace.json.gz").write_bytes(data)
+    with pytest.raises(TraceError) as caught:
+        read_trace(tmp_path / "trace.json.gz")
+    assert isinstance(caught.value, AortaError)
+    return str(caught.value).removeprefix(f"{tmp_path / 'trace.json.gz'}: ")
+
+
+def test_truncated_trace_is_refused(tmp_path):
+    whole = gzip.compress(json.dumps(rank_trace()).encode())
+    assert trace_error(tmp_path, whole[:-20]).startswith("not a whole gzip file: ")
+    assert trace_error(tmp_path, whole[:40] + b"\0\0\0" + whole[43:]).startswith("not a whole gzip file: ")
+
+
+def test_trace_that_unpacks_to_too_much_is_refused(tmp_path):
+    bomb = gzip.compress(b" " * (257 << 20), compresslevel=1)
+    assert re.match(r"[\d,]+ bytes are more than 268,435,456 bytes when unpacked", trace_error(tmp_path, bomb))
+
+
+def test_trace_of_too_many_values_is_refused(tmp_path):
+    many = gzip.compress(b'{"traceEvents": [' + b"[]," * 8_000_001 + b"[]]}", compresslevel=1)
+    assert trace_error(tmp_path, many) == ("16,000,005 values; at most 16,000,000 are read, profile fewer steps")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("ts", "x", "traceEvents[3].ts: got 'x', allowed is a number within 64 bits"),
+        ("name", None, "traceEvents[3].name: got None, allowed is text"),
+        ("args", [], "traceEvents[3].args: got [], allowed is an object"),
+    ],
+)
+def test_malformed_event_of_a_trace_is_named(tmp_path, key, value, message):
+    document = edited(rank_trace(), ("traceEvents", 3, key), value)
+    assert trace_error(tmp_path, json.dumps(document).encode()) == message
+
+
+# --- logs, messages, options ------------------------------------------------------------------------------------------
+
+
+def test_search_for_torchtitans_line_is_not_slow_on_long_lines():
+    # CPU time of this thread, which other processes do not lengthen; the former pattern took minutes.
+    for line in LONG_LINES.elements:  # type: ignore[attr-defined]
+        began_s = time.thread_time()
+        with pytest.raises(AortaError):
+            log_records(TORCHTITAN_PATTERN, line, "the log")
+        assert time.thread_time() - began_s < 20
+
+
+@pytest.mark.parametrize("key", ["node_rank", "host", "versions", "is_waiting"])
+def test_hello_of_another_shape_is_refused_by_key(key):
+    with pytest.raises(WireError, match=rf"malformed message 'hello': \$.{key}: got \[\]"):
+        admitted(None, HELLO | {key: []}, {}, {})  # type: ignore[arg-type]
+
+
+def test_hello_of_another_version_is_still_a_mismatch():
+    with pytest.raises(NodeFailed, match="versions have to be equal"):
+        admitted(None, HELLO, {"num_nodes": 2, "versions": {"torch": "1"}}, {})  # type: ignore[arg-type]
+
+
+def test_option_with_thousands_of_digits_is_refused():
+    option = next(option for option in OPTIONS if option.name == "gpus")
+    with pytest.raises(SpecError, match=r"aorta_gpus: got '9+\.\.\., allowed is an integer of 0 or more"):
+        option.parse("9" * 5000, "aorta_gpus")
+
+
+# --- flight recorder dumps --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dump", DUMPS)
+def test_dump_of_plain_data_is_accepted(dump):
+    assert refusal(dump) is None
+
+
+@pytest.mark.parametrize("dump", HOSTILE_DUMPS)
+def test_dump_that_does_more_than_build_plain_data_is_refused(dump):
+    assert re.match(
+        r"pickle opcode [A-Z0-9_]+ at byte [\d,]+, allowed are|memo index 2,147,483,647|not a whole pickle: ",
+        refusal(dump) or "",
+    )
+
+
+def test_dump_with_too_many_opcodes_is_refused():
+    assert refusal(b"\x80\x02" + b"N" * (MAX_OPCODES + 1) + b".") == "more than the 5,000,000 pickle opcodes allowed"
+
+
+def test_refused_dump_is_never_unpickled_and_does_not_hide_the_others(tmp_path, monkeypatch):
+    analyzed: list[str] = []
+
+    def analyze(folder: str) -> str:
+        analyzed.extend(path.name for path in Path(folder).iterdir())
+        return "analyzed"
+
+    monkeypatch.setattr("pytest_aorta.result.flight._analyze", analyze)
+    folder = tmp_path / "flight"
+    folder.mkdir()
+    (folder / "rank_0").write_bytes(pickle.dumps(DUMP, protocol=2))
+    (folder / "rank_1").write_bytes(HOSTILE_DUMPS[2])
+    (folder / "rank_2").symlink_to(folder / "rank_0")
+    (folder / "rank_x").write_bytes(HOSTILE_DUMPS[2])
+    assert flight_verdict(tmp_path) is None
+    assert analyzed == ["rank_0"]
+    report = (tmp_path / "flight_recorder.txt").read_text()
+    assert re.search(rf"refused {folder}/rank_1: pickle opcode GLOBAL at byte", report)
+    assert f"refused {folder}/rank_2: " in report
+
+
+def test_nothing_else_in_the_package_unpickles():
+    unpickles = re.compile(r"^\s*(?:import|from) (?:pickle|_pickle|shelve|marshal|dill|cloudpickle|joblib)\b|"
+                           r"torch\.load\(|\.recv\(\)|weights_only", re.MULTILINE)  # fmt: skip
+    sources = [*PACKAGE.rglob("*.py"), *(PACKAGE.parent / "workloads").rglob("*.py")]
+    assert len(sources) > 200
+    assert [str(path) for path in sources if unpickles.search(path.read_text(encoding="utf-8"))] == []
+
+
+def test_paths_of_a_document_name_every_value():
+    assert list(paths_of({"a": [1, {"b": 2}]})) == [(), ("a",), ("a", 0), ("a", 1), ("a", 1, "b")]
