@@ -216,7 +216,7 @@ def test_platform_folder_that_leads_outside_is_refused(tmp_path):
     (tmp_path / "outside").mkdir()
     (tmp_path / "baselines").mkdir()
     (tmp_path / "baselines" / PLATFORM).symlink_to(tmp_path / "outside")
-    assert f"leads out of {tmp_path / 'baselines'}, to {tmp_path / 'outside'}" in refusal(
+    assert f"is a link out of {tmp_path / 'baselines'}, to {tmp_path / 'outside'}" in refusal(
         tmp_path / "baselines", make_baseline()
     )
     assert files_below(tmp_path / "outside") == []
