@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.files import PACKAGE_ROOT
+from pytest_aorta.launch.sweep import launch_ids
 from pytest_aorta.plan.launch_plan import LaunchPlan, NodePart, command_of
 from pytest_aorta.plan.profiler import wrapper_command
 from pytest_aorta.plan.workload.environment import ENVIRONMENT_KEY, pinned_cpu_kernels
@@ -89,6 +90,8 @@ def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str
         kept = pinned_cpu_kernels() | kept
     if command := command_of(plan):
         kept |= command.environment
+    # Last of what a config can set: without the id, processes could be left when the guard is killed.
+    kept[variables.LAUNCH_ID] = launch_ids(plan.run_dir, environ)
     if plan.world.device == "cuda":
         kept |= _flight_recorder(plan, kept)
     else:

@@ -308,6 +308,7 @@ def test_warm_launch_fails_as_a_cold_launch_does(servers, script_plan, kind):
 
 @pytest.mark.parametrize("code", HANGS.values(), ids=HANGS)
 def test_warm_launch_that_hangs_is_ended_and_names_the_rank(servers, script_plan, code):
+    run(servers, script_plan(LauncherKind.FORKSERVER, ""))  # the server's start has the launch's time limit, too
     failure = run_into_failure(servers, script_plan(LauncherKind.FORKSERVER, code, timeout_s=10.0))
     assert (failure.kind, failure.rank) == ("hang in collective", 1)
 
@@ -317,8 +318,8 @@ def test_lease_is_held_until_the_launch_is_over(servers, script_plan):
     plan = script_plan(LauncherKind.FORKSERVER, "", lease_fds=(write_fd,))
     run(servers, plan)
     os.close(write_fd)
-    assert os.read(read_fd, 1) == b""
-    os.close(read_fd)
+    with open(read_fd, encoding="utf-8") as held:  # ends when no process has the other end open
+        assert held.read().splitlines() == [f'launch "{plan.run_dir}"', f'ended "{plan.run_dir}"']
 
 
 def test_killed_server_is_replaced_at_the_next_launch(own_servers, script_plan):
