@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from pytest_aorta.common.regular import read_regular
 from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.result.folder import MARKS_FILE
 
@@ -98,8 +99,9 @@ def phases_s(rank_folders: Sequence[Path], began_s: float, ended_s: float) -> di
 def read_marks(folder: Path) -> dict[str, float]:
     """Return the marks of one rank in seconds since 1970, without malformed lines such as half a line."""
     marks = {}
-    with suppress(OSError), (folder / MARKS_FILE).open("rb") as file:
-        for line in file.read(MAX_MARKS_BYTES).decode("ascii", "replace").splitlines(keepends=True):
+    with suppress(OSError):
+        text = read_regular(folder / MARKS_FILE, MAX_MARKS_BYTES).decode("ascii", "replace")
+        for line in text.splitlines(keepends=True):
             name, _, time_ns = line.rstrip("\n").partition(" ")
             if line.endswith("\n") and time_ns.isdecimal() and len(time_ns) < 20:
                 marks[name] = int(time_ns) / 1e9

@@ -24,6 +24,7 @@ from typing import Any
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.errors import AortaError, LaunchError
+from pytest_aorta.common.regular import open_regular, read_regular
 from pytest_aorta.launch.guarded import GuardedLaunch
 from pytest_aorta.launch.lease.queue import LeaseError
 from pytest_aorta.launch.lease.world import LeasedWorld, mark_survivors
@@ -224,7 +225,7 @@ class Agent:
         """Send every file that node 0 reads, then the launch's outcome, and wait until node 0 has received them."""
         for name, path, offset, size in node_files(plan.run_dir):
             is_first = True
-            with suppress(OSError), path.open("rb") as file:
+            with suppress(OSError), open_regular(path) as file:
                 file.seek(offset)
                 while size > 0 and (data := file.read(min(size, CHUNK_BYTES))):
                     size -= len(data)
@@ -266,7 +267,7 @@ def started_ranks(plan: LaunchPlan) -> dict[int, dict[str, int]]:
     ranks = {}
     for mark in (plan.run_dir / RANKS_FOLDER).glob(f"*/{PID_FILE}"):
         with suppress(OSError, ValueError):
-            pid = int(mark.read_text(encoding="ascii"))
+            pid = int(read_regular(mark, 20))
             ranks[int(mark.parent.name)] = {"pid": pid, "steps": steps_entered(mark.parent)}
     return ranks
 
