@@ -2,8 +2,8 @@
 
 Run: python -m benchmarks.launch.storm [--seed N] [--launches N] [--cold N] [--controllers N]
 
-Pytest runs, ``-n 2 --update-baselines`` in a scratch folder, launch two CPU ranks per test, most of them warm; each rank
-has two children in sessions of their own, one with an empty environment. Meanwhile ranks, their children, agents,
+Pytest runs, ``-n 2 --update-baselines`` in a scratch folder, launch two CPU ranks per test, most of them warm. Each
+rank has two children in sessions of their own, one with an empty environment. Meanwhile ranks, their children, agents,
 guards and fork servers get SIGKILL or SIGSTOP, and xdist workers get SIGKILL, one process in about two launches. Some
 runs end early, because their xdist controller gets SIGKILL in the middle of its launches.
 
@@ -39,7 +39,7 @@ from pytest_aorta.launch.lease.queue import LeaseError
 from pytest_aorta.launch.lease.world import cpu_slots
 from pytest_aorta.verdict.baseline import read_baseline_file
 
-# Relative frequency of each kind of victim, where one exists.
+# Relative frequency of each kind of victim.
 VICTIMS = {"rank": 8, "agent": 2, "guard": 3, "fork server": 1, "xdist worker": 1, "child of a rank": 1}
 # Fraction of victims that get SIGSTOP. Nothing ends a run whose xdist worker is stopped, so workers are killed.
 STOPPED = 0.2
@@ -49,6 +49,7 @@ LAUNCHES_BEFORE_END = (8, 16)
 # Launches started between two kills, and the mean delay of the kill after the last start.
 PAUSE_LAUNCHES = (1, 3)
 MEAN_DELAY_S = 0.6
+PATIENCE_S = 10.0
 TICK_S = 0.05
 # Every launch with a stopped process takes this long.
 LAUNCH_LIMIT_S = 25
@@ -171,17 +172,13 @@ def kind_of(process: Process, processes: dict[int, Process], controller_pid: int
     return FORKED[min(FORKED.index(above) + 1, 2)] if above in FORKED else "guard"
 
 
-def hit_one(scratch: Path, controller_pid: int, rng: random.Random) -> str | None:
-    """Kill or stop a random process of a random kind; return signal and kind, or None without a victim."""
+def hit_one(scratch: Path, controller_pid: int, kind: str, rng: random.Random) -> str | None:
+    """Kill or stop a random process of a kind; return kind and signal, or None without a victim."""
     processes = processes_of(scratch)
-    by_kind: dict[str | None, list[int]] = {}
-    for process in processes.values():
-        by_kind.setdefault(kind_of(process, processes, controller_pid), []).append(process.pid)
-    kinds = [kind for kind in VICTIMS if kind in by_kind]
-    if not kinds:
+    pids = [process.pid for process in processes.values() if kind_of(process, processes, controller_pid) == kind]
+    if not pids:
         return None
-    [kind] = rng.choices(kinds, [VICTIMS[kind] for kind in kinds])
-    pid = rng.choice(by_kind[kind])
+    pid = rng.choice(pids)
     number = signal.SIGSTOP if kind != "xdist worker" and rng.random() < STOPPED else signal.SIGKILL
     with suppress(ProcessLookupError), ExitStack() as stack:
         pidfd = os.pidfd_open(pid)
@@ -225,7 +222,7 @@ def disturb(
     The controller is killed when ``last_launch`` launches have begun.
     """
     kills: Counter[str] = Counter()
-    deadline_s, next_launch, at_s = time.monotonic() + RUN_LIMIT_S, 1, math.inf
+    deadline_s, next_launch, at_s, kind = time.monotonic() + RUN_LIMIT_S, 1, math.inf, ""
     while time.monotonic() < deadline_s:
         with suppress(subprocess.TimeoutExpired):
             process.wait(TICK_S)
@@ -236,10 +233,15 @@ def disturb(
             process.wait()
             kills["controller"] += 1
             return kills
-        if num_begun >= next_launch:
-            at_s = min(at_s, time.monotonic() + rng.expovariate(1 / MEAN_DELAY_S))
-        if time.monotonic() >= at_s and (kind := hit_one(scratch, process.pid, rng)):
-            kills[kind] += 1
+        if num_begun >= next_launch and at_s == math.inf:
+            at_s = time.monotonic() + rng.expovariate(1 / MEAN_DELAY_S)
+            [kind] = rng.choices(list(VICTIMS), list(VICTIMS.values()))
+        # A kind that exists for a short time, such as ranks, is waited for.
+        if time.monotonic() < at_s:
+            continue
+        if hit := hit_one(scratch, process.pid, kind, rng):
+            kills[hit] += 1
+        if hit or time.monotonic() > at_s + PATIENCE_S:
             next_launch, at_s = num_begun + rng.randint(*PAUSE_LAUNCHES), math.inf
     process.kill()
     process.wait()

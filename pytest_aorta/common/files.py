@@ -8,8 +8,10 @@ import math
 import os
 import re
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Hashable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,9 @@ from pytest_aorta.common.text import brief
 
 # The only place that computes the package's folder: programs are started from here, and versions compared.
 PACKAGE_ROOT = Path(__file__).resolve().parents[1]
+# Files that are being written; a writer that takes longer than ABANDONED_S was killed.
+SCRATCH_SUFFIX = ".tmp"
+ABANDONED_S = 3600.0
 _STANDARD_LIBRARY = Path(os.__file__).resolve().parent
 _INSTALLED = {"site-packages", "dist-packages"}
 # A workload's YAML has some hundred values. Aliases count as often as they are used, so that a few lines can't stand
@@ -132,7 +137,10 @@ def write_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
         durable: Whether the content must also survive a loss of power. Files that only matter during a launch and
             are written often do without the wait for the disk.
     """
-    handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.", suffix=".tmp")
+    prefix = f".{path.name[:40]}."
+    if durable:
+        remove_scratch(path.parent, prefix, ABANDONED_S)
+    handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=prefix, suffix=SCRATCH_SUFFIX)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
@@ -144,6 +152,24 @@ def write_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
     except BaseException:
         Path(scratch).unlink(missing_ok=True)
         raise
+
+
+def remove_scratch(folder: Path, prefix: str = ".", age_s: float = 0.0) -> None:
+    """Delete unfinished files of writers that were killed, at least ``age_s`` seconds old.
+
+    Args:
+        folder: The folder that they wrote to.
+        prefix: The beginning of the files' names.
+        age_s: Age in seconds; 0 only where no writer can be alive.
+    """
+    limit_s = time.time() - age_s
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if not (entry.name.startswith(prefix) and entry.name.endswith(SCRATCH_SUFFIX)):
+                continue
+            with suppress(OSError):
+                if entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_mtime <= limit_s:
+                    os.unlink(entry.path)  # noqa: PTH108 - the path of a DirEntry is text
 
 
 def slug(text: str, *, max_length: int = 80) -> str:

@@ -21,14 +21,22 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from pytest_aorta.common.errors import LaunchError
-from pytest_aorta.common.files import PACKAGE_ROOT, UnreadableFile, parse_json, write_json
+from pytest_aorta.common.files import PACKAGE_ROOT, UnreadableFile, parse_json, remove_scratch, write_json
 from pytest_aorta.common.schema import violation
 from pytest_aorta.launch.command import agent_command, launch_environment
 from pytest_aorta.launch.lease.queue import record_end, record_launch
 from pytest_aorta.launch.sweep import end_processes, is_stopped
 from pytest_aorta.plan.launch_plan import LaunchPlan, rank_document
 from pytest_aorta.plan.options import LauncherKind
-from pytest_aorta.result.folder import AGENT_LOG, FLIGHT_FOLDER, OUTCOME_FILE, PLAN_FILE, rank_folders
+from pytest_aorta.result.folder import (
+    AGENT_LOG,
+    ELASTIC_FOLDER,
+    FLIGHT_FOLDER,
+    OUTCOME_FILE,
+    PLAN_FILE,
+    RANKS_FOLDER,
+    rank_folders,
+)
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome, phases_s
 
 GUARD = PACKAGE_ROOT / "launch" / "process" / "guard.py"
@@ -142,6 +150,7 @@ class GuardedLaunch:
             detail = self._problem or reported.detail
             self._lost = replace(reported, stopped=ended, survivors=survivors, detail=detail)
         if not self.outcome().survivors:
+            clear_scratch(self._plan.run_dir)
             for fd in self._plan.lease_fds:
                 record_end(fd, self._plan.run_dir)
 
@@ -191,6 +200,13 @@ def prepare_folder(plan: LaunchPlan) -> None:
     if plan.world.device == "cuda":
         (plan.run_dir / FLIGHT_FOLDER).mkdir()
     write_json(plan.run_dir / PLAN_FILE, rank_document(plan))
+
+
+def clear_scratch(run_dir: Path) -> None:
+    """Delete torchrun's own folder, and unfinished files of ranks that were killed while they wrote; all are dead."""
+    shutil.rmtree(run_dir / ELASTIC_FOLDER, ignore_errors=True)
+    for folder in (run_dir, *(run_dir / RANKS_FOLDER).glob("*")):
+        remove_scratch(folder)
 
 
 def guard_spec(plan: LaunchPlan, lifeline_fd: int, verdict_fd: int) -> dict[str, Any]:

@@ -100,6 +100,8 @@ def _classify(
         if all(rank.returned for rank in ranks):
             return _not_left(plan, outcome, ranks)
         return _hang(plan, outcome, [rank for rank in ranks if not rank.has_result])
+    if outcome.reason == EndReason.RANK_GONE:
+        return _ended_early(ranks)
     if outcome.agent_status == 0:
         missing = next((rank for rank in ranks if not rank.has_result), None)
         if missing is None:
@@ -116,6 +118,17 @@ def _classify(
         f"torchrun {_agent_end(outcome)} before any rank failed; {waiting} left no result",
         _agent_tail(plan),
     )
+
+
+def _ended_early(ranks: Sequence[RankEvidence]) -> tuple[str, int | None, str, list[str]]:
+    """Diagnose a launch in which a rank left the others alone: without a result, an error or a failing exit code."""
+    unfinished = [rank for rank in ranks if rank.started and not rank.has_result]
+    # Every rank that was still alive has written its stacks.
+    gone = [rank for rank in unfinished if not rank.frames] or unfinished
+    headline = f"{_names([rank.rank for rank in gone])} exited with code 0 and left no result while others ran"
+    details = [f"  | {line}" for line in gone[0].log_tail] if gone else []
+    details += [_position(rank) for rank in unfinished if rank not in gone][:_RANKS_SHOWN]
+    return "result missing", gone[0].rank if gone else None, f"{headline}, by os._exit(0) for example", details
 
 
 def _collective_timeout(

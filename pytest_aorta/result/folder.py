@@ -24,6 +24,8 @@ TRACE_FILE: Final = "trace.json.gz"
 RANKS_FOLDER: Final = "ranks"
 NODES_FOLDER: Final = "nodes"
 FLIGHT_FOLDER: Final = "flight"
+# torchrun's folder for logs of its own, which stay empty; deleted after the launch.
+ELASTIC_FOLDER: Final = "torchelastic"
 FLIGHT_PREFIX: Final = "rank_"
 # Files of a rank.
 PID_FILE: Final = "pid"

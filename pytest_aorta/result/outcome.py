@@ -30,6 +30,7 @@ class EndReason(StrEnum):
     TIME_LIMIT = "time_limit"
     RANK_ERROR = "rank_error"  # a rank left an error, and the grace time of the other ranks is over
     STRAGGLER = "straggler"  # a rank left its result, and the other ranks did not follow in time
+    RANK_GONE = "rank_gone"  # a rank has ended without a result and without an error, and torchrun has not
     OUTPUT_CAP = "output_cap"
     STOPPED = "stopped"  # pytest asked for the end
     PARENT_GONE = "parent_gone"

@@ -33,6 +33,9 @@ STACKS_S = 0.5
 PY_SPY_S = 3.0
 TERM_S = 2.0
 KILL_S = 10.0
+# torchrun reports ranks that failed within this time; only a rank that exited with code 0 is noticed by nobody else.
+GONE_S = 5.0
+LOOK_S = 0.5
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -52,6 +55,8 @@ class Guard:
         self.agent_status: int | None = None
         self.first_error_s: float | None = None
         self.first_result_s: float | None = None
+        self.first_gone_s: float | None = None
+        self.looked_s = 0.0
 
     def run(self) -> dict[str, Any]:
         """Start the agent, wait for a reason to stop, end every process, and return the verdict."""
@@ -106,6 +111,12 @@ class Guard:
             return "rank_error"
         if self.first_result_s is not None and now_s - self.first_result_s > self.spec["straggler_s"]:
             return "straggler"
+        if now_s - self.looked_s > LOOK_S:
+            self.looked_s = now_s
+            gone = any(map(is_gone, self.started()))
+            self.first_gone_s = (self.first_gone_s or now_s) if gone else None
+        if self.first_gone_s is not None and now_s - self.first_gone_s > GONE_S:
+            return "rank_gone"
         return None
 
     def started(self) -> list[Path]:
@@ -212,6 +223,22 @@ def prepare_agent(guard_pid: int) -> None:
     # Ignored signals stay ignored in a new program, and the agent has to end on SIGTERM from its first moment.
     for ignored in IGNORED:
         signal.signal(ignored, signal.SIG_DFL)
+
+
+def is_gone(folder: Path) -> bool:
+    """Return whether the rank of a folder has ended without a result and without an error."""
+    try:
+        pid = int(_pid_text(folder / "pid"))
+    except (OSError, ValueError):
+        return False
+    try:
+        stat = Path("/proc", str(pid), "stat").read_bytes()
+        if stat[stat.rindex(b")") + 2 :][:1] not in (b"Z", b"X"):
+            return False
+    except OSError:
+        pass
+    # Read last: a rank writes these files before it ends.
+    return not (folder / "result.json").exists() and not (folder / "error.json").exists()
 
 
 def _pid_text(mark: Path) -> str:
