@@ -306,6 +306,23 @@ def test_warm_launch_fails_as_a_cold_launch_does(servers, script_plan, kind):
     assert warm.rank == 1
 
 
+# Without a peer's closed connection nobody but the guard notices: rank 0 waits at the store, or works for long.
+EARLY = {
+    "peer in a collective": "os._exit(0)",
+    "peer at the store": "os._exit(0) if dist.get_rank() else dist.distributed_c10d._get_default_store().get('never')",
+}
+
+
+@pytest.mark.parametrize("launcher", [LauncherKind.FORKSERVER, LauncherKind.TORCHRUN])
+@pytest.mark.parametrize("code", EARLY.values(), ids=EARLY)
+def test_rank_that_exits_early_with_code_0_is_reported_at_once(servers, script_plan, tmp_path, launcher, code):
+    (tmp_path / "train.py").write_text(SCRIPT.replace("if dist.get_rank() == 1:", "if True:"), encoding="utf-8")
+    code = code if "if" in code else f"{code} if dist.get_rank() else None"
+    failure = run_into_failure(servers, script_plan(launcher, code))
+    assert (failure.kind, failure.rank) == ("result missing", 1), failure.text
+    assert "rank 1 exited with code 0 and left no result while others ran" in failure.text
+
+
 @pytest.mark.parametrize("code", HANGS.values(), ids=HANGS)
 def test_warm_launch_that_hangs_is_ended_and_names_the_rank(servers, script_plan, code):
     run(servers, script_plan(LauncherKind.FORKSERVER, ""))  # the server's start has the launch's time limit, too
@@ -318,7 +335,7 @@ def test_lease_is_held_until_the_launch_is_over(servers, script_plan):
     plan = script_plan(LauncherKind.FORKSERVER, "", lease_fds=(write_fd,))
     run(servers, plan)
     os.close(write_fd)
-    with open(read_fd, encoding="utf-8") as held:  # ends when no process has the other end open
+    with os.fdopen(read_fd, encoding="utf-8") as held:  # ends when no process has the other end open
         assert held.read().splitlines() == [f'launch "{plan.run_dir}"', f'ended "{plan.run_dir}"']
 
 
