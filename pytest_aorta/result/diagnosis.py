@@ -59,7 +59,7 @@ class _RankFailure:
 
     @property
     def is_victim(self) -> bool:
-        """Whether the failure follows from another rank's end."""
+        """True where the failure follows from another rank's end."""
         return self.order[0]
 
 

@@ -116,6 +116,12 @@ if "pytest_aorta.launch.process.forkserver" in sys.orig_argv:
     raise SystemExit("no server today")
 """
 
+FROZEN_SERVER = """
+import os, signal, sys
+if "pytest_aorta.launch.process.forkserver" in sys.orig_argv:
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
 Planner = Callable[..., LaunchPlan]
 
 
@@ -384,6 +390,16 @@ def test_server_that_can_not_start_makes_the_launch_cold_with_a_warning(own_serv
         outcome = servers.launch(plan)
     assert launch_failure(plan, outcome) is None
     assert outcome.launcher == LauncherKind.TORCHRUN
+
+
+def test_server_that_is_frozen_at_its_start_is_given_up_at_the_launchs_time_limit(own_servers, script_plan, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(FROZEN_SERVER, encoding="utf-8")
+    servers = own_servers(dict(os.environ) | {"PYTHONPATH": str(tmp_path)})
+    plan = script_plan(LauncherKind.FORKSERVER, "", timeout_s=5.0)
+    with pytest.warns(ColdLaunchWarning, match="no answer within 5 s"):
+        outcome = servers.launch(plan)
+    assert outcome.launcher == LauncherKind.TORCHRUN
+    assert servers.pids == []
 
 
 def test_workload_names_modules_for_the_server_to_import(servers, tmp_path):

@@ -83,7 +83,7 @@ class Wire:
 
     @property
     def is_authenticated(self) -> bool:
-        """Whether both sides have proven the token."""
+        """True once both sides have proven the token, while the connection works."""
         return self._has_greeted.is_set() and self._failure is None
 
     @property
