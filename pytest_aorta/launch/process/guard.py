@@ -36,6 +36,7 @@ KILL_S = 10.0
 # torchrun reports ranks that failed within this time; only a rank that exited with code 0 is noticed by nobody else.
 GONE_S = 5.0
 LOOK_S = 0.5
+LOG_BYTES = 1 << 16
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -113,11 +114,17 @@ class Guard:
             return "straggler"
         if now_s - self.looked_s > LOOK_S:
             self.looked_s = now_s
-            gone = any(map(is_gone, self.started()))
+            gone = any(map(is_gone, self.started())) and not self.is_stopping()
             self.first_gone_s = (self.first_gone_s or now_s) if gone else None
         if self.first_gone_s is not None and now_s - self.first_gone_s > GONE_S:
             return "rank_gone"
         return None
+
+    def is_stopping(self) -> bool:
+        """Return whether torchrun has noticed a failed rank and stops the others, for up to 30 s."""
+        with suppress(OSError):
+            return b"closing signal" in self.agent_log.read_bytes()[-LOG_BYTES:]
+        return False
 
     def started(self) -> list[Path]:
         """Return folders of ranks that have started on this node, whose numbers are not known in advance."""

@@ -146,6 +146,13 @@ def test_rank_that_has_left_its_result_or_error_may_end(guard, name):
     assert verdict["reason"] == "time_limit"
 
 
+def test_rank_that_torchrun_has_noticed_is_left_to_torchrun(guard):
+    program = "pid = fork()\nif pid == 0: os._exit(3)\nrank_file(1, 'pid', str(pid))\nos.wait()\n"
+    program += "print('Sending process 7 closing signal SIGTERM', flush=True)\ntime.sleep(60)"
+    verdict = guard(program, time_limit_s=7.0).end()
+    assert verdict["reason"] == "time_limit"
+
+
 def test_fifos_of_a_rank_do_not_block_the_guard(guard):
     program = "for name in ('pid', 'py-spy.txt', 'error.json'): os.mkfifo(RUN_DIR / 'ranks' / '1' / name)\n"
     verdict = guard(program + "time.sleep(60)", time_limit_s=0.5, py_spy="/bin/true").end()
