@@ -123,7 +123,7 @@ class Guard:
     def is_stopping(self) -> bool:
         """Return whether torchrun has noticed a failed rank and stops the others, for up to 30 s."""
         with suppress(OSError):
-            return b"closing signal" in self.agent_log.read_bytes()[-LOG_BYTES:]
+            return "closing signal" in _tail(self.agent_log)
         return False
 
     def started(self) -> list[Path]:
@@ -147,7 +147,7 @@ class Guard:
         alive = descendants()
         for mark in sorted(self.ranks.glob("*/pid")):
             with suppress(ValueError, OSError):
-                pid = int(_pid_text(mark))
+                pid = int(_tail(mark))
                 if pid in alive:
                     os.kill(pid, signal.SIGUSR1)
         self.wait_for_none(STACKS_S)
@@ -163,7 +163,7 @@ class Guard:
                 return
             # A new file: opening a FIFO that the rank has left would block.
             with suppress(OSError, subprocess.SubprocessError), (mark.parent / "py-spy.txt").open("xb") as file:
-                command = [self.spec["py_spy"], "dump", "--pid", _pid_text(mark)]
+                command = [self.spec["py_spy"], "dump", "--pid", _tail(mark)]
                 subprocess.run(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, timeout=left_s, check=False)
 
     def stop(self) -> list[int]:
@@ -235,7 +235,7 @@ def prepare_agent(guard_pid: int) -> None:
 def is_gone(folder: Path) -> bool:
     """Return whether the rank of a folder has ended without a result and without an error."""
     try:
-        pid = int(_pid_text(folder / "pid"))
+        pid = int(_tail(folder / "pid"))
     except (OSError, ValueError):
         return False
     try:
@@ -248,11 +248,14 @@ def is_gone(folder: Path) -> bool:
     return not (folder / "result.json").exists() and not (folder / "error.json").exists()
 
 
-def _pid_text(mark: Path) -> str:
-    """Return the content of a rank's pid file, as common.regular does, which this program can't import."""
-    fd = os.open(mark, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW)
+def _tail(path: Path) -> str:
+    """Return the end of a regular file, opened as common.regular does, which this program can't import."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW)
     try:
-        return os.read(fd, 20).decode("ascii", "replace") if stat.S_ISREG(os.fstat(fd).st_mode) else ""
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            return ""
+        return os.pread(fd, LOG_BYTES, max(0, status.st_size - LOG_BYTES)).decode("utf-8", "replace")
     finally:
         os.close(fd)
 
