@@ -1,11 +1,15 @@
-"""A storm of 100 launches whose processes are killed at random, which must leave no process and no lease.
+"""A storm of 200 launches whose processes are killed and stopped at random, which must leave no process and no lease.
 
-Run: python -m benchmarks.launch.storm [--seed N] [--launches N] [--cold N]
+Run: python -m benchmarks.launch.storm [--seed N] [--launches N] [--cold N] [--controllers N]
 
-A separate pytest run, ``-n 2 --update-baselines`` in a scratch folder, launches two CPU ranks per test, most of them
-warm. Meanwhile ranks, agents, guards, fork servers and xdist workers get SIGKILL, one in about two launches. Afterwards
-no process and no lease of the storm may exist, each passed test that records a baseline has a whole one and no other
-test has any, and each failure has a class. The benchmark fails otherwise, or if the run exceeds its time limit.
+Pytest runs, ``-n 2 --update-baselines`` in a scratch folder, launch two CPU ranks per test, most of them warm. Each
+rank has two children in sessions of their own, one with an empty environment. Meanwhile ranks, their children, agents,
+guards and fork servers get SIGKILL or SIGSTOP, and xdist workers get SIGKILL, one process in about two launches. Some
+runs end early, because their xdist controller gets SIGKILL in the middle of its launches.
+
+After each run no process of it may exist, and no lease. After the last run, which is not ended early, each passed test
+that records a baseline has a whole one, no other test has any, and each failure has a class. The benchmark fails
+otherwise, or if a run exceeds its time limit.
 """
 
 from __future__ import annotations
@@ -30,30 +34,41 @@ from pathlib import Path
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.errors import BaselineError
-from pytest_aorta.launch.lease.lease import holders
+from pytest_aorta.launch.lease.lease import holders, lease
+from pytest_aorta.launch.lease.queue import LeaseError
+from pytest_aorta.launch.lease.world import cpu_slots
 from pytest_aorta.verdict.baseline import read_baseline_file
 
-# Relative frequency of each kind of victim, where one exists.
-VICTIMS = {"rank": 4, "agent": 2, "guard": 2, "fork server": 1, "xdist worker": 1}
+# Relative frequency of each kind of victim.
+VICTIMS = {"rank": 8, "agent": 2, "guard": 3, "fork server": 1, "xdist worker": 1, "child of a rank": 1}
+# Fraction of victims that get SIGSTOP. Nothing ends a run whose xdist worker is stopped, so workers are killed.
+STOPPED = 0.2
+# A run whose controller is killed has so many launches, and so many of them begin before.
+SHORT_LAUNCHES = 20
+LAUNCHES_BEFORE_END = (8, 16)
 # Launches started between two kills, and the mean delay of the kill after the last start.
 PAUSE_LAUNCHES = (1, 3)
 MEAN_DELAY_S = 0.6
+PATIENCE_S = 10.0
 TICK_S = 0.05
-LAUNCH_LIMIT_S = 60
-RUN_LIMIT_S = 480
+# Every launch with a stopped process takes this long.
+LAUNCH_LIMIT_S = 25
+RUN_LIMIT_S = 1500
 # A guard whose pytest was killed ends its ranks within SIGTERM's two seconds.
 GONE_LIMIT_S = 15
-PROGRAMS = {"process/guard.py": "guard", "process.torchrun": "agent", "process.rank": "rank"}
+LEASE_LIMIT_S = 60
+PROGRAMS = {
+    "process/guard.py": "guard",
+    "process.torchrun": "agent",
+    "process.rank": "rank",
+    "sleep 177": "child of a rank",
+}
 UNKNOWN = "no class"
 FORKED = ("guard", "agent", "rank")
-# Victim -> the failure class of a test whose victim was killed.
-CLASSES = {
-    "rank": "signal",
-    "agent": "rendezvous",
-    "guard": "guard lost",
-    "fork server": "fork server lost",
-    "xdist worker": "xdist worker crashed",
-}
+# Failure classes of tests whose victims were killed: a rank, an agent, a guard, a fork server, an xdist worker.
+CLASSES = {"signal", "rendezvous", "guard lost", "fork server lost", "xdist worker crashed"}
+# Failure classes of tests whose victims were stopped, besides: a rank or an agent, before or after the results.
+CLASSES |= {"hang in collective", "hang elsewhere", "process left"}
 # Text of a failure -> its class; None where the text contains the class.
 FAILURES = {
     r"on 2 cpu ranks: ([a-z ]+): ": None,
@@ -61,14 +76,17 @@ FAILURES = {
     r"the fork server was lost": "fork server lost",
 }
 SCRIPT = """
+import subprocess
 import time
 import torch
 import torch.distributed as dist
 from pytest_aorta.worker import recorder
 
+subprocess.Popen(["sleep", "177"], start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+subprocess.Popen(["/bin/sleep", "177"], start_new_session=True, env={})
 dist.init_process_group("gloo")
 recorder.start(torch.device("cpu"))
-for _ in range(5):
+for _ in range(20):
     with recorder.step():
         dist.all_reduce(torch.ones(1))
         time.sleep(0.05)
@@ -105,7 +123,7 @@ class Storm:
 
     Attributes:
         launched: Launches by launcher, without launches whose pytest process was killed.
-        kills: Kills by kind of victim.
+        kills: Signals by kind of victim.
         outcomes: Tests by class of failure.
         left: Processes, leases and baselines that must not exist.
     """
@@ -154,24 +172,21 @@ def kind_of(process: Process, processes: dict[int, Process], controller_pid: int
     return FORKED[min(FORKED.index(above) + 1, 2)] if above in FORKED else "guard"
 
 
-def kill_one(scratch: Path, controller_pid: int, rng: random.Random) -> str | None:
-    """Send SIGKILL to a random process of a random kind; return the kind, or None without a victim."""
+def hit_one(scratch: Path, controller_pid: int, kind: str, rng: random.Random) -> str | None:
+    """Kill or stop a random process of a kind; return kind and signal, or None without a victim."""
     processes = processes_of(scratch)
-    by_kind: dict[str | None, list[int]] = {}
-    for process in processes.values():
-        by_kind.setdefault(kind_of(process, processes, controller_pid), []).append(process.pid)
-    kinds = [kind for kind in VICTIMS if kind in by_kind]
-    if not kinds:
+    pids = [process.pid for process in processes.values() if kind_of(process, processes, controller_pid) == kind]
+    if not pids:
         return None
-    [kind] = rng.choices(kinds, [VICTIMS[kind] for kind in kinds])
-    pid = rng.choice(by_kind[kind])
+    pid = rng.choice(pids)
+    number = signal.SIGSTOP if kind != "xdist worker" and rng.random() < STOPPED else signal.SIGKILL
     with suppress(ProcessLookupError), ExitStack() as stack:
         pidfd = os.pidfd_open(pid)
         stack.callback(os.close, pidfd)
         # With the pidfd open, the process id can't be reused any more.
         if find_process(pid, scratch):
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            return kind
+            signal.pidfd_send_signal(pidfd, number)
+            return kind if number == signal.SIGKILL else f"{kind} stopped"
     return None
 
 
@@ -199,19 +214,34 @@ def start_pytest(scratch: Path) -> subprocess.Popen[bytes]:
         )
 
 
-def disturb(scratch: Path, process: subprocess.Popen[bytes], rng: random.Random) -> Counter[str]:
-    """Kill until pytest has ended or its time is over; return kills by kind."""
+def disturb(
+    scratch: Path, process: subprocess.Popen[bytes], rng: random.Random, last_launch: float = math.inf
+) -> Counter[str]:
+    """Kill and stop processes until pytest has ended or its time is over; return signals by kind.
+
+    The controller is killed when ``last_launch`` launches have begun.
+    """
     kills: Counter[str] = Counter()
-    deadline_s, next_launch, at_s = time.monotonic() + RUN_LIMIT_S, 1, math.inf
+    deadline_s, next_launch, at_s, kind = time.monotonic() + RUN_LIMIT_S, 1, math.inf, ""
     while time.monotonic() < deadline_s:
         with suppress(subprocess.TimeoutExpired):
             process.wait(TICK_S)
             return kills
         num_begun = len(list((scratch / "results").glob("*/*")))
-        if num_begun >= next_launch:
-            at_s = min(at_s, time.monotonic() + rng.expovariate(1 / MEAN_DELAY_S))
-        if time.monotonic() >= at_s and (kind := kill_one(scratch, process.pid, rng)):
-            kills[kind] += 1
+        if num_begun >= last_launch:
+            process.kill()
+            process.wait()
+            kills["controller"] += 1
+            return kills
+        if num_begun >= next_launch and at_s == math.inf:
+            at_s = time.monotonic() + rng.expovariate(1 / MEAN_DELAY_S)
+            [kind] = rng.choices(list(VICTIMS), list(VICTIMS.values()))
+        # A kind that exists for a short time, such as ranks, is waited for.
+        if time.monotonic() < at_s:
+            continue
+        if hit := hit_one(scratch, process.pid, kind, rng):
+            kills[hit] += 1
+        if hit or time.monotonic() > at_s + PATIENCE_S:
             next_launch, at_s = num_begun + rng.randint(*PAUSE_LAUNCHES), math.inf
     process.kill()
     process.wait()
@@ -273,7 +303,7 @@ def damaged_baselines(scratch: Path, outcomes: dict[str, str]) -> list[str]:
 def unexplained(outcomes: dict[str, str], kills: Counter[str]) -> list[str]:
     """Return failures that no kill has caused, or whose class is not the kill's."""
     failures = {name: failure for name, failure in outcomes.items() if failure != "passed"}
-    problems = [f"{name}: {failure}" for name, failure in failures.items() if failure not in CLASSES.values()]
+    problems = [f"{name}: {failure}" for name, failure in failures.items() if failure not in CLASSES]
     if len(failures) > kills.total():
         problems.append(f"{len(failures)} tests failed after {kills.total()} kills")
     return problems
@@ -284,28 +314,54 @@ def number_of(name: str) -> int:
     return int(name.rpartition("[")[2].rstrip("]"))
 
 
-def storm(scratch: Path, num_launches: int, num_cold: int, seed: int) -> Storm:
-    """Run the storm once in the empty folder ``scratch``."""
-    prepare(scratch, num_launches, num_cold)
+def see_off(scratch: Path, left: list[str]) -> float:
+    """Add what a run has left to ``left``, and return the seconds until its last process was gone."""
     began_s = time.monotonic()
-    pytest_process = start_pytest(scratch)
-    kills = disturb(scratch, pytest_process, random.Random(seed))
-    ended_s = time.monotonic()
-    left = [f"process {process}" for process in wait_until_gone(scratch).values()]
-    gone_s = time.monotonic() - ended_s
+    # The next pytest process that wants these devices ends what a pytest process and a guard lost together have left.
+    try:
+        slots = cpu_slots()
+        lease(
+            slots, len(slots), exclusive=True, wait_s=LEASE_LIMIT_S, folder=scratch / "leases", owner="next"
+        ).release()
+    except LeaseError as error:
+        left.append(str(error))
+    left += [f"process {process}" for process in wait_until_gone(scratch).values()]
+    gone_s = time.monotonic() - began_s
     left += [f"lease {claim}" for claim in holders(scratch / "leases")]
-    outcomes = read_outcomes(scratch)
-    left += damaged_baselines(scratch, outcomes)
-    left += unexplained(outcomes, kills)
+    return gone_s
+
+
+def storm(scratch: Path, num_launches: int, num_cold: int, num_controllers: int, seed: int) -> Storm:
+    """Run the storm once in the empty folder ``scratch``; every run before the last one loses its controller."""
+    rng, began_s = random.Random(seed), time.monotonic()
+    kills, launched, left, gone_s = Counter[str](), Counter[str](), list[str](), 0.0
+    for number in range(num_controllers):
+        run = scratch / str(number)
+        run.mkdir()
+        prepare(run, SHORT_LAUNCHES, 2)
+        kills += disturb(run, start_pytest(run), rng, rng.randint(*LAUNCHES_BEFORE_END))
+        gone_s = max(gone_s, see_off(run, left))
+        launched += launchers(run)
+    run = scratch / "last"
+    run.mkdir()
+    num_launches -= launched.total()
+    prepare(run, num_launches, num_cold)
+    pytest_process = start_pytest(run)
+    kills_of_run = disturb(run, pytest_process, rng)
+    gone_s = max(gone_s, see_off(run, left))
+    ended_s = time.monotonic()
+    outcomes = read_outcomes(run)
+    left += damaged_baselines(run, outcomes)
+    left += unexplained(outcomes, kills_of_run)
     if len(outcomes) != num_launches or pytest_process.returncode not in (0, 1):
         left.append(f"pytest ended with {pytest_process.returncode}, {len(outcomes)} of {num_launches} tests reported")
     return Storm(
         wall_s=ended_s - began_s,
         gone_s=gone_s,
-        launched=launchers(scratch),
-        kills=kills,
+        launched=launched + launchers(run),
+        kills=kills + kills_of_run,
         outcomes=Counter(outcomes.values()),
-        num_baselines=len(list((scratch / "baselines").glob("*/*.json"))),
+        num_baselines=len(list((run / "baselines").glob("*/*.json"))),
         left=tuple(left),
     )
 
@@ -314,7 +370,7 @@ def table(result: Storm) -> str:
     """Return the figures, one row each."""
     rows = [
         ("launches", result.launched),
-        ("kills", result.kills),
+        ("signals", result.kills),
         ("tests", result.outcomes),
         ("baselines, whole", {"": result.num_baselines}),
         ("left or wrong", {"": len(result.left)}),
@@ -331,12 +387,13 @@ def main() -> None:
     """Print the table; return 1 where something was left."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--launches", type=int, default=100)
-    parser.add_argument("--cold", type=int, default=15)
+    parser.add_argument("--launches", type=int, default=200)
+    parser.add_argument("--cold", type=int, default=30)
+    parser.add_argument("--controllers", type=int, default=3, help="runs whose xdist controller is killed")
     parser.add_argument("--keep", action="store_true", help="leave the scratch folder where it is")
     asked = parser.parse_args()
     scratch = Path(tempfile.mkdtemp(prefix="aorta-storm-")).resolve()
-    result = storm(scratch, asked.launches, asked.cold, asked.seed)
+    result = storm(scratch, asked.launches, asked.cold, asked.controllers, asked.seed)
     print(table(result))
     if asked.keep or result.left:
         print(f"kept: {scratch}")

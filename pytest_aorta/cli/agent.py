@@ -20,6 +20,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--node-rank", metavar="N", type=integer_from(0), help="number of this node, from 0 (default: environment)"
     )
+    parser.add_argument(
+        "--join-timeout",
+        metavar="SECONDS",
+        type=float,
+        default=0.0,
+        help="try for so long to connect to node 0 (default: once)",
+    )
     parser.add_argument("--wait", action="store_true", help="wait for launches, and run one after the other")
     parser.add_argument(
         "--idle-timeout",
@@ -36,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     host, port = arguments.connect
     if port == 0:
         raise UsageError(f"--connect: got {host!r} without a port, allowed is HOST:PORT")
-    agent = Agent((host, port), node_rank(arguments.node_rank), read_token(), is_waiting=arguments.wait)
+    agent = Agent((host, port), node_rank(arguments.node_rank), read_token(), arguments.wait, arguments.join_timeout)
     if not arguments.wait:
         agent.serve()
         return 0

@@ -7,20 +7,25 @@ import json
 import math
 import os
 import re
-import stat
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Hashable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from pytest_aorta.common.errors import AortaError
+from pytest_aorta.common.regular import read_regular
 from pytest_aorta.common.text import brief
 
 # The only place that computes the package's folder: programs are started from here, and versions compared.
 PACKAGE_ROOT = Path(__file__).resolve().parents[1]
+# Files that are being written; a writer that takes longer than ABANDONED_S was killed.
+SCRATCH_SUFFIX = ".tmp"
+ABANDONED_S = 3600.0
 _STANDARD_LIBRARY = Path(os.__file__).resolve().parent
 _INSTALLED = {"site-packages", "dist-packages"}
 # A workload's YAML has some hundred values. Aliases count as often as they are used, so that a few lines can't stand
@@ -37,19 +42,15 @@ class UnreadableFile(AortaError):
     """A file that does not have the expected format; the message names the file and the reason."""
 
 
-def read_bytes(path: Path, *, max_bytes: int) -> bytes:
+def read_bytes(path: Path, *, max_bytes: int, follow_links: bool = False) -> bytes:
     """Return the content of a regular file of at most ``max_bytes``, which another process may have left.
 
     Raises:
-        UnreadableFile: The file is absent, is not a regular file (a link is none), can't be read or is too large.
+        UnreadableFile: The file is absent, is not a regular file (a link is none, unless it is followed), can't be
+            read or is too large.
     """
     try:
-        # Without O_NONBLOCK, opening a pipe without a writer would wait forever.
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(fd, "rb") as file:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise UnreadableFile(f"{path}: not a regular file")
-            content = file.read(max_bytes + 1)
+        content = read_regular(path, max_bytes + 1, follow_links=follow_links)
     except (OSError, ValueError) as error:
         raise UnreadableFile(f"{path}: can't be read: {getattr(error, 'strerror', None) or error}") from None
     if len(content) > max_bytes:
@@ -57,13 +58,18 @@ def read_bytes(path: Path, *, max_bytes: int) -> bytes:
     return content
 
 
-def read_json(path: Path, *, max_bytes: int) -> Any:
+def read_json(path: Path, *, max_bytes: int, follow_links: bool = True) -> Any:
     """Parse one strict JSON document: UTF-8, no repeated key, every number finite, at most ``max_bytes``.
 
+    Args:
+        path: The file.
+        max_bytes: Limit of the file's size.
+        follow_links: Whether the path may be a symbolic link; give False for files that a rank has left.
+
     Raises:
-        UnreadableFile: The file is absent, too large, truncated or not strict JSON.
+        UnreadableFile: The file is absent, not a regular file, too large, truncated or not strict JSON.
     """
-    return parse_json(_read_text(path, max_bytes), str(path))
+    return parse_json(_read_text(path, max_bytes, follow_links=follow_links), str(path))
 
 
 def parse_json(text: str, name: str) -> Any:
@@ -131,7 +137,10 @@ def write_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
         durable: Whether the content must also survive a loss of power. Files that only matter during a launch and
             are written often do without the wait for the disk.
     """
-    handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.", suffix=".tmp")
+    prefix = f".{path.name[:40]}."
+    if durable:
+        remove_scratch(path.parent, prefix, ABANDONED_S)
+    handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=prefix, suffix=SCRATCH_SUFFIX)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
@@ -143,6 +152,24 @@ def write_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
     except BaseException:
         Path(scratch).unlink(missing_ok=True)
         raise
+
+
+def remove_scratch(folder: Path, prefix: str = ".", age_s: float = 0.0) -> None:
+    """Delete unfinished files of writers that were killed, at least ``age_s`` seconds old.
+
+    Args:
+        folder: The folder that they wrote to.
+        prefix: The beginning of the files' names.
+        age_s: Age in seconds; 0 only where no writer can be alive.
+    """
+    limit_s = time.time() - age_s
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if not (entry.name.startswith(prefix) and entry.name.endswith(SCRATCH_SUFFIX)):
+                continue
+            with suppress(OSError):
+                if entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_mtime <= limit_s:
+                    os.unlink(entry.path)  # noqa: PTH108 - the path of a DirEntry is text
 
 
 def slug(text: str, *, max_length: int = 80) -> str:
@@ -160,14 +187,8 @@ def is_source_of(checkout: Path, path: Path) -> bool:
     return not _INSTALLED & set(path.relative_to(checkout).parts)
 
 
-def _read_text(path: Path, max_bytes: int) -> str:
-    try:
-        with path.open("rb") as file:
-            content = file.read(max_bytes + 1)
-    except OSError as error:
-        raise UnreadableFile(f"{path}: can't be read: {error.strerror or error}") from None
-    if len(content) > max_bytes:
-        raise UnreadableFile(f"{path}: larger than the {max_bytes:,} bytes allowed")
+def _read_text(path: Path, max_bytes: int, *, follow_links: bool = True) -> str:
+    content = read_bytes(path, max_bytes=max_bytes, follow_links=follow_links)
     if not content.strip():
         raise UnreadableFile(f"{path}: empty")
     try:

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.files import PACKAGE_ROOT
+from pytest_aorta.launch.sweep import launch_ids
 from pytest_aorta.plan.launch_plan import LaunchPlan, NodePart, command_of
 from pytest_aorta.plan.profiler import wrapper_command
 from pytest_aorta.plan.workload.environment import ENVIRONMENT_KEY, pinned_cpu_kernels
 from pytest_aorta.plan.world import AMD, CUDA_VARIABLE, HIP_VARIABLE, ROCR_VARIABLE, DeviceKind, World
-from pytest_aorta.result.folder import flight_prefix
+from pytest_aorta.result.folder import ELASTIC_FOLDER, flight_prefix
 
 # torchrun reads PET_* before its flags, and ranks would read the other variables as their own.
 _SCRUBBED_PREFIXES = ("PET_", "TORCHELASTIC_")
@@ -29,6 +30,8 @@ def agent_command(plan: LaunchPlan) -> list[str]:
     """Return the command line of the torchrun agent, for one node or for this node's part of several."""
     python = python_command(plan)
     torchrun = [*_rendezvous(plan), f"--nproc-per-node={plan.world.ranks_per_node}"]
+    # Otherwise torchrun leaves a folder in the folder for temporary files, where nothing deletes it.
+    torchrun.append(f"--log-dir={plan.run_dir / ELASTIC_FOLDER}")
     # With torchrun's own way to start a module, Python can't be given options.
     rank = ["-m"] if plan.reference is None else ["--no-python", *python, "-u", "-m"]
     run_dir = str(plan.run_dir)
@@ -89,6 +92,8 @@ def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str
         kept = pinned_cpu_kernels() | kept
     if command := command_of(plan):
         kept |= command.environment
+    # Last of what a config can set: without the id, processes could be left when the guard is killed.
+    kept[variables.LAUNCH_ID] = launch_ids(plan.run_dir, environ)
     if plan.world.device == "cuda":
         kept |= _flight_recorder(plan, kept)
     else:

@@ -21,23 +21,39 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from pytest_aorta.common.errors import LaunchError
-from pytest_aorta.common.files import PACKAGE_ROOT, UnreadableFile, parse_json, write_json
+from pytest_aorta.common.files import PACKAGE_ROOT, UnreadableFile, parse_json, remove_scratch, write_json
 from pytest_aorta.common.schema import violation
 from pytest_aorta.launch.command import agent_command, launch_environment
+from pytest_aorta.launch.lease.queue import record_end, record_launch
+from pytest_aorta.launch.sweep import end_processes, is_stopped
 from pytest_aorta.plan.launch_plan import LaunchPlan, rank_document
 from pytest_aorta.plan.options import LauncherKind
-from pytest_aorta.result.folder import AGENT_LOG, FLIGHT_FOLDER, OUTCOME_FILE, PLAN_FILE, rank_folders
+from pytest_aorta.result.folder import (
+    AGENT_LOG,
+    ELASTIC_FOLDER,
+    FLIGHT_FOLDER,
+    OUTCOME_FILE,
+    PLAN_FILE,
+    RANKS_FOLDER,
+    rank_folders,
+)
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome, phases_s
 
 GUARD = PACKAGE_ROOT / "launch" / "process" / "guard.py"
 # The guard's own stop sequence is bounded by stacks, SIGTERM and SIGKILL: 0.5 + 2 + 10 seconds.
 STOP_S = 20.0
+# A guard that a signal has stopped for this long, such as SIGSTOP, is killed.
+STOPPED_S = 10.0
+WATCHER = "the process that watches the ranks"
+LOOK_S = 1.0
 # Time to collect the files of all nodes.
 COLLECT_S = 120.0
 
 
 class GuardProcess(Protocol):
-    """A running guard, with the methods of ``subprocess.Popen`` that a launch uses."""
+    """A running guard, with the attribute and the methods of ``subprocess.Popen`` that a launch uses."""
+
+    pid: int
 
     def wait(self, timeout: float | None = None) -> object:
         """Return when the guard has exited.
@@ -97,6 +113,8 @@ class GuardedLaunch:
         self._plan = plan
         self._verdict = b""
         self._has_ended = False
+        self._lost: LaunchOutcome | None = None
+        self._problem = ""
         try:
             prepare_folder(plan)
         except OSError as error:
@@ -105,6 +123,8 @@ class GuardedLaunch:
             lifeline_end, self._lifeline = _pipe(pipes)
             self._pipe, verdict_end = _pipe(pipes)
             try:
+                for fd in plan.lease_fds:
+                    record_launch(fd, plan.run_dir)
                 start = start_guard or _start_guard
                 self._guard = start(plan, environ, lifeline_end.fileno(), verdict_end.fileno())
             except OSError as error:
@@ -119,10 +139,20 @@ class GuardedLaunch:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Ask a guard that still runs to end every process, and wait for its exit."""
+        """Ask a guard that still runs to end every process, and wait for its exit; end what a lost guard has left."""
         with self._pipes:
             self._lifeline.close()
-            _wait_bounded(self._guard)
+            self._problem = _wait_bounded(self._guard) or self._problem
+            self._read_rest()
+        reported = self.outcome()
+        if reported.reason == EndReason.GUARD_LOST:
+            ended, survivors = end_processes([self._plan.run_dir])
+            detail = self._problem or reported.detail
+            self._lost = replace(reported, stopped=ended, survivors=survivors, detail=detail)
+        if not self.outcome().survivors:
+            clear_scratch(self._plan.run_dir)
+            for fd in self._plan.lease_fds:
+                record_end(fd, self._plan.run_dir)
 
     def fileno(self) -> int:
         """Return a descriptor for ``select`` that is readable when :meth:`has_ended` does not block."""
@@ -136,10 +166,17 @@ class GuardedLaunch:
         return self._has_ended
 
     def wait(self) -> None:
-        """Return when the guard has ended, or its time limit is over."""
+        """Return when the guard has ended, its time limit is over, or it has been stopped for ``STOPPED_S``."""
+        running_s = time.monotonic()
         while not self._has_ended and (left_s := self._deadline_s - time.monotonic()) > 0:
-            if select.select([self._pipe], [], [], left_s)[0]:
+            if select.select([self._pipe], [], [], min(left_s, LOOK_S))[0]:
                 self.has_ended()
+            if not is_stopped(self._guard.pid):
+                running_s = time.monotonic()
+            elif time.monotonic() - running_s > STOPPED_S:
+                self._problem = f"{WATCHER} was stopped for {STOPPED_S:g} s, and then killed"
+                self._guard.kill()
+                return
 
     def stop(self) -> None:
         """Ask the guard to have ranks write their stacks, and to end them; the verdict follows as usual."""
@@ -147,8 +184,13 @@ class GuardedLaunch:
             os.write(self._lifeline.fileno(), b".")
 
     def outcome(self) -> LaunchOutcome:
-        """Return the outcome that the guard reported."""
-        return _outcome(self._plan, self._verdict)
+        """Return the outcome that the guard reported; without a report, what pytest found after the guard's end."""
+        return self._lost or _outcome(self._plan, self._verdict)
+
+    def _read_rest(self) -> None:
+        # Without waiting for the end of the file: a process that outlived the guard could hold the pipe.
+        while not self._has_ended and select.select([self._pipe], [], [], 0)[0]:
+            self.has_ended()
 
 
 def prepare_folder(plan: LaunchPlan) -> None:
@@ -158,6 +200,13 @@ def prepare_folder(plan: LaunchPlan) -> None:
     if plan.world.device == "cuda":
         (plan.run_dir / FLIGHT_FOLDER).mkdir()
     write_json(plan.run_dir / PLAN_FILE, rank_document(plan))
+
+
+def clear_scratch(run_dir: Path) -> None:
+    """Delete torchrun's own folder, and unfinished files of ranks that were killed while they wrote; all are dead."""
+    shutil.rmtree(run_dir / ELASTIC_FOLDER, ignore_errors=True)
+    for folder in (run_dir, *(run_dir / RANKS_FOLDER).glob("*")):
+        remove_scratch(folder)
 
 
 def guard_spec(plan: LaunchPlan, lifeline_fd: int, verdict_fd: int) -> dict[str, Any]:
@@ -236,12 +285,15 @@ def _limit_s(plan: LaunchPlan) -> float:
     return plan.group.join_timeout_s + plan.timeout_s + STOP_S + COLLECT_S
 
 
-def _wait_bounded(guard: GuardProcess) -> None:
+def _wait_bounded(guard: GuardProcess) -> str:
+    """Wait for the guard's end, kill it after ``STOP_S``, and return what was wrong with it."""
     try:
         guard.wait(STOP_S)
     except subprocess.TimeoutExpired:
         guard.kill()
         guard.wait()
+        return f"{WATCHER} did not end within {STOP_S:g} s, and was then killed"
+    return ""
 
 
 def _pipe(stack: ExitStack) -> tuple[IO[bytes], IO[bytes]]:

@@ -13,12 +13,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any, TypeAlias
 
+from pytest_aorta.common import variables
 from pytest_aorta.common.errors import ColdLaunchWarning, LaunchError
 from pytest_aorta.common.files import PACKAGE_ROOT
 from pytest_aorta.launch.command import launch_environment, python_command
 from pytest_aorta.launch.guarded import guard_spec, launch
 from pytest_aorta.launch.nodes.handover import start_coordinator
 from pytest_aorta.launch.process.channel import receive, send
+from pytest_aorta.launch.sweep import unmarked
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.profiler import WRAPPERS
@@ -89,9 +91,11 @@ class ForkServers:
         # Launches of two versions alternate, and a launch must not end the other version's server.
         slot, key = (plan.world.device, plan.reference), server_key(plan, self._environ)
         server = self._servers.get(slot)
-        if server is not None and not server.serves(key):
-            self._servers.pop(slot).close()
-            server = None
+        if server is not None:
+            server.limit_s = plan.timeout_s
+            if not server.serves(key):
+                self._servers.pop(slot).close()
+                server = None
         if server is None:
             server = self._servers[slot] = ForkServer(plan, self._environ, key)
             if problem := server.problem():
@@ -106,6 +110,9 @@ class ForkServers:
 class ForkServer:
     """Handle of one fork server's process.
 
+    Attributes:
+        limit_s: The time limit of the current launch, within which every request has to be answered.
+
     Raises:
         ServerUnfit: The server does not start. Every method raises this error where the server does not answer.
     """
@@ -119,6 +126,7 @@ class ForkServer:
         self._channel, servers_end = socket.socketpair()
         with servers_end:
             self._process = _start_server(plan, environ, servers_end.fileno(), self._log)
+        self.limit_s = plan.timeout_s
         try:
             self._reply(START_S)
         except BaseException:
@@ -186,11 +194,11 @@ class ForkServer:
         with (plan.run_dir / AGENT_LOG).open("wb") as log:
             try:
                 fds = (lifeline_fd, verdict_fd, log.fileno(), *plan.lease_fds)
-                _, [pidfd] = self._ask(message, REPLY_S, fds)
+                reply, [pidfd] = self._ask(message, REPLY_S, fds)
             except ServerUnfit as error:
                 self.close()
                 raise LaunchError(f"{plan.name}: the fork server was lost: {error}") from None
-        return ForkedGuard(pidfd)
+        return ForkedGuard(reply["guard_pid"], pidfd)
 
     def close(self) -> None:
         """End the server; running launches continue under their own guards."""
@@ -216,6 +224,8 @@ class ForkServer:
             raise
 
     def _reply(self, limit_s: float) -> tuple[dict[str, Any], list[int]]:
+        # Ranks of torchrun have to import torch within the launch's time limit as well.
+        limit_s = min(limit_s, self.limit_s)
         self._channel.settimeout(limit_s)
         try:
             return receive(self._channel)
@@ -233,7 +243,8 @@ class ForkServer:
 class ForkedGuard:
     """The guard of a warm launch, held by a pidfd: it is not pytest's child, so its process id could be reused."""
 
-    def __init__(self, pidfd: int) -> None:
+    def __init__(self, pid: int, pidfd: int) -> None:
+        self.pid = pid
         self._pidfd = pidfd
 
     def wait(self, timeout: float | None = None) -> None:
@@ -250,19 +261,22 @@ class ForkedGuard:
 
 def server_key(plan: LaunchPlan, environ: Mapping[str, str]) -> Key:
     """Return everything that a server's imports depend on: the environment, its working folder, and our sources."""
-    variables = tuple(
+    of_imports = tuple(
         (name, value)
         for name, value in sorted(launch_environment(plan, environ).items())
         if name not in _RANKS_OWN and not name.startswith(_RANKS_OWN_PREFIXES)
     )
     sources = tuple((str(path), path.stat().st_mtime_ns) for path in sorted(PACKAGE_ROOT.rglob("*.py")))
-    return variables, str(plan.cwd), python_command(plan)[0], sources
+    return of_imports, str(plan.cwd), python_command(plan)[0], sources
 
 
 def _start_server(
     plan: LaunchPlan, environ: Mapping[str, str], channel_fd: int, log: IO[bytes]
 ) -> subprocess.Popen[bytes]:
     program = [*python_command(plan), "-u", "-m", "pytest_aorta.launch.process.forkserver"]
+    own = launch_environment(plan, environ) | _SERVER_ENVIRONMENT
+    # The server belongs to no launch; the guards that it forks write their launch's id over the value.
+    own[variables.LAUNCH_ID] = unmarked(own[variables.LAUNCH_ID])
     try:
         return subprocess.Popen(
             [*program, str(channel_fd), str(os.getpid())],
@@ -270,7 +284,7 @@ def _start_server(
             stdout=log,
             stderr=subprocess.STDOUT,
             cwd=plan.cwd,
-            env=launch_environment(plan, environ) | _SERVER_ENVIRONMENT,
+            env=own,
             pass_fds=(channel_fd,),
             # A Ctrl-C in the terminal must reach only pytest.
             start_new_session=True,

@@ -57,6 +57,11 @@ class _RankFailure:
     evidence: RankEvidence
     order: tuple[bool, bool, bool, int]
 
+    @property
+    def is_victim(self) -> bool:
+        """True where the failure follows from another rank's end."""
+        return self.order[0]
+
 
 def launch_failure(plan: LaunchPlan, outcome: LaunchOutcome) -> LaunchFailure | None:
     """Return the diagnosis of a launch; None where every rank succeeded and left a result."""
@@ -88,6 +93,8 @@ def _classify(
         return _collective_timeout(ranks, flight_verdict(plan.run_dir))
     failures = sorted((failure for rank in ranks if (failure := _own_failure(rank))), key=lambda item: item.order)
     if failures and outcome.reason in (EndReason.EXIT, EndReason.RANK_ERROR):
+        if failures[0].is_victim and _gone(ranks):
+            return _ended_early(ranks)
         return _first_failure(failures, ranks)
     waiting = _names([rank.rank for rank in ranks if not rank.has_result])
     if outcome.reason == EndReason.OUTPUT_CAP:
@@ -100,6 +107,8 @@ def _classify(
         if all(rank.returned for rank in ranks):
             return _not_left(plan, outcome, ranks)
         return _hang(plan, outcome, [rank for rank in ranks if not rank.has_result])
+    if outcome.reason == EndReason.RANK_GONE:
+        return _ended_early(ranks)
     if outcome.agent_status == 0:
         missing = next((rank for rank in ranks if not rank.has_result), None)
         if missing is None:
@@ -116,6 +125,25 @@ def _classify(
         f"torchrun {_agent_end(outcome)} before any rank failed; {waiting} left no result",
         _agent_tail(plan),
     )
+
+
+def _ended_early(ranks: Sequence[RankEvidence]) -> tuple[str, int | None, str, list[str]]:
+    """Diagnose a launch in which a rank left the others alone: without a result, an error or a failing exit code."""
+    unfinished = [rank for rank in ranks if rank.started and not rank.has_result]
+    gone = _gone(ranks) or unfinished
+    headline = f"{_names([rank.rank for rank in gone])} exited with code 0 and left no result while others ran"
+    details = [f"  | {line}" for line in gone[0].log_tail] if gone else []
+    others = [rank for rank in unfinished if rank not in gone][:_RANKS_SHOWN]
+    details += [f"  then rank {rank.rank}: {rank.error['message'][:300]}" for rank in others if rank.error]
+    details += [_position(rank) for rank in others if not rank.error]
+    return "result missing", gone[0].rank if gone else None, f"{headline}, by os._exit(0) for example", details
+
+
+def _gone(ranks: Sequence[RankEvidence]) -> list[RankEvidence]:
+    """Return the ranks that ended by themselves and left neither a result nor an error nor a failing exit code."""
+    # Ranks that were still alive have written their stacks.
+    silent = [rank for rank in ranks if rank.exit_code is None and not rank.error and not rank.frames]
+    return [rank for rank in silent if rank.started and not rank.has_result]
 
 
 def _collective_timeout(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.common.files import UnreadableFile, read_json
+from pytest_aorta.common.regular import open_regular
 from pytest_aorta.common.schema import violation
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.result import folder as names
@@ -143,9 +144,9 @@ def _size(path: Path) -> int:
 
 def _text(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            file.seek(max(0, _size(path) - _MAX_BYTES))
-            return file.read().decode("utf-8", "replace")
+        with open_regular(path) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _MAX_BYTES))
+            return file.read(_MAX_BYTES).decode("utf-8", "replace")
     except OSError:
         return ""
 
@@ -158,7 +159,7 @@ def _json(path: Path, definition: str, damaged: list[str]) -> dict[str, Any] | N
     if not os.path.lexists(path):
         return None
     try:
-        document: dict[str, Any] = read_json(path, max_bytes=_MAX_BYTES)
+        document: dict[str, Any] = read_json(path, max_bytes=_MAX_BYTES, follow_links=False)
     except UnreadableFile as error:
         damaged.append(str(error))
         return None

@@ -1,6 +1,6 @@
 """Names of the files and folders that a launch leaves in its run folder, and readers of the smallest ones.
 
-Programs that have to start quickly import this module, so it imports only :mod:`pathlib` and :mod:`typing`. The guard
+Programs that have to start quickly import this module, so it imports only small modules. The guard
 (``launch/process/guard.py``) cannot import the package at all and repeats the few names it uses; a test compares them.
 """
 
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Final
+
+from pytest_aorta.common.regular import read_regular
 
 # Files of a launch.
 PLAN_FILE: Final = "plan.json"
@@ -22,6 +24,8 @@ TRACE_FILE: Final = "trace.json.gz"
 RANKS_FOLDER: Final = "ranks"
 NODES_FOLDER: Final = "nodes"
 FLIGHT_FOLDER: Final = "flight"
+# torchrun's folder for logs of its own, which stay empty; deleted after the launch.
+ELASTIC_FOLDER: Final = "torchelastic"
 FLIGHT_PREFIX: Final = "rank_"
 # Files of a rank.
 PID_FILE: Final = "pid"
@@ -64,7 +68,6 @@ def is_rank_file(path: Path) -> bool:
 def steps_entered(folder: Path) -> int:
     """Return how many measured steps a rank has entered, read from its folder; 0 where the rank left no count."""
     try:
-        with (folder / PROGRESS_FILE).open("rb") as file:
-            return int.from_bytes(file.read(8), "little")
+        return int.from_bytes(read_regular(folder / PROGRESS_FILE, 8), "little")
     except OSError:
         return 0

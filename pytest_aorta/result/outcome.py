@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from pytest_aorta.common.regular import read_regular
 from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.result.folder import MARKS_FILE
 
@@ -29,6 +30,7 @@ class EndReason(StrEnum):
     TIME_LIMIT = "time_limit"
     RANK_ERROR = "rank_error"  # a rank left an error, and the grace time of the other ranks is over
     STRAGGLER = "straggler"  # a rank left its result, and the other ranks did not follow in time
+    RANK_GONE = "rank_gone"  # a rank has ended without a result and without an error, and torchrun has not
     OUTPUT_CAP = "output_cap"
     STOPPED = "stopped"  # pytest asked for the end
     PARENT_GONE = "parent_gone"
@@ -98,8 +100,9 @@ def phases_s(rank_folders: Sequence[Path], began_s: float, ended_s: float) -> di
 def read_marks(folder: Path) -> dict[str, float]:
     """Return the marks of one rank in seconds since 1970, without malformed lines such as half a line."""
     marks = {}
-    with suppress(OSError), (folder / MARKS_FILE).open("rb") as file:
-        for line in file.read(MAX_MARKS_BYTES).decode("ascii", "replace").splitlines(keepends=True):
+    with suppress(OSError):
+        text = read_regular(folder / MARKS_FILE, MAX_MARKS_BYTES).decode("ascii", "replace")
+        for line in text.splitlines(keepends=True):
             name, _, time_ns = line.rstrip("\n").partition(" ")
             if line.endswith("\n") and time_ns.isdecimal() and len(time_ns) < 20:
                 marks[name] = int(time_ns) / 1e9

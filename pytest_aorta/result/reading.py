@@ -157,7 +157,7 @@ def _location(detail: dict[str, Any]) -> tuple[int, int, int]:
 
 def _read_rank(path: Path) -> dict[str, Any]:
     try:
-        document = read_json(path, max_bytes=MAX_RANK_RESULT_BYTES)
+        document = read_json(path, max_bytes=MAX_RANK_RESULT_BYTES, follow_links=False)
     except UnreadableFile as error:
         raise ResultError(f"result invalid: {error}") from None
     if problem := violation(document, SCHEMA, "rank_result"):

@@ -116,6 +116,12 @@ if "pytest_aorta.launch.process.forkserver" in sys.orig_argv:
     raise SystemExit("no server today")
 """
 
+FROZEN_SERVER = """
+import os, signal, sys
+if "pytest_aorta.launch.process.forkserver" in sys.orig_argv:
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
 Planner = Callable[..., LaunchPlan]
 
 
@@ -306,8 +312,26 @@ def test_warm_launch_fails_as_a_cold_launch_does(servers, script_plan, kind):
     assert warm.rank == 1
 
 
+# Without a peer's closed connection nobody but the guard notices: rank 0 waits at the store, or works for long.
+EARLY = {
+    "peer in a collective": "os._exit(0)",
+    "peer at the store": "os._exit(0) if dist.get_rank() else dist.distributed_c10d._get_default_store().get('never')",
+}
+
+
+@pytest.mark.parametrize("launcher", [LauncherKind.FORKSERVER, LauncherKind.TORCHRUN])
+@pytest.mark.parametrize("code", EARLY.values(), ids=EARLY)
+def test_rank_that_exits_early_with_code_0_is_reported_at_once(servers, script_plan, tmp_path, launcher, code):
+    (tmp_path / "train.py").write_text(SCRIPT.replace("if dist.get_rank() == 1:", "if True:"), encoding="utf-8")
+    code = code if "if" in code else f"{code} if dist.get_rank() else None"
+    failure = run_into_failure(servers, script_plan(launcher, code))
+    assert (failure.kind, failure.rank) == ("result missing", 1), failure.text
+    assert "rank 1 exited with code 0 and left no result while others ran" in failure.text
+
+
 @pytest.mark.parametrize("code", HANGS.values(), ids=HANGS)
 def test_warm_launch_that_hangs_is_ended_and_names_the_rank(servers, script_plan, code):
+    run(servers, script_plan(LauncherKind.FORKSERVER, ""))  # the server's start has the launch's time limit, too
     failure = run_into_failure(servers, script_plan(LauncherKind.FORKSERVER, code, timeout_s=10.0))
     assert (failure.kind, failure.rank) == ("hang in collective", 1)
 
@@ -317,8 +341,8 @@ def test_lease_is_held_until_the_launch_is_over(servers, script_plan):
     plan = script_plan(LauncherKind.FORKSERVER, "", lease_fds=(write_fd,))
     run(servers, plan)
     os.close(write_fd)
-    assert os.read(read_fd, 1) == b""
-    os.close(read_fd)
+    with os.fdopen(read_fd, encoding="utf-8") as held:  # ends when no process has the other end open
+        assert held.read().splitlines() == [f'launch "{plan.run_dir}"', f'ended "{plan.run_dir}"']
 
 
 def test_killed_server_is_replaced_at_the_next_launch(own_servers, script_plan):
@@ -366,6 +390,16 @@ def test_server_that_can_not_start_makes_the_launch_cold_with_a_warning(own_serv
         outcome = servers.launch(plan)
     assert launch_failure(plan, outcome) is None
     assert outcome.launcher == LauncherKind.TORCHRUN
+
+
+def test_server_that_is_frozen_at_its_start_is_given_up_at_the_launchs_time_limit(own_servers, script_plan, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(FROZEN_SERVER, encoding="utf-8")
+    servers = own_servers(dict(os.environ) | {"PYTHONPATH": str(tmp_path)})
+    plan = script_plan(LauncherKind.FORKSERVER, "", timeout_s=5.0)
+    with pytest.warns(ColdLaunchWarning, match="no answer within 5 s"):
+        outcome = servers.launch(plan)
+    assert outcome.launcher == LauncherKind.TORCHRUN
+    assert servers.pids == []
 
 
 def test_workload_names_modules_for_the_server_to_import(servers, tmp_path):

@@ -20,11 +20,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from pytest_aorta.launch.lease.queue import MAX_TEXT, Claim, ClaimFolder, LeaseError, append_line, takes_lock
+from pytest_aorta.launch.sweep import end_processes, is_alive, processes_of
 
 # Limit of later competing requests that are served before a waiting request. With 0, devices are busy 8% less
 # (benchmarks/launch/leases.py); the higher the limit, the longer a large request may wait.
 MAX_OVERTAKES = 4
 POLL_S = 0.01
+# A guard whose pytest has died ends its launch within 12.5 s.
+STOP_S = 20.0
 # A change of bad marks is noticed within LOOK_S; every other change that matters to a waiting request within POLL_S.
 LOOK_S = 1.0
 
@@ -80,6 +83,7 @@ def lease(
     claim = Claim(owner[:MAX_TEXT], os.getpid(), tuple(pool), count, exclusive)
     _refuse_impossible(claim)
     deadline_s = time.monotonic() + wait_s
+    orphans = Orphans()
     with ClaimFolder.opened(folder) as opened, ExitStack() as undo:
         with opened.gate():
             name, fd = opened.enter(claim, undo)
@@ -91,7 +95,34 @@ def lease(
                 if time.monotonic() >= deadline_s:
                     raise LeaseError(_waited_text(name, opened.claims(), wait_s))
                 others = opened.open_others(name)
+            orphans.end(opened)
             _wait_for_change(others, min(deadline_s, time.monotonic() + LOOK_S))
+
+
+class Orphans:
+    """Launches whose pytest is dead. Its guard then ends the launch; this class does so where the guard can't.
+
+    A launch is ended at once if its claim is free, because then its guard is dead too, and after ``STOP_S`` if not:
+    something, such as SIGSTOP, then keeps its guard from working.
+    """
+
+    def __init__(self) -> None:
+        self._seen_s: dict[str, float] = {}
+        self._look_s = 0.0
+
+    def end(self, folder: ClaimFolder) -> None:
+        """End processes of launches whose time is over; looks every ``LOOK_S`` only."""
+        now_s = time.monotonic()
+        if now_s < self._look_s:
+            return
+        with folder.gate():
+            claims = folder.claims()
+            free = folder.orphaned
+        dead = [name for name, claim in claims.items() if claim.run_dirs and not is_alive(claim.pid)]
+        self._seen_s = {name: self._seen_s.get(name, now_s) for name in dead}
+        over = free.union(name for name, since_s in self._seen_s.items() if now_s - since_s > STOP_S)
+        end_processes([launch for name in over for launch in claims[name].launches])
+        self._look_s = time.monotonic() + LOOK_S
 
 
 def holders(folder: Path | None = None) -> list[Claim]:
@@ -198,7 +229,11 @@ def _waited_text(name: str, claims: dict[str, Claim], wait_s: float) -> str:
 def _holder_text(claim: Claim) -> str:
     since = time.strftime("%H:%M:%S", time.localtime(claim.since_s))
     alone = ", with the host alone" if claim.exclusive else ""
-    dead = "" if Path(f"/proc/{claim.pid}").exists() else ", dead, but a process it started lives"
+    dead = ""
+    if not is_alive(claim.pid):
+        left = processes_of(claim.launches)
+        what = f"processes {left} of its launches live" if left else "a process it started lives"
+        dead = f", dead, but {what}"
     return f"{claim.owner} (pid {claim.pid}{dead}, since {since}{alone})"
 
 

@@ -21,11 +21,14 @@ from pytest_aorta.common import variables
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.files import UnreadableFile, parse_json, read_json, write_json
 from pytest_aorta.common.schema import violation
+from pytest_aorta.launch.sweep import processes_of
 
 GATE = "gate"
 BAD = "bad.json"
 CLAIM_SUFFIX = ".claim"
 OVERTAKEN = "overtaken"
+# Lines of a launch with the claim's resources: before its first process, and when its last process is gone.
+LAUNCH, ENDED = "launch ", "ended "
 GATE_POLL_S = 0.001
 # A gate that stays locked for longer belongs to a stopped process.
 GATE_PATIENCE_S = 2.0
@@ -54,6 +57,7 @@ class Claim:
         overtaken: Number of competing requests that came later and were served first.
         resources: Names of the resources held; empty while the claim waits.
         since_s: Unix time in seconds at which the resources were taken.
+        run_dirs: Run folders of launches whose last process was not known to be gone.
     """
 
     owner: str
@@ -64,6 +68,12 @@ class Claim:
     overtaken: int = 0
     resources: tuple[str, ...] = ()
     since_s: float = 0.0
+    run_dirs: tuple[str, ...] = ()
+
+    @property
+    def launches(self) -> list[Path]:
+        """Run folders as paths."""
+        return [Path(run_dir) for run_dir in self.run_dirs]
 
     def competes_with(self, other: Claim) -> bool:
         """Return whether either claim could keep the other waiting."""
@@ -80,11 +90,16 @@ def default_folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 class ClaimFolder:
-    """The opened and checked lease folder; claims are opened relative to ``fd``, so that nobody can swap the folder."""
+    """The opened and checked lease folder; claims are opened relative to ``fd``, so that nobody can swap the folder.
+
+    Attributes:
+        orphaned: Names of claims that nobody holds any more, whose launches still have processes; set by ``claims``.
+    """
 
     def __init__(self, path: Path, fd: int) -> None:
         self.path = path
         self.fd = fd
+        self.orphaned: set[str] = set()
 
     @classmethod
     @contextmanager
@@ -158,15 +173,19 @@ class ClaimFolder:
                 os.close(fd)
 
     def claims(self) -> dict[str, Claim]:
-        """Return the claims of living processes by file name, in order of arrival; delete claims of dead processes."""
+        """Return the claims by file name, in order of arrival.
+
+        Claims are deleted when the processes that hold them are dead, and so are the processes of their launches.
+        """
+        self.orphaned = set()
         read = ((name, self._read(name)) for name in self.claim_names())
         return {name: claim for name, claim in read if claim}
 
     def open_others(self, mine: str) -> dict[int, int]:
-        """Return descriptors of all other claims with their current sizes; the caller closes them."""
+        """Return descriptors, which the caller closes, and current sizes of all other claims that a process holds."""
         others = {}
         for name in self.claim_names():
-            if name != mine:
+            if name != mine and name not in self.orphaned:
                 with suppress(FileNotFoundError):
                     fd = self.open(name)
                     others[fd] = os.fstat(fd).st_size
@@ -178,13 +197,19 @@ class ClaimFolder:
         except FileNotFoundError:
             return None
         with os.fdopen(fd, "rb") as file:
-            if takes_lock(fd, fcntl.LOCK_SH):
+            is_free, text = takes_lock(fd, fcntl.LOCK_SH), file.read(MAX_CLAIM_BYTES)
+        try:
+            claim = _parse(text, name)
+            if is_free and not (claim and processes_of(claim.launches)):
                 self.remove(name)
                 return None
-            text = file.read(MAX_CLAIM_BYTES)
-        try:
-            return _parse(text, name)
+            if is_free:
+                self.orphaned.add(name)
+            return claim
         except UnreadableFile as error:
+            if is_free:
+                self.remove(name)
+                return None
             # A guess could lease a device twice.
             raise _unusable(self.path, f"claim of a living process can't be read: {error}") from None
 
@@ -235,10 +260,19 @@ def _parse(data: bytes, name: str) -> Claim | None:
     lines = data.decode("utf-8", "replace").split("\n")[:-1]
     if not lines:
         return None
+    run_dirs: dict[str, None] = {}
+    for line in lines:
+        if line.startswith(LAUNCH):
+            run_dirs[str(parse_json(line.removeprefix(LAUNCH), name))] = None
+        elif line.startswith(ENDED):
+            run_dirs.pop(str(parse_json(line.removeprefix(ENDED), name)), None)
+    lines = [line for line in lines if not line.startswith((LAUNCH, ENDED))]
+    if not lines:
+        raise UnreadableFile(f"{name}: launches without a claim before them")
     fields = parse_json(lines[-1] if lines[-1] != OVERTAKEN else lines[0], name)
     if problem := violation(fields, SCHEMA, "claim"):
         raise UnreadableFile(f"{name}: {problem}")
-    fields |= {"pool": tuple(fields["pool"]), "resources": tuple(fields["resources"])}
+    fields |= {"pool": tuple(fields["pool"]), "resources": tuple(fields["resources"]), "run_dirs": tuple(run_dirs)}
     return replace(Claim(**fields), overtaken=lines.count(OVERTAKEN))
 
 
@@ -251,6 +285,21 @@ def append_line(fd: int, line: str) -> None:
     data = line.encode("ascii") + b"\n"
     if os.write(fd, data) < len(data):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def record_launch(fd: int, run_dir: Path) -> None:
+    """Record in a claim, before the guard starts, the launch whose processes may outlive everyone who holds the claim.
+
+    Raises:
+        OSError: The line could not be written.
+    """
+    append_line(fd, LAUNCH + json.dumps(str(run_dir)))
+
+
+def record_end(fd: int, run_dir: Path) -> None:
+    """Record in a claim that no process of a launch is left; otherwise the next request looks for them."""
+    with suppress(OSError):
+        append_line(fd, ENDED + json.dumps(str(run_dir)))
 
 
 def takes_lock(fd: int, mode: int) -> bool:

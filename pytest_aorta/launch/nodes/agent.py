@@ -8,6 +8,7 @@ this node, which is deleted when node 0 has received every file.
 from __future__ import annotations
 
 import os
+import random
 import select
 import shutil
 import signal
@@ -24,18 +25,22 @@ from typing import Any
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.errors import AortaError, LaunchError
+from pytest_aorta.common.regular import open_regular, read_regular
 from pytest_aorta.launch.guarded import GuardedLaunch
 from pytest_aorta.launch.lease.queue import LeaseError
 from pytest_aorta.launch.lease.world import LeasedWorld, mark_survivors
 from pytest_aorta.launch.nodes.files import node_files
 from pytest_aorta.launch.nodes.handover import on_devices, plan_from_json, versions
 from pytest_aorta.launch.nodes.network import interface_of, listen
-from pytest_aorta.launch.nodes.wire import CHUNK_BYTES, HEARTBEAT_S, LOST_S, Wire, WireError, encode
+from pytest_aorta.launch.nodes.wire import CHUNK_BYTES, HEARTBEAT_S, LOST_S, Wire, WireError, WrongToken, encode
 from pytest_aorta.plan.gpus import visible_devices
 from pytest_aorta.plan.launch_plan import LaunchPlan, NodePart
 from pytest_aorta.result.folder import PID_FILE, RANKS_FOLDER, steps_entered
 
 CONNECT_S = 10.0
+# Pauses between attempts to connect double from the first to the second value.
+RETRY_S = 0.1
+MAX_RETRY_S = 2.0
 PREPARE_TICK_S = 0.01
 # Limit of the wait for devices that other launches hold; the other nodes' ranks wait meanwhile.
 LEASE_S = 30.0
@@ -54,12 +59,14 @@ class Agent:
         rank: This node's number, from 0.
         token: The secret that both sides prove to each other.
         is_waiting: Whether the agent was started before the launch and stays for the next launch.
+        join_timeout_s: Seconds within which node 0 has to accept this agent.
     """
 
     endpoint: tuple[str, int]
     rank: int
     token: str
     is_waiting: bool = False
+    join_timeout_s: float = 0.0
     _sent_s: float = field(default=0.0, init=False)
     _received_s: float = field(default=0.0, init=False)
     _is_stopping: bool = field(default=False, init=False)
@@ -106,14 +113,34 @@ class Agent:
                 signal.raise_signal(signal.SIGTERM)
 
     def connect(self, stack: ExitStack) -> Wire:
-        """Connect to node 0; ``stack`` closes the connection."""
-        try:
-            connection = stack.enter_context(socket.create_connection(self.endpoint, CONNECT_S))
+        """Connect to node 0, within ``join_timeout_s``; ``stack`` closes the connection.
+
+        Node 0 closes connections while too many of others wait to prove the token, which only trying again overcomes.
+        """
+        deadline_s, pause_s = time.monotonic() + self.join_timeout_s, RETRY_S
+        while True:
+            try:
+                return self.connect_once(stack)
+            except (OSError, WireError) as error:
+                if isinstance(error, WrongToken) or time.monotonic() + pause_s > deadline_s:
+                    where = f"{self.endpoint[0]}:{self.endpoint[1]}"
+                    raise NodeZeroLost(f"node 0 can't be reached at {where}: {error}") from None
+            # Agents of many nodes start together, and must not come together each time.
+            time.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - not a secret
+            pause_s = min(2 * pause_s, MAX_RETRY_S)
+
+    def connect_once(self, stack: ExitStack) -> Wire:
+        """Connect to node 0 once.
+
+        Raises:
+            OSError, WireError: Node 0 does not answer, closes the connection, or has a different token.
+        """
+        with ExitStack() as undo:
+            connection = undo.enter_context(socket.create_connection(self.endpoint, CONNECT_S))
             wire = Wire(connection, self.token.encode(), is_server=False)
-            stack.callback(wire.close)
-            return wire
-        except (OSError, WireError) as error:
-            raise NodeZeroLost(f"node 0 can't be reached at {self.endpoint[0]}:{self.endpoint[1]}: {error}") from None
+            undo.callback(wire.close)
+            stack.push(undo.pop_all())
+        return wire
 
     def hello(self, wire: Wire, store: socket.socket | None) -> dict[str, Any]:
         """Return the message that introduces this agent to node 0."""
@@ -224,7 +251,7 @@ class Agent:
         """Send every file that node 0 reads, then the launch's outcome, and wait until node 0 has received them."""
         for name, path, offset, size in node_files(plan.run_dir):
             is_first = True
-            with suppress(OSError), path.open("rb") as file:
+            with suppress(OSError), open_regular(path) as file:
                 file.seek(offset)
                 while size > 0 and (data := file.read(min(size, CHUNK_BYTES))):
                     size -= len(data)
@@ -266,7 +293,7 @@ def started_ranks(plan: LaunchPlan) -> dict[int, dict[str, int]]:
     ranks = {}
     for mark in (plan.run_dir / RANKS_FOLDER).glob(f"*/{PID_FILE}"):
         with suppress(OSError, ValueError):
-            pid = int(mark.read_text(encoding="ascii"))
+            pid = int(read_regular(mark, 20))
             ranks[int(mark.parent.name)] = {"pid": pid, "steps": steps_entered(mark.parent)}
     return ranks
 

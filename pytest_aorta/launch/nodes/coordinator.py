@@ -91,7 +91,8 @@ class Coordinator:
     def start_launcher(self) -> None:
         """Start one node agent per node, or only node 0's where node agents already wait on the other nodes."""
         endpoint = endpoint_text(*self.listener.getsockname()[:2])
-        agent = [sys.executable, "-P", "-m", "pytest_aorta.cli", "agent", "--connect", endpoint]
+        join = f"--join-timeout={self.spec['join_timeout_s']:g}"
+        agent = [sys.executable, "-P", "-m", "pytest_aorta.cli", "agent", join, "--connect", endpoint]
         command = [*self.spec["launcher"], *agent] if self.spec["launcher"] else [*agent, "--node-rank=0"]
         try:
             self.launcher = subprocess.Popen(
@@ -183,12 +184,15 @@ class Coordinator:
         self.keep_time()
 
     def accept(self) -> None:
-        """Accept a connection, which is not authenticated yet."""
+        """Accept a connection, which is not authenticated yet, in place of the oldest of too many such connections."""
         with suppress(OSError, WireError):
             connection, _ = self.listener.accept()
-            if len(self.strangers) >= MAX_STRANGERS:
-                connection.close()
-                return
+            # The oldest one: a node agent proves the token in milliseconds, and tries again if it had no chance to.
+            unproven = [wire for wire in self.strangers if not wire.is_authenticated]
+            for wire in unproven[: max(0, len(unproven) - MAX_STRANGERS + 1)]:
+                self.refusal = f"; {len(unproven)} connections, the oldest from {wire.peer}, proved no token"
+                del self.strangers[wire]
+                wire.close()
             self.strangers[Wire(connection, self.token.encode(), is_server=True)] = time.monotonic()
 
     def identify(self, wire: Wire) -> None:

@@ -24,6 +24,7 @@ from pytest_aorta.common.files import PACKAGE_ROOT
 from pytest_aorta.launch.command import with_own_code
 from pytest_aorta.launch.guarded import start_watcher
 from pytest_aorta.launch.nodes.network import listen
+from pytest_aorta.launch.sweep import launch_ids
 from pytest_aorta.plan.launch_plan import LaunchPlan, Limits, NodeGroup
 from pytest_aorta.plan.options import Options
 from pytest_aorta.plan.workload.declaration import WorkloadSpec
@@ -153,7 +154,8 @@ def start_coordinator(
     """Start the coordinator in the guard's place: it starts the node agents and collects their guards' verdicts."""
     spec = json.dumps(coordinator_spec(plan, lifeline_fd, verdict_fd))
     command = [sys.executable, "-P", "-m", "pytest_aorta.launch.nodes.coordinator", spec]
-    return start_watcher(plan, command, with_own_code(dict(environ)), (lifeline_fd, verdict_fd))
+    own = with_own_code(dict(environ)) | {variables.LAUNCH_ID: launch_ids(plan.run_dir, environ)}
+    return start_watcher(plan, command, own, (lifeline_fd, verdict_fd))
 
 
 def plan_from_json(data: Mapping[str, Any], run_dir: Path) -> LaunchPlan:

@@ -42,6 +42,10 @@ class WireError(Exception):
     """The other side is gone, has a different token, or has sent an invalid message."""
 
 
+class WrongToken(WireError):
+    """The other side has a different token."""
+
+
 class Wire:
     """One connection, which a thread of its own authenticates and reads, so that no peer can block the caller.
 
@@ -76,6 +80,11 @@ class Wire:
         self._reader.start()
         if not is_server:
             self._await_greeting()
+
+    @property
+    def is_authenticated(self) -> bool:
+        """True once both sides have proven the token, while the connection works."""
+        return self._has_greeted.is_set() and self._failure is None
 
     @property
     def address(self) -> str:
@@ -174,7 +183,7 @@ class Wire:
 
 def _wire_error(error: Exception) -> WireError:
     if isinstance(error, AuthenticationError | AssertionError):
-        return WireError(f"the other side has a different {variables.AGENT_TOKEN}")
+        return WrongToken(f"the other side has a different {variables.AGENT_TOKEN}")
     if isinstance(error, BlockingIOError):
         return WireError(f"the other side has not read for {LOST_S:g} s")
     text = str(error)

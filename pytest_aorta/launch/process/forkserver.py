@@ -20,9 +20,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pytest_aorta.common import variables
 from pytest_aorta.launch.process.channel import close_all, receive, send
 from pytest_aorta.launch.process.guard import die_with, guard_launch, prepare_agent
 from pytest_aorta.launch.process.warm_agent import WarmAgent, fork, run_and_exit
+from pytest_aorta.launch.sweep import mark_this_process
 
 CUDA_PROOF_S = 60.0
 # A cold network disk takes minutes.
@@ -108,6 +110,7 @@ class ForkServer:
         for stream in (1, 2):
             os.dup2(log_fd, stream)
         os.close(log_fd)
+        mark_this_process(message["environ"][variables.LAUNCH_ID])
         os.environ.clear()
         os.environ.update(message["environ"])
         spec = message["spec"] | {"lifeline_fd": lifeline_fd, "verdict_fd": verdict_fd}

@@ -14,6 +14,7 @@ import json
 import os
 import select
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -32,6 +33,10 @@ STACKS_S = 0.5
 PY_SPY_S = 3.0
 TERM_S = 2.0
 KILL_S = 10.0
+# torchrun reports ranks that failed within this time; only a rank that exited with code 0 is noticed by nobody else.
+GONE_S = 5.0
+LOOK_S = 0.5
+LOG_BYTES = 1 << 16
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -51,6 +56,8 @@ class Guard:
         self.agent_status: int | None = None
         self.first_error_s: float | None = None
         self.first_result_s: float | None = None
+        self.first_gone_s: float | None = None
+        self.looked_s = 0.0
 
     def run(self) -> dict[str, Any]:
         """Start the agent, wait for a reason to stop, end every process, and return the verdict."""
@@ -105,7 +112,19 @@ class Guard:
             return "rank_error"
         if self.first_result_s is not None and now_s - self.first_result_s > self.spec["straggler_s"]:
             return "straggler"
+        if now_s - self.looked_s > LOOK_S:
+            self.looked_s = now_s
+            gone = any(map(is_gone, self.started())) and not self.is_stopping()
+            self.first_gone_s = (self.first_gone_s or now_s) if gone else None
+        if self.first_gone_s is not None and now_s - self.first_gone_s > GONE_S:
+            return "rank_gone"
         return None
+
+    def is_stopping(self) -> bool:
+        """Return whether torchrun has noticed a failed rank and stops the others, for up to 30 s."""
+        with suppress(OSError):
+            return "closing signal" in _tail(self.agent_log)
+        return False
 
     def started(self) -> list[Path]:
         """Return folders of ranks that have started on this node, whose numbers are not known in advance."""
@@ -128,7 +147,7 @@ class Guard:
         alive = descendants()
         for mark in sorted(self.ranks.glob("*/pid")):
             with suppress(ValueError, OSError):
-                pid = int(mark.read_text(encoding="ascii"))
+                pid = int(_tail(mark))
                 if pid in alive:
                     os.kill(pid, signal.SIGUSR1)
         self.wait_for_none(STACKS_S)
@@ -142,8 +161,9 @@ class Guard:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 return
-            with suppress(OSError, subprocess.SubprocessError), (mark.parent / "py-spy.txt").open("wb") as file:
-                command = [self.spec["py_spy"], "dump", "--pid", mark.read_text(encoding="ascii")]
+            # A new file: opening a FIFO that the rank has left would block.
+            with suppress(OSError, subprocess.SubprocessError), (mark.parent / "py-spy.txt").open("xb") as file:
+                command = [self.spec["py_spy"], "dump", "--pid", _tail(mark)]
                 subprocess.run(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, timeout=left_s, check=False)
 
     def stop(self) -> list[int]:
@@ -210,6 +230,34 @@ def prepare_agent(guard_pid: int) -> None:
     # Ignored signals stay ignored in a new program, and the agent has to end on SIGTERM from its first moment.
     for ignored in IGNORED:
         signal.signal(ignored, signal.SIG_DFL)
+
+
+def is_gone(folder: Path) -> bool:
+    """Return whether the rank of a folder has ended without a result and without an error."""
+    try:
+        pid = int(_tail(folder / "pid"))
+    except (OSError, ValueError):
+        return False
+    try:
+        stat = Path("/proc", str(pid), "stat").read_bytes()
+        if stat[stat.rindex(b")") + 2 :][:1] not in (b"Z", b"X"):
+            return False
+    except OSError:
+        pass
+    # Read last: a rank writes these files before it ends.
+    return not (folder / "result.json").exists() and not (folder / "error.json").exists()
+
+
+def _tail(path: Path) -> str:
+    """Return the end of a regular file, opened as common.regular does, which this program can't import."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW)
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            return ""
+        return os.pread(fd, LOG_BYTES, max(0, status.st_size - LOG_BYTES)).decode("utf-8", "replace")
+    finally:
+        os.close(fd)
 
 
 def _size(path: Path) -> int:

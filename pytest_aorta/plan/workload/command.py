@@ -11,6 +11,7 @@ from typing import Any
 
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.text import brief
+from pytest_aorta.plan.world import VISIBLE_VARIABLES
 
 # Names in braces besides config keys: the launch's folder, and the folder of the yaml.
 PLACES = ("run_dir", "folder")
@@ -46,6 +47,14 @@ COMMAND_SCHEMA: dict[str, Any] = {
     },
     "oneOf": [{"required": ["script"]}, {"required": ["module"]}],
 }
+
+
+# Variables that the launcher sets for each rank, and variables that load code into every program of the launch.
+_REFUSED = {
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT",
+    *VISIBLE_VARIABLES, "NVIDIA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "LD_AUDIT", "LD_PRELOAD",
+}  # fmt: skip
+_REFUSED_PREFIXES = ("AORTA_", "PET_", "TORCHELASTIC_")
 
 
 @dataclass(frozen=True)
@@ -106,6 +115,17 @@ def is_passable(text: str) -> bool:
         return b"\0" not in text.encode("utf-8")
     except UnicodeEncodeError:
         return False
+
+
+def refuse_variables(where: str, names: Iterable[str]) -> None:
+    """Check that a command sets no variable of the launcher's; ``where`` starts the message.
+
+    Raises:
+        SpecError: A variable would show ranks other devices than those leased, or change the launch's own programs.
+    """
+    if wrong := sorted(name for name in names if name in _REFUSED or name.startswith(_REFUSED_PREFIXES)):
+        patterns = sorted([*_REFUSED, *(f"{prefix}*" for prefix in _REFUSED_PREFIXES)])
+        raise SpecError(f"{where}: got {wrong}; a command may set any variable except {', '.join(patterns)}")
 
 
 def refuse_unknown_names(where: str, texts: Iterable[str], properties: Iterable[str]) -> None:

@@ -16,7 +16,7 @@ from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.files import UnreadableFile, parse_json, read_yaml
 from pytest_aorta.common.text import brief
 from pytest_aorta.plan.workload.adapter import ADAPTER_SCHEMA, Adapter, AdapterError
-from pytest_aorta.plan.workload.command import COMMAND_SCHEMA, refuse_unknown_names, texts_of
+from pytest_aorta.plan.workload.command import COMMAND_SCHEMA, refuse_unknown_names, refuse_variables, texts_of
 from pytest_aorta.plan.workload.environment import ENVIRONMENT_KEY, ENVIRONMENT_SCHEMA, check_environment
 from pytest_aorta.plan.workload.logs import make_adapter
 
@@ -228,6 +228,7 @@ def filled_adapter(spec: WorkloadSpec, config: Mapping[str, Any], run_dir: Path,
 def _check_command(spec: WorkloadSpec) -> None:
     if spec.adapter is not None and spec.command is None:
         raise SpecError(f"{spec.yaml}: adapter belongs to a command; a class returns its result itself")
+    refuse_variables(f"{spec.yaml}: command.environment", (spec.command or {}).get("environment", {}))
     refuse_unknown_names(f"{spec.yaml}: command", texts_of(spec.command), spec.properties)
     # Braces in a pattern are repetition counts, not names.
     texts = texts_of({key: value for key, value in (spec.adapter or {}).items() if key != "pattern"})

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import string
+import time
 from contextlib import suppress
 
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_aorta.common.files import (
+    ABANDONED_S,
     PACKAGE_ROOT,
     UnreadableFile,
     parse_json,
@@ -267,3 +270,15 @@ def test_no_other_module_renames_files():
     renaming = re.compile(r"os\.(?:replace|rename)\(|\.rename\(|scratch\.replace\(|mkstemp\(")
     paths = [path for path in PACKAGE_ROOT.rglob("*.py") if renaming.search(path.read_text(encoding="utf-8"))]
     assert paths == [PACKAGE_ROOT / "common/files.py"]
+
+
+def test_unfinished_files_of_killed_writers_are_deleted_at_the_next_write(tmp_path):
+    old, young, other = (tmp_path / name for name in (".a.json.x1.tmp", ".a.json.x2.tmp", ".b.json.x3.tmp"))
+    for path in (old, young, other):
+        path.write_text("half")
+    hours_ago_s = time.time() - 2 * ABANDONED_S
+    for path in (old, other):
+        os.utime(path, (hours_ago_s, hours_ago_s))
+    write_json(tmp_path / "a.json", {})
+    # A young file can have a writer that lives, and another file's writer deletes its own.
+    assert {path.name for path in tmp_path.iterdir()} == {young.name, other.name, "a.json"}

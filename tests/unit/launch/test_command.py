@@ -132,6 +132,7 @@ def test_agent_starts_one_rank_per_device_with_its_own_rendezvous(tmp_path):
         str(tmp_path),
         "--standalone",
         "--nproc-per-node=3",
+        f"--log-dir={tmp_path}/torchelastic",
         "-m",
         "pytest_aorta.launch.process.rank",
         str(tmp_path),

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from pytest_aorta.common.errors import LaunchError
-from pytest_aorta.launch.guarded import guard_spec, launch, prepare_folder
+from pytest_aorta.launch.guarded import clear_scratch, guard_spec, launch, prepare_folder
 from pytest_aorta.plan.world import World
 from tests.unit.builders import make_plan
 
@@ -39,3 +39,15 @@ def test_guard_receives_the_plans_time_limit_and_world(tmp_path):
     spec = guard_spec(make_plan(tmp_path, timeout_s=7.0), 3, 4)
     assert (spec["time_limit_s"], spec["world_size"], spec["lifeline_fd"], spec["verdict_fd"]) == (7.0, 2, 3, 4)
     assert json.loads(json.dumps(spec)) == spec
+
+
+def test_unfinished_files_and_torchruns_folder_are_deleted_after_a_launch(tmp_path):
+    prepare_folder(make_plan(tmp_path / "run"))
+    (tmp_path / "run" / "torchelastic" / "none_x" / "attempt_0").mkdir(parents=True)
+    for folder in (tmp_path / "run", tmp_path / "run" / "ranks" / "0"):
+        (folder / ".result.json.abc.tmp").write_text("half")
+        (folder / "output.log").write_text("kept")
+    clear_scratch(tmp_path / "run")
+    left = {str(path.relative_to(tmp_path / "run")) for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert left == {"plan.json", "output.log", "ranks/0/output.log"}
+    assert not (tmp_path / "run" / "torchelastic").exists()

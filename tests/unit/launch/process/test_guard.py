@@ -132,6 +132,33 @@ def test_time_limit_ends_the_agent(guard):
     assert 0.3 <= verdict["wall_s"] < 3
 
 
+def test_rank_that_exits_with_code_0_and_no_result_ends_the_launch_before_the_time_limit(guard):
+    program = "pid = fork()\nif pid == 0: os._exit(0)\nrank_file(1, 'pid', str(pid))\nos.wait()\ntime.sleep(60)"
+    verdict = guard(program, time_limit_s=50.0).end()
+    assert verdict["reason"] == "rank_gone"
+
+
+@pytest.mark.parametrize("name", ["result.json", "error.json"])
+def test_rank_that_has_left_its_result_or_error_may_end(guard, name):
+    program = f"rank_file(1, '{name}', '{{}}')\npid = fork()\nif pid == 0: os._exit(0)\n"
+    program += "rank_file(1, 'pid', str(pid))\nos.wait()\ntime.sleep(60)"
+    verdict = guard(program, time_limit_s=7.0, error_grace_s=50, straggler_s=50).end()
+    assert verdict["reason"] == "time_limit"
+
+
+def test_rank_that_torchrun_has_noticed_is_left_to_torchrun(guard):
+    program = "pid = fork()\nif pid == 0: os._exit(3)\nrank_file(1, 'pid', str(pid))\nos.wait()\n"
+    program += "print('Sending process 7 closing signal SIGTERM', flush=True)\ntime.sleep(60)"
+    verdict = guard(program, time_limit_s=7.0).end()
+    assert verdict["reason"] == "time_limit"
+
+
+def test_fifos_of_a_rank_do_not_block_the_guard(guard):
+    program = "for name in ('pid', 'py-spy.txt', 'error.json'): os.mkfifo(RUN_DIR / 'ranks' / '1' / name)\n"
+    verdict = guard(program + "time.sleep(60)", time_limit_s=0.5, py_spy="/bin/true").end()
+    assert verdict["reason"] == "time_limit"
+
+
 def test_agent_that_ignores_sigterm_is_killed(guard):
     program = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nfork()\ntime.sleep(60)"
     verdict = guard(program, time_limit_s=0.5).end()

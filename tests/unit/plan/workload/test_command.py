@@ -80,6 +80,11 @@ def test_adapter_is_filled_in_for_each_rank(tmp_path):
         ),
         ('"{warmup}"', '"{warm}"', "adapter: names ['warm'] can't be filled in"),
         ('"{warmup}"', '"many"', "adapter: warmup: got 'many', allowed is an integer"),
+        (
+            "{SLEEP_S:",
+            "{LD_PRELOAD: x, CUDA_VISIBLE_DEVICES: '7', AORTA_LAUNCH_ID: '', LD_LIBRARY_PATH: y, SLEEP_S:",
+            "command.environment: got ['AORTA_LAUNCH_ID', 'CUDA_VISIBLE_DEVICES', 'LD_PRELOAD']; a command may set any",
+        ),
         ("kind: log", "kind: logs", "adapter.kind: got 'logs', allowed is enum: ['log', 'tensorboard', 'torchtitan']"),
         ("(?P<step>", "(?P<stepp>", "it has to have a group (?P<step>...)"),
         ("step_time_ms", "speed", "step times are missing: none of "),

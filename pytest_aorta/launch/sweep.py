@@ -1,0 +1,153 @@
+"""Finding and ending the processes of launches whose guard is gone.
+
+A guard ends the processes of its launch by their ancestry, which is lost when the guard is killed. Two marks remain:
+
+- The variable ``AORTA_LAUNCH_ID`` in ``/proc/PID/environ``. Programs inherit the variable. ``/proc`` shows the
+  environment with which a program was started, and a warm launch is forked and starts no program. So its guard
+  overwrites the value in place, in the memory that ``/proc`` shows (:func:`mark_this_process`), and forks inherit that
+  memory. A launch inside a launch has the ids of both.
+- Standard output or error in the log of a rank or of the torchrun agent. This mark finds programs that were started
+  with an empty environment. Programs that only read a log, such as ``tail -f``, have the log open under another number.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import select
+import signal
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from pytest_aorta.common import variables
+from pytest_aorta.result.folder import AGENT_LOG, RANKS_FOLDER
+
+KILL_S = 10.0
+TICK_S = 0.01
+_SEPARATOR = ":"
+
+
+def launch_id(run_dir: Path) -> str:
+    """Return the id of the launch that writes into ``run_dir``; no other launch has the same folder."""
+    return hashlib.sha256(os.fsencode(run_dir)).hexdigest()[:32]
+
+
+def launch_ids(run_dir: Path, environ: Mapping[str, str]) -> str:
+    """Return the value of the variable for a launch: the ids of the launches around it, then its own."""
+    own, outer = launch_id(run_dir), environ.get(variables.LAUNCH_ID, "")
+    # A node agent on node 0 is started by the coordinator, and has the coordinator's launch around its own.
+    return f"{outer}{_SEPARATOR}{own}" if outer else own
+
+
+def unmarked(ids: str) -> str:
+    """Return a value of the same length that belongs to no launch, which a forked guard can overwrite."""
+    return "-" * len(ids)
+
+
+def mark_this_process(ids: str) -> None:
+    """Overwrite the value of the variable in the memory that ``/proc/PID/environ`` shows; does nothing if it is absent.
+
+    Call before the variable is set or deleted: either makes ``getenv`` return another address.
+    """
+    getenv = ctypes.CDLL(None).getenv
+    getenv.restype = ctypes.c_void_p
+    address, value = getenv(variables.LAUNCH_ID.encode()), ids.encode()
+    if address and len(ctypes.string_at(address)) == len(value):
+        ctypes.memmove(address, value, len(value))
+
+
+def processes_of(run_dirs: Iterable[Path]) -> list[int]:
+    """Return living processes of the launches that write into ``run_dirs``, without this process's ancestors."""
+    ids, logs = _marks(run_dirs)
+    if not ids:
+        return []
+    own = _own_line()
+    pids = (int(entry) for entry in os.listdir("/proc") if entry.isdigit())  # noqa: PTH208 - pathlib is slower
+    return [pid for pid in pids if pid not in own and _belongs(pid, ids, logs)]
+
+
+def end_processes(run_dirs: Iterable[Path], limit_s: float = KILL_S) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Kill the processes of the launches that write into ``run_dirs``, and wait until they are gone.
+
+    Returns:
+        The processes that are gone, and those that could not be ended within ``limit_s`` seconds.
+    """
+    folders = list(run_dirs)
+    pidfds: dict[int, int] = {}
+    deadline_s = time.monotonic() + limit_s
+    try:
+        while True:
+            found = processes_of(folders)
+            for pid in found:
+                _kill(pid, folders, pidfds)
+            # The memory of a process is gone before its open files, and an open device is not free yet.
+            alive = {pid for pid, pidfd in pidfds.items() if not select.select([pidfd], [], [], 0)[0]}
+            left = alive.union(found).difference(pidfds.keys() - alive)
+            if not left or time.monotonic() >= deadline_s:
+                return tuple(sorted(pidfds.keys() - left)), tuple(sorted(left))
+            time.sleep(TICK_S)
+    finally:
+        for pidfd in pidfds.values():
+            os.close(pidfd)
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a signal such as SIGSTOP has stopped the process."""
+    return _stat(pid)[:1] == ["T"]
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether the process exists and has not ended."""
+    return _stat(pid)[:1] not in ([], ["Z"], ["X"])
+
+
+def _kill(pid: int, folders: list[Path], pidfds: dict[int, int]) -> None:
+    with suppress(OSError):
+        if pid not in pidfds:
+            pidfds[pid] = os.pidfd_open(pid)
+            # With the pidfd open, the process id can't be reused any more.
+            if not _belongs(pid, *_marks(folders)):
+                os.close(pidfds.pop(pid))
+                return
+        signal.pidfd_send_signal(pidfds[pid], signal.SIGKILL)
+
+
+def _marks(run_dirs: Iterable[Path]) -> tuple[list[bytes], tuple[str, ...]]:
+    """Return the launches' ids, and the beginnings of the paths of their logs."""
+    folders = list(run_dirs)
+    logs = [prefix for folder in folders for prefix in (f"{folder / RANKS_FOLDER}/", str(folder / AGENT_LOG))]
+    return [launch_id(folder).encode() for folder in folders], tuple(logs)
+
+
+def _belongs(pid: int, ids: list[bytes], logs: tuple[str, ...]) -> bool:
+    process = f"/proc/{pid}"
+    # Processes of other users can't be read, and processes that have ended have no environment.
+    with suppress(OSError):
+        environ = Path(process, "environ").read_bytes()
+        if environ and any(mark in environ for mark in ids):
+            return True
+    with suppress(OSError):
+        return any(os.readlink(f"{process}/fd/{stream}").startswith(logs) for stream in (1, 2))  # noqa: PTH115
+    return False  # also without standard output
+
+
+def _own_line() -> set[int]:
+    """Return the ids of this process and of its ancestors."""
+    found: set[int] = set()
+    pid = os.getpid()
+    while pid and pid not in found:
+        found.add(pid)
+        fields = _stat(pid)
+        pid = int(fields[1]) if fields else 0
+    return found
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the fields of ``/proc/PID/stat`` from the state on; empty if the process does not exist."""
+    with suppress(OSError):
+        # The program's name can contain spaces and parentheses: fields are counted from the last parenthesis.
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    return []

@@ -1,0 +1,146 @@
+"""Processes of ranks whose guard is killed or stopped: none is left, and the devices are leased until then."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pytest_aorta.launch import guarded
+from pytest_aorta.launch.lease import lease as leasing
+from pytest_aorta.launch.lease.lease import holders, lease
+from pytest_aorta.launch.warm import ForkServers
+from pytest_aorta.plan.launch_plan import LaunchPlan
+from pytest_aorta.plan.options import LauncherKind
+from pytest_aorta.plan.world import World
+from pytest_aorta.result.outcome import EndReason, LaunchOutcome
+from tests.distributed.test_faults import START_S, await_true
+from tests.distributed.test_orphans import parent_of
+from tests.distributed.test_warm import is_alive
+
+# Each kind can be found by one mark only: its own environment, its log, or the environment of the rank's memory.
+KINDS = ("program", "program without environment", "fork")
+# Starts the processes in sessions of their own, and leaves their ids.
+SCRIPT = """
+import os, subprocess, time
+from pathlib import Path
+
+child = os.fork()
+if child == 0:
+    os.setsid()
+    for stream in (1, 2):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+    time.sleep(177)
+pids = [
+    subprocess.Popen(["sleep", "177"], start_new_session=True, stdout=-3, stderr=-3).pid,
+    subprocess.Popen(["/bin/sleep", "177"], start_new_session=True, env={}).pid,
+    child,
+]
+Path(os.environ["AORTA_RANK_FOLDER"], "children.tmp").write_text(" ".join(map(str, pids)))
+Path(os.environ["AORTA_RANK_FOLDER"], "children.tmp").rename(Path(os.environ["AORTA_RANK_FOLDER"], "children"))
+time.sleep(600)
+"""
+# Stands for a pytest process: takes the lease and launches.
+HOLDER = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+from pytest_aorta.launch.lease.lease import lease
+from pytest_aorta.launch.warm import ForkServers
+from tests.distributed.test_leftovers import make_plan
+
+folder = Path(sys.argv[1])
+with lease(("cpu-0",), 1, exclusive=False, wait_s=5, folder=folder / "leases", owner="dead") as held:
+    ForkServers().launch(replace(make_plan(folder, sys.argv[2]), lease_fds=held.fds))
+"""
+LAUNCHERS = [LauncherKind.TORCHRUN, LauncherKind.FORKSERVER]
+
+
+def make_plan(folder: Path, launcher: str) -> LaunchPlan:
+    (folder / "train.py").write_text(SCRIPT, encoding="utf-8")
+    return LaunchPlan(
+        name="train.py",
+        spec=None,
+        config={},
+        script=str(folder / "train.py"),
+        args=(),
+        world=World(2, "cpu"),
+        timeout_s=START_S,
+        run_dir=folder / "run",
+        cwd=Path(__file__).parents[2],
+        launcher=LauncherKind(launcher),
+    )
+
+
+@pytest.fixture
+def servers() -> Iterator[ForkServers]:
+    servers = ForkServers()
+    yield servers
+    servers.close()
+
+
+def started(run_dir: Path) -> dict[str, list[int]]:
+    """Wait for the processes of both ranks, and return their ids by kind."""
+    files = [run_dir / "ranks" / rank / "children" for rank in ("0", "1")]
+    await_true(lambda: all(file.exists() for file in files))
+    ranks = [[int(pid) for pid in file.read_text().split()] for file in files]
+    found = {kind: [pids[number] for pids in ranks] for number, kind in enumerate(KINDS)}
+    assert all(is_alive(pid) for pids in found.values() for pid in pids)
+    return found
+
+
+def guard_of(run_dir: Path) -> int:
+    return parent_of(parent_of(int((run_dir / "ranks" / "0" / "pid").read_text())))
+
+
+def alive(children: dict[str, list[int]]) -> list[str]:
+    return [kind for kind, pids in children.items() if any(map(is_alive, pids))]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=lambda number: number.name)
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_lost_guard_leaves_nothing_that_a_rank_has_started(tmp_path, monkeypatch, servers, launcher, number):
+    monkeypatch.setattr(guarded, "STOPPED_S", 0.5)
+    plan, outcomes = make_plan(tmp_path, launcher), list[LaunchOutcome]()
+    with lease(("cpu-0",), 1, exclusive=False, wait_s=5, folder=tmp_path / "leases", owner="test") as held:
+        plan = replace(plan, lease_fds=held.fds)
+        thread = threading.Thread(target=lambda: outcomes.append(servers.launch(plan)))
+        thread.start()
+        children = started(plan.run_dir)
+        assert holders(tmp_path / "leases")[0].run_dirs == (str(plan.run_dir),)
+        os.kill(guard_of(plan.run_dir), number)
+        thread.join(60)
+        assert alive(children) == []
+        assert holders(tmp_path / "leases")[0].run_dirs == ()
+    assert holders(tmp_path / "leases") == []
+    [outcome] = outcomes
+    assert (outcome.reason, outcome.launcher, outcome.survivors) == (EndReason.GUARD_LOST, launcher, ())
+    assert set(children["program"]) <= set(outcome.stopped)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=lambda number: number.name)
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_devices_of_a_dead_pytest_and_a_lost_guard_are_leased_when_their_processes_are_gone(
+    tmp_path, monkeypatch, launcher, number
+):
+    monkeypatch.setattr(leasing, "STOP_S", 2.0)
+    command = [sys.executable, "-c", HOLDER, str(tmp_path), launcher]
+    holder = subprocess.Popen(command, cwd=Path(__file__).parents[2])
+    children = started(tmp_path / "run")
+    os.kill(guard_of(tmp_path / "run"), signal.SIGSTOP)
+    holder.kill()
+    holder.wait()
+    if number == signal.SIGKILL:
+        os.kill(guard_of(tmp_path / "run"), number)
+    assert alive(children) == list(KINDS)
+    assert [claim.owner for claim in holders(tmp_path / "leases")] == ["dead"]
+    with lease(("cpu-0",), 1, exclusive=False, wait_s=60, folder=tmp_path / "leases", owner="next"):
+        assert alive(children) == []
+        assert [claim.owner for claim in holders(tmp_path / "leases")] == ["next"]
