@@ -30,7 +30,7 @@ from pytest_aorta.launch.nodes.handover import plan_from_json, plan_to_json
 from pytest_aorta.launch.nodes.node import NodeFailed, admitted
 from pytest_aorta.launch.nodes.wire import WireError, encode, parse_message
 from pytest_aorta.plan.options import OPTIONS
-from pytest_aorta.plan.workload.adapter import Adapter, adapted
+from pytest_aorta.plan.workload.adapter import Adapter, adapted, refuse_bad_adapter
 from pytest_aorta.plan.workload.command import command_line
 from pytest_aorta.plan.workload.declaration import (
     default_config,
@@ -376,6 +376,7 @@ def _read_log(case: Any, folder: Path) -> None:
     else:
         text = "\n".join([*(f"step {' '.join(row)}" for row in rows), other])
         adapter = Adapter("log", OWN_PATTERN, warmup=max(1, warmup), tokens_per_step=tokens)
+    refuse_bad_adapter(adapter)
     found = adapted(adapter, log_records(adapter.pattern, text, "the log"), "the log")
     json.dumps(asdict(found), allow_nan=False)
 
