@@ -167,7 +167,7 @@ class StoredComparison:
         if detail := _exposure(row, launches, center_launches):
             row = replace(row, detail=detail)
         elif row.outcome is Outcome.INCONCLUSIVE and len(center_launches) < MIN_LAUNCHES:
-            few = f"only {counted(len(center_launches), 'launch')} in the baseline; record more with --update-baselines"
+            few = f"only {counted(len(center_launches), 'launch')} in the center; record more with {_RESET}"
             row = replace(row, detail=few)
         return _with_throttling(row, metric, launches)
 

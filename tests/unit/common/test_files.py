@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pytest_aorta.common.files import (
     PACKAGE_ROOT,
     UnreadableFile,
+    locked,
     parse_json,
     read_json,
     read_yaml,
@@ -267,3 +268,15 @@ def test_no_other_module_renames_files():
     renaming = re.compile(r"os\.(?:replace|rename)\(|\.rename\(|scratch\.replace\(|mkstemp\(")
     paths = [path for path in PACKAGE_ROOT.rglob("*.py") if renaming.search(path.read_text(encoding="utf-8"))]
     assert paths == [PACKAGE_ROOT / "common/files.py"]
+
+
+def test_lock_that_another_holder_keeps_is_not_awaited_longer_than_the_limit(tmp_path):
+    held = pytest.raises(TimeoutError, match=r"another process has held .*lock for 0 s")
+    with locked(tmp_path / "lock"), held, locked(tmp_path / "lock", limit_s=0):
+        pytest.fail("two holders")
+
+
+def test_lock_does_not_follow_a_link(tmp_path):
+    (tmp_path / "lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic links"), locked(tmp_path / "lock"):
+        pytest.fail("locked a link")

@@ -110,7 +110,7 @@ def test_undecided_verdict_of_a_small_baseline_says_to_record_more():
     few = make_baseline(launches=stored(*launches_near(10.0, 4)))
     row = check(*launches_near(10.6, 3, deviation=0.2), baseline=few)["step_time_p50"]
     assert row.outcome is Outcome.INCONCLUSIVE
-    assert row.reason == "only 4 launches in the baseline; record more with --update-baselines"
+    assert row.reason == "only 4 launches in the center; record more with --update-baselines --aorta-reset-baselines"
 
 
 def test_baseline_of_another_config_is_missing_and_names_the_key():

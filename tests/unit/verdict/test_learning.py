@@ -26,7 +26,9 @@ def refusal(old: Baseline, new: Baseline, marked=None) -> str:
     with pytest.raises(BaselineError) as caught:
         learn(old, new, marked=marked)
     message = str(caught.value)
-    assert message.startswith(f"{new.case}: not added to the stored baseline, because it differs:\n  ")
+    assert message.startswith(
+        f"{new.case}: not added to the stored baseline, because it is not shown to be unchanged:\n  "
+    )
     assert message.endswith("replace the baseline with --update-baselines --aorta-reset-baselines")
     return message
 
