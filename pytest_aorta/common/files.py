@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import math
@@ -10,8 +11,8 @@ import re
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Hashable, Mapping
-from contextlib import suppress
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ PACKAGE_ROOT = Path(__file__).resolve().parents[1]
 SCRATCH_SUFFIX = ".tmp"
 ABANDONED_S = 3600.0
 _STANDARD_LIBRARY = Path(os.__file__).resolve().parent
+_LOCK_POLL_S = 0.02
 _INSTALLED = {"site-packages", "dist-packages"}
 # A workload's YAML has some hundred values. Aliases count as often as they are used, so that a few lines can't stand
 # for a billion values.
@@ -170,6 +172,42 @@ def remove_scratch(folder: Path, prefix: str = ".", age_s: float = 0.0) -> None:
             with suppress(OSError):
                 if entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_mtime <= limit_s:
                     os.unlink(entry.path)  # noqa: PTH108 - the path of a DirEntry is text
+
+
+@contextmanager
+def locked(path: Path, *, limit_s: float = 60.0) -> Iterator[None]:
+    """Hold an exclusive lock, as the file ``path``, which exists only while a process holds or awaits the lock.
+
+    The kernel releases the lock of a process that ends.
+
+    Raises:
+        OSError: The file can't be created, or another process has held the lock for ``limit_s``.
+    """
+    deadline_s = time.monotonic() + limit_s
+    while (handle := _acquired(path)) is None:
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"another process has held {path} for {limit_s:g} s; end it, then try again")
+        time.sleep(_LOCK_POLL_S)
+    try:
+        yield
+    finally:
+        # Removed before the lock is released, so that no other process can hold this file then.
+        path.unlink(missing_ok=True)
+        os.close(handle)
+
+
+def _acquired(path: Path) -> int | None:
+    """Return the open file of a lock that this call has acquired, or None if another process holds the lock."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # A former holder may have removed the file since it was opened here.
+        if os.path.samestat(os.fstat(handle), path.stat()):
+            return handle
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    os.close(handle)
+    return None
 
 
 def slug(text: str, *, max_length: int = 80) -> str:

@@ -8,24 +8,31 @@ from pytest_aorta.common.errors import AortaError
 from pytest_aorta.plan.options import Options
 from pytest_aorta.session.record import TestRecord
 from pytest_aorta.session.text import change_lines
-from pytest_aorta.verdict.baseline import orphans, read_baseline, write_baseline
+from pytest_aorta.verdict.baseline import locked_baselines, orphans, read_baseline, write_baseline
 
 
 def write_new_baselines(
     records: Sequence[TestRecord], passed: Collection[str], options: Options
 ) -> tuple[list[str], bool]:
-    """Write the new baselines of passed tests; return lines for the summary, and True if every write succeeded."""
+    """Write the new baselines of passed tests; return lines for the summary, and True if every write succeeded.
+
+    The launches are merged with the files as they are now, under a lock, so that sessions that update one baseline at
+    once drop nothing of each other.
+    """
     notes: list[str] = []
     good = True
     for record in records:
-        for baseline in record.new_baselines:
+        for launches in record.new_launches:
+            platform, case = launches.baseline.platform, launches.baseline.case
             if record.nodeid not in passed:
-                notes.append(f"not recorded, because the test failed: {baseline.case}")
+                notes.append(f"not recorded, because the test failed: {case}")
                 continue
             try:
-                old = read_baseline(options.baselines_dir, baseline.platform, baseline.case)
-                write_baseline(options.baselines_dir, baseline)
-                notes += [*change_lines(old, baseline), *record.detection.get(baseline.case, ())]
+                with locked_baselines(options.baselines_dir):
+                    old = read_baseline(options.baselines_dir, platform, case)
+                    baseline = launches.merged(options.baselines_dir)
+                    write_baseline(options.baselines_dir, baseline)
+                notes += [*change_lines(old, baseline), *record.detection.get(case, ())]
             except AortaError as error:
                 notes.append(f"ERROR {error}")
                 good = False

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_aorta.verdict.baseline import Baseline
+from pytest_aorta.verdict.learning import NewLaunches
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Verdict
 
@@ -41,7 +41,7 @@ class Compared:
 
 @dataclass
 class TestRecord:
-    """One test's verdicts, new baselines and launches.
+    """One test's verdicts, launches to store, and durations of launches.
 
     ``notes`` are notes on its launches. ``detection`` contains lines on the changes that each new baseline detects, by
     case. ``lacked_devices`` is the reason why the test was skipped, ``outcome`` is pytest's word, and ``failure`` is
@@ -52,7 +52,7 @@ class TestRecord:
 
     nodeid: str
     verdicts: list[Verdict] = field(default_factory=list)
-    new_baselines: list[Baseline] = field(default_factory=list)
+    new_launches: list[NewLaunches] = field(default_factory=list)
     used_cases: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     detection: dict[str, list[str]] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class TestRecord:
         return {
             "nodeid": self.nodeid,
             "verdicts": [verdict.to_json() for verdict in self.verdicts],
-            "new_baselines": [baseline.to_json() for baseline in self.new_baselines],
+            "new_launches": [launches.to_json() for launches in self.new_launches],
             "used_cases": self.used_cases,
             "notes": self.notes,
             "detection": self.detection,
@@ -91,7 +91,7 @@ class TestRecord:
         return cls(
             nodeid=data["nodeid"],
             verdicts=[Verdict.from_json(row) for row in data["verdicts"]],
-            new_baselines=[Baseline.from_json(row) for row in data["new_baselines"]],
+            new_launches=[NewLaunches.from_json(row) for row in data["new_launches"]],
             used_cases=data["used_cases"],
             notes=data["notes"],
             detection=data["detection"],

@@ -25,7 +25,7 @@ from pytest_aorta.verdict.baseline import Baseline, StoredLaunch, baseline_path,
 from pytest_aorta.verdict.bitwise.locate import difference_text, locate_first
 from pytest_aorta.verdict.bitwise.steps import compare_steps, first_difference, from_first_step, split
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
-from pytest_aorta.verdict.learning import detection_lines, launches_to_learn, merged, objections
+from pytest_aorta.verdict.learning import NewLaunches, detection_lines, launches_to_learn, objections
 from pytest_aorta.verdict.metrics import measured_values
 from pytest_aorta.verdict.priors import platform_priors
 from pytest_aorta.verdict.statistics.decision import Outcome
@@ -254,8 +254,11 @@ class WorkloadRunner:
         failing = verdicts.failing({Outcome.MISSING})
         if failing:
             raise ComparisonFailed(comparison_text(failing, result, launches, None))
-        stored = merged(self._stored(case, result), new, marked, priors, options.reset_baselines)
-        self._record.new_baselines.append(stored)
+        new_launches = NewLaunches(new, marked, identity(self._world.defaults(result)), options.reset_baselines)
+        # Launches that can't be added fail the test. They are merged again when the session ends, since other sessions
+        # may have updated the baseline by then.
+        stored = new_launches.merged(options.baselines_dir)
+        self._record.new_launches.append(new_launches)
         self._record.detection[case] = detection_lines(stored, marked, priors, options.max_launches)
         return verdicts
 

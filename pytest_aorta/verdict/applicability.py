@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.metrics import Metric, MetricKind, Origin, Tolerance
 from pytest_aorta.verdict.priors import BLOCK_GAP_S
@@ -16,6 +16,10 @@ from pytest_aorta.verdict.statistics.scale import Scale
 CPU_TIMING_TOLERANCE = {Scale.RELATIVE: 1.0, Scale.POINTS: 0.25, Scale.OF_STEP: 0.5}
 # The config key of test hooks. A fault planted there is compared with the baseline of the undisturbed workload.
 TEST_HOOK_KEY = "fault"
+# Facts that are None where the host does not allow another value.
+_FROM_HOST = ("cpu_kernels",)
+# Facts that the code under test decides. Without them a launch loses bitwise reproducibility.
+_REPRODUCIBILITY = ("deterministic_algorithms", "bitwise_reproducible")
 
 
 def identity(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -50,7 +54,7 @@ def not_applicable(metric: Metric, tolerance: Tolerance, facts: LaunchFacts, rec
         # A test without a tolerance marker for times does not lease the host exclusively.
         if tolerance.origin is Origin.DEFAULT:
             return "times of CPU ranks are compared only if a tolerance marker names the metric"
-        if recorded.block != facts.block or time.time() - recorded.moment_s > BLOCK_GAP_S["cpu"]:
+        if recorded.block != facts.block or abs(facts.moment_s - recorded.moment_s) > BLOCK_GAP_S["cpu"]:
             return "times of CPU ranks are compared only within one hour on one machine"
     if metric.kind is not MetricKind.NUMERIC or tolerance.value is not None:
         return None
@@ -68,6 +72,23 @@ def other_environment(facts: LaunchFacts, recorded: LaunchFacts) -> str | None:
     return None
 
 
+def lost_reproducibility(launches: Sequence[LaunchFacts], recorded: LaunchFacts, side: str) -> str | None:
+    """Return the fact by which a launch is not bitwise reproducible although ``recorded`` is, or None.
+
+    Without this check, code whose numbers changed could avoid the comparison. ``side`` is the word for ``recorded``.
+    """
+    if not _reproducible(recorded):
+        return None
+    for facts in launches:
+        for key, there in sorted(recorded.environment.items()):
+            if there is not None and facts.environment.get(key) is None and key not in _FROM_HOST:
+                return f"the launch does not report {key}, which is {there!r} in the {side}"
+        for key in _REPRODUCIBILITY:
+            if recorded.environment.get(key, True) and not facts.environment.get(key, True):
+                return f"{key} is False, but True in the {side}"
+    return None
+
+
 def _reproducible(facts: LaunchFacts) -> bool:
     return bool(facts.environment.get("bitwise_reproducible", True))
 
@@ -81,3 +102,24 @@ def other_config(recorded: dict[str, Any], config: dict[str, Any]) -> str | None
             remedy = "record it again with --update-baselines"
             return f"the baseline was recorded with {key}={there!r}, the test has {here!r}; {remedy}"
     return None
+
+
+def other_steps(launches: Sequence[LaunchFacts], recorded: LaunchFacts) -> int | None:
+    """Return the number of measured steps of the first launch that does not have as many as ``recorded``, or None.
+
+    A script can change its number of steps without a change of the config, and statistics of fewer steps hide slow
+    ones.
+    """
+    return next((facts.num_steps for facts in launches if facts.num_steps != recorded.num_steps), None)
+
+
+def other_setup(
+    recorded_config: dict[str, Any], recorded: LaunchFacts, config: dict[str, Any], launches: Sequence[LaunchFacts]
+) -> str | None:
+    """Return why a baseline belongs to another config or number of measured steps, or None if both are equal."""
+    if detail := other_config(recorded_config, config):
+        return detail
+    if (found := other_steps(launches, recorded)) is None:
+        return None
+    steps = counted(recorded.num_steps, "measured step")
+    return f"the baseline was recorded with {steps}, the test has {found}; record it again with --update-baselines"

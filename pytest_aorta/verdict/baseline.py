@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pytest_aorta.common.errors import BaselineError
-from pytest_aorta.common.files import UnreadableFile, parse_json, read_json, slug, write_json
+from pytest_aorta.common.files import UnreadableFile, locked, parse_json, read_json, slug, write_json
 from pytest_aorta.common.schema import violation
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.provenance import UTC_FORMAT
@@ -20,6 +21,7 @@ SCHEMA = "baseline.schema.json"
 SCHEMA_VERSION = 3
 MAX_BYTES = 4 << 20
 MAX_LAUNCHES = 100
+LOCK_FILE = ".lock"
 # The keys of a launch that schema version 2 named differently.
 _RENAMED_SINCE_2 = {"sitting": "block", "epoch": "revision", "anchor": "center"}
 
@@ -188,6 +190,23 @@ def _from_document(document: Any, name: str) -> Baseline:
     if problem := violation(document, SCHEMA) or _impossible_moment(document) or _impossible_center(document):
         raise BaselineError(f"{name}: {problem}")
     return Baseline.from_json(document)
+
+
+@contextmanager
+def locked_baselines(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder of baselines, so that no other session writes between reading a file and writing it.
+
+    Raises:
+        BaselineError: The folder can't be written, or another session has held the lock for a minute.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = ExitStack()
+        lock.enter_context(locked(folder / LOCK_FILE))
+    except OSError as error:
+        raise BaselineError(f"{folder}: can't be locked: {error.strerror or error}") from None
+    with lock:
+        yield
 
 
 def write_baseline(folder: Path, baseline: Baseline) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +12,14 @@ from typing import Any, TypeAlias
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.verdict.applicability import not_applicable, other_config, under_profiler, widened
+from pytest_aorta.verdict.applicability import (
+    lost_reproducibility,
+    not_applicable,
+    other_setup,
+    other_steps,
+    under_profiler,
+    widened,
+)
 from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.explain import EXPLAINED, exposure, notes
 from pytest_aorta.verdict.metrics import METRICS, Direction, Metric, MetricKind, Origin, Tolerance, Value, middle
@@ -38,19 +46,21 @@ from pytest_aorta.verdict.verdicts import Missing, ReferenceKind, Verdict, Verdi
 Priors: TypeAlias = Callable[[Metric], VarianceComponents]
 # With fewer launches the variance of a baseline is mostly that of the prior.
 MIN_LAUNCHES = 5
-_STALE = "the baseline is stale; record the better value with --update-baselines --aorta-reset-baselines"
+_RESET = "--update-baselines --aorta-reset-baselines"
+_STALE = f"the baseline is stale; record the better value with {_RESET}"
 
 
 def choose_tolerances(marked: Mapping[str, Tolerance], *facts: LaunchFacts) -> dict[str, Tolerance]:
     """Return the tolerances of the metrics to compare.
 
     These are the metrics that a marker names, and the metrics with a default tolerance that any of the launches has.
+    The first of the launches is that under test.
 
     Raises:
-        SpecError: A marker names a metric that needs more steps than were measured.
+        SpecError: A marker names a metric that needs more steps than the launch under test has.
     """
     chosen = dict(marked)
-    num_steps = min(launch.num_steps for launch in facts)
+    num_steps = facts[0].num_steps
     for name in marked:
         if num_steps < METRICS[name].min_steps:
             raise SpecError(
@@ -58,7 +68,7 @@ def choose_tolerances(marked: Mapping[str, Tolerance], *facts: LaunchFacts) -> d
                 f"{METRICS[name].min_steps}; measure more steps, or use step_time_tail5"
             )
     for name, metric in METRICS.items():
-        has_it = any(metric.measure(launch) is not None for launch in facts) and num_steps >= metric.min_steps
+        has_it = any(metric.measure(launch) is not None for launch in facts)
         if name not in chosen and metric.default is not None and has_it:
             chosen[name] = metric.default
     return {name: chosen[name] for name in METRICS if name in chosen}
@@ -129,9 +139,9 @@ class StoredComparison:
             return replace(blank, outcome=Outcome.NOT_APPLICABLE, detail=detail)
         if self.baseline is None:
             return _missing(blank, Missing.BASELINE, "no baseline; record one with --update-baselines")
-        if detail := other_config(self.baseline.config, self.config):
-            return _missing(blank, Missing.BASELINE, detail)
         center_launches = self.baseline.center_launches
+        if detail := other_setup(self.baseline.config, center_launches[-1], self.config, launches):
+            return _missing(blank, Missing.BASELINE, detail)
         if problem := _incomparable(blank, metric, tolerance, launches, center_launches):
             return problem
         if tolerance.value is None or isinstance(blank.value, str):
@@ -157,7 +167,7 @@ class StoredComparison:
         if detail := _exposure(row, launches, center_launches):
             row = replace(row, detail=detail)
         elif row.outcome is Outcome.INCONCLUSIVE and len(center_launches) < MIN_LAUNCHES:
-            few = f"only {counted(len(center_launches), 'launch')} in the baseline; record more with --update-baselines"
+            few = f"only {counted(len(center_launches), 'launch')} in the center; record more with {_RESET}"
             row = replace(row, detail=few)
         return _with_throttling(row, metric, launches)
 
@@ -213,6 +223,9 @@ class PairedComparison:
         blank = _blank(self.case, metric, candidates, tolerance, VerdictReference(ReferenceKind.AB, self.version))
         if detail := under_profiler(metric, [*candidates, *references]):
             return replace(blank, outcome=Outcome.NOT_APPLICABLE, detail=detail)
+        if (found := other_steps(candidates, references[-1])) is not None:
+            expected = counted(references[-1].num_steps, "measured step")
+            return _missing(blank, Missing.BASELINE, f"the reference ran {expected}, the launch {found}")
         if problem := _incomparable(blank, metric, tolerance, candidates, references):
             return problem
         if tolerance.value is None or isinstance(blank.value, str):
@@ -258,14 +271,24 @@ def _incomparable(
     if any(metric.measure(launch) is None for launch in launches):
         lost = replace(blank, value=None, baseline=known[-1])
         return _missing(lost, Missing.CANDIDATE_VALUE, f"the launch has no {metric.name}")
+    remedy = "" if blank.is_by_ab else "; if this is intended, record the baseline again with " + _RESET
+    # Two variants of a test may be reproducible or not, as the test asks.
+    are_variants = blank.is_by_ab and not blank.reference.name
+    is_bitwise = metric.kind is MetricKind.NUMERIC and tolerance.value is None and not are_variants
+    if is_bitwise and (detail := lost_reproducibility(launches, others[-1], str(blank.reference))):
+        return _missing(replace(blank, baseline=known[-1]), Missing.CANDIDATE_VALUE, detail + remedy)
     if detail := not_applicable(metric, tolerance, launches[0], others[-1]):
         shown = blank.baseline if metric.direction is Direction.EXACT else middle(metric, others)
         return replace(blank, outcome=Outcome.NOT_APPLICABLE, baseline=shown, detail=detail)
     if any(value is None for value in known):
-        remedy = "record it again with --update-baselines --aorta-reset-baselines"
         absent = f"the {blank.reference} has no {metric.name}"
-        detail = absent if blank.is_by_ab else f"{absent}; {remedy}"
+        detail = absent if blank.is_by_ab else f"{absent}; record it again with {_RESET}"
         return _missing(blank, Missing.BASELINE_VALUE, detail)
+    if metric.by_step is not None:
+        here, there = max(metric.by_step(launches[-1])), max(metric.by_step(others[-1]))
+        if here != there:
+            detail = f"the last hash is that of step {here}, the {blank.reference}'s that of step {there}"
+            return _missing(replace(blank, baseline=known[-1]), Missing.CANDIDATE_VALUE, detail)
     return None
 
 
@@ -275,7 +298,22 @@ def _exact(blank: Verdict, metric: Metric, launches: Sequence[LaunchFacts], othe
         value = metric.measure(launch)
         if different := sorted(expected - {value}, key=str):
             return replace(blank, outcome=Outcome.REGRESSION, value=value, baseline=different[0])
-    return replace(blank, outcome=Outcome.PASS, baseline=blank.value)
+    return _earlier_step(blank, metric, launches, others) or replace(blank, outcome=Outcome.PASS, baseline=blank.value)
+
+
+def _earlier_step(
+    blank: Verdict, metric: Metric, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]
+) -> Verdict | None:
+    """Return a regression if values after an earlier step differ that both sides have, or None."""
+    if metric.by_step is None:
+        return None
+    for launch, other in itertools.product(launches, others):
+        here, there = metric.by_step(launch), metric.by_step(other)
+        for step in sorted(here.keys() & there.keys()):
+            if here[step] != there[step]:
+                detail = f"after step {step}; after the last step, {max(here)}, the weights are equal"
+                return replace(blank, outcome=Outcome.REGRESSION, value=here[step], baseline=there[step], detail=detail)
+    return None
 
 
 def _within_range(

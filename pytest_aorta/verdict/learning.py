@@ -1,27 +1,28 @@
-"""Recording of baselines: launches that are appended, start a new revision, or are refused. Pure functions."""
+"""Recording of baselines: launches that are appended, start a new revision, or are refused."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from statistics import median
+from typing import Any
 
 from pytest_aorta.common.errors import BaselineError
 from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts, growth
-from pytest_aorta.verdict.applicability import not_applicable, other_environment, widened
-from pytest_aorta.verdict.baseline import MAX_LAUNCHES, Baseline, StoredLaunch
+from pytest_aorta.verdict.applicability import not_applicable, other_environment, other_setup, widened
+from pytest_aorta.verdict.baseline import MAX_LAUNCHES, Baseline, StoredLaunch, read_baseline
 from pytest_aorta.verdict.comparison import MIN_LAUNCHES, Priors, StoredComparison, choose_tolerances
 from pytest_aorta.verdict.explain import MEMORY_GROWTH, STEP_GROWTH
 from pytest_aorta.verdict.metrics import METRICS, Direction, MetricKind, Origin, Tolerance
-from pytest_aorta.verdict.priors import blocks, transformed_values
+from pytest_aorta.verdict.priors import blocks, platform_priors, transformed_values
 from pytest_aorta.verdict.statistics.decision import LOOKS, MIN_LAUNCHES_TO_FAIL, RESOLVED_BY, Outcome, detectable
 from pytest_aorta.verdict.statistics.scale import Scale
 from pytest_aorta.verdict.statistics.variance import observed
-from pytest_aorta.verdict.verdicts import format_change
+from pytest_aorta.verdict.verdicts import Verdict, format_change
 
-CENTER_LAUNCHES = 10
 # An outlier is this many robust standard deviations away from the median.
 _OUTLIER = 6.0
 
@@ -37,35 +38,78 @@ def launches_to_learn(marked: Mapping[str, Tolerance], facts: LaunchFacts, wante
     return 1
 
 
+@dataclass(frozen=True)
+class NewLaunches:
+    """Launches to store for a case, with what merging them with the stored baseline takes.
+
+    Attributes:
+        baseline: The launches as a baseline of their own, without those that are stored.
+        marked: The tolerances that markers set.
+        defaults: The defaults of config keys; a baseline that is older than a key was recorded with its default.
+        fresh: Whether the launches start a new revision.
+    """
+
+    baseline: Baseline
+    marked: Mapping[str, Tolerance] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    fresh: bool = False
+
+    def merged(self, folder: Path) -> Baseline:
+        """Return the baseline to store: the launches merged with what ``folder`` contains now.
+
+        Raises:
+            BaselineError: As in :func:`merged`, or the stored baseline is unreadable.
+        """
+        new = self.baseline
+        old = read_baseline(folder, new.platform, new.case)
+        priors = platform_priors(folder, new.platform, new.launches[-1].facts.device, new.case)
+        known = old and replace(old, config={**self.defaults, **old.config})
+        return merged(known, new, self.marked, priors, self.fresh)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            "baseline": self.baseline.to_json(),
+            "marked": {name: tolerance.to_json() for name, tolerance in self.marked.items()},
+            "defaults": dict(self.defaults),
+            "fresh": self.fresh,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> NewLaunches:
+        """Build the launches from the values of :meth:`to_json`."""
+        marked = {name: Tolerance.from_json(tolerance) for name, tolerance in data["marked"].items()}
+        return cls(Baseline.from_json(data["baseline"]), marked, data["defaults"], data["fresh"])
+
+
 def merged(
     old: Baseline | None, new: Baseline, marked: Mapping[str, Tolerance], priors: Priors, fresh: bool
 ) -> Baseline:
     """Return the baseline to store: the launches of ``new`` appended to those of ``old``, or in a new revision.
 
-    A new revision keeps the old launches for the variance. It is started if ``fresh`` is set or the config changed.
+    A new revision keeps the old launches for the variance. It is started if ``fresh`` is set, or if the config or the
+    number of measured steps changed. Appended launches never count for the center.
 
     Raises:
-        BaselineError: The new launches differ from the stored baseline, so appending them would hide a change.
+        BaselineError: The new launches are not shown to equal the center, so appending them could hide a change.
     """
     if old is None:
         return new
-    if fresh or old.config != new.config:
+    facts = [stored.facts for stored in new.launches]
+    if fresh or other_setup(old.config, old.center_launches[-1], new.config, facts):
         past = [replace(stored, center=False) for stored in old.launches]
         present = [replace(stored, revision=old.revision + 1) for stored in new.launches]
         forced = old.forced | {str(old.revision + 1): reason for reason in new.forced.values()}
         return _fitted(replace(new, launches=(*past, *present), forced=forced))
-    facts = [stored.facts for stored in new.launches]
     if found := _other_setting(old.center_launches[-1], facts) or _differences(old, new, marked, priors):
         lines = [
-            f"{new.case}: not added to the stored baseline, because it differs:",
+            f"{new.case}: not added to the stored baseline, because it is not shown to be unchanged:",
             *(f"  {row}" for row in found),
+            "  next: if the code is unchanged, add more launches at once (--aorta-launches=10)",
+            "  next: if the change is intended, replace the baseline with --update-baselines --aorta-reset-baselines",
         ]
-        remedy = (
-            "  next: if the change is intended, replace the baseline with --update-baselines --aorta-reset-baselines"
-        )
-        raise BaselineError("\n".join([*lines, remedy]))
-    room = max(0, CENTER_LAUNCHES - len(old.center_launches))
-    added = [StoredLaunch(launch, old.revision, number < room) for number, launch in enumerate(facts)]
+        raise BaselineError("\n".join(lines))
+    added = [StoredLaunch(launch, old.revision, center=False) for launch in facts]
     forced = old.forced | {str(old.revision): reason for reason in new.forced.values()}
     return _fitted(replace(old, launches=(*old.launches, *added), forced=forced))
 
@@ -83,15 +127,21 @@ def _other_setting(recorded: LaunchFacts, launches: Sequence[LaunchFacts]) -> li
 def _differences(old: Baseline, new: Baseline, marked: Mapping[str, Tolerance], priors: Priors) -> list[str]:
     facts = [stored.facts for stored in new.launches]
     comparison = StoredComparison(new.case, new.config, old, marked, priors, max_launches=len(facts))
-    fine = {Outcome.PASS, Outcome.INCONCLUSIVE}
     tolerances = choose_tolerances(marked, facts[0], old.center_launches[-1])
     return [
         str(row)
         for row in comparison.judge(facts).rows
         # A metric that can't be compared even with itself is not a difference.
-        if row.outcome not in fine
+        if not _is_unchanged(row)
         and not not_applicable(METRICS[row.metric], tolerances[row.metric], facts[0], facts[0])
     ]
+
+
+def _is_unchanged(row: Verdict) -> bool:
+    """Return True if a verdict shows that the metric did not change; a single launch can't be called improved."""
+    if row.outcome is not Outcome.PASS or row.delta is None or row.tolerance.value is None:
+        return row.outcome is Outcome.PASS
+    return abs(row.tolerance.scale.difference(row.delta)) <= row.tolerance.scale.difference(row.tolerance.value)
 
 
 def _fitted(baseline: Baseline) -> Baseline:

@@ -95,8 +95,11 @@ class Metric:
         kind: The kind of metric.
         direction: The direction in which the metric gets better.
         default: The tolerance without a marker; None compares the metric only if a marker names it.
-        min_steps: The least number of measured steps for which the metric is meaningful.
+        min_steps: The least number of measured steps for which the metric is meaningful; a launch of fewer has no
+            such value.
         scale: The scale on which changes are measured.
+        by_step: Returns the values after single steps, the last of which ``measure`` returns; None for a metric of the
+            whole launch.
     """
 
     name: str
@@ -108,6 +111,7 @@ class Metric:
     help: str
     min_steps: int = 1
     scale: Scale = Scale.RELATIVE
+    by_step: Callable[[LaunchFacts], dict[int, str]] | None = None
 
     @property
     def worse(self) -> int:
@@ -141,8 +145,8 @@ def _range_text(scale: Scale, most: float) -> str:
     return f"a number above 0 and up to {scale.text(most)}, such as {scale.text(0.05)!r}"
 
 
-def _step_time(statistic: str) -> Callable[[LaunchFacts], Value]:
-    return lambda facts: facts.step_time_ms.get(statistic)
+def _step_time(statistic: str, min_steps: int = 1) -> Callable[[LaunchFacts], Value]:
+    return lambda facts: facts.step_time_ms.get(statistic) if facts.num_steps >= min_steps else None
 
 
 def _recorded(name: str) -> Callable[[LaunchFacts], Value]:
@@ -154,6 +158,10 @@ def _weight_hash(facts: LaunchFacts) -> Value:
         return None
     last = max(facts.weight_hashes, key=int)
     return facts.weight_hashes[last]
+
+
+def _hashes_by_step(facts: LaunchFacts) -> dict[int, str]:
+    return {int(step): value for step, value in facts.weight_hashes.items()}
 
 
 def _final_loss(facts: LaunchFacts) -> Value:
@@ -177,7 +185,7 @@ _ROWS = (
         MetricKind.TIMING,
         Direction.LOWER,
         _percent(10),
-        _step_time("p99"),
+        _step_time("p99", MIN_STEPS_P99),
         "99th percentile of step times",
         min_steps=MIN_STEPS_P99,
     ),
@@ -292,6 +300,7 @@ _ROWS = (
         _EXACT,
         _weight_hash,
         "hash of the weights after the last step",
+        by_step=_hashes_by_step,
     ),
     Metric("final_loss", "", MetricKind.NUMERIC, Direction.LOWER, None, _final_loss, "loss of the last measured step"),
 )
@@ -307,8 +316,7 @@ def middle(metric: Metric, launches: Sequence[LaunchFacts]) -> Value:
 
 def measured_values(launches: Sequence[LaunchFacts]) -> dict[str, float | str]:
     """Return all metrics that the launches have and that are meaningful for their number of steps."""
-    num_steps = min(launch.num_steps for launch in launches)
-    values = {name: middle(row, launches) for name, row in METRICS.items() if num_steps >= row.min_steps}
+    values = {name: middle(row, launches) for name, row in METRICS.items()}
     return {name: value for name, value in values.items() if value is not None}
 
 

@@ -54,7 +54,7 @@ class Missing(StrEnum):
     """The part that is missing from a comparison."""
 
     CANDIDATE_VALUE = "candidate value"
-    """A launch lacks the metric, so there is nothing to compare."""
+    """A launch lacks the metric, or a fact without which the metric can't be compared."""
     BASELINE = "baseline"
     """No baseline is stored for the case and config."""
     BASELINE_VALUE = "baseline value"
@@ -95,7 +95,7 @@ class Verdict:
 
     @property
     def is_lost(self) -> bool:
-        """Return True if the launch lacks the metric."""
+        """Return True if the launch lacks the metric or what its comparison needs, which always fails the test."""
         return self.missing is Missing.CANDIDATE_VALUE
 
     @property

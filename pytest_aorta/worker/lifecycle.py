@@ -22,6 +22,7 @@ from pytest_aorta.result.folder import PLAN_FILE, RESULT_FILE
 from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.result.outcome import IMPORTED, RAN, SET_UP, leave_mark
 from pytest_aorta.worker.from_logs import adapted_result
+from pytest_aorta.worker.hashing.finite import refuse_metrics, refuse_parameters, refuse_series
 from pytest_aorta.worker.recorder import recorder
 from pytest_aorta.worker.telemetry import Telemetry, write_telemetry
 from pytest_aorta.worker.timing.canary import run_canary
@@ -43,6 +44,7 @@ def run_rank(run_dir: Path, folder: Path) -> None:
         refuse_leaks(plan["reference"])
         recorded = adapted_result(plan["adapters"], folder) if plan["adapters"] else recorder.result()
         if recorded is not None:
+            refuse_non_finite(recorded)
             write_telemetry(folder, recorded, Telemetry())
         finish(folder, recorded)
         keep_process_groups()
@@ -59,6 +61,8 @@ def run_rank(run_dir: Path, folder: Path) -> None:
     result = workload.run()
     leave_mark(folder, RAN)
     refuse_leaks(plan["reference"])
+    refuse_non_finite(result)
+    refuse_parameters(workload.named_parameters(), int(os.environ["RANK"]), "at the end of the run")
     write_telemetry(folder, result, workload.telemetry())
     finish(folder, replace(result, canary_before=before))
     keep_process_groups()
@@ -126,6 +130,18 @@ def refuse_leaks(reference: dict[str, str] | None) -> None:
                 f"the launch of {reference['name']} has imported {name} from the code under test: {file}; "
                 f"allowed are packages in pytest's root folder, in its src/, and those on PYTHONPATH"
             )
+
+
+def refuse_non_finite(result: RankResult) -> None:
+    """Check the numbers that a workload or script computed.
+
+    Raises:
+        NotFinite: A loss, gradient norm or metric is NaN or infinite; the message names the rank and the first step.
+    """
+    rank, num_steps = int(os.environ["RANK"]), len(result.step_times_ms)
+    refuse_series("loss", result.loss, rank, num_steps)
+    refuse_series("gradient norm", result.grad_norm, rank, num_steps)
+    refuse_metrics(result.metrics, rank)
 
 
 def finish(folder: Path, result: RankResult | None) -> None:

@@ -21,6 +21,7 @@ from pytest_aorta.common import variables
 from pytest_aorta.result.measurements import FailureDetail, RankResult, TensorHashes
 from pytest_aorta.result.trace.overlap import OverlapCapture
 from pytest_aorta.worker.environment import environment_facts
+from pytest_aorta.worker.hashing.finite import refuse_parameters, refuse_series
 from pytest_aorta.worker.hashing.weights import hash_parameters
 from pytest_aorta.worker.timing.canary import run_canary
 from pytest_aorta.worker.timing.timer import StepTimer
@@ -85,8 +86,17 @@ class Recorder:
         self._series(self._grad_norm, value)
 
     def weights(self, model: torch.nn.Module) -> None:
-        """Record the hash of a model's weights after the last measured step so far; collective, outside of steps."""
+        """Record the hash of a model's weights after the last measured step so far; collective, outside of steps.
+
+        Raises:
+            NotFinite: A loss, gradient norm or parameter of this rank is NaN or infinite.
+        """
         steps = len(self._timer.step_times_ms()) if self._timer else 0
+        rank = int(os.environ.get("RANK", "0"))
+        # A loss is NaN before the weights are, so the loss has the first step.
+        refuse_series("loss", [float(value) for value in self._loss], rank, steps)
+        refuse_series("gradient norm", [float(value) for value in self._grad_norm], rank, steps)
+        refuse_parameters(model.named_parameters(), rank, f"after measured step {steps}")
         self.weight_hash(steps, hash_parameters(model.named_parameters()).hex)
 
     def _series(self, series: list[float | torch.Tensor], value: float | torch.Tensor) -> None:

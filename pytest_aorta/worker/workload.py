@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
+
+import torch
 
 from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.worker.telemetry import Telemetry
@@ -40,6 +42,10 @@ class Workload(ABC):
     def telemetry(self) -> Telemetry:
         """Return facts of single measured steps for the rank's ``telemetry.jsonl``; none by default."""
         return Telemetry()
+
+    def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """Return the trained parameters, which must be finite at the end of the run; none by default."""
+        return ()
 
     @abstractmethod
     def cleanup(self) -> None:

@@ -44,7 +44,7 @@ MATRIX = {
     "kill_agent": ("rendezvous", None, "torchrun ended with signal SIGKILL before any rank failed"),
     "full_disk": ("exit code", 1, "exit code 1"),
     "full_disk_at_result": ("rank exception", 1, "OSError: [Errno 27] File too large"),
-    "nan_result": ("rank exception", 1, "a number that is not finite: metrics.metric_nan = nan"),
+    "nan_result": ("rank exception", 1, "NotFinite: metric metric_nan of rank 1 is nan"),
     "one_long_line": ("output cap", 1, "logs exceed 32 MiB, rank 1 wrote most"),
     "many_lines": ("output cap", 1, "logs exceed 32 MiB, rank 1 wrote most"),
     "done_alone": ("hang elsewhere", 1, "a rank was done for 3 s and others were not"),

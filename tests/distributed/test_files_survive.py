@@ -46,19 +46,19 @@ MAY_NOTHING = ("unshare", "--user")
 
 
 def make_baseline(seed: int = 0, num_steps: int = NUM_STEPS) -> Baseline:
-    """Return a baseline whose numbers are all equal to the seed."""
+    """Return a baseline whose numbers all follow from the seed."""
     facts = LaunchFacts(
         recorded_at="2026-01-02T03:04:05Z",
         block="0123456789ab",
         launcher="torchrun",
         num_steps=num_steps,
-        step_time_ms=dict.fromkeys(("mean", "p50", "p99", "tail5", "max"), float(seed)),
-        step_time_sample_ms=[float(seed)],
-        slowest_rank_p50_ms=float(seed),
-        fastest_rank_p50_ms=float(seed),
+        step_time_ms=dict.fromkeys(("mean", "p50", "p99", "tail5", "max"), float(1 + seed)),
+        step_time_sample_ms=[float(1 + seed)],
+        slowest_rank_p50_ms=float(1 + seed),
+        fastest_rank_p50_ms=float(1 + seed),
         metrics={},
         weight_hashes={str(step): f"{seed:016x}" for step in range(num_steps)},
-        final_loss=float(seed),
+        final_loss=float(1 + seed),
         environment={"torch": "2.11.0", "device": "cpu"},
         rank_lag_ms=[],
         step_time_growth=0.0,

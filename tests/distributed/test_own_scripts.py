@@ -85,6 +85,16 @@ def test_three_lines_record_step_times_tokens_loss_and_weights(tmp_path):
     assert result.metrics["tokens_per_s"] == pytest.approx([5 * 32 / each for each in seconds])
 
 
+def test_loss_that_is_nan_fails_the_run_with_quantity_rank_and_first_step(tmp_path):
+    script = RECORDED.replace("recorder.loss(", "recorder.loss(float('nan') if dist.get_rank() == 1 and step > 1 else ")
+    (tmp_path / "train.py").write_text(script)
+    done = aorta(tmp_path, "--script", "train.py", "--", "5")
+    assert done.returncode == 1
+    failure = "rank exception: rank 1 failed first: NotFinite: loss of rank 1 is nan first in measured step 3 of 5; "
+    assert failure in done.stderr
+    assert "JSON" not in done.stderr
+
+
 def test_adapter_reads_each_rank_s_log_without_a_line_in_the_script(tmp_path):
     write_logged(tmp_path, "time")
     done = aorta(tmp_path, "--workload", "logged")

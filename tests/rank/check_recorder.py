@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
 from pytest_aorta.plan.workload.adapter import AdapterError
 from pytest_aorta.worker import Recorder, hash_parameters
 from pytest_aorta.worker.from_logs import adapted_result
+from pytest_aorta.worker.hashing.finite import NotFinite
+from pytest_aorta.worker.lifecycle import refuse_non_finite
 
 PATTERN = r"step (?P<step>\d+): (?P<step_time_ms>[\d.]+) ms, loss (?P<loss>\S+)"
 
@@ -106,3 +110,54 @@ def test_rank_that_should_have_logged_says_what_it_logged_instead(tmp_path, monk
     (tmp_path / "output.log").write_text("nothing of it\n")
     with pytest.raises(AdapterError, match=r"which ends:\n  \| nothing of it"):
         adapted_result([adapter(ranks="first")], tmp_path)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize(("record_value", "quantity"), [("loss", "loss"), ("grad_norm", "gradient norm")])
+def test_value_that_is_not_finite_names_quantity_rank_and_first_step(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch, record_value: str, quantity: str, value: float
+) -> None:
+    monkeypatch.setenv("RANK", "3")
+    for recorded in (2.0, value, value, 1.0):
+        with recorder.step():
+            pass
+        getattr(recorder, record_value)(torch.tensor(recorded))
+    expected = f"{quantity} of rank 3 is {value} first in measured step 2 of 4; "
+    with pytest.raises(NotFinite, match=f"^{re.escape(expected)}"):
+        refuse_non_finite(recorder.result())
+    with pytest.raises(NotFinite, match=f"^{re.escape(expected)}"):
+        recorder.weights(torch.nn.Linear(2, 2))
+
+
+def test_loss_that_only_some_steps_have_names_the_recorded_value(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    record(recorder, [1.0, float("nan")])
+    with recorder.step():
+        pass
+    with pytest.raises(NotFinite, match="first in recorded value 2 of 2; "):
+        refuse_non_finite(recorder.result())
+
+
+def test_metric_that_is_not_finite_is_named(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    recorder.metric("samples_per_s", float("inf"))
+    record(recorder, [1.0])
+    with pytest.raises(NotFinite, match=r"^metric samples_per_s of rank 1 is inf; "):
+        refuse_non_finite(recorder.result())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_parameter_that_is_not_finite_names_the_rank_and_the_step(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    monkeypatch.setenv("RANK", "2")
+    model = torch.nn.Linear(3, 2, dtype=dtype)
+    record(recorder, [2.0, 1.0])
+    recorder.weights(model)
+    with torch.no_grad():
+        model.weight[1, 2] = float("nan")
+    expected = "parameter weight of rank 2 has 1 of 6 elements that are NaN or infinite after measured step 2; "
+    with pytest.raises(NotFinite, match=f"^{re.escape(expected)}"):
+        recorder.weights(model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import ClassVar, Generic, TypeVar
 
@@ -115,6 +116,10 @@ class LlamaWorkload(Workload, Generic[_Settings]):
     def telemetry(self) -> Telemetry:
         """Return the learning rate, which is constant."""
         return Telemetry(series={"lr": [self._settings.lr] * self._settings.steps})
+
+    def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """Return the model's parameters, of which this rank has its shards."""
+        return self._model.named_parameters()
 
     def cleanup(self) -> None:
         """Leave the process group and free model, optimizer and batches."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import ClassVar, Generic, TypeAlias, TypeVar
@@ -113,6 +113,10 @@ class RankingTraining(Workload, Generic[_Settings]):
         """Return the learning rate, which is constant, and the stream spans of the sampled steps."""
         series = {"lr": [self._settings.lr] * self._settings.steps}
         return Telemetry(series, self._spans.captures())
+
+    def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """Return the model's parameters, of which this rank has its shards."""
+        return self._model.named_parameters()
 
     def cleanup(self) -> None:
         """Leave the process group and free model, optimizer and batches."""

@@ -187,7 +187,7 @@ def test_config_is_defaults_then_file_then_steps_then_set(toy, arguments, key, v
         (["--set", "steps.a=1"], "steps.a: steps is 3, and only objects have keys"),
         (["--set", "steps"], "--set: got 'steps', allowed is KEY=VALUE"),
         (["--set", "fault..kind=1"], "--set: got 'fault..kind=1', allowed is KEY=VALUE"),
-        (["--set", "name=[1"], "--set: name: '[1' is not YAML"),
+        (["--set", "name=[1"], "--set: name: '[1': not valid YAML"),
         (["--config", "absent.yaml"], "--config: absent.yaml: can't be read"),
         (["--config", "list.yaml"], "--config: list.yaml: got list, allowed is a mapping of config keys"),
         (["--nproc", "1"], "workload 'toy' needs at least 2 ranks, and this run has 1"),

@@ -15,6 +15,7 @@ from pytest_aorta.common.files import (
     ABANDONED_S,
     PACKAGE_ROOT,
     UnreadableFile,
+    locked,
     parse_json,
     read_json,
     read_yaml,
@@ -282,3 +283,15 @@ def test_unfinished_files_of_killed_writers_are_deleted_at_the_next_write(tmp_pa
     write_json(tmp_path / "a.json", {})
     # A young file can have a writer that lives, and another file's writer deletes its own.
     assert {path.name for path in tmp_path.iterdir()} == {young.name, other.name, "a.json"}
+
+
+def test_lock_that_another_holder_keeps_is_not_awaited_longer_than_the_limit(tmp_path):
+    held = pytest.raises(TimeoutError, match=r"another process has held .*lock for 0 s")
+    with locked(tmp_path / "lock"), held, locked(tmp_path / "lock", limit_s=0):
+        pytest.fail("two holders")
+
+
+def test_lock_does_not_follow_a_link(tmp_path):
+    (tmp_path / "lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic links"), locked(tmp_path / "lock"):
+        pytest.fail("locked a link")

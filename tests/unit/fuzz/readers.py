@@ -537,7 +537,7 @@ def _read_option(case: tuple[int, str], folder: Path) -> None:
 
 
 MARKS_OF_TESTS = st.builds(
-    lambda name, args, kwargs: getattr(pytest.mark, name)(*args, **kwargs).mark,
+    lambda name, args, kwargs: pytest.Mark(name, tuple(args), kwargs, _ispytest=True),
     st.sampled_from(["world", "tolerance", "launch_timeout", "timeout", "fsdp", "distributed"]),
     st.lists(HOSTILE, max_size=2).filter(lambda args: not any(callable(arg) for arg in args)),
     st.dictionaries(

@@ -6,12 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_aorta.session.record import Compared, LaunchTimes, TestRecord
+from pytest_aorta.verdict.learning import NewLaunches
 from pytest_aorta.verdict.metrics import Origin, Tolerance
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.statistics.scale import Scale
 from pytest_aorta.verdict.verdicts import Missing, ReferenceKind, Verdict, VerdictReference
 from tests.unit.builders import make_baseline, make_verdict
 
+MARKED = {"step_time_p50": Tolerance(0.05), "weight_hash": Tolerance(None)}
 VALUE = st.none() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 VERDICT = st.builds(
     Verdict,
@@ -60,7 +62,18 @@ COMPARED = st.builds(
 )
 def test_record_survives_the_way_from_a_worker(verdicts, notes, lacked, times, compared):
     record = TestRecord(
-        "a::b", verdicts, [make_baseline()], ["case"], notes, ["detects"], lacked, 2, times, compared, "failed", "why"
+        "a::b",
+        verdicts,
+        [NewLaunches(make_baseline(), MARKED, {"steps": 1}, fresh=True)],
+        ["case"],
+        notes,
+        ["detects"],
+        lacked,
+        2,
+        times,
+        compared,
+        "failed",
+        "why",
     )
     assert TestRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
 

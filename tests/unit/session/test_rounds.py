@@ -71,7 +71,7 @@ def test_decided_rows_stay_while_another_is_open():
 
 
 def test_exact_difference_is_not_launched_again():
-    launches = [with_p50(make_facts(weight_hashes={"1": "f" * 16}), 12.0)]
+    launches = [with_p50(make_facts(weight_hashes={"10": "f" * 16}), 12.0)]
     verdicts = settle(stored_comparison(5), launches, lambda: pytest.fail("launched again"))
     assert verdicts["weight_hash"].outcome is Outcome.REGRESSION
 

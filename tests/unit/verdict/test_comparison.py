@@ -110,7 +110,7 @@ def test_undecided_verdict_of_a_small_baseline_says_to_record_more():
     few = make_baseline(launches=stored(*launches_near(10.0, 4)))
     row = check(*launches_near(10.6, 3, deviation=0.2), baseline=few)["step_time_p50"]
     assert row.outcome is Outcome.INCONCLUSIVE
-    assert row.reason == "only 4 launches in the baseline; record more with --update-baselines"
+    assert row.reason == "only 4 launches in the center; record more with --update-baselines --aorta-reset-baselines"
 
 
 def test_baseline_of_another_config_is_missing_and_names_the_key():
@@ -380,3 +380,98 @@ def test_estimate_of_a_metric_is_known_before_any_launch():
     estimate = StoredComparison("case", CONFIG, STABLE, {}, default_priors).estimate(METRICS["step_time_p50"])
     assert sum(estimate.weights.values()) == pytest.approx(1)
     assert list(estimate.counts.values()) == [10]
+
+
+LONG = {"num_steps": 100, "step_time_ms": {"mean": 10.0, "p50": 10.0, "p99": 12.0, "tail5": 12.0, "max": 12.0}}
+
+
+@pytest.mark.parametrize("num_steps", [1, 99, 101])
+def test_launch_of_another_number_of_steps_misses_every_metric_of_the_baseline(num_steps):
+    slow_tail = LONG["step_time_ms"] | {"p99": 36.0}
+    candidate = make_facts(**LONG | {"num_steps": num_steps, "step_time_ms": slow_tail})
+    baseline = make_baseline(launches=stored(*[make_facts(**LONG)] * 10))
+    verdicts = check(*[candidate] * 3, baseline=baseline)
+    assert outcomes(verdicts) == dict.fromkeys(["step_time_p50", "step_time_p99", "weight_hash"], Outcome.MISSING)
+    assert verdicts["step_time_p99"].detail == (
+        f"the baseline was recorded with 100 measured steps, the test has {num_steps}; "
+        "record it again with --update-baselines"
+    )
+    # The percentile needs 100 steps, so a launch of fewer has lost it, which fails whatever --aorta-fail-on says.
+    assert verdicts["step_time_p99"].is_lost is (num_steps < 100)
+
+
+def test_one_of_several_launches_with_another_number_of_steps_is_enough():
+    launches = [make_facts(), make_facts(), make_facts(num_steps=19)]
+    assert set(outcomes(check(*launches, baseline=STABLE)).values()) == {Outcome.MISSING}
+
+
+def test_marked_percentile_of_a_baseline_with_too_few_steps_is_missing():
+    row = check(make_facts(**LONG), baseline=STABLE, marked={"step_time_p99": Tolerance(0.1)})["step_time_p99"]
+    assert row.outcome is Outcome.MISSING
+    assert row.detail.startswith("the baseline was recorded with 20 measured steps, the test has 100")
+
+
+@pytest.mark.parametrize(("here", "there"), [(99, 100), (100, 99)])
+def test_ab_of_another_number_of_steps_is_missing(here, there):
+    verdicts = compare([make_facts(**LONG | {"num_steps": here})] * 3, [make_facts(**LONG | {"num_steps": there})] * 3)
+    assert outcomes(verdicts) == dict.fromkeys(["step_time_p50", "step_time_p99", "weight_hash"], Outcome.MISSING)
+    assert verdicts["step_time_p50"].detail == f"the reference ran {there} measured steps, the launch {here}"
+
+
+SURE = {"torch": "2.11.0", "device": "cuda", "deterministic_algorithms": True, "bitwise_reproducible": True}
+REPRODUCIBLE = make_baseline(launches=stored(make_facts(environment=SURE)))
+OTHER_WEIGHTS = {"10": "f" * 16}
+
+
+@pytest.mark.parametrize("dropped", ["torch", "deterministic_algorithms", "bitwise_reproducible"])
+def test_changed_hash_of_a_launch_that_drops_a_fact_is_lost(dropped):
+    environment = {key: value for key, value in SURE.items() if key != dropped}
+    row = check(make_facts(environment=environment, weight_hashes=OTHER_WEIGHTS), baseline=REPRODUCIBLE)["weight_hash"]
+    assert (row.outcome, row.is_lost) == (Outcome.MISSING, True)
+    assert row.detail.startswith(f"the launch does not report {dropped}, which is {SURE[dropped]!r} in the baseline; ")
+
+
+@pytest.mark.parametrize("fact", ["deterministic_algorithms", "bitwise_reproducible"])
+@pytest.mark.parametrize("metric", ["weight_hash", "final_loss"])
+def test_changed_number_of_a_launch_that_is_no_longer_reproducible_is_lost(fact, metric):
+    candidate = make_facts(environment=SURE | {fact: False}, weight_hashes=OTHER_WEIGHTS, final_loss=2.0)
+    baseline = make_baseline(launches=stored(make_facts(environment=SURE, final_loss=1.0)))
+    row = check(candidate, baseline=baseline, marked={"final_loss": Tolerance(None)})[metric]
+    assert (row.outcome, row.is_lost) == (Outcome.MISSING, True)
+    assert row.detail.startswith(f"{fact} is False, but True in the baseline; ")
+
+
+@pytest.mark.parametrize("lost", [{}, {"bitwise_reproducible": False}], ids=["kept", "lost"])
+def test_hash_of_a_baseline_without_reproducibility_is_not_applicable(lost):
+    loose = make_baseline(launches=stored(make_facts(environment=SURE | {"bitwise_reproducible": False})))
+    row = check(make_facts(environment=SURE | lost, weight_hashes=OTHER_WEIGHTS), baseline=loose)["weight_hash"]
+    assert row.outcome is Outcome.NOT_APPLICABLE
+
+
+def test_fact_that_the_baseline_does_not_have_yet_is_another_environment():
+    row = check(make_facts(environment=SURE | {"cpu_vendor": "x"}), baseline=REPRODUCIBLE)["weight_hash"]
+    assert (row.outcome, row.detail) == (Outcome.NOT_APPLICABLE, "cpu_vendor is 'x', the baseline's None")
+
+
+def test_equal_hash_of_an_earlier_step_is_lost():
+    early = make_facts(weight_hashes={"9": make_facts().weight_hashes["10"]})
+    row = check(early, baseline=STABLE)["weight_hash"]
+    assert (row.outcome, row.is_lost) == (Outcome.MISSING, True)
+    assert row.detail == "the last hash is that of step 9, the baseline's that of step 10"
+
+
+def test_other_hash_of_an_earlier_step_is_a_regression():
+    row = check(make_facts(weight_hashes=make_facts().weight_hashes | {"9": "f" * 16}), baseline=STABLE)["weight_hash"]
+    assert (row.outcome, row.value, row.baseline) == (Outcome.REGRESSION, "f" * 16, "1" * 16)
+    assert row.detail == "after step 9; after the last step, 10, the weights are equal"
+
+
+def test_hash_of_an_earlier_step_that_one_side_lacks_is_not_compared():
+    last = {"10": make_facts().weight_hashes["10"]}
+    assert check(make_facts(weight_hashes=last), baseline=STABLE)["weight_hash"].outcome is Outcome.PASS
+
+
+def test_stored_launches_of_one_cpu_block_are_compared_later_too():
+    old = [on_cpu(recorded_at=stamp(48 * 3600 + age)) for age in (60, 30, 0)]
+    row = check(*old, baseline=make_baseline(launches=stored(*old)), marked={"step_time_p50": Tolerance(1.0)})
+    assert row["step_time_p50"].outcome is not Outcome.NOT_APPLICABLE

@@ -7,7 +7,7 @@ import pytest
 
 from pytest_aorta.common.errors import BaselineError
 from pytest_aorta.verdict.baseline import MAX_LAUNCHES, Baseline, write_baseline
-from pytest_aorta.verdict.learning import CENTER_LAUNCHES, detection_lines, launches_to_learn, merged, objections
+from pytest_aorta.verdict.learning import detection_lines, launches_to_learn, merged, objections
 from pytest_aorta.verdict.metrics import Tolerance
 from tests.unit.builders import default_priors, launches_near, make_baseline, make_facts, on_cpu, stored, with_p50
 
@@ -26,7 +26,9 @@ def refusal(old: Baseline, new: Baseline, marked=None) -> str:
     with pytest.raises(BaselineError) as caught:
         learn(old, new, marked=marked)
     message = str(caught.value)
-    assert message.startswith(f"{new.case}: not added to the stored baseline, because it differs:\n  ")
+    assert message.startswith(
+        f"{new.case}: not added to the stored baseline, because it is not shown to be unchanged:\n  "
+    )
     assert message.endswith("replace the baseline with --update-baselines --aorta-reset-baselines")
     return message
 
@@ -46,10 +48,30 @@ def test_launches_like_the_stored_ones_are_appended(count):
     assert [launch.facts for launch in learn(old, new).launches[5:]] == [launch.facts for launch in new.launches]
 
 
-def test_center_takes_ten_launches_and_later_ones_count_for_the_variance_alone():
-    appended = learn(baseline_of(count=7), baseline_of(count=5, seed=1))
-    assert center_flags(appended) == [True] * CENTER_LAUNCHES + [False] * 2
-    assert center_flags(learn(appended, baseline_of(count=5, seed=2)))[CENTER_LAUNCHES:] == [False] * 7
+@pytest.mark.parametrize("count", [1, 5, 7, 10])
+def test_launches_that_are_added_never_move_the_center(count):
+    appended = learn(baseline_of(count=count), baseline_of(count=5, seed=1))
+    assert center_flags(appended) == [True] * count + [False] * 5
+    assert center_flags(learn(appended, baseline_of(count=5, seed=2))) == [True] * count + [False] * 10
+
+
+@pytest.mark.parametrize("stored_launches", [1, 2, 3, 5, 10])
+@pytest.mark.parametrize("added", [1, 2, 3])
+@pytest.mark.parametrize("p50", [100.0, 20.0, 5.0, 1.0])
+def test_few_launches_that_are_slower_or_faster_are_refused(stored_launches, added, p50):
+    message = refusal(baseline_of(count=stored_launches), baseline_of(p50, count=added, seed=1))
+    assert "step_time_p50: " in message
+
+
+def test_single_launch_that_noise_leaves_undecided_is_refused_with_the_remedy():
+    message = refusal(baseline_of(), baseline_of(10.8, count=1, seed=1))
+    assert "step_time_p50: inconclusive" in message
+    assert "  next: if the code is unchanged, add more launches at once (--aorta-launches=10)\n" in message
+
+
+def test_other_number_of_measured_steps_is_a_new_revision_unasked():
+    learned = learn(baseline_of(), baseline_of(20.0, num_steps=40))
+    assert (learned.revision, {launch.num_steps for launch in learned.center_launches}) == (2, {40})
 
 
 def test_center_does_not_creep_with_what_is_appended():

@@ -1,0 +1,68 @@
+"""Checks for NaN and infinite values, which fail a run: they can be neither compared nor written as JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch.distributed.tensor import DTensor
+
+# torch.isfinite supports these types on every device.
+_CHECKED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+class NotFinite(ArithmeticError):
+    """A NaN or infinite value; the message names the quantity, the rank and the first step."""
+
+
+def refuse_series(name: str, values: Sequence[float], rank: int, num_steps: int) -> None:
+    """Check a quantity with one value per measured step, or per recorded step if there are fewer values.
+
+    Raises:
+        NotFinite: A value is NaN or infinite.
+    """
+    unit = "measured step" if len(values) == num_steps else "recorded value"
+    for number, value in enumerate(values, 1):
+        if not math.isfinite(value):
+            raise NotFinite(
+                f"{name} of rank {rank} is {value} first in {unit} {number} of {len(values)}; such a run measures "
+                f"nothing: look at the learning rate, the data and the loss scale of the steps before"
+            )
+
+
+def refuse_metrics(metrics: Mapping[str, float], rank: int) -> None:
+    """Check the metrics of a rank.
+
+    Raises:
+        NotFinite: A metric is NaN or infinite.
+    """
+    for name, value in metrics.items():
+        if not math.isfinite(value):
+            raise NotFinite(f"metric {name} of rank {rank} is {value}; record a finite number, or no such metric")
+
+
+def refuse_parameters(named: Iterable[tuple[str, torch.Tensor]], rank: int, when: str) -> None:
+    """Check this rank's part of each parameter; not collective. ``when`` says in the message when that is.
+
+    Raises:
+        NotFinite: An element is NaN or infinite.
+    """
+    parts = [(name, _local(tensor.detach())) for name, tensor in named]
+    checked = [(name, part) for name, part in parts if part.dtype in _CHECKED and part.numel()]
+    if not checked:
+        return
+    # Read from the device once, not once per parameter.
+    device = checked[0][1].device
+    are_finite = torch.stack([part.isfinite().all().to(device) for _, part in checked]).tolist()
+    for (name, part), is_finite in zip(checked, are_finite, strict=True):
+        if not is_finite:
+            count = int((~part.isfinite()).sum())
+            raise NotFinite(
+                f"parameter {name} of rank {rank} has {count} of {part.numel()} elements that are NaN or infinite "
+                f"{when}; look at the learning rate and the gradients of the steps before"
+            )
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
