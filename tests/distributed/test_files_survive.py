@@ -297,6 +297,8 @@ def test_results_folder_that_is_a_file_fails_the_launch(tmp_path):
 class EndedGuard:
     """Guard whose launch has ended."""
 
+    pid = 1 << 22
+
     def wait(self, timeout: float | None = None) -> None:
         pass
 
