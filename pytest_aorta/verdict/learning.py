@@ -23,6 +23,8 @@ from pytest_aorta.verdict.statistics.scale import Scale
 from pytest_aorta.verdict.statistics.variance import observed
 from pytest_aorta.verdict.verdicts import Verdict, format_change
 
+# From this change on, a doubling, a summary says in words that smaller changes are not detected.
+_TOOTHLESS = 1.0
 # An outlier is this many robust standard deviations away from the median.
 _OUTLIER = 6.0
 
@@ -249,5 +251,7 @@ def detection_lines(
             for look, change in zip(looks, least, strict=True)
         ]
         wide = "" if allowed.origin is not Origin.WIDENED else f"; the tolerance is widened to {allowed}"
+        if scale is Scale.RELATIVE and min(least) >= _TOOTHLESS:
+            wide += f"; this test cannot see changes below {1 + min(least):.1f}x"
         lines.append(f"  {name}: detects from {', '.join(parts)} launches{wide}")
     return lines
