@@ -261,7 +261,9 @@ def test_exact_metrics_have_no_detection_line():
 
 
 def test_baseline_that_detects_no_change_below_a_doubling_says_so():
-    toothless = make_baseline(launches=stored(*launches_near(10.0, 10, deviation=0.4, seed=1)), forced={"1": "a laptop"})
+    toothless = make_baseline(
+        launches=stored(*launches_near(10.0, 10, deviation=0.4, seed=1)), forced={"1": "a laptop"}
+    )
     (line,) = detection_lines(toothless, {}, default_priors, 5)
     assert re.search(r"; this test cannot see changes below \d+\.\dx$", line)
     (line,) = detection_lines(baseline_of(), {}, default_priors, 5)
