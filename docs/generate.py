@@ -121,7 +121,9 @@ _LIMITS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at mo
 def schemas() -> str:
     """Return the tables of the keys of stored files, from their JSON schemas."""
     names = sorted(path.name for path in (ROOT / "pytest_aorta/common/schemas").glob("*.schema.json"))
-    return "\n".join(_schema(name, load_schema(name)) for name in names)
+    # Files without keys of their own are parts of a launch that only pytest-aorta reads.
+    stored = {name: schema for name in names if "properties" in (schema := load_schema(name))}
+    return "\n".join(_schema(name, schema) for name, schema in stored.items())
 
 
 # A key without a description in the schema has the one of the attribute that is read from the key.
