@@ -475,3 +475,9 @@ def test_stored_launches_of_one_cpu_block_are_compared_later_too():
     old = [on_cpu(recorded_at=stamp(48 * 3600 + age)) for age in (60, 30, 0)]
     row = check(*old, baseline=make_baseline(launches=stored(*old)), marked={"step_time_p50": Tolerance(1.0)})
     assert row["step_time_p50"].outcome is not Outcome.NOT_APPLICABLE
+
+
+@pytest.mark.parametrize(("block", "outcome"), [("here", Outcome.PASS), ("elsewhere", Outcome.MISSING)])
+def test_vendor_that_the_launch_drops_is_lost_on_another_host_only(block, outcome):
+    baseline = make_baseline(launches=stored(make_facts(environment=SURE | {"cpu_vendor": "x"}, block="here")))
+    assert check(make_facts(environment=SURE, block=block), baseline=baseline)["weight_hash"].outcome is outcome
