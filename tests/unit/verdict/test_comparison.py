@@ -449,7 +449,8 @@ def test_hash_of_a_baseline_without_reproducibility_is_not_applicable(lost):
 
 
 def test_fact_that_the_baseline_does_not_have_yet_is_another_environment():
-    row = check(make_facts(environment=SURE | {"cpu_vendor": "x"}), baseline=REPRODUCIBLE)["weight_hash"]
+    newer = make_facts(environment=SURE | {"cpu_vendor": "x"}, block="elsewhere")
+    row = check(newer, baseline=REPRODUCIBLE)["weight_hash"]
     assert (row.outcome, row.detail) == (Outcome.NOT_APPLICABLE, "cpu_vendor is 'x', the baseline's None")
 
 
