@@ -7,6 +7,8 @@ copyright = "the pytest-aorta contributors"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 source_suffix = {".md": "markdown"}
 nitpicky = True
+# What launching the same again takes is for pytest-aorta itself.
+nitpick_ignore = [("py:class", "pytest_aorta.result.measurements.LaunchRecord")]
 exclude_patterns = ["_build"]
 
 # Links may point to headings down to the third level, as on code hosts.

@@ -137,7 +137,8 @@ class StepOverlap:
     """The breakdown of one profiled step's time on one rank, as lengths of unions of intervals within the step.
 
     ``idle_ms`` is the time without compute, communication and copies. ``collectives`` contains every
-    :class:`Collective` that the step ran; where two kinds run at once, each counts in full.
+    :class:`~pytest_aorta.result.measurements.Collective` that the step ran; where two kinds run at once, each counts in
+    full.
     """
 
     step_ms: float
@@ -276,7 +277,7 @@ class WorkloadResult:
         provenance: when, where and of which version of the code the launch was measured; None for a result that was
             stored before results had a provenance.
         launch: the launch that the result came from; None for a result that was read from a file or built by hand,
-            which includes copies made by :func:`dataclasses.replace`. Not part of the document.
+            which includes copies made by ``dataclasses.replace``. Not part of the document.
     """
 
     schema_version: int

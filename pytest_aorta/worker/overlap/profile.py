@@ -69,7 +69,7 @@ def capture_overlap(
 
     On a device the steps are captured twice or more, each time after one further step: as they run, and with a head
     start of the host, repeated with a longer one while any rank's profiled steps were delayed
-    (:mod:`~pytest_aorta.worker.overlap.head_start`).
+    (``worker/overlap/head_start.py``).
 
     A Chrome trace of ``num_steps`` steps with the host's operators is kept at ``trace_path``, gzipped, or in the rank's
     folder if the launch asks for traces. On a device the trace takes ``num_steps`` further steps after the others and
