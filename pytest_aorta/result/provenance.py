@@ -43,7 +43,8 @@ class Provenance:
         measured_at: UTC time at which the launch had ended, ISO 8601, to the second.
         host: the name of the host that pytest ran on.
         block: the session block, 12 hex digits: this host since it was booted.
-        commit, branch, dirty: as in :class:`~pytest_aorta.result.provenance.CodeVersion`, of the folder that the ranks ran in.
+        commit, branch, dirty: as in :class:`~pytest_aorta.result.provenance.CodeVersion`, of the folder that the ranks
+            ran in.
     """
 
     measured_at: str

@@ -28,7 +28,10 @@ from pytest_aorta.launch.nodes.handover import versions
 from pytest_aorta.launch.nodes.wire import Wire
 host, port = sys.argv[-1].split(":")
 wire = Wire(socket.create_connection((host, int(port))), b"{TOKEN}", is_server=False)
-wire.send({{"type": "hello", "node_rank": 0, "host": "host0", "is_waiting": False, "versions": versions()}})
+wire.send({{
+    "type": "hello", "node_rank": 0, "host": "host0", "address": "127.0.0.1", "store_port": 1, "is_waiting": False,
+    "versions": versions(),
+}})
 wire.receive()
 wire.close()
 print("error: Task launch failed on node node1", file=sys.stderr, flush=True)

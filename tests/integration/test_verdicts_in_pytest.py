@@ -28,7 +28,8 @@ def test_update_writes_baselines_and_prints_before_and_after(project):
             "recorded cpu-x2-gloo: test_toy.py::test_speed::toy (10 launches in the center, 10 in total, revision 1)",
             "  step_time_p50: - -> 10 ms",
             "  weight_hash: - -> 0000*",
-            "  step_time_p50: detects from +1*% with 3, +1*% with 5 launches; the tolerance is widened to 100%",
+            "  step_time_p50: detects from +1*% with 3, +1*% with 5 launches; the tolerance is widened to 100%; "
+            "this test cannot see changes below 2.2x",
         ]
     )
     assert text_of(first).count("detects from") == 3

@@ -39,5 +39,5 @@ def test_llama_fsdp2(workload, compare):
 
 def test_script(workload, compare):
     config = resolve_config(find_workload("ranking", []), RANKING)
-    result = workload.run_script("tests/distributed/scripts/plain_ddp.py", [json.dumps(config)])
+    result = workload.run_script("tests/distributed/scripts/plain_ddp.py", [json.dumps(config), "unfused"])
     compare(result, ["weight_hash"], STEPS)

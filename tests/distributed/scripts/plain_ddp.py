@@ -1,4 +1,4 @@
-"""Trains the ranking model under DDP without a hook; the argument is the config of ``ranking`` as JSON."""
+"""Trains the ranking model under DDP without a hook: ``plain_ddp.py CONFIG [unfused]``, with ``ranking``'s config."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ device = env.join("plain_ddp")
 model = RankingModel(settings.model).to(device)
 initialize(model, settings.seed)
 wrapped = DistributedDataParallel(model)
-optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, foreach=False)
+optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, foreach=False, fused="unfused" not in sys.argv)
 recorder.start(device)
 for step in range(settings.steps):
     batch = make_batch(settings, step % settings.host_batches, env.rank, env.world_size)
