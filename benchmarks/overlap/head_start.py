@@ -11,18 +11,12 @@ from textwrap import dedent
 
 import pytest
 
+from benchmarks.overlap.profiled_steps import SIZES
 from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.measurements import StepOverlap, WorkloadResult
 from pytest_aorta.session.world import DistributedWorld
 
 LAUNCHES = int(os.environ.get("LAUNCHES", "4"))
-MODEL = {"batch_size": 256, "num_tables": 26, "bag_size": 10, "dim": 2048, "n_heads": 16, "ffn_hidden": 8192}
-SIZES = {
-    "fsdp": {"layers": 16, "gemm_size": 4096, "fsdp_shard_size": 1 << 23, "dtype": "bfloat16", "span_every": 0},
-    "llama_fsdp2": {"size": "1b", "n_layers": 8, "seq_len": 4096, "param_dtype": "bfloat16"},
-    "ranking": MODEL | {"n_layers": 12, "param_dtype": "bfloat16", "reduce_dtype": "bfloat16"},
-    "ddp_overlap": MODEL | {"n_layers": 6, "compute_dtype": "bfloat16", "span_every": 0},
-}
 SYNCHRONIZING = """
     import torch
     import torch.distributed as dist
