@@ -7,8 +7,8 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from pytest_aorta.cli import agent as agent_command
@@ -19,6 +19,7 @@ from pytest_aorta.cli.baselines import command as baselines_command
 from pytest_aorta.cli.doctor import command as doctor_command
 from pytest_aorta.cli.exit_codes import ExitCode
 from pytest_aorta.cli.run import command as run_command
+from pytest_aorta.cli.run.migration import AORTA_OPTIONS
 from pytest_aorta.common.errors import AortaError, SpecError, UsageError
 from pytest_aorta.common.signals import Terminated
 from pytest_aorta.common.text import printable
@@ -39,11 +40,13 @@ class Command:
         name: Word after ``aorta``.
         help: One line for the help.
         add_arguments: Declares the options of the subcommand, and sets the default ``run``: arguments -> exit code.
+        hints: Option that does not exist here -> its replacement.
     """
 
     name: str
     help: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
+    hints: Mapping[str, str] = field(default_factory=dict)
 
 
 def _add_completion(parser: argparse.ArgumentParser) -> None:
@@ -69,7 +72,12 @@ def _print_completion(arguments: argparse.Namespace) -> int:
 
 
 COMMANDS = (
-    Command("run", "launch a workload or a training script and keep each trial's result", run_command.add_arguments),
+    Command(
+        "run",
+        "launch a workload or a training script and keep each trial's result",
+        run_command.add_arguments,
+        AORTA_OPTIONS,
+    ),
     Command("workloads", "list workloads, or the config keys of one workload", workloads_command.add_arguments),
     Command("agent", "run this node's part of launches over several nodes", agent_command.add_arguments),
     Command("baselines", "list, show, compare and thin out stored baselines", baselines_command.add_arguments),
@@ -105,13 +113,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors name the subcommand and its help."""
+    """A parser whose errors name the subcommand and its help.
+
+    Attributes:
+        hints: Option that the subcommand does not have -> its replacement.
+    """
+
+    hints: Mapping[str, str]
+
+    def __init__(self, *args: Any, hints: Mapping[str, str] | None = None, **keywords: Any):
+        super().__init__(*args, **keywords)
+        self.hints = hints or {}
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse arguments; an unknown argument is an error of this subcommand, not of ``aorta``."""
         known, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+            flags = dict.fromkeys(argument.partition("=")[0] for argument in unknown)
+            replaced = [f"; for {flag}: {self.hints[flag]}" for flag in flags if flag in self.hints]
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{''.join(replaced)}")
         return known, unknown
 
     def error(self, message: str) -> NoReturn:
@@ -126,6 +146,7 @@ def parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in COMMANDS:
-        command.add_arguments(commands.add_parser(command.name, help=command.help, description=command.help))
+        subparser = commands.add_parser(command.name, help=command.help, description=command.help, hints=command.hints)
+        command.add_arguments(subparser)
     parser.set_defaults(parser=parser)
     return parser

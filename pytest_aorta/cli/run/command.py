@@ -18,6 +18,7 @@ from pytest_aorta.common.errors import AortaError, BaselineError, DevicesUnavail
 from pytest_aorta.common.signals import terminable
 from pytest_aorta.common.text import counted, emit
 from pytest_aorta.plan.options import OPTIONS, Options, integer_from, make_options
+from pytest_aorta.plan.profiler import check_profiler
 from pytest_aorta.plan.workload.declaration import find_workload
 from pytest_aorta.plan.world import MAX_WORLD_SIZE, World, WorldSpec, check_budget, resolve_world
 from pytest_aorta.result.measurements import WorkloadResult
@@ -33,7 +34,7 @@ from pytest_aorta.verdict.metrics import Tolerance, parse_tolerances
 # The holder of the lease, as tests that wait for it report it.
 OWNER = "aorta run"
 # Options of pytest that this command shares.
-SHARED = ("gpus", "device", "timeout", "workloads", "launcher", "share_host", "lease_timeout", "fail_on")
+SHARED = ("gpus", "device", "timeout", "workloads", "launcher", "share_host", "lease_timeout", "fail_on", "profiler")
 MAX_TRIALS = 100
 MAX_STEPS = 1 << 30
 
@@ -90,6 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     trials = arguments.trials
     options, tolerances = _options(arguments), _tolerances(arguments.tolerance)
+    check_profiler(options.profiler)
     launch = _checked(arguments, options)
     spec = TestSpec(_world_spec(arguments), tolerances)
     record = TestRecord(OWNER)
@@ -106,6 +108,9 @@ def run(arguments: argparse.Namespace) -> int:
                 results.append(launch.start(leased))
                 write_trial(path, results[-1])
                 emit([f"{path}:", *(f"  {line}" for line in _shown(results[-1]))])
+                # Notes are where the profiler's traces are.
+                emit([f"  {note}" for note in record.notes])
+                record.notes.clear()
                 sys.stdout.flush()
             if arguments.check is not None:
                 runner = WorkloadRunner(leased, options, spec, record)

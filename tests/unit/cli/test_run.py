@@ -222,6 +222,39 @@ def test_value_that_an_option_does_not_take_is_a_usage_error_of_argparse(toy, ca
     assert (toy.plans, toy.trials()) == ([], [])
 
 
+@pytest.mark.parametrize(
+    ("option", "replacement"),
+    [
+        ("--results-dir", "--results DIR"),
+        ("--extra-env", "--set environment.KEY=VALUE"),
+        ("--mitigations", "--set environment.KEY=VALUE"),
+        ("--mitigations-file", "--config FILE"),
+        ("--environment", "pytest --aorta-ab=python:PATH"),
+        ("--collect", "pytest --aorta-profiler"),
+    ],
+)
+def test_option_of_aorta_is_an_error_that_names_the_replacement(toy, capsys, option, replacement):
+    with pytest.raises(SystemExit) as caught:
+        run(f"{option}=x", "--steps=1")
+    assert caught.value.code == 2
+    said = capsys.readouterr().err
+    assert f"unrecognized arguments: {option}=x; for {option}: " in said
+    assert replacement in said
+    assert toy.plans == []
+
+
+def test_profiler_is_passed_to_the_launch_and_its_traces_are_located(toy, capsys):
+    assert run("--profiler", "torch") == 0
+    assert toy.plans[-1].profiler == "torch"
+    assert "  torch left no trace in results/toy/launches/" in capsys.readouterr().out
+
+
+def test_profiler_that_is_not_installed_is_refused_before_a_launch(toy, capsys, monkeypatch):
+    monkeypatch.setenv("PATH", str(toy.path))
+    assert "--aorta-profiler=nsys: there is no program nsys on PATH" in refused(capsys, "--profiler", "nsys")
+    assert toy.plans == []
+
+
 def test_wrong_workload_names_those_that_are_there(toy, capsys):
     message = refused(capsys, workload="tyo")
     assert "no workload named 'tyo' (did you mean 'toy'?)" in message
