@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from ..common.learning_rate import LearningRateSchedule
 from .faults import Fault
 from .model import LlamaConfig
 from .parallel.mesh import AxisDegrees, Degrees
@@ -52,7 +53,8 @@ class CheckpointSettings:
 class LlamaSettings:
     """The keys that both workloads have.
 
-    ``model``, ``degrees``, ``hashing`` and ``checkpoint`` group keys of the config; ``fault`` is a block.
+    ``model``, ``degrees``, ``hashing`` and ``checkpoint`` group keys of the config; ``lr_schedule`` and ``fault`` are
+    blocks.
     """
 
     size: str
@@ -70,6 +72,9 @@ class LlamaSettings:
     compile_loss: bool
     max_grad_norm: float | None
     lr: float
+    betas: tuple[float, float]
+    weight_decay: float
+    lr_schedule: LearningRateSchedule
     optimizer_fused: bool | None
     deterministic: bool
     seed: int

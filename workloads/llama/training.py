@@ -13,6 +13,7 @@ from pytest_aorta.worker import Delay, RankEnv, RankResult, StepTimer, Telemetry
 
 from ..common.determinism import use_deterministic_algorithms
 from ..common.gradients import by_mesh, clip_gradients, total_norm
+from ..common.learning_rate import LearningRate
 from ..common.training import MeasuredSteps, leave_process_group, peak_memory_metrics
 from . import saved_state
 from .data import initialize, sequences
@@ -25,8 +26,6 @@ from .parallel.parallelize import check_parallelism, parallelize
 from .parallel.pipeline import Pipeline, Stages
 from .settings import LlamaSettings
 
-_BETAS = (0.9, 0.95)
-_WEIGHT_DECAY = 0.1
 _Settings = TypeVar("_Settings", bound=LlamaSettings)
 
 
@@ -63,6 +62,7 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         settings = self._settings = self.read_settings()
         self._degrees = check_parallelism(settings, env.world_size, self._device)
         settings.checkpoint.check()
+        settings.lr_schedule.check()
         settings.fault.check(steps=settings.steps, world_size=env.world_size)
         if settings.deterministic:
             use_deterministic_algorithms(self._device)
@@ -75,6 +75,8 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         self._optimizer = self._build_optimizer()
         given = settings.checkpoint.load_checkpoint
         trained_steps = 0 if given is None else saved_state.load(given, self._model, self._optimizer)
+        num_steps = settings.warmup + settings.steps
+        self._learning_rate = LearningRate(settings.lr, settings.lr_schedule, trained_steps, trained_steps + num_steps)
         self._hashes = StepHashes(
             settings.hashing,
             self._model,
@@ -98,6 +100,8 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         for batch in self._batches[: settings.warmup]:
             self._train_step(0, batch)
         measured = self._measure()
+        last = self._learning_rate.step
+        self._rates = self._learning_rate.rates(range(last - settings.steps, last))
         if (folder := settings.checkpoint.save_checkpoint) is not None:
             saved_state.save(folder, self._model, self._optimizer)
         result = measured.result(settings.steps, self._device, compiled=self.is_compiled)
@@ -114,8 +118,8 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         return profiled(result, lambda: self._train_step(0, batch), settings.profile_steps, self._device)
 
     def telemetry(self) -> Telemetry:
-        """Return the learning rate, which is constant."""
-        return Telemetry(series={"lr": [self._settings.lr] * self._settings.steps})
+        """Return the learning rate of each measured step."""
+        return Telemetry(series={"lr": self._rates})
 
     def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
         """Return the model's parameters, of which this rank has its shards."""
@@ -149,8 +153,8 @@ class LlamaWorkload(Workload, Generic[_Settings]):
             # Each mesh has a group of its own: a kernel for many tensors takes those of one mesh.
             [{"params": parameters} for parameters in by_mesh(self._model)],
             lr=self._settings.lr,
-            betas=_BETAS,
-            weight_decay=_WEIGHT_DECAY,
+            betas=self._settings.betas,
+            weight_decay=self._settings.weight_decay,
             fused=fused,
             foreach=None if self._device.type == "cuda" and not fused else False,
         )
@@ -185,6 +189,7 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         if (max_norm := self._settings.max_grad_norm) is not None:
             norm = self._total_norm()
             clip_gradients(self._model, max_norm, norm)
+        self._learning_rate.apply(self._optimizer)
         self._optimizer.step()
         return loss, norm
 

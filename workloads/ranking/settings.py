@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from ..common.compiling import CompileSettings
+from ..common.learning_rate import LearningRateSchedule
 from .model import RankingConfig
 
 
@@ -26,6 +27,9 @@ class TrainingSettings:
     host_batches: int
     compile: CompileSettings
     lr: float
+    betas: tuple[float, float]
+    weight_decay: float
+    lr_schedule: LearningRateSchedule
     deterministic: bool
     seed: int
     hash_every: int
@@ -33,6 +37,7 @@ class TrainingSettings:
     def check(self) -> None:
         """Raise ValueError for keys that contradict each other."""
         self.compile.check()
+        self.lr_schedule.check()
 
     @property
     def samples_per_step(self) -> int:

@@ -26,6 +26,7 @@ from pytest_aorta.worker import (
 from ..common.determinism import use_deterministic_algorithms
 from ..common.gradients import by_mesh, total_norm
 from ..common.lanes import InlineLane, StreamLane
+from ..common.learning_rate import LearningRate
 from ..common.training import MeasuredSteps, is_hashed, leave_process_group, peak_memory_metrics
 from .data import Batch, InputFeed, make_batch
 from .model import RankingModel, initialize
@@ -91,6 +92,8 @@ class RankingTraining(Workload, Generic[_Settings]):
             # Plain and sharded parameters in groups of their own: a kernel for many tensors takes one kind.
             [{"params": parameters} for parameters in by_mesh(self._model)],
             lr=settings.lr,
+            betas=settings.betas,
+            weight_decay=settings.weight_decay,
             # On CPU the other kernels take square roots from MKL, which rounds them otherwise on another vendor's CPU.
             fused=True,
             foreach=False,
@@ -98,6 +101,7 @@ class RankingTraining(Workload, Generic[_Settings]):
         self._global_batch = settings.samples_per_step * env.world_size
         self._feed = self._make_feed(env)
         self._step = 0
+        self._learning_rate = LearningRate(settings.lr, settings.lr_schedule, 0, settings.warmup + settings.steps)
 
     def run(self) -> RankResult:
         """Warm up, train the measured steps, read their results from the device, then profile further steps."""
@@ -110,8 +114,9 @@ class RankingTraining(Workload, Generic[_Settings]):
         return profiled(result, self._train_step, self._settings.profile_steps, self._device)
 
     def telemetry(self) -> Telemetry:
-        """Return the learning rate, which is constant, and the stream spans of the sampled steps."""
-        series = {"lr": [self._settings.lr] * self._settings.steps}
+        """Return the learning rate of each measured step, and the stream spans of the sampled steps."""
+        first = self._settings.warmup
+        series = {"lr": self._learning_rate.rates(range(first, first + self._settings.steps))}
         return Telemetry(series, self._spans.captures())
 
     def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
@@ -141,6 +146,7 @@ class RankingTraining(Workload, Generic[_Settings]):
             loss = self._accumulate(batch)
         self.finish_gradients()
         with self._spans.span("compute"):
+            self._learning_rate.apply(self._optimizer)
             self._optimizer.step()
         return loss
 
