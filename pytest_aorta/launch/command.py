@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from pytest_aorta.common import variables
 from pytest_aorta.common.files import PACKAGE_ROOT
 from pytest_aorta.launch.sweep import launch_ids
+from pytest_aorta.plan.device_kind import DeviceKind
 from pytest_aorta.plan.launch_plan import LaunchPlan, NodePart, command_of
 from pytest_aorta.plan.profiler import wrapper_command
 from pytest_aorta.plan.workload.environment import ENVIRONMENT_KEY, pinned_cpu_kernels
-from pytest_aorta.plan.world import AMD, CUDA_VARIABLE, HIP_VARIABLE, ROCR_VARIABLE, DeviceKind, World
+from pytest_aorta.plan.world import AMD, CUDA_VARIABLE, HIP_VARIABLE, ROCR_VARIABLE, World
 from pytest_aorta.result.folder import ELASTIC_FOLDER, flight_prefix
 
 # torchrun reads PET_* before its flags, and ranks would read the other variables as their own.

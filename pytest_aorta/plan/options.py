@@ -14,8 +14,8 @@ from typing import Any
 
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.text import brief
+from pytest_aorta.plan.device_kind import DeviceKind
 from pytest_aorta.plan.profiler import PROFILERS
-from pytest_aorta.plan.world import DeviceKind
 
 # Prefix of --aorta-ab where the A/B reference is another environment's interpreter.
 PYTHON_PREFIX = "python:"

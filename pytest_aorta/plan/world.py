@@ -6,13 +6,10 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from pytest_aorta.common.errors import DevicesUnavailable
-
-if TYPE_CHECKING:  # the table of options takes DeviceKind from here
-    from pytest_aorta.plan.options import Options
+from pytest_aorta.plan.device_kind import BACKENDS, Backend, DeviceKind
+from pytest_aorta.plan.options import Options
 
 CUDA_VARIABLE, HIP_VARIABLE, ROCR_VARIABLE = VISIBLE_VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
@@ -28,21 +25,6 @@ MAX_WORLD_SIZE = 1 << 16
 MAX_NODES = 1 << 12
 
 
-class DeviceKind(StrEnum):
-    """The kind of device that ranks compute on; ``cuda`` includes AMD GPUs, as in torch."""
-
-    CUDA = "cuda"
-    CPU = "cpu"
-
-
-class Backend(StrEnum):
-    """The backend of a process group; ``nccl`` includes RCCL, as in torch."""
-
-    NCCL = "nccl"
-    GLOO = "gloo"
-
-
-BACKENDS = {DeviceKind.CUDA: Backend.NCCL, DeviceKind.CPU: Backend.GLOO}
 # The world marker's device that leaves the choice to the options of the run.
 ANY_DEVICE = "any"
 DEVICES = (ANY_DEVICE, *DeviceKind)

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from pytest_aorta.plan.device_kind import DeviceKind
 from pytest_aorta.plan.options import Options
-from pytest_aorta.plan.world import CPU_WORLD_SIZE, Device, DeviceKind, World, num_usable_gpus
+from pytest_aorta.plan.world import CPU_WORLD_SIZE, Device, World, num_usable_gpus
 
 
 def header(options: Options, devices: Sequence[Device]) -> str:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_aorta.common import variables
-from pytest_aorta.plan.world import BACKENDS, DeviceKind
+from pytest_aorta.plan.device_kind import BACKENDS, DeviceKind
 
 
 @dataclass(frozen=True)
