@@ -38,6 +38,7 @@ ERROR_FILE: Final = "error.json"
 IN_FLIGHT_FILE: Final = "collectives.json"
 ARRIVALS_FILE: Final = "arrivals.json"
 TELEMETRY_FILE: Final = "telemetry.jsonl"
+OPERATORS_FILE: Final = "operators.json"
 
 
 def rank_folder(run_dir: Path, rank: int | str) -> Path:

@@ -9,6 +9,7 @@ from pytest_aorta.result.measurements import FailureDetail, RankResult, TensorHa
 from pytest_aorta.result.trace.overlap import OverlapCapture
 from pytest_aorta.worker.environment import environment_facts
 from pytest_aorta.worker.former_names import keep_former_names
+from pytest_aorta.worker.hashing.operators import OperatorCapture
 from pytest_aorta.worker.hashing.weights import (
     LocalShard,
     WeightHash,
@@ -32,6 +33,7 @@ __all__ = [
     "FailureDetail",
     "Handle",
     "LocalShard",
+    "OperatorCapture",
     "OverlapCapture",
     "RankEnv",
     "RankResult",

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
+
+from .bit_flips import BitFlip
+
+OPERATOR_OUTPUT, OPERATOR_INPUT = "operator_output", "operator_input"
 
 
 @dataclass(frozen=True)
@@ -18,6 +23,8 @@ class Fault:
     rank: int | None = 0
     delay_ms: float = 0.0
     every: int = 1
+    operator: str = ""
+    call: int = 1
 
     def check(self, *, steps: int, world_size: int) -> None:
         """Raise ValueError if the fault could not happen in this run."""
@@ -25,6 +32,8 @@ class Fault:
             raise ValueError(f"fault {self.kind!r} is at step {self.step} of {steps} measured steps")
         if self.kind != "none" and (self.rank or 0) >= world_size:
             raise ValueError(f"fault {self.kind!r} is on rank {self.rank}; ranks are 0..{world_size - 1}")
+        if self.kind in (OPERATOR_OUTPUT, OPERATOR_INPUT) and not self.operator:
+            raise ValueError(f"fault {self.kind!r} names no operator; give its name, such as 'aten.mm.default'")
 
     def slows(self, step: int, rank: int) -> bool:
         """Return whether this step is slow on this rank."""
@@ -33,6 +42,12 @@ class Fault:
     def gradient_scale(self, step: int, rank: int) -> float:
         """Return the factor of this rank's part of the gradients in this step; 0 drops the part."""
         return 0.0 if self.kind == "drop_gradient" and rank == self.rank and step == self.step else 1.0
+
+    def flips(self, kind: str, step: int, rank: int) -> AbstractContextManager[object]:
+        """Return the context of a step in which a bit flips, if the fault is of ``kind`` in this step on this rank."""
+        if self.kind != kind or step != self.step or self.rank not in (None, rank):
+            return nullcontext()
+        return BitFlip(self.operator, self.call, of_input=kind == OPERATOR_INPUT)
 
     @torch.no_grad()
     def after_step(self, step: int, rank: int, model: nn.Module) -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from pytest_aorta.worker import TensorHashes, WeightHash, hash_parameters
+from pytest_aorta.worker import OperatorCapture, TensorHashes, WeightHash, hash_parameters
 
 from ..common.training import is_hashed
 from .boundaries import BACKWARD, FORWARD, Boundaries
@@ -55,7 +55,8 @@ class StepHashes:
             micro_batches: number of micro-batches of each step.
 
         Raises:
-            ValueError: ``hash_tensors_step`` is not a measured step, or there would be too many hashes.
+            ValueError: ``hash_tensors_step`` or ``hash_operators_step`` is not a measured step, or there would be too
+                many hashes.
         """
         self._settings, self._model, self._optimizer = settings, model, optimizer
         self._num_steps, self._num_micro_batches = steps, micro_batches
@@ -63,6 +64,7 @@ class StepHashes:
         self._kinds = settings.hash_tensors
         self._check()
         self._boundaries = Boundaries(model) if {FORWARD, BACKWARD} & set(self._kinds) else None
+        self._operators = None if settings.hash_operators_step is None else OperatorCapture(model)
         self._wants_tensors = False
         self.weight_hashes: dict[str, str] = {}
         self.tensor_hashes: dict[str, TensorHashes] = {}
@@ -73,6 +75,8 @@ class StepHashes:
         self._wants_tensors = step in self._tensor_steps()
         if self._boundaries and self._wants_tensors:
             self._boundaries.begin()
+        if self._operators and step == self._settings.hash_operators_step:
+            self._operators.begin(step)
 
     def forward(self, *args: Any) -> Any:
         """Call the model."""
@@ -82,7 +86,13 @@ class StepHashes:
         """Hash gradients, if asked for, while a step has all of them and has not used them yet."""
         if self._wants_tensors and "gradients" in self._kinds:
             named = [(name, p.grad) for name, p in self._model.named_parameters() if p.grad is not None]
-            self._add("gradients", step, self._hash(named))
+            with OperatorCapture.paused():
+                self._add("gradients", step, self._hash(named))
+
+    def end_operators(self) -> None:
+        """End the capture of operators and write what was captured, if this step is captured."""
+        if self._operators:
+            self._operators.end()
 
     def end(self, step: int) -> None:
         """Hash what is asked for after measured step ``step``."""
@@ -131,6 +141,11 @@ class StepHashes:
 
     def _check(self) -> None:
         only, steps = self._settings.hash_tensors_step, self._num_steps
+        operators = self._settings.hash_operators_step
+        if operators is not None and operators > steps:
+            raise ValueError(
+                f"hash_operators_step is {operators}, and steps is {steps}: allowed is 1 to {steps}, or null"
+            )
         if only is not None and not self._kinds:
             raise ValueError(
                 f"hash_tensors_step is {only} and hash_tensors is empty: name the kinds to hash in that step"

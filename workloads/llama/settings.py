@@ -20,6 +20,7 @@ class HashSettings:
     hash_every: int
     hash_tensors: tuple[str, ...]
     hash_tensors_step: int | None
+    hash_operators_step: int | None
 
 
 @dataclass(frozen=True)

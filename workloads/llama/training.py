@@ -17,6 +17,7 @@ from ..common.learning_rate import LearningRate
 from ..common.training import MeasuredSteps, leave_process_group, peak_memory_metrics
 from . import saved_state
 from .data import initialize, sequences
+from .faults import OPERATOR_INPUT, OPERATOR_OUTPUT
 from .hashing import StepHashes
 from .loss import make_loss
 from .model import Llama
@@ -228,14 +229,18 @@ class LlamaWorkload(Workload, Generic[_Settings]):
 
     def _measure_step(self, step: int, batch: torch.Tensor, timer: StepTimer) -> tuple[torch.Tensor, torch.Tensor]:
         """Run one measured step, counted from 1, and return this rank's part of the loss and the gradient norm."""
-        self._hashes.begin(step)
-        with timer.step():
-            if self._settings.fault.slows(step, self._rank):
-                self._delay()
-            loss, norm = self._train_step(step, batch)
+        fault = self._settings.fault
+        # A capture of operators is entered between the two, so that it sees both faults.
+        with fault.flips(OPERATOR_OUTPUT, step, self._rank):
+            self._hashes.begin(step)
+            with fault.flips(OPERATOR_INPUT, step, self._rank), timer.step():
+                if fault.slows(step, self._rank):
+                    self._delay()
+                loss, norm = self._train_step(step, batch)
+            self._hashes.end_operators()
         # A step without clipping does not need the norm, so the norm is computed outside the timed step.
         norm = self._total_norm() if norm is None else norm
-        self._settings.fault.after_step(step, self._rank, self._model)
+        fault.after_step(step, self._rank, self._model)
         self._hashes.end(step)
         return loss if self._mesh.counts_loss else torch.zeros_like(loss), norm
 

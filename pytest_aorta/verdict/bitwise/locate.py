@@ -1,6 +1,6 @@
 """Location of the first difference between two results: the step, the parameter and the module.
 
-The functions are pure, except for launches by a function that the caller passes.
+The functions are pure, except for launches by a function that the caller passes and for the files of operators.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import Any, TypeAlias
 from pytest_aorta.common.errors import LaunchError
 from pytest_aorta.common.text import brief
 from pytest_aorta.result.measurements import TensorHashes, WorkloadResult
+from pytest_aorta.result.operators import OperatorCall, read_operators
+from pytest_aorta.verdict.bitwise.operators import locate_operator
 from pytest_aorta.verdict.bitwise.steps import Difference, first_difference
 from pytest_aorta.verdict.verdicts import Verdict
 
@@ -19,6 +21,8 @@ from pytest_aorta.verdict.verdicts import Verdict
 Again: TypeAlias = Callable[[WorkloadResult, Mapping[str, Any]], WorkloadResult]
 # The config keys that make a workload hash single tensors.
 HASH_TENSORS, HASH_TENSORS_STEP = "hash_tensors", "hash_tensors_step"
+# The config key that makes a workload capture every operator of a step.
+HASH_OPERATORS_STEP = "hash_operators_step"
 # In the order in which a step computes them.
 TENSOR_KINDS = ("forward", "backward", "gradients", "optimizer", "weights")
 _LOGICAL = {"gradients": "gradients", "optimizer": "tensors of the optimizer's state", "weights": "parameters"}
@@ -50,14 +54,18 @@ def locate_first(
     step = difference.step
     lines = [f"first difference: step {step}, {difference.metric}"]
     can_hash = {HASH_TENSORS, HASH_TENSORS_STEP} <= set(config_keys)
-    if again is None or not can_hash or (has_hashes(candidate, step) and has_hashes(reference, step)):
+    can_capture = HASH_OPERATORS_STEP in config_keys
+    is_hashed = has_hashes(candidate, step) and has_hashes(reference, step)
+    if again is None or not can_hash or (is_hashed and not can_capture):
         found = locate(candidate, reference, step)
         if not found and can_hash:
             found = [
                 f"next: --aorta-locate launches both once more to find the parameter and the module in step {step}"
             ]
         return lines + found
-    changes = {HASH_TENSORS: list(TENSOR_KINDS), HASH_TENSORS_STEP: step}
+    changes: dict[str, Any] = {HASH_TENSORS: list(TENSOR_KINDS), HASH_TENSORS_STEP: step}
+    if can_capture:
+        changes[HASH_OPERATORS_STEP] = step
     try:
         there, here = again(reference, changes), again(candidate, changes)
     except LaunchError as error:
@@ -87,7 +95,17 @@ def locate(candidate: WorkloadResult, reference: WorkloadResult, step: int) -> l
             lines.append(f"step {step}, {kind}: {line}")
     if len(lines) == len(TENSOR_KINDS) and all(" are the same" in line for line in lines[:-1]):
         lines.append("so the weights were changed in the optimizer's step, or after it")
+    if (line := locate_operator(_operators(candidate, step), _operators(reference, step))) is not None:
+        lines.append(f"step {step}, operators: {line}")
     return lines
+
+
+def _operators(result: WorkloadResult, step: int) -> dict[int, list[OperatorCall]]:
+    """Return the operators of each rank that captured the step."""
+    if result.launch is None:
+        return {}
+    calls = {rank: read_operators(result.launch.run_dir, rank, step) for rank in range(result.world_size)}
+    return {rank: found for rank, found in calls.items() if found is not None}
 
 
 def other_keys(candidate: WorkloadResult, reference: WorkloadResult) -> str:
