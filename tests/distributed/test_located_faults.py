@@ -51,6 +51,48 @@ def test_fault_is_located_from_the_hashes_of_both_launches(workload):
 
 def test_launches_without_hashes_of_tensors_are_made_once_more(workload):
     plain = {"workload": "llama_fsdp2"} | TRAINING
-    faulty = plain | {"fault": {"kind": "weight_ulp", "step": 2, "rank": 1}}
+    flip = {"kind": "operator_output", "operator": "aten.mm.default", "call": 9}
+    faulty = plain | {"fault": flip | {"step": 2, "rank": 1}}
     text = failure_of(workload.compare, faulty, plain, steps=STEPS, locate=True)
-    assert [part for part in FAULTS[0][2] if part not in text] == [], text
+    expected = [
+        "step 2, backward: all 16 gradients of modules' outputs are the same on all 2 ranks",
+        "step 2, gradients: 1 of 12 gradients differ, first output.weight [256, 64]",
+        "step 2, operators: first aten.mm.default in backward of output (",
+        "llama/model.py:",
+        ") on rank 1: the same inputs gave another output (some operators differ on 2 of 2 ranks)",
+    ]
+    assert [part for part in expected if part not in text] == [], text
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(
+    ("name", "flip", "expected"),
+    [
+        (
+            "llama_simple_fsdp",
+            {"kind": "operator_output", "operator": "aten.silu.default", "call": 1},
+            [
+                "aten.silu.default in forward of layers.0.feed_forward (",
+                "on rank 1: the same inputs gave another output",
+            ],
+        ),
+        (
+            "llama_fsdp2",
+            {"kind": "operator_input", "operator": "c10d._reduce_scatter_base_.default", "call": 1},
+            ["c10d._reduce_scatter_base_.default in backward", "on rank 1: its input 1 of 1 is not in the reference"],
+        ),
+        (
+            "llama_fsdp2",
+            {"kind": "operator_output", "operator": "aten._fused_adamw_.default", "call": 1},
+            [
+                "aten._fused_adamw_.default in optimizer (",
+                "on rank 1: the same inputs gave another tok_embeddings.weight",
+            ],
+        ),
+    ],
+)
+def test_flipped_bit_is_located_at_its_operator(workload, name, flip, expected):
+    plain = {"workload": name} | TRAINING
+    faulty = plain | {"fault": flip | {"step": 2, "rank": 1}}
+    text = failure_of(workload.compare, faulty, plain, steps=2, locate=True)
+    assert [part for part in expected if part not in text] == [], text

@@ -52,14 +52,29 @@ def locate_operator(candidate: Mapping[int, Calls], reference: Mapping[int, Call
     ranks = sorted(candidate.keys() & reference.keys())
     if not ranks:
         return None
-    firsts = [found for rank in ranks if (found := first_operator(rank, candidate[rank], reference[rank]))]
+    firsts = _firsts(candidate, reference)
     if not firsts:
         count = sum(len(candidate[rank]) for rank in ranks)
         partly = f"; only the first {MAX_CALLS:,} of a rank are captured" if _is_cut(candidate, reference) else ""
         return f"all {count:,} outputs of operators are the same on all {counted(len(ranks), 'rank')}{partly}"
-    first = min(firsts, key=lambda found: (found.evidence, found.rank))
+    first = _strongest(firsts)
     shared = f"some operators differ on {len(firsts)} of {counted(len(ranks), 'rank')}"
     return f"first {_named(first)}: {_explained(first)} ({shared})"
+
+
+def first_of_ranks(candidate: Mapping[int, Calls], reference: Mapping[int, Calls]) -> FirstOperator | None:
+    """Return the first operator that differs, of the rank with the strongest evidence; None without a difference."""
+    firsts = _firsts(candidate, reference)
+    return _strongest(firsts) if firsts else None
+
+
+def _firsts(candidate: Mapping[int, Calls], reference: Mapping[int, Calls]) -> list[FirstOperator]:
+    ranks = sorted(candidate.keys() & reference.keys())
+    return [found for rank in ranks if (found := first_operator(rank, candidate[rank], reference[rank]))]
+
+
+def _strongest(firsts: Sequence[FirstOperator]) -> FirstOperator:
+    return min(firsts, key=lambda found: (found.evidence, found.rank))
 
 
 def first_operator(rank: int, candidate: Calls, reference: Calls) -> FirstOperator | None:

@@ -44,10 +44,12 @@ from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.flight import refusal
 from pytest_aorta.result.measurements import CollectiveTime, StepOverlap, TensorHashes
+from pytest_aorta.result.operators import OperatorCall, operators_document, read_operators
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome, phases_s
 from pytest_aorta.result.reading import collect_result, read_result
 from pytest_aorta.result.trace.merged import merge_run
 from pytest_aorta.verdict.baseline import read_baseline_file
+from pytest_aorta.verdict.bitwise.operators import locate_operator
 from pytest_aorta.verdict.comparison import StoredComparison
 from tests.unit.builders import (
     ENDED_WELL,
@@ -338,6 +340,19 @@ def _read_trace(data: bytes, folder: Path) -> None:
     merge_run(folder)
 
 
+OPERATORS = operators_document(
+    1, [OperatorCall("aten.mm.default", "backward", "a", "m.py:7", False, "[1]", ("a" * 32,), ("b" * 32,), ((0, "w"),))]
+)
+
+
+def _read_operators(data: bytes, folder: Path) -> None:
+    place = folder / "ranks/0"
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "operators.json").write_bytes(data)
+    if (calls := read_operators(folder, 0, 1)) is not None:
+        locate_operator({0: calls}, {0: [OperatorCall.from_json(call) for call in OPERATORS["calls"]]})
+
+
 TRACE = json.dumps(rank_trace()).encode()
 BOMB = gzip.compress(b'{"traceEvents": [' + b" " * (300 << 20) + b"]}", compresslevel=9)
 TRACES = (
@@ -572,6 +587,7 @@ READERS = [
     Reader("files of a failed launch", LEFT, _read_left, ()),
     Reader("verdict of the guard", damaged_json(VERDICT), _read_verdict),
     Reader("trace", TRACES, _read_trace),
+    Reader("operators of a step", damaged_json(OPERATORS), _read_operators),
     Reader("lines of logs", LOGS, _read_log),
     Reader(
         "messages of a node",

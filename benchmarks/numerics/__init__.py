@@ -1,0 +1,1 @@
+"""Benchmarks of the location of a numeric difference."""
