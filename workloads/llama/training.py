@@ -230,7 +230,7 @@ class LlamaWorkload(Workload, Generic[_Settings]):
     def _measure_step(self, step: int, batch: torch.Tensor, timer: StepTimer) -> tuple[torch.Tensor, torch.Tensor]:
         """Run one measured step, counted from 1, and return this rank's part of the loss and the gradient norm."""
         fault = self._settings.fault
-        # A capture of operators is entered between the two, so that it sees both faults.
+        # A capture of operators is entered between the two, so that it records both faults.
         with fault.flips(OPERATOR_OUTPUT, step, self._rank):
             self._hashes.begin(step)
             with fault.flips(OPERATOR_INPUT, step, self._rank), timer.step():

@@ -18,7 +18,7 @@ Calls = Sequence[OperatorCall]
 
 
 class Evidence(IntEnum):
-    """What distinguishes the first operator that differs on a rank, from strong to weak."""
+    """Evidence by which an operator differs, from strong to weak."""
 
     COMPUTED = 0
     """The same inputs gave another output."""
