@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from statistics import fmean
+from statistics import median_low
 
 from pytest_aorta.result.measurements import StepOverlap
 
@@ -42,7 +42,7 @@ class Breakdown:
 
 @dataclass(frozen=True, order=True)
 class _RankTime:
-    """The means of one rank's profiled steps. The order is that of ``own_ms``, the time that peers may wait for."""
+    """The lengths of one rank's step. The order is that of ``own_ms``, the time that peers may wait for."""
 
     own_ms: float
     compute_ms: float
@@ -56,6 +56,8 @@ def break_down(
 ) -> Breakdown:
     """Return the parts of a step that takes ``timed_ms``.
 
+    Of several profiled steps, that of median length counts, since single steps may be disturbed.
+
     Compute, communication and copies are those of ``steps``. Peers that wait for a straggler communicate all the while,
     so exposed communication counts on the critical rank alone: the rank with the most compute, copies and idle time.
     Idle time is that of ``as_run`` with the communication that only a late host exposes, as
@@ -66,7 +68,8 @@ def break_down(
         as_run: The steps of the same ranks without a head start; ``steps`` themselves where none was given.
         timed_ms: Median duration of the timed steps.
     """
-    ranks = [_rank_time(ahead, own, timed_ms) for ahead, own in zip(steps, as_run, strict=True)]
+    sides = zip(_median_step(steps), _median_step(as_run), strict=True)
+    ranks = [_rank_time(step, late_step, timed_ms) for step, late_step in sides]
     critical = max(ranks)
     common_ms = min(rank.compute_ms for rank in ranks)
     parts = {
@@ -79,19 +82,23 @@ def break_down(
     return Breakdown(ranks.index(critical), len(ranks), parts)
 
 
-def _rank_time(steps: Sequence[StepOverlap], as_run: Sequence[StepOverlap], timed_ms: float) -> _RankTime:
-    compute_ms = fmean(step.compute_ms for step in steps)
-    exposed_ms = fmean(step.exposed_comm_ms for step in steps)
-    beside_ms = fmean(step.step_ms - step.idle_ms for step in steps)
-    # The lengths are differences of large numbers, so a length of zero may come out just below.
-    copy_ms = max(0.0, beside_ms - compute_ms - exposed_ms)
-    left_ms = max(0.0, timed_ms - beside_ms)
-    idle_ms = fmean(step.idle_ms for step in as_run)
-    late_ms = max(0.0, fmean(step.exposed_comm_ms for step in as_run) - exposed_ms)
+def _median_step(steps: Sequence[Sequence[StepOverlap]]) -> tuple[StepOverlap, ...]:
+    """Return the step of median length on every rank; a step is as long as on its slowest rank."""
+    by_number = list(zip(*steps, strict=False))
+    lengths_ms = [max(step.step_ms for step in ranks) for ranks in by_number]
+    return by_number[lengths_ms.index(median_low(lengths_ms))]
+
+
+def _rank_time(step: StepOverlap, as_run: StepOverlap, timed_ms: float) -> _RankTime:
+    busy_ms = step.step_ms - step.idle_ms
+    # Lengths are differences of large numbers, so a length of zero may come out just below.
+    copy_ms = max(0.0, busy_ms - step.compute_ms - step.exposed_comm_ms)
+    left_ms = max(0.0, timed_ms - busy_ms)
+    late_ms = max(0.0, as_run.exposed_comm_ms - step.exposed_comm_ms)
     return _RankTime(
-        own_ms=compute_ms + copy_ms + min(idle_ms, left_ms),
-        compute_ms=compute_ms,
-        exposed_ms=exposed_ms,
+        own_ms=step.compute_ms + copy_ms + min(as_run.idle_ms, left_ms),
+        compute_ms=step.compute_ms,
+        exposed_ms=step.exposed_comm_ms,
         copy_ms=copy_ms,
-        idle_ms=min(idle_ms + late_ms, left_ms),
+        idle_ms=min(as_run.idle_ms + late_ms, left_ms),
     )

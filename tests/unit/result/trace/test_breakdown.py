@@ -98,6 +98,11 @@ def test_cpu_ranks_have_no_steps_with_a_head_start():
     assert launch_facts(result).breakdown_ms == facts([USUAL, USUAL], 10.0).breakdown_ms
 
 
+def test_one_disturbed_step_of_three_changes_nothing():
+    disturbed = traced(60, ("gemm", 0, 8), ("other", 9, 40), (GATHER, 2, 7), ("copy", 58, 59))
+    assert facts([disturbed + USUAL + USUAL] * 2, 10.0) == facts([USUAL] * 2, 10.0)
+
+
 def test_launch_without_profiled_steps_has_no_parts():
     bare = launch_facts(make_result([[10.0] * 3] * 2))
     assert (bare.breakdown_ms, bare.critical_rank) == ({}, None)
