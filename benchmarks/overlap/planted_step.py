@@ -85,7 +85,7 @@ class Step:
     def enqueue_ms(self) -> float:
         """Return the host's time for a step that it enqueues while the device is idle, without the sleep."""
         times = []
-        for _ in range(5):
+        for _ in range(3):
             self._synchronize()
             began_s = time.perf_counter()
             self()
