@@ -80,7 +80,7 @@ for section in "$@"; do
     host) planted host late_host ;;
     straggler) planted straggler straggler ;;
     split) OUT=$out ROUNDS=${RUNS:-10} run split benchmarks/overlap/split.py ;;
-    families) run families benchmarks/overlap/kernel_families.py -s ;;
+    families) OUT=$out run families benchmarks/overlap/kernel_families.py -s ;;
     alarms)
         number=1
         while [ "$number" -le "${RUNS:-10}" ]; do

@@ -47,6 +47,7 @@ def main(folder: Path) -> None:
     show("Recordings that failed", refused(test for test in tests if test.section == "record"))
     for section in PLANTED:
         show(f"Planted: {section}", planted([test for test in tests if test.section == section]))
+    show("Kernel families", tables(folder / "families.log"))
     show("Unchanged code", alarms([test for test in tests if test.section == "alarms"]))
     rounds = folder / split.FILE
     show("Split of two planted causes", split.table(split.read(rounds)) if rounds.exists() else ())
@@ -57,6 +58,12 @@ def show(title: str, lines: Sequence[str] | Iterator[str]) -> None:
     rows = list(lines)
     if len(rows) > 2:
         print(f"\n### {title}\n", *rows, sep="\n")
+
+
+def tables(log: Path) -> list[str]:
+    """Return the Markdown tables that a benchmark has printed, with the empty lines between them."""
+    lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
+    return [line for line in lines if line.startswith("|") or not line]
 
 
 def read_junit(path: Path) -> list[TestRun]:

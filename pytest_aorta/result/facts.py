@@ -27,9 +27,10 @@ NUMERIC_ENVIRONMENT = (
     "num_threads", "deterministic_algorithms", "bitwise_reproducible", "tf32_matmul", "weight_hash_version",
 )  # fmt: skip
 # Optional facts, left out of a baseline where they are empty.
-_OPTIONAL = ("breakdown_ms", "throttled", "sm_clock_mhz", "profiler")
+_OPTIONAL = ("commit", "branch", "dirty", "breakdown_ms", "throttled", "sm_clock_mhz", "profiler")
 # Facts with integers and booleans; every other number is a float.
-_AS_STORED = ("num_steps", "most_exposed_rank", "critical_rank", "environment")
+_AS_STORED = ("num_steps", "most_exposed_rank", "critical_rank", "environment", "dirty")
+_EMPTY: tuple[object, ...] = (None, "", {})
 # Metrics whose value over ranks is the largest rank's; of every other metric it is the mean.
 _LARGEST_OVER_RANKS = ("peak_memory_bytes",)
 # Parameters of growth(): medians of at most 16 groups of steps; fewer values or groups show no growth.
@@ -65,6 +66,7 @@ class LaunchFacts:
         breakdown_ms: parts of the median step, as in :class:`~pytest_aorta.result.trace.breakdown.Part`; empty where
             no step was profiled.
         critical_rank: the rank that these parts belong to; None with one rank.
+        commit, branch, dirty: the version of the code, as in :class:`~pytest_aorta.result.provenance.CodeVersion`.
         throttled: the devices that were throttled, and why; empty where none was, or where nothing is known.
         sm_clock_mhz: the lowest of the devices' median SM clocks; None where no clock is known.
         profiler: the profiler that wrapped torchrun and slowed the steps down; empty for none.
@@ -90,9 +92,17 @@ class LaunchFacts:
     most_exposed_rank: int | None = None
     breakdown_ms: dict[str, float] = field(default_factory=dict)
     critical_rank: int | None = None
+    commit: str | None = None
+    branch: str | None = None
+    dirty: bool | None = None
     throttled: str = ""
     sm_clock_mhz: float | None = None
     profiler: str = ""
+
+    @property
+    def version(self) -> str:
+        """Return the version of the code as text: the short commit, and whether the code differed; empty if unknown."""
+        return f"{self.commit[:12]}{' and changes' if self.dirty else ''}" if self.commit else ""
 
     @property
     def device(self) -> str:
@@ -115,7 +125,7 @@ class LaunchFacts:
 
     def to_json(self) -> dict[str, Any]:
         """Return the launch entry of a baseline, without optional facts that are empty."""
-        return {name: value for name, value in asdict(self).items() if value or name not in _OPTIONAL}
+        return {name: value for name, value in asdict(self).items() if name not in _OPTIONAL or value not in _EMPTY}
 
 
 def _as_floats(value: Any) -> Any:
@@ -168,6 +178,9 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
         most_exposed_rank=_most_exposed_rank(result.overlap),
         breakdown_ms={part.value: _short(ms) for part, ms in broken_down.parts_ms.items()} if broken_down else {},
         critical_rank=broken_down.rank if broken_down and broken_down.num_ranks > 1 else None,
+        commit=measured.commit,
+        branch=measured.branch,
+        dirty=measured.dirty,
         throttled="; ".join(throttled(result.platform_facts)),
         sm_clock_mhz=lowest_sm_clock_mhz(result.platform_facts),
         profiler=result.profiler if result.profiler in WRAPPERS else "",
