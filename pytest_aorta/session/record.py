@@ -112,11 +112,12 @@ def outcome_of(report: pytest.TestReport) -> str:
 
 
 def properties(record: TestRecord) -> list[tuple[str, object]]:
-    """Return a test's JUnit properties: verdicts as text, then each measured metric with its baseline and verdict.
+    """Return a test's JUnit properties: launches, verdicts as text, each measured metric with baseline and verdict.
 
     If a test has several comparisons, each name contains the label of its comparison.
     """
-    found: list[tuple[str, object]] = [(f"aorta.{row.metric}", str(row)) for row in record.verdicts]
+    found: list[tuple[str, object]] = [("aorta.launches", record.num_launches)] if record.num_launches else []
+    found += [(f"aorta.{row.metric}", str(row)) for row in record.verdicts]
     for compared in record.compared:
         label = compared.case.removeprefix(f"{record.nodeid}::")
         prefix = "aorta" if len(record.compared) == 1 else f"aorta.{label}"

@@ -30,6 +30,7 @@ from pytest_aorta.verdict.priors import (
     transformed_by_revision,
     transformed_values,
 )
+from pytest_aorta.verdict.split import split_note
 from pytest_aorta.verdict.statistics.decision import (
     FALSE_ALARM_RATE,
     MIN_LAUNCHES_TO_FAIL,
@@ -106,7 +107,8 @@ class StoredComparison:
             for name, tolerance in tolerances.items()
         ]
         center_launches = () if self.baseline is None else self.baseline.center_launches
-        return Verdicts(self.case, tuple(rows), tuple(notes(launches, center_launches)))
+        found = split_note(rows, launches, center_launches) + notes(launches, center_launches)
+        return Verdicts(self.case, tuple(rows), tuple(found))
 
     def variance(self, metric: Metric) -> VarianceComponents:
         """Return the variance of a metric in the baseline, or the prior if the baseline has no such values."""
@@ -211,7 +213,8 @@ class PairedComparison:
             (decided or {}).get(name) or self._judge_one(METRICS[name], candidates, references, tolerance)
             for name, tolerance in tolerances.items()
         ]
-        return Verdicts(self.case, tuple(rows), tuple(notes(candidates, references)))
+        found = split_note(rows, candidates, references) + notes(candidates, references)
+        return Verdicts(self.case, tuple(rows), tuple(found))
 
     def _judge_one(
         self,
