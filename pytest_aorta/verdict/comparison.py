@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any, TypeAlias
 
 from pytest_aorta.common.errors import SpecError
-from pytest_aorta.common.text import counted
+from pytest_aorta.common.text import counted, did_you_mean
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.applicability import (
     lost_reproducibility,
@@ -205,7 +205,8 @@ class PairedComparison:
         tolerances = choose_tolerances(self.marked, candidates[0], references[0])
         if self.only is not None:
             if unknown := sorted(set(self.only) - set(METRICS)):
-                raise SpecError(f"compare: metrics {unknown} are unknown; allowed are {sorted(METRICS)}")
+                hint = did_you_mean(unknown, METRICS)
+                raise SpecError(f"compare: metrics {unknown} are unknown{hint}; allowed are {sorted(METRICS)}")
             tolerances = {name: tolerances.get(name, Tolerance(None, origin=Origin.COMPARE)) for name in self.only}
         rows = [
             (decided or {}).get(name) or self._judge_one(METRICS[name], candidates, references, tolerance)
