@@ -14,6 +14,8 @@ _GAP = "  "
 # Shortest part of a known name that the name is suggested for, such as p50 for step_time_p50.
 _MIN_PART = 3
 _MAX_SUGGESTED = 3
+# Similarity, as difflib measures it, of a name with one wrong or missing character.
+_NEARLY = 0.85
 
 
 def output_width() -> int:
@@ -79,9 +81,10 @@ def did_you_mean(unknown: Iterable[object], known: Iterable[str]) -> str:
 
 
 def _similar(word: str, names: Sequence[str]) -> list[str]:
-    """Return the names that contain the word, at most three, else the name that resembles it most."""
+    """Return the name that is nearly the word, else those that contain it, at most three, else the closest one."""
     containing = [name for name in names if len(word) >= _MIN_PART and word.lower() in name.lower()]
-    return containing[:_MAX_SUGGESTED] or difflib.get_close_matches(word, names, 1)
+    nearly = difflib.get_close_matches(word, names, 1, _NEARLY)
+    return nearly or containing[:_MAX_SUGGESTED] or difflib.get_close_matches(word, names, 1)
 
 
 def percent(fraction: float) -> str:

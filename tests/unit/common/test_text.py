@@ -17,6 +17,7 @@ METRICS = ["step_time_p50", "step_time_p99", "step_time_mean", "step_time_tail5"
         (["Weight_Hash"], " (did you mean 'weight_hash'?)"),
         (["step_time"], " (did you mean 'step_time_p50' or 'step_time_p99' or 'step_time_mean'?)"),
         (["weighthash", "overlap"], " (did you mean 'weight_hash' or 'overlap_ratio'?)"),
+        (["overlap_rati"], " (did you mean 'overlap_ratio'?)"),
         (["latency"], ""),
         (["p"], ""),
         ([], ""),
@@ -24,6 +25,10 @@ METRICS = ["step_time_p50", "step_time_p99", "step_time_mean", "step_time_tail5"
 )
 def test_names_that_resemble_an_unknown_one_are_suggested(unknown, hint):
     assert did_you_mean(unknown, METRICS) == hint
+
+
+def test_name_with_one_wrong_character_is_suggested_before_longer_names():
+    assert did_you_mean(["step"], ["step_ms", "steps", "num_steps"]) == " (did you mean 'steps'?)"
 
 
 @given(st.lists(st.text(max_size=20), max_size=5), st.lists(st.text(max_size=20), max_size=5))
