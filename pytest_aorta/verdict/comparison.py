@@ -138,10 +138,12 @@ class StoredComparison:
         if detail := under_profiler(metric, launches):
             return replace(blank, outcome=Outcome.NOT_APPLICABLE, detail=detail)
         if self.baseline is None:
-            return _missing(blank, Missing.BASELINE, "no baseline; record one with --update-baselines")
+            if blank.value is None:
+                return _missing(blank, Missing.CANDIDATE_VALUE, f"the launch has no {metric.name}")
+            return _missing(replace(blank, is_unrecorded=True), Missing.BASELINE, "no baseline")
         center_launches = self.baseline.center_launches
         if detail := other_setup(self.baseline.config, center_launches[-1], self.config, launches):
-            return _missing(blank, Missing.BASELINE, detail)
+            return _missing(replace(blank, is_unrecorded=True), Missing.BASELINE, detail)
         if problem := _incomparable(blank, metric, tolerance, launches, center_launches):
             return problem
         if tolerance.value is None or isinstance(blank.value, str):
