@@ -46,7 +46,7 @@ def exit_message(error: SystemExit) -> str:
 def shown_traceback(error: BaseException) -> str:
     """Return the traceback from the first frame on that is not of the harness; the message alone without such a frame.
 
-    The errors that led to this one are treated alike.
+    The same holds for the errors that led to this one.
     """
     found = traceback.TracebackException.from_exception(error)
     _drop_harness(found)
