@@ -16,6 +16,8 @@ from pytest_aorta.result.outcome import EndReason, LaunchOutcome
 
 _TRACEBACK_LINES = 24
 _MESSAGE_LINES = 12
+# Long enough for a message with several paths.
+_HEADLINE = 1000
 _FRAMES_SHOWN = 3
 _RANKS_SHOWN = 4
 # Errors of a rank whose peer is gone. Such a rank is a victim of the failure, even where its error is the earliest.
@@ -177,7 +179,8 @@ def _first_failure(failures: list[_RankFailure], ranks: Sequence[RankEvidence]) 
     first = failures[0]
     rank = first.evidence
     headline, *message = first.message.splitlines() or [""]
-    details = [f"    {line[:300]}" for line in message[:_MESSAGE_LINES]]
+    shown = (line[:300] for line in message[:_MESSAGE_LINES])
+    details = [line if line.startswith("  ") else f"    {line}" for line in shown]
     if len(message) > _MESSAGE_LINES:
         details.append(f"    ... {len(message) - _MESSAGE_LINES} more lines in {_file(rank, ERROR_FILE)}")
     details += _place(rank)
@@ -190,7 +193,7 @@ def _first_failure(failures: list[_RankFailure], ranks: Sequence[RankEvidence]) 
     details += _others([other for other in ranks if other is not rank], rank.rank, first)
     if stopped:
         details.append(f"  then {_names([other.rank for other in stopped])}: stopped{_in_steps(stopped)}")
-    return first.kind, rank.rank, f"rank {rank.rank} failed first: {headline[:300]}", details
+    return first.kind, rank.rank, f"rank {rank.rank} failed first: {headline[:_HEADLINE]}", details
 
 
 def _place(rank: RankEvidence) -> list[str]:

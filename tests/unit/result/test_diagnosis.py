@@ -152,6 +152,13 @@ def test_message_of_several_lines_is_written_once(tmp_path):
     ]
 
 
+def test_lines_of_a_message_that_are_indented_keep_their_indentation(tmp_path):
+    message = "pattern 'x' matches no line of a.log, which ends:\n  | [5] loss=0.2"
+    raised(tmp_path, 0, 1, message, "AdapterError", f"AdapterError: {message}\n")
+    write_rank_file(tmp_path, 0, "output.log", "[5] loss=0.2\n")
+    assert failure(tmp_path, ended()).splitlines()[1:-1] == ["  | [5] loss=0.2"]
+
+
 def test_notes_of_an_error_are_kept(tmp_path):
     text = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\nValueError: boom\nwhile loading shard 7\n'
     raised(tmp_path, 0, 1, text=text)
