@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pytest_aorta.common.text import counted
+from pytest_aorta.common.text import brief, counted
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.metrics import Metric, MetricKind, Origin, Tolerance
 from pytest_aorta.verdict.priors import BLOCK_GAP_S
@@ -100,14 +100,18 @@ def _reproducible(facts: LaunchFacts) -> bool:
 
 
 def other_config(recorded: dict[str, Any], config: dict[str, Any]) -> str | None:
-    """Return why a baseline belongs to another config, or None if the configs are equal."""
-    nothing = "no such key"
-    for key in sorted(recorded.keys() | config.keys()):
-        there, here = recorded.get(key, nothing), config.get(key, nothing)
-        if here != there:
-            remedy = "record it again with --update-baselines"
-            return f"the baseline was recorded with {key}={there!r}, the test has {here!r}; {remedy}"
-    return None
+    """Return why a baseline belongs to another config, with every changed key, or None if the configs are equal."""
+    nothing = object()  # unequal to every value
+    keys = sorted(recorded.keys() | config.keys())
+    changed = [key for key in keys if recorded.get(key, nothing) != config.get(key, nothing)]
+    if not changed:
+        return None
+    there, here = (", ".join(_setting(side, key) for key in changed) for side in (recorded, config))
+    return f"the baseline was recorded with {there}, the test has {here}"
+
+
+def _setting(config: dict[str, Any], key: str) -> str:
+    return f"{key}={brief(repr(config[key]))}" if key in config else f"no key {key}"
 
 
 def other_steps(launches: Sequence[LaunchFacts], recorded: LaunchFacts) -> int | None:
@@ -128,4 +132,4 @@ def other_setup(
     if (found := other_steps(launches, recorded)) is None:
         return None
     steps = counted(recorded.num_steps, "measured step")
-    return f"the baseline was recorded with {steps}, the test has {found}; record it again with --update-baselines"
+    return f"the baseline was recorded with {steps}, the test has {found}"

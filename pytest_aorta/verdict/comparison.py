@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any, TypeAlias
 
 from pytest_aorta.common.errors import SpecError
-from pytest_aorta.common.text import counted
+from pytest_aorta.common.text import counted, did_you_mean
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.applicability import (
     lost_reproducibility,
@@ -140,10 +140,12 @@ class StoredComparison:
         if detail := under_profiler(metric, launches):
             return replace(blank, outcome=Outcome.NOT_APPLICABLE, detail=detail)
         if self.baseline is None:
-            return _missing(blank, Missing.BASELINE, "no baseline; record one with --update-baselines")
+            if blank.value is None:
+                return _missing(blank, Missing.CANDIDATE_VALUE, f"the launch has no {metric.name}")
+            return _missing(replace(blank, is_unrecorded=True), Missing.BASELINE, "no baseline")
         center_launches = self.baseline.center_launches
         if detail := other_setup(self.baseline.config, center_launches[-1], self.config, launches):
-            return _missing(blank, Missing.BASELINE, detail)
+            return _missing(replace(blank, is_unrecorded=True), Missing.BASELINE, detail)
         if problem := _incomparable(blank, metric, tolerance, launches, center_launches):
             return problem
         if tolerance.value is None or isinstance(blank.value, str):
@@ -207,7 +209,8 @@ class PairedComparison:
         tolerances = choose_tolerances(self.marked, candidates[0], references[0])
         if self.only is not None:
             if unknown := sorted(set(self.only) - set(METRICS)):
-                raise SpecError(f"compare: metrics {unknown} are unknown; allowed are {sorted(METRICS)}")
+                hint = did_you_mean(unknown, METRICS)
+                raise SpecError(f"compare: metrics {unknown} are unknown{hint}; allowed are {sorted(METRICS)}")
             tolerances = {name: tolerances.get(name, Tolerance(None, origin=Origin.COMPARE)) for name in self.only}
         rows = [
             (decided or {}).get(name) or self._judge_one(METRICS[name], candidates, references, tolerance)

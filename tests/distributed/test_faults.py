@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.errors import ResultError
+from pytest_aorta.common.frames import is_harness
 from pytest_aorta.launch.guarded import launch
 from pytest_aorta.launch.lease.lease import holders
 from pytest_aorta.launch.warm import ForkServers
@@ -143,7 +145,8 @@ def test_fault_is_classified_with_its_rank_and_leaves_no_process(tmp_path, serve
     plan = replace(make_plan(tmp_path, kind), launcher=launcher, cwd=tmp_path.parent)
     failure = failed(plan, START_S, servers.launch)
     assert (failure.kind, failure.rank) == (expected_kind, rank), failure.text
-    assert part in failure.text
+    assert failure.text.count(part) == 1, failure.text
+    assert not any(map(is_harness, re.findall(r'File "([^"]*)"', failure.text))), failure.text
 
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=marks(kind)) for kind in HANGS])

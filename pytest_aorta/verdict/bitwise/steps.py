@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from pytest_aorta.common.errors import SpecError
+from pytest_aorta.common.text import did_you_mean
 from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.verdict.applicability import other_environment
@@ -64,9 +65,10 @@ def split(metrics: Collection[str] | None) -> tuple[list[str], list[str]]:
     """
     if metrics is None:
         return list(STEP_METRICS), []
-    if unknown := sorted(set(metrics) - STEP_METRICS.keys() - METRICS.keys()):
+    known = [*STEP_METRICS, *(name for name in METRICS if name not in STEP_METRICS)]
+    if unknown := sorted(set(metrics) - set(known)):
         raise SpecError(
-            f"compare: metrics {unknown} are unknown; allowed are {sorted(STEP_METRICS.keys() | METRICS.keys())}"
+            f"compare: metrics {unknown} are unknown{did_you_mean(unknown, known)}; allowed are {sorted(known)}"
         )
     by_step = [name for name in STEP_METRICS if name in metrics]
     return by_step, [name for name in METRICS if name in metrics and name not in by_step]
