@@ -55,9 +55,7 @@ def test_vendor_is_recorded_where_kernels_are_not_pinned(monkeypatch):
         ({"compile_loss": True}, False),
     ],
 )
-def test_llama_claims_equal_bits_on_every_cpu_only_without_kernels_that_depend_on_it(
-    workload_class, changes, expected
-):
+def test_llama_claims_equal_bits_on_every_cpu_only_without_kernels_that_depend_on_it(workload_class, changes, expected):
     workload = workload_class(default_config(workload_class.name, **changes))
     workload._settings = workload.read_settings()
     assert workload.is_same_on_any_cpu is expected
