@@ -48,7 +48,7 @@ MATRIX = {
     "nan_parameter": (
         "rank exception",
         1,
-        "NotFinite: parameter model.weight of rank 1 has 1 of 6 elements that are NaN or infinite at the end of the run",
+        "NotFinite: parameter model.weight of rank 1 has 1 of 6 elements that are NaN or infinite",
     ),
     "one_long_line": ("output cap", 1, "logs exceed 32 MiB, rank 1 wrote most"),
     "many_lines": ("output cap", 1, "logs exceed 32 MiB, rank 1 wrote most"),
