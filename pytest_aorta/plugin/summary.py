@@ -19,10 +19,18 @@ _DURATION_COLUMNS = ("test", "launch", "launcher", *_DURATIONS)
 
 def summary_lines(records: Sequence[TestRecord]) -> list[str]:
     """Return one line per metric of every test, then notes, warnings and the totals."""
-    rows = [(short_nodeid(verdict.case), *verdict.cells()) for record in records for verdict in record.verdicts]
+    rows = [
+        (short_nodeid(verdict.case) + record.attempt_label, *verdict.cells())
+        for record in records
+        for verdict in record.verdicts
+    ]
     reasons = [verdict.reason for record in records for verdict in record.verdicts]
     lines = aligned([_COLUMNS, *rows], ["", *reasons]) if rows else []
-    notes = [f"note: {short_nodeid(record.nodeid)}: {note}" for record in records for note in record.notes]
+    notes = [
+        f"note: {short_nodeid(record.nodeid)}{record.attempt_label}: {note}"
+        for record in records
+        for note in record.notes
+    ]
     return [*lines, *notes, *warnings_of(records), totals(records)]
 
 
@@ -30,7 +38,10 @@ def warnings_of(records: Sequence[TestRecord]) -> list[str]:
     """Return a warning about the verdicts that passed without a decision."""
     # A verdict that is still open is left out: another verdict of its test ended the launches.
     undecided = [
-        row for record in records for row in record.verdicts if row.outcome is Outcome.INCONCLUSIVE and not row.is_open
+        row
+        for record in records
+        for row in record.verdicts
+        if row.outcome is Outcome.INCONCLUSIVE and not row.is_open and not record.is_retried
     ]
     if not undecided:
         return []
@@ -43,14 +54,15 @@ def warnings_of(records: Sequence[TestRecord]) -> list[str]:
 
 def durations_lines(records: Sequence[TestRecord]) -> list[str]:
     """Return one line per launch, in seconds, the longest first, then the sums."""
-    launches = [(record.nodeid, launch) for record in records for launch in record.launch_times]
+    launches = [
+        (short_nodeid(record.nodeid) + record.attempt_label, launch)
+        for record in records
+        for launch in record.launch_times
+    ]
     if not launches:
         return []
     launches.sort(key=lambda entry: -entry[1].times_s["wall"])
-    rows = [
-        (short_nodeid(nodeid), str(launch.number), launch.launcher, *_seconds(launch.times_s))
-        for nodeid, launch in launches
-    ]
+    rows = [(name, str(launch.number), launch.launcher, *_seconds(launch.times_s)) for name, launch in launches]
     sums: Counter[str] = Counter()
     for _, launch in launches:
         sums.update(launch.times_s)

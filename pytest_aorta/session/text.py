@@ -87,13 +87,23 @@ def noisy_baseline_text(case: str, problems: Sequence[str]) -> str:
 
 
 def totals(records: Sequence[TestRecord]) -> str:
-    """Return the numbers of launches, of verdicts by outcome, and of tests without enough devices."""
-    outcomes = Counter(verdict.outcome.value for record in records for verdict in record.verdicts)
-    lacking = sum(record.lacked_devices is not None for record in records)
+    """Return the numbers of launches, of verdicts by outcome, and of tests without enough devices.
+
+    Attempts that were retried, and tests that failed before a launch, are added where there are any. Of a retried
+    attempt, only the launches are counted.
+    """
+    final = [record for record in records if not record.is_retried]
+    outcomes = Counter(verdict.outcome.value for record in final for verdict in record.verdicts)
+    early = sum(record.failed_before_launch for record in final)
+    lacking = sum(record.lacked_devices is not None and not record.failed_before_launch for record in final)
+    retried = len(records) - len(final)
     launches = sum(record.num_launches for record in records)
     parts = [f"{count} {outcome}" for outcome, count in sorted(outcomes.items())]
     verdicts = f"{sum(outcomes.values())} compared" + (f" ({', '.join(parts)})" if parts else "")
-    return f"{launches} launched, {verdicts}, {lacking} skipped for lack of devices"
+    more = [f"{early} failed before a launch"] * bool(early) + [f"{counted(retried, 'attempt')} retried"] * bool(
+        retried
+    )
+    return ", ".join([f"{launches} launched, {verdicts}, {lacking} skipped for lack of devices", *more])
 
 
 def change_lines(old: Baseline | None, new: Baseline) -> list[str]:

@@ -46,10 +46,15 @@ def under_profiler(metric: Metric, launches: Sequence[LaunchFacts]) -> str | Non
     return f"ranks ran under {found}, which slows them" if found and metric.kind is MetricKind.TIMING else None
 
 
-def not_applicable(metric: Metric, tolerance: Tolerance, facts: LaunchFacts, recorded: LaunchFacts) -> str | None:
-    """Return why a metric can't be compared between two launches, or None if it can."""
+def not_applicable(
+    metric: Metric, tolerance: Tolerance, facts: LaunchFacts, recorded: LaunchFacts, side: str = "baseline"
+) -> str | None:
+    """Return why a metric can't be compared between two launches, or None if it can.
+
+    ``side`` is the word for ``recorded``.
+    """
     if metric.kind is MetricKind.TIMING and recorded.launcher != facts.launcher:
-        return f"ranks were started by {facts.launcher}, the baseline's by {recorded.launcher}"
+        return f"ranks were started by {facts.launcher}, the {side}'s by {recorded.launcher}"
     if metric.kind is MetricKind.TIMING and facts.device == "cpu":
         # A test without a tolerance marker for times does not lease the host exclusively.
         if tolerance.origin is Origin.DEFAULT:
@@ -60,19 +65,20 @@ def not_applicable(metric: Metric, tolerance: Tolerance, facts: LaunchFacts, rec
         return None
     if not (_reproducible(facts) and _reproducible(recorded)):
         return "this workload is not bitwise reproducible here; run it in its deterministic mode"
-    return other_environment(facts, recorded)
+    return other_environment(facts, recorded, side)
 
 
-def other_environment(facts: LaunchFacts, recorded: LaunchFacts) -> str | None:
+def other_environment(facts: LaunchFacts, recorded: LaunchFacts, side: str = "baseline") -> str | None:
     """Return the first difference in the numeric environment as text, or None if there is none.
 
-    Launches of one session block ran on one host, so a CPU vendor that only one of them reports is that of both.
+    ``side`` is the word for ``recorded``. Launches of one session block ran on one host, so a CPU vendor that only one
+    of them reports is that of both.
     """
     known_equal = {"cpu_vendor"} if facts.block == recorded.block else set()
     for key in sorted((recorded.environment.keys() | facts.environment.keys()) - known_equal):
         here, there = facts.environment.get(key), recorded.environment.get(key)
         if here != there:
-            return f"{key} is {here!r}, the baseline's {there!r}"
+            return f"{key} is {here!r}, the {side}'s {there!r}"
     return None
 
 

@@ -84,7 +84,8 @@ class StoredComparison:
         marked: The tolerances set by markers.
         priors: Returns the prior of a metric's variance.
         max_launches: Number of the candidate's launches after which every verdict is final.
-        file: Path of the baseline's file, for reports.
+        file: Path of the baseline's file for reports, or the label of other results.
+        kind: Results if the baseline is made of other results.
     """
 
     case: str
@@ -94,6 +95,7 @@ class StoredComparison:
     priors: Priors
     max_launches: int = 1
     file: str = ""
+    kind: ReferenceKind = ReferenceKind.BASELINE
 
     def judge(self, launches: Sequence[LaunchFacts], decided: Mapping[str, Verdict] | None = None) -> Verdicts:
         """Return one verdict per metric. A metric that only one of the two sides has is *missing*.
@@ -134,8 +136,10 @@ class StoredComparison:
 
     def _judge_one(self, metric: Metric, launches: Sequence[LaunchFacts], tolerance: Tolerance) -> Verdict:
         tolerance = widened(metric, launches[0], tolerance)
-        revision = None if self.baseline is None else self.baseline.revision
-        reference = VerdictReference(ReferenceKind.BASELINE, self.file, revision)
+        revision = None
+        if self.baseline is not None and self.kind is ReferenceKind.BASELINE:
+            revision = self.baseline.revision
+        reference = VerdictReference(self.kind, self.file, revision)
         blank = _blank(self.case, metric, launches, tolerance, reference)
         if detail := under_profiler(metric, launches):
             return replace(blank, outcome=Outcome.NOT_APPLICABLE, detail=detail)
@@ -283,7 +287,7 @@ def _incomparable(
     is_bitwise = metric.kind is MetricKind.NUMERIC and tolerance.value is None and not are_variants
     if is_bitwise and (detail := lost_reproducibility(launches, others[-1], str(blank.reference))):
         return _missing(replace(blank, baseline=known[-1]), Missing.CANDIDATE_VALUE, detail + remedy)
-    if detail := not_applicable(metric, tolerance, launches[0], others[-1]):
+    if detail := not_applicable(metric, tolerance, launches[0], others[-1], str(blank.reference)):
         shown = blank.baseline if metric.direction is Direction.EXACT else middle(metric, others)
         return replace(blank, outcome=Outcome.NOT_APPLICABLE, baseline=shown, detail=detail)
     if any(value is None for value in known):

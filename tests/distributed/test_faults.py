@@ -47,6 +47,11 @@ MATRIX = {
     "full_disk": ("exit code", 1, "exit code 1"),
     "full_disk_at_result": ("rank exception", 1, "OSError: [Errno 27] File too large"),
     "nan_result": ("rank exception", 1, "NotFinite: metric metric_nan of rank 1 is nan"),
+    "nan_parameter": (
+        "rank exception",
+        1,
+        "NotFinite: parameter model.weight of rank 1 has 1 of 6 elements that are NaN or infinite",
+    ),
     "one_long_line": ("output cap", 1, "logs exceed 32 MiB, rank 1 wrote most"),
     "many_lines": ("output cap", 1, "logs exceed 32 MiB, rank 1 wrote most"),
     "done_alone": ("hang elsewhere", 1, "a rank was done for 3 s and others were not"),
@@ -118,7 +123,7 @@ VARIANTS = {"exit_code", "full_disk_at_result", "many_lines", "deaf", "grandchil
 
 
 # Kinds whose diagnosis reads what the ranks leave, whoever started them: warm in CI, cold every night.
-WARM = ("exception", "segfault", "nan_result", "one_long_line", "done_alone")
+WARM = ("exception", "segfault", "nan_result", "nan_parameter", "one_long_line", "done_alone")
 
 
 def marks(kind: str) -> list[pytest.MarkDecorator]:

@@ -108,7 +108,7 @@ def _compare(case: str, row: StepMetric, candidate: WorkloadResult, reference: W
         same = f"all {steps} steps" if steps > 1 else "the step"
         return replace(blank, outcome=Outcome.PASS, value=here[steps], baseline=there[steps], detail=same)
     shown = replace(blank, value=here[different[0]], baseline=there[different[0]])
-    if detail := other_environment(launch_facts(candidate), launch_facts(reference)):
+    if detail := other_environment(launch_facts(candidate), launch_facts(reference), str(reference_kind)):
         return replace(shown, outcome=Outcome.NOT_APPLICABLE, detail=detail)
     detail = f"first in step {different[0]}, in {len(different)} of {steps} steps"
     if not all(result.environment.get("bitwise_reproducible", True) for result in (candidate, reference)):

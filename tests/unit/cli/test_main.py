@@ -172,6 +172,8 @@ def test_show_has_metrics_launches_config_environment_and_reasons(here, capsys):
         "  revision 1: a noisy day",
     ):
         assert part in out
+    [exact] = [line for line in out.splitlines() if line.strip().startswith("num_parameters")]
+    assert exact.split() == ["num_parameters", "7", "-", "-", "-", "equal", "in", "all", "launches"]
 
 
 def test_show_has_the_version_of_the_code_of_each_launch(here, capsys):

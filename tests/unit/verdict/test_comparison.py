@@ -237,6 +237,13 @@ def test_numeric_environment_that_differs_is_not_applicable_and_named():
     assert row.reason == "torch is '2.12.0', the baseline's '2.11.0'"
 
 
+def test_reasons_of_an_ab_speak_of_its_reference_not_of_a_baseline():
+    hashed = compare([make_facts(environment=NEWER)] * 2, [make_facts()] * 2)["weight_hash"]
+    assert (hashed.outcome, hashed.reason) == (Outcome.NOT_APPLICABLE, "torch is '2.12.0', the reference's '2.11.0'")
+    timed = compare([make_facts(launcher="forkserver")] * 2, [make_facts()] * 2)["step_time_p50"]
+    assert timed.reason == "ranks were started by forkserver, the reference's by torchrun"
+
+
 def test_timing_is_compared_in_another_numeric_environment():
     assert check(make_facts(environment=NEWER), baseline=STABLE)["step_time_p50"].outcome is Outcome.PASS
 
