@@ -229,6 +229,16 @@ _ROWS = (
         scale=Scale.OF_STEP,
     ),
     Metric(
+        "device_idle_ms",
+        "ms",
+        MetricKind.TIMING,
+        Direction.LOWER,
+        None,
+        _recorded("device_idle_ms"),
+        "time of a step without a head start of the host in which no stream of a rank is busy",
+        scale=Scale.OF_STEP,
+    ),
+    Metric(
         "overlap_saving",
         "",
         MetricKind.TIMING,

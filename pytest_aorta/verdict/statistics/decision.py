@@ -84,15 +84,17 @@ def decide_stored(
     max_launches: int,
     worse: int,
     relative: bool = True,
+    may_pass: bool = True,
 ) -> Decision:
     """Compare launches of one session block with a stored baseline.
 
     ``candidate`` contains the transformed values of at least one launch. ``worse`` is 1 if a larger value is worse,
     else -1. ``tolerance`` is a relative change if ``relative`` is set, else a difference. A number of launches between
     two looks decides nothing. The outcome is final from the last look that ``max_launches`` allows, or from a look
-    after which no further launch could change it.
+    after which no further launch could change it. Without ``may_pass`` no outcome is a pass, because the baseline is too
+    noisy for its tolerance.
     """
-    rule = _StoredRule(block, baseline, tolerance, _looks(max_launches), worse, relative)
+    rule = _StoredRule(block, baseline, tolerance, _looks(max_launches), worse, relative, may_pass)
     decision = rule.decide(candidate, rule.effect(candidate), _own_variance(candidate), len(candidate))
     if decision.outcome is not None or len(candidate) not in rule.looks:
         return decision
@@ -109,6 +111,7 @@ class _StoredRule:
     looks: tuple[int, ...]
     worse: int
     relative: bool
+    may_pass: bool
 
     def effect(self, candidate: Sequence[float]) -> float:
         """Return the change of the median."""
@@ -146,7 +149,7 @@ class _StoredRule:
             count,
             can_fail=may_fail and all_worse,
             can_improve=may_fail and all_better,
-            can_pass=looked,
+            can_pass=looked and self.may_pass,
             last=last,
         )
 
@@ -304,6 +307,11 @@ def _own_variance(values: Sequence[float]) -> Variance:
         return Variance(0, 0)
     mean = sum(values) / count
     return Variance(sum((value - mean) ** 2 for value in values) / (count - 1), count - 1)
+
+
+def last_look(max_launches: int) -> int:
+    """Return the number of launches after which every outcome is final."""
+    return _looks(max_launches)[-1]
 
 
 def _looks(max_launches: int) -> tuple[int, ...]:
