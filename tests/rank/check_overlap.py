@@ -85,6 +85,7 @@ def test_trace_is_kept_where_it_is_asked_for_and_reads_the_same(group, tmp_path,
     capture = capture_overlap(Training(beside=True).step, 2, CPU, trace_path=path)
     assert overlap_of_trace(read_trace(path), on_device=False) == capture
     assert read_trace(path)["distributedInfo"] == {"rank": 0, "world_size": 1, "backend": "gloo"}
+    assert read_trace(path)["headStart"] is False
     monkeypatch.setenv("AORTA_RANK_FOLDER", str(tmp_path))
     capture_overlap(Training(beside=True).step, 1, CPU)
     assert not (tmp_path / "trace.json.gz").exists()

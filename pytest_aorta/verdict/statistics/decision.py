@@ -91,8 +91,8 @@ def decide_stored(
     ``candidate`` contains the transformed values of at least one launch. ``worse`` is 1 if a larger value is worse,
     else -1. ``tolerance`` is a relative change if ``relative`` is set, else a difference. A number of launches between
     two looks decides nothing. The outcome is final from the last look that ``max_launches`` allows, or from a look
-    after which no further launch could change it. Without ``may_pass`` no outcome is a pass, because the baseline is too
-    noisy for its tolerance.
+    after which no further launch could change it. Without ``may_pass`` no outcome is a pass, because the baseline is
+    too noisy for its tolerance.
     """
     rule = _StoredRule(block, baseline, tolerance, _looks(max_launches), worse, relative, may_pass)
     decision = rule.decide(candidate, rule.effect(candidate), _own_variance(candidate), len(candidate))

@@ -38,6 +38,7 @@ from pytest_aorta.result.trace.kineto import (
     read_trace,
     steps_alone,
 )
+from pytest_aorta.result.trace.merged import HEAD_START_KEY
 from pytest_aorta.result.trace.overlap import OverlapCapture
 from pytest_aorta.worker.overlap.head_start import (
     BLOCKED_ATTEMPTS,
@@ -202,6 +203,8 @@ def _leave_boundary(mark: torch.Tensor) -> None:
 
 
 def _keep(trace: dict[str, Any], path: Path) -> None:
+    # A kept trace is to show the host and the device as they run side by side.
+    trace = trace | {HEAD_START_KEY: False}
     if dist.is_initialized():
         # The key of torch.profiler, by which tools identify the ranks of several traces.
         who = {"rank": dist.get_rank(), "world_size": dist.get_world_size(), "backend": dist.get_backend()}
