@@ -68,8 +68,8 @@ recorder.overlap(capture_overlap(step, 2, device))
 """
 LOST = r"E +overlap_ratio: regression: .* points\], tolerance 5 points, .*exposed [\d.]+ ms/step, .*rank \d worst\)"
 BLOCKED = (
-    r"E +overlap_ratio: missing: -, baseline 0\.\d+.* \(a step waits for the device in cudaStreamSynchronize in aten::item, "
-    r"so the host cannot run ahead; as run 0\.\d+\)"
+    r"E +overlap_ratio: missing: -, baseline 0\.\d+.* \(a step waits for the device in cudaStreamSynchronize in "
+    r"aten::item, so the host cannot run ahead; as run 0\.\d+\)"
 )
 
 
