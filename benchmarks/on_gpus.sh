@@ -3,7 +3,7 @@
 # Usage: [RECORD=1] [FAULTS=1] [VERDICT=1] [HASH=1] [BENCHMARK=1] benchmarks/on_gpus.sh OUT GPUS... , e.g. benchmarks/on_gpus.sh /tmp/out 4 2
 # RECORD writes new baselines first, and OUT/baselines.tar.gz holds them; FAULTS runs what needs two GPUs and no
 # baseline; VERDICT plants slowdowns, and records launches with a slow rank; HASH and BENCHMARK print figures of
-# docs/benchmarks.md.
+# docs/benchmarks.md. benchmarks/overlap_runs.sh measures the gate of overlap with baselines of its own.
 set -u
 out=$1
 shift

@@ -6,6 +6,11 @@ from __future__ import annotations
 class AortaError(Exception):
     """Base class of the errors that pytest-aorta raises on purpose."""
 
+    def __init_subclass__(cls) -> None:
+        """Count every subclass among the builtins, whose names tracebacks show without a module, as pytest's errors."""
+        # pytest's short summary has room for little more than a long name.
+        cls.__module__ = "builtins"
+
 
 class SpecError(AortaError):
     """A marker, an option, a workload's YAML file or a config value is wrong."""

@@ -67,15 +67,14 @@ def _worded_violation(document: Any, schema_name: str, definition: str | None) -
     error = best_match(part.iter_errors(document))
     if error is None:
         return None
-    found = (
-        "" if error.validator in ("additionalProperties", "required") else f"got {brief(json.dumps(error.instance))}, "
-    )
-    return f"{error.json_path}: {found}{_allowed(error.validator, error.validator_value, error.message)}"
+    if error.validator in ("additionalProperties", "required"):
+        return f"{error.json_path}: {error.message}"
+    found = f"got {brief(json.dumps(error.instance))}"
+    return f"{error.json_path}: {found}, {allowed(error.validator, error.validator_value)}"
 
 
-def _allowed(rule: object, value: object, message: str) -> str:
-    if rule in ("additionalProperties", "required"):
-        return message
+def allowed(rule: object, value: object) -> str:
+    """Return what one keyword of a JSON Schema allows, in words."""
     words = {
         "exclusiveMinimum": "above",
         "minimum": "at least",
@@ -84,4 +83,4 @@ def _allowed(rule: object, value: object, message: str) -> str:
         "const": "only",
         "enum": "one of",
     }
-    return f"allowed is {words.get(str(rule), rule)} {brief(json.dumps(value))}"
+    return f"allowed is {words.get(str(rule), rule)} {brief(json.dumps(value), 200)}"

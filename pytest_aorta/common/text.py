@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import shutil
 import sys
 import textwrap
@@ -10,6 +11,11 @@ from collections.abc import Iterable, Sequence
 _UNLIMITED = 1 << 20
 _MIN_FLEXIBLE = 16
 _GAP = "  "
+# Shortest part of a known name that the name is suggested for, such as p50 for step_time_p50.
+_MIN_PART = 3
+_MAX_SUGGESTED = 3
+# Similarity, as difflib measures it, of a name with one wrong or missing character.
+_NEARLY = 0.85
 
 
 def output_width() -> int:
@@ -65,6 +71,20 @@ def counted(number: int, noun: str) -> str:
     """Return a number with its noun in singular or plural."""
     ending = "" if number == 1 else "es" if noun.endswith("h") else "s"
     return f"{number} {noun}{ending}"
+
+
+def did_you_mean(unknown: Iterable[object], known: Iterable[str]) -> str:
+    """Return " (did you mean 'steps'?)" with the known names that resemble unknown ones; empty if none does."""
+    names = list(known)
+    found = dict.fromkeys(name for word in unknown for name in _similar(str(word), names))
+    return f" (did you mean {' or '.join(map(repr, found))}?)" if found else ""
+
+
+def _similar(word: str, names: Sequence[str]) -> list[str]:
+    """Return the name that is nearly the word, else those that contain it, at most three, else the closest one."""
+    containing = [name for name in names if len(word) >= _MIN_PART and word.lower() in name.lower()]
+    nearly = difflib.get_close_matches(word, names, 1, _NEARLY)
+    return nearly or containing[:_MAX_SUGGESTED] or difflib.get_close_matches(word, names, 1)
 
 
 def percent(fraction: float) -> str:

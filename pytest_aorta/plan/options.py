@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.common.errors import SpecError
-from pytest_aorta.common.text import brief
+from pytest_aorta.common.text import brief, did_you_mean
 from pytest_aorta.plan.device_kind import DeviceKind
 from pytest_aorta.plan.profiler import PROFILERS
 
@@ -281,7 +281,9 @@ def _fail_on(text: str) -> frozenset[FailOn]:
     if words == [FAIL_ON_NOTHING]:
         return frozenset()
     if not set(words) <= set(FailOn):
-        raise not_allowed(text, f"a comma-separated list of {', '.join(FailOn)}, or {FAIL_ON_NOTHING}")
+        known = [*_values(FailOn), FAIL_ON_NOTHING]
+        hint = did_you_mean(sorted(set(words) - set(known)), known)
+        raise not_allowed(text, f"a comma-separated list of {', '.join(FailOn)}, or {FAIL_ON_NOTHING}{hint}")
     return frozenset(map(FailOn, words))
 
 

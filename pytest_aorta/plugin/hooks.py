@@ -133,18 +133,21 @@ def pytest_make_collect_report(
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     """Check the markers of the tests that a collector has found; a wrong marker is a collection error."""
     report = yield
-    problems = []
+    problems: dict[str, str] = {}
     for item in report.result or ():
         if isinstance(item, pytest.Item):
             try:
                 _read_markers(item)
             except AortaError as error:
-                problems.append(f"{item.nodeid}: {error}")
+                problems[item.nodeid] = str(error)
             # Stored now, since the loadgroup mode of xdist adds the group to the node id later.
             item.stash[NODE_ID] = item.nodeid
             collector.config.stash[RUN].collected.add(item.nodeid)
     if problems:
-        report.outcome, report.longrepr, report.result = "failed", "\n".join(problems), []
+        lines = [f"{nodeid}: {problem}" for nodeid, problem in problems.items()]
+        report.outcome, report.longrepr, report.result = "failed", "\n".join(lines), []
+        # As text, since xdist transfers only plain values.
+        vars(report)["aorta_problems"] = json.dumps(problems)
     return report
 
 
@@ -165,7 +168,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Give the test a new record, each time that pytest or a plugin such as pytest-rerunfailures runs the test."""
     from pytest_aorta.session.record import TestRecord  # not needed to collect tests
 
-    item.stash[RECORD] = TestRecord(item.stash[NODE_ID])
+    former = item.stash.get(RECORD, None)
+    # pytest-rerunfailures counts over all workers of xdist.
+    attempt = getattr(item, "execution_count", former.attempt + 1 if former else 1)
+    can_launch = FIXTURE in getattr(item, "fixturenames", ())
+    item.stash[RECORD] = TestRecord(item.stash[NODE_ID], attempt=attempt, can_launch=can_launch)
 
 
 @pytest.fixture
@@ -244,6 +251,16 @@ class Controller:
         self.run = run
         self.latest: dict[str, TestRecord] = {}
 
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Keep a record of each test whose markers are wrong, which is therefore not run."""
+        text: str | None = getattr(report, "aorta_problems", None)
+        if text is None:
+            return
+        from pytest_aorta.session.record import TestRecord  # not needed to collect tests
+
+        for nodeid, problem in json.loads(text).items():
+            self.run.records.append(TestRecord(nodeid, outcome="error", failure=problem, can_launch=True))
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep the record of each test that ended, in this process or in a worker."""
         if (record := _record_of(report)) is not None:
@@ -255,6 +272,10 @@ class Controller:
             self.run.passed.pop(report.nodeid, None)
             if report.when == "teardown" and (ended := self.latest.get(report.nodeid)):
                 ended.outcome, ended.failure = "error", ended.failure or report.longreprtext
+        # pytest-rerunfailures runs the test again, also after a teardown that failed.
+        if str(report.outcome) == "rerun" and (ended := self.latest.get(report.nodeid)):
+            self.run.passed.pop(report.nodeid, None)
+            ended.outcome, ended.failure = str(report.outcome), ended.failure or report.longreprtext
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self) -> Generator[None, object, object]:
@@ -288,7 +309,7 @@ class Controller:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Write the section with durations on request, every verdict, the totals, and the files that were written."""
         run = self.run
-        if not any(record.num_launches or record.lacked_devices for record in run.records) and not run.notes:
+        if not any(record.is_reported for record in run.records) and not run.notes:
             return
         from pytest_aorta.plugin.summary import durations_lines, summary_lines  # only for a run with launches
 

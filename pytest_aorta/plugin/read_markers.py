@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from pytest_aorta.common.errors import SpecError
+from pytest_aorta.common.text import did_you_mean
 from pytest_aorta.plan.world import ANY_DEVICE, DEVICES, MAX_NODES, MAX_WORLD_SIZE, WorldSpec
 from pytest_aorta.plugin.markers import MARKERS
 from pytest_aorta.session.spec import TestSpec
 from pytest_aorta.verdict.metrics import Tolerance, parse_tolerances
 
 MAX_TIMEOUT_S = 7 * 86400
+_WORLD_KEYWORDS = ("device", "nodes", "size", "warm")
 
 
 def read_markers(marks: Iterable[pytest.Mark], *, refuse_timeout: bool = False) -> TestSpec:
@@ -52,8 +54,9 @@ def _world(mark: pytest.Mark) -> WorldSpec:
     if len(mark.args) > 1 or (mark.args and "size" in mark.kwargs):
         raise SpecError(f"marker world takes size and device, got {_arguments(mark)}")
     given = ({"size": mark.args[0]} if mark.args else {}) | dict(mark.kwargs)
-    if unknown := sorted(set(given) - {"size", "device", "warm", "nodes"}):
-        raise SpecError(f"marker world has no keywords {unknown}; there are ['device', 'nodes', 'size', 'warm']")
+    if unknown := sorted(set(given) - set(_WORLD_KEYWORDS)):
+        hint = did_you_mean(unknown, _WORLD_KEYWORDS)
+        raise SpecError(f"marker world has no keywords {unknown}{hint}; there are {list(_WORLD_KEYWORDS)}")
     size, device, warm = given.get("size", 2), given.get("device", ANY_DEVICE), given.get("warm")
     nodes = given.get("nodes", 1)
     is_count = isinstance(size, int) and not isinstance(size, bool) and 1 <= size <= MAX_WORLD_SIZE

@@ -23,13 +23,21 @@ def summary_lines(records: Sequence[TestRecord], *, verbose: bool = False) -> li
 
     ``verbose`` adds the metrics that were measured and not compared.
     """
-    rows = [(short_nodeid(verdict.case), *verdict.cells()) for record in records for verdict in record.verdicts]
+    rows = [
+        (short_nodeid(verdict.case) + record.attempt_label, *verdict.cells())
+        for record in records
+        for verdict in record.verdicts
+    ]
     reasons = [verdict.reason for record in records for verdict in record.verdicts]
     if verbose:
         measured = [row for record in records for row in _measured_rows(record)]
         rows, reasons = [*rows, *measured], [*reasons, *[""] * len(measured)]
     lines = aligned([_COLUMNS, *rows], ["", *reasons]) if rows else []
-    notes = [f"note: {short_nodeid(record.nodeid)}: {note}" for record in records for note in record.notes]
+    notes = [
+        f"note: {short_nodeid(record.nodeid)}{record.attempt_label}: {note}"
+        for record in records
+        for note in record.notes
+    ]
     return [*lines, *notes, *warnings_of(records), totals(records)]
 
 
@@ -37,7 +45,16 @@ def _measured_rows(record: TestRecord) -> list[tuple[str, ...]]:
     """Return a row for each metric that was measured and not compared."""
     compared = {(row.case, row.metric) for row in record.verdicts}
     return [
-        (short_nodeid(one.case), name, format_value(value, METRICS[name].unit), "-", "-", "-", "-", "measured")
+        (
+            short_nodeid(one.case) + record.attempt_label,
+            name,
+            format_value(value, METRICS[name].unit),
+            "-",
+            "-",
+            "-",
+            "-",
+            "measured",
+        )
         for one in record.compared
         for name, value in one.measured.items()
         if (one.case, name) not in compared
@@ -48,7 +65,10 @@ def warnings_of(records: Sequence[TestRecord]) -> list[str]:
     """Return a warning about the verdicts that passed without a decision."""
     # A verdict that is still open is left out: another verdict of its test ended the launches.
     undecided = [
-        row for record in records for row in record.verdicts if row.outcome is Outcome.INCONCLUSIVE and not row.is_open
+        row
+        for record in records
+        for row in record.verdicts
+        if row.outcome is Outcome.INCONCLUSIVE and not row.is_open and not record.is_retried
     ]
     if not undecided:
         return []
@@ -61,14 +81,15 @@ def warnings_of(records: Sequence[TestRecord]) -> list[str]:
 
 def durations_lines(records: Sequence[TestRecord]) -> list[str]:
     """Return one line per launch, in seconds, the longest first, then the sums."""
-    launches = [(record.nodeid, launch) for record in records for launch in record.launch_times]
+    launches = [
+        (short_nodeid(record.nodeid) + record.attempt_label, launch)
+        for record in records
+        for launch in record.launch_times
+    ]
     if not launches:
         return []
     launches.sort(key=lambda entry: -entry[1].times_s["wall"])
-    rows = [
-        (short_nodeid(nodeid), str(launch.number), launch.launcher, *_seconds(launch.times_s))
-        for nodeid, launch in launches
-    ]
+    rows = [(name, str(launch.number), launch.launcher, *_seconds(launch.times_s)) for name, launch in launches]
     sums: Counter[str] = Counter()
     for _, launch in launches:
         sums.update(launch.times_s)

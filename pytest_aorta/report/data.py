@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_aorta.common.errors import AortaError
+from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.reading import read_result
+from pytest_aorta.session.record import RETRIED
 from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.verdicts import Verdict
 
@@ -60,6 +62,9 @@ class Test:
         failure: the reason of a failure with its evidence.
         notes: remarks beside the verdicts.
         cases: the test's comparisons.
+        attempt: counts from 1 how often the test ran.
+        label: the attempt as text for a test that ran more than once, else empty.
+        failed_before_launch: True if the test failed and had launched nothing.
     """
 
     __test__ = False
@@ -69,6 +74,14 @@ class Test:
     failure: str = ""
     notes: tuple[str, ...] = ()
     cases: tuple[Case, ...] = ()
+    attempt: int = 1
+    label: str = ""
+    failed_before_launch: bool = False
+
+    @property
+    def is_retried(self) -> bool:
+        """Return whether another attempt of the test followed, which counts in place of this one."""
+        return self.outcome == RETRIED
 
     @property
     def is_failing(self) -> bool:
@@ -91,6 +104,18 @@ class Report:
     reference: str
     tests: tuple[Test, ...]
     warnings: tuple[str, ...] = ()
+
+    @property
+    def final(self) -> tuple[Test, ...]:
+        """Return the tests without the attempts that were retried."""
+        return tuple(test for test in self.tests if not test.is_retried)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Return how many attempts were retried and how many tests failed before a launch, where there are any."""
+        retried, early = len(self.tests) - len(self.final), sum(test.failed_before_launch for test in self.final)
+        found = [f"{early} failed before a launch"] if early else []
+        return (*found, f"{counted(retried, 'attempt')} retried") if retried else tuple(found)
 
 
 def read_launches(files: Sequence[Path]) -> tuple[tuple[Launch, ...], list[str]]:

@@ -23,7 +23,7 @@ from pytest_aorta.verdict.baseline import Baseline, StoredLaunch
 from pytest_aorta.verdict.comparison import StoredComparison
 from pytest_aorta.verdict.priors import default_variance
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import ReferenceKind, VerdictReference, Verdicts
+from pytest_aorta.verdict.verdicts import ReferenceKind, Verdicts
 
 _MAX_PLAN_BYTES = 1 << 20
 
@@ -130,7 +130,7 @@ def _verdicts(name: str, here: Sequence[Launch], there: Sequence[Launch], candid
     result = here[0].result
     baseline = Baseline(name, name, result.platform, result.workload, {}, stored)
     priors = functools.partial(default_variance, device=result.device)
-    comparison = StoredComparison(name, {}, baseline, {}, priors, max_launches=len(here))
+    comparison = StoredComparison(name, {}, baseline, {}, priors, len(here), reference, ReferenceKind.RESULTS)
     verdicts = comparison.judge([_in_block(launch, candidate) for launch in here])
     undecided = f"too few launches to decide: {len(here)} of {candidate} and {len(there)} of {reference}"
     reasons = {
@@ -138,8 +138,7 @@ def _verdicts(name: str, here: Sequence[Launch], there: Sequence[Launch], candid
         Outcome.MISSING: f"missing in {candidate} or in {reference}",
         Outcome.IMPROVED: "",
     }
-    other = VerdictReference(ReferenceKind.RESULTS, reference)
-    rows = (replace(row, detail=reasons.get(row.outcome, row.detail), reference=other) for row in verdicts.rows)
+    rows = (replace(row, detail=reasons.get(row.outcome, row.detail)) for row in verdicts.rows)
     return replace(verdicts, rows=tuple(rows))
 
 

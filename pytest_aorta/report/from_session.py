@@ -23,14 +23,23 @@ def session_report(records: Sequence[TestRecord], *, title: str) -> Report:
 
 
 def reported(records: Sequence[TestRecord]) -> list[TestRecord]:
-    """Return the records that belong in a report: tests that launched something or lacked the devices for a launch."""
-    return [record for record in records if record.num_launches or record.lacked_devices]
+    """Return the records of tests that launched something, lacked the devices for it, or failed before it."""
+    return [record for record in records if record.is_reported]
 
 
 def _test(record: TestRecord, warnings: list[str]) -> Test:
     cases = tuple(_case(record, compared, warnings) for compared in record.compared)
     reason = record.failure or record.lacked_devices or ""
-    return Test(record.nodeid, record.outcome, reason, tuple(record.notes), cases)
+    return Test(
+        record.nodeid,
+        record.outcome,
+        reason,
+        tuple(record.notes),
+        cases,
+        attempt=record.attempt,
+        label=record.attempt_label,
+        failed_before_launch=record.failed_before_launch,
+    )
 
 
 def _case(record: TestRecord, compared: Compared, warnings: list[str]) -> Case:

@@ -47,7 +47,7 @@ def _table(rows: Sequence[tuple[TestRecord, Verdict]]) -> Iterator[str]:
     if rows:
         yield f"\n| {' | '.join(map(escaped, _HEAD))} |\n|{' --- |' * len(_HEAD)}\n"
     for record, row in rows:
-        cells = [record.nodeid, *row.cells()]
+        cells = [record.nodeid + record.attempt_label, *row.cells()]
         if row.reason:
             cells[-1] += f": {row.reason}"
         yield f"| {' | '.join(map(escaped, cells))} |\n"
@@ -55,7 +55,7 @@ def _table(rows: Sequence[tuple[TestRecord, Verdict]]) -> Iterator[str]:
 
 def _failure(record: TestRecord) -> str:
     text = record.failure[:_MAX_EVIDENCE]
-    title = html.escape(record.nodeid)
+    title = html.escape(record.nodeid + record.attempt_label)
     return f"\n<details><summary>{title}</summary>\n\n<pre>{html.escape(text)}</pre>\n\n</details>\n"
 
 

@@ -17,16 +17,17 @@ SCHEMA_VERSION = 1
 def summary(report: Report) -> dict[str, Any]:
     """Return the document, whose schema is ``common/schemas/report_summary.schema.json``."""
     cases = [_case(test, case) for test in report.tests for case in test.cases]
+    final = [_case(test, case) for test in report.final for case in test.cases]
     return {
         "schema_version": SCHEMA_VERSION,
         "title": report.title,
         "created_at": report.created_at,
         "candidate": report.candidate,
         "reference": report.reference,
-        "tests": dict(Counter(test.outcome for test in report.tests)),
-        "verdicts": dict(Counter(row.outcome.value for test in report.tests for row in test.verdicts)),
+        "tests": dict(Counter(test.outcome for test in report.final)),
+        "verdicts": dict(Counter(row.outcome.value for test in report.final for row in test.verdicts)),
         "cases": cases,
-        "ratios": _ratios(cases),
+        "ratios": _ratios(final),
     }
 
 
@@ -34,6 +35,7 @@ def _case(test: Test, case: Case) -> dict[str, Any]:
     first = case.candidate[0].result if case.candidate else None
     return {
         "test": test.nodeid,
+        "attempt": test.attempt,
         "case": case.name,
         "outcome": test.outcome,
         "workload": first and first.workload,

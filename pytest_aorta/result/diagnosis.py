@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from pytest_aorta.common.frames import is_library, traceback_lines
 from pytest_aorta.plan.launch_plan import LaunchPlan, command_of
-from pytest_aorta.result.evidence import Frame, RankEvidence, last_lines, log_tail, read_evidence
+from pytest_aorta.result.evidence import Frame, RankEvidence, log_tail, read_evidence
 from pytest_aorta.result.flight import FlightVerdict, flight_verdict
-from pytest_aorta.result.folder import AGENT_LOG
+from pytest_aorta.result.folder import AGENT_LOG, ERROR_FILE, OUTPUT_LOG, RANKS_FOLDER
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome
 
-_TRACEBACK_LINES = 12
+_TRACEBACK_LINES = 24
+_MESSAGE_LINES = 12
+# Long enough for a message with several paths.
+_HEADLINE = 1000
 _FRAMES_SHOWN = 3
 _RANKS_SHOWN = 4
 # Errors of a rank whose peer is gone. Such a rank is a victim of the failure, even where its error is the earliest.
@@ -23,6 +27,9 @@ _PEER_ERROR = re.compile(
     r"|timed out waiting \d+ ?ms for (recv|send)",
     re.IGNORECASE,
 )
+_NUMBER = re.compile(r"\d+")
+# Classes of failures whose headline names the class by itself, such as "rank 1 failed first: exit code 3".
+_NAMED_BY_HEADLINE = ("exit code", "signal")
 # Reasons that the coordinator of several nodes gives; the outcome's detail names the node.
 _NODE_REASONS = {
     EndReason.NODE_LOST: "node lost",
@@ -62,6 +69,11 @@ class _RankFailure:
         """True where the failure follows from another rank's end."""
         return self.order[0]
 
+    @property
+    def is_reaction(self) -> bool:
+        """True where the rank was stopped, or aborted by a thread that reacted to another rank's end."""
+        return self.order[1]
+
 
 def launch_failure(plan: LaunchPlan, outcome: LaunchOutcome) -> LaunchFailure | None:
     """Return the diagnosis of a launch; None where every rank succeeded and left a result."""
@@ -73,7 +85,8 @@ def launch_failure(plan: LaunchPlan, outcome: LaunchOutcome) -> LaunchFailure | 
     name = f"{plan.name} at {plan.reference.name}" if plan.reference else plan.name
     nodes = f" of {plan.world.nodes} nodes" if plan.world.nodes > 1 else ""
     damaged = [f"damaged: {problem}" for rank in ranks for problem in rank.damaged][:_RANKS_SHOWN]
-    lines = [f"{name} on {plan.world.size} {plan.world.device} ranks{nodes}: {kind}: {headline}", *details, *damaged]
+    headline = headline if kind in _NAMED_BY_HEADLINE else f"{kind}: {headline}"
+    lines = [f"{name} on {plan.world.size} {plan.world.device} ranks{nodes}: {headline}", *details, *damaged]
     if outcome.survivors:
         lines.append(f"processes {list(outcome.survivors)} could not be ended; their devices are not usable")
     return LaunchFailure(kind, rank, "\n".join([*lines, f"plan, logs and stacks: {plan.run_dir}"]))
@@ -87,7 +100,7 @@ def _classify(
     if outcome.reason == EndReason.GUARD_LOST:
         return "guard lost", None, outcome.detail or "the process that watches the ranks was killed", _agent_tail(plan)
     if outcome.reason in _NODE_REASONS:
-        stacks = [_position(rank) for rank in ranks if rank.frames][:_RANKS_SHOWN]
+        stacks = _positions(rank for rank in ranks if rank.frames)
         return _NODE_REASONS[outcome.reason], None, outcome.detail, [*stacks, *_agent_tail(plan)]
     if any(rank.timed_out for rank in ranks):
         return _collective_timeout(ranks, flight_verdict(plan.run_dir))
@@ -100,7 +113,7 @@ def _classify(
     if outcome.reason == EndReason.OUTPUT_CAP:
         largest = max(ranks, key=lambda rank: rank.log_bytes)
         headline = f"logs exceed {plan.limits.output_cap_bytes >> 20} MiB, rank {largest.rank} wrote most"
-        return "output cap", largest.rank, f"{headline}; {waiting} left no result", list(largest.log_tail)[-2:]
+        return "output cap", largest.rank, f"{headline}; {waiting} left no result", _log_lines(largest)[-2:]
     if not any(rank.started for rank in ranks):
         return "rendezvous", None, f"no rank started; torchrun {_agent_end(outcome)}", _agent_tail(plan)
     if outcome.reason in (EndReason.TIME_LIMIT, EndReason.STRAGGLER):
@@ -117,7 +130,7 @@ def _classify(
             "result missing",
             missing.rank,
             f"{waiting} exited with code 0 and left no result",
-            list(missing.log_tail),
+            _log_lines(missing),
         )
     return (
         "rendezvous",
@@ -132,10 +145,10 @@ def _ended_early(ranks: Sequence[RankEvidence]) -> tuple[str, int | None, str, l
     unfinished = [rank for rank in ranks if rank.started and not rank.has_result]
     gone = _gone(ranks) or unfinished
     headline = f"{_names([rank.rank for rank in gone])} exited with code 0 and left no result while others ran"
-    details = [f"  | {line}" for line in gone[0].log_tail] if gone else []
-    others = [rank for rank in unfinished if rank not in gone][:_RANKS_SHOWN]
-    details += [f"  then rank {rank.rank}: {rank.error['message'][:300]}" for rank in others if rank.error]
-    details += [_position(rank) for rank in others if not rank.error]
+    details = _log_lines(gone[0]) if gone else []
+    others = [rank for rank in unfinished if rank not in gone]
+    details += _others(others, gone[0].rank if gone else None)
+    details += _positions(rank for rank in others if not rank.error)
     return "result missing", gone[0].rank if gone else None, f"{headline}, by os._exit(0) for example", details
 
 
@@ -159,28 +172,89 @@ def _collective_timeout(
     elif absent:
         headline += f"; {_names(absent)} not in this collective"
     first = absent[0] if absent else min(waiting, key=lambda rank: rank.steps).rank
-    return "hang in collective", first, headline, [_position(rank) for rank in ranks[:_RANKS_SHOWN]]
+    return "hang in collective", first, headline, _positions(ranks)
 
 
 def _first_failure(failures: list[_RankFailure], ranks: Sequence[RankEvidence]) -> tuple[str, int, str, list[str]]:
     first = failures[0]
-    error = first.evidence.error
-    details = list(last_lines(error["traceback"], _TRACEBACK_LINES)) if error else []
-    if not error:
-        details = [f"  at {frame}" for frame in first.evidence.frames[:_FRAMES_SHOWN]]
-        details += [f"  | {line}" for line in first.evidence.log_tail]
-    later = [other for other in failures[1:] if other.evidence.error]
-    details += [f"  then rank {other.evidence.rank}: {other.message[:300]}" for other in later[:_RANKS_SHOWN]]
-    # The other ranks were stopped. Their stacks show what they were doing when the failed rank went missing.
-    stopped = [rank for rank in ranks if rank is not first.evidence and not rank.error and rank.frames]
-    details += [_position(rank) for rank in stopped[:_RANKS_SHOWN]]
-    return first.kind, first.evidence.rank, f"rank {first.evidence.rank} failed first: {first.message}", details
+    rank = first.evidence
+    headline, *message = first.message.splitlines() or [""]
+    shown = (line[:300] for line in message[:_MESSAGE_LINES])
+    details = [line if line.startswith("  ") else f"    {line}" for line in shown]
+    if len(message) > _MESSAGE_LINES:
+        details.append(f"    ... {len(message) - _MESSAGE_LINES} more lines in {_file(rank, ERROR_FILE)}")
+    details += _place(rank)
+    stopped = [other for other in ranks if other is not rank and not other.error and other.frames]
+    # Where the rank itself shows no cause, the stacks of its peers show what it was missing from.
+    if first.is_victim or not (rank.error or rank.frames):
+        located = [other for other in stopped if any(not is_library(frame.file) for frame in other.frames)]
+        details += _positions(located)
+        stopped = [other for other in stopped if other not in located]
+    details += _others([other for other in ranks if other is not rank], rank.rank, first)
+    if stopped:
+        details.append(f"  then {_names([other.rank for other in stopped])}: stopped{_in_steps(stopped)}")
+    return first.kind, rank.rank, f"rank {rank.rank} failed first: {headline[:_HEADLINE]}", details
+
+
+def _place(rank: RankEvidence) -> list[str]:
+    """Return where a rank failed, and the end of its output."""
+    if rank.error is None:
+        return [*(f"  at {frame}" for frame in rank.frames[:_FRAMES_SHOWN]), *_log_lines(rank)]
+    error_type, message = rank.error["type"], rank.error["message"]
+    lines = traceback_lines(rank.error["traceback"], error_type, message, _TRACEBACK_LINES, _file(rank, ERROR_FILE))
+    lines = [line[:300] for line in lines]
+    if error_type == "SystemExit":
+        return [*lines, *_log_lines(rank)]
+    # Without frames the harness itself has raised the error, whose message is complete.
+    return [*lines, *_log_lines(rank)] if lines and rank.log_tail else lines
+
+
+def _others(ranks: Iterable[RankEvidence], origin: int | None, first: _RankFailure | None = None) -> list[str]:
+    """Return one line per way in which the other ranks failed; ``first`` is the failure that they followed."""
+    summaries: dict[str, list[int]] = {}
+    errors: dict[str, list[int]] = {}
+    for rank in ranks:
+        failure = _own_failure(rank)
+        if failure is None or (failure.is_reaction and rank.frames):
+            continue
+        if text := _consequence(failure, origin, first):
+            summaries.setdefault(text, []).append(rank.rank)
+        else:
+            errors.setdefault(failure.message.partition("\n")[0][:300], []).append(rank.rank)
+    rest = [rank for numbers in list(errors.values())[_RANKS_SHOWN:] for rank in numbers]
+    lines = [*summaries.items(), *list(errors.items())[:_RANKS_SHOWN], *([("other errors", rest)] if rest else [])]
+    return [f"  then {_names(numbers)}: {text}" for text, numbers in sorted(lines, key=lambda line: line[1])]
+
+
+def _consequence(failure: _RankFailure, origin: int | None, first: _RankFailure | None) -> str:
+    """Return how a failure follows from the first one; empty for a failure of its own."""
+    if first is not None and first.evidence.error and failure.evidence.error:
+        if failure.message == first.message:
+            return "the same error"
+        if _NUMBER.sub("0", failure.message) == _NUMBER.sub("0", first.message):
+            return "the same error with other numbers"
+    if first is not None and first.is_victim:
+        return ""
+    if failure.is_victim:
+        return f"connection to a peer lost (follows from rank {origin})"
+    return f"{failure.message} (follows from rank {origin})" if failure.is_reaction else ""
+
+
+def _in_steps(ranks: Sequence[RankEvidence]) -> str:
+    """Return the steps that ranks had entered, as " in step 5"; empty where none had."""
+    least, most = min(rank.steps for rank in ranks), max(rank.steps for rank in ranks)
+    if most == 0:
+        return ""
+    return f" in step {most}" if least == most else f" in steps {least} to {most}"
 
 
 def _own_failure(rank: RankEvidence) -> _RankFailure | None:
     """Return how a rank failed by itself; failures are ordered with victims last, then by time."""
     if rank.error is not None:
-        message = f"{rank.error['type']}: {rank.error['message']}"
+        if rank.error["type"] == "SystemExit":
+            message = _exit_message(rank.error["message"])
+            return _RankFailure("exit code", message, rank, (False, False, True, rank.error["time_ns"]))
+        message = f"{rank.error['type']}: {rank.error['message']}".removesuffix(": ")
         kind = "out of memory" if "OutOfMemory" in rank.error["type"] else "rank exception"
         is_victim = bool(_PEER_ERROR.search(rank.error["message"]))
         return _RankFailure(kind, message, rank, (is_victim, False, True, rank.error["time_ns"]))
@@ -190,6 +264,11 @@ def _own_failure(rank: RankEvidence) -> _RankFailure | None:
     is_reaction = rank.exit_code in (-signal.SIGABRT, -signal.SIGTERM)
     kind = "signal" if rank.exit_code < 0 else "exit code"
     return _RankFailure(kind, exit_text(rank.exit_code), rank, (False, is_reaction, False, rank.exit_code))
+
+
+def _exit_message(given: str) -> str:
+    """Return what ``sys.exit`` was given in words; a text makes the interpreter exit with 1."""
+    return exit_text(int(given)) if re.fullmatch(r"\d{1,9}", given) else f"{exit_text(1)}: {given}"
 
 
 def _not_left(
@@ -205,7 +284,7 @@ def _not_left(
     steps = ", ".join(str(rank.steps) for rank in stuck[:_RANKS_SHOWN]) if any(rank.steps for rank in stuck) else ""
     reached = f"having entered step {steps}" if steps else "and its steps were not counted"
     headline = f"{_names([rank.rank for rank in stuck])} did not leave after its {what} returned, {reached}"
-    details = [_position(rank) for rank in (*stuck, *(rank for rank in alive if rank not in stuck))][:_RANKS_SHOWN]
+    details = _positions((*stuck, *(rank for rank in alive if rank not in stuck)))
     return "process left", stuck[0].rank, f"{_limit(plan, outcome)}; {headline}", details
 
 
@@ -224,7 +303,7 @@ def _hang(
     waiting = [rank for rank in unfinished if _is_waiting(rank.frames)]
     absent = [rank for rank in unfinished if rank not in waiting]
     first = min(absent or waiting, key=lambda rank: rank.steps)
-    details = [_position(rank) for rank in (first, *(rank for rank in unfinished if rank is not first))][:_RANKS_SHOWN]
+    details = _positions((first, *(rank for rank in unfinished if rank is not first)))
     if waiting and absent:
         wait = "waits" if len(waiting) == 1 else "wait"
         headline = f"{_names([rank.rank for rank in waiting])} {wait} for {_names([rank.rank for rank in absent])}"
@@ -244,13 +323,34 @@ def _is_waiting(frames: Sequence[Frame]) -> bool:
     return in_library or (bool(frames) and frames[0].function in _WAITING_FUNCTIONS)
 
 
+def _positions(ranks: Iterable[RankEvidence]) -> list[str]:
+    """Return the positions of ranks, one line for the ranks at one place; the place of the first rank comes first."""
+    places: dict[str, list[int]] = {}
+    for rank in ranks:
+        places.setdefault(f"step {rank.steps}: {_position(rank)}", []).append(rank.rank)
+    return [f"  {_names(sorted(numbers))}, {place}" for place, numbers in list(places.items())[:_RANKS_SHOWN]]
+
+
 def _position(rank: RankEvidence) -> str:
-    position = " < ".join(map(str, rank.frames[:_FRAMES_SHOWN]))
-    if not position:
+    shown = list(map(str, rank.frames[:_FRAMES_SHOWN]))
+    own = next((number for number, frame in enumerate(rank.frames) if not is_library(frame.file)), 0)
+    if own >= _FRAMES_SHOWN:
+        shown[-1] = f"... < {rank.frames[own]}"
+    position = " < ".join(shown)
+    if not position and rank.log_tail:
         position = "no stack; the log ends with: " + " | ".join(rank.log_tail[-2:])
-    if rank.in_flight:
-        position = f"in {rank.in_flight}, {position}"
-    return f"  rank {rank.rank}, step {rank.steps}: {position}"
+    position = position or f"no stack, and {OUTPUT_LOG} is empty"
+    return f"in {rank.in_flight}, {position}" if rank.in_flight else position
+
+
+def _log_lines(rank: RankEvidence) -> list[str]:
+    if not rank.log_bytes:
+        return [f"  {_file(rank, OUTPUT_LOG)} is empty"]
+    return [f"  | {line}" for line in rank.log_tail]
+
+
+def _file(rank: RankEvidence, name: str) -> str:
+    return f"{RANKS_FOLDER}/{rank.rank}/{name}"
 
 
 def exit_text(code: int) -> str:
@@ -270,9 +370,17 @@ def _agent_end(outcome: LaunchOutcome) -> str:
 
 
 def _agent_tail(plan: LaunchPlan) -> list[str]:
-    return [f"  | {line}" for line in log_tail(plan.run_dir / AGENT_LOG)]
+    return [f"  | {line}" for line in log_tail(plan.run_dir / AGENT_LOG)] or [f"  {AGENT_LOG} is empty"]
 
 
-def _names(ranks: list[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+def _names(ranks: Sequence[int]) -> str:
+    """Return numbers of ranks in ascending order as text, with three or more consecutive numbers as a range."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    parts = [part for run in runs for part in ([f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run))]
+    shown = ", ".join(parts[:8]) + (", ..." if len(parts) > 8 else "")
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown}" if ranks else "no rank"

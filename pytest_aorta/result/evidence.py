@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, replace
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
 from pytest_aorta.common.files import UnreadableFile, read_json
+from pytest_aorta.common.frames import is_harness, without_harness
 from pytest_aorta.common.regular import open_regular
 from pytest_aorta.common.schema import violation
 from pytest_aorta.plan.launch_plan import LaunchPlan
@@ -43,12 +46,14 @@ class RankEvidence:
         started: the rank left its process id or its result.
         returned: the workload's run(), or the script, has returned.
         has_result: the rank left its result.
-        error: type, message, traceback and time_ns of the exception that ended the rank.
+        error: type, message, traceback and time_ns of the exception that ended the rank; the traceback begins with
+            the first frame that is not of the harness.
         exit_code: the exit code of a rank that ended by itself, negative for a signal; None where the torchrun agent
             reported none.
-        frames: frames of the rank's main thread, innermost first, at a time limit or a fatal signal.
+        frames: frames of the rank's main thread, innermost first and without those of the harness, at a time limit or
+            a fatal signal.
         steps: measured steps that the rank has entered.
-        log_tail: the last lines of the rank's output.
+        log_tail: the last lines of the rank's output that are not lines of ``error``.
         log_bytes: the size of the rank's output.
         damaged: files of the rank that can't be read, with the reasons.
         in_flight: the NCCL collective that was in flight when the rank was stopped, with its sequence number.
@@ -80,30 +85,27 @@ def read_evidence(plan: LaunchPlan) -> list[RankEvidence]:
     return [replace(ranks[0], damaged=(*damaged, *ranks[0].damaged)), *ranks[1:]]
 
 
-def log_tail(path: Path) -> tuple[str, ...]:
-    """Return the last lines of a log, each cut to 300 characters."""
-    return last_lines(_text(path), _LOG_LINES)
-
-
-def last_lines(text: str, limit: int) -> tuple[str, ...]:
-    """Return the last ``limit`` lines, each cut to 300 characters."""
-    return tuple(line[:300] for line in text.strip().splitlines()[-limit:])
+def log_tail(path: Path, known: Collection[str] = ()) -> tuple[str, ...]:
+    """Return the last lines of a log that are not ``known`` from elsewhere, each cut to 300 characters."""
+    lines = [line for line in without_harness(_text(path)).splitlines() if line.strip() and line not in known]
+    return tuple(line[:300] for line in lines[-_LOG_LINES:])
 
 
 def _read_rank(plan: LaunchPlan, rank: int, exit_code: int | None) -> RankEvidence:
     folder = names.rank_folder(plan.run_dir, rank)
     log = folder / names.OUTPUT_LOG
     damaged: list[str] = []
+    error = _json(folder / names.ERROR_FILE, "error", damaged)
     return RankEvidence(
         rank=rank,
         started=(folder / names.PID_FILE).exists() or (folder / names.RESULT_FILE).exists(),
         returned=RAN in read_marks(folder),
         has_result=(folder / names.RESULT_FILE).exists(),
-        error=_json(folder / names.ERROR_FILE, "error", damaged),
+        error=error,
         exit_code=exit_code,
         frames=_main_frames(_text(folder / names.STACKS_FILE)),
         steps=names.steps_entered(folder),
-        log_tail=log_tail(log),
+        log_tail=log_tail(log, set(f"{error['traceback']}\n{error['message']}".splitlines()) if error else ()),
         log_bytes=_size(log),
         in_flight=_in_flight(_json(folder / names.IN_FLIGHT_FILE, "collectives", damaged)),
         timed_out=_timed_out(_text(log)),
@@ -119,7 +121,13 @@ def _main_frames(stacks: str) -> tuple[Frame, ...]:
         frames = tuple(Frame(match["file"], int(match["line"]), match["function"]) for match in matches if match)
         if frames and frames[-1].function != "_bootstrap":
             found = frames
-    return found
+    return _own_frames(found) or found
+
+
+def _own_frames(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
+    """Return the frames without those that started the rank's code, imported it, or reported the stack."""
+    inner = [frame for frame in frames if "/pytest_aorta/launch/" not in frame.file and frame.file[0] != "<"]
+    return tuple(reversed(list(dropwhile(lambda frame: is_harness(frame.file), reversed(inner)))))
 
 
 def _in_flight(record: dict[str, Any] | None) -> str | None:

@@ -18,6 +18,7 @@ from pytest_aorta.plan.profiler import WRAPPERS
 from pytest_aorta.result.gpu_facts import lowest_sm_clock_mhz, throttled
 from pytest_aorta.result.measurements import ANOTHER_RANK, HeadStart, StepOverlap, WorkloadResult
 from pytest_aorta.result.provenance import UNKNOWN, UTC_FORMAT
+from pytest_aorta.result.trace.breakdown import Breakdown, break_down
 
 SAMPLE_SIZE = 20
 # Facts of the environment that bitwise numerics depend on, next to the world's size and device.
@@ -26,9 +27,10 @@ NUMERIC_ENVIRONMENT = (
     "num_threads", "deterministic_algorithms", "bitwise_reproducible", "tf32_matmul", "weight_hash_version",
 )  # fmt: skip
 # Optional facts, left out of a baseline where they are empty.
-_OPTIONAL = ("throttled", "sm_clock_mhz", "profiler", "blocked_by")
+_OPTIONAL = ("commit", "branch", "dirty", "breakdown_ms", "throttled", "sm_clock_mhz", "profiler", "blocked_by")
 # Facts with integers and booleans; every other number is a float.
-_AS_STORED = ("num_steps", "most_exposed_rank", "environment")
+_AS_STORED = ("num_steps", "most_exposed_rank", "critical_rank", "environment", "dirty")
+_EMPTY: tuple[object, ...] = (None, "", {})
 # Metrics whose value over ranks is the largest rank's; of every other metric it is the mean.
 _LARGEST_OVER_RANKS = ("peak_memory_bytes",)
 # Parameters of growth(): medians of at most 16 groups of steps; fewer values or groups show no growth.
@@ -61,6 +63,10 @@ class LaunchFacts:
         canary_ms: the times of the fixed program on its slowest rank, the better of before and after the steps.
         exposed_ms: exposed communication of a profiled step by collective, mean over steps and ranks.
         most_exposed_rank: the rank with the most exposed communication; None where no step was profiled.
+        breakdown_ms: parts of the median step, as in :class:`~pytest_aorta.result.trace.breakdown.Part`; empty where
+            no step was profiled.
+        critical_rank: the rank that these parts belong to; None with one rank.
+        commit, branch, dirty: the version of the code, as in :class:`~pytest_aorta.result.provenance.CodeVersion`.
         throttled: the devices that were throttled, and why; empty where none was, or where nothing is known.
         sm_clock_mhz: the lowest of the devices' median SM clocks; None where no clock is known.
         profiler: the profiler that wrapped torchrun and slowed the steps down; empty for none.
@@ -86,10 +92,20 @@ class LaunchFacts:
     canary_ms: dict[str, float]
     exposed_ms: dict[str, float] = field(default_factory=dict)
     most_exposed_rank: int | None = None
+    breakdown_ms: dict[str, float] = field(default_factory=dict)
+    critical_rank: int | None = None
+    commit: str | None = None
+    branch: str | None = None
+    dirty: bool | None = None
     throttled: str = ""
     sm_clock_mhz: float | None = None
     profiler: str = ""
     blocked_by: str = ""
+
+    @property
+    def version(self) -> str:
+        """Return the version of the code as text: the short commit, and whether the code differed; empty if unknown."""
+        return f"{self.commit[:12]}{' and changes' if self.dirty else ''}" if self.commit else ""
 
     @property
     def device(self) -> str:
@@ -112,7 +128,7 @@ class LaunchFacts:
 
     def to_json(self) -> dict[str, Any]:
         """Return the launch entry of a baseline, without optional facts that are empty."""
-        return {name: value for name, value in asdict(self).items() if value or name not in _OPTIONAL}
+        return {name: value for name, value in asdict(self).items() if name not in _OPTIONAL or value not in _EMPTY}
 
 
 def _as_floats(value: Any) -> Any:
@@ -143,6 +159,7 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
     }
     stride = -(-len(steps) // SAMPLE_SIZE)
     measured = result.provenance or UNKNOWN
+    broken_down = _breakdown(result, float(quantities["p50"]))
     return LaunchFacts(
         recorded_at=measured.measured_at,
         block=measured.block,
@@ -162,6 +179,11 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
         canary_ms=_canary(result),
         exposed_ms=_exposed(result.overlap),
         most_exposed_rank=_most_exposed_rank(result.overlap),
+        breakdown_ms={part.value: _short(ms) for part, ms in broken_down.parts_ms.items()} if broken_down else {},
+        critical_rank=broken_down.rank if broken_down and broken_down.num_ranks > 1 else None,
+        commit=measured.commit,
+        branch=measured.branch,
+        dirty=measured.dirty,
         throttled="; ".join(throttled(result.platform_facts)),
         sm_clock_mhz=lowest_sm_clock_mhz(result.platform_facts),
         profiler=result.profiler if result.profiler in WRAPPERS else "",
@@ -188,6 +210,17 @@ def _blocking_call(head_starts: Sequence[HeadStart]) -> str:
     """Return the call that blocked a rank itself if it is known, else what the first blocked rank reports."""
     calls = [lead.blocked_by for lead in head_starts if lead.blocked_by]
     return next((call for call in calls if call != ANOTHER_RANK), calls[0] if calls else "")
+
+
+def _breakdown(result: WorkloadResult, p50_ms: float) -> Breakdown | None:
+    """Return the parts of the median step; None where no step was profiled."""
+    if not result.overlap or not all(result.overlap):
+        return None
+    is_known = len(result.overlap_as_run) == len(result.overlap) and all(result.overlap_as_run)
+    as_run = result.overlap_as_run if is_known else result.overlap
+    # Where no head start succeeded, the steps that had one show neither what dependencies allow nor what was timed.
+    was_ahead = all(lead.succeeded for lead in result.head_start)
+    return break_down(result.overlap if was_ahead else as_run, as_run, p50_ms)
 
 
 def _canary(result: WorkloadResult) -> dict[str, float]:

@@ -16,13 +16,15 @@ def write_new_baselines(
 ) -> tuple[list[str], bool]:
     """Write the new baselines of passed tests; return lines for the summary, and True if every write succeeded.
 
+    Of a test that was retried, the last attempt counts.
+
     The launches are merged with the files as they are now, under a lock, so that sessions that update one baseline at
     once drop nothing of each other.
     """
     notes: list[str] = []
     good = True
     for record in records:
-        for launches in record.new_launches:
+        for launches in () if record.is_retried else record.new_launches:
             platform, case = launches.baseline.platform, launches.baseline.case
             if record.nodeid not in passed:
                 notes.append(f"not recorded, because the test failed: {case}")

@@ -11,6 +11,10 @@ from pytest_aorta.verdict.learning import NewLaunches
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Verdict
 
+# pytest-rerunfailures' word for the outcome of an attempt that another one follows.
+RETRIED = "rerun"
+_FAILED = ("failed", "error")
+
 
 @dataclass(frozen=True)
 class LaunchTimes:
@@ -41,11 +45,12 @@ class Compared:
 
 @dataclass
 class TestRecord:
-    """One test's verdicts, launches to store, and durations of launches.
+    """One attempt of a test: its verdicts, launches to store, and durations of launches.
 
     ``notes`` are notes on its launches. ``detection`` contains lines on the changes that each new baseline detects, by
     case. ``lacked_devices`` is the reason why the test was skipped, ``outcome`` is pytest's word, and ``failure`` is
-    the text of the failure.
+    the text of the failure. ``attempt`` counts from 1 how often the test ran. ``can_launch`` is whether the test has a
+    fixture that launches.
     """
 
     __test__ = False
@@ -62,6 +67,30 @@ class TestRecord:
     compared: list[Compared] = field(default_factory=list)
     outcome: str = ""
     failure: str = ""
+    attempt: int = 1
+    can_launch: bool = False
+
+    @property
+    def is_retried(self) -> bool:
+        """Return True if another attempt of the test followed, which counts in place of this one."""
+        return self.outcome == RETRIED
+
+    @property
+    def attempt_label(self) -> str:
+        """Return `` (attempt N)`` for a test that ran more than once, else nothing."""
+        return f" (attempt {self.attempt})" if self.attempt > 1 or self.is_retried else ""
+
+    @property
+    def failed_before_launch(self) -> bool:
+        """Return True if the test failed and had launched nothing, e.g. for an unknown workload."""
+        return (
+            self.outcome in _FAILED and not self.num_launches and (self.can_launch or self.lacked_devices is not None)
+        )
+
+    @property
+    def is_reported(self) -> bool:
+        """Return True if the test launched something, lacked devices, or failed before it could launch."""
+        return bool(self.num_launches or self.lacked_devices or self.failed_before_launch)
 
     @property
     def is_undecided(self) -> bool:
@@ -83,6 +112,8 @@ class TestRecord:
             "compared": [asdict(compared) for compared in self.compared],
             "outcome": self.outcome,
             "failure": self.failure,
+            "attempt": self.attempt,
+            "can_launch": self.can_launch,
         }
 
     @classmethod
@@ -101,6 +132,8 @@ class TestRecord:
             compared=[Compared(**compared) for compared in data["compared"]],
             outcome=data["outcome"],
             failure=data["failure"],
+            attempt=data["attempt"],
+            can_launch=data["can_launch"],
         )
 
 
@@ -112,11 +145,13 @@ def outcome_of(report: pytest.TestReport) -> str:
 
 
 def properties(record: TestRecord) -> list[tuple[str, object]]:
-    """Return a test's JUnit properties: verdicts as text, then each measured metric with its baseline and verdict.
+    """Return a test's JUnit properties: attempt, launches, verdicts as text, each measured metric with its verdict.
 
     If a test has several comparisons, each name contains the label of its comparison.
     """
-    found: list[tuple[str, object]] = [(f"aorta.{row.metric}", str(row)) for row in record.verdicts]
+    found: list[tuple[str, object]] = [("aorta.attempt", record.attempt)] if record.can_launch else []
+    found += [("aorta.launches", record.num_launches)] if record.num_launches else []
+    found += [(f"aorta.{row.metric}", str(row)) for row in record.verdicts]
     for compared in record.compared:
         label = compared.case.removeprefix(f"{record.nodeid}::")
         prefix = "aorta" if len(record.compared) == 1 else f"aorta.{label}"

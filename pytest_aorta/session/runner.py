@@ -42,6 +42,10 @@ class WorkloadRunner:
         self._record = record
         self._fail_on = frozenset(Outcome[verdict.name] for verdict in options.fail_on)
 
+    def __repr__(self) -> str:
+        """Return the name and the platform, which pytest shows above a failure."""
+        return f"<workload runner on {self._world.platform}>"
+
     @in_test
     def run(self, name: str, /, **config: Any) -> WorkloadResult:
         """Launch a workload and return its result.
@@ -95,7 +99,7 @@ class WorkloadRunner:
         baseline = self._stored(case, result)
         launches = [facts]
         verdicts = self._settle(compared, config, baseline, result, launches)
-        self._judge(verdicts, result, launches, path, compared)
+        self._judge(verdicts, result, launches, path, compared, self._record.nodeid)
         return verdicts
 
     @in_test
@@ -109,7 +113,8 @@ class WorkloadRunner:
             baseline.case, identity(result.config), baseline, marked, priors, len(launches), str(path)
         )
         verdicts = comparison.judge(launches)
-        self._judge(verdicts, result, launches, path, self._compared(baseline.case, result, launches[-1], path))
+        compared = self._compared(baseline.case, result, launches[-1], path)
+        self._judge(verdicts, result, launches, path, compared, baseline.test)
         return verdicts
 
     @in_test
@@ -285,6 +290,7 @@ class WorkloadRunner:
         launches: list[LaunchFacts],
         baseline: Path | None,
         compared: Compared,
+        test: str = "",
     ) -> None:
         compared.measured = measured_values(launches)
         self._record.verdicts += verdicts.rows
@@ -292,7 +298,7 @@ class WorkloadRunner:
         # Nothing is stored for an A/B comparison: a metric that one side lacks always fails.
         failing = verdicts.failing(self._fail_on | {Outcome.MISSING} if baseline is None else self._fail_on)
         if failing:
-            raise ComparisonFailed(comparison_text(failing, result, launches, baseline, verdicts.notes))
+            raise ComparisonFailed(comparison_text(failing, result, launches, baseline, verdicts.notes, test))
 
 
 def _check_variant(side: str, given: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,17 +35,29 @@ def comparison_text(
     launches: Sequence[LaunchFacts],
     baseline: Path | None,
     notes: Sequence[str] = (),
+    test: str = "",
 ) -> str:
-    """Return the failing verdicts, the notes on the launches, the baseline's file, and what to do next."""
+    """Return the failing verdicts, the notes on the launches, the baseline's file, and what to do next.
+
+    Metrics without a baseline share one line, which names the command that records it for ``test``, a node id.
+    """
+    unrecorded = [_unrecorded_line(verdict, test) for verdict in failing if verdict.remedy][:1]
+    failing = [verdict for verdict in failing if not verdict.remedy]
+    if not failing:
+        return f"{result.workload} on {result.platform}: {unrecorded[0]}"
     last = launches[-1]
     used = f"{len(launches)} launches of {last.num_steps} steps" if len(launches) > 1 else f"{last.num_steps} steps"
     lines = [f"{result.workload} on {result.platform}, {used}:"]
-    lines += [f"  {verdict}" for verdict in failing]
-    lines += [f"  {note}" for note in notes]
+    lines += [f"  {line}" for line in (*failing, *unrecorded, *notes)]
     lines.append(f"  median step time by rank: {last.fastest_rank_p50_ms:g} to {last.slowest_rank_p50_ms:g} ms")
-    if baseline is not None:
+    if baseline is not None and not unrecorded:
         lines.append(f"  baseline: {baseline}")
     return "\n".join([*lines, *(f"  next: {step}" for step in _next_steps(failing, baseline))])
+
+
+def _unrecorded_line(verdict: Verdict, test: str) -> str:
+    where = f" in {verdict.reference.name}" if verdict.reference.revision is None else ""
+    return f"{verdict.detail}{where}; {verdict.remedy} with: pytest {shlex.quote(test)} --update-baselines"
 
 
 def _next_steps(failing: Sequence[Verdict], baseline: Path | None) -> list[str]:
@@ -74,13 +87,23 @@ def noisy_baseline_text(case: str, problems: Sequence[str]) -> str:
 
 
 def totals(records: Sequence[TestRecord]) -> str:
-    """Return the numbers of launches, of verdicts by outcome, and of tests without enough devices."""
-    outcomes = Counter(verdict.outcome.value for record in records for verdict in record.verdicts)
-    lacking = sum(record.lacked_devices is not None for record in records)
+    """Return the numbers of launches, of verdicts by outcome, and of tests without enough devices.
+
+    Attempts that were retried, and tests that failed before a launch, are added where there are any. Of a retried
+    attempt, only the launches are counted.
+    """
+    final = [record for record in records if not record.is_retried]
+    outcomes = Counter(verdict.outcome.value for record in final for verdict in record.verdicts)
+    early = sum(record.failed_before_launch for record in final)
+    lacking = sum(record.lacked_devices is not None and not record.failed_before_launch for record in final)
+    retried = len(records) - len(final)
     launches = sum(record.num_launches for record in records)
     parts = [f"{count} {outcome}" for outcome, count in sorted(outcomes.items())]
     verdicts = f"{sum(outcomes.values())} compared" + (f" ({', '.join(parts)})" if parts else "")
-    return f"{launches} launched, {verdicts}, {lacking} skipped for lack of devices"
+    more = [f"{early} failed before a launch"] * bool(early) + [f"{counted(retried, 'attempt')} retried"] * bool(
+        retried
+    )
+    return ", ".join([f"{launches} launched, {verdicts}, {lacking} skipped for lack of devices", *more])
 
 
 def change_lines(old: Baseline | None, new: Baseline) -> list[str]:

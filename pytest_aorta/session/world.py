@@ -91,6 +91,10 @@ class DistributedWorld:
         self.platform = world.platform
         self.timeout_s = spec.timeout_s or options.timeout_s
 
+    def __repr__(self) -> str:
+        """Return the name and the platform, which pytest shows above a failure."""
+        return f"<distributed world on {self.platform}>"
+
     @in_test
     def launch(self, name: str, /, **config: Any) -> WorkloadResult:
         """Launch a workload once and return its validated result, even where the workload's own checks failed.

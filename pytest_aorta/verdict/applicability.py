@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pytest_aorta.common.text import counted
+from pytest_aorta.common.text import brief, counted
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import AS_RUN
 from pytest_aorta.verdict.metrics import Metric, MetricKind, Origin, Tolerance, format_value
@@ -61,10 +61,15 @@ def without_head_start(metric: Metric, facts: LaunchFacts) -> str | None:
     return f"{reason}; as run {format_value(as_run, metric.unit)}"
 
 
-def not_applicable(metric: Metric, tolerance: Tolerance, facts: LaunchFacts, recorded: LaunchFacts) -> str | None:
-    """Return why a metric can't be compared between two launches, or None if it can."""
+def not_applicable(
+    metric: Metric, tolerance: Tolerance, facts: LaunchFacts, recorded: LaunchFacts, side: str = "baseline"
+) -> str | None:
+    """Return why a metric can't be compared between two launches, or None if it can.
+
+    ``side`` is the word for ``recorded``.
+    """
     if metric.kind is MetricKind.TIMING and recorded.launcher != facts.launcher:
-        return f"ranks were started by {facts.launcher}, the baseline's by {recorded.launcher}"
+        return f"ranks were started by {facts.launcher}, the {side}'s by {recorded.launcher}"
     if metric.kind is MetricKind.TIMING and facts.device == "cpu":
         # A test without a tolerance marker for times does not lease the host exclusively.
         if tolerance.origin is Origin.DEFAULT:
@@ -75,19 +80,20 @@ def not_applicable(metric: Metric, tolerance: Tolerance, facts: LaunchFacts, rec
         return None
     if not (_reproducible(facts) and _reproducible(recorded)):
         return "this workload is not bitwise reproducible here; run it in its deterministic mode"
-    return other_environment(facts, recorded)
+    return other_environment(facts, recorded, side)
 
 
-def other_environment(facts: LaunchFacts, recorded: LaunchFacts) -> str | None:
+def other_environment(facts: LaunchFacts, recorded: LaunchFacts, side: str = "baseline") -> str | None:
     """Return the first difference in the numeric environment as text, or None if there is none.
 
-    Launches of one session block ran on one host, so a CPU vendor that only one of them reports is that of both.
+    ``side`` is the word for ``recorded``. Launches of one session block ran on one host, so a CPU vendor that only one
+    of them reports is that of both.
     """
     known_equal = {"cpu_vendor"} if facts.block == recorded.block else set()
     for key in sorted((recorded.environment.keys() | facts.environment.keys()) - known_equal):
         here, there = facts.environment.get(key), recorded.environment.get(key)
         if here != there:
-            return f"{key} is {here!r}, the baseline's {there!r}"
+            return f"{key} is {here!r}, the {side}'s {there!r}"
     return None
 
 
@@ -115,14 +121,18 @@ def _reproducible(facts: LaunchFacts) -> bool:
 
 
 def other_config(recorded: dict[str, Any], config: dict[str, Any]) -> str | None:
-    """Return why a baseline belongs to another config, or None if the configs are equal."""
-    nothing = "no such key"
-    for key in sorted(recorded.keys() | config.keys()):
-        there, here = recorded.get(key, nothing), config.get(key, nothing)
-        if here != there:
-            remedy = "record it again with --update-baselines"
-            return f"the baseline was recorded with {key}={there!r}, the test has {here!r}; {remedy}"
-    return None
+    """Return why a baseline belongs to another config, with every changed key, or None if the configs are equal."""
+    nothing = object()  # unequal to every value
+    keys = sorted(recorded.keys() | config.keys())
+    changed = [key for key in keys if recorded.get(key, nothing) != config.get(key, nothing)]
+    if not changed:
+        return None
+    there, here = (", ".join(_setting(side, key) for key in changed) for side in (recorded, config))
+    return f"the baseline was recorded with {there}, the test has {here}"
+
+
+def _setting(config: dict[str, Any], key: str) -> str:
+    return f"{key}={brief(repr(config[key]))}" if key in config else f"no key {key}"
 
 
 def other_steps(launches: Sequence[LaunchFacts], recorded: LaunchFacts) -> int | None:
@@ -143,4 +153,4 @@ def other_setup(
     if (found := other_steps(launches, recorded)) is None:
         return None
     steps = counted(recorded.num_steps, "measured step")
-    return f"the baseline was recorded with {steps}, the test has {found}; record it again with --update-baselines"
+    return f"the baseline was recorded with {steps}, the test has {found}"

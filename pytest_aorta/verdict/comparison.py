@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any, TypeAlias
 
 from pytest_aorta.common.errors import SpecError
-from pytest_aorta.common.text import counted
+from pytest_aorta.common.text import counted, did_you_mean
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.applicability import (
     lost_reproducibility,
@@ -32,6 +32,7 @@ from pytest_aorta.verdict.priors import (
     transformed_values,
 )
 from pytest_aorta.verdict.resolution import RESET, allowed_tolerance, too_noisy, unresolved
+from pytest_aorta.verdict.split import split_note
 from pytest_aorta.verdict.statistics.decision import (
     FALSE_ALARM_RATE,
     MIN_LAUNCHES_TO_FAIL,
@@ -84,7 +85,8 @@ class StoredComparison:
         marked: The tolerances set by markers.
         priors: Returns the prior of a metric's variance.
         max_launches: Number of the candidate's launches after which every verdict is final.
-        file: Path of the baseline's file, for reports.
+        file: Path of the baseline's file for reports, or the label of other results.
+        kind: Results if the baseline is made of other results.
     """
 
     case: str
@@ -94,6 +96,7 @@ class StoredComparison:
     priors: Priors
     max_launches: int = 1
     file: str = ""
+    kind: ReferenceKind = ReferenceKind.BASELINE
 
     def judge(self, launches: Sequence[LaunchFacts], decided: Mapping[str, Verdict] | None = None) -> Verdicts:
         """Return one verdict per metric. A metric that only one of the two sides has is *missing*.
@@ -107,7 +110,8 @@ class StoredComparison:
             for name, tolerance in tolerances.items()
         ]
         center_launches = () if self.baseline is None else self.baseline.center_launches
-        return Verdicts(self.case, tuple(rows), tuple(notes(launches, center_launches)))
+        found = split_note(rows, launches, center_launches) + notes(launches, center_launches)
+        return Verdicts(self.case, tuple(rows), tuple(found))
 
     def variance(self, metric: Metric) -> VarianceComponents:
         """Return the variance of a metric in the baseline, or the prior if the baseline has no such values."""
@@ -124,18 +128,22 @@ class StoredComparison:
 
     def _judge_one(self, metric: Metric, launches: Sequence[LaunchFacts], tolerance: Tolerance) -> Verdict:
         tolerance = widened(metric, launches[0], tolerance)
-        revision = None if self.baseline is None else self.baseline.revision
-        reference = VerdictReference(ReferenceKind.BASELINE, self.file, revision)
+        revision = None
+        if self.baseline is not None and self.kind is ReferenceKind.BASELINE:
+            revision = self.baseline.revision
+        reference = VerdictReference(self.kind, self.file, revision)
         blank = _blank(self.case, metric, launches, tolerance, reference)
         if detail := under_profiler(metric, launches):
             return replace(blank, outcome=Outcome.NOT_APPLICABLE, detail=detail)
         if self.baseline is None:
             if row := _without_head_start(blank, metric, launches, ()):
                 return row
-            return _missing(blank, Missing.BASELINE, "no baseline; record one with --update-baselines")
+            if blank.value is None:
+                return _missing(blank, Missing.CANDIDATE_VALUE, f"the launch has no {metric.name}")
+            return _missing(replace(blank, is_unrecorded=True), Missing.BASELINE, "no baseline")
         center_launches = self.baseline.center_launches
         if detail := other_setup(self.baseline.config, center_launches[-1], self.config, launches):
-            return _missing(blank, Missing.BASELINE, detail)
+            return _missing(replace(blank, is_unrecorded=True), Missing.BASELINE, detail)
         if row := _without_head_start(blank, metric, launches, center_launches):
             return row
         measured = _with_head_start(metric, launches)
@@ -234,13 +242,15 @@ class PairedComparison:
         tolerances = choose_tolerances(self.marked, candidates[0], references[0])
         if self.only is not None:
             if unknown := sorted(set(self.only) - set(METRICS)):
-                raise SpecError(f"compare: metrics {unknown} are unknown; allowed are {sorted(METRICS)}")
+                hint = did_you_mean(unknown, METRICS)
+                raise SpecError(f"compare: metrics {unknown} are unknown{hint}; allowed are {sorted(METRICS)}")
             tolerances = {name: tolerances.get(name, Tolerance(None, origin=Origin.COMPARE)) for name in self.only}
         rows = [
             (decided or {}).get(name) or self._judge_one(METRICS[name], candidates, references, tolerance)
             for name, tolerance in tolerances.items()
         ]
-        return Verdicts(self.case, tuple(rows), tuple(notes(candidates, references)))
+        found = split_note(rows, candidates, references) + notes(candidates, references)
+        return Verdicts(self.case, tuple(rows), tuple(found))
 
     def _judge_one(
         self,
@@ -355,7 +365,7 @@ def _incomparable(
     is_bitwise = metric.kind is MetricKind.NUMERIC and tolerance.value is None and not are_variants
     if is_bitwise and (detail := lost_reproducibility(launches, others[-1], str(blank.reference))):
         return _missing(replace(blank, baseline=known[-1]), Missing.CANDIDATE_VALUE, detail + remedy)
-    if detail := not_applicable(metric, tolerance, launches[0], others[-1]):
+    if detail := not_applicable(metric, tolerance, launches[0], others[-1], str(blank.reference)):
         shown = blank.baseline if metric.direction is Direction.EXACT else middle(metric, others)
         return replace(blank, outcome=Outcome.NOT_APPLICABLE, baseline=shown, detail=detail)
     if any(value is None for value in known):

@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any, TypeAlias
 
 from pytest_aorta.common.errors import SpecError
+from pytest_aorta.common.text import did_you_mean
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.statistics.scale import Scale
 
@@ -351,5 +352,7 @@ def parse_tolerances(given: Mapping[str, object], source: str) -> dict[str, Tole
         SpecError: A metric is unknown, or a text is not allowed for its metric.
     """
     if unknown := sorted(set(given) - set(METRICS)):
-        raise SpecError(f"{source}: metrics {unknown} are unknown; allowed are {sorted(METRICS)}")
+        raise SpecError(
+            f"{source}: metrics {unknown} are unknown{did_you_mean(unknown, METRICS)}; allowed are {sorted(METRICS)}"
+        )
     return {name: METRICS[name].parse_tolerance(text) for name, text in given.items()}

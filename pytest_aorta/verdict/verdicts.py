@@ -76,6 +76,7 @@ class Verdict:
         low, high: The 95% interval of ``delta``.
         launches: Number of the candidate's launches that were used.
         is_open: True if more launches could decide the outcome.
+        is_unrecorded: True if no baseline is stored for the case with this config and number of steps.
     """
 
     case: str
@@ -92,6 +93,7 @@ class Verdict:
     high: float | None = None
     launches: int = 1
     is_open: bool = False
+    is_unrecorded: bool = False
 
     @property
     def is_lost(self) -> bool:
@@ -105,9 +107,17 @@ class Verdict:
 
     @property
     def reason(self) -> str:
-        """Return the version of an A/B reference, if any, and the explanation of the outcome."""
+        """Return the version of an A/B reference, the explanation, and how to record a baseline, if there are any."""
         version = f"A/B with {self.reference.name}" if self.is_by_ab and self.reference.name else ""
-        return ", ".join(filter(None, [version, self.detail]))
+        remedy = f"; {self.remedy} with --update-baselines" if self.remedy else ""
+        return ", ".join(filter(None, [version, self.detail])) + remedy
+
+    @property
+    def remedy(self) -> str:
+        """Return what to do about the baseline where none applies; empty for other references and verdicts."""
+        if not self.is_unrecorded or self.reference.kind is not ReferenceKind.BASELINE:
+            return ""
+        return "record one" if self.reference.revision is None else "record it again"
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""

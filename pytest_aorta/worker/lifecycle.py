@@ -45,6 +45,7 @@ def run_rank(run_dir: Path, folder: Path) -> None:
         recorded = adapted_result(plan["adapters"], folder) if plan["adapters"] else recorder.result()
         if recorded is not None:
             refuse_non_finite(recorded)
+            refuse_parameters(recorder.named_parameters(), int(os.environ["RANK"]), "at the end of the script")
             write_telemetry(folder, recorded, Telemetry())
         finish(folder, recorded)
         keep_process_groups()

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -43,6 +44,8 @@ class Recorder:
         self._is_warming_up = False
         self._weight_hashes: dict[str, str] = {}
         self._tensor_hashes: dict[str, TensorHashes] = {}
+        # A model that the script drops must not stay in memory.
+        self._model: Callable[[], torch.nn.Module | None] = lambda: None
         # Tensors stay tensors until the end: reading a number from the device would make the step wait.
         self._loss: list[float | torch.Tensor] = []
         self._grad_norm: list[float | torch.Tensor] = []
@@ -93,11 +96,17 @@ class Recorder:
         """
         steps = len(self._timer.step_times_ms()) if self._timer else 0
         rank = int(os.environ.get("RANK", "0"))
+        self._model = weakref.ref(model)
         # A loss is NaN before the weights are, so the loss has the first step.
         refuse_series("loss", [float(value) for value in self._loss], rank, steps)
         refuse_series("gradient norm", [float(value) for value in self._grad_norm], rank, steps)
         refuse_parameters(model.named_parameters(), rank, f"after measured step {steps}")
         self.weight_hash(steps, hash_parameters(model.named_parameters()).hex)
+
+    def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """Return the parameters of the model that was hashed last, if the script still has the model."""
+        model = self._model()
+        return () if model is None else model.named_parameters()
 
     def _series(self, series: list[float | torch.Tensor], value: float | torch.Tensor) -> None:
         if not self._is_warming_up:

@@ -44,8 +44,18 @@ class Workload(ABC):
         return Telemetry()
 
     def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
-        """Return the trained parameters, which must be finite at the end of the run; none by default."""
-        return ()
+        """Return the trained parameters, which must be finite at the end of the run.
+
+        By default, these are the parameters of all modules that are attributes of the workload. Override this method
+        if the workload keeps parameters elsewhere.
+        """
+        # A wrapper and the module in it have the same parameters.
+        found: dict[int, tuple[str, torch.Tensor]] = {}
+        for attribute, value in vars(self).items():
+            if isinstance(value, torch.nn.Module):
+                for name, parameter in value.named_parameters():
+                    found.setdefault(id(parameter), (f"{attribute}.{name}", parameter))
+        return found.values()
 
     @abstractmethod
     def cleanup(self) -> None:

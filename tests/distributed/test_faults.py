@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.errors import ResultError
+from pytest_aorta.common.frames import is_harness
 from pytest_aorta.launch.guarded import launch
 from pytest_aorta.launch.lease.lease import holders
 from pytest_aorta.launch.warm import ForkServers
@@ -45,6 +47,11 @@ MATRIX = {
     "full_disk": ("exit code", 1, "exit code 1"),
     "full_disk_at_result": ("rank exception", 1, "OSError: [Errno 27] File too large"),
     "nan_result": ("rank exception", 1, "NotFinite: metric metric_nan of rank 1 is nan"),
+    "nan_parameter": (
+        "rank exception",
+        1,
+        "NotFinite: parameter model.weight of rank 1 has 1 of 6 elements that are NaN or infinite",
+    ),
     "one_long_line": ("output cap", 1, "logs exceed 32 MiB, rank 1 wrote most"),
     "many_lines": ("output cap", 1, "logs exceed 32 MiB, rank 1 wrote most"),
     "done_alone": ("hang elsewhere", 1, "a rank was done for 3 s and others were not"),
@@ -116,7 +123,7 @@ VARIANTS = {"exit_code", "full_disk_at_result", "many_lines", "deaf", "grandchil
 
 
 # Kinds whose diagnosis reads what the ranks leave, whoever started them: warm in CI, cold every night.
-WARM = ("exception", "segfault", "nan_result", "one_long_line", "done_alone")
+WARM = ("exception", "segfault", "nan_result", "nan_parameter", "one_long_line", "done_alone")
 
 
 def marks(kind: str) -> list[pytest.MarkDecorator]:
@@ -143,7 +150,8 @@ def test_fault_is_classified_with_its_rank_and_leaves_no_process(tmp_path, serve
     plan = replace(make_plan(tmp_path, kind), launcher=launcher, cwd=tmp_path.parent)
     failure = failed(plan, START_S, servers.launch)
     assert (failure.kind, failure.rank) == (expected_kind, rank), failure.text
-    assert part in failure.text
+    assert failure.text.count(part) == 1, failure.text
+    assert not any(map(is_harness, re.findall(r'File "([^"]*)"', failure.text))), failure.text
 
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=marks(kind)) for kind in HANGS])

@@ -31,3 +31,11 @@ def test_compiled_blocks_and_fused_adamw_train_alike(workload):
 
     assert compiled.loss == pytest.approx(eager.loss, rel=1e-5)
     assert compiled.weight_hashes != eager.weight_hashes
+
+
+def test_unfused_adamw_ties_hashes_on_cpu_to_the_vendor(workload):
+    fused = workload.run("llama_fsdp2", n_layers=1, **TRAINING | {"steps": 1, "warmup": 0})
+    unfused = workload.run("llama_fsdp2", n_layers=1, optimizer_fused=False, **TRAINING | {"steps": 1, "warmup": 0})
+    assert "cpu_vendor" in unfused.environment
+    # Where the host does not allow pinned kernels, no CPU hash is portable.
+    assert ("cpu_vendor" in fused.environment) is (fused.environment["cpu_kernels"] is None)

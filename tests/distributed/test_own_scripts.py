@@ -95,6 +95,14 @@ def test_loss_that_is_nan_fails_the_run_with_quantity_rank_and_first_step(tmp_pa
     assert "JSON" not in done.stderr
 
 
+def test_parameter_that_is_nan_after_the_hash_fails_the_run(tmp_path):
+    (tmp_path / "train.py").write_text(f"{RECORDED}\nnext(iter(model.parameters())).data.fill_(float('nan'))\n")
+    done = aorta(tmp_path, "--script", "train.py", "--", "5")
+    assert done.returncode == 1
+    assert "NotFinite: parameter weight of rank " in done.stderr
+    assert " elements that are NaN or infinite at the end of the script" in done.stderr
+
+
 def test_adapter_reads_each_rank_s_log_without_a_line_in_the_script(tmp_path):
     write_logged(tmp_path, "time")
     done = aorta(tmp_path, "--workload", "logged")

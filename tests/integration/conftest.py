@@ -137,7 +137,7 @@ pytestmark = pytest.mark.tolerance(step_time_p50="5%")
 
 # The inner pytest runs in this process, where the plugin has been imported already.
 INI = """[pytest]
-addopts = --strict-markers
+addopts = --strict-markers -p no:rerunfailures
 filterwarnings =
     error
     ignore:Module already imported:pytest.PytestAssertRewriteWarning

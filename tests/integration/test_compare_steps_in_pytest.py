@@ -118,7 +118,10 @@ def test_metrics_of_launches_come_after_those_of_steps(paired):
     ("call", "message"),
     [
         ("workload.compare(*pair, steps=0)", "compare: steps is 0, allowed is an integer of 1 or more*"),
-        ("workload.compare(*pair, steps=4, metrics=['los'])", "compare: metrics ['los'] are unknown; allowed are *"),
+        (
+            "workload.compare(*pair, steps=4, metrics=['los'])",
+            "compare: metrics ['los'] are unknown (did you mean 'loss'?); allowed are *",
+        ),
         ("workload.compare({'steps': 3}, pair[1])", "compare: the candidate is {'steps': 3}, allowed is a result *"),
         (
             "workload.compare(pair[0], 7)",

@@ -199,10 +199,14 @@ def test_gpus_of_the_ini_file_do_not_keep_a_run_from_cpu_ranks(project):
         ("tolerance(step_time_p50='-3%')", "tolerance of step_time_p50: got '-3%', allowed is a percentage above 0%"),
         (
             "tolerance(step_time='5%')",
-            f"marker tolerance: metrics ['step_time'] are unknown; allowed are {sorted(METRICS)}",
+            "marker tolerance: metrics ['step_time'] are unknown (did you mean 'step_time_p50' or 'step_time_p99' or "
+            f"'step_time_mean'?); allowed are {sorted(METRICS)}",
         ),
         ("world(size=0)", "marker world: size=0, allowed is an integer from 1 to 65536 or 'all'"),
-        ("world(sizes=2)", "marker world has no keywords ['sizes']; there are ['device', 'nodes', 'size', 'warm']"),
+        (
+            "world(sizes=2)",
+            "marker world has no keywords ['sizes'] (did you mean 'size'?); there are ['device', 'nodes', 'size', ",
+        ),
         ("world(device='gpu')", "marker world: device='gpu', allowed is one of any, cuda, cpu"),
         ("launch_timeout(0)", "marker launch_timeout takes a number of seconds above 0"),
         ("overlap('yes')", "marker overlap takes no arguments, got ('yes')"),

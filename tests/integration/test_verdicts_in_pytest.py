@@ -101,7 +101,15 @@ def test_deleted_baseline_fails_its_test_and_says_how_to_record_it(recorded):
     recorded.baseline_files()[0].unlink()
     result = recorded.run()
     result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(["E  *missing: *(no baseline; record one with --update-baselines)"])
+    lines = [line for line in result.outlines if line.startswith("E  ")]
+    assert len(lines) == 1
+    result.stdout.fnmatch_lines(
+        [
+            "E  *ComparisonFailed: toy on cpu-x2-gloo: no baseline in */baselines/cpu-x2-gloo/*.json; "
+            "record one with: pytest test_toy.py::test_* --update-baselines",
+            "* missing: no baseline; record one with --update-baselines",
+        ]
+    )
     assert len(recorded.baseline_files()) == 1
 
 
@@ -156,7 +164,12 @@ def test_baseline_of_another_config_fails_and_names_the_key(recorded):
     recorded.test_file((recorded.path / "test_toy.py").read_text().replace("steps=6", "steps=7"))
     result = recorded.run()
     result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(["E  *(the baseline was recorded with steps=6, the test has 7; record it again *"])
+    lines = [line for line in result.outlines if line.startswith("E  ")]
+    assert len(lines) == 1
+    assert lines[0].endswith(
+        "ComparisonFailed: toy on cpu-x2-gloo: the baseline was recorded with steps=6, the test has steps=7; "
+        "record it again with: pytest test_toy.py::test_weights --update-baselines"
+    )
 
 
 def test_key_that_is_newer_than_the_baseline_had_its_default_in_it(recorded):
@@ -170,7 +183,7 @@ def test_key_that_is_newer_than_the_baseline_had_its_default_in_it(recorded):
     recorded.test_file(source.replace("steps=6", "steps=6, prefetch=True"))
     result = recorded.run()
     result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(["E  *(the baseline was recorded with prefetch=False, the test has True; record it *"])
+    result.stdout.fnmatch_lines(["E  *: the baseline was recorded with prefetch=False, the test has prefetch=True; *"])
 
     recorded.test_file(source)
     result = recorded.run("--update-baselines", "-k", "test_weights")

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
+from aorta_workloads.llama_fsdp2.workload import LlamaFsdp2Workload
 
 from pytest_aorta.plan.workload.environment import CPU_KERNELS
 from pytest_aorta.worker import environment_facts
+from tests.rank.settings import default_config
+
+with warnings.catch_warnings():
+    # Inductor's own imports warn.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from aorta_workloads.llama_simple_fsdp.workload import LlamaSimpleFsdpWorkload
 
 CPU = torch.device("cpu")
 PINNED = "ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=AVX2"
@@ -33,3 +42,20 @@ def test_vendor_is_recorded_where_kernels_are_not_pinned(monkeypatch):
     facts = environment_facts(CPU, any_cpu=True)
     assert facts["cpu_kernels"] is None
     assert facts["cpu_vendor"]
+
+
+@pytest.mark.parametrize("workload_class", [LlamaFsdp2Workload, LlamaSimpleFsdpWorkload])
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, True),
+        ({"optimizer_fused": True}, True),
+        # The other kernels of AdamW take square roots from MKL.
+        ({"optimizer_fused": False}, False),
+        ({"compile_loss": True}, False),
+    ],
+)
+def test_llama_claims_equal_bits_on_every_cpu_only_without_kernels_that_depend_on_it(workload_class, changes, expected):
+    workload = workload_class(default_config(workload_class.name, **changes))
+    workload._settings = workload.read_settings()
+    assert workload.is_same_on_any_cpu is expected

@@ -365,3 +365,25 @@ def test_read_ahead_submits_depth_turns_early_but_not_beyond_the_last(depth, log
     for number in range(2):
         ahead.take(number, last=1)
     assert lane.log == log
+
+
+def test_read_ahead_waits_at_once_for_a_transfer_in_line():
+    lane = LoggingLane([])
+    ahead = ReadAhead(lane, 1, lambda number: lambda _asynchronous: number, in_line=lambda number: number == 1)
+    for number in range(2):
+        ahead.take(number, last=1)
+    assert lane.log == ["submit 0", "submit 1", "wait 1", "wait 0", "wait 1"]
+
+
+def test_faults_of_time_strike_their_rank_and_their_kind_alone():
+    def strikes(kind, rank):
+        spec = FaultSpec(kind, layer=1, rank=1, every=2)
+        fault = Fault(spec, rank=rank, first_checked=0, write_chunk=lambda *_: None)
+        by_layer = [fault.runs_in_line(layer) for layer in range(3)]
+        return by_layer, [fault.slows(number) for number in (0, 1)], [fault.delays_host(number) for number in (0, 1)]
+
+    never = [False, False]
+    assert strikes("in_line", 1) == ([False, True, False], never, never)
+    assert strikes("slowdown", 1) == ([False] * 3, [True, False], never)
+    assert strikes("late_host", 1) == ([False] * 3, never, [True, False])
+    assert {str(strikes(kind, 0)) for kind in ("in_line", "slowdown", "late_host")} == {str(strikes("none", 1))}

@@ -47,7 +47,7 @@ def captured(tmp_path, monkeypatch):
     folder.mkdir(parents=True)
     monkeypatch.setenv(RANK_FOLDER, str(folder))
 
-    def train(*, backend=None, recomputes=False, fault=None):
+    def train(*, backend=None, recomputes=False, fault=None, inner=None):
         torch.manual_seed(0)
         model = Model(recomputes=recomputes)
         if backend:
@@ -60,8 +60,9 @@ def captured(tmp_path, monkeypatch):
             warnings.simplefilter("ignore", DeprecationWarning)
             with fault or torch.enable_grad():
                 capture.begin(1)
-                model(torch.linspace(-1, 1, 24).reshape(3, 8)).square().sum().backward()
-                optimizer.step()
+                with inner or torch.enable_grad():
+                    model(torch.linspace(-1, 1, 24).reshape(3, 8)).square().sum().backward()
+                    optimizer.step()
                 capture.end()
         return read_operators(tmp_path, 0, 1)
 
@@ -122,6 +123,14 @@ def test_operator_whose_output_has_a_flipped_bit_is_found(captured, backend, ope
     found = first_operator(0, faulty, plain)
     assert (found.evidence, found.call.name) == (Evidence.COMPUTED, operator)
     assert (found.call.phase, found.call.module) == (phase, module)
+
+
+def test_input_that_changed_between_operators_is_found_at_its_reader(captured):
+    plain = captured()
+    torch.manual_seed(0)
+    faulty = captured(inner=BitFlip("aten.threshold_backward.default", 1, of_input=True))
+    found = first_operator(0, faulty, plain)
+    assert (found.evidence, found.call.name) == (Evidence.CHANGED, "aten.threshold_backward.default")
 
 
 def test_flip_of_a_call_that_does_not_happen_is_an_error(captured):

@@ -53,6 +53,18 @@ def test_the_shape_of_the_work_changes_no_bits(unroll):
     check(elements, Grid.of(Axis(2**20, range(100, 20_100))), DEFAULT_TILE._replace(unroll=unroll))
 
 
+@pytest.mark.parametrize("step", [0, 2])
+def test_elements_that_are_not_side_by_side_in_memory_have_the_same_bits(step):
+    # A dimension that is expanded has the stride 0, and both views keep their strides through reshape(-1).
+    memory = elements_of(6000, torch.int32)
+    elements = (memory[:1].expand(3000) if step == 0 else memory[::step]).reshape(-1)
+    assert not elements.is_contiguous()
+    on_device = memory.to(DEVICE)
+    on_device = on_device[:1].expand(3000) if step == 0 else on_device[::step]
+    grid = Grid.of(Axis(3000, range(3000)))
+    assert triton_sums(on_device, grid).tolist() == eager_sums(elements, grid).tolist()
+
+
 @pytest.mark.parametrize(("begin", "end"), [(1, 9), (2, 7), (3, 4)])
 def test_a_run_that_splits_words_is_left_to_the_other_engine(begin, end):
     grid = Grid.of(Axis(16, range(begin, end)))

@@ -89,6 +89,10 @@ class AsyncLane(Lane):
         return _Pending(work)
 
 
+def _never(_number: int) -> bool:
+    return False
+
+
 class ReadAhead:
     """A numbered sequence of transfers, each submitted ``depth`` turns before its use.
 
@@ -96,17 +100,26 @@ class ReadAhead:
     ``n - depth - 1`` is enqueued.
     """
 
-    def __init__(self, lane: Lane, depth: int, transfer: Callable[[int], Transfer]) -> None:
-        """Prepare the sequence; ``transfer(n)`` makes transfer ``n``, and numbers start at 0."""
+    def __init__(
+        self, lane: Lane, depth: int, transfer: Callable[[int], Transfer], in_line: Callable[[int], bool] = _never
+    ) -> None:
+        """Prepare the sequence; ``transfer(n)`` makes transfer ``n``, and numbers start at 0.
+
+        Compute waits for the transfers for which ``in_line(n)`` is true as soon as they are submitted.
+        """
         self._lane = lane
         self._depth = depth
         self._transfer = transfer
+        self._in_line = in_line
         self._next = 0
         self._tickets: deque[Ticket] = deque()
 
     def take(self, number: int, last: int) -> None:
         """Submit transfers up to ``number + depth``, but none beyond ``last``; then wait for ``number``."""
         while self._next <= min(number + self._depth, last):
-            self._tickets.append(self._lane.submit(self._transfer(self._next)))
+            ticket = self._lane.submit(self._transfer(self._next))
+            if self._in_line(self._next):
+                ticket.wait()
+            self._tickets.append(ticket)
             self._next += 1
         self._tickets.popleft().wait()

@@ -27,13 +27,14 @@ class MeasuredSteps:
     losses: list[torch.Tensor]
     grad_norms: list[torch.Tensor]
 
-    def result(self, steps: int, device: torch.device, *, compiled: bool) -> RankResult:
+    def result(self, steps: int, device: torch.device, *, any_cpu: bool) -> RankResult:
         """Return the result of these steps without metrics and hashes; collective.
 
         Args:
             steps: measured steps that the config asks for.
             device: the device that the steps ran on.
-            compiled: whether a step runs compiled kernels, which depend on the model of a CPU.
+            any_cpu: whether CPU ranks compute the same bits on CPUs of every vendor, as for
+                :func:`~pytest_aorta.worker.environment_facts`.
         """
         # NCCL's record of the steps is read first, before further collectives push entries out.
         step_times_ms, wait_ms = self.timer.step_times_ms(), self.timer.wait_ms()
@@ -46,7 +47,7 @@ class MeasuredSteps:
             elapsed_sec=self.elapsed_sec,
             loss=_sum_over_ranks(self.losses),
             grad_norm=[float(whole_norm(norm)) for norm in self.grad_norms],
-            environment=environment_facts(device, any_cpu=not compiled),
+            environment=environment_facts(device, any_cpu=any_cpu),
             wait_ms=wait_ms,
             memory_bytes=self.timer.memory_bytes(),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 import torch
@@ -68,7 +69,12 @@ class TrainingStep:
         self._contribution = Contribution(settings.world_size, settings.rank, settings.dtype, device)
         self._delay = Delay(device, fault.delay_ms)
         self._inputs = ReadAhead(lanes.inputs, lanes.inputs_ahead, self._input_copy)
-        self._gathers = ReadAhead(lanes.collectives, lanes.gathers_ahead, self._gather)
+        self._gathers = ReadAhead(
+            lanes.collectives,
+            lanes.gathers_ahead,
+            self._gather,
+            in_line=lambda number: fault.runs_in_line(self._layer_of_gather(number)),
+        )
 
     def run(self, iteration: int) -> None:
         """Run step ``iteration`` of the run; iterations start at 0 and are consecutive."""
@@ -82,6 +88,8 @@ class TrainingStep:
         self._apply_gradients(iteration)
         if self._fault.slows(iteration):
             self._delay()
+        if self._fault.delays_host(iteration):
+            time.sleep(self._fault.delay_ms / 1e3)
 
     def _forward(self, iteration: int) -> None:
         gemm = self._buffers.gemm
@@ -103,6 +111,8 @@ class TrainingStep:
                 scatters[turn - 2].wait()
             gradient = self._write_gradient(iteration, layer, turn)
             scatters.append(self._collectives.submit(self._scatter(layer, gradient)))
+            if self._fault.runs_in_line(layer):
+                scatters[-1].wait()
         for ticket in scatters[-2:]:
             ticket.wait()
 
@@ -139,14 +149,17 @@ class TrainingStep:
         return self._spans.around("copy", copy)
 
     def _gather(self, number: int) -> Transfer:
-        turn = number % (2 * self._layers)
-        layer = min(turn, 2 * self._layers - 1 - turn)
-        out = self._buffers.gathered[turn % 2].view(-1)
+        layer = self._layer_of_gather(number)
+        out = self._buffers.gathered[number % 2].view(-1)
 
         def gather(asynchronous: bool) -> dist.Work | None:
             return all_gather(out, self._buffers.shards[layer], async_op=asynchronous)
 
         return self._spans.around("all_gather", gather)
+
+    def _layer_of_gather(self, number: int) -> int:
+        turn = number % (2 * self._layers)
+        return min(turn, 2 * self._layers - 1 - turn)
 
     def _scatter(self, layer: int, gradient: torch.Tensor) -> Transfer:
         def scatter(asynchronous: bool) -> dist.Work | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import count
 
 import torch
@@ -96,6 +97,10 @@ class FsdpWorkload(Workload):
         """Return the stream spans of the sampled steps."""
         return Telemetry(captures=self._spans.captures())
 
+    def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """Return this rank's shard of each layer's weights; there are none without an optimizer."""
+        return ((f"layers.{layer}.weight", weight) for layer, weight in enumerate(self._buffers.weights))
+
     def cleanup(self) -> None:
         """Leave the process group and free the buffers."""
         leave_process_group(self, "_step", "_fault", "_verification", "_buffers", "_spans")
@@ -123,12 +128,12 @@ class FsdpWorkload(Workload):
         return metrics | peak_memory_metrics(self._device)
 
     def _weight_hashes(self) -> dict[str, str]:
-        settings, weights = self._settings, self._buffers.weights
-        if not weights:
+        settings = self._settings
+        if not self._buffers.weights:
             return {}
-        self._fault.on_final_weights(weights[self._settings.fault.layer])
+        self._fault.on_final_weights(self._buffers.weights[settings.fault.layer])
         shape, offset = (settings.gradient_size,), settings.rank * settings.fsdp_shard_size
-        shards = [LocalShard(f"layers.{layer}.weight", shape, weight, offset) for layer, weight in enumerate(weights)]
+        shards = [LocalShard(name, shape, weight, offset) for name, weight in self.named_parameters()]
         return {str(settings.iterations): hash_shards(shards).hex}
 
     def _make_verification(self, codes: CodeTable) -> Verification:

@@ -95,6 +95,16 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         """True if a step runs compiled kernels."""
         return self._settings.compile_loss
 
+    @property
+    def is_same_on_any_cpu(self) -> bool:
+        """True if CPU ranks compute the same bits on CPUs of every vendor."""
+        # Unfused AdamW takes square roots from MKL, which rounds them otherwise on another vendor's CPU.
+        return self._is_fused and not self.is_compiled
+
+    @property
+    def _is_fused(self) -> bool:
+        return self._settings.optimizer_fused is not False
+
     def run(self) -> RankResult:
         """Warm up, train the measured steps, read their results from the device, then profile further steps."""
         settings = self._settings
@@ -105,7 +115,7 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         self._rates = self._learning_rate.rates(range(last - settings.steps, last))
         if (folder := settings.checkpoint.save_checkpoint) is not None:
             saved_state.save(folder, self._model, self._optimizer)
-        result = measured.result(settings.steps, self._device, compiled=self.is_compiled)
+        result = measured.result(settings.steps, self._device, any_cpu=self.is_same_on_any_cpu)
         assert result.grad_norm is not None
         result = replace(
             result,
@@ -147,9 +157,7 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         return Pipeline(self._model, self._mesh, self._settings, self._rotations, self._global_loss)
 
     def _build_optimizer(self) -> torch.optim.AdamW:
-        asked = self._settings.optimizer_fused
-        # On CPU the other kernels take square roots from MKL, which rounds them otherwise on another vendor's CPU.
-        fused = asked is None or asked
+        fused = self._is_fused
         return torch.optim.AdamW(
             # Each mesh has a group of its own: a kernel for many tensors takes those of one mesh.
             [{"params": parameters} for parameters in by_mesh(self._model)],

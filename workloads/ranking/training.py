@@ -108,7 +108,7 @@ class RankingTraining(Workload, Generic[_Settings]):
         for _ in range(self._settings.warmup):
             self._train_step()
         measured, weight_hashes = self._measure()
-        result = measured.result(self._settings.steps, self._device, compiled=self._settings.compile.enabled)
+        result = measured.result(self._settings.steps, self._device, any_cpu=not self._settings.compile.enabled)
         metrics = self._metrics(sum(result.step_times_ms) / 1e3)
         result = replace(result, metrics=metrics, weight_hashes=weight_hashes)
         return profiled(result, self._train_step, self._settings.profile_steps, self._device)

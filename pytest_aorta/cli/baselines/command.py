@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from pytest_aorta.cli.baselines.diff import diff_lines
-from pytest_aorta.cli.baselines.find import file_or_blob, find_file, stored_files
+from pytest_aorta.cli.baselines.find import file_or_blob, find_file, require_folder, stored_files
 from pytest_aorta.cli.baselines.history import history_lines
 from pytest_aorta.cli.baselines.prune import Pruning, prune
 from pytest_aorta.cli.baselines.rename import rename_files, renamings
 from pytest_aorta.cli.baselines.show import list_lines, show_lines
 from pytest_aorta.common.text import emit, output_width, printable
+from pytest_aorta.verdict.baseline import locked_baselines
 
 KEPT_LAUNCHES = 40
 
@@ -96,12 +98,13 @@ def history(arguments: argparse.Namespace) -> int:
 
 def rename(arguments: argparse.Namespace) -> int:
     """Run ``aorta baselines rename``."""
-    files, problems = stored_files(arguments.folder, arguments.platform)
-    if problems:
-        return _report([*problems, "nothing was renamed, since an unreadable file may contain one of the cases"])
-    found = renamings(files, arguments.old, arguments.new, arguments.folder)
-    if not arguments.dry_run:
-        rename_files(found, arguments.folder)
+    with _locked_unless_dry(arguments):
+        files, problems = stored_files(arguments.folder, arguments.platform)
+        if problems:
+            return _report([*problems, "nothing was renamed, since an unreadable file may contain one of the cases"])
+        found = renamings(files, arguments.old, arguments.new, arguments.folder)
+        if not arguments.dry_run:
+            rename_files(found, arguments.folder)
     verb = "would be renamed" if arguments.dry_run else "renamed"
     emit([*map(str, found), f"{len(found)} of {len(files)} baselines {verb}"])
     return 0
@@ -109,11 +112,23 @@ def rename(arguments: argparse.Namespace) -> int:
 
 def thin_out(arguments: argparse.Namespace) -> int:
     """Run ``aorta baselines prune``."""
-    files, problems = stored_files(arguments.folder, arguments.platform)
     rootdir = arguments.rootdir if arguments.orphans else None
-    done, failed = prune(files, Pruning(arguments.folder, arguments.keep, rootdir, arguments.dry_run))
+    with _locked_unless_dry(arguments):
+        files, problems = stored_files(arguments.folder, arguments.platform)
+        done, failed = prune(files, Pruning(arguments.folder, arguments.keep, rootdir, arguments.dry_run))
     emit([*done, f"{len(done)} of {len(files)} files {'would change' if arguments.dry_run else 'changed'}"])
     return _report([*problems, *failed])
+
+
+@contextmanager
+def _locked_unless_dry(arguments: argparse.Namespace) -> Iterator[None]:
+    """Hold the lock of ``--folder`` while files are read and written, so that no session writes in between."""
+    require_folder(arguments.folder)
+    if arguments.dry_run:
+        yield
+        return
+    with locked_baselines(arguments.folder):
+        yield
 
 
 def _report(problems: Sequence[str]) -> int:

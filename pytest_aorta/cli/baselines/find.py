@@ -119,9 +119,18 @@ def _stored(name: str, baseline: Baseline, others: Sequence[Baseline]) -> Stored
     )
 
 
-def _platform_folders(folder: Path, platform: str | None) -> list[Path]:
+def require_folder(folder: Path) -> None:
+    """Check the option ``--folder``.
+
+    Raises:
+        UsageError: The folder does not exist.
+    """
     if not folder.is_dir():
         raise UsageError(f"--folder {folder}: is not a folder; give the folder of the baselines")
+
+
+def _platform_folders(folder: Path, platform: str | None) -> list[Path]:
+    require_folder(folder)
     folders = sorted(path for path in folder.iterdir() if path.is_dir())
     chosen = [path for path in folders if platform in (None, path.name)]
     if platform is not None and not chosen:

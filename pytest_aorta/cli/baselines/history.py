@@ -8,7 +8,7 @@ from statistics import median
 
 from pytest_aorta.cli.baselines.find import StoredFile
 from pytest_aorta.common.errors import UsageError
-from pytest_aorta.common.text import counted, table, wrapped
+from pytest_aorta.common.text import counted, did_you_mean, table, wrapped
 from pytest_aorta.verdict.metrics import METRICS, Metric, format_value
 from pytest_aorta.verdict.verdicts import format_change
 
@@ -24,7 +24,7 @@ def history_lines(file: StoredFile, name: str, width: int) -> list[str]:
         UsageError: The metric is unknown or not positive in some launch, or Otava is not installed.
     """
     if name not in METRICS:
-        raise UsageError(f"--metric {name}: is unknown; allowed are {sorted(METRICS)}")
+        raise UsageError(f"--metric {name}: is unknown{did_you_mean([name], METRICS)}; allowed are {sorted(METRICS)}")
     metric = METRICS[name]
     values = _values(file, metric)
     bounds = [0, *change_points(values), len(values)]

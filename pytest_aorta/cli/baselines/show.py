@@ -27,7 +27,7 @@ _LIST_COLUMNS = (
 )  # fmt: skip
 _LAUNCH_COLUMNS = (
     "launch", "revision", "center", "recorded", "block", "launcher", "steps", "p50 ms", "p99 ms", "growth",
-    "straggler's lag", "canary",
+    "straggler's lag", "canary", "commit", "branch",
 )  # fmt: skip
 _BORROWED = "* not measured by this baseline yet: taken from the platform's other cases, or from the default"
 
@@ -189,4 +189,6 @@ def _launch_cells(facts: LaunchFacts) -> tuple[str, ...]:
         format_change(facts.step_time_growth),
         f"rank {slowest}: {lags[slowest]:.3g} ms" if lags else "-",
         ", ".join(f"{name.removesuffix('_ms')} {value:.4g} ms" for name, value in facts.canary_ms.items()) or "-",
+        facts.version or "-",
+        facts.branch or "-",
     )

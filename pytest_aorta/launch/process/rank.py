@@ -10,18 +10,15 @@ import faulthandler
 import os
 import signal
 import sys
-import time
-import traceback
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from pytest_aorta.common import variables
-from pytest_aorta.common.files import write_json, write_text
+from pytest_aorta.common.files import write_text
 from pytest_aorta.launch.process.guard import die_with
 from pytest_aorta.launch.process.last_words import leave_last_words
+from pytest_aorta.launch.process.rank_error import write_error
 from pytest_aorta.plan.profiler import WRAPPERS
-from pytest_aorta.result.folder import ERROR_FILE, OUTPUT_LOG, PID_FILE, PROGRESS_FILE, STACKS_FILE, rank_folder
+from pytest_aorta.result.folder import OUTPUT_LOG, PID_FILE, PROGRESS_FILE, STACKS_FILE, rank_folder
 from pytest_aorta.result.outcome import STARTED, leave_mark
 
 # The error that ended the rank, kept until the process exits: the frames of its traceback hold process groups, and
@@ -72,21 +69,6 @@ def prepare(folder: Path) -> None:
     leave_last_words(folder, stacks)
     write_text(folder / PID_FILE, str(os.getpid()), durable=False)
     leave_mark(folder, STARTED)
-
-
-def write_error(folder: Path, error: BaseException) -> None:
-    """Write the error with its time in nanoseconds: torchrun orders failures by whole seconds."""
-    time_ns = time.time_ns()
-    text = "".join(traceback.format_exception(error))
-    sys.stderr.write(text)
-    document: dict[str, Any] = {
-        "time_ns": time_ns,
-        "type": type(error).__name__,
-        "message": str(error)[:4000],
-        "traceback": text[-20000:],
-    }
-    with suppress(OSError):  # a full disk must not keep the rank from ending
-        write_json(folder / ERROR_FILE, document)
 
 
 if __name__ == "__main__":

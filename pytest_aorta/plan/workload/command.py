@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.common.errors import SpecError
-from pytest_aorta.common.text import brief
+from pytest_aorta.common.text import brief, did_you_mean
 from pytest_aorta.plan.world import VISIBLE_VARIABLES
 
 # Names in braces besides config keys: the launch's folder, and the folder of the yaml.
@@ -136,7 +136,8 @@ def refuse_unknown_names(where: str, texts: Iterable[str], properties: Iterable[
     """
     known = {*properties, *PLACES}
     if unknown := sorted({name for text in texts for name in _NAME.findall(text)} - known):
-        raise SpecError(f"{where}: names {unknown} can't be filled in; there are {sorted(known)}")
+        hint = did_you_mean(unknown, sorted(known))
+        raise SpecError(f"{where}: names {unknown} can't be filled in{hint}; there are {sorted(known)}")
 
 
 def texts_of(value: Any) -> list[str]:

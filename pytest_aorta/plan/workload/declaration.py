@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 import sys
@@ -10,22 +9,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.files import UnreadableFile, parse_json, read_yaml
-from pytest_aorta.common.text import brief
+from pytest_aorta.common.schema import allowed
+from pytest_aorta.common.text import brief, did_you_mean
 from pytest_aorta.plan.workload.adapter import ADAPTER_SCHEMA, Adapter, AdapterError
 from pytest_aorta.plan.workload.command import COMMAND_SCHEMA, refuse_unknown_names, refuse_variables, texts_of
 from pytest_aorta.plan.workload.environment import ENVIRONMENT_KEY, ENVIRONMENT_SCHEMA, check_environment
 from pytest_aorta.plan.workload.logs import make_adapter
+
+if TYPE_CHECKING:
+    from jsonschema import ValidationError
 
 ENTRY_POINT_GROUP = "aorta.workloads"
 YAML_NAME = "default.yaml"
 _YAML_KEYS = {
     "description", "class", "command", "adapter", "launch_mode", "min_world_size", "preload", "config", "presets",
 }  # fmt: skip
-_REQUIRED_KEYS = ("description", "config")
+_REQUIRED_KEYS = ("description",)
 
 
 @dataclass(frozen=True)
@@ -88,9 +91,7 @@ def find_workload(name: str, own_dirs: Sequence[Path]) -> WorkloadSpec:
     """
     places = workload_places(own_dirs)
     if name not in places:
-        close = difflib.get_close_matches(name, places, 1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
-        raise SpecError(f"no workload named {name!r}{hint}; there are {sorted(places)}")
+        raise SpecError(f"no workload named {name!r}{did_you_mean([name], places)}; there are {sorted(places)}")
     found = places[name]
     if len(found) > 1:
         where = " and ".join(str(place.folder or place.module) for place in found)
@@ -128,13 +129,15 @@ def read_workload(name: str, folder: Path, module: str | None) -> WorkloadSpec:
     if not isinstance(document, dict):
         raise SpecError(f"{yaml}: got {type(document).__name__}, allowed is a mapping with keys {sorted(_YAML_KEYS)}")
     if unknown := sorted(map(str, set(document) - _YAML_KEYS)):
-        raise SpecError(f"{yaml}: unknown keys {unknown}; there are {sorted(_YAML_KEYS)}")
+        hint = did_you_mean(unknown, sorted(_YAML_KEYS))
+        raise SpecError(f"{yaml}: unknown keys {unknown}{hint}; there are {sorted(_YAML_KEYS)}")
     if absent := [key for key in _REQUIRED_KEYS if key not in document]:
         raise SpecError(f"{yaml}: keys {absent} are required")
     if ("class" in document) == ("command" in document):
         raise SpecError(f"{yaml}: give one of the keys 'class' and 'command', not both")
     _check(yaml, document, _YAML_SCHEMA)
-    if ENVIRONMENT_KEY in document["config"]:
+    properties = document.get("config", {})
+    if ENVIRONMENT_KEY in properties:
         raise SpecError(f"{yaml}: config key {ENVIRONMENT_KEY!r} exists for every workload and can't be declared")
     spec = WorkloadSpec(
         name=name,
@@ -144,7 +147,7 @@ def read_workload(name: str, folder: Path, module: str | None) -> WorkloadSpec:
         description=document["description"],
         launch_mode=document.get("launch_mode", "torchrun"),
         min_world_size=document.get("min_world_size", 1),
-        properties=document["config"] | {ENVIRONMENT_KEY: ENVIRONMENT_SCHEMA},
+        properties=properties | {ENVIRONMENT_KEY: ENVIRONMENT_SCHEMA},
         presets=document.get("presets", {}),
         preload=tuple(document.get("preload", ())),
         command=document.get("command"),
@@ -163,8 +166,7 @@ def resolve_config(spec: WorkloadSpec, given: Mapping[str, Any]) -> dict[str, An
         SpecError: A key is unknown, or a value is not allowed.
     """
     if unknown := sorted(set(given) - set(spec.properties)):
-        close = difflib.get_close_matches(unknown[0], spec.properties, 1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        hint = did_you_mean(unknown, spec.properties)
         raise SpecError(
             f"{spec.yaml}: workload {spec.name!r} has no config keys {unknown}{hint}; "
             f"there are {sorted(spec.properties)}"
@@ -235,8 +237,10 @@ def _check_command(spec: WorkloadSpec) -> None:
     refuse_unknown_names(f"{spec.yaml}: adapter", texts, {*spec.properties, "rank"})
     for entry in (spec.command or {}).get("args", ()):
         if isinstance(entry, dict) and entry["when"] not in spec.properties:
+            hint = did_you_mean([entry["when"]], spec.properties)
             raise SpecError(
-                f"{spec.yaml}: command: when: no config key {entry['when']!r}; there are {sorted(spec.properties)}"
+                f"{spec.yaml}: command: when: no config key {entry['when']!r}{hint}; there are "
+                f"{sorted(spec.properties)}"
             )
     if spec.command and "script" in spec.command and not (spec.folder / spec.command["script"]).is_file():
         raise SpecError(f"{spec.yaml}: command: there is no file {spec.folder / spec.command['script']}")
@@ -253,7 +257,10 @@ def _check_defaults(spec: WorkloadSpec) -> None:
     for key, by_value in spec.presets.items():
         overridden = {name for values in by_value.values() for name in values} | {key}
         if unknown := sorted(map(str, overridden - set(spec.properties))):
-            raise SpecError(f"{spec.yaml}: presets name config keys {unknown}; there are {sorted(spec.properties)}")
+            hint = did_you_mean(unknown, spec.properties)
+            raise SpecError(
+                f"{spec.yaml}: presets name config keys {unknown}{hint}; there are {sorted(spec.properties)}"
+            )
         for value, values in by_value.items():
             _check_values(spec, _plain(spec, values), f"preset {key}={value} ")
     _check_values(spec, _plain(spec, {key: schema["default"] for key, schema in spec.properties.items()}))
@@ -285,10 +292,16 @@ def _check(yaml: Path, document: Any, schema: dict[str, Any], what: str = "workl
     error = best_match(Draft202012Validator(schema).iter_errors(document))
     if error is not None:
         path = ".".join(map(str, error.absolute_path)) or "top level"
-        allowed = f"{error.validator}: {error.validator_value!r}"
-        if error.validator == "additionalProperties" and error.validator_value is False:
-            allowed = f"keys {sorted(error.schema['properties'])}"
-        raise SpecError(f"{yaml}: {what}: {path}: got {brief(repr(error.instance))}, allowed is {allowed}")
+        raise SpecError(f"{yaml}: {what}: {path}: got {brief(repr(error.instance))}, {_allowed(error)}")
+
+
+def _allowed(error: ValidationError) -> str:
+    rule, value = error.validator, cast(Any, error.validator_value)
+    if rule == "additionalProperties" and value is False:
+        known = sorted(cast(Any, error.schema)["properties"])
+        unknown = sorted(map(str, set(cast(Any, error.instance)) - set(known)))
+        return f"allowed is keys {known}{did_you_mean(unknown, known)}"
+    return f"{allowed(rule, value)}{did_you_mean([error.instance], map(str, value)) if rule == 'enum' else ''}"
 
 
 def package_folder(dotted: str) -> Path | None:

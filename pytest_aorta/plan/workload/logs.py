@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import importlib
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.common.files import UnreadableFile, read_bytes
+from pytest_aorta.common.regular import open_regular
 from pytest_aorta.common.text import brief
 from pytest_aorta.plan.workload.adapter import (
     LOG,
@@ -28,8 +30,8 @@ from pytest_aorta.plan.workload.command import filled
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _LAST_LINES = 5
-# Limits of a log: its size, and the part of a line that is searched, since a pattern's time can grow with the square of
-# the length.
+# Limits of a log: its size, which is also the limit of an event file, and the part of a line that is searched, since a
+# pattern's time can grow with the square of the length.
 MAX_LOG_BYTES = 256 << 20
 MAX_LINE = 10_000
 # The line that torchtitan logs for a step; its memory is the peak reserved since the previous line. Every repetition
@@ -144,25 +146,46 @@ def _event_records(adapter: Adapter) -> tuple[list[Record], str]:
         ) from None
     # A part of the path may be a glob pattern, for folders that scripts name by date and time.
     folders = [Path(folder) for folder in glob.glob(adapter.folder)]  # noqa: PTH207 - an absolute pattern
-    files = sorted(file for folder in folders for file in folder.rglob("*tfevents*"))
+    files = sorted(file for folder in folders for file in folder.rglob("*tfevents*") if not file.is_dir())
     if len(files) != 1:
         there = f"there are {len(files)}: {', '.join(map(str, files[:3]))}" if files else "there is none"
         raise AdapterError(f"{adapter.folder}: expected one event file in this folder or below; {there}")
+    _refuse_unreadable(files[0])
     # 0 keeps every event; the default keeps a sample.
     events = module.EventAccumulator(str(files[0]), size_guidance={"scalars": 0, "tensors": 0})
     try:
         events.Reload()
     except Exception as error:  # noqa: BLE001 - tensorboard names no error for damaged event files
-        raise AdapterError(f"{files[0]}: tensorboard can't read it: {type(error).__name__}: {error}") from None
+        raise AdapterError(f"{files[0]}: tensorboard can't read it: {brief(_described(error), 300)}") from None
     tags = events.Tags()["scalars"]
     steps: dict[int, tuple[float, dict[str, float]]] = {}
     for name, tag in adapter.scalars:
         if tag not in tags:
-            raise AdapterError(f"{files[0]}: there is no scalar {tag!r} for {name}; there are {sorted(tags)}")
+            there = brief(str(sorted(tags)), 500)
+            raise AdapterError(f"{files[0]}: there is no scalar {tag!r} for {name}; there are {there}")
         for event in events.Scalars(tag):
             moment_s, values = steps.setdefault(event.step, (event.wall_time, {}))
             steps[event.step] = min(moment_s, event.wall_time), values | {name: float(event.value)}
     return [Record(step, moment_s, values) for step, (moment_s, values) in sorted(steps.items())], str(files[0])
+
+
+def _refuse_unreadable(file: Path) -> None:
+    """Check an event file, since tensorboard would wait for a FIFO and read a device for ever."""
+    try:
+        # The event file of a script may be a link to its newest run.
+        with open_regular(file, follow_links=True) as opened:
+            size = os.fstat(opened.fileno()).st_size
+    except OSError as error:
+        raise AdapterError(f"{file}: can't be read: {error.strerror or error}") from None
+    if size > MAX_LOG_BYTES:
+        raise AdapterError(
+            f"{file}: {size:,} bytes are more than the {MAX_LOG_BYTES:,} allowed; write the scalars to an event file "
+            f"of their own"
+        )
+
+
+def _described(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".removesuffix(": ")
 
 
 def _integer(name: str, given: Any, values: Mapping[str, Any]) -> int:

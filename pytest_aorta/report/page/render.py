@@ -11,6 +11,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from pytest_aorta.common.text import counted
 from pytest_aorta.report.data import Report
 from pytest_aorta.report.lanes import collective_overlaps, rank_overlaps
 from pytest_aorta.report.page import rows
@@ -38,7 +39,8 @@ def render(report: Report) -> str:
         tests=tests,
         plots=plots,
         table=sorted(table, key=lambda entry: rows.severity(entry[2])),
-        outcomes=Counter(test.outcome for test in tests),
+        outcomes=Counter(test.outcome for test in report.final),
+        num_tests=counted(len(report.final), "test"),
         verdicts=sorted({row.outcome for test in tests for row in test.verdicts}, key=list(rows.SEVERITY).index),
         rank_times=rows.rank_times,
         environment_rows=rows.environment_rows,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from pytest_aorta.common.errors import SpecError
+from pytest_aorta.common.text import did_you_mean
 from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.verdict.applicability import other_environment
@@ -64,9 +65,10 @@ def split(metrics: Collection[str] | None) -> tuple[list[str], list[str]]:
     """
     if metrics is None:
         return list(STEP_METRICS), []
-    if unknown := sorted(set(metrics) - STEP_METRICS.keys() - METRICS.keys()):
+    known = [*STEP_METRICS, *(name for name in METRICS if name not in STEP_METRICS)]
+    if unknown := sorted(set(metrics) - set(known)):
         raise SpecError(
-            f"compare: metrics {unknown} are unknown; allowed are {sorted(STEP_METRICS.keys() | METRICS.keys())}"
+            f"compare: metrics {unknown} are unknown{did_you_mean(unknown, known)}; allowed are {sorted(known)}"
         )
     by_step = [name for name in STEP_METRICS if name in metrics]
     return by_step, [name for name in METRICS if name in metrics and name not in by_step]
@@ -106,7 +108,7 @@ def _compare(case: str, row: StepMetric, candidate: WorkloadResult, reference: W
         same = f"all {steps} steps" if steps > 1 else "the step"
         return replace(blank, outcome=Outcome.PASS, value=here[steps], baseline=there[steps], detail=same)
     shown = replace(blank, value=here[different[0]], baseline=there[different[0]])
-    if detail := other_environment(launch_facts(candidate), launch_facts(reference)):
+    if detail := other_environment(launch_facts(candidate), launch_facts(reference), str(reference_kind)):
         return replace(shown, outcome=Outcome.NOT_APPLICABLE, detail=detail)
     detail = f"first in step {different[0]}, in {len(different)} of {steps} steps"
     if not all(result.environment.get("bitwise_reproducible", True) for result in (candidate, reference)):

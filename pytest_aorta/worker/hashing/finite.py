@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch.distributed.tensor import DTensor
+from torch.nn.parameter import is_lazy
 
 # torch.isfinite supports these types on every device.
 _CHECKED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -48,7 +49,7 @@ def refuse_parameters(named: Iterable[tuple[str, torch.Tensor]], rank: int, when
     Raises:
         NotFinite: An element is NaN or infinite.
     """
-    parts = [(name, _local(tensor.detach())) for name, tensor in named]
+    parts = [(name, _local(tensor.detach())) for name, tensor in named if _has_data(tensor)]
     checked = [(name, part) for name, part in parts if part.dtype in _CHECKED and part.numel()]
     if not checked:
         return
@@ -62,6 +63,10 @@ def refuse_parameters(named: Iterable[tuple[str, torch.Tensor]], rank: int, when
                 f"parameter {name} of rank {rank} has {count} of {part.numel()} elements that are NaN or infinite "
                 f"{when}; look at the learning rate and the gradients of the steps before"
             )
+
+
+def _has_data(tensor: torch.Tensor) -> bool:
+    return not (tensor.is_meta or is_lazy(tensor))
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

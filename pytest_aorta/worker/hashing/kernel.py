@@ -61,7 +61,8 @@ def triton_sums(elements: torch.Tensor, grid: Grid, tile: Tile = DEFAULT_TILE) -
         blocks = -(-(head + layout.length) // keys.COLUMNS)
         rows = -(-layout.count * blocks // _max_programs(elements.device, tile))
         _sum_rows[(-(-layout.count * blocks // rows),)](
-            elements.view(torch.int32),
+            # The kernel reads memory from the first element on, whatever the stride.
+            elements.contiguous().view(torch.int32),
             sums,
             layout.count * blocks,
             rows,

@@ -23,7 +23,7 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_flatten, tree_leaves
+from torch.utils._pytree import tree_leaves
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.files import write_json
@@ -147,7 +147,7 @@ class OperatorCapture(TorchDispatchMode):
         phase, place = self._place()
         names = ((number, self._parameters.get(tensor.data_ptr())) for number, tensor in enumerate(written))
         parameters = tuple((number, name) for number, name in names if name is not None)
-        arguments = "" if is_collective else _arguments(args, kwargs)
+        arguments = "" if is_collective else _arguments(func, args, kwargs)
         name = str(func)[:_MAX_TEXT]
         if not inputs and not outputs:
             return result
@@ -313,9 +313,11 @@ def _digests(every: Sequence[_Sums]) -> list[str]:
     return [hashlib.blake2b(text.encode(), digest_size=16).hexdigest() for text in texts]
 
 
-def _arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    leaves, _ = tree_flatten((list(args), dict(kwargs)))
-    plain = (leaf for leaf in leaves if leaf is None or isinstance(leaf, bool | int | float | str | torch.dtype))
+def _arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Return the plain arguments as text, with defaults, because callers differ in which of them they give."""
+    given = {argument.name: value for argument, value in _given(func, args, kwargs)}
+    values = [given.get(argument.name, argument.default_value) for argument in func._schema.arguments]
+    plain = (leaf for leaf in tree_leaves(values) if isinstance(leaf, bool | int | float | str | torch.dtype))
     return repr(list(plain))[:_MAX_TEXT]
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -171,6 +172,20 @@ def test_show_has_metrics_launches_config_environment_and_reasons(here, capsys):
         "  revision 1: a noisy day",
     ):
         assert part in out
+    [exact] = [line for line in out.splitlines() if line.strip().startswith("num_parameters")]
+    assert exact.split() == ["num_parameters", "7", "-", "-", "-", "equal", "in", "all", "launches"]
+
+
+def test_show_has_the_version_of_the_code_of_each_launch(here, capsys):
+    commit = "c0ffee00" * 5
+    versions = [{"commit": commit, "branch": "main", "dirty": False}, {"commit": commit, "dirty": True}, {}]
+    store(launches=tuple(StoredLaunch(make_facts(**version)) for version in versions))
+    rows = said(capsys, "baselines", "show", CASE).splitlines()
+    assert [re.split(" {2,}", row.strip())[-2:] for row in rows if "  torchrun  " in row] == [
+        ["c0ffee00c0ff", "main"],
+        ["c0ffee00c0ff and changes", "-"],
+        ["-", "-"],
+    ]
 
 
 def test_show_marks_a_variance_that_the_baseline_has_not_shown(here, capsys):

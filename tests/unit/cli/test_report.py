@@ -57,6 +57,21 @@ def test_launches_of_another_config_of_a_test_are_a_case_of_their_own(tmp_path):
     assert [case.reference[0].result.config for case in cases] == [{"overlap": True}, {"overlap": False}]
 
 
+def test_reasons_name_the_other_label_not_a_baseline(tmp_path):
+    hashes = {"old": "a" * 32, "new": "b" * 32}
+    for name, torch in (("old", "2.11.0"), ("new", "2.12.0")):
+        result = make_result(
+            [[10.0] * 20] * 2, environment={"device": "cpu", "torch": torch}, weight_hashes={"20": hashes[name]}
+        )
+        (tmp_path / name).mkdir()
+        write_json(tmp_path / name / "result.json", result.to_json())
+    report = report_of(tmp_path / "old", tmp_path / "new")
+    assert report.warnings == ()
+    (test,) = report.tests
+    row = next(row for row in test.verdicts if row.metric == "weight_hash")
+    assert (row.outcome, row.reason) == (Outcome.NOT_APPLICABLE, "torch is '2.12.0', the old's '2.11.0'")
+
+
 def test_what_only_one_side_has_is_reported_and_not_compared(two):
     old, new = two
     keep(new, "test-c", 5.0)

@@ -8,6 +8,8 @@ import json
 import os
 import pickle
 import resource
+import shutil
+import struct
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -38,7 +40,7 @@ from pytest_aorta.plan.workload.declaration import (
     read_workload,
     resolve_config,
 )
-from pytest_aorta.plan.workload.logs import TORCHTITAN_PATTERN, log_records
+from pytest_aorta.plan.workload.logs import TORCHTITAN_PATTERN, log_records, read_records
 from pytest_aorta.plugin.read_markers import read_markers
 from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.facts import launch_facts
@@ -396,6 +398,103 @@ def _read_log(case: Any, folder: Path) -> None:
     json.dumps(asdict(found), allow_nan=False)
 
 
+EVENT_NAME = "events.out.tfevents.1"
+EVENT_TAGS = st.sampled_from(["perf", "loss", "", "x" * 5000, "\0", "\x1b[2J"])
+EVENTS = st.fixed_dictionaries(
+    {"step": st.sampled_from([0, 1, 2, 3, -1, 2**62, -(2**63), 2**63 - 1]), "wall_time": st.floats(allow_nan=True)},
+    optional={
+        "simple_value": st.tuples(EVENT_TAGS, st.floats(width=32)),
+        "tensor": st.tuples(EVENT_TAGS, st.floats(width=32)),
+        "image": st.tuples(EVENT_TAGS, st.binary(max_size=20)),
+        "graph_def": st.binary(max_size=20),
+        "meta_graph_def": st.binary(max_size=20),
+        "tagged_run_metadata": st.tuples(EVENT_TAGS, st.binary(max_size=20)),
+        "file_version": st.sampled_from(["brain.Event:2", "brain.Event:1", "", "brain.Event:x", "brain.Event:"]),
+        "session_log": st.sampled_from([1, 2, 3]),
+    },
+)
+STEPS = [
+    {"step": step, "wall_time": 100.0 + step, "simple_value": (tag, 0.5)}
+    for step in (1, 2, 3)
+    for tag in ("perf", "loss")
+]
+# An event's content, or bytes that are none.
+RECORDS = st.sampled_from(STEPS) | st.sampled_from(STEPS) | st.sampled_from(STEPS) | EVENTS
+RAW = damaged_bytes(b"\t\0\0\0\0\0\0\xf0?\x10\x01*\r\n\x0b\n\x04loss\x15\0\0\x80?")
+EVENT_LENGTHS = st.sampled_from([0, 1, 2**31, 2**40, 2**63, 2**64 - 1])
+EVENT_CASES = st.tuples(
+    st.lists(RECORDS, max_size=8) | st.just(STEPS) | st.lists(RECORDS | RAW, max_size=3),
+    st.none() | st.none() | EVENT_LENGTHS, st.binary(max_size=20), st.integers(0, 30),
+    st.sampled_from(["tb"] * 10 + ["*", "[", "tb\0*", "\0", "\ud800*", "**/**", "absent", "x" * 5000, ""]),
+    st.sampled_from(["file"] * 12 + ["folder", "pipe", "link", "two"]),
+)  # fmt: skip
+
+
+def _event(content: Any) -> bytes:
+    """Return one event of an event file, without length and checksums."""
+    from tensorboard.compat.proto.event_pb2 import Event  # as long to import as all other readers together
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    if isinstance(content, bytes):
+        return content
+    event = Event(step=content["step"], wall_time=content["wall_time"])
+    if "simple_value" in content:
+        tag, value = content["simple_value"]
+        event.summary.value.append(Summary.Value(tag=tag, simple_value=value))
+    if "tensor" in content:
+        tag, value = content["tensor"]
+        event.summary.value.add(tag=tag).tensor.float_val.append(value)
+    if "image" in content:
+        tag, data = content["image"]
+        event.summary.value.add(tag=tag).image.encoded_image_string = data
+    if "tagged_run_metadata" in content:
+        event.tagged_run_metadata.tag, event.tagged_run_metadata.run_metadata = content["tagged_run_metadata"]
+    for name in ("graph_def", "meta_graph_def", "file_version"):
+        if name in content:
+            setattr(event, name, content[name])
+    if "session_log" in content:
+        event.session_log.status = content["session_log"]
+    data: bytes = event.SerializeToString()
+    return data
+
+
+def event_record(data: bytes, length: int | None = None) -> bytes:
+    """Return ``data`` as a record of an event file; ``length`` replaces its length.
+
+    The checksums are valid, since tensorboard skips records whose checksums are not.
+    """
+    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+
+    head = struct.pack("<Q", len(data) if length is None else length)
+    return head + struct.pack("<I", masked_crc32c(head)) + data + struct.pack("<I", masked_crc32c(data))
+
+
+def _read_events(case: Any, folder: Path) -> None:
+    contents, length, other, cut, name, kind = case
+    data = b"".join(event_record(_event(content)) for content in contents)
+    if length is not None:
+        data += event_record(other, length)
+    shutil.rmtree(folder / "tb", ignore_errors=True)
+    place = folder / "tb" / EVENT_NAME
+    place.parent.mkdir()
+    if kind == "folder":
+        place.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(place)
+    elif kind == "link":
+        place.symlink_to("/dev/zero")
+    else:
+        place.write_bytes(data[: len(data) - cut] if length is None else data)
+    if kind == "two":
+        place.with_name(f"{EVENT_NAME}2").write_bytes(data)
+    adapter = Adapter(
+        "tensorboard", folder=f"{folder}/{name}", warmup=1, scalars=(("step_time_ms", "perf"), ("loss", "loss"))
+    )
+    refuse_bad_adapter(adapter)
+    found = adapted(adapter, *read_records(adapter, folder / "output.log"))
+    json.dumps(asdict(found), allow_nan=False)
+
+
 class _Wire:
     peer = "10.0.0.1"
 
@@ -589,6 +688,7 @@ READERS = [
     Reader("trace", TRACES, _read_trace),
     Reader("operators of a step", damaged_json(OPERATORS), _read_operators),
     Reader("lines of logs", LOGS, _read_log),
+    Reader("TensorBoard event files", EVENT_CASES, _read_events),
     Reader(
         "messages of a node",
         st.tuples(

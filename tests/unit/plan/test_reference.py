@@ -264,7 +264,7 @@ def test_workload_that_the_commit_lacks_is_reported(opener, project):
             {"speed": "slow"},
             r"at HEAD: .*workload 'toy' has no config keys \['speed'\]; there are \['environment', 'mode', 'steps'\]",
         ),
-        (toy_yaml(values="[fast, new]", default="new"), {}, "at HEAD: .*mode: got 'new', allowed is enum: .*"),
+        (toy_yaml(values="[fast, new]", default="new"), {}, "at HEAD: .*mode: got 'new', allowed is one of .*"),
     ],
     ids=["key", "value"],
 )

@@ -194,8 +194,10 @@ def test_what_goes_wrong_with_a_report_is_a_warning(tmp_path):
 
 def test_properties_have_every_measured_metric_and_its_verdict():
     row = make_verdict(Outcome.PASS)
-    record = TestRecord("a", [row], compared=[Compared("case", measured={"step_time_p50": 1.5, "weight_hash": "ab"})])
+    measured = {"step_time_p50": 1.5, "weight_hash": "ab"}
+    record = TestRecord("a", [row], num_launches=3, compared=[Compared("case", measured=measured)])
     assert properties(record) == [
+        ("aorta.launches", 3),
         ("aorta.step_time_p50", str(row)),
         ("aorta.step_time_p50.value", 1.5),
         ("aorta.weight_hash.value", "ab"),

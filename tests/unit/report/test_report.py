@@ -26,7 +26,8 @@ from pytest_aorta.report.summary import SCHEMA, ratio, summary
 from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.trace.intervals import union
 from pytest_aorta.result.trace.overlap import Lane, overlap_of
-from pytest_aorta.session.record import Compared, TestRecord
+from pytest_aorta.session.record import RETRIED, Compared, TestRecord
+from pytest_aorta.session.text import totals
 from pytest_aorta.verdict.metrics import METRICS, Tolerance, middle
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.statistics.scale import Scale
@@ -318,3 +319,36 @@ def test_marks_of_a_tolerance_of_zero_are_none():
     assert math.isclose(
         interval_marks(make_verdict(Outcome.PASS, delta=0.0, tolerance=Tolerance(0.05))).middle, WIDTH / 2
     )
+
+
+def test_retried_attempts_are_listed_with_their_number_and_left_out_of_the_counts():
+    passed, regressed = make_verdict(Outcome.PASS), make_verdict(Outcome.REGRESSION)
+    cases = {row.outcome: Case("toy", (row,)) for row in (passed, regressed)}
+    first = Test("a::b", RETRIED, cases=(cases[Outcome.REGRESSION],), attempt=1, label=" (attempt 1)")
+    last = replace(first, outcome="passed", cases=(cases[Outcome.PASS],), attempt=2, label=" (attempt 2)")
+    report = replace(as_report(), tests=(first, last))
+    found = summary(report)
+    assert (found["tests"], found["verdicts"]) == ({"passed": 1}, {"pass": 1})
+    assert [(case["attempt"], case["outcome"]) for case in found["cases"]] == [(1, "rerun"), (2, "passed")]
+    assert violation(found, SCHEMA) is None
+    assert report.remarks == ("1 attempt retried",)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"outcome": "failed", "can_launch": True}, True),
+        ({"outcome": "error", "can_launch": True}, True),
+        ({"outcome": "error", "lacked_devices": "needs 8 GPUs"}, True),
+        ({"outcome": "failed", "can_launch": True, "num_launches": 1}, False),
+        ({"outcome": "skipped", "can_launch": True}, False),
+        ({"outcome": "passed", "can_launch": True}, False),
+        ({"outcome": "failed"}, False),
+    ],
+)
+def test_failed_tests_of_ours_without_a_launch_are_reported(changes, expected):
+    record = TestRecord("a::b", **changes)
+    assert record.failed_before_launch is expected
+    tests = session_report([record], title="").tests
+    assert [test.failed_before_launch for test in tests if test.failed_before_launch] == [True] * expected
+    assert ("1 failed before a launch" in totals([record])) is expected

@@ -114,6 +114,16 @@ def test_facts_have_the_time_and_the_block_of_the_result_s_provenance():
     assert facts.moment_s == 1772600767
 
 
+@pytest.mark.parametrize("version", [("c0ffee00" * 5, "main", False), ("c0ffee00" * 5, None, True), (None, None, None)])
+def test_facts_and_their_json_have_the_version_of_the_code(version):
+    commit, branch, dirty = version
+    measured = make_provenance(commit=commit, branch=branch, dirty=dirty)
+    facts = LaunchFacts.from_json(launch_facts(make_result(TWO_RANKS, provenance=measured)).to_json())
+    assert (facts.commit, facts.branch, facts.dirty) == version
+    assert facts.version == ("" if commit is None else "c0ffee00c0ff and changes" if dirty else "c0ffee00c0ff")
+    assert ("dirty" in facts.to_json()) is (dirty is not None)
+
+
 def test_facts_of_a_result_without_provenance_belong_to_no_block():
     facts = launch_facts(make_result(TWO_RANKS))
     assert (facts.moment_s, facts.block) == (0, "0" * 12)

@@ -117,7 +117,18 @@ def test_baseline_of_another_config_is_missing_and_names_the_key():
     row = check(make_facts(), baseline=make_baseline(), config=CONFIG | {"steps": 30})["step_time_p50"]
     assert row.outcome is Outcome.MISSING
     assert row.reason == (
-        "the baseline was recorded with steps=20, the test has 30; record it again with --update-baselines"
+        "the baseline was recorded with steps=20, the test has steps=30; record it again with --update-baselines"
+    )
+
+
+def test_every_changed_config_key_is_named():
+    recorded = make_baseline(config={"lr": 0.1, "steps": 20, "old": "x", "model": {"layers": 2}})
+    row = check(make_facts(), baseline=recorded, config={"lr": 0.2, "steps": 20, "new": None, "model": {"layers": 3}})[
+        "step_time_p50"
+    ]
+    assert row.detail == (
+        "the baseline was recorded with lr=0.1, model={'layers': 2}, no key new, old='x', "
+        "the test has lr=0.2, model={'layers': 3}, new=None, no key old"
     )
 
 
@@ -224,6 +235,13 @@ def test_numeric_environment_that_differs_is_not_applicable_and_named():
     row = check(make_facts(environment=NEWER), baseline=STABLE)["weight_hash"]
     assert row.outcome is Outcome.NOT_APPLICABLE
     assert row.reason == "torch is '2.12.0', the baseline's '2.11.0'"
+
+
+def test_reasons_of_an_ab_speak_of_its_reference_not_of_a_baseline():
+    hashed = compare([make_facts(environment=NEWER)] * 2, [make_facts()] * 2)["weight_hash"]
+    assert (hashed.outcome, hashed.reason) == (Outcome.NOT_APPLICABLE, "torch is '2.12.0', the reference's '2.11.0'")
+    timed = compare([make_facts(launcher="forkserver")] * 2, [make_facts()] * 2)["step_time_p50"]
+    assert timed.reason == "ranks were started by forkserver, the reference's by torchrun"
 
 
 def test_timing_is_compared_in_another_numeric_environment():
@@ -392,7 +410,7 @@ def test_launch_of_another_number_of_steps_misses_every_metric_of_the_baseline(n
     baseline = make_baseline(launches=stored(*[make_facts(**LONG)] * 10))
     verdicts = check(*[candidate] * 3, baseline=baseline)
     assert outcomes(verdicts) == dict.fromkeys(["step_time_p50", "step_time_p99", "weight_hash"], Outcome.MISSING)
-    assert verdicts["step_time_p99"].detail == (
+    assert verdicts["step_time_p99"].reason == (
         f"the baseline was recorded with 100 measured steps, the test has {num_steps}; "
         "record it again with --update-baselines"
     )

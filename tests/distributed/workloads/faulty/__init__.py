@@ -28,6 +28,7 @@ class Faulty(Workload):
         """Join the process group."""
         self.env = RankEnv.read()
         self.device = self.env.join("faulty", min_world_size=2)
+        self.model = torch.nn.Linear(3, 2, device=self.device)
 
     def run(self) -> RankResult:
         """Run the steps."""
@@ -133,3 +134,7 @@ class Faulty(Workload):
         return {"metric_nan": float("nan")} if self.config["kind"] == "nan_result" else {}
 
     nan_result = none
+
+    def nan_parameter(self) -> None:
+        with torch.no_grad():
+            self.model.weight[0, 2] = float("nan")

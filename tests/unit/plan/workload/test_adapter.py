@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from pytest_aorta.plan.workload.adapter import Adapter, AdapterError, Record, adapted, refuse_bad_adapter
 from pytest_aorta.plan.workload.declaration import read_workload
-from pytest_aorta.plan.workload.logs import TORCHTITAN_PATTERN, log_records, make_adapter, read_records
+from pytest_aorta.plan.workload.logs import MAX_LOG_BYTES, TORCHTITAN_PATTERN, log_records, make_adapter, read_records
 from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.reading import collect_result
 from tests.unit.builders import ENDED_WELL, make_plan, rank_values, write_ranks
@@ -267,6 +268,53 @@ def test_one_event_file_is_expected(tmp_path, count, said):
     adapter = Adapter("tensorboard", folder=str(tmp_path), scalars=(("step_time_s", "perf"),))
     with pytest.raises(AdapterError, match=f"expected one event file in this folder or below; {said}"):
         read_records(adapter, tmp_path)
+
+
+EVENT_FILE = "events.out.tfevents.1"
+
+
+def event_error(folder: Path, file: Path) -> str:
+    adapter = Adapter("tensorboard", folder=str(folder), scalars=(("step_time_s", "perf"),))
+    with pytest.raises(AdapterError) as caught:
+        read_records(adapter, folder)
+    return str(caught.value).removeprefix(f"{file}: ")
+
+
+def test_event_file_that_is_a_pipe_or_a_device_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / EVENT_FILE)
+    assert event_error(tmp_path, tmp_path / EVENT_FILE) == "can't be read: not a regular file"
+    (tmp_path / EVENT_FILE).unlink()
+    (tmp_path / EVENT_FILE).symlink_to("/dev/zero")
+    assert event_error(tmp_path, tmp_path / EVENT_FILE) == "can't be read: not a regular file"
+
+
+def test_event_file_that_is_too_large_is_refused_before_it_is_read(tmp_path):
+    with (tmp_path / EVENT_FILE).open("wb") as file:
+        file.truncate(MAX_LOG_BYTES + 1)
+    assert event_error(tmp_path, tmp_path / EVENT_FILE) == (
+        "268,435,457 bytes are more than the 268,435,456 allowed; write the scalars to an event file of their own"
+    )
+
+
+def test_folder_whose_name_looks_like_an_event_file_is_not_one(tmp_path):
+    write_events(tmp_path / "tfevents", perf={1: 0.25, 2: 0.25})
+    adapter = Adapter("tensorboard", folder=str(tmp_path), scalars=(("step_time_s", "perf"),))
+    assert [record.values for record in read_records(adapter, tmp_path)[0]] == [{"step_time_s": 0.25}] * 2
+
+
+def test_link_to_an_event_file_is_followed(tmp_path):
+    write_events(tmp_path / "newest", perf={1: 0.25})
+    [file] = (tmp_path / "newest").iterdir()
+    (tmp_path / "tb").mkdir()
+    (tmp_path / "tb" / EVENT_FILE).symlink_to(file)
+    adapter = Adapter("tensorboard", folder=str(tmp_path / "tb"), scalars=(("step_time_s", "perf"),))
+    assert len(read_records(adapter, tmp_path)[0]) == 1
+
+
+def test_message_on_an_unknown_tag_has_a_limit(tmp_path):
+    write_events(tmp_path, **{f"tag{number}": {1: 3.0} for number in range(1000)})
+    [file] = tmp_path.iterdir()
+    assert len(event_error(tmp_path, file)) < 1000
 
 
 def test_log_of_a_file_of_its_own_that_is_absent_is_reported(tmp_path):

@@ -71,12 +71,12 @@ def test_adapter_is_filled_in_for_each_rank(tmp_path):
         (
             "{steps}",
             "{step}",
-            "command: names ['step'] can't be filled in; there are ['compile', 'environment', 'folder', 'mode'",
+            "command: names ['step'] can't be filled in (did you mean 'steps'?); there are ['compile', ",
         ),
         (
             "when: compile",
             "when: comp",
-            "command: when: no config key 'comp'; there are ['compile', 'environment', 'mode'",
+            "command: when: no config key 'comp' (did you mean 'compile'?); there are ['compile', 'environment'",
         ),
         ('"{warmup}"', '"{warm}"', "adapter: names ['warm'] can't be filled in"),
         ('"{warmup}"', '"many"', "adapter: warmup: got 'many', allowed is an integer"),
@@ -85,7 +85,11 @@ def test_adapter_is_filled_in_for_each_rank(tmp_path):
             "{LD_PRELOAD: x, CUDA_VISIBLE_DEVICES: '7', AORTA_LAUNCH_ID: '', LD_LIBRARY_PATH: y, SLEEP_S:",
             "command.environment: got ['AORTA_LAUNCH_ID', 'CUDA_VISIBLE_DEVICES', 'LD_PRELOAD']; a command may set any",
         ),
-        ("kind: log", "kind: logs", "adapter.kind: got 'logs', allowed is enum: ['log', 'tensorboard', 'torchtitan']"),
+        (
+            "kind: log",
+            "kind: logs",
+            'adapter.kind: got \'logs\', allowed is one of ["log", "tensorboard", "torchtitan"]',
+        ),
         ("(?P<step>", "(?P<stepp>", "it has to have a group (?P<step>...)"),
         ("step_time_ms", "speed", "step times are missing: none of "),
         ("step (?P", "step ((?P", "is not a regular expression"),

@@ -77,34 +77,43 @@ def test_yaml_that_is_no_mapping_says_what_it_is(tmp_path, text, kind):
 @pytest.mark.parametrize("key", ["clas", "1", "true"])
 def test_unknown_yaml_key_names_those_there_are(tmp_path, key):
     message = yaml_error(tmp_path, f"{GOOD}{key}: x\n")
-    assert f"unknown keys ['{key.capitalize() if key == 'true' else key}']; there are ['adapter', 'class', " in message
+    hint = " (did you mean 'class'?)" if key == "clas" else ""
+    assert f"unknown keys ['{key.capitalize() if key == 'true' else key}']{hint}; there are ['adapter', " in message
 
 
-@pytest.mark.parametrize("key", ["description", "config"])
-def test_required_yaml_key_that_is_absent_is_named(tmp_path, key):
-    text = {
-        "description": GOOD.replace("description: a toy", ""),
-        "config": "description: a toy\nclass: Toy\n",
-    }[key]
-    assert f"keys ['{key}'] are required" in yaml_error(tmp_path, text)
+def test_yaml_without_a_description_is_refused(tmp_path):
+    assert "keys ['description'] are required" in yaml_error(tmp_path, GOOD.replace("description: a toy", ""))
+
+
+def test_yaml_without_a_config_declares_a_workload_without_keys_of_its_own(tmp_path):
+    spec = read_workload("toy", write(tmp_path / "toy", "description: a toy\nclass: Toy\n"), None)
+    assert resolve_config(spec, {}) == {"environment": {}}
+    with pytest.raises(SpecError, match=r"has no config keys \['steps'\]; there are \['environment'\]"):
+        resolve_config(spec, {"steps": 3})
+
+
+def test_command_without_a_config_is_read(tmp_path):
+    folder = write(tmp_path / "toy", "description: a toy\ncommand: {script: train.py}\n")
+    (folder / "train.py").touch()
+    assert resolve_config(read_workload("toy", folder, None), {}) == {"environment": {}}
 
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("description: a toy", "description: 5", "description: got 5, allowed is type: 'string'"),
-        ("description: a toy", "description: ''", "description: got '', allowed is minLength: 1"),
+        ("description: a toy", "description: 5", 'description: got 5, allowed is type "string"'),
+        ("description: a toy", "description: ''", "description: got '', allowed is minLength 1"),
         ("class: Toy", "class: 2toy", "class: got '2toy', allowed is pattern"),
-        ("min_world_size: 2", "min_world_size: 0", "min_world_size: got 0, allowed is minimum: 1"),
-        ("min_world_size: 2", "min_world_size: '2'", "min_world_size: got '2', allowed is type: 'integer'"),
+        ("min_world_size: 2", "min_world_size: 0", "min_world_size: got 0, allowed is at least 1"),
+        ("min_world_size: 2", "min_world_size: '2'", "min_world_size: got '2', allowed is type \"integer\""),
         ("min_world_size: 2", "preload: [os]", "preload.0: got 'os', allowed is pattern"),
-        ("min_world_size: 2", "launch_mode: mpirun", "launch_mode: got 'mpirun', allowed is enum: ['torchrun']"),
+        ("min_world_size: 2", "launch_mode: mpirun", "launch_mode: got 'mpirun', allowed is one of [\"torchrun\"]"),
         ("  scale:", "  Scale:", "got 'Scale', allowed is pattern"),
-        ("  scale:", "  on:", "config: got True, allowed is type: 'string'"),
+        ("  scale:", "  on:", 'config: got True, allowed is type "string"'),
         ("type: number, default: 1.0", "type: number", "config.scale: got"),
-        ("{type: number, default: 1.0, description: scale}", "1.0", "config.scale: got 1.0, allowed is type: 'object'"),
-        ("default: 5", "default: many", "steps: got 'many', allowed is type: 'integer'"),
-        ("default: 5", "default: 0", "steps: got 0, allowed is minimum: 1"),
+        ("{type: number, default: 1.0, description: scale}", "1.0", 'config.scale: got 1.0, allowed is type "object"'),
+        ("default: 5", "default: many", "steps: got 'many', allowed is type \"integer\""),
+        ("default: 5", "default: 0", "steps: got 0, allowed is at least 1"),
         ("default: 1.0", "default: .nan", "config of workload 'toy': scale"),
     ],
 )
@@ -124,20 +133,20 @@ def test_repeated_yaml_key_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "unknown"),
-    [("{steps: 5}", "{step: 5}", "step"), ("presets:\n  size:", "presets:\n  sizes:", "sizes")],
+    ("old", "new", "unknown", "meant"),
+    [("{steps: 5}", "{step: 5}", "step", "steps"), ("presets:\n  size:", "presets:\n  sizes:", "sizes", "size")],
 )
-def test_preset_of_an_unknown_key_is_refused(tmp_path, old, new, unknown):
+def test_preset_of_an_unknown_key_is_refused(tmp_path, old, new, unknown, meant):
     message = yaml_error(tmp_path, GOOD.replace(old, new))
-    assert (
-        f"presets name config keys ['{unknown}']; there are ['environment', 'layout', 'scale', 'size', 'steps']"
-        in message
+    assert message.endswith(
+        f"presets name config keys ['{unknown}'] (did you mean '{meant}'?); "
+        f"there are ['environment', 'layout', 'scale', 'size', 'steps']"
     )
 
 
 def test_preset_for_a_value_that_is_no_text_is_refused(tmp_path):
     message = yaml_error(tmp_path, GOOD.replace("    small:", "    1:"))
-    assert "presets.size: got 1, allowed is type: 'string'" in message
+    assert 'presets.size: got 1, allowed is type "string"' in message
 
 
 def test_preset_with_a_wrong_value_is_refused_before_it_is_used(tmp_path):
@@ -174,11 +183,12 @@ def test_config_key_like_no_other_gets_no_suggestion(tmp_path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"steps": "5"}, "config of workload 'toy': steps: got '5', allowed is type: 'integer'"),
-        ({"steps": True}, "steps: got True, allowed is type: 'integer'"),
-        ({"steps": 0}, "steps: got 0, allowed is minimum: 1"),
-        ({"size": "huge"}, "size: got 'huge', allowed is enum: ['small', 'large']"),
-        ({"scale": None}, "scale: got None, allowed is type: 'number'"),
+        ({"steps": "5"}, "config of workload 'toy': steps: got '5', allowed is type \"integer\""),
+        ({"steps": True}, 'steps: got True, allowed is type "integer"'),
+        ({"steps": 0}, "steps: got 0, allowed is at least 1"),
+        ({"size": "lrage"}, 'allowed is one of ["small", "large"] (did you mean \'large\'?)'),
+        ({"size": "huge"}, 'size: got \'huge\', allowed is one of ["small", "large"]'),
+        ({"scale": None}, 'scale: got None, allowed is type "number"'),
     ],
 )
 def test_wrong_config_value_is_named_with_what_is_allowed(tmp_path, given, message):

@@ -1,4 +1,6 @@
-"""CPU time that the plugin adds to the collection of a suite without its tests: python benchmarks/collection.py [RUNS]
+"""CPU time that the plugin adds to the collection of a suite without its tests.
+
+Run: python -m benchmarks.plugin.collection [RUNS]
 
 Runs ``pytest --collect-only`` with and without the plugin in turn, on a suite of its own, and prints the median of user
 CPU time of each and their ratio. The plugin's share has to stay below 1.2.

@@ -1,0 +1,1 @@
+"""Benchmarks of the plugin in a pytest run without launches."""

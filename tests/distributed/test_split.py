@@ -1,0 +1,33 @@
+"""Causes planted in CPU ranks, and the parts of the longer step that they come out as."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pytest_aorta.result.facts import launch_facts
+from pytest_aorta.result.trace.breakdown import Part
+from pytest_aorta.verdict.split import split
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "overlap" / "planted_step.py"
+SIZE = {"layers": 2, "size": 384, "products": 1, "shard": 64, "gradient": 64, "steps": 3, "profile_steps": 3}
+PLANTED = {"kernel_ms": 300, "straggler_ms": 400, "host_ms": 200}
+# CPU ranks that share cores with other work; made-up traces show the parts exactly (tests/unit/result/trace).
+NOISE = 0.25
+
+
+@pytest.mark.alone
+@pytest.mark.world(size=2, device="cpu", warm=True)
+def test_slower_kernel_slow_rank_and_late_host_of_one_launch_are_told_apart(workload):
+    usual, changed = (
+        launch_facts(workload.run_script(SCRIPT, [json.dumps(SIZE | planted)])) for planted in ({}, PLANTED)
+    )
+    total_ms = changed.step_time_ms["p50"] - usual.step_time_ms["p50"]
+    found = split(total_ms, [changed], [usual])
+    assert found.rank == 1
+    assert found.parts_ms[Part.COMPUTE] == pytest.approx(300, rel=NOISE)
+    assert found.parts_ms[Part.STRAGGLER] == pytest.approx(400, rel=NOISE)
+    assert found.parts_ms[Part.IDLE] == pytest.approx(200, rel=NOISE)
+    assert found.parts_ms[Part.EXPOSED] + found.rest_ms == pytest.approx(0, abs=180)

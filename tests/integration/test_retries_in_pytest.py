@@ -1,0 +1,217 @@
+"""Tests that pytest-rerunfailures runs again, and tests that failed before they launched anything."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from pytest_aorta.verdict.baseline import read_baseline_file
+
+ATTEMPT = "aorta.attempt"
+
+
+@pytest.fixture
+def reported(project, monkeypatch):
+    """The project in a pytest process of its own, with all reports, and with pytest-rerunfailures."""
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(project.path / "step.md"))
+    project.write("tox.ini", (project.path / "tox.ini").read_text().replace(" -p no:rerunfailures", ""))
+
+    def run(*arguments: str) -> pytest.RunResult:
+        # In this process, pytest-rerunfailures would leave a socket and a thread behind.
+        given = ("-p", "no:cacheprovider", "--aorta-report=out/report.html", "--junitxml=junit.xml", *arguments)
+        return project.pytester.runpytest_subprocess(*given, timeout=150)
+
+    project.run = run
+    return project
+
+
+def summary(project) -> dict:
+    return json.loads((project.path / "out/summary.json").read_text())
+
+
+def page(project) -> str:
+    return (project.path / "out/report.html").read_text()
+
+
+def step_summary(project) -> str:
+    return (project.path / "step.md").read_text()
+
+
+def attempts(project, name: str) -> list[str]:
+    """Return the attempts in JUnit's elements of a test, in order."""
+    cases = ElementTree.parse(project.path / "junit.xml").iter("testcase")
+    found = [entry for case in cases if case.get("name") == name for entry in case.iter("property")]
+    return [entry.get("value") for entry in found if entry.get("name") == ATTEMPT]
+
+
+def wrong_weights_in_launch(*numbers: int) -> dict:
+    """Return a fault of these launches of test_speed, the first of which is that of its first attempt."""
+    return {"only": "test-speed", "by_launch": {str(number): {"weight_hash": "1" * 16} for number in numbers}}
+
+
+@pytest.fixture
+def compared(reported, recordings, monkeypatch):
+    """The project with its two tests and their baselines."""
+    reported.test_file()
+    reported.record(recordings["recorded"])
+    (reported.path / "step.md").unlink(missing_ok=True)
+    return reported
+
+
+@pytest.mark.parametrize("workers", [[], ["-n1"]], ids=["one process", "xdist"])
+def test_test_that_passes_in_its_second_attempt_counts_once_and_both_are_labelled(compared, workers):
+    compared.plant(**wrong_weights_in_launch(1))
+    result = compared.run("--reruns=2", *workers)
+    assert result.parseoutcomes() == {"passed": 2, "rerun": 1}
+    result.stdout.fnmatch_lines_random(
+        [
+            "test_toy::test_speed::toy (attempt 1) *weight_hash *regression",
+            "test_toy::test_speed::toy (attempt 2) *weight_hash *pass",
+            "test_toy::test_weights::toy  *weight_hash *pass",
+            "3 launched, 5 compared (5 pass), 0 skipped for lack of devices, 1 attempt retried",
+        ]
+    )
+    found = summary(compared)
+    assert (found["tests"], found["verdicts"]) == ({"passed": 2}, {"pass": 5})
+    rows = {(case["test"], case["attempt"], case["outcome"]) for case in found["cases"]}
+    speed, weights = "test_toy.py::test_speed", "test_toy.py::test_weights"
+    assert rows == {(speed, 1, "rerun"), (speed, 2, "passed"), (weights, 1, "passed")}
+    assert "2 tests &middot; 2 passed &middot; 1 attempt retried" in page(compared)
+    assert page(compared).count("(attempt 1)") == page(compared).count("(attempt 2)") > 0
+    text = step_summary(compared)
+    assert text.startswith("## \N{WHITE HEAVY CHECK MARK} pytest-aorta")
+    assert r"test\_toy.py::test\_speed \(attempt 1\) | weight\_hash" in text
+    assert r"test\_toy.py::test\_speed \(attempt 2\) | weight\_hash" in text
+    assert attempts(compared, "test_speed") == ["1", "2"]
+    assert attempts(compared, "test_weights") == ["1"]
+
+
+def test_test_that_fails_in_every_attempt_is_one_failure_with_its_last_evidence(compared):
+    compared.plant(**wrong_weights_in_launch(1, 2))
+    result = compared.run("--reruns=1")
+    assert result.parseoutcomes() == {"passed": 1, "failed": 1, "rerun": 1}
+    assert (summary(compared)["tests"]) == {"passed": 1, "failed": 1}
+    assert summary(compared)["verdicts"] == {"pass": 4, "regression": 1}
+    text = step_summary(compared)
+    assert text.startswith("## \N{CROSS MARK} pytest-aorta")
+    assert text.count("<details><summary>test_toy.py::test_speed (attempt 2)</summary>") == 1
+    assert "<summary>test_toy.py::test_speed (attempt 1)</summary>" not in text
+
+
+def test_teardown_that_is_retried_supersedes_the_call_that_passed(reported):
+    reported.write(
+        "test_toy.py",
+        "import pytest\n\nfailures = [ValueError('too early')]\n\n"
+        "@pytest.fixture\ndef late():\n    yield\n    if failures:\n        raise failures.pop()\n\n"
+        "def test_one(late, workload):\n    workload.check(workload.run('toy'))\n",
+    )
+    result = reported.run("--reruns=1", "--update-baselines")
+    assert result.parseoutcomes() == {"passed": 2, "rerun": 1}  # pytest counts the call of the first attempt too
+    assert summary(reported)["tests"] == {"passed": 1}
+    result.stdout.fnmatch_lines(["*, 1 attempt retried"])
+    assert "too early" in page(reported)
+
+
+def test_launches_of_a_retried_attempt_are_not_recorded(reported):
+    reported.test_file(
+        "attempts = []\n\ndef test_one(workload):\n    workload.check(workload.run('toy'))\n"
+        "    attempts.append(1)\n    assert len(attempts) == 2\n"
+    )
+    reported.run("--reruns=1", "--update-baselines", "--aorta-launches=2").assert_outcomes(passed=1)
+    [file] = reported.baseline_files()
+    assert len(read_baseline_file(file).launches) == 2
+
+
+def test_attempt_that_fails_in_setup_is_labelled(reported):
+    reported.write(
+        "test_toy.py",
+        "import pytest\n\nfailures = [ValueError('not yet')]\n\n"
+        "@pytest.fixture\ndef early():\n    if failures:\n        raise failures.pop()\n\n"
+        "def test_one(early, workload):\n    workload.run('toy')\n",
+    )
+    result = reported.run("--reruns=1")
+    assert result.parseoutcomes() == {"passed": 1, "rerun": 1}
+    result.stdout.fnmatch_lines(["1 launched, 0 compared, 0 skipped for lack of devices, 1 attempt retried"])
+    assert summary(reported)["tests"] == {"passed": 1}
+    assert attempts(reported, "test_one") == ["1", "2"]
+
+
+# --- failed before a launch -------------------------------------------------------------------------------------------
+
+FAILING = """
+import pytest
+
+def test_unknown_workload(workload):
+    workload.run("no_such_workload")
+
+def test_wrong_key(workload):
+    workload.run("toy", sizes=3)
+
+def test_own_mistake(workload):
+    raise ValueError("my own")
+
+@pytest.fixture
+def broken():
+    raise ValueError("broken fixture")
+
+def test_setup(broken, workload):
+    pass
+
+@pytest.mark.world(size=8, device="cuda")
+def test_devices(workload):
+    workload.run("toy")
+
+def test_good(workload):
+    workload.run("toy")
+
+def test_of_something_else():
+    raise ValueError("not a launch")
+"""
+FAILED = ("unknown_workload", "wrong_key", "own_mistake", "setup")
+
+
+def test_tests_that_failed_before_a_launch_are_counted(reported):
+    reported.write("test_toy.py", FAILING)
+    result = reported.run()
+    assert result.parseoutcomes() == {"passed": 1, "failed": 4, "errors": 1, "skipped": 1}
+    totals = "1 launched, 0 compared, 1 skipped for lack of devices, 4 failed before a launch"
+    result.stdout.fnmatch_lines([totals])
+    assert summary(reported)["tests"] == {"failed": 3, "error": 1, "skipped": 1, "passed": 1}
+    text, html = step_summary(reported), page(reported)
+    assert text.startswith(f"## \N{CROSS MARK} pytest-aorta\n\n{totals}\n")
+    assert "6 tests" in html
+    assert "4 failed before a launch" in html
+    for name in FAILED:
+        assert f"<details><summary>test_toy.py::test_{name}</summary>" in text
+    assert "did you mean" in text
+    assert "something_else" not in text + html
+
+
+def test_devices_that_had_to_be_there_are_a_failure_before_a_launch(reported):
+    reported.write("test_toy.py", FAILING)
+    result = reported.run("--aorta-require-gpus", "-k", "test_devices")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["0 launched, 0 compared, 0 skipped for lack of devices, 1 failed before a launch"])
+    assert summary(reported)["tests"] == {"error": 1}
+
+
+@pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["one process", "xdist"])
+def test_wrong_marker_is_counted_once(reported, workers):
+    reported.write("test_toy.py", "import pytest\n\n@pytest.mark.world(ranks=2)\ndef test_one(workload):\n    pass\n")
+    result = reported.run(*workers)
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["0 launched, 0 compared, 0 skipped for lack of devices, 1 failed before a launch"])
+    assert summary(reported)["tests"] == {"error": 1}
+    assert "test_toy.py::test_one" in page(reported)
+    assert "<details><summary>test_toy.py::test_one</summary>" in step_summary(reported)
+    assert "ranks" in step_summary(reported)
+
+
+def test_session_without_our_tests_has_no_section(reported):
+    reported.write("test_plain.py", "def test_plain():\n    raise ValueError\n")
+    result = reported.run()
+    result.assert_outcomes(failed=1)
+    result.stdout.no_fnmatch_line("*failed before a launch*")
+    assert not (reported.path / "step.md").exists()

@@ -1,0 +1,88 @@
+"""``aorta baselines prune`` and ``rename`` beside a session that updates the same baselines."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pytest_aorta.cli import main as cli
+from pytest_aorta.verdict.baseline import (
+    LOCK_FILE,
+    Baseline,
+    StoredLaunch,
+    locked_baselines,
+    read_baseline,
+    read_baseline_file,
+    write_baseline,
+)
+from tests.unit.builders import launches_near, make_baseline, stored
+
+# A command that does not wait for the lock has ended by then.
+GRACE_S = 0.5
+LIMIT_S = 30.0
+
+
+def stored_baseline(count: int) -> Baseline:
+    """Return a baseline with five launches in the center and ``count`` others."""
+    facts = launches_near(10.0, 5 + count, seed=0)
+    return make_baseline(launches=(*stored(*facts[:5]), *(StoredLaunch(entry, center=False) for entry in facts[5:])))
+
+
+def merge_during(folder: Path, *arguments: str) -> tuple[list[int], bool]:
+    """Add a launch as a session does at its end, while a command runs; return its exit codes, and if it waited."""
+    codes: list[int] = []
+    command = threading.Thread(target=lambda: codes.append(cli.main(["baselines", *arguments, f"--folder={folder}"])))
+    with locked_baselines(folder):
+        command.start()
+        time.sleep(GRACE_S)
+        has_waited = command.is_alive()
+        write_baseline(folder, stored_baseline(4))
+    command.join(LIMIT_S)
+    return codes, has_waited
+
+
+@pytest.mark.parametrize(
+    ("command", "case", "launches"),
+    [
+        (["prune", "--keep=1"], "tests/test_a.py::test_x::fsdp", [0, 1, 2, 3, 4, 8]),
+        (["rename", "tests/test_a.py", "tests/test_b.py"], "tests/test_b.py::test_x::fsdp", range(9)),
+    ],
+    ids=["prune", "rename"],
+)
+def test_launch_that_a_session_adds_meanwhile_is_kept(tmp_path, command, case, launches):
+    write_baseline(tmp_path, stored_baseline(3))
+    assert merge_during(tmp_path, *command) == ([0], True)
+    left = read_baseline(tmp_path, make_baseline().platform, case)
+    assert left is not None
+    added = stored_baseline(4).launches
+    assert left.launches == tuple(added[number] for number in launches)
+    assert [read_baseline_file(path).case for path in tmp_path.glob("*/*.json")] == [case]
+
+
+@pytest.mark.parametrize("command", [["prune", "--keep=1"], ["rename", "tests/test_a.py", "tests/test_b.py"]])
+def test_dry_run_takes_no_lock(tmp_path, command):
+    write_baseline(tmp_path, stored_baseline(3))
+    with locked_baselines(tmp_path):
+        assert cli.main(["baselines", *command, "--dry-run", f"--folder={tmp_path}"]) == 0
+    assert read_baseline(tmp_path, make_baseline().platform, make_baseline().case) == stored_baseline(3)
+
+
+@pytest.mark.parametrize("command", [["prune"], ["rename", "tests/test_a.py", "tests/test_b.py"]])
+def test_folder_that_does_not_exist_is_not_made(tmp_path, capsys, command):
+    folder = tmp_path / "baselines"
+    assert cli.main(["baselines", *command, f"--folder={folder}"]) == 2
+    assert capsys.readouterr().err.startswith(f"aorta: --folder {folder}: is not a folder")
+    assert not folder.exists()
+
+
+def test_lock_leaves_no_file_after_an_error(tmp_path, capsys):
+    baseline = stored_baseline(3)
+    for name in ("a", "b"):
+        write_baseline(tmp_path, replace(baseline, case=f"tests/test_{name}.py::test_x::fsdp"))
+    assert cli.main(["baselines", "rename", "tests/test_a.py", "tests/test_b.py", f"--folder={tmp_path}"]) == 1
+    assert "exists already" in capsys.readouterr().err
+    assert not (tmp_path / LOCK_FILE).exists()

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_aorta.common.text import did_you_mean
+
+METRICS = ["step_time_p50", "step_time_p99", "step_time_mean", "step_time_tail5", "weight_hash", "overlap_ratio"]
+
+
+@pytest.mark.parametrize(
+    ("unknown", "hint"),
+    [
+        (["step_time_p5"], " (did you mean 'step_time_p50'?)"),
+        (["p50"], " (did you mean 'step_time_p50'?)"),
+        (["Weight_Hash"], " (did you mean 'weight_hash'?)"),
+        (["step_time"], " (did you mean 'step_time_p50' or 'step_time_p99' or 'step_time_mean'?)"),
+        (["weighthash", "overlap"], " (did you mean 'weight_hash' or 'overlap_ratio'?)"),
+        (["overlap_rati"], " (did you mean 'overlap_ratio'?)"),
+        (["latency"], ""),
+        (["p"], ""),
+        ([], ""),
+    ],
+)
+def test_names_that_resemble_an_unknown_one_are_suggested(unknown, hint):
+    assert did_you_mean(unknown, METRICS) == hint
+
+
+def test_name_with_one_wrong_character_is_suggested_before_longer_names():
+    assert did_you_mean(["step"], ["step_ms", "steps", "num_steps"]) == " (did you mean 'steps'?)"
+
+
+@given(st.lists(st.text(max_size=20), max_size=5), st.lists(st.text(max_size=20), max_size=5))
+def test_only_known_names_are_suggested(unknown, known):
+    hint = did_you_mean(unknown, known)
+    assert hint == "" or any(repr(name) in hint for name in known)

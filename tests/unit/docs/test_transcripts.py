@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.docs.transcripts import difference, normal
+
+PRINTED = """
+===== test session starts =====
+collected 1 item
+
+test  metric         value
+one   num_parameters 131,392 131,392  -  exact  1  pass
+1 launched, 2 compared (2 pass)
+===== 1 passed in 29.13s =====
+"""
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        PRINTED,
+        "...",
+        "...\n1 launched, 2 compared (2 pass)\n...",
+        "===== test session starts =====\n...\none num_parameters 131,392 131,392 - exact 1 pass\n...",
+        "...\ncollected 1 item\n...\n===== 1 passed in 3.20s =====",
+        "...\none num_...meters 131,392 131,392 - exact 1 pass\n1 launched, 2 compared (2 pass)\n...",
+    ],
+)
+def test_transcript_of_what_was_printed_has_no_difference(shown):
+    assert difference(shown, PRINTED) is None
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        ("1 launched, 2 compared (2 pass)", "not printed there: 1 launched, 2 compared (2 pass)"),
+        ("...\n1 launched, 3 compared (2 pass)\n...", "not printed there: 1 launched, 3 compared (2 pass)"),
+        # In another order, and with a gap that the transcript does not show.
+        ("...\n1 launched, 2 compared (2 pass)\n...\ncollected 1 item\n...", "not printed there: collected 1 item"),
+        ("...\ncollected 1 item\none num_parameters ...\n...", "not printed there: collected 1 item | one num_param"),
+        ("...\n1 launched, 2 compared (2 pass)", "not printed there: 1 launched"),
+        ("===== test session starts =====\ncollected 1 item", "printed, but not in the transcript: test metric value"),
+        ("", "printed, but not in the transcript: ===== test session starts ====="),
+    ],
+)
+def test_line_that_was_not_printed_there_is_named(shown, expected):
+    assert str(difference(shown, PRINTED)).startswith(expected)
+
+
+def test_nothing_is_the_transcript_of_nothing():
+    assert difference("", "") is None
+    assert difference("", "\n") is None
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "are_equal"),
+    [
+        ("weight_hash: ba685e31cf04", "weight_hash: 77d503bbeca3", True),
+        ("step_time_p50: 612.4 ms", "step_time_p50: 1,612 ms", True),
+        ("by rank: 127.257 to 127.836 ms", "by rank: 1.2e+03 to 9 ms", True),
+        ("change +672.0% [+493.0%, +900.6%]", "change +20% [+1.0%, +1194%]", True),
+        ("waits 480 ms/step less", "waits 1.5 ms/step less", True),
+        ("3 launches of 10 steps", "5 launches of 10 steps", True),
+        ("8 launched, 5 compared", "12 launched, 5 compared", True),
+        ("change +672.0%", "change -672.0%", False),
+        ("3 launches of 10 steps", "3 launches of 11 steps", False),
+        ("1 launched", "2 launched", False),
+        ("tolerance 5%", "tolerance 100%", False),
+        ("num_parameters: 131,392", "num_parameters: 131,393", False),
+        ("5 compared (2 pass)", "4 compared (2 pass)", False),
+        ("rank 0 waits 1 ms", "rank 1 waits 1 ms", False),
+    ],
+)
+def test_only_what_differs_between_runs_is_normalized(one, other, are_equal):
+    assert (normal(one) == normal(other)) is are_equal

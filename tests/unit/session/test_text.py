@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from pytest_aorta.session.text import comparison_text
+from pytest_aorta.verdict.baseline import Baseline
+from pytest_aorta.verdict.comparison import StoredComparison
+from pytest_aorta.verdict.metrics import Tolerance
+from pytest_aorta.verdict.statistics.decision import Outcome
+from tests.unit.builders import default_priors, make_baseline, make_facts, make_result, stored
+
+FILE = Path("/repo/baselines/nvidia-h200-x2-nccl/x.json")
+CONFIG = {"steps": 20, "dtype": "float32"}
+
+
+def text_of(
+    baseline: Baseline | None,
+    config: dict[str, object] = CONFIG,
+    test: str = "tests/test_a.py::test_x",
+    **facts: object,
+) -> list[str]:
+    launches = [make_facts(**facts)]
+    marked = {"peak_memory_bytes": Tolerance(0.02)}
+    comparison = StoredComparison(
+        "tests/test_a.py::test_x::fsdp", config, baseline, marked, default_priors, 1, str(FILE)
+    )
+    verdicts = comparison.judge(launches)
+    failing = verdicts.failing({Outcome.MISSING})
+    return comparison_text(failing, make_result([[10.0]]), launches, FILE, ["a note"], test).splitlines()
+
+
+def test_missing_baseline_is_one_line_with_its_file_and_command():
+    assert text_of(None, metrics={"peak_memory_bytes": 1.0}) == [
+        f"toy on cpu-x1-gloo: no baseline in {FILE}; record one with: pytest tests/test_a.py::test_x --update-baselines"
+    ]
+
+
+def test_test_id_with_brackets_can_be_pasted_into_a_shell():
+    lines = text_of(None, metrics={"peak_memory_bytes": 1.0}, test="tests/test_a.py::test_x[a b]")
+    assert lines[0].endswith("record one with: pytest 'tests/test_a.py::test_x[a b]' --update-baselines")
+
+
+def test_changed_config_is_one_line_with_every_key():
+    config = CONFIG | {"steps": 30, "dtype": "bfloat16"}
+    assert text_of(make_baseline(), config, metrics={"peak_memory_bytes": 1.0}) == [
+        "toy on cpu-x1-gloo: the baseline was recorded with dtype='float32', steps=20, "
+        "the test has dtype='bfloat16', steps=30; "
+        "record it again with: pytest tests/test_a.py::test_x --update-baselines"
+    ]
+
+
+def test_other_number_of_steps_is_one_line_also_for_a_metric_that_needs_more():
+    long = make_facts(num_steps=100)
+    lines = text_of(make_baseline(launches=stored(long)), num_steps=99, metrics={"peak_memory_bytes": 1.0})
+    assert lines == [
+        "toy on cpu-x1-gloo: the baseline was recorded with 100 measured steps, the test has 99; "
+        "record it again with: pytest tests/test_a.py::test_x --update-baselines"
+    ]
+
+
+def test_metric_that_the_launch_lost_is_named_beside_a_missing_baseline():
+    lines = text_of(None)
+    assert lines[0] == "toy on cpu-x1-gloo, 20 steps:"
+    assert lines[1].startswith("  peak_memory_bytes: missing: -, baseline -")
+    assert lines[1].endswith("(the launch has no peak_memory_bytes)")
+    assert lines[2].startswith("  no baseline in ")
+    assert lines[3] == "  a note"
+    assert len([line for line in lines if "no baseline" in line]) == 1
