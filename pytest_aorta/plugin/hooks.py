@@ -315,7 +315,8 @@ class Controller:
 
         terminalreporter.section("aorta")
         durations = durations_lines(run.records) if run.options.durations else []
-        for line in [*durations, *summary_lines(run.records), *run.notes]:
+        is_verbose = terminalreporter.verbosity > 0
+        for line in [*durations, *summary_lines(run.records, verbose=is_verbose), *run.notes]:
             terminalreporter.line(line)
 
 

@@ -10,6 +10,7 @@ from pytest_aorta.common.text import aligned
 from pytest_aorta.result.outcome import PHASES
 from pytest_aorta.session.record import TestRecord
 from pytest_aorta.session.text import totals
+from pytest_aorta.verdict.metrics import METRICS, format_value
 from pytest_aorta.verdict.statistics.decision import Outcome
 
 _COLUMNS = ("test", "metric", "value", "baseline", "change [95%]", "tolerance", "launches", "verdict")
@@ -17,14 +18,20 @@ _DURATIONS = ("wall", *PHASES)
 _DURATION_COLUMNS = ("test", "launch", "launcher", *_DURATIONS)
 
 
-def summary_lines(records: Sequence[TestRecord]) -> list[str]:
-    """Return one line per metric of every test, then notes, warnings and the totals."""
+def summary_lines(records: Sequence[TestRecord], *, verbose: bool = False) -> list[str]:
+    """Return one line per metric of every test, then notes, warnings and the totals.
+
+    ``verbose`` adds the metrics that were measured and not compared.
+    """
     rows = [
         (short_nodeid(verdict.case) + record.attempt_label, *verdict.cells())
         for record in records
         for verdict in record.verdicts
     ]
     reasons = [verdict.reason for record in records for verdict in record.verdicts]
+    if verbose:
+        measured = [row for record in records for row in _measured_rows(record)]
+        rows, reasons = [*rows, *measured], [*reasons, *[""] * len(measured)]
     lines = aligned([_COLUMNS, *rows], ["", *reasons]) if rows else []
     notes = [
         f"note: {short_nodeid(record.nodeid)}{record.attempt_label}: {note}"
@@ -32,6 +39,26 @@ def summary_lines(records: Sequence[TestRecord]) -> list[str]:
         for note in record.notes
     ]
     return [*lines, *notes, *warnings_of(records), totals(records)]
+
+
+def _measured_rows(record: TestRecord) -> list[tuple[str, ...]]:
+    """Return a row for each metric that was measured and not compared."""
+    compared = {(row.case, row.metric) for row in record.verdicts}
+    return [
+        (
+            short_nodeid(one.case) + record.attempt_label,
+            name,
+            format_value(value, METRICS[name].unit),
+            "-",
+            "-",
+            "-",
+            "-",
+            "measured",
+        )
+        for one in record.compared
+        for name, value in one.measured.items()
+        if (one.case, name) not in compared
+    ]
 
 
 def warnings_of(records: Sequence[TestRecord]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, median
 
 from pytest_aorta.result.measurements import StepOverlap, WorkloadResult
 from pytest_aorta.result.trace.intervals import Intervals, difference, union
@@ -15,7 +15,10 @@ _NS_PER_MS = 1_000_000
 
 @dataclass(frozen=True)
 class RankOverlap:
-    """Means over the profiled steps of one rank, in milliseconds; ``ratio`` is None without communication."""
+    """Means over the profiled steps of one rank, in milliseconds; ``ratio`` is None without communication.
+
+    ``device_idle_ms`` is the idle time of the median step without a head start; None where no such step was profiled.
+    """
 
     rank: int
     step_ms: float
@@ -25,6 +28,7 @@ class RankOverlap:
     copy_ms: float
     idle_ms: float
     ratio: float | None
+    device_idle_ms: float | None
 
 
 @dataclass(frozen=True)
@@ -45,10 +49,11 @@ class CollectiveOverlap:
 
 def rank_overlaps(result: WorkloadResult) -> list[RankOverlap]:
     """Return one row per profiled rank."""
-    return [_rank(rank, steps) for rank, steps in enumerate(result.overlap) if steps]
+    as_run = dict(enumerate(result.overlap_as_run))
+    return [_rank(rank, steps, as_run.get(rank, [])) for rank, steps in enumerate(result.overlap) if steps]
 
 
-def _rank(rank: int, steps: Sequence[StepOverlap]) -> RankOverlap:
+def _rank(rank: int, steps: Sequence[StepOverlap], as_run: Sequence[StepOverlap]) -> RankOverlap:
     comm, hidden = fmean(step.comm_ms for step in steps), fmean(step.hidden_comm_ms for step in steps)
     return RankOverlap(
         rank,
@@ -59,6 +64,7 @@ def _rank(rank: int, steps: Sequence[StepOverlap]) -> RankOverlap:
         fmean(step.copy_ms for step in steps),
         fmean(step.idle_ms for step in steps),
         hidden / comm if comm else None,
+        median(step.idle_ms for step in as_run) if as_run else None,
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from pytest_aorta.plan.profiler import WRAPPERS
 from pytest_aorta.result.gpu_facts import lowest_sm_clock_mhz, throttled
-from pytest_aorta.result.measurements import StepOverlap, WorkloadResult
+from pytest_aorta.result.measurements import ANOTHER_RANK, HeadStart, StepOverlap, WorkloadResult
 from pytest_aorta.result.provenance import UNKNOWN, UTC_FORMAT
 from pytest_aorta.result.trace.breakdown import Breakdown, break_down
 
@@ -27,7 +27,7 @@ NUMERIC_ENVIRONMENT = (
     "num_threads", "deterministic_algorithms", "bitwise_reproducible", "tf32_matmul", "weight_hash_version",
 )  # fmt: skip
 # Optional facts, left out of a baseline where they are empty.
-_OPTIONAL = ("commit", "branch", "dirty", "breakdown_ms", "throttled", "sm_clock_mhz", "profiler")
+_OPTIONAL = ("commit", "branch", "dirty", "breakdown_ms", "throttled", "sm_clock_mhz", "profiler", "blocked_by")
 # Facts with integers and booleans; every other number is a float.
 _AS_STORED = ("num_steps", "most_exposed_rank", "critical_rank", "environment", "dirty")
 _EMPTY: tuple[object, ...] = (None, "", {})
@@ -70,6 +70,8 @@ class LaunchFacts:
         throttled: the devices that were throttled, and why; empty where none was, or where nothing is known.
         sm_clock_mhz: the lowest of the devices' median SM clocks; None where no clock is known.
         profiler: the profiler that wrapped torchrun and slowed the steps down; empty for none.
+        blocked_by: the runtime call in which profiled steps wait for the device, so that no host could be ahead of
+            them; empty for none.
     """
 
     recorded_at: str
@@ -98,6 +100,7 @@ class LaunchFacts:
     throttled: str = ""
     sm_clock_mhz: float | None = None
     profiler: str = ""
+    blocked_by: str = ""
 
     @property
     def version(self) -> str:
@@ -184,6 +187,7 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
         throttled="; ".join(throttled(result.platform_facts)),
         sm_clock_mhz=lowest_sm_clock_mhz(result.platform_facts),
         profiler=result.profiler if result.profiler in WRAPPERS else "",
+        blocked_by=_blocking_call(result.head_start),
     )
 
 
@@ -200,6 +204,12 @@ def _exposed(overlap: list[list[StepOverlap]]) -> dict[str, float]:
 def _most_exposed_rank(overlap: list[list[StepOverlap]]) -> int | None:
     totals = [sum(step.exposed_comm_ms for step in rank) for rank in overlap]
     return totals.index(max(totals)) if totals else None
+
+
+def _blocking_call(head_starts: Sequence[HeadStart]) -> str:
+    """Return the call that blocked a rank itself if it is known, else what the first blocked rank reports."""
+    calls = [lead.blocked_by for lead in head_starts if lead.blocked_by]
+    return next((call for call in calls if call != ANOTHER_RANK), calls[0] if calls else "")
 
 
 def _breakdown(result: WorkloadResult, p50_ms: float) -> Breakdown | None:

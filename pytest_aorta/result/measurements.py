@@ -18,6 +18,10 @@ from pytest_aorta.result.gpu_facts import PlatformFacts
 from pytest_aorta.result.provenance import Provenance
 
 SCHEMA_VERSION = 2
+# The end of the names of overlap metrics where the host could not be ahead of the device.
+AS_RUN = "_as_run"
+# What a rank reports as its blocking call where only another rank was blocked.
+ANOTHER_RANK = "another rank"
 # Lengths are whole nanoseconds, so the sum of a few of them in milliseconds is exact to far less than this.
 _ROUNDING_MS = 1e-5
 

@@ -51,7 +51,12 @@ def settle_pairs(
 
 def unsettled(verdicts: Verdicts, comparison: StoredComparison) -> list[str]:
     """Return the metrics that an A/B comparison can decide and the stored baseline can't."""
-    return [row.metric for row in verdicts.rows if row.is_open or _is_elsewhere(row, comparison)]
+    return [row.metric for row in verdicts.rows if _is_undecided(row, comparison) or _is_elsewhere(row, comparison)]
+
+
+def _is_undecided(row: Verdict, comparison: StoredComparison) -> bool:
+    # Pairs have less noise, so an A/B can decide what further launches against the stored baseline could not.
+    return row.outcome is Outcome.INCONCLUSIVE and comparison.max_launches > 1
 
 
 def _is_elsewhere(row: Verdict, comparison: StoredComparison) -> bool:

@@ -247,13 +247,13 @@ class WorkloadRunner:
         launches = [launch_facts(result)]
         while len(launches) < launches_to_learn(marked, launches[0], options.launches):
             launches.append(self._again(result, compared.candidate))
-        problems = objections(launches, marked)
+        priors = platform_priors(options.baselines_dir, result.platform, result.device, case)
+        problems = objections(launches, marked, priors)
         if problems and options.force_baseline is None:
             raise BaselineError(noisy_baseline_text(case, problems))
         new = _new_baseline(case, self._record.nodeid, result, config, launches)
         if problems:
             new = replace(new, forced={str(new.revision): str(options.force_baseline)})
-        priors = platform_priors(options.baselines_dir, result.platform, result.device, case)
         # Comparing the baseline with itself shows metrics that are missing or differ between launches.
         verdicts = StoredComparison(case, config, new, marked, priors, len(launches)).judge(launches)
         failing = verdicts.failing({Outcome.MISSING})

@@ -7,7 +7,8 @@ from typing import Any
 
 from pytest_aorta.common.text import brief, counted
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.verdict.metrics import Metric, MetricKind, Origin, Tolerance
+from pytest_aorta.result.measurements import AS_RUN
+from pytest_aorta.verdict.metrics import Metric, MetricKind, Origin, Tolerance, format_value
 from pytest_aorta.verdict.priors import BLOCK_GAP_S
 from pytest_aorta.verdict.statistics.scale import Scale
 
@@ -44,6 +45,20 @@ def under_profiler(metric: Metric, launches: Sequence[LaunchFacts]) -> str | Non
     """Return why times can't be compared because a profiler slowed the ranks, or None."""
     found = next((launch.profiler for launch in launches if launch.profiler), None)
     return f"ranks ran under {found}, which slows them" if found and metric.kind is MetricKind.TIMING else None
+
+
+def without_head_start(metric: Metric, facts: LaunchFacts) -> str | None:
+    """Return why a launch has only an as-run value of a metric, with that value; None where it has the metric's own."""
+    as_run = facts.metrics.get(metric.name + AS_RUN)
+    if as_run is None:
+        return None
+    call = facts.blocked_by
+    reason = (
+        f"a step waits for the device in {call}, so the host cannot run ahead"
+        if call
+        else "the host was late in the profiled steps in spite of every head start"
+    )
+    return f"{reason}; as run {format_value(as_run, metric.unit)}"
 
 
 def not_applicable(

@@ -19,9 +19,10 @@ from pytest_aorta.verdict.applicability import (
     other_steps,
     under_profiler,
     widened,
+    without_head_start,
 )
 from pytest_aorta.verdict.baseline import Baseline
-from pytest_aorta.verdict.explain import EXPLAINED, exposure, notes
+from pytest_aorta.verdict.explain import cause, notes
 from pytest_aorta.verdict.metrics import METRICS, Direction, Metric, MetricKind, Origin, Tolerance, Value, middle
 from pytest_aorta.verdict.priors import (
     blocks,
@@ -30,15 +31,16 @@ from pytest_aorta.verdict.priors import (
     transformed_by_revision,
     transformed_values,
 )
+from pytest_aorta.verdict.resolution import RESET, allowed_tolerance, too_noisy, unresolved
 from pytest_aorta.verdict.split import split_note
 from pytest_aorta.verdict.statistics.decision import (
     FALSE_ALARM_RATE,
     MIN_LAUNCHES_TO_FAIL,
-    RESOLVED_BY,
     Decision,
     Outcome,
     decide_pairs,
     decide_stored,
+    last_look,
 )
 from pytest_aorta.verdict.statistics.scale import Scale
 from pytest_aorta.verdict.statistics.variance import Estimate, VarianceComponents, baseline_estimate
@@ -47,8 +49,7 @@ from pytest_aorta.verdict.verdicts import Missing, ReferenceKind, Verdict, Verdi
 Priors: TypeAlias = Callable[[Metric], VarianceComponents]
 # With fewer launches the variance of a baseline is mostly that of the prior.
 MIN_LAUNCHES = 5
-_RESET = "--update-baselines --aorta-reset-baselines"
-_STALE = f"the baseline is stale; record the better value with {_RESET}"
+_STALE = f"the baseline is stale; record the better value with {RESET}"
 
 
 def choose_tolerances(marked: Mapping[str, Tolerance], *facts: LaunchFacts) -> dict[str, Tolerance]:
@@ -69,7 +70,7 @@ def choose_tolerances(marked: Mapping[str, Tolerance], *facts: LaunchFacts) -> d
                 f"{METRICS[name].min_steps}; measure more steps, or use step_time_tail5"
             )
     for name, metric in METRICS.items():
-        has_it = any(metric.measure(launch) is not None for launch in facts)
+        has_it = any(metric.measure(launch) is not None or without_head_start(metric, launch) for launch in facts)
         if name not in chosen and metric.default is not None and has_it:
             chosen[name] = metric.default
     return {name: chosen[name] for name in METRICS if name in chosen}
@@ -125,15 +126,6 @@ class StoredComparison:
         center_values = transformed_by_block(metric, self.baseline.center_launches, self.baseline.center_launches)
         return baseline_estimate(center_values, transformed_by_revision(metric, self.baseline), self.priors(metric))
 
-    def allowed(self, metric: Metric, tolerance: Tolerance, stored: Estimate) -> Tolerance:
-        """Return the tolerance, with a default one widened until the noise of the stored launches allows a decision."""
-        if tolerance.origin is not Origin.DEFAULT or tolerance.value is None:
-            return tolerance
-        least = metric.scale.change(RESOLVED_BY * math.sqrt(stored.variance.within.value))
-        if least <= tolerance.value:
-            return tolerance
-        return Tolerance(math.ceil(least * 100) / 100, metric.scale, Origin.WIDENED)
-
     def _judge_one(self, metric: Metric, launches: Sequence[LaunchFacts], tolerance: Tolerance) -> Verdict:
         tolerance = widened(metric, launches[0], tolerance)
         revision = None
@@ -144,12 +136,28 @@ class StoredComparison:
         if detail := under_profiler(metric, launches):
             return replace(blank, outcome=Outcome.NOT_APPLICABLE, detail=detail)
         if self.baseline is None:
+            if row := _without_head_start(blank, metric, launches, ()):
+                return row
             if blank.value is None:
                 return _missing(blank, Missing.CANDIDATE_VALUE, f"the launch has no {metric.name}")
             return _missing(replace(blank, is_unrecorded=True), Missing.BASELINE, "no baseline")
         center_launches = self.baseline.center_launches
         if detail := other_setup(self.baseline.config, center_launches[-1], self.config, launches):
             return _missing(replace(blank, is_unrecorded=True), Missing.BASELINE, detail)
+        if row := _without_head_start(blank, metric, launches, center_launches):
+            return row
+        measured = _with_head_start(metric, launches)
+        known = _with_head_start(metric, center_launches) or center_launches
+        if not measured:
+            row = replace(blank, outcome=Outcome.INCONCLUSIVE, baseline=middle(metric, known), is_open=True)
+        else:
+            row = self._judge_measured(replace(blank, value=middle(metric, measured)), metric, measured, known)
+        return _after_late_hosts(row, metric, launches, last_look(self.max_launches))
+
+    def _judge_measured(
+        self, blank: Verdict, metric: Metric, launches: Sequence[LaunchFacts], center_launches: Sequence[LaunchFacts]
+    ) -> Verdict:
+        tolerance = blank.tolerance
         if problem := _incomparable(blank, metric, tolerance, launches, center_launches):
             return problem
         if tolerance.value is None or isinstance(blank.value, str):
@@ -158,26 +166,47 @@ class StoredComparison:
         if len(values) < len(launches) or None in transformed_values(metric, center_launches, center_launches):
             return _within_range(blank, metric, tolerance, launches, center_launches, self.max_launches)
         stored = self.estimate(metric)
-        tolerance = self.allowed(metric, tolerance, stored)
-        blank = replace(blank, tolerance=tolerance)
+        allowed = allowed_tolerance(metric, tolerance, stored)
         decision = decide_stored(
             values,
             blocks([*center_launches, *launches])[-1],
             stored,
-            tolerance.value or 0.0,
+            allowed.value or 0.0,
             max_launches=self.max_launches,
             worse=metric.worse,
             relative=metric.scale is Scale.RELATIVE,
+            may_pass=too_noisy(metric, tolerance, stored) is None,
         )
-        row = _decided(
-            blank, decision, metric, metric.scale.from_transformed(stored.center, reference_step_ms(center_launches))
-        )
-        if detail := _exposure(row, launches, center_launches):
+        center = metric.scale.from_transformed(stored.center, reference_step_ms(center_launches))
+        row = _decided(replace(blank, tolerance=allowed), decision, metric, center)
+        if detail := _cause(row, launches, center_launches):
             row = replace(row, detail=detail)
-        elif row.outcome is Outcome.INCONCLUSIVE and len(center_launches) < MIN_LAUNCHES:
-            few = f"only {counted(len(center_launches), 'launch')} in the center; record more with {_RESET}"
-            row = replace(row, detail=few)
+        elif row.outcome is Outcome.INCONCLUSIVE and not row.is_open:
+            row = replace(row, detail=self._undecided(row, metric, tolerance, center_launches))
         return _with_throttling(row, metric, launches)
+
+    def undecidable(self, metric: Metric, tolerance: Tolerance) -> str | None:
+        """Return why unchanged code may not pass, with the remedy; None if unchanged code mostly passes.
+
+        ``tolerance`` is the one before it is widened. The baseline has to exist and to have the metric.
+        """
+        assert self.baseline is not None
+        center_launches, stored = self.baseline.center_launches, self.estimate(metric)
+        if problem := too_noisy(metric, tolerance, stored):
+            return f"{problem}; record the baseline again with {RESET}, or set a tolerance"
+        # Times of CPU ranks are compared within one block only.
+        block = blocks(center_launches)[-1] if center_launches[-1].device == "cpu" else "another"
+        return unresolved(metric, allowed_tolerance(metric, tolerance, stored), stored, block, self.max_launches)
+
+    def _undecided(
+        self, row: Verdict, metric: Metric, tolerance: Tolerance, center_launches: Sequence[LaunchFacts]
+    ) -> str:
+        """Return the reason and the remedy of a final verdict that decides nothing."""
+        remedy = self.undecidable(metric, tolerance)
+        if remedy is None and len(center_launches) < MIN_LAUNCHES:
+            remedy = f"only {counted(len(center_launches), 'launch')} in the center; record more with {RESET}"
+        early = "further launches could not decide" if row.launches < last_look(self.max_launches) else ""
+        return "; ".join(filter(None, [early, remedy]))
 
 
 @dataclass(frozen=True)
@@ -236,6 +265,21 @@ class PairedComparison:
         if (found := other_steps(candidates, references[-1])) is not None:
             expected = counted(references[-1].num_steps, "measured step")
             return _missing(blank, Missing.BASELINE, f"the reference ran {expected}, the launch {found}")
+        for side, other in ((candidates, references), (references, candidates)):
+            if row := _without_head_start(blank, metric, side, other):
+                return row
+        pairs = [pair for pair in zip(candidates, references, strict=True) if len(_with_head_start(metric, pair)) == 2]
+        if not pairs:
+            row = replace(blank, outcome=Outcome.INCONCLUSIVE, is_open=True)
+        else:
+            measured, others = zip(*pairs, strict=True)
+            row = self._judge_measured(replace(blank, value=middle(metric, measured)), metric, measured, others)
+        return _after_late_hosts(row, metric, [*candidates, *references], 2 * self.max_pairs)
+
+    def _judge_measured(
+        self, blank: Verdict, metric: Metric, candidates: Sequence[LaunchFacts], references: Sequence[LaunchFacts]
+    ) -> Verdict:
+        tolerance = blank.tolerance
         if problem := _incomparable(blank, metric, tolerance, candidates, references):
             return problem
         if tolerance.value is None or isinstance(blank.value, str):
@@ -253,7 +297,7 @@ class PairedComparison:
             relative=metric.scale is Scale.RELATIVE,
         )
         row = _decided(blank, decision, metric, middle(metric, references))
-        row = replace(row, detail=_exposure(row, candidates, references) or row.detail)
+        row = replace(row, detail=_cause(row, candidates, references) or row.detail)
         return _with_throttling(row, metric, candidates)
 
 
@@ -269,6 +313,40 @@ def _missing(blank: Verdict, part: Missing, detail: str) -> Verdict:
     return replace(blank, missing=Missing.CANDIDATE_VALUE if blank.value is None else part, detail=detail)
 
 
+def _without_head_start(
+    blank: Verdict, metric: Metric, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]
+) -> Verdict | None:
+    """Return the verdict for a metric that the host's delay or a wait for the device took, or None.
+
+    The metric does not apply if no launch of the other side has it. If the other side has it, code that now waits for
+    the device has lost it, which fails the test: otherwise a change could avoid the comparison by such a wait.
+    """
+    found = [(launch, detail) for launch in launches if (detail := without_head_start(metric, launch))]
+    if not found:
+        return None
+    known = _with_head_start(metric, [other for other in others if metric.measure(other) is not None])
+    if not known:
+        return replace(blank, outcome=Outcome.NOT_APPLICABLE, value=None, detail=found[0][1])
+    blocked = [detail for launch, detail in found if launch.blocked_by]
+    if not blocked:
+        return None
+    return _missing(replace(blank, value=None, baseline=middle(metric, known)), Missing.CANDIDATE_VALUE, blocked[0])
+
+
+def _with_head_start(metric: Metric, launches: Sequence[LaunchFacts]) -> list[LaunchFacts]:
+    """Return the launches without those of which only a disturbed value is known."""
+    return [launch for launch in launches if without_head_start(metric, launch) is None]
+
+
+def _after_late_hosts(row: Verdict, metric: Metric, launches: Sequence[LaunchFacts], most: int) -> Verdict:
+    """Return the verdict of the launches whose hosts were not late, closed if no further launch is allowed."""
+    late = [detail for launch in launches if (detail := without_head_start(metric, launch))]
+    if not late or not row.is_open or len(launches) < most:
+        return row
+    number = f"{len(late)} of {counted(len(launches), 'launch')}" if len(launches) > 1 else "the launch"
+    return replace(row, is_open=False, detail=f"no value of {number}: {late[-1]}")
+
+
 def _incomparable(
     blank: Verdict,
     metric: Metric,
@@ -281,7 +359,7 @@ def _incomparable(
     if any(metric.measure(launch) is None for launch in launches):
         lost = replace(blank, value=None, baseline=known[-1])
         return _missing(lost, Missing.CANDIDATE_VALUE, f"the launch has no {metric.name}")
-    remedy = "" if blank.is_by_ab else "; if this is intended, record the baseline again with " + _RESET
+    remedy = "" if blank.is_by_ab else "; if this is intended, record the baseline again with " + RESET
     # Two variants of a test may be reproducible or not, as the test asks.
     are_variants = blank.is_by_ab and not blank.reference.name
     is_bitwise = metric.kind is MetricKind.NUMERIC and tolerance.value is None and not are_variants
@@ -292,7 +370,9 @@ def _incomparable(
         return replace(blank, outcome=Outcome.NOT_APPLICABLE, baseline=shown, detail=detail)
     if any(value is None for value in known):
         absent = f"the {blank.reference} has no {metric.name}"
-        detail = absent if blank.is_by_ab else f"{absent}; record it again with {_RESET}"
+        if reason := without_head_start(metric, others[-1]):
+            absent = f"{absent}: {reason}"
+        detail = absent if blank.is_by_ab else f"{absent}; record it again with {RESET}"
         return _missing(blank, Missing.BASELINE_VALUE, detail)
     if metric.by_step is not None:
         here, there = max(metric.by_step(launches[-1])), max(metric.by_step(others[-1]))
@@ -386,7 +466,6 @@ def _with_throttling(row: Verdict, metric: Metric, launches: Sequence[LaunchFact
     return replace(row, detail=", ".join(filter(None, [f"GPUs throttled in {of}", row.detail])))
 
 
-def _exposure(row: Verdict, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str:
-    """Return the exposed collective that explains a regression of overlap, or an empty text."""
-    is_explained = row.metric in EXPLAINED and row.outcome is Outcome.REGRESSION
-    return exposure(launches, others) if is_explained else ""
+def _cause(row: Verdict, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str:
+    """Return the cause of a regression of overlap or idle time, or an empty text."""
+    return cause(row.metric, launches, others) if row.outcome is Outcome.REGRESSION else ""

@@ -137,8 +137,23 @@ def _p50_ms(launches: Sequence[LaunchFacts]) -> float:
     return median(launch.step_time_ms["p50"] for launch in launches)
 
 
-# The metrics that exposed collectives explain.
-EXPLAINED = ("overlap_ratio", "exposed_comm_ms")
+def cause(metric: str, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str:
+    """Return text on the cause of a regression of a metric of profiled steps; empty for any other metric."""
+    if metric in ("overlap_ratio", "exposed_comm_ms"):
+        return exposure(launches, others)
+    return bottleneck(launches, others) if metric == "device_idle_ms" else ""
+
+
+def bottleneck(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str:
+    """Return text that names the host as the bottleneck, with the idle time of ``launches`` and ``others``.
+
+    All launches have an idle time.
+    """
+    now, before = (median(launch.metrics["device_idle_ms"] for launch in side) for side in (launches, others))
+    return (
+        f"the host is the bottleneck: no stream is busy for {now:.3g} ms/step, was {before:.3g}; look for slower "
+        "Python code, smaller kernels, waits for the device, or other load on the host"
+    )
 
 
 def exposure(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str:

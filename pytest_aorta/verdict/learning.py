@@ -12,15 +12,22 @@ from typing import Any
 from pytest_aorta.common.errors import BaselineError
 from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts, growth
-from pytest_aorta.verdict.applicability import not_applicable, other_environment, other_setup, widened
+from pytest_aorta.verdict.applicability import (
+    not_applicable,
+    other_environment,
+    other_setup,
+    widened,
+    without_head_start,
+)
 from pytest_aorta.verdict.baseline import MAX_LAUNCHES, Baseline, StoredLaunch, read_baseline
 from pytest_aorta.verdict.comparison import MIN_LAUNCHES, Priors, StoredComparison, choose_tolerances
 from pytest_aorta.verdict.explain import MEMORY_GROWTH, STEP_GROWTH
-from pytest_aorta.verdict.metrics import METRICS, Direction, MetricKind, Origin, Tolerance
-from pytest_aorta.verdict.priors import blocks, platform_priors, transformed_values
+from pytest_aorta.verdict.metrics import METRICS, Direction, Metric, MetricKind, Origin, Tolerance
+from pytest_aorta.verdict.priors import blocks, platform_priors, transformed_by_block, transformed_values
+from pytest_aorta.verdict.resolution import allowed_tolerance, too_noisy
 from pytest_aorta.verdict.statistics.decision import LOOKS, MIN_LAUNCHES_TO_FAIL, RESOLVED_BY, Outcome, detectable
 from pytest_aorta.verdict.statistics.scale import Scale
-from pytest_aorta.verdict.statistics.variance import observed
+from pytest_aorta.verdict.statistics.variance import baseline_estimate, observed
 from pytest_aorta.verdict.verdicts import Verdict, format_change
 
 # From this change on, a doubling, a summary says in words that smaller changes are not detected.
@@ -160,20 +167,40 @@ def _fitted(baseline: Baseline) -> Baseline:
     return replace(baseline, launches=tuple(kept), forced=forced)
 
 
-def objections(launches: Sequence[LaunchFacts], marked: Mapping[str, Tolerance]) -> list[str]:
-    """Return why launches make a bad baseline: too much noise for the tolerance, outliers, growth or throttling."""
+def objections(launches: Sequence[LaunchFacts], marked: Mapping[str, Tolerance], priors: Priors) -> list[str]:
+    """Return why launches make a bad baseline: noise, a late host, outliers, growth or throttling."""
     found, times_count = [], False
     for name, given in choose_tolerances(marked, launches[0]).items():
         metric, tolerance = METRICS[name], widened(METRICS[name], launches[0], given)
         if tolerance.value is None or not_applicable(metric, given, launches[0], launches[0]):
             continue
         times_count = times_count or metric.kind is MetricKind.TIMING
+        found += [f"{name}: {problem}" for problem in _late_hosts(metric, launches)]
         values = [value for value in transformed_values(metric, launches, launches) if value is not None]
-        # A default tolerance is widened to the noise instead.
-        if len(values) >= MIN_LAUNCHES and name in marked:
+        if name in marked and len(values) >= MIN_LAUNCHES:
             found += [f"{name}: {problem}" for problem in _noise_problems(values, tolerance.value, metric.scale)]
+        elif values and (problem := _too_noisy_for_default(metric, tolerance, launches, priors)):
+            found.append(f"{name}: {problem}; measure more steps, or set a tolerance")
     hot = [f"launch {number}: {launch.throttled}" for number, launch in enumerate(launches, 1) if launch.throttled]
     return found + _growing(launches) + (hot if times_count else [])
+
+
+def _late_hosts(metric: Metric, launches: Sequence[LaunchFacts]) -> list[str]:
+    """Return the launches that lack a metric because of a late host; a step that waits for the device is no problem."""
+    return [
+        f"launch {number} has no value: {detail}"
+        for number, launch in enumerate(launches, 1)
+        if (detail := without_head_start(metric, launch)) and not launch.blocked_by
+    ]
+
+
+def _too_noisy_for_default(
+    metric: Metric, tolerance: Tolerance, launches: Sequence[LaunchFacts], priors: Priors
+) -> str | None:
+    # A default tolerance is widened to the noise, but not without limit.
+    center_values = transformed_by_block(metric, launches, launches)
+    stored = baseline_estimate(center_values, [list(center_values.values())], priors(metric))
+    return too_noisy(metric, tolerance, stored)
 
 
 def _noise_problems(values: Sequence[float], tolerance: float, scale: Scale) -> list[str]:
@@ -213,25 +240,27 @@ def _growing(launches: Sequence[LaunchFacts]) -> list[str]:
 def detection_lines(
     baseline: Baseline, marked: Mapping[str, Tolerance], priors: Priors, max_launches: int
 ) -> list[str]:
-    """Return a line for each metric with noise: the smallest slowdown that fails the test, by number of launches."""
+    """Return the smallest slowdown that fails the test by number of launches, and what launches may not decide."""
     looks = [look for look in LOOKS if MIN_LAUNCHES_TO_FAIL <= look <= max_launches]
     if not looks:
         return [f"  fewer than {MIN_LAUNCHES_TO_FAIL} launches never fail a test for a metric with noise"]
     comparison = StoredComparison(baseline.case, baseline.config, baseline, marked, priors, max_launches)
     center_launches, lines = baseline.center_launches, []
-    if len(center_launches) < MIN_LAUNCHES:
-        return [
-            f"  {counted(len(center_launches), 'launch')} in the center: detectable changes are reported from "
-            f"{MIN_LAUNCHES} on"
-        ]
+    if is_small := len(center_launches) < MIN_LAUNCHES:
+        center = counted(len(center_launches), "launch")
+        lines.append(f"  {center} in the center: detectable changes are reported from {MIN_LAUNCHES} on")
     for name, given in choose_tolerances(marked, center_launches[-1]).items():
         metric = METRICS[name]
         if given.value is None or not_applicable(metric, given, center_launches[-1], center_launches[-1]):
             continue
         if None in transformed_values(metric, center_launches, center_launches):
             continue
-        stored = comparison.estimate(metric)
-        allowed = comparison.allowed(metric, widened(metric, center_launches[-1], given), stored)
+        tolerance, stored = widened(metric, center_launches[-1], given), comparison.estimate(metric)
+        if problem := comparison.undecidable(metric, tolerance):
+            lines.append(f"  {name}: unchanged code may be inconclusive: {problem}")
+        if is_small:
+            continue
+        allowed = allowed_tolerance(metric, tolerance, stored)
         # Times of CPU ranks are compared within one block only.
         block = blocks(center_launches)[-1] if center_launches[-1].device == "cpu" else "another"
         least = [

@@ -27,8 +27,13 @@ _WITHIN_DF, _BETWEEN_DF = 1.0, 6.0
 # Means and tails vary more than medians, by these factors; memory hardly varies.
 _TIMES = {"step_time_p99": 10.0, "step_time_tail5": 10.0, "step_time_mean": 3.0, "tokens_per_s": 3.0}
 _MEMORY = 0.001
-# Standard deviations of fractions, in points, and of exposed times, as fractions of a step.
-_FRACTION = {"cuda": 0.01, "cpu": 0.1}
+# Standard deviations of fractions, and of times as fractions of a step. The host delays steps on GPUs by far more than
+# communication varies in steps in which the host has a head start.
+_FRACTION = {
+    "cuda": {Scale.POINTS: 0.005, Scale.OF_STEP: 0.002},
+    "cpu": {Scale.POINTS: 0.1, Scale.OF_STEP: 0.1},
+}
+_IDLE = {"cuda": 0.05, "cpu": 0.1}
 
 
 def default_variance(metric: Metric, device: str) -> VarianceComponents:
@@ -37,8 +42,9 @@ def default_variance(metric: Metric, device: str) -> VarianceComponents:
         side = Variance(_MEMORY**2, _WITHIN_DF)
         return VarianceComponents(side, side, Variance(_MEMORY**2, _BETWEEN_DF))
     if metric.scale is not Scale.RELATIVE:
-        side = Variance(_FRACTION[device] ** 2, _WITHIN_DF)
-        return VarianceComponents(side, side, Variance(_FRACTION[device] ** 2, _BETWEEN_DF))
+        deviation = _IDLE[device] if metric.name == "device_idle_ms" else _FRACTION[device][metric.scale]
+        side = Variance(deviation**2, _WITHIN_DF)
+        return VarianceComponents(side, side, Variance(deviation**2, _BETWEEN_DF))
     factor = _TIMES.get(metric.name, 1.0)
     within, between = Variance((factor * _WITHIN[device]) ** 2, _WITHIN_DF), (factor * _BETWEEN[device]) ** 2
     return VarianceComponents(within, within, Variance(between, _BETWEEN_DF))

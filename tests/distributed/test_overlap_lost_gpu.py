@@ -36,8 +36,41 @@ def test_gathered_ahead(workload):
 
 def test_stored(workload):
     workload.check(workload.run("ddp_overlap", **BUCKETS))
+
+def test_script(workload):
+    workload.check(workload.run_script("train.py"))
 """
-LOST = r"E +overlap_ratio: regression: .* points\], tolerance 5 points, .*exposed [\d.]+ ms a step, .*rank \d worst\)"
+SCRIPT = """
+from pathlib import Path
+import torch
+import torch.distributed as dist
+from pytest_aorta.worker import RankEnv, capture_overlap, recorder
+
+device = RankEnv.read().join("train")
+weight = torch.randn(4096, 4096, device=device)
+gradient = torch.randn(1 << 24, device=device)
+synchronizes = Path("synchronizes").exists()
+
+def step():
+    work = dist.all_reduce(gradient, async_op=True)
+    product = weight
+    for _ in range(20):
+        product = product @ weight
+    work.wait()
+    if synchronizes:
+        product.sum().item()
+
+recorder.start(device, warmup=5)
+for _ in range(25):
+    with recorder.step():
+        step()
+recorder.overlap(capture_overlap(step, 2, device))
+"""
+LOST = r"E +overlap_ratio: regression: .* points\], tolerance 5 points, .*exposed [\d.]+ ms/step, .*rank \d worst\)"
+BLOCKED = (
+    r"E +overlap_ratio: missing: -, baseline 0\.\d+.* \(a step waits for the device in cudaStreamSynchronize in "
+    r"aten::item, so the host cannot run ahead; as run 0\.\d+\)"
+)
 
 
 @pytest.fixture
@@ -49,21 +82,38 @@ def suite(pytester):
 
 def test_one_stream_for_all_is_caught_with_the_reason(suite):
     result = suite("-k", "streams")
-    result.assert_outcomes(failed=1, deselected=2)
+    result.assert_outcomes(failed=1, deselected=3)
     result.stdout.re_match_lines_random([LOST])
 
 
 def test_parameters_gathered_only_when_they_are_used_are_caught(suite):
     result = suite("-k", "gathered_ahead")
-    result.assert_outcomes(failed=1, deselected=2)
+    result.assert_outcomes(failed=1, deselected=3)
     result.stdout.re_match_lines_random([LOST])
 
 
 def test_one_hardware_queue_is_caught_against_a_stored_baseline(suite, monkeypatch):
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "8")
-    suite("-k", "stored", "--update-baselines", "--aorta-launches=5").assert_outcomes(passed=1, deselected=2)
-    suite("-k", "stored").assert_outcomes(passed=1, deselected=2)
+    suite("-k", "stored", "--update-baselines", "--aorta-launches=5").assert_outcomes(passed=1, deselected=3)
+    suite("-k", "stored").assert_outcomes(passed=1, deselected=3)
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     result = suite("-k", "stored")
-    result.assert_outcomes(failed=1, deselected=2)
+    result.assert_outcomes(failed=1, deselected=3)
     result.stdout.re_match_lines_random([LOST])
+
+
+def test_step_that_synchronizes_is_caught_and_not_applicable_once_recorded(suite, pytester):
+    pytester.makepyfile(train=SCRIPT)
+    suite("-k", "script", "--update-baselines", "--aorta-launches=3").assert_outcomes(passed=1, deselected=3)
+    suite("-k", "script").assert_outcomes(passed=1, deselected=3)
+    (pytester.path / "synchronizes").touch()
+    result = suite("-k", "script")
+    result.assert_outcomes(failed=1, deselected=3)
+    result.stdout.re_match_lines_random([BLOCKED])
+    record = ("--update-baselines", "--aorta-reset-baselines", "--aorta-launches=3")
+    suite("-k", "script", *record).assert_outcomes(passed=1, deselected=3)
+    result = suite("-k", "script")
+    result.assert_outcomes(passed=1, deselected=3)
+    result.stdout.fnmatch_lines(
+        ["*overlap_ratio *not applicable: a step waits for the device in cudaStreamSynchronize*"]
+    )

@@ -43,6 +43,11 @@ def test_update_writes_baselines_and_prints_before_and_after(project):
     )
 
 
+def test_verbose_run_shows_what_was_measured_and_not_compared(recorded):
+    recorded.run("-v").stdout.fnmatch_lines(["test_toy::test_speed* *step_time_mean *10 ms * - * - * - * - *measured"])
+    recorded.run().stdout.no_fnmatch_line("*measured")
+
+
 def test_second_run_passes_and_shows_every_verdict(recorded):
     result = recorded.run()
     result.assert_outcomes(passed=2)

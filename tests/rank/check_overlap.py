@@ -85,6 +85,7 @@ def test_trace_is_kept_where_it_is_asked_for_and_reads_the_same(group, tmp_path,
     capture = capture_overlap(Training(beside=True).step, 2, CPU, trace_path=path)
     assert overlap_of_trace(read_trace(path), on_device=False) == capture
     assert read_trace(path)["distributedInfo"] == {"rank": 0, "world_size": 1, "backend": "gloo"}
+    assert read_trace(path)["headStart"] is False
     monkeypatch.setenv("AORTA_RANK_FOLDER", str(tmp_path))
     capture_overlap(Training(beside=True).step, 1, CPU)
     assert not (tmp_path / "trace.json.gz").exists()
@@ -183,15 +184,28 @@ def test_head_start_that_never_suffices_gives_no_ratio_to_compare(device):
     assert set(capture.metrics()) == {"overlap_ratio_as_run", "exposed_comm_ms_as_run", "device_idle_ms"}
 
 
-def test_step_that_waits_for_the_device_is_named_and_not_tried_again(device, monkeypatch):
+def waiting():
+    """A step with a call that waits for the device."""
     item = event("cpu_op", "aten::item", 6, 20)
     wait = event("cuda_runtime", "cudaStreamSynchronize", 8, 15)
-    launch = event("cuda_runtime", "cudaLaunchKernel", 6, 1, correlation=9)
+    return with_host(item, wait, event("cuda_runtime", "cudaLaunchKernel", 6, 1, correlation=9))
+
+
+def test_step_that_waits_for_the_device_is_named_after_a_second_attempt(device, monkeypatch):
+    # The host takes longer than any lead for the first step.
     monkeypatch.setattr(overlap, "first_lead_ms", lambda _host_ms: 0.0)
-    capture, _ = captured([with_host(item, wait, launch), device_alone(*STEADY), device_alone(*STEADY)], timed_ms=0.1)
+    capture, _ = captured([waiting(), *[device_alone(*STEADY)] * 3], timed_ms=0.1)
     assert capture.head_start.blocked_by == "cudaStreamSynchronize in aten::item"
-    assert (capture.head_start.succeeded, capture.head_start.attempts) == (False, 1)
+    assert (capture.head_start.succeeded, capture.head_start.attempts) == (False, 2)
     assert "overlap_ratio" not in capture.metrics()
+
+
+def test_host_that_is_late_once_is_not_blocked(device, monkeypatch):
+    monkeypatch.setattr(overlap, "first_lead_ms", lambda _host_ms: 0.0)
+    monkeypatch.setattr(overlap, "next_lead_ms", lambda _lead_ms: 60_000.0)
+    capture, _ = captured([waiting(), *[device_alone(*STEADY)] * 3], timed_ms=0.1)
+    assert (capture.head_start.succeeded, capture.head_start.attempts) == (True, 2)
+    assert capture.head_start.blocked_by is None
 
 
 def test_no_steps_leave_the_result_alone_and_run_nothing():

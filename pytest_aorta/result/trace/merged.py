@@ -18,6 +18,11 @@ from pytest_aorta.result.trace.kineto import read_trace
 
 Document: TypeAlias = dict[str, Any]
 
+# The key of a kept trace that says whether the host had a head start in its steps.
+HEAD_START_KEY = "headStart"
+_NO_HEAD_START = (
+    "the host had no head start in their steps, so communication can be exposed that the metrics show as hidden"
+)
 _RANK_TRACES = f"{RANKS_FOLDER}/*/{TRACE_FILE}"
 # Perfetto treats thread numbers as unique over the whole machine, so each rank gets a range of its own.
 _THREADS_PER_RANK = 10_000
@@ -25,15 +30,16 @@ _IDS_PER_RANK = 1 << 32
 _US_PER_NS = 1e-3
 
 
-def traces_note(profiler: str, run_dir: Path) -> str:
-    """Return a note that says where a launch's traces are, or that the profiler left none."""
+def traces_note(profiler: str, run_dir: Path, *, on_device: bool) -> str:
+    """Return a note that says where a launch's traces are and what they show, or that the profiler left none."""
     pattern = {TORCH: _RANK_TRACES, NSYS: f"{NSYS}.*", ROCPROFV3: f"{ROCPROFV3}/**/*.*"}[profiler]
     found = sorted(run_dir.glob(pattern))
     if not found:
         return f"{profiler} left no trace in {run_dir}"
     first = found[0].relative_to(run_dir)
     more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-    return f"traces of {profiler} in {run_dir}: {first}{more}"
+    note = f"; {_NO_HEAD_START}" if profiler == TORCH and on_device else ""
+    return f"traces of {profiler} in {run_dir}: {first}{more}{note}"
 
 
 def merge_run(run_dir: Path) -> Path | None:
@@ -66,9 +72,15 @@ def merge_traces(traces: Mapping[int, Mapping[str, Any]]) -> Document:
         "schemaVersion": 1,
         "displayTimeUnit": "ms",
         "baseTimeNanoseconds": base_ns,
-        "ranks": {str(rank): trace.get("distributedInfo", {}) for rank, trace in sorted(traces.items())},
+        "ranks": {str(rank): _about(trace) for rank, trace in sorted(traces.items())},
         "traceEvents": events,
     }
+
+
+def _about(trace: Mapping[str, Any]) -> Document:
+    """Return a rank's place in the world and whether its host had a head start, as far as its trace says so."""
+    told = {HEAD_START_KEY: trace[HEAD_START_KEY]} if HEAD_START_KEY in trace else {}
+    return {**trace.get("distributedInfo", {}), **told}
 
 
 def _rank_events(rank: int, events: list[Mapping[str, Any]], later_us: float) -> Iterator[Document]:

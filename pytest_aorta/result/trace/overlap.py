@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from statistics import median
 
-from pytest_aorta.result.measurements import Collective, CollectiveTime, HeadStart, RankResult, StepOverlap
+from pytest_aorta.result.measurements import AS_RUN, Collective, CollectiveTime, HeadStart, RankResult, StepOverlap
 from pytest_aorta.result.trace.intervals import Intervals, clip, coarsened, intersection, length, union
 
 # A lane of a timeline is for drawing, and a screen cannot show more than 300 intervals.
@@ -42,7 +42,7 @@ class OverlapCapture:
         Where a head start was tried and failed, the steps show the host's delay. Their ratio then has another name,
         so that nothing compares it with a baseline.
         """
-        suffix = "_as_run" if self.head_start and not self.head_start.succeeded else ""
+        suffix = AS_RUN if self.head_start and not self.head_start.succeeded else ""
         found = {
             f"{name}{suffix}": value for name, value in _overlap_metrics(self.as_run if suffix else self.steps).items()
         }

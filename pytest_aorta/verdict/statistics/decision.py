@@ -3,9 +3,9 @@
 The unit of statistics is the launch, because the steps of a launch depend on each other and most of the variance is
 between launches. A change is a difference of transformed values, for most metrics of logs, and is positive if the
 metric got worse. A change is a regression only if it exceeds both the tolerance and the noise. It passes only if a
-change of twice the tolerance can be ruled out. Otherwise another launch is needed, and after the last launch the
-outcome is inconclusive. Both error rates are divided over the looks (Bonferroni), so their totals stay below
-``FALSE_ALARM_RATE`` and ``MISS_RATE`` however much the looks depend on each other.
+change of twice the tolerance can be ruled out. Otherwise another launch is needed. After the last launch, or if further
+launches could not decide, the outcome is inconclusive. Both error rates are divided over the looks (Bonferroni), so
+their totals stay below ``FALSE_ALARM_RATE`` and ``MISS_RATE`` however much the looks depend on each other.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from functools import lru_cache
 from statistics import median
 
 from pytest_aorta.verdict.statistics.scale import difference
-from pytest_aorta.verdict.statistics.variance import Estimate, Variance
+from pytest_aorta.verdict.statistics.variance import Estimate, Variance, median_variance
 
 # Probability that unchanged code is called a regression in a comparison, over all looks.
 FALSE_ALARM_RATE = 5e-4
@@ -33,6 +33,8 @@ PAIR_LOOKS = (2, 3, 4, 6, 8, 12)
 MIN_PAIRS_TO_FAIL = 3
 # A tolerance of fewer standard deviations of launches leaves most comparisons undecided.
 RESOLVED_BY = 2.5
+# The probability below which it counts as impossible that further launches show a regression.
+REGRESSION_CHANCE = 0.01
 # Degrees of freedom of a baseline's variance in an A/B, whose block may have another noise regime.
 PAIR_PRIOR_DF = 8.0
 # The multiple of the prior variance from which on the pairs' own variance shows another noise regime.
@@ -82,48 +84,101 @@ def decide_stored(
     max_launches: int,
     worse: int,
     relative: bool = True,
+    may_pass: bool = True,
 ) -> Decision:
     """Compare launches of one session block with a stored baseline.
 
     ``candidate`` contains the transformed values of at least one launch. ``worse`` is 1 if a larger value is worse,
     else -1. ``tolerance`` is a relative change if ``relative`` is set, else a difference. A number of launches between
-    two looks decides nothing; from the last look that ``max_launches`` allows, the outcome is final.
+    two looks decides nothing. The outcome is final from the last look that ``max_launches`` allows, or from a look
+    after which no further launch could change it. Without ``may_pass`` no outcome is a pass, because the baseline is
+    too noisy for its tolerance.
     """
-    count = len(candidate)
-    looks = [look for look in LOOKS if look <= max_launches] or [1]
-    effect = worse * (median(candidate) - baseline.center)
-    slower, faster = baseline.variance.slower, baseline.variance.faster
-    up, down = (slower, faster) if worse > 0 else (faster, slower)
-    own, within = _own_variance(candidate), baseline.variance.within
-    both = within.pooled(own)
-    # The largest of several estimates, with the degrees of freedom of both sides.
-    noisy = replace(both, value=max(both.value, replace(within, value=up.value).pooled(own).value, own.value))
-    alarm = baseline.error(block, count, noisy)
-    miss = baseline.error(block, count, replace(within, value=down.value).pooled(own))
-    failing = [look for look in looks if look >= MIN_LAUNCHES_TO_FAIL]
-    allowed = difference(tolerance, relative=relative)
-    # A single launch that another job disturbed must not decide, so every launch has to be slow.
-    all_worse = min(worse * (value - baseline.center) for value in candidate) > allowed / 2
-    all_better = max(worse * (value - baseline.center) for value in candidate) < -allowed / 2
-    rule = _Rule(
-        allowed,
-        difference(2 * tolerance, relative=relative),
-        _fraction(FALSE_ALARM_RATE, failing),
-        _miss_fraction(count, looks),
-    )
-    last = count >= looks[-1]
-    looked = last or count in looks
-    may_fail = looked and count >= MIN_LAUNCHES_TO_FAIL
-    return rule.decide(
-        effect,
-        alarm,
-        miss,
-        count,
-        can_fail=may_fail and all_worse,
-        can_improve=may_fail and all_better,
-        can_pass=looked,
-        last=last,
-    )
+    rule = _StoredRule(block, baseline, tolerance, _looks(max_launches), worse, relative, may_pass)
+    decision = rule.decide(candidate, rule.effect(candidate), _own_variance(candidate), len(candidate))
+    if decision.outcome is not None or len(candidate) not in rule.looks:
+        return decision
+    return replace(decision, outcome=rule.foreseen(candidate))
+
+
+@dataclass(frozen=True)
+class _StoredRule:
+    """The rule of :func:`decide_stored`, for launches that were made and for launches that could be made."""
+
+    block: Hashable
+    baseline: Estimate
+    tolerance: float
+    looks: tuple[int, ...]
+    worse: int
+    relative: bool
+    may_pass: bool
+
+    def effect(self, candidate: Sequence[float]) -> float:
+        """Return the change of the median."""
+        return self.worse * (median(candidate) - self.baseline.center)
+
+    def decide(
+        self, candidate: Sequence[float], effect: float, own: Variance, count: int, *, is_last: bool = False
+    ) -> Decision:
+        """Return the decision after ``count`` launches with this effect and variance, the first being ``candidate``.
+
+        With ``is_last``, the decision is final.
+        """
+        baseline, worse = self.baseline, self.worse
+        slower, faster = baseline.variance.slower, baseline.variance.faster
+        up, down = (slower, faster) if worse > 0 else (faster, slower)
+        within = baseline.variance.within
+        both = within.pooled(own)
+        # The largest of several estimates, with the degrees of freedom of both sides.
+        noisy = replace(both, value=max(both.value, replace(within, value=up.value).pooled(own).value, own.value))
+        alarm = baseline.error(self.block, count, noisy)
+        miss = baseline.error(self.block, count, replace(within, value=down.value).pooled(own))
+        failing = [look for look in self.looks if look >= MIN_LAUNCHES_TO_FAIL]
+        allowed, doubled = (difference(times * self.tolerance, relative=self.relative) for times in (1, 2))
+        # A single launch that another job disturbed must not decide, so every launch has to be slow.
+        all_worse = min(worse * (value - baseline.center) for value in candidate) > allowed / 2
+        all_better = max(worse * (value - baseline.center) for value in candidate) < -allowed / 2
+        rates = _fraction(FALSE_ALARM_RATE, failing), _miss_fraction(count, self.looks)
+        last = is_last or count >= self.looks[-1]
+        looked = last or count in self.looks
+        may_fail = looked and count >= MIN_LAUNCHES_TO_FAIL
+        return _Rule(allowed, doubled, *rates).decide(
+            effect,
+            alarm,
+            miss,
+            count,
+            can_fail=may_fail and all_worse,
+            can_improve=may_fail and all_better,
+            can_pass=looked and self.may_pass,
+            last=last,
+        )
+
+    def foreseen(self, candidate: Sequence[float]) -> Outcome | None:
+        """Return the final outcome after ``candidate`` if further launches are not worth making, or None.
+
+        Launches are made as long as they could show a regression, if only by chance, or as long as launches like those
+        so far would show a pass or an improvement that ``candidate`` does not show.
+        """
+        ahead = {outcome for look in self.looks if look > len(candidate) for outcome in self._ahead(candidate, look)}
+        if ahead & {Outcome.REGRESSION, Outcome.IMPROVED}:
+            return None
+        own, count = _own_variance(candidate), len(candidate)
+        now = self.decide(candidate, self.effect(candidate), own, count, is_last=True).outcome
+        return None if Outcome.PASS in ahead and now is not Outcome.PASS else now
+
+    def _ahead(self, candidate: Sequence[float], look: int) -> set[Outcome | None]:
+        """Return the outcome of a later look if the median stays what it is, and a regression if that is possible.
+
+        Further launches are as noisy as those of the baseline and ``candidate``. A median that increases as much as it
+        does with a probability of ``REGRESSION_CHANCE`` shows whether a regression is possible.
+        """
+        count, effect = len(candidate), self.effect(candidate)
+        within = self.baseline.variance.within.pooled(_own_variance(candidate))
+        moved = within.value * (median_variance(count) + median_variance(look - count))
+        increase = quantile_t(1 - REGRESSION_CHANCE, within.df) * math.sqrt(moved)
+        own = Variance(within.value, look - 1)
+        same, worse = (self.decide(candidate, effect + more, own, look).outcome for more in (0.0, increase))
+        return {same} | {worse} & {Outcome.REGRESSION}
 
 
 def decide_pairs(
@@ -182,7 +237,7 @@ def detectable(
     is the slowdown that does not pass.
     """
     error = baseline.error(block, num_launches, baseline.variance.within)
-    looks = [look for look in LOOKS if look <= max(num_launches, max_launches)]
+    looks = _looks(max(num_launches, max_launches))
     failing = [look for look in looks if look >= MIN_LAUNCHES_TO_FAIL]
     may_fail = num_launches >= MIN_LAUNCHES_TO_FAIL
     alarm = _fraction(FALSE_ALARM_RATE, failing) if may_fail else _fraction(MISS_RATE, looks)
@@ -190,6 +245,22 @@ def detectable(
     beyond = max(difference(tolerance, relative=relative), quantile_t(1 - alarm, error.df) * deviation)
     least = beyond + quantile_t(power, error.df) * deviation
     return math.expm1(least) if relative else least
+
+
+def least_tolerance(
+    baseline: Estimate, block: Hashable, *, max_launches: int = 1, power: float = 0.9, relative: bool = True
+) -> float:
+    """Return the smallest tolerance at which unchanged code passes with probability ``power``.
+
+    The tolerance is a relative change if ``relative`` is set, else a difference. Up to ``max_launches`` launches of the
+    block are made.
+    """
+    looks, least = _looks(max_launches), math.inf
+    for look in looks:
+        error = baseline.error(block, look, baseline.variance.within)
+        quantiles = quantile_t(1 - _miss_fraction(look, looks), error.df) + quantile_t(power, error.df)
+        least = min(least, quantiles * math.sqrt(error.value))
+    return (math.expm1(least) if relative else least) / 2
 
 
 @dataclass(frozen=True)
@@ -236,6 +307,15 @@ def _own_variance(values: Sequence[float]) -> Variance:
         return Variance(0, 0)
     mean = sum(values) / count
     return Variance(sum((value - mean) ** 2 for value in values) / (count - 1), count - 1)
+
+
+def last_look(max_launches: int) -> int:
+    """Return the number of launches after which every outcome is final."""
+    return _looks(max_launches)[-1]
+
+
+def _looks(max_launches: int) -> tuple[int, ...]:
+    return tuple(look for look in LOOKS if look <= max_launches) or (1,)
 
 
 def _fraction(rate: float, looks: Sequence[int]) -> float:

@@ -92,6 +92,14 @@ class Estimate:
         fractions = sum(weight**2 for weight in self.weights.values())
         return _summed(Variance(side.value * launches, side.df), _times(self.variance.between, fractions))
 
+    def with_launches(self, count: int) -> Estimate:
+        """Return the estimate of a baseline of ``count`` launches, not fewer than now, with the variance as it is."""
+        have = sum(self.counts.values())
+        gained = _QUANTILE_EFFICIENCY * (count - have) / 2
+        slower, faster = (replace(side, df=side.df + gained) for side in (self.variance.slower, self.variance.faster))
+        counts = {block: math.ceil(known * count / have) for block, known in self.counts.items()}
+        return replace(self, counts=counts, variance=replace(self.variance, slower=slower, faster=faster))
+
     def error(self, block: Hashable, num_launches: int, side: Variance) -> Variance:
         """Return the variance of the median of ``num_launches`` further launches of ``block`` minus the center."""
         launches = median_variance(num_launches) + sum(

@@ -16,6 +16,8 @@ import torch.distributed as dist
 from pytest_aorta.result.measurements import HeadStart, StepOverlap
 
 MAX_ATTEMPTS = 3
+# A step counts as blocked after this many attempts with another lead: a single one can be a host that was late.
+BLOCKED_ATTEMPTS = 2
 # A lead is this many times the time that the host took to enqueue the same steps without one.
 MARGIN = 1.5
 MIN_LEAD_MS = 20.0

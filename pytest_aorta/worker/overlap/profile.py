@@ -28,7 +28,7 @@ from pytest_aorta.common import variables
 from pytest_aorta.common.files import write_bytes
 from pytest_aorta.plan.profiler import TORCH, WRAPPERS
 from pytest_aorta.result.folder import TRACE_FILE
-from pytest_aorta.result.measurements import RankResult
+from pytest_aorta.result.measurements import ANOTHER_RANK, RankResult
 from pytest_aorta.result.trace.kineto import (
     BOUNDARY,
     find_blocking_call,
@@ -38,8 +38,10 @@ from pytest_aorta.result.trace.kineto import (
     read_trace,
     steps_alone,
 )
+from pytest_aorta.result.trace.merged import HEAD_START_KEY
 from pytest_aorta.result.trace.overlap import OverlapCapture
 from pytest_aorta.worker.overlap.head_start import (
+    BLOCKED_ATTEMPTS,
     MAX_ATTEMPTS,
     Pass,
     cycles_per_ms,
@@ -103,7 +105,7 @@ def capture_overlap(
 def _capture_ahead(
     step: Callable[[], object], num_steps: int, device: torch.device, first: dict[str, Any], timed_ms: float | None
 ) -> OverlapCapture:
-    """Capture steps as they run, then with the host ahead, until every rank's host was ahead or can't be."""
+    """Capture steps as they run, then with the host ahead, until every rank's host was ahead or twice can't be."""
     learned, blocking_call = learn_step(first), find_blocking_call(first)
 
     def attempt(lead_ms: float) -> tuple[OverlapCapture, Pass]:
@@ -112,17 +114,16 @@ def _capture_ahead(
 
     as_run, passed = attempt(0.0)
     lead_ms = first_lead_ms(largest_over_ranks([passed.host_ms], device)[0])
-    attempts, has_failed, is_blocked = 0, True, False
-    while has_failed and not is_blocked and attempts < MAX_ATTEMPTS:
+    attempts, num_blocked, has_failed = 0, 0, True
+    while has_failed and num_blocked < BLOCKED_ATTEMPTS and attempts < MAX_ATTEMPTS:
         attempts += 1
         lead_ms = next_lead_ms(lead_ms) if attempts > 1 else lead_ms
         capture, passed = attempt(lead_ms)
         own = judge(capture.steps, passed, lead_ms, timed_ms, blocking_call)
-        outcome = largest_over_ranks([not own.succeeded, own.blocked_by is not None], device)
-        has_failed, is_blocked = map(bool, outcome)
-    own = replace(own, attempts=attempts, succeeded=not has_failed)
-    if is_blocked and own.blocked_by is None:
-        own = replace(own, blocked_by="another rank")
+        has_failed, is_blocked = map(bool, largest_over_ranks([not own.succeeded, own.blocked_by is not None], device))
+        num_blocked += is_blocked
+    blocked_by = (own.blocked_by or ANOTHER_RANK) if num_blocked == BLOCKED_ATTEMPTS else None
+    own = replace(own, attempts=attempts, succeeded=not has_failed, blocked_by=blocked_by)
     return replace(capture, head_start=own, as_run=as_run.steps)
 
 
@@ -202,6 +203,8 @@ def _leave_boundary(mark: torch.Tensor) -> None:
 
 
 def _keep(trace: dict[str, Any], path: Path) -> None:
+    # A kept trace is to show the host and the device as they run side by side.
+    trace = trace | {HEAD_START_KEY: False}
     if dist.is_initialized():
         # The key of torch.profiler, by which tools identify the ranks of several traces.
         who = {"rank": dist.get_rank(), "world_size": dist.get_world_size(), "backend": dist.get_backend()}

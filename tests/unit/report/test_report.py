@@ -215,7 +215,19 @@ def test_collectives_are_means_over_ranks_and_steps_and_the_most_exposed_comes_f
 def test_rank_without_communication_has_no_ratio_and_unprofiled_rank_has_no_row():
     alone = overlap_of({"compute": union([(0, 10)])}, [(0, 20)]).steps
     (row,) = rank_overlaps(a_result(overlap=[[], alone]))
-    assert (row.rank, row.ratio) == (1, None)
+    assert (row.rank, row.ratio, row.device_idle_ms) == (1, None, None)
+
+
+def test_idle_time_of_a_rank_is_that_of_its_steps_without_a_head_start():
+    ahead, as_run = (
+        [replace(step, idle_ms=idle_ms) for idle_ms in idle]
+        for step, idle in (
+            (overlap_of({"compute": union([(0, 10)])}, [(0, 20)]).steps[0], (1.0, 1.0, 1.0)),
+            (overlap_of({"compute": union([(0, 10)])}, [(0, 20)]).steps[0], (3.0, 9.0, 4.0)),
+        )
+    )
+    rows = rank_overlaps(a_result(overlap=[ahead, ahead], overlap_as_run=[as_run, ahead]))
+    assert [(row.idle_ms, row.device_idle_ms) for row in rows] == [(1.0, 4.0), (1.0, 1.0)]
 
 
 # The interval's picture

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from pytest_aorta.cli.baselines.diff import diff_lines
 from pytest_aorta.cli.baselines.find import StoredFile
 from pytest_aorta.cli.baselines.show import show_lines
-from pytest_aorta.result.facts import launch_facts
+from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.measurements import CollectiveTime, StepOverlap
 from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.explain import exposure
 from pytest_aorta.verdict.learning import detection_lines, objections
-from pytest_aorta.verdict.metrics import METRICS
+from pytest_aorta.verdict.metrics import METRICS, measured_values
 from pytest_aorta.verdict.statistics.decision import FALSE_ALARM_RATE, MISS_RATE, Outcome, decide_stored
 from pytest_aorta.verdict.statistics.variance import VarianceComponents, baseline_estimate
 from tests.unit.builders import default_priors, make_baseline, make_facts, make_result, on_cpu, stored, with_p50
@@ -60,7 +60,7 @@ def test_lost_overlap_is_a_regression_with_the_reason():
     assert re.search(r"baseline 0\.8[56]\d*, change -7\d\.\d points \[", text)
     assert text.endswith("(all_gather exposed 4.1 ms/step, was 0.3; rank 2 worst)")
     row = verdicts["exposed_comm_ms"]
-    assert (row.outcome, str(row.tolerance)) == (Outcome.REGRESSION, "2% of step")
+    assert (row.outcome, str(row.tolerance)) == (Outcome.REGRESSION, "1% of step")
     assert row.delta == pytest.approx(0.74, abs=0.02)
     assert "% of step" in row.change
 
@@ -161,11 +161,63 @@ def test_detection_of_lost_overlap_is_reported_in_points():
 
 def test_noisy_overlap_is_refused_as_a_baseline():
     marked = {"overlap_ratio": METRICS["overlap_ratio"].parse_tolerance("5 points")}
-    (problem,) = objections(around(0.5, 10, noise=0.05), marked)
+    problem, _ = objections(around(0.5, 10, noise=0.05), marked, default_priors)
     assert re.search(
         r"overlap_ratio: standard deviation of launches is \d\.\d+ points, .* of 5\.00 points; .* of 1\d\.\d points",
         problem,
     )
+
+
+def test_default_tolerance_widens_to_the_noise_but_not_past_five_points():
+    for noise, tolerance in ((0.002, "3 points"), (0.016, "4 points"), (0.05, "5 points")):
+        recorded = make_baseline(launches=stored(*around(0.5, 10, noise=noise)))
+        assert str(check(around(0.5, 1, noise=noise), recorded, max_launches=5)["overlap_ratio"].tolerance) == tolerance
+
+
+def test_noisier_overlap_than_a_default_tolerance_may_be_is_refused_as_a_baseline():
+    for count in (3, 10):
+        problems = objections(around(0.5, count, noise=0.05), {}, default_priors)
+        assert [problem.split(":")[0] for problem in problems] == ["overlap_ratio", "exposed_comm_ms"]
+        for problem, widest in zip(problems, ("5 points", "2% of step"), strict=True):
+            assert re.search(
+                r": standard deviation of the baseline's launches is \d\.\d+.*, which needs a tolerance of .*, "
+                rf"but a default tolerance is at most {widest}; measure more steps, or set a tolerance$",
+                problem,
+            )
+    assert objections(around(0.5, 10), {}, default_priors) == []
+
+
+def test_noisier_baseline_decides_only_what_is_obvious_and_says_why():
+    recorded = make_baseline(launches=stored(*around(0.6, 10, noise=0.05)))
+    for ratio in (0.56, 0.58, 0.6):
+        row = check([launch(ratio)], recorded, max_launches=5)["overlap_ratio"]
+        assert (row.outcome, row.is_open) == (Outcome.INCONCLUSIVE, False)
+        assert re.fullmatch(
+            "further launches could not decide; standard deviation of the baseline's launches is .* at most 5 points; "
+            "record the baseline again with --update-baselines --aorta-reset-baselines, or set a tolerance",
+            row.detail,
+        )
+    assert check([launch(0.1)], recorded, max_launches=5)["overlap_ratio"].is_open
+    assert check([launch(0.1)] * 3, recorded)["overlap_ratio"].outcome is Outcome.REGRESSION
+
+
+def idle(idle_ms: float) -> LaunchFacts:
+    return make_facts(metrics={"device_idle_ms": idle_ms})
+
+
+def test_idle_time_is_compared_where_a_marker_names_it_and_names_the_host():
+    recorded = make_baseline(launches=stored(*[idle(0.5 + number / 50) for number in range(10)]))
+    with pytest.raises(KeyError):
+        check([idle(0.6)], recorded)["device_idle_ms"]
+    marked = {"device_idle_ms": METRICS["device_idle_ms"].parse_tolerance("10% of step")}
+    assert check([idle(0.6)] * 3, recorded, marked)["device_idle_ms"].outcome is Outcome.PASS
+    row = check([idle(5.0)] * 3, recorded, marked)["device_idle_ms"]
+    assert (row.outcome, str(row.tolerance)) == (Outcome.REGRESSION, "10% of step")
+    assert row.detail.startswith("the host is the bottleneck: no stream is busy for 5 ms/step, was 0.59; look for ")
+
+
+def test_idle_time_is_measured_always():
+    assert measured_values([idle(0.5)])["device_idle_ms"] == 0.5
 
 
 PRIOR = VarianceComponents.of(0.01, 0.01, 2)

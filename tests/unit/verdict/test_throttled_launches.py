@@ -121,9 +121,9 @@ def test_clock_well_below_the_baselines_is_noted(clock, is_noted):
 
 def test_throttled_launch_is_no_part_of_a_baseline_of_times():
     launches = [*STEADY[:4], with_p50(make_facts(throttled=HOT), 10.0)]
-    assert objections(launches, MARKED) == [f"launch 5: {HOT}"]
+    assert objections(launches, MARKED, default_priors) == [f"launch 5: {HOT}"]
 
 
 def test_throttling_is_no_objection_where_no_times_are_compared():
     cpu = {"torch": "2.11.0", "device": "cpu"}
-    assert objections([make_facts(throttled=HOT, environment=cpu)], {}) == []
+    assert objections([make_facts(throttled=HOT, environment=cpu)], {}, default_priors) == []

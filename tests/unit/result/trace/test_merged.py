@@ -96,8 +96,18 @@ def test_kept_traces_of_a_launch_are_merged_into_its_folder(tmp_path):
         ("torch", [], "torch left no trace in {}"),
     ],
 )
-def test_note_says_where_the_traces_are_or_that_there_are_none(tmp_path, profiler, files, note):
+@pytest.mark.parametrize("on_device", [True, False])
+def test_note_says_where_the_traces_are_or_that_there_are_none(tmp_path, profiler, files, note, on_device):
     for name in files:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    assert traces_note(profiler, tmp_path).endswith(note.format(tmp_path))
+    text = traces_note(profiler, tmp_path, on_device=on_device)
+    located, _, about_steps = text.partition("; ")
+    assert located.endswith(note.format(tmp_path))
+    # Only torch's traces are of further steps, and only a device can be behind its host.
+    assert about_steps.startswith("the host had no head start") == (profiler == "torch" and on_device and bool(files))
+
+
+def test_merged_trace_says_of_each_rank_whether_its_host_had_a_head_start():
+    merged = merge_traces({0: rank_trace() | {"headStart": False}, 1: rank_trace()})
+    assert merged["ranks"] == {"0": {"rank": 0, "headStart": False}, "1": {"rank": 0}}
