@@ -216,7 +216,7 @@ def _collectives(result: WorkloadResult) -> dict[str, CollectiveFacts]:
             _short(facts.bus_bytes),
             _short(facts.transfer_ms),
             [_short(wait) for wait in facts.wait_ms],
-            facts.last_rank,
+            facts.straggler,
         )
         for kind, facts in found.items()
     }

@@ -40,14 +40,14 @@ class CollectiveFacts:
         transfer_ms: Time of a rank's calls per step without waits for late ranks, a mean over ranks.
         wait_ms: Time that each rank waits for late ranks per step; of more than 8 ranks the least, the median and the
             largest.
-        last_rank: The rank that waits least, which the others wait for.
+        straggler: The rank that the others wait for.
     """
 
     calls: float
     bus_bytes: float
     transfer_ms: float
     wait_ms: list[float]
-    last_rank: int
+    straggler: int
 
     @property
     def bus_gb_per_s(self) -> float | None:
@@ -67,7 +67,7 @@ class CollectiveFacts:
             float(data["bus_bytes"]),
             float(data["transfer_ms"]),
             [float(wait) for wait in data["wait_ms"]],
-            data["last_rank"],
+            data["straggler"],
         )
 
 
@@ -139,5 +139,5 @@ def _facts(kind: _Kind, num_steps: int, num_ranks: int) -> CollectiveFacts:
         bus_bytes=sum(rank.bus_bytes for rank in ranks) / each if kind.has_bytes else 0.0,
         transfer_ms=sum(rank.transfer_ms for rank in ranks) / each,
         wait_ms=waits_ms if num_ranks <= MAX_WAITS_BY_RANK else [min(waits_ms), median(waits_ms), max(waits_ms)],
-        last_rank=min(callers, key=lambda rank: waits_ms[rank]),
+        straggler=min(callers, key=lambda rank: waits_ms[rank]),
     )

@@ -14,7 +14,7 @@ def calls(*ms: float, kind="all_gather", group="0 [0, 1]", size=2, num_bytes=1 <
 
 def test_rank_that_arrives_last_waits_for_nothing_and_its_duration_is_the_transfer():
     found = collective_facts([[calls(5.0, 5.5)], [calls(1.0, 1.5)]], 2)["all_gather"]
-    assert (found.transfer_ms, found.wait_ms, found.last_rank, found.calls) == (1.25, [4.0, 0.0], 1, 1.0)
+    assert (found.transfer_ms, found.wait_ms, found.straggler, found.calls) == (1.25, [4.0, 0.0], 1, 1.0)
     assert found.typical_wait_ms == 2.0
 
 
@@ -64,14 +64,14 @@ def test_calls_that_do_not_match_are_left_out_and_others_stay(ranks):
 def test_waits_of_many_ranks_are_kept_as_least_median_and_largest():
     ranks = [[calls(1.0 + rank, group="0", size=9)] for rank in range(9)]
     found = collective_facts(ranks, 1)["all_gather"]
-    assert (found.wait_ms, found.last_rank) == ([0.0, 4.0, 8.0], 0)
+    assert (found.wait_ms, found.straggler) == ([0.0, 4.0, 8.0], 0)
 
 
-def test_rank_without_the_collective_is_never_the_last():
+def test_rank_without_the_collective_is_never_the_straggler():
     found = collective_facts([[], [calls(2.0, group="1")], [calls(5.0, group="1")]], 1)["all_gather"]
-    assert (found.wait_ms, found.last_rank, found.transfer_ms) == ([0.0, 0.0, 3.0], 1, 2.0)
+    assert (found.wait_ms, found.straggler, found.transfer_ms) == ([0.0, 0.0, 3.0], 1, 2.0)
 
 
 def test_stored_integers_are_read_as_floats():
-    stored = {"calls": 2, "bus_bytes": 3, "transfer_ms": 1, "wait_ms": [0, 1], "last_rank": 0}
+    stored = {"calls": 2, "bus_bytes": 3, "transfer_ms": 1, "wait_ms": [0, 1], "straggler": 0}
     assert CollectiveFacts.from_json(stored) == CollectiveFacts(2.0, 3.0, 1.0, [0.0, 1.0], 0)
