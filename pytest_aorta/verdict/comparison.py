@@ -21,7 +21,7 @@ from pytest_aorta.verdict.applicability import (
     widened,
 )
 from pytest_aorta.verdict.baseline import Baseline
-from pytest_aorta.verdict.explain import EXPLAINED, exposure, notes
+from pytest_aorta.verdict.explain import explanation, notes
 from pytest_aorta.verdict.metrics import METRICS, Direction, Metric, MetricKind, Origin, Tolerance, Value, middle
 from pytest_aorta.verdict.priors import (
     blocks,
@@ -172,7 +172,7 @@ class StoredComparison:
         row = _decided(
             blank, decision, metric, metric.scale.from_transformed(stored.center, reference_step_ms(center_launches))
         )
-        if detail := _exposure(row, launches, center_launches):
+        if detail := _explanation(row, launches, center_launches):
             row = replace(row, detail=detail)
         elif row.outcome is Outcome.INCONCLUSIVE and len(center_launches) < MIN_LAUNCHES:
             few = f"only {counted(len(center_launches), 'launch')} in the center; record more with {_RESET}"
@@ -253,7 +253,7 @@ class PairedComparison:
             relative=metric.scale is Scale.RELATIVE,
         )
         row = _decided(blank, decision, metric, middle(metric, references))
-        row = replace(row, detail=_exposure(row, candidates, references) or row.detail)
+        row = replace(row, detail=_explanation(row, candidates, references) or row.detail)
         return _with_throttling(row, metric, candidates)
 
 
@@ -386,7 +386,6 @@ def _with_throttling(row: Verdict, metric: Metric, launches: Sequence[LaunchFact
     return replace(row, detail=", ".join(filter(None, [f"GPUs throttled in {of}", row.detail])))
 
 
-def _exposure(row: Verdict, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str:
-    """Return the exposed collective that explains a regression of overlap, or an empty text."""
-    is_explained = row.metric in EXPLAINED and row.outcome is Outcome.REGRESSION
-    return exposure(launches, others) if is_explained else ""
+def _explanation(row: Verdict, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str:
+    """Return the collectives and kernels that explain a regression of time or overlap, or an empty text."""
+    return explanation(row.metric, launches, others) if row.outcome is Outcome.REGRESSION else ""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.verdict.kernels.moved import moved
 from pytest_aorta.verdict.statistics.variance import median_variance
 
 # The least difference in waiting time, as a fraction of the median step, that makes a rank the straggler. Ranks of
@@ -138,7 +139,15 @@ def _p50_ms(launches: Sequence[LaunchFacts]) -> float:
 
 
 # The metrics that exposed collectives explain.
-EXPLAINED = ("overlap_ratio", "exposed_comm_ms")
+_BY_EXPOSURE = ("overlap_ratio", "exposed_comm_ms")
+# The metrics that kernels and collectives explain which took longer.
+_BY_KERNELS = (*_BY_EXPOSURE, "step_time_p50", "step_time_p99", "step_time_mean", "step_time_tail5")
+
+
+def explanation(metric: str, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str:
+    """Return text on the exposed collective and on the kernels that explain a regression; may be empty."""
+    exposed = exposure(launches, others) if metric in _BY_EXPOSURE else ""
+    return "; ".join(filter(None, [exposed, moved(launches, others) if metric in _BY_KERNELS else ""]))
 
 
 def exposure(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str:

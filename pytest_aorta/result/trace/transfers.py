@@ -55,9 +55,9 @@ class CollectiveFacts:
         return self.bus_bytes / self.transfer_ms / 1e6 if self.bus_bytes and self.transfer_ms else None
 
     @property
-    def typical_wait_ms(self) -> float:
-        """Return the median over ranks of the wait."""
-        return median(self.wait_ms)
+    def peers_wait_ms(self) -> float:
+        """Return the median wait of the ranks other than the straggler; 0 for one rank."""
+        return median(sorted(self.wait_ms)[1:] or [0.0])
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CollectiveFacts:

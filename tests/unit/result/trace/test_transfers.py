@@ -15,7 +15,8 @@ def calls(*ms: float, kind="all_gather", group="0 [0, 1]", size=2, num_bytes=1 <
 def test_rank_that_arrives_last_waits_for_nothing_and_its_duration_is_the_transfer():
     found = collective_facts([[calls(5.0, 5.5)], [calls(1.0, 1.5)]], 2)["all_gather"]
     assert (found.transfer_ms, found.wait_ms, found.straggler, found.calls) == (1.25, [4.0, 0.0], 1, 1.0)
-    assert found.typical_wait_ms == 2.0
+    assert found.peers_wait_ms == 4.0
+    assert collective_facts([[calls(5.0, group="", size=None)]], 1)["all_gather"].peers_wait_ms == 0
 
 
 def test_transfer_is_the_shortest_of_each_call_whichever_rank_is_late():
