@@ -118,6 +118,11 @@ class LaunchFacts:
         return str(self.environment.get("device", "cuda"))
 
     @property
+    def kernel_ms(self) -> dict[str, float]:
+        """Return the time of each kernel family per step; empty where no step was profiled."""
+        return {family: time.ms for family, time in self.kernels.items()}
+
+    @property
     def moment_s(self) -> int:
         """Return :attr:`recorded_at` in seconds since 1970."""
         return calendar.timegm(time.strptime(self.recorded_at, UTC_FORMAT))

@@ -22,6 +22,7 @@ from pytest_aorta.verdict.applicability import (
 )
 from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.explain import explanation, notes
+from pytest_aorta.verdict.kernels.gate import judge_pairs, judge_stored
 from pytest_aorta.verdict.metrics import METRICS, Direction, Metric, MetricKind, Origin, Tolerance, Value, middle
 from pytest_aorta.verdict.priors import (
     blocks,
@@ -154,6 +155,11 @@ class StoredComparison:
             return problem
         if tolerance.value is None or isinstance(blank.value, str):
             return _exact(blank, metric, launches, center_launches)
+        if metric.by_family:
+            row = judge_stored(blank, metric, launches, self.baseline, tolerance.value, self.max_launches)
+            if row.outcome is Outcome.IMPROVED:
+                row = replace(row, detail=f"{row.detail}; {_STALE}")
+            return _with_throttling(row, metric, launches)
         values = [value for value in transformed_values(metric, launches, center_launches) if value is not None]
         if len(values) < len(launches) or None in transformed_values(metric, center_launches, center_launches):
             return _within_range(blank, metric, tolerance, launches, center_launches, self.max_launches)
@@ -240,6 +246,10 @@ class PairedComparison:
             return problem
         if tolerance.value is None or isinstance(blank.value, str):
             return _exact(blank, metric, candidates, references)
+        if metric.by_family:
+            variance = self.variance(metric)
+            row = judge_pairs(blank, metric, candidates, references, tolerance.value, variance, self.max_pairs)
+            return _with_throttling(row, metric, candidates)
         values, others = (transformed_values(metric, side, references) for side in (candidates, references))
         differences = [a - b for a, b in zip(values, others, strict=True) if a is not None and b is not None]
         if len(differences) < len(candidates):

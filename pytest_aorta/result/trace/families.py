@@ -179,6 +179,11 @@ def is_copy(family: str) -> bool:
     return bool(_COPY.match(family))
 
 
+def is_compute(family: str) -> bool:
+    """Return True for a family of kernels, or of operators on CPU ranks, that is neither communication nor copies."""
+    return not is_communication(family) and not is_copy(family)
+
+
 def family_times(durations_ns: Iterable[tuple[str, int]], num_steps: int) -> dict[str, FamilyTime]:
     """Return time and calls per step of each family, the longest first, from pairs of family and duration.
 

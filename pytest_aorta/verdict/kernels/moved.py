@@ -17,9 +17,9 @@ _MOST_NAMED = 3
 
 
 def moved(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str:
-    """Return text on grown, new and gone families from ``others`` to ``launches``, and on slower or late collectives.
+    """Return text on the families and collectives that moved from ``others`` to ``launches``.
 
-    The text is empty if one side has no profiled steps, or if nothing changed by a thousandth of a step.
+    Families are increased, new or gone; transfers of collectives are slower, or a rank arrives late. The text is empty if one side has no profiled steps, or if nothing changed by a thousandth of a step.
     """
     least_ms = LEAST_OF_STEP * median(other.step_time_ms["p50"] for other in others)
     parts = [_families(launches, others, least_ms), *_collectives(launches, others, least_ms)]
@@ -46,7 +46,7 @@ def _families(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], le
     pairs = {family: (here.get(family, absent), there.get(family, absent)) for family in here | there}
     changes = {family: now.ms - before.ms for family, (now, before) in pairs.items()}
     least_ms = max(least_ms, _LEAST_OF_LARGEST * max(map(abs, changes.values())))
-    grown, new, gone = [], [], []
+    increased, new, gone = [], [], []
     for family in sorted(pairs, key=lambda name: -abs(changes[name])):
         now, before = pairs[family]
         if abs(changes[family]) < least_ms:
@@ -56,8 +56,8 @@ def _families(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], le
         elif not now.calls:
             gone.append(f"gone {family} {before.ms:.3g} ms ({before.calls:.4g} calls)")
         elif changes[family] > 0:
-            grown.append(f"{family} {changes[family]:+.3g} ms ({now.calls:.4g} calls, was {before.calls:.4g})")
-    named = [text for group in (grown, new, gone) for text in group[:_MOST_NAMED]]
+            increased.append(f"{family} {changes[family]:+.3g} ms ({now.calls:.4g} calls, was {before.calls:.4g})")
+    named = [text for group in (increased, new, gone) for text in group[:_MOST_NAMED]]
     what = "operators" if launches[0].device == "cpu" else "kernels"
     return f"{what} per step: {', '.join(named)}" if named else ""
 

@@ -82,6 +82,7 @@ def decide_stored(
     max_launches: int,
     worse: int,
     relative: bool = True,
+    false_alarm_rate: float = FALSE_ALARM_RATE,
 ) -> Decision:
     """Compare launches of one session block with a stored baseline.
 
@@ -108,7 +109,7 @@ def decide_stored(
     rule = _Rule(
         allowed,
         difference(2 * tolerance, relative=relative),
-        _fraction(FALSE_ALARM_RATE, failing),
+        _fraction(false_alarm_rate, failing),
         _miss_fraction(count, looks),
     )
     last = count >= looks[-1]
@@ -134,6 +135,7 @@ def decide_pairs(
     max_pairs: int,
     worse: int,
     relative: bool = True,
+    false_alarm_rate: float = PAIR_FALSE_ALARM_RATE,
 ) -> Decision:
     """Compare adjacent launches of candidate and reference, pair by pair.
 
@@ -149,7 +151,7 @@ def decide_pairs(
     single = _pair_variance(prior, _own_variance(values))
     error = Variance(single.value / count, single.df)
     allowed, doubled = (difference(times * tolerance, relative=relative) for times in (1, 2))
-    rule = _Rule(allowed, doubled, _spent(PAIR_FALSE_ALARM_RATE, count, tuple(looks)), MISS_RATE / len(looks))
+    rule = _Rule(allowed, doubled, _spent(false_alarm_rate, count, tuple(looks)), MISS_RATE / len(looks))
     last = count >= looks[-1]
     looked = last or count in looks
     may_fail = looked and count >= MIN_PAIRS_TO_FAIL

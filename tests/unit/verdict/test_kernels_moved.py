@@ -24,7 +24,7 @@ def launch(kernels, build=make_facts, **collectives):
     return build(kernels=kernels, collectives=collectives)
 
 
-def test_grown_new_and_gone_families_are_named_with_their_calls():
+def test_increased_new_and_gone_families_are_named_with_their_calls():
     assert moved([launch(NOW)] * 3, [launch(BEFORE)] * 3) == (
         "kernels per step: nvjet_tst_NTT +1.9 ms (32 calls, was 32), new triton_poi_fused_add 0.4 ms (16 calls), "
         "gone reduce_kernel[sum_functor] 0.5 ms (16 calls)"
@@ -41,7 +41,7 @@ def test_without_profiled_steps_or_change_nothing_is_said(here, there):
     assert moved([launch(here)], [launch(there)]) == ""
 
 
-def test_communication_is_no_kernel_that_grew_since_its_time_includes_waits():
+def test_communication_is_no_kernel_that_got_slower_since_its_time_includes_waits():
     late = {"ncclDevKernel_AllGather_RING_LL": FamilyTime(9.0, 32)}
     assert moved([launch(BEFORE | late)], [launch(BEFORE)]) == ""
 
