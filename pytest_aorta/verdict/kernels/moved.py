@@ -19,7 +19,8 @@ _MOST_NAMED = 3
 def moved(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str:
     """Return text on the families and collectives that moved from ``others`` to ``launches``.
 
-    Families are increased, new or gone; transfers of collectives are slower, or a rank arrives late. The text is empty if one side has no profiled steps, or if nothing changed by a thousandth of a step.
+    Families are increased, new or gone; transfers of collectives are slower, or a rank arrives late. The text is empty
+    if one side has no profiled steps, or if nothing changed by a thousandth of a step.
     """
     least_ms = LEAST_OF_STEP * median(other.step_time_ms["p50"] for other in others)
     parts = [_families(launches, others, least_ms), *_collectives(launches, others, least_ms)]
