@@ -10,7 +10,7 @@ The false-alarm rate is shared by Holm's step-down procedure (Holm, Scandinavian
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from math import fsum
 from statistics import median
@@ -36,6 +36,7 @@ from pytest_aorta.verdict.statistics.decision import (
     Outcome,
     decide_pairs,
     decide_stored,
+    detectable,
 )
 from pytest_aorta.verdict.statistics.scale import Scale
 from pytest_aorta.verdict.statistics.variance import (
@@ -131,8 +132,8 @@ def _time_of_others(alone: frozenset[str]) -> Callable[[LaunchFacts], float | No
 def allowed_change(part: Part, tolerance: float, deviation: float) -> float:
     """Return the change of a part that is allowed, as a fraction of the step.
 
-    The limit by the step is widened to what ``deviation``, the standard deviation of a launch, allows to decide, but
-    not beyond the tolerance of the family's own time.
+    The limit by the step is widened to what ``deviation``, the standard deviation of a launch from the baseline center,
+    allows to decide, but not beyond the tolerance of the family's own time.
     """
     of_step, of_own = STEP_PART * tolerance, tolerance * part.fraction
     if part.name == REST:
@@ -167,15 +168,13 @@ def judge_stored(
     center = baseline.center_launches
     parts = parts_of(metric, launches, center)
     estimates = estimates_of(parts, baseline)
-    allowed = {
-        part.name: allowed_change(part, tolerance, math.sqrt(estimates[part.name].variance.within.value))
-        for part in parts
-    }
+    block = blocks([*center, *launches])[-1]
+    allowed = {part.name: _allowed_by(part, tolerance, estimates[part.name], block) for part in parts}
 
     def decide(part: Part, rate: float) -> Decision:
         return decide_stored(
             _values(part, launches, center),
-            blocks([*center, *launches])[-1],
+            block,
             estimates[part.name],
             allowed[part.name],
             max_launches=max_launches,
@@ -187,6 +186,49 @@ def judge_stored(
     decisions = step_down(parts, FALSE_ALARM_RATE, decide)
     judged = [Judged(part, found, allowed[part.name]) for part, found in zip(parts, decisions, strict=True)]
     return verdict_of(blank, judged, launches, center)
+
+
+def detectable_of_step(
+    metric: Metric, baseline: Baseline, block: Hashable, num_launches: int, *, tolerance: float, max_launches: int
+) -> float:
+    """Return the smallest slowdown of a family, as a fraction of the step, that is detected in every family.
+
+    Other arguments are as in :func:`~pytest_aorta.verdict.statistics.decision.detectable`.
+    """
+    parts = parts_of(metric, baseline.center_launches, baseline.center_launches)
+    estimates = estimates_of(parts, baseline)
+    return max(
+        detectable(
+            estimates[part.name],
+            block,
+            num_launches,
+            tolerance=_allowed_by(part, tolerance, estimates[part.name], block),
+            max_launches=max_launches,
+            relative=False,
+            false_alarm_rate=FALSE_ALARM_RATE / len(parts),
+        )
+        for part in parts
+    )
+
+
+def noisy_parts(metric: Metric, launches: Sequence[LaunchFacts], tolerance: float) -> list[str]:
+    """Return a line for each part that varies between launches too much for the tolerance of its own time."""
+    parts = parts_of(metric, launches, launches) if all(launch.kernels for launch in launches) else []
+    found = []
+    for part in parts:
+        variance = observed([[_values(part, launches, launches)]]).within
+        deviation, allowed = math.sqrt(variance.value), allowed_change(part, tolerance, math.inf)
+        if variance.df and RESOLVED_BY * deviation > allowed:
+            shown, limit = (format_change(value, Scale.OF_STEP).lstrip("+") for value in (deviation, allowed))
+            found.append(
+                f"{part.name}: standard deviation of launches is {shown}, too large for {limit} allowed; profile more "
+                f"steps, or set a larger tolerance"
+            )
+    return found
+
+
+def _allowed_by(part: Part, tolerance: float, stored: Estimate, block: Hashable) -> float:
+    return allowed_change(part, tolerance, math.sqrt(stored.error(block, 1, stored.variance.within).value))
 
 
 def judge_pairs(

@@ -176,6 +176,7 @@ def detectable(
     max_launches: int = 1,
     power: float = 0.95,
     relative: bool = True,
+    false_alarm_rate: float = FALSE_ALARM_RATE,
 ) -> float:
     """Return the smallest slowdown beyond the tolerance that ``num_launches`` of a block detect.
 
@@ -187,7 +188,7 @@ def detectable(
     looks = [look for look in LOOKS if look <= max(num_launches, max_launches)]
     failing = [look for look in looks if look >= MIN_LAUNCHES_TO_FAIL]
     may_fail = num_launches >= MIN_LAUNCHES_TO_FAIL
-    alarm = _fraction(FALSE_ALARM_RATE, failing) if may_fail else _fraction(MISS_RATE, looks)
+    alarm = _fraction(false_alarm_rate, failing) if may_fail else _fraction(MISS_RATE, looks)
     deviation = math.sqrt(error.value)
     beyond = max(difference(tolerance, relative=relative), quantile_t(1 - alarm, error.df) * deviation)
     least = beyond + quantile_t(power, error.df) * deviation

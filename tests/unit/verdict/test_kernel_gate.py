@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from dataclasses import replace
 
 import pytest
@@ -133,6 +134,17 @@ def test_single_slow_launch_asks_for_another_one():
     assert (row.outcome, row.is_open) == (Outcome.INCONCLUSIVE, True)
 
 
+def test_unchanged_launches_of_another_block_pass_and_a_slow_family_does_not():
+    def elsewhere(kernels):
+        return [replace(one, block="f" * 12) for one in launches(kernels=kernels)]
+
+    clocked = {name: FamilyTime(time.ms * 1.003, time.calls) for name, time in STEP.items()}
+    row = check(elsewhere(clocked))
+    assert row.outcome is Outcome.PASS
+    row = check(elsewhere(slower("nvjet_tst_NTT", 0.5)))
+    assert row.outcome is Outcome.REGRESSION
+
+
 def test_noise_above_the_tolerance_is_inconclusive_and_named():
     noisy = make_baseline(launches=stored(*launches(10, 0, noise=0.05)))
     row = check(launches(noise=0.05), noisy)
@@ -238,7 +250,24 @@ def test_unchanged_families_alarm_as_rarely_as_one_metric_does():
 def test_baseline_of_kernels_can_be_recorded_and_its_sensitivity_shown():
     assert objections(launches(10, 0), MARKED) == []
     (line,) = [line for line in detection_lines(BASELINE, MARKED, default_priors, 5) if "kernel_ms" in line]
-    assert line.startswith("  kernel_ms: detects from +")
+    found = re.fullmatch(r"  kernel_ms: detects from (\+\d\.\d\d)% of step with 3, .* launches in any family", line)
+    assert found is not None
+    # Launches of another block, whose clock may be another.
+    assert 0.5 <= float(found[1]) <= 5
+
+
+def test_noisy_family_is_an_objection_to_recording_with_its_name():
+    loud = [
+        replace(one, kernels=one.kernels | {"flash_fwd_kernel": FamilyTime(0.9 + 0.05 * number, 8)})
+        for number, one in enumerate(launches(10, 0))
+    ]
+    (problem,) = objections(loud, MARKED)
+    assert problem.startswith("kernel_ms: flash_fwd_kernel: standard deviation of launches is ")
+    assert "% of step allowed; profile more steps" in problem
+
+
+def test_launches_without_kernels_are_no_objection():
+    assert objections([make_facts()] * 10, MARKED) == []
 
 
 def test_facts_give_the_time_of_compute_alone():
