@@ -49,7 +49,12 @@ FAMILIES = {
 }
 # Standard deviations relative to the time of a family: of the clock in a block and between blocks, and of a family of
 # 10% of the step; that of a family of 1% is twice as large.
-REGIMES = {"steady": (0.0002, 0.0, 0.0003), "usual": (0.0007, 0.0, 0.0007), "other blocks": (0.0007, 0.002, 0.0007)}
+REGIMES = {
+    "steady": (0.0002, 0.0, 0.0003),
+    "usual": (0.0007, 0.0, 0.0007),
+    "noisy": (0.002, 0.0, 0.002),
+    "other blocks": (0.0007, 0.002, 0.0007),
+}
 Draw = Callable[[random.Random, int, str], list[LaunchFacts]]
 
 
