@@ -12,7 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_aorta.common.errors import SpecError
-from pytest_aorta.result.measurements import FamilyTime
+from pytest_aorta.result.measurements import Collective, FamilyTime
+from pytest_aorta.result.trace.families import MAX_FAMILIES, MAX_NAME
+from pytest_aorta.result.trace.transfers import CollectiveFacts
+from pytest_aorta.verdict.baseline import MAX_BYTES, MAX_LAUNCHES, read_baseline_file, write_baseline
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.kernels.gate import REST, STEP_PART, allowed_change, parts_of, step_down
 from pytest_aorta.verdict.learning import detection_lines, objections
@@ -275,3 +278,13 @@ def test_facts_give_the_time_of_compute_alone():
     assert isinstance(value, float)
     assert math.isclose(value, 7.32)
     assert METRIC.measure(make_facts(kernels={"Memset": FamilyTime(1.0, 1)})) is None
+
+
+def test_most_launches_with_most_families_of_the_longest_names_fit_in_a_file(tmp_path):
+    kernels = {f"{number:0{MAX_NAME}}": FamilyTime(1.23456e-05, 12.3456) for number in range(MAX_FAMILIES)}
+    gathers = {kind: CollectiveFacts(12.3456, 1.23456e9, 1.23456, [1.23456] * 8, 7) for kind in map(str, Collective)}
+    full = make_facts(kernels=kernels, collectives=gathers)
+    baseline = make_baseline(launches=stored(*[full] * MAX_LAUNCHES))
+    path = write_baseline(tmp_path, baseline)
+    assert path.stat().st_size < MAX_BYTES / 2
+    assert read_baseline_file(path) == baseline
