@@ -16,9 +16,11 @@ from typing import Any
 
 from pytest_aorta.plan.profiler import WRAPPERS
 from pytest_aorta.result.gpu_facts import lowest_sm_clock_mhz, throttled
-from pytest_aorta.result.measurements import ANOTHER_RANK, HeadStart, StepOverlap, WorkloadResult
+from pytest_aorta.result.measurements import ANOTHER_RANK, FamilyTime, HeadStart, StepOverlap, WorkloadResult
 from pytest_aorta.result.provenance import UNKNOWN, UTC_FORMAT
 from pytest_aorta.result.trace.breakdown import Breakdown, break_down
+from pytest_aorta.result.trace.families import mean_over_ranks
+from pytest_aorta.result.trace.transfers import CollectiveFacts, collective_facts
 
 SAMPLE_SIZE = 20
 # Facts of the environment that bitwise numerics depend on, next to the world's size and device.
@@ -27,9 +29,12 @@ NUMERIC_ENVIRONMENT = (
     "num_threads", "deterministic_algorithms", "bitwise_reproducible", "tf32_matmul", "weight_hash_version",
 )  # fmt: skip
 # Optional facts, left out of a baseline where they are empty.
-_OPTIONAL = ("commit", "branch", "dirty", "breakdown_ms", "throttled", "sm_clock_mhz", "profiler", "blocked_by")
+_OPTIONAL = (
+    "commit", "branch", "dirty", "breakdown_ms", "throttled", "sm_clock_mhz", "profiler", "blocked_by", "kernels",
+    "collectives",
+)  # fmt: skip
 # Facts with integers and booleans; every other number is a float.
-_AS_STORED = ("num_steps", "most_exposed_rank", "critical_rank", "environment", "dirty")
+_AS_STORED = ("num_steps", "most_exposed_rank", "critical_rank", "environment", "dirty", "collectives")
 _EMPTY: tuple[object, ...] = (None, "", {})
 # Metrics whose value over ranks is the largest rank's; of every other metric it is the mean.
 _LARGEST_OVER_RANKS = ("peak_memory_bytes",)
@@ -67,6 +72,8 @@ class LaunchFacts:
             no step was profiled.
         critical_rank: the rank that these parts belong to; None with one rank.
         commit, branch, dirty: the version of the code, as in :class:`~pytest_aorta.result.provenance.CodeVersion`.
+        kernels: kernels of a profiled step by family, mean over ranks; operators on CPU ranks.
+        collectives: transfers and waits of a profiled step by collective.
         throttled: the devices that were throttled, and why; empty where none was, or where nothing is known.
         sm_clock_mhz: the lowest of the devices' median SM clocks; None where no clock is known.
         profiler: the profiler that wrapped torchrun and slowed the steps down; empty for none.
@@ -101,6 +108,8 @@ class LaunchFacts:
     sm_clock_mhz: float | None = None
     profiler: str = ""
     blocked_by: str = ""
+    kernels: dict[str, FamilyTime] = field(default_factory=dict)
+    collectives: dict[str, CollectiveFacts] = field(default_factory=dict)
 
     @property
     def version(self) -> str:
@@ -111,6 +120,11 @@ class LaunchFacts:
     def device(self) -> str:
         """Return the kind of device that the ranks computed on, ``cuda`` or ``cpu``."""
         return str(self.environment.get("device", "cuda"))
+
+    @property
+    def kernel_ms(self) -> dict[str, float]:
+        """Return the time of each kernel family per step; empty where no step was profiled."""
+        return {family: time.ms for family, time in self.kernels.items()}
 
     @property
     def moment_s(self) -> int:
@@ -124,7 +138,12 @@ class LaunchFacts:
         A number that was written as an integer, by hand or by another program, becomes a float where a float belongs.
         """
         given = {item.name: data[item.name] for item in fields(cls) if item.name in data}
-        return cls(**{name: value if name in _AS_STORED else _as_floats(value) for name, value in given.items()})
+        values = {name: value if name in _AS_STORED else _as_floats(value) for name, value in given.items()}
+        values["kernels"] = {family: FamilyTime(**time) for family, time in values.get("kernels", {}).items()}
+        values["collectives"] = {
+            kind: CollectiveFacts.from_json(entry) for kind, entry in values.get("collectives", {}).items()
+        }
+        return cls(**values)
 
     def to_json(self) -> dict[str, Any]:
         """Return the launch entry of a baseline, without optional facts that are empty."""
@@ -188,7 +207,29 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
         sm_clock_mhz=lowest_sm_clock_mhz(result.platform_facts),
         profiler=result.profiler if result.profiler in WRAPPERS else "",
         blocked_by=_blocking_call(result.head_start),
+        kernels=_kernels(result),
+        collectives=_collectives(result),
     )
+
+
+def _kernels(result: WorkloadResult) -> dict[str, FamilyTime]:
+    means = mean_over_ranks(result.kernels)
+    return {family: FamilyTime(_short(time.ms), _short(time.calls)) for family, time in means.items()}
+
+
+def _collectives(result: WorkloadResult) -> dict[str, CollectiveFacts]:
+    num_steps = len(result.overlap[0]) if result.overlap else 0
+    found = collective_facts(result.collectives, num_steps) if num_steps else {}
+    return {
+        kind: CollectiveFacts(
+            _short(facts.calls),
+            _short(facts.bus_bytes),
+            _short(facts.transfer_ms),
+            [_short(wait) for wait in facts.wait_ms],
+            facts.straggler,
+        )
+        for kind, facts in found.items()
+    }
 
 
 def _exposed(overlap: list[list[StepOverlap]]) -> dict[str, float]:

@@ -191,6 +191,38 @@ class StepOverlap:
 
 
 @dataclass(frozen=True)
+class FamilyTime:
+    """The kernels of one family in a profiled step on one rank.
+
+    Attributes:
+        ms: Sum of the kernels' durations per step, a mean over steps.
+        calls: Number of kernels per step, a mean over steps.
+    """
+
+    ms: float
+    calls: float
+
+
+@dataclass(frozen=True)
+class CollectiveCalls:
+    """The calls of one collective with one size in one process group, on one rank.
+
+    Attributes:
+        kind: The :class:`Collective`.
+        group: Name and ranks of the process group as torch reports them; empty where unknown.
+        group_size: Number of ranks in the group; None where unknown.
+        num_bytes: Size of the larger of input and output of a call; None where unknown.
+        ms: Duration of each call in the profiled steps, in order. The ranks of a group make their calls in one order.
+    """
+
+    kind: str
+    group: str
+    group_size: int | None
+    num_bytes: int | None
+    ms: list[float]
+
+
+@dataclass(frozen=True)
 class RankResult:
     """The measurements of one rank.
 
@@ -216,6 +248,9 @@ class RankResult:
         overlap: one entry per profiled step; empty where no step was profiled.
         head_start: lead of the host in the profiled steps; None on CPU ranks and where no step was profiled.
         overlap_as_run: one entry per step that was profiled on a device without a head start.
+        kernels: time and calls per profiled step of each kernel family, of at most 64 and the sum of the others; of
+            each operator, without the operators that it calls, on CPU ranks.
+        collectives: the calls of collectives in the profiled steps.
         timeline: lanes of the last profiled step, ``compute``, ``copy`` and the collectives' names, as
             ``[begin_ms, end_ms]`` from the beginning of the step; where a lane has too many intervals to draw, the
             shortest gaps are closed.
@@ -244,6 +279,8 @@ class RankResult:
     timeline: dict[str, list[list[float]]] = field(default_factory=dict)
     head_start: HeadStart | None = None
     overlap_as_run: list[StepOverlap] = field(default_factory=list)
+    kernels: dict[str, FamilyTime] = field(default_factory=dict)
+    collectives: list[CollectiveCalls] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -274,8 +311,9 @@ class WorkloadResult:
         wait_ms, memory_bytes: one list per rank.
         canary_before, canary_after: ``canary_before[name][rank]``; empty where the workload has no process group at
             that time.
-        boundary_hashes, overlap, timeline: ``boundary_hashes[rank]``, ``overlap[rank][profiled step]`` and
-            ``timeline[rank]``; empty where every rank's entry is.
+        boundary_hashes, overlap, timeline, kernels, collectives: ``boundary_hashes[rank]``,
+            ``overlap[rank][profiled step]``, ``timeline[rank]``, ``kernels[rank][family]`` and
+            ``collectives[rank][number]``; empty where every rank's entry is.
         profiler: the profiler that the ranks ran under; None for none.
         platform_facts: readings of the devices' sensors; None on CPU ranks.
         provenance: when, where and of which version of the code the launch was measured; None for a result that was
@@ -319,6 +357,8 @@ class WorkloadResult:
     timeline: list[dict[str, list[list[float]]]] = field(default_factory=list)
     head_start: list[HeadStart] = field(default_factory=list)
     overlap_as_run: list[list[StepOverlap]] = field(default_factory=list)
+    kernels: list[dict[str, FamilyTime]] = field(default_factory=list)
+    collectives: list[list[CollectiveCalls]] = field(default_factory=list)
     provenance: Provenance | None = None
     launch: LaunchRecord | None = field(init=False, default=None, repr=False, compare=False)
 
@@ -339,6 +379,10 @@ class WorkloadResult:
         for name in ("overlap", "overlap_as_run"):
             values[name] = [[StepOverlap.from_json(step) for step in rank] for rank in data.get(name, [])]
         values["head_start"] = [HeadStart(**entry) for entry in data.get("head_start", [])]
+        values["kernels"] = [
+            {family: FamilyTime(**time) for family, time in rank.items()} for rank in data.get("kernels", [])
+        ]
+        values["collectives"] = [[CollectiveCalls(**calls) for calls in rank] for rank in data.get("collectives", [])]
         if values.get("provenance") is not None:
             values["provenance"] = Provenance(**values["provenance"])
         return cls(**values)

@@ -105,6 +105,8 @@ def merge(plan: LaunchPlan, outcome: LaunchOutcome, ranks: list[dict[str, Any]])
         "timeline": _unless_all_empty([rank.get("timeline", {}) for rank in ranks]),
         "head_start": [entry for rank in ranks if (entry := rank.get("head_start"))],
         "overlap_as_run": _unless_all_empty([rank.get("overlap_as_run", []) for rank in ranks]),
+        "kernels": _unless_all_empty([rank.get("kernels", {}) for rank in ranks]),
+        "collectives": _unless_all_empty([rank.get("collectives", []) for rank in ranks]),
         "environment": first["environment"],
         "launch_times_s": launch_times_s(outcome),
         "wait_ms": _waits_ms(plan, ranks),

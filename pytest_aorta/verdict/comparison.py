@@ -22,7 +22,8 @@ from pytest_aorta.verdict.applicability import (
     without_head_start,
 )
 from pytest_aorta.verdict.baseline import Baseline
-from pytest_aorta.verdict.explain import cause, notes
+from pytest_aorta.verdict.explain import explanation, notes
+from pytest_aorta.verdict.kernels.gate import judge_pairs, judge_stored
 from pytest_aorta.verdict.metrics import METRICS, Direction, Metric, MetricKind, Origin, Tolerance, Value, middle
 from pytest_aorta.verdict.priors import (
     blocks,
@@ -157,11 +158,17 @@ class StoredComparison:
     def _judge_measured(
         self, blank: Verdict, metric: Metric, launches: Sequence[LaunchFacts], center_launches: Sequence[LaunchFacts]
     ) -> Verdict:
+        assert self.baseline is not None
         tolerance = blank.tolerance
         if problem := _incomparable(blank, metric, tolerance, launches, center_launches):
             return problem
         if tolerance.value is None or isinstance(blank.value, str):
             return _exact(blank, metric, launches, center_launches)
+        if metric.by_family:
+            row = judge_stored(blank, metric, launches, self.baseline, tolerance.value, self.max_launches)
+            if row.outcome is Outcome.IMPROVED:
+                row = replace(row, detail=f"{row.detail}; {_STALE}")
+            return _with_throttling(row, metric, launches)
         values = [value for value in transformed_values(metric, launches, center_launches) if value is not None]
         if len(values) < len(launches) or None in transformed_values(metric, center_launches, center_launches):
             return _within_range(blank, metric, tolerance, launches, center_launches, self.max_launches)
@@ -179,7 +186,7 @@ class StoredComparison:
         )
         center = metric.scale.from_transformed(stored.center, reference_step_ms(center_launches))
         row = _decided(replace(blank, tolerance=allowed), decision, metric, center)
-        if detail := _cause(row, launches, center_launches):
+        if detail := _explanation(row, launches, center_launches):
             row = replace(row, detail=detail)
         elif row.outcome is Outcome.INCONCLUSIVE and not row.is_open:
             row = replace(row, detail=self._undecided(row, metric, tolerance, center_launches))
@@ -284,6 +291,10 @@ class PairedComparison:
             return problem
         if tolerance.value is None or isinstance(blank.value, str):
             return _exact(blank, metric, candidates, references)
+        if metric.by_family:
+            variance = self.variance(metric)
+            row = judge_pairs(blank, metric, candidates, references, tolerance.value, variance, self.max_pairs)
+            return _with_throttling(row, metric, candidates)
         values, others = (transformed_values(metric, side, references) for side in (candidates, references))
         differences = [a - b for a, b in zip(values, others, strict=True) if a is not None and b is not None]
         if len(differences) < len(candidates):
@@ -297,7 +308,7 @@ class PairedComparison:
             relative=metric.scale is Scale.RELATIVE,
         )
         row = _decided(blank, decision, metric, middle(metric, references))
-        row = replace(row, detail=_cause(row, candidates, references) or row.detail)
+        row = replace(row, detail=_explanation(row, candidates, references) or row.detail)
         return _with_throttling(row, metric, candidates)
 
 
@@ -466,6 +477,6 @@ def _with_throttling(row: Verdict, metric: Metric, launches: Sequence[LaunchFact
     return replace(row, detail=", ".join(filter(None, [f"GPUs throttled in {of}", row.detail])))
 
 
-def _cause(row: Verdict, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str:
-    """Return the cause of a regression of overlap or idle time, or an empty text."""
-    return cause(row.metric, launches, others) if row.outcome is Outcome.REGRESSION else ""
+def _explanation(row: Verdict, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str:
+    """Return text on the cause of a regression of time or overlap, or an empty text."""
+    return explanation(row.metric, launches, others) if row.outcome is Outcome.REGRESSION else ""

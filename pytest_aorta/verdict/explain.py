@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.verdict.kernels.moved import moved
 from pytest_aorta.verdict.statistics.variance import median_variance
 
 # The least difference in waiting time, as a fraction of the median step, that makes a rank the straggler. Ranks of
@@ -137,11 +138,20 @@ def _p50_ms(launches: Sequence[LaunchFacts]) -> float:
     return median(launch.step_time_ms["p50"] for launch in launches)
 
 
-def cause(metric: str, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str:
-    """Return text on the cause of a regression of a metric of profiled steps; empty for any other metric."""
-    if metric in ("overlap_ratio", "exposed_comm_ms"):
-        return exposure(launches, others)
-    return bottleneck(launches, others) if metric == "device_idle_ms" else ""
+# The metrics that exposed collectives explain.
+_BY_EXPOSURE = ("overlap_ratio", "exposed_comm_ms")
+# The metrics that kernels and collectives explain which took longer.
+_BY_KERNELS = (*_BY_EXPOSURE, "step_time_p50", "step_time_p99", "step_time_mean", "step_time_tail5")
+
+
+def explanation(metric: str, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str:
+    """Return text on the cause of a regression: the exposed collective, the kernels or the host; may be empty."""
+    causes = [
+        exposure(launches, others) if metric in _BY_EXPOSURE else "",
+        moved(launches, others) if metric in _BY_KERNELS else "",
+        bottleneck(launches, others) if metric == "device_idle_ms" else "",
+    ]
+    return "; ".join(filter(None, causes))
 
 
 def bottleneck(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str:

@@ -22,6 +22,7 @@ from pytest_aorta.verdict.applicability import (
 from pytest_aorta.verdict.baseline import MAX_LAUNCHES, Baseline, StoredLaunch, read_baseline
 from pytest_aorta.verdict.comparison import MIN_LAUNCHES, Priors, StoredComparison, choose_tolerances
 from pytest_aorta.verdict.explain import MEMORY_GROWTH, STEP_GROWTH
+from pytest_aorta.verdict.kernels.gate import detectable_of_step, noisy_parts
 from pytest_aorta.verdict.metrics import METRICS, Direction, Metric, MetricKind, Origin, Tolerance
 from pytest_aorta.verdict.priors import blocks, platform_priors, transformed_by_block, transformed_values
 from pytest_aorta.verdict.resolution import allowed_tolerance, too_noisy
@@ -176,6 +177,9 @@ def objections(launches: Sequence[LaunchFacts], marked: Mapping[str, Tolerance],
             continue
         times_count = times_count or metric.kind is MetricKind.TIMING
         found += [f"{name}: {problem}" for problem in _late_hosts(metric, launches)]
+        if metric.by_family:
+            found += [f"{name}: {problem}" for problem in noisy_parts(metric, launches, tolerance.value)]
+            continue
         values = [value for value in transformed_values(metric, launches, launches) if value is not None]
         if name in marked and len(values) >= MIN_LAUNCHES:
             found += [f"{name}: {problem}" for problem in _noise_problems(values, tolerance.value, metric.scale)]
@@ -256,13 +260,22 @@ def detection_lines(
         if None in transformed_values(metric, center_launches, center_launches):
             continue
         tolerance, stored = widened(metric, center_launches[-1], given), comparison.estimate(metric)
-        if problem := comparison.undecidable(metric, tolerance):
+        if not metric.by_family and (problem := comparison.undecidable(metric, tolerance)):
             lines.append(f"  {name}: unchanged code may be inconclusive: {problem}")
         if is_small:
             continue
         allowed = allowed_tolerance(metric, tolerance, stored)
         # Times of CPU ranks are compared within one block only.
         block = blocks(center_launches)[-1] if center_launches[-1].device == "cpu" else "another"
+        if metric.by_family:
+            shown = [
+                detectable_of_step(
+                    metric, baseline, block, look, tolerance=allowed.value or 0.0, max_launches=max_launches
+                )
+                for look in looks
+            ]
+            lines.append(_detection_line(name, Scale.OF_STEP, looks, shown) + " in any family")
+            continue
         least = [
             detectable(
                 stored,
@@ -275,12 +288,14 @@ def detection_lines(
             for look in looks
         ]
         scale = metric.scale
-        parts = [
-            f"{format_change(scale.change(metric.worse * scale.difference(change)), scale)} with {look}"
-            for look, change in zip(looks, least, strict=True)
-        ]
+        shown = [scale.change(metric.worse * scale.difference(change)) for change in least]
         wide = "" if allowed.origin is not Origin.WIDENED else f"; the tolerance is widened to {allowed}"
         if scale is Scale.RELATIVE and min(least) >= _TOOTHLESS:
             wide += f"; this test cannot see changes below {1 + min(least):.1f}x"
-        lines.append(f"  {name}: detects from {', '.join(parts)} launches{wide}")
+        lines.append(_detection_line(name, scale, looks, shown) + wide)
     return lines
+
+
+def _detection_line(name: str, scale: Scale, looks: Sequence[int], changes: Sequence[float]) -> str:
+    parts = [f"{format_change(change, scale)} with {look}" for look, change in zip(looks, changes, strict=True)]
+    return f"  {name}: detects from {', '.join(parts)} launches"

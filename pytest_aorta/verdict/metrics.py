@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.text import did_you_mean
 from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.result.trace.families import is_compute
 from pytest_aorta.verdict.statistics.scale import Scale
 
 Value: TypeAlias = float | str | None
@@ -101,6 +102,7 @@ class Metric:
         scale: The scale on which changes are measured.
         by_step: Returns the values after single steps, the last of which ``measure`` returns; None for a metric of the
             whole launch.
+        by_family: Whether kernel families are compared one by one, and ``measure`` returns their sum.
     """
 
     name: str
@@ -113,6 +115,7 @@ class Metric:
     min_steps: int = 1
     scale: Scale = Scale.RELATIVE
     by_step: Callable[[LaunchFacts], dict[int, str]] | None = None
+    by_family: bool = False
 
     @property
     def worse(self) -> int:
@@ -152,6 +155,11 @@ def _step_time(statistic: str, min_steps: int = 1) -> Callable[[LaunchFacts], Va
 
 def _recorded(name: str) -> Callable[[LaunchFacts], Value]:
     return lambda facts: facts.metrics.get(name)
+
+
+def _kernel_ms(facts: LaunchFacts) -> Value:
+    times = [ms for family, ms in facts.kernel_ms.items() if is_compute(family)]
+    return math.fsum(times) if times else None
 
 
 def _weight_hash(facts: LaunchFacts) -> Value:
@@ -238,6 +246,16 @@ _ROWS = (
         _recorded("device_idle_ms"),
         "time of a step without a head start of the host in which no stream of a rank is busy",
         scale=Scale.OF_STEP,
+    ),
+    Metric(
+        "kernel_ms",
+        "ms",
+        MetricKind.TIMING,
+        Direction.LOWER,
+        None,
+        _kernel_ms,
+        "time of each kernel family in a profiled step, mean over ranks; operators on CPU ranks",
+        by_family=True,
     ),
     Metric(
         "overlap_saving",

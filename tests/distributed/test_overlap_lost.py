@@ -39,6 +39,6 @@ def test_overlap_that_is_lost_is_caught_with_the_reason_on_cpu_ranks(pytester, m
         [
             rf"E +overlap_ratio: regression: {ratio}, reference 0\.[3-9]\d*, change -\d\d\.\d points \[.*\], "
             r"tolerance 10 points, \d launches "
-            r"\((all_gather|reduce_scatter) exposed [\d.]+ ms/step, was [\d.]+; rank [01] worst\)"
+            r"\((all_gather|reduce_scatter) exposed [\d.]+ ms/step, was [\d.]+; rank [01] worst[;)]"
         ]
     )

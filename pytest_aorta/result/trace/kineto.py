@@ -15,7 +15,7 @@ import re
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -23,7 +23,8 @@ from typing import Any, TypeAlias
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.files import UnreadableFile, read_bytes
 from pytest_aorta.common.text import brief
-from pytest_aorta.result.measurements import Collective
+from pytest_aorta.result.measurements import Collective, CollectiveCalls
+from pytest_aorta.result.trace.families import COMMUNICATION, GLOO, MAX_NAME, family_of, family_times
 from pytest_aorta.result.trace.intervals import Intervals, difference, union
 from pytest_aorta.result.trace.overlap import Lane, OverlapCapture, overlap_of
 
@@ -45,8 +46,6 @@ _KIND_NAMES: dict[type, str] = {str: "text", int: "an integer", dict: "an object
 # The annotation around the work that separates profiled steps: n + 1 boundaries for n steps.
 BOUNDARY = "aorta::boundary"
 _DEVICE_CATEGORIES = {"kernel", "gpu_memcpy", "gpu_memset"}
-# Kernels of NCCL and RCCL, by the pattern of Holistic Trace Analysis, and torch's kernels on symmetric memory.
-_COMMUNICATION = re.compile(r"^nccl.*Kernel|\b(multimem|one_shot|two_shot)_\w*(reduce|gather)\w*")
 # Searched in the lower-case letters of a collective's or kernel's name, in this order.
 _KINDS = {
     "reducescatter": Collective.REDUCE_SCATTER,
@@ -66,6 +65,17 @@ _SERVED_AS = {
     "c10d::reduce_scatter_tensor_coalesced_": "gloo:all_reduce",
     "c10d::allreduce_": "gloo:all_reduce",
 }
+# Limits of what is kept of a rank's collectives; the schema has the same.
+_MAX_KEPT_COLLECTIVES = 64
+_MAX_KEPT_CALLS = 4096
+_MAX_GROUP_TEXT = 160
+_MAX_GROUP_SIZE = 10_000_000
+_MAX_ELEMENTS = 1 << 56
+# Bytes of an element by the name of its dtype in torch's records of collectives.
+_ELEMENT_BYTES = {
+    "Byte": 1, "Char": 1, "Bool": 1, "Half": 2, "BFloat16": 2, "Short": 2, "Int": 4, "Float": 4, "Long": 8,
+    "Double": 8, "ComplexFloat": 8, "ComplexDouble": 16,
+}  # fmt: skip
 
 
 class TraceError(AortaError, ValueError):
@@ -140,17 +150,26 @@ def _malformed(event: Any) -> str:
 
 
 @dataclass(frozen=True)
+class Call:
+    """One call of a collective; attributes as in :class:`~pytest_aorta.result.measurements.CollectiveCalls`."""
+
+    kind: Collective
+    group: str = ""
+    group_size: int | None = None
+    num_bytes: int | None = None
+
+
+@dataclass(frozen=True)
 class LearnedStep:
     """The device activity of a step, learned from a trace that has host events too.
 
     Attributes:
         boundary: the name of the boundary's kernel; no other kernel has this name.
-        communication: stream -> the name of each communication kernel, in order, and the kind of collective that the
-            kernel served.
+        communication: stream -> the name of each communication kernel, in order, and the call that the kernel served.
     """
 
     boundary: str
-    communication: Mapping[object, list[tuple[str, Collective]]]
+    communication: Mapping[object, list[tuple[str, Call]]]
 
 
 def learn_step(trace: Mapping[str, Any]) -> LearnedStep:
@@ -169,7 +188,7 @@ def learn_step(trace: Mapping[str, Any]) -> LearnedStep:
         )
     inside = _communication_by_stream(events, _begin(kernels[0]), _begin(kernels[-1]))
     return LearnedStep(
-        name, {stream: [(kernel["name"], _kind(kernel)) for kernel in rows] for stream, rows in inside.items()}
+        name, {stream: [(kernel["name"], _call(kernel)) for kernel in rows] for stream, rows in inside.items()}
     )
 
 
@@ -185,9 +204,12 @@ def overlap_of_trace(trace: Mapping[str, Any], *, on_device: bool) -> OverlapCap
     """
     events, marks = _events(trace)
     if not on_device:
-        return _overlap([_begin(mark) for mark in marks], _cpu_lanes(events, marks[0]["tid"]))
+        return _cpu_capture(events, [_begin(mark) for mark in marks], marks[0]["tid"])
     kernels = _boundary_kernels(events, marks)
-    return _overlap([_begin(kernel) for kernel in kernels], _device_lanes(events, {}))
+    edges = [_begin(kernel) for kernel in kernels]
+    inside = _communication_by_stream(events, edges[0], edges[-1])
+    calls = {id(kernel): _call(kernel) for rows in inside.values() for kernel in rows}
+    return _device_capture(events, edges, str(kernels[0]["name"]), calls)
 
 
 def overlap_of_device(trace: Mapping[str, Any], step: LearnedStep, num_steps: int) -> OverlapCapture:
@@ -204,12 +226,52 @@ def overlap_of_device(trace: Mapping[str, Any], step: LearnedStep, num_steps: in
         raise ValueError(
             f"the trace has {len(edges)} kernels {step.boundary} between {num_steps} steps: the profiler lost activity"
         )
-    kinds: dict[int, Collective] = {}
+    calls: dict[int, Call] = {}
     for stream, kernels in _communication_by_stream(events, edges[0], edges[-1]).items():
         expected = step.communication.get(stream, []) * num_steps
-        if [kernel["name"] for kernel in kernels] == [name for name, _ in expected]:
-            kinds |= {id(kernel): kind for kernel, (_, kind) in zip(kernels, expected, strict=True)}
-    return _overlap(edges, _device_lanes(events, kinds))
+        is_repeated = [kernel["name"] for kernel in kernels] == [name for name, _ in expected]
+        served = [call for _, call in expected] if is_repeated else [_call(kernel) for kernel in kernels]
+        calls |= {id(kernel): call for kernel, call in zip(kernels, served, strict=True)}
+    return _device_capture(events, edges, step.boundary, calls)
+
+
+def _device_capture(
+    events: Iterable[Event], edges: list[int], boundary: str, calls: Mapping[int, Call]
+) -> OverlapCapture:
+    """Return the capture of a device's steps; ``calls`` maps the ``id`` of each communication kernel to its call."""
+    inside = [event for event in sorted(filter(_is_on_device, events), key=_begin) if _is_within(event, edges)]
+    durations = [(_family(event, calls), _duration(event)) for event in inside if event["name"] != boundary]
+    capture = _overlap(edges, _device_lanes(events, {number: call.kind for number, call in calls.items()}))
+    return replace(
+        capture,
+        kernels=family_times(durations, len(edges) - 1),
+        collectives=_collectives((calls[id(event)], _duration(event)) for event in inside if id(event) in calls),
+    )
+
+
+def _is_within(event: Event, edges: list[int]) -> bool:
+    return edges[0] <= _begin(event) < edges[-1]
+
+
+def _duration(event: Event) -> int:
+    return _end(event) - _begin(event)
+
+
+def _family(event: Event, calls: Mapping[int, Call]) -> str:
+    family = family_of(event["name"])
+    # The names of RCCL's kernels show no collective.
+    is_generic = id(event) in calls and collective_of(family) is Collective.OTHER
+    return f"{family}[{calls[id(event)].kind}]"[:MAX_NAME] if is_generic else family
+
+
+def _collectives(calls: Iterable[tuple[Call, int]]) -> list[CollectiveCalls]:
+    """Return the durations of calls that differ in nothing else, the longest first."""
+    durations: dict[Call, list[float]] = defaultdict(list)
+    for call, duration_ns in calls:
+        if len(durations[call]) < _MAX_KEPT_CALLS:
+            durations[call].append(duration_ns / 1e6)
+    longest = sorted(durations.items(), key=lambda entry: -sum(entry[1]))[:_MAX_KEPT_COLLECTIVES]
+    return [CollectiveCalls(call.kind, call.group, call.group_size, call.num_bytes, ms) for call, ms in longest]
 
 
 def _overlap(edges: list[int], lanes: Mapping[str, Intervals]) -> OverlapCapture:
@@ -327,7 +389,7 @@ def _device_lanes(events: Iterable[Event], kinds: Mapping[int, Collective]) -> d
 
 
 def _is_communication(event: Event) -> bool:
-    return event.get("cat") == "kernel" and bool(_COMMUNICATION.search(event["name"]))
+    return event.get("cat") == "kernel" and bool(COMMUNICATION.search(event["name"]))
 
 
 def _kind(event: Event) -> Collective:
@@ -335,9 +397,72 @@ def _kind(event: Event) -> Collective:
     return collective_of(str(event["args"].get("Collective name", "")), event["name"])
 
 
-def _cpu_lanes(events: list[Event], thread: object) -> dict[str, Intervals]:
-    own = sorted((event for event in events if event["tid"] == thread), key=lambda event: (_begin(event), -_end(event)))
-    operators = [event for event in own if event.get("cat") == "cpu_op" and "::" in event["name"]]
+def _call(kernel: Event) -> Call:
+    """Return the call that a kernel served, as far as the trace has host events that show it."""
+    args = kernel["args"]
+    parts = [str(args[key]) for key in ("Process Group Name", "Process Group Ranks") if args.get(key) is not None]
+    counts = [args[key] for key in ("In msg nelems", "Out msg nelems") if _is_count(args.get(key), 0)]
+    dtype = str(args.get("dtype", ""))
+    element_bytes = 1 if dtype.startswith("Float8") else _ELEMENT_BYTES.get(dtype)
+    size = args.get("Group size")
+    return Call(
+        _kind(kernel),
+        " ".join(parts)[:_MAX_GROUP_TEXT],
+        size if _is_count(size, 1) and size <= _MAX_GROUP_SIZE else None,
+        max(counts) * element_bytes if counts and element_bytes else None,
+    )
+
+
+def _is_count(value: object, least: int) -> bool:
+    return type(value) is int and least <= value < _MAX_ELEMENTS
+
+
+def _cpu_capture(events: list[Event], edges: list[int], thread: object) -> OverlapCapture:
+    operators = _operators(events, thread)
+    works = _gloo_works(events, operators)
+    gloo = [(kind, work) for kind, work in works if _is_within(work, edges)]
+    lanes = _cpu_lanes(operators) | _gloo_lanes(works)
+    durations = [(name[:MAX_NAME], own_ns) for name, own_ns in _own_times(operators, edges)]
+    durations += [(f"{GLOO}{kind}", _duration(work)) for kind, work in gloo]
+    return replace(
+        _overlap(edges, lanes),
+        kernels=family_times(durations, len(edges) - 1),
+        collectives=_collectives((Call(kind), _duration(work)) for kind, work in gloo),
+    )
+
+
+def _operators(events: Iterable[Event], thread: object) -> list[Event]:
+    """Return a thread's operators, each before those that it calls."""
+    own = [event for event in events if event["tid"] == thread and event.get("cat") == "cpu_op"]
+    return sorted((event for event in own if "::" in event["name"]), key=lambda event: (_begin(event), -_end(event)))
+
+
+def _own_times(operators: Iterable[Event], edges: list[int]) -> list[tuple[str, int]]:
+    """Return name and time of each operator that began between ``edges``, without the time of those that it calls.
+
+    Autograd's wrappers and communication are left out.
+    """
+    own_ns: list[int] = []
+    found: list[Event] = []
+    callers: list[int] = []
+    for event in operators:
+        if event["name"].startswith("autograd::"):
+            continue
+        while callers and _end(found[callers[-1]]) <= _begin(event):
+            callers.pop()
+        if callers:
+            own_ns[callers[-1]] -= _duration(event)
+        callers.append(len(found))
+        found.append(event)
+        own_ns.append(_duration(event))
+    return [
+        (event["name"], max(0, time_ns))
+        for event, time_ns in zip(found, own_ns, strict=True)
+        if _is_within(event, edges) and not event["name"].startswith(_COMMUNICATING_NAMESPACES)
+    ]
+
+
+def _cpu_lanes(operators: Iterable[Event]) -> dict[str, Intervals]:
     calls = [event for event in operators if event["name"].startswith(_COMMUNICATING_NAMESPACES)]
     computing: dict[Lane, list[Span]] = {Lane.COMPUTE: [], Lane.COPY: []}
     reached = 0
@@ -349,25 +474,31 @@ def _cpu_lanes(events: list[Event], thread: object) -> dict[str, Intervals]:
         reached = _end(event)
         computing[Lane.COPY if event["name"] == "aten::copy_" else Lane.COMPUTE].append(_span(event))
     waiting = union(map(_span, calls))
-    lanes: dict[str, Intervals] = {name: difference(union(rows), waiting) for name, rows in computing.items()}
-    return lanes | _gloo_lanes(events, calls)
+    return {name: difference(union(rows), waiting) for name, rows in computing.items()}
 
 
-def _gloo_lanes(events: Iterable[Event], calls: list[Event]) -> dict[str, Intervals]:
-    """Return the work of gloo's threads by requested collective: gloo serves reduce-scatters with all-reduces."""
+def _gloo_lanes(works: Iterable[tuple[Collective, Event]]) -> dict[str, Intervals]:
+    spans: dict[str, list[Span]] = defaultdict(list)
+    for kind, work in works:
+        spans[kind].append(_span(work))
+    return {kind: union(rows) for kind, rows in spans.items()}
+
+
+def _gloo_works(events: Iterable[Event], operators: Iterable[Event]) -> list[tuple[Collective, Event]]:
+    """Return the work of gloo's threads with the requested collective: gloo serves reduce-scatters with all-reduces."""
     works = sorted((event for event in events if event["name"].startswith("gloo:") and _is_host(event)), key=_begin)
     requested: dict[str, list[str]] = defaultdict(list)
-    for call in calls:
+    for call in operators:
         if call["name"] in _SERVED_AS:
             requested[_SERVED_AS[call["name"]]].append(call["name"])
-    spans: dict[str, list[Span]] = defaultdict(list)
+    found = []
     for name in {work["name"] for work in works}:
         of_name = [work for work in works if work["name"] == name]
         # Gloo's queue is first in, first out: the n-th call's work is the n-th, unless other calls queue there too.
         names = requested[name] if len(requested[name]) == len(of_name) else [name] * len(of_name)
         for work, requested_name in zip(of_name, names, strict=True):
-            spans[collective_of(requested_name)].append(_span(work))
-    return {kind: union(rows) for kind, rows in spans.items()}
+            found.append((collective_of(requested_name), work))
+    return sorted(found, key=lambda entry: _begin(entry[1]))
 
 
 def _is_host(event: Event) -> bool:

@@ -11,7 +11,16 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from statistics import median
 
-from pytest_aorta.result.measurements import AS_RUN, Collective, CollectiveTime, HeadStart, RankResult, StepOverlap
+from pytest_aorta.result.measurements import (
+    AS_RUN,
+    Collective,
+    CollectiveCalls,
+    CollectiveTime,
+    FamilyTime,
+    HeadStart,
+    RankResult,
+    StepOverlap,
+)
 from pytest_aorta.result.trace.intervals import Intervals, clip, coarsened, intersection, length, union
 
 # A lane of a timeline is for drawing, and a screen cannot show more than 300 intervals.
@@ -29,12 +38,14 @@ class Lane(StrEnum):
 
 @dataclass(frozen=True)
 class OverlapCapture:
-    """The profiled steps of one rank, and the timeline of the last step as in :class:`RankResult`."""
+    """The profiled steps of one rank, with timeline, kernels and collectives as in :class:`RankResult`."""
 
     steps: list[StepOverlap]
     timeline: dict[str, list[list[float]]]
     head_start: HeadStart | None = None
     as_run: list[StepOverlap] = field(default_factory=list)
+    kernels: dict[str, FamilyTime] = field(default_factory=dict)
+    collectives: list[CollectiveCalls] = field(default_factory=list)
 
     def metrics(self) -> dict[str, float]:
         """Return the overlap metrics of the steps, and ``device_idle_ms`` of the steps as they run.
@@ -60,6 +71,8 @@ class OverlapCapture:
             timeline=self.timeline,
             head_start=self.head_start,
             overlap_as_run=self.as_run,
+            kernels=self.kernels,
+            collectives=self.collectives,
         )
 
 

@@ -85,6 +85,7 @@ def decide_stored(
     worse: int,
     relative: bool = True,
     may_pass: bool = True,
+    false_alarm_rate: float = FALSE_ALARM_RATE,
 ) -> Decision:
     """Compare launches of one session block with a stored baseline.
 
@@ -94,7 +95,7 @@ def decide_stored(
     after which no further launch could change it. Without ``may_pass`` no outcome is a pass, because the baseline is
     too noisy for its tolerance.
     """
-    rule = _StoredRule(block, baseline, tolerance, _looks(max_launches), worse, relative, may_pass)
+    rule = _StoredRule(block, baseline, tolerance, _looks(max_launches), worse, relative, may_pass, false_alarm_rate)
     decision = rule.decide(candidate, rule.effect(candidate), _own_variance(candidate), len(candidate))
     if decision.outcome is not None or len(candidate) not in rule.looks:
         return decision
@@ -112,6 +113,7 @@ class _StoredRule:
     worse: int
     relative: bool
     may_pass: bool
+    false_alarm_rate: float
 
     def effect(self, candidate: Sequence[float]) -> float:
         """Return the change of the median."""
@@ -138,7 +140,7 @@ class _StoredRule:
         # A single launch that another job disturbed must not decide, so every launch has to be slow.
         all_worse = min(worse * (value - baseline.center) for value in candidate) > allowed / 2
         all_better = max(worse * (value - baseline.center) for value in candidate) < -allowed / 2
-        rates = _fraction(FALSE_ALARM_RATE, failing), _miss_fraction(count, self.looks)
+        rates = _fraction(self.false_alarm_rate, failing), _miss_fraction(count, self.looks)
         last = is_last or count >= self.looks[-1]
         looked = last or count in self.looks
         may_fail = looked and count >= MIN_LAUNCHES_TO_FAIL
@@ -189,6 +191,7 @@ def decide_pairs(
     max_pairs: int,
     worse: int,
     relative: bool = True,
+    false_alarm_rate: float = PAIR_FALSE_ALARM_RATE,
 ) -> Decision:
     """Compare adjacent launches of candidate and reference, pair by pair.
 
@@ -204,7 +207,7 @@ def decide_pairs(
     single = _pair_variance(prior, _own_variance(values))
     error = Variance(single.value / count, single.df)
     allowed, doubled = (difference(times * tolerance, relative=relative) for times in (1, 2))
-    rule = _Rule(allowed, doubled, _spent(PAIR_FALSE_ALARM_RATE, count, tuple(looks)), MISS_RATE / len(looks))
+    rule = _Rule(allowed, doubled, _spent(false_alarm_rate, count, tuple(looks)), MISS_RATE / len(looks))
     last = count >= looks[-1]
     looked = last or count in looks
     may_fail = looked and count >= MIN_PAIRS_TO_FAIL
@@ -229,6 +232,7 @@ def detectable(
     max_launches: int = 1,
     power: float = 0.95,
     relative: bool = True,
+    false_alarm_rate: float = FALSE_ALARM_RATE,
 ) -> float:
     """Return the smallest slowdown beyond the tolerance that ``num_launches`` of a block detect.
 
@@ -240,7 +244,7 @@ def detectable(
     looks = _looks(max(num_launches, max_launches))
     failing = [look for look in looks if look >= MIN_LAUNCHES_TO_FAIL]
     may_fail = num_launches >= MIN_LAUNCHES_TO_FAIL
-    alarm = _fraction(FALSE_ALARM_RATE, failing) if may_fail else _fraction(MISS_RATE, looks)
+    alarm = _fraction(false_alarm_rate, failing) if may_fail else _fraction(MISS_RATE, looks)
     deviation = math.sqrt(error.value)
     beyond = max(difference(tolerance, relative=relative), quantile_t(1 - alarm, error.df) * deviation)
     least = beyond + quantile_t(power, error.df) * deviation

@@ -45,11 +45,12 @@ from pytest_aorta.plugin.read_markers import read_markers
 from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.flight import refusal
-from pytest_aorta.result.measurements import CollectiveTime, StepOverlap, TensorHashes
+from pytest_aorta.result.measurements import CollectiveCalls, CollectiveTime, FamilyTime, StepOverlap, TensorHashes
 from pytest_aorta.result.operators import OperatorCall, operators_document, read_operators
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome, phases_s
 from pytest_aorta.result.reading import collect_result, read_result
 from pytest_aorta.result.trace.merged import merge_run
+from pytest_aorta.result.trace.transfers import CollectiveFacts
 from pytest_aorta.verdict.baseline import read_baseline_file
 from pytest_aorta.verdict.bitwise.operators import locate_operator
 from pytest_aorta.verdict.comparison import StoredComparison
@@ -236,14 +237,17 @@ def _read_given(config: Any, folder: Path) -> None:
 
 HASHES = asdict(TensorHashes(["w"], [[2]], {"3": ["a" * 32]}))
 STEP = asdict(StepOverlap(10.0, 6.0, 4.0, 0.0, 2.0, 2.0, {"all_gather": CollectiveTime(4.0, 2.0)}))
+CALLS = {"kind": "all_gather", "group": "0 [0, 1]", "group_size": 2, "num_bytes": 64, "ms": [4.0]}
+PROFILED = {"kernels": {"gemm": {"ms": 6.0, "calls": 2.0}}, "collectives": [CALLS]}
 RANK = rank_values(
     tensor_hashes={"weights": HASHES}, boundary_hashes={"forward": HASHES}, overlap=[STEP], wait_ms=[1.0, 2.0],
     memory_bytes=[5], canary_before={"gemm_ms": 1.0}, canary_after={"gemm_ms": 1.0}, grad_norm=[1.0, 1.0, 1.0],
-    timeline={"compute": [[0.0, 1.0]]},
+    timeline={"compute": [[0.0, 1.0]]}, **PROFILED,
 )  # fmt: skip
 RESULT = make_result(
     [[1.0, 2.0, 3.0], [1.0, 2.5, 3.0]],
-    overlap=[[StepOverlap.from_json(STEP)]] * 2, wait_ms=[[1.0, 2.0, 1.0], [0.5, 0.5, 0.5]],
+    overlap=[[StepOverlap.from_json(STEP)]] * 2, kernels=[{"gemm": FamilyTime(6.0, 2.0)}] * 2,
+    collectives=[[CollectiveCalls(**CALLS)]] * 2, wait_ms=[[1.0, 2.0, 1.0], [0.5, 0.5, 0.5]],
     memory_bytes=[[5] * 12] * 2,
     metrics={"peak_memory_bytes": [1.0, 2.0]}, loss=[3.0, 2.0, 1.0], canary_before={"gemm_ms": [1.0, 1.0]},
     canary_after={"gemm_ms": [1.0, 1.0]}, provenance=make_provenance(),
@@ -269,8 +273,14 @@ def _read_ranks(data: bytes, folder: Path) -> None:
 
 
 BASELINE = make_baseline(
-    launches=stored(make_facts(exposed_ms={"all_gather": 1.0}, canary_ms={"gemm_ms": 1.0}, rank_lag_ms=[1.0, 0.0]))
-).to_json()
+    launches=stored(
+        make_facts(
+            exposed_ms={"all_gather": 1.0}, canary_ms={"gemm_ms": 1.0}, rank_lag_ms=[1.0, 0.0],
+            kernels={"gemm": FamilyTime(6.0, 2.0)},
+            collectives={"all_gather": CollectiveFacts(2.0, 64.0, 3.0, [1.0, 0.0], 1)},
+        )
+    )
+).to_json()  # fmt: skip
 
 
 def _read_baseline(data: bytes, folder: Path) -> None:

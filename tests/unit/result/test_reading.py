@@ -7,8 +7,10 @@ import pytest
 
 from pytest_aorta.common.errors import ResultError
 from pytest_aorta.plan.world import World
-from pytest_aorta.result.measurements import FailureDetail
+from pytest_aorta.result.facts import LaunchFacts, launch_facts
+from pytest_aorta.result.measurements import FailureDetail, FamilyTime
 from pytest_aorta.result.reading import MAX_RANK_RESULT_BYTES, collect_result, read_result
+from pytest_aorta.result.trace.transfers import CollectiveFacts
 from tests.unit.builders import ENDED_WELL, make_plan, rank_values, write_rank_file, write_ranks
 
 
@@ -303,11 +305,25 @@ def test_profiled_steps_and_timelines_are_kept_by_rank(tmp_path):
     assert read_result(tmp_path / "result.json") == result
 
 
+def test_kernels_and_collectives_of_profiled_steps_are_kept_by_rank(tmp_path):
+    kernels = {"gemm": {"ms": 6.0, "calls": 4.0}}
+    gathers = {"kind": "all_gather", "group": "0 [0, 1]", "group_size": 2, "num_bytes": 1 << 20, "ms": [3.0]}
+    ranks = [rank_values(overlap=[STEP], kernels=kernels, collectives=[gathers | {"ms": [ms]}]) for ms in (3.0, 1.0)]
+    result = collect(tmp_path, *ranks)
+    assert result.kernels == [{"gemm": FamilyTime(6.0, 4.0)}] * 2
+    assert read_result(tmp_path / "result.json") == result
+    facts = launch_facts(result)
+    assert facts.kernels == {"gemm": FamilyTime(6.0, 4.0)}
+    assert facts.collectives["all_gather"] == CollectiveFacts(1.0, 524288.0, 1.0, [2.0, 0.0], 1)
+    assert LaunchFacts.from_json(json.loads(json.dumps(facts.to_json()))) == facts
+
+
 def test_result_without_profiled_steps_has_none_and_so_has_an_older_file(tmp_path):
     result = collect(tmp_path, rank_values(), rank_values())
-    assert (result.overlap, result.timeline) == ([], [])
+    assert (result.overlap, result.timeline, result.kernels, result.collectives) == ([], [], [], [])
+    assert not {"kernels", "collectives"} & launch_facts(result).to_json().keys()
     document = json.loads((tmp_path / "result.json").read_text())
-    del document["overlap"], document["timeline"]
+    del document["overlap"], document["timeline"], document["kernels"], document["collectives"]
     (tmp_path / "result.json").write_text(json.dumps(document))
     assert read_result(tmp_path / "result.json") == result
 

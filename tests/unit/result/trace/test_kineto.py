@@ -112,6 +112,69 @@ def test_communication_before_the_first_boundary_is_no_part_of_it():
     assert [set(each.collectives) for each in found.steps] == [{"all_to_all"}] * 2
 
 
+NCCL = {"Process Group Name": "0", "Process Group Ranks": "[0, 1]", "Group size": 2}
+GATHER = NCCL | {"Collective name": "_allgather_base", "In msg nelems": 1024, "Out msg nelems": 2048}
+
+
+def test_kernels_of_the_steps_are_kept_by_family_without_the_boundarys_own():
+    found = overlap_of_device(
+        alone(
+            kernel("nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NTT", 60, 20),
+            kernel("nvjet_tst_64x64_64x4_1x2_v_bz_NTT", 160, 10),
+            kernel("gemm", 20, 20),
+            kernel("gemm", 250, 20),
+            event("gpu_memcpy", "Memcpy DtoD (Device -> Device)", 60, 4, 22),
+            *named(ALL_GATHER, 100),
+        ),
+        learned(),
+        2,
+    )
+    assert {family: (round(time.ms, 6), time.calls) for family, time in found.kernels.items()} == {
+        "nvjet_tst_NTT": (0.015, 1.0),
+        "ncclDevKernel_AllGather_RING_LL": (0.005, 0.5),
+        "Memcpy DtoD": (0.002, 0.5),
+    }
+
+
+def test_calls_of_collectives_get_group_and_bytes_from_the_step_with_the_host():
+    step = learned(
+        kernel(ALL_GATHER, 60, 10, stream=20, dtype="BFloat16", **GATHER),
+        kernel(ALL_GATHER, 80, 10, stream=20, dtype="Float8_e4m3fn", **GATHER),
+    )
+    found = overlap_of_device(
+        alone(*named(ALL_GATHER, 60, 80, 160, 180), *named(REDUCE_SCATTER, 60, stream=3)), step, 2
+    )
+    group = "0 [0, 1]"
+    assert [(each.kind, each.group, each.group_size, each.num_bytes) for each in found.collectives] == [
+        ("all_gather", group, 2, 4096),
+        ("all_gather", group, 2, 2048),
+        ("reduce_scatter", "", None, None),
+    ]
+    assert [len(each.ms) for each in found.collectives] == [2, 2, 1]
+    assert found.collectives[0].ms == [0.010, 0.010]
+
+
+@pytest.mark.parametrize(
+    "strange", [{"dtype": "QInt8"}, {"dtype": "Float", "Out msg nelems": "many", "In msg nelems": -1}]
+)
+def test_size_of_a_call_that_is_not_understood_is_unknown(strange):
+    step = learned(kernel(ALL_GATHER, 60, 10, stream=20, **GATHER | strange))
+    assert overlap_of_device(alone(*named(ALL_GATHER, 60, 160)), step, 2).collectives[0].num_bytes is None
+
+
+def test_generic_kernel_of_a_collective_is_named_with_its_kind():
+    step = learned(*named(GENERIC, 60, asked="_allgather_base"))
+    found = overlap_of_device(alone(*named(GENERIC, 60, 160)), step, 2)
+    assert list(found.kernels) == ["ncclDevKernel_Generic[all_gather]"]
+
+
+def test_trace_with_the_host_has_the_same_kernels_and_calls():
+    gather = kernel(ALL_GATHER, 60, 10, stream=20, dtype="BFloat16", **GATHER)
+    found = on_device(gather, kernel("gemm", 60, 40))
+    assert set(found.kernels) == {"gemm", "ncclDevKernel_AllGather_RING_LL"}
+    assert [(each.num_bytes, each.ms) for each in found.collectives] == [(4096, [0.010])]
+
+
 @pytest.mark.parametrize("edges", [(50, 150), (50, 150, 250, 260)])
 def test_lost_boundaries_are_an_error(edges):
     with pytest.raises(ValueError, match=f"the trace has {len(edges)} kernels fill between 2 steps"):
@@ -190,6 +253,28 @@ def test_communication_of_a_cpu_rank_is_its_gloo_threads_work():
     ).steps
     assert step.collectives["all_gather"].total_ms == pytest.approx(0.040)
     assert step.overlap_ratio == pytest.approx(0.5)
+
+
+def test_operators_of_a_cpu_rank_count_without_those_that_they_call():
+    found = on_cpu(
+        event("cpu_op", "aten::linear", 10, 40),
+        event("cpu_op", "autograd::engine::evaluate_function: MmBackward0", 15, 35),
+        event("cpu_op", "aten::addmm", 20, 25),
+        event("cpu_op", "aten::copy_", 22, 5),
+        event("cpu_op", "_c10d_functional::wait_tensor", 30, 10),
+        event("cpu_op", "aten::mm", 60, 10),
+        event("cpu_op", "aten::mm", 60, 10, BACKWARD),
+        event("cpu_op", "aten::mm", 200, 10),
+        event("user_annotation", "gloo:all_gather", 20, 20, GLOO),
+    )
+    assert {family: (round(time.ms, 6), time.calls) for family, time in found.kernels.items()} == {
+        "gloo:all_gather": (0.020, 1.0),
+        "aten::linear": (0.015, 1.0),
+        "aten::addmm": (0.010, 1.0),
+        "aten::mm": (0.010, 1.0),
+        "aten::copy_": (0.005, 1.0),
+    }
+    assert [(each.kind, each.num_bytes, each.ms) for each in found.collectives] == [("all_gather", None, [0.020])]
 
 
 def test_waiting_within_an_operator_is_no_compute():

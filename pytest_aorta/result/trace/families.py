@@ -1,0 +1,219 @@
+"""Groups kernels into families by their names, so that launches and versions of libraries can be compared. Pure.
+
+Two kernels of one family differ in template arguments, tile sizes, architecture, alignment, pipeline stages, or a
+suffix that a compiler generated. A generic kernel of ATen or CUTLASS gets its work as a template argument; its family
+keeps the name of that argument in brackets, e.g. ``vectorized_elementwise_kernel[CUDAFunctor_add]``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from math import fsum
+
+from pytest_aorta.result.measurements import FamilyTime
+
+MAX_FAMILIES = 64
+# The family that the time of all families beyond MAX_FAMILIES is added to.
+OTHER = "other"
+MAX_NAME = 96
+# Longer names have template arguments of this length, and are cut before they are parsed.
+_MAX_PARSED = 8192
+_UNNAMED = "unnamed"
+
+# Kernels of NCCL and RCCL, by the pattern of Holistic Trace Analysis, and torch's kernels on symmetric memory.
+COMMUNICATION = re.compile(r"^nccl.*Kernel|\b(multimem|one_shot|two_shot)_\w*(reduce|gather)\w*")
+# Prefix of the families of gloo's work on CPU ranks.
+GLOO = "gloo:"
+_COPY = re.compile(r"^(Memcpy \w+|Memset)\b")
+_BRACKETED = re.compile(r"^([\w:]+)\[([\w:]+)\]$")
+_ARCHITECTURES = {"volta", "turing", "ampere", "ada", "hopper", "blackwell"}
+# Parts of a name between underscores that do not name the work.
+_STRIPPED = re.compile(
+    r"""
+    \d[\dcde]*                       # numbers; Triton's specialization, as in 0d1d2de
+    | [a-z]*\d+(x\d+)+[a-z]*         # tiles and clusters: 128x256, tilesize128x128x64, warpgroupsize1x1x1
+    | \d+x                           # 5x, the generation of a template library
+    | sm_?\d+[a-z]?                  # architecture
+    | (n?stages?|pipe|pipeline)\d*   # pipeline stages
+    | (align[a-d]?|ldg|vec)\d+       # alignment
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+_HASH = re.compile(r"(?=.*\d)[0-9a-f]{8,}")
+_DTYPES = re.compile(r"(b?f\d+)+")
+_ARCHITECTURE_SUFFIX = re.compile(r"[sS][mM]\d{2,3}[a-z]?$")
+# Schedules of a tile in the names of cuBLAS's nvjet kernels.
+_NVJET_SCHEDULE = re.compile(r"[hv]|bz|coop[AB]?|\dcta")
+
+_ANONYMOUS = re.compile(r"\(anonymous namespace\)::|\{lambda\([^{}]*\)#\d+\}|<unnamed>::")
+_GENERIC = re.compile(r"\w*elementwise\w*kernel\w*|reduce_kernel|multi_tensor_apply_kernel|Kernel2?|device_kernel")
+_IDENTIFIER = re.compile(r"\b[A-Za-z_]\w*\b(?!\s*::)")
+# Template arguments that wrap or describe the work of a generic kernel.
+_WRAPPERS = re.compile(
+    r"""
+    gpu_kernel_impl(_nocast)? | ReduceOp | func_wrapper_t | [AB]?(Unary|Binary)Functor | \w*Metadata | operator\w*
+    | TensorIterator(Base)? | \w*OffsetCalculator | (Load|Store)With(out)?Cast | array | lambda | enable_sm\w+
+    | void | bool | char | short | int | long | unsigned | signed | float | double | const | true | false | typename
+    | u?int\d+_t | Half | BFloat16 | Float8\w* | complex | \w*bfloat16\w* | __half | half_t | ADAM_MODE | ul? | [A-Z]\w?
+    """,
+    re.VERBOSE,
+)
+_MANGLED = re.compile(r"^_Z")
+_LENGTH = re.compile(r"\d+")
+# Literals and substitutions of a mangled name, whose digits are no lengths of identifiers.
+_NO_IDENTIFIER = re.compile(r"L[a-z]n?\d+E|[ST][\dA-Z]*_")
+
+
+@lru_cache(maxsize=65536)
+def family_of(name: str) -> str:
+    """Return the family of a kernel, copy or memset by its name; at most :data:`MAX_NAME` characters.
+
+    The family of a family is the family itself.
+    """
+    name = name[:_MAX_PARSED]
+    while True:
+        family = _shortened(name)[:MAX_NAME]
+        # Cutting a long name can leave a part that is stripped in turn.
+        if len(family) >= len(name):
+            return family
+        name = family
+
+
+def _shortened(name: str) -> str:
+    if copy := _COPY.match(name):
+        return copy[1]
+    if bracketed := _BRACKETED.match(name):
+        return _with_work(_stripped(bracketed[1]), _stripped(bracketed[2]))
+    if _MANGLED.match(name):
+        base, arguments = _demangled(name)
+    else:
+        base, arguments = _split(_ANONYMOUS.sub("", name))
+    qualifier, _, last = base.rpartition("::")
+    family = _stripped(last)
+    if family == "kernel" and qualifier:
+        family = _stripped(f"{qualifier.rpartition('::')[2]}_{last}")
+    if not _GENERIC.fullmatch(family):
+        return family
+    found = (word for word in _IDENTIFIER.findall(arguments) if not _WRAPPERS.fullmatch(word))
+    return _with_work(family, _stripped(next(found, "")))
+
+
+def _with_work(family: str, work: str) -> str:
+    room = MAX_NAME - len(family) - 2
+    return f"{family}[{work[:room]}]" if work != _UNNAMED and room > 0 else family
+
+
+def _split(name: str) -> tuple[str, str]:
+    """Return the qualified name of a demangled function, and its template arguments."""
+    depth = 0
+    base: list[str] = []
+    arguments: list[str] = []
+    for character in name:
+        if character in "<(":
+            if character == "(" and depth == 0 and "".join(base).strip():
+                break
+            depth += 1
+        elif character in ">)":
+            depth = max(0, depth - 1)
+        elif depth == 0:
+            base.append(character)
+            continue
+        arguments.append(character)
+    # The return type is in front of the name.
+    words = "".join(base).split()
+    return (words[-1] if words else ""), "".join(arguments)
+
+
+def _demangled(name: str) -> tuple[str, str]:
+    """Return the qualified name in an Itanium-mangled name, and all identifiers behind it."""
+    words: list[str] = []
+    num_base, position = 0, 2
+    while position < len(name):
+        if skipped := _NO_IDENTIFIER.match(name, position):
+            num_base = num_base or len(words)
+            position = skipped.end()
+            continue
+        found = _LENGTH.match(name, position)
+        if found is None:
+            # I begins the template arguments and E ends the qualified name.
+            if words and not num_base and name[position] in "IE":
+                num_base = len(words)
+            position += 1
+            continue
+        length = int(found[0][:4])
+        word = name[found.end() : found.end() + length]
+        position = found.end() + max(length, 1)
+        if word and not word.startswith("_GLOBAL__N"):
+            words.append(word)
+    num_base = num_base or len(words)
+    return "::".join(words[:num_base]), " ".join(words[num_base:])
+
+
+def _stripped(name: str) -> str:
+    """Return the parts of a name that name the work, joined by underscores."""
+    parts = [part for part in re.split(r"_+|[^\w]+", name) if part]
+    if parts and parts[0] == "Cijk":
+        # Tensile's tile configuration reaches from the macro tile to the end.
+        parts = parts[: next((i for i, part in enumerate(parts) if re.match(r"MT\d", part)), len(parts))]
+    if parts and parts[0] == "nvjet":
+        parts = [part for part in parts if not _NVJET_SCHEDULE.fullmatch(part)]
+    kept = [_ARCHITECTURE_SUFFIX.sub("", part) for part in parts if not _is_stripped(part)]
+    return "_".join(filter(None, kept)) or _UNNAMED
+
+
+def _is_stripped(part: str) -> bool:
+    is_hash = _HASH.fullmatch(part) and not _DTYPES.fullmatch(part)
+    return bool(_STRIPPED.fullmatch(part) or part in _ARCHITECTURES or is_hash)
+
+
+def is_communication(family: str) -> bool:
+    """Return True for a family of kernels of collectives, whose durations include waits for other ranks."""
+    return family.startswith(GLOO) or bool(COMMUNICATION.search(family))
+
+
+def is_copy(family: str) -> bool:
+    """Return True for a family of copies or memsets of the device's engines."""
+    return bool(_COPY.match(family))
+
+
+def is_compute(family: str) -> bool:
+    """Return True for a family of kernels, or of operators on CPU ranks, that is neither communication nor copies."""
+    return not is_communication(family) and not is_copy(family)
+
+
+def family_times(durations_ns: Iterable[tuple[str, int]], num_steps: int) -> dict[str, FamilyTime]:
+    """Return time and calls per step of each family, the longest first, from pairs of family and duration.
+
+    The time is a sum of durations, so kernels that ran at once count in full. At most :data:`MAX_FAMILIES` are
+    returned, of which :data:`OTHER` is the sum of the shortest ones if there are more.
+    """
+    each_ms = 1e6 * num_steps
+    return _summed((family, FamilyTime(ns / each_ms, 1 / num_steps)) for family, ns in durations_ns)
+
+
+def mean_over_ranks(ranks: Sequence[Mapping[str, FamilyTime]]) -> dict[str, FamilyTime]:
+    """Return each family's mean over ranks, in the form of :func:`family_times`; a rank without the family counts 0."""
+    count = len(ranks)
+    return _summed(
+        (family, FamilyTime(time.ms / count, time.calls / count)) for rank in ranks for family, time in rank.items()
+    )
+
+
+def _summed(times: Iterable[tuple[str, FamilyTime]]) -> dict[str, FamilyTime]:
+    parts: dict[str, list[FamilyTime]] = defaultdict(list)
+    for family, time in times:
+        parts[family].append(time)
+    # math.fsum makes the sum independent of the order of the kernels.
+    found = {
+        name: FamilyTime(fsum(one.ms for one in each), fsum(one.calls for one in each)) for name, each in parts.items()
+    }
+    order = sorted(found, key=lambda family: (family == OTHER, -found[family].ms, family))
+    if len(order) <= MAX_FAMILIES:
+        return {family: found[family] for family in order}
+    kept, rest = order[: MAX_FAMILIES - 1], [found[family] for family in order[MAX_FAMILIES - 1 :]]
+    return {family: found[family] for family in kept} | {
+        OTHER: FamilyTime(fsum(time.ms for time in rest), fsum(time.calls for time in rest))
+    }

@@ -1,0 +1,143 @@
+"""Separates the transfers of collectives from the waits for late ranks. Pure.
+
+A collective's kernel runs from the arrival of its own rank to the end of the collective. The rank that arrives last
+does not wait, so the shortest duration of a call over the ranks of its group is the transfer, and what a rank spends
+beyond it is the wait for the last rank. Clocks of ranks are not compared.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, TypeAlias
+
+from pytest_aorta.result.measurements import Collective, CollectiveCalls
+
+# With more ranks than this, the least, the median and the largest wait are kept.
+MAX_WAITS_BY_RANK = 8
+# nccl-tests (doc/PERFORMANCE.md): bytes on the bus per byte of a call of n ranks, as a multiple of (n - 1) / n; calls
+# of other collectives count as they are.
+_BUS_FACTORS = {
+    Collective.ALL_GATHER: 1,
+    Collective.REDUCE_SCATTER: 1,
+    Collective.ALL_REDUCE: 2,
+    Collective.ALL_TO_ALL: 1,
+}
+
+_Key: TypeAlias = tuple[str, int | None, int | None]
+
+
+@dataclass(frozen=True)
+class CollectiveFacts:
+    """The calls of one collective in a profiled step.
+
+    Attributes:
+        calls: Calls of a rank per step, a mean over ranks.
+        bus_bytes: Bytes that the calls of a rank move over the bus per step, by nccl-tests' formula, a mean over ranks;
+            0 where sizes are unknown.
+        transfer_ms: Time of a rank's calls per step without waits for late ranks, a mean over ranks.
+        wait_ms: Time that each rank waits for late ranks per step; of more than 8 ranks the least, the median and the
+            largest.
+        straggler: The rank that the others wait for.
+    """
+
+    calls: float
+    bus_bytes: float
+    transfer_ms: float
+    wait_ms: list[float]
+    straggler: int
+
+    @property
+    def bus_gb_per_s(self) -> float | None:
+        """Return the bus bandwidth of the transfers in 10^9 bytes per second; None where sizes are unknown."""
+        return self.bus_bytes / self.transfer_ms / 1e6 if self.bus_bytes and self.transfer_ms else None
+
+    @property
+    def peers_wait_ms(self) -> float:
+        """Return the median wait of the ranks other than the straggler; 0 for one rank."""
+        return median(sorted(self.wait_ms)[1:] or [0.0])
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> CollectiveFacts:
+        """Build the facts from an entry of a validated baseline, whose numbers may be written as integers."""
+        return cls(
+            float(data["calls"]),
+            float(data["bus_bytes"]),
+            float(data["transfer_ms"]),
+            [float(wait) for wait in data["wait_ms"]],
+            data["straggler"],
+        )
+
+
+@dataclass
+class _Sums:
+    """Sums over the calls of one rank in all profiled steps."""
+
+    calls: int = 0
+    bus_bytes: float = 0.0
+    transfer_ms: float = 0.0
+    wait_ms: float = 0.0
+
+
+@dataclass
+class _Kind:
+    ranks: dict[int, _Sums] = field(default_factory=lambda: defaultdict(_Sums))
+    is_matched: bool = True
+    has_bytes: bool = True
+
+
+def collective_facts(collectives: Sequence[Sequence[CollectiveCalls]], num_steps: int) -> dict[str, CollectiveFacts]:
+    """Return the facts of each kind of collective from ``collectives[rank]``.
+
+    The n-th calls of the ranks of one process group with equal sizes are one collective. Where torch records no
+    process group, all ranks are one group. A kind is left out if ranks of a group made unequal numbers of calls.
+    """
+    groups: dict[tuple[str, _Key], dict[int, list[float]]] = defaultdict(dict)
+    for rank, entries in enumerate(collectives):
+        for entry in entries:
+            groups[entry.kind, (entry.group, entry.group_size, entry.num_bytes)][rank] = entry.ms
+    kinds: dict[str, _Kind] = defaultdict(_Kind)
+    for (kind, (group, size, num_bytes)), ranks in groups.items():
+        expected = (size or len(ranks)) if group else len(collectives)
+        kinds[kind].is_matched &= len(ranks) == expected and len(set(map(len, ranks.values()))) == 1
+        kinds[kind].has_bytes &= num_bytes is not None and size is not None
+        if kinds[kind].is_matched:
+            _add(kinds[kind], ranks, _bus_bytes(kind, num_bytes, size))
+    return {
+        kind: _facts(found, num_steps, len(collectives))
+        for kind in map(str, Collective)
+        if (found := kinds.get(kind)) and found.is_matched
+    }
+
+
+def _bus_bytes(kind: str, num_bytes: int | None, group_size: int | None) -> float:
+    if num_bytes is None or group_size is None:
+        return 0.0
+    factor = _BUS_FACTORS.get(Collective(kind))
+    return num_bytes * (1.0 if factor is None else factor * (group_size - 1) / group_size)
+
+
+def _add(kind: _Kind, ranks: Mapping[int, Sequence[float]], bus_bytes: float) -> None:
+    transfers_ms = [min(durations) for durations in zip(*ranks.values(), strict=True)]
+    for rank, durations in ranks.items():
+        sums = kind.ranks[rank]
+        sums.calls += len(durations)
+        sums.bus_bytes += bus_bytes * len(durations)
+        sums.transfer_ms += sum(transfers_ms)
+        sums.wait_ms += sum(durations) - sum(transfers_ms)
+
+
+def _facts(kind: _Kind, num_steps: int, num_ranks: int) -> CollectiveFacts:
+    ranks = [kind.ranks.get(rank, _Sums()) for rank in range(num_ranks)]
+    waits_ms = [rank.wait_ms / num_steps for rank in ranks]
+    callers = [rank for rank in range(num_ranks) if ranks[rank].calls]
+    each = len(callers) * num_steps
+    return CollectiveFacts(
+        calls=sum(rank.calls for rank in ranks) / each,
+        bus_bytes=sum(rank.bus_bytes for rank in ranks) / each if kind.has_bytes else 0.0,
+        transfer_ms=sum(rank.transfer_ms for rank in ranks) / each,
+        wait_ms=waits_ms if num_ranks <= MAX_WAITS_BY_RANK else [min(waits_ms), median(waits_ms), max(waits_ms)],
+        straggler=min(callers, key=lambda rank: waits_ms[rank]),
+    )

@@ -1,0 +1,78 @@
+"""Transfers of collectives, apart from the waits for late ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_aorta.result.measurements import CollectiveCalls
+from pytest_aorta.result.trace.transfers import CollectiveFacts, collective_facts
+
+
+def calls(*ms: float, kind="all_gather", group="0 [0, 1]", size=2, num_bytes=1 << 20):
+    return CollectiveCalls(kind, group, size, num_bytes, list(ms))
+
+
+def test_rank_that_arrives_last_waits_for_nothing_and_its_duration_is_the_transfer():
+    found = collective_facts([[calls(5.0, 5.5)], [calls(1.0, 1.5)]], 2)["all_gather"]
+    assert (found.transfer_ms, found.wait_ms, found.straggler, found.calls) == (1.25, [4.0, 0.0], 1, 1.0)
+    assert found.peers_wait_ms == 4.0
+    assert collective_facts([[calls(5.0, group="", size=None)]], 1)["all_gather"].peers_wait_ms == 0
+
+
+def test_transfer_is_the_shortest_of_each_call_whichever_rank_is_late():
+    found = collective_facts([[calls(5.0, 1.0)], [calls(1.0, 5.0)]], 1)["all_gather"]
+    assert (found.transfer_ms, found.wait_ms) == (2.0, [4.0, 4.0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "factor"),
+    [("all_gather", 3 / 4), ("reduce_scatter", 3 / 4), ("all_reduce", 6 / 4), ("all_to_all", 3 / 4), ("broadcast", 1)],
+)
+def test_bus_bandwidth_is_that_of_nccl_tests(kind, factor):
+    entry = calls(2.0, kind=kind, group="0", size=4, num_bytes=8_000_000)
+    found = collective_facts([[entry]] * 4, 1)[kind]
+    assert found.bus_bytes == pytest.approx(factor * 8e6)
+    assert found.bus_gb_per_s == pytest.approx(factor * 4)
+
+
+def test_sizes_that_are_unknown_give_no_bandwidth():
+    known, unknown = calls(1.0), calls(1.0, num_bytes=None)
+    found = collective_facts([[known, unknown]] * 2, 1)["all_gather"]
+    assert (found.bus_gb_per_s, found.transfer_ms) == (None, 2.0)
+
+
+def test_groups_are_matched_each_for_itself():
+    near, far = calls(4.0, group="1 [0, 1]"), calls(9.0, group="2 [2, 3]")
+    late = calls(1.0, group="1 [0, 1]")
+    found = collective_facts([[near], [late], [far], [far]], 1)["all_gather"]
+    assert found.wait_ms == [3.0, 0.0, 0.0, 0.0]
+    assert found.transfer_ms == pytest.approx((1 + 1 + 9 + 9) / 4)
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        [[calls(1.0)], [calls(1.0, 2.0)]],
+        [[calls(1.0)], []],
+        [[calls(1.0, group="", size=None)], []],
+    ],
+)
+def test_calls_that_do_not_match_are_left_out_and_others_stay(ranks):
+    reduced = calls(1.0, kind="all_reduce")
+    assert set(collective_facts([[*rank, reduced] for rank in ranks], 1)) == {"all_reduce"}
+
+
+def test_waits_of_many_ranks_are_kept_as_least_median_and_largest():
+    ranks = [[calls(1.0 + rank, group="0", size=9)] for rank in range(9)]
+    found = collective_facts(ranks, 1)["all_gather"]
+    assert (found.wait_ms, found.straggler) == ([0.0, 4.0, 8.0], 0)
+
+
+def test_rank_without_the_collective_is_never_the_straggler():
+    found = collective_facts([[], [calls(2.0, group="1")], [calls(5.0, group="1")]], 1)["all_gather"]
+    assert (found.wait_ms, found.straggler, found.transfer_ms) == ([0.0, 0.0, 3.0], 1, 2.0)
+
+
+def test_stored_integers_are_read_as_floats():
+    stored = {"calls": 2, "bus_bytes": 3, "transfer_ms": 1, "wait_ms": [0, 1], "straggler": 0}
+    assert CollectiveFacts.from_json(stored) == CollectiveFacts(2.0, 3.0, 1.0, [0.0, 1.0], 0)

@@ -1,0 +1,79 @@
+"""Text on the kernels and collectives that a regression of time comes from."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_aorta.result.measurements import FamilyTime
+from pytest_aorta.result.trace.transfers import CollectiveFacts
+from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
+from pytest_aorta.verdict.kernels.moved import moved
+from pytest_aorta.verdict.statistics.decision import Outcome
+from tests.unit.builders import default_priors, launches_near, make_baseline, make_facts, on_cpu, stored
+
+BEFORE = {
+    "nvjet_tst_NTT": FamilyTime(5.0, 32),
+    "reduce_kernel[sum_functor]": FamilyTime(0.5, 16),
+    "flash": FamilyTime(2.0, 4),
+}
+NOW = {"nvjet_tst_NTT": FamilyTime(6.9, 32), "triton_poi_fused_add": FamilyTime(0.4, 16), "flash": FamilyTime(2.001, 4)}
+GATHERS = CollectiveFacts(calls=32.0, bus_bytes=2e8, transfer_ms=1.0, wait_ms=[0.1, 0.0, 0.1, 0.1], straggler=1)
+
+
+def launch(kernels, build=make_facts, **collectives):
+    return build(kernels=kernels, collectives=collectives)
+
+
+def test_increased_new_and_gone_families_are_named_with_their_calls():
+    assert moved([launch(NOW)] * 3, [launch(BEFORE)] * 3) == (
+        "kernels per step: nvjet_tst_NTT +1.9 ms (32 calls, was 32), new triton_poi_fused_add 0.4 ms (16 calls), "
+        "gone reduce_kernel[sum_functor] 0.5 ms (16 calls)"
+    )
+
+
+def test_on_cpu_ranks_they_are_operators():
+    text = moved([launch({"aten::mm": FamilyTime(3.0, 4)}, on_cpu)], [launch({"aten::mm": FamilyTime(1.0, 2)}, on_cpu)])
+    assert text == "operators per step: aten::mm +2 ms (4 calls, was 2)"
+
+
+@pytest.mark.parametrize(("here", "there"), [(NOW, {}), ({}, BEFORE), (BEFORE, BEFORE), ({}, {})])
+def test_without_profiled_steps_or_change_nothing_is_said(here, there):
+    assert moved([launch(here)], [launch(there)]) == ""
+
+
+def test_communication_is_no_kernel_that_got_slower_since_its_time_includes_waits():
+    late = {"ncclDevKernel_AllGather_RING_LL": FamilyTime(9.0, 32)}
+    assert moved([launch(BEFORE | late)], [launch(BEFORE)]) == ""
+
+
+def test_slower_transfer_is_told_from_a_late_rank():
+    slower = CollectiveFacts(32.0, 2e8, 2.0, [0.1, 0.0, 0.1, 0.1], 1)
+    assert moved([launch({}, all_gather=slower)], [launch({}, all_gather=GATHERS)]) == (
+        "all_gather: transfer 2 ms/step, was 1, 32 calls, was 32, 200 MB on the bus, was 200, at 100 GB/s, was 200"
+    )
+    late = CollectiveFacts(32.0, 2e8, 1.0, [2.1, 2.0, 2.2, 0.0], 3)
+    assert moved([launch({}, all_gather=late)], [launch({}, all_gather=GATHERS)]) == (
+        "all_gather: rank 3 arrives late, its peers wait 2.1 ms/step, was 0.1"
+    )
+
+
+def test_transfer_of_unknown_size_has_no_bandwidth():
+    before, now = (CollectiveFacts(4.0, 0.0, ms, [0.0, 0.0], 0) for ms in (1.0, 2.0))
+    text = moved([launch({}, all_reduce=now)], [launch({}, all_reduce=before)])
+    assert text == "all_reduce: transfer 2 ms/step, was 1, 4 calls, was 4"
+
+
+def test_new_collective_has_nothing_to_compare_with():
+    assert moved([launch({}, all_reduce=GATHERS)], [launch({}, all_gather=GATHERS)]) == ""
+
+
+def test_regression_of_step_time_names_the_kernel_and_a_pass_does_not():
+    before, slow = ([*launches_near(p50, 3, kernels=kernels)] for p50, kernels in ((10.0, BEFORE), (12.0, NOW)))
+    baseline = make_baseline(launches=stored(*launches_near(10.0, 10, kernels=BEFORE)))
+    comparison = StoredComparison("case", baseline.config, baseline, {}, default_priors, 3)
+    row = comparison.judge(slow)["step_time_p50"]
+    assert row.outcome is Outcome.REGRESSION
+    assert "kernels per step: nvjet_tst_NTT +1.9 ms (32 calls, was 32), new triton" in str(row)
+    assert "kernels" not in str(comparison.judge(before)["step_time_p50"])
+    paired = PairedComparison("case", {}, default_priors, max_pairs=3)
+    assert "kernels per step: nvjet_tst_NTT +1.9 ms" in str(paired.judge(slow, before)["step_time_p50"])
