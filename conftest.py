@@ -6,8 +6,12 @@ import fcntl
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 pytest_plugins = ["pytester"]
+# An example may take long beside other work on the machine.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
