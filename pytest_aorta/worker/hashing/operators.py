@@ -37,8 +37,8 @@ _PACKAGE = str(Path(__file__).parents[2])
 _COLLECTIVE_NAMESPACES = ("c10d", "_c10d_functional")
 # Operators whose outputs hold whatever was in memory before.
 _UNINITIALIZED = ("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided")
-# Operators of this package, in the graph for hashes of modules.
-_OWN_NAMESPACE = "aorta"
+# The operator that hashes the boundaries of modules and returns a copy.
+_OBSERVE = "aorta::observe"
 # Operators that copy into a part of a new buffer and leave the rest as it was in memory.
 _PARTLY_WRITING = ("bucketing::_pre_bucket_all_gather",)
 # The sequence number of a node that accumulates a gradient is above this one.
@@ -226,7 +226,7 @@ def _local_parameters(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 def _is_untracked(func: Any) -> bool:
     """Return True for operators that change no bits, or that have random outputs."""
-    if func.namespace == _OWN_NAMESPACE or func._schema.name in _PARTLY_WRITING:
+    if func._schema.name in (_OBSERVE, *_PARTLY_WRITING):
         return True
     if torch.Tag.nondeterministic_seeded in func.tags:
         return True
