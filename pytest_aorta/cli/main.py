@@ -16,6 +16,7 @@ from pytest_aorta.cli import devices as devices_command
 from pytest_aorta.cli import report as report_command
 from pytest_aorta.cli import workloads as workloads_command
 from pytest_aorta.cli.baselines import command as baselines_command
+from pytest_aorta.cli.bisect import command as bisect_command
 from pytest_aorta.cli.doctor import command as doctor_command
 from pytest_aorta.cli.exit_codes import ExitCode
 from pytest_aorta.cli.run import command as run_command
@@ -78,6 +79,7 @@ COMMANDS = (
         run_command.add_arguments,
         AORTA_OPTIONS,
     ),
+    Command("bisect", "find the commit that changed a metric of a test", bisect_command.add_arguments),
     Command("workloads", "list workloads, or the config keys of one workload", workloads_command.add_arguments),
     Command("agent", "run this node's part of launches over several nodes", agent_command.add_arguments),
     Command("baselines", "list, show, compare and thin out stored baselines", baselines_command.add_arguments),

@@ -1,8 +1,8 @@
 """The search for the commit that changed a metric: which launch is next, and when the search ends.
 
 Commits are numbered from 1 to the bad one; commit 0 is the good one. First the two ends are compared in pairs, as an
-A/B compares them. A metric without noise is then searched by its bits, with one launch per probe. A metric with noise is
-searched by pairs of a commit and the good commit, until the posterior names a commit. No file, no clock, no launch.
+A/B compares them. A metric without noise is then searched by its bits, with one launch per probe. A metric with noise
+is searched by pairs of a commit and the good commit, until the posterior names a commit. No file, no clock, no launch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CONFIDENCE = 0.99
 # Pairs in which the ends are compared, and pairs of probes after them.
 MAX_END_PAIRS = 12
 MAX_PROBES = 100
-# A single disturbed launch must not decide, so the named commit and the one before have at least two pairs each.
+# A single disturbed launch must not decide, so the named commit and the one before have three further pairs each.
 MIN_PAIRS = 3
 # Pairs of the ends where bits are compared, so that bits which differ from launch to launch are noticed.
 MIN_END_PAIRS = 2
@@ -139,8 +139,9 @@ class CommitSearch:
 
     def add(self, probe: Probe) -> None:
         """Add the launches that :meth:`next` asked for; a commit whose launch can't be compared is skipped."""
+        is_of_ends = self._needs_ends
         self._probes.append(probe)
-        if self._needs_ends:
+        if is_of_ends:
             self._judge_ends()
         elif self._aim is not None and (reason := self._incomparable(self._aim, probe)):
             self.skip(probe.commit, reason)
@@ -251,7 +252,7 @@ class CommitSearch:
         return [probe for probe in self._probes if probe.commit not in self._skipped]
 
     def _pair(self, commit: int) -> NextLaunch:
-        return NextLaunch(commit, paired=True, candidate_first=len(self._probes) % 2 == 0)
+        return NextLaunch(commit, paired=True, candidate_first=len(self._probes) % 2 == 1)
 
     def _end(
         self, outcome: SearchOutcome, aim: Verdict, posterior: Posterior, best: Suspects | None, reason: str = ""

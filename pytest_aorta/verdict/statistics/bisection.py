@@ -171,7 +171,7 @@ def suspects(posterior: Posterior, skipped: Collection[int]) -> list[Suspects]:
     """
     testable = [number for number in range(1, len(posterior.first) + 1) if number not in skipped]
     return [
-        Suspects(tuple(range(begin + 1, end + 1)), math.fsum(posterior.first[begin:end]))
+        Suspects(tuple(range(begin + 1, end + 1)), min(1.0, math.fsum(posterior.first[begin:end])))
         for begin, end in pairwise([0, *testable])
     ]
 
