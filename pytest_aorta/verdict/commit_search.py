@@ -163,7 +163,18 @@ class CommitSearch:
     def _needs_ends(self) -> bool:
         if self._ends is None or self._ends.need_launches:
             return True
-        return len(self._probes) < MIN_END_PAIRS and any(map(_is_exact, _changed(self._ends)))
+        return len(self._probes) < MIN_END_PAIRS and any(map(_is_exact, self._changed()))
+
+    def _changed(self) -> list[Verdict]:
+        """Return the metrics that got worse or were lost between the ends, or else those that got better."""
+        assert self._ends is not None
+        worse = [row for row in self._ends.failing({Outcome.MISSING}) if self._is_at_an_end(row)]
+        return worse or [row for row in self._ends.rows if row.outcome is Outcome.IMPROVED]
+
+    def _is_at_an_end(self, row: Verdict) -> bool:
+        first = self._probes[0]
+        sides = [launch for launch in (first.candidate, first.reference) if launch is not None]
+        return any(METRICS[row.metric].measure(side) is not None for side in sides)
 
     def _judge_ends(self) -> None:
         references = [probe.reference for probe in self._probes if probe.reference is not None]
@@ -171,7 +182,7 @@ class CommitSearch:
         self._num_end_pairs = len(self._probes)
         self._ends = self._comparison.judge(candidates, references, self._ends.decided if self._ends else None)
         if not self._needs_ends:
-            self._aim = _chosen(_changed(self._ends))
+            self._aim = _chosen(self._changed())
 
     def _incomparable(self, aim: Verdict, probe: Probe) -> str | None:
         if not _is_exact(aim):
@@ -184,9 +195,12 @@ class CommitSearch:
         assert self._ends is not None
         rows, pairs = self._ends.rows, counted(len(self._probes), "pair")
         undecided = [row.metric for row in rows if row.outcome is Outcome.INCONCLUSIVE]
-        without_scale = [row.metric for row in _changed(self._ends)]
+        without_scale = [row.metric for row in self._changed()]
+        absent = [row.metric for row in rows if row.outcome is Outcome.MISSING]
         if undecided:
             reason = f"{', '.join(undecided)}: too noisy to distinguish the ends in {pairs}; measure more steps"
+        elif absent:
+            reason = f"{', '.join(absent)}: neither end has it"
         elif without_scale:
             reason = f"{', '.join(without_scale)}: differs between the ends, but has no scale to search on"
         elif all(row.outcome is Outcome.NOT_APPLICABLE for row in rows):
@@ -291,8 +305,7 @@ class CommitSearch:
             )
 
     def _other_metrics(self, aim: Verdict) -> list[str]:
-        assert self._ends is not None
-        others = [row.metric for row in _changed(self._ends) if row.metric != aim.metric]
+        others = [row.metric for row in self._changed() if row.metric != aim.metric]
         return [f"the ends also differ in {', '.join(others)}; search one of them with --metric"] if others else []
 
 
@@ -313,11 +326,6 @@ def _differences(metric: Metric, probes: Sequence[Probe]) -> dict[int, list[floa
         if (value := difference(metric, probe)) is not None:
             found[probe.commit].append(value)
     return dict(found)
-
-
-def _changed(ends: Verdicts) -> list[Verdict]:
-    """Return the metrics that got worse or were lost between the ends, or else those that got better."""
-    return ends.failing({Outcome.MISSING}) or [row for row in ends.rows if row.outcome is Outcome.IMPROVED]
 
 
 def _is_exact(row: Verdict) -> bool:

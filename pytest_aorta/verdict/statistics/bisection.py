@@ -36,8 +36,8 @@ _CHANGES, _NOISES = 81, 25
 _CHANGE_WIDTH, _NOISE_WIDTH = 6.0, 3.0
 # A probe of bits can be wrong only if the launch itself was; the logarithm of that probability.
 _LOG_BIT_ERROR = -50.0
-# Commits near one that does not start often do not start either, so probes keep a distance from it.
-_NEAR_SKIPPED = 0.25
+# Commits near one that does not start often do not start either, so the worth of a neighbor is less by this fraction.
+_NEAR_SKIPPED = 0.5
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Posterior:
     Attributes:
         first: Probability that commit 1, 2, ... is the first with the change.
         none: Probability that no commit has a change.
-        change: Mean of the change, on the scale of the differences; 0 where bits are compared.
+        change: Median of the change, on the scale of the differences; 0 where bits are compared.
         low, high: The central 95% of the change.
     """
 
@@ -112,8 +112,10 @@ def posterior_of_pairs(
     over_noise = np.logaddexp.reduce(np.logaddexp.reduce(np.stack(totals[:-1]), axis=0), axis=1)
     mass = np.exp(over_noise - over_noise.max())
     mass /= mass.sum()
-    low, high = (float(np.interp(edge, np.cumsum(mass), changes)) for edge in (0.025, 0.975))
-    return Posterior(first, none, float(mass @ changes), min(low, high), max(low, high))
+    half = (changes[-1] - changes[0]) / max(1, len(changes) - 1) / 2
+    edges, below = np.append(changes - half, changes[-1] + half), np.append(0.0, np.cumsum(mass))
+    low, middle, high = (float(np.interp(fraction, below, edges)) for fraction in (0.025, 0.5, 0.975))
+    return Posterior(first, none, middle, low, high)
 
 
 def _grid(
@@ -182,12 +184,13 @@ def next_commit(posterior: Posterior, skipped: Collection[int], allowed: Collect
     ``allowed`` limits the commits; None allows every commit that is not skipped.
     """
     numbers = range(1, len(posterior.first) + 1) if allowed is None else allowed
-    return min(
-        (number for number in numbers if number not in skipped), key=lambda number: _loss(posterior, skipped, number)
-    )
+    candidates = [number for number in numbers if number not in skipped]
+    return max(candidates, key=lambda number: _worth(posterior, skipped, number))
 
 
-def _loss(posterior: Posterior, skipped: Collection[int], number: int) -> float:
+def _worth(posterior: Posterior, skipped: Collection[int], number: int) -> float:
+    """Return 0.5 for a commit that halves the posterior, 0 for a commit that is certain; less near a skipped one."""
+    probability = posterior.has_change(number)
     distance = min((abs(number - other) for other in skipped), default=None)
-    penalty = 0.0 if distance is None else _NEAR_SKIPPED / 2 ** (distance - 1)
-    return abs(posterior.has_change(number) - 0.5) + penalty
+    factor = 1.0 if distance is None else 1 - _NEAR_SKIPPED / 2 ** (distance - 1)
+    return min(probability, 1 - probability) * factor
