@@ -16,7 +16,7 @@ from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.record import TestRecord
 from pytest_aorta.session.runner import WorkloadRunner, passed
-from pytest_aorta.session.search_log import SearchLog, Skip
+from pytest_aorta.session.search_log import SearchLog, Skip, give
 from pytest_aorta.session.spec import TestSpec
 from pytest_aorta.session.world import DistributedWorld, in_test
 from pytest_aorta.verdict.commit_search import (
@@ -99,21 +99,14 @@ class BisectionRunner(WorkloadRunner):
         environment = case_suffix(result.config.get(ENVIRONMENT_KEY, {}))
         case = f"{self._record.nodeid}::{label or result.workload}{environment}"
         log = self._bisection.log
-        events = log.events(case)
         search = CommitSearch(len(self._bisection.commits) - 1, self._comparison(case, result))
-        for event in events:
-            search.skip(event.commit, event.reason) if isinstance(event, Skip) else search.add(event)
         # The launch of the test itself is that of the good commit, and the other half of the first pair.
-        first = None if events else launch_facts(result)
+        first = None if log.replay(case, search) else launch_facts(result)
         while isinstance(step := search.next(), NextLaunch):
             event = self._probe(result, step, first)
             first = None
-            if isinstance(event, Skip):
-                search.skip(event.commit, event.reason)
-                log.add_skip(case, event)
-            else:
-                search.add(event)
-                log.add_probe(case, event)
+            give(search, event)
+            log.add(case, event)
         return self._ended(case, step)
 
     @in_test

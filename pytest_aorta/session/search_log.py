@@ -12,7 +12,8 @@ from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.files import UnreadableFile, parse_json, read_bytes, write_text
 from pytest_aorta.common.schema import violation
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.verdict.commit_search import Probe, ProbedCommit, SearchEnd, SearchOutcome
+from pytest_aorta.verdict.commit_search import CommitSearch, NextLaunch, Probe, ProbedCommit, SearchEnd, SearchOutcome
+from pytest_aorta.verdict.metrics import METRICS
 
 LOG_FILE = "log.jsonl"
 SCHEMA = "bisect_log.schema.json"
@@ -103,8 +104,8 @@ class SearchLog:
         if kinds[:1] != ["search"] or kinds.count("search") != 1:
             raise SpecError(f"{path}: the first line, and no other, has to describe the search; {_REMEDY}")
         log = cls(path, _request(entries[0]), entries)
-        for number, entry in enumerate(entries[1:], 2):
-            log._check_commit(entry, f"{path}, line {number}")
+        for number, entry in enumerate(entries, 1):
+            log._check_values(entry, f"{path}, line {number}")
         return log
 
     def events(self, case: str) -> list[Event]:
@@ -116,20 +117,35 @@ class SearchLog:
         """Return the probes and skipped commits of all comparisons, in order."""
         return [self._event(entry) for entry in self._entries if entry["kind"] in ("probe", "skip")]
 
+    def replay(self, case: str, search: CommitSearch) -> bool:
+        """Give a search the logged probes of its comparison; return True if there are any.
+
+        Raises:
+            SpecError: The search asks for other launches than those that were logged.
+        """
+        events = self.events(case)
+        for event in events:
+            step = search.next()
+            if isinstance(step, SearchEnd) or step.commit != event.commit or not _has_sides(event, step):
+                raise SpecError(
+                    f"{self.path}: the logged launch of {self.request.commits[event.commit][:12]} is not what the "
+                    f"search asks for; the test, the baselines or pytest-aorta have changed; {_REMEDY}"
+                )
+            give(search, event)
+        return bool(events)
+
     def ends(self) -> list[LoggedEnd]:
         """Return the end of the search of each comparison that has ended."""
         return [_end(entry) for entry in self._entries if entry["kind"] == "end"]
 
-    def add_probe(self, case: str, probe: Probe) -> None:
-        """Add a probe."""
-        reference = None if probe.reference is None else probe.reference.to_json()
-        launches = {"candidate": probe.candidate.to_json(), "reference": reference}
-        self._add({"kind": "probe", "case": case, "commit": self.request.commits[probe.commit], **launches})
-
-    def add_skip(self, case: str, skip: Skip) -> None:
-        """Add a commit that can't be probed."""
-        commit = self.request.commits[skip.commit]
-        self._add({"kind": "skip", "case": case, "commit": commit, "reason": skip.reason})
+    def add(self, case: str, event: Event) -> None:
+        """Add a probe, or a commit that can't be probed."""
+        entry = {"case": case, "commit": self.request.commits[event.commit]}
+        if isinstance(event, Skip):
+            self._add({"kind": "skip", **entry, "reason": event.reason})
+            return
+        reference = None if event.reference is None else event.reference.to_json()
+        self._add({"kind": "probe", **entry, "candidate": event.candidate.to_json(), "reference": reference})
 
     def add_end(self, case: str, end: SearchEnd) -> None:
         """Add the end of the search of a comparison."""
@@ -154,9 +170,27 @@ class SearchLog:
             None if reference is None else LaunchFacts.from_json(reference),
         )
 
-    def _check_commit(self, entry: dict[str, Any], where: str) -> None:
+    def _check_values(self, entry: dict[str, Any], where: str) -> None:
         if "commit" in entry and self._numbers.get(entry["commit"], 0) == 0:
             raise SpecError(f"{where}: $.commit: got {entry['commit']!r}, allowed is a commit of the search; {_REMEDY}")
+        named = [*entry.get("suspects", ()), *(row["commit"] for row in entry.get("probed", ()))]
+        if wrong := [number for number in named if number not in range(1, len(self._numbers))]:
+            most = len(self._numbers) - 1
+            raise SpecError(f"{where}: got {wrong[0]}, allowed is the number of a commit, 1 to {most}; {_REMEDY}")
+        if entry.get("metric") not in (None, "", *METRICS):
+            raise SpecError(f"{where}: $.metric: got {entry['metric']!r}, allowed is a metric; {_REMEDY}")
+
+
+def give(search: CommitSearch, event: Event) -> None:
+    """Give a search what it asked for."""
+    if isinstance(event, Skip):
+        search.skip(event.commit, event.reason)
+    else:
+        search.add(event)
+
+
+def _has_sides(event: Event, step: NextLaunch) -> bool:
+    return isinstance(event, Skip) or (event.reference is not None) is step.paired
 
 
 def _checked(line: str, where: str) -> dict[str, Any]:
