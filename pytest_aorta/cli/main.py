@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from pytest_aorta.cli import agent as agent_command
 from pytest_aorta.cli import devices as devices_command
+from pytest_aorta.cli import init as init_command
 from pytest_aorta.cli import report as report_command
 from pytest_aorta.cli import workloads as workloads_command
 from pytest_aorta.cli.baselines import command as baselines_command
@@ -73,6 +74,7 @@ def _print_completion(arguments: argparse.Namespace) -> int:
 
 
 COMMANDS = (
+    Command("init", "write a first test, settings of pytest and .gitignore", init_command.add_arguments),
     Command(
         "run",
         "launch a workload or a training script and keep each trial's result",
