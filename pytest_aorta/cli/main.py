@@ -111,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return ExitCode.USAGE if isinstance(error, UsageError | SpecError) else ExitCode.PROBLEM
     except KeyboardInterrupt as error:
         number = signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT
-        print(f"aorta: ended by {number.name}; finished trials are kept", file=sys.stderr)
+        print(f"aorta: ended by {number.name}; finished launches are kept", file=sys.stderr)
         return ExitCode.SIGNALED + number
     return code
 

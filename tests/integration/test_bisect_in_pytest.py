@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -163,18 +164,25 @@ def test_end_that_does_not_start_ends_the_search_with_its_reason(repository, bro
     assert not repository.events("end")
 
 
-def test_killed_search_goes_on_from_its_log_and_launches_no_probe_again(repository):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_killed_search_goes_on_from_its_log_and_launches_no_probe_again(repository, number):
     repository.project.write("test_toy.py", EXACT)
-    for number in range(17):
-        repository.commit(weight_hash=HASHES[number >= 11])
+    for place in range(17):
+        repository.commit(weight_hash=HASHES[place >= 11])
     repository.project.write("slow", "")
     command = [sys.executable, "-m", "pytest_aorta.cli", "bisect", repository.commits[0], "HEAD", "--", NODE]
     process = subprocess.Popen(command, cwd=repository.project.path, stdout=subprocess.DEVNULL)
     wait_until(lambda: count_probes(repository) >= 3)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 128 + signal.SIGTERM
+    if number == signal.SIGKILL:
+        # pytest alone is killed, which leaves its worktrees.
+        [child] = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(child), number)
+        assert process.wait(60) == 1
+    else:
+        process.send_signal(number)
+        assert process.wait(60) == 128 + number
+        repository.project.assert_no_worktree_left()
     before = repository.launched()
-    repository.project.assert_no_worktree_left()
     (repository.project.path / "slow").unlink()
     code, output = repository.bisect()
     assert code == 0, output
@@ -182,6 +190,7 @@ def test_killed_search_goes_on_from_its_log_and_launches_no_probe_again(reposito
     assert repository.launched()[: len(before)] == before
     # A commit is probed once, apart from the two pairs of the ends.
     assert len(set(repository.launched())) == len(repository.launched()) - 1
+    repository.project.assert_no_worktree_left()
 
 
 def test_ended_search_prints_its_result_again_without_a_launch(repository):

@@ -28,7 +28,7 @@ from pytest_aorta.verdict.metrics import METRICS, parse_tolerances
 PLUGIN = "pytest_aorta.plugin.bisecting"
 OUTPUT_FILE = "pytest.log"
 LAUNCHES_FOLDER = "launches"
-_POLL_S = 0.2
+_POLL_S = 0.5
 _END_S = 60.0
 _MAX_OUTPUT_LINES = 30
 
@@ -166,7 +166,7 @@ def _run_pytest(folder: Path, request: SearchRequest, commits: Sequence[Commit])
         AortaError: pytest has ended before the search.
     """
     log, launches = folder / LOG_FILE, folder / LAUNCHES_FOLDER
-    own = ["-p", PLUGIN, f"--aorta-bisect={log.absolute()}", f"--aorta-results={launches.absolute()}"]
+    own = ["-rs", "-p", PLUGIN, f"--aorta-bisect={log.absolute()}", f"--aorta-results={launches.absolute()}"]
     argv = [sys.executable, "-m", "pytest", *own, *request.pytest]
     shown = len(SearchLog.read(log).all_events())
     with (folder / OUTPUT_FILE).open("wb") as output, terminable():
@@ -175,9 +175,13 @@ def _run_pytest(folder: Path, request: SearchRequest, commits: Sequence[Commit])
             argv, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
         try:
+            changed_ns = log.stat().st_mtime_ns
             while process.poll() is None:
                 time.sleep(_POLL_S)
-                shown += _print_events(log, commits, shown)
+                # Reading the log only where it has changed leaves the processors to the ranks.
+                if (now_ns := log.stat().st_mtime_ns) != changed_ns:
+                    changed_ns = now_ns
+                    shown += _print_events(log, commits, shown)
         finally:
             _end(process)
     _print_events(log, commits, shown)

@@ -42,14 +42,13 @@ def commits_between(folder: Path, good: str, bad: str) -> list[Commit]:
     hashes = [_commit(folder, name, side) for name, side in ((good, "GOOD"), (bad, "BAD"))]
     if hashes[0] == hashes[1]:
         raise UsageError(f"GOOD and BAD are the same commit, {hashes[0][:12]}")
-    text = git(folder, "log", "--first-parent", "--reverse", f"--format={_FIELDS}", f"{hashes[0]}..{hashes[1]}")
-    line = [_parse(row) for row in text.splitlines()]
+    line = _log(folder, "--first-parent", "--reverse", f"{hashes[0]}..{hashes[1]}")
     if not line or line[0].parents[:1] != (hashes[0],):
         raise UsageError(
             f"GOOD ({good}) is not on the line of first parents of BAD ({bad}); "
             f"git log --first-parent {bad} lists the commits that can be GOOD"
         )
-    return [_parse(git(folder, "log", "-1", f"--format={_FIELDS}", hashes[0])), *line]
+    return [*_log(folder, "-1", hashes[0]), *line]
 
 
 def _commit(folder: Path, name: str, side: str) -> str:
@@ -61,6 +60,8 @@ def _commit(folder: Path, name: str, side: str) -> str:
         raise UsageError(f"{side}: {name!r} is not a commit of this repository: {error}") from None
 
 
-def _parse(row: str) -> Commit:
-    name, parents, subject = row.split("\0")
-    return Commit(name, tuple(parents.split()), subject)
+def _log(folder: Path, *arguments: str) -> list[Commit]:
+    # Not by splitlines, because a subject may contain what Python takes for the end of a line.
+    rows = git(folder, "log", "--no-show-signature", f"--format={_FIELDS}", *arguments).split("\n")
+    fields = (row.split("\0") for row in rows if row)
+    return [Commit(name, tuple(parents.split()), subject) for name, parents, subject in fields]
