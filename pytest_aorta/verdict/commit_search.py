@@ -247,7 +247,10 @@ class CommitSearch:
             return self._end(SearchOutcome.ABSENT, aim, posterior, None, reason)
         if best.probability >= CONFIDENCE:
             few = self._unconfirmed(metric, best)
-            return self._pair(few[0]) if few else self._end(SearchOutcome.FOUND, aim, posterior, best)
+            if not few:
+                return self._end(SearchOutcome.FOUND, aim, posterior, best)
+            if len(self._probes) < self._max_probes:
+                return self._pair(few[0])
         if len(self._probes) >= self._max_probes:
             reason = f"{counted(len(self._probes), 'pair')} did not decide; measure more steps in each launch"
             return self._end(SearchOutcome.UNDECIDED, aim, posterior, best, reason)
