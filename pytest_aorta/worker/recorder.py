@@ -146,8 +146,8 @@ class Recorder:
         times = self._timer.step_times_ms() if self._timer else []
         if self._timer is None or not times:
             raise RuntimeError(
-                "the script recorded no step: wrap each training step in `with recorder.step():`, and run more "
-                "steps than the warm-up has"
+                "the script recorded no step: wrap each training step in `with recorder.step():`, or let an optimizer "
+                "step after record_optimizer_steps(), and run more steps than the warm-up has"
             )
         environment: Mapping[str, str | int | float | bool | None] = environment_facts(self._device)
         result = RankResult(
