@@ -13,9 +13,11 @@ from typing import Any, NoReturn
 
 from pytest_aorta.cli import agent as agent_command
 from pytest_aorta.cli import devices as devices_command
+from pytest_aorta.cli import init as init_command
 from pytest_aorta.cli import report as report_command
 from pytest_aorta.cli import workloads as workloads_command
 from pytest_aorta.cli.baselines import command as baselines_command
+from pytest_aorta.cli.bisect import command as bisect_command
 from pytest_aorta.cli.doctor import command as doctor_command
 from pytest_aorta.cli.exit_codes import ExitCode
 from pytest_aorta.cli.run import command as run_command
@@ -72,12 +74,14 @@ def _print_completion(arguments: argparse.Namespace) -> int:
 
 
 COMMANDS = (
+    Command("init", "write a first test, settings of pytest and .gitignore", init_command.add_arguments),
     Command(
         "run",
         "launch a workload or a training script and keep each trial's result",
         run_command.add_arguments,
         AORTA_OPTIONS,
     ),
+    Command("bisect", "find the commit that changed a metric of a test", bisect_command.add_arguments),
     Command("workloads", "list workloads, or the config keys of one workload", workloads_command.add_arguments),
     Command("agent", "run this node's part of launches over several nodes", agent_command.add_arguments),
     Command("baselines", "list, show, compare and thin out stored baselines", baselines_command.add_arguments),
@@ -107,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return ExitCode.USAGE if isinstance(error, UsageError | SpecError) else ExitCode.PROBLEM
     except KeyboardInterrupt as error:
         number = signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT
-        print(f"aorta: ended by {number.name}; finished trials are kept", file=sys.stderr)
+        print(f"aorta: ended by {number.name}; finished launches are kept", file=sys.stderr)
         return ExitCode.SIGNALED + number
     return code
 

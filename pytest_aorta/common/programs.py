@@ -5,12 +5,15 @@ from __future__ import annotations
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from pytest_aorta.common.errors import SpecError
 
 
-def run_program(argv: Sequence[str], environ: Mapping[str, str], limit_s: float) -> tuple[int, str, str]:
-    """Return a program's exit code, output and error output.
+def run_program(
+    argv: Sequence[str], environ: Mapping[str, str], limit_s: float, *, cwd: Path | None = None
+) -> tuple[int, str, str]:
+    """Return the exit code, output and error output of a program that runs in ``cwd``, or else in the present folder.
 
     Raises:
         SpecError: The program can't be started, or takes longer than ``limit_s`` seconds.
@@ -21,6 +24,7 @@ def run_program(argv: Sequence[str], environ: Mapping[str, str], limit_s: float)
             ended = subprocess.run(
                 argv,
                 env=environ,
+                cwd=cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=error_output,

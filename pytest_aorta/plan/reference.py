@@ -197,18 +197,25 @@ class References:
             return EnvironmentReference(name, str(python), self._rootdir, _probe(str(python)))
         worktree = self._opened.enter_context(open_worktree(self._rootdir, name))
         try:
-            return _commit_reference(name, self._rootdir, worktree)
+            return commit_reference(name, self._rootdir, worktree)
         except BaseException:
             self._opened.close()
             raise
 
 
-def _commit_reference(name: str, rootdir: Path, worktree: Worktree) -> CommitReference:
+def commit_reference(name: str, rootdir: Path, worktree: Worktree) -> CommitReference:
+    """Return the A/B reference of a worktree.
+
+    Raises:
+        SpecError: pytest's root folder does not exist in the commit.
+    """
     root = worktree.tree / rootdir.resolve().relative_to(worktree.checkout)
     if not root.is_dir():
         raise SpecError(f"pytest's root folder does not exist there: {root.relative_to(worktree.tree)}")
     # Ranks run this very package, also where the repository contains a version of it.
-    (worktree.packages / PACKAGE_ROOT.name).symlink_to(PACKAGE_ROOT, target_is_directory=True)
+    link = worktree.packages / PACKAGE_ROOT.name
+    link.unlink(missing_ok=True)
+    link.symlink_to(PACKAGE_ROOT, target_is_directory=True)
     return CommitReference(name, sys.executable, root, worktree)
 
 

@@ -1,4 +1,4 @@
-"""Git worktrees: a commit checked out in a temporary folder, for the time of a session."""
+"""Git worktrees: a commit checked out in a folder of its own, for the time of a session or for later ones."""
 
 from __future__ import annotations
 
@@ -67,6 +67,26 @@ def open_worktree(folder: Path, ref: str) -> Iterator[Worktree]:
             yield worktree
         finally:
             _forget(checkout, worktree.tree)
+
+
+def keep_worktree(folder: Path, commit: str, own: Path, *, anew: bool) -> Worktree:
+    """Check out ``commit`` of the repository that contains ``folder`` below ``own``, where the worktree remains.
+
+    A worktree that is already there is used as it is, or with ``anew`` replaced.
+
+    Raises:
+        SpecError: Git, the repository or the commit does not exist; the message contains git's output.
+        OSError: A folder can't be written.
+    """
+    checkout = Path(git(folder, "rev-parse", "--show-toplevel"))
+    worktree = Worktree(checkout.resolve(), commit, own.resolve() / "tree", own.resolve() / "packages")
+    if anew or not worktree.tree.is_dir():
+        _forget(checkout, worktree.tree)
+        shutil.rmtree(own, ignore_errors=True)
+        worktree.packages.mkdir(parents=True)
+        git(checkout, "worktree", "prune")
+        git(checkout, "worktree", "add", "--detach", str(worktree.tree), commit, limit_s=CHECKOUT_S)
+    return worktree
 
 
 def git(folder: Path, *arguments: str, limit_s: float = GIT_S) -> str:

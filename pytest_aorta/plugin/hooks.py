@@ -186,9 +186,8 @@ def distributed_world(request: pytest.FixtureRequest) -> Iterator[DistributedWor
 @pytest.fixture
 def workload(request: pytest.FixtureRequest, distributed_world: DistributedWorld) -> WorkloadRunner:
     """Runs workloads on ``distributed_world`` and compares their results."""
-    from pytest_aorta.session.runner import WorkloadRunner
-
-    return WorkloadRunner(distributed_world, request.config.stash[RUN].options, *_state(request.node))
+    run = request.config.stash[RUN]
+    return run.session.runner(distributed_world, run.options, *_state(request.node))
 
 
 def _state(item: pytest.Item) -> tuple[TestSpec, TestRecord]:

@@ -54,7 +54,7 @@ class WorkloadRunner:
             WorkloadFailed: The workload's own checks found wrong values; the message locates them.
             SpecError, LaunchError, ResultError: As in :meth:`~pytest_aorta.session.world.DistributedWorld.launch`.
         """
-        return _passed(self._world.launch(name, **config))
+        return passed(self._world.launch(name, **config))
 
     @in_test
     def run_script(
@@ -68,7 +68,7 @@ class WorkloadRunner:
 
         ``environment`` contains environment variables of the ranks.
         """
-        return _passed(self._world.launch_script(script, tuple(map(str, args)), environment))
+        return passed(self._world.launch_script(script, tuple(map(str, args)), environment))
 
     @in_test
     def check(self, result: WorkloadResult, *, label: str | None = None) -> Verdicts:
@@ -179,7 +179,7 @@ class WorkloadRunner:
         spec = find_workload(given["workload"], self._options.workload_dirs)
         if steps is not None:
             config = {key: value for key, value in from_first_step(steps).items() if key in spec.properties} | config
-        return _passed(self._world.launch(spec.name, **config))
+        return passed(self._world.launch(spec.name, **config))
 
     def _judge_steps(
         self,
@@ -279,7 +279,7 @@ class WorkloadRunner:
             folders.append(str(folder))
 
     def _again(self, result: WorkloadResult, folders: list[str], *, reference: bool = False) -> LaunchFacts:
-        launched = _passed(self._world.again(result, reference=reference))
+        launched = passed(self._world.again(result, reference=reference))
         self._keep(folders, launched)
         return launch_facts(launched)
 
@@ -317,7 +317,12 @@ def _new_baseline(
     return Baseline(case, nodeid, result.platform, result.workload, config, stored)
 
 
-def _passed(result: WorkloadResult) -> WorkloadResult:
+def passed(result: WorkloadResult) -> WorkloadResult:
+    """Return the result of a workload whose own checks have passed.
+
+    Raises:
+        WorkloadFailed: The checks found wrong values.
+    """
     if not result.passed:
         raise WorkloadFailed(failed_checks_text(result))
     return result

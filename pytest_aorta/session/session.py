@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
+from typing import TypeAlias
 
 from pytest_aorta.launch.lease.world import LeasedWorld
 from pytest_aorta.launch.warm import ForkServers
@@ -15,8 +16,11 @@ from pytest_aorta.plan.options import Options
 from pytest_aorta.plan.reference import References
 from pytest_aorta.plan.world import Device, World
 from pytest_aorta.session.record import TestRecord
+from pytest_aorta.session.runner import WorkloadRunner
 from pytest_aorta.session.spec import TestSpec
 from pytest_aorta.session.world import DistributedWorld, Launcher
+
+MakeRunner: TypeAlias = Callable[[DistributedWorld, Options, TestSpec, TestRecord], WorkloadRunner]
 
 
 class Session:
@@ -24,9 +28,11 @@ class Session:
 
     Attributes:
         line: Shows the state of a running launch; None shows nothing.
+        runner: Makes the object of the ``workload`` fixture.
     """
 
     line: StateLine | None = None
+    runner: MakeRunner = WorkloadRunner
 
     def __init__(self, options: Options) -> None:
         self.options = options

@@ -58,6 +58,7 @@ class DistributedWorld:
         backend: the backend of the process group.
         platform: the platform's name, which is part of the key of baselines.
         timeout_s: time limit of one launch, in seconds.
+        base: the version that :meth:`launch` and :meth:`launch_script` run; None: the code under test.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class DistributedWorld:
         references: References,
         line: StateLine | None = None,
     ) -> None:
+        self.base: Reference | None = None
         self._line = line
         self._leased = leased
         self._references = references
@@ -105,7 +107,7 @@ class DistributedWorld:
             ResultError: The ranks left no valid result.
         """
         spec = find_workload(name, self._options.workload_dirs)
-        return self._launch(LaunchRequest(name, spec, resolve_config(spec, config), None, ()))
+        return self._launch(LaunchRequest(name, spec, resolve_config(spec, config), None, ()), self.base)
 
     @in_test
     def launch_script(
@@ -129,17 +131,17 @@ class DistributedWorld:
         if environment:
             check_environment(f"script {target!r}", environment)
             config[ENVIRONMENT_KEY] = dict(environment)
-        return self._launch(LaunchRequest(Path(script).name, None, config, target, args))
+        return self._launch(LaunchRequest(Path(script).name, None, config, target, args), self.base)
 
     @in_test
-    def again(self, result: WorkloadResult, *, reference: bool = False, **config: Any) -> WorkloadResult:
+    def again(self, result: WorkloadResult, *, reference: bool | Reference = False, **config: Any) -> WorkloadResult:
         """Repeat the launch that ``result`` came from, or launch its A/B reference, and return the new result.
 
         A result of the A/B reference is launched from the reference's version again.
 
         Args:
             result: a result of this world.
-            reference: whether to launch the A/B reference that ``--aorta-ab`` names.
+            reference: whether to launch the A/B reference that ``--aorta-ab`` names; or the reference itself.
             config: config keys to change.
 
         Raises:
@@ -157,7 +159,9 @@ class DistributedWorld:
             if request.spec is None:
                 raise SpecError(f"script {request.name!r} has no config keys; can't change {sorted(config)}")
             request = replace(request, config=resolve_config(request.spec, request.config | config))
-        return self._launch(request, self._references.open() if reference else record.reference)
+        if reference is True:
+            reference = self._references.open()
+        return self._launch(request, reference or record.reference)
 
     def config_keys(self, result: WorkloadResult) -> set[str]:
         """Return the config keys that :meth:`again` can change; none for a script or a result of another world."""

@@ -21,7 +21,7 @@ from pytest_aorta.worker.hashing.weights import (
 from pytest_aorta.worker.overlap.profile import capture_overlap, profiled
 from pytest_aorta.worker.overlap.spans import Handle, StreamSpans, Transfer
 from pytest_aorta.worker.rank_env import RankEnv
-from pytest_aorta.worker.recorder import Recorder, recorder
+from pytest_aorta.worker.recorder import Recorder, record_optimizer_steps, recorder
 from pytest_aorta.worker.telemetry import Telemetry
 from pytest_aorta.worker.timing.delay import Delay
 from pytest_aorta.worker.timing.measure import measure
@@ -53,6 +53,7 @@ __all__ = [
     "hash_shards",
     "measure",
     "profiled",
+    "record_optimizer_steps",
     "recorder",
 ]
 

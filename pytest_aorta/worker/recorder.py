@@ -6,6 +6,8 @@ Three lines are enough::
         ...
     recorder.loss(loss)                         # after it
     recorder.weights(model)                     # at the end
+
+A script that is not changed is recorded by ``record_optimizer_steps``, called before the script runs.
 """
 
 from __future__ import annotations
@@ -14,9 +16,11 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
+import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from pytest_aorta.common import variables
 from pytest_aorta.result.measurements import FailureDetail, RankResult, TensorHashes
@@ -142,8 +146,8 @@ class Recorder:
         times = self._timer.step_times_ms() if self._timer else []
         if self._timer is None or not times:
             raise RuntimeError(
-                "the script recorded no step: wrap each training step in `with recorder.step():`, and run more "
-                "steps than the warm-up has"
+                "the script recorded no step: wrap each training step in `with recorder.step():`, or let an optimizer "
+                "step after record_optimizer_steps(), and run more steps than the warm-up has"
             )
         environment: Mapping[str, str | int | float | bool | None] = environment_facts(self._device)
         result = RankResult(
@@ -176,3 +180,60 @@ def _own_device() -> torch.device:
 
 
 recorder = Recorder()
+
+
+def record_optimizer_steps(*, warmup: int = 3, hash_weights: bool = False) -> None:
+    """Record the steps of the script that runs next in this process; call it before the script makes its optimizer.
+
+    A step ends when the optimizer has stepped, so it includes loading its batch. The part before the optimizer's first
+    step and the part after its last are not recorded. If a script has several optimizers, the one that steps first
+    is followed.
+
+    Args:
+        warmup: Number of steps that are not recorded, after the optimizer's first one.
+        hash_weights: Whether to record the hash of the optimizer's parameters after the measured steps 1, 2, 4, 8 and
+            so on, outside of the times; collective. The script has to set its seeds.
+    """
+    register_optimizer_step_post_hook(Follower(recorder, warmup, hash_weights))
+
+
+class Follower:
+    """Records a step at each step of one optimizer; torch calls it after each step of any optimizer."""
+
+    def __init__(self, recorder: Recorder, warmup: int, hash_weights: bool) -> None:
+        self._recorder = recorder
+        self._warmup = warmup
+        self._hash_weights = hash_weights
+        self._followed: torch.optim.Optimizer | None = None
+        self._step: AbstractContextManager[None] | None = None
+        self._num_steps = 0
+        self._group: dist.ProcessGroup | None = None
+
+    def __call__(self, optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
+        """End a step and begin the next, if ``optimizer`` is the one that is followed."""
+        if self._followed is None:
+            self._followed = optimizer
+        if optimizer is not self._followed:
+            return
+        if self._step is None:
+            self._recorder.start(warmup=self._warmup)
+            # The destructor of gloo's group can deadlock, so a script that drops its last reference must not run it.
+            self._group = dist.group.WORLD if dist.is_initialized() else None
+        else:
+            self._step.__exit__(None, None, None)
+            self._num_steps += 1
+            self._record_hash(self._num_steps - self._warmup)
+        # Left open after the optimizer's last step, so that the end of the script is not measured.
+        self._step = self._recorder.step()
+        self._step.__enter__()
+
+    def _record_hash(self, measured: int) -> None:
+        # At powers of two, the cost stays small in a long run, and equal runs have hashes of the same steps.
+        if self._hash_weights and measured > 0 and measured.bit_count() == 1:
+            self._recorder.weight_hash(measured, hash_parameters(self._parameters()).hex)
+
+    def _parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        assert self._followed is not None
+        for number, group in enumerate(self._followed.param_groups):
+            for place, parameter in enumerate(group["params"]):
+                yield f"{number}.{place}", parameter

@@ -6,12 +6,14 @@ import re
 
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from pytest_aorta.plan.workload.adapter import AdapterError
 from pytest_aorta.worker import Recorder, hash_parameters
 from pytest_aorta.worker.from_logs import adapted_result
 from pytest_aorta.worker.hashing.finite import NotFinite
 from pytest_aorta.worker.lifecycle import refuse_non_finite
+from pytest_aorta.worker.recorder import Follower
 
 PATTERN = r"step (?P<step>\d+): (?P<step_time_ms>[\d.]+) ms, loss (?P<loss>\S+)"
 
@@ -161,3 +163,36 @@ def test_parameter_that_is_not_finite_names_the_rank_and_the_step(
     expected = "parameter weight of rank 2 has 1 of 6 elements that are NaN or infinite after measured step 2; "
     with pytest.raises(NotFinite, match=f"^{re.escape(expected)}"):
         recorder.weights(model)
+
+
+def follow(recorder: Recorder, steps: int, *, warmup: int, hash_weights: bool) -> torch.nn.Module:
+    """Train a model for some steps, beside a second optimizer; the first optimizer is followed."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 4)
+    optimizers = [torch.optim.SGD(part, lr=0.1) for part in ([model.weight], [model.bias])]
+    handle = register_optimizer_step_post_hook(Follower(recorder, warmup, hash_weights))
+    try:
+        for _ in range(steps):
+            model(torch.ones(1, 4)).square().mean().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+    finally:
+        handle.remove()
+    return model
+
+
+def test_each_step_of_the_first_optimizer_ends_a_step(recorder: Recorder) -> None:
+    follow(recorder, 10, warmup=2, hash_weights=False)
+    result = recorder.result()
+    # Without the first, which only starts the clock, and the two of the warm-up.
+    assert len(result.step_times_ms) == 7
+    assert result.weight_hashes == {}
+
+
+def test_weights_are_hashed_after_steps_that_are_powers_of_two(recorder: Recorder) -> None:
+    model = follow(recorder, 11, warmup=2, hash_weights=True)
+    hashes = recorder.result().weight_hashes
+    assert list(hashes) == ["1", "2", "4", "8"]
+    # After the eighth measured step no further one was made.
+    assert hashes["8"] == hash_parameters([("0.0", model.get_parameter("weight"))]).hex
+    assert len(set(hashes.values())) == 4

@@ -301,7 +301,7 @@ def test_signal_ends_the_launch_and_keeps_what_is_done(toy, capsys, number, code
     toy.before_launch = lambda: len(toy.plans) == 2 and os.kill(os.getpid(), number)
     assert run("--trials", "3") == code
     assert toy.trials() == ["trial_0.json"]
-    assert f"ended by {number.name}; finished trials are kept" in capsys.readouterr().err
+    assert f"ended by {number.name}; finished launches are kept" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGTERM) is before
 
 

@@ -1,0 +1,153 @@
+"""How often `aorta bisect` names the commit of a slowdown, and how many launches it takes, on recorded launches.
+
+Run: python -m benchmarks.verdict.bisection [--trials 100] [--seed 1] [--commits 64] [--percent 2] [--tolerance 1]
+Each trial draws a session block of H200s, and then every launch of the search from the launches recorded in that block,
+with replacement. The blocks are those of benchmarks/verdict/data and of the stored baselines. A launch of a commit with
+the change has its step times multiplied.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean, stdev
+from typing import TypeAlias
+
+import numpy as np
+
+from benchmarks.verdict.detection import UNCHANGED, load
+from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.verdict.baseline import read_baseline_file
+from pytest_aorta.verdict.commit_search import MAX_END_PAIRS, CommitSearch, NextLaunch, Probe, SearchEnd, SearchOutcome
+from pytest_aorta.verdict.comparison import PairedComparison
+from pytest_aorta.verdict.metrics import Origin, Tolerance
+from pytest_aorta.verdict.priors import blocks, platform_priors
+
+BASELINES = Path("baselines")
+METRIC = "step_time_p50"
+# Blocks of fewer launches can't stand for the noise of a machine.
+MIN_LAUNCHES = 3
+# Launches of one block differ by more than this in blocks that other jobs disturbed.
+DISTURBED = 0.01
+Pool: TypeAlias = list[LaunchFacts]
+
+
+def recorded_blocks() -> dict[str, Pool]:
+    """Return the unchanged launches of each block of benchmarks/verdict/data."""
+    template = next(iter(stored_blocks().values()))[0]
+    pools: dict[str, Pool] = defaultdict(list)
+    for launch in load("*h200-x4-*.json.gz"):
+        if launch.variant in UNCHANGED:
+            times = {**template.step_time_ms, "p50": float(np.quantile(launch.steps, 0.5))}
+            pools[launch.block].append(replace(template, step_time_ms=times, num_steps=len(launch.steps)))
+    return {name: pool for name, pool in pools.items() if len(pool) >= MIN_LAUNCHES}
+
+
+def stored_blocks() -> dict[str, Pool]:
+    """Return the launches of each block of the stored baselines of H200s."""
+    pools: dict[str, Pool] = defaultdict(list)
+    for path in sorted(BASELINES.glob("nvidia-h200-*/*.json")):
+        baseline = read_baseline_file(path)
+        launches = [stored.facts for stored in baseline.launches]
+        for launch, block in zip(launches, blocks(launches), strict=True):
+            pools[f"{baseline.platform} {baseline.test.rpartition('::')[2]} {block}"].append(launch)
+    return {name: pool for name, pool in pools.items() if len(pool) >= MIN_LAUNCHES}
+
+
+def deviation(pool: Pool) -> float:
+    """Return the standard deviation of the logs of the step times."""
+    return stdev(math.log(launch.step_time_ms["p50"]) for launch in pool)
+
+
+def slower(launch: LaunchFacts, percent: float) -> LaunchFacts:
+    """Return the launch with longer steps."""
+    times = {name: value * (1 + percent / 100) for name, value in launch.step_time_ms.items()}
+    return replace(launch, step_time_ms=times)
+
+
+@dataclass
+class Tally:
+    """Counts of trials by outcome, and launches of each."""
+
+    outcomes: Counter[str]
+    launches: list[int]
+
+    def row(self) -> str:
+        """Return cells of a table."""
+        most = np.quantile(self.launches, 0.95)
+        names = ("right", "wrong", SearchOutcome.ABSENT.value, SearchOutcome.UNDECIDED.value)
+        return " | ".join([*(str(self.outcomes[name]) for name in names), f"{mean(self.launches):.1f}", f"{most:.0f}"])
+
+
+def search(
+    pool: Pool, commits: int, planted: int | None, percent: float, tolerance: float, rng: np.random.Generator
+) -> tuple[str, int]:
+    """Return the outcome of one search, and its number of launches."""
+    priors = platform_priors(BASELINES, "nvidia-h200-x4-nccl", "cuda", "")
+    marked = {METRIC: Tolerance(tolerance / 100, origin=Origin.MARKER)}
+    comparison = PairedComparison("trial", marked, priors, [METRIC], MAX_END_PAIRS, "good")
+    searched, launches = CommitSearch(commits, comparison), 0
+
+    def launch(has_change: bool) -> LaunchFacts:
+        drawn = pool[int(rng.integers(len(pool)))]
+        return slower(drawn, percent) if has_change else drawn
+
+    while isinstance(step := searched.next(), NextLaunch):
+        changed = planted is not None and step.commit >= planted
+        searched.add(Probe(step.commit, launch(changed), launch(False)))
+        launches += 2
+    return _outcome(step, planted), launches
+
+
+def _outcome(end: SearchEnd, planted: int | None) -> str:
+    if end.outcome is not SearchOutcome.FOUND:
+        return end.outcome.value
+    return "right" if end.suspects == (planted,) else "wrong"
+
+
+def run(
+    pools: Mapping[str, Pool],
+    trials: int,
+    plant: Callable[[], int | None],
+    arguments: argparse.Namespace,
+    rng: np.random.Generator,
+) -> Tally:
+    """Search ``trials`` times, each time in a block that is drawn."""
+    names: Sequence[str] = sorted(pools)
+    tally = Tally(Counter(), [])
+    for _ in range(trials):
+        pool = pools[names[int(rng.integers(len(names)))]]
+        outcome, launches = search(pool, arguments.commits, plant(), arguments.percent, arguments.tolerance, rng)
+        tally.outcomes[outcome] += 1
+        tally.launches.append(launches)
+    return tally
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--trials", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--commits", type=int, default=64)
+    parser.add_argument("--percent", type=float, default=2.0)
+    parser.add_argument("--tolerance", type=float, default=1.0)
+    arguments = parser.parse_args()
+    rng = np.random.default_rng(arguments.seed)
+    everything = {**recorded_blocks(), **stored_blocks()}
+    stable = {name: pool for name, pool in everything.items() if deviation(pool) <= DISTURBED}
+    disturbed = {name: pool for name, pool in everything.items() if name not in stable}
+    print("| blocks | planted | right | wrong | ends do not differ | undecided | launches, mean | 95% |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for text, pools in ((f"{len(stable)} stable", stable), (f"{len(disturbed)} disturbed", disturbed)):
+        planted = run(pools, arguments.trials, lambda: int(rng.integers(1, arguments.commits + 1)), arguments, rng)
+        print(f"| {text} | +{arguments.percent:g}% | {planted.row()} |")
+        unchanged = run(pools, arguments.trials, lambda: None, arguments, rng)
+        print(f"| {text} | nothing | {unchanged.row()} |")
+
+
+if __name__ == "__main__":
+    main()

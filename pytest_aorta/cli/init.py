@@ -1,0 +1,186 @@
+"""``aorta init``: writes a test, pytest's settings and ``.gitignore``, so that a script can be tested at once."""
+
+from __future__ import annotations
+
+import argparse
+import configparser
+import re
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_aorta.cli.exit_codes import ExitCode
+from pytest_aorta.common.errors import AortaError, UsageError
+from pytest_aorta.common.text import emit
+
+# Folders that runs write to; baselines are committed.
+_IGNORED = ("results/",)
+_INI = """\
+[pytest]
+# Ranks are forked from a process that has torch imported, which saves seconds in each launch.
+aorta_launcher = forkserver
+# Plan, logs and result of each launch.
+aorta_results = results
+"""
+_BUILT_IN_TEST = '''\
+"""Trains a small Llama under FSDP2 and compares it with the baseline."""
+
+import pytest
+
+
+@pytest.mark.world(size=2)
+def test_training(workload):
+    result = workload.run("llama_fsdp2", size="debug", steps=10)
+    workload.check(result)
+'''
+_SCRIPT_TEST = '''\
+"""Runs {script} and compares it with the baseline."""
+
+import pytest
+
+
+@pytest.mark.world(size=2)
+@pytest.mark.tolerance(step_time_p50="5%")
+def test_{name}(workload):
+    result = workload.run_script({measured!r}{arguments})
+    workload.check(result)
+'''
+_MEASURED = '''\
+"""Runs {script} unchanged and records its steps, from one step of the optimizer to the next."""
+
+import runpy
+import sys
+from pathlib import Path
+
+from pytest_aorta.worker import record_optimizer_steps
+
+SCRIPT = Path(__file__).with_name({file!r})
+
+record_optimizer_steps(warmup=3, hash_weights={hash_weights})
+sys.argv[0] = str(SCRIPT)
+runpy.run_path(str(SCRIPT), run_name="__main__")
+'''
+# Weights are reproducible only in a script that asks for both.
+_DETERMINISTIC = (r"\bmanual_seed\(", r"\buse_deterministic_algorithms\(")
+_USES_RECORDER = r"\brecorder\.step\("
+
+
+@dataclass(frozen=True)
+class _NewFile:
+    path: Path
+    text: str
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the subcommand."""
+    parser.usage = "aorta init [SCRIPT] [-- ARG ...]"
+    parser.add_argument("script", nargs="?", metavar="SCRIPT", type=Path, help="training script (.py) to test")
+    parser.add_argument("args", nargs="*", metavar="ARG", help="arguments of the script in the test, after --")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write what is not there yet, and print what was written.
+
+    Raises:
+        UsageError: The script does not exist in this folder.
+        AortaError: A file can't be written.
+    """
+    root = Path.cwd()
+    settings = _settings_of_pytest(root)
+    files = _files(root, arguments.script, arguments.args)
+    emit(_written(root, file) for file in files)
+    emit([_write_settings(root, settings), *_write_ignored(root)])
+    emit(["next: record the baseline with pytest --update-baselines, and commit baselines/"])
+    return ExitCode.OK
+
+
+def _files(root: Path, script: Path | None, args: Sequence[str]) -> list[_NewFile]:
+    if script is None:
+        return [_NewFile(_test_folder(root) / "test_training.py", _BUILT_IN_TEST)]
+    path = (root / script).resolve()
+    if path.suffix != ".py" or not path.is_file() or not path.is_relative_to(root.resolve()):
+        raise UsageError(f"got {str(script)!r}, allowed is a file ending in .py in this folder or below it")
+    source = path.read_text(encoding="utf-8", errors="replace")
+    relative = path.relative_to(root.resolve())
+    measured, files = relative, []
+    if not re.search(_USES_RECORDER, source):
+        measured = relative.with_name(f"{relative.stem}_measured.py")
+        hashes = all(re.search(pattern, source) for pattern in _DETERMINISTIC)
+        text = _MEASURED.format(script=relative, file=relative.name, hash_weights=hashes)
+        files = [_NewFile(root / measured, text)]
+    name = re.sub(r"\W", "_", relative.stem)
+    arguments = f", {list(args)!r}" if args else ""
+    text = _SCRIPT_TEST.format(script=relative, name=name, measured=str(measured), arguments=arguments)
+    return [*files, _NewFile(_test_folder(root) / f"test_{name}.py", text)]
+
+
+def _test_folder(root: Path) -> Path:
+    return root / "tests" if (root / "tests").is_dir() else root
+
+
+def _written(root: Path, file: _NewFile) -> str:
+    """Write a file that does not exist, and return a line about it."""
+    name = file.path.relative_to(root)
+    try:
+        with file.path.open("x", encoding="utf-8") as new:
+            new.write(file.text)
+    except FileExistsError:
+        return f"kept {name}, which exists"
+    except OSError as error:
+        raise AortaError(f"{name}: can't be written: {error.strerror or error}") from None
+    return f"wrote {name}"
+
+
+def _ini_file(root: Path) -> list[_NewFile]:
+    return [] if _settings_of_pytest(root) else [_NewFile(root / "pytest.ini", _INI)]
+
+
+def _settings_of_pytest(root: Path) -> Path | None:
+    """Return the file of this folder in which pytest finds its settings, or None."""
+    sections = {"pytest.ini": None, ".pytest.ini": None, "tox.ini": "pytest", "setup.cfg": "tool:pytest"}
+    for name, section in sections.items():
+        if (root / name).is_file() and (section is None or _has_section(root / name, section)):
+            return root / name
+    project = root / "pyproject.toml"
+    return project if project.is_file() and _has_tool(project) else None
+
+
+def _has_section(path: Path, section: str) -> bool:
+    parser = configparser.ConfigParser(interpolation=None, strict=False)
+    try:
+        parser.read_string(path.read_text(encoding="utf-8"))
+    except (configparser.Error, UnicodeDecodeError) as error:
+        raise AortaError(f"{path.name}: can't be read: {error}") from None
+    return parser.has_section(section)
+
+
+def _has_tool(path: Path) -> bool:
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise AortaError(f"{path.name}: can't be read: {error}") from None
+    return "pytest" in document.get("tool", {})
+
+
+def _write_settings(root: Path, found: Path | None) -> str:
+    if found is None:
+        return _written(root, _NewFile(root / "pytest.ini", _INI))
+    return f"kept {found.name}, which has settings of pytest; aorta_launcher = forkserver there starts ranks faster"
+
+
+def _write_ignored(root: Path) -> list[str]:
+    """Add the folders that runs write to ``.gitignore``, after the lines that are there."""
+    path = root / ".gitignore"
+    try:
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        missing = [name for name in _IGNORED if name not in text.splitlines()]
+        if not missing:
+            return ["kept .gitignore, which has results/"]
+        begin = "" if not text or text.endswith("\n") else "\n"
+        with path.open("a", encoding="utf-8") as file:
+            file.write(begin + "".join(f"{name}\n" for name in missing))
+    except (OSError, UnicodeDecodeError) as error:
+        raise AortaError(f".gitignore: can't be written: {error}") from None
+    return [f"{'added to' if text else 'wrote'} .gitignore: {', '.join(missing)}"]

@@ -1,0 +1,71 @@
+"""A plugin of the pytest run that ``aorta bisect`` starts; it makes the one selected test a search for a commit.
+
+It is loaded by name (``-p pytest_aorta.plugin.bisecting``), so other runs of pytest do not have its option.
+"""
+
+from __future__ import annotations
+
+import functools
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pytest_aorta.common.errors import AortaError
+from pytest_aorta.common.files import locked
+from pytest_aorta.plugin.hooks import RUN, SPEC
+from pytest_aorta.session.bisection import Bisection, BisectionRunner
+from pytest_aorta.session.search_log import SearchLog
+from pytest_aorta.session.spec import TestSpec
+from pytest_aorta.verdict.metrics import parse_tolerances
+
+BISECTION = pytest.StashKey[Bisection]()
+LOCK_FILE = "pytest.lock"
+_OPTION = "--aorta-bisect"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare the option that names the log of the search, when the plugin is loaded."""
+    parser.addoption(_OPTION, type=Path, metavar="FILE", required=True, help="log of the search, which is continued")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Read the log and let the session's tests search, after the main plugin has set up its run."""
+    config = session.config
+    run = config.stash[RUN]
+    refused = {"-n": config.getoption("numprocesses", None), "--update-baselines": run.options.update_baselines}
+    if given := [flag for flag, value in refused.items() if value]:
+        raise pytest.UsageError(f"aorta bisect: {given[0]} can't be used in a search; give -n0 or leave it out")
+    path: Path = config.getoption(_OPTION)
+    held = ExitStack()
+    try:
+        # Also held here, since this process outlives a killed `aorta bisect`.
+        held.enter_context(locked(path.with_name(LOCK_FILE), limit_s=0.0))
+        bisection = Bisection(SearchLog.read(path), config.rootpath)
+    except TimeoutError:
+        raise pytest.UsageError(f"aorta bisect: another process is at work on {path}") from None
+    except (AortaError, OSError) as error:
+        held.close()
+        raise pytest.UsageError(str(error)) from None
+    config.add_cleanup(held.close)
+    config.stash[BISECTION] = bisection
+    run.session.runner = functools.partial(BisectionRunner, bisection)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Check that a single test is selected and give it the tolerances of the search, after collection."""
+    if len(items) != 1:
+        raise pytest.UsageError(f"aorta bisect: one test has to be selected, and these arguments select {len(items)}")
+    request = config.stash[BISECTION].log.request
+    spec = items[0].stash.get(SPEC, TestSpec())
+    tolerances = {**spec.tolerances, **parse_tolerances(request.tolerances, "--tolerance")}
+    items[0].stash[SPEC] = replace(spec, tolerances=tolerances)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove the worktrees of the search, before pytest ends."""
+    if BISECTION in config.stash:
+        config.stash[BISECTION].close()

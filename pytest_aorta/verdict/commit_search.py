@@ -1,0 +1,380 @@
+"""The search for the commit that changed a metric: which launch is next, and when the search ends.
+
+Commits are numbered from 1 to the bad one; commit 0 is the good one. First the two ends are compared in pairs, as an
+A/B compares them. A metric without noise is then searched by its bits, with one launch per probe. A metric with noise
+is searched by pairs of a commit and the good commit, until the posterior names a commit. No file, no clock, no launch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from statistics import mean, variance
+
+from pytest_aorta.common.text import counted
+from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.verdict.comparison import PairedComparison
+from pytest_aorta.verdict.metrics import METRICS, Metric
+from pytest_aorta.verdict.priors import transformed_values
+from pytest_aorta.verdict.statistics.bisection import (
+    Posterior,
+    Suspects,
+    next_commit,
+    posterior_of_bits,
+    posterior_of_pairs,
+    suspects,
+)
+from pytest_aorta.verdict.statistics.decision import Outcome, quantile_t
+from pytest_aorta.verdict.verdicts import Verdict, Verdicts
+
+# Probability at which a commit is named.
+CONFIDENCE = 0.99
+# Pairs in which the ends are compared, and pairs of probes after them.
+MAX_END_PAIRS = 12
+MAX_PROBES = 100
+# A single disturbed launch must not decide, so the named commit and the one before have three further pairs each.
+MIN_PAIRS = 3
+# Pairs of the ends where bits are compared, so that bits which differ from launch to launch are noticed.
+MIN_END_PAIRS = 2
+# Probability of the note that a commit has a part of the change, where it has none or the whole.
+_PART_RATE = 1e-3
+
+
+class SearchOutcome(StrEnum):
+    """The outcome of a search."""
+
+    FOUND = "found"
+    ABSENT = "absent"
+    """The ends do not differ."""
+    UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A launch of a commit, in a pair with a launch of the good commit unless only bits are compared."""
+
+    commit: int
+    candidate: LaunchFacts
+    reference: LaunchFacts | None
+
+
+@dataclass(frozen=True)
+class NextLaunch:
+    """The launch to make next.
+
+    Attributes:
+        commit: Number of the commit to launch.
+        paired: Whether the good commit is launched too.
+        candidate_first: Whether the commit is launched before the good one. The order alternates, so that a drift of
+            the machine affects both sides equally.
+    """
+
+    commit: int
+    paired: bool
+    candidate_first: bool
+
+
+@dataclass(frozen=True)
+class ProbedCommit:
+    """A row of the table of probes.
+
+    Attributes:
+        launches: Number of launches of the commit.
+        change: Mean change against the good commit; None where bits are compared.
+        probability: Probability that the commit has the change.
+        detail: Why the commit was skipped, or a remark; else empty.
+    """
+
+    commit: int
+    launches: int
+    change: float | None
+    probability: float
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class SearchEnd:
+    """The end of a search.
+
+    Attributes:
+        reason: Explanation of an outcome other than *found*.
+        suspects: The commits of which one brought the change in; empty if the outcome is *absent*.
+        probability: Probability that the first commit with the change is one of ``suspects``.
+        metric: The metric that was searched; empty if the ends do not differ.
+        change, low, high: The change of the metric with its 95% interval; None where bits are compared.
+        probed: Every commit that was launched or skipped, in order.
+        verdicts: The comparison of the ends.
+        notes: Remarks.
+    """
+
+    outcome: SearchOutcome
+    reason: str = ""
+    suspects: tuple[int, ...] = ()
+    probability: float = 0.0
+    metric: str = ""
+    change: float | None = None
+    low: float | None = None
+    high: float | None = None
+    probed: tuple[ProbedCommit, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class CommitSearch:
+    """A search of one comparison of a test. The same launches in the same order always lead to the same end."""
+
+    def __init__(self, num_commits: int, comparison: PairedComparison, *, max_probes: int = MAX_PROBES) -> None:
+        """Search commits 1 to ``num_commits`` for a change that ``comparison`` finds between commit 0 and the last."""
+        self._count = num_commits
+        self._comparison = comparison
+        self._max_probes = max_probes
+        self._skipped: dict[int, str] = {}
+        self._probes: list[Probe] = []
+        self._ends: Verdicts | None = None
+        self._aim: Verdict | None = None
+        self._num_end_pairs = 0
+
+    def add(self, probe: Probe) -> None:
+        """Add the launches that :meth:`next` asked for; a commit whose launch can't be compared is skipped."""
+        is_of_ends = self._needs_ends
+        self._probes.append(probe)
+        if is_of_ends:
+            self._judge_ends()
+        elif self._aim is not None and (reason := self._incomparable(self._aim, probe)):
+            self.skip(probe.commit, reason)
+
+    def skip(self, commit: int, reason: str) -> None:
+        """Leave out a commit that does not start. The bad commit can't be left out."""
+        if commit != self._count:
+            self._skipped[commit] = reason
+
+    def next(self) -> NextLaunch | SearchEnd:
+        """Return the next launch, or the end of the search."""
+        if self._needs_ends:
+            return self._pair(self._count)
+        if self._aim is None:
+            return self._without_aim()
+        return self._next_of_bits(self._aim) if _is_exact(self._aim) else self._next_of_pairs(self._aim)
+
+    @property
+    def _needs_ends(self) -> bool:
+        if self._ends is None or self._ends.need_launches:
+            return True
+        return len(self._probes) < MIN_END_PAIRS and any(map(_is_exact, self._changed()))
+
+    def _changed(self) -> list[Verdict]:
+        """Return the metrics that got worse or were lost between the ends, or else those that got better."""
+        assert self._ends is not None
+        worse = [row for row in self._ends.failing({Outcome.MISSING}) if self._is_at_an_end(row)]
+        return worse or [row for row in self._ends.rows if row.outcome is Outcome.IMPROVED]
+
+    def _is_at_an_end(self, row: Verdict) -> bool:
+        first = self._probes[0]
+        sides = [launch for launch in (first.candidate, first.reference) if launch is not None]
+        return any(METRICS[row.metric].measure(side) is not None for side in sides)
+
+    def _judge_ends(self) -> None:
+        references = [probe.reference for probe in self._probes if probe.reference is not None]
+        candidates = [probe.candidate for probe in self._probes]
+        self._num_end_pairs = len(self._probes)
+        self._ends = self._comparison.judge(candidates, references, self._ends.decided if self._ends else None)
+        if not self._needs_ends:
+            self._aim = _chosen(self._changed())
+
+    def _incomparable(self, aim: Verdict, probe: Probe) -> str | None:
+        if not _is_exact(aim):
+            return None if difference(METRICS[aim.metric], probe) is not None else f"has no {aim.metric}"
+        row = self._row_of_bits(aim, probe)
+        is_comparable = row is None or row.outcome in (Outcome.PASS, Outcome.REGRESSION, Outcome.MISSING)
+        return None if is_comparable else f"{aim.metric} can't be compared: {row and row.detail}"
+
+    def _without_aim(self) -> SearchEnd:
+        assert self._ends is not None
+        rows, pairs = self._ends.rows, counted(len(self._probes), "pair")
+        undecided = [row.metric for row in rows if row.outcome is Outcome.INCONCLUSIVE]
+        without_scale = [row.metric for row in self._changed()]
+        absent = [row.metric for row in rows if row.outcome is Outcome.MISSING]
+        if undecided:
+            reason = f"{', '.join(undecided)}: too noisy to distinguish the ends in {pairs}; measure more steps"
+        elif absent:
+            reason = f"{', '.join(absent)}: neither end has it"
+        elif without_scale:
+            reason = f"{', '.join(without_scale)}: differs between the ends, but has no scale to search on"
+        elif all(row.outcome is Outcome.NOT_APPLICABLE for row in rows):
+            reason = "no metric of the ends can be compared"
+        else:
+            return SearchEnd(SearchOutcome.ABSENT, f"the ends do not differ ({pairs})", verdicts=rows)
+        return SearchEnd(SearchOutcome.UNDECIDED, reason, verdicts=rows)
+
+    def _next_of_bits(self, aim: Verdict) -> NextLaunch | SearchEnd:
+        found: dict[int, set[bool]] = defaultdict(set)
+        for probe in self._usable():
+            row = self._row_of_bits(aim, probe)
+            found[probe.commit].add(row is not None and row.outcome is not Outcome.PASS)
+        goods = {METRICS[aim.metric].measure(probe.reference) for probe in self._probes if probe.reference is not None}
+        if found[self._count] != {True} or len(goods) > 1:
+            reason = f"{aim.metric} differs between launches of one commit; run the test in its deterministic mode"
+            return self._end(SearchOutcome.UNDECIDED, aim, posterior_of_bits(self._count, {}), None, reason)
+        changed = {commit: True in values for commit, values in found.items()}
+        posterior = posterior_of_bits(self._count, changed)
+        best = _likeliest(posterior, self._skipped)
+        if best.probability >= CONFIDENCE:
+            return self._end(SearchOutcome.FOUND, aim, posterior, best)
+        begin = max((commit for commit, has_it in changed.items() if not has_it), default=0)
+        end = min(commit for commit, has_it in changed.items() if has_it)
+        commit = next_commit(posterior, self._skipped, range(begin + 1, end))
+        return NextLaunch(commit, paired=False, candidate_first=True)
+
+    def _row_of_bits(self, aim: Verdict, probe: Probe) -> Verdict | None:
+        """Return the verdict of a launch against the good commit; None if both lack the metric."""
+        reference = probe.reference or self._probes[0].reference
+        assert reference is not None
+        rows = self._comparison.judge([probe.candidate], [reference]).rows
+        return next((row for row in rows if row.metric == aim.metric), None)
+
+    def _next_of_pairs(self, aim: Verdict) -> NextLaunch | SearchEnd:
+        metric = METRICS[aim.metric]
+        differences = _differences(metric, self._usable())
+        posterior = posterior_of_pairs(
+            self._count, differences, self._comparison.variance(metric).within, _least_change(metric, aim)
+        )
+        best = _likeliest(posterior, self._skipped)
+        if posterior.none >= CONFIDENCE:
+            reason = f"the ends do not differ: further pairs of the bad commit have no change of {aim.metric}"
+            return self._end(SearchOutcome.ABSENT, aim, posterior, None, reason)
+        if best.probability >= CONFIDENCE:
+            few = self._unconfirmed(metric, best)
+            if not few:
+                return self._end(SearchOutcome.FOUND, aim, posterior, best)
+            if len(self._probes) < self._max_probes:
+                return self._pair(few[0])
+        if len(self._probes) >= self._max_probes:
+            reason = f"{counted(len(self._probes), 'pair')} did not decide; measure more steps in each launch"
+            return self._end(SearchOutcome.UNDECIDED, aim, posterior, best, reason)
+        return self._pair(next_commit(posterior, self._skipped))
+
+    def _unconfirmed(self, metric: Metric, best: Suspects) -> list[int]:
+        """Return the commits beside the change that have too few pairs.
+
+        The pairs of the ends do not count: they were repeated until they showed a change, so they exaggerate it.
+        """
+        fresh = _differences(metric, self._usable()[self._num_end_pairs :])
+        beside = [best.commits[-1], *([best.commits[0] - 1] if best.commits[0] > 1 else [])]
+        return [commit for commit in beside if len(fresh.get(commit, ())) < MIN_PAIRS]
+
+    def _usable(self) -> list[Probe]:
+        return [probe for probe in self._probes if probe.commit not in self._skipped]
+
+    def _pair(self, commit: int) -> NextLaunch:
+        return NextLaunch(commit, paired=True, candidate_first=len(self._probes) % 2 == 1)
+
+    def _end(
+        self, outcome: SearchOutcome, aim: Verdict, posterior: Posterior, best: Suspects | None, reason: str = ""
+    ) -> SearchEnd:
+        metric = METRICS[aim.metric]
+        differences = {} if _is_exact(aim) else _differences(metric, self._usable())
+        end = SearchEnd(
+            outcome,
+            reason,
+            metric=aim.metric,
+            probed=tuple(self._table(metric, posterior, differences)),
+            verdicts=() if self._ends is None else self._ends.rows,
+            notes=tuple(self._other_metrics(aim)),
+        )
+        if best is None:
+            return end
+        end = replace(end, suspects=best.commits, probability=best.probability)
+        if _is_exact(aim):
+            return end
+        low, high = sorted(_shown_change(metric, edge) for edge in (posterior.low, posterior.high))
+        return replace(end, change=_shown_change(metric, posterior.change), low=low, high=high)
+
+    def _table(
+        self, metric: Metric, posterior: Posterior, differences: Mapping[int, Sequence[float]]
+    ) -> Iterator[ProbedCommit]:
+        launches = Counter(probe.commit for probe in self._probes)
+        details = _parts(differences, posterior.change) | self._skipped
+        for commit in sorted(launches.keys() | self._skipped.keys()):
+            values = differences.get(commit)
+            yield ProbedCommit(
+                commit,
+                launches[commit],
+                _shown_change(metric, mean(values)) if values else None,
+                posterior.has_change(commit),
+                details.get(commit, ""),
+            )
+
+    def _other_metrics(self, aim: Verdict) -> list[str]:
+        others = [row.metric for row in self._changed() if row.metric != aim.metric]
+        return [f"the ends also differ in {', '.join(others)}; search one of them with --metric"] if others else []
+
+
+def difference(metric: Metric, probe: Probe) -> float | None:
+    """Return by how much a probe's metric is worse than that of the good commit, as a difference of transformed values.
+
+    None if a launch has no such value.
+    """
+    if probe.reference is None:
+        return None
+    here, there = transformed_values(metric, [probe.candidate, probe.reference], [probe.reference])
+    return None if here is None or there is None else metric.worse * (here - there)
+
+
+def _differences(metric: Metric, probes: Sequence[Probe]) -> dict[int, list[float]]:
+    found: dict[int, list[float]] = defaultdict(list)
+    for probe in probes:
+        if (value := difference(metric, probe)) is not None:
+            found[probe.commit].append(value)
+    return dict(found)
+
+
+def _is_exact(row: Verdict) -> bool:
+    return row.outcome is Outcome.MISSING or row.tolerance.is_exact or isinstance(row.value, str)
+
+
+def _chosen(rows: Sequence[Verdict]) -> Verdict | None:
+    """Return the metric to search: one without noise if there is one, else that whose change is clearest."""
+    if exact := [row for row in rows if _is_exact(row)]:
+        return exact[0]
+    return max((row for row in rows if row.delta is not None), key=_clearness, default=None)
+
+
+def _clearness(row: Verdict) -> float:
+    if row.delta is None or row.low is None or row.high is None:
+        return 0.0
+    return abs(row.delta) / max(row.high - row.low, 1e-12)
+
+
+def _least_change(metric: Metric, aim: Verdict) -> float:
+    least = metric.scale.difference(aim.tolerance.value or 0.0) / 2
+    return -least if aim.outcome is Outcome.IMPROVED else least
+
+
+def _likeliest(posterior: Posterior, skipped: Collection[int]) -> Suspects:
+    return max(suspects(posterior, skipped), key=lambda group: group.probability)
+
+
+def _shown_change(metric: Metric, worse_by: float) -> float:
+    return metric.scale.change(metric.worse * worse_by)
+
+
+def _parts(differences: Mapping[int, Sequence[float]], change: float) -> dict[int, str]:
+    """Return a remark for each commit that certainly has only a part of the change.
+
+    The search assumes that a single commit changed the metric.
+    """
+    several = {commit: values for commit, values in differences.items() if len(values) >= MIN_PAIRS}
+    df = sum(len(values) - 1 for values in several.values())
+    if df == 0 or change == 0:
+        return {}
+    pooled = math.fsum(variance(values) * (len(values) - 1) for values in several.values()) / df
+    found = {}
+    for commit, values in several.items():
+        error = quantile_t(1 - _PART_RATE, df) * math.sqrt(pooled / len(values))
+        fraction = mean(values) / change
+        if 0 < fraction < 1 and min(fraction, 1 - fraction) * abs(change) > error:
+            found[commit] = f"{fraction:.0%} of the change: more than one commit changed the metric"
+    return found

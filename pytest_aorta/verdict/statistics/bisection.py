@@ -1,0 +1,196 @@
+"""Probabilistic bisection: the posterior over the first commit that has a change, and the next commit to probe.
+
+Commits are numbered from 1, in order; commit 0 is the good one. A change that commit k brings in is in every commit
+from k on. Before any probe, a change is as likely as none, and each commit is as likely as any other to bring it in.
+
+The rule to probe where the posterior is halved is Horstein's (IEEE Trans. Information Theory 9, 1963); Waeber, Frazier
+and Henderson (SIAM J. Control and Optimization 51, 2013) prove that its error decreases exponentially with the number
+of probes. Both assume that a probe's error rate is known. Here the size of the change and the noise are unknown, so the
+posterior is integrated over both. Pure functions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import TYPE_CHECKING
+
+from pytest_aorta.verdict.statistics.variance import Variance
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+# Probability that no commit has a change, before any probe.
+NONE_PRIOR = 0.5
+# Degrees of freedom of the noise of one pair. Student's t with few of them makes a disturbed launch count for little,
+# however far off it is.
+TAILS_DF = 4.0
+# Degrees of freedom of the prior variance, as in an A/B.
+PRIOR_DF = 8.0
+# Points of the grid of change and noise, and its half width: in standard errors, and as a logarithm.
+_CHANGES, _NOISES = 81, 25
+_CHANGE_WIDTH, _NOISE_WIDTH = 6.0, 3.0
+# A probe of bits can be wrong only if the launch itself was; the logarithm of that probability.
+_LOG_BIT_ERROR = -50.0
+# Commits near one that does not start often do not start either, so the worth of a neighbor is less by this fraction.
+_NEAR_SKIPPED = 0.5
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """The posterior probabilities.
+
+    Attributes:
+        first: Probability that commit 1, 2, ... is the first with the change.
+        none: Probability that no commit has a change.
+        change: Median of the change, on the scale of the differences; 0 where bits are compared.
+        low, high: The central 95% of the change.
+    """
+
+    first: tuple[float, ...]
+    none: float
+    change: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+
+    def has_change(self, commit: int) -> float:
+        """Return the probability that ``commit`` has the change."""
+        return min(1.0, math.fsum(self.first[:commit]))
+
+
+@dataclass(frozen=True)
+class Suspects:
+    """Commits that no probe can distinguish, in order: all but the last do not start.
+
+    Attributes:
+        commits: Numbers of the commits.
+        probability: Probability that the first commit with the change is one of them.
+    """
+
+    commits: tuple[int, ...]
+    probability: float
+
+
+def posterior_of_bits(num_commits: int, changed: Mapping[int, bool]) -> Posterior:
+    """Return the posterior where each probed commit shows without noise that it has the change, or that it has not."""
+    probed = sorted(changed)
+    # Hypothesis number j: the probed commits from place j on have the change.
+    wrong = [
+        sum(changed[commit] != (place >= number) for place, commit in enumerate(probed))
+        for number in range(len(probed) + 1)
+    ]
+    first, none = _by_commit(num_commits, probed, [_LOG_BIT_ERROR * count for count in wrong])
+    return Posterior(first, none)
+
+
+def posterior_of_pairs(
+    num_commits: int, differences: Mapping[int, Sequence[float]], variance: Variance, least: float
+) -> Posterior:
+    """Return the posterior where each pair shows a commit's difference from the good commit, with noise.
+
+    Args:
+        num_commits: Number of commits after the good one.
+        differences: Number of a commit -> transformed values of the commit minus those of the good commit, pair by
+            pair. The last commit has at least one pair.
+        variance: Prior of a single launch's variance.
+        least: The smallest change that is searched for. Its sign is that of the change.
+    """
+    import numpy as np  # imported here, since importing numpy would add 0.1 s to every collection
+
+    prior = Variance(2 * variance.value, min(variance.df, PRIOR_DF))
+    changes, noises, weights = _grid(differences[num_commits], prior, least)
+    probed = sorted(differences)
+    without = [_log_likelihood(differences[commit], np.zeros(1), noises) for commit in probed]
+    having = [_log_likelihood(differences[commit], changes, noises) for commit in probed]
+    # Hypothesis number j: the probed commits from place j on have the change.
+    totals = [weights + sum(without[:place]) + sum(having[place:]) for place in range(len(probed) + 1)]
+    first, none = _by_commit(num_commits, probed, [float(np.logaddexp.reduce(total, axis=None)) for total in totals])
+    over_noise = np.logaddexp.reduce(np.logaddexp.reduce(np.stack(totals[:-1]), axis=0), axis=1)
+    mass = np.exp(over_noise - over_noise.max())
+    mass /= mass.sum()
+    half = (changes[-1] - changes[0]) / max(1, len(changes) - 1) / 2
+    edges, below = np.append(changes - half, changes[-1] + half), np.append(0.0, np.cumsum(mass))
+    low, middle, high = (float(np.interp(fraction, below, edges)) for fraction in (0.025, 0.5, 0.975))
+    return Posterior(first, none, middle, low, high)
+
+
+def _grid(
+    at_last: Sequence[float], prior: Variance, least: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Return the changes, the noises, and the logarithm of the prior weight of each pair of them."""
+    import numpy as np
+
+    center = median(at_last)
+    own = max(abs(value - center) for value in at_last)
+    deviation = max(math.sqrt(prior.value), own)
+    width = _CHANGE_WIDTH * deviation / math.sqrt(len(at_last))
+    sign = math.copysign(1.0, least)
+    changes = np.linspace(center - width, center + width, _CHANGES)
+    changes = changes[sign * changes >= abs(least)] if (sign * changes >= abs(least)).any() else np.array([least])
+    logs = math.log(prior.value) / 2 + np.linspace(-_NOISE_WIDTH, _NOISE_WIDTH, _NOISES)
+    # The scaled inverse chi-squared prior of a variance, as a density of its logarithm.
+    weights = -prior.df * logs - prior.df * prior.value / 2 * np.exp(-2 * logs)
+    weights -= np.logaddexp.reduce(weights)
+    return changes, np.exp(logs), np.tile(weights - math.log(len(changes)), (len(changes), 1))
+
+
+def _log_likelihood(
+    values: Sequence[float], changes: NDArray[np.float64], noises: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the log likelihood by change and noise, by Student's t with the noise as its scale."""
+    import numpy as np
+
+    distances = (np.asarray(values)[:, None, None] - changes[None, :, None]) / noises[None, None, :]
+    logs = -(TAILS_DF + 1) / 2 * np.log1p(distances**2 / TAILS_DF)
+    total: NDArray[np.float64] = logs.sum(axis=0) - len(values) * np.log(noises)
+    return total
+
+
+def _by_commit(num_commits: int, probed: Sequence[int], logs: Sequence[float]) -> tuple[tuple[float, ...], float]:
+    """Return the probabilities of each commit and of none, from the log likelihood of each hypothesis.
+
+    The likelihood is the same for all commits after one probed commit, up to the next.
+    """
+    bounds = [0, *probed]
+    most = max(logs)
+    each = [math.exp(log - most) * (1 - NONE_PRIOR) / num_commits for log in logs]
+    first = [each[place] for place, (begin, end) in enumerate(pairwise(bounds)) for _ in range(end - begin)]
+    after = num_commits - bounds[-1]
+    first += [each[-1]] * after
+    none = math.exp(logs[-1] - most) * NONE_PRIOR
+    total = math.fsum(first) + none
+    return tuple(value / total for value in first), none / total
+
+
+def suspects(posterior: Posterior, skipped: Collection[int]) -> list[Suspects]:
+    """Return the commits in groups that probes can distinguish; ``skipped`` are the commits that do not start.
+
+    The last commit must not be skipped.
+    """
+    testable = [number for number in range(1, len(posterior.first) + 1) if number not in skipped]
+    return [
+        Suspects(tuple(range(begin + 1, end + 1)), min(1.0, math.fsum(posterior.first[begin:end])))
+        for begin, end in pairwise([0, *testable])
+    ]
+
+
+def next_commit(posterior: Posterior, skipped: Collection[int], allowed: Collection[int] | None = None) -> int:
+    """Return the commit to probe: the one that halves the posterior best, at some distance from skipped commits.
+
+    ``allowed`` limits the commits; None allows every commit that is not skipped.
+    """
+    numbers = range(1, len(posterior.first) + 1) if allowed is None else allowed
+    candidates = [number for number in numbers if number not in skipped]
+    return max(candidates, key=lambda number: _worth(posterior, skipped, number))
+
+
+def _worth(posterior: Posterior, skipped: Collection[int], number: int) -> float:
+    """Return 0.5 for a commit that halves the posterior, 0 for a commit that is certain; less near a skipped one."""
+    probability = posterior.has_change(number)
+    distance = min((abs(number - other) for other in skipped), default=None)
+    factor = 1.0 if distance is None else 1 - _NEAR_SKIPPED / 2 ** (distance - 1)
+    return min(probability, 1 - probability) * factor

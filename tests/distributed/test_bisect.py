@@ -1,0 +1,93 @@
+"""``aorta bisect`` finds planted commits by launching real ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.distributed.test_reference_launches import git, write
+
+pytestmark = pytest.mark.extended
+
+SCRIPT = """
+import time
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from pytest_aorta.worker import recorder
+from settings import DELAY_S, ULPS
+
+dist.init_process_group("gloo")
+torch.use_deterministic_algorithms(True)
+torch.manual_seed(0)
+model = torch.nn.Linear(16, 16)
+with torch.no_grad():
+    for _ in range(ULPS):
+        model.weight[3, 5] = torch.nextafter(model.weight[3, 5], torch.tensor(float("inf")))
+fully_shard(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(12):
+    with recorder.step():
+        model(torch.ones(2, 16)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(DELAY_S)
+recorder.weights(model)
+dist.destroy_process_group()
+"""
+TESTS = """
+import pytest
+
+pytestmark = [pytest.mark.launch_timeout(240), pytest.mark.world(size=2, device="cpu")]
+
+@pytest.mark.tolerance(weight_hash="exact")
+def test_weights(workload):
+    workload.check(workload.run_script("train.py"))
+
+@pytest.mark.world(size=2, device="cpu", warm=True)
+@pytest.mark.tolerance(step_time_p50="100%")
+def test_speed(workload):
+    workload.check(workload.run_script("train.py"))
+"""
+
+
+def bisect(folder: Path, settings: list[str], node: str) -> tuple[str, list[dict[str, Any]], list[str]]:
+    """Search a repository with one commit per text of settings; return output, log and hashes of the commits."""
+    git(folder, "init", "-q")
+    write(folder / "train.py", SCRIPT)
+    for number, text in enumerate(settings):
+        write(folder / "settings.py", f"{text}\n# {number}\n")
+        git(folder, "add", "train.py", "settings.py")
+        git(folder, "commit", "-qm", f"change {number}")
+    write(folder / "test_train.py", TESTS)
+    write(folder / "pytest.ini", "[pytest]\naorta_share_host = true\n")
+    commits = git(folder, "rev-list", "--reverse", "HEAD").splitlines()
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("GIT_", "PYTEST_"))}
+    command = [sys.executable, "-m", "pytest_aorta.cli", "bisect", commits[0], commits[-1], "--", node]
+    done = subprocess.run(
+        command, cwd=folder, env=environ | {"CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True, check=False
+    )
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [log] = (folder / "results/bisect").glob("*/log.jsonl")
+    return done.stdout, [json.loads(line) for line in log.read_text().splitlines()], commits
+
+
+def test_change_of_one_ulp_is_found_among_32_commits_in_8_launches(tmp_path):
+    settings = [f"DELAY_S, ULPS = 0.0, {int(number >= 19)}" for number in range(33)]
+    output, log, commits = bisect(tmp_path, settings, "test_train.py::test_weights")
+    assert f"found: {commits[19][:12]} change 19" in output
+    assert sum(entry["kind"] == "probe" for entry in log) <= 8
+
+
+def test_slowdown_is_found_among_16_commits(tmp_path):
+    settings = [f"DELAY_S, ULPS = {0.02 if number < 7 else 0.2}, 0" for number in range(17)]
+    output, log, commits = bisect(tmp_path, settings, "test_train.py::test_speed")
+    assert f"found: {commits[7][:12]} change 7" in output
+    assert log[-1]["probability"] >= 0.99

@@ -1,0 +1,82 @@
+"""A script that was never written for the plugin is under test in three commands, the first of which is an install."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# As in PyTorch's tutorials: nothing in it mentions the plugin.
+STRANGER = """
+import argparse
+import os
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from model import SIZE, make_model
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=2)
+    arguments = parser.parse_args()
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    torch.use_deterministic_algorithms(True)
+    data = TensorDataset(torch.randn(256, SIZE), torch.randn(256, 1))
+    sampler = DistributedSampler(data)
+    loader = DataLoader(data, batch_size=8, sampler=sampler)
+    model = DistributedDataParallel(make_model())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+    for epoch in range(arguments.epochs):
+        sampler.set_epoch(epoch)
+        for inputs, targets in loader:
+            loss = torch.nn.functional.mse_loss(model(inputs), targets)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        if dist.get_rank() == 0:
+            print(f"epoch {epoch}: loss {loss.item():.4f}")
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    main()
+"""
+MODEL = """
+import torch
+
+SIZE = 16
+
+def make_model():
+    return torch.nn.Sequential(torch.nn.Linear(SIZE, SIZE), torch.nn.ReLU(), torch.nn.Linear(SIZE, 1))
+"""
+
+
+@pytest.fixture
+def stranger(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text(STRANGER.replace("LEARNING_RATE", "1e-2"))
+    (tmp_path / "model.py").write_text(MODEL)
+    return tmp_path
+
+
+def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environ |= {"CUDA_VISIBLE_DEVICES": "", "AORTA_LEASE_DIR": str(folder / "leases")}
+    command = (sys.executable, "-m", *command)
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=540, check=False)
+
+
+def test_ddp_script_is_under_test_after_two_commands_and_a_change_fails(stranger):
+    begun = run(stranger, "pytest_aorta.cli", "init", "train.py", "--", "--epochs=3")
+    assert begun.returncode == 0, begun.stderr
+    recorded = run(stranger, "pytest", "--update-baselines", "--aorta-launches=3")
+    assert recorded.returncode == 0, recorded.stdout
+    passed = run(stranger, "pytest")
+    assert passed.returncode == 0, passed.stdout
+    (stranger / "train.py").write_text(STRANGER.replace("LEARNING_RATE", "1.1e-2"))
+    failed = run(stranger, "pytest")
+    assert failed.returncode == 1
+    assert "weight_hash: regression" in failed.stdout

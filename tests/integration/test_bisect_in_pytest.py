@@ -1,0 +1,310 @@
+"""``aorta bisect`` on a repository with planted commits; launches are faked."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pytest_aorta.cli.main import main
+from tests.integration.conftest import FAKE_LAUNCHER, Project
+
+# A commit's launches follow the file planted.json of the commit; times have some noise.
+BY_COMMIT = """
+import random
+
+planted_by_fault = planted
+
+
+def planted(plan, rootpath):
+    file = plan.cwd / "planted.json"
+    own = json.loads(file.read_text()) if file.exists() else {}
+    rng = random.Random(str(plan.run_dir.name) + str(plan.cwd))
+    noise = rng.gauss(1, own.pop("noise", 0))
+    if "module" in own:
+        own["weight_hash"] = (plan.reference.worktree.packages / own.pop("module")).read_text().strip()
+    if (rootpath / "slow").exists():
+        import time
+        time.sleep(0.5)
+    return planted_by_fault(plan, rootpath) | own | {"step_ms": own.get("step_ms", 10.0) * noise}
+"""
+EXACT = """
+import pytest
+
+@pytest.mark.tolerance(weight_hash="exact")
+def test_one(workload):
+    workload.check(workload.run("toy"))
+"""
+TIMED = """
+import pytest
+
+@pytest.mark.tolerance(step_time_p50="100%")
+def test_one(workload):
+    workload.check(workload.run("toy"))
+"""
+NODE = "test_toy.py::test_one"
+HASHES = ["a" * 16, "b" * 16]
+
+
+class Repository:
+    """A repository whose commits have planted launches, and the command in it."""
+
+    def __init__(self, project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+        self.project = project
+        self._count = 0
+        self._capsys = capsys
+
+    def commit(self, **planted: object) -> None:
+        """Add a commit; its number is its place in ``commits``."""
+        (self.project.path / "planted.json").write_text(json.dumps(planted | {"number": self._count}))
+        if self._count == 0:
+            self.project.git("add", "planted.json")
+        self.project.git("commit", "-qam", f"change {self._count}")
+        self._count += 1
+
+    @property
+    def commits(self) -> list[str]:
+        """The hashes of all commits but the first, which has only the workload."""
+        return self.project.git("rev-list", "--first-parent", "--reverse", "HEAD").splitlines()[1:]
+
+    def bisect(self, *options: str, good: int = 0) -> tuple[int, str]:
+        """Return exit code and output of a search from commit ``good`` to the last."""
+        code = main(["bisect", self.commits[good], "HEAD", *options, "--", NODE])
+        return code, "".join(self._capsys.readouterr())
+
+    def log(self) -> Path:
+        [path] = (self.project.path / "results/bisect").glob("*/log.jsonl")
+        return path
+
+    def events(self, kind: str) -> list[dict]:
+        entries = [json.loads(line) for line in self.log().read_text().splitlines()]
+        return [entry for entry in entries if entry["kind"] == kind]
+
+    def launched(self) -> list[int]:
+        """The numbers of the commits that were launched as candidates."""
+        commits = self.commits
+        return [commits.index(entry["commit"]) for entry in self.events("probe")]
+
+
+@pytest.fixture
+def repository(versioned: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Repository:
+    versioned.pytester.makeconftest(FAKE_LAUNCHER + BY_COMMIT)
+    monkeypatch.chdir(versioned.path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(versioned.path.parent / f"{versioned.path.name}-cache"))
+    return Repository(versioned, capsys)
+
+
+def test_commit_that_changes_bits_is_found_in_few_launches_and_no_worktree_is_left(repository):
+    repository.project.write("test_toy.py", EXACT)
+    for number in range(33):
+        repository.commit(weight_hash=HASHES[number >= 21])
+    code, output = repository.bisect()
+    assert code == 0, output
+    assert f"found: {repository.commits[21][:12]} change 21" in output
+    assert "weight_hash is not that of the good commit any more; probability 99.99% or more" in output
+    assert len(repository.launched()) <= 8
+    repository.project.assert_no_worktree_left()
+
+
+def test_slower_commit_is_found_in_noise_and_the_table_shows_each_probe(repository):
+    repository.project.write("test_toy.py", TIMED)
+    for number in range(17):
+        repository.commit(step_ms=10.0 if number < 6 else 40.0, noise=0.05)
+    code, output = repository.bisect()
+    assert code == 0, output
+    assert f"found: {repository.commits[6][:12]} change 6" in output
+    [end] = repository.events("end")
+    assert f"step_time_p50 {100 * end['change']:+.1f}%" in output
+    assert end["low"] < 3 < end["high"]
+    assert end["probability"] >= 0.99
+    assert sum(row["launches"] for row in end["probed"]) == len(repository.launched())
+    assert {row["commit"] for row in end["probed"]} >= {5, 6}
+
+
+def test_ends_that_do_not_differ_are_reported_and_no_other_commit_is_launched(repository):
+    repository.project.write("test_toy.py", TIMED)
+    for _ in range(5):
+        repository.commit(noise=0.001)
+    code, output = repository.bisect()
+    assert code == 1
+    assert "not found: the ends do not differ (2 pairs)" in output
+    assert set(repository.launched()) == {4}
+
+
+def test_commits_that_do_not_start_are_skipped_and_named_with_the_one_that_starts(repository):
+    repository.project.write("test_toy.py", EXACT)
+    for number in range(9):
+        broken = {"raises": 1} if number in (4, 5) else {}
+        repository.commit(weight_hash=HASHES[number >= 5], **broken)
+    code, output = repository.bisect()
+    assert code == 0, output
+    assert "found: one of 3 commits, of which only the last starts" in output
+    [end] = repository.events("end")
+    assert end["suspects"] == [4, 5, 6]
+    assert {repository.commits.index(entry["commit"]) for entry in repository.events("skip")} <= {4, 5}
+    assert "ValueError: boom" in output
+
+
+@pytest.mark.parametrize(("broken", "side"), [(0, "good"), (3, "bad")])
+def test_end_that_does_not_start_ends_the_search_with_its_reason(repository, broken, side):
+    repository.project.write("test_toy.py", EXACT)
+    for number in range(4):
+        repository.commit(weight_hash=HASHES[0], **({"raises": 1} if number == broken else {}))
+    code, output = repository.bisect()
+    assert code == 1
+    assert "pytest ended before the search:" in output
+    assert "boom" in output
+    assert not repository.events("end")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_killed_search_goes_on_from_its_log_and_launches_no_probe_again(repository, number):
+    repository.project.write("test_toy.py", EXACT)
+    for place in range(17):
+        repository.commit(weight_hash=HASHES[place >= 11])
+    repository.project.write("slow", "")
+    command = [sys.executable, "-m", "pytest_aorta.cli", "bisect", repository.commits[0], "HEAD", "--", NODE]
+    process = subprocess.Popen(command, cwd=repository.project.path, stdout=subprocess.DEVNULL)
+    wait_until(lambda: count_probes(repository) >= 3)
+    if number == signal.SIGKILL:
+        # pytest alone is killed, which leaves its worktrees.
+        [child] = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(child), number)
+        assert process.wait(60) == 1
+    else:
+        process.send_signal(number)
+        assert process.wait(60) == 128 + number
+        repository.project.assert_no_worktree_left()
+    before = repository.launched()
+    (repository.project.path / "slow").unlink()
+    code, output = repository.bisect()
+    assert code == 0, output
+    assert f"found: {repository.commits[11][:12]} change 11" in output
+    assert repository.launched()[: len(before)] == before
+    # A commit is probed once, apart from the two pairs of the ends.
+    assert len(set(repository.launched())) == len(repository.launched()) - 1
+    repository.project.assert_no_worktree_left()
+
+
+def test_ended_search_prints_its_result_again_without_a_launch(repository):
+    repository.project.write("test_toy.py", EXACT)
+    for number in range(4):
+        repository.commit(weight_hash=HASHES[number >= 2])
+    assert repository.bisect()[0] == 0
+    log = repository.log().read_bytes()
+    (repository.project.path / "conftest.py").unlink()
+    code, output = repository.bisect()
+    assert code == 0
+    assert f"found: {repository.commits[2][:12]}" in output
+    assert repository.log().read_bytes() == log
+
+
+def test_malformed_log_is_an_error_that_names_the_line(repository):
+    repository.project.write("test_toy.py", EXACT)
+    for number in range(3):
+        repository.commit(weight_hash=HASHES[number >= 2])
+    assert repository.bisect()[0] == 0
+    repository.log().write_text(repository.log().read_text()[:-40])
+    code, output = repository.bisect()
+    assert code == 2
+    assert "log.jsonl, line 5: not valid JSON" in output
+    assert "delete the folder to search from the beginning" in output
+
+
+def test_setup_runs_once_per_commit_and_its_packages_come_first(repository):
+    repository.project.write("test_toy.py", EXACT)
+    script = repository.project.write(
+        "build.py",
+        """
+import sys
+from pathlib import Path
+hashed = Path("source.txt").read_text()
+assert "broken" not in hashed, "does not compile"
+Path(sys.argv[1], "compiled").write_text(hashed)
+with open(sys.argv[2], "a") as runs:
+    runs.write(sys.argv[3] + "\\n")
+""",
+    )
+    runs = repository.project.path / "runs.txt"
+    repository.project.git("add", script.name)
+    for number in range(8):
+        source = repository.project.write("source.txt", "broken" if number == 3 else HASHES[number >= 3])
+        repository.project.git("add", source.name)
+        repository.commit(module="compiled")
+    setup = ["--setup", f"python build.py {{packages}} {runs} {{commit}}"]
+    code, output = repository.bisect(*setup)
+    assert code == 0, output
+    [end] = repository.events("end")
+    assert end["suspects"] in ([3, 4], [4])
+    built = runs.read_text().splitlines()
+    assert len(built) == len(set(built))
+    # Another search with the same setup builds nothing again that has been built.
+    repository.project.write("test_toy.py", EXACT + "\n")
+    assert repository.bisect(*setup, "--results=elsewhere")[0] == 0
+    assert sorted(runs.read_text().splitlines()) == sorted(built)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["HEAD", "HEAD"], "GOOD and BAD are the same commit"),
+        (["nowhere", "HEAD"], "GOOD: 'nowhere' is not a commit of this repository"),
+        (["HEAD", "HEAD~1"], "is not on the line of first parents of BAD"),
+        (["HEAD~1", "HEAD", "--setup", "no-such-program x"], "'no-such-program' is not a program on the path"),
+        (["HEAD~1", "HEAD", "--setup", "echo 'x"], "allowed is a command, quoted as for a shell"),
+        (["HEAD~1", "HEAD", "--setup", "true", "--environments", "here"], "allowed is a folder outside of it"),
+        (["HEAD~1", "HEAD", "--metric", "speed"], "--metric: got 'speed', allowed is one of step_time_p50"),
+        (["HEAD~1", "HEAD", "--tolerance", "weight_hash"], "allowed is METRIC=VALUE"),
+    ],
+)
+def test_wrong_command_line_launches_nothing(repository, capsys, arguments, message):
+    repository.commit()
+    repository.commit()
+    assert main(["bisect", *arguments, "--", NODE]) == 2
+    assert message in "".join(capsys.readouterr())
+    assert not (repository.project.path / "results").exists()
+
+
+def test_merge_is_searched_on_the_line_of_first_parents(repository):
+    repository.project.write("test_toy.py", EXACT)
+    project = repository.project
+    repository.commit(weight_hash=HASHES[0])
+    project.git("checkout", "-qb", "feature")
+    project.git("commit", "-q", "--allow-empty", "-m", "on the branch")
+    project.git("checkout", "-q", "-")
+    repository.commit(weight_hash=HASHES[0])
+    project.git("merge", "-q", "--no-ff", "--no-commit", "feature")
+    repository.commit(weight_hash=HASHES[1])
+    repository.commit(weight_hash=HASHES[1])
+    code, output = repository.bisect()
+    assert code == 0, output
+    assert "3 commits after" in output
+    assert f"found: {repository.commits[2][:12]} change 2" in output
+    assert "this is a merge; to search its branch: aorta bisect" in output
+
+
+def test_more_than_one_test_is_refused(repository, capsys):
+    repository.project.write("test_toy.py", EXACT + EXACT.replace("test_one", "test_two"))
+    repository.commit()
+    repository.commit()
+    assert main(["bisect", "HEAD~1", "HEAD", "--", "test_toy.py"]) == 1
+    assert "one test has to be selected, and these arguments select 2" in "".join(capsys.readouterr())
+
+
+def count_probes(repository: Repository) -> int:
+    logs = list((repository.project.path / "results/bisect").glob("*/log.jsonl"))
+    return sum('"kind": "probe"' in line for log in logs for line in log.read_text().splitlines())
+
+
+def wait_until(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pytest_aorta.common.errors import SpecError
+from pytest_aorta.session.search_log import SearchLog, SearchRequest, Skip, give
+from pytest_aorta.verdict.commit_search import CommitSearch, NextLaunch, Probe, SearchEnd, SearchOutcome
+from pytest_aorta.verdict.comparison import PairedComparison
+from tests.unit.builders import default_priors, make_facts
+
+COMMITS = tuple(f"{number:040x}" for number in range(9))
+REQUEST = SearchRequest(COMMITS, ("test_a.py::test_one", "-x"), (("make", "all"),), "/there", {"step_time_p50": "1%"})
+CASE = "test_a.py::test_one::toy"
+
+
+def search() -> CommitSearch:
+    return CommitSearch(8, PairedComparison(CASE, {}, default_priors, ["weight_hash"], 12, "good"))
+
+
+def probe(commit: int, *, paired: bool, planted: int = 4) -> Probe:
+    good, bad = make_facts(weight_hashes={"4": "a" * 16}), make_facts(weight_hashes={"4": "b" * 16})
+    return Probe(commit, bad if commit >= planted else good, good if paired else None)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> SearchLog:
+    """The log of a search that has ended, with a commit that does not start."""
+    log, searched = SearchLog.create(tmp_path / "there" / "log.jsonl", REQUEST), search()
+    while isinstance(step := searched.next(), NextLaunch):
+        event = Skip(4, "does not start") if step.commit == 4 else probe(step.commit, paired=step.paired)
+        give(searched, event)
+        log.add(CASE, event)
+    log.add_end(CASE, step)
+    return log
+
+
+def test_log_is_read_as_it_was_written(log):
+    again = SearchLog.read(log.path)
+    assert again.request == REQUEST
+    assert again.events(CASE) == log.events(CASE)
+    assert {type(event) for event in again.events(CASE)} == {Probe, Skip}
+    [ended] = again.ends()
+    assert (ended.case, ended.end.outcome, ended.end.suspects) == (CASE, SearchOutcome.FOUND, (4, 5))
+    assert again.events("another case") == []
+
+
+def test_replayed_search_has_the_same_end(log):
+    searched = search()
+    assert SearchLog.read(log.path).replay(CASE, searched)
+    end = searched.next()
+    assert isinstance(end, SearchEnd)
+    assert end.suspects == (4, 5)
+    assert not log.replay("another case", search())
+
+
+def test_log_of_another_search_is_refused(log):
+    lines = log.path.read_text().splitlines()
+    log.path.write_text("\n".join([lines[0], *lines[3:]]))
+    with pytest.raises(SpecError, match="is not what the search asks for; the test, the baselines or pytest-aorta"):
+        SearchLog.read(log.path).replay(CASE, search())
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda lines: [*lines[:-1], lines[-1][:-40]], "line 8: not valid JSON"),
+        (lambda lines: ["", *lines], "line 1: not valid JSON"),
+        (lambda lines: [], "the first line, and no other, has to describe the search"),
+        (lambda lines: lines[1:], "the first line, and no other, has to describe the search"),
+        (lambda lines: [lines[0], *lines], "the first line, and no other, has to describe the search"),
+        (lambda lines: [lines[0], "[]"], "line 2: kind is None, allowed is one of search, probe, skip, end"),
+        (lambda lines: [lines[0], changed(lines[1], kind="prob")], "line 2: kind is 'prob'"),
+        (lambda lines: [lines[0], changed(lines[1], case="")], r"line 2: \$.case: got"),
+        (lambda lines: [lines[0], changed(lines[1], candidate={})], "line 2: .* is a required property"),
+        (lambda lines: [lines[0], changed(lines[1], commit="f" * 40)], "allowed is a commit of the search"),
+        (lambda lines: [lines[0], changed(lines[1], commit=COMMITS[0])], "allowed is a commit of the search"),
+        (lambda lines: [changed(lines[0], schema_version=2)], r"line 1: \$.schema_version: got 2"),
+        (lambda lines: [*lines[:-1], changed(lines[-1], metric="speed")], "allowed is a metric"),
+        (lambda lines: [changed(lines[0], metric="speed")], "line 1: .*allowed is a metric"),
+        (lambda lines: [*lines[:-1], changed(lines[-1], suspects=[9])], "allowed is the number of a commit"),
+        (
+            lambda lines: [lines[0], lines[1].replace("2026-01-02T", "2026-13-02T")],
+            "line 2: .*recorded_at: got '2026-13-02T03:04:05Z', allowed is a moment",
+        ),
+    ],
+)
+def test_malformed_line_is_an_error_that_names_it(log, damage: Callable[[list[str]], list[str]], message: str):
+    log.path.write_text("\n".join(damage(log.path.read_text().splitlines())))
+    with pytest.raises(SpecError, match=message) as raised:
+        SearchLog.read(log.path)
+    assert str(log.path) in str(raised.value)
+    assert "delete the folder to search from the beginning" in str(raised.value)
+
+
+def test_absent_log_is_an_error(tmp_path):
+    with pytest.raises(SpecError, match="can't be read"):
+        SearchLog.read(tmp_path / "log.jsonl")
+
+
+def changed(line: str, **values: object) -> str:
+    return json.dumps(json.loads(line) | values)
