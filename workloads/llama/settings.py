@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 import torch
 
@@ -78,6 +79,7 @@ class LlamaSettings:
     lr_schedule: LearningRateSchedule
     optimizer_fused: bool | None
     deterministic: bool
+    fill_uninitialized_memory: bool
     seed: int
     hashing: HashSettings
     checkpoint: CheckpointSettings
@@ -87,6 +89,20 @@ class LlamaSettings:
     def tokens_per_step(self) -> int:
         """Return the tokens of one step on one data-parallel rank."""
         return self.gradient_accumulation * self.batch_size * self.seq_len
+
+    def check(self) -> None:
+        """Raise ValueError if a key contradicts another one, whatever the world's size."""
+        if self.fill_uninitialized_memory and not self.deterministic:
+            raise ValueError(
+                "fill_uninitialized_memory is true and deterministic is false: torch fills new tensors only under "
+                "deterministic algorithms; use both or neither"
+            )
+        self.checkpoint.check()
+        self.lr_schedule.check()
+
+    def with_attention(self, kernel: str) -> Self:
+        """Return the same settings with another kernel of attention."""
+        return replace(self, model=replace(self.model, attention=kernel))
 
     def check_degrees(self, degrees: Degrees) -> None:
         """Raise ValueError if keys that only one workload has contradict ``degrees``."""

@@ -16,12 +16,13 @@ from ..common.gradients import by_mesh, clip_gradients, total_norm
 from ..common.learning_rate import LearningRate
 from ..common.training import MeasuredSteps, leave_process_group, peak_memory_metrics
 from . import saved_state
+from .attention import AttentionInputs, choose_kernel
 from .data import initialize, sequences
 from .faults import OPERATOR_INPUT, OPERATOR_OUTPUT
 from .hashing import StepHashes
 from .loss import make_loss
 from .model import Llama
-from .parallel.context import own_positions
+from .parallel.context import key_lengths, own_positions
 from .parallel.mesh import ParallelMesh
 from .parallel.parallelize import check_parallelism, parallelize
 from .parallel.pipeline import Pipeline, Stages
@@ -62,14 +63,14 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         self._rank = env.rank
         settings = self._settings = self.read_settings()
         self._degrees = check_parallelism(settings, env.world_size, self._device)
-        settings.checkpoint.check()
-        settings.lr_schedule.check()
+        settings.check()
         settings.fault.check(steps=settings.steps, world_size=env.world_size)
         if settings.deterministic:
-            use_deterministic_algorithms(self._device)
+            use_deterministic_algorithms(self._device, fill_uninitialized_memory=settings.fill_uninitialized_memory)
         self._delay = Delay(self._device, settings.fault.delay_ms)
         self._mesh = ParallelMesh.build(self._degrees, self._device.type)
         self._stages = Stages(self._mesh)
+        settings = self._settings = settings.with_attention(self._choose_attention(settings))
         positions = own_positions(settings.seq_len, self._degrees.context_parallel, self._mesh.context_rank)
         self._model = self._build_model()
         self._loss = make_loss(settings.compile_loss)
@@ -119,6 +120,7 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         assert result.grad_norm is not None
         result = replace(
             result,
+            environment=result.environment | {"attention": settings.model.attention},
             metrics=self._metrics(sum(result.step_times_ms) / 1e3, result.grad_norm[-1]),
             weight_hashes=self._hashes.weight_hashes,
             tensor_hashes=self._hashes.tensor_hashes,
@@ -152,6 +154,23 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         initialize(model, config.n_layers, self._settings.seed)
         self.prepare(model)
         return model
+
+    def _choose_attention(self, settings: _Settings) -> str:
+        """Return the kernel of attention for the heads and positions that this rank computes."""
+        model, degrees = settings.model, self._degrees
+        num_keys = key_lengths(settings.seq_len, degrees.context_parallel, self._mesh.context_rank)
+        num_positions = len(own_positions(settings.seq_len, degrees.context_parallel, self._mesh.context_rank))
+        inputs = AttentionInputs(
+            batch_size=settings.batch_size,
+            num_heads=model.n_heads // degrees.tensor_parallel,
+            num_kv_heads=model.n_kv_heads // degrees.tensor_parallel,
+            num_queries=num_positions // len(num_keys),
+            num_keys=num_keys,
+            head_dim=model.head_dim,
+            dtype=settings.param_dtype,
+            device=self._device,
+        )
+        return choose_kernel(model.attention, inputs, deterministic=settings.deterministic)
 
     def _build_pipeline(self) -> Pipeline:
         return Pipeline(self._model, self._mesh, self._settings, self._rotations, self._global_loss)
