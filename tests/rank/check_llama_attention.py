@@ -98,6 +98,8 @@ def test_sparse_mask_is_that_of_torch(num_queries, num_more_keys):
     ]:
         assert torch.equal(getattr(made, counts), getattr(known, counts)), counts
         assert torch.equal(getattr(made, columns), getattr(known, columns)), columns
+        assert getattr(made, counts).is_contiguous()
+        assert getattr(made, columns).is_contiguous()
     hidden = made.mask_mod(0, 0, torch.arange(num_queries).unsqueeze(1), torch.arange(num_keys)).logical_not()
     assert torch.equal(hidden, torch.ones(num_queries, num_keys, dtype=torch.bool).triu(num_more_keys + 1))
 

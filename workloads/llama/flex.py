@@ -31,6 +31,13 @@ Option = int | bool
 Results = tuple[torch.Tensor, ...]
 # Torch's names for ``kernel_options``. A causal mask leaves no row empty, and the blocks of a row are neighbors.
 KERNEL_OPTIONS: dict[str, Option] = {"ROWS_GUARANTEED_SAFE": True, "BLOCKS_ARE_CONTIGUOUS": True}
+# Torch's function gives these defaults to its kernels.
+_DEFAULTS: dict[str, Option] = {
+    "PRESCALE_QK": False,
+    "ROWS_GUARANTEED_SAFE": False,
+    "BLOCKS_ARE_CONTIGUOUS": False,
+    "WRITE_DQ": True,
+}
 # For short sequences torch would take another kernel, which ignores block sizes.
 _FIXED: dict[str, Option] = {"FORCE_USE_FLEX_ATTENTION": True, "OUTPUT_LOGSUMEXP": True, "OUTPUT_MAX": False}
 _MIN_HEAD_DIM = 16
@@ -182,7 +189,7 @@ def _run_fused(function: Callable[..., Results], given: Results, q: torch.Tensor
     # Strides differ between eager models and graphs, and between chunks of a sequence.
     tensors = [tensor.detach().contiguous() for tensor in given]
     mask = causal_blocks(q.shape[-2], k.shape[-2], q.device)
-    options = tuple(sorted({**KERNEL_OPTIONS, **_FIXED}.items()))
+    options = tuple(sorted({**_DEFAULTS, **KERNEL_OPTIONS, **_FIXED}.items()))
     compiled = _compiled(function, mask, tuple(map(_Shape.of, tensors)), options)
     with torch.no_grad():
         return compiled(*_tensors_of(mask), *tensors)
@@ -219,7 +226,9 @@ def causal_blocks(num_queries: int, num_keys: int, device: torch.device) -> Bloc
 
 def _in_order(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the number of set elements of each row, and the columns, those of set elements first."""
-    columns = blocks.int().argsort(dim=-1, descending=True, stable=True)
+    # Kernels read contiguous memory, whatever the strides are.
+    blocks = blocks.int().contiguous()
+    columns = blocks.argsort(dim=-1, descending=True, stable=True)
     return blocks.sum(-1).int()[None, None], columns.int()[None, None]
 
 
