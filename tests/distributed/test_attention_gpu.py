@@ -1,4 +1,4 @@
-"""Attention kernels of the Llama workloads on GPUs: which one runs, and that all layouts have the same bits under it."""
+"""Attention kernels of the Llama workloads on GPUs: which one runs, and every layout's bits under it."""
 
 from __future__ import annotations
 

@@ -197,7 +197,7 @@ def _run_fused(function: Callable[..., Results], given: Results, q: torch.Tensor
 
 @cache
 def causal_blocks(num_queries: int, num_keys: int, device: torch.device) -> BlockMask:
-    """Return torch's sparse form of the causal mask in which the last query sees all keys.
+    """Return torch's sparse form of the causal mask in which the last query attends to all keys.
 
     ``create_block_mask`` would compare all pairs, and can't run within a dispatch mode.
     """
