@@ -11,6 +11,7 @@ from torch import nn
 
 from .attention import Attend
 from .checkpointing import run_checkpointed
+from .chunked_loss import Output
 from .experts import MoeFeedForward
 
 
@@ -137,7 +138,7 @@ class Block(nn.Module):
 
 
 class Llama(nn.Module):
-    """Maps token ids ``[batch, seq_len]`` to logits ``[batch, seq_len, vocab_size]``."""
+    """Maps token ids ``[batch, seq_len]`` to logits ``[batch, seq_len, vocab_size]``, or with labels to the loss."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -145,15 +146,25 @@ class Llama(nn.Module):
         self.tok_embeddings = nn.Embedding(config.vocab_size, config.dim)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.n_layers))
         self.norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
-        self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
+        self.output = Output(config.dim, config.vocab_size)
 
-    def forward(self, tokens: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        rotations: torch.Tensor,
+        labels: torch.Tensor | None = None,
+        num_tokens: int = 1,
+    ) -> torch.Tensor:
         """Predict each next token; ``rotations`` belong to the tokens' positions in their sequence.
+
+        Given ``labels`` of the shape of ``tokens``, return their cross entropy, summed and divided by ``num_tokens``,
+        instead of the logits, of which no more than those of one chunk exist at a time.
 
         Rotations are an argument, since a buffer would be lost on the meta device and rounded by mixed precision.
         """
         x = self.tok_embeddings(tokens)
         for layer in self.layers:
             x = layer(x, rotations)
-        logits: torch.Tensor = self.output(self.norm(x))
-        return logits
+        x = self.norm(x)
+        scored: torch.Tensor = self.output(x) if labels is None else self.output(x, labels, num_tokens)
+        return scored

@@ -72,6 +72,7 @@ class LlamaSettings:
     float8_linear: bool
     reduce_dtype: torch.dtype
     compile_loss: bool
+    loss_chunks: int
     max_grad_norm: float | None
     lr: float
     betas: tuple[float, float]
@@ -96,6 +97,11 @@ class LlamaSettings:
             raise ValueError(
                 "fill_uninitialized_memory is true and deterministic is false: torch fills new tensors only under "
                 "deterministic algorithms; use both or neither"
+            )
+        if self.loss_chunks and (degree := self.degrees.pipeline_parallel_degree) > 1:
+            raise ValueError(
+                f"loss_chunks is {self.loss_chunks} and pipeline_parallel_degree is {degree}: torch computes the loss "
+                f"from the logits of the last stage; allowed is loss_chunks 0"
             )
         self.checkpoint.check()
         self.lr_schedule.check()

@@ -147,6 +147,7 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         config = self._settings.model
         with torch.device("meta"):
             model = Llama(config)
+        model.output.num_chunks, model.output.fused = self._settings.loss_chunks, self._settings.compile_loss
         self._num_parameters = sum(parameter.numel() for parameter in model.parameters())
         parallelize(model, self._mesh, self._settings)
         self.shard(model, self._mesh)
@@ -232,14 +233,22 @@ class LlamaWorkload(Workload, Generic[_Settings]):
     def _backward(self, tokens: torch.Tensor, gradient_scale: float) -> torch.Tensor:
         """Add one micro-batch's gradients and return its loss."""
         inputs, labels = tokens
-        # The logits are not bound to a name, which would keep them in memory through backward.
-        loss = self._global_loss(self._hashes.forward(inputs, self._rotations), labels)
+        loss: torch.Tensor
+        if self._settings.loss_chunks:
+            loss = self._hashes.forward(inputs, self._rotations, labels, self._num_global_tokens)
+        else:
+            # The logits are not bound to a name, which would keep them in memory through backward.
+            loss = self._global_loss(self._hashes.forward(inputs, self._rotations), labels)
         loss.backward(torch.full_like(loss, gradient_scale))
         return loss.detach()
 
     def _global_loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return one micro-batch's part of the step's loss: a sum over tokens divided by the global batch's count."""
-        return self._loss(logits, labels) / (self._settings.tokens_per_step * self._degrees.data_parallel)
+        return self._loss(logits, labels) / self._num_global_tokens
+
+    @property
+    def _num_global_tokens(self) -> int:
+        return self._settings.tokens_per_step * self._degrees.data_parallel
 
     def _measure(self) -> MeasuredSteps:
         batches = self._batches[self._settings.warmup :]
