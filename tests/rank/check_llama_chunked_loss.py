@@ -95,7 +95,7 @@ def test_ranks_that_split_the_vocabulary_have_the_loss_of_the_whole(num_ranks, m
     torch.testing.assert_close(torch.cat([result[2] for result in results]), grad_weight)
 
 
-@pytest.mark.parametrize("num_chunks", [1, 5])
+@pytest.mark.parametrize("num_chunks", [1, 2])
 def test_no_tensor_has_more_logits_than_one_chunk(num_chunks):
     x, weight, labels = (tensor.detach() for tensor in tensors(torch.bfloat16))
     with LargestTensor() as largest:
