@@ -354,8 +354,6 @@ def best_options(report: Report) -> Options:
 class OneGpu(LlamaFsdp2Workload):
     """The workload in a world of one, whose attention can be exchanged between steps."""
 
-    min_world_size = 1
-
     def start(self) -> None:
         """Keep the initial weights, to which :meth:`restart` returns."""
         self._initial = [parameter.detach().clone() for parameter in self._model.parameters()]

@@ -35,8 +35,6 @@ class LlamaWorkload(Workload, Generic[_Settings]):
     """Trains a Llama-3 shaped model with AdamW on synthetic tokens; gradients are summed over ranks."""
 
     name: ClassVar[str]
-    min_world_size = 2
-
     @abstractmethod
     def read_settings(self) -> _Settings:
         """Return the config as typed values."""
@@ -55,11 +53,11 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         """Join the process group and build the sharded model, its optimizer and all batches.
 
         Raises:
-            RuntimeError: The world has fewer than two ranks, or cuBLAS is not configured for ``deterministic``.
+            RuntimeError: cuBLAS is not configured for ``deterministic``.
             ValueError: Config keys contradict each other.
         """
         env = RankEnv.read()
-        self._device = env.join(self.name, min_world_size=self.min_world_size)
+        self._device = env.join(self.name)
         self._rank = env.rank
         settings = self._settings = self.read_settings()
         self._degrees = check_parallelism(settings, env.world_size, self._device)
