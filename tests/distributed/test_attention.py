@@ -32,6 +32,13 @@ def test_aot_eager_has_every_bit_of_fsdp2_with_flex(workload, layout):
     assert (traced.weight_hashes, traced.loss) == (eager.weight_hashes, eager.loss)
 
 
+def test_aot_eager_has_every_bit_of_fsdp2_with_flash_and_context_parallelism(workload):
+    training = TRAINING | LAYOUTS["cp"]
+    eager, traced = (workload.run(name, **training) for name in ("llama_fsdp2", "llama_simple_fsdp"))
+    assert eager.environment["attention"] == traced.environment["attention"] == "flash"
+    assert (traced.weight_hashes, traced.loss) == (eager.weight_hashes, eager.loss)
+
+
 @pytest.mark.extended
 @pytest.mark.world(size=4, device="cpu", warm=True)
 def test_aot_eager_has_every_bit_of_fsdp2_with_flex_and_replicas(workload):

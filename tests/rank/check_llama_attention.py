@@ -45,7 +45,8 @@ def attend_by_formula(q, k, v):
 @pytest.mark.parametrize(("num_queries", "num_keys"), LENGTHS)
 def test_every_kernel_computes_causal_attention_and_its_gradients(kernel, num_queries, num_keys):
     inputs = tensors(num_queries, num_keys)
-    out, expected = Attend(kernel)(*inputs), attend_by_formula(*inputs)
+    attend = Attend(kernel)
+    out, expected = attend(*inputs, attend.mask(num_queries, num_keys)), attend_by_formula(*inputs)
     grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
 
     torch.testing.assert_close(out, expected.float(), rtol=1e-5, atol=1e-5)

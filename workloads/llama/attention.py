@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.bias import causal_lower_right
+from torch.nn.attention.bias import CausalBias, causal_lower_right
 
 from .flex import check_flex, flex_attention
 
@@ -40,16 +40,19 @@ class Attend:
         if self.kernel not in KERNELS:
             raise ValueError(f"attention is {self.kernel!r}, allowed are {', '.join(KERNELS)}")
 
-    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Return the output, of the shape of ``q``."""
+    def mask(self, num_queries: int, num_keys: int) -> CausalBias | None:
+        """Return the mask that calls with such lengths take; a graph can't make it, so it is made beforehand."""
+        return None if self.kernel == FLEX or num_queries == num_keys else causal_lower_right(num_queries, num_keys)
+
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: CausalBias | None = None
+    ) -> torch.Tensor:
+        """Return the output, of the shape of ``q``; ``mask`` is that of :meth:`mask` for these lengths."""
         if self.kernel == FLEX:
             out: torch.Tensor = flex_attention(q, k, v)[0]
             return out
         with sdpa_kernel(_TORCH_KERNELS[self.kernel]):
-            if q.shape[-2] == k.shape[-2]:
-                return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-            mask = causal_lower_right(q.shape[-2], k.shape[-2])
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,9 @@ def _refusal(kernel: str, inputs: AttentionInputs) -> str | None:
             if kernel == FLEX:
                 check_flex(inputs.device, inputs.head_dim)
             for num_keys in inputs.num_keys:
-                Attend(kernel)(*inputs.make(num_keys)).sum().backward()
+                attend = Attend(kernel)
+                q, k, v = inputs.make(num_keys)
+                attend(q, k, v, attend.mask(inputs.num_queries, num_keys)).sum().backward()
         except (RuntimeError, ValueError) as error:
             # Torch warns of the reason, and also of each kernel that is not asked for.
             warned = [str(warning.message).splitlines()[0] for warning in seen]

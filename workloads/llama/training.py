@@ -35,6 +35,7 @@ class LlamaWorkload(Workload, Generic[_Settings]):
     """Trains a Llama-3 shaped model with AdamW on synthetic tokens; gradients are summed over ranks."""
 
     name: ClassVar[str]
+
     @abstractmethod
     def read_settings(self) -> _Settings:
         """Return the config as typed values."""

@@ -58,13 +58,14 @@ class GatheredAttention:
     def __init__(self, mesh: DeviceMesh, seq_len: int, attend: Attend) -> None:
         self._mesh, self._attend = mesh, attend
         self._num_keys = key_lengths(seq_len, mesh.size(), mesh.get_local_rank())
+        self._masks = [attend.mask(seq_len // (2 * mesh.size()), num_keys) for num_keys in self._num_keys]
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Attend; all tensors are ``[batch, heads, positions of this rank, head_dim]``."""
         k, v = self._gathered(k), self._gathered(v)
         attended = [
-            self._attend(queries, k.narrow(_SEQUENCE_DIM, 0, num_keys), v.narrow(_SEQUENCE_DIM, 0, num_keys))
-            for queries, num_keys in zip(q.chunk(2, _SEQUENCE_DIM), self._num_keys, strict=True)
+            self._attend(queries, k.narrow(_SEQUENCE_DIM, 0, num_keys), v.narrow(_SEQUENCE_DIM, 0, num_keys), mask)
+            for queries, num_keys, mask in zip(q.chunk(2, _SEQUENCE_DIM), self._num_keys, self._masks, strict=True)
         ]
         return torch.cat(attended, _SEQUENCE_DIM)
 
