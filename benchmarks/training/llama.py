@@ -1,14 +1,15 @@
-"""What each lever does to Llama 3 8B: A/B pairs of adjacent launches, one lever at a time, beside torchtitan.
+"""The effect of each lever on Llama 3 8B: A/B pairs of adjacent launches, one lever at a time, beside torchtitan.
 
 Run: python -m pytest benchmarks/training/llama.py -s --aorta-gpus=1
-One GPU trains 8 blocks of the 8B in a world of one, 2, 4 and 8 GPUs train all 32, each GPU with batch 1 x 8192 and the
-same checkpointing on both sides of a pair, unless it is the lever. A change of step time and its 95% interval are those
+One GPU trains 8 blocks of the 8B in a world of one; 2, 4 and 8 GPUs train all 32. Each GPU has batch 1 x 8192. Both
+sides of a pair have the same checkpointing, unless it is the lever. A change of step time and its 95% interval are those
 of the plugin's A/B: the mean of winsorized differences of pairs, with its prior of the launches' variance. Both sides
 are timed by the same timer, torchtitan too.
 
-Environment variables: LLAMA_OUT, a folder for llama.md and llama.json, which are rewritten after each pair; LLAMA_PAIRS,
-pairs of a lever (3); LLAMA_BUDGET_S, seconds after which no pair starts; LLAMA_LEVERS, texts of which the name of a
-lever has to contain one, separated by semicolons; LLAMA_TINY=1, the debug model on a CPU rank, to try the program.
+Environment variables: LLAMA_OUT, a folder for llama.md and llama.json, which are rewritten after each pair;
+LLAMA_PAIRS, pairs of a lever (3); LLAMA_BUDGET_S, seconds after which no pair starts; LLAMA_LEVERS, texts of which the
+name of a lever has to contain one, separated by semicolons; LLAMA_TINY=1, the debug model on a CPU rank, to try the
+program.
 """
 
 from __future__ import annotations
