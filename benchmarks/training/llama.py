@@ -3,8 +3,8 @@
 Run: python -m pytest benchmarks/training/llama.py -s --aorta-gpus=1
 One GPU trains 8 blocks of the 8B in a world of one; 2, 4 and 8 GPUs train all 32. Each GPU has batch 1 x 8192. Both
 sides of a pair have the same checkpointing, unless it is the lever. A change of step time and its 95% interval are
-those of the plugin's A/B: the mean of winsorized differences of pairs, with its prior of the launches' variance. Both sides
-are timed by the same timer, torchtitan too.
+those of the plugin's A/B: the mean of winsorized differences of pairs, with its prior of the launches' variance. Both
+sides are timed by the same timer, torchtitan too.
 
 Environment variables: LLAMA_OUT, a folder for llama.md and llama.json, which are rewritten after each pair;
 LLAMA_PAIRS, pairs of a lever (3); LLAMA_BUDGET_S, seconds after which no pair starts; LLAMA_LEVERS, texts of which the
