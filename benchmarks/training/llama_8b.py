@@ -142,7 +142,7 @@ def launch(world: DistributedWorld, variant: str) -> tuple[WorkloadResult, float
     workload, config = VARIANTS[variant]
     if workload == TORCHTITAN:
         # torchtitan's options are read left to right, the last one counts.
-        arguments = (str(WARMUP + 3), *TITAN_8B, *config)
+        arguments = (str(WARMUP + 3), "32", *TITAN_8B, *config)
         return world.launch_script("benchmarks/training/torchtitan_llama.py", arguments), SEQ_LEN
     size = {"size": "8b", "activation_checkpointing": "selective", "warmup": WARMUP, "steps": STEPS}
     return world.launch(workload, **size, **config), SEQ_LEN / config.get("tensor_parallel_degree", 1)

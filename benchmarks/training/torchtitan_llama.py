@@ -1,6 +1,6 @@
 """Trains torchtitan's Llama 3 with its own trainer, timed by the recorder like this project's workloads.
 
-A launch of benchmarks/training/llama_8b.py runs it, with torchtitan's own options as arguments. Through torchtitan's
+Launches of benchmarks/training/llama_8b.py and llama.py run it, with torchtitan's own options as arguments. Through its
 register_train_spec the model gets random tokens, so that no tokenizer is needed, and a logger that keeps torchtitan's
 values. torchtitan imports the package ``datasets`` but uses it only for text: if the package is not installed, an empty
 module of that name replaces it.
@@ -88,14 +88,15 @@ def build_recording_metrics(*args: Any) -> MetricsProcessor:
     return processor
 
 
-def register_synthetic(name: str, flavor: str) -> None:
-    """Register torchtitan's model ``name`` with random tokens, as ``synthetic.<name>``."""
+def register_synthetic(name: str, flavor: str, n_layers: int) -> None:
+    """Register torchtitan's model ``name`` with random tokens and ``n_layers`` blocks, as ``synthetic.<name>``."""
     spec = get_train_spec(name)
 
     def build_dataloader(dp_rank: int, job_config: JobConfig, **_: Any) -> RandomTokens:
         return RandomTokens(dp_rank, job_config, spec.model_args[flavor].vocab_size)
 
-    exchanged = {
+    exchanged: dict[str, Any] = {
+        "model_args": {flavor: replace(spec.model_args[flavor], n_layers=n_layers)},
         "build_dataloader_fn": build_dataloader,
         "build_tokenizer_fn": None,
         "build_metrics_processor_fn": build_recording_metrics,
@@ -113,11 +114,11 @@ class RecordedTrainer(Trainer):
 
 
 def main(arguments: list[str]) -> None:
-    """Train by the arguments, of which the first is the number of steps that are not recorded."""
-    warmup, *options = arguments
+    """Train by the arguments: the number of steps that are not recorded, the number of blocks, torchtitan's options."""
+    warmup, n_layers, *options = arguments
     init_logger()
     config = ConfigManager().parse_args(options)
-    register_synthetic(config.model.name.removeprefix(SYNTHETIC), config.model.flavor)
+    register_synthetic(config.model.name.removeprefix(SYNTHETIC), config.model.flavor, int(n_layers))
     trainer = RecordedTrainer(config)
     recorder.start(trainer.device, warmup=int(warmup))
     trainer.train()

@@ -27,6 +27,7 @@ SAMPLE_SIZE = 20
 NUMERIC_ENVIRONMENT = (
     "torch", "device", "device_name", "cuda", "hip", "nccl", "cpu_capability", "cpu_kernels", "cpu_vendor",
     "num_threads", "deterministic_algorithms", "bitwise_reproducible", "tf32_matmul", "weight_hash_version",
+    "attention",
 )  # fmt: skip
 # Optional facts, left out of a baseline where they are empty.
 _OPTIONAL = (

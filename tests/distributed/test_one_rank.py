@@ -1,4 +1,4 @@
-"""A world that is too small for a workload is reported as an error of the workload."""
+"""Worlds of one rank: too small for some workloads, and a model without any collective for others."""
 
 from __future__ import annotations
 
@@ -8,10 +8,18 @@ from pytest_aorta.common.errors import LaunchError
 
 
 @pytest.mark.world(size=1, device="cpu", warm=True)
-@pytest.mark.parametrize("name", ["ddp_overlap", "fsdp", "llama_fsdp2", "llama_simple_fsdp", "ranking"])
+@pytest.mark.parametrize("name", ["ddp_overlap", "fsdp", "ranking"])
 def test_one_rank_is_a_runtime_error_that_says_what_to_do(workload, name):
     with pytest.raises(LaunchError) as caught:
         workload.run(name)
     text = str(caught.value)
     assert f"RuntimeError: workload '{name}' needs at least 2 ranks and was started with WORLD_SIZE=1" in text
     assert "@pytest.mark.world(size=2)" in text
+
+
+@pytest.mark.world(size=1, device="cpu", warm=True)
+@pytest.mark.parametrize("bucketing", ["none", "transformer_block"])
+def test_one_rank_trains_the_llama_with_the_same_bits_in_both_implementations(workload, bucketing):
+    training = {"size": "debug", "n_layers": 1}
+    traced = {"workload": "llama_simple_fsdp", "bucketing": bucketing}
+    workload.compare(traced | training, {"workload": "llama_fsdp2"} | training, steps=3)

@@ -7,9 +7,9 @@ import itertools
 import pytest
 import torch
 import torch.distributed as dist
+from aorta_workloads.llama.attention import Attend
 from aorta_workloads.llama.data import local_part
 from aorta_workloads.llama.experts import MoeFeedForward
-from aorta_workloads.llama.model import causal_attention
 from aorta_workloads.llama.parallel.context import GatheredAttention, own_positions
 from aorta_workloads.llama.parallel.expert import apply_expert_parallel, expert_placement
 from aorta_workloads.llama.parallel.mesh import AxisDegrees, Degrees, ParallelMesh
@@ -242,22 +242,24 @@ def test_a_sequence_of_odd_chunks_is_an_error_and_one_rank_takes_any():
 class Gathered(GatheredAttention):
     """Attention on one rank of several, whose gather returns given parts in the order of ranks."""
 
-    def __init__(self, mesh, seq_len, wholes):
-        super().__init__(mesh, seq_len)
+    def __init__(self, mesh, seq_len, attend, wholes):
+        super().__init__(mesh, seq_len, attend)
         self._wholes = iter(wholes)
 
     def _all_gather(self, tensor):
         return next(self._wholes)
 
 
+@pytest.mark.parametrize("kernel", ["flash", "math", "flex"])
 @pytest.mark.parametrize("num_ranks", [2, 3])
-def test_attention_to_gathered_keys_is_that_of_the_whole_sequence(num_ranks):
+def test_attention_to_gathered_keys_is_that_of_the_whole_sequence(num_ranks, kernel):
+    attend_whole = Attend(kernel)
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, heads, 12, 8, generator=generator) for heads in (4, 2, 2))
-    whole = causal_attention(q, k, v)
+    whole = attend_whole(q, k, v)
     shares = [own_positions(12, num_ranks, rank) for rank in range(num_ranks)]
     gathered = [tensor[:, :, torch.cat(shares)] for tensor in (k, v)]
 
     for rank, share in enumerate(shares):
-        attend = Gathered(Coordinates((num_ranks,), (rank,)), 12, gathered)
+        attend = Gathered(Coordinates((num_ranks,), (rank,)), 12, attend_whole, gathered)
         torch.testing.assert_close(attend(q[:, :, share], k[:, :, share], v[:, :, share]), whole[:, :, share])

@@ -10,8 +10,11 @@ import torch
 _CUBLAS = (":4096:8", ":16:8")
 
 
-def use_deterministic_algorithms(device: torch.device) -> None:
+def use_deterministic_algorithms(device: torch.device, *, fill_uninitialized_memory: bool = False) -> None:
     """Have torch use only deterministic algorithms.
+
+    Torch's own default also fills every new tensor. That costs time and does not make a program deterministic: it
+    shows a read of memory that was never written, so ``fill_uninitialized_memory`` is for runs that look for one.
 
     Raises:
         RuntimeError: ``CUBLAS_WORKSPACE_CONFIG`` has a value under which cuBLAS is not deterministic.
@@ -24,3 +27,4 @@ def use_deterministic_algorithms(device: torch.device) -> None:
             f"one of {_CUBLAS}; unset the variable or set one of them"
         )
     torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = fill_uninitialized_memory  # type: ignore[attr-defined]

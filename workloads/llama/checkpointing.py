@@ -13,6 +13,8 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
+from . import flex  # noqa: F401 - defines the operator that is named below
+
 aten = torch.ops.aten
 _MATMULS = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default, aten._grouped_mm.default})
 _ATTENTION = frozenset(
@@ -21,6 +23,7 @@ _ATTENTION = frozenset(
         aten._scaled_dot_product_efficient_attention.default,
         aten._scaled_dot_product_cudnn_attention.default,
         aten._scaled_dot_product_flash_attention_for_cpu.default,
+        torch.ops.aorta.flex_attention.default,
     }
 )
 

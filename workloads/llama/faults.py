@@ -59,6 +59,9 @@ class Fault:
             first = next(shard for shard in shards if shard.numel())
             # The next bit pattern is the next float.
             first.view(torch.int32).view(-1)[:1].add_(1)
+        elif self.kind == "read_uninitialized":
+            first = next(shard for shard in shards if shard.numel())
+            first.view(-1)[:1].add_(torch.empty(1, dtype=first.dtype, device=first.device))
         elif self.kind == "swap_shards":
             _swap(*_first_interchangeable(shards))
 

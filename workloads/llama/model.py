@@ -8,24 +8,19 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from .attention import Attend
 from .checkpointing import run_checkpointed
+from .chunked_loss import Output
 from .experts import MoeFeedForward
-
-# Torch takes the first backend that supports the inputs. Under deterministic algorithms it leaves out cuDNN's, the
-# fastest on Hopper.
-_ATTENTION = [
-    SDPBackend.CUDNN_ATTENTION,
-    SDPBackend.FLASH_ATTENTION,
-    SDPBackend.EFFICIENT_ATTENTION,
-    SDPBackend.MATH,
-]
 
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """The model's dimensions; every field is a config key of the workload."""
+    """The model's dimensions; every field is a config key of the workload.
+
+    ``attention`` names a kernel of :class:`Attend`; a workload replaces ``auto`` before it builds the model.
+    """
 
     dim: int
     n_layers: int
@@ -35,6 +30,7 @@ class LlamaConfig:
     vocab_size: int
     rope_theta: float
     norm_eps: float
+    attention: str = "flash"
     activation_checkpointing: str = "none"
     num_experts: int = 0
     experts_per_token: int = 2
@@ -70,12 +66,6 @@ def apply_rope(x: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2).type_as(x)
 
 
-def causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Attend causally within ``[batch, heads, seq_len, head_dim]``; ``k`` and ``v`` may have fewer heads."""
-    with sdpa_kernel(_ATTENTION, set_priority=True):
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-
-
 class Attention(nn.Module):
     """Causal attention whose key and value heads are shared by groups of query heads.
 
@@ -85,7 +75,7 @@ class Attention(nn.Module):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.head_dim = config.head_dim
-        self.attend: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor] = causal_attention
+        self.attend: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor] = Attend(config.attention)
         kv_dim = config.n_kv_heads * config.head_dim
         self.wq = nn.Linear(config.dim, config.dim, bias=False)
         self.wk = nn.Linear(config.dim, kv_dim, bias=False)
@@ -148,7 +138,7 @@ class Block(nn.Module):
 
 
 class Llama(nn.Module):
-    """Maps token ids ``[batch, seq_len]`` to logits ``[batch, seq_len, vocab_size]``."""
+    """Maps token ids ``[batch, seq_len]`` to logits ``[batch, seq_len, vocab_size]``, or with labels to the loss."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -156,15 +146,25 @@ class Llama(nn.Module):
         self.tok_embeddings = nn.Embedding(config.vocab_size, config.dim)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.n_layers))
         self.norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
-        self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
+        self.output = Output(config.dim, config.vocab_size)
 
-    def forward(self, tokens: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        rotations: torch.Tensor,
+        labels: torch.Tensor | None = None,
+        num_tokens: int = 1,
+    ) -> torch.Tensor:
         """Predict each next token; ``rotations`` belong to the tokens' positions in their sequence.
+
+        Given ``labels`` of the shape of ``tokens``, return their cross entropy, summed and divided by ``num_tokens``,
+        instead of the logits, of which no more than those of one chunk exist at a time.
 
         Rotations are an argument, since a buffer would be lost on the meta device and rounded by mixed precision.
         """
         x = self.tok_embeddings(tokens)
         for layer in self.layers:
             x = layer(x, rotations)
-        logits: torch.Tensor = self.output(self.norm(x))
-        return logits
+        x = self.norm(x)
+        scored: torch.Tensor = self.output(x) if labels is None else self.output(x, labels, num_tokens)
+        return scored

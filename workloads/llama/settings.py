@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 import torch
 
@@ -71,6 +72,7 @@ class LlamaSettings:
     float8_linear: bool
     reduce_dtype: torch.dtype
     compile_loss: bool
+    loss_chunks: int
     max_grad_norm: float | None
     lr: float
     betas: tuple[float, float]
@@ -78,6 +80,7 @@ class LlamaSettings:
     lr_schedule: LearningRateSchedule
     optimizer_fused: bool | None
     deterministic: bool
+    fill_uninitialized_memory: bool
     seed: int
     hashing: HashSettings
     checkpoint: CheckpointSettings
@@ -87,6 +90,25 @@ class LlamaSettings:
     def tokens_per_step(self) -> int:
         """Return the tokens of one step on one data-parallel rank."""
         return self.gradient_accumulation * self.batch_size * self.seq_len
+
+    def check(self) -> None:
+        """Raise ValueError if a key contradicts another one, whatever the world's size."""
+        if self.fill_uninitialized_memory and not self.deterministic:
+            raise ValueError(
+                "fill_uninitialized_memory is true and deterministic is false: torch fills new tensors only under "
+                "deterministic algorithms; use both or neither"
+            )
+        if self.loss_chunks and (degree := self.degrees.pipeline_parallel_degree) > 1:
+            raise ValueError(
+                f"loss_chunks is {self.loss_chunks} and pipeline_parallel_degree is {degree}: torch computes the loss "
+                f"from the logits of the last stage; allowed is loss_chunks 0"
+            )
+        self.checkpoint.check()
+        self.lr_schedule.check()
+
+    def with_attention(self, kernel: str) -> Self:
+        """Return the same settings with another kernel of attention."""
+        return replace(self, model=replace(self.model, attention=kernel))
 
     def check_degrees(self, degrees: Degrees) -> None:
         """Raise ValueError if keys that only one workload has contradict ``degrees``."""

@@ -16,12 +16,13 @@ from ..common.gradients import by_mesh, clip_gradients, total_norm
 from ..common.learning_rate import LearningRate
 from ..common.training import MeasuredSteps, leave_process_group, peak_memory_metrics
 from . import saved_state
+from .attention import AttentionInputs, choose_kernel
 from .data import initialize, sequences
 from .faults import OPERATOR_INPUT, OPERATOR_OUTPUT
 from .hashing import StepHashes
 from .loss import make_loss
 from .model import Llama
-from .parallel.context import own_positions
+from .parallel.context import key_lengths, own_positions
 from .parallel.mesh import ParallelMesh
 from .parallel.parallelize import check_parallelism, parallelize
 from .parallel.pipeline import Pipeline, Stages
@@ -34,7 +35,6 @@ class LlamaWorkload(Workload, Generic[_Settings]):
     """Trains a Llama-3 shaped model with AdamW on synthetic tokens; gradients are summed over ranks."""
 
     name: ClassVar[str]
-    min_world_size = 2
 
     @abstractmethod
     def read_settings(self) -> _Settings:
@@ -54,22 +54,22 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         """Join the process group and build the sharded model, its optimizer and all batches.
 
         Raises:
-            RuntimeError: The world has fewer than two ranks, or cuBLAS is not configured for ``deterministic``.
+            RuntimeError: cuBLAS is not configured for ``deterministic``.
             ValueError: Config keys contradict each other.
         """
         env = RankEnv.read()
-        self._device = env.join(self.name, min_world_size=self.min_world_size)
+        self._device = env.join(self.name)
         self._rank = env.rank
         settings = self._settings = self.read_settings()
         self._degrees = check_parallelism(settings, env.world_size, self._device)
-        settings.checkpoint.check()
-        settings.lr_schedule.check()
+        settings.check()
         settings.fault.check(steps=settings.steps, world_size=env.world_size)
         if settings.deterministic:
-            use_deterministic_algorithms(self._device)
+            use_deterministic_algorithms(self._device, fill_uninitialized_memory=settings.fill_uninitialized_memory)
         self._delay = Delay(self._device, settings.fault.delay_ms)
         self._mesh = ParallelMesh.build(self._degrees, self._device.type)
         self._stages = Stages(self._mesh)
+        settings = self._settings = settings.with_attention(self._choose_attention(settings))
         positions = own_positions(settings.seq_len, self._degrees.context_parallel, self._mesh.context_rank)
         self._model = self._build_model()
         self._loss = make_loss(settings.compile_loss)
@@ -119,6 +119,7 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         assert result.grad_norm is not None
         result = replace(
             result,
+            environment=result.environment | {"attention": settings.model.attention},
             metrics=self._metrics(sum(result.step_times_ms) / 1e3, result.grad_norm[-1]),
             weight_hashes=self._hashes.weight_hashes,
             tensor_hashes=self._hashes.tensor_hashes,
@@ -145,6 +146,7 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         config = self._settings.model
         with torch.device("meta"):
             model = Llama(config)
+        model.output.num_chunks, model.output.fused = self._settings.loss_chunks, self._settings.compile_loss
         self._num_parameters = sum(parameter.numel() for parameter in model.parameters())
         parallelize(model, self._mesh, self._settings)
         self.shard(model, self._mesh)
@@ -152,6 +154,23 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         initialize(model, config.n_layers, self._settings.seed)
         self.prepare(model)
         return model
+
+    def _choose_attention(self, settings: _Settings) -> str:
+        """Return the kernel of attention for the heads and positions that this rank computes."""
+        model, degrees = settings.model, self._degrees
+        num_keys = key_lengths(settings.seq_len, degrees.context_parallel, self._mesh.context_rank)
+        num_positions = len(own_positions(settings.seq_len, degrees.context_parallel, self._mesh.context_rank))
+        inputs = AttentionInputs(
+            batch_size=settings.batch_size,
+            num_heads=model.n_heads // degrees.tensor_parallel,
+            num_kv_heads=model.n_kv_heads // degrees.tensor_parallel,
+            num_queries=num_positions // len(num_keys),
+            num_keys=num_keys,
+            head_dim=model.head_dim,
+            dtype=settings.param_dtype,
+            device=self._device,
+        )
+        return choose_kernel(model.attention, inputs, deterministic=settings.deterministic)
 
     def _build_pipeline(self) -> Pipeline:
         return Pipeline(self._model, self._mesh, self._settings, self._rotations, self._global_loss)
@@ -213,14 +232,22 @@ class LlamaWorkload(Workload, Generic[_Settings]):
     def _backward(self, tokens: torch.Tensor, gradient_scale: float) -> torch.Tensor:
         """Add one micro-batch's gradients and return its loss."""
         inputs, labels = tokens
-        # The logits are not bound to a name, which would keep them in memory through backward.
-        loss = self._global_loss(self._hashes.forward(inputs, self._rotations), labels)
+        loss: torch.Tensor
+        if self._settings.loss_chunks:
+            loss = self._hashes.forward(inputs, self._rotations, labels, self._num_global_tokens)
+        else:
+            # The logits are not bound to a name, which would keep them in memory through backward.
+            loss = self._global_loss(self._hashes.forward(inputs, self._rotations), labels)
         loss.backward(torch.full_like(loss, gradient_scale))
         return loss.detach()
 
     def _global_loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return one micro-batch's part of the step's loss: a sum over tokens divided by the global batch's count."""
-        return self._loss(logits, labels) / (self._settings.tokens_per_step * self._degrees.data_parallel)
+        return self._loss(logits, labels) / self._num_global_tokens
+
+    @property
+    def _num_global_tokens(self) -> int:
+        return self._settings.tokens_per_step * self._degrees.data_parallel
 
     def _measure(self) -> MeasuredSteps:
         batches = self._batches[self._settings.warmup :]

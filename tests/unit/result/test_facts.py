@@ -58,6 +58,12 @@ def test_only_what_numbers_depend_on_is_kept_of_the_environment():
     assert set(facts.environment) <= set(NUMERIC_ENVIRONMENT)
 
 
+def test_the_kernel_of_attention_is_kept_on_every_device():
+    environment = {"torch": "2.11.0", "attention": "flex", "num_threads": 2}
+    facts = launch_facts(make_result(TWO_RANKS, device="cuda", environment=environment))
+    assert facts.environment == {"torch": "2.11.0", "attention": "flex"}
+
+
 def test_durations_keep_six_digits():
     assert launch_facts(make_result([[1.23456789]])).step_time_ms["p50"] == 1.23457
 

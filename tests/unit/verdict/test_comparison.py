@@ -472,6 +472,13 @@ def test_fact_that_the_baseline_does_not_have_yet_is_another_environment():
     assert (row.outcome, row.detail) == (Outcome.NOT_APPLICABLE, "cpu_vendor is 'x', the baseline's None")
 
 
+def test_hash_under_another_kernel_of_attention_is_not_applicable():
+    flash = make_baseline(launches=stored(make_facts(environment=SURE | {"attention": "flash"})))
+    flex = make_facts(environment=SURE | {"attention": "flex"}, weight_hashes=OTHER_WEIGHTS)
+    row = check(flex, baseline=flash)["weight_hash"]
+    assert (row.outcome, row.detail) == (Outcome.NOT_APPLICABLE, "attention is 'flex', the baseline's 'flash'")
+
+
 def test_equal_hash_of_an_earlier_step_is_lost():
     early = make_facts(weight_hashes={"9": make_facts().weight_hashes["10"]})
     row = check(early, baseline=STABLE)["weight_hash"]

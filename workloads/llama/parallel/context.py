@@ -7,11 +7,10 @@ and has no kernel for CPU ranks.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-from torch.nn.attention.bias import causal_lower_right
 
+from ..attention import Attend
 from ..model import Attention, Llama
 
 _SEQUENCE_DIM = 2
@@ -37,9 +36,17 @@ def own_positions(seq_len: int, num_ranks: int, rank: int) -> torch.Tensor:
     return torch.cat([chunks[rank], chunks[-1 - rank]])
 
 
+def key_lengths(seq_len: int, num_ranks: int, rank: int) -> tuple[int, ...]:
+    """Return how many keys each of a rank's chunks of queries attends to: those up to and including its last query."""
+    if num_ranks == 1:
+        return (seq_len,)
+    length = seq_len // (2 * num_ranks)
+    return (rank + 1) * length, (2 * num_ranks - rank) * length
+
+
 def apply_context_parallel(model: Llama, mesh: DeviceMesh, seq_len: int) -> None:
     """Make each block attend to keys and values of all ranks of the one-dimensional ``mesh``."""
-    attend = GatheredAttention(mesh, seq_len)
+    attend = GatheredAttention(mesh, seq_len, Attend(model.config.attention))
     for module in model.modules():
         if isinstance(module, Attention):
             module.attend = attend
@@ -48,24 +55,16 @@ def apply_context_parallel(model: Llama, mesh: DeviceMesh, seq_len: int) -> None
 class GatheredAttention:
     """Causal attention of this rank's queries, at :func:`own_positions`, to keys and values gathered from all ranks."""
 
-    def __init__(self, mesh: DeviceMesh, seq_len: int) -> None:
-        self._mesh = mesh
-        length, rank = seq_len // (2 * mesh.size()), mesh.get_local_rank()
-        # A chunk of queries attends to keys up to and including its own chunk, whose last key is the last query's.
-        self._num_keys = [(number + 1) * length for number in (rank, 2 * mesh.size() - 1 - rank)]
-        self._masks = [causal_lower_right(length, num_keys) for num_keys in self._num_keys]
+    def __init__(self, mesh: DeviceMesh, seq_len: int, attend: Attend) -> None:
+        self._mesh, self._attend = mesh, attend
+        self._num_keys = key_lengths(seq_len, mesh.size(), mesh.get_local_rank())
+        self._masks = [attend.mask(seq_len // (2 * mesh.size()), num_keys) for num_keys in self._num_keys]
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Attend; all tensors are ``[batch, heads, positions of this rank, head_dim]``."""
         k, v = self._gathered(k), self._gathered(v)
         attended = [
-            F.scaled_dot_product_attention(
-                queries,
-                k.narrow(_SEQUENCE_DIM, 0, num_keys),
-                v.narrow(_SEQUENCE_DIM, 0, num_keys),
-                attn_mask=mask,
-                enable_gqa=True,
-            )
+            self._attend(queries, k.narrow(_SEQUENCE_DIM, 0, num_keys), v.narrow(_SEQUENCE_DIM, 0, num_keys), mask)
             for queries, num_keys, mask in zip(q.chunk(2, _SEQUENCE_DIM), self._num_keys, self._masks, strict=True)
         ]
         return torch.cat(attended, _SEQUENCE_DIM)

@@ -46,7 +46,7 @@ def parallelize(model: Llama, mesh: ParallelMesh, settings: LlamaSettings) -> No
     if settings.float8_linear:
         convert_blocks(model)
     if mesh.tensor is not None:
-        apply_tensor_parallel(model, mesh.tensor)
+        apply_tensor_parallel(model, mesh.tensor, chunked_loss=settings.loss_chunks > 0)
     if mesh.context is not None:
         apply_context_parallel(model, mesh.context, settings.seq_len)
     if mesh.experts is not None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -15,6 +17,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from ..chunked_loss import Output, Vocabulary
 from ..model import Llama
 
 # Activations between attention and feed-forward are [batch, sequence, dim], split along the sequence.
@@ -29,18 +32,46 @@ def check_tensor_parallel(degree: int, sizes: dict[str, int]) -> None:
         )
 
 
-def apply_tensor_parallel(model: Llama, mesh: DeviceMesh) -> None:
-    """Make every parameter a DTensor on the one-dimensional ``mesh``, and add the collectives between modules."""
+def apply_tensor_parallel(model: Llama, mesh: DeviceMesh, *, chunked_loss: bool) -> None:
+    """Make every parameter a DTensor on the one-dimensional ``mesh``, and add the collectives between modules.
+
+    With ``chunked_loss``, the output is the loss, and ranks exchange sums of their logits instead of logits.
+    """
     outer = {
         "tok_embeddings": RowwiseParallel(input_layouts=Replicate(), output_layouts=_SEQUENCE),
         "norm": SequenceParallel(),
-        "output": ColwiseParallel(input_layouts=_SEQUENCE, output_layouts=Replicate()),
+        "output": (
+            _VocabularyParallel()
+            if chunked_loss
+            else ColwiseParallel(input_layouts=_SEQUENCE, output_layouts=Replicate())
+        ),
     }
     kept = [name for name in outer if not isinstance(model.get_submodule(name), nn.Identity)]
     parallelize_module(model, mesh, {name: outer[name] for name in kept})
     for layer in model.layers:
         parallelize_module(layer, mesh, _block_plan())
     model.tok_embeddings.register_forward_hook(_waited)
+
+
+class _VocabularyParallel(ParallelStyle):
+    """Splits the vocabulary of an :class:`Output` that computes the loss, and gathers its input along the sequence."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        assert isinstance(module, Output)
+        weight = distribute_tensor(module.weight, device_mesh, [Shard(0)], src_data_rank=None)
+        module.register_parameter("weight", nn.Parameter(weight))
+        num_rows = module.out_features // device_mesh.size()
+        group = device_mesh.get_group().group_name
+        module.vocabulary = Vocabulary(device_mesh.get_local_rank() * num_rows, group)
+
+        def gather(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+            # The norm before it returns a DTensor that is split along the sequence.
+            whole = inputs[0].redistribute(placements=[Replicate()])
+            # Each rank has the gradient of its own part of the vocabulary.
+            return whole.to_local(grad_placements=[Partial("sum")]), *inputs[1:]
+
+        module.register_forward_pre_hook(gather)
+        return module
 
 
 def _block_plan() -> dict[str, ParallelStyle]:

@@ -1,0 +1,89 @@
+"""Attention kernels of the Llama workloads on CPU ranks: which one runs, and every layout's bits under flex."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_aorta.common.errors import LaunchError
+
+pytestmark = [
+    pytest.mark.numerics,
+    pytest.mark.world(size=2, device="cpu", warm=True),
+    pytest.mark.launch_timeout(180),
+]
+
+TRAINING = {"size": "debug", "steps": 3, "warmup": 0, "hash_every": 1}
+FLEX = TRAINING | {"attention": "flex"}
+LAYOUTS = {
+    "plain": {},
+    "bfloat16": {"param_dtype": "bfloat16"},
+    "tp": {"tensor_parallel_degree": 2, "n_kv_heads": 4},
+    "cp": {"context_parallel_degree": 2},
+    "cp, selective": {"context_parallel_degree": 2, "activation_checkpointing": "selective"},
+}
+
+
+@pytest.mark.parametrize(
+    "layout", ["plain", "cp", *(pytest.param(name, marks=pytest.mark.extended) for name in ("bfloat16", "tp"))]
+)
+def test_aot_eager_has_every_bit_of_fsdp2_with_flex(workload, layout):
+    eager, traced = (workload.run(name, **FLEX | LAYOUTS[layout]) for name in ("llama_fsdp2", "llama_simple_fsdp"))
+    assert eager.environment["attention"] == traced.environment["attention"] == "flex"
+    assert (traced.weight_hashes, traced.loss) == (eager.weight_hashes, eager.loss)
+
+
+def test_aot_eager_has_every_bit_of_fsdp2_with_flash_and_context_parallelism(workload):
+    training = TRAINING | LAYOUTS["cp"]
+    eager, traced = (workload.run(name, **training) for name in ("llama_fsdp2", "llama_simple_fsdp"))
+    assert eager.environment["attention"] == traced.environment["attention"] == "flash"
+    assert (traced.weight_hashes, traced.loss) == (eager.weight_hashes, eager.loss)
+
+
+@pytest.mark.extended
+@pytest.mark.world(size=4, device="cpu", warm=True)
+def test_aot_eager_has_every_bit_of_fsdp2_with_flex_and_replicas(workload):
+    training = FLEX | {"data_parallel_replicate_degree": 2}
+    eager, traced = (workload.run(name, **training) for name in ("llama_fsdp2", "llama_simple_fsdp"))
+    assert traced.weight_hashes == eager.weight_hashes
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("layout", ["plain", "cp"])
+def test_recomputed_flex_has_every_bit_of_a_kept_one(workload, layout):
+    kept = workload.run("llama_fsdp2", **FLEX | LAYOUTS[layout])
+    for checkpointing in ("selective", "full"):
+        options = LAYOUTS[layout] | {"activation_checkpointing": checkpointing}
+        assert workload.run("llama_fsdp2", **FLEX | options).weight_hashes == kept.weight_hashes, checkpointing
+
+
+def test_the_kernel_that_ran_is_a_fact_and_trains_nearly_alike(workload):
+    results = {name: workload.run("llama_fsdp2", **TRAINING | {"attention": name}) for name in ("auto", "math", "flex")}
+    assert [result.environment["attention"] for result in results.values()] == ["flash", "math", "flex"]
+    for result in results.values():
+        assert result.loss == pytest.approx(results["auto"].loss, rel=1e-5)
+
+
+def test_a_kernel_that_can_not_run_is_refused_by_name(workload):
+    message = r"attention is 'cudnn', which can't run on cpu .+ Allowed here are auto, flash, math, flex"
+    with pytest.raises(LaunchError, match=message):
+        workload.run("llama_fsdp2", attention="cudnn", **TRAINING)
+
+
+FILLED = TRAINING | {"deterministic": True, "fill_uninitialized_memory": True}
+
+
+@pytest.mark.parametrize("name", ["llama_fsdp2", "llama_simple_fsdp"])
+def test_no_step_reads_memory_that_was_not_written(workload, name):
+    plain = workload.run(name, **TRAINING | {"deterministic": True})
+    filled = workload.run(name, **FILLED)
+    assert (filled.weight_hashes, filled.loss) == (plain.weight_hashes, plain.loss)
+
+
+def test_a_read_of_memory_that_was_not_written_is_found(workload):
+    with pytest.raises(LaunchError, match="nan"):
+        workload.run("llama_fsdp2", fault={"kind": "read_uninitialized", "step": 2}, **FILLED)
+
+
+def test_filling_without_determinism_is_refused(workload):
+    with pytest.raises(LaunchError, match="fill_uninitialized_memory is true and deterministic is false"):
+        workload.run("llama_fsdp2", **FILLED | {"deterministic": False})

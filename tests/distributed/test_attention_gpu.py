@@ -1,0 +1,92 @@
+"""Attention kernels of the Llama workloads on GPUs: which one runs, and every layout's bits under it."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_aorta.common.errors import LaunchError
+
+pytestmark = [
+    pytest.mark.numerics,
+    pytest.mark.world(size=2, device="cuda", warm=True),
+    pytest.mark.launch_timeout(240),
+]
+
+TRAINING = {
+    "size": "debug",
+    "dim": 512,
+    "n_layers": 2,
+    "n_heads": 8,
+    "n_kv_heads": 4,
+    "ffn_hidden": 1536,
+    "seq_len": 512,
+    "param_dtype": "bfloat16",
+    "steps": 5,
+    "warmup": 0,
+    "hash_every": 1,
+}
+DETERMINISTIC = TRAINING | {"deterministic": True}
+LAYOUTS = {
+    "plain": {},
+    "selective": {"activation_checkpointing": "selective"},
+    "tp": {"tensor_parallel_degree": 2, "batch_size": 4},
+    "cp": {"context_parallel_degree": 2, "batch_size": 4},
+    "float32": {"param_dtype": "float32"},
+}
+
+
+@pytest.mark.parametrize(("deterministic", "kernel"), [(False, "cudnn"), (True, "flex")])
+def test_auto_takes_the_fastest_kernel_of_the_mode(workload, deterministic, kernel):
+    result = workload.run("llama_fsdp2", **TRAINING | {"deterministic": deterministic})
+    assert result.environment["attention"] == kernel
+
+
+@pytest.mark.parametrize("kernel", ["cudnn", "flash", "efficient", "math", "flex"])
+def test_every_kernel_trains_alike(workload, kernel):
+    result = workload.run("llama_fsdp2", attention=kernel, **TRAINING)
+    plain = workload.run("llama_fsdp2", attention="math", **TRAINING)
+    assert result.environment["attention"] == kernel
+    assert result.loss == pytest.approx(plain.loss, rel=2e-3)
+
+
+def test_cudnn_is_refused_in_a_deterministic_run(workload):
+    message = r"attention is 'cudnn', which can't run on cuda \(deterministic, torch.bfloat16\): cudnn: .+ flex"
+    with pytest.raises(LaunchError, match=message):
+        workload.run("llama_fsdp2", attention="cudnn", **DETERMINISTIC)
+
+
+@pytest.mark.parametrize("kernel", ["flash", "flex"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_aot_eager_has_every_bit_of_fsdp2(workload, kernel, layout):
+    if (kernel, layout) == ("flash", "float32"):
+        pytest.skip("the flash kernel takes no float32")
+    training = DETERMINISTIC | LAYOUTS[layout] | {"attention": kernel}
+    eager, again, traced = (
+        workload.run(name, **training) for name in ("llama_fsdp2", "llama_fsdp2", "llama_simple_fsdp")
+    )
+    assert eager.environment["attention"] == traced.environment["attention"] == kernel
+    for other in (again, traced):
+        assert (other.weight_hashes, other.loss, other.grad_norm) == (eager.weight_hashes, eager.loss, eager.grad_norm)
+
+
+def test_recomputed_flex_has_every_bit_of_a_kept_one(workload):
+    kept = workload.run("llama_fsdp2", **DETERMINISTIC)
+    for checkpointing in ("selective", "full"):
+        again = workload.run("llama_fsdp2", activation_checkpointing=checkpointing, **DETERMINISTIC)
+        assert again.weight_hashes == kept.weight_hashes, checkpointing
+
+
+@pytest.mark.world(size=4, device="cuda", warm=True)
+def test_aot_eager_has_every_bit_of_fsdp2_with_replicas(workload):
+    training = DETERMINISTIC | {"data_parallel_replicate_degree": 2}
+    eager, traced = (workload.run(name, **training) for name in ("llama_fsdp2", "llama_simple_fsdp"))
+    assert eager.environment["attention"] == "flex"
+    assert traced.weight_hashes == eager.weight_hashes
+
+
+@pytest.mark.parametrize("workload_name", ["llama_fsdp2", "llama_simple_fsdp"])
+def test_no_step_reads_memory_that_was_not_written(workload, workload_name):
+    plain = workload.run(workload_name, **DETERMINISTIC)
+    filled = workload.run(workload_name, fill_uninitialized_memory=True, **DETERMINISTIC)
+    assert filled.weight_hashes == plain.weight_hashes
+    assert filled.loss == plain.loss

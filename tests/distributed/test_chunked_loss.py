@@ -1,0 +1,59 @@
+"""The loss in chunks on CPU ranks: the bits of both implementations, and the loss of whole logits."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_aorta.common.errors import LaunchError
+
+pytestmark = [
+    pytest.mark.numerics,
+    pytest.mark.world(size=2, device="cpu", warm=True),
+    pytest.mark.launch_timeout(180),
+]
+
+TRAINING = {"size": "debug", "n_kv_heads": 4, "param_dtype": "bfloat16", "loss_chunks": 3}
+LAYOUTS = {
+    "plain": {},
+    "float32, micro-batches": {
+        "param_dtype": "float32",
+        "gradient_accumulation": 2,
+        "max_grad_norm": None,
+        "activation_checkpointing": "selective",
+    },
+    "tp": {"tensor_parallel_degree": 2},
+    "cp": {"context_parallel_degree": 2},
+    "fused": {"compile_loss": True},
+}
+# As llama_simple_fsdp, eager FSDP2 then reduces each micro-batch.
+EAGER = {"workload": "llama_fsdp2", "reduce_every_micro_batch": True}
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "plain",
+        "tp",
+        *(pytest.param(name, marks=pytest.mark.extended) for name in LAYOUTS if name not in ("plain", "tp")),
+    ],
+)
+def test_aot_eager_has_every_bit_of_fsdp2(workload, layout):
+    training = TRAINING | LAYOUTS[layout]
+    traced = {"workload": "llama_simple_fsdp"} | ({"bucketing": "transformer_block"} if layout == "plain" else {})
+    workload.compare(traced | training, EAGER | training, steps=25)
+
+
+def test_chunks_train_as_whole_logits(workload):
+    training = TRAINING | {"steps": 5, "warmup": 0, "hash_every": 1, "param_dtype": "float32"}
+    whole = workload.run("llama_fsdp2", **training | {"loss_chunks": 0})
+    for layout in ("plain", "tp"):
+        options = LAYOUTS[layout] | ({"batch_size": 4} if layout == "tp" else {})
+        chunked = workload.run("llama_fsdp2", **training | options)
+        assert chunked.loss == pytest.approx(whole.loss, rel=1e-5), layout
+        assert chunked.grad_norm == pytest.approx(whole.grad_norm, rel=1e-4), layout
+
+
+def test_pipeline_stages_are_refused(workload):
+    stages = {"pipeline_parallel_degree": 2, "gradient_accumulation": 2}
+    with pytest.raises(LaunchError, match="loss_chunks is 3 and pipeline_parallel_degree is 2"):
+        workload.run("llama_fsdp2", **TRAINING | stages)

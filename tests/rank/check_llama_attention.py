@@ -1,0 +1,164 @@
+"""Kernels of attention on CPU, and the choice between them; CUDA's are in tests/distributed/test_attention_gpu.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from aorta_workloads.llama import flex
+from aorta_workloads.llama.attention import KERNELS, Attend, AttentionInputs, choose_kernel
+from aorta_workloads.llama.data import initialize, sequences
+from aorta_workloads.llama.flex import causal_blocks, flex_attention, flex_attention_backward
+from aorta_workloads.llama.model import Llama, LlamaConfig
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention.flex_attention import create_block_mask
+from torch.utils._python_dispatch import TorchDispatchMode
+
+ON_CPU = ["flash", "math", "flex"]
+# Square, and two chunks of context parallelism.
+LENGTHS = [(32, 32), (8, 24), (200, 200)]
+INPUTS = AttentionInputs(2, 4, 2, 32, (32,), 16, torch.float32, torch.device("cpu"))
+
+
+def heads(num_heads, length, generator):
+    """Return a projection's heads, which are not contiguous."""
+    return torch.randn(2, length, num_heads, 16, generator=generator).transpose(1, 2).requires_grad_()
+
+
+def tensors(num_queries, num_keys):
+    generator = torch.Generator().manual_seed(0)
+    return heads(4, num_queries, generator), heads(2, num_keys, generator), heads(2, num_keys, generator)
+
+
+def attend_by_formula(q, k, v):
+    """Return softmax(q k^T / sqrt(d)) v in float64, the last query with all keys."""
+    k, v = (tensor.double().repeat_interleave(q.shape[1] // k.shape[1], dim=1) for tensor in (k, v))
+    scores = q.double() @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
+    hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(k.shape[-2] - q.shape[-2] + 1)
+    return scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("kernel", ON_CPU)
+@pytest.mark.parametrize(("num_queries", "num_keys"), LENGTHS)
+def test_every_kernel_computes_causal_attention_and_its_gradients(kernel, num_queries, num_keys):
+    inputs = tensors(num_queries, num_keys)
+    attend = Attend(kernel)
+    out, expected = attend(*inputs, attend.mask(num_queries, num_keys)), attend_by_formula(*inputs)
+    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
+
+    torch.testing.assert_close(out, expected.float(), rtol=1e-5, atol=1e-5)
+    pairs = zip(
+        torch.autograd.grad(out, inputs, grad), torch.autograd.grad(expected, inputs, grad.double()), strict=True
+    )
+    for one, other in pairs:
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("length", [slice(None), slice(8, 24)], ids=["whole", "with gaps"])
+def test_flex_announces_the_shapes_and_strides_that_it_returns(length):
+    q, k, v = (tensor.detach()[:, :, length] for tensor in tensors(32, 32))
+    out, logsumexp = flex_attention(q, k, v)
+    real = [out, logsumexp, *flex_attention_backward(out, q, k, v, out, logsumexp)]
+
+    with FakeTensorMode() as mode:
+        q, k, v = (mode.from_tensor(tensor) for tensor in (q, k, v))
+        out, logsumexp = flex_attention(q, k, v)
+        fake = [out, logsumexp, *flex_attention_backward(out, q, k, v, out, logsumexp)]
+    described = [[(x.shape, x.stride(), x.dtype) for x in results] for results in (real, fake)]
+    assert described[0] == described[1]
+
+
+@pytest.mark.parametrize(("num_queries", "num_keys"), LENGTHS)
+def test_graphs_that_are_compiled_for_cuda_compute_what_cpu_kernels_do(num_queries, num_keys, monkeypatch):
+    monkeypatch.setattr("torch._inductor.compile", lambda graph, _: graph)
+    q, k, v = (tensor.detach().contiguous() for tensor in tensors(num_queries, num_keys))
+
+    out, logsumexp = flex._run_fused(flex._forward, (q, k, v), q, k)
+    torch.testing.assert_close((out, logsumexp), flex_attention(q, k, v))
+    given = (torch.ones_like(out), q, k, v, out, logsumexp)
+    torch.testing.assert_close(tuple(flex._run_fused(flex._backward, given, q, k)), flex_attention_backward(*given))
+
+
+@settings(max_examples=40, deadline=None)
+@given(num_queries=st.integers(1, 700), num_more_keys=st.integers(0, 700))
+def test_sparse_mask_is_that_of_torch(num_queries, num_more_keys):
+    num_keys = num_queries + num_more_keys
+    made = causal_blocks(num_queries, num_keys, torch.device("cpu"))
+    known = create_block_mask(made.mask_mod, None, None, num_queries, num_keys, device="cpu")
+
+    assert made.shape == known.shape
+    assert made.BLOCK_SIZE == known.BLOCK_SIZE
+    for counts, columns in [
+        ("kv_num_blocks", "kv_indices"),
+        ("full_kv_num_blocks", "full_kv_indices"),
+        ("q_num_blocks", "q_indices"),
+        ("full_q_num_blocks", "full_q_indices"),
+    ]:
+        assert torch.equal(getattr(made, counts), getattr(known, counts)), counts
+        assert torch.equal(getattr(made, columns), getattr(known, columns)), columns
+        assert getattr(made, counts).is_contiguous()
+        assert getattr(made, columns).is_contiguous()
+    hidden = made.mask_mod(0, 0, torch.arange(num_queries).unsqueeze(1), torch.arange(num_keys)).logical_not()
+    assert torch.equal(hidden, torch.ones(num_queries, num_keys, dtype=torch.bool).triu(num_more_keys + 1))
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+def test_flex_has_the_same_bits_in_a_traced_graph_and_under_checkpointing(checkpointing):
+    plain, traced = (model(attention="flex", activation_checkpointing=kind) for kind in ("none", checkpointing))
+    traced.compile(backend="aot_eager", fullgraph=True)
+
+    assert gradients(plain) == gradients(traced)
+
+
+@pytest.mark.parametrize(("checkpointing", "num_calls"), [("none", 1), ("selective", 1), ("full", 2)])
+def test_only_full_checkpointing_runs_flex_again(checkpointing, num_calls):
+    with CallCounter() as counter:
+        gradients(model(attention="flex", activation_checkpointing=checkpointing))
+    assert counter.num_calls == num_calls
+
+
+class CallCounter(TorchDispatchMode):
+    num_calls = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.num_calls += func is torch.ops.aorta.flex_attention.default
+        return func(*args, **(kwargs or {}))
+
+
+def model(**changes):
+    config = LlamaConfig(64, 1, 4, 2, 192, 256, 500000.0, 1e-5, **changes)
+    made = Llama(config)
+    initialize(made, config.n_layers, seed=0)
+    return made
+
+
+def gradients(made):
+    tokens = sequences(0, 0, range(2), 31, 256)
+    made(tokens, made.config.rotations(torch.arange(32))).square().mean().backward()
+    return {name: parameter.grad.numpy().tobytes() for name, parameter in made.named_parameters()}
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_auto_takes_the_flash_kernel_on_cpu(deterministic):
+    assert choose_kernel("auto", INPUTS, deterministic=deterministic) == "flash"
+
+
+@pytest.mark.parametrize("kernel", ON_CPU)
+def test_a_kernel_that_runs_is_taken_as_asked(kernel):
+    assert choose_kernel(kernel, INPUTS, deterministic=False) == kernel
+    assert choose_kernel(kernel, replace(INPUTS, num_queries=8, num_keys=(16, 24)), deterministic=False) == kernel
+
+
+@pytest.mark.parametrize("kernel", sorted(set(KERNELS) - set(ON_CPU)))
+def test_a_kernel_that_can_not_run_is_refused_with_those_that_can(kernel):
+    message = rf"attention is '{kernel}', which can't run on cpu \(deterministic, torch.float32\): {kernel}: .+"
+    with pytest.raises(ValueError, match=message + "Allowed here are auto, flash, math, flex$"):
+        choose_kernel(kernel, INPUTS, deterministic=True)
+
+
+def test_an_unknown_kernel_is_an_error():
+    with pytest.raises(ValueError, match="attention is 'auto', allowed are cudnn, flash, efficient, math, flex"):
+        Attend("auto")

@@ -1,0 +1,138 @@
+"""Causal attention by one named kernel, which is chosen in setup() and not replaced by another during a run."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import CausalBias, causal_lower_right
+
+from .flex import check_flex, flex_attention
+
+AUTO, FLEX = "auto", "flex"
+_TORCH_KERNELS = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+KERNELS = (*_TORCH_KERNELS, FLEX)
+# The order of speed on an H200. Only the plain causal mask has a kernel of cuDNN's; other masks would be stored whole.
+_FASTEST = ("cudnn", "flash", "efficient", "math")
+_FASTEST_DETERMINISTIC = (FLEX, "flash", "efficient", "math")
+
+
+@dataclass(frozen=True)
+class Attend:
+    """Causal attention within ``[batch, heads, seq_len, head_dim]``, in which the last query attends to all keys.
+
+    Keys and values may have fewer heads than queries, and more positions. ``kernel`` is one of ``KERNELS``.
+    """
+
+    kernel: str
+
+    def __post_init__(self) -> None:
+        """Raise ValueError if there is no such kernel."""
+        if self.kernel not in KERNELS:
+            raise ValueError(f"attention is {self.kernel!r}, allowed are {', '.join(KERNELS)}")
+
+    def mask(self, num_queries: int, num_keys: int) -> CausalBias | None:
+        """Return the mask that calls with such lengths take; a graph can't make it, so it is made beforehand."""
+        return None if self.kernel == FLEX or num_queries == num_keys else causal_lower_right(num_queries, num_keys)
+
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: CausalBias | None = None
+    ) -> torch.Tensor:
+        """Return the output, of the shape of ``q``; ``mask`` is that of :meth:`mask` for these lengths."""
+        if self.kernel == FLEX:
+            out: torch.Tensor = flex_attention(q, k, v)[0]
+            return out
+        with sdpa_kernel(_TORCH_KERNELS[self.kernel]):
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
+
+
+@dataclass(frozen=True)
+class AttentionInputs:
+    """The tensors that one rank's attention takes; ``num_keys`` has the length of each call's keys and values."""
+
+    batch_size: int
+    num_heads: int
+    num_kv_heads: int
+    num_queries: int
+    num_keys: tuple[int, ...]
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def is_square(self) -> bool:
+        """Return whether there are as many keys as queries, as without context parallelism."""
+        return self.num_keys == (self.num_queries,)
+
+    def make(self, num_keys: int) -> list[torch.Tensor]:
+        """Return queries, keys and values of zeros that need gradients."""
+        heads_and_lengths = ((self.num_heads, self.num_queries), *[(self.num_kv_heads, num_keys)] * 2)
+        return [
+            torch.zeros(
+                self.batch_size, heads, length, self.head_dim, dtype=self.dtype, device=self.device
+            ).requires_grad_()
+            for heads, length in heads_and_lengths
+        ]
+
+
+def choose_kernel(asked: str, inputs: AttentionInputs, *, deterministic: bool) -> str:
+    """Return the kernel of ``KERNELS`` that is to run: the one asked for, or with ``auto`` the first that runs here.
+
+    ``auto`` takes FlexAttention in a deterministic run on CUDA, where torch's other deterministic kernels are slow, and
+    else torch's fastest. On CPU that is the flash kernel in both modes. Each candidate runs forward and backward once.
+
+    Raises:
+        ValueError: The kernel that is asked for can't run; the message says why and names those that can.
+    """
+    candidates = _candidates(inputs, deterministic) if asked == AUTO else (asked,)
+    refusals = {}
+    for kernel in candidates:
+        refusal = _refusal(kernel, inputs)
+        if refusal is None:
+            return kernel
+        refusals[kernel] = refusal
+    allowed = [kernel for kernel in KERNELS if kernel not in refusals and _refusal(kernel, inputs) is None]
+    mode = "deterministic" if deterministic else "not deterministic"
+    reasons = "; ".join(f"{kernel}: {reason}" for kernel, reason in refusals.items())
+    raise ValueError(
+        f"attention is {asked!r}, which can't run on {inputs.device.type} ({mode}, {inputs.dtype}): {reasons}. "
+        f"Allowed here are {', '.join([AUTO, *allowed])}"
+    )
+
+
+def _candidates(inputs: AttentionInputs, deterministic: bool) -> Sequence[str]:
+    if inputs.device.type == "cpu":
+        return ("flash", "math")
+    if deterministic:
+        return _FASTEST_DETERMINISTIC
+    return _FASTEST if inputs.is_square else _FASTEST[1:]
+
+
+def _refusal(kernel: str, inputs: AttentionInputs) -> str | None:
+    """Return why ``kernel`` can't run forward and backward on such tensors, or None if it can."""
+    if kernel == "math":  # takes everything, and would store all scores to show it
+        return None
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        try:
+            if kernel == FLEX:
+                check_flex(inputs.device, inputs.head_dim)
+            for num_keys in inputs.num_keys:
+                attend = Attend(kernel)
+                q, k, v = inputs.make(num_keys)
+                attend(q, k, v, attend.mask(inputs.num_queries, num_keys)).sum().backward()
+        except (RuntimeError, ValueError) as error:
+            # Torch warns of the reason, and also of each kernel that is not asked for.
+            warned = [str(warning.message).splitlines()[0] for warning in seen]
+            reasons = [reason for reason in warned if "disabled" not in reason and "not used because" not in reason]
+            return "; ".join([str(error).splitlines()[0], *dict.fromkeys(reasons)])
+    return None

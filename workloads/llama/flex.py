@@ -1,0 +1,262 @@
+"""FlexAttention (arXiv 2412.05496) as one operator with a gradient, ``aorta::flex_attention``.
+
+Torch's own function becomes a part of the graph around it, and a graph that does not reach inductor would evaluate it
+unfused, with other bits. As an operator it runs the same compiled kernels in an eager model, in every graph and under
+activation checkpointing. Its backward kernel uses no atomics, so it is deterministic.
+
+On CUDA each pass is compiled once per shape. Torch has no backward kernel for CPUs, so CPU ranks evaluate the same
+formulas unfused, with all scores in memory.
+
+Every use of FlexAttention's private interface is in this module. Written for torch 2.11 to 2.13.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch._higher_order_ops.flex_attention import create_fw_bw_graph
+from torch._higher_order_ops.flex_attention import flex_attention as forward_pass
+from torch._higher_order_ops.flex_attention import flex_attention_backward as backward_pass
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention.flex_attention import BlockMask
+from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import register_flop_formula
+
+Option = int | bool
+Results = tuple[torch.Tensor, ...]
+# Torch's names for ``kernel_options``. A causal mask leaves no row empty, and the blocks of a row are neighbors.
+KERNEL_OPTIONS: dict[str, Option] = {"ROWS_GUARANTEED_SAFE": True, "BLOCKS_ARE_CONTIGUOUS": True}
+# Torch's function gives these defaults to its kernels.
+_DEFAULTS: dict[str, Option] = {
+    "PRESCALE_QK": False,
+    "ROWS_GUARANTEED_SAFE": False,
+    "BLOCKS_ARE_CONTIGUOUS": False,
+    "WRITE_DQ": True,
+}
+# For short sequences torch would take another kernel, which ignores block sizes.
+_FIXED: dict[str, Option] = {"FORCE_USE_FLEX_ATTENTION": True, "OUTPUT_LOGSUMEXP": True, "OUTPUT_MAX": False}
+_MIN_HEAD_DIM = 16
+_BLOCK = 128
+
+
+def check_flex(device: torch.device, head_dim: int) -> None:
+    """Raise ValueError if ``device`` has no kernel for heads of this width."""
+    if device.type == "cuda" and head_dim < _MIN_HEAD_DIM:
+        raise ValueError(f"heads have {head_dim} features, and FlexAttention takes at least {_MIN_HEAD_DIM}")
+
+
+@torch.library.custom_op("aorta::flex_attention", mutates_args=())
+def flex_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attend causally, the last query to all keys; return the output and the logarithm to base 2 of each row's sum.
+
+    Tensors are ``[batch, heads, seq_len, head_dim]``; ``k`` and ``v`` may have fewer heads. Results are contiguous.
+    """
+    out, logsumexp = _run_fused(_forward, (q, k, v), q, k)
+    return out, logsumexp
+
+
+@flex_attention.register_kernel("cpu")
+def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    scores, (_, v) = _scores(q, k), _for_each_query_head(q, k, v)
+    logsumexp = scores.logsumexp(-1)
+    out = (scores - logsumexp.unsqueeze(-1)).exp().type_as(v) @ v
+    return out, logsumexp / math.log(2)
+
+
+@flex_attention.register_fake
+def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    del k, v
+    return q.new_empty(q.shape), q.new_empty(q.shape[:-1], dtype=torch.float32)
+
+
+@torch.library.custom_op("aorta::flex_attention_backward", mutates_args=())
+def flex_attention_backward(
+    grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, logsumexp: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the gradients of ``q``, ``k`` and ``v``, contiguous, from ``grad``, that of ``out``."""
+    grad_q, grad_k, grad_v = _run_fused(_backward, (grad, q, k, v, out, logsumexp), q, k)
+    return grad_q, grad_k, grad_v
+
+
+@flex_attention_backward.register_kernel("cpu")
+def _(
+    grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, logsumexp: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    whole_k, whole_v = _for_each_query_head(q, k, v)
+    attended = (_scores(q, k) - math.log(2) * logsumexp.unsqueeze(-1)).exp()
+    grad_attended = (grad @ whole_v.transpose(-2, -1)).float()
+    row_sums = (grad.float() * out.float()).sum(-1, keepdim=True)
+    grad_scores = (_scale(q) * attended * (grad_attended - row_sums)).type_as(q)
+    grad_k, grad_v = grad_scores.transpose(-2, -1) @ q, attended.type_as(grad).transpose(-2, -1) @ grad
+    num_kv_heads = k.shape[1]
+    # Query heads that share a key head are neighbors.
+    return grad_scores @ whole_k, _summed_over_groups(grad_k, num_kv_heads), _summed_over_groups(grad_v, num_kv_heads)
+
+
+@flex_attention_backward.register_fake
+def _(
+    grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, logsumexp: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    del grad, out, logsumexp
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def _remember(ctx: Any, inputs: Results, output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    ctx.save_for_backward(*inputs, *output)
+    ctx.mark_non_differentiable(output[1])
+
+
+def _gradients(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> Results:
+    gradients: Results = flex_attention_backward(grad, *ctx.saved_tensors)
+    return gradients
+
+
+flex_attention.register_autograd(_gradients, setup_context=_remember)
+
+
+@register_flop_formula(torch.ops.aorta.flex_attention)
+def _forward_flops(q: torch.Size, k: torch.Size, *_: Any, **__: Any) -> int:
+    return 4 * math.prod(q) * k[-2]
+
+
+@register_flop_formula(torch.ops.aorta.flex_attention_backward)
+def _backward_flops(_: torch.Size, q: torch.Size, k: torch.Size, *__: Any, **___: Any) -> int:
+    return 10 * math.prod(q) * k[-2]
+
+
+def _scale(q: torch.Tensor) -> float:
+    return 1 / math.sqrt(q.shape[-1])
+
+
+def _scores(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """Return the scaled scores of all pairs in float32, -inf where a key is hidden from a query."""
+    (whole_k,) = _for_each_query_head(q, k)
+    scores = _scale(q) * (q.float() @ whole_k.float().transpose(-2, -1))
+    hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(k.shape[-2] - q.shape[-2] + 1)
+    return scores.masked_fill(hidden, -math.inf)
+
+
+def _for_each_query_head(q: torch.Tensor, *tensors: torch.Tensor) -> list[torch.Tensor]:
+    return [tensor.repeat_interleave(q.shape[1] // tensor.shape[1], dim=1) for tensor in tensors]
+
+
+def _summed_over_groups(grad: torch.Tensor, num_groups: int) -> torch.Tensor:
+    summed: torch.Tensor = grad.unflatten(1, (num_groups, -1)).sum(2)
+    return summed
+
+
+class _Shape(NamedTuple):
+    """The properties of a contiguous tensor that a kernel is compiled for."""
+
+    sizes: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> _Shape:
+        return cls(tensor.shape, tensor.dtype, tensor.device)
+
+    def empty(self) -> torch.Tensor:
+        return torch.empty(self.sizes, dtype=self.dtype, device=self.device)
+
+
+def _forward(mask: tuple[Any, ...], options: dict[str, Option], *tensors: torch.Tensor) -> Results:
+    q, k, v = tensors
+    results: Results = forward_pass(q, k, v, _unchanged, mask, _scale(q), options)
+    return results[:2]
+
+
+def _backward(mask: tuple[Any, ...], options: dict[str, Option], *tensors: torch.Tensor) -> Results:
+    grad, q, k, v, out, logsumexp = tensors
+    score, *indices = (q.new_zeros((), requires_grad=True), *(q.new_zeros((), dtype=torch.int) for _ in range(4)))
+    with torch.enable_grad():
+        graphs = create_fw_bw_graph(_unchanged, (score, *indices), ())  # type: ignore[arg-type]
+    no_grad = torch.zeros_like(logsumexp)
+    gradients = backward_pass(q, k, v, out, logsumexp, grad, no_grad, *graphs, mask, _scale(q), options)  # type: ignore[arg-type]
+    return gradients[:3]
+
+
+def _unchanged(score: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+    return score
+
+
+def _run_fused(function: Callable[..., Results], given: Results, q: torch.Tensor, k: torch.Tensor) -> Results:
+    # Strides differ between eager models and graphs, and between chunks of a sequence.
+    tensors = [tensor.detach().contiguous() for tensor in given]
+    mask = causal_blocks(q.shape[-2], k.shape[-2], q.device)
+    options = tuple(sorted({**_DEFAULTS, **KERNEL_OPTIONS, **_FIXED}.items()))
+    compiled = _compiled(function, mask, tuple(map(_Shape.of, tensors)), options)
+    with torch.no_grad():
+        return compiled(*_tensors_of(mask), *tensors)
+
+
+@cache
+def causal_blocks(num_queries: int, num_keys: int, device: torch.device) -> BlockMask:
+    """Return torch's sparse form of the causal mask in which the last query attends to all keys.
+
+    ``create_block_mask`` would compare all pairs, and can't run within a dispatch mode.
+    """
+    offset = num_keys - num_queries
+    first_row, first_key = (torch.arange(0, length, _BLOCK, device=device) for length in (num_queries, num_keys))
+    end_row, end_key = first_row + _BLOCK, first_key + _BLOCK
+    last_row = end_row.clamp(max=num_queries) - 1
+    # Torch counts a block that exceeds the sequence as partly hidden.
+    is_whole = (end_row <= num_queries).unsqueeze(1) & (end_key <= num_keys)
+    is_full = is_whole & ((end_key - 1) <= (first_row + offset).unsqueeze(1))
+    is_partial = (first_key <= (last_row + offset).unsqueeze(1)) & ~is_full
+
+    def visible(_batch: Any, _head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        return query + offset >= key
+
+    return BlockMask(
+        (num_queries, num_keys),
+        *_in_order(is_partial),
+        *_in_order(is_full),
+        *_in_order(is_partial.T),
+        *_in_order(is_full.T),
+        BLOCK_SIZE=(_BLOCK, _BLOCK),
+        mask_mod=visible,
+    )
+
+
+def _in_order(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the number of set elements of each row, and the columns, those of set elements first."""
+    # Kernels read contiguous memory, whatever the strides are.
+    blocks = blocks.int().contiguous()
+    columns = blocks.argsort(dim=-1, descending=True, stable=True)
+    return blocks.sum(-1).int()[None, None], columns.int()[None, None]
+
+
+def _tensors_of(mask: BlockMask) -> list[torch.Tensor]:
+    return [leaf for leaf in mask.as_tuple() if isinstance(leaf, torch.Tensor)]
+
+
+@cache
+def _compiled(
+    function: Callable[..., Results],
+    mask: BlockMask,
+    shapes: tuple[_Shape, ...],
+    options: tuple[tuple[str, Option], ...],
+) -> Callable[..., Results]:
+    """Compile one pass for contiguous tensors of these shapes; its arguments are the mask's tensors and these."""
+    import torch._inductor
+
+    leaves, structure = pytree.tree_flatten(mask.as_tuple())
+    positions = [number for number, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+
+    def run(*given: torch.Tensor) -> Results:
+        filled = list(leaves)
+        for position, tensor in zip(positions, given[: len(positions)], strict=True):
+            filled[position] = tensor
+        return function(pytree.tree_unflatten(filled, structure), dict(options), *given[len(positions) :])
+
+    with FakeTensorMode() as mode:
+        examples = [*map(mode.from_tensor, _tensors_of(mask)), *(shape.empty() for shape in shapes)]
+        graph = make_fx(run)(*examples)
+    compiled: Callable[..., Results] = torch._inductor.compile(graph, list(examples))
+    return compiled
