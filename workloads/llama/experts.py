@@ -6,7 +6,7 @@ No token is dropped, and no expert has a capacity. No auxiliary loss balances th
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -51,6 +51,46 @@ def group_rows(groups: torch.Tensor, num_groups: int) -> Grouping:
     return Grouping(order, order.argsort(), counts)
 
 
+# A meta function of torch takes bfloat16 alone, and a trace needs one for every dtype.
+@torch.library.custom_op("aorta::grouped_mm", mutates_args=())
+def _traceable_grouped_mm(left: torch.Tensor, right: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    out: torch.Tensor = F.grouped_mm(left, right, offs=ends)
+    return out
+
+
+@_traceable_grouped_mm.register_fake
+def _(left: torch.Tensor, right: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    # Groups of rows have a matrix each; groups of columns are multiplied by groups of rows, which gives a matrix each.
+    shape = (left.shape[0], right.shape[-1]) if right.dim() == 3 else (ends.shape[0], left.shape[0], right.shape[1])
+    return left.new_empty(shape)
+
+
+def _keep_factors(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _differentiate(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+    rows, matrices, ends = context.saved_tensors
+    of_rows = _traceable_grouped_mm(gradient, matrices.transpose(1, 2), ends)
+    # Matrices are transposed views, and so are their gradients.
+    of_matrices = _traceable_grouped_mm(gradient.t(), rows, ends).transpose(1, 2)
+    return of_rows, of_matrices, None
+
+
+_traceable_grouped_mm.register_autograd(_differentiate, setup_context=_keep_factors)
+
+
+def grouped_mm(rows: torch.Tensor, matrices: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """Multiply each group of ``rows`` ``[n, k]`` by its matrix of ``[groups, k, m]``; ``ends`` holds where groups end."""
+    out: torch.Tensor
+    if rows.dtype == torch.bfloat16:
+        # Inductor generates kernels for torch's own operator.
+        out = F.grouped_mm(rows, matrices, offs=ends)
+    else:
+        out = _traceable_grouped_mm(rows, matrices, ends)
+    return out
+
+
 class Experts(nn.Module):
     """SwiGLU feed-forwards with stacked matrices.
 
@@ -67,9 +107,8 @@ class Experts(nn.Module):
         """Evaluate ``rows`` ``[n, dim]``, in the order of experts; ``counts`` holds the rows of each expert."""
         ends = counts.cumsum(dim=0, dtype=torch.int32)
         w1, w2, w3 = (local_experts(weight).transpose(1, 2) for weight in (self.w1, self.w2, self.w3))
-        hidden = F.silu(F.grouped_mm(rows, w1, offs=ends)) * F.grouped_mm(rows, w3, offs=ends)
-        out: torch.Tensor = F.grouped_mm(hidden, w2, offs=ends)
-        return out
+        hidden = F.silu(grouped_mm(rows, w1, ends)) * grouped_mm(rows, w3, ends)
+        return grouped_mm(hidden, w2, ends)
 
 
 def local_experts(weight: torch.Tensor) -> torch.Tensor:
