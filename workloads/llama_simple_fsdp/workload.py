@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import torch
+import torch._dynamo
+
 from ..common.settings import read_settings
 from ..llama.model import Llama
 from ..llama.parallel.mesh import ParallelMesh
 from ..llama.training import LlamaWorkload
 from .buckets import Bucket, block_buckets, module_buckets
-from .parametrization import MixedPrecision, shard_parameters
+from .parametrization import MixedPrecision, gathering_groups, shard_parameters
 from .passes import check_checkpointing, make_backend
 from .settings import GraphSettings, LlamaSimpleFsdpSettings
 
@@ -38,9 +41,11 @@ class LlamaSimpleFsdpWorkload(LlamaWorkload[LlamaSimpleFsdpSettings]):
         """
         graph = self._settings.graph
         check_checkpointing(graph, self._settings.model.activation_checkpointing)
-        shards = self._mesh.shards
-        group = shards.get_group().group_name if shards.size() > 1 else None
-        backend = make_backend(graph, dict(model.named_parameters()), _buckets(graph, model), group)
+        groups = gathering_groups(model, self._mesh)
+        backend = make_backend(graph, dict(model.named_parameters()), _buckets(graph, model), groups)
+        if self._mesh.experts is not None:
+            # Ranks read on the host how many tokens they exchange; the trace holds these numbers as symbols.
+            torch._dynamo.config.capture_scalar_outputs = True
         model.compile(backend=backend, fullgraph=True, dynamic=False)
 
 
