@@ -80,6 +80,10 @@ def _differentiate(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, 
 _traceable_grouped_mm.register_autograd(_differentiate, setup_context=_keep_factors)
 
 
+# Both operators, as a dispatch mode receives them.
+GROUPED_MMS = frozenset({torch.ops.aten._grouped_mm.default, torch.ops.aorta.grouped_mm.default})
+
+
 def grouped_mm(rows: torch.Tensor, matrices: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
     """Multiply each group of ``rows`` ``[n, k]`` by its matrix of ``[groups, k, m]``; ``ends`` holds where groups end."""
     out: torch.Tensor
@@ -91,8 +95,21 @@ def grouped_mm(rows: torch.Tensor, matrices: torch.Tensor, ends: torch.Tensor) -
     return out
 
 
+class GroupedSwiGlu(nn.Module):
+    """A module that evaluates several SwiGLU feed-forwards, each on its group of rows."""
+
+    def forward(
+        self, rows: torch.Tensor, counts: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, w3: torch.Tensor
+    ) -> torch.Tensor:
+        """Evaluate ``rows`` ``[n, dim]``, in the order of groups; ``counts`` holds the rows of each group."""
+        ends = counts.cumsum(dim=0, dtype=torch.int32)
+        w1, w2, w3 = (weight.transpose(1, 2) for weight in (w1, w2, w3))
+        hidden = F.silu(grouped_mm(rows, w1, ends)) * grouped_mm(rows, w3, ends)
+        return grouped_mm(hidden, w2, ends)
+
+
 class Experts(nn.Module):
-    """SwiGLU feed-forwards with stacked matrices.
+    """The stacked matrices of SwiGLU feed-forwards.
 
     ``w1`` and ``w3`` are ``[num_experts, hidden, dim]``, ``w2`` is ``[num_experts, dim, hidden]``.
     """
@@ -102,13 +119,18 @@ class Experts(nn.Module):
         self.w1 = nn.Parameter(torch.empty(num_experts, hidden, dim))
         self.w2 = nn.Parameter(torch.empty(num_experts, dim, hidden))
         self.w3 = nn.Parameter(torch.empty(num_experts, hidden, dim))
+        self.swiglu = GroupedSwiGlu()
 
-    def forward(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    def evaluate(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         """Evaluate ``rows`` ``[n, dim]``, in the order of experts; ``counts`` holds the rows of each expert."""
-        ends = counts.cumsum(dim=0, dtype=torch.int32)
-        w1, w2, w3 = (local_experts(weight).transpose(1, 2) for weight in (self.w1, self.w2, self.w3))
-        hidden = F.silu(grouped_mm(rows, w1, ends)) * grouped_mm(rows, w3, ends)
-        return grouped_mm(hidden, w2, ends)
+        # Hooks that gather matrices must not run here, within a region that activation checkpointing recomputes: torch
+        # 2.13 requires a recomputation to call the same operators as the region did, and the hooks call others.
+        out: torch.Tensor = self.swiglu(rows, counts, *map(local_experts, (self.w1, self.w2, self.w3)))
+        return out
+
+    def surround(self, run: Callable[..., torch.Tensor], *args: torch.Tensor) -> torch.Tensor:
+        """Call ``run``, which evaluates rows; the method that FSDP2 gathers the matrices for."""
+        return run(*args)
 
 
 def local_experts(weight: torch.Tensor) -> torch.Tensor:
@@ -118,8 +140,7 @@ def local_experts(weight: torch.Tensor) -> torch.Tensor:
 
 def evaluate_here(experts: Experts, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     """Evaluate rows in the order of all experts, all of which this rank holds."""
-    out: torch.Tensor = experts(rows, counts)
-    return out
+    return experts.evaluate(rows, counts)
 
 
 class MoeFeedForward(nn.Module):

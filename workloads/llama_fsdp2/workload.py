@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import Shard
 
 from ..common.fsdp2 import prefetch, sum_gradients
@@ -67,7 +67,7 @@ class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
 
 
 def _shard_experts(layer: nn.Module, mesh: ParallelMesh, policy: MixedPrecisionPolicy, reshard: bool) -> None:
-    """Make distributed experts a group of their own within their block: other ranks reduce their gradients."""
+    """Make distributed experts a group of their own, gathered around their block: other ranks reduce their gradients."""
     if mesh.experts is None:
         return
     for module in layer.modules():
@@ -80,6 +80,8 @@ def _shard_experts(layer: nn.Module, mesh: ParallelMesh, policy: MixedPrecisionP
                 reshard_after_forward=reshard,
                 shard_placement_fn=placement,
             )
+            register_fsdp_forward_method(module, "surround")
+            layer.forward = partial(module.surround, layer.forward)
 
 
 def _fixed(placement: Shard, _: nn.Parameter) -> Shard:

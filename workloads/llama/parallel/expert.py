@@ -84,7 +84,7 @@ class ExchangedExperts:
         num_sent, num_received = torch.stack([sent, received]).sum(dim=2).tolist()
         own = self._exchange(rows, num_sent, num_received)
         groups = group_rows(_expert_of_rows(received, sum(num_received)), received.shape[1])
-        out = experts(own[groups.order], groups.counts)[groups.inverse]
+        out = experts.evaluate(own[groups.order], groups.counts)[groups.inverse]
         return self._exchange(out, num_received, num_sent)
 
     def _exchange_counts(self, counts: torch.Tensor) -> torch.Tensor:
