@@ -33,6 +33,11 @@ class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
         """True if a step runs compiled kernels."""
         return self._settings.compile_blocks or self._settings.compile_loss
 
+    @property
+    def reduces_every_micro_batch(self) -> bool:
+        """True if the config asks for it."""
+        return self._settings.reduce_every_micro_batch
+
     def shard(self, model: Llama, mesh: ParallelMesh) -> None:
         """Apply ``fully_shard`` to the embedding, each block, norm with output, and the model, for its hooks."""
         settings = self._settings
@@ -58,7 +63,7 @@ class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
 
     def before_micro_batch(self, *, is_last: bool) -> None:
         """Reduce gradients only in the last backward pass of a step, unless ``reduce_every_micro_batch`` is true."""
-        self._root.set_requires_gradient_sync(is_last or self._settings.reduce_every_micro_batch)
+        self._root.set_requires_gradient_sync(is_last or self.reduces_every_micro_batch)
 
     def cleanup(self) -> None:
         """Free the wrapped model too."""
