@@ -118,12 +118,15 @@ class _Gather:
 
     def _over_shards(self, local: torch.Tensor, shape: list[int]) -> torch.Tensor:
         """All-gather the shards; backward reduce-scatters the sum of all ranks' gradients."""
-        whole = _dtensor(local, self.axes.shards, [self.along], shape).redistribute(
+        # Torch merges collectives along the first dimension.
+        dim = self.along.dim
+        moved = [shape[dim], *shape[:dim], *shape[dim + 1 :]]
+        whole = _dtensor(local.movedim(dim, 0).contiguous(), self.axes.shards, [Shard(0)], moved).redistribute(
             placements=[Replicate()],
             forward_dtype=self.precision.param_dtype,
             backward_dtype=self.precision.reduce_dtype,
         )
-        return whole.to_local(grad_placements=[Partial("sum")])
+        return whole.to_local(grad_placements=[Partial("sum")]).movedim(0, dim).contiguous()
 
 
 def _dtensor(
