@@ -22,6 +22,6 @@ class LlamaFsdp2Settings(LlamaSettings):
         """Raise ValueError if a key of this workload contradicts ``degrees``."""
         if degrees.expert_parallel > 1 and self.compile_blocks:
             raise ValueError(
-                f"expert_parallel_degree is {degrees.expert_parallel} and compile_blocks is true: how many tokens "
-                f"ranks exchange is read on the host, which ends a graph; use one of the two"
+                f"expert_parallel_degree is {degrees.expert_parallel} and compile_blocks is true: FSDP2 gathers "
+                f"distributed experts in calls within their block, which end a graph; use one of the two"
             )

@@ -15,14 +15,13 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.torch_version import TorchVersion
 
 try:
     from torch._dynamo.backends.common import aot_autograd
     from torch._dynamo.backends.debugging import boxed_nop
     from torch._functorch.partitioners import min_cut_rematerialization_partition
     from torch._inductor.compile_fx import compile_fx
-    from torch._inductor.custom_graph_pass import CustomGraphPass
+    from torch._inductor.custom_graph_pass import CustomGraphPass, CustomPartitionerFn
     from torch._inductor.fx_passes.overlap_manual_scheduling import ManualOverlapScheduler
     from torch._inductor.fx_passes.overlap_scheduling import (
         OverlapScheduler,
@@ -80,18 +79,6 @@ def make_backend(
         return _COMPILERS[settings.backend](graph_module, inputs, joint, rewrite)
 
     return compile_graph
-
-
-def check_checkpointing(settings: GraphSettings, checkpointing: str) -> None:
-    """Raise RuntimeError if this version of torch can't trace ``checkpointing``.
-
-    The partitioner of torch 2.13 and later mistakes a device mesh that whole recomputed blocks save for a tensor.
-    """
-    if settings.backend != "eager" and checkpointing == "full" and TorchVersion(torch.__version__) >= "2.13":
-        raise RuntimeError(
-            f"activation_checkpointing is 'full' and backend is {settings.backend!r}: torch {torch.__version__} can't "
-            f"partition such a graph with DTensors, 2.11 can; allowed are 'none' and 'selective', or backend 'eager'"
-        )
 
 
 def _check_version() -> None:
@@ -292,12 +279,61 @@ def _schedule(graph_module: fx.GraphModule, bucketing: bool, insert_overlap_deps
     graph_module.recompile()
 
 
+class Partitioner(CustomPartitionerFn):
+    """Torch's partitioner, whose saved values are then put into the order that torch reads."""
+
+    def __call__(
+        self, joint_module: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Divide a joint graph into forward and backward."""
+        forward, backward = min_cut_rematerialization_partition(joint_module, joint_inputs, **options)
+        order_saved(forward, backward, options["num_fwd_outputs"])
+        return forward, backward
+
+    def uuid(self) -> Any:
+        """Return the key of this partitioner in torch's caches of compiled graphs."""
+        return _uuid("partitioner")
+
+
+def order_saved(forward: fx.GraphModule, backward: fx.GraphModule, num_outputs: int) -> None:
+    """Move what backward needs and is neither a tensor nor a symbol, meshes of DTensors, behind all saved tensors.
+
+    Torch reads the saved values by their position. From 2.13 on, the partitioner adds states of random generators after
+    the meshes if an operator that can be random, e.g. attention with dropout, is computed again.
+    """
+    output = forward.graph.output_node()
+    values = list(output.args[0])  # type: ignore[arg-type]
+    order = [*range(num_outputs), *sorted(range(num_outputs, len(values)), key=lambda number: _order(values[number]))]
+    output.args = (tuple(values[number] for number in order),)
+    if (descriptions := output.meta.get("desc")) is not None:
+        output.meta["desc"] = [descriptions[number] for number in order]
+    inputs = backward.graph.find_nodes(op="placeholder")
+    first_tangent = next(node for node in inputs if node.name.startswith("tangents"))
+    for node in inputs:
+        if _order(node) == _MESHES:
+            first_tangent.prepend(node)
+    for module in (forward, backward):
+        module.graph.lint()
+        module.recompile()
+
+
+_TENSORS, _MESHES, _SYMBOLS = range(3)
+
+
+def _order(node: fx.Node) -> int:
+    """Return the place of a value's kind among the kinds of values that are saved for backward."""
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor):
+        return _TENSORS
+    return _SYMBOLS if isinstance(value, torch.SymInt | torch.SymBool | torch.SymFloat) else _MESHES
+
+
 def _compile_aot_eager(
     graph_module: fx.GraphModule, inputs: Sequence[Any], joint: JointPass, rewrite: CollectivesPass
 ) -> Any:
     def partition(joint_module: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Any:
         joint(joint_module.graph)
-        return min_cut_rematerialization_partition(joint_module, joint_inputs, **options)
+        return Partitioner()(joint_module, joint_inputs, **options)
 
     def compiler(module: fx.GraphModule, module_inputs: list[Any]) -> Any:
         rewrite(module.graph)
@@ -310,7 +346,7 @@ def _compile_aot_eager(
 def _compile_inductor(
     graph_module: fx.GraphModule, inputs: Sequence[Any], joint: JointPass, rewrite: CollectivesPass
 ) -> Any:
-    options: dict[str, Any] = {"joint_custom_pre_pass": joint}
+    options: dict[str, Any] = {"joint_custom_pre_pass": joint, "custom_partitioner_fn": Partitioner()}
     if rewrite.settings.has_graph_pass:
         options |= {
             "post_grad_custom_post_pass": rewrite,

@@ -11,7 +11,7 @@ from ..llama.parallel.mesh import ParallelMesh
 from ..llama.training import LlamaWorkload
 from .buckets import Bucket, block_buckets, module_buckets
 from .parametrization import MixedPrecision, gathering_groups, shard_parameters
-from .passes import check_checkpointing, make_backend
+from .passes import make_backend
 from .settings import GraphSettings, LlamaSimpleFsdpSettings
 
 
@@ -34,13 +34,8 @@ class LlamaSimpleFsdpWorkload(LlamaWorkload[LlamaSimpleFsdpSettings]):
         shard_parameters(model, mesh, MixedPrecision(self._settings.param_dtype, self._settings.reduce_dtype))
 
     def prepare(self, model: Llama) -> None:
-        """Compile the model as one graph when it first runs.
-
-        Raises:
-            RuntimeError: This version of torch can't trace the model with its activation checkpointing.
-        """
+        """Compile the model as one graph when it first runs."""
         graph = self._settings.graph
-        check_checkpointing(graph, self._settings.model.activation_checkpointing)
         groups = gathering_groups(model, self._mesh)
         backend = make_backend(graph, dict(model.named_parameters()), _buckets(graph, model), groups)
         if self._mesh.experts is not None:
