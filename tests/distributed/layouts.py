@@ -13,7 +13,7 @@ from typing import Any
 
 
 class Outcome(Enum):
-    """What a launch of `llama_simple_fsdp` gives, compared with `llama_fsdp2` in the same layout."""
+    """The result of comparing `llama_simple_fsdp` with `llama_fsdp2` in the same layout."""
 
     EQUAL = "equal"
     DIFFERS = "differs"

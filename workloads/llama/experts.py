@@ -51,7 +51,7 @@ def group_rows(groups: torch.Tensor, num_groups: int) -> Grouping:
     return Grouping(order, order.argsort(), counts)
 
 
-# A meta function of torch takes bfloat16 alone, and a trace needs one for every dtype.
+# A trace needs a meta function, and that of torch's own operator takes only bfloat16.
 @torch.library.custom_op("aorta::grouped_mm", mutates_args=())
 def _traceable_grouped_mm(left: torch.Tensor, right: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
     out: torch.Tensor = F.grouped_mm(left, right, offs=ends)
@@ -65,7 +65,7 @@ def _(left: torch.Tensor, right: torch.Tensor, ends: torch.Tensor) -> torch.Tens
     return left.new_empty(shape)
 
 
-def _keep_factors(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+def _keep_factors(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:  # noqa: ARG001
     ctx.save_for_backward(*inputs)
 
 
@@ -85,7 +85,10 @@ GROUPED_MMS = frozenset({torch.ops.aten._grouped_mm.default, torch.ops.aorta.gro
 
 
 def grouped_mm(rows: torch.Tensor, matrices: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """Multiply each group of ``rows`` ``[n, k]`` by its matrix of ``[groups, k, m]``; ``ends`` holds where groups end."""
+    """Multiply each group of ``rows`` ``[n, k]`` by its matrix of ``[groups, k, m]``.
+
+    ``ends`` holds the number of rows up to and including each group.
+    """
     out: torch.Tensor
     if rows.dtype == torch.bfloat16:
         # Inductor generates kernels for torch's own operator.

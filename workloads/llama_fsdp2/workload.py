@@ -72,7 +72,10 @@ class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
 
 
 def _shard_experts(layer: nn.Module, mesh: ParallelMesh, policy: MixedPrecisionPolicy, reshard: bool) -> None:
-    """Make distributed experts a group of their own, gathered around their block: other ranks reduce their gradients."""
+    """Make distributed experts a group of their own, gathered around their block.
+
+    The gradients of experts are reduced over other ranks than those of the block.
+    """
     if mesh.experts is None:
         return
     for module in layer.modules():

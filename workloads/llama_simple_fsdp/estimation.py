@@ -62,7 +62,7 @@ def _bytes(node: fx.Node) -> int:
 
 
 def _numel(value: torch.Tensor) -> int:
-    """Return the number of elements; a size that only a step tells, that of an exchange, counts as 1."""
+    """Return the number of elements; a symbolic size, of which only a step has the value, counts as 1."""
     return math.prod(size if isinstance(size, int) else 1 for size in value.shape)
 
 

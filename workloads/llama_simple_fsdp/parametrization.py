@@ -30,7 +30,8 @@ def shard_parameters(model: nn.Module, mesh: ParallelMesh, precision: MixedPreci
     """Make every parameter a DTensor that is gathered when its module reads it.
 
     Parameters are plain tensors, or DTensors of the axis that splits matrices or distributes experts; a rank's part of
-    them is sharded for data parallelism. The state dict, ``named_parameters()`` and the optimizer keep using the shards.
+    them is sharded for data parallelism. The state dict, ``named_parameters()`` and the optimizer keep using the
+    shards.
     """
     classes: dict[tuple[type[nn.Module], tuple[str, ...]], type[nn.Module]] = {}
     for module in model.modules():
@@ -55,7 +56,7 @@ def gathering_groups(model: nn.Module, mesh: ParallelMesh) -> dict[str, str | No
     """Return the name of the process group that gathers each parameter; None where the group is a single rank."""
     shards = {axes.whole: axes.shards for axes in (mesh.dense_axes, mesh.expert_axes)}
     groups = {whole: axis.get_group().group_name if axis.size() > 1 else None for whole, axis in shards.items()}
-    return {name: groups[parameter.device_mesh] for name, parameter in model.named_parameters()}
+    return {name: groups[_sharded(name, parameter).device_mesh] for name, parameter in model.named_parameters()}
 
 
 def _is_distributed(module: nn.Module, mesh: ParallelMesh) -> TypeGuard[Experts]:
@@ -77,13 +78,13 @@ def _shard(parameter: nn.Parameter, axes: ParameterAxes, along: Shard) -> DTenso
 
 
 def _gathered(name: str, gather: _Gather) -> property:
-    def read(module: nn.Module) -> torch.Tensor:
-        shard = module._parameters[name]
-        if not isinstance(shard, DTensor):
-            raise TypeError(f"parameter {name!r} of {type(module).__name__} is {type(shard).__name__}, not a DTensor")
-        return gather(shard)
+    return property(lambda module: gather(_sharded(name, module._parameters[name])))
 
-    return property(read)
+
+def _sharded(name: str, parameter: object) -> DTensor:
+    if not isinstance(parameter, DTensor):
+        raise TypeError(f"parameter {name!r} is {type(parameter).__name__}, not a DTensor")
+    return parameter
 
 
 @dataclass(frozen=True)

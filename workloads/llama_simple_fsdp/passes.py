@@ -283,11 +283,11 @@ class Partitioner(CustomPartitionerFn):
     """Torch's partitioner, whose saved values are then put into the order that torch reads."""
 
     def __call__(
-        self, joint_module: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any
+        self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Divide a joint graph into forward and backward."""
-        forward, backward = min_cut_rematerialization_partition(joint_module, joint_inputs, **options)
-        order_saved(forward, backward, options["num_fwd_outputs"])
+        forward, backward = min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
+        order_saved(forward, backward, kwargs["num_fwd_outputs"])
         return forward, backward
 
     def uuid(self) -> Any:
