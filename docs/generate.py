@@ -24,6 +24,10 @@ from pytest_aorta.verdict.metrics import METRICS, Metric
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
+# Layouts are declared beside the test that launches them.
+sys.path.insert(0, str(ROOT))
+from tests.distributed.layouts import COLUMNS, LAYOUTS, REFERENCE, Cell, Layout, Outcome  # noqa: E402
+
 BLOCK = re.compile(r"(?P<begin><!-- generated: (?P<name>[\w-]+) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
 
 
@@ -75,6 +79,24 @@ def _metric(metric: Metric) -> tuple[str, ...]:
     default = "only where a marker names it" if metric.default is None else str(metric.default)
     from_steps = f", from {metric.min_steps} steps on" if metric.min_steps > 1 else ""
     return f"`{metric.name}`", metric.help, metric.unit, better, default + from_steps
+
+
+def layouts() -> str:
+    """Return the table of layouts, with what each backend of `llama_simple_fsdp` gives in them."""
+    heads = ("layout", "ranks", f"`{REFERENCE}`", *(f"`{column}`" for column in COLUMNS))
+    return table(heads, map(_layout, LAYOUTS))
+
+
+def _layout(layout: Layout) -> tuple[str, ...]:
+    refused = layout.cells.get(REFERENCE)
+    cells = (_cell(layout.cell(column)) for column in COLUMNS)
+    return layout.name, str(layout.world_size), "reference" if refused is None else _cell(refused), *cells
+
+
+def _cell(cell: Cell | None) -> str:
+    if cell is None:
+        return "no test"
+    return cell.outcome.value if cell.outcome is Outcome.EQUAL else f"{cell.outcome.value}: {cell.reason}"
 
 
 def config_keys() -> str:
@@ -180,6 +202,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "markers": markers,
     "metrics": metrics,
     "config-keys": config_keys,
+    "layouts": layouts,
     "schemas": schemas,
 }
 

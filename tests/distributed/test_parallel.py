@@ -49,22 +49,6 @@ def test_layouts_begin_with_the_same_weights_and_train_alike(workload, layouts):
         assert result.grad_norm == pytest.approx(reference.grad_norm, rel=1e-4), layout
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [
-        "hsdp 2x2",
-        pytest.param("fsdp 2, tp 2", marks=pytest.mark.extended),
-        pytest.param("fsdp 2, cp 2", marks=pytest.mark.extended),
-    ],
-)
-def test_aot_eager_has_every_bit_of_fsdp2(workload, layout):
-    training = TRAINING | LAYOUTS[layout] | {"param_dtype": "bfloat16", "reduce_dtype": "bfloat16"}
-    eager = workload.run("llama_fsdp2", **training)
-    traced = workload.run("llama_simple_fsdp", **training)
-    assert traced.weight_hashes == eager.weight_hashes
-    assert (traced.loss, traced.grad_norm) == (eager.loss, eager.grad_norm)
-
-
 @pytest.mark.extended
 def test_compiled_blocks_under_tensor_parallelism_train_as_eager_ones(workload):
     training = TRAINING | LAYOUTS["fsdp 2, tp 2"] | {"n_layers": 1, "steps": 2}

@@ -156,7 +156,7 @@ def test_a_rank_to_which_no_token_goes_has_gradients_of_zero():
     experts = Experts(2, DIM, HIDDEN)
     rows = tokens(0)
 
-    experts(rows, torch.tensor([0, 0])).square().sum().backward()
+    experts.evaluate(rows, torch.tensor([0, 0])).square().sum().backward()
 
     assert [parameter.grad.abs().sum().item() for parameter in experts.parameters()] == [0.0, 0.0, 0.0]
 

@@ -98,15 +98,6 @@ CONFIG = {"n_layers": 1, "n_heads": 8, "batch_size": 1}
             "expert_parallel_degree is 2 and compile_blocks is true",
         ),
         (
-            {
-                "n_layers": 2,
-                "gradient_accumulation": 2,
-                "pipeline_parallel_degree": 2,
-                "reduce_every_micro_batch": True,
-            },
-            "pipeline_parallel_degree is 2 and reduce_every_micro_batch is true",
-        ),
-        (
             {"num_experts": 4, "param_dtype": "bfloat16", "ffn_hidden": 100},
             r"in bfloat16 experts take multiples of 8: \{'ffn_hidden': 100\} are not",
         ),
@@ -147,6 +138,19 @@ def test_what_a_rank_reads_depends_on_its_place_among_data_parallel_ranks_alone(
     assert [place[2] for place in places] == [True, False] * 8
     assert mesh.whole.mesh_dim_names == ("dp_replicate", "fsdp", "tp")
     assert (mesh.whole.shape, mesh.data.shape) == ((2, 4, 2), (2, 4))
+
+
+def test_parameters_of_distributed_experts_have_axes_of_their_own(make_mesh):
+    mesh = make_mesh(5, Degrees(2, 4, 2, 1, expert_parallel=4))
+    dense, experts = mesh.dense_axes, mesh.expert_axes
+
+    assert (dense.whole.mesh_dim_names, dense.split) == (("dp_replicate", "fsdp"), None)
+    assert experts.whole.mesh_dim_names == ("dp_replicate", "expert_fsdp", "ep")
+    assert (experts.replicas.size(), experts.shards.mesh.tolist(), experts.split.size()) == (2, [1, 5], 4)
+    alone = make_mesh(5, Degrees(1, 16, 1, 1, expert_parallel=16))
+    assert (alone.expert_axes.replicas, alone.expert_axes.shards.size()) == (None, 1)
+    plain = make_mesh(5, Degrees(1, 16, 1, 1))
+    assert plain.expert_axes == plain.dense_axes
 
 
 def test_an_axis_of_one_rank_is_left_out_and_the_shards_axis_is_not(make_mesh):

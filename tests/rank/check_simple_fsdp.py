@@ -20,7 +20,11 @@ with warnings.catch_warnings():
     from aorta_workloads.llama_simple_fsdp import passes
     from aorta_workloads.llama_simple_fsdp.buckets import block_buckets, module_buckets
     from aorta_workloads.llama_simple_fsdp.estimation import estimate_ms
-    from aorta_workloads.llama_simple_fsdp.parametrization import MixedPrecision, shard_parameters
+    from aorta_workloads.llama_simple_fsdp.parametrization import (
+        MixedPrecision,
+        gathering_groups,
+        shard_parameters,
+    )
     from aorta_workloads.llama_simple_fsdp.settings import GraphSettings
 
 DEBUG = LlamaConfig(64, 2, 4, 2, 192, 256, 500000.0, 1e-5)
@@ -35,13 +39,13 @@ def mesh():
     dist.destroy_process_group()
 
 
-def make_model():
+def make_model(config=DEBUG):
     with torch.device("meta"):
-        return Llama(DEBUG)
+        return Llama(config)
 
 
-def make_sharded(mesh, dtype=torch.float32):
-    model = make_model()
+def make_sharded(mesh, dtype=torch.float32, config=DEBUG):
+    model = make_model(config)
     shard_parameters(model, mesh, MixedPrecision(dtype, torch.float32))
     model.to_empty(device="cpu")
     for parameter in model.parameters():
@@ -69,8 +73,7 @@ def collectives_of_a_step(mesh, **given):
     buckets = block_buckets(model) if settings.bucketing == "transformer_block" else ()
     if settings.bucketing == "manual":
         buckets = module_buckets(model, settings.bucket_modules)
-    group = mesh.shards.get_group().group_name
-    backend = passes.make_backend(settings, dict(model.named_parameters()), buckets, group)
+    backend = passes.make_backend(settings, dict(model.named_parameters()), buckets, gathering_groups(model, mesh))
     model.compile(backend=backend, fullgraph=True, dynamic=False)
     tokens = torch.zeros(2, 8, dtype=torch.int64)
     rotations = model.config.rotations(torch.arange(8))
@@ -203,7 +206,7 @@ def test_auto_merges_collectives_with_shared_key_and_value_heads_and_no_gpu(mesh
 def test_a_torch_that_lacks_something_is_an_error_that_names_it(monkeypatch):
     monkeypatch.setattr(passes, "_OVERRIDDEN", {SimpleNamespace: ("_collect_node_ancestors",)})
     with pytest.raises(RuntimeError, match=rf"torch {torch.__version__.split('+')[0]}.*_collect_node_ancestors"):
-        passes.make_backend(PLANNED, {}, (), None)
+        passes.make_backend(PLANNED, {}, (), {})
 
 
 def node(target, value, *inputs):
@@ -230,22 +233,51 @@ def test_estimates_are_of_matrix_products_attention_with_shared_heads_and_collec
     assert estimate_ms(node(aten.add.Tensor, left, left, left)) is None
 
 
-@pytest.mark.parametrize(
-    ("version", "backend", "refused"),
-    [
-        ("2.13.0+cpu", "aot_eager", True),
-        ("2.14.0", "inductor", True),
-        ("2.11.0+cu130", "aot_eager", False),
-        ("2.13.0+cpu", "eager", False),
-    ],
-)
-def test_full_checkpointing_is_refused_where_torch_can_not_trace_it(monkeypatch, version, backend, refused):
-    monkeypatch.setattr(torch, "__version__", version)
-    given = {"backend": backend, "bucketing": "none", "overlap_reorder": False, "reshard_after_forward": False}
-    settings = replace(PLANNED, **given)
-    passes.check_checkpointing(settings, "selective")
-    if not refused:
-        passes.check_checkpointing(settings, "full")
-        return
-    with pytest.raises(RuntimeError, match=f"activation_checkpointing is 'full' and backend is '{backend}': torch 2"):
-        passes.check_checkpointing(settings, "full")
+def saved_graphs(*names):
+    """Return the graphs of forward, with one output and then values saved for backward, and of backward."""
+    values = {"tensor": torch.zeros(1), "state": torch.zeros(1), "mesh": object(), "size": torch.SymInt(2)}
+    values["tangents_1"] = torch.zeros(1)
+    made = []
+    for inputs in (("tensor", "state", "mesh", "size"), (*names, "tangents_1")):
+        graph = torch.fx.Graph()
+        nodes = {name: graph.placeholder(name) for name in inputs}
+        for name, node in nodes.items():
+            node.meta["val"] = values[name]
+        graph.output(("tensor", *names) if not made else tuple(nodes.values()))
+        made.append((graph, nodes))
+    forward, nodes = made[0]
+    forward.output_node().args = (tuple(nodes[name] for name in ("tensor", *names)),)
+    return [torch.fx.GraphModule({}, graph) for graph, _ in made]
+
+
+def test_states_of_generators_are_saved_before_meshes_and_sizes_last():
+    forward, backward = saved_graphs("tensor", "mesh", "state", "size")
+
+    passes.order_saved(forward, backward, 1)
+
+    output = forward.graph.output_node()
+    assert [node.name for node in output.args[0]] == ["tensor", "tensor", "state", "mesh", "size"]
+    inputs = backward.graph.find_nodes(op="placeholder")
+    assert [node.name for node in inputs] == ["tensor", "state", "size", "mesh", "tangents_1"]
+
+
+@pytest.mark.parametrize("kind", ["none", "selective", "full"])
+def test_a_traced_block_saves_no_more_than_its_checkpointing_keeps(mesh, kind):
+    torch.compiler.reset()
+    model = make_sharded(mesh, config=replace(DEBUG, activation_checkpointing=kind))
+    backend = passes.make_backend(
+        replace(PLANNED, bucketing="none", overlap_reorder=False),
+        dict(model.named_parameters()),
+        (),
+        gathering_groups(model, mesh),
+    )
+    model.compile(backend=backend, fullgraph=True, dynamic=False)
+    loss = model(torch.zeros(2, 8, dtype=torch.int64), model.config.rotations(torch.arange(8))).sum()
+    with profiled() as backward:
+        loss.backward()
+    num_attentions = sum(
+        event.count
+        for event in backward.key_averages()
+        if event.key == "aten::_scaled_dot_product_flash_attention_for_cpu"
+    )
+    assert num_attentions == (model.config.n_layers if kind == "full" else 0)

@@ -14,9 +14,10 @@ from torch.utils.checkpoint import (
 )
 
 from . import flex  # noqa: F401 - defines the operator that is named below
+from .experts import GROUPED_MMS
 
 aten = torch.ops.aten
-_MATMULS = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default, aten._grouped_mm.default})
+_MATMULS = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default}) | GROUPED_MMS
 _ATTENTION = frozenset(
     {
         aten._scaled_dot_product_flash_attention.default,

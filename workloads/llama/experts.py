@@ -6,7 +6,7 @@ No token is dropped, and no expert has a capacity. No auxiliary loss balances th
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -51,8 +51,68 @@ def group_rows(groups: torch.Tensor, num_groups: int) -> Grouping:
     return Grouping(order, order.argsort(), counts)
 
 
+# A trace needs a meta function, and that of torch's own operator takes only bfloat16.
+@torch.library.custom_op("aorta::grouped_mm", mutates_args=())
+def _traceable_grouped_mm(left: torch.Tensor, right: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    out: torch.Tensor = F.grouped_mm(left, right, offs=ends)
+    return out
+
+
+@_traceable_grouped_mm.register_fake
+def _(left: torch.Tensor, right: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    # Groups of rows have a matrix each; groups of columns are multiplied by groups of rows, which gives a matrix each.
+    shape = (left.shape[0], right.shape[-1]) if right.dim() == 3 else (ends.shape[0], left.shape[0], right.shape[1])
+    return left.new_empty(shape)
+
+
+def _keep_factors(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:  # noqa: ARG001
+    ctx.save_for_backward(*inputs)
+
+
+def _differentiate(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+    rows, matrices, ends = context.saved_tensors
+    of_rows = _traceable_grouped_mm(gradient, matrices.transpose(1, 2), ends)
+    # Matrices are transposed views, and so are their gradients.
+    of_matrices = _traceable_grouped_mm(gradient.t(), rows, ends).transpose(1, 2)
+    return of_rows, of_matrices, None
+
+
+_traceable_grouped_mm.register_autograd(_differentiate, setup_context=_keep_factors)
+
+
+# Both operators, as a dispatch mode receives them.
+GROUPED_MMS = frozenset({torch.ops.aten._grouped_mm.default, torch.ops.aorta.grouped_mm.default})
+
+
+def grouped_mm(rows: torch.Tensor, matrices: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """Multiply each group of ``rows`` ``[n, k]`` by its matrix of ``[groups, k, m]``.
+
+    ``ends`` holds the number of rows up to and including each group.
+    """
+    out: torch.Tensor
+    if rows.dtype == torch.bfloat16:
+        # Inductor generates kernels for torch's own operator.
+        out = F.grouped_mm(rows, matrices, offs=ends)
+    else:
+        out = _traceable_grouped_mm(rows, matrices, ends)
+    return out
+
+
+class GroupedSwiGlu(nn.Module):
+    """A module that evaluates several SwiGLU feed-forwards, each on its group of rows."""
+
+    def forward(
+        self, rows: torch.Tensor, counts: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, w3: torch.Tensor
+    ) -> torch.Tensor:
+        """Evaluate ``rows`` ``[n, dim]``, in the order of groups; ``counts`` holds the rows of each group."""
+        ends = counts.cumsum(dim=0, dtype=torch.int32)
+        w1, w2, w3 = (weight.transpose(1, 2) for weight in (w1, w2, w3))
+        hidden = F.silu(grouped_mm(rows, w1, ends)) * grouped_mm(rows, w3, ends)
+        return grouped_mm(hidden, w2, ends)
+
+
 class Experts(nn.Module):
-    """SwiGLU feed-forwards with stacked matrices.
+    """The stacked matrices of SwiGLU feed-forwards.
 
     ``w1`` and ``w3`` are ``[num_experts, hidden, dim]``, ``w2`` is ``[num_experts, dim, hidden]``.
     """
@@ -62,14 +122,18 @@ class Experts(nn.Module):
         self.w1 = nn.Parameter(torch.empty(num_experts, hidden, dim))
         self.w2 = nn.Parameter(torch.empty(num_experts, dim, hidden))
         self.w3 = nn.Parameter(torch.empty(num_experts, hidden, dim))
+        self.swiglu = GroupedSwiGlu()
 
-    def forward(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    def evaluate(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         """Evaluate ``rows`` ``[n, dim]``, in the order of experts; ``counts`` holds the rows of each expert."""
-        ends = counts.cumsum(dim=0, dtype=torch.int32)
-        w1, w2, w3 = (local_experts(weight).transpose(1, 2) for weight in (self.w1, self.w2, self.w3))
-        hidden = F.silu(F.grouped_mm(rows, w1, offs=ends)) * F.grouped_mm(rows, w3, offs=ends)
-        out: torch.Tensor = F.grouped_mm(hidden, w2, offs=ends)
+        # Hooks that gather matrices must not run here, within a region that activation checkpointing recomputes: torch
+        # 2.13 requires a recomputation to call the same operators as the region did, and the hooks call others.
+        out: torch.Tensor = self.swiglu(rows, counts, *map(local_experts, (self.w1, self.w2, self.w3)))
         return out
+
+    def surround(self, run: Callable[..., torch.Tensor], *args: torch.Tensor) -> torch.Tensor:
+        """Call ``run``, which evaluates rows; the method that FSDP2 gathers the matrices for."""
+        return run(*args)
 
 
 def local_experts(weight: torch.Tensor) -> torch.Tensor:
@@ -79,8 +143,7 @@ def local_experts(weight: torch.Tensor) -> torch.Tensor:
 
 def evaluate_here(experts: Experts, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     """Evaluate rows in the order of all experts, all of which this rank holds."""
-    out: torch.Tensor = experts(rows, counts)
-    return out
+    return experts.evaluate(rows, counts)
 
 
 class MoeFeedForward(nn.Module):

@@ -50,6 +50,11 @@ class LlamaWorkload(Workload, Generic[_Settings]):
     def before_micro_batch(self, *, is_last: bool) -> None:
         """Prepare the backward pass of one micro-batch of a step; nothing by default."""
 
+    @property
+    def reduces_every_micro_batch(self) -> bool:
+        """True if the backward pass of every micro-batch reduces gradients, not only the last of a step."""
+        return True
+
     def setup(self) -> None:
         """Join the process group and build the sharded model, its optimizer and all batches.
 
@@ -173,7 +178,14 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         return choose_kernel(model.attention, inputs, deterministic=settings.deterministic)
 
     def _build_pipeline(self) -> Pipeline:
-        return Pipeline(self._model, self._mesh, self._settings, self._rotations, self._global_loss)
+        return Pipeline(
+            self._model,
+            self._mesh,
+            self._settings,
+            self._rotations,
+            self._global_loss,
+            reduce_every_micro_batch=self.reduces_every_micro_batch,
+        )
 
     def _build_optimizer(self) -> torch.optim.AdamW:
         fused = self._is_fused

@@ -20,13 +20,8 @@ class LlamaFsdp2Settings(LlamaSettings):
 
     def check_degrees(self, degrees: Degrees) -> None:
         """Raise ValueError if a key of this workload contradicts ``degrees``."""
-        if degrees.pipeline_parallel > 1 and self.reduce_every_micro_batch:
-            raise ValueError(
-                f"pipeline_parallel_degree is {degrees.pipeline_parallel} and reduce_every_micro_batch is true: "
-                f"torch's schedule reduces after the last backward pass of a step; allowed is false"
-            )
         if degrees.expert_parallel > 1 and self.compile_blocks:
             raise ValueError(
-                f"expert_parallel_degree is {degrees.expert_parallel} and compile_blocks is true: how many tokens "
-                f"ranks exchange is read on the host, which ends a graph; use one of the two"
+                f"expert_parallel_degree is {degrees.expert_parallel} and compile_blocks is true: FSDP2 gathers "
+                f"distributed experts in calls within their block, which end a graph; use one of the two"
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import Shard
 
 from ..common.fsdp2 import prefetch, sum_gradients
@@ -33,6 +33,11 @@ class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
         """True if a step runs compiled kernels."""
         return self._settings.compile_blocks or self._settings.compile_loss
 
+    @property
+    def reduces_every_micro_batch(self) -> bool:
+        """True if the config asks for it."""
+        return self._settings.reduce_every_micro_batch
+
     def shard(self, model: Llama, mesh: ParallelMesh) -> None:
         """Apply ``fully_shard`` to the embedding, each block, norm with output, and the model, for its hooks."""
         settings = self._settings
@@ -58,7 +63,7 @@ class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
 
     def before_micro_batch(self, *, is_last: bool) -> None:
         """Reduce gradients only in the last backward pass of a step, unless ``reduce_every_micro_batch`` is true."""
-        self._root.set_requires_gradient_sync(is_last or self._settings.reduce_every_micro_batch)
+        self._root.set_requires_gradient_sync(is_last or self.reduces_every_micro_batch)
 
     def cleanup(self) -> None:
         """Free the wrapped model too."""
@@ -67,7 +72,10 @@ class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
 
 
 def _shard_experts(layer: nn.Module, mesh: ParallelMesh, policy: MixedPrecisionPolicy, reshard: bool) -> None:
-    """Make distributed experts a group of their own within their block: other ranks reduce their gradients."""
+    """Make distributed experts a group of their own, gathered around their block.
+
+    The gradients of experts are reduced over other ranks than those of the block.
+    """
     if mesh.experts is None:
         return
     for module in layer.modules():
@@ -80,6 +88,8 @@ def _shard_experts(layer: nn.Module, mesh: ParallelMesh, policy: MixedPrecisionP
                 reshard_after_forward=reshard,
                 shard_placement_fn=placement,
             )
+            register_fsdp_forward_method(module, "surround")
+            layer.forward = partial(module.surround, layer.forward)
 
 
 def _fixed(placement: Shard, _: nn.Parameter) -> Shard:

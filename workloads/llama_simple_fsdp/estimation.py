@@ -58,7 +58,12 @@ def _flops(node: fx.Node) -> float:
 
 def _bytes(node: fx.Node) -> int:
     value = _value(node)
-    return 0 if value is None else math.prod(value.shape) * value.element_size()
+    return 0 if value is None else _numel(value) * value.element_size()
+
+
+def _numel(value: torch.Tensor) -> int:
+    """Return the number of elements; a symbolic size, of which only a step has the value, counts as 1."""
+    return math.prod(size if isinstance(size, int) else 1 for size in value.shape)
 
 
 def _value(node: fx.Node) -> torch.Tensor | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from torch import fx, ops
 from torch.utils.checkpoint import CheckpointPolicy
 
@@ -14,10 +16,10 @@ _WAIT = ops._c10d_functional.wait_tensor.default
 _AC_GRAPH_ID = 1 << 30
 
 
-def collectives(graph: fx.Graph, group: str) -> list[fx.Node]:
-    """Return the all-gathers and reduce-scatters of the process group named ``group``, in the graph's order."""
+def collectives(graph: fx.Graph, groups: Collection[str]) -> list[fx.Node]:
+    """Return the all-gathers and reduce-scatters of the process groups named ``groups``, in the graph's order."""
     # The group's name is the last argument of both.
-    return [node for node in graph.nodes if node.target in (_ALL_GATHER, _REDUCE_SCATTER) and node.args[-1] == group]
+    return [node for node in graph.nodes if node.target in (_ALL_GATHER, _REDUCE_SCATTER) and node.args[-1] in groups]
 
 
 def label_gather(placeholder: fx.Node, position: int, reshard_after_forward: bool) -> None:
@@ -45,21 +47,25 @@ def label_reduction(gradient: fx.Node, position: int) -> None:
     node.meta[POSITION] = position
 
 
-def check_labels(graph: fx.Graph, positions: set[int], group: str) -> None:
-    """Raise RuntimeError unless ``group`` gathers each of the parameters and nothing else."""
-    labelled = {node.meta.get(POSITION) for node in collectives(graph, group) if node.target is _ALL_GATHER}
-    if labelled != positions:
-        raise RuntimeError(f"the traced graph gathers parameters {labelled} of {positions}")
+def check_labels(graph: fx.Graph, positions: Collection[int], groups: Collection[str]) -> None:
+    """Raise RuntimeError unless ``groups`` gather each of the parameters and nothing else."""
+    labelled = {node.meta.get(POSITION) for node in collectives(graph, groups) if node.target is _ALL_GATHER}
+    if labelled != set(positions):
+        raise RuntimeError(f"the traced graph gathers parameters {labelled} of {set(positions)}")
 
 
 def _derived_alone(placeholder: fx.Node) -> list[fx.Node]:
-    """Return the nodes that depend only on the placeholder: casts, its all-gather, the wait and views."""
-    found, queue = [], [placeholder]
+    """Return the nodes that depend only on the placeholder: casts, its all-gather, the wait, views, joined parts."""
+    found, queue = {placeholder}, [placeholder]
     while queue:
-        following = [user for user in queue.pop().users if user.op != "output" and len(user.all_input_nodes) == 1]
-        found += following
+        following = [
+            user
+            for user in queue.pop().users
+            if user not in found and user.op != "output" and found.issuperset(user.all_input_nodes)
+        ]
+        found.update(following)
         queue += following
-    return found
+    return sorted(found - {placeholder})
 
 
 def _set_policy(node: fx.Node, policy: CheckpointPolicy) -> None:

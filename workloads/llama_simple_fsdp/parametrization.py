@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
@@ -13,7 +13,9 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from ..llama.data import local_part
-from ..llama.parallel.mesh import ParallelMesh
+from ..llama.experts import Experts
+from ..llama.parallel.expert import expert_placement
+from ..llama.parallel.mesh import ParallelMesh, ParameterAxes
 
 
 @dataclass(frozen=True)
@@ -25,49 +27,64 @@ class MixedPrecision:
 
 
 def shard_parameters(model: nn.Module, mesh: ParallelMesh, precision: MixedPrecision) -> None:
-    """Make every parameter a DTensor of ``mesh`` that is gathered when its module reads it.
+    """Make every parameter a DTensor that is gathered when its module reads it.
 
-    Parameters are plain tensors, or DTensors of the tensor-parallel axis; a rank's part of them is sharded on the first
-    dim. The state dict, ``named_parameters()`` and the optimizer keep using the shards.
+    Parameters are plain tensors, or DTensors of the axis that splits matrices or distributes experts; a rank's part of
+    them is sharded for data parallelism. The state dict, ``named_parameters()`` and the optimizer keep using the
+    shards.
     """
-    gather = _Gather(mesh.replicas, mesh.shards, mesh.tensor, precision)
     classes: dict[tuple[type[nn.Module], tuple[str, ...]], type[nn.Module]] = {}
     for module in model.modules():
         own = dict(module.named_parameters(recurse=False))
         if not own:
             continue
+        axes, along = mesh.dense_axes, Shard(0)
+        if _is_distributed(module, mesh):
+            axes, along = mesh.expert_axes, expert_placement(module, mesh.expert_data)
         for name, parameter in own.items():
-            sharded = nn.Parameter(_shard(parameter, mesh), requires_grad=parameter.requires_grad)
+            sharded = nn.Parameter(_shard(parameter, axes, along), requires_grad=parameter.requires_grad)
             module.register_parameter(name, sharded)
         key = type(module), tuple(own)
         if key not in classes:
+            gather = _Gather(axes, along, precision)
             members: dict[str, Any] = {name: _gathered(name, gather) for name in own}
             classes[key] = type(f"SimpleFsdp{type(module).__name__}", (type(module),), members)
         module.__class__ = classes[key]
 
 
-def _shard(parameter: nn.Parameter, mesh: ParallelMesh) -> DTensor:
+def gathering_groups(model: nn.Module, mesh: ParallelMesh) -> dict[str, str | None]:
+    """Return the name of the process group that gathers each parameter; None where the group is a single rank."""
+    shards = {axes.whole: axes.shards for axes in (mesh.dense_axes, mesh.expert_axes)}
+    groups = {whole: axis.get_group().group_name if axis.size() > 1 else None for whole, axis in shards.items()}
+    return {name: groups[_sharded(name, parameter).device_mesh] for name, parameter in model.named_parameters()}
+
+
+def _is_distributed(module: nn.Module, mesh: ParallelMesh) -> TypeGuard[Experts]:
+    return isinstance(module, Experts) and mesh.experts is not None
+
+
+def _shard(parameter: nn.Parameter, axes: ParameterAxes, along: Shard) -> DTensor:
     """Return this rank's shard of a parameter, with the same placements as under eager FSDP2."""
     local: torch.Tensor = parameter.detach()
     placements: list[Placement] = []
+    factor = 1
     if isinstance(local, DTensor):
-        placements, local = list(local.placements), local.to_local()
-    is_split = Shard(0) in placements
-    placements.insert(0, _StridedShard(0, split_factor=mesh.degrees.tensor_parallel) if is_split else Shard(0))
-    if mesh.replicas is not None:
+        placements, factor, local = list(local.placements), local.device_mesh.size(), local.to_local()
+    placements.insert(0, _StridedShard(along.dim, split_factor=factor) if along in placements else along)
+    if axes.replicas is not None:
         placements.insert(0, Replicate())
-    local = local_part(local, mesh.shards, [Shard(0)])
-    return _dtensor(local, mesh.whole, placements, parameter.shape)
+    local = local_part(local, axes.shards, [along])
+    return _dtensor(local, axes.whole, placements, parameter.shape)
 
 
 def _gathered(name: str, gather: _Gather) -> property:
-    def read(module: nn.Module) -> torch.Tensor:
-        shard = module._parameters[name]
-        if not isinstance(shard, DTensor):
-            raise TypeError(f"parameter {name!r} of {type(module).__name__} is {type(shard).__name__}, not a DTensor")
-        return gather(shard)
+    return property(lambda module: gather(_sharded(name, module._parameters[name])))
 
-    return property(read)
+
+def _sharded(name: str, parameter: object) -> DTensor:
+    if not isinstance(parameter, DTensor):
+        raise TypeError(f"parameter {name!r} is {type(parameter).__name__}, not a DTensor")
+    return parameter
 
 
 @dataclass(frozen=True)
@@ -78,37 +95,39 @@ class _Gather:
     would add up replicas before the reduce-scatter, and can't be reduced to strided shards at all.
     """
 
-    replicas: DeviceMesh | None
-    shards: DeviceMesh
-    tensor: DeviceMesh | None
+    axes: ParameterAxes
+    along: Shard
     precision: MixedPrecision
 
     def __call__(self, parameter: DTensor) -> torch.Tensor:
-        """Return the whole parameter in the dtype of compute; under tensor parallelism, a DTensor of that axis."""
+        """Return the rank's whole part of the parameter in the dtype of compute; a DTensor of the axis that splits."""
         shape = list(parameter.shape)
-        placement = parameter.placements[-1]
-        if self.tensor is not None and isinstance(placement, Shard):
-            shape[placement.dim] //= self.tensor.size()
+        placement, split = parameter.placements[-1], self.axes.split
+        if split is not None and isinstance(placement, Shard):
+            shape[placement.dim] //= split.size()
         local = parameter.to_local(grad_placements=parameter.placements)
         whole = self._over_shards(self._over_replicas(local), shape)
-        return whole if self.tensor is None else _dtensor(whole, self.tensor, [placement], parameter.shape)
+        return whole if split is None else _dtensor(whole, split, [placement], parameter.shape)
 
     def _over_replicas(self, local: torch.Tensor) -> torch.Tensor:
         """Return the same value, whose gradient is summed over replicas in the dtype of reductions."""
-        if self.replicas is None:
+        if self.axes.replicas is None:
             return local
-        replica = _dtensor(local, self.replicas, [Replicate()], local.shape)
+        replica = _dtensor(local, self.axes.replicas, [Replicate()], local.shape)
         same = replica.redistribute(placements=[Replicate()], backward_dtype=self.precision.reduce_dtype)
         return same.to_local(grad_placements=[Partial("sum")])
 
     def _over_shards(self, local: torch.Tensor, shape: list[int]) -> torch.Tensor:
         """All-gather the shards; backward reduce-scatters the sum of all ranks' gradients."""
-        whole = _dtensor(local, self.shards, [Shard(0)], shape).redistribute(
+        # Torch merges collectives along the first dimension.
+        dim = self.along.dim
+        moved = [shape[dim], *shape[:dim], *shape[dim + 1 :]]
+        whole = _dtensor(local.movedim(dim, 0).contiguous(), self.axes.shards, [Shard(0)], moved).redistribute(
             placements=[Replicate()],
             forward_dtype=self.precision.param_dtype,
             backward_dtype=self.precision.reduce_dtype,
         )
-        return whole.to_local(grad_placements=[Partial("sum")])
+        return whole.to_local(grad_placements=[Partial("sum")]).movedim(0, dim).contiguous()
 
 
 def _dtensor(

@@ -15,14 +15,13 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.torch_version import TorchVersion
 
 try:
     from torch._dynamo.backends.common import aot_autograd
     from torch._dynamo.backends.debugging import boxed_nop
     from torch._functorch.partitioners import min_cut_rematerialization_partition
     from torch._inductor.compile_fx import compile_fx
-    from torch._inductor.custom_graph_pass import CustomGraphPass
+    from torch._inductor.custom_graph_pass import CustomGraphPass, CustomPartitionerFn
     from torch._inductor.fx_passes.overlap_manual_scheduling import ManualOverlapScheduler
     from torch._inductor.fx_passes.overlap_scheduling import (
         OverlapScheduler,
@@ -49,14 +48,17 @@ _OVERRIDDEN = {
 
 
 def make_backend(
-    settings: GraphSettings, parameters: Mapping[str, nn.Parameter], buckets: Sequence[Bucket], group: str | None
+    settings: GraphSettings,
+    parameters: Mapping[str, nn.Parameter],
+    buckets: Sequence[Bucket],
+    groups: Mapping[str, str | None],
 ) -> Any:
     """Return the argument ``backend`` of ``torch.compile``.
 
     Args:
         parameters: the model's parameters, in registration order.
-        buckets: the parameters that share a collective, by name.
-        group: the name of the process group that gathers parameters; None if the group is a single rank.
+        buckets: the parameters that share a collective, by name. Those of several process groups have one for each.
+        groups: the name of the process group that gathers each parameter; None if the group is a single rank.
 
     Raises:
         RuntimeError: This version of torch lacks an interface that the settings need.
@@ -64,31 +66,19 @@ def make_backend(
     if settings.backend == "eager":
         return "eager"
     _check_version()
-    positions = {name: number for number, name in enumerate(parameters)}
-    plan = tuple(tuple(sorted(positions[name] for name in bucket)) for bucket in buckets if group is not None)
     names = tuple(parameters)
+    gathered = Gathered(names, tuple(groups[name] for name in names))
 
     def compile_graph(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         by_identity = {id(parameter): number for number, parameter in enumerate(parameters.values())}
         inputs_positions = tuple(by_identity.get(id(value)) for value in inputs)
         if absent := sorted(set(range(len(names))) - set(inputs_positions)):
             raise RuntimeError(f"the traced graph does not read parameters {[names[number] for number in absent]}")
-        joint = JointPass(inputs_positions, settings.reshard_after_forward, group)
-        return _COMPILERS[settings.backend](graph_module, inputs, joint, CollectivesPass(settings, names, plan, group))
+        joint = JointPass(inputs_positions, settings.reshard_after_forward, gathered)
+        rewrite = CollectivesPass(settings, gathered, gathered.plan(buckets))
+        return _COMPILERS[settings.backend](graph_module, inputs, joint, rewrite)
 
     return compile_graph
-
-
-def check_checkpointing(settings: GraphSettings, checkpointing: str) -> None:
-    """Raise RuntimeError if this version of torch can't trace ``checkpointing``.
-
-    The partitioner of torch 2.13 and later mistakes a device mesh that whole recomputed blocks save for a tensor.
-    """
-    if settings.backend != "eager" and checkpointing == "full" and TorchVersion(torch.__version__) >= "2.13":
-        raise RuntimeError(
-            f"activation_checkpointing is 'full' and backend is {settings.backend!r}: torch {torch.__version__} can't "
-            f"partition such a graph with DTensors, 2.11 can; allowed are 'none' and 'selective', or backend 'eager'"
-        )
 
 
 def _check_version() -> None:
@@ -100,6 +90,36 @@ def _check_version() -> None:
 
 
 @dataclass(frozen=True)
+class Gathered:
+    """Parameters, by name in registration order, and the process groups that gather them, None for a single rank."""
+
+    names: tuple[str, ...]
+    groups: tuple[str | None, ...]
+
+    @property
+    def positions(self) -> frozenset[int]:
+        """Return the positions of the parameters that a collective gathers."""
+        return frozenset(number for number, group in enumerate(self.groups) if group is not None)
+
+    @property
+    def group_names(self) -> frozenset[str]:
+        """Return the names of all process groups that gather parameters."""
+        return frozenset(group for group in self.groups if group is not None)
+
+    def plan(self, buckets: Sequence[Bucket]) -> tuple[tuple[int, ...], ...]:
+        """Return the positions in each bucket, which process groups and parameters that are not gathered divide."""
+        number_of = {name: number for number, name in enumerate(self.names)}
+        plan = []
+        for bucket in buckets:
+            by_group: dict[str, list[int]] = {}
+            for number in sorted(number_of[name] for name in bucket):
+                if (group := self.groups[number]) is not None:
+                    by_group.setdefault(group, []).append(number)
+            plan += [tuple(numbers) for numbers in by_group.values()]
+        return tuple(plan)
+
+
+@dataclass(frozen=True)
 class JointPass(CustomGraphPass):
     """A pass over forward and backward in one graph that labels collectives and marks gathers to be repeated.
 
@@ -108,17 +128,15 @@ class JointPass(CustomGraphPass):
 
     inputs: tuple[int | None, ...]
     reshard_after_forward: bool
-    group: str | None
+    gathered: Gathered
 
     def __call__(self, graph: fx.Graph) -> None:
         """Write the labels into the nodes of ``graph``."""
-        if self.group is None:
-            return
         for placeholder in graph.find_nodes(op="placeholder"):
             position = self._position(placeholder.meta.get("desc"))
             if position is not None:
                 label_gather(placeholder, position, self.reshard_after_forward)
-        check_labels(graph, {position for position in self.inputs if position is not None}, self.group)
+        check_labels(graph, self.gathered.positions, self.gathered.group_names)
         output = graph.output_node()
         for value, description in zip(output.args[0], output.meta["desc"], strict=True):  # type: ignore[arg-type]
             position = self._position(description)
@@ -131,13 +149,14 @@ class JointPass(CustomGraphPass):
         return _uuid(self)
 
     def _position(self, description: Any) -> int | None:
-        """Return the position of the parameter that an input is, or that an output is the gradient of; else None."""
+        """Return the position of the gathered parameter that an input is, or whose gradient an output is; else None."""
         while (inner := getattr(description, "base", getattr(description, "grad_of", None))) is not None:
             description = inner
         number = getattr(description, "idx", None)
         # Other outputs of the model have an index too, with another meaning.
         is_input = type(description).__name__ == "PlainAOTInput"
-        return self.inputs[number] if is_input and number is not None else None
+        position = self.inputs[number] if is_input and number is not None else None
+        return position if position in self.gathered.positions else None
 
 
 @dataclass(frozen=True)
@@ -145,9 +164,8 @@ class CollectivesPass(CustomGraphPass):
     """A pass over forward, and over backward, that merges collectives into buckets and moves them."""
 
     settings: GraphSettings
-    names: tuple[str, ...]
+    gathered: Gathered
     plan: tuple[tuple[int, ...], ...]
-    group: str | None
 
     def __call__(self, graph: fx.Graph) -> None:
         """Rewrite the graph in place."""
@@ -158,8 +176,8 @@ class CollectivesPass(CustomGraphPass):
             raise RuntimeError("the graph to bucket belongs to no module")
         # Without explicit dependencies, inductor reorders nodes again.
         insert_overlap_deps = self.settings.backend == "inductor"
-        if self.group is not None and self.plan:
-            self._bucket_by_plan(graph_module, self.group, insert_overlap_deps)
+        if self.plan:
+            self._bucket_by_plan(graph_module, insert_overlap_deps)
         else:
             _schedule(graph_module, self.settings.bucketing == "auto", insert_overlap_deps)
 
@@ -167,15 +185,15 @@ class CollectivesPass(CustomGraphPass):
         """Return the key of this pass in torch's caches of compiled graphs."""
         return _uuid(self)
 
-    def _bucket_by_plan(self, graph_module: fx.GraphModule, group: str, insert_overlap_deps: bool) -> None:
-        if unlabelled := [node.name for node in collectives(graph_module.graph, group) if POSITION not in node.meta]:
+    def _bucket_by_plan(self, graph_module: fx.GraphModule, insert_overlap_deps: bool) -> None:
+        groups = self.gathered.group_names
+        if unlabelled := [node.name for node in collectives(graph_module.graph, groups) if POSITION not in node.meta]:
             raise RuntimeError(f"collectives {unlabelled} belong to no known parameter")
-        _PlannedScheduler(graph_module, self.settings, self.plan, group, insert_overlap_deps).run()
-        left = {node.meta[POSITION] for node in collectives(graph_module.graph, group) if POSITION in node.meta}
+        _PlannedScheduler(graph_module, self.settings, self.plan, groups, insert_overlap_deps).run()
+        left = {node.meta[POSITION] for node in collectives(graph_module.graph, groups) if POSITION in node.meta}
         if left:
-            raise RuntimeError(
-                f"the collectives of {[self.names[number] for number in sorted(left)]} were not bucketed"
-            )
+            names = [self.gathered.names[number] for number in sorted(left)]
+            raise RuntimeError(f"the collectives of {names} were not bucketed")
 
 
 class _WithoutFormulas(OverlapScheduler):
@@ -222,11 +240,11 @@ class _PlannedScheduler(_WithoutFormulas, ManualOverlapScheduler):
         graph_module: fx.GraphModule,
         settings: GraphSettings,
         plan: tuple[tuple[int, ...], ...],
-        group: str,
+        groups: frozenset[str],
         insert_overlap_deps: bool,
     ) -> None:
         super().__init__(graph_module, [], insert_overlap_deps)
-        self._settings, self._plan, self._group = settings, plan, group
+        self._settings, self._plan, self._groups = settings, plan, groups
 
     def run(self) -> fx.GraphModule:
         if self._settings.overlap_reorder:
@@ -237,7 +255,7 @@ class _PlannedScheduler(_WithoutFormulas, ManualOverlapScheduler):
         return self.gm
 
     def _obtain_nodes_in_subgraph(self) -> None:
-        nodes = collectives(self.graph, self._group)
+        nodes = collectives(self.graph, self._groups)
         if self._settings.bucket_order == "registration":
             nodes.sort(key=lambda node: node.meta[POSITION])
         # The payload of a bucket has the order of this list.
@@ -261,12 +279,61 @@ def _schedule(graph_module: fx.GraphModule, bucketing: bool, insert_overlap_deps
     graph_module.recompile()
 
 
+class Partitioner(CustomPartitionerFn):
+    """Torch's partitioner, whose saved values are then put into the order that torch reads."""
+
+    def __call__(
+        self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Divide a joint graph into forward and backward."""
+        forward, backward = min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
+        order_saved(forward, backward, kwargs["num_fwd_outputs"])
+        return forward, backward
+
+    def uuid(self) -> Any:
+        """Return the key of this partitioner in torch's caches of compiled graphs."""
+        return _uuid("partitioner")
+
+
+def order_saved(forward: fx.GraphModule, backward: fx.GraphModule, num_outputs: int) -> None:
+    """Move what backward needs and is neither a tensor nor a symbol, meshes of DTensors, behind all saved tensors.
+
+    Torch reads the saved values by their position. From 2.13 on, the partitioner adds states of random generators after
+    the meshes if an operator that can be random, e.g. attention with dropout, is computed again.
+    """
+    output = forward.graph.output_node()
+    values = list(output.args[0])  # type: ignore[arg-type]
+    order = [*range(num_outputs), *sorted(range(num_outputs, len(values)), key=lambda number: _order(values[number]))]
+    output.args = (tuple(values[number] for number in order),)
+    if (descriptions := output.meta.get("desc")) is not None:
+        output.meta["desc"] = [descriptions[number] for number in order]
+    inputs = backward.graph.find_nodes(op="placeholder")
+    first_tangent = next(node for node in inputs if node.name.startswith("tangents"))
+    for node in inputs:
+        if _order(node) == _MESHES:
+            first_tangent.prepend(node)
+    for module in (forward, backward):
+        module.graph.lint()
+        module.recompile()
+
+
+_TENSORS, _MESHES, _SYMBOLS = range(3)
+
+
+def _order(node: fx.Node) -> int:
+    """Return the place of a value's kind among the kinds of values that are saved for backward."""
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor):
+        return _TENSORS
+    return _SYMBOLS if isinstance(value, torch.SymInt | torch.SymBool | torch.SymFloat) else _MESHES
+
+
 def _compile_aot_eager(
     graph_module: fx.GraphModule, inputs: Sequence[Any], joint: JointPass, rewrite: CollectivesPass
 ) -> Any:
     def partition(joint_module: fx.GraphModule, joint_inputs: Sequence[Any], **options: Any) -> Any:
         joint(joint_module.graph)
-        return min_cut_rematerialization_partition(joint_module, joint_inputs, **options)
+        return Partitioner()(joint_module, joint_inputs, **options)
 
     def compiler(module: fx.GraphModule, module_inputs: list[Any]) -> Any:
         rewrite(module.graph)
@@ -279,7 +346,7 @@ def _compile_aot_eager(
 def _compile_inductor(
     graph_module: fx.GraphModule, inputs: Sequence[Any], joint: JointPass, rewrite: CollectivesPass
 ) -> Any:
-    options: dict[str, Any] = {"joint_custom_pre_pass": joint}
+    options: dict[str, Any] = {"joint_custom_pre_pass": joint, "custom_partitioner_fn": Partitioner()}
     if rewrite.settings.has_graph_pass:
         options |= {
             "post_grad_custom_post_pass": rewrite,

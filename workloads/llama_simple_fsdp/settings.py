@@ -71,11 +71,6 @@ class LlamaSimpleFsdpSettings(LlamaSettings):
 
     def check_degrees(self, degrees: Degrees) -> None:
         """Raise ValueError if the keys of ``graph`` contradict each other or ``degrees``."""
-        if degrees.expert_parallel > 1:
-            raise ValueError(
-                f"expert_parallel_degree is {degrees.expert_parallel}, and llama_simple_fsdp takes only 1: how many "
-                f"tokens ranks exchange is read on the host, which no full graph can hold"
-            )
         self.graph.check()
         self.graph.check_context_parallel(degrees.context_parallel)
         self.graph.check_pipeline_parallel(degrees.pipeline_parallel)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import torch
+import torch._dynamo
+
 from ..common.settings import read_settings
 from ..llama.model import Llama
 from ..llama.parallel.mesh import ParallelMesh
 from ..llama.training import LlamaWorkload
 from .buckets import Bucket, block_buckets, module_buckets
-from .parametrization import MixedPrecision, shard_parameters
-from .passes import check_checkpointing, make_backend
+from .parametrization import MixedPrecision, gathering_groups, shard_parameters
+from .passes import make_backend
 from .settings import GraphSettings, LlamaSimpleFsdpSettings
 
 
@@ -31,16 +34,13 @@ class LlamaSimpleFsdpWorkload(LlamaWorkload[LlamaSimpleFsdpSettings]):
         shard_parameters(model, mesh, MixedPrecision(self._settings.param_dtype, self._settings.reduce_dtype))
 
     def prepare(self, model: Llama) -> None:
-        """Compile the model as one graph when it first runs.
-
-        Raises:
-            RuntimeError: This version of torch can't trace the model with its activation checkpointing.
-        """
+        """Compile the model as one graph when it first runs."""
         graph = self._settings.graph
-        check_checkpointing(graph, self._settings.model.activation_checkpointing)
-        shards = self._mesh.shards
-        group = shards.get_group().group_name if shards.size() > 1 else None
-        backend = make_backend(graph, dict(model.named_parameters()), _buckets(graph, model), group)
+        groups = gathering_groups(model, self._mesh)
+        backend = make_backend(graph, dict(model.named_parameters()), _buckets(graph, model), groups)
+        if self._mesh.experts is not None:
+            # Ranks read on the host how many tokens they exchange; the trace holds these numbers as symbols.
+            torch._dynamo.config.capture_scalar_outputs = True
         model.compile(backend=backend, fullgraph=True, dynamic=False)
 
 

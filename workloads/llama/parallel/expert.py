@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed._functional_collectives import all_to_all_single_autograd
+from torch.distributed._functional_collectives import all_to_all_single, all_to_all_single_autograd
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
@@ -85,12 +84,11 @@ class ExchangedExperts:
         num_sent, num_received = torch.stack([sent, received]).sum(dim=2).tolist()
         own = self._exchange(rows, num_sent, num_received)
         groups = group_rows(_expert_of_rows(received, sum(num_received)), received.shape[1])
-        out = experts(own[groups.order], groups.counts)[groups.inverse]
+        out = experts.evaluate(own[groups.order], groups.counts)[groups.inverse]
         return self._exchange(out, num_received, num_sent)
 
     def _exchange_counts(self, counts: torch.Tensor) -> torch.Tensor:
-        received = torch.empty_like(counts)
-        dist.all_to_all_single(received, counts, group=self._group)
+        received: torch.Tensor = all_to_all_single(counts, None, None, self._group)
         return received
 
     def _exchange(self, rows: torch.Tensor, num_sent: list[int], num_received: list[int]) -> torch.Tensor:

@@ -80,6 +80,23 @@ class Degrees:
 
 
 @dataclass(frozen=True)
+class ParameterAxes:
+    """The mesh that some parameters are DTensors of, and its dimensions.
+
+    Attributes:
+        whole: all dimensions.
+        replicas: the dimension along which the parameters are replicated.
+        shards: the dimension along which they are sharded for data parallelism, which gathers them.
+        split: the dimension along which each rank computes with a part of them: of matrices, or of all experts.
+    """
+
+    whole: DeviceMesh
+    replicas: DeviceMesh | None
+    shards: DeviceMesh
+    split: DeviceMesh | None
+
+
+@dataclass(frozen=True)
 class ParallelMesh:
     """The device mesh of a pipeline's stage, outermost axis first: ``dp_replicate``, ``fsdp``, ``tp``.
 
@@ -145,6 +162,22 @@ class ParallelMesh:
         if self._experts is None:
             return self.data
         return self._experts[_EXPERT_SHARD] if self.replicas is None else self._experts[REPLICATE, _EXPERT_SHARD]
+
+    @property
+    def dense_axes(self) -> ParameterAxes:
+        """Return the axes of all parameters but those of distributed experts."""
+        return ParameterAxes(self.whole, self.replicas, self.shards, self.tensor)
+
+    @property
+    def expert_axes(self) -> ParameterAxes:
+        """Return the axes of the parameters of experts."""
+        if self._experts is None:
+            return self.dense_axes
+        shards = self._experts[_EXPERT_SHARD]
+        if self.replicas is None:
+            return ParameterAxes(self._experts[_EXPERT_SHARD, _EXPERT], None, shards, self.experts)
+        whole = self._experts[REPLICATE, _EXPERT_SHARD, _EXPERT]
+        return ParameterAxes(whole, self._experts[REPLICATE], shards, self.experts)
 
     @property
     def data_rank(self) -> int:

@@ -105,6 +105,19 @@ class Stages:
         return norm
 
 
+class _ReducedAtOnce(nn.Module):
+    """A stage's model whose backward passes reduce gradients; torch's stage puts that off if it is given FSDP2's."""
+
+    def __init__(self, model: Llama) -> None:
+        super().__init__()
+        self._model = model
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Run the model."""
+        out: torch.Tensor = self._model(inputs)
+        return out
+
+
 class Pipeline:
     """One stage's part of a step: every micro-batch's forward and backward pass, and the reduction of gradients."""
 
@@ -115,8 +128,15 @@ class Pipeline:
         settings: LlamaSettings,
         rotations: torch.Tensor,
         loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+        *,
+        reduce_every_micro_batch: bool,
     ) -> None:
-        """Make the schedule; ``loss`` computes one micro-batch's part of the global loss."""
+        """Make the schedule.
+
+        Args:
+            loss: a function that computes one micro-batch's part of the global loss.
+            reduce_every_micro_batch: whether each backward pass reduces its gradients, or only the last of a step.
+        """
         assert mesh.pipeline is not None
         # Activations have the dtype of gathered parameters.
         dtype = settings.param_dtype
@@ -133,7 +153,7 @@ class Pipeline:
         logits = torch.empty((*tokens, settings.model.vocab_size), dtype=dtype, device="meta", requires_grad=True)
         self._schedule = Schedule1F1B(
             PipelineStage(
-                model,
+                _ReducedAtOnce(model) if reduce_every_micro_batch else model,
                 stage,
                 num_stages,
                 self._device,

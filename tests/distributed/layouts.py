@@ -1,0 +1,128 @@
+"""The table of layouts: which bits `llama_simple_fsdp` has in each layout, with each backend.
+
+`test_layouts.py` launches every cell that is declared here, and `docs/generate.py` writes the table of
+docs/parallelism.md from the same declarations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+
+class Outcome(Enum):
+    """The result of comparing `llama_simple_fsdp` with `llama_fsdp2` in the same layout."""
+
+    EQUAL = "equal"
+    DIFFERS = "differs"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One layout with one backend; `reason` says why it differs, or why and in which words `setup()` refuses it."""
+
+    outcome: Outcome = Outcome.EQUAL
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A row of the table: keys that both workloads are given, in a world of `world_size` CPU ranks.
+
+    `cells` holds the columns that are not equal; None is a cell that no test launches.
+    """
+
+    name: str
+    world_size: int
+    config: Mapping[str, Any]
+    cells: Mapping[str, Cell | None] = field(default_factory=dict)
+    in_ci: bool = False
+
+    def cell(self, column: str) -> Cell | None:
+        """Return the cell of a column."""
+        return self.cells.get(column, Cell())
+
+    @property
+    def reference(self) -> dict[str, Any]:
+        """Return the keys of the launch of `llama_fsdp2`, which reduces as often as a traced model."""
+        return dict(self.config) | {"reduce_every_micro_batch": True}
+
+
+COLUMNS: dict[str, dict[str, Any]] = {
+    "eager": {"backend": "eager"},
+    "aot_eager, none": {"bucketing": "none"},
+    "aot_eager, transformer_block": {"bucketing": "transformer_block"},
+    "aot_eager, manual": {
+        "bucketing": "manual",
+        "bucket_modules": ["tok_embeddings", "layers.[0-1]", "norm+output"],
+    },
+    "inductor": {"backend": "inductor"},
+}
+REFERENCE = "llama_fsdp2"
+TRAINING: dict[str, Any] = {
+    "size": "debug",
+    "n_kv_heads": 4,
+    "steps": 25,
+    "warmup": 0,
+    "profile_steps": 0,
+    "hash_every": 1,
+    "batch_size": 1,
+}
+
+_ROUNDS = Cell(Outcome.DIFFERS, "fused kernels round differently")
+_NOT_RUN = {"inductor": None}
+_STAGES = {
+    "inductor": None,
+    "aot_eager, manual": Cell(Outcome.REFUSED, "bucket_modules names modules of the whole model"),
+}
+_SPLIT = Cell(Outcome.REFUSED, "matrices of experts are not split")
+_BF16 = {"param_dtype": "bfloat16", "reduce_dtype": "bfloat16"}
+_EXPERTS = {"num_experts": 4}
+_EP = _EXPERTS | {"expert_parallel_degree": 2}
+_PP = {"pipeline_parallel_degree": 2, "gradient_accumulation": 3}
+_SELECTIVE, _FULL = {"activation_checkpointing": "selective"}, {"activation_checkpointing": "full"}
+
+LAYOUTS = (
+    Layout("FSDP 2", 2, _BF16, {"inductor": _ROUNDS}),
+    Layout("FSDP 2, float32", 2, {}, _NOT_RUN),
+    Layout("FSDP 2, AC selective", 2, _BF16 | _SELECTIVE, _NOT_RUN),
+    Layout("FSDP 2, AC full", 2, _FULL, {"inductor": _ROUNDS}, in_ci=True),
+    Layout("FSDP 2, 2 micro-batches", 2, _BF16 | {"gradient_accumulation": 2}, _NOT_RUN),
+    Layout("replicas 2", 2, _BF16 | {"data_parallel_replicate_degree": 2}, _NOT_RUN),
+    Layout("TP 2", 2, _BF16 | {"tensor_parallel_degree": 2}, _NOT_RUN),
+    Layout("CP 2", 2, _BF16 | {"context_parallel_degree": 2}, _NOT_RUN),
+    Layout("PP 2", 2, _BF16 | _PP, _STAGES),
+    Layout("4 experts, FSDP 2, float32", 2, _EXPERTS, _NOT_RUN),
+    Layout("4 experts, EP 2", 2, _EP | _BF16, _NOT_RUN),
+    Layout("4 experts, EP 2, float32", 2, _EP, {"inductor": _ROUNDS}, in_ci=True),
+    Layout("4 experts, EP 2, AC selective", 2, _EP | _BF16 | _SELECTIVE, _NOT_RUN),
+    Layout("4 experts, EP 2, AC selective, float32", 2, _EP | _SELECTIVE, _NOT_RUN),
+    Layout("4 experts, EP 2, AC full", 2, _EP | _FULL, _NOT_RUN),
+    Layout(
+        "4 experts, TP 2",
+        2,
+        _EXPERTS | {"tensor_parallel_degree": 2},
+        dict.fromkeys((REFERENCE, *COLUMNS), _SPLIT),
+    ),
+    Layout("HSDP 2x2", 4, _BF16 | {"data_parallel_replicate_degree": 2}, _NOT_RUN),
+    Layout("FSDP 2, TP 2", 4, _BF16 | {"tensor_parallel_degree": 2}, _NOT_RUN),
+    Layout("FSDP 2, CP 2", 4, _BF16 | {"context_parallel_degree": 2}, _NOT_RUN),
+    Layout("PP 2, FSDP 2", 4, _BF16 | _PP, _STAGES, in_ci=True),
+    Layout("PP 2, TP 2", 4, _BF16 | _PP | {"tensor_parallel_degree": 2}, _STAGES),
+    Layout("PP 2, CP 2", 4, _BF16 | _PP | {"context_parallel_degree": 2}, _STAGES),
+    Layout("PP 2, replicas 2", 4, _BF16 | _PP | {"data_parallel_replicate_degree": 2}, _STAGES),
+    Layout("PP 2, 4 experts, EP 2", 4, _BF16 | _PP | _EP, _STAGES),
+    Layout("PP 2, 4 experts, EP 2, AC selective", 4, _PP | _EP | _SELECTIVE, _STAGES),
+    Layout("4 experts, FSDP 2 x EP 2", 4, _EP | _BF16, _NOT_RUN),
+    Layout("2 experts, each sharded over 2 ranks, EP 2", 4, _EP | {"num_experts": 2}, _NOT_RUN),
+    Layout("4 experts, HSDP 2 with EP 2", 4, _EP | _BF16 | {"data_parallel_replicate_degree": 2}, _NOT_RUN),
+    Layout(
+        "4 experts, CP 2 with EP 4",
+        4,
+        _EXPERTS | _BF16 | {"context_parallel_degree": 2, "expert_parallel_degree": 4},
+        _NOT_RUN,
+    ),
+)
