@@ -79,8 +79,9 @@ def merge_traces(traces: Mapping[int, Mapping[str, Any]]) -> Document:
 
 def _about(trace: Mapping[str, Any]) -> Document:
     """Return a rank's place in the world and whether its host had a head start, as far as its trace says so."""
-    told = {HEAD_START_KEY: trace[HEAD_START_KEY]} if HEAD_START_KEY in trace else {}
-    return {**trace.get("distributedInfo", {}), **told}
+    reported = {HEAD_START_KEY: trace[HEAD_START_KEY]} if HEAD_START_KEY in trace else {}
+    place = trace.get("distributedInfo")
+    return {**(place if isinstance(place, dict) else {}), **reported}
 
 
 def _rank_events(rank: int, events: list[Mapping[str, Any]], later_us: float) -> Iterator[Document]:
