@@ -12,7 +12,7 @@ import pytest
 def test_traced(workload):
     result = workload.run("fsdp", steps=3, warmup=1, verify=1, layers=1, profile_steps=0)
     assert (result.profiler, result.overlap, result.total_iterations) == ("torch", [], 3)
-    assert not {"overlap_ratio", "exposed_comm_ms"} & set(result.metrics)
+    assert not {"overlap_ratio", "exposed_comm_ms"} & set(result.rank_metrics)
 """
 
 
