@@ -52,6 +52,7 @@ def make_options(**changes: Any) -> Options:
         durations=False,
         locate=False,
         profiler=None,
+        profiler_schedule=None,
         progress="off",
         ab=None,
         nnodes=1,
