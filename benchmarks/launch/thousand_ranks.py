@@ -78,7 +78,7 @@ def measure(run_dir: Path, num_ranks: int) -> dict[str, float]:
     merged_cpu_s = time.process_time()
     launch_facts(result)
     facts_cpu_s = time.process_time()
-    assert len(result.step_times_ms) == num_ranks
+    assert len(result.rank_step_times_ms) == num_ranks
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
     return {
         "merge_s": merged_cpu_s - began_cpu_s,

@@ -87,5 +87,5 @@ def test_step_that_synchronizes_is_named(distributed_world: DistributedWorld, tm
     script = tmp_path / "synchronizing.py"
     script.write_text(dedent(SYNCHRONIZING))
     result = distributed_world.launch_script(str(script))
-    print("\n", result.head_start, result.metrics)
+    print("\n", result.head_start, result.rank_metrics)
     assert all("Synchronize" in (lead.blocked_by or "") for lead in result.head_start)

@@ -104,7 +104,7 @@ def measure(world: DistributedWorld, scenario: str) -> Round:
 def launch(world: DistributedWorld, planted: dict[str, Any]) -> tuple[LaunchFacts, float]:
     """Launch the step once; return its facts and the time in which a host enqueues it."""
     result = world.launch_script(str(SCRIPT), (json.dumps(planted),))
-    return launch_facts(result), max(result.metrics["enqueue_ms"])
+    return launch_facts(result), max(result.rank_metrics["enqueue_ms"])
 
 
 def kept() -> list[Round]:

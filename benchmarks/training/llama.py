@@ -190,7 +190,7 @@ def launch(world: DistributedWorld, side: Side) -> WorkloadResult:
 def measurements(result: WorkloadResult) -> Launched:
     """Return what the table shows of a launch."""
     if result.device == "cpu":
-        return Launched(median(map(float, result.step_times_max_ms)), math.nan, math.nan, list(result.loss))
+        return Launched(median(map(float, result.step_times_ms)), math.nan, math.nan, list(result.loss))
     row = measured("", result, SEQ_LEN)
     return Launched(row.step_p50_ms, row.peak_allocated_gib, row.peak_reserved_gib, row.loss)
 

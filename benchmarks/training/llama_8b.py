@@ -65,7 +65,7 @@ class Row:
     variant: str
     tokens_per_s_per_gpu: float = float("nan")
     step_p50_ms: float = float("nan")
-    step_times_max_ms: list[float] = field(default_factory=list)
+    step_times_ms: list[float] = field(default_factory=list)
     peak_allocated_gib: float = float("nan")
     peak_reserved_gib: float = float("nan")
     logged_tokens_per_s_per_gpu: float | None = None
@@ -125,14 +125,14 @@ def table() -> Iterator[Table]:
 
 def measured(variant: str, result: WorkloadResult, tokens: float) -> Row:
     """Return the row of a launch in which each GPU trains on ``tokens`` per step."""
-    metrics = result.metrics
+    metrics = result.rank_metrics
     if "torchtitan_tokens_per_s" in metrics:
         memory_gib = [max(metrics[f"torchtitan_memory_{kind}_gib"]) for kind in ("active", "reserved")]
         logged = median(metrics["torchtitan_tokens_per_s"])
     else:
         memory_gib = [max(metrics[f"peak_memory{kind}_bytes"]) / 2**30 for kind in ("", "_reserved")]
         logged = None
-    times_ms = [float(value) for value in result.step_times_max_ms]
+    times_ms = [float(value) for value in result.step_times_ms]
     step_ms = median(times_ms)
     return Row(variant, tokens / step_ms * 1e3, step_ms, times_ms, *memory_gib, logged, list(result.loss))
 

@@ -76,7 +76,7 @@ def test_record(distributed_world: DistributedWorld, monkeypatch: pytest.MonkeyP
     size = SIZES[workload, distributed_world.device]
     size = size | {"steps": int(os.environ.get("RECORD_STEPS", size["steps"]))}
     first = distributed_world.launch(workload, **size)
-    base_ms = median(first.step_times_max_ms)
+    base_ms = median(first.step_times_ms)
     launches: list[dict[str, Any]] = []
     for _ in range(rounds):
         for name in names:
@@ -93,9 +93,9 @@ def test_record(distributed_world: DistributedWorld, monkeypatch: pytest.MonkeyP
 
 
 def _compact(variant: str, delay_ms: float, result: WorkloadResult) -> dict[str, Any]:
-    mean_ms = [sum(times) / len(times) for times in result.step_times_ms]
+    mean_ms = [sum(times) / len(times) for times in result.rank_step_times_ms]
     print(
-        f"{variant:8} p50 {median(result.step_times_max_ms):8.4f} ms, ranks {[f'{ms:.3f}' for ms in mean_ms]}, waits "
+        f"{variant:8} p50 {median(result.step_times_ms):8.4f} ms, ranks {[f'{ms:.3f}' for ms in mean_ms]}, waits "
         f"{[f'{median(waits):.3f}' for waits in result.wait_ms if waits]} of {len(result.wait_ms[0])}, "
         f"canary {result.canary_before} {result.canary_after}, wall {result.launch_times_s['wall']:.2f} s",
         flush=True,
@@ -104,7 +104,7 @@ def _compact(variant: str, delay_ms: float, result: WorkloadResult) -> dict[str,
         "variant": variant,
         "delay_ms": delay_ms,
         "at_s": round(time.time(), 1),
-        "step_ms": [[round(value, 4) for value in times] for times in result.step_times_ms],
+        "step_ms": [[round(value, 4) for value in times] for times in result.rank_step_times_ms],
         "wait_ms": [[round(value, 4) for value in times] for times in result.wait_ms],
         "memory_bytes": result.memory_bytes[0],
         "canary_before": result.canary_before,

@@ -13,6 +13,7 @@ AGENT_PID = "AORTA_AGENT_PID"  # by the torchrun agent for its ranks; ranks of t
 GUARD_PID = "AORTA_GUARD_PID"  # by the guard for the torchrun agent, which a profiler may have started in between
 STORE_FD = "AORTA_STORE_FD"  # the listening socket of the rendezvous, for the torchrun agent of node 0
 PROFILER = "AORTA_PROFILER"
+PROFILER_SCHEDULE = "AORTA_PROFILER_SCHEDULE"  # as text, for ranks under torch's profiler
 LATE_PATH = "AORTA_LATE_PATH"
 DEVICE = "AORTA_DEVICE"
 COLLECTIVE_TIMEOUT_S = "AORTA_COLLECTIVE_TIMEOUT_S"

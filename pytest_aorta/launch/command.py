@@ -84,9 +84,10 @@ def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str
     _show_devices(plan.world, kept)
     kept[variables.DEVICE] = plan.world.device
     kept[variables.COLLECTIVE_TIMEOUT_S] = f"{plan.timeout_s * _COLLECTIVE_FRACTION:.3f}"
-    kept.pop(variables.PROFILER, None)
-    if plan.profiler is not None:
-        kept[variables.PROFILER] = plan.profiler
+    for name, value in ((variables.PROFILER, plan.profiler), (variables.PROFILER_SCHEDULE, plan.profiler_schedule)):
+        kept.pop(name, None)
+        if value is not None:
+            kept[name] = str(value)
     # torchrun would set the variable with a warning; measured times depend on its value.
     kept.setdefault("OMP_NUM_THREADS", "1")
     if plan.world.device == DeviceKind.CPU:

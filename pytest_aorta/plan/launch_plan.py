@@ -8,7 +8,7 @@ from typing import Any
 
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.plan.options import LauncherKind
-from pytest_aorta.plan.profiler import WRAPPED_STRAGGLER_S, WRAPPERS
+from pytest_aorta.plan.profiler import WRAPPED_STRAGGLER_S, WRAPPERS, ProfilerSchedule
 from pytest_aorta.plan.reference import Reference
 from pytest_aorta.plan.workload.adapter import Adapter
 from pytest_aorta.plan.workload.command import CommandLine, command_line
@@ -112,6 +112,7 @@ class LaunchPlan:
         lease_fds: Open files that hold the lease of the devices until the last rank is gone.
         reference: A/B reference to launch; None for the code under test.
         profiler: Profiler that ranks run under, torch, nsys or rocprofv3; None: no profiler.
+        profiler_schedule: Steps of the traces of torch's profiler; None: the default.
         group: On node 0, the start of ranks on the other nodes; None on a single node.
         part: On the node agent of each node, the part of that node.
     """
@@ -130,6 +131,7 @@ class LaunchPlan:
     lease_fds: tuple[int, ...] = ()
     reference: Reference | None = None
     profiler: str | None = None
+    profiler_schedule: ProfilerSchedule | None = None
     group: NodeGroup | None = None
     part: NodePart | None = None
 
@@ -182,6 +184,7 @@ def rank_document(plan: LaunchPlan) -> dict[str, Any]:
         "timeout_s": plan.timeout_s,
         "reference": plan.reference and plan.reference.document(),
         "profiler": plan.profiler,
+        "profiler_schedule": plan.profiler_schedule and str(plan.profiler_schedule),
     }
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.text import brief, did_you_mean
 from pytest_aorta.plan.device_kind import DeviceKind
-from pytest_aorta.plan.profiler import PROFILERS
+from pytest_aorta.plan.profiler import PROFILERS, TORCH, ProfilerSchedule
 
 # Prefix of --aorta-ab where the A/B reference is another environment's interpreter.
 PYTHON_PREFIX = "python:"
@@ -68,6 +68,7 @@ class Options:
         durations: The summary shows how long each launch took, and its parts.
         locate: After a numeric difference both sides are launched again to find the parameter and the module.
         profiler: Profiler that ranks run under, ``torch``, ``nsys`` or ``rocprofv3``; None: no profiler.
+        profiler_schedule: Steps that torch's profiler records into kept traces; None: ``profile_steps``, once.
         progress: ``auto``, ``on`` or ``off``: whether the terminal shows the progress of a launch.
         nnodes: Number of nodes of this run; pytest runs on node 0.
         node_launcher: Words of the command that starts one node agent per node; empty: node agents wait on the nodes.
@@ -97,6 +98,7 @@ class Options:
     durations: bool
     locate: bool
     profiler: str | None
+    profiler_schedule: ProfilerSchedule | None
     progress: str
     ab: str | None
     nnodes: int
@@ -269,6 +271,14 @@ def _page(text: str) -> str:
     return text
 
 
+def _schedule(text: str) -> ProfilerSchedule:
+    try:
+        return ProfilerSchedule.parse(text)
+    except ValueError as error:
+        form = "words such as wait=1 warmup=1 active=3 repeat=2 shapes memory"
+        raise not_allowed(text, form if text == "?" else f"{form} ({error})") from None
+
+
 def _version(text: str) -> str:
     # Git would take a ref that starts with a dash for an option of its own.
     if not text.strip() or text.startswith("-") or text == PYTHON_PREFIX:
@@ -342,6 +352,9 @@ OPTIONS = (
            ini_only=True),
     Option("lease_timeout", "seconds a test waits for devices that others hold", 1800.0, _seconds, metavar="SECONDS",
            ini_only=True),
+    Option("profiler_schedule", "steps of the traces of --aorta-profiler=torch: those to wait before each, to warm up, "
+           "to record, and how often; with shapes of inputs and allocations on request", None, _schedule,
+           metavar="WORDS", default_text="profile_steps, once", ini_only=True),
     Option("progress", "show the progress of a launch on the terminal; auto: not in CI", "auto",
            choices=("auto", "on", "off"), ini_only=True),
     Option("node_launcher", "command that starts one node agent per node, e.g. 'srun --nodes={nodes} "
@@ -398,6 +411,7 @@ def make_options(values: Mapping[str, Any], rootdir: Path) -> Options:
         durations=values["durations"],
         locate=values["locate"],
         profiler=values["profiler"],
+        profiler_schedule=values["profiler_schedule"],
         progress=values["progress"],
         ab=values["ab"],
         nnodes=values["nnodes"],
@@ -418,6 +432,11 @@ def _refuse_contradictions(options: Options) -> None:
         raise SpecError(f"--aorta-require-gpus and {asked} contradict each other; drop one of them")
     if options.device == DeviceKind.CUDA and options.gpus == 0:
         raise SpecError("--aorta-device=cuda and --aorta-gpus=0 contradict each other; drop one of them")
+    if options.profiler_schedule is not None and options.profiler not in (None, TORCH):
+        raise SpecError(
+            f"aorta_profiler_schedule={options.profiler_schedule} is a schedule of torch's profiler, and "
+            f"--aorta-profiler={options.profiler} records all steps; drop one of them"
+        )
     if options.update_baselines and options.profiler is not None:
         raise SpecError(
             f"--update-baselines and --aorta-profiler={options.profiler} contradict each other: "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_aorta.common.errors import AortaError
@@ -11,6 +11,7 @@ from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.reading import read_result
+from pytest_aorta.result.trace.telemetry import Iteration, read_iterations
 from pytest_aorta.session.record import RETRIED
 from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.verdicts import Verdict
@@ -18,11 +19,17 @@ from pytest_aorta.verdict.verdicts import Verdict
 
 @dataclass(frozen=True)
 class Launch:
-    """A launch with its result; ``number`` counts the launches of one side from 1."""
+    """A launch with its result.
+
+    Attributes:
+        number: counts the launches of one side from 1.
+        iterations: steps whose overlap is in the ranks' telemetry; empty without telemetry.
+    """
 
     number: int
     result: WorkloadResult
     facts: LaunchFacts
+    iterations: tuple[Iteration, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -119,13 +126,19 @@ class Report:
 
 
 def read_launches(files: Sequence[Path]) -> tuple[tuple[Launch, ...], list[str]]:
-    """Return the launches of result files, and one problem per file that can't be read."""
+    """Return the launches of result files, with their telemetry, and a problem for each file that can't be read."""
     launches: list[Launch] = []
     problems: list[str] = []
     for number, file in enumerate(files, 1):
         try:
             result = read_result(file)
-            launches.append(Launch(number, result, launch_facts(result)))
+            launch = Launch(number, result, launch_facts(result))
         except (AortaError, ValueError) as error:
             problems.append(f"result left out of the report: {error}")
+            continue
+        try:
+            launch = replace(launch, iterations=read_iterations(file.parent, result.world_size))
+        except AortaError as error:
+            problems.append(f"telemetry left out of the report: {error}")
+        launches.append(launch)
     return tuple(launches), problems

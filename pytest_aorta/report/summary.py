@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pytest_aorta.report.data import Case, Report, Test
+from pytest_aorta.report.iterations import compared_iterations
 from pytest_aorta.verdict.metrics import METRICS, measured_values
 
 SCHEMA = "report_summary.schema.json"
@@ -42,6 +43,7 @@ def _case(test: Test, case: Case) -> dict[str, Any]:
         "platform": first and first.platform,
         "num_launches": {"candidate": len(case.candidate), "reference": len(case.others)},
         "metrics": _metrics(case),
+        "iterations": compared_iterations(case),
     }
 
 

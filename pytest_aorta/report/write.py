@@ -48,12 +48,15 @@ def write_session_reports(
 
 
 def write_report(report: Report, file: Path) -> list[Path]:
-    """Write the page to ``file`` and ``summary.json`` and the timelines beside it; return the files, the page first.
+    """Write the page to ``file``, and ``summary.json``, timelines and overlap step by step beside it.
+
+    Return the files, the page first.
 
     Raises:
         OSError: A file can't be written.
     """
     # Sessions without a report need neither jinja2 nor matplotlib.
+    from pytest_aorta.report.iterations import write_iterations
     from pytest_aorta.report.page.render import render
     from pytest_aorta.report.summary import summary
     from pytest_aorta.report.timeline import draw_timelines
@@ -62,7 +65,7 @@ def write_report(report: Report, file: Path) -> list[Path]:
     write_text(file, render(report))
     table = file.parent / SUMMARY_FILE
     write_json(table, summary(report))
-    return [file, table, *draw_timelines(report, file.parent)]
+    return [file, table, *draw_timelines(report, file.parent), *write_iterations(report, file.parent)]
 
 
 def _append_step_summary(records: Sequence[TestRecord], file: Path) -> list[str]:

@@ -16,7 +16,14 @@ from typing import Any
 
 from pytest_aorta.plan.profiler import WRAPPERS
 from pytest_aorta.result.gpu_facts import lowest_sm_clock_mhz, throttled
-from pytest_aorta.result.measurements import ANOTHER_RANK, FamilyTime, HeadStart, StepOverlap, WorkloadResult
+from pytest_aorta.result.measurements import (
+    ANOTHER_RANK,
+    FamilyTime,
+    HeadStart,
+    StepOverlap,
+    WorkloadResult,
+    over_ranks,
+)
 from pytest_aorta.result.provenance import UNKNOWN, UTC_FORMAT
 from pytest_aorta.result.trace.breakdown import Breakdown, break_down
 from pytest_aorta.result.trace.families import mean_over_ranks
@@ -37,8 +44,6 @@ _OPTIONAL = (
 # Facts with integers and booleans; every other number is a float.
 _AS_STORED = ("num_steps", "most_exposed_rank", "critical_rank", "environment", "dirty", "collectives")
 _EMPTY: tuple[object, ...] = (None, "", {})
-# Metrics whose value over ranks is the largest rank's; of every other metric it is the mean.
-_LARGEST_OVER_RANKS = ("peak_memory_bytes",)
 # Parameters of growth(): medians of at most 16 groups of steps; fewer values or groups show no growth.
 _MAX_GROUPS = 16
 _MIN_VALUES = 10
@@ -60,7 +65,7 @@ class LaunchFacts:
         step_time_ms: mean, p50, p99, tail5 (mean of the slowest 5%) and max of the steps' maxima over ranks.
         step_time_sample_ms: at most 20 of the steps' maxima over ranks, evenly spaced in time.
         slowest_rank_p50_ms, fastest_rank_p50_ms: the largest and the smallest of the ranks' own medians.
-        metrics: the workload's metrics over ranks: the largest peak memory, the mean of every other metric.
+        metrics: the workload's metrics over ranks: the largest of a peak, the mean of every other metric.
         weight_hashes: step -> hash.
         final_loss: the loss of the last measured step; None where nothing was trained.
         environment: the versions and settings that bitwise numerics depend on.
@@ -167,8 +172,8 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
     """
     import numpy as np  # imported here, since importing numpy would add 0.1 s to every collection
 
-    steps = np.asarray(result.step_times_max_ms)
-    rank_p50 = np.median(np.asarray(result.step_times_ms), axis=1)
+    steps = np.asarray(result.step_times_ms)
+    rank_p50 = np.median(np.asarray(result.rank_step_times_ms), axis=1)
     tail = np.sort(steps)[-max(1, len(steps) // 20) :]
     quantities = {
         "mean": steps.mean(),
@@ -189,12 +194,12 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
         step_time_sample_ms=[_short(value) for value in steps[::stride]],
         slowest_rank_p50_ms=_short(rank_p50.max()),
         fastest_rank_p50_ms=_short(rank_p50.min()),
-        metrics={name: _over_ranks(name, values) for name, values in sorted(result.metrics.items())},
+        metrics={name: _short(over_ranks(name, values)) for name, values in sorted(result.rank_metrics.items())},
         weight_hashes=result.weight_hashes,
         final_loss=result.loss[-1] if result.loss else None,
         environment=_numeric_environment(result),
         rank_lag_ms=[_short(lag) for lag in rank_lags_ms(result.wait_ms)],
-        step_time_growth=_short(growth(result.step_times_max_ms, DEPENDENT_STEPS)),
+        step_time_growth=_short(growth(result.step_times_ms, DEPENDENT_STEPS)),
         memory_growth=_short(max(growth(used) for used in result.memory_bytes)) if result.memory_bytes else 0.0,
         canary_ms=_canary(result),
         exposed_ms=_exposed(result.overlap),
@@ -276,11 +281,6 @@ def _numeric_environment(result: WorkloadResult) -> dict[str, Any]:
     left_out = ("cpu_capability", "cpu_kernels", "cpu_vendor", "num_threads") if result.device == "cuda" else ()
     names = [name for name in NUMERIC_ENVIRONMENT if name in result.environment and name not in left_out]
     return {name: result.environment[name] for name in names}
-
-
-def _over_ranks(name: str, values: list[float]) -> float:
-    merged = max(values) if name in _LARGEST_OVER_RANKS else sum(values) / len(values)
-    return _short(merged)
 
 
 def _short(value: Any) -> float:

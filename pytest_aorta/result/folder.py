@@ -20,6 +20,8 @@ FLIGHT_REPORT: Final = "flight_recorder.txt"
 # Files of a launch and of each rank: merged in the run folder, one rank's own in the rank's folder.
 RESULT_FILE: Final = "result.json"
 TRACE_FILE: Final = "trace.json.gz"
+# Pattern of TRACE_FILE and of the names of further repeats of a profiler's schedule.
+TRACES: Final = "trace*.json.gz"
 # Folders of a launch: one folder per rank, one per node, and the dumps of NCCL's flight recorder.
 RANKS_FOLDER: Final = "ranks"
 NODES_FOLDER: Final = "nodes"
@@ -39,6 +41,11 @@ IN_FLIGHT_FILE: Final = "collectives.json"
 ARRIVALS_FILE: Final = "arrivals.json"
 TELEMETRY_FILE: Final = "telemetry.jsonl"
 OPERATORS_FILE: Final = "operators.json"
+
+
+def trace_file(repeat: int) -> str:
+    """Return the name of the trace of a profiler schedule's first, second, ... repeat."""
+    return TRACE_FILE if repeat == 1 else f"trace-{repeat}.json.gz"
 
 
 def rank_folder(run_dir: Path, rank: int | str) -> Path:

@@ -6,10 +6,11 @@ Results contain raw facts only; ``facts.py`` condenses them into statistics.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from pathlib import Path
+from statistics import mean, median, quantiles
 from typing import Any
 
 from pytest_aorta.plan.launch_plan import LaunchRequest
@@ -17,7 +18,11 @@ from pytest_aorta.plan.reference import Reference
 from pytest_aorta.result.gpu_facts import PlatformFacts
 from pytest_aorta.result.provenance import Provenance
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
+# With fewer steps the 99th percentile is the largest or second-largest value.
+MIN_STEPS_P99 = 100
+# Metrics whose value over ranks is the largest rank's; of every other metric it is the mean.
+_PEAK = "peak_"
 # The end of the names of overlap metrics where the host could not be ahead of the device.
 AS_RUN = "_as_run"
 # What a rank reports as its blocking call where only another rank was blocked.
@@ -306,8 +311,8 @@ class WorkloadResult:
     writes. Attributes without a description are those of :class:`RankResult`, over all ranks.
 
     Attributes:
-        step_times_ms: ``step_times_ms[rank][step]``.
-        metrics: ``metrics[name][rank]``.
+        rank_step_times_ms: ``rank_step_times_ms[rank][step]``.
+        rank_metrics: ``rank_metrics[name][rank]``.
         wait_ms, memory_bytes: one list per rank.
         canary_before, canary_after: ``canary_before[name][rank]``; empty where the workload has no process group at
             that time.
@@ -338,8 +343,8 @@ class WorkloadResult:
     total_iterations: int
     main_work_started: bool
     elapsed_sec: float
-    step_times_ms: list[list[float]]
-    metrics: dict[str, list[float]]
+    rank_step_times_ms: list[list[float]]
+    rank_metrics: dict[str, list[float]]
     weight_hashes: dict[str, str]
     loss: list[float]
     environment: dict[str, Any]
@@ -363,13 +368,28 @@ class WorkloadResult:
     launch: LaunchRecord | None = field(init=False, default=None, repr=False, compare=False)
 
     @property
-    def step_times_max_ms(self) -> list[float]:
-        """Return the maximum over ranks of each step's time, in milliseconds."""
-        return [max(times) for times in zip(*self.step_times_ms, strict=True)]
+    def step_times_ms(self) -> list[float]:
+        """Return the time of each step in milliseconds, its maximum over ranks."""
+        return _slowest_rank_ms(self.rank_step_times_ms)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Return each metric of the ranks over all ranks, and metrics that have AORTA's names.
+
+        The value over ranks is the largest if the name starts with ``peak_``, else the mean. ``step_time_p50`` and,
+        from 100 steps on, ``step_time_p99`` are quantiles of :attr:`step_times_ms`. ``gemm_throughput`` is another name
+        of ``gemm_throughput_tflops``, for workloads that have this metric.
+        """
+        return _metrics(self.step_times_ms, self.rank_metrics)
+
+    @property
+    def executed_iterations(self) -> int:
+        """Return AORTA's name of ``total_iterations``."""
+        return self.total_iterations
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> WorkloadResult:
-        """Build the result from a document that was validated against the schema."""
+        """Build the result from a document that was validated against the schema; properties are computed again."""
         values = {item.name: data[item.name] for item in fields(cls) if item.name in data}
         values["failure_details"] = [FailureDetail(**detail) for detail in data["failure_details"]]
         values["tensor_hashes"] = _hashes_from_json(data.get("tensor_hashes", {}))
@@ -398,9 +418,38 @@ class WorkloadResult:
         """Return the document that the schema describes, with lists in place of tuples."""
         values = asdict(replace(self))
         del values["launch"]
-        document: dict[str, Any] = json.loads(json.dumps(values))
+        document: dict[str, Any] = json.loads(json.dumps(values | derived(values)))
         return document
 
 
 def _hashes_from_json(data: Mapping[str, Any]) -> dict[str, TensorHashes]:
     return {kind: TensorHashes(**hashes) for kind, hashes in data.items()}
+
+
+def derived(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a result's document that follow from its other keys."""
+    steps_ms = _slowest_rank_ms(document["rank_step_times_ms"])
+    return {
+        "executed_iterations": document["total_iterations"],
+        "step_times_ms": steps_ms,
+        "metrics": _metrics(steps_ms, document["rank_metrics"]),
+    }
+
+
+def _slowest_rank_ms(rank_step_times_ms: Sequence[Sequence[float]]) -> list[float]:
+    return [max(times) for times in zip(*rank_step_times_ms, strict=True)]
+
+
+def over_ranks(name: str, values: Sequence[float]) -> float:
+    """Return a metric over ranks: the largest value if the name starts with ``peak_``, else the mean."""
+    return float(max(values) if name.startswith(_PEAK) else mean(values))
+
+
+def _metrics(step_times_ms: Sequence[float], rank_metrics: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    found = {name: over_ranks(name, values) for name, values in rank_metrics.items()}
+    if "gemm_throughput_tflops" in found:
+        found["gemm_throughput"] = found["gemm_throughput_tflops"]
+    found["step_time_p50"] = float(median(step_times_ms))
+    if len(step_times_ms) >= MIN_STEPS_P99:
+        found["step_time_p99"] = quantiles(map(float, step_times_ms), n=100, method="inclusive")[98]
+    return found

@@ -17,7 +17,7 @@ from pytest_aorta.plan.launch_plan import LaunchPlan, adapters_of
 from pytest_aorta.plan.workload.adapter import FIRST
 from pytest_aorta.result.folder import ARRIVALS_FILE, RESULT_FILE, rank_folders
 from pytest_aorta.result.gpu_facts import PlatformFacts
-from pytest_aorta.result.measurements import SCHEMA_VERSION, StepOverlap, WorkloadResult
+from pytest_aorta.result.measurements import SCHEMA_VERSION, StepOverlap, WorkloadResult, derived
 from pytest_aorta.result.outcome import LaunchOutcome, launch_times_s
 from pytest_aorta.result.provenance import provenance
 from pytest_aorta.result.trace.arrivals import Arrivals, read_arrivals, waits_of_ranks_ms
@@ -27,7 +27,12 @@ MAX_RANK_RESULT_BYTES = 16 << 20
 MAX_RESULT_BYTES = 512 << 20
 MAX_FAILURE_DETAILS = 100
 MAX_STEP_MS = 1e12
-_BY_NAME = ("metrics", "canary_before", "canary_after")
+_BY_NAME = ("rank_metrics", "canary_before", "canary_after")
+# The former version that is read as well, the keys that it names differently, and values in place of the keys that it
+# lacks. These values only satisfy the schema: WorkloadResult computes its own.
+_FORMER_VERSION = 2
+_RENAMED_SINCE_2 = {"step_times_ms": "rank_step_times_ms", "metrics": "rank_metrics"}
+_LACKING_IN_2 = {"executed_iterations": 0, "step_times_ms": [0.0], "metrics": {"step_time_p50": 0.0}}
 
 
 def collect_result(
@@ -56,7 +61,7 @@ def collect_result(
 
 
 def read_result(path: Path) -> WorkloadResult:
-    """Read a stored ``result.json``.
+    """Read a stored ``result.json``, of this schema version or of version 2.
 
     Raises:
         ResultError: The file is unreadable, of another schema version, or doesn't fit the schema.
@@ -65,8 +70,17 @@ def read_result(path: Path) -> WorkloadResult:
         document = read_json(path, max_bytes=MAX_RESULT_BYTES)
     except UnreadableFile as error:
         raise ResultError(str(error)) from None
-    check_document(path, document)
+    if isinstance(document, dict) and document.get("schema_version") == _FORMER_VERSION:
+        document = _upgraded(document)
+        _refuse(path, violation(document, SCHEMA) or _impossible(document))
+    else:
+        check_document(path, document)
     return WorkloadResult.from_json(document)
+
+
+def _upgraded(document: dict[str, Any]) -> dict[str, Any]:
+    renamed = {_RENAMED_SINCE_2.get(key, key): value for key, value in document.items()}
+    return renamed | _LACKING_IN_2 | {"schema_version": SCHEMA_VERSION}
 
 
 def merge(plan: LaunchPlan, outcome: LaunchOutcome, ranks: list[dict[str, Any]]) -> dict[str, Any]:
@@ -76,7 +90,7 @@ def merge(plan: LaunchPlan, outcome: LaunchOutcome, ranks: list[dict[str, Any]])
     """
     details = sorted((detail for rank in ranks for detail in rank["failures"]), key=_location)
     first = ranks[0]
-    return {
+    document: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "workload": plan.name,
         "config": plan.config,
@@ -94,8 +108,8 @@ def merge(plan: LaunchPlan, outcome: LaunchOutcome, ranks: list[dict[str, Any]])
         "total_iterations": first["total_iterations"],
         "main_work_started": all(rank["main_work_started"] for rank in ranks),
         "elapsed_sec": max(rank["elapsed_sec"] for rank in ranks),
-        "step_times_ms": [rank["step_times_ms"] for rank in ranks],
-        "metrics": {name: [rank["metrics"][name] for rank in ranks] for name in first["metrics"]},
+        "rank_step_times_ms": [rank["step_times_ms"] for rank in ranks],
+        "rank_metrics": {name: [rank["metrics"][name] for rank in ranks] for name in first["metrics"]},
         "weight_hashes": first["weight_hashes"],
         "loss": first["loss"],
         "grad_norm": first.get("grad_norm", []),
@@ -114,6 +128,7 @@ def merge(plan: LaunchPlan, outcome: LaunchOutcome, ranks: list[dict[str, Any]])
         **{name: _by_rank([rank[name] for rank in ranks]) for name in ("canary_before", "canary_after")},
         "provenance": asdict(provenance(plan)),
     }
+    return document | derived(document)
 
 
 def _waits_ms(plan: LaunchPlan, ranks: list[dict[str, Any]]) -> list[list[float]]:
@@ -234,34 +249,48 @@ def check_document(path: Path, document: Any) -> None:
     version = document.get("schema_version") if isinstance(document, dict) else None
     if version != SCHEMA_VERSION:
         raise ResultError(
-            f"result invalid: {path}: schema_version is {version!r}, this pytest-aorta reads {SCHEMA_VERSION}; "
-            f"run the workload again"
+            f"result invalid: {path}: schema_version is {version!r}, this pytest-aorta reads {_FORMER_VERSION} and "
+            f"{SCHEMA_VERSION}; run the workload again"
         )
-    if problem := violation(document, SCHEMA) or _impossible(document):
+    _refuse(path, violation(document, SCHEMA) or _impossible(document) or _contradiction(document))
+
+
+def _refuse(path: Path, problem: str | None) -> None:
+    if problem:
         raise ResultError(f"result invalid: {path}: {problem}")
+
+
+def _contradiction(document: dict[str, Any]) -> str | None:
+    """Return the first key that does not have the value which follows from other keys."""
+    for name, expected in derived(document).items():
+        if document[name] != expected:
+            given, allowed = (brief(json.dumps(value), 120) for value in (document[name], expected))
+            return f"$.{name}: got {given}, allowed is {allowed}, which follows from the ranks' values"
+    return None
 
 
 def _impossible(document: dict[str, Any]) -> str | None:
     """Return what a schema can't check: that lists by rank and by step are as long as they have to be."""
-    step_times, ranks = document["step_times_ms"], document["world_size"]
+    step_times, ranks, key = document["rank_step_times_ms"], document["world_size"], "$.rank_step_times_ms"
     for number, times in enumerate(step_times):
         if len(times) != len(step_times[0]):
             return (
-                f"$.step_times_ms[{number}]: got {len(times)} step times, allowed are {len(step_times[0])}, as many as "
-                f"rank 0 has"
+                f"{key}[{number}]: got {len(times)} step times, allowed are {len(step_times[0])}, as many as rank 0 has"
             )
     if (longest := max(map(max, step_times))) > MAX_STEP_MS:
-        return f"$.step_times_ms: got a step of {longest:g} ms, allowed is at most {MAX_STEP_MS:g}"
+        return f"{key}: got a step of {longest:g} ms, allowed is at most {MAX_STEP_MS:g}"
     if median(map(max, zip(*step_times, strict=True))) <= 0:
-        return "$.step_times_ms: got a median of 0 ms, allowed is a time above 0; the clock of the steps is too coarse"
+        return f"{key}: got a median of 0 ms, allowed is a time above 0; the clock of the steps is too coarse"
     # An adapter that reads a log which only rank 0 writes gives one entry.
     if len(step_times) not in (1, ranks):
-        return f"$.step_times_ms: got {len(step_times)} ranks, allowed is {ranks}, the world_size, or 1"
+        return f"{key}: got {len(step_times)} ranks, allowed is {ranks}, the world_size, or 1"
     by_rank = {name: document[name] for name in ("wait_ms", "memory_bytes")}
     by_rank |= {f"{name}.{key}": values for name in _BY_NAME for key, values in document[name].items()}
     for name, values in by_rank.items():
         if len(values) != len(step_times) and values:
-            return f"$.{name}: got entries of {len(values)} ranks, allowed are {len(step_times)}, as in step_times_ms"
+            return (
+                f"$.{name}: got entries of {len(values)} ranks, allowed are {len(step_times)}, as in rank_step_times_ms"
+            )
     if len({len(waits) for waits in document["wait_ms"]}) > 1:
         return "$.wait_ms: got ranks with different numbers of steps, allowed is one number for all ranks"
     for rank, steps in enumerate(document.get("overlap", [])):

@@ -207,6 +207,7 @@ class DistributedWorld:
             lease_fds=self._leased.fds,
             reference=reference,
             profiler=self._options.profiler,
+            profiler_schedule=self._options.profiler_schedule,
             limits=limits_under(self._options.profiler),
             group=group,
         )
@@ -221,7 +222,7 @@ class DistributedWorld:
             raise LaunchError(failure.text, failure.kind, failure.rank)
         result = collect_result(plan, outcome, watch.platform_facts)
         if plan.profiler == TORCH and (merged := merge_run(plan.run_dir)):
-            self._record.notes.append(f"all ranks' traces on one clock: {merged}")
+            self._record.notes.append(f"all ranks' traces on one clock: {', '.join(map(str, merged))}")
         self._run_dirs.add(plan.run_dir)
         return result.launched_by(LaunchRecord(request, reference, plan.run_dir))
 

@@ -12,12 +12,11 @@ from typing import Any, TypeAlias
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.text import did_you_mean
 from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.result.measurements import MIN_STEPS_P99
 from pytest_aorta.result.trace.families import is_compute
 from pytest_aorta.verdict.statistics.scale import Scale
 
 Value: TypeAlias = float | str | None
-# With fewer steps the 99th percentile is the largest or second-largest value.
-MIN_STEPS_P99 = 100
 
 
 class MetricKind(StrEnum):

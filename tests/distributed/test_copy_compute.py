@@ -14,13 +14,13 @@ SMALL = {"steps": 4, "warmup": 1, "matrix_size": 64, "copy_mb": 0.5}
 def test_each_variant_is_timed_and_variables_are_set_before_the_rank_starts(workload, captured_steps):
     result = workload.run("copy_compute", environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, **SMALL)
     assert result.environment["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
-    times = {name: result.metrics[f"time_{name}_ms"][0] for name in ("serial", "overlapped", "compute", "copy")}
+    times = {name: result.rank_metrics[f"time_{name}_ms"][0] for name in ("serial", "overlapped", "compute", "copy")}
     assert all(time_ms > 0 for time_ms in times.values())
-    assert result.metrics["overlap_saving"][0] == pytest.approx(1 - times["overlapped"] / times["serial"])
-    assert times["overlapped"] == pytest.approx(sum(result.step_times_ms[0]) / 4)
-    assert result.metrics["copy_bytes_per_step"] == [3 * 2**19]
+    assert result.rank_metrics["overlap_saving"][0] == pytest.approx(1 - times["overlapped"] / times["serial"])
+    assert times["overlapped"] == pytest.approx(sum(result.rank_step_times_ms[0]) / 4)
+    assert result.rank_metrics["copy_bytes_per_step"] == [3 * 2**19]
     [[step]] = captured_steps(result)
-    assert step["step_time_ms"] == result.step_times_ms[0][0]
+    assert step["step_time_ms"] == result.rank_step_times_ms[0][0]
     assert set(step["segments"]) == set(step["stream_ms"]) == {"compute", "copy"}
     assert 0 < step["utilisation"] <= 1
     assert_within_step(step)

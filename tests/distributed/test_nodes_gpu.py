@@ -50,5 +50,5 @@ def test_two_nodes_train_over_nccl(distributed_world, tmp_path: Path, name):
     failure = launch_failure(plan, outcome)
     assert failure is None, failure.text
     result = collect_result(plan, outcome)
-    assert (len(result.step_times_ms), result.backend) == (2, "nccl")
+    assert (len(result.rank_step_times_ms), result.backend) == (2, "nccl")
     assert result.platform.endswith("-x2-n2-nccl")

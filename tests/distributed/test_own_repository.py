@@ -60,12 +60,12 @@ pytestmark = pytest.mark.world(size=2, device="cpu")
 
 def test_script(workload):
     result = workload.run_script("train.py", ["4"])
-    assert [len(times) for times in result.step_times_ms] == [3, 3]
-    assert result.metrics == {"tokens_per_s": [12.5, 12.5]}
+    assert [len(times) for times in result.rank_step_times_ms] == [3, 3]
+    assert result.rank_metrics == {"tokens_per_s": [12.5, 12.5]}
 
 def test_own_beside_builtin(workload):
     own = workload.run("own")
-    assert own.metrics["shape"] == [7, 7]
+    assert own.rank_metrics["shape"] == [7, 7]
     workload.run("fsdp", steps=1, warmup=0, verify=1)
 
 def test_no_workload(workload):

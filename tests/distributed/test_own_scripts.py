@@ -78,11 +78,11 @@ def test_three_lines_record_step_times_tokens_loss_and_weights(tmp_path):
     done = aorta(tmp_path, "--script", "train.py", "--", "5")
     assert done.returncode == 0, done.stderr
     result = read_result(tmp_path / "results" / "train" / "trial_0.json")
-    assert [len(times) for times in result.step_times_ms] == [5, 5]
+    assert [len(times) for times in result.rank_step_times_ms] == [5, 5]
     assert (len(result.loss), list(result.weight_hashes)) == (5, ["5"])
     assert result.loss[-1] < result.loss[0]
-    seconds = [sum(times) / 1000 for times in result.step_times_ms]
-    assert result.metrics["tokens_per_s"] == pytest.approx([5 * 32 / each for each in seconds])
+    seconds = [sum(times) / 1000 for times in result.rank_step_times_ms]
+    assert result.rank_metrics["tokens_per_s"] == pytest.approx([5 * 32 / each for each in seconds])
 
 
 def test_loss_that_is_nan_fails_the_run_with_quantity_rank_and_first_step(tmp_path):
@@ -108,10 +108,10 @@ def test_adapter_reads_each_rank_s_log_without_a_line_in_the_script(tmp_path):
     done = aorta(tmp_path, "--workload", "logged")
     assert done.returncode == 0, done.stderr
     result = read_result(tmp_path / "results" / "logged" / "trial_0.json")
-    assert [len(times) for times in result.step_times_ms] == [5, 5]
-    assert min(result.step_times_max_ms) > 5
+    assert [len(times) for times in result.rank_step_times_ms] == [5, 5]
+    assert min(result.step_times_ms) > 5
     assert result.loss == [0.5, 0.333, 0.25, 0.2, 0.167]
-    assert (result.metrics, result.environment["step_clock"]) == ({}, "logged step_time_ms")
+    assert (result.rank_metrics, result.environment["step_clock"]) == ({}, "logged step_time_ms")
 
 
 def test_pattern_that_matches_nothing_fails_with_pattern_file_and_last_lines(tmp_path):

@@ -39,7 +39,7 @@ def test_stages_begin_with_the_whole_models_weights_and_train_alike(workload, la
     for layout, result in trained.items():
         assert result.loss == pytest.approx(reference.loss, rel=1e-6), layout
         assert result.grad_norm == pytest.approx(reference.grad_norm, rel=1e-6), layout
-        assert result.metrics["num_parameters"] == reference.metrics["num_parameters"], layout
+        assert result.rank_metrics["num_parameters"] == reference.rank_metrics["num_parameters"], layout
 
 
 # Both worlds reduce gradients over two ranks. Only the norm is summed in another order, so no bit differs without

@@ -55,9 +55,9 @@ def test_overlap_changes_no_bit_of_any_step(workload, captured_steps):
 def _assert_collectives(others):
     """Check the number of buckets, which follows from their cap, and of reduce-scatters if asked for."""
     counts = {
-        name: [result.metrics[f"{kind}_per_step"][0] for kind in ("all_reduces", "reduce_scatters")]
+        name: [result.rank_metrics[f"{kind}_per_step"][0] for kind in ("all_reduces", "reduce_scatters")]
         for name, result in others.items()
-        if "all_reduces_per_step" in result.metrics
+        if "all_reduces_per_step" in result.rank_metrics
     }
     assert counts["one bucket"] == [1, 0]
     assert counts["beside backward"] == counts["after backward"]

@@ -75,7 +75,7 @@ pytestmark = [pytest.mark.world(size=2, device="cpu"), pytest.mark.launch_timeou
 def launched(distributed_world, first, *references):
     results = [distributed_world.again(first, reference=reference) for reference in references]
     found = [
-        {"metrics": result.metrics, "fastest_ms": min(result.step_times_ms[0]), "launcher": result.launcher}
+        {"metrics": result.rank_metrics, "fastest_ms": min(result.rank_step_times_ms[0]), "launcher": result.launcher}
         for result in results
     ]
     (Path(__file__).parent / f"{first.workload}.json").write_text(json.dumps(found))

@@ -27,7 +27,7 @@ import pytest
 @pytest.mark.world(size=2, nodes=2)
 def test_short(workload):
     result = workload.run("fsdp", steps=3, warmup=1, verify=1)
-    assert (result.platform, len(result.step_times_ms)) == ("cpu-x2-n2-gloo", 2)
+    assert (result.platform, len(result.rank_step_times_ms)) == ("cpu-x2-n2-gloo", 2)
 
 @pytest.mark.overlap
 @pytest.mark.world(size=2, nodes=2)

@@ -42,7 +42,7 @@ def test_profiled_ratio_of_ranking_does_not_depend_on_the_host_as_spans_do(workl
         for steps in captured_steps(result):
             lanes = {"compute", "copy", "all_gather", "reduce_scatter", "all_reduce"}
             assert [set(step["stream_ms"]) for step in steps] == [lanes] * 10
-    first, second = (fmean(result.metrics["overlap_ratio"]) for result in results)
+    first, second = (fmean(result.rank_metrics["overlap_ratio"]) for result in results)
     assert first == pytest.approx(second, abs=0.03)
 
 

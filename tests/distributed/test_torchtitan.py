@@ -31,8 +31,8 @@ def test_debug_model_of_torchtitan_is_measured(tmp_path, source):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     result = read_result(yaml.parents[2] / "results" / "titan" / "trial_0.json")
-    assert [len(times) for times in result.step_times_ms] == [4, 4]
+    assert [len(times) for times in result.rank_step_times_ms] == [4, 4]
     assert len(result.loss) == len(result.grad_norm) == 4
-    assert min(result.metrics["tokens_per_s"]) > 0
+    assert min(result.rank_metrics["tokens_per_s"]) > 0
     clock = {"events": "logged step_time_s", "log": "moments of logging"}[source]
     assert result.environment["step_clock"] == clock

@@ -23,7 +23,7 @@ import pytest
 @pytest.mark.world(size=4, nodes=2)
 def test_fsdp(workload):
     result = workload.run("fsdp", steps=3, warmup=1, verify=1)
-    assert (result.platform, len(result.step_times_ms)) == ("cpu-x4-n2-gloo", 4)
+    assert (result.platform, len(result.rank_step_times_ms)) == ("cpu-x4-n2-gloo", 4)
 """
 LLAMA = """
 import pytest
@@ -31,7 +31,7 @@ import pytest
 @pytest.mark.world(size=2, nodes=2)
 def test_llama(workload):
     result = workload.run("llama_fsdp2", size="debug", steps=3, warmup=1)
-    assert (result.platform, len(result.step_times_ms)) == ("cpu-x2-n2-gloo", 2)
+    assert (result.platform, len(result.rank_step_times_ms)) == ("cpu-x2-n2-gloo", 2)
 """
 LONG = """
 import pytest

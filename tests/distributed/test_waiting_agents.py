@@ -73,7 +73,7 @@ def test_waiting_agent_takes_part_in_one_launch_after_the_other(tmp_path, port):
             plan = make_plan(tmp_path, port, "fsdp", steps=3, warmup=1, verify=1)
             outcome = launch(plan, environ, start_coordinator)
             assert launch_failure(plan, outcome) is None, (tmp_path / "agent.log").read_text(encoding="utf-8")
-            assert len(collect_result(plan, outcome).step_times_ms) == 2
+            assert len(collect_result(plan, outcome).rank_step_times_ms) == 2
 
             plan = make_plan(tmp_path, port, "faulty", kind="exception")
             failure = launch_failure(plan, launch(plan, environ, start_coordinator))

@@ -94,6 +94,32 @@ def test_trace_is_kept_where_it_is_asked_for_and_reads_the_same(group, tmp_path,
     assert overlap_of_trace(read_trace(tmp_path / "trace.json.gz"), on_device=False) == capture
 
 
+def test_traces_follow_the_schedule_of_the_launch(group, tmp_path, monkeypatch):
+    monkeypatch.setenv("AORTA_RANK_FOLDER", str(tmp_path))
+    monkeypatch.setenv("AORTA_PROFILER", "torch")
+    monkeypatch.setenv("AORTA_PROFILER_SCHEDULE", "wait=2 warmup=1 active=3 repeat=2 shapes memory")
+    training = Training(beside=True)
+    capture = capture_overlap(training.step, 1, CPU)
+    # One step warms the profiler up and one is captured, before the steps of each repeat.
+    assert training.count == 2 + 2 * (2 + 1 + 3)
+    assert len(capture.steps) == 1
+    paths = sorted(tmp_path.glob("trace*"))
+    assert [path.name for path in paths] == ["trace-2.json.gz", "trace.json.gz"]
+    for path in paths:
+        kept = read_trace(path)
+        assert len(overlap_of_trace(kept, on_device=False).steps) == 3
+        assert any(event["name"] == "[memory]" for event in kept["traceEvents"])
+        assert any("Input Dims" in event.get("args", {}) for event in kept["traceEvents"])
+
+
+def test_default_traces_have_neither_shapes_nor_allocations(group, tmp_path, monkeypatch):
+    monkeypatch.setenv("AORTA_RANK_FOLDER", str(tmp_path))
+    monkeypatch.setenv("AORTA_PROFILER", "torch")
+    capture_overlap(Training(beside=True).step, 1, CPU)
+    events = read_trace(tmp_path / "trace.json.gz")["traceEvents"]
+    assert not [event for event in events if event["name"] == "[memory]" or "Input Dims" in event.get("args", {})]
+
+
 class FakeProfiler:
     """A stand-in for the profiler that logs what it was asked to record and returns the next given trace."""
 

@@ -18,7 +18,7 @@ with warnings.catch_warnings():
     # Inductor imports a module of torch that uses the deprecated decorator.
     warnings.filterwarnings("ignore", message="`torch.jit.script_method`", category=DeprecationWarning)
     from aorta_workloads.llama_simple_fsdp import passes
-    from aorta_workloads.llama_simple_fsdp.buckets import block_buckets, module_buckets
+    from aorta_workloads.llama_simple_fsdp.buckets import block_buckets, buckets_in_place, module_buckets
     from aorta_workloads.llama_simple_fsdp.estimation import estimate_ms
     from aorta_workloads.llama_simple_fsdp.parametrization import (
         MixedPrecision,
@@ -28,6 +28,7 @@ with warnings.catch_warnings():
     from aorta_workloads.llama_simple_fsdp.settings import GraphSettings
 
 DEBUG = LlamaConfig(64, 2, 4, 2, 192, 256, 500000.0, 1e-5)
+BOXED = passes.boxed_nop
 PLANNED = GraphSettings("aot_eager", "transformer_block", (), "registration", True, True)
 EAGER = {"backend": "eager", "bucketing": "none", "overlap_reorder": False, "reshard_after_forward": False}
 
@@ -73,7 +74,9 @@ def collectives_of_a_step(mesh, **given):
     buckets = block_buckets(model) if settings.bucketing == "transformer_block" else ()
     if settings.bucketing == "manual":
         buckets = module_buckets(model, settings.bucket_modules)
-    backend = passes.make_backend(settings, dict(model.named_parameters()), buckets, gathering_groups(model, mesh))
+    in_place = buckets_in_place(model, buckets, settings.overlap_reorder_modules)
+    parameters, groups = dict(model.named_parameters()), gathering_groups(model, mesh)
+    backend = passes.make_backend(settings, parameters, buckets, groups, in_place)
     model.compile(backend=backend, fullgraph=True, dynamic=False)
     tokens = torch.zeros(2, 8, dtype=torch.int64)
     rotations = model.config.rotations(torch.arange(8))
@@ -195,6 +198,95 @@ MANUAL = {"bucketing": "manual", "bucket_modules": ["tok_embeddings", "layers.[0
 )
 def test_collectives_of_a_step(mesh, given, expected):
     assert collectives_of_a_step(mesh, **given) == expected
+
+
+def orders_of_a_step(mesh, monkeypatch, **given):
+    """Return the starts and waits of collectives in forward and in backward, e.g. ``g0 w0``, by order of start."""
+    graphs = []
+    monkeypatch.setattr(
+        passes, "boxed_nop", lambda module, inputs: graphs.append(module.graph) or BOXED(module, inputs)
+    )
+    collectives_of_a_step(mesh, **given)
+    return [" ".join(_starts_and_waits(graph)) for graph in graphs]
+
+
+def _starts_and_waits(graph):
+    numbers, kinds = {}, {"all_gather_into_tensor": "g", "reduce_scatter_tensor": "r"}
+    for node in graph.nodes:
+        name = getattr(node.target, "__name__", "")
+        kind = next((short for long, short in kinds.items() if name.startswith(long)), None)
+        if kind:
+            of_kind = sum(known[0] == kind for known in numbers.values())
+            numbers[node] = f"{kind}{of_kind}"
+            yield numbers[node]
+        elif name.startswith("wait_tensor"):
+            yield f"w{numbers[node.args[0]]}"
+
+
+# In forward: what comes before blocks, block 0, block 1, and what comes after. In backward the last comes first.
+REORDERED = ["g0 g1 wg0 g2 wg1 g3 wg2 wg3", "g0 g1 wg0 r0 g2 wg1 r1 wr0 wg2 r2 wr1 r3 wr2 wr3"]
+
+
+@pytest.mark.parametrize(
+    ("modules", "orders"),
+    [
+        ((), REORDERED),
+        (("tok_embeddings", "layers.[0-1]", "norm", "output"), REORDERED),
+        (("layers.1",), ["g0 wg0 g1 g2 wg1 wg2 g3 wg3", "g0 g1 wg0 r0 wr0 wg1 r1 wr1 g2 wg2 r2 wr2 r3 wr3"]),
+        (("layers.[0-1]",), ["g0 g1 wg0 g2 wg1 wg2 g3 wg3", "g0 g1 wg0 r0 wr0 g2 wg1 r1 wg2 r2 wr1 wr2 r3 wr3"]),
+    ],
+)
+def test_only_the_buckets_of_named_modules_are_reordered(mesh, monkeypatch, modules, orders):
+    assert orders_of_a_step(mesh, monkeypatch, overlap_reorder_modules=modules) == orders
+
+
+def test_nothing_is_reordered_without_overlap_reorder(mesh, monkeypatch):
+    forward, backward = orders_of_a_step(mesh, monkeypatch, overlap_reorder=False)
+    assert forward == "g0 wg0 g1 wg1 g2 wg2 g3 wg3"
+    assert backward == "g0 wg0 r0 wr0 g1 wg1 r1 wr1 g2 wg2 r2 wr2 r3 wr3"
+
+
+def test_buckets_in_place_are_those_without_a_named_module():
+    model = make_model()
+    buckets = block_buckets(model)
+    assert buckets_in_place(model, buckets, ()) == ()
+    assert buckets_in_place(model, buckets, ("layers.[0-1]",)) == (buckets[0], buckets[3])
+    assert buckets_in_place(model, buckets, ("norm", "output")) == buckets[:3]
+
+
+@pytest.mark.parametrize(
+    ("modules", "message"),
+    [
+        (("layers.7",), r"overlap_reorder_modules: the model has no modules \['layers.7'\]"),
+        (("norm",), r"overlap_reorder_modules: \['norm'\] lack \['output.weight'\]"),
+        (("layers.0.attention",), r"overlap_reorder_modules: \['layers.0.attention'\] lack \['layers.0"),
+    ],
+)
+def test_modules_that_cover_no_whole_bucket_are_refused(modules, message):
+    model = make_model()
+    with pytest.raises(ValueError, match=message):
+        buckets_in_place(model, block_buckets(model), modules)
+
+
+@pytest.mark.parametrize(
+    "given", [{"overlap_reorder": False}, {"bucketing": "none"}, {"bucketing": "auto", "bucket_order": "graph"}]
+)
+def test_modules_without_buckets_to_reorder_are_refused(given):
+    with pytest.raises(ValueError, match="modules choose among buckets that are reordered"):
+        replace(PLANNED, overlap_reorder_modules=("norm",), **given).check()
+
+
+def test_modules_to_reorder_are_refused_with_pipeline_stages():
+    with pytest.raises(ValueError, match=r"pipeline_parallel_degree is 2 and overlap_reorder_modules is \['norm'\]"):
+        replace(PLANNED, overlap_reorder_modules=("norm",)).check_pipeline_parallel(2)
+
+
+def test_torch_that_marks_no_buckets_is_refused(mesh, monkeypatch):
+    monkeypatch.setattr(
+        passes.ManualOverlapScheduler, "_manual_bucket_collectives", lambda self: self._obtain_nodes_in_subgraph()
+    )
+    with pytest.raises(Exception, match="whose scheduler marks no buckets"):
+        collectives_of_a_step(mesh, overlap_reorder_modules=("layers.1",))
 
 
 def test_auto_merges_collectives_with_shared_key_and_value_heads_and_no_gpu(mesh):

@@ -13,7 +13,7 @@ from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import FailOn, LauncherKind, Options
 from pytest_aorta.plan.world import Device, World
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.result.measurements import RankResult, WorkloadResult
+from pytest_aorta.result.measurements import SCHEMA_VERSION, RankResult, WorkloadResult
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome
 from pytest_aorta.result.provenance import Provenance
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch
@@ -52,6 +52,7 @@ def make_options(**changes: Any) -> Options:
         durations=False,
         locate=False,
         profiler=None,
+        profiler_schedule=None,
         progress="off",
         ab=None,
         nnodes=1,
@@ -182,16 +183,16 @@ def make_provenance(**changes: Any) -> Provenance:
     return replace(defaults, **changes)
 
 
-def make_result(step_times_ms: list[list[float]], **changes: Any) -> WorkloadResult:
-    steps = len(step_times_ms[0])
+def make_result(rank_step_times_ms: list[list[float]], **changes: Any) -> WorkloadResult:
+    steps = len(rank_step_times_ms[0])
     defaults = WorkloadResult(
-        schema_version=2,
+        schema_version=SCHEMA_VERSION,
         workload="toy",
         config={"steps": steps},
-        world_size=len(step_times_ms),
+        world_size=len(rank_step_times_ms),
         device="cpu",
         backend="gloo",
-        platform=f"cpu-x{len(step_times_ms)}-gloo",
+        platform=f"cpu-x{len(rank_step_times_ms)}-gloo",
         launcher="torchrun",
         passed=True,
         failure_count=0,
@@ -201,14 +202,14 @@ def make_result(step_times_ms: list[list[float]], **changes: Any) -> WorkloadRes
         total_iterations=steps,
         main_work_started=True,
         elapsed_sec=1.0,
-        step_times_ms=step_times_ms,
-        metrics={},
+        rank_step_times_ms=rank_step_times_ms,
+        rank_metrics={},
         weight_hashes={},
         loss=[],
         environment={"torch": "2.11.0", "device": "cpu", "hostname": "not kept"},
         launch_times_s={"wall": 1.0},
-        wait_ms=[[] for _ in step_times_ms],
-        memory_bytes=[[] for _ in step_times_ms],
+        wait_ms=[[] for _ in rank_step_times_ms],
+        memory_bytes=[[] for _ in rank_step_times_ms],
         canary_before={},
         canary_after={},
     )

@@ -119,7 +119,7 @@ def one_launch(plan: Plan, rng: np.random.Generator, ranks: int, steps: int) -> 
         waits[plan.late_rank % ranks] *= 0.3
     profiled = [_profiled(own, plan.hides, rng) for _ in range(ranks)]
     return make_result(
-        step_times_ms=times.tolist(),
+        rank_step_times_ms=times.tolist(),
         workload=plan.workload,
         device="cuda",
         backend="nccl",
@@ -127,7 +127,7 @@ def one_launch(plan: Plan, rng: np.random.Generator, ranks: int, steps: int) -> 
         config={"steps": steps},
         wait_ms=waits.tolist(),
         environment=ENVIRONMENT | dict(plan.environment),
-        metrics={
+        rank_metrics={
             "peak_memory_bytes": [48.2 * 2**30] * ranks,
             "tokens_per_s": [8.2e6 / own] * ranks,
             "num_parameters": [8_030_261_248.0] * ranks,

@@ -42,10 +42,7 @@ def module_buckets(model: nn.Module, groups: Sequence[str]) -> tuple[Bucket, ...
     """
     expanded = [modules for group in groups for modules in _expand(group)]
     names = [name for name, _ in model.named_parameters()]
-    known = {name for name, _ in model.named_modules() if name}
-    if unknown := [module for modules in expanded for module in modules if module not in known]:
-        top = [name for name, _ in model.named_children()]
-        raise ValueError(f"bucket_modules: the model has no modules {unknown}; at its top there are {top}")
+    _check_known("bucket_modules", model, [module for modules in expanded for module in modules])
     inside = {
         module: [name for name in names if name.startswith(f"{module}.")] for modules in expanded for module in modules
     }
@@ -54,6 +51,32 @@ def module_buckets(model: nn.Module, groups: Sequence[str]) -> tuple[Bucket, ...
     buckets = [[name for module in modules for name in inside[module]] for modules in expanded]
     _check_cover(names, [name for bucket in buckets for name in bucket])
     return tuple(tuple(bucket) for bucket in buckets)
+
+
+def buckets_in_place(model: nn.Module, buckets: Sequence[Bucket], modules: Sequence[str]) -> tuple[Bucket, ...]:
+    """Return the buckets without a parameter of ``modules``, whose collectives are not reordered; none for no modules.
+
+    Raises:
+        ValueError: No module has a name, or a bucket has parameters of named modules and others.
+    """
+    if not modules:
+        return ()
+    named = [name for module in modules for name in _expand_range(module)]
+    _check_known("overlap_reorder_modules", model, named)
+    inside = {name for name, _ in model.named_parameters() if any(name.startswith(f"{module}.") for module in named)}
+    for bucket in buckets:
+        if inside.intersection(bucket) and (others := [name for name in bucket if name not in inside]):
+            raise ValueError(
+                f"overlap_reorder_modules: {list(modules)} lack {others}, which are in one of their buckets"
+            )
+    return tuple(bucket for bucket in buckets if not inside.intersection(bucket))
+
+
+def _check_known(key: str, model: nn.Module, modules: Sequence[str]) -> None:
+    known = {name for name, _ in model.named_modules() if name}
+    if unknown := [module for module in modules if module not in known]:
+        top = [name for name, _ in model.named_children()]
+        raise ValueError(f"{key}: the model has no modules {unknown}; at its top there are {top}")
 
 
 def _expand(group: str) -> list[list[str]]:
@@ -70,7 +93,7 @@ def _expand_range(name: str) -> list[str]:
         return [name]
     first, last = int(found[1]), int(found[2])
     if first > last:
-        raise ValueError(f"bucket_modules: {name!r} is an empty range")
+        raise ValueError(f"{name!r} is an empty range of modules")
     numbered = [f"{name[: found.start()]}{number}{name[found.end() :]}" for number in range(first, last + 1)]
     return [module for one in numbered for module in _expand_range(one)]
 

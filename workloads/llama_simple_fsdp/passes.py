@@ -52,6 +52,7 @@ def make_backend(
     parameters: Mapping[str, nn.Parameter],
     buckets: Sequence[Bucket],
     groups: Mapping[str, str | None],
+    in_place: Sequence[Bucket] = (),
 ) -> Any:
     """Return the argument ``backend`` of ``torch.compile``.
 
@@ -59,6 +60,7 @@ def make_backend(
         parameters: the model's parameters, in registration order.
         buckets: the parameters that share a collective, by name. Those of several process groups have one for each.
         groups: the name of the process group that gathers each parameter; None if the group is a single rank.
+        in_place: the buckets that ``overlap_reorder`` leaves where they are.
 
     Raises:
         RuntimeError: This version of torch lacks an interface that the settings need.
@@ -68,6 +70,7 @@ def make_backend(
     _check_version()
     names = tuple(parameters)
     gathered = Gathered(names, tuple(groups[name] for name in names))
+    fixed = frozenset(names.index(name) for bucket in in_place for name in bucket)
 
     def compile_graph(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         by_identity = {id(parameter): number for number, parameter in enumerate(parameters.values())}
@@ -75,7 +78,7 @@ def make_backend(
         if absent := sorted(set(range(len(names))) - set(inputs_positions)):
             raise RuntimeError(f"the traced graph does not read parameters {[names[number] for number in absent]}")
         joint = JointPass(inputs_positions, settings.reshard_after_forward, gathered)
-        rewrite = CollectivesPass(settings, gathered, gathered.plan(buckets))
+        rewrite = CollectivesPass(settings, gathered, gathered.plan(buckets), fixed)
         return _COMPILERS[settings.backend](graph_module, inputs, joint, rewrite)
 
     return compile_graph
@@ -166,6 +169,7 @@ class CollectivesPass(CustomGraphPass):
     settings: GraphSettings
     gathered: Gathered
     plan: tuple[tuple[int, ...], ...]
+    fixed: frozenset[int]
 
     def __call__(self, graph: fx.Graph) -> None:
         """Rewrite the graph in place."""
@@ -189,7 +193,7 @@ class CollectivesPass(CustomGraphPass):
         groups = self.gathered.group_names
         if unlabelled := [node.name for node in collectives(graph_module.graph, groups) if POSITION not in node.meta]:
             raise RuntimeError(f"collectives {unlabelled} belong to no known parameter")
-        _PlannedScheduler(graph_module, self.settings, self.plan, groups, insert_overlap_deps).run()
+        _PlannedScheduler(graph_module, self.settings, self.plan, groups, insert_overlap_deps, self.fixed).run()
         left = {node.meta[POSITION] for node in collectives(graph_module.graph, groups) if POSITION in node.meta}
         if left:
             names = [self.gathered.names[number] for number in sorted(left)]
@@ -232,6 +236,9 @@ class _WithoutFormulas(OverlapScheduler):
         """Do nothing: estimates from shapes alone are the same on all ranks."""
 
 
+_MOVED = ("bucketed_all_gather", "bucketed_reduce_scatter_wait")
+
+
 class _PlannedScheduler(_WithoutFormulas, ManualOverlapScheduler):
     """A scheduler of buckets given as parameters; torch's own takes modules, and only the graph's order."""
 
@@ -242,20 +249,47 @@ class _PlannedScheduler(_WithoutFormulas, ManualOverlapScheduler):
         plan: tuple[tuple[int, ...], ...],
         groups: frozenset[str],
         insert_overlap_deps: bool,
+        fixed: frozenset[int],
     ) -> None:
         super().__init__(graph_module, [], insert_overlap_deps)
-        self._settings, self._plan, self._groups = settings, plan, groups
+        self._settings, self._plan, self._groups, self._fixed = settings, plan, groups, fixed
 
     def run(self) -> fx.GraphModule:
         if self._settings.overlap_reorder:
+            if self._fixed:
+                self._bucket_in_place()
             super().run()
         else:
             self._manual_bucket_collectives()
         self.gm.recompile()
         return self.gm
 
+    def _bucket_in_place(self) -> None:
+        """Merge the collectives of fixed parameters, and take the marks by which torch then moves them.
+
+        Torch starts a gather before the wait for the preceding gather, which may be one in place, and waits for a
+        reduction after the start of the next reduction that is not in place.
+        """
+        plan = self._plan
+        self._plan = tuple(bucket for bucket in plan if self._fixed.issuperset(bucket))
+        self._manual_bucket_collectives()
+        marks = getattr(self.bucketer, "bucketed_node_types", None)
+        marked = 0
+        for node in self.graph.nodes:
+            # Torch 2.11 writes the marks into the nodes.
+            holder, key = (node.meta, "manual_bucket_node_type") if marks is None else (marks, node)
+            marked += key in holder
+            if holder.get(key) in _MOVED:
+                del holder[key]
+        if any(self.nodes_in_subgraph) and not marked:
+            raise RuntimeError(
+                f"overlap_reorder_modules does not support torch {torch.__version__}, whose scheduler marks no buckets"
+            )
+        self._plan = tuple(bucket for bucket in plan if not self._fixed.issuperset(bucket))
+
     def _obtain_nodes_in_subgraph(self) -> None:
-        nodes = collectives(self.graph, self._groups)
+        # A merged reduction has no position.
+        nodes = [node for node in collectives(self.graph, self._groups) if POSITION in node.meta]
         if self._settings.bucket_order == "registration":
             nodes.sort(key=lambda node: node.meta[POSITION])
         # The payload of a bucket has the order of this list.

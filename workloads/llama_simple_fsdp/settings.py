@@ -18,6 +18,7 @@ class GraphSettings:
     bucket_order: str
     reshard_after_forward: bool
     overlap_reorder: bool
+    overlap_reorder_modules: tuple[str, ...] = ()
 
     @property
     def has_graph_pass(self) -> bool:
@@ -37,6 +38,12 @@ class GraphSettings:
             raise ValueError(
                 f"bucket_modules is {list(self.bucket_modules)} and bucketing is {self.bucketing!r}: "
                 f"groups are given for manual bucketing, and only for it"
+            )
+        if self.overlap_reorder_modules and (not self.overlap_reorder or self.bucketing in ("none", "auto")):
+            raise ValueError(
+                f"overlap_reorder_modules is {list(self.overlap_reorder_modules)}, overlap_reorder is "
+                f"{self.overlap_reorder} and bucketing is {self.bucketing!r}: modules choose among buckets that are "
+                f"reordered; allowed are overlap_reorder with bucketing transformer_block and manual"
             )
         if self.bucketing == "auto" and (self.bucket_order != "graph" or not self.overlap_reorder):
             raise ValueError(
@@ -60,6 +67,12 @@ class GraphSettings:
             raise ValueError(
                 f"pipeline_parallel_degree is {degree} and bucketing is 'manual': bucket_modules names modules of the "
                 f"whole model, and each stage holds some of them; allowed are none, transformer_block and auto"
+            )
+        if degree > 1 and self.overlap_reorder_modules:
+            raise ValueError(
+                f"pipeline_parallel_degree is {degree} and overlap_reorder_modules is "
+                f"{list(self.overlap_reorder_modules)}: they name modules of the whole model, and each stage holds "
+                f"some of them; allowed is an empty list"
             )
 
 

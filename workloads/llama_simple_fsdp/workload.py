@@ -9,7 +9,7 @@ from ..common.settings import read_settings
 from ..llama.model import Llama
 from ..llama.parallel.mesh import ParallelMesh
 from ..llama.training import LlamaWorkload
-from .buckets import Bucket, block_buckets, module_buckets
+from .buckets import Bucket, block_buckets, buckets_in_place, module_buckets
 from .parametrization import MixedPrecision, gathering_groups, shard_parameters
 from .passes import make_backend
 from .settings import GraphSettings, LlamaSimpleFsdpSettings
@@ -37,7 +37,9 @@ class LlamaSimpleFsdpWorkload(LlamaWorkload[LlamaSimpleFsdpSettings]):
         """Compile the model as one graph when it first runs."""
         graph = self._settings.graph
         groups = gathering_groups(model, self._mesh)
-        backend = make_backend(graph, dict(model.named_parameters()), _buckets(graph, model), groups)
+        buckets = _buckets(graph, model)
+        in_place = buckets_in_place(model, buckets, graph.overlap_reorder_modules)
+        backend = make_backend(graph, dict(model.named_parameters()), buckets, groups, in_place)
         if self._mesh.experts is not None:
             # Ranks read on the host how many tokens they exchange; the trace holds these numbers as symbols.
             torch._dynamo.config.capture_scalar_outputs = True

@@ -34,7 +34,8 @@ from pytest_aorta.verdict.metrics import Tolerance, parse_tolerances
 # The holder of the lease, as tests that wait for it report it.
 OWNER = "aorta run"
 # Options of pytest that this command shares.
-SHARED = ("gpus", "device", "timeout", "workloads", "launcher", "share_host", "lease_timeout", "fail_on", "profiler")
+SHARED = ("gpus", "device", "timeout", "workloads", "launcher", "share_host", "lease_timeout", "fail_on", "profiler",
+          "profiler_schedule")  # fmt: skip
 MAX_TRIALS = 100
 MAX_STEPS = 1 << 30
 
@@ -91,6 +92,8 @@ def run(arguments: argparse.Namespace) -> int:
     """
     trials = arguments.trials
     options, tolerances = _options(arguments), _tolerances(arguments.tolerance)
+    if options.profiler_schedule is not None and options.profiler is None:
+        raise UsageError("--profiler-schedule: no trace is kept without a profiler; give --profiler=torch too")
     check_profiler(options.profiler)
     launch = _checked(arguments, options)
     spec = TestSpec(_world_spec(arguments), tolerances)

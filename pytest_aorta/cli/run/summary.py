@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import mean, median
+from statistics import median
 
 from pytest_aorta.result.facts import launch_facts
-from pytest_aorta.result.measurements import WorkloadResult
+from pytest_aorta.result.measurements import WorkloadResult, over_ranks
 from pytest_aorta.verdict.metrics import METRICS, Direction, format_value
 
 # Smaller differences between the medians of ranks are noise.
@@ -38,7 +38,7 @@ def _step_times(result: WorkloadResult) -> str:
 
 
 def _ranks(result: WorkloadResult) -> list[str]:
-    own = [median(times) for times in result.step_times_ms]
+    own = [median(times) for times in result.rank_step_times_ms]
     if len(own) == 1:
         return [f"only rank 0 of {result.world_size} has step times"] if result.world_size > 1 else []
     slowest, fastest = max(own), min(own)
@@ -52,11 +52,10 @@ def _ranks(result: WorkloadResult) -> list[str]:
 
 def _metrics(result: WorkloadResult) -> list[str]:
     shown = []
-    for name, values in sorted(result.metrics.items()):
-        metric = METRICS.get(name)
-        value = max(values) if name.startswith("peak_") else mean(values)
-        is_count = metric.direction is Direction.EXACT if metric else float(value).is_integer()
-        shown.append(f"{name}: {format_value(float(value), metric.unit if metric else '', exact=is_count)}")
+    for name in sorted(result.rank_metrics):
+        metric, value = METRICS.get(name), over_ranks(name, result.rank_metrics[name])
+        is_count = metric.direction is Direction.EXACT if metric else value.is_integer()
+        shown.append(f"{name}: {format_value(value, metric.unit if metric else '', exact=is_count)}")
     return shown
 
 

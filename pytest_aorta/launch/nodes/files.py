@@ -11,6 +11,7 @@ from pytest_aorta.result import folder
 RESULT_BYTES = (16 << 20) + 1
 LOG_BYTES = 8 << 20
 FLIGHT_BYTES = 64 << 20
+TELEMETRY_BYTES = 64 << 20
 TRACE_BYTES = 64 << 20
 MARK_BYTES = 1 << 16
 # Name -> bytes at most. The end of a log is sent, and the beginning of every other file.
@@ -24,7 +25,7 @@ _RANK_FILES = {
     folder.ERROR_FILE: LOG_BYTES,
     folder.IN_FLIGHT_FILE: LOG_BYTES,
     folder.RESULT_FILE: RESULT_BYTES,
-    folder.TRACE_FILE: TRACE_BYTES,
+    folder.TELEMETRY_FILE: TELEMETRY_BYTES,
 }
 _NODE_FILES = {folder.AGENT_LOG: LOG_BYTES, folder.AGENT_FILE: LOG_BYTES}
 
@@ -38,6 +39,8 @@ def node_files(run_dir: Path) -> Iterator[tuple[str, Path, int, int]]:
     for rank in sorted({path.parent for path in run_dir.glob(f"{folder.RANKS_FOLDER}/*/*")}):
         for name, limit in _RANK_FILES.items():
             yield from _part(run_dir, f"{folder.RANKS_FOLDER}/{rank.name}/{name}", limit)
+        for path in sorted(rank.glob(folder.TRACES)):
+            yield from _part(run_dir, f"{folder.RANKS_FOLDER}/{rank.name}/{path.name}", TRACE_BYTES)
 
 
 def _part(run_dir: Path, name: str, limit: int) -> Iterator[tuple[str, Path, int, int]]:

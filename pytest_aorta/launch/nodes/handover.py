@@ -27,6 +27,7 @@ from pytest_aorta.launch.nodes.network import listen
 from pytest_aorta.launch.sweep import launch_ids
 from pytest_aorta.plan.launch_plan import LaunchPlan, Limits, NodeGroup
 from pytest_aorta.plan.options import Options
+from pytest_aorta.plan.profiler import ProfilerSchedule
 from pytest_aorta.plan.workload.declaration import WorkloadSpec
 from pytest_aorta.plan.world import Device, World
 
@@ -127,6 +128,7 @@ def plan_to_json(plan: LaunchPlan) -> dict[str, Any]:
         "cwd": str(plan.cwd),
         "limits": asdict(plan.limits),
         "profiler": plan.profiler,
+        "profiler_schedule": plan.profiler_schedule and str(plan.profiler_schedule),
     }
 
 
@@ -188,6 +190,7 @@ def _plan(data: Mapping[str, Any], run_dir: Path) -> LaunchPlan:
         cwd=Path(data["cwd"]),
         limits=Limits(**data["limits"]),
         profiler=data["profiler"],
+        profiler_schedule=ProfilerSchedule.parse(schedule) if (schedule := data["profiler_schedule"]) else None,
     )
 
 

@@ -30,7 +30,7 @@ _SCHEMA = "rank_files.schema.json"
 _MESSAGES = ("heartbeat", "refused", "file", "end")
 _RANK_FILE = re.compile(
     r"ranks/(\d{1,6})/(?:pid|marks|progress|output\.log|stacks\.txt|py-spy\.txt|result\.json|error\.json"
-    r"|collectives\.json|trace\.json\.gz)"
+    r"|collectives\.json|telemetry\.jsonl|trace(?:-\d{1,3})?\.json\.gz)"
 )
 _FLIGHT_FILE = re.compile(r"flight/rank_(\d{1,6})")
 _OWN_FILES = (AGENT_FILE, AGENT_LOG)

@@ -26,6 +26,12 @@ ALLOWED = (
     "CUDA_DEVICE_MAX_CONNECTIONS", "GPU_MAX_HW_QUEUES", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF",
     "PYTORCH_HIP_ALLOC_CONF",
 )  # fmt: skip
+# Variables of old guides that RCCL does not read, and those that replace them.
+_REPLACED = {
+    "RCCL_BUFFER_SIZE": "NCCL_BUFFSIZE",
+    "RCCL_ENABLE_SDMA": "HSA_ENABLE_SDMA",
+    "RCCL_NUM_CHANNELS": "NCCL_MIN_NCHANNELS and NCCL_MAX_NCHANNELS",
+}
 # Variables that the launcher sets: they switch on the flight recorder and name its files.
 _LAUNCHERS_OWN = ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT")
 
@@ -66,6 +72,9 @@ def check_environment(where: str, environment: Mapping[str, Any]) -> None:
             f"{where}: {ENVIRONMENT_KEY}: got {wrong}, allowed is {patterns} without {list(_LAUNCHERS_OWN)}, which "
             f"the launcher sets"
         )
+    if unread := sorted(_REPLACED.keys() & environment.keys()):
+        replaced = ", ".join(f"{_REPLACED[name]} for {name}" for name in unread)
+        raise SpecError(f"{where}: {ENVIRONMENT_KEY}: got {unread}, which RCCL does not read; set {replaced}")
     for name, value in environment.items():
         if not isinstance(value, str) or not is_passable(value):
             raise SpecError(

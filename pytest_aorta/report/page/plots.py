@@ -46,7 +46,7 @@ def encoded(values: npt.ArrayLike) -> str:
 
 
 def _series(side: str, launch: Launch, max_numbers: int) -> dict[str, Any]:
-    times_ms = np.asarray(launch.result.step_times_ms)
+    times_ms = np.asarray(launch.result.rank_step_times_ms)
     block = -(-times_ms.size // max_numbers)
     # Readers look for slow steps, so where several steps share a point the slowest step is drawn.
     starts = np.arange(0, times_ms.shape[1], block)
@@ -61,7 +61,7 @@ def _series(side: str, launch: Launch, max_numbers: int) -> dict[str, Any]:
 
 def step_quantiles(launch: Launch) -> list[float]:
     """Return the quantiles of the steps' maxima over ranks, at :data:`FRACTIONS`."""
-    return _rounded(np.quantile(launch.result.step_times_max_ms, FRACTIONS))
+    return _rounded(np.quantile(launch.result.step_times_ms, FRACTIONS))
 
 
 def _stored_quantiles(facts: LaunchFacts) -> list[float]:

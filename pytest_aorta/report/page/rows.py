@@ -61,7 +61,7 @@ def failing_first(report: Report) -> list[Test]:
 
 def rank_times(launch: Launch) -> list[RankTimes]:
     """Return one row per rank."""
-    times_ms = np.asarray(launch.result.step_times_ms)
+    times_ms = np.asarray(launch.result.rank_step_times_ms)
     columns = np.quantile(times_ms, (0.5, 0.99, 1.0), axis=1).T.tolist()
     lags = launch.facts.rank_lag_ms
     return [

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from pytest_aorta.common.files import write_bytes
 from pytest_aorta.plan.profiler import NSYS, ROCPROFV3, TORCH
-from pytest_aorta.result.folder import RANKS_FOLDER, TRACE_FILE
+from pytest_aorta.result.folder import RANKS_FOLDER, TRACES
 from pytest_aorta.result.trace.kineto import read_trace
 
 Document: TypeAlias = dict[str, Any]
@@ -23,7 +23,7 @@ HEAD_START_KEY = "headStart"
 _NO_HEAD_START = (
     "the host had no head start in their steps, so communication can be exposed that the metrics show as hidden"
 )
-_RANK_TRACES = f"{RANKS_FOLDER}/*/{TRACE_FILE}"
+_RANK_TRACES = f"{RANKS_FOLDER}/*/{TRACES}"
 # Perfetto treats thread numbers as unique over the whole machine, so each rank gets a range of its own.
 _THREADS_PER_RANK = 10_000
 _IDS_PER_RANK = 1 << 32
@@ -42,19 +42,22 @@ def traces_note(profiler: str, run_dir: Path, *, on_device: bool) -> str:
     return f"traces of {profiler} in {run_dir}: {first}{more}{note}"
 
 
-def merge_run(run_dir: Path) -> Path | None:
-    """Merge the traces of a launch's ranks into ``run_dir/trace.json.gz``; None where no rank kept a trace.
+def merge_run(run_dir: Path) -> list[Path]:
+    """Merge the ranks' traces of each name into a file of that name in ``run_dir``, and return the files.
 
     Raises:
         ValueError: A rank's file is not a trace.
     """
-    paths = {int(path.parent.name): path for path in run_dir.glob(_RANK_TRACES)}
-    if not paths:
-        return None
-    merged = merge_traces({rank: read_trace(paths[rank]) for rank in sorted(paths)})
-    path = run_dir / TRACE_FILE
-    write_bytes(path, gzip.compress(json.dumps(merged).encode(), compresslevel=4))
-    return path
+    by_name: dict[str, dict[int, Path]] = {}
+    for path in run_dir.glob(_RANK_TRACES):
+        by_name.setdefault(path.name, {})[int(path.parent.name)] = path
+    # A name is longer the later its repeat, from trace.json.gz to trace-10.json.gz.
+    written = [run_dir / name for name in sorted(by_name, key=lambda name: (len(name), name))]
+    for path in written:
+        paths = by_name[path.name]
+        merged = merge_traces({rank: read_trace(paths[rank]) for rank in sorted(paths)})
+        write_bytes(path, gzip.compress(json.dumps(merged).encode(), compresslevel=4))
+    return written
 
 
 def merge_traces(traces: Mapping[int, Mapping[str, Any]]) -> Document:

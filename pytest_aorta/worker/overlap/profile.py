@@ -26,8 +26,8 @@ from torch.autograd.profiler import profile, record_function
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.files import write_bytes
-from pytest_aorta.plan.profiler import TORCH, WRAPPERS
-from pytest_aorta.result.folder import TRACE_FILE
+from pytest_aorta.plan.profiler import TORCH, WRAPPERS, ProfilerSchedule
+from pytest_aorta.result.folder import TRACE_FILE, trace_file
 from pytest_aorta.result.measurements import ANOTHER_RANK, RankResult
 from pytest_aorta.result.trace.kineto import (
     BOUNDARY,
@@ -75,7 +75,8 @@ def capture_overlap(
 
     A Chrome trace of ``num_steps`` steps with the host's operators is kept at ``trace_path``, gzipped, or in the rank's
     folder if the launch asks for traces. On a device the trace takes ``num_steps`` further steps after the others and
-    has no head start, since steps with recorded operators are slower.
+    has no head start, since steps with recorded operators are slower. A launch with a schedule of its
+    traces takes them of further steps, by this schedule.
 
     Args:
         step: Runs one training step.
@@ -89,7 +90,17 @@ def capture_overlap(
     """
     if num_steps < 1:
         raise ValueError(f"num_steps is {num_steps!r}, allowed is an integer from 1")
-    kept = trace_path or _asked_trace_path()
+    asked, schedule = _asked_trace_path(), _asked_schedule()
+    if trace_path is not None or asked is None or schedule is None:
+        return _capture(step, num_steps, device, trace_path or asked, timed_ms)
+    capture = _capture(step, num_steps, device, None, timed_ms)
+    _keep_by_schedule(schedule, step, num_steps, device, asked.parent)
+    return capture
+
+
+def _capture(
+    step: Callable[[], object], num_steps: int, device: torch.device, kept: Path | None, timed_ms: float | None
+) -> OverlapCapture:
     first = _trace_of(_profile(step, 1, device)[0])
     if device.type == "cuda":
         capture = _capture_ahead(step, num_steps, device, first, timed_ms)
@@ -109,7 +120,7 @@ def _capture_ahead(
     learned, blocking_call = learn_step(first), find_blocking_call(first)
 
     def attempt(lead_ms: float) -> tuple[OverlapCapture, Pass]:
-        profiler, passed = _profile(step, num_steps, device, host=False, lead_ms=lead_ms)
+        profiler, passed = _profile(step, num_steps, device, host=False, lead_ms=lead_ms, warmup=1)
         return overlap_of_device(_trace_of(profiler), learned, num_steps), passed
 
     as_run, passed = attempt(0.0)
@@ -132,6 +143,24 @@ def _asked_trace_path() -> Path | None:
     return Path(folder) / TRACE_FILE if folder and os.environ.get(variables.PROFILER) == TORCH else None
 
 
+def _asked_schedule() -> ProfilerSchedule | None:
+    text = os.environ.get(variables.PROFILER_SCHEDULE)
+    return ProfilerSchedule.parse(text) if text else None
+
+
+def _keep_by_schedule(
+    schedule: ProfilerSchedule, step: Callable[[], object], num_steps: int, device: torch.device, folder: Path
+) -> None:
+    """Run further steps by the schedule, and keep a trace of the active steps of each repeat."""
+    for repeat in range(1, schedule.repeat + 1):
+        for _ in range(schedule.wait):
+            step()
+        active, recorded = schedule.active or num_steps, {"shapes": schedule.shapes, "memory": schedule.memory}
+        profiler, _ = _profile(step, active, device, warmup=schedule.warmup, **recorded)
+        trace = steps_alone(_trace_of(profiler), on_device=device.type == "cuda")
+        _keep(trace, folder / trace_file(repeat))
+
+
 def profiled(result: RankResult, step: Callable[[], object], num_steps: int, device: torch.device) -> RankResult:
     """Return ``result`` with the overlap of ``num_steps`` further steps from :func:`capture_overlap`; 0 captures none.
 
@@ -149,16 +178,30 @@ def profiled(result: RankResult, step: Callable[[], object], num_steps: int, dev
 
 
 def _profile(
-    step: Callable[[], object], num_steps: int, device: torch.device, *, host: bool = True, lead_ms: float = 0.0
+    step: Callable[[], object],
+    num_steps: int,
+    device: torch.device,
+    *,
+    host: bool = True,
+    lead_ms: float = 0.0,
+    warmup: int = 0,
+    shapes: bool = False,
+    memory: bool = False,
 ) -> tuple[profile, Pass]:
-    """Profile steps between boundaries, and time the host.
+    """Profile steps between boundaries, after ``warmup`` steps, and time the host.
 
-    ``host=False`` records only the device and runs one step before the first boundary. ``lead_ms`` gives the host a
-    head start.
+    ``host=False`` records only the device. ``lead_ms`` gives the host a head start. ``shapes`` and ``memory`` record
+    the shapes of operators' inputs and allocations.
     """
     on_device = device.type == "cuda"
     mark = _new_mark(device)
-    profiler = profile(use_cpu=host, use_kineto=True, use_device="cuda" if on_device else None)
+    profiler = profile(
+        use_cpu=host,
+        use_kineto=True,
+        use_device="cuda" if on_device else None,
+        record_shapes=shapes,
+        profile_memory=memory,
+    )
     if on_device:
         cycles_per_ms(device)
         # The kernel that made the mark may have the name of the boundary's kernel, so it ends before the profile.
@@ -169,7 +212,7 @@ def _profile(
         began_s = time.perf_counter()
         if on_device:
             spin(lead_ms, device)
-        if not host:
+        for _ in range(warmup):
             step()
         first_boundary_s = time.perf_counter()
         for _ in range(num_steps):

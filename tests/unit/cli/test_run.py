@@ -14,6 +14,7 @@ from pytest_aorta.cli.run import command as run_command
 from pytest_aorta.cli.run.trials import write_trial
 from pytest_aorta.common.errors import ResultError
 from pytest_aorta.launch.guarded import prepare_folder
+from pytest_aorta.plan.profiler import ProfilerSchedule
 from pytest_aorta.result.folder import rank_folders
 from pytest_aorta.result.outcome import LaunchOutcome
 from pytest_aorta.result.reading import read_result
@@ -247,6 +248,23 @@ def test_profiler_is_passed_to_the_launch_and_its_traces_are_located(toy, capsys
     assert run("--profiler", "torch") == 0
     assert toy.plans[-1].profiler == "torch"
     assert "  torch left no trace in results/toy/launches/" in capsys.readouterr().out
+
+
+def test_schedule_of_the_profiler_is_passed_to_the_launch(toy):
+    assert run("--profiler", "torch", "--profiler-schedule", "active=2 repeat=3") == 0
+    assert toy.plans[-1].profiler_schedule == ProfilerSchedule(active=2, repeat=3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "--profiler-schedule: no trace is kept without a profiler; give --profiler=torch too"),
+        (("--profiler", "nsys"), "aorta_profiler_schedule=wait=1 warmup=1 repeat=1 is a schedule of torch's profiler"),
+    ],
+)
+def test_schedule_without_a_profiler_that_has_one_is_refused(toy, capsys, options, message):
+    assert message in refused(capsys, "--profiler-schedule", "wait=1", *options)
+    assert toy.plans == []
 
 
 def test_profiler_that_is_not_installed_is_refused_before_a_launch(toy, capsys, monkeypatch):

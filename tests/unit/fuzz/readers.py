@@ -51,6 +51,7 @@ from pytest_aorta.result.operators import OperatorCall, operators_document, read
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome, phases_s
 from pytest_aorta.result.reading import collect_result, read_result
 from pytest_aorta.result.trace.merged import merge_run
+from pytest_aorta.result.trace.telemetry import read_iterations
 from pytest_aorta.result.trace.transfers import CollectiveFacts
 from pytest_aorta.session.search_log import SearchLog, SearchRequest
 from pytest_aorta.verdict.baseline import read_baseline_file
@@ -252,7 +253,7 @@ RESULT = make_result(
     overlap=[[StepOverlap.from_json(STEP)]] * 2, kernels=[{"gemm": FamilyTime(6.0, 2.0)}] * 2,
     collectives=[[CollectiveCalls(**CALLS)]] * 2, wait_ms=[[1.0, 2.0, 1.0], [0.5, 0.5, 0.5]],
     memory_bytes=[[5] * 12] * 2,
-    metrics={"peak_memory_bytes": [1.0, 2.0]}, loss=[3.0, 2.0, 1.0], canary_before={"gemm_ms": [1.0, 1.0]},
+    rank_metrics={"peak_memory_bytes": [1.0, 2.0]}, loss=[3.0, 2.0, 1.0], canary_before={"gemm_ms": [1.0, 1.0]},
     canary_after={"gemm_ms": [1.0, 1.0]}, provenance=make_provenance(),
     tensor_hashes={"weights": TensorHashes(**HASHES)},
 ).to_json()  # fmt: skip
@@ -366,6 +367,21 @@ def _read_operators(data: bytes, folder: Path) -> None:
     (place / "operators.json").write_bytes(data)
     if (calls := read_operators(folder, 0, 1)) is not None:
         locate_operator({0: calls}, {0: [OperatorCall.from_json(call) for call in OPERATORS["calls"]]})
+
+
+TELEMETRY = {
+    "step": 3, "step_time_ms": 10.5, "loss": 2.0, "stream_ms": {"compute": 6.0, "all_gather": 4.0}, "utilisation": 0.6,
+    "hidden_comm_ms": 3.0, "exposed_comm_ms": 1.0, "segments": {"compute": [[0.0, 6.0]]},
+}  # fmt: skip
+
+
+def _read_telemetry(data: bytes, folder: Path) -> None:
+    for rank, content in enumerate((json.dumps(TELEMETRY).encode(), data)):
+        place = folder / "ranks" / str(rank)
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "telemetry.jsonl").write_bytes(content + b"\n")
+    iterations = read_iterations(folder, 2)
+    json.dumps([asdict(step) | {"overlap_ratio": step.overlap_ratio} for step in iterations], allow_nan=False)
 
 
 TRACE = json.dumps(rank_trace()).encode()
@@ -742,6 +758,7 @@ READERS = [
     Reader("rank file", damaged_json(RANK), _read_ranks),
     Reader("files of a failed launch", LEFT, _read_left, ()),
     Reader("verdict of the guard", damaged_json(VERDICT), _read_verdict),
+    Reader("telemetry of ranks", damaged_json(TELEMETRY), _read_telemetry),
     Reader("trace", TRACES, _read_trace),
     Reader("operators of a step", damaged_json(OPERATORS), _read_operators),
     Reader("lines of logs", LOGS, _read_log),

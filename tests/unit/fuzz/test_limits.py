@@ -130,14 +130,22 @@ def test_median_of_zero_and_unknown_device_of_a_baseline_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        (("step_times_ms", 1), [1.0], r"\$.step_times_ms\[1\]: got 1 step times, allowed are 3, as many as rank 0 has"),
-        (("step_times_ms",), [[1.0, 2.0]] * 3, r"\$.step_times_ms: got 3 ranks, allowed is 2, the world_size, or 1"),
-        (("step_times_ms",), [[0.0, 0.0, 1.0]] * 2, r"\$.step_times_ms: got a median of 0 ms"),
+        (
+            ("rank_step_times_ms", 1),
+            [1.0],
+            r"\$.rank_step_times_ms\[1\]: got 1 step times, allowed are 3, as many as rank 0 has",
+        ),
+        (
+            ("rank_step_times_ms",),
+            [[1.0, 2.0]] * 3,
+            r"\$.rank_step_times_ms: got 3 ranks, allowed is 2, the world_size, or 1",
+        ),
+        (("rank_step_times_ms",), [[0.0, 0.0, 1.0]] * 2, r"\$.rank_step_times_ms: got a median of 0 ms"),
         (("wait_ms", 1), [1.0], r"\$.wait_ms: got ranks with different numbers of steps"),
         (
-            ("metrics", "peak_memory_bytes"),
+            ("rank_metrics", "peak_memory_bytes"),
             [1.0],
-            r"\$.metrics.peak_memory_bytes: got entries of 1 ranks, allowed are 2",
+            r"\$.rank_metrics.peak_memory_bytes: got entries of 1 ranks, allowed are 2",
         ),
     ],
 )

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pytest_aorta.common.errors import ColdLaunchWarning, SpecError
 from pytest_aorta.launch.command import agent_command, launch_environment
+from pytest_aorta.launch.nodes.handover import plan_from_json, plan_to_json
 from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.plan.launch_plan import limits_under, rank_document
 from pytest_aorta.plan.options import LauncherKind
-from pytest_aorta.plan.profiler import check_profiler
+from pytest_aorta.plan.profiler import ProfilerSchedule, check_profiler
 from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.statistics.decision import Outcome
@@ -48,6 +53,59 @@ def test_ranks_and_people_are_shown_the_profiler(tmp_path, profiler):
 
 def test_profiler_of_another_launch_is_not_handed_on(tmp_path):
     assert "AORTA_PROFILER" not in launch_environment(make_plan(tmp_path), {"AORTA_PROFILER": "nsys"})
+
+
+def test_schedule_of_words_has_defaults_for_the_others():
+    assert ProfilerSchedule.parse(" repeat=2  shapes ") == ProfilerSchedule(0, 1, None, 2, shapes=True)
+    assert str(ProfilerSchedule.parse("memory active=3")) == "wait=0 warmup=1 active=3 repeat=1 memory"
+
+
+@given(
+    st.builds(
+        ProfilerSchedule, st.integers(0, 100_000), st.integers(0, 1000), st.none() | st.integers(1, 1000),
+        st.integers(1, 100), st.booleans(), st.booleans(),
+    )
+)  # fmt: skip
+def test_schedule_is_read_from_its_own_text(schedule):
+    assert ProfilerSchedule.parse(str(schedule)) == schedule
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "there is no word"),
+        ("active=0", "active is an integer from 1 to 1000"),
+        ("wait=-1", "wait is an integer from 0 to 100000"),
+        ("repeat=1e2", "repeat is an integer from 1 to 100"),
+        ("repeat=101", "repeat is an integer from 1 to 100"),
+        ("wait=", "wait is an integer from 0 to 100000"),
+        ("wait", "wait is unknown or has no number"),
+        ("shapes=1", "shapes=... is unknown"),
+        ("stacks", "stacks is unknown or has no number"),
+        ("wait=1 wait=2", "wait is given twice"),
+        ("shapes shapes", "shapes is given twice"),
+    ],
+)
+def test_wrong_schedule_is_refused_with_its_word(text, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        ProfilerSchedule.parse(text)
+
+
+def test_ranks_are_given_the_schedule_and_people_are_shown_it(tmp_path):
+    schedule = ProfilerSchedule.parse("wait=2 memory")
+    plan = make_plan(tmp_path, profiler="torch", profiler_schedule=schedule)
+    environ = launch_environment(plan, {"AORTA_PROFILER_SCHEDULE": "active=7"})
+    assert ProfilerSchedule.parse(environ["AORTA_PROFILER_SCHEDULE"]) == schedule
+    assert rank_document(plan)["profiler_schedule"] == "wait=2 warmup=1 repeat=1 memory"
+    other = launch_environment(make_plan(tmp_path, profiler="torch"), {"AORTA_PROFILER_SCHEDULE": "active=7"})
+    assert "AORTA_PROFILER_SCHEDULE" not in other
+
+
+def test_schedule_reaches_other_nodes(tmp_path):
+    for schedule in (None, ProfilerSchedule.parse("active=2 repeat=3 shapes")):
+        plan = make_plan(tmp_path, profiler="torch", profiler_schedule=schedule)
+        there = plan_from_json(json.loads(json.dumps(plan_to_json(plan))), tmp_path)
+        assert there.profiler_schedule == schedule
 
 
 def test_wrapper_has_time_to_write_once_ranks_are_done():

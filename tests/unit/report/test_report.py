@@ -36,7 +36,7 @@ from tests.unit.sample_run import make_run
 
 
 def a_result(**changes):
-    return make_result(**({"step_times_ms": [[10.0, 11.0], [10.5, 10.5]]} | changes))
+    return make_result(**({"rank_step_times_ms": [[10.0, 11.0], [10.5, 10.5]]} | changes))
 
 
 def as_launch(number: int = 1, **changes) -> Launch:
@@ -79,7 +79,7 @@ def test_one_broken_result_is_a_warning_that_names_it_and_spoils_no_other(tmp_pa
 
 def test_ranks_with_unequal_numbers_of_steps_are_a_warning_too(tmp_path):
     path = tmp_path / "result.json"
-    write_json(path, a_result().to_json() | {"step_times_ms": [[1.0, 2.0], [1.0]]})
+    write_json(path, a_result().to_json() | {"rank_step_times_ms": [[1.0, 2.0], [1.0]]})
     assert read_launches([path])[0] == ()
 
 
@@ -121,11 +121,11 @@ def test_environment_shows_what_differs_first_and_what_a_baseline_does_not_store
 
 
 def test_rank_times_have_the_lag_where_waiting_was_measured():
-    slow = as_launch(step_times_ms=[[1.0, 3.0], [2.0, 2.0]], wait_ms=[[0.5, 0.5], [0.1, 0.1]])
+    slow = as_launch(rank_step_times_ms=[[1.0, 3.0], [2.0, 2.0]], wait_ms=[[0.5, 0.5], [0.1, 0.1]])
     first, second = rank_times(slow)
     assert (first.p50_ms, first.max_ms, second.p50_ms) == (2.0, 3.0, 2.0)
     assert second.lag_ms > first.lag_ms
-    assert [row.lag_ms for row in rank_times(as_launch())] == [None] * len(as_launch().result.step_times_ms)
+    assert [row.lag_ms for row in rank_times(as_launch())] == [None] * len(as_launch().result.rank_step_times_ms)
 
 
 # Plots
@@ -133,7 +133,7 @@ def test_rank_times_have_the_lag_where_waiting_was_measured():
 
 def test_step_times_survive_as_float32():
     times = [[10.125, 10.25, 11.5], [10.0, 10.5, 30.75]]
-    (series,) = case_plots(Case("c", candidate=(as_launch(step_times_ms=times),)), 1000)["launches"]
+    (series,) = case_plots(Case("c", candidate=(as_launch(rank_step_times_ms=times),)), 1000)["launches"]
     assert [decoded(rank) for rank in series["ranks"]] == times
     assert (series["block"], series["num_steps"]) == (1, 3)
 
@@ -142,7 +142,7 @@ def test_step_times_survive_as_float32():
 def test_long_runs_are_drawn_by_their_slowest_steps(ranks, steps, limit):
     rng = np.random.default_rng(steps)
     times = rng.random((ranks, steps)).astype(np.float32).astype(float).tolist()
-    (series,) = case_plots(Case("c", candidate=(as_launch(step_times_ms=times),)), limit)["launches"]
+    (series,) = case_plots(Case("c", candidate=(as_launch(rank_step_times_ms=times),)), limit)["launches"]
     drawn = [decoded(rank) for rank in series["ranks"]]
     assert sum(map(len, drawn)) <= max(limit, 0) + ranks
     assert [max(rank) for rank in drawn] == [max(rank) for rank in times]
@@ -170,7 +170,7 @@ def test_band_spans_the_stored_launches():
 
 
 def test_band_of_an_ab_is_of_the_reference_not_of_the_baseline():
-    reference = as_launch(step_times_ms=[[20.0] * 20])
+    reference = as_launch(rank_step_times_ms=[[20.0] * 20])
     case = Case("c", candidate=(as_launch(),), reference=(reference,), baseline=make_baseline())
     plots = case_plots(case, 1000)
     assert plots["band"]["p50"] == [20.0, 20.0, 20.0]
@@ -296,7 +296,7 @@ ODD = st.floats(allow_nan=True) | st.integers(-2, 2) | st.booleans() | st.none()
 
 @given(st.lists(st.lists(st.floats(-1, 5) | ODD, min_size=1, max_size=4), min_size=1, max_size=3))
 def test_quick_check_of_numbers_allows_what_the_schema_allows(times):
-    document = a_result().to_json() | {"step_times_ms": times}
+    document = a_result().to_json() | {"rank_step_times_ms": times}
     plain = Draft202012Validator(load_schema("workload_result.schema.json"))
     assert (violation(document, "workload_result.schema.json") is None) == plain.is_valid(document)
 

@@ -48,7 +48,7 @@ def test_few_steps_are_kept_all():
 
 
 def test_memory_is_the_largest_over_ranks_and_other_metrics_their_mean():
-    result = make_result(TWO_RANKS, metrics={"peak_memory_bytes": [10.0, 30.0], "tokens_per_s": [10.0, 30.0]})
+    result = make_result(TWO_RANKS, rank_metrics={"peak_memory_bytes": [10.0, 30.0], "tokens_per_s": [10.0, 30.0]})
     assert launch_facts(result).metrics == {"peak_memory_bytes": 30.0, "tokens_per_s": 20.0}
 
 

@@ -51,7 +51,10 @@ def test_files_of_a_rank_are_the_ones_that_node_0_accepts():
         folder.RESULT_FILE,
         folder.ERROR_FILE,
         folder.IN_FLIGHT_FILE,
+        folder.TELEMETRY_FILE,
         folder.TRACE_FILE,
+        folder.trace_file(2),
+        folder.trace_file(100),
     }
     assert all(_RANK_FILE.fullmatch(f"{folder.RANKS_FOLDER}/7/{name}") for name in rank_files)
     assert _FLIGHT_FILE.fullmatch(f"{folder.FLIGHT_FOLDER}/{folder.FLIGHT_PREFIX}7")

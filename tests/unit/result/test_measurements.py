@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pytest_aorta.result.measurements import FailureDetail
 from tests.unit.builders import make_result
@@ -35,9 +38,34 @@ def test_failure_with_an_index_and_no_values_can_be_shown():
 
 
 def test_time_of_a_step_is_its_maximum_over_ranks():
-    assert make_result([[1.0, 5.0], [2.0, 4.0]]).step_times_max_ms == [2.0, 5.0]
+    assert make_result([[1.0, 5.0], [2.0, 4.0]]).step_times_ms == [2.0, 5.0]
 
 
 def test_ranks_of_unequal_lengths_have_no_step_times():
     with pytest.raises(ValueError, match="zip"):
-        make_result([[1.0, 5.0], [2.0]]).step_times_max_ms  # noqa: B018
+        make_result([[1.0, 5.0], [2.0]]).step_times_ms  # noqa: B018
+
+
+@pytest.mark.parametrize(("steps", "names"), [(99, {"step_time_p50"}), (100, {"step_time_p50", "step_time_p99"})])
+def test_percentile_of_a_tail_needs_a_hundred_steps(steps, names):
+    assert set(make_result([[float(step) for step in range(steps)]]).metrics) == names
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(0, 1e12), min_size=1, max_size=20), st.integers(100, 130))
+def test_quantiles_of_a_result_are_those_that_verdicts_compare(values, steps):
+    times = (values * steps)[:steps]
+    metrics = make_result([times]).metrics
+    assert metrics["step_time_p50"] == pytest.approx(np.quantile(times, 0.5))
+    assert metrics["step_time_p99"] == pytest.approx(np.quantile(times, 0.99))
+
+
+def test_metrics_over_ranks_are_the_largest_peak_and_the_mean_of_others():
+    metrics = make_result([[1.0], [2.0]], rank_metrics={"peak_x": [1.0, 3.0], "gemm_throughput_tflops": [1, 2]}).metrics
+    assert metrics == {
+        "peak_x": 3.0, "gemm_throughput_tflops": 1.5, "gemm_throughput": 1.5, "step_time_p50": 2.0,
+    }  # fmt: skip
+
+
+def test_mean_over_ranks_of_large_values_is_finite():
+    assert make_result([[1.0], [2.0]], rank_metrics={"x": [1.7e308, 1.7e308]}).metrics["x"] == 1.7e308

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,8 +55,8 @@ def failed(*details: FailureDetail) -> dict:
 
 def test_ranks_are_merged_in_order(tmp_path):
     result = collect(tmp_path, rank_values(), rank_values(step_times_ms=[4.0, 5.0, 6.0], elapsed_sec=0.7))
-    assert result.step_times_ms == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
-    assert result.metrics == {"tokens_per_s": [100.0, 100.0]}
+    assert result.rank_step_times_ms == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
+    assert result.rank_metrics == {"tokens_per_s": [100.0, 100.0]}
     assert (result.passed, result.elapsed_sec, result.world_size) == (True, 0.7, 2)
     assert result.launch_times_s == {"wall": 1.5}
 
@@ -233,7 +236,7 @@ def test_every_rank_of_the_world_is_read(tmp_path):
         collect_result(make_plan(tmp_path, world=World(3, "cpu")), ENDED_WELL)
 
 
-@pytest.mark.parametrize("version", [0, 1, 3, "2", None])
+@pytest.mark.parametrize("version", [0, 1, 4, "2", None])
 def test_stored_result_of_another_version_is_refused_with_the_remedy(tmp_path, version):
     collect(tmp_path, rank_values(), rank_values())
     path = tmp_path / "result.json"
@@ -241,8 +244,77 @@ def test_stored_result_of_another_version_is_refused_with_the_remedy(tmp_path, v
     with pytest.raises(ResultError) as caught:
         read_result(path)
     assert str(caught.value) == (
-        f"result invalid: {path}: schema_version is {version!r}, this pytest-aorta reads 2; run the workload again"
+        f"result invalid: {path}: schema_version is {version!r}, this pytest-aorta reads 2 and 3; "
+        f"run the workload again"
     )
+
+
+def stored(tmp_path: Path, **changes: Any) -> Path:
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return path
+
+
+def test_document_has_the_names_of_aorta_beside_those_of_single_ranks(tmp_path):
+    slow = rank_values(step_times_ms=[4.0, 1.0, 6.0], metrics={"gemm_throughput_tflops": 3.0, "peak_memory_bytes": 8.0})
+    collect(tmp_path, slow, rank_values(metrics={"gemm_throughput_tflops": 5.0, "peak_memory_bytes": 9.0}))
+    document = json.loads((tmp_path / "result.json").read_text())
+    assert (document["schema_version"], document["executed_iterations"], document["total_iterations"]) == (3, 3, 3)
+    assert document["step_times_ms"] == [4.0, 2.0, 6.0]
+    assert document["rank_step_times_ms"] == [[4.0, 1.0, 6.0], [1.0, 2.0, 3.0]]
+    assert document["rank_metrics"] == {"gemm_throughput_tflops": [3.0, 5.0], "peak_memory_bytes": [8.0, 9.0]}
+    assert document["metrics"] == {
+        "gemm_throughput": 4.0, "gemm_throughput_tflops": 4.0, "peak_memory_bytes": 9.0, "step_time_p50": 4.0,
+    }  # fmt: skip
+
+
+def of_version_2(document: dict[str, Any]) -> dict[str, Any]:
+    new = ("rank_step_times_ms", "rank_metrics", "executed_iterations")
+    old = {"schema_version": 2, "step_times_ms": document[new[0]], "metrics": document[new[1]]}
+    return {key: value for key, value in document.items() if key not in new} | old
+
+
+def test_stored_result_of_version_2_is_read_as_one_of_this_version(tmp_path):
+    result = collect(tmp_path, rank_values(), rank_values(step_times_ms=[4.0, 5.0, 6.0]))
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(of_version_2(json.loads(path.read_text()))))
+    assert read_result(path) == result
+    assert read_result(path).to_json() == result.to_json()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"step_times_ms": [[1.0, -2.0]]}, r"$.rank_step_times_ms[0][1]: got -2.0, allowed is at least 0"),
+        ({"step_times_ms": [[1.0, 2.0, 3.0], [1.0]]}, r"$.rank_step_times_ms[1]: got 1 step times"),
+        ({"metrics": {"tokens_per_s": [1.0]}}, r"$.rank_metrics.tokens_per_s: got entries of 1 ranks"),
+        ({"step_times_ms": 1.0}, r"$.rank_step_times_ms: got 1.0, allowed is type"),
+        ({"extra": 1}, "'extra' was unexpected"),
+    ],
+)
+def test_wrong_result_of_version_2_is_refused(tmp_path, changes, message):
+    collect(tmp_path, rank_values(), rank_values())
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(of_version_2(json.loads(path.read_text())) | changes))
+    with pytest.raises(ResultError, match=re.escape(message)):
+        read_result(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"step_times_ms": [1.0, 2.0]}, "$.step_times_ms: got [1.0, 2.0], allowed is [1.0, 2.0, 3.0], which follows"),
+        ({"step_times_ms": [1.0, 2.0, 4.0]}, "$.step_times_ms: got [1.0, 2.0, 4.0], allowed is [1.0, 2.0, 3.0]"),
+        ({"metrics": {"step_time_p50": 3.0, "tokens_per_s": 100.0}}, '$.metrics: got {"step_time_p50": 3.0'),
+        ({"metrics": {"step_time_p50": 2.0}}, "$.metrics: got"),
+        ({"metrics": {"tokens_per_s": 100.0}}, "'step_time_p50' is a required property"),
+        ({"executed_iterations": 2}, "$.executed_iterations: got 2, allowed is 3"),
+    ],
+)
+def test_stored_result_that_contradicts_its_ranks_is_refused(tmp_path, changes, message):
+    collect(tmp_path, rank_values(), rank_values())
+    with pytest.raises(ResultError, match=re.escape(message)):
+        read_result(stored(tmp_path, **changes))
 
 
 def test_stored_result_with_an_unknown_key_is_refused(tmp_path):

@@ -293,8 +293,10 @@ def test_every_file_that_an_agent_sends_is_accepted(tmp_path):
         write(tmp_path, f"ranks/1/{name}", 1)
     for name in ("ranks/1/collectives.json", "ranks/1/trace.json.gz", "flight/rank_1", "agent.log", "agent.json"):
         write(tmp_path, name, 1)
+    for name in ("ranks/1/trace-2.json.gz", "ranks/1/telemetry.jsonl"):
+        write(tmp_path, name, 1)
     names = [name for name, *_ in node_files(tmp_path)]
-    assert len(names) == 13
+    assert len(names) == 15
     assert all(make_node().file_name(name, 2) for name in names)
 
 

@@ -352,7 +352,7 @@ def logged_plan(tmp_path: Path, ranks: str):
 def test_result_has_the_first_rank_alone_where_no_other_logs(tmp_path):
     write_ranks(tmp_path, rank_values(), {"measured": False})
     result = collect_result(logged_plan(tmp_path, "first"), ENDED_WELL)
-    assert (result.world_size, result.step_times_ms, result.metrics) == (
+    assert (result.world_size, result.rank_step_times_ms, result.rank_metrics) == (
         2,
         [[1.0, 2.0, 3.0]],
         {"tokens_per_s": [100.0]},

@@ -305,6 +305,19 @@ def test_variable_that_is_not_a_configs_is_refused_with_those_that_are(tmp_path,
     assert f"environment: got ['{name}'], allowed is ['CUBLAS_*'," in message
 
 
+@pytest.mark.parametrize(
+    ("name", "replaced"),
+    [
+        ("RCCL_BUFFER_SIZE", "NCCL_BUFFSIZE"),
+        ("RCCL_ENABLE_SDMA", "HSA_ENABLE_SDMA"),
+        ("RCCL_NUM_CHANNELS", "NCCL_MIN_NCHANNELS and NCCL_MAX_NCHANNELS"),
+    ],
+)
+def test_variable_that_rccl_does_not_read_is_refused_with_those_that_replace_it(tmp_path, name, replaced):
+    message = config_error(tmp_path, environment={name: "1", "RCCL_MSCCL_ENABLE": "0"})
+    assert f"environment: got ['{name}'], which RCCL does not read; set {replaced} for {name}" in message
+
+
 @pytest.mark.parametrize("value", [1, None, ["1"]])
 def test_variable_that_is_no_text_is_refused(tmp_path, value):
     assert f"environment.NCCL_NTHREADS: got {value!r}, allowed is" in config_error(

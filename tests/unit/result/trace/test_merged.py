@@ -7,6 +7,7 @@ from collections import defaultdict
 
 import pytest
 
+from pytest_aorta.result.folder import trace_file
 from pytest_aorta.result.trace.kineto import read_trace
 from pytest_aorta.result.trace.merged import merge_run, merge_traces, traces_note
 from tests.unit.kineto_traces import BASE_NS, keep_traces, rank_trace
@@ -75,16 +76,27 @@ def test_flows_connect_a_launch_with_its_own_ranks_kernel():
 
 def test_launch_without_traces_has_none_to_merge(tmp_path):
     (tmp_path / "ranks" / "0").mkdir(parents=True)
-    assert merge_run(tmp_path) is None
+    assert merge_run(tmp_path) == []
 
 
 def test_kept_traces_of_a_launch_are_merged_into_its_folder(tmp_path):
     keep_traces(tmp_path, [rank_trace()] * 11)
-    path = merge_run(tmp_path)
+    [path] = merge_run(tmp_path)
     merged = read_trace(path)
     check_structure(merged)
     assert list(merged["ranks"]) == [str(rank) for rank in range(11)]
     assert path == tmp_path / "trace.json.gz"
+
+
+def test_traces_of_each_repeat_are_merged_into_a_file_of_their_own(tmp_path):
+    keep_traces(tmp_path, [rank_trace()] * 2)
+    for rank, repeat in ((0, 2), (1, 2), (0, 10)):
+        folder = tmp_path / "ranks" / str(rank)
+        (folder / trace_file(repeat)).write_bytes((folder / "trace.json.gz").read_bytes())
+    paths = merge_run(tmp_path)
+    assert [path.name for path in paths] == ["trace.json.gz", "trace-2.json.gz", "trace-10.json.gz"]
+    assert [list(read_trace(path)["ranks"]) for path in paths] == [["0", "1"], ["0", "1"], ["0"]]
+    assert merge_run(tmp_path) == paths
 
 
 @pytest.mark.parametrize(
