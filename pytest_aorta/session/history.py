@@ -154,7 +154,9 @@ class HistoryEntry:
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON document of the entry's line."""
-        return {"schema_version": SCHEMA_VERSION} | asdict(self)
+        document = {"schema_version": SCHEMA_VERSION} | asdict(self)
+        # jsonschema takes no tuple for an array.
+        return document | {key: list(document[key]) for key in ("launches", "verdicts")}
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> HistoryEntry:

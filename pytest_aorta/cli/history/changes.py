@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 
@@ -17,6 +17,10 @@ from pytest_aorta.verdict.verdicts import format_change
 # Later values can move a change point by some versions without making it another one.
 _MOVED = 2
 _MIN_COMMIT = 7
+# Each new version is another look at the same series, so the p-value is a tenth of Otava's, and a change is confirmed
+# by as many versions: `benchmarks/report/history_alarms.py` counts the false alarms.
+MAX_P_VALUE = 0.0001
+CONFIRMING_VERSIONS = 3
 _COLUMNS = ("test", "metric", "last before", "first after", "before", "after", "change", "")
 
 
@@ -86,7 +90,7 @@ def find_changes(history: CaseHistory) -> list[Change]:
     """Return the change points of every metric of a case, the newest last.
 
     A metric that has to be equal changes wherever two neighboring versions differ. For any other metric, Otava finds
-    the change points in the medians of the versions.
+    the change points in the medians of the versions; at least :data:`CONFIRMING_VERSIONS` have to be on either side.
     """
     found = [change for metric in history.metrics for change in _changes(history, metric)]
     return sorted(found, key=lambda change: change.index)
@@ -107,7 +111,9 @@ def _found_by_otava(history: CaseHistory, metric: str, points: Sequence[Point]) 
     values = [point.value for point in points if isinstance(point.value, float)]
     if len(set(values)) < 2:  # nothing can have changed, and the t-test would divide by a variance of 0
         return []
-    bounds = [0, *change_points(values), len(values)]
+    last = len(values) - CONFIRMING_VERSIONS
+    found = (place for place in change_points(values, MAX_P_VALUE) if CONFIRMING_VERSIONS <= place <= last)
+    bounds = [0, *found, len(values)]
     segments = [median(values[begin:end]) for begin, end in pairwise(bounds)]
     return [
         Change(history, metric, points[place].version, points[place - 1].version, before, after)
@@ -129,9 +135,7 @@ def new_changes(histories: Sequence[CaseHistory], since: str | None) -> list[Cha
     moment = None if since is None else _moment_of(histories, since)
     found = []
     for history in histories:
-        before = history.until(moment or history.versions[-1].measured_at)
-        if moment is None:
-            before = CaseHistory(history.case, history.test, history.platform, history.versions[:-1])
+        before = history.until(moment) if moment else replace(history, versions=history.versions[:-1])
         if len(before.versions) < len(history.versions):
             known = find_changes(before)
             found += [change for change in find_changes(history) if not any(map(change.is_same, known))]

@@ -85,7 +85,7 @@
         y: { range: (plot) => extent(values, plot.scales.x.min ?? 0, plot.scales.x.max ?? count - 1) } },
       axes: [axis({ size: 34, space: 70, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 50000],
         values: (_, splits) => splits.map(label) }), axis({ label: given.unit || undefined, size: 62 })],
-      hooks: { drawClear: [(plot) => paint(plot, values, given)], ready: [() => { figure.dataset.drawn = "1"; }] },
+      hooks: { drawClear: [(plot) => paint(plot, values, given)], ready: [() => { figure.dataset.drawn = performance.now(); }] },
     }, columns, canvas);
     const surface = plot.root.querySelector("canvas");
     surface.setAttribute("role", "img");
@@ -105,9 +105,16 @@
     ctx.clip();
     ctx.globalAlpha = 0.4;
     ctx.fillStyle = color("compute");
+    // Both scales are linear; two calls per scale take a hundredth of the time of two calls per launch.
+    const linear = (scale, [low, high]) => {
+      const zero = plot.valToPos(low, scale, true);
+      const slope = (plot.valToPos(high, scale, true) - zero) / (high - low);
+      return (value) => zero + slope * (value - low) - size / 2;
+    };
+    const { x, y } = plot.scales;
+    const toX = linear("x", [x.min, x.max]), toY = linear("y", [y.min, y.max]);
     values.launches.forEach((value, place) => {
-      if (Number.isNaN(value)) return;
-      ctx.fillRect(plot.valToPos(at[place], "x", true) - size / 2, plot.valToPos(value, "y", true) - size / 2, size, size);
+      if (!Number.isNaN(value) && at[place] >= x.min && at[place] <= x.max) ctx.fillRect(toX(at[place]), toY(value), size, size);
     });
     ctx.globalAlpha = 1;
     const line = (index, stroke, dash) => {

@@ -31,7 +31,7 @@ _SITE = files("pytest_aorta.cli.history.site")
 
 @dataclass(frozen=True)
 class CasePage:
-    """A case with its change points, newest last, and the name of its page."""
+    """A case with its change points, newest first, and the name of its page."""
 
     history: CaseHistory
     changes: tuple[Change, ...]
@@ -40,7 +40,7 @@ class CasePage:
     @property
     def newest(self) -> str:
         """Return the time of the newest change, or an empty text without a change."""
-        return max((change.first_after.measured_at for change in self.changes), default="")
+        return self.changes[0].first_after.measured_at if self.changes else ""
 
 
 def write_site(histories: Sequence[CaseHistory], folder: Path, template: str | None) -> list[Path]:
@@ -72,7 +72,8 @@ def write_site(histories: Sequence[CaseHistory], folder: Path, template: str | N
 
 
 def _case_page(history: CaseHistory) -> CasePage:
-    return CasePage(history, tuple(find_changes(history)), f"{slug(history.case)}-{history.platform}.html")
+    changes = sorted(find_changes(history), key=lambda change: change.index, reverse=True)
+    return CasePage(history, tuple(changes), f"{slug(history.case)}-{history.platform}.html")
 
 
 def _render(page: CasePage, template: str | None) -> str:
@@ -80,7 +81,6 @@ def _render(page: CasePage, template: str | None) -> str:
     return _template("case").render(
         page=page,
         history=history,
-        newest_first=page.changes[::-1],
         charts=[name for name in history.metrics if any(row.numbers(name) for row in history.versions)],
         versions=list(history.versions[: -MAX_ROWS - 1 : -1]),
         metrics=METRICS,
