@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 
-from pytest_aorta.cli.history.change_points import change_points
+from pytest_aorta.cli.history.change_points import strict_change_points
 from pytest_aorta.cli.history.series import CaseHistory, Point, Version
 from pytest_aorta.common.errors import UsageError
 from pytest_aorta.common.text import counted, table
@@ -17,9 +17,9 @@ from pytest_aorta.verdict.verdicts import format_change
 # Later values can move a change point by some versions without making it another one.
 _MOVED = 2
 _MIN_COMMIT = 7
-# Each new version is another look at the same series, so the p-value is a tenth of Otava's, and a change is confirmed
-# by as many versions: `benchmarks/report/history_alarms.py` counts the false alarms.
-MAX_P_VALUE = 0.0001
+# Each new version is another look at the same series, so the p-value is a hundredth of Otava's, and a change needs as
+# many versions to confirm it: `benchmarks/report/history_alarms.py` counts the false alarms.
+MAX_P_VALUE = 0.00001
 CONFIRMING_VERSIONS = 3
 _COLUMNS = ("test", "metric", "last before", "first after", "before", "after", "change", "")
 
@@ -112,7 +112,7 @@ def _found_by_otava(history: CaseHistory, metric: str, points: Sequence[Point]) 
     if len(set(values)) < 2:  # nothing can have changed, and the t-test would divide by a variance of 0
         return []
     last = len(values) - CONFIRMING_VERSIONS
-    found = (place for place in change_points(values, MAX_P_VALUE) if CONFIRMING_VERSIONS <= place <= last)
+    found = (place for place in strict_change_points(values, MAX_P_VALUE) if CONFIRMING_VERSIONS <= place <= last)
     bounds = [0, *found, len(values)]
     segments = [median(values[begin:end]) for begin, end in pairwise(bounds)]
     return [
