@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import secrets
 import shlex
-import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 from pytest_aorta.common.errors import AortaError, BaselineError
@@ -21,7 +21,8 @@ from pytest_aorta.verdict.verdicts import ReferenceKind
 
 # A command line may name thousands of tests.
 MAX_COMMAND = 4096
-_RUN_FORMAT = "%Y%m%dT%H%M%SZ"
+# Files are read in the order of their names, so runs within one second need more digits.
+_RUN_FORMAT = "%Y%m%dT%H%M%S.%fZ"
 
 
 def keep_history(records: Sequence[TestRecord], arguments: Sequence[str], options: Options) -> list[str]:
@@ -40,7 +41,7 @@ def keep_history(records: Sequence[TestRecord], arguments: Sequence[str], option
     """
     if options.history is None:
         return []
-    run = f"{time.strftime(_RUN_FORMAT, time.gmtime())}-{secrets.token_hex(4)}"
+    run = f"{datetime.now(UTC).strftime(_RUN_FORMAT)}-{secrets.token_hex(4)}"
     command = brief(shlex.join(["pytest", *arguments]), MAX_COMMAND)
     entries = history_entries(records, run, command, options.baselines_dir)
     if not entries:

@@ -57,7 +57,7 @@ def make_entry(number: int = 0, *values: float, **changes: object) -> HistoryEnt
         for value in values or (10.0,)
     )
     defaults = HistoryEntry(
-        run=f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(BEGAN_S + COMMIT_S * number))}-{number:08x}",
+        run=f"{time.strftime('%Y%m%dT%H%M%S.000000Z', time.gmtime(BEGAN_S + COMMIT_S * number))}-{number:08x}",
         command="pytest -m overlap",
         test="tests/test_a.py::test_x",
         case="tests/test_a.py::test_x::fsdp",

@@ -42,6 +42,7 @@ HASH = "weight_hash"
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "400")  # a narrow terminal wraps tables
     return tmp_path
 
 
@@ -75,7 +76,7 @@ def test_launches_of_one_commit_are_one_version_and_the_median_counts():
 
 def test_uncommitted_changes_of_two_runs_are_two_versions():
     dirty = [with_values(0, {"step_time_p50": 10.0}, dirty=True) for _ in range(2)]
-    history = one([dirty[0], replace(dirty[1], run="20260105T030000Z-ffffffff"), make_entry(0)])
+    history = one([dirty[0], replace(dirty[1], run="20260105T030000.000000Z-ffffffff"), make_entry(0)])
     assert sorted(version.name for version in history.versions) == [
         commit_of(0)[:12], f"{commit_of(0)[:12]} and changes", f"{commit_of(0)[:12]} and changes",
     ]  # fmt: skip
@@ -255,7 +256,10 @@ def test_branches_are_not_mixed(here, otava, capsys):
     pull = [with_values(number, {"step_time_p50": 12.0}, branch=None) for number in range(3)]
     write_history(
         here / "history",
-        [*entries_of(STEADY), *(replace(row, run=f"20260105T030000Z-{n:08x}") for n, row in enumerate(pull, 99))],
+        [
+            *entries_of(STEADY),
+            *(replace(row, run=f"20260105T030000.000000Z-{n:08x}") for n, row in enumerate(pull, 99)),
+        ],
     )
     assert main(["history", "changes", "history"]) == 2
     assert "give one of ['HEAD', 'main']" in capsys.readouterr().err
@@ -312,7 +316,7 @@ def test_openmetrics_has_increasing_samples_and_an_end(here):
 
 def test_two_values_at_one_second_are_one_sample():
     first, second = (with_values(0, {"step_time_p50": value}, dirty=True) for value in (10.0, 12.0))
-    text = openmetrics([first, replace(second, run="20260105T030000Z-ffffffff")])
+    text = openmetrics([first, replace(second, run="20260105T030000.000000Z-ffffffff")])
     assert text.count("aorta_step_time_p50_milliseconds{") == 1
     assert "} 11.0 " in text
 
