@@ -34,13 +34,18 @@ def strict_change_points(values: Sequence[float], max_p_value: float) -> list[in
     Raises:
         UsageError: Otava is not installed.
     """
+    import numpy as np  # other commands do without
+
     try:
         from otava.analysis import compute_change_points, merge  # an extra, and slow to import
     except ImportError as error:
         raise _not_installed(error) from None
     series = list(values)
-    _, candidates = compute_change_points(series, max_pvalue=_CANDIDATES_P_VALUE)
-    return [int(point.index) for point in merge(candidates, series, max_p_value, 0.0)]
+    # Otava also computes relative changes, which overflow where a value is nearly 0; they are not used.
+    with np.errstate(all="ignore"):
+        _, candidates = compute_change_points(series, max_pvalue=_CANDIDATES_P_VALUE)
+        points = merge(candidates, series, max_p_value, 0.0)
+    return [int(point.index) for point in points]
 
 
 def _not_installed(error: ImportError) -> UsageError:

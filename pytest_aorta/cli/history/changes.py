@@ -17,6 +17,8 @@ from pytest_aorta.verdict.verdicts import format_change
 # Later values can move a change point by some versions without making it another one.
 _MOVED = 2
 _MIN_COMMIT = 7
+# Beyond this, the value before is nearly 0 and a percentage says nothing.
+_LARGEST_RELATIVE = 1e4
 # Each new version is another look at the same series, so the p-value is a hundredth of Otava's, and a change needs as
 # many versions to confirm it: `benchmarks/report/history_alarms.py` counts the false alarms.
 MAX_P_VALUE = 0.00001
@@ -55,10 +57,11 @@ class Change:
 
     @property
     def relative(self) -> float | None:
-        """Return the change as a fraction of the value before; None for texts and where that value is 0."""
+        """Return the change as a fraction of the value before; None for texts, and where that value is nearly 0."""
         if isinstance(self.before, str) or isinstance(self.after, str) or self.before == 0:
             return None
-        return (self.after - self.before) / abs(self.before)
+        relative = (self.after - self.before) / abs(self.before)
+        return relative if abs(relative) < _LARGEST_RELATIVE else None
 
     @property
     def verdict(self) -> str:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pytest_aorta.cli.history.changes import CONFIRMING_VERSIONS, find_changes, new_changes
@@ -146,11 +146,15 @@ def test_version_without_the_metric_lies_between_the_two_sides_of_a_change():
 
 
 @given(st.lists(st.floats(-1e100, 1e100), max_size=12), st.sampled_from(sorted(METRICS)))
+@example([1.0, 1e-308, 0.0], "step_time_p50")
+@example([1e-320] * 4 + [1e100] * 4, "step_time_p50")
 def test_any_values_have_change_points_within_the_history(values, metric):
     pytest.importorskip("otava", reason="needs pytest-aorta[history]")
     entries = [with_values(number, {metric: value}) for number, value in enumerate(values)]
     for history in case_histories(entries):
-        assert all(0 <= change.last < change.index < len(values) for change in find_changes(history))
+        changes = find_changes(history)
+        assert all(0 <= change.last < change.index < len(values) for change in changes)
+        assert not any("inf" in text or "nan" in text for change in changes for text in change.values)
         openmetrics(entries)
 
 

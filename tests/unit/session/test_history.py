@@ -51,7 +51,8 @@ def test_records_survive_the_way_between_processes():
     assert TestRecord.from_json(json.loads(json.dumps(given.to_json()))) == given
 
 
-def test_two_runs_within_one_second_write_two_files(tmp_path):
+def test_two_runs_at_one_moment_write_two_files(tmp_path, monkeypatch):
+    monkeypatch.setattr("pytest_aorta.session.keep_history._RUN_FORMAT", "20260105T030000.000000Z")
     for _ in range(2):
         keep_history([record()], [], make_options(history=tmp_path))
     assert len(read_history(tmp_path)[0]) == 2
