@@ -76,6 +76,7 @@ class Options:
         join_timeout_s: Seconds within which the node agent of every node has to connect.
         ab: A/B reference, a git ref or ``python:`` and the path of an interpreter; None: no A/B reference.
         report: HTML file of the report; None: no report.
+        history: Folder that each run adds its comparisons to; None: no history.
         rootdir: pytest's root folder, to which relative folders refer.
     """
 
@@ -106,6 +107,7 @@ class Options:
     rdzv_endpoint: tuple[str, int] | None
     join_timeout_s: float
     report: Path | None
+    history: Path | None
     rootdir: Path
 
 
@@ -348,6 +350,8 @@ OPTIONS = (
            metavar="FILE.html"),
     Option("nnodes", "nodes of this run; pytest runs on node 0", 1, integer_from(1, 4096), metavar="N"),
     Option("workloads", "folder of your own workloads", "workloads", _folder, metavar="DIR"),
+    Option("history", "folder that each run adds its comparisons to, for `aorta history`", None, _folder, metavar="DIR",
+           ini_only=True),
     Option("share_host", "run timed tests beside other tests of this host, at the cost of noise", False, boolean,
            ini_only=True),
     Option("lease_timeout", "seconds a test waits for devices that others hold", 1800.0, _seconds, metavar="SECONDS",
@@ -419,6 +423,7 @@ def make_options(values: Mapping[str, Any], rootdir: Path) -> Options:
         rdzv_endpoint=values["rdzv_endpoint"],
         join_timeout_s=values["join_timeout"],
         report=None if values["report"] is None else rootdir / values["report"],
+        history=None if values["history"] is None else rootdir / values["history"],
         rootdir=rootdir,
     )
     _refuse_contradictions(options)

@@ -288,17 +288,24 @@ class Controller:
         self.run.collected |= set(getattr(node, "workeroutput", {}).get("aorta_collected", ()))
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Write reports and the baselines of tests that passed; a baseline that can't be written fails the run."""
+        """Write reports, baselines of tests that passed, and the history; a failure of the last two fails the run."""
         if session.config.option.collectonly:  # reading baselines takes longer than collecting
             return
         from pytest_aorta.report.write import write_session_reports  # not needed to collect tests
         from pytest_aorta.session.baselines import unused_baselines, write_new_baselines
+        from pytest_aorta.session.keep_history import keep_history
 
         run = self.run
         # Before baselines are written: the report shows the baselines that the run was compared with.
         reported = write_session_reports(run.records, run.options)
         notes, good = write_new_baselines(run.records, run.passed.values(), run.options)
         run.notes += [*notes, *reported]
+        try:
+            # After baselines are written: their new revisions are part of the history.
+            run.notes += keep_history(run.records, session.config.invocation_params.args, run.options)
+        except AortaError as error:
+            run.notes.append(f"ERROR {error}")
+            good = False
         if not good:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         # Where the command line names single tests, the other tests of their files were not collected.

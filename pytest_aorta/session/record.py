@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pytest_aorta.session.history import MeasuredLaunch
 from pytest_aorta.verdict.learning import NewLaunches
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Verdict
@@ -34,6 +35,8 @@ class Compared:
         candidate, reference: Folders of the launches in order, each with a ``result.json``.
         baseline: File of the stored baseline, which may not exist; None for a comparison of two variants.
         measured: Metric -> median over the candidate's launches, also of metrics that were not compared.
+        platform, workload: Platform and workload of the candidate.
+        launches: All launches of both sides in order, as the history keeps them.
     """
 
     case: str
@@ -41,6 +44,14 @@ class Compared:
     reference: list[str] = field(default_factory=list)
     baseline: str | None = None
     measured: dict[str, float | str] = field(default_factory=dict)
+    platform: str = ""
+    workload: str = ""
+    launches: list[MeasuredLaunch] = field(default_factory=list)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Compared:
+        """Build a comparison from the values of :func:`dataclasses.asdict`."""
+        return cls(**data | {"launches": [MeasuredLaunch.from_json(launch) for launch in data["launches"]]})
 
 
 @dataclass
@@ -129,7 +140,7 @@ class TestRecord:
             lacked_devices=data["lacked_devices"],
             num_launches=data["num_launches"],
             launch_times=[LaunchTimes(**times) for times in data["launch_times"]],
-            compared=[Compared(**compared) for compared in data["compared"]],
+            compared=[Compared.from_json(compared) for compared in data["compared"]],
             outcome=data["outcome"],
             failure=data["failure"],
             attempt=data["attempt"],

@@ -15,6 +15,7 @@ from pytest_aorta.plan.workload.declaration import find_workload
 from pytest_aorta.plan.workload.environment import ENVIRONMENT_KEY, case_suffix
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.measurements import WorkloadResult
+from pytest_aorta.session.history import MeasuredLaunch, Side
 from pytest_aorta.session.record import Compared, TestRecord
 from pytest_aorta.session.rounds import joined, settle, settle_pairs, unsettled
 from pytest_aorta.session.spec import TestSpec
@@ -154,19 +155,19 @@ class WorkloadRunner:
         case = f"{self._record.nodeid}::{label}"
         facts = launch_facts(here)
         compared = self._compared(case, here, facts, None)
-        self._keep(compared.reference, there)
+        reference_facts = self._kept(compared, there, Side.REFERENCE)
         rows: tuple[Verdict, ...] = ()
         if steps is not None:
             rows = compare_steps(case, here, there, steps, by_step)
             self._judge_steps(Verdicts(case, rows), here, there, steps, locate)
             if not by_launch:
                 return Verdicts(case, rows)
-        candidates, references = [facts], [launch_facts(there)]
+        candidates, references = [facts], [reference_facts]
         priors = platform_priors(self._options.baselines_dir, here.platform, here.device, case)
         comparison = PairedComparison(case, self._spec.tolerances, priors, by_launch, self._options.max_launches)
         again = (
-            functools.partial(self._again, here, compared.candidate),
-            functools.partial(self._again, there, compared.reference),
+            functools.partial(self._again, here, compared, Side.CANDIDATE),
+            functools.partial(self._again, there, compared, Side.REFERENCE),
         )
         verdicts = settle_pairs(comparison, candidates, references, *again)
         self._judge(verdicts, here, candidates, None, compared)
@@ -225,7 +226,7 @@ class WorkloadRunner:
         stored = StoredComparison(
             case, config, baseline, marked, priors, options.max_launches, str(compared.baseline or "")
         )
-        again = functools.partial(self._again, result, compared.candidate)
+        again = functools.partial(self._again, result, compared)
         # Under a profiler no times are compared, and the other metrics need no second launch.
         if options.ab is None or options.profiler in WRAPPERS:
             return settle(stored, launches, again)
@@ -234,7 +235,7 @@ class WorkloadRunner:
             return verdicts
         paired = PairedComparison(case, marked, stored.variance, open_metrics, options.max_launches, options.ab)
         candidates: list[LaunchFacts] = []
-        reference_again = functools.partial(self._again, result, compared.reference, reference=True)
+        reference_again = functools.partial(self._again, result, compared, Side.REFERENCE, of_reference=True)
         settled = settle_pairs(paired, candidates, [], again, reference_again)
         launches += candidates
         return joined(verdicts, settled)
@@ -246,7 +247,7 @@ class WorkloadRunner:
             raise BaselineError(f"{case}: not recorded: the config plants a {TEST_HOOK_KEY}")
         launches = [launch_facts(result)]
         while len(launches) < launches_to_learn(marked, launches[0], options.launches):
-            launches.append(self._again(result, compared.candidate))
+            launches.append(self._again(result, compared))
         priors = platform_priors(options.baselines_dir, result.platform, result.device, case)
         problems = objections(launches, marked, priors)
         if problems and options.force_baseline is None:
@@ -268,20 +269,32 @@ class WorkloadRunner:
         return verdicts
 
     def _compared(self, case: str, result: WorkloadResult, facts: LaunchFacts, baseline: Path | None) -> Compared:
-        compared = Compared(case, baseline=None if baseline is None else str(baseline))
+        compared = Compared(
+            case,
+            baseline=None if baseline is None else str(baseline),
+            platform=result.platform,
+            workload=result.workload,
+        )
         self._record.compared.append(compared)
-        self._keep(compared.candidate, result)
+        self._keep(compared, result, facts, Side.CANDIDATE)
         compared.measured = measured_values([facts])
         return compared
 
-    def _keep(self, folders: list[str], result: WorkloadResult) -> None:
+    def _keep(self, compared: Compared, result: WorkloadResult, facts: LaunchFacts, side: Side) -> None:
+        compared.launches.append(MeasuredLaunch.of(facts, side))
         if folder := self._world.folder(result):
-            folders.append(str(folder))
+            (compared.candidate if side is Side.CANDIDATE else compared.reference).append(str(folder))
 
-    def _again(self, result: WorkloadResult, folders: list[str], *, reference: bool = False) -> LaunchFacts:
-        launched = passed(self._world.again(result, reference=reference))
-        self._keep(folders, launched)
-        return launch_facts(launched)
+    def _kept(self, compared: Compared, result: WorkloadResult, side: Side) -> LaunchFacts:
+        facts = launch_facts(result)
+        self._keep(compared, result, facts, side)
+        return facts
+
+    def _again(
+        self, result: WorkloadResult, compared: Compared, side: Side = Side.CANDIDATE, *, of_reference: bool = False
+    ) -> LaunchFacts:
+        """Launch again; ``of_reference`` launches the version that ``--aorta-ab`` names."""
+        return self._kept(compared, passed(self._world.again(result, reference=of_reference)), side)
 
     def _judge(
         self,

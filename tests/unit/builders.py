@@ -60,6 +60,7 @@ def make_options(**changes: Any) -> Options:
         rdzv_endpoint=None,
         join_timeout_s=60.0,
         report=None,
+        history=None,
         rootdir=Path(),
     )
     return replace(defaults, **changes)

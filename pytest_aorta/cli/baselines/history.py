@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
 
 from pytest_aorta.cli.baselines.find import StoredFile
+from pytest_aorta.cli.history.change_points import change_points
 from pytest_aorta.common.errors import UsageError
 from pytest_aorta.common.text import counted, did_you_mean, table, wrapped
 from pytest_aorta.verdict.metrics import METRICS, Metric, format_value
 from pytest_aorta.verdict.verdicts import format_change
 
-# The largest p-value of a change point in Otava's t-test, which is Otava's default.
-MAX_P_VALUE = 0.001
 _COLUMNS = ("launches", "revisions", "from", "to", "median", "change")
 
 
@@ -37,22 +35,6 @@ def history_lines(file: StoredFile, name: str, width: int) -> list[str]:
         before = segment_median
     head = f"{file.baseline.case}, {name}: {counted(len(bounds) - 2, 'change')} in {counted(len(values), 'launch')}"
     return [*wrapped(head, width), *table([_COLUMNS, *rows], width, indent="  ")]
-
-
-def change_points(values: Sequence[float]) -> list[int]:
-    """Return the indices at which the values change.
-
-    The method is Hunter's (Fleming et al., ICPE 2023): E-divisive means with Student's test.
-
-    Raises:
-        UsageError: Otava is not installed.
-    """
-    try:
-        from otava.analysis import compute_change_points  # an extra, and slow to import
-    except ImportError as error:
-        raise UsageError(f"history needs Apache Otava ({error}); run pip install 'pytest-aorta[history]'") from None
-    points, _ = compute_change_points(list(values), max_pvalue=MAX_P_VALUE)
-    return [int(point.index) for point in points]
 
 
 def _values(file: StoredFile, metric: Metric) -> list[float]:

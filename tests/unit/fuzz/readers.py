@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,9 @@ import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from pytest_aorta.cli.history.export import openmetrics
+from pytest_aorta.cli.history.series import case_histories
+from pytest_aorta.cli.history.site.write import CasePage, chart_data
 from pytest_aorta.cli.run.config import given_config
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.launch.guarded import _outcome
@@ -53,6 +56,7 @@ from pytest_aorta.result.reading import collect_result, read_result
 from pytest_aorta.result.trace.merged import merge_run
 from pytest_aorta.result.trace.telemetry import read_iterations
 from pytest_aorta.result.trace.transfers import CollectiveFacts
+from pytest_aorta.session.history import parse_entry, read_history
 from pytest_aorta.session.search_log import SearchLog, SearchRequest
 from pytest_aorta.verdict.baseline import read_baseline_file
 from pytest_aorta.verdict.bitwise.operators import locate_operator
@@ -71,6 +75,8 @@ from tests.unit.builders import (
 )
 from tests.unit.fuzz.mutations import HOSTILE, JUNK, damaged, damaged_bytes, damaged_json
 from tests.unit.kineto_traces import rank_trace
+from tests.unit.sample_history import entries_of, make_entry
+from tests.unit.sample_history import make_verdict as history_verdict
 
 # Limits of one case, in CPU seconds, and of all cases of a reader together.
 MAX_CASE_S = 5.0
@@ -298,6 +304,27 @@ def _read_baseline(data: bytes, folder: Path) -> None:
     comparison = StoredComparison("case", BASELINE["config"], baseline, {}, default_priors, 3)
     for row in comparison.judge([make_facts()] * 3).rows:
         row.to_json()
+
+
+HISTORY = replace(make_entry(0, 10.0, 11.0), verdicts=(history_verdict(),)).to_json()
+HISTORY_FILE = b"".join(json.dumps(entry.to_json()).encode() + b"\n" for entry in entries_of([10.0, 10.1, 12.0]))
+
+
+def _read_history_line(data: bytes, folder: Path) -> None:
+    entry = parse_entry(data, "history.jsonl:1")
+    json.dumps(entry.to_json(), allow_nan=False)
+    for history in case_histories([entry]):
+        assert history.versions
+        openmetrics([entry]).encode("utf-8", "backslashreplace")
+        chart_data(CasePage(history, (), "page.html"), None)
+
+
+def _read_history_file(data: bytes, folder: Path) -> None:
+    file = folder / "history.jsonl"
+    file.write_bytes(data)
+    entries, problems = read_history(folder)
+    assert all(problem.startswith(str(file)) for problem in problems)
+    case_histories(entries)
 
 
 # --- what a launch leaves ---------------------------------------------------------------------------------------------
@@ -755,6 +782,8 @@ READERS = [
     ),
     Reader("stored baseline", damaged_json(BASELINE), _read_baseline),
     Reader("stored result", damaged_json(RESULT), _read_result),
+    Reader("line of the history", damaged_json(HISTORY), _read_history_line),
+    Reader("file of the history", damaged_bytes(HISTORY_FILE), _read_history_file),
     Reader("rank file", damaged_json(RANK), _read_ranks),
     Reader("files of a failed launch", LEFT, _read_left, ()),
     Reader("verdict of the guard", damaged_json(VERDICT), _read_verdict),

@@ -1,0 +1,190 @@
+"""``aorta history changes``: change points of every metric, and which of them are new."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import median
+
+from pytest_aorta.cli.history.change_points import strict_change_points
+from pytest_aorta.cli.history.series import CaseHistory, Point, Version
+from pytest_aorta.common.errors import UsageError
+from pytest_aorta.common.text import counted, table
+from pytest_aorta.verdict.metrics import METRICS, Direction, format_value
+from pytest_aorta.verdict.verdicts import format_change
+
+# Later values can move a change point by some versions without making it another one.
+_MOVED = 2
+_MIN_COMMIT = 7
+# Beyond this, the value before is nearly 0 and a percentage says nothing.
+_LARGEST_RELATIVE = 1e4
+# Each new version is another look at the same series, so the p-value is a hundredth of Otava's, and a change needs as
+# many versions to confirm it: `benchmarks/report/history_alarms.py` counts the false alarms.
+MAX_P_VALUE = 0.00001
+CONFIRMING_VERSIONS = 3
+_COLUMNS = ("test", "metric", "last before", "first after", "before", "after", "change", "")
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change point of a metric.
+
+    Attributes:
+        history: The case.
+        metric: Name of the metric.
+        index: Index of the first version after the change.
+        last: Index of the last version before the change that has the metric.
+        before, after: Medians of the segments on both sides; of a metric that has to be equal, the values.
+    """
+
+    history: CaseHistory
+    metric: str
+    index: int
+    last: int
+    before: float | str
+    after: float | str
+
+    @property
+    def first_after(self) -> Version:
+        """Return the first version after the change."""
+        return self.history.versions[self.index]
+
+    @property
+    def last_before(self) -> Version:
+        """Return the last version before the change."""
+        return self.history.versions[self.last]
+
+    @property
+    def relative(self) -> float | None:
+        """Return the change as a fraction of the value before; None for texts, and where that value is nearly 0."""
+        if isinstance(self.before, str) or isinstance(self.after, str) or self.before == 0:
+            return None
+        relative = (self.after - self.before) / abs(self.before)
+        return relative if abs(relative) < _LARGEST_RELATIVE else None
+
+    @property
+    def verdict(self) -> str:
+        """Return ``worse`` or ``better``, or ``changed`` for a metric that has to be equal."""
+        metric = METRICS[self.metric]
+        if metric.direction is Direction.EXACT or isinstance(self.before, str) or isinstance(self.after, str):
+            return "changed"
+        return "worse" if (self.after - self.before) * metric.worse > 0 else "better"
+
+    @property
+    def values(self) -> tuple[str, str, str]:
+        """Return the value before, the value after, and the change, as text."""
+        metric = METRICS[self.metric]
+        is_exact = metric.direction is Direction.EXACT
+        texts = (format_value(value, metric.unit, exact=is_exact) for value in (self.before, self.after))
+        return *texts, "-" if self.relative is None else format_change(self.relative)  # type: ignore[return-value]
+
+    def is_same(self, other: Change) -> bool:
+        """Return whether both are one change point, which further values have moved a little."""
+        places = (self.history.case, self.history.platform, self.metric)
+        if places != (other.history.case, other.history.platform, other.metric):
+            return False
+        if self.verdict == "changed":
+            return self.index == other.index
+        return self.verdict == other.verdict and abs(self.index - other.index) <= _MOVED
+
+
+def find_changes(history: CaseHistory) -> list[Change]:
+    """Return the change points of every metric of a case, the newest last.
+
+    A metric that has to be equal changes wherever two neighboring versions differ. For any other metric, Otava finds
+    the change points in the medians of the versions; at least :data:`CONFIRMING_VERSIONS` have to be on either side.
+    """
+    found = [change for metric in history.metrics for change in _changes(history, metric)]
+    return sorted(found, key=lambda change: change.index)
+
+
+def _changes(history: CaseHistory, metric: str) -> list[Change]:
+    points = history.points(metric)
+    if METRICS[metric].direction is Direction.EXACT:
+        return [
+            Change(history, metric, here.version, before.version, before.value, here.value)
+            for before, here in pairwise(points)
+            if here.value != before.value
+        ]
+    return _found_by_otava(history, metric, points)
+
+
+def _found_by_otava(history: CaseHistory, metric: str, points: Sequence[Point]) -> list[Change]:
+    values = [point.value for point in points if isinstance(point.value, float)]
+    if len(set(values)) < 2:  # nothing can have changed, and the t-test would divide by a variance of 0
+        return []
+    last = len(values) - CONFIRMING_VERSIONS
+    found = (place for place in strict_change_points(values, MAX_P_VALUE) if CONFIRMING_VERSIONS <= place <= last)
+    bounds = [0, *found, len(values)]
+    segments = [median(values[begin:end]) for begin, end in pairwise(bounds)]
+    return [
+        Change(history, metric, points[place].version, points[place - 1].version, before, after)
+        for place, (before, after) in zip(bounds[1:-1], pairwise(segments), strict=True)
+    ]
+
+
+def new_changes(histories: Sequence[CaseHistory], since: str | None) -> list[Change]:
+    """Return the change points that an earlier history does not show.
+
+    Args:
+        histories: The cases.
+        since: A commit; the earlier history is that of the versions measured until then. None: of each case all
+            versions but the newest.
+
+    Raises:
+        UsageError: The commit is not in the history.
+    """
+    moment = None if since is None else _moment_of(histories, since)
+    found = []
+    for history in histories:
+        before = history.until(moment) if moment else replace(history, versions=history.versions[:-1])
+        if len(before.versions) < len(history.versions):
+            known = find_changes(before)
+            found += [change for change in find_changes(history) if not any(map(change.is_same, known))]
+    return found
+
+
+def _moment_of(histories: Sequence[CaseHistory], commit: str) -> str:
+    moments = [
+        row.measured_at
+        for history in histories
+        for row in history.versions
+        if len(commit) >= _MIN_COMMIT and row.commit is not None and row.commit.startswith(commit.lower())
+    ]
+    if not moments:
+        raise UsageError(
+            f"--since: got {commit!r}, allowed is a commit of the history, or at least its first {_MIN_COMMIT} digits"
+        )
+    return max(moments)
+
+
+def change_lines(changes: Sequence[Change], histories: Sequence[CaseHistory], width: int) -> list[str]:
+    """Return a table of change points, and the total."""
+    rows = [
+        (
+            change.history.case,
+            change.metric,
+            change.last_before.name,
+            change.first_after.name,
+            *change.values,
+            ", ".join([change.verdict, *_other_reasons(change)]),
+        )
+        for change in changes
+    ]
+    num_series = sum(len(history.metrics) for history in histories)
+    total = f"{counted(len(changes), 'new change')} in {num_series} metrics of {counted(len(histories), 'case')}"
+    return [*(table([_COLUMNS, *rows], width) if rows else []), total]
+
+
+def _other_reasons(change: Change) -> list[str]:
+    """Return the differences between both versions beside the code."""
+    before, after = change.last_before, change.first_after
+    return [
+        f"{name} {old or 'unknown'} -> {new or 'unknown'}"
+        for name, old, new in (
+            ("torch", before.torch, after.torch),
+            ("accelerator", before.accelerator, after.accelerator),
+        )
+        if old != new
+    ]

@@ -1,0 +1,1 @@
+"""The static pages of a history."""

@@ -1,0 +1,93 @@
+"""Writes a run's comparisons to the folder of the history, when the session ends."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shlex
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pytest_aorta.common.errors import AortaError, BaselineError
+from pytest_aorta.common.files import write_text
+from pytest_aorta.common.schema import violation
+from pytest_aorta.common.text import brief
+from pytest_aorta.plan.options import Options
+from pytest_aorta.session.history import SCHEMA, SUFFIX, HistoryEntry, HistoryVerdict
+from pytest_aorta.session.record import Compared, TestRecord
+from pytest_aorta.verdict.baseline import read_baseline
+from pytest_aorta.verdict.verdicts import ReferenceKind
+
+# A command line may name thousands of tests.
+MAX_COMMAND = 4096
+# Files are read in the order of their names, so runs within one second need more digits.
+_RUN_FORMAT = "%Y%m%dT%H%M%S.%fZ"
+
+
+def keep_history(records: Sequence[TestRecord], arguments: Sequence[str], options: Options) -> list[str]:
+    """Write a file with one line per comparison of this run, and return lines for the summary.
+
+    The file's name contains random digits and the file appears as a whole, so runs may share a folder. Nothing is
+    written where nothing was compared.
+
+    Args:
+        records: The records of the tests.
+        arguments: pytest's command line, without the program.
+        options: The options of the run, with the folder.
+
+    Raises:
+        AortaError: The file can't be written, or a value does not fit the schema.
+    """
+    if options.history is None:
+        return []
+    run = f"{datetime.now(UTC).strftime(_RUN_FORMAT)}-{secrets.token_hex(4)}"
+    command = brief(shlex.join(["pytest", *arguments]), MAX_COMMAND)
+    entries = history_entries(records, run, command, options.baselines_dir)
+    if not entries:
+        return []
+    file = options.history / f"{run}{SUFFIX}"
+    documents = [entry.to_json() for entry in entries]
+    if problem := next(filter(None, (violation(document, SCHEMA) for document in documents)), None):
+        raise AortaError(f"aorta_history: {file}: not written: a line violates its own schema: {problem}")
+    try:
+        options.history.mkdir(parents=True, exist_ok=True)
+        write_text(file, "".join(f"{json.dumps(document, allow_nan=False)}\n" for document in documents))
+    except OSError as error:
+        raise AortaError(f"aorta_history: {file}: not written: {error.strerror or error}") from None
+    return [f"history: {file}"]
+
+
+def history_entries(records: Sequence[TestRecord], run: str, command: str, baselines_dir: Path) -> list[HistoryEntry]:
+    """Return one entry per comparison."""
+    return [
+        HistoryEntry(
+            run=run,
+            command=command,
+            test=record.nodeid,
+            case=compared.case,
+            outcome=record.outcome,
+            platform=compared.platform,
+            workload=compared.workload,
+            revision=_revision(record, compared, baselines_dir),
+            launches=tuple(compared.launches),
+            verdicts=tuple(HistoryVerdict.of(row) for row in record.verdicts if row.case == compared.case),
+        )
+        for record in records
+        for compared in record.compared
+    ]
+
+
+def _revision(record: TestRecord, compared: Compared, baselines_dir: Path) -> int | None:
+    """Return the revision that the verdicts name, or that the launches of ``--update-baselines`` now belong to."""
+    named = (row.reference for row in record.verdicts if row.case == compared.case)
+    revisions = [reference.revision for reference in named if reference.kind is ReferenceKind.BASELINE]
+    if known := [revision for revision in revisions if revision is not None]:
+        return known[0]
+    if not any(launches.baseline.case == compared.case for launches in record.new_launches):
+        return None
+    try:
+        baseline = read_baseline(baselines_dir, compared.platform, compared.case)
+    except BaselineError:  # reported when the baseline could not be written
+        return None
+    return None if baseline is None else baseline.revision

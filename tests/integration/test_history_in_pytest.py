@@ -1,0 +1,92 @@
+"""The ini key aorta_history: each run of pytest adds one file."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from pytest_aorta.session.history import Side, read_history
+
+
+def kept(project):
+    entries, problems = read_history(project.path / "history")
+    assert problems == []
+    return entries
+
+
+HISTORY = ("-o", "aorta_history=history")
+
+
+def test_each_run_adds_a_file_with_every_launch(learned):
+    for step_ms in (10.0, [13.0, 13.01, 13.02]):
+        learned.plant(step_ms=step_ms)
+        learned.run(*HISTORY).stdout.fnmatch_lines(["history: *history/*.jsonl"])
+    first, second = kept(learned)
+    assert (first.outcome, second.outcome) == ("passed", "failed")
+    assert [launch.values["step_time_p50"] for launch in second.launches] == [13.0, 13.01, 13.02]
+    assert (first.revision, first.platform, first.workload) == (1, "toy-gpu-x2-nccl", "toy")
+    verdicts = {row.metric: row for row in second.verdicts}
+    assert verdicts["step_time_p50"].outcome == "regression"
+    assert verdicts["step_time_p50"].baseline == pytest.approx(10, rel=0.01)
+    assert second.command.endswith("-o aorta_history=history")
+
+
+def test_ini_key_is_read_and_recorded_baselines_are_kept_with_their_revision(gpu):
+    gpu.ini("aorta_history = history")
+    gpu.plant(step_ms=[10.0, 10.01, 9.99])
+    for arguments in ([], ["--aorta-reset-baselines"]):
+        gpu.run("--update-baselines", "--aorta-launches=3", *arguments).assert_outcomes(passed=1)
+    assert [(entry.revision, len(entry.launches), entry.verdicts) for entry in kept(gpu)] == [(1, 3, ()), (2, 3, ())]
+
+
+def test_commit_is_kept_and_launches_of_a_reference_are_marked(versioned):
+    versioned.gpus(2)
+    versioned.one_test("workload.compare({'workload': 'toy', 'step_ms': 10.0}, {'workload': 'toy', 'step_ms': 10.0})")
+    versioned.run(*HISTORY)
+    (entry,) = kept(versioned)
+    assert {launch.commit for launch in entry.launches} == {versioned.git("rev-parse", "HEAD")}
+    sides = [launch.side for launch in entry.launches]
+    assert sides.count(Side.CANDIDATE) == sides.count(Side.REFERENCE) >= 2
+
+
+def test_history_that_cannot_be_written_fails_the_run(learned):
+    learned.write("file", "")
+    result = learned.run("-o", "aorta_history=file")
+    result.assert_outcomes(passed=1)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["ERROR aorta_history: *not written: *"])
+
+
+def test_without_the_key_nothing_is_written(learned):
+    learned.run().stdout.no_fnmatch_line("history:*")
+    assert not (learned.path / "history").exists()
+
+
+def test_collecting_writes_nothing(learned):
+    learned.run("--collect-only", *HISTORY)
+    assert not (learned.path / "history").exists()
+
+
+def test_flag_names_the_ini_key(project):
+    result = project.run("--aorta-history=x")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--aorta-history *the ini key aorta_history, or -o aorta_history=...*"])
+
+
+def test_workers_of_xdist_leave_one_file_with_the_comparisons_of_all(project):
+    pytest.importorskip("xdist")
+    for name in "ab":
+        project.write(f"test_{name}.py", f"def test_{name}(workload): workload.check(workload.run('toy'))\n")
+    project.pytester.runpytest_subprocess("-n2", "--dist=loadfile", *HISTORY, timeout=150)
+    assert sorted(entry.test for entry in kept(project)) == ["test_a.py::test_a", "test_b.py::test_b"]
+    assert len(list((project.path / "history").iterdir())) == 1
+
+
+def test_runs_at_once_leave_a_file_each(project):
+    project.one_test("workload.check(workload.run('toy'))")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *HISTORY]
+    runs = [subprocess.Popen(command, cwd=project.path, stdout=subprocess.DEVNULL) for _ in range(3)]
+    assert [run.wait(150) for run in runs] == [1, 1, 1]  # no baseline is stored
+    assert len({entry.run for entry in kept(project)}) == len(list((project.path / "history").iterdir())) == 3

@@ -1,0 +1,341 @@
+"""``aorta history``: versions in order, change points, links, pages and exports."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import re
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from pytest_aorta.cli.history.changes import CONFIRMING_VERSIONS, find_changes, new_changes
+from pytest_aorta.cli.history.export import metric_name, openmetrics
+from pytest_aorta.cli.history.links import template_of
+from pytest_aorta.cli.history.series import case_histories
+from pytest_aorta.cli.main import main
+from pytest_aorta.session.history import Side
+from pytest_aorta.verdict.metrics import METRICS
+from tests.unit.sample_history import (
+    commit_of,
+    entries_of,
+    make_entry,
+    make_history,
+    make_launch,
+    make_verdict,
+    moment_of,
+    write_history,
+)
+
+NOISE = random.Random(0)
+STEADY = [NOISE.gauss(10, 0.015) for _ in range(20)]
+SLOWER = [NOISE.gauss(10.5, 0.015) for _ in range(8)]
+HASH = "weight_hash"
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "400")  # a narrow terminal wraps tables
+    return tmp_path
+
+
+@pytest.fixture
+def otava():
+    return pytest.importorskip("otava", reason="needs pytest-aorta[history]")
+
+
+def one(entries):
+    (history,) = case_histories(entries)
+    return history
+
+
+def with_values(number, values, **changes):
+    launch = make_launch(commit=commit_of(number), measured_at=moment_of(number), values=values, **changes)
+    return replace(make_entry(number), launches=(launch,))
+
+
+def hashes(*texts):
+    return [with_values(number, {HASH: text}) for number, text in enumerate(texts)]
+
+
+# versions
+
+
+def test_launches_of_one_commit_are_one_version_and_the_median_counts():
+    history = one([make_entry(0, 10.0), make_entry(1, 12.0), make_entry(0, 11.0, 15.0)])
+    assert [version.commit for version in history.versions] == [commit_of(0), commit_of(1)]
+    assert [point.value for point in history.points("step_time_p50")] == [11.0, 12.0]
+
+
+def test_uncommitted_changes_of_two_runs_are_two_versions():
+    dirty = [with_values(0, {"step_time_p50": 10.0}, dirty=True) for _ in range(2)]
+    history = one([dirty[0], replace(dirty[1], run="20260105T030000.000000Z-ffffffff"), make_entry(0)])
+    assert sorted(version.name for version in history.versions) == [
+        commit_of(0)[:12], f"{commit_of(0)[:12]} and changes", f"{commit_of(0)[:12]} and changes",
+    ]  # fmt: skip
+
+
+def test_launches_of_a_reference_or_under_a_profiler_are_left_out():
+    launches = [make_launch(), make_launch(side=Side.REFERENCE), make_launch(profiler="nsys")]
+    assert one([replace(make_entry(), launches=tuple(launches))]).num_launches == 1
+
+
+def test_platforms_and_cases_have_histories_of_their_own():
+    entries = [make_entry(), make_entry(platform="cpu-x2-gloo"), make_entry(case="other")]
+    assert len(case_histories(entries)) == 3
+
+
+def test_new_revision_of_the_baseline_is_at_its_first_version():
+    entries = [make_entry(number, revision=revision) for number, revision in enumerate([1, None, 1, 2, 2])]
+    assert one(entries).revisions == [(3, 2)]
+
+
+# change points
+
+
+def test_slower_step_is_found_at_its_commit(otava):
+    (change,) = find_changes(one(entries_of(STEADY + SLOWER)))
+    assert (change.metric, change.index, change.verdict) == ("step_time_p50", 20, "worse")
+    assert change.relative == pytest.approx(0.05, abs=0.003)
+    assert (change.last_before.commit, change.first_after.commit) == (commit_of(19), commit_of(20))
+
+
+def test_higher_throughput_is_better(otava):
+    entries = [with_values(number, {"tokens_per_s": value}) for number, value in enumerate(STEADY + SLOWER)]
+    assert [change.verdict for change in find_changes(one(entries))] == ["better"]
+
+
+def test_change_is_reported_once_as_soon_as_it_is_confirmed(otava):
+    values = STEADY + SLOWER
+    reported = [
+        number for number in range(10, len(values) + 1) if new_changes([one(entries_of(values[:number]))], None)
+    ]
+    assert reported == [20 + CONFIRMING_VERSIONS]
+
+
+def test_since_reports_changes_of_all_versions_after_a_commit(otava):
+    history = one(entries_of(STEADY + SLOWER))
+    assert [change.index for change in new_changes([history], commit_of(15)[:8])] == [20]
+    assert new_changes([history], commit_of(27)) == []
+
+
+def test_constant_metric_needs_no_change_point_analysis(monkeypatch):
+    monkeypatch.setitem(sys.modules, "otava.analysis", None)
+    assert find_changes(one(entries_of([10.0] * 20))) == []
+
+
+def test_other_weights_are_a_change_at_once_and_need_no_otava(monkeypatch):
+    monkeypatch.setitem(sys.modules, "otava.analysis", None)
+    (change,) = new_changes([one(hashes("a" * 16, "a" * 16, "b" * 16))], None)
+    assert (change.metric, change.index, change.verdict, change.relative) == (HASH, 2, "changed", None)
+    assert new_changes([one(hashes("a" * 16, "b" * 16, "b" * 16))], None) == []
+
+
+def test_version_without_the_metric_lies_between_the_two_sides_of_a_change():
+    entries = hashes("a" * 16, "b" * 16, "b" * 16)
+    entries[1] = with_values(1, {"num_parameters": 1.0})
+    (change,) = find_changes(one(entries))
+    assert (change.last_before.commit, change.first_after.commit) == (commit_of(0), commit_of(2))
+
+
+@given(st.lists(st.floats(-1e100, 1e100), max_size=12), st.sampled_from(sorted(METRICS)))
+@example([1.0, 1e-308, 0.0], "step_time_p50")
+@example([1e-320] * 4 + [1e100] * 4, "step_time_p50")
+def test_any_values_have_change_points_within_the_history(values, metric):
+    pytest.importorskip("otava", reason="needs pytest-aorta[history]")
+    entries = [with_values(number, {metric: value}) for number, value in enumerate(values)]
+    for history in case_histories(entries):
+        changes = find_changes(history)
+        assert all(0 <= change.last < change.index < len(values) for change in changes)
+        assert not any("inf" in text or "nan" in text for change in changes for text in change.values)
+        openmetrics(entries)
+
+
+# links
+
+
+@pytest.mark.parametrize(
+    ("remote", "template"),
+    [
+        ("git@github.com:o/r.git", "https://github.com/o/r/commit/{commit}"),
+        ("https://user:secret@github.com/o/r", "https://github.com/o/r/commit/{commit}"),
+        ("ssh://git@gitlab.example.org:2222/a/b/c.git", "https://gitlab.example.org/a/b/c/-/commit/{commit}"),
+        ("https://bitbucket.org/o/r.git/", "https://bitbucket.org/o/r/commits/{commit}"),
+        ("https://example.org/o/r.git", None),
+        ("/srv/git/github.git", None),
+        ("javascript://github.com/%0aalert(1)", None),
+        ("", None),
+    ],
+)
+def test_address_of_a_commit_is_derived_from_the_remote(remote, template):
+    assert template_of(remote) == template
+
+
+@given(st.text() | st.text().map("git@github.com:{}".format) | st.text().map("https://github.com/{}".format))
+def test_any_remote_gives_a_plain_address_or_none(remote):
+    template = template_of(remote)
+    assert template is None or re.fullmatch(r"https://[\w./~+-]+/\{commit\}", template)
+
+
+# the command
+
+
+def test_site_has_a_page_per_case_with_changes_revisions_and_links(here, otava, capsys):
+    write_history(here / "history", make_history(cases=2, commits=40, launches=2))
+    url = "https://example.org/{commit}"
+    assert main(["history", "site", "history", "-o", "site", "--commit-url", url]) == 0
+    assert capsys.readouterr().out == "site/index.html\n"
+    pages = sorted((here / "site").glob("tests-*.html"))
+    text = pages[0].read_text()
+    assert len(pages) == 2
+    assert all(page.name in (here / "site" / "index.html").read_text() for page in pages)
+    assert f'href="https://example.org/{commit_of(14)}"' in text
+    data = json.loads(text.split('id="data">')[1].split("</script>")[0])
+    chart = data["charts"]["step_time_p50"]
+    assert [14, "worse"] in chart["changes"]
+    assert [28, "better"] in chart["changes"]
+    assert data["revisions"] == [[28, 2]]
+    assert len(data["names"]) == len(np.frombuffer(base64.b64decode(chart["medians"]))) == 40
+    assert len(np.frombuffer(base64.b64decode(data["at"]), "<u4")) == 80
+    assert (data["charts"]["peak_memory_bytes"]["unit"], data["charts"][HASH]["changes"]) == ("MiB", [[20, "changed"]])
+
+
+def test_site_without_a_known_host_has_no_links(here, otava):
+    write_history(here / "history", entries_of(STEADY))
+    assert main(["history", "site", "history", "-o", "site"]) == 0
+    assert all("http" not in page.read_text().partition("<body>")[2] for page in (here / "site").glob("*.html"))
+
+
+def test_text_of_the_history_is_escaped_in_pages(here, otava):
+    write_history(here / "history", [make_entry(case="<script>alert(1)</script>", platform="cpu-x2-gloo")])
+    main(["history", "site", "history", "-o", "site"])
+    assert all("<script>alert" not in page.read_text() for page in (here / "site").glob("*.html"))
+
+
+def test_changes_exits_with_1_for_a_new_change_and_names_what_else_differs(here, otava, capsys):
+    entries = entries_of(STEADY + SLOWER[:CONFIRMING_VERSIONS])
+    entries[20] = with_values(20, {"step_time_p50": SLOWER[0]}, torch="2.12.0")
+    write_history(here / "history", entries)
+    assert main(["history", "changes", "history"]) == 1
+    out = capsys.readouterr().out
+    assert re.search(rf"step_time_p50 +{commit_of(19)[:12]} +{commit_of(20)[:12]} .*worse, torch 2.11.0 -> 2.12.0", out)
+    assert out.endswith("1 new change in 1 metrics of 1 case\n")
+    assert main(["history", "changes", "history", "--since", commit_of(22)]) == 0
+
+
+def test_changes_exits_with_1_for_a_line_that_cannot_be_read(here, otava, capsys):
+    write_history(here / "history", entries_of(STEADY))
+    (here / "history" / "z.jsonl").write_text("{}\n{")
+    assert main(["history", "changes", "history"]) == 1
+    err = capsys.readouterr().err
+    assert "aorta: left out: history/z.jsonl:1: schema_version is None" in err
+    assert "history/z.jsonl:2: not valid JSON" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["changes", "history", "--since", "f" * 40], "--since: got 'fff"),
+        (["changes", "history", "--since", commit_of(0)[:6]], "at least its first 7 digits"),
+        (["changes", "history", "--branch", "gone"], "--branch: got 'gone', allowed is one of ['main']"),
+        (["site", "history", "-o", "site", "--commit-url", "javascript:{commit}"], "--commit-url: got 'javascript"),
+        (["site", "history", "-o", "site", "--commit-url", "https://x/{commit}/{commit}"], "--commit-url: got "),
+    ],
+)
+def test_wrong_usage_exits_with_2(here, capsys, arguments, message):
+    pytest.importorskip("otava", reason="needs pytest-aorta[history]")
+    write_history(here / "history", entries_of(STEADY))
+    assert main(["history", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_branches_are_not_mixed(here, otava, capsys):
+    pull = [with_values(number, {"step_time_p50": 12.0}, branch=None) for number in range(3)]
+    write_history(
+        here / "history",
+        [
+            *entries_of(STEADY),
+            *(replace(row, run=f"20260105T030000.000000Z-{n:08x}") for n, row in enumerate(pull, 99)),
+        ],
+    )
+    assert main(["history", "changes", "history"]) == 2
+    assert "give one of ['HEAD', 'main']" in capsys.readouterr().err
+    assert main(["history", "changes", "history", "--branch", "main"]) == 0
+
+
+def test_without_otava_the_command_says_how_to_install_it(here, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "otava.analysis", None)
+    write_history(here / "history", entries_of(STEADY))
+    assert main(["history", "changes", "history"]) == 2
+    assert "pip install 'pytest-aorta[history]'" in capsys.readouterr().err
+
+
+def test_empty_folder_exits_with_1(here, capsys):
+    assert main(["history", "changes", "."]) == 1
+    assert "contains no history" in capsys.readouterr().err
+
+
+# exports
+
+
+def test_otava_reads_its_export_and_finds_the_change(here, otava, capsys):
+    from otava.importer import CsvImporter
+    from otava.test_config import create_test_config
+
+    write_history(here / "history", entries_of(STEADY + SLOWER))
+    assert main(["history", "export", "history", "--format", "otava", "-o", "out"]) == 0
+    ((name, config),) = yaml.safe_load((here / "out" / "otava.yaml").read_text())["tests"].items()
+    series = CsvImporter().fetch_data(create_test_config(name, config))
+    assert series.data["step_time_p50"] == STEADY + SLOWER
+    assert series.attributes["commit"][0] == commit_of(0)
+    (change,) = series.analyze().change_points["step_time_p50"]
+    assert change.index == 20
+
+
+def test_openmetrics_has_increasing_samples_and_an_end(here):
+    entries = [*entries_of([10.0, 11.0]), make_entry(1, 13.0, case='a"\\\nb')]
+    write_history(here / "history", entries)
+    assert main(["history", "export", "history", "--format", "openmetrics", "-o", "metrics.txt"]) == 0
+    lines = (here / "metrics.txt").read_text().splitlines()
+    assert lines[:2] == [
+        "# TYPE aorta_step_time_p50_milliseconds gauge",
+        "# HELP aorta_step_time_p50_milliseconds median step time",
+    ]
+    labels = 'case="tests/test_a.py::test_x::fsdp",platform="nvidia-h200-x8-nccl",branch="main"'
+    assert [line for line in lines if labels in line and line.startswith("aorta_step")] == [
+        f"aorta_step_time_p50_milliseconds{{{labels}}} 10.0 1767582000",
+        f"aorta_step_time_p50_milliseconds{{{labels}}} 11.0 1767592800",
+    ]
+    assert 'aorta_step_time_p50_milliseconds{case="a\\"\\\\\\nb",' in "\n".join(lines)
+    assert sum(line.startswith("aorta_version_info{") for line in lines) == 3
+    assert lines[-1] == "# EOF"
+
+
+def test_two_values_at_one_second_are_one_sample():
+    first, second = (with_values(0, {"step_time_p50": value}, dirty=True) for value in (10.0, 12.0))
+    text = openmetrics([first, replace(second, run="20260105T030000.000000Z-ffffffff")])
+    assert text.count("aorta_step_time_p50_milliseconds{") == 1
+    assert "} 11.0 " in text
+
+
+def test_names_of_metrics_have_their_unit_once():
+    assert metric_name("peak_memory_bytes") == "aorta_peak_memory_bytes"
+    assert metric_name("tokens_per_s") == "aorta_tokens_per_second"
+    assert metric_name("gemm_throughput_tflops") == "aorta_gemm_throughput_tflops"
+    names = [metric_name(name) for name in METRICS]
+    assert len(set(names)) == len(names)
+    assert all(re.fullmatch(r"[a-z][a-z0-9_]*", name) for name in names)
+
+
+def test_baseline_center_is_drawn_where_a_verdict_has_one():
+    entries = [replace(make_entry(0), verdicts=(make_verdict(baseline=9.5), make_verdict(metric=HASH, baseline="a")))]
+    assert one(entries).versions[0].baselines == {"step_time_p50": 9.5}
+    ab = [replace(make_entry(0), verdicts=(make_verdict(reference="A/B"),))]
+    assert one(ab).versions[0].baselines == {}

@@ -1,0 +1,140 @@
+"""The files of the history: what is written, and that each bad line is named."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from pytest_aorta.common.errors import AortaError
+from pytest_aorta.session import history
+from pytest_aorta.session.history import HistoryVerdict, MeasuredLaunch, Side, parse_entry, read_history
+from pytest_aorta.session.keep_history import MAX_COMMAND, history_entries, keep_history
+from pytest_aorta.session.record import Compared, TestRecord
+from pytest_aorta.verdict.baseline import write_baseline
+from pytest_aorta.verdict.learning import NewLaunches
+from pytest_aorta.verdict.statistics.decision import Outcome
+from pytest_aorta.verdict.verdicts import ReferenceKind, VerdictReference
+from tests.unit.builders import make_baseline, make_facts, make_options, make_verdict, stored
+from tests.unit.sample_history import entries_of, make_entry, make_history, write_history
+
+CASE = "tests/test_a.py::test_x::fsdp"
+
+
+def record(**changes) -> TestRecord:
+    facts = make_facts(commit="c" * 40, branch="main", dirty=False)
+    compared = Compared(
+        CASE, platform="nvidia-h200-x2-nccl", workload="fsdp", launches=[MeasuredLaunch.of(facts, Side.CANDIDATE)]
+    )
+    reference = VerdictReference(ReferenceKind.BASELINE, "file", 3)
+    verdict = make_verdict(Outcome.PASS, case=CASE, reference=reference)
+    found = TestRecord("tests/test_a.py::test_x", verdicts=[verdict], compared=[compared], outcome="passed")
+    return replace(found, **changes)
+
+
+def test_written_run_is_read_again(tmp_path):
+    (line,) = keep_history([record()], ["-m", "a b"], make_options(history=tmp_path / "new"))
+    (entry,), problems = read_history(tmp_path / "new")
+    assert problems == []
+    assert line == f"history: {tmp_path / 'new' / entry.run}.jsonl"
+    assert (entry.command, entry.revision, entry.outcome) == ("pytest -m 'a b'", 3, "passed")
+    (launch,) = entry.launches
+    assert (launch.commit, launch.branch, launch.dirty) == ("c" * 40, "main", False)
+    assert (launch.torch, launch.accelerator) == ("2.11.0", "NVIDIA H200")
+    assert launch.values["step_time_p50"] == 10.0
+    assert [(row.metric, row.outcome) for row in entry.verdicts] == [("step_time_p50", "pass")]
+
+
+def test_records_survive_the_way_between_processes():
+    given = record()
+    assert TestRecord.from_json(json.loads(json.dumps(given.to_json()))) == given
+
+
+def test_two_runs_at_one_moment_write_two_files(tmp_path, monkeypatch):
+    monkeypatch.setattr("pytest_aorta.session.keep_history._RUN_FORMAT", "20260105T030000.000000Z")
+    for _ in range(2):
+        keep_history([record()], [], make_options(history=tmp_path))
+    assert len(read_history(tmp_path)[0]) == 2
+    assert [path.suffix for path in tmp_path.iterdir()] == [".jsonl"] * 2
+
+
+def test_run_that_compared_nothing_or_keeps_no_history_writes_no_file(tmp_path):
+    assert keep_history([record(compared=[])], [], make_options(history=tmp_path)) == []
+    assert keep_history([record()], [], make_options()) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_long_command_line_is_cut(tmp_path):
+    keep_history([record()], ["x" * 2 * MAX_COMMAND], make_options(history=tmp_path))
+    assert len(read_history(tmp_path)[0][0].command) == MAX_COMMAND
+
+
+def test_file_that_cannot_be_written_is_an_error_with_its_name(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(AortaError, match=r"aorta_history: .*file/.*\.jsonl: not written: "):
+        keep_history([record()], [], make_options(history=tmp_path / "file"))
+
+
+def test_value_that_does_not_fit_the_schema_is_not_written(tmp_path):
+    facts = make_facts(metrics={"tokens_per_s": 1e300})
+    compared = replace(record().compared[0], launches=[MeasuredLaunch.of(facts, Side.CANDIDATE)])
+    with pytest.raises(AortaError, match=r"violates its own schema: .*tokens_per_s: got 1e\+300"):
+        keep_history([record(compared=[compared])], [], make_options(history=tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_change_without_a_number_is_left_out():
+    assert HistoryVerdict.of(make_verdict(Outcome.REGRESSION, delta=float("inf"))).change is None
+
+
+def test_launches_of_update_baselines_belong_to_the_revision_that_was_written(tmp_path):
+    baseline = make_baseline(
+        case=CASE, launches=(*stored(make_facts(), center=False), *stored(make_facts(), revision=2))
+    )
+    write_baseline(tmp_path, baseline)
+    learned = record(verdicts=[], new_launches=[NewLaunches(make_baseline(case=CASE))])
+    assert history_entries([learned], "run", "pytest", tmp_path)[0].revision == 2
+    assert history_entries([record(verdicts=[])], "run", "pytest", tmp_path)[0].revision is None
+
+
+def test_bad_lines_are_named_and_the_others_are_read(tmp_path):
+    write_history(tmp_path, entries_of([1.0, 2.0]))
+    first, second = sorted(tmp_path.iterdir())
+    first.write_bytes(first.read_bytes() + b"{\n\xff\n" + json.dumps({"schema_version": 2}).encode())
+    second.write_text(second.read_text().replace('"pytest -m overlap"', "7"))
+    entries, problems = read_history(tmp_path)
+    assert len(entries) == 1
+    starts = (
+        f"{first}:2: not valid JSON",
+        f"{first}:3: not UTF-8",
+        f"{first}:4: schema_version is 2",
+        f"{second}:1: $.command: got 7",
+    )
+    assert [problem.startswith(start) for problem, start in zip(problems, starts, strict=True)] == [True] * 4
+
+
+def test_moment_that_does_not_exist_is_a_problem_of_its_line():
+    line = json.dumps(make_entry().to_json()).replace("2026-01-05T", "2026-13-05T")
+    with pytest.raises(AortaError, match=r"^f:7: \$\.launches\[0\]\.measured_at: got '2026-13-05T"):
+        parse_entry(line.encode(), "f:7")
+
+
+def test_link_and_large_file_are_problems_of_their_files(tmp_path, monkeypatch):
+    (tmp_path / "a.jsonl").symlink_to("/dev/zero")
+    (tmp_path / "b.jsonl").write_text("x" * 300)
+    monkeypatch.setattr(history, "MAX_FILE_BYTES", 200)
+    _, problems = read_history(tmp_path)
+    assert ["a symbolic link" in problems[0], "larger than the 200 bytes" in problems[1]] == [True, True]
+
+
+def test_history_beyond_the_limit_is_refused(tmp_path, monkeypatch):
+    write_history(tmp_path, make_history(cases=1, commits=3, launches=1))
+    monkeypatch.setattr(history, "MAX_TOTAL_BYTES", 1000)
+    with pytest.raises(AortaError, match="larger than the 1,000 bytes allowed; move the oldest files"):
+        read_history(tmp_path)
+
+
+def test_folder_without_a_history_says_how_to_keep_one(tmp_path):
+    with pytest.raises(AortaError, match=r"contains no history, .*aorta_history="):
+        read_history(tmp_path)
