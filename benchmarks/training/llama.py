@@ -43,7 +43,7 @@ from pytest_aorta.common.errors import AortaError
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.world import DistributedWorld
 from pytest_aorta.verdict.metrics import METRICS
-from pytest_aorta.verdict.priors import prior_variance
+from pytest_aorta.verdict.noise.priors import prior_variance
 from pytest_aorta.verdict.statistics.decision import decide_pairs
 
 TINY = bool(os.environ.get("LLAMA_TINY"))

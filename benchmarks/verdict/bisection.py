@@ -25,7 +25,7 @@ from pytest_aorta.verdict.baseline import read_baseline_file
 from pytest_aorta.verdict.commit_search import MAX_END_PAIRS, CommitSearch, NextLaunch, Probe, SearchEnd, SearchOutcome
 from pytest_aorta.verdict.comparison import PairedComparison
 from pytest_aorta.verdict.metrics import Origin, Tolerance
-from pytest_aorta.verdict.priors import blocks, platform_priors
+from pytest_aorta.verdict.noise.priors import blocks, platform_priors
 
 BASELINES = Path("baselines")
 METRIC = "step_time_p50"

@@ -25,9 +25,9 @@ from scipy.stats import beta
 from benchmarks.verdict.peer_rules import PEERS
 from benchmarks.verdict.regimes import REGIMES, week
 from pytest_aorta.result.facts import LaunchFacts, growth, rank_lags_ms
-from pytest_aorta.verdict.explain import straggler
+from pytest_aorta.verdict.causes.explain import straggler
 from pytest_aorta.verdict.metrics import METRICS
-from pytest_aorta.verdict.priors import CASES_DF, default_variance
+from pytest_aorta.verdict.noise.priors import CASES_DF, default_variance
 from pytest_aorta.verdict.statistics.decision import RESOLVED_BY, Outcome, decide_pairs, decide_stored
 from pytest_aorta.verdict.statistics.variance import Estimate, VarianceComponents, baseline_estimate, observed, typical
 

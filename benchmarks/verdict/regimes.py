@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from pytest_aorta.verdict.metrics import METRICS
-from pytest_aorta.verdict.priors import CASES_DF, default_variance
+from pytest_aorta.verdict.noise.priors import CASES_DF, default_variance
 from pytest_aorta.verdict.statistics.decision import Outcome, decide_pairs, decide_stored
 from pytest_aorta.verdict.statistics.variance import (
     Revision,

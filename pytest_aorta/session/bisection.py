@@ -28,7 +28,7 @@ from pytest_aorta.verdict.commit_search import (
     SearchOutcome,
 )
 from pytest_aorta.verdict.comparison import PairedComparison
-from pytest_aorta.verdict.priors import platform_priors
+from pytest_aorta.verdict.noise.priors import platform_priors
 from pytest_aorta.verdict.verdicts import Verdicts
 
 # Errors by which a commit does not start.

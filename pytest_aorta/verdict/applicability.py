@@ -9,7 +9,7 @@ from pytest_aorta.common.text import brief, counted
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import AS_RUN
 from pytest_aorta.verdict.metrics import Metric, MetricKind, Origin, Tolerance, format_value
-from pytest_aorta.verdict.priors import BLOCK_GAP_S
+from pytest_aorta.verdict.noise.priors import BLOCK_GAP_S
 from pytest_aorta.verdict.statistics.scale import Scale
 
 # Step times on shared CPUs vary by tens of percent between launches, so a change below a factor of two is noise. The

@@ -22,18 +22,18 @@ from pytest_aorta.verdict.applicability import (
     without_head_start,
 )
 from pytest_aorta.verdict.baseline import Baseline
-from pytest_aorta.verdict.explain import explanation, notes
-from pytest_aorta.verdict.kernels.gate import judge_pairs, judge_stored
+from pytest_aorta.verdict.causes.explain import explanation, notes
+from pytest_aorta.verdict.causes.split import split_note
+from pytest_aorta.verdict.kernel_gate import judge_pairs, judge_stored
 from pytest_aorta.verdict.metrics import METRICS, Direction, Metric, MetricKind, Origin, Tolerance, Value, middle
-from pytest_aorta.verdict.priors import (
+from pytest_aorta.verdict.noise.priors import (
     blocks,
     reference_step_ms,
     transformed_by_block,
     transformed_by_revision,
     transformed_values,
 )
-from pytest_aorta.verdict.resolution import RESET, allowed_tolerance, too_noisy, unresolved
-from pytest_aorta.verdict.split import split_note
+from pytest_aorta.verdict.noise.resolution import RESET, allowed_tolerance, too_noisy, unresolved
 from pytest_aorta.verdict.statistics.decision import (
     FALSE_ALARM_RATE,
     MIN_LAUNCHES_TO_FAIL,

@@ -20,12 +20,12 @@ from pytest_aorta.verdict.applicability import (
     without_head_start,
 )
 from pytest_aorta.verdict.baseline import MAX_LAUNCHES, Baseline, StoredLaunch, read_baseline
+from pytest_aorta.verdict.causes.explain import MEMORY_GROWTH, STEP_GROWTH
 from pytest_aorta.verdict.comparison import MIN_LAUNCHES, Priors, StoredComparison, choose_tolerances
-from pytest_aorta.verdict.explain import MEMORY_GROWTH, STEP_GROWTH
-from pytest_aorta.verdict.kernels.gate import detectable_of_step, noisy_parts
+from pytest_aorta.verdict.kernel_gate import detectable_of_step, noisy_parts
 from pytest_aorta.verdict.metrics import METRICS, Direction, Metric, MetricKind, Origin, Tolerance
-from pytest_aorta.verdict.priors import blocks, platform_priors, transformed_by_block, transformed_values
-from pytest_aorta.verdict.resolution import allowed_tolerance, too_noisy
+from pytest_aorta.verdict.noise.priors import blocks, platform_priors, transformed_by_block, transformed_values
+from pytest_aorta.verdict.noise.resolution import allowed_tolerance, too_noisy
 from pytest_aorta.verdict.statistics.decision import LOOKS, MIN_LAUNCHES_TO_FAIL, RESOLVED_BY, Outcome, detectable
 from pytest_aorta.verdict.statistics.scale import Scale
 from pytest_aorta.verdict.statistics.variance import baseline_estimate, observed

@@ -11,7 +11,7 @@ from pytest_aorta.plan.worktree import git
 from pytest_aorta.verdict.baseline import Baseline, parse_baseline, read_baseline_file
 from pytest_aorta.verdict.comparison import StoredComparison
 from pytest_aorta.verdict.metrics import Direction, Metric
-from pytest_aorta.verdict.priors import prior_variance, transformed_values
+from pytest_aorta.verdict.noise.priors import prior_variance, transformed_values
 from pytest_aorta.verdict.statistics.variance import Estimate
 
 

@@ -6,7 +6,7 @@ from pytest_aorta.common.errors import SpecError
 from pytest_aorta.verdict.applicability import TEST_HOOK_KEY, identity
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.metrics import METRICS, Tolerance
-from pytest_aorta.verdict.priors import BLOCK_GAP_S
+from pytest_aorta.verdict.noise.priors import BLOCK_GAP_S
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Verdicts
 from tests.unit.builders import (

@@ -7,7 +7,7 @@ import pytest
 
 from pytest_aorta.verdict.baseline import baseline_path, write_baseline
 from pytest_aorta.verdict.metrics import METRICS
-from pytest_aorta.verdict.priors import (
+from pytest_aorta.verdict.noise.priors import (
     BLOCK_GAP_S,
     MIN_CASES,
     blocks,

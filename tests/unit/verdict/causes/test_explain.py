@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_aorta.verdict.explain import Straggler, notes, straggler
+from pytest_aorta.verdict.causes.explain import Straggler, notes, straggler
 from tests.unit.builders import make_facts, on_cpu, with_p50
 
 

@@ -12,8 +12,8 @@ from pytest_aorta.verdict.baseline import read_baseline_file
 from pytest_aorta.verdict.comparison import StoredComparison, choose_tolerances
 from pytest_aorta.verdict.learning import detection_lines
 from pytest_aorta.verdict.metrics import METRICS, Tolerance
-from pytest_aorta.verdict.priors import platform_priors
-from pytest_aorta.verdict.resolution import unresolved
+from pytest_aorta.verdict.noise.priors import platform_priors
+from pytest_aorta.verdict.noise.resolution import unresolved
 from pytest_aorta.verdict.statistics.decision import Outcome, least_tolerance
 from pytest_aorta.verdict.statistics.variance import Variance, VarianceComponents, baseline_estimate
 from tests.unit.builders import launches_near, make_baseline, make_facts, stored, with_p50

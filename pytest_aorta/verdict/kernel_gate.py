@@ -18,9 +18,9 @@ from statistics import median
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.trace.families import OTHER, is_compute
 from pytest_aorta.verdict.baseline import Baseline
-from pytest_aorta.verdict.kernels.moved import median_times, moved
+from pytest_aorta.verdict.causes.kernels import median_times, moved
 from pytest_aorta.verdict.metrics import Metric
-from pytest_aorta.verdict.priors import (
+from pytest_aorta.verdict.noise.priors import (
     blocks,
     default_variance,
     reference_step_ms,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.verdict.kernels.moved import moved
+from pytest_aorta.verdict.causes.kernels import moved
 from pytest_aorta.verdict.statistics.variance import median_variance
 
 # The least difference in waiting time, as a fraction of the median step, that makes a rank the straggler. Ranks of

@@ -1,0 +1,1 @@
+"""Causes of a regression: what moved, by how much, and on which rank."""

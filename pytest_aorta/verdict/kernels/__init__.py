@@ -1,1 +1,0 @@
-"""Kernel families: what moved when a time regressed, and each family as a compared quantity."""

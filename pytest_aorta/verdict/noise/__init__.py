@@ -1,0 +1,1 @@
+"""Noise of a metric: what is assumed of it, and which tolerances it allows."""
