@@ -73,6 +73,7 @@ CLASSES |= {"hang in collective", "hang elsewhere", "process left"}
 # Text of a failure -> its class; None where the text contains the class.
 FAILURES = {
     r"on 2 cpu ranks: ([a-z ]+): ": None,
+    r"on 2 cpu ranks: rank \d failed first: signal ": "signal",
     r"worker '\w+' crashed": "xdist worker crashed",
     r"the fork server was lost": "fork server lost",
 }
