@@ -37,6 +37,7 @@ def slices_of(browser):
     return read
 
 
+@pytest.mark.extended
 def test_perfetto_finds_every_ranks_slices_on_one_clock(slices_of, merged):
     found = slices_of(merged)
     own = [entry for entry in rank_trace()["traceEvents"] if "dur" in entry]

@@ -69,6 +69,7 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=540, check=False)
 
 
+@pytest.mark.extended
 def test_ddp_script_is_under_test_after_two_commands_and_a_change_fails(stranger):
     begun = run(stranger, "pytest_aorta.cli", "init", "train.py", "--", "--epochs=3")
     assert begun.returncode == 0, begun.stderr
