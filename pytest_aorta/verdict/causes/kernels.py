@@ -10,9 +10,10 @@ from pytest_aorta.result.measurements import FamilyTime
 from pytest_aorta.result.trace.families import is_communication
 from pytest_aorta.result.trace.transfers import CollectiveFacts
 
-# The least change that is named, as a fraction of the step, and as a fraction of the largest change.
+# The least change that is named, as a fraction of the step, of the largest change, and of the change of the step.
 LEAST_OF_STEP = 0.001
 _LEAST_OF_LARGEST = 0.1
+_LEAST_OF_CHANGE = 0.05
 _MOST_NAMED = 3
 
 
@@ -20,9 +21,11 @@ def moved(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str
     """Return text on the families and collectives that moved from ``others`` to ``launches``.
 
     Families are increased, new or gone; transfers of collectives are slower, or a rank arrives late. The text is empty
-    if one side has no profiled steps, or if nothing changed by a thousandth of a step.
+    if one side has no profiled steps, or if nothing changed by a thousandth of a step and by a twentieth of what the
+    step changed by: smaller changes do not explain it.
     """
-    least_ms = LEAST_OF_STEP * median(other.step_time_ms["p50"] for other in others)
+    now_ms, before_ms = (median(launch.step_time_ms["p50"] for launch in side) for side in (launches, others))
+    least_ms = max(LEAST_OF_STEP * before_ms, _LEAST_OF_CHANGE * (now_ms - before_ms))
     parts = [_families(launches, others, least_ms), *_collectives(launches, others, least_ms)]
     return "; ".join(filter(None, parts))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pytest_aorta.result.measurements import FamilyTime
@@ -9,7 +11,7 @@ from pytest_aorta.result.trace.transfers import CollectiveFacts
 from pytest_aorta.verdict.causes.kernels import moved
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.statistics.decision import Outcome
-from tests.unit.builders import default_priors, launches_near, make_baseline, make_facts, on_cpu, stored
+from tests.unit.builders import default_priors, launches_near, make_baseline, make_facts, on_cpu, stored, with_p50
 
 BEFORE = {
     "nvjet_tst_NTT": FamilyTime(5.0, 32),
@@ -39,6 +41,12 @@ def test_on_cpu_ranks_they_are_operators():
 @pytest.mark.parametrize(("here", "there"), [(NOW, {}), ({}, BEFORE), (BEFORE, BEFORE), ({}, {})])
 def test_without_profiled_steps_or_change_nothing_is_said(here, there):
     assert moved([launch(here)], [launch(there)]) == ""
+
+
+def test_changes_too_small_to_explain_that_of_the_step_are_not_named():
+    # NOW changes by 1.9 ms at most, and the step by 500 ms.
+    slow = with_p50(launch(NOW, all_gather=replace(GATHERS, transfer_ms=9.0)), 510.0)
+    assert moved([slow], [with_p50(launch(BEFORE, all_gather=GATHERS), 10.0)]) == ""
 
 
 def test_communication_is_no_kernel_that_got_slower_since_its_time_includes_waits():
