@@ -105,7 +105,7 @@ def _classify(
     if any(rank.timed_out for rank in ranks):
         return _collective_timeout(ranks, flight_verdict(plan.run_dir))
     failures = sorted((failure for rank in ranks if (failure := _own_failure(rank))), key=lambda item: item.order)
-    if failures and outcome.reason in (EndReason.EXIT, EndReason.RANK_ERROR):
+    if failures and outcome.reason in (EndReason.EXIT, EndReason.RANK_ERROR, EndReason.RANK_GONE):
         if failures[0].is_victim and _gone(ranks):
             return _ended_early(ranks)
         return _first_failure(failures, ranks)

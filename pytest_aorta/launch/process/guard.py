@@ -26,6 +26,10 @@ from typing import Any
 
 # A copy of common.variables.GUARD_PID: this program runs without the package. A test compares the two.
 GUARD_PID_VARIABLE = "AORTA_GUARD_PID"
+# A copy of result.folder.AGENT_FILE, likewise.
+AGENT_FILE = "agent.json"
+# The states of a process that has ended and that its parent has not waited for.
+ENDED = ("Z", "X")
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 TICK_S = 0.05
@@ -67,6 +71,8 @@ class Guard:
         leftover = sorted(descendants())
         if reason not in ("exit", "parent_gone"):
             self.dump_stacks()
+        if reason == "rank_gone":
+            self.leave_exit_codes()
         if reason in ("time_limit", "straggler"):
             self.dump_native_stacks()
         survivors = self.stop()
@@ -119,6 +125,16 @@ class Guard:
         if self.first_gone_s is not None and now_s - self.first_gone_s > GONE_S:
             return "rank_gone"
         return None
+
+    def leave_exit_codes(self) -> None:
+        """Write how ranks ended that the agent has not waited for, in the agent's place: it may be stopped."""
+        failures = [
+            {"rank": int(folder.name), "exit_code": code} for folder in self.started() if (code := exit_code(folder))
+        ]
+        path = self.ranks.parent / AGENT_FILE
+        if failures and not path.exists():
+            with suppress(OSError):
+                path.write_text(json.dumps({"failures": failures}), encoding="utf-8")
 
     def is_stopping(self) -> bool:
         """Return whether torchrun has noticed a failed rank and stops the others, for up to 30 s."""
@@ -199,9 +215,7 @@ def descendants() -> set[int]:
     for entry in os.listdir("/proc"):  # noqa: PTH208 - pathlib is slower, and this runs in a loop
         if entry.isdigit():
             with suppress(OSError, ValueError):
-                stat = Path("/proc", entry, "stat").read_bytes()
-                # The command's name can contain spaces and parentheses: fields are counted from the last parenthesis.
-                parent = int(stat[stat.rindex(b")") + 2 :].split()[1])
+                parent = int(fields_of(int(entry))[1])
                 children.setdefault(parent, []).append(int(entry))
     found: set[int] = set()
     waiting = [os.getpid()]
@@ -238,14 +252,31 @@ def is_gone(folder: Path) -> bool:
         pid = int(_tail(folder / "pid"))
     except (OSError, ValueError):
         return False
-    try:
-        stat = Path("/proc", str(pid), "stat").read_bytes()
-        if stat[stat.rindex(b")") + 2 :][:1] not in (b"Z", b"X"):
+    with suppress(OSError):
+        if fields_of(pid)[0] not in ENDED:
             return False
-    except OSError:
-        pass
     # Read last: a rank writes these files before it ends.
     return not (folder / "result.json").exists() and not (folder / "error.json").exists()
+
+
+def exit_code(folder: Path) -> int | None:
+    """Return the exit code of a folder's rank, negative for a signal; None if its parent has waited for it."""
+    with suppress(OSError, ValueError, IndexError):
+        fields = fields_of(int(_tail(folder / "pid")))
+        # Field 52 of proc_pid_stat(5), in the form of waitpid(2).
+        return os.waitstatus_to_exitcode(int(fields[49])) if fields[0] in ENDED else None
+    return None
+
+
+def fields_of(pid: int) -> list[str]:
+    """Return a process's fields in ``/proc`` from the third one on, its state.
+
+    Raises:
+        OSError: There is no such process.
+    """
+    text = Path("/proc", str(pid), "stat").read_bytes()
+    # The command's name can contain spaces and parentheses: fields are counted from the last parenthesis.
+    return text[text.rindex(b")") + 2 :].decode("ascii", "replace").split()
 
 
 def _tail(path: Path) -> str:

@@ -5,6 +5,7 @@ import re
 from pytest_aorta.common import variables
 from pytest_aorta.common.files import PACKAGE_ROOT
 from pytest_aorta.launch.process import guard
+from pytest_aorta.result import folder
 
 NAMES = [value for name, value in vars(variables).items() if name.isupper()]
 
@@ -15,8 +16,9 @@ def test_names_are_distinct_and_carry_the_prefix():
     assert all(name.startswith("AORTA_") for name in NAMES)
 
 
-def test_guard_uses_the_same_name_although_it_runs_without_the_package():
+def test_guard_uses_the_same_names_although_it_runs_without_the_package():
     assert guard.GUARD_PID_VARIABLE == variables.GUARD_PID
+    assert guard.AGENT_FILE == folder.AGENT_FILE
 
 
 def test_no_other_module_spells_a_name_out():

@@ -82,6 +82,13 @@ def test_exit_code_is_reported_before_the_errors_of_its_peers(tmp_path):
     ]
 
 
+def test_rank_that_is_killed_while_torchrun_is_stopped_is_named_with_its_signal(tmp_path):
+    write_rank_file(tmp_path, 0, "pid", "7")
+    write_rank_file(tmp_path, 1, "pid", "8")
+    exited(tmp_path, _1=-9)
+    assert "rank 1 failed first: signal SIGKILL" in failure(tmp_path, ended(EndReason.RANK_GONE, -9))
+
+
 @pytest.mark.parametrize(("code", "name"), [(-11, "SIGSEGV"), (-9, "SIGKILL"), (-15, "SIGTERM"), (-99, "99")])
 def test_signal_is_named_before_its_peers_complaints(tmp_path, code, name):
     raised(tmp_path, 0, 1, "Connection reset by peer", "RuntimeError")

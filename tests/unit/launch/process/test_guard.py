@@ -138,6 +138,13 @@ def test_rank_that_exits_with_code_0_and_no_result_ends_the_launch_before_the_ti
     assert verdict["reason"] == "rank_gone"
 
 
+def test_exit_code_of_a_rank_that_the_agent_does_not_wait_for_is_left_in_the_agents_place(guard):
+    killed = "pid = fork()\nif pid == 0: time.sleep(60)\nrank_file(1, 'pid', str(pid))\nos.kill(pid, signal.SIGKILL)"
+    watched = guard(f"{killed}\nos.kill(os.getpid(), signal.SIGSTOP)", time_limit_s=50.0)
+    assert watched.end()["reason"] == "rank_gone"
+    assert json.loads((watched.run_dir / "agent.json").read_text()) == {"failures": [{"rank": 1, "exit_code": -9}]}
+
+
 @pytest.mark.parametrize("name", ["result.json", "error.json"])
 def test_rank_that_has_left_its_result_or_error_may_end(guard, name):
     program = f"rank_file(1, '{name}', '{{}}')\npid = fork()\nif pid == 0: os._exit(0)\n"
