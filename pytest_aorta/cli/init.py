@@ -133,10 +133,6 @@ def _written(root: Path, file: _NewFile) -> str:
     return f"wrote {name}"
 
 
-def _ini_file(root: Path) -> list[_NewFile]:
-    return [] if _settings_of_pytest(root) else [_NewFile(root / "pytest.ini", _INI)]
-
-
 def _settings_of_pytest(root: Path) -> Path | None:
     """Return the file of this folder in which pytest finds its settings, or None."""
     sections = {"pytest.ini": None, ".pytest.ini": None, "tox.ini": "pytest", "setup.cfg": "tool:pytest"}
