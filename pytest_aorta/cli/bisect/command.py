@@ -15,6 +15,7 @@ from pathlib import Path
 from pytest_aorta.cli.bisect.history import Commit, commits_between
 from pytest_aorta.cli.bisect.show import end_lines, event_line
 from pytest_aorta.cli.exit_codes import ExitCode
+from pytest_aorta.cli.run.config import tolerance_texts
 from pytest_aorta.common.errors import AortaError, UsageError
 from pytest_aorta.common.files import locked, slug
 from pytest_aorta.common.signals import terminable
@@ -110,7 +111,7 @@ def _is_complete(log: SearchLog) -> bool:
 
 
 def _request(arguments: argparse.Namespace, commits: Sequence[Commit]) -> SearchRequest:
-    tolerances = dict(_pair(text) for text in arguments.tolerance)
+    tolerances = tolerance_texts(arguments.tolerance)
     parse_tolerances(tolerances, "--tolerance")
     if arguments.metric is not None and arguments.metric not in METRICS:
         raise UsageError(f"--metric: got {arguments.metric!r}, allowed is one of {', '.join(METRICS)}")
@@ -127,13 +128,6 @@ def _request(arguments: argparse.Namespace, commits: Sequence[Commit]) -> Search
         tolerances,
         arguments.metric,
     )
-
-
-def _pair(text: str) -> tuple[str, str]:
-    metric, equals, value = text.partition("=")
-    if not metric or not equals:
-        raise UsageError(f"--tolerance: got {text!r}, allowed is METRIC=VALUE, e.g. step_time_p50=1%")
-    return metric, value
 
 
 def _command(text: str) -> tuple[str, ...]:

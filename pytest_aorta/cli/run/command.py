@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.cli.exit_codes import ExitCode
-from pytest_aorta.cli.run.config import given_config
+from pytest_aorta.cli.run.config import given_config, tolerance_texts
 from pytest_aorta.cli.run.summary import failure_lines, summary_lines
 from pytest_aorta.cli.run.trials import APPEND, OVERWRITE, REFUSE, trial_paths, write_trial
 from pytest_aorta.common.errors import AortaError, BaselineError, DevicesUnavailable, UsageError
@@ -29,7 +29,7 @@ from pytest_aorta.session.spec import TestSpec
 from pytest_aorta.session.world import DistributedWorld
 from pytest_aorta.verdict.applicability import identity
 from pytest_aorta.verdict.baseline import read_baseline_file
-from pytest_aorta.verdict.metrics import Tolerance, parse_tolerances
+from pytest_aorta.verdict.metrics import parse_tolerances
 
 # The holder of the lease, as tests that wait for it report it.
 OWNER = "aorta run"
@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
         AortaError: A launch or a comparison failed; earlier trials are kept.
     """
     trials = arguments.trials
-    options, tolerances = _options(arguments), _tolerances(arguments.tolerance)
+    options, tolerances = _options(arguments), parse_tolerances(tolerance_texts(arguments.tolerance), "--tolerance")
     if options.profiler_schedule is not None and options.profiler is None:
         raise UsageError("--profiler-schedule: no trace is kept without a profiler; give --profiler=torch too")
     check_profiler(options.profiler)
@@ -250,10 +250,3 @@ def _baseline(given: Path, result: WorkloadResult) -> Path:
 def _options(arguments: argparse.Namespace) -> Options:
     values = {option.name: getattr(arguments, option.ini, option.default) for option in OPTIONS}
     return make_options(values, Path.cwd())
-
-
-def _tolerances(texts: Sequence[str]) -> dict[str, Tolerance]:
-    pairs = [text.partition("=") for text in texts]
-    if wrong := [text for text, (key, equals, _) in zip(texts, pairs, strict=True) if not (key and equals)]:
-        raise UsageError(f"--tolerance: got {wrong[0]!r}, allowed is METRIC=VALUE, e.g. step_time_p50=5%")
-    return parse_tolerances({key: value for key, _, value in pairs}, "--tolerance")

@@ -34,6 +34,18 @@ def given_config(
     return given
 
 
+def tolerance_texts(given: Sequence[str]) -> dict[str, str]:
+    """Return metric -> text from values of ``--tolerance``.
+
+    Raises:
+        UsageError: A value is not METRIC=VALUE.
+    """
+    pairs = [text.partition("=") for text in given]
+    if wrong := [text for text, (key, equals, _) in zip(given, pairs, strict=True) if not (key and equals)]:
+        raise UsageError(f"--tolerance: got {wrong[0]!r}, allowed is METRIC=VALUE, e.g. step_time_p50=5%")
+    return {key: value for key, _, value in pairs}
+
+
 def _read_file(file: Path) -> dict[str, Any]:
     try:
         document = read_yaml(file)
