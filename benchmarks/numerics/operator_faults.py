@@ -18,7 +18,7 @@ import pytest
 
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.result.measurements import WorkloadResult
-from pytest_aorta.result.operators import OperatorCall, read_operators
+from pytest_aorta.result.trace.operators import OperatorCall, read_operators
 from pytest_aorta.session.runner import WorkloadRunner
 from pytest_aorta.verdict.bitwise.operators import Evidence, FirstOperator, first_of_ranks
 from pytest_aorta.verdict.bitwise.steps import STEP_METRICS, first_difference

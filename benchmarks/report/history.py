@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pytest_aorta.cli.history.series import case_histories
 from pytest_aorta.cli.history.site.write import write_site
-from pytest_aorta.session.history import read_history
+from pytest_aorta.session.history.entries import read_history
 from tests.browser.chromium import Page, find_chromium, open_browser
 from tests.unit.sample_history import make_history, write_history
 

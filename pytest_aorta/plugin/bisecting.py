@@ -15,8 +15,8 @@ import pytest
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.files import locked
 from pytest_aorta.plugin.hooks import RUN, SPEC
-from pytest_aorta.session.bisection import Bisection, BisectionRunner
-from pytest_aorta.session.search_log import SearchLog
+from pytest_aorta.session.search.bisection import Bisection, BisectionRunner
+from pytest_aorta.session.search.log import SearchLog
 from pytest_aorta.session.spec import TestSpec
 from pytest_aorta.verdict.metrics import parse_tolerances
 

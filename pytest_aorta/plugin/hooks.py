@@ -293,7 +293,7 @@ class Controller:
             return
         from pytest_aorta.report.write import write_session_reports  # not needed to collect tests
         from pytest_aorta.session.baselines import unused_baselines, write_new_baselines
-        from pytest_aorta.session.keep_history import keep_history
+        from pytest_aorta.session.history.keep import keep_history
 
         run = self.run
         # Before baselines are written: the report shows the baselines that the run was compared with.

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_aorta.session.history import MeasuredLaunch
+from pytest_aorta.session.history.entries import MeasuredLaunch
 from pytest_aorta.verdict.learning import NewLaunches
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Verdict

@@ -15,7 +15,7 @@ from pytest_aorta.plan.workload.declaration import find_workload
 from pytest_aorta.plan.workload.environment import ENVIRONMENT_KEY, case_suffix
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.measurements import WorkloadResult
-from pytest_aorta.session.history import MeasuredLaunch, Side
+from pytest_aorta.session.history.entries import MeasuredLaunch, Side
 from pytest_aorta.session.record import Compared, TestRecord
 from pytest_aorta.session.rounds import joined, settle, settle_pairs, unsettled
 from pytest_aorta.session.spec import TestSpec

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from pytest_aorta.session.history import Side, read_history
+from pytest_aorta.session.history.entries import Side, read_history
 
 
 def kept(project):

@@ -16,7 +16,7 @@ from pytest_aorta.cli.history.series import case_histories, of_branch
 from pytest_aorta.common.errors import AortaError, UsageError
 from pytest_aorta.common.files import write_text
 from pytest_aorta.common.text import emit, output_width, printable
-from pytest_aorta.session.history import read_history
+from pytest_aorta.session.history.entries import read_history
 
 _PACKAGES = ("jinja2", "otava")
 _OTAVA, _OPENMETRICS = "otava", "openmetrics"

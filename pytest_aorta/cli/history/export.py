@@ -16,7 +16,7 @@ import yaml
 from pytest_aorta.cli.history.series import CaseHistory, case_histories
 from pytest_aorta.common.files import slug, write_text
 from pytest_aorta.result.provenance import UTC_FORMAT
-from pytest_aorta.session.history import HistoryEntry
+from pytest_aorta.session.history.entries import HistoryEntry
 from pytest_aorta.verdict.metrics import METRICS, Direction
 
 OTAVA_CONFIG = "otava.yaml"

@@ -9,7 +9,7 @@ from itertools import pairwise
 from statistics import median
 
 from pytest_aorta.common.errors import UsageError
-from pytest_aorta.session.history import HistoryEntry, MeasuredLaunch, Side
+from pytest_aorta.session.history.entries import HistoryEntry, MeasuredLaunch, Side
 from pytest_aorta.verdict.metrics import METRICS
 from pytest_aorta.verdict.verdicts import ReferenceKind
 
@@ -25,7 +25,7 @@ class Version:
         commit: The commit; None if unknown.
         dirty: Whether a tracked file differed from the commit; such versions of two runs are two versions.
         measured_at: UTC time of the first launch.
-        torch, accelerator: As in :class:`~pytest_aorta.session.history.MeasuredLaunch`.
+        torch, accelerator: As in :class:`~pytest_aorta.session.history.entries.MeasuredLaunch`.
         revision: Revision of the baseline that the version was last compared with; None without one.
         launches: The launches of the version, oldest first.
         baselines: Metric -> baseline center that the version was last compared with.

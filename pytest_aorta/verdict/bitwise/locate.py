@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from pytest_aorta.common.errors import LaunchError
 from pytest_aorta.common.text import brief
 from pytest_aorta.result.measurements import TensorHashes, WorkloadResult
-from pytest_aorta.result.operators import OperatorCall, read_operators
+from pytest_aorta.result.trace.operators import OperatorCall, read_operators
 from pytest_aorta.verdict.bitwise.operators import locate_operator
 from pytest_aorta.verdict.bitwise.steps import Difference, first_difference
 from pytest_aorta.verdict.verdicts import Verdict

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from pytest_aorta.common.text import counted
-from pytest_aorta.result.operators import MAX_CALLS, OperatorCall
+from pytest_aorta.result.trace.operators import MAX_CALLS, OperatorCall
 
 Calls = Sequence[OperatorCall]
 

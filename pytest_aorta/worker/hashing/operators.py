@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_leaves
 from pytest_aorta.common import variables
 from pytest_aorta.common.files import write_json
 from pytest_aorta.result.folder import OPERATORS_FILE
-from pytest_aorta.result.operators import MAX_CALLS, OperatorCall, operators_document
+from pytest_aorta.result.trace.operators import MAX_CALLS, OperatorCall, operators_document
 from pytest_aorta.worker.hashing.grid import Axis, Grid
 from pytest_aorta.worker.hashing.sums import tensor_sums
 

@@ -10,7 +10,7 @@ import pytest
 from pytest_aorta.common.errors import ResultError
 from pytest_aorta.common.schema import load_schema
 from pytest_aorta.result.folder import OPERATORS_FILE, rank_folder
-from pytest_aorta.result.operators import MAX_CALLS, OperatorCall, operators_document, read_operators
+from pytest_aorta.result.trace.operators import MAX_CALLS, OperatorCall, operators_document, read_operators
 
 CALL = OperatorCall(
     name="aten.mm.default",

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from pytest_aorta.common.errors import AortaError
-from pytest_aorta.session import history
-from pytest_aorta.session.history import HistoryVerdict, MeasuredLaunch, Side, parse_entry, read_history
-from pytest_aorta.session.keep_history import MAX_COMMAND, history_entries, keep_history
+from pytest_aorta.session.history import entries
+from pytest_aorta.session.history.entries import HistoryVerdict, MeasuredLaunch, Side, parse_entry, read_history
+from pytest_aorta.session.history.keep import MAX_COMMAND, history_entries, keep_history
 from pytest_aorta.session.record import Compared, TestRecord
 from pytest_aorta.verdict.baseline import write_baseline
 from pytest_aorta.verdict.learning import NewLaunches
@@ -52,7 +52,7 @@ def test_records_survive_the_way_between_processes():
 
 
 def test_two_runs_at_one_moment_write_two_files(tmp_path, monkeypatch):
-    monkeypatch.setattr("pytest_aorta.session.keep_history._RUN_FORMAT", "20260105T030000.000000Z")
+    monkeypatch.setattr("pytest_aorta.session.history.keep._RUN_FORMAT", "20260105T030000.000000Z")
     for _ in range(2):
         keep_history([record()], [], make_options(history=tmp_path))
     assert len(read_history(tmp_path)[0]) == 2
@@ -123,14 +123,14 @@ def test_moment_that_does_not_exist_is_a_problem_of_its_line():
 def test_link_and_large_file_are_problems_of_their_files(tmp_path, monkeypatch):
     (tmp_path / "a.jsonl").symlink_to("/dev/zero")
     (tmp_path / "b.jsonl").write_text("x" * 300)
-    monkeypatch.setattr(history, "MAX_FILE_BYTES", 200)
+    monkeypatch.setattr(entries, "MAX_FILE_BYTES", 200)
     _, problems = read_history(tmp_path)
     assert ["a symbolic link" in problems[0], "larger than the 200 bytes" in problems[1]] == [True, True]
 
 
 def test_history_beyond_the_limit_is_refused(tmp_path, monkeypatch):
     write_history(tmp_path, make_history(cases=1, commits=3, launches=1))
-    monkeypatch.setattr(history, "MAX_TOTAL_BYTES", 1000)
+    monkeypatch.setattr(entries, "MAX_TOTAL_BYTES", 1000)
     with pytest.raises(AortaError, match="larger than the 1,000 bytes allowed; move the oldest files"):
         read_history(tmp_path)
 

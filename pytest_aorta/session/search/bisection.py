@@ -16,7 +16,7 @@ from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.record import TestRecord
 from pytest_aorta.session.runner import WorkloadRunner, passed
-from pytest_aorta.session.search_log import SearchLog, Skip, give
+from pytest_aorta.session.search.log import SearchLog, Skip, give
 from pytest_aorta.session.spec import TestSpec
 from pytest_aorta.session.world import DistributedWorld, in_test
 from pytest_aorta.verdict.commit_search import (

@@ -1,0 +1,1 @@
+"""The lines that a run appends to the history, and writing them."""
