@@ -46,6 +46,7 @@ _NO_SEQUENCE_NUMBER = 2**63
 # Functions of torch on the Python stack: of each called module, and of each backward pass.
 _CALL_MODULE, _RUN_BACKWARD = "_call_impl", "_engine_run_backward"
 _TRACED_NAME = re.compile(r"^L\['\w+'\]")
+_TRACED_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _MAX_TEXT = 200
 
 
@@ -98,6 +99,8 @@ class OperatorCapture(TorchDispatchMode):
         self._calls: list[_Pending] = []
         # Autograd's sequence number -> the place in forward where the node was made.
         self._forward_places: dict[int, _Place] = {}
+        # A graph that ran in this step -> the places of its nodes.
+        self._graph_places: dict[fx.GraphModule, dict[str, _Place]] = {}
         self._step: int | None = None
 
     @staticmethod
@@ -109,6 +112,7 @@ class OperatorCapture(TorchDispatchMode):
         """Start to capture measured step ``step``, counted from 1."""
         self._calls.clear()
         self._forward_places.clear()
+        self._graph_places.clear()
         self._parameters = {local.data_ptr(): name for name, local in _local_parameters(self._model) if local.numel()}
         self._step = step
         self.__enter__()  # type: ignore[no-untyped-call]
@@ -179,7 +183,7 @@ class OperatorCapture(TorchDispatchMode):
         is_backward = node is not None or any(frame.f_code.co_name == _RUN_BACKWARD for frame in frames)
         if any(isinstance(frame.f_locals.get("self"), torch.optim.Optimizer) for frame in frames):
             return "optimizer", _Place("", _source(frames))
-        traced = _place_in_graph(frames)
+        traced = self._place_in_graph(frames)
         if not is_backward:
             place = traced or _Place(self._module(frames), _source(frames))
             # Autograd has just made this operator's node, if it made one.
@@ -192,6 +196,17 @@ class OperatorCapture(TorchDispatchMode):
             self._forward_places.setdefault(_sequence_number(), place)
             return "recomputation", place
         return "backward", self._place_in_forward(node)
+
+    def _place_in_graph(self, frames: Iterable[FrameType]) -> _Place | None:
+        """Return the place that the tracer stored in the node of a graph that runs; None outside of graphs."""
+        for frame in frames:
+            module = frame.f_locals.get("self")
+            if isinstance(module, fx.GraphModule) and frame.f_code.co_filename.startswith("<eval_with_key>"):
+                if module not in self._graph_places:
+                    self._graph_places[module] = _places_of(module.graph)
+                line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+                return self._graph_places[module].get(line.partition("=")[0].strip(), _Place("", ""))
+        return None
 
     def _place_in_forward(self, node: Any) -> _Place:
         """Return the place of the forward operator that an autograd node differentiates."""
@@ -342,32 +357,19 @@ def _short(file: str) -> str:
     return "/".join(Path(file).parts[-3:])
 
 
-def _place_in_graph(frames: Iterable[FrameType]) -> _Place | None:
-    """Return the place that the tracer stored in the node of a graph that runs; None outside of graphs."""
-    for frame in frames:
-        graph_module = frame.f_locals.get("self")
-        if isinstance(graph_module, fx.GraphModule) and frame.f_code.co_filename.startswith("<eval_with_key>"):
-            line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-            name = line.partition("=")[0].strip()
-            node = next((node for node in graph_module.graph.nodes if node.name == name), None)
-            return _Place("", "") if node is None else _place_of_node(node)
-    return None
+def _places_of(graph: fx.Graph) -> dict[str, _Place]:
+    """Return the place of each node of a graph, by the node's name."""
+    return {node.name: _place_of_node(node) for node in graph.nodes}
 
 
 def _place_of_node(node: fx.Node) -> _Place:
+    """Return the place that the tracer stored in a node."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     paths = [path for path, _ in stack.values()]
-    lines = [line.strip() for line in str(node.meta.get("stack_trace") or "").splitlines()]
-    # 'File "path", line 12, in forward', outermost first.
-    found = [
-        line.split('"')[1::2][0] + ":" + line.split(", line ")[1].split(",")[0] for line in lines if ", line " in line
-    ]
-    inside = [place for place in found if not place.startswith((_TORCH, _PACKAGE))]
-    source = ""
-    if inside:
-        file, _, number = inside[-1].rpartition(":")
-        source = f"{_short(file)}:{number}"
-    return _Place(_plain(paths[-1]) if paths else "", source)
+    # Outermost first.
+    frames = _TRACED_FRAME.findall(str(node.meta.get("stack_trace") or ""))
+    inside = [f"{_short(file)}:{line}" for file, line in frames if not file.startswith((_TORCH, _PACKAGE))]
+    return _Place(_plain(paths[-1]) if paths else "", inside[-1] if inside else "")
 
 
 def _plain(path: str) -> str:
