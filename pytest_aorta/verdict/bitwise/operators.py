@@ -49,10 +49,10 @@ class FirstOperator:
 
 def locate_operator(candidate: Mapping[int, Calls], reference: Mapping[int, Calls]) -> str | None:
     """Return a line on the first operator that differs, given each side's calls by rank; None without common ranks."""
-    ranks = sorted(candidate.keys() & reference.keys())
+    ranks = _common_ranks(candidate, reference)
     if not ranks:
         return None
-    firsts = _firsts(candidate, reference)
+    firsts = _firsts(ranks, candidate, reference)
     if not firsts:
         count = sum(len(candidate[rank]) for rank in ranks)
         partly = f"; only the first {MAX_CALLS:,} of a rank are captured" if _is_cut(candidate, reference) else ""
@@ -64,12 +64,17 @@ def locate_operator(candidate: Mapping[int, Calls], reference: Mapping[int, Call
 
 def first_of_ranks(candidate: Mapping[int, Calls], reference: Mapping[int, Calls]) -> FirstOperator | None:
     """Return the first operator that differs, of the rank with the strongest evidence; None without a difference."""
-    firsts = _firsts(candidate, reference)
+    firsts = _firsts(_common_ranks(candidate, reference), candidate, reference)
     return _strongest(firsts) if firsts else None
 
 
-def _firsts(candidate: Mapping[int, Calls], reference: Mapping[int, Calls]) -> list[FirstOperator]:
-    ranks = sorted(candidate.keys() & reference.keys())
+def _common_ranks(candidate: Mapping[int, Calls], reference: Mapping[int, Calls]) -> list[int]:
+    return sorted(candidate.keys() & reference.keys())
+
+
+def _firsts(
+    ranks: Sequence[int], candidate: Mapping[int, Calls], reference: Mapping[int, Calls]
+) -> list[FirstOperator]:
     return [found for rank in ranks if (found := first_operator(rank, candidate[rank], reference[rank]))]
 
 
