@@ -10,7 +10,7 @@ The false-alarm rate is shared by Holm's step-down procedure (Holm, Scandinavian
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import fsum
 from statistics import median
@@ -183,8 +183,7 @@ def judge_stored(
             false_alarm_rate=rate,
         )
 
-    decisions = step_down(parts, FALSE_ALARM_RATE, decide)
-    judged = [Judged(part, found, allowed[part.name]) for part, found in zip(parts, decisions, strict=True)]
+    judged = _judged(parts, allowed, FALSE_ALARM_RATE, decide)
     return verdict_of(blank, judged, launches, center)
 
 
@@ -260,9 +259,16 @@ def judge_pairs(
             false_alarm_rate=rate,
         )
 
-    decisions = step_down(parts, PAIR_FALSE_ALARM_RATE, decide)
-    judged = [Judged(part, found, allowed[part.name]) for part, found in zip(parts, decisions, strict=True)]
+    judged = _judged(parts, allowed, PAIR_FALSE_ALARM_RATE, decide)
     return verdict_of(blank, judged, candidates, references)
+
+
+def _judged(
+    parts: Sequence[Part], allowed: Mapping[str, float], rate: float, decide: Callable[[Part, float], Decision]
+) -> list[Judged]:
+    """Return each part with its decision, by :func:`step_down`, and its allowed change from ``allowed``."""
+    decisions = step_down(parts, rate, decide)
+    return [Judged(part, found, allowed[part.name]) for part, found in zip(parts, decisions, strict=True)]
 
 
 def _values(part: Part, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> list[float]:
