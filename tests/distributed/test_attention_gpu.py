@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_aorta.common.errors import LaunchError
+from tests.distributed import small_llama
 
 pytestmark = [
     pytest.mark.numerics,
@@ -12,19 +13,7 @@ pytestmark = [
     pytest.mark.launch_timeout(240),
 ]
 
-TRAINING = {
-    "size": "debug",
-    "dim": 512,
-    "n_layers": 2,
-    "n_heads": 8,
-    "n_kv_heads": 4,
-    "ffn_hidden": 1536,
-    "seq_len": 512,
-    "param_dtype": "bfloat16",
-    "steps": 5,
-    "warmup": 0,
-    "hash_every": 1,
-}
+TRAINING = small_llama.TRAINING | {"seq_len": 512, "param_dtype": "bfloat16", "steps": 5}
 DETERMINISTIC = TRAINING | {"deterministic": True}
 LAYOUTS = {
     "plain": {},

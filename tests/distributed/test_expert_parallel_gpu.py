@@ -4,27 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from tests.distributed import small_llama
+
 pytestmark = [
     pytest.mark.numerics,
     pytest.mark.world(size=4, device="cuda", warm=True),
     pytest.mark.launch_timeout(240),
 ]
 
-TRAINING = {
-    "size": "debug",
-    "dim": 512,
-    "n_layers": 2,
-    "n_heads": 8,
-    "n_kv_heads": 4,
-    "ffn_hidden": 1536,
-    "seq_len": 256,
-    "num_experts": 8,
-    "batch_size": 1,
-    "steps": 5,
-    "warmup": 0,
-    "hash_every": 1,
-    "deterministic": True,
-}
+TRAINING = small_llama.TRAINING | {"num_experts": 8, "batch_size": 1, "steps": 5, "deterministic": True}
 # The global batch is four sequences in each layout.
 LAYOUTS = {
     "fsdp 4": {},
