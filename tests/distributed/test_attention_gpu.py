@@ -30,12 +30,20 @@ def test_auto_takes_the_fastest_kernel_of_the_mode(workload, deterministic, kern
     assert result.environment["attention"] == kernel
 
 
-@pytest.mark.parametrize("kernel", ["cudnn", "flash", "efficient", "math", "flex"])
-def test_every_kernel_trains_alike(workload, kernel):
-    result = workload.run("llama_fsdp2", attention=kernel, **TRAINING)
-    plain = workload.run("llama_fsdp2", attention="math", **TRAINING)
-    assert result.environment["attention"] == kernel
-    assert result.loss == pytest.approx(plain.loss, rel=2e-3)
+def test_every_kernel_trains_alike(workload):
+    # The efficient kernel takes as many heads of keys as of queries.
+    whole = TRAINING | {"n_kv_heads": TRAINING["n_heads"]}
+    plain = workload.run("llama_fsdp2", attention="math", **whole)
+    for kernel in ("cudnn", "flash", "efficient", "flex"):
+        result = workload.run("llama_fsdp2", attention=kernel, **whole)
+        assert result.environment["attention"] == kernel
+        assert result.loss == pytest.approx(plain.loss, rel=2e-3)
+
+
+def test_efficient_kernel_is_refused_for_fewer_heads_of_keys(workload):
+    message = r"attention is 'efficient', which can't run on cuda .+ Allowed here are auto, cudnn, flash, math, flex"
+    with pytest.raises(LaunchError, match=message):
+        workload.run("llama_fsdp2", attention="efficient", **TRAINING)
 
 
 def test_cudnn_is_refused_in_a_deterministic_run(workload):

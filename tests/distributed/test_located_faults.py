@@ -15,6 +15,7 @@ HASHED = TRAINING | {
     "warmup": 0,
     "hash_every": 1,
     "hash_tensors": ["weights", "gradients", "optimizer", "forward", "backward"],
+    "hash_operators_step": 2,
 }
 WEIGHTS_ALONE = ["step 2, optimizer: all 36 ", "so the weights were changed in the optimizer's step, or after it"]
 FAULTS = [
@@ -29,6 +30,9 @@ FAULTS = [
             "differ on rank 1, first the gradient of the output of the model [2, 32, 256]: it comes from the loss",
             "(some differ on 1 of 2 ranks)",
             "step 2, gradients: 12 of 12 gradients differ, first tok_embeddings.weight [256, 64]",
+            "step 2, operators: none named, because no operator gave another output for the same inputs, and the ",
+            "the candidate alone _c10d_functional.all_gather_into_tensor",
+            "the reference alone fsdp.all_gather_copy_in.default",
         ],
     ),
 ]

@@ -53,6 +53,8 @@ def locate_operator(candidate: Mapping[int, Calls], reference: Mapping[int, Call
     if not ranks:
         return None
     firsts = _firsts(ranks, candidate, reference)
+    if not firsts and (programs := _programs(candidate[ranks[0]], reference[ranks[0]])):
+        return f"none named, because {programs}"
     if not firsts:
         count = sum(len(candidate[rank]) for rank in ranks)
         partly = f"; only the first {MAX_CALLS:,} of a rank are captured" if _is_cut(candidate, reference) else ""
@@ -66,6 +68,33 @@ def first_of_ranks(candidate: Mapping[int, Calls], reference: Mapping[int, Calls
     """Return the first operator that differs, of the rank with the strongest evidence; None without a difference."""
     firsts = _firsts(_common_ranks(candidate, reference), candidate, reference)
     return _strongest(firsts) if firsts else None
+
+
+def _programs(candidate: Calls, reference: Calls) -> str | None:
+    """Return text on two variants that each run operators which the other lacks; None otherwise."""
+    ours, theirs = _first_calls(candidate), _first_calls(reference)
+    alone = [ours[name] for name in ours if name not in theirs]
+    missing = [theirs[name] for name in theirs if name not in ours]
+    if not alone or not missing:
+        return None
+    return (
+        f"no operator gave another output for the same inputs, and the variants run different operators: "
+        f"the candidate alone {_several(alone)}, the reference alone {_several(missing)}"
+    )
+
+
+def _first_calls(calls: Calls) -> dict[str, OperatorCall]:
+    """Return the first call of each operator, in order."""
+    firsts: dict[str, OperatorCall] = {}
+    for call in calls:
+        firsts.setdefault(call.name, call)
+    return firsts
+
+
+def _several(calls: Calls) -> str:
+    """Return the first of some calls with its place, and the number of the others."""
+    others = f" and {counted(len(calls) - 1, 'other')}" if len(calls) > 1 else ""
+    return _placed(calls[0]) + others
 
 
 def _common_ranks(candidate: Mapping[int, Calls], reference: Mapping[int, Calls]) -> list[int]:
@@ -83,7 +112,12 @@ def _strongest(firsts: Sequence[FirstOperator]) -> FirstOperator:
 
 
 def first_operator(rank: int, candidate: Calls, reference: Calls) -> FirstOperator | None:
-    """Return the first operator of a rank that differs from the reference's, or None."""
+    """Return the first operator of a rank that differs from the reference's, or None.
+
+    Variants that each run operators which the other lacks also have values which the other lacks. Between them only
+    another output for the same inputs is evidence.
+    """
+    is_one_program = _programs(candidate, reference) is None
     outputs: dict[tuple[str, str, tuple[str, ...]], set[tuple[str, ...]]] = defaultdict(set)
     known: set[str] = set()
     for call in reference:
@@ -92,9 +126,11 @@ def first_operator(rank: int, candidate: Calls, reference: Calls) -> FirstOperat
     for call in candidate:
         expected = outputs.get(_key(call))
         if expected is not None:
-            if call.outputs not in expected:
+            if call.outputs not in expected and (is_one_program or not call.is_collective):
                 evidence = Evidence.RECEIVED if call.is_collective else Evidence.COMPUTED
                 return FirstOperator(rank, call, evidence, _first_difference(call.outputs, next(iter(expected))))
+            continue
+        if not is_one_program:
             continue
         position = next((number for number, value in enumerate(call.inputs) if value not in known), None)
         if position is not None:
@@ -116,10 +152,13 @@ def _is_cut(*sides: Mapping[int, Calls]) -> bool:
 
 
 def _named(first: FirstOperator) -> str:
-    call = first.call
+    return f"{_placed(first.call)} on rank {first.rank}"
+
+
+def _placed(call: OperatorCall) -> str:
     place = f" of {call.module}" if call.module else ""
     source = f" ({call.source})" if call.source else ""
-    return f"{call.name} in {call.phase}{place}{source} on rank {first.rank}"
+    return f"{call.name} in {call.phase}{place}{source}"
 
 
 def _explained(first: FirstOperator) -> str:

@@ -144,9 +144,9 @@ class OperatorCapture(TorchDispatchMode):
         result = func(*args, **kwargs)
         is_collective = func.namespace in _COLLECTIVE_NAMESPACES
         with _disable_current_modes():
-            if is_collective:
-                _wait(result)
             written = list(_written_tensors(func, args, kwargs, result))
+            if is_collective:
+                _wait(result, written)
             outputs = [_sums(tensor) for tensor in written]
         phase, place = self._place()
         names = ((number, self._parameters.get(tensor.data_ptr())) for number, tensor in enumerate(written))
@@ -294,7 +294,16 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
-def _wait(result: Any) -> None:
+def _wait(result: Any, written: Sequence[torch.Tensor]) -> None:
+    """Wait until a collective has written its outputs.
+
+    On a GPU all streams are waited for. NCCL returns no work for a collective of the current stream, and a dispatch
+    mode receives a script object that holds none, whose ``wait`` is a segmentation fault.
+    """
+    if devices := {tensor.device for tensor in written if tensor.device.type != "cpu"}:
+        for device in devices:
+            torch.accelerator.synchronize(device)
+        return
     for leaf in tree_leaves(result):
         if isinstance(leaf, torch.Tensor):
             torch.ops._c10d_functional.wait_tensor(leaf)

@@ -71,6 +71,27 @@ def test_one_of_several_outputs_is_counted_from_one():
     assert "the same inputs gave another output 2 of 2" in line
 
 
+def other_program(**wrong) -> list[OperatorCall]:
+    """Return STEP with a collective of another name, which gathers into a buffer of its own."""
+    gather = call("_c10d_functional.all_gather_into_tensor.default", "b", "u", is_collective=True, source="fsdp.py:3")
+    copied = call("aten.copy_.default", "u", "c", source="fsdp.py:4")
+    return [STEP[0], gather, copied, replace(STEP[2], **wrong)]
+
+
+def test_variants_that_run_other_operators_have_a_difference_only_where_equal_inputs_differ():
+    line = locate_operator({0: other_program(outputs=("x",))}, {0: STEP})
+    assert line.startswith("first aten.mm.default in forward of layers.0 (model.py:7) on rank 0: the same inputs gave ")
+
+
+def test_value_that_only_another_program_has_is_not_named():
+    changed = [*other_program()[:2], call(MM, "bx", "z")]
+    assert locate_operator({0: changed}, {0: STEP}) == (
+        "none named, because no operator gave another output for the same inputs, and the variants run different "
+        "operators: the candidate alone _c10d_functional.all_gather_into_tensor.default in forward of layers.0 "
+        "(fsdp.py:3), the reference alone c10d._allgather_base_.default in forward of layers.0 (model.py:7)"
+    )
+
+
 def test_operator_that_the_reference_does_not_run_is_named():
     extra = [STEP[0], call("aten.neg.default", "b", "n"), call(GATHER, "n", "y", is_collective=True)]
     line = locate_operator({0: extra}, {0: STEP})
