@@ -103,6 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         SystemExit: argparse found wrong usage, and the code is 2.
     """
     arguments = parser().parse_args(argv)
+    arguments.command_line = ("aorta", *(sys.argv[1:] if argv is None else argv))
     try:
         code = int(arguments.run(arguments))
         sys.stdout.flush()

@@ -115,6 +115,7 @@ class LaunchPlan:
         profiler_schedule: Steps of the traces of torch's profiler; None: the default.
         group: On node 0, the start of ranks on the other nodes; None on a single node.
         part: On the node agent of each node, the part of that node.
+        command: Words of the command line of the run, for the result's provenance.
     """
 
     name: str
@@ -134,6 +135,7 @@ class LaunchPlan:
     profiler_schedule: ProfilerSchedule | None = None
     group: NodeGroup | None = None
     part: NodePart | None = None
+    command: tuple[str, ...] = ()
 
 
 def at_reference(request: LaunchRequest, reference: Reference) -> LaunchRequest:

@@ -78,6 +78,7 @@ class Options:
         report: HTML file of the report; None: no report.
         history: Folder that each run adds its comparisons to; None: no history.
         rootdir: pytest's root folder, to which relative folders refer.
+        command: Words of the command line of the run, which results and baselines store; empty if unknown.
     """
 
     gpus: int | None
@@ -109,6 +110,7 @@ class Options:
     report: Path | None
     history: Path | None
     rootdir: Path
+    command: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

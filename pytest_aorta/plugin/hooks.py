@@ -7,7 +7,9 @@ tests with a launch need are imported inside hooks, when the first such test nee
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Generator, Iterator
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -95,7 +97,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for text in MARKERS.values():
         config.addinivalue_line("markers", text)
     try:
-        run = Run(read_options(config))
+        run = Run(replace(read_options(config), command=_command(config)))
         if run.options.report is not None:
             from pytest_aorta.report.write import require_packages  # only for a run with a report
 
@@ -106,6 +108,19 @@ def pytest_configure(config: pytest.Config) -> None:
     except AortaError as error:
         raise pytest.UsageError(str(error)) from None
     config.stash[RUN] = run
+
+
+def _command(config: pytest.Config) -> tuple[str, ...]:
+    """Return the words of the command line, which a worker of xdist receives from the controller."""
+    if (given := getattr(config, "workerinput", {}).get("aorta_command")) is not None:
+        return tuple(given)
+    return ("pytest", *map(os.fspath, config.invocation_params.args))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Send the command line to a worker of xdist, when the controller starts the worker."""
+    node.workerinput["aorta_command"] = node.config.stash[RUN].options.command
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

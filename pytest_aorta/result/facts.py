@@ -24,7 +24,7 @@ from pytest_aorta.result.measurements import (
     WorkloadResult,
     over_ranks,
 )
-from pytest_aorta.result.provenance import UNKNOWN, UTC_FORMAT
+from pytest_aorta.result.provenance import UNKNOWN, UTC_FORMAT, version_text
 from pytest_aorta.result.trace.breakdown import Breakdown, break_down
 from pytest_aorta.result.trace.families import mean_over_ranks
 from pytest_aorta.result.trace.transfers import CollectiveFacts, collective_facts
@@ -39,11 +39,11 @@ NUMERIC_ENVIRONMENT = (
 # Optional facts, left out of a baseline where they are empty.
 _OPTIONAL = (
     "commit", "branch", "dirty", "breakdown_ms", "throttled", "sm_clock_mhz", "profiler", "blocked_by", "kernels",
-    "collectives",
+    "collectives", "command",
 )  # fmt: skip
 # Facts with integers and booleans; every other number is a float.
 _AS_STORED = ("num_steps", "most_exposed_rank", "critical_rank", "environment", "dirty", "collectives")
-_EMPTY: tuple[object, ...] = (None, "", {})
+_EMPTY: tuple[object, ...] = (None, "", {}, [])
 # Parameters of growth(): medians of at most 16 groups of steps; fewer values or groups show no growth.
 _MAX_GROUPS = 16
 _MIN_VALUES = 10
@@ -78,6 +78,7 @@ class LaunchFacts:
             no step was profiled.
         critical_rank: the rank that these parts belong to; None with one rank.
         commit, branch, dirty: the version of the code, as in :class:`~pytest_aorta.result.provenance.CodeVersion`.
+        command: the command line that launched, as in :class:`~pytest_aorta.result.provenance.Provenance`.
         kernels: kernels of a profiled step by family, mean over ranks; operators on CPU ranks.
         collectives: transfers and waits of a profiled step by collective.
         throttled: the devices that were throttled, and why; empty where none was, or where nothing is known.
@@ -116,11 +117,12 @@ class LaunchFacts:
     blocked_by: str = ""
     kernels: dict[str, FamilyTime] = field(default_factory=dict)
     collectives: dict[str, CollectiveFacts] = field(default_factory=dict)
+    command: list[str] = field(default_factory=list)
 
     @property
     def version(self) -> str:
-        """Return the version of the code as text: the short commit, and whether the code differed; empty if unknown."""
-        return f"{self.commit[:12]}{' and changes' if self.dirty else ''}" if self.commit else ""
+        """Return the version of the code, as :func:`~pytest_aorta.result.provenance.version_text` writes it."""
+        return version_text(self.commit, self.dirty)
 
     @property
     def device(self) -> str:
@@ -215,6 +217,7 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
         blocked_by=_blocking_call(result.head_start),
         kernels=_kernels(result),
         collectives=_collectives(result),
+        command=measured.command,
     )
 
 

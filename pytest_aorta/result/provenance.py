@@ -6,16 +6,21 @@ import functools
 import hashlib
 import socket
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pytest_aorta.common.errors import SpecError
+from pytest_aorta.common.text import brief
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.worktree import git
 
 UTC_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 # `git status` of a large repository on a cold network disk takes seconds; the launch must not wait for longer.
 _GIT_S = 5.0
+# A command line may name thousands of tests, and a baseline stores up to 100 launches in 4 MiB.
+MAX_WORDS = 32
+MAX_WORD = 256
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _HOSTNAME = Path("/etc/hostname")
 
@@ -45,6 +50,7 @@ class Provenance:
         block: the session block, 12 hex digits: this host since it was booted.
         commit, branch, dirty: as in :class:`~pytest_aorta.result.provenance.CodeVersion`, of the folder that the ranks
             ran in.
+        command: the words of the command line that launched, as :func:`stored_command` limits them; empty if unknown.
     """
 
     measured_at: str
@@ -53,6 +59,7 @@ class Provenance:
     commit: str | None = None
     branch: str | None = None
     dirty: bool | None = None
+    command: list[str] = field(default_factory=list)
 
 
 # Stands for the provenance of results that were stored before results had one.
@@ -69,7 +76,23 @@ def provenance(plan: LaunchPlan) -> Provenance:
         commit=version.commit,
         branch=version.branch,
         dirty=version.dirty,
+        command=stored_command(plan.command),
     )
+
+
+def stored_command(words: Sequence[str]) -> list[str]:
+    """Return the words of a command line as a result stores them.
+
+    At most :data:`MAX_WORDS` words of :data:`MAX_WORD` characters are kept, and ``...`` stands for the rest. Bytes of
+    an argument that are not UTF-8 are escaped, because JSON has no text for them.
+    """
+    kept = [brief(word.encode("utf-8", "backslashreplace").decode(), MAX_WORD) for word in words[:MAX_WORDS]]
+    return kept if len(words) <= MAX_WORDS else [*kept[:-1], "..."]
+
+
+def version_text(commit: str | None, dirty: bool | None) -> str:
+    """Return the version of the code as text: the short commit, and whether the code differed; empty if unknown."""
+    return f"{commit[:12]}{' and changes' if dirty else ''}" if commit else ""
 
 
 def launched_version(plan: LaunchPlan) -> CodeVersion:

@@ -210,6 +210,7 @@ class DistributedWorld:
             profiler_schedule=self._options.profiler_schedule,
             limits=limits_under(self._options.profiler),
             group=group,
+            command=self._options.command,
         )
         with LaunchWatch(plan, self._line) as watch:
             outcome = self._launcher(plan)

@@ -44,6 +44,9 @@ def test_results_have_the_commit_branch_and_state_of_the_code_that_ran(versioned
     tested, reference = (commit, versioned.git("branch", "--show-current"), True), (commit, None, False)
     assert found == [tested, reference, tested, reference, reference]
     assert len({each["provenance"]["block"] for each in results}) == 1
+    [command] = {tuple(each["provenance"]["command"]) for each in results}
+    assert command[0] == "pytest"
+    assert command[-2:] == ("--aorta-ab=HEAD", "--aorta-results=kept")
 
 
 def test_ini_option_names_the_reference_too(versioned):

@@ -71,3 +71,13 @@ def test_bad_option_is_a_usage_error(spread):
     result = run(spread, "--aorta-device=gpu")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*argument --aorta-device: invalid choice: 'gpu' (choose from *auto*, *cuda*, *cpu*)"])
+
+
+def test_results_of_a_worker_have_the_command_line_of_the_run(spread):
+    run(spread, "--aorta-results=kept", "--aorta-fail-on=none").assert_outcomes(passed=2)
+    results = [json.loads(path.read_text()) for path in (spread.path / "kept").glob("*/*/result.json")]
+    assert len(results) == 2
+    for result in results:
+        words = result["provenance"]["command"]
+        assert words[0] == "pytest"
+        assert words[-4:] == ["-n2", "--dist=loadfile", "--aorta-results=kept", "--aorta-fail-on=none"]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from pytest_aorta.cli.baselines.find import StoredFile
 from pytest_aorta.common.text import counted, percent, table, wrapped
+from pytest_aorta.report.provenance import provenance_pairs
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.metrics import METRICS, Direction, Metric, Value, format_value, middle
@@ -78,6 +79,12 @@ def show_lines(file: StoredFile, width: int) -> list[str]:
         *_metric_lines(file, width),
         "launches:",
         *_launch_lines(baseline, width),
+        "provenance of the last launch:",
+        *(
+            part
+            for pair in provenance_pairs(baseline.launches[-1].facts)
+            for part in wrapped("  {}: {}".format(*pair), width)
+        ),
         "config:",
         *value_lines(baseline.config, width),
         "environment of the last launch:",

@@ -7,6 +7,7 @@ import importlib.util
 import sys
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -249,4 +250,4 @@ def _baseline(given: Path, result: WorkloadResult) -> Path:
 
 def _options(arguments: argparse.Namespace) -> Options:
     values = {option.name: getattr(arguments, option.ini, option.default) for option in OPTIONS}
-    return make_options(values, Path.cwd())
+    return replace(make_options(values, Path.cwd()), command=arguments.command_line)

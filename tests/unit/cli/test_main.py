@@ -188,6 +188,21 @@ def test_show_has_the_version_of_the_code_of_each_launch(here, capsys):
     ]
 
 
+def test_show_has_the_provenance_of_the_last_launch(here, capsys):
+    environment = {"torch": "2.11.0", "device": "cuda", "device_name": "NVIDIA H200"}
+    made = {"commit": "c0ffee00" * 5, "branch": "main", "dirty": True, "environment": environment}
+    store(launches=(StoredLaunch(make_facts(command=["pytest", "-m", "overlap or speed"], **made)),))
+    shown = said(capsys, "baselines", "show", CASE).partition("provenance of the last launch:\n")[2]
+    assert shown.splitlines()[:6] == [
+        "  commit: c0ffee00c0ff and changes",
+        "  branch: main",
+        "  measured: 2026-01-02T03:04:05Z",
+        "  device: NVIDIA H200",
+        "  torch: 2.11.0",
+        "  command: pytest -m 'overlap or speed'",
+    ]
+
+
 def test_show_marks_a_variance_that_the_baseline_has_not_shown(here, capsys):
     out = said(capsys, "baselines", "show", OTHER)
     row = next(line for line in out.splitlines() if line.startswith("  step_time_p50"))

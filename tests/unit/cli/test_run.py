@@ -103,6 +103,12 @@ def refused(capsys, *arguments: str, workload: str = "toy") -> str:
     return err
 
 
+def test_result_has_the_command_line_that_launched_it(toy):
+    assert run("--steps", "3") == 0
+    found = read_result(toy.path / "results" / "toy" / "trial_0.json").provenance
+    assert found.command == ["aorta", "run", "--workload", "toy", "--device", "cpu", "--steps", "3"]
+
+
 def test_each_trial_is_a_launch_and_a_valid_file(toy, capsys):
     assert run("--trials", "3") == 0
     assert (len(toy.plans), toy.trials()) == (3, ["trial_0.json", "trial_1.json", "trial_2.json"])

@@ -260,7 +260,7 @@ RESULT = make_result(
     collectives=[[CollectiveCalls(**CALLS)]] * 2, wait_ms=[[1.0, 2.0, 1.0], [0.5, 0.5, 0.5]],
     memory_bytes=[[5] * 12] * 2,
     rank_metrics={"peak_memory_bytes": [1.0, 2.0]}, loss=[3.0, 2.0, 1.0], canary_before={"gemm_ms": [1.0, 1.0]},
-    canary_after={"gemm_ms": [1.0, 1.0]}, provenance=make_provenance(),
+    canary_after={"gemm_ms": [1.0, 1.0]}, provenance=make_provenance(command=["pytest"]),
     tensor_hashes={"weights": TensorHashes(**HASHES)},
 ).to_json()  # fmt: skip
 

@@ -1,25 +1,42 @@
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pytest_aorta.plan.reference import EnvironmentReference
 from pytest_aorta.result import provenance as module
+from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.measurements import LaunchRecord, WorkloadResult
 from pytest_aorta.result.provenance import (
+    MAX_WORD,
+    MAX_WORDS,
     CodeVersion,
     block_id,
     code_version,
     launched_version,
     parse_status,
     provenance,
+    stored_command,
 )
-from pytest_aorta.result.reading import collect_result, read_result
-from tests.unit.builders import ENDED_WELL, make_plan, make_provenance, make_result, rank_values, write_ranks
+from pytest_aorta.result.reading import check_document, collect_result, read_result
+from pytest_aorta.verdict.baseline import StoredLaunch, read_baseline_file, write_baseline
+from tests.unit.builders import (
+    ENDED_WELL,
+    make_baseline,
+    make_plan,
+    make_provenance,
+    make_result,
+    rank_values,
+    write_ranks,
+)
 
 
 def git(folder, *arguments: str) -> str:
@@ -125,6 +142,37 @@ def test_merged_result_has_its_provenance_and_keeps_it_when_it_is_read(tmp_path)
     assert result.provenance is not None
     assert result.provenance.host == socket.gethostname()
     assert read_result(tmp_path / "result.json").provenance == result.provenance
+
+
+def test_command_of_the_plan_is_in_the_result_and_in_a_baseline(tmp_path):
+    write_ranks(tmp_path, rank_values(), rank_values())
+    command = ("pytest", "-k", "caf\udce9 | rm -rf /")
+    collect_result(make_plan(tmp_path, command=command), ENDED_WELL)
+    result = read_result(tmp_path / "result.json")
+    assert result.provenance.command == ["pytest", "-k", "caf\\udce9 | rm -rf /"]
+    stored = make_baseline(launches=(StoredLaunch(launch_facts(result)),), config=result.config)
+    path = write_baseline(tmp_path / "baselines", stored)
+    assert read_baseline_file(path).launches[0].facts.command == result.provenance.command
+
+
+def test_long_command_is_shortened_before_it_is_stored(tmp_path):
+    words = stored_command(["pytest", "x" * 1000, *(f"test_{number}.py" for number in range(1000))])
+    assert len(words) == MAX_WORDS
+    assert max(map(len, words)) == MAX_WORD
+    assert words[-2:] == ["test_28.py", "..."]
+
+
+@given(st.lists(st.text(st.characters(codec=None), max_size=300), max_size=40))
+def test_every_command_can_be_stored(words):
+    document = make_result([[1.0]], provenance=make_provenance(command=stored_command(words))).to_json()
+    check_document(Path("result.json"), json.loads(json.dumps(document)))
+
+
+def test_result_stored_without_a_command_is_still_read():
+    document = make_result([[1.0]], provenance=make_provenance(command=["pytest"])).to_json()
+    del document["provenance"]["command"]
+    check_document(Path("result.json"), document)
+    assert WorkloadResult.from_json(document).provenance.command == []
 
 
 def test_result_stored_without_provenance_is_still_read(tmp_path):

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pytest_aorta.report.provenance import provenance_pairs
+from pytest_aorta.result.facts import launch_facts
+from pytest_aorta.session.history.entries import MeasuredLaunch, Side
+from tests.unit.builders import make_facts, make_provenance, make_result
+
+GPU = {"torch": "2.11.0", "device": "cuda", "device_name": "NVIDIA H200"}
+COMMAND = ["pytest", "-k", "two words"]
+KNOWN = make_facts(commit="c0ffee00" * 5, branch="main", dirty=True, environment=GPU, command=COMMAND)
+TEXT = {
+    "commit": "c0ffee00c0ff and changes",
+    "branch": "main",
+    "measured": "2026-01-02T03:04:05Z",
+    "device": "NVIDIA H200",
+    "torch": "2.11.0",
+    "command": "pytest -k 'two words'",
+}
+
+
+def test_provenance_of_a_stored_launch_names_code_time_device_torch_and_command():
+    assert dict(provenance_pairs(KNOWN)) == TEXT
+
+
+def test_provenance_of_a_launch_of_this_run_is_the_same_text():
+    launch = MeasuredLaunch.of(KNOWN, Side.CANDIDATE)
+    assert provenance_pairs(launch, COMMAND) == provenance_pairs(KNOWN)
+
+
+@pytest.mark.parametrize("side", ["facts", "measured"])
+def test_launch_on_cpu_ranks_names_them_as_the_device(side):
+    facts = make_facts(environment={"torch": "2.11.0", "device": "cpu"})
+    launch = facts if side == "facts" else MeasuredLaunch.of(facts, Side.CANDIDATE)
+    assert dict(provenance_pairs(launch))["device"] == "CPU ranks"
+
+
+def test_value_that_was_not_stored_is_named_as_unknown():
+    old = launch_facts(make_result([[1.0]], provenance=None, environment={"device": "cuda"}))
+    assert {label: value for label, value in provenance_pairs(old) if value != "unknown"} == {}
+
+
+def test_detached_head_is_not_an_unknown_branch():
+    assert dict(provenance_pairs(replace(KNOWN, branch=None)))["branch"] == "none (detached head)"
+
+
+def test_command_of_a_result_reaches_its_facts():
+    result = make_result([[1.0]], provenance=make_provenance(command=COMMAND))
+    assert dict(provenance_pairs(launch_facts(result)))["command"] == TEXT["command"]
