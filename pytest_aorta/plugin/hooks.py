@@ -328,16 +328,20 @@ class Controller:
         run.notes += unused_baselines(run.records, run.passed.values(), whole, run.options)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Write the section with durations on request, every verdict, the totals, and the files that were written."""
+        """Write durations on request, findings or with ``-v`` every verdict, the totals, and what was written.
+
+        A single line has no section of its own.
+        """
         run = self.run
         if not any(record.is_reported for record in run.records) and not run.notes:
             return
         from pytest_aorta.plugin.summary import durations_lines, summary_lines  # only for a run with launches
 
-        terminalreporter.section("aorta")
         durations = durations_lines(run.records) if run.options.durations else []
-        is_verbose = terminalreporter.verbosity > 0
-        for line in [*durations, *summary_lines(run.records, verbose=is_verbose), *run.notes]:
+        lines = [*durations, *summary_lines(run.records, terminalreporter.verbosity), *run.notes]
+        if len(lines) > 1:
+            terminalreporter.section("aorta")
+        for line in lines:
             terminalreporter.line(line)
 
 

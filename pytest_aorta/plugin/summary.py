@@ -5,55 +5,94 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
-from pytest_aorta.common.text import aligned
+from pytest_aorta.common.text import aligned, counted
 from pytest_aorta.result.outcome import PHASES
 from pytest_aorta.session.record import TestRecord
 from pytest_aorta.session.text import totals
 from pytest_aorta.verdict.metrics import METRICS, format_value
 from pytest_aorta.verdict.statistics.decision import Outcome
+from pytest_aorta.verdict.verdicts import Verdict
 
 _COLUMNS = ("test", "metric", "value", "baseline", "change [95%]", "tolerance", "launches", "verdict")
+_HINT = " [-v for the table]"
+# The cells of a row, and the text after it.
+_Row: TypeAlias = tuple[tuple[str, ...], str]
 _DURATIONS = ("wall", *PHASES)
 _DURATION_COLUMNS = ("test", "launch", "launcher", *_DURATIONS)
 
 
-def summary_lines(records: Sequence[TestRecord], *, verbose: bool = False) -> list[str]:
-    """Return one line per metric of every test, then notes, warnings and the totals.
+def summary_lines(records: Sequence[TestRecord], verbosity: int = 0) -> list[str]:
+    """Return the lines of a run, the last of which counts its verdicts.
 
-    ``verbose`` adds the metrics that were measured and not compared.
+    Verbosity 0 shows one row per finding, 1 one row per metric with its reason, and -1 the last line alone.
     """
-    rows = [
-        (short_nodeid(verdict.case) + record.attempt_label, *verdict.cells())
-        for record in records
-        for verdict in record.verdicts
-    ]
-    reasons = [verdict.reason for record in records for verdict in record.verdicts]
-    if verbose:
-        measured = [row for record in records for row in _measured_rows(record)]
-        rows, reasons = [*rows, *measured], [*reasons, *[""] * len(measured)]
-    lines = aligned([_COLUMNS, *rows], ["", *reasons]) if rows else []
+    if verbosity < 0:
+        return [f"aorta: {totals(records)}"]
+    is_verbose = verbosity > 0
+    rows = [row for record in records for row in (_all_rows(record) if is_verbose else _finding_rows(record))]
+    table = aligned([_COLUMNS, *(cells for cells, _ in rows)], ["", *(reason for _, reason in rows)]) if rows else []
     notes = [
         f"note: {short_nodeid(record.nodeid)}{record.attempt_label}: {note}"
         for record in records
-        for note in record.notes
+        for note in (*record.traces, *(record.notes if is_verbose or _needs_notes(record) else ()))
     ]
-    return [*lines, *notes, *warnings_of(records), totals(records)]
+    is_cut = not is_verbose and any(record.verdicts for record in records)
+    return [*table, *notes, *_warnings(records), f"aorta: {totals(records)}{_HINT if is_cut else ''}"]
 
 
-def _measured_rows(record: TestRecord) -> list[tuple[str, ...]]:
+def _all_rows(record: TestRecord) -> list[_Row]:
+    """Return a row for each metric that was compared or measured."""
+    return [*(_row(record, verdict, verdict.reason) for verdict in record.verdicts), *_measured_rows(record)]
+
+
+def _finding_rows(record: TestRecord) -> list[_Row]:
+    """Return a row for each finding; metrics without a baseline share one.
+
+    The failure of a failed test contains the reasons already.
+    """
+    found = [verdict for verdict in record.verdicts if verdict.is_finding]
+    unrecorded: dict[str, list[Verdict]] = {}
+    for verdict in found:
+        if verdict.remedy:
+            unrecorded.setdefault(verdict.case, []).append(verdict)
+    rows = [
+        _row(record, verdict, "" if record.has_failed else verdict.reason) for verdict in found if not verdict.remedy
+    ]
+    return [*rows, *(_unrecorded_row(record, verdicts) for verdicts in unrecorded.values())]
+
+
+def _row(record: TestRecord, verdict: Verdict, reason: str) -> _Row:
+    return (short_nodeid(verdict.case) + record.attempt_label, *verdict.cells()), reason
+
+
+def _unrecorded_row(record: TestRecord, verdicts: Sequence[Verdict]) -> _Row:
+    first = verdicts[0]
+    if len(verdicts) == 1:
+        return _row(record, first, first.reason)
+    test = short_nodeid(first.case) + record.attempt_label
+    return (test, f"{len(verdicts)} metrics", "-", "-", "-", "-", str(first.launches), first.label), first.reason
+
+
+def _needs_notes(record: TestRecord) -> bool:
+    """Return True if a finding of the test needs its notes, which the failure of a failed test contains already."""
+    return not record.has_failed and any(verdict.is_finding for verdict in record.verdicts)
+
+
+def _measured_rows(record: TestRecord) -> list[_Row]:
     """Return a row for each metric that was measured and not compared."""
     compared = {(row.case, row.metric) for row in record.verdicts}
     return [
         (
-            short_nodeid(one.case) + record.attempt_label,
-            name,
-            format_value(value, METRICS[name].unit),
-            "-",
-            "-",
-            "-",
-            "-",
-            "measured",
+            (
+                short_nodeid(one.case) + record.attempt_label,
+                name,
+                format_value(value, METRICS[name].unit),
+                *("-",) * 4,
+                "measured",
+            ),
+            "",
         )
         for one in record.compared
         for name, value in one.measured.items()
@@ -61,21 +100,20 @@ def _measured_rows(record: TestRecord) -> list[tuple[str, ...]]:
     ]
 
 
-def warnings_of(records: Sequence[TestRecord]) -> list[str]:
+def _warnings(records: Sequence[TestRecord]) -> list[str]:
     """Return a warning about the verdicts that passed without a decision."""
     # A verdict that is still open is left out: another verdict of its test ended the launches.
-    undecided = [
-        row
+    undecided = sum(
+        row.outcome is Outcome.INCONCLUSIVE and not row.is_open
         for record in records
+        if not record.is_retried
         for row in record.verdicts
-        if row.outcome is Outcome.INCONCLUSIVE and not row.is_open and not record.is_retried
-    ]
+    )
     if not undecided:
         return []
-    named = ", ".join(f"{short_nodeid(row.case)} {row.metric}" for row in undecided)
     return [
-        f"WARNING: no decision for {named}: --aorta-fail-on=inconclusive,missing fails such tests; more launches "
-        f"(--aorta-max-launches), a wider tolerance or --aorta-ab=REF can decide them"
+        f"WARNING: no decision for {counted(undecided, 'metric')}: --aorta-fail-on=inconclusive,missing fails such "
+        f"tests; more launches (--aorta-max-launches), a wider tolerance or --aorta-ab=REF can decide them"
     ]
 
 

@@ -34,7 +34,7 @@ def _test(record: TestRecord, warnings: list[str]) -> Test:
         record.nodeid,
         record.outcome,
         reason,
-        tuple(record.notes),
+        (*record.traces, *record.notes),
         cases,
         attempt=record.attempt,
         label=record.attempt_label,

@@ -58,10 +58,10 @@ class Compared:
 class TestRecord:
     """One attempt of a test: its verdicts, launches to store, and durations of launches.
 
-    ``notes`` are notes on its launches. ``detection`` contains lines on the changes that each new baseline detects, by
-    case. ``lacked_devices`` is the reason why the test was skipped, ``outcome`` is pytest's word, and ``failure`` is
-    the text of the failure. ``attempt`` counts from 1 how often the test ran. ``can_launch`` is whether the test has a
-    fixture that launches.
+    ``notes`` explain its verdicts, and ``traces`` name the files that a profiler left. ``detection`` contains lines on
+    the changes that each new baseline detects, by case. ``lacked_devices`` is the reason why the test was skipped,
+    ``outcome`` is pytest's word, and ``failure`` is the text of the failure. ``attempt`` counts from 1 how often the
+    test ran. ``can_launch`` is whether the test has a fixture that launches.
     """
 
     __test__ = False
@@ -71,6 +71,7 @@ class TestRecord:
     new_launches: list[NewLaunches] = field(default_factory=list)
     used_cases: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    traces: list[str] = field(default_factory=list)
     detection: dict[str, list[str]] = field(default_factory=dict)
     lacked_devices: str | None = None
     num_launches: int = 0
@@ -92,11 +93,24 @@ class TestRecord:
         return f" (attempt {self.attempt})" if self.attempt > 1 or self.is_retried else ""
 
     @property
+    def has_failed(self) -> bool:
+        """Return True if the test failed, or its setup or teardown."""
+        return self.outcome in _FAILED
+
+    @property
     def failed_before_launch(self) -> bool:
         """Return True if the test failed and had launched nothing, e.g. for an unknown workload."""
-        return (
-            self.outcome in _FAILED and not self.num_launches and (self.can_launch or self.lacked_devices is not None)
-        )
+        return self.has_failed and not self.num_launches and (self.can_launch or self.lacked_devices is not None)
+
+    @property
+    def failed_without_verdict(self) -> bool:
+        """Return True if the test launched something and failed before a comparison ended, e.g. for a rank's error."""
+        return self.has_failed and bool(self.num_launches) and not self.verdicts
+
+    @property
+    def compared_nothing(self) -> bool:
+        """Return True if the test launched something and did not fail, without a comparison or a new baseline."""
+        return not self.has_failed and bool(self.num_launches) and not self.verdicts and not self.new_launches
 
     @property
     def is_reported(self) -> bool:
@@ -116,6 +130,7 @@ class TestRecord:
             "new_launches": [launches.to_json() for launches in self.new_launches],
             "used_cases": self.used_cases,
             "notes": self.notes,
+            "traces": self.traces,
             "detection": self.detection,
             "lacked_devices": self.lacked_devices,
             "num_launches": self.num_launches,
@@ -136,6 +151,7 @@ class TestRecord:
             new_launches=[NewLaunches.from_json(row) for row in data["new_launches"]],
             used_cases=data["used_cases"],
             notes=data["notes"],
+            traces=data["traces"],
             detection=data["detection"],
             lacked_devices=data["lacked_devices"],
             num_launches=data["num_launches"],
@@ -169,7 +185,7 @@ def properties(record: TestRecord) -> list[tuple[str, object]]:
         found += [(f"{prefix}.{metric}.value", value) for metric, value in compared.measured.items()]
         for row in record.verdicts:
             if row.case == compared.case:
-                found.append((f"{prefix}.{row.metric}.verdict", row.outcome.value))
+                found.append((f"{prefix}.{row.metric}.verdict", row.label))
                 if row.baseline is not None:
                     found.append((f"{prefix}.{row.metric}.baseline", row.baseline))
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from pytest_aorta.plan.workload.declaration import find_workload
 from pytest_aorta.plan.workload.environment import ENVIRONMENT_KEY, case_suffix
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.measurements import WorkloadResult
+from pytest_aorta.session.expected import ExpectedRegression, expected_regression
 from pytest_aorta.session.history.entries import MeasuredLaunch, Side
 from pytest_aorta.session.record import Compared, TestRecord
 from pytest_aorta.session.rounds import joined, settle, settle_pairs, unsettled
@@ -172,6 +174,18 @@ class WorkloadRunner:
         verdicts = settle_pairs(comparison, candidates, references, *again)
         self._judge(verdicts, here, candidates, None, compared)
         return replace(verdicts, rows=(*rows, *verdicts.rows))
+
+    def expect_regression(self, *metrics: str) -> AbstractContextManager[ExpectedRegression]:
+        """Return a context manager that requires a regression of exactly ``metrics``, for tests of planted faults.
+
+        The comparison in the block has to fail. Its verdicts then count as expected: the summary shows no regression,
+        and the test goes on after the block, where ``text`` of the object after ``as`` is the failure's text.
+
+        Raises:
+            SpecError: No metric is named, or an unknown one.
+            ComparisonFailed: No comparison in the block failed, or one failed for another reason as well.
+        """
+        return expected_regression(self._record, metrics)
 
     def _variant(self, given: WorkloadResult | Mapping[str, Any], steps: int | None) -> WorkloadResult:
         if isinstance(given, WorkloadResult):

@@ -14,7 +14,7 @@ from pytest_aorta.session.record import TestRecord
 from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.metrics import METRICS, Direction, format_value, middle
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import Verdict
+from pytest_aorta.verdict.verdicts import FINDINGS, Verdict
 
 _MAX_DETAILS = 8
 
@@ -87,23 +87,52 @@ def noisy_baseline_text(case: str, problems: Sequence[str]) -> str:
 
 
 def totals(records: Sequence[TestRecord]) -> str:
-    """Return the numbers of launches, of verdicts by outcome, and of tests without enough devices.
+    """Return one line on a run: tests that launched, findings, matching metrics, and whatever was not compared.
 
-    Attempts that were retried, and tests that failed before a launch, are added where there are any. Of a retried
-    attempt, only the launches are counted.
+    Findings and matching metrics are always given where a metric was compared, other counts where they are not 0. Of a
+    retried attempt, nothing but the attempt is counted.
     """
     final = [record for record in records if not record.is_retried]
-    outcomes = Counter(verdict.outcome.value for record in final for verdict in record.verdicts)
-    early = sum(record.failed_before_launch for record in final)
+    launched = sum(record.num_launches > 0 for record in final)
+    rows = [row for record in final for row in record.verdicts]
+    found = Counter(row.outcome for row in rows if row.is_finding)
+    findings = [f"{found[outcome]} {outcome}" for outcome in FINDINGS if found[outcome]]
+    tests = counted(launched, "test") if launched else "no test launched"
+    return "; ".join([", ".join([tests, *findings, *_matches(rows)]), *_not_compared(rows), *_others(final, records)])
+
+
+def _matches(rows: Sequence[Verdict]) -> list[str]:
+    if not rows:
+        return []
+    passed = [row for row in rows if row.outcome is Outcome.PASS]
+    exact = sum(row.tolerance.is_exact for row in passed)
+    kinds = {"exact": exact, "within tolerance": len(passed) - exact}
+    text = "1 metric matches" if len(passed) == 1 else f"{len(passed)} metrics match"
+    return [f"{text} ({', '.join(f'{count} {kind}' for kind, count in kinds.items() if count)})" if passed else text]
+
+
+def _not_compared(rows: Sequence[Verdict]) -> list[str]:
+    """Return the number of metrics that could not be compared, with each reason once."""
+    reasons = Counter(str(row.not_applicable) for row in rows if row.outcome is Outcome.NOT_APPLICABLE)
+    if len(reasons) < 2:
+        return [f"{count} not applicable ({reason})" for reason, count in reasons.items()]
+    counts = "; ".join(f"{count}: {reason}" for reason, count in reasons.most_common())
+    return [f"{reasons.total()} not applicable ({counts})"]
+
+
+def _others(final: Sequence[TestRecord], records: Sequence[TestRecord]) -> list[str]:
+    expected = sum(row.is_expected for record in final for row in record.verdicts)
     lacking = sum(record.lacked_devices is not None and not record.failed_before_launch for record in final)
-    retried = len(records) - len(final)
-    launches = sum(record.num_launches for record in records)
-    parts = [f"{count} {outcome}" for outcome, count in sorted(outcomes.items())]
-    verdicts = f"{sum(outcomes.values())} compared" + (f" ({', '.join(parts)})" if parts else "")
-    more = [f"{early} failed before a launch"] * bool(early) + [f"{counted(retried, 'attempt')} retried"] * bool(
-        retried
-    )
-    return ", ".join([f"{launches} launched, {verdicts}, {lacking} skipped for lack of devices", *more])
+    counts = [
+        (expected, "expected regression", ""),
+        (sum(len(record.new_launches) for record in final), "baseline", " measured"),
+        (sum(record.compared_nothing for record in final), "test", " compared nothing"),
+        (sum(record.failed_without_verdict for record in final), "test", " failed without a verdict"),
+        (sum(record.failed_before_launch for record in final), "test", " failed before a launch"),
+        (lacking, "test", " skipped for lack of devices"),
+        (len(records) - len(final), "attempt", " retried"),
+    ]
+    return [counted(count, noun) + rest for count, noun, rest in counts if count]
 
 
 def change_lines(old: Baseline | None, new: Baseline) -> list[str]:

@@ -218,12 +218,12 @@ class DistributedWorld:
         self._record.launch_times.append(times)
         self._leased.note(outcome)
         if plan.profiler is not None:
-            self._record.notes.append(traces_note(plan.profiler, plan.run_dir, on_device=plan.world.device == "cuda"))
+            self._record.traces.append(traces_note(plan.profiler, plan.run_dir, on_device=plan.world.device == "cuda"))
         if failure := launch_failure(plan, outcome):
             raise LaunchError(failure.text, failure.kind, failure.rank)
         result = collect_result(plan, outcome, watch.platform_facts)
         if plan.profiler == TORCH and (merged := merge_run(plan.run_dir)):
-            self._record.notes.append(f"all ranks' traces on one clock: {', '.join(map(str, merged))}")
+            self._record.traces.append(f"all ranks' traces on one clock: {', '.join(map(str, merged))}")
         self._run_dirs.add(plan.run_dir)
         return result.launched_by(LaunchRecord(request, reference, plan.run_dir))
 

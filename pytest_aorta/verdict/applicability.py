@@ -11,6 +11,7 @@ from pytest_aorta.result.measurements import AS_RUN
 from pytest_aorta.verdict.metrics import Metric, MetricKind, Origin, Tolerance, format_value
 from pytest_aorta.verdict.noise.priors import BLOCK_GAP_S
 from pytest_aorta.verdict.statistics.scale import Scale
+from pytest_aorta.verdict.verdicts import NotApplicable
 
 # Step times on shared CPUs vary by tens of percent between launches, so a change below a factor of two is noise. The
 # fraction of hidden communication varies by tens of points.
@@ -63,24 +64,28 @@ def without_head_start(metric: Metric, facts: LaunchFacts) -> str | None:
 
 def not_applicable(
     metric: Metric, tolerance: Tolerance, facts: LaunchFacts, recorded: LaunchFacts, side: str = "baseline"
-) -> str | None:
-    """Return why a metric can't be compared between two launches, or None if it can.
+) -> tuple[NotApplicable, str] | None:
+    """Return why a metric can't be compared between two launches, in general and in detail, or None if it can.
 
     ``side`` is the word for ``recorded``.
     """
     if metric.kind is MetricKind.TIMING and recorded.launcher != facts.launcher:
-        return f"ranks were started by {facts.launcher}, the {side}'s by {recorded.launcher}"
+        detail = f"ranks were started by {facts.launcher}, the {side}'s by {recorded.launcher}"
+        return NotApplicable.LAUNCHER, detail
     if metric.kind is MetricKind.TIMING and facts.device == "cpu":
         # A test without a tolerance marker for times does not lease the host exclusively.
         if tolerance.origin is Origin.DEFAULT:
-            return "times of CPU ranks are compared only if a tolerance marker names the metric"
+            detail = "times of CPU ranks are compared only if a tolerance marker names the metric"
+            return NotApplicable.UNMARKED_CPU_TIMES, detail
         if recorded.block != facts.block or abs(facts.moment_s - recorded.moment_s) > BLOCK_GAP_S["cpu"]:
-            return "times of CPU ranks are compared only within one hour on one machine"
+            return NotApplicable.OLD_CPU_TIMES, "times of CPU ranks are compared only within one hour on one machine"
     if metric.kind is not MetricKind.NUMERIC or tolerance.value is not None:
         return None
     if not (_reproducible(facts) and _reproducible(recorded)):
-        return "this workload is not bitwise reproducible here; run it in its deterministic mode"
-    return other_environment(facts, recorded, side)
+        detail = "this workload is not bitwise reproducible here; run it in its deterministic mode"
+        return NotApplicable.NOT_REPRODUCIBLE, detail
+    different = other_environment(facts, recorded, side)
+    return None if different is None else (NotApplicable.ENVIRONMENT, different)
 
 
 def other_environment(facts: LaunchFacts, recorded: LaunchFacts, side: str = "baseline") -> str | None:

@@ -45,7 +45,7 @@ from pytest_aorta.verdict.statistics.decision import (
 )
 from pytest_aorta.verdict.statistics.scale import Scale
 from pytest_aorta.verdict.statistics.variance import Estimate, VarianceComponents, baseline_estimate
-from pytest_aorta.verdict.verdicts import Missing, ReferenceKind, Verdict, VerdictReference, Verdicts
+from pytest_aorta.verdict.verdicts import Missing, NotApplicable, ReferenceKind, Verdict, VerdictReference, Verdicts
 
 Priors: TypeAlias = Callable[[Metric], VarianceComponents]
 # With fewer launches the variance of a baseline is mostly that of the prior.
@@ -135,7 +135,7 @@ class StoredComparison:
         reference = VerdictReference(self.kind, self.file, revision)
         blank = _blank(self.case, metric, launches, tolerance, reference)
         if detail := under_profiler(metric, launches):
-            return replace(blank, outcome=Outcome.NOT_APPLICABLE, detail=detail)
+            return blank.without_comparison(NotApplicable.PROFILER, detail)
         if self.baseline is None:
             if row := _without_head_start(blank, metric, launches, ()):
                 return row
@@ -268,7 +268,7 @@ class PairedComparison:
     ) -> Verdict:
         blank = _blank(self.case, metric, candidates, tolerance, VerdictReference(ReferenceKind.AB, self.version))
         if detail := under_profiler(metric, [*candidates, *references]):
-            return replace(blank, outcome=Outcome.NOT_APPLICABLE, detail=detail)
+            return blank.without_comparison(NotApplicable.PROFILER, detail)
         if (found := other_steps(candidates, references[-1])) is not None:
             expected = counted(references[-1].num_steps, "measured step")
             return _missing(blank, Missing.BASELINE, f"the reference ran {expected}, the launch {found}")
@@ -337,7 +337,7 @@ def _without_head_start(
         return None
     known = _with_head_start(metric, [other for other in others if metric.measure(other) is not None])
     if not known:
-        return replace(blank, outcome=Outcome.NOT_APPLICABLE, value=None, detail=found[0][1])
+        return replace(blank, value=None).without_comparison(NotApplicable.HEAD_START, found[0][1])
     blocked = [detail for launch, detail in found if launch.blocked_by]
     if not blocked:
         return None
@@ -376,9 +376,9 @@ def _incomparable(
     is_bitwise = metric.kind is MetricKind.NUMERIC and tolerance.value is None and not are_variants
     if is_bitwise and (detail := lost_reproducibility(launches, others[-1], str(blank.reference))):
         return _missing(replace(blank, baseline=known[-1]), Missing.CANDIDATE_VALUE, detail + remedy)
-    if detail := not_applicable(metric, tolerance, launches[0], others[-1], str(blank.reference)):
+    if found := not_applicable(metric, tolerance, launches[0], others[-1], str(blank.reference)):
         shown = blank.baseline if metric.direction is Direction.EXACT else middle(metric, others)
-        return replace(blank, outcome=Outcome.NOT_APPLICABLE, baseline=shown, detail=detail)
+        return replace(blank, baseline=shown).without_comparison(*found)
     if any(value is None for value in known):
         absent = f"the {blank.reference} has no {metric.name}"
         if reason := without_head_start(metric, others[-1]):

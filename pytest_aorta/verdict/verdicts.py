@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -61,6 +61,22 @@ class Missing(StrEnum):
     """The baseline lacks the metric."""
 
 
+class NotApplicable(StrEnum):
+    """The reason why a metric can't be compared, without the values of a launch."""
+
+    PROFILER = "a profiler slows the ranks down"
+    HEAD_START = "the host can't run ahead of the device"
+    LAUNCHER = "the baseline's ranks were started by another launcher"
+    UNMARKED_CPU_TIMES = "times of CPU ranks need a tolerance marker"
+    OLD_CPU_TIMES = "times of CPU ranks need a baseline of this hour and machine"
+    NOT_REPRODUCIBLE = "bitwise comparison needs deterministic mode"
+    ENVIRONMENT = "bitwise comparison needs the same versions and device"
+
+
+# The outcomes that a reader has to know about, in the order of their urgency.
+FINDINGS = (Outcome.REGRESSION, Outcome.MISSING, Outcome.INCONCLUSIVE, Outcome.IMPROVED)
+
+
 @dataclass(frozen=True)
 class Verdict:
     """The outcome for one metric.
@@ -72,11 +88,13 @@ class Verdict:
         tolerance: The tolerance that was applied.
         reference: The other side of the comparison.
         missing: The part that is missing; None unless the outcome is ``missing``.
+        not_applicable: The kind of reason; None unless the outcome is ``not applicable``.
         detail: An explanation of the outcome.
         low, high: The 95% interval of ``delta``.
         launches: Number of the candidate's launches that were used.
         is_open: True if more launches could decide the outcome.
         is_unrecorded: True if no baseline is stored for the case with this config and number of steps.
+        is_expected: True for a regression that the test expects, as a planted fault has.
     """
 
     case: str
@@ -88,12 +106,24 @@ class Verdict:
     tolerance: Tolerance
     reference: VerdictReference = VerdictReference(ReferenceKind.BASELINE)
     missing: Missing | None = None
+    not_applicable: NotApplicable | None = None
     detail: str = ""
     low: float | None = None
     high: float | None = None
     launches: int = 1
     is_open: bool = False
     is_unrecorded: bool = False
+    is_expected: bool = False
+
+    @property
+    def is_finding(self) -> bool:
+        """Return True if a reader has to know about the outcome: it is neither a match nor expected."""
+        return self.outcome in FINDINGS and not self.is_expected
+
+    @property
+    def label(self) -> str:
+        """Return the outcome as text, such as ``pass`` or ``expected regression``."""
+        return f"expected {self.outcome}" if self.is_expected else self.outcome.value
 
     @property
     def is_lost(self) -> bool:
@@ -119,6 +149,10 @@ class Verdict:
             return ""
         return "record one" if self.reference.revision is None else "record it again"
 
+    def without_comparison(self, reason: NotApplicable, detail: str) -> Verdict:
+        """Return the verdict *not applicable* for a metric that can't be compared."""
+        return replace(self, outcome=Outcome.NOT_APPLICABLE, not_applicable=reason, detail=detail)
+
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
         return asdict(self) | {"tolerance": self.tolerance.to_json()}
@@ -131,6 +165,7 @@ class Verdict:
             "tolerance": Tolerance.from_json(data["tolerance"]),
             "reference": VerdictReference.from_json(data["reference"]),
             "missing": None if data["missing"] is None else Missing(data["missing"]),
+            "not_applicable": None if data["not_applicable"] is None else NotApplicable(data["not_applicable"]),
         }
         return cls(**{**data, **typed})
 
@@ -139,7 +174,7 @@ class Verdict:
         # The metrics of a comparison step by step are not in the table and have no unit.
         unit = METRICS[self.metric].unit if self.metric in METRICS else ""
         values = (format_value(shown, unit, exact=self.tolerance.is_exact) for shown in (self.value, self.baseline))
-        return self.metric, *values, self.change, str(self.tolerance), str(self.launches), self.outcome.value
+        return self.metric, *values, self.change, str(self.tolerance), str(self.launches), self.label
 
     @property
     def change(self) -> str:

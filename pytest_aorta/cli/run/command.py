@@ -112,9 +112,8 @@ def run(arguments: argparse.Namespace) -> int:
                 results.append(launch.start(leased))
                 write_trial(path, results[-1])
                 emit([f"{path}:", *(f"  {line}" for line in _shown(results[-1]))])
-                # Notes are where the profiler's traces are.
-                emit([f"  {note}" for note in record.notes])
-                record.notes.clear()
+                emit([f"  {note}" for note in record.traces])
+                record.traces.clear()
                 sys.stdout.flush()
             if arguments.check is not None:
                 runner = WorkloadRunner(leased, options, spec, record)

@@ -13,7 +13,7 @@ from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.verdict.applicability import other_environment
 from pytest_aorta.verdict.metrics import METRICS, Origin, Tolerance
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import Missing, ReferenceKind, Verdict, VerdictReference
+from pytest_aorta.verdict.verdicts import Missing, NotApplicable, ReferenceKind, Verdict, VerdictReference
 
 Bits: TypeAlias = Mapping[int, str | float]
 
@@ -109,7 +109,7 @@ def _compare(case: str, row: StepMetric, candidate: WorkloadResult, reference: W
         return replace(blank, outcome=Outcome.PASS, value=here[steps], baseline=there[steps], detail=same)
     shown = replace(blank, value=here[different[0]], baseline=there[different[0]])
     if detail := other_environment(launch_facts(candidate), launch_facts(reference), str(reference_kind)):
-        return replace(shown, outcome=Outcome.NOT_APPLICABLE, detail=detail)
+        return shown.without_comparison(NotApplicable.ENVIRONMENT, detail)
     detail = f"first in step {different[0]}, in {len(different)} of {steps} steps"
     if not all(result.environment.get("bitwise_reproducible", True) for result in (candidate, reference)):
         detail += (

@@ -1,0 +1,72 @@
+"""Regressions that a test expects, such as that of a planted fault."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from pytest_aorta.common.errors import ComparisonFailed, SpecError
+from pytest_aorta.common.text import did_you_mean
+from pytest_aorta.session.record import TestRecord
+from pytest_aorta.verdict.bitwise.steps import STEP_METRICS
+from pytest_aorta.verdict.metrics import METRICS
+from pytest_aorta.verdict.statistics.decision import Outcome
+from pytest_aorta.verdict.verdicts import Verdict
+
+
+@dataclass
+class ExpectedRegression:
+    """The regression that ended a block.
+
+    Attributes:
+        text: The text of the failure; empty until the block has ended.
+    """
+
+    text: str = ""
+
+
+@contextmanager
+def expected_regression(record: TestRecord, metrics: Collection[str]) -> Iterator[ExpectedRegression]:
+    """Require that a comparison in the block finds a regression of exactly ``metrics``, and mark their verdicts.
+
+    Raises:
+        SpecError: No metric is named, or an unknown one.
+        ComparisonFailed: The block ended without a failed comparison, or with one that has another regression or lacks
+            something.
+    """
+    __tracebackhide__ = True
+    _check_metrics(metrics)
+    found, begin = ExpectedRegression(), len(record.verdicts)
+    try:
+        yield found
+    except ComparisonFailed as failure:
+        rows = record.verdicts[begin:]
+        if not _have_regressed(rows, metrics):
+            raise
+        record.verdicts[begin:] = [replace(row, is_expected=row.outcome is Outcome.REGRESSION) for row in rows]
+        found.text = str(failure)
+    else:
+        raise ComparisonFailed(_unmet_text(record.verdicts[begin:], metrics))
+
+
+def _check_metrics(metrics: Collection[str]) -> None:
+    known = [*METRICS, *(name for name in STEP_METRICS if name not in METRICS)]
+    if not metrics:
+        raise SpecError("expect_regression: names no metric; name each metric whose regression the test expects")
+    if unknown := sorted(set(metrics) - set(known)):
+        raise SpecError(
+            f"expect_regression: metrics {unknown} are unknown{did_you_mean(unknown, known)}; "
+            f"allowed are {sorted(known)}"
+        )
+
+
+def _have_regressed(rows: Sequence[Verdict], metrics: Collection[str]) -> bool:
+    """Return True if exactly these metrics regressed, and no other metric is missing."""
+    regressed = {row.metric for row in rows if row.outcome is Outcome.REGRESSION}
+    return regressed == set(metrics) and all(row.outcome is not Outcome.MISSING for row in rows)
+
+
+def _unmet_text(rows: Sequence[Verdict], metrics: Collection[str]) -> str:
+    compared = [f"\n  {row}" for row in rows] or ["\n  nothing was compared"]
+    return f"expect_regression: no regression of {', '.join(metrics)} was found:{''.join(compared)}"
