@@ -16,7 +16,6 @@ from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Verdict
 
 _COLUMNS = ("test", "metric", "value", "baseline", "change [95%]", "tolerance", "launches", "verdict")
-_HINT = " [-v for the table]"
 # The cells of a row, and the text after it.
 _Row: TypeAlias = tuple[tuple[str, ...], str]
 _DURATIONS = ("wall", *PHASES)
@@ -38,8 +37,17 @@ def summary_lines(records: Sequence[TestRecord], verbosity: int = 0) -> list[str
         for record in records
         for note in (*record.traces, *(record.notes if is_verbose or _needs_notes(record) else ()))
     ]
-    is_cut = not is_verbose and any(record.verdicts for record in records)
-    return [*table, *notes, *_warnings(records), f"aorta: {totals(records)}{_HINT if is_cut else ''}"]
+    hint = "" if is_verbose else _hint(records)
+    return [*table, *notes, *_warnings(records), f"aorta: {totals(records)}{hint}"]
+
+
+def _hint(records: Sequence[TestRecord]) -> str:
+    """Return what ``-v`` adds."""
+    if not any(record.verdicts for record in records):
+        return ""
+    hidden = sum(len(record.notes) for record in records if not record.has_failed and not _needs_notes(record))
+    added = ["the table", counted(hidden, "note")] if hidden else ["the table"]
+    return f" [-v for {' and '.join(added)}]"
 
 
 def _all_rows(record: TestRecord) -> list[_Row]:

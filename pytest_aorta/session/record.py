@@ -71,7 +71,6 @@ class TestRecord:
     new_launches: list[NewLaunches] = field(default_factory=list)
     used_cases: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    traces: list[str] = field(default_factory=list)
     detection: dict[str, list[str]] = field(default_factory=dict)
     lacked_devices: str | None = None
     num_launches: int = 0
@@ -81,6 +80,7 @@ class TestRecord:
     failure: str = ""
     attempt: int = 1
     can_launch: bool = False
+    traces: list[str] = field(default_factory=list)
 
     @property
     def is_retried(self) -> bool:
@@ -113,6 +113,11 @@ class TestRecord:
         return not self.has_failed and bool(self.num_launches) and not self.verdicts and not self.new_launches
 
     @property
+    def is_skipped(self) -> bool:
+        """Return True if the test was skipped because it lacked devices."""
+        return self.lacked_devices is not None and not self.failed_before_launch
+
+    @property
     def is_reported(self) -> bool:
         """Return True if the test launched something, lacked devices, or failed before it could launch."""
         return bool(self.num_launches or self.lacked_devices or self.failed_before_launch)
@@ -130,7 +135,6 @@ class TestRecord:
             "new_launches": [launches.to_json() for launches in self.new_launches],
             "used_cases": self.used_cases,
             "notes": self.notes,
-            "traces": self.traces,
             "detection": self.detection,
             "lacked_devices": self.lacked_devices,
             "num_launches": self.num_launches,
@@ -140,6 +144,7 @@ class TestRecord:
             "failure": self.failure,
             "attempt": self.attempt,
             "can_launch": self.can_launch,
+            "traces": self.traces,
         }
 
     @classmethod
@@ -151,7 +156,6 @@ class TestRecord:
             new_launches=[NewLaunches.from_json(row) for row in data["new_launches"]],
             used_cases=data["used_cases"],
             notes=data["notes"],
-            traces=data["traces"],
             detection=data["detection"],
             lacked_devices=data["lacked_devices"],
             num_launches=data["num_launches"],
@@ -161,6 +165,7 @@ class TestRecord:
             failure=data["failure"],
             attempt=data["attempt"],
             can_launch=data["can_launch"],
+            traces=data["traces"],
         )
 
 

@@ -89,16 +89,23 @@ def noisy_baseline_text(case: str, problems: Sequence[str]) -> str:
 def totals(records: Sequence[TestRecord]) -> str:
     """Return one line on a run: tests that launched, findings, matching metrics, and whatever was not compared.
 
-    Findings and matching metrics are always given where a metric was compared, other counts where they are not 0. Of a
-    retried attempt, nothing but the attempt is counted.
+    Launches are given where they are not one per test, matching metrics where any metric was compared, and every other
+    count where it is not 0. Of a retried attempt, only the attempt and its launches are counted.
     """
     final = [record for record in records if not record.is_retried]
-    launched = sum(record.num_launches > 0 for record in final)
     rows = [row for record in final for row in record.verdicts]
     found = Counter(row.outcome for row in rows if row.is_finding)
     findings = [f"{found[outcome]} {outcome}" for outcome in FINDINGS if found[outcome]]
-    tests = counted(launched, "test") if launched else "no test launched"
-    return "; ".join([", ".join([tests, *findings, *_matches(rows)]), *_not_compared(rows), *_others(final, records)])
+    head = [*_launched(final, records), *findings, *_matches(rows)]
+    return "; ".join([", ".join(head), *_not_compared(rows), *_others(final, records)])
+
+
+def _launched(final: Sequence[TestRecord], records: Sequence[TestRecord]) -> list[str]:
+    tests = sum(record.num_launches > 0 for record in final)
+    launches = sum(record.num_launches for record in records)
+    if not launches:
+        return ["no test launched"]
+    return [counted(tests, "test")] + [counted(launches, "launch")] * (launches != tests)
 
 
 def _matches(rows: Sequence[Verdict]) -> list[str]:
@@ -121,18 +128,17 @@ def _not_compared(rows: Sequence[Verdict]) -> list[str]:
 
 
 def _others(final: Sequence[TestRecord], records: Sequence[TestRecord]) -> list[str]:
-    expected = sum(row.is_expected for record in final for row in record.verdicts)
-    lacking = sum(record.lacked_devices is not None and not record.failed_before_launch for record in final)
-    counts = [
-        (expected, "expected regression", ""),
-        (sum(len(record.new_launches) for record in final), "baseline", " measured"),
-        (sum(record.compared_nothing for record in final), "test", " compared nothing"),
-        (sum(record.failed_without_verdict for record in final), "test", " failed without a verdict"),
-        (sum(record.failed_before_launch for record in final), "test", " failed before a launch"),
-        (lacking, "test", " skipped for lack of devices"),
-        (len(records) - len(final), "attempt", " retried"),
-    ]
-    return [counted(count, noun) + rest for count, noun, rest in counts if count]
+    """Return the counts that are not 0 of expected regressions, new baselines and tests without a verdict."""
+    counts = (
+        (sum(row.is_expected for record in final for row in record.verdicts), "regression", "expected"),
+        (sum(len(record.new_launches) for record in final), "baseline", "measured"),
+        (sum(record.compared_nothing for record in final), "test", "without a comparison"),
+        (sum(record.failed_without_verdict for record in final), "test", "failed without a verdict"),
+        (sum(record.failed_before_launch for record in final), "test", "failed before a launch"),
+        (sum(record.is_skipped for record in final), "test", "skipped for lack of devices"),
+        (len(records) - len(final), "attempt", "retried"),
+    )
+    return [f"{counted(count, noun)} {rest}" for count, noun, rest in counts if count]
 
 
 def change_lines(old: Baseline | None, new: Baseline) -> list[str]:

@@ -23,9 +23,11 @@ def paired(project):
 
 def test_mappings_are_launched_and_equal_bits_pass(paired):
     project = paired("assert len(workload.compare(*pair, steps=4).rows) == 3")
-    result = project.run("--aorta-results=kept")
+    result = project.run("-v", "--aorta-results=kept")
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["*::A/B*weight_hash *444444444444 *pass: all 4 steps", "2 launched, 3 compared*"])
+    result.stdout.fnmatch_lines(
+        ["*::A/B*weight_hash *444444444444 *pass: all 4 steps", "aorta: 1 test, 2 launches, 3 metrics match (3 exact)"]
+    )
 
 
 def test_first_difference_fails_with_step_metric_and_config(paired):
@@ -69,7 +71,7 @@ def test_locating_launches_each_once_more_and_names_the_parameter(paired, option
             "E  *first difference: step 2, weight_hash",
             "E  *step 2, gradients: 1 of 2 gradients differ, first w [[]2, 3]",
             "E  *step 2, weights: 1 of 2 parameters differ, first w [[]2, 3]",
-            "4 launched, *",
+            "aorta: 1 test, 4 launches, *",
         ]
     )
 
@@ -77,7 +79,7 @@ def test_locating_launches_each_once_more_and_names_the_parameter(paired, option
 def test_argument_turns_the_option_off(paired):
     project = paired("workload.compare(*pair, steps=4, locate=False)")
     project.plant(by_launch=LOCATING)
-    project.run("--aorta-locate").stdout.fnmatch_lines(["2 launched, *"])
+    project.run("--aorta-locate").stdout.fnmatch_lines(["aorta: 1 test, 2 launches, *"])
 
 
 def test_difference_that_does_not_come_back_is_reported(paired):
@@ -132,7 +134,7 @@ def test_metrics_of_launches_come_after_those_of_steps(paired):
 def test_what_cannot_be_compared_is_an_error_before_any_launch(paired, call, message):
     result = paired(call).run()
     result.stdout.fnmatch_lines([f"E  *SpecError: {message.replace('[', '[[]')}"])
-    result.stdout.fnmatch_lines(["0 launched, *1 failed before a launch"])
+    result.stdout.fnmatch_lines(["aorta: no test launched; 1 test failed before a launch"])
 
 
 def test_results_of_the_reference_version_come_from_it_again(versioned):

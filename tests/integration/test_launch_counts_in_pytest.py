@@ -45,8 +45,9 @@ def assert_inconclusive(result: pytest.RunResult) -> None:
 )
 def test_launches_are_as_many_as_a_verdict_needs(learned, slowdown, launched, outcome):
     learned.plant(slowdown=slowdown)
-    result = learned.run()
-    result.stdout.fnmatch_lines([f"* step_time_p50 * 5% *{launched} *{outcome}*", f"{launched} launched, 2 compared *"])
+    result = learned.run("-v")
+    launches = f", {launched} launches" if launched > 1 else ""
+    result.stdout.fnmatch_lines([f"* step_time_p50 * 5% *{launched} *{outcome}*", f"aorta: 1 test{launches}, * match*"])
 
 
 @pytest.mark.parametrize(("option", "launched"), [(2, 1), (3, 3), (4, 3), (7, 3)])
@@ -54,14 +55,15 @@ def test_option_limits_the_launches_and_fewer_than_three_never_fail(learned, opt
     learned.plant(slowdown=1.2 if option < 3 else [*RESTLESS, 1.3, 0.8])
     result = learned.run(f"--aorta-max-launches={option}")
     assert_inconclusive(result)
-    result.stdout.fnmatch_lines([f"{launched} launched, 2 compared (1 inconclusive, 1 pass), *"])
+    launches = f", {launched} launches" if launched > 1 else ""
+    result.stdout.fnmatch_lines([f"aorta: 1 test{launches}, 1 inconclusive, 1 metric matches (1 exact) *"])
 
 
 def test_exact_metric_is_final_with_one_launch(learned):
     learned.plant(weight_hash="f" * 16, slowdown=1.2)
     result = learned.run()
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["E  *weight_hash: regression: *", "1 launched, *"])
+    result.stdout.fnmatch_lines(["E  *weight_hash: regression: *", "aorta: 1 test, 1 regression, *"])
     assert "WARNING" not in text_of(result)
     assert "--aorta-ab=main" not in text_of(result)
 
@@ -72,8 +74,9 @@ def test_inconclusive_test_passes_with_a_letter_a_count_and_a_warning(restless):
     result.stdout.fnmatch_lines(
         [
             "test_toy.py I *",
-            "WARNING: no decision for test_toy::test_one::toy step_time_p50: --aorta-fail-on=inconclusive,missing *",
-            "3 launched, 2 compared (1 inconclusive, 1 pass), *",
+            "test_toy::test_one::toy  step_time_p50 * inconclusive: further launches could not decide",
+            "WARNING: no decision for 1 metric: --aorta-fail-on=inconclusive,missing *",
+            "aorta: 1 test, 3 launches, 1 inconclusive, 1 metric matches (1 exact) *",
             "*= 1 inconclusive in *",
         ]
     )
@@ -108,7 +111,7 @@ def test_xdist_carries_inconclusive(restless):
     pytest.importorskip("xdist")
     result = restless.pytester.runpytest_subprocess("-p", "no:cacheprovider", "-n1", timeout=150)
     assert_inconclusive(result)
-    result.stdout.fnmatch_lines(["WARNING: no decision for *", "3 launched, 2 compared (1 inconclusive, 1 pass), *"])
+    result.stdout.fnmatch_lines(["WARNING: no decision for *", "aorta: 1 test, 3 launches, 1 inconclusive, *"])
 
 
 def test_inconclusive_test_neither_stops_a_run_nor_is_a_last_failure(restless):
@@ -126,7 +129,7 @@ def test_regression_tells_everything_that_is_known(gpu):
     gpu.plant(**stable)
     gpu.run("--update-baselines").assert_outcomes(passed=1)
     gpu.plant(slowdown=1.2, waits={"0": 4.0, "1": 2.0}, canary={"gemm_ms": 1.2, "all_reduce_ms": 2.0})
-    result = gpu.run()
+    result = gpu.run("-v")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         [
@@ -148,6 +151,8 @@ def test_growth_of_memory_is_reported_also_of_a_test_that_passes(learned):
     learned.plant(memory_growth=0.5)
     result = learned.run()
     result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["aorta: 1 test, 2 metrics match * [[]-v for the table and 1 note[]]"])
+    result = learned.run("-v")
     result.stdout.fnmatch_lines(
         ["note: test_toy::test_one: memory grows within a launch by at least *%; look for a leak"]
     )
@@ -174,7 +179,7 @@ def test_second_launch_that_raises_fails_the_test_with_its_evidence(learned):
         [
             "E  *LaunchError: toy on 2 cuda ranks: rank exception: rank 1 failed first: ValueError: boom",
             "E  *plan, logs and stacks: */kept/test-toy-py-test-one-*/02-toy-*",
-            "2 launched, 0 compared, *",
+            "aorta: 1 test, 2 launches; 1 test failed without a verdict",
         ]
     )
 
@@ -184,7 +189,7 @@ def test_second_launch_whose_own_checks_fail_fails_the_test(learned):
     result = learned.run()
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
-        ["E  *WorkloadFailed: toy: 1 of its own checks failed on toy-gpu-x2-nccl", "2 launched, *"]
+        ["E  *WorkloadFailed: toy: 1 of its own checks failed on toy-gpu-x2-nccl", "aorta: 1 test, 2 launches; *"]
     )
 
 
@@ -202,9 +207,9 @@ COMPARE = "workload.compare(workload.run('toy', step_ms={}), workload.run('toy')
 )
 def test_comparison_launches_both_until_there_is_a_verdict(gpu, step_ms, arguments, launched, outcome):
     gpu.one_test(COMPARE.format(step_ms))
-    result = gpu.run(*arguments)
+    result = gpu.run("-v", *arguments)
     result.stdout.fnmatch_lines(
-        [f"* step_time_p50 * 5% *{launched // 2} *{outcome}*", f"{launched} launched, 2 compared *"]
+        [f"* step_time_p50 * 5% *{launched // 2} *{outcome}*", f"aorta: 1 test, {launched} launches, *"]
     )
 
 
@@ -225,11 +230,15 @@ def test_comparison_that_decides_nothing_says_what_to_do(gpu):
 
 def test_change_against_the_reference_version_is_a_regression(versioned_gpu):
     versioned_gpu.plant(candidate={"slowdown": 1.2})
-    result = versioned_gpu.run("--aorta-ab=HEAD", "--aorta-results=kept")
+    result = versioned_gpu.run("-v", "--aorta-ab=HEAD", "--aorta-results=kept")
     result.assert_outcomes(failed=1)
     line = "step_time_p50: regression: 12 ms, reference 10 ms, change +20.0% [[]+*, +*], tolerance 5%, 3 launches"
     result.stdout.fnmatch_lines(
-        [f"E  *{line} (A/B with HEAD)", "* step_time_p50 * *3 *regression: A/B with HEAD", "7 launched, 2 compared *"]
+        [
+            f"E  *{line} (A/B with HEAD)",
+            "* step_time_p50 * *3 *regression: A/B with HEAD",
+            "aorta: 1 test, 7 launches, 1 regression, 1 metric matches (1 exact)",
+        ]
     )
     assert "--aorta-ab=main" not in text_of(result)
     assert versioned_gpu.planned() == ["", "", "HEAD", "HEAD", "", "", "HEAD"]
@@ -238,10 +247,13 @@ def test_change_against_the_reference_version_is_a_regression(versioned_gpu):
 
 def test_machine_that_is_slow_for_the_reference_too_is_no_regression(versioned_gpu):
     versioned_gpu.plant(slowdown=1.2)
-    result = versioned_gpu.run("--aorta-ab=HEAD")
+    result = versioned_gpu.run("-v", "--aorta-ab=HEAD")
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(
-        ["* step_time_p50 *12 ms *12 ms * *2 *pass: A/B with HEAD", "5 launched, 2 compared (2 pass), *"]
+        [
+            "* step_time_p50 *12 ms *12 ms * *2 *pass: A/B with HEAD",
+            "aorta: 1 test, 5 launches, 2 metrics match (1 exact, 1 within tolerance)",
+        ]
     )
 
 
@@ -255,7 +267,7 @@ def test_reference_that_decides_nothing_is_inconclusive(versioned_gpu):
     versioned_gpu.plant(slowdown=[1.2, 1.3, 0.8, 1.5, 1, 0.7, 1.2, 1, 1.6, 0.9, 1, 1.3, 0.8])
     result = versioned_gpu.run("--aorta-ab=HEAD")
     assert_inconclusive(result)
-    result.stdout.fnmatch_lines(["* step_time_p50 * *6 *inconclusive: A/B with HEAD", "13 launched, *"])
+    result.stdout.fnmatch_lines(["* step_time_p50 * *6 *inconclusive: A/B with HEAD", "aorta: 1 test, 13 launches, *"])
 
 
 def test_failing_launch_of_the_reference_names_it(versioned_gpu):

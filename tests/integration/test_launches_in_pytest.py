@@ -76,7 +76,7 @@ def test_unknown_workload_or_config_is_reported_and_nothing_is_launched(project,
     project.one_test(f"workload.run({call})")
     result = failing(project, "--aorta-results=kept")
     result.stdout.fnmatch_lines([f"E  *SpecError: {message}".replace("['", "[[]'").replace("[[][[]", "[[]")])
-    assert "1 launched" not in result.stdout.str()
+    assert "aorta: no test launched; " in result.stdout.str()
     assert not (project.path / "kept").exists()
 
 
@@ -93,7 +93,7 @@ def test_invalid_script_is_reported_and_nothing_is_launched(project, script, mes
     project.one_test(f"workload.run_script({script!r})")
     result = failing(project)
     result.stdout.fnmatch_lines([f"E  *SpecError: {message}"])
-    assert "1 launched" not in result.stdout.str()
+    assert "aorta: no test launched; " in result.stdout.str()
 
 
 @pytest.mark.parametrize("script", ["'train.py'", "'pkg.train'", "__import__('pathlib').Path('train.py')"])

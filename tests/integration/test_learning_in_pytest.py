@@ -24,7 +24,7 @@ def test_ten_launches_are_recorded_and_what_they_detect_is_reported(gpu):
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(
         [
-            "10 launched, 0 compared, *",
+            "aorta: 1 test, 10 launches; 1 baseline measured",
             "recorded toy-gpu-x2-nccl: test_toy.py::test_one::toy (10 launches in the center, 10 in total, revision 1)",
             "  step_time_p50: - -> 10 ms",
             "  step_time_p50: detects from +*% with 3, +*% with 5 launches",
@@ -35,13 +35,15 @@ def test_ten_launches_are_recorded_and_what_they_detect_is_reported(gpu):
 
 
 def test_number_of_launches_can_be_chosen(gpu):
-    gpu.run("--update-baselines", "--aorta-launches=3").stdout.fnmatch_lines(["3 launched, *"])
+    gpu.run("--update-baselines", "--aorta-launches=3").stdout.fnmatch_lines(
+        ["aorta: 1 test, 3 launches; 1 baseline measured"]
+    )
     assert center_flags(gpu) == [(1, True)] * 3
 
 
 def test_one_launch_is_recorded_where_nothing_has_noise(project):
     project.write("test_toy.py", "def test_one(workload): workload.check(workload.run('toy'))")
-    project.run("--update-baselines").stdout.fnmatch_lines(["1 launched, *"])
+    project.run("--update-baselines").stdout.fnmatch_lines(["aorta: 1 test; 1 baseline measured"])
     assert center_flags(project) == [(1, True)]
 
 
@@ -175,7 +177,9 @@ def test_launch_that_fails_while_learning_fails_the_test_and_nothing_is_written(
     gpu.plant(by_launch={"4": {"raises": 0}})
     result = gpu.run("--update-baselines")
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["E  *LaunchError: *rank 0 failed first: ValueError: boom", "4 launched, *"])
+    result.stdout.fnmatch_lines(
+        ["E  *LaunchError: *rank 0 failed first: ValueError: boom", "aorta: 1 test, 4 launches; *"]
+    )
     assert gpu.baseline_files() == []
 
 

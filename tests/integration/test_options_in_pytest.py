@@ -270,7 +270,7 @@ def test_gpu_test_is_skipped_with_needed_and_given_and_counted(project):
     result = project.run("-rs")
     result.assert_outcomes(skipped=1)
     result.stdout.fnmatch_lines(
-        ["0 launched, 0 compared, 1 skipped for lack of devices", "SKIPPED * needs 4 GPUs, 0 given"]
+        ["aorta: no test launched; 1 test skipped for lack of devices", "SKIPPED * needs 4 GPUs, 0 given"]
     )
 
 

@@ -58,7 +58,7 @@ def nvml(monkeypatch):
 def test_regression_on_throttled_gpus_fails_and_names_the_throttling(nvml, learned):
     nvml.hot = ("GPU-1",)
     learned.plant(slowdown=1.3)
-    result = learned.run("--aorta-results=kept")
+    result = learned.run("-v", "--aorta-results=kept")
     result.assert_outcomes(failed=1)
     hot = "GPU 1 throttled (hw_thermal_slowdown in 100% of samples, SM clock 1,200 of 1,980 MHz)"
     text = result.stdout.str()
@@ -106,8 +106,14 @@ def test_profiled_times_are_not_applicable_and_never_make_a_baseline(installed, 
     learned.plant(slowdown=1.3)
     result = learned.run("--aorta-profiler=nsys")
     result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "note: test_toy::test_one: nsys left no trace in *",
+            "aorta: 1 test, 1 metric matches (1 exact); 1 not applicable (a profiler slows the ranks down) *",
+        ]
+    )
+    result = learned.run("-v", "--aorta-profiler=nsys")
     result.stdout.fnmatch_lines(["*step_time_p50*not applicable: ranks ran under nsys, which slows them"])
-    result.stdout.fnmatch_lines(["note: test_toy::test_one: nsys left no trace in *"])
     before = [path.read_bytes() for path in learned.baseline_files()]
     refused = learned.run("--aorta-profiler=nsys", "--update-baselines")
     assert refused.ret == pytest.ExitCode.USAGE_ERROR

@@ -90,7 +90,7 @@ def test_reference_that_is_none_fails_the_test_that_wants_it(versioned, options,
     versioned.one_test("distributed_world.again(workload.run('toy'), reference=True)")
     result = versioned.run(*options)
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines([f"E  *SpecError: {message}", "1 launched, *"])
+    result.stdout.fnmatch_lines([f"E  *SpecError: {message}", "aorta: 1 test; 1 test failed without a verdict"])
     versioned.assert_no_worktree_left()
 
 
@@ -98,7 +98,9 @@ def test_workload_that_the_commit_lacks_is_reported_and_not_launched(versioned):
     versioned.write("workloads/young/default.yaml", (versioned.path / "workloads/toy/default.yaml").read_text())
     versioned.one_test("distributed_world.again(workload.run('young'), reference=True)")
     result = versioned.run("--aorta-ab=HEAD")
-    result.stdout.fnmatch_lines(["E  *SpecError: workload 'young' does not exist at HEAD: *", "1 launched, *"])
+    result.stdout.fnmatch_lines(
+        ["E  *SpecError: workload 'young' does not exist at HEAD: *", "aorta: 1 test; 1 test failed without a verdict"]
+    )
 
 
 def test_result_of_another_test_is_not_launched_again(versioned):

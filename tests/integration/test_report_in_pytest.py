@@ -94,7 +94,7 @@ def test_report_that_can_not_be_written_leaves_the_summary(learned):
     learned.write("file", "")
     result = learned.run("--aorta-report=file/report.html")
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["*1 launched, * compared*", "WARNING: *file/report.html: no report was written: *"])
+    result.stdout.fnmatch_lines(["aorta: 1 test, *", "WARNING: *file/report.html: no report was written: *"])
 
 
 @pytest.mark.parametrize("given", ["report.txt", ".html/"])

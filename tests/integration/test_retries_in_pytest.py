@@ -65,13 +65,10 @@ def test_test_that_passes_in_its_second_attempt_counts_once_and_both_are_labelle
     compared.plant(**wrong_weights_in_launch(1))
     result = compared.run("--reruns=2", *workers)
     assert result.parseoutcomes() == {"passed": 2, "rerun": 1}
-    result.stdout.fnmatch_lines_random(
-        [
-            "test_toy::test_speed::toy (attempt 1) *weight_hash *regression",
-            "test_toy::test_speed::toy (attempt 2) *weight_hash *pass",
-            "test_toy::test_weights::toy  *weight_hash *pass",
-            "3 launched, 5 compared (5 pass), 0 skipped for lack of devices, 1 attempt retried",
-        ]
+    rows = [line for line in result.outlines if line.startswith("test_toy::")]
+    assert [row.split()[:4] for row in rows] == [["test_toy::test_speed::toy", "(attempt", "1)", "weight_hash"]]
+    result.stdout.fnmatch_lines(
+        ["aorta: 2 tests, 3 launches, 5 metrics match (2 exact, 3 within tolerance); 1 attempt retried [[]-v *[]]"]
     )
     found = summary(compared)
     assert (found["tests"], found["verdicts"]) == ({"passed": 2}, {"pass": 5})
@@ -110,7 +107,7 @@ def test_teardown_that_is_retried_supersedes_the_call_that_passed(reported):
     result = reported.run("--reruns=1", "--update-baselines")
     assert result.parseoutcomes() == {"passed": 2, "rerun": 1}  # pytest counts the call of the first attempt too
     assert summary(reported)["tests"] == {"passed": 1}
-    result.stdout.fnmatch_lines(["*, 1 attempt retried"])
+    result.stdout.fnmatch_lines(["aorta: *; 1 attempt retried"])
     assert "too early" in page(reported)
 
 
@@ -133,7 +130,7 @@ def test_attempt_that_fails_in_setup_is_labelled(reported):
     )
     result = reported.run("--reruns=1")
     assert result.parseoutcomes() == {"passed": 1, "rerun": 1}
-    result.stdout.fnmatch_lines(["1 launched, 0 compared, 0 skipped for lack of devices, 1 attempt retried"])
+    result.stdout.fnmatch_lines(["aorta: 1 test; 1 test without a comparison; 1 attempt retried"])
     assert summary(reported)["tests"] == {"passed": 1}
     assert attempts(reported, "test_one") == ["1", "2"]
 
@@ -176,8 +173,8 @@ def test_tests_that_failed_before_a_launch_are_counted(reported):
     reported.write("test_toy.py", FAILING)
     result = reported.run()
     assert result.parseoutcomes() == {"passed": 1, "failed": 4, "errors": 1, "skipped": 1}
-    totals = "1 launched, 0 compared, 1 skipped for lack of devices, 4 failed before a launch"
-    result.stdout.fnmatch_lines([totals])
+    totals = "1 test; 1 test without a comparison; 4 tests failed before a launch; 1 test skipped for lack of devices"
+    result.stdout.fnmatch_lines([f"aorta: {totals}"])
     assert summary(reported)["tests"] == {"failed": 3, "error": 1, "skipped": 1, "passed": 1}
     text, html = step_summary(reported), page(reported)
     assert text.startswith(f"## \N{CROSS MARK} pytest-aorta\n\n{totals}\n")
@@ -193,7 +190,7 @@ def test_devices_that_had_to_be_there_are_a_failure_before_a_launch(reported):
     reported.write("test_toy.py", FAILING)
     result = reported.run("--aorta-require-gpus", "-k", "test_devices")
     result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["0 launched, 0 compared, 0 skipped for lack of devices, 1 failed before a launch"])
+    result.stdout.fnmatch_lines(["aorta: no test launched; 1 test failed before a launch"])
     assert summary(reported)["tests"] == {"error": 1}
 
 
@@ -202,7 +199,7 @@ def test_wrong_marker_is_counted_once(reported, workers):
     reported.write("test_toy.py", "import pytest\n\n@pytest.mark.world(ranks=2)\ndef test_one(workload):\n    pass\n")
     result = reported.run(*workers)
     result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["0 launched, 0 compared, 0 skipped for lack of devices, 1 failed before a launch"])
+    result.stdout.fnmatch_lines(["aorta: no test launched; 1 test failed before a launch"])
     assert summary(reported)["tests"] == {"error": 1}
     assert "test_toy.py::test_one" in page(reported)
     assert "<details><summary>test_toy.py::test_one</summary>" in step_summary(reported)

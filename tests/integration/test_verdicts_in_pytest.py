@@ -24,7 +24,7 @@ def test_update_writes_baselines_and_prints_before_and_after(project):
     assert [path.parent.name for path in project.baseline_files()] == ["cpu-x2-gloo"] * 2
     first.stdout.fnmatch_lines(
         [
-            "20 launched, 0 compared, *",
+            "aorta: 2 tests, 20 launches; 2 baselines measured",
             "recorded cpu-x2-gloo: test_toy.py::test_speed::toy (10 launches in the center, 10 in total, revision 1)",
             "  step_time_p50: - -> 10 ms",
             "  weight_hash: - -> 0000*",
@@ -48,8 +48,8 @@ def test_verbose_run_shows_what_was_measured_and_not_compared(recorded):
     recorded.run().stdout.no_fnmatch_line("*measured")
 
 
-def test_second_run_passes_and_shows_every_verdict(recorded):
-    result = recorded.run()
+def test_verbose_second_run_passes_and_shows_every_verdict(recorded):
+    result = recorded.run("-v")
     result.assert_outcomes(passed=2)
     result.stdout.fnmatch_lines(
         [
@@ -60,14 +60,123 @@ def test_second_run_passes_and_shows_every_verdict(recorded):
             "test_toy::test_weights* *step_time_p50 *pass",
             "test_toy::test_weights* *step_time_mean *10 ms *10 ms *+0.00% * *200% *1 *pass",
             "test_toy::test_weights* *weight_hash *pass",
-            "2 launched, 5 compared (5 pass), 0 skipped for lack of devices",
+            "aorta: 2 tests, 5 metrics match (2 exact, 3 within tolerance)",
         ]
     )
 
 
+@pytest.mark.parametrize("quiet", [[], ["-q"]], ids=["plain", "-q"])
+def test_run_without_a_finding_ends_in_one_line(recorded, quiet):
+    result = recorded.run(*quiet)
+    result.assert_outcomes(passed=2)
+    found = [line for line in result.outlines if "aorta" in line and not line.startswith(("plugins", "rootdir"))]
+    hint = "" if quiet else " [-v for the table]"
+    assert found[-1] == f"aorta: 2 tests, 5 metrics match (2 exact, 3 within tolerance){hint}"
+    assert len(found) == (1 if quiet else 2)  # the first is that of the header
+
+
+def test_quiet_run_with_a_regression_counts_it_in_one_line(recorded):
+    recorded.plant(slowdown=3, only="test-speed")
+    result = recorded.run("-q", "--tb=no")
+    result.assert_outcomes(passed=1, failed=1)
+    assert [line for line in result.outlines if line.startswith(("aorta", "test_toy::", "note"))] == [
+        "aorta: 2 tests, 4 launches, 1 regression, 4 metrics match (2 exact, 2 within tolerance)"
+    ]
+
+
+def test_run_with_a_regression_shows_its_row_without_what_the_failure_says(recorded):
+    recorded.plant(slowdown=3, only="test-speed", waits={"0": 30.0, "1": 0.0})
+    result = recorded.run()
+    result.assert_outcomes(passed=1, failed=1)
+    shown = result.outlines[result.outlines.index(next(line for line in result.outlines if "= aorta =" in line)) :]
+    rows = [line.split()[:2] for line in shown if line.startswith("test_toy::")]
+    assert rows == [["test_toy::test_speed::toy", "step_time_p50"]]
+    assert text_of(result).count("straggler: rank 1 waits") == 1
+    assert "note: " not in text_of(result)
+
+
+def test_metrics_without_a_baseline_share_a_row(project):
+    project.test_file()
+    result = project.run("--aorta-fail-on=none")
+    rows = [line for line in result.outlines if line.startswith("test_toy::")]
+    assert [row.split(maxsplit=1)[0] for row in rows] == ["test_toy::test_speed::toy", "test_toy::test_weights::toy"]
+    for row in rows:
+        assert " metrics " in row
+        assert row.endswith("missing: no baseline; record one with --update-baselines")
+
+
+EXPECTED = """
+def test_speed(workload):
+    with workload.expect_regression("step_time_p50") as regression:
+        workload.check(workload.run("toy"))
+    assert "step_time_p50: regression: 30 ms" in regression.text
+"""
+
+
+def test_expected_regression_passes_and_is_no_finding(recorded):
+    recorded.test_file(EXPECTED)
+    recorded.plant(slowdown=3)
+    result = recorded.run("--junitxml=report.xml")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["aorta: 1 test, 3 launches, 1 metric matches (1 exact); 1 regression expected *"])
+    assert not [line for line in result.outlines if line.startswith("test_toy::")]
+    recorded.run("-v").stdout.fnmatch_lines(["test_toy::test_speed::toy  step_time_p50 * expected regression"])
+    assert 'name="aorta.toy.step_time_p50.verdict"' not in (recorded.path / "report.xml").read_text()
+    assert (
+        'name="aorta.step_time_p50.verdict" value="expected regression"' in (recorded.path / "report.xml").read_text()
+    )
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ({}, "*ComparisonFailed: expect_regression: no regression of step_time_p50 was found:"),
+        ({"weight_hash": "f" * 16}, "*weight_hash: regression: ffffffffffff, *"),
+        ({"slowdown": 3, "weight_hash": "f" * 16}, "*weight_hash: regression: ffffffffffff, *"),
+        ({"slowdown": 3, "weight_hash": None}, "*weight_hash: missing: *(the launch has no weight_hash)"),
+        ({"raises": 1}, "*LaunchError: *rank 1 failed first: ValueError: boom"),
+    ],
+    ids=["no regression", "of another metric", "of two metrics", "and a lost metric", "a failed launch"],
+)
+def test_what_differs_from_an_expected_regression_fails_the_test(recorded, fault, message):
+    recorded.test_file(EXPECTED)
+    recorded.plant(**fault)
+    result = recorded.run()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([f"E  {message}"])
+    assert "expected" not in next(line for line in result.outlines if line.startswith("aorta: 1 test"))
+
+
+def test_expected_regression_that_is_never_compared_fails_the_test(project):
+    project.one_test("with workload.expect_regression('step_time_p50'): pass")
+    result = project.run()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["E  *no regression of step_time_p50 was found:", "E  *nothing was compared"])
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [("", "names no metric; *"), ("'step_time'", "metrics [[]'step_time'[]] are unknown (did you mean *")],
+)
+def test_expected_regression_of_no_known_metric_is_an_error(project, metrics, message):
+    project.one_test(f"with workload.expect_regression({metrics}): pass")
+    result = project.run()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([f"E  *SpecError: expect_regression: {message}"])
+
+
+def test_regression_that_a_test_catches_by_itself_is_a_finding(recorded):
+    caught = EXPECTED.replace('workload.expect_regression("step_time_p50")', "pytest.raises(Exception)")
+    recorded.test_file(caught.replace("regression.text", "str(regression.value)"))
+    recorded.plant(slowdown=3)
+    result = recorded.run()
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["test_toy::test_speed::toy  step_time_p50 * regression", "aorta: *1 regression, *"])
+
+
 def test_run_without_workloads_has_no_section(project):
     project.write("test_plain.py", "def test_plain(): pass")
-    assert "= aorta =" not in text_of(project.run())
+    assert [line for line in project.run().outlines if line.startswith("aorta: ")][1:] == []
 
 
 def test_slowdown_fails_exactly_its_test_and_names_the_metric(recorded):
@@ -118,7 +227,7 @@ def test_missing_baseline_that_does_not_fail_the_test_is_counted_and_not_recorde
     project.test_file()
     result = project.run(f"--aorta-fail-on={fail_on}")
     result.assert_outcomes(passed=2)
-    result.stdout.fnmatch_lines(["2 launched, 5 compared (5 missing), *"])
+    result.stdout.fnmatch_lines(["aorta: 2 tests, 5 missing, 0 metrics match *"])
     assert project.baseline_files() == []
 
 
@@ -139,7 +248,12 @@ def test_not_applicable_verdict_fails_the_test_where_it_is_listed(recorded):
     recorded.plant(torch="2.12.0")
     plain = recorded.run()
     plain.assert_outcomes(passed=2)
-    plain.stdout.fnmatch_lines(["2 launched, 5 compared (2 not applicable, 3 pass), *"])
+    plain.stdout.fnmatch_lines(
+        [
+            "aorta: 2 tests, 3 metrics match (3 within tolerance); 2 not applicable (bitwise comparison needs the same "
+            "versions and device) [[]-v for the table[]]"
+        ]
+    )
     strict = recorded.run("--aorta-fail-on=not-applicable")
     strict.assert_outcomes(failed=2)
     strict.stdout.fnmatch_lines(["E  *weight_hash: not applicable: *(torch is '2.12.0', the baseline's '2.11.0')"])
@@ -155,7 +269,7 @@ def test_improvement_passes_and_says_that_the_baseline_is_stale(project):
     result.stdout.fnmatch_lines(
         [
             "*peak_memory_bytes *1 MiB *2 MiB *-50.0% * 2% *improved: the baseline is stale; record the better value *",
-            "3 launched, 3 compared (1 improved, 2 pass), *",
+            "aorta: 1 test, 3 launches, 1 improved, 2 metrics match (1 exact, 1 within tolerance) *",
         ]
     )
 
@@ -230,7 +344,7 @@ def pytest_runtest_protocol(item):
     recorded.write("conftest.py", (recorded.path / "conftest.py").read_text() + rerun)
     result = recorded.run("-k", "test_speed")
     result.assert_outcomes(passed=2)
-    result.stdout.fnmatch_lines(["2 launched, 4 compared (4 pass), *"])
+    result.stdout.fnmatch_lines(["aorta: 2 tests, 4 metrics match (2 exact, 2 within tolerance) *"])
 
 
 def test_junit_has_the_verdicts_and_a_failure(recorded):
@@ -270,7 +384,7 @@ def test_comparison_of_two_launches_passes_and_needs_no_baseline(project):
     project.one_test(COMPARE.format("step_ms=10.1"), '@pytest.mark.tolerance(step_time_p50="200%")')
     result = project.run()
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["4 launched, 2 compared (2 pass), *"])
+    result.stdout.fnmatch_lines(["aorta: 1 test, 4 launches, 2 metrics match (1 exact, 1 within tolerance) *"])
 
 
 @pytest.mark.parametrize(

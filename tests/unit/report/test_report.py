@@ -351,4 +351,4 @@ def test_failed_tests_of_ours_without_a_launch_are_reported(changes, expected):
     assert record.failed_before_launch is expected
     tests = session_report([record], title="").tests
     assert [test.failed_before_launch for test in tests if test.failed_before_launch] == [True] * expected
-    assert ("1 failed before a launch" in totals([record])) is expected
+    assert ("1 test failed before a launch" in totals([record])) is expected

@@ -10,7 +10,7 @@ from pytest_aorta.verdict.learning import NewLaunches
 from pytest_aorta.verdict.metrics import Origin, Tolerance
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.statistics.scale import Scale
-from pytest_aorta.verdict.verdicts import Missing, ReferenceKind, Verdict, VerdictReference
+from pytest_aorta.verdict.verdicts import Missing, NotApplicable, ReferenceKind, Verdict, VerdictReference
 from tests.unit.builders import make_baseline, make_verdict
 
 MARKED = {"step_time_p50": Tolerance(0.05), "weight_hash": Tolerance(None)}
@@ -33,6 +33,8 @@ VERDICT = st.builds(
     high=st.none() | st.floats(allow_nan=False),
     launches=st.integers(1, 13),
     is_open=st.booleans(),
+    not_applicable=st.none() | st.sampled_from(NotApplicable),
+    is_expected=st.booleans(),
 )
 
 
@@ -74,6 +76,7 @@ def test_record_survives_the_way_from_a_worker(verdicts, notes, lacked, times, c
         compared,
         "failed",
         "why",
+        traces=notes[:1],
     )
     assert TestRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
 
