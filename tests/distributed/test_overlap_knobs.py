@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_aorta.common.errors import ComparisonFailed
-
 pytestmark = [
     pytest.mark.overlap,
     pytest.mark.world(size="all", warm=True),
@@ -17,9 +15,9 @@ pytestmark = [
 def lost(workload, name, config, **changes):
     """Return the failure of ``name`` with ``changes``, compared with its default config."""
     variant = {"workload": name, **config, "steps": 3, "profile_steps": 4}
-    with pytest.raises(ComparisonFailed) as caught:
+    with workload.expect_regression("overlap_ratio") as regression:
         workload.compare(variant | changes, variant, metrics=["overlap_ratio"])
-    return str(caught.value)
+    return regression.text
 
 
 @pytest.mark.extended
