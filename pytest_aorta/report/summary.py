@@ -26,7 +26,7 @@ def summary(report: Report) -> dict[str, Any]:
         "candidate": report.candidate,
         "reference": report.reference,
         "tests": dict(Counter(test.outcome for test in report.final)),
-        "verdicts": dict(Counter(row.outcome.value for test in report.final for row in test.verdicts)),
+        "verdicts": dict(Counter(row.label for test in report.final for row in test.verdicts)),
         "cases": cases,
         "ratios": _ratios(final),
     }
@@ -50,7 +50,7 @@ def _case(test: Test, case: Case) -> dict[str, Any]:
 def _metrics(case: Case) -> dict[str, Any]:
     here = measured_values([launch.facts for launch in case.candidate]) if case.candidate else {}
     there = measured_values(case.others) if case.others else {}
-    verdicts = {row.metric: row.outcome.value for row in case.verdicts}
+    verdicts = {row.metric: row.label for row in case.verdicts}
     return {
         name: {
             "unit": METRICS[name].unit,

@@ -109,7 +109,7 @@ class HistoryVerdict:
         """Build the outcome from a verdict of this run."""
         return cls(
             metric=verdict.metric,
-            outcome=verdict.outcome.value,
+            outcome=verdict.label,
             reference=verdict.reference.kind.value,
             value=verdict.value,
             baseline=verdict.baseline,

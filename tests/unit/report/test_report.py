@@ -289,6 +289,13 @@ def test_median_over_launches_is_the_same_in_verdicts_and_in_the_summary():
     assert row["cases"][0]["metrics"]["step_time_p50"]["candidate"] == middle(METRICS["step_time_p50"], launches)
 
 
+def test_expected_regression_is_counted_as_such_in_the_summary():
+    expected = make_verdict(Outcome.REGRESSION, is_expected=True)
+    found = summary(as_report(replace(p50_case(2.0, 1.0), verdicts=(expected,))))
+    assert found["verdicts"] == {"expected regression": 1}
+    assert found["cases"][0]["metrics"]["step_time_p50"]["verdict"] == "expected regression"
+
+
 # Plain numbers are checked a list at a time, to the same result
 
 ODD = st.floats(allow_nan=True) | st.integers(-2, 2) | st.booleans() | st.none() | st.text(max_size=2)

@@ -84,6 +84,10 @@ def test_value_that_does_not_fit_the_schema_is_not_written(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_expected_regression_is_kept_as_such():
+    assert HistoryVerdict.of(make_verdict(Outcome.REGRESSION, is_expected=True)).outcome == "expected regression"
+
+
 def test_change_without_a_number_is_left_out():
     assert HistoryVerdict.of(make_verdict(Outcome.REGRESSION, delta=float("inf"))).change is None
 
