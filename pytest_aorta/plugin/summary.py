@@ -35,7 +35,7 @@ def summary_lines(records: Sequence[TestRecord], verbosity: int = 0) -> list[str
     notes = [
         f"note: {short_nodeid(record.nodeid)}{record.attempt_label}: {note}"
         for record in records
-        for note in (*record.traces, *(record.notes if is_verbose or _needs_notes(record) else ()))
+        for note in (*record.traces, *(record.notes if is_verbose else _needed_notes(record)))
     ]
     hint = "" if is_verbose else _hint(records)
     return [*table, *notes, *_warnings(records), f"aorta: {totals(records)}{hint}"]
@@ -45,7 +45,7 @@ def _hint(records: Sequence[TestRecord]) -> str:
     """Return what ``-v`` adds."""
     if not any(record.verdicts for record in records):
         return ""
-    hidden = sum(len(record.notes) for record in records if not record.has_failed and not _needs_notes(record))
+    hidden = sum(len(_new(record, record.notes)) - len(_needed_notes(record)) for record in records)
     added = ["the table", counted(hidden, "note")] if hidden else ["the table"]
     return f" [-v for {' and '.join(added)}]"
 
@@ -56,18 +56,16 @@ def _all_rows(record: TestRecord) -> list[_Row]:
 
 
 def _finding_rows(record: TestRecord) -> list[_Row]:
-    """Return a row for each finding; metrics without a baseline share one.
+    """Return a row for each finding, with the reason that the test's failure does not contain.
 
-    The failure of a failed test contains the reasons already.
+    Metrics without a baseline share a row.
     """
     found = [verdict for verdict in record.verdicts if verdict.is_finding]
     unrecorded: dict[str, list[Verdict]] = {}
     for verdict in found:
         if verdict.remedy:
             unrecorded.setdefault(verdict.case, []).append(verdict)
-    rows = [
-        _row(record, verdict, "" if record.has_failed else verdict.reason) for verdict in found if not verdict.remedy
-    ]
+    rows = [_row(record, verdict, "".join(_new(record, [verdict.reason]))) for verdict in found if not verdict.remedy]
     return [*rows, *(_unrecorded_row(record, verdicts) for verdicts in unrecorded.values())]
 
 
@@ -83,9 +81,14 @@ def _unrecorded_row(record: TestRecord, verdicts: Sequence[Verdict]) -> _Row:
     return (test, f"{len(verdicts)} metrics", "-", "-", "-", "-", str(first.launches), first.label), first.reason
 
 
-def _needs_notes(record: TestRecord) -> bool:
-    """Return True if a finding of the test needs its notes, which the failure of a failed test contains already."""
-    return not record.has_failed and any(verdict.is_finding for verdict in record.verdicts)
+def _needed_notes(record: TestRecord) -> list[str]:
+    """Return the notes on findings that the test's failure does not contain."""
+    return _new(record, record.notes) if any(verdict.is_finding for verdict in record.verdicts) else []
+
+
+def _new(record: TestRecord, texts: Sequence[str]) -> list[str]:
+    """Return the texts that the failure does not contain; of a retried attempt, pytest prints no failure."""
+    return [text for text in texts if not (record.has_failed and text in record.failure)]
 
 
 def _measured_rows(record: TestRecord) -> list[_Row]:

@@ -85,9 +85,20 @@ def test_quiet_summary_is_one_line_whatever_happened():
 
 def test_row_of_a_failed_test_does_not_repeat_its_failure():
     regression = replace(FINDINGS[0], detail="rank 1 is throttled")
-    lines = summary_lines([record(regression, outcome="failed", notes=["slow"])])
+    failure = f"toy failed:\n  {regression}\n  slow\n"
+    lines = summary_lines([record(regression, outcome="failed", failure=failure, notes=["slow"])])
     assert "throttled" not in "".join(lines)
     assert not [line for line in lines if line.startswith("note: ")]
+    assert lines[-1].endswith(" [-v for the table]")
+
+
+@pytest.mark.parametrize("outcome", ["failed", "error", "xfailed", "rerun", "passed"])
+def test_what_a_failure_does_not_say_or_pytest_does_not_print_is_in_the_row(outcome):
+    improved = replace(FINDINGS[3], detail="the baseline is stale")
+    failure = "the baseline is stale; fast" if outcome in ("xfailed", "rerun") else "broken teardown"
+    lines = summary_lines([record(improved, outcome=outcome, failure=failure, notes=["fast"])])
+    assert rows(lines)[0].endswith("improved: the baseline is stale")
+    assert [line for line in lines if line.startswith("note: ")]
 
 
 def test_finding_of_a_test_that_passed_has_its_reason_and_notes():
