@@ -2,28 +2,13 @@
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const all = (selector, within = document) => [...within.querySelectorAll(selector)];
-  const root = document.documentElement;
-  const color = (name) => getComputedStyle(root).getPropertyValue(`--${name.replaceAll("_", "-")}`).trim();
-  const system = matchMedia("(prefers-color-scheme: dark)");
+  const { color } = aortaTheme;
   const drawn = new Map();
 
-  // Theme: the system's unless the reader chooses another.
-  const themes = ["system", "light", "dark"];
-  let theme = "system";
-  try { theme = localStorage.getItem("aorta-theme") || theme; } catch { /* a page opened from a file may have no storage */ }
-  const button = document.getElementById("theme");
-  function show() {
-    root.dataset.theme = theme === "system" ? (system.matches ? "dark" : "light") : theme;
-    button.textContent = `Theme: ${theme}`;
+  function redraw() {
     drawn.forEach((plot, figure) => { plot.destroy(); drawn.delete(figure); });
     drawVisible();
   }
-  button.addEventListener("click", () => {
-    theme = themes[(themes.indexOf(theme) + 1) % themes.length];
-    try { localStorage.setItem("aorta-theme", theme); } catch { /* no storage, see above */ }
-    show();
-  });
-  system.addEventListener("change", show);
 
   // The table of verdicts: sorted by a click on a column's header, filtered by text and verdict.
   const table = document.getElementById("verdicts");
@@ -158,7 +143,7 @@
     stroke: color("muted"), grid: { stroke: color("grid"), width: 1 }, ticks: { stroke: color("grid"), width: 1 },
     font: "12px system-ui, sans-serif", labelFont: "12px system-ui, sans-serif", labelSize: 20, ...more,
   });
-  const rankColor = (rank, ranks) => `hsl(${Math.round(205 + 330 * rank / ranks) % 360} 65% ${root.dataset.theme === "dark" ? 66 : 40}%)`;
+  const rankColor = (rank, ranks) => `hsl(${Math.round(205 + 330 * rank / ranks) % 360} 65% ${aortaTheme.isDark() ? 66 : 40}%)`;
   function make(canvas, height, options, values, whole) {
     const figure = canvas.parentElement;
     // The visible range is an attribute of the figure, for scripts and for readers who use the inspector.
@@ -307,6 +292,6 @@
   const colors = new Set(["compute", "copy", "exposed", "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send_recv"]);
 
   filter();
-  show();
+  aortaTheme.follow(redraw);
   openTarget();
 })();

@@ -17,6 +17,7 @@ from pytest_aorta.report.lanes import collective_overlaps, rank_overlaps
 from pytest_aorta.report.page import rows
 from pytest_aorta.report.page.interval import interval_marks
 from pytest_aorta.report.page.plots import case_plots, numbers_a_launch
+from pytest_aorta.report.page.templates import html_template
 from pytest_aorta.verdict.metrics import METRICS
 from pytest_aorta.verdict.verdicts import Verdict
 
@@ -51,21 +52,14 @@ def render(report: Report) -> str:
         metrics=METRICS,
         style=_asset("vendor/uPlot.min.css") + _asset("page.css"),
         library=_asset("vendor/uPlot.iife.min.js"),
-        script=_asset("page.js"),
+        script=_asset("theme.js") + _asset("page.js"),
     )
 
 
 @functools.cache
 def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_asset),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"ms": _ms, "percent": _percent, "bounded": _bounded, "breakable": _breakable}
-    return environment.get_template("page.html.jinja")
+    filters = {"ms": _ms, "percent": _percent, "bounded": _bounded, "breakable": _breakable}
+    return html_template("page", _asset, filters)
 
 
 def sort_key(row: Verdict) -> dict[str, Any]:

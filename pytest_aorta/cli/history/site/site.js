@@ -1,29 +1,14 @@
 "use strict";
 (() => {
-  const root = document.documentElement;
-  const color = (name) => getComputedStyle(root).getPropertyValue(`--${name}`).trim();
-  const system = matchMedia("(prefers-color-scheme: dark)");
+  const { color } = aortaTheme;
   const element = document.getElementById("data");
   const data = element && JSON.parse(element.textContent);
   const drawn = new Map();
 
-  // Theme: the system's unless the reader chooses another.
-  const themes = ["system", "light", "dark"];
-  let theme = "system";
-  try { theme = localStorage.getItem("aorta-theme") || theme; } catch { /* a page opened from a file may have no storage */ }
-  const button = document.getElementById("theme");
-  function show() {
-    root.dataset.theme = theme === "system" ? (system.matches ? "dark" : "light") : theme;
-    button.textContent = `Theme: ${theme}`;
+  function redraw() {
     drawn.forEach((plot, figure) => { plot.destroy(); drawn.delete(figure); });
     document.querySelectorAll("figure.plot").forEach((figure) => { watcher.unobserve(figure); watcher.observe(figure); });
   }
-  button.addEventListener("click", () => {
-    theme = themes[(themes.indexOf(theme) + 1) % themes.length];
-    try { localStorage.setItem("aorta-theme", theme); } catch { /* no storage, see above */ }
-    show();
-  });
-  system.addEventListener("change", show);
 
   // A chart is drawn when it comes into view.
   const watcher = new IntersectionObserver(
@@ -159,5 +144,5 @@
     }), 100);
   });
 
-  show();
+  aortaTheme.follow(redraw);
 })();
