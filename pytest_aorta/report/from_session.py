@@ -12,6 +12,7 @@ from pytest_aorta.result.folder import RESULT_FILE
 from pytest_aorta.result.provenance import UTC_FORMAT
 from pytest_aorta.session.record import Compared, TestRecord
 from pytest_aorta.verdict.baseline import Baseline, read_baseline_file
+from pytest_aorta.verdict.verdicts import ReferenceKind
 
 
 def session_report(records: Sequence[TestRecord], *, title: str) -> Report:
@@ -62,7 +63,7 @@ def _case(record: TestRecord, compared: Compared, warnings: list[str]) -> Case:
     verdicts = tuple(row for row in record.verdicts if row.case == compared.case)
     name = compared.case.removeprefix(f"{record.nodeid}::")
     # No verdict has a value of the baseline where the baseline belongs to another config.
-    is_compared = any(row.baseline is not None for row in verdicts)
+    is_compared = any(row.baseline is not None and row.reference.kind is ReferenceKind.BASELINE for row in verdicts)
     baseline = _baseline(compared.baseline, warnings) if is_compared else None
     versions = {row.reference.name for row in verdicts if row.is_by_ab}
     reference_name = f"{AB_REFERENCE} {' '.join(versions)}".rstrip()

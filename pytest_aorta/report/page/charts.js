@@ -95,13 +95,15 @@ const aortaCharts = (data) => {
     font: "12px system-ui, sans-serif", labelFont: "12px system-ui, sans-serif", labelSize: 20, ...more,
   });
   const hueOf = (number, count) => `hsl(${Math.round(205 + 330 * number / count) % 360} 65% ${aortaTheme.isDark() ? 66 : 40}%)`;
+  const DASHES = { baseline: [5, 4], reference: [2, 3] };
+  const MARKERS = { [DASHES.baseline]: "dashed", [DASHES.reference]: "dotted" };
   function make(canvas, height, options, values, whole) {
     const figure = canvas.parentElement;
     // The visible range is an attribute of the figure, for scripts and for readers who use the inspector.
     const storeRange = (plot, scale) => {
       if (scale === "x") figure.dataset.range = `${plot.scales.x.min} ${plot.scales.x.max}`;
     };
-    const lines = { fill: (plot, at) => plot.series[at].stroke?.() ?? null, dash: (plot, at) => plot.series[at].dash ? "dashed" : "solid" };
+    const lines = { fill: (plot, at) => plot.series[at].stroke?.() ?? null, dash: (plot, at) => MARKERS[plot.series[at].dash] ?? "solid" };
     const plot = new uPlot({
       width: canvas.clientWidth, height, cursor: { drag: { x: true, y: false, uni: 10 }, points: { size: 5 } },
       legend: { live: true, markers: { width: 3, ...lines } }, ...options, hooks: { ...options.hooks, setScale: [storeRange] },
@@ -144,7 +146,6 @@ const aortaCharts = (data) => {
   }
   // A legend shows the values under the pointer, and otherwise one value that stands for the whole line.
   const orElse = (whole) => (plot, value) => brief(value ?? whole);
-  const DASHES = { baseline: [5, 4], reference: [2, 3] };
   function addBand(band, parts, series, values, bands, whole) {
     const look = { stroke: color(`${band.side}-line`), dash: DASHES[band.side], points: { show: false } };
     parts.forEach(([column, of], place) => {

@@ -67,12 +67,15 @@ def severity(verdict: Verdict) -> int:
 
 
 def failing_first(report: Report) -> list[int]:
-    """Return the places of the tests: failed ones first, then by the worst verdict, else as they ran."""
-    least = len(SEVERITY)
+    """Return the places of the tests: failed ones first, then by the worst verdict, else as they ran.
+
+    A test that failed without a verdict, for example because a launch failed, stands with the regressions.
+    """
 
     def key(place: int) -> tuple[bool, int]:
         test = report.tests[place]
-        return not test.is_failing, min(map(severity, test.verdicts), default=least)
+        without = 0 if test.is_failing else len(SEVERITY)
+        return not test.is_failing, min(map(severity, test.verdicts), default=without)
 
     return sorted(range(len(report.tests)), key=key)
 
@@ -87,9 +90,14 @@ def not_applicable(case: Case) -> list[Verdict]:
     return [row for row in case.verdicts if row.outcome is Outcome.NOT_APPLICABLE]
 
 
-def notable(test: Test) -> list[Verdict]:
-    """Return the verdicts that the heading of a test names, the worst first."""
-    return sorted((row for row in test.verdicts if row.outcome not in UNREMARKABLE), key=severity)
+def notable(test: Test) -> list[tuple[Outcome, list[str]]]:
+    """Return what the heading of a test names, the worst first: an outcome with its metrics and their changes."""
+    found: dict[Outcome, list[str]] = {}
+    for row in sorted(test.verdicts, key=severity):
+        if row.outcome not in UNREMARKABLE:
+            change = "" if row.delta is None else f" {row.change.partition(' [')[0]}"
+            found.setdefault(row.outcome, []).append(f"{row.metric}{change}")
+    return list(found.items())
 
 
 def unremarkable(test: Test) -> str:
@@ -116,7 +124,9 @@ def compared_with(verdict: Verdict) -> str:
         return f"results {reference.name}"
     if reference.kind is ReferenceKind.AB:
         return f"{AB_REFERENCE} {reference.name}".rstrip()
-    return "stored baseline" if reference.revision is None else f"stored baseline, revision\N{NO-BREAK SPACE}{reference.revision}"
+    if reference.revision is None:
+        return "stored baseline" if verdict.baseline is not None else "no stored baseline"
+    return f"stored baseline, revision\N{NO-BREAK SPACE}{reference.revision}"
 
 
 def provenance_of_report(report: Report) -> ProvenanceTable:
