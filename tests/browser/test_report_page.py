@@ -1,22 +1,30 @@
-"""The page in a browser: opens without errors, sorts, filters and zooms, by mouse and by keys."""
+"""The page in a browser: opens without errors, groups, sorts, filters and zooms, by mouse and by keys."""
 
 from __future__ import annotations
+
+import itertools
+import re
 
 import pytest
 
 from pytest_aorta.report.from_session import session_report
 from pytest_aorta.report.write import write_report
-from tests.unit.sample_run import make_run
+from pytest_aorta.session.record import Compared, TestRecord
+from pytest_aorta.verdict.metrics import METRICS
+from pytest_aorta.verdict.statistics.decision import Outcome
+from tests.unit.builders import make_verdict
+from tests.unit.sample_run import make_run, make_varied_run
 
-ROWS = "[...document.querySelectorAll('#verdicts tbody tr')].filter((row) => !row.hidden)"
 STEPS = "#test-0 figure[data-kind=steps]"
 DRAWN = "document.querySelectorAll('#test-0 figure .uplot').length === 3"
+SHOWN = "[...document.querySelectorAll('details.test-entry')].filter((entry) => !entry.hidden)"
+VISIBLE_ROWS = "[...document.querySelectorAll('.verdicts tbody tr')].filter((row) => !row.closest('[hidden]'))"
 
 
 @pytest.fixture(scope="module")
 def report_file(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
-    records = make_run(folder, tests=8, ranks=4, steps=200)
+    records = [*make_run(folder, tests=8, ranks=4, steps=200), *make_varied_run(folder)]
     return write_report(session_report(records, title="made up"), folder / "page.html")[0]
 
 
@@ -25,20 +33,37 @@ def page(browser, report_file):
     browser.events.clear()
     browser.size(1400, 1000)
     browser.open(report_file)
-    browser.value("document.getElementById('test-0').scrollIntoView()")
+    browser.value(f"document.querySelector('{STEPS}').scrollIntoView()")
     browser.wait_for(DRAWN)
     yield browser
     assert browser.complaints == []
     assert browser.requests == []
 
 
-def cells(page, column: int) -> list[str]:
-    return page.value(f"{ROWS}.map((row) => row.cells[{column}].dataset.sort ?? row.cells[{column}].textContent)")
+def entry(name: str) -> str:
+    """Return the selector of a test whose name contains the text."""
+    return f'details.test-entry[data-name*="{name}"]'
 
 
-def sort_by(page, column: int) -> str:
-    page.value(f"document.querySelectorAll('#verdicts thead button')[{column}].click()")
-    return page.value(f"document.querySelectorAll('#verdicts thead th')[{column}].getAttribute('aria-sort')")
+def texts(page, selector: str) -> list[str]:
+    return page.value(f"[...document.querySelectorAll('{selector}')].map((node) => node.textContent.trim())")
+
+
+def names(page) -> list[str]:
+    return page.value(f"{SHOWN}.map((entry) => entry.dataset.name)")
+
+
+def choose(page, selector: str, value: str) -> None:
+    page.value(
+        f"(() => {{ const list = document.querySelector('{selector}'); list.value = '{value}';"
+        "list.dispatchEvent(new Event('change')) })()"
+    )
+
+
+def type_into_filter(page, text: str) -> None:
+    page.value("(() => { const box = document.getElementById('filter'); box.focus(); box.value = ''; })()")
+    for key in text:
+        page.press(key)
 
 
 def shown_steps(page) -> list[float]:
@@ -55,7 +80,10 @@ def center(page, selector: str, x: float = 0.5) -> tuple[float, float]:
 
 
 def test_page_opens_with_failed_tests_open_and_their_plots_drawn(page):
-    assert page.value("document.querySelectorAll('details.test-entry[open]').length") == 3
+    opened = page.value(
+        "[...document.querySelectorAll('details.test-entry[open]')].map((entry) => entry.dataset.failed)"
+    )
+    assert opened == ["yes"] * 6
     assert "step_time_p50: regression: " in page.value("document.querySelector('#test-0 pre').textContent")
     painted = page.value(
         f"(() => {{ const canvas = document.querySelector('{STEPS} canvas');"
@@ -65,34 +93,152 @@ def test_page_opens_with_failed_tests_open_and_their_plots_drawn(page):
     assert painted
 
 
-@pytest.mark.parametrize("column", [2, 4])
-def test_numbers_sort_as_numbers_and_empty_cells_stay_last(page, column):
-    assert sort_by(page, column) == "ascending"
-    values = [float(text) for text in cells(page, column) if text]
-    assert values == sorted(values)
-    assert sort_by(page, column) == "descending"
-    texts = cells(page, column)
-    values = [float(text) for text in texts if text]
-    assert values == sorted(values, reverse=True)
-    assert texts[: len(values)] == [text for text in texts if text]
+def test_verdicts_are_grouped_by_test_under_a_heading(page):
+    assert len(texts(page, "details.test-entry > summary h3")) == 13
+    assert page.value("[...document.querySelectorAll('.verdicts tbody tr')].every((row) => row.closest('.test-entry'))")
+    compared = texts(page, f"{entry('comm_stream')} .verdicts .metric")
+    assert len(compared) == len(set(compared)) == 6
+    assert texts(page, f"{entry('comm_stream')} .verdicts:not(.skipped *) .badge")[:3] == ["regression"] * 3
+    assert texts(page, f"{entry('comm_stream')} .found > span")[0].startswith("regression step_time_p50 +8.48%, ")
 
 
-def test_names_sort_as_text(page):
-    sort_by(page, 0)
-    assert cells(page, 0) == sorted(cells(page, 0))
+def test_metrics_that_are_not_applicable_are_gray_and_collapsed_until_asked_for(page):
+    skipped = f"{entry('on_cpu')} details.skipped"
+    page.value(f"document.querySelector('{entry('on_cpu')}').open = true")
+    assert texts(page, f"{entry('on_cpu')} .case > table.verdicts tbody .badge") == ["pass"] * 2
+    assert page.value(f"document.querySelector('{skipped}').open") is False
+    assert page.value(f"document.querySelector('{skipped} table').checkVisibility()") is False
+    assert texts(page, f"{skipped} summary")[0].startswith("4 not applicable step_time_p50, step_time_p99, ")
+    page.value(f"document.querySelector('{skipped} summary').focus()")
+    page.press(" ")
+    page.wait_for(f"document.querySelector('{skipped} table').checkVisibility()")
+    assert texts(page, f"{skipped} .badge") == ["not applicable"] * 4
+    back = page.value(f"getComputedStyle(document.querySelector('{skipped} .badge')).backgroundColor")
+    channels = [int(channel) for channel in re.findall(r"\d+", back)]
+    assert max(channels) - min(channels) < 16
+    assert "CPU ranks" in texts(page, f"{skipped} .reason")[0]
 
 
-def test_filters_by_text_and_verdict_count_the_rows_left(page):
-    everything = page.value(f"{ROWS}.length")
-    page.value("(() => { const box = document.getElementById('filter'); box.focus(); box.value = ''; })()")
-    for key in "llama p50":
-        page.press(key)
-    assert set(cells(page, 1)) == {"step_time_p50"}
-    assert all("llama" in name for name in cells(page, 0))
+def test_titles_and_columns_are_plain(page):
+    assert texts(page, "#test-0 .plot-title") == [
+        "Step time",
+        "Step-time percentiles (slowest rank)",
+        "Breakdown of a step",
+    ]
+    assert texts(page, "#test-0 .verdicts thead th") == [
+        "metric", "verdict", "candidate", "compared with", "change [95% interval]", "change vs. allowed", "allowed",
+        "launches",
+    ]  # fmt: skip
+
+
+def test_failed_launches_and_failures_before_a_launch_are_counted(page):
+    assert texts(page, "#launches .failure") == ["2 launches failed", "1 test failed before a launch"]
+    assert texts(page, "#launches span")[0] == "22 in total"
+    assert "1 failed launch" in texts(page, f"{entry('late_rank')} summary")[0]
+    assert "failed before a launch" in texts(page, f"{entry('misspelled')} summary")[0]
+
+
+def test_page_names_what_was_measured_with_the_command(page):
+    head = texts(page, "main > section > .provenance thead th")
+    assert head == ["side", "commit", "branch", "measured", "device", "torch", "command"]
+    first, second = page.value(
+        "[...document.querySelectorAll('main > section > .provenance tbody tr')]"
+        ".map((row) => [...row.cells].map((cell) => cell.textContent))"
+    )
+    assert first[:3] == ["candidate", "c0ffee00c0ff", "main"]
+    assert first[4:] == [
+        "NVIDIA H200; CPU ranks",
+        "2.11.0+cu130; 2.11.1; 2.11.0+cpu",
+        "pytest tests --aorta-ab=origin/main --aorta-report=report.html",
+    ]
+    assert second[0] == "A/B reference origin/main"
+
+
+def legend(page, figure: str) -> dict[str, str]:
+    """Return the shown entries of a legend, name -> value."""
+    rows = page.value(
+        f"[...document.querySelectorAll('{figure} .u-legend .u-series')].filter((row) => row.checkVisibility())"
+        ".map((row) => [row.querySelector('.u-label').textContent, row.querySelector('.u-value').textContent])"
+    )
+    return {name.rstrip(":"): value for name, value in rows}
+
+
+@pytest.mark.parametrize("kind", ["steps", "fractions"])
+def test_legends_have_a_value_and_a_line_for_each_name_before_a_pointer_is_there(page, kind):
+    figure = f"#test-0 figure[data-kind={kind}]"
+    found = legend(page, figure)
+    assert len(found) >= 5
+    assert all(name and value.strip(" -") for name, value in found.items()), found
+    numbers = list(found.values())[1:]
+    assert all(15 < float(value) < 25 for value in numbers), found
+    borders = page.value(
+        f"[...document.querySelectorAll('{figure} .u-legend .u-series')].slice(1)"
+        ".filter((row) => row.checkVisibility()).map((row) => getComputedStyle(row.querySelector('.u-marker')))"
+        ".map((style) => [style.width, style.borderTopWidth, style.borderTopColor])"
+    )
+    assert [border[:2] for border in borders] == [["18px", "3px"]] * len(numbers)
+    assert all(color != "rgba(0, 0, 0, 0)" for *_, color in borders)
+
+
+@pytest.mark.parametrize("kind", ["steps", "fractions"])
+def test_reference_of_an_ab_and_the_stored_baseline_are_told_apart(page, kind):
+    figure = f"{entry('compiled')} figure[data-kind={kind}]"
+    page.value(f"document.querySelector('{figure}').scrollIntoView()")
+    page.wait_for(f"document.querySelector('{figure} .uplot') !== null")
+    suffix = " p50" if kind == "steps" else ""
+    assert {f"A/B reference origin/main{suffix}", f"stored baseline, revision\xa01{suffix}"} <= set(
+        legend(page, figure)
+    )
+    looks = page.value(
+        f"Object.fromEntries([...document.querySelectorAll('{figure} .u-legend .u-series')].map((row) => "
+        "[row.querySelector('.u-label').textContent.split(/[ ,]/)[0], "
+        "getComputedStyle(row.querySelector('.u-marker')).borderTopStyle]))"
+    )
+    assert (looks["A/B"], looks["stored"]) == ("dotted", "dashed")
+    sides = set(texts(page, f"{entry('compiled')} .side"))
+    assert sides == {"A/B reference origin/main", "stored baseline, revision\xa01"}
+
+
+def test_times_that_are_far_apart_have_a_logarithmic_axis_and_others_a_linear_one(page):
+    figure = f"{entry('compiled')} figure[data-kind=steps]"
+    page.value(f"document.querySelector('{figure}').scrollIntoView()")
+    page.wait_for(f"document.querySelector('{figure} .uplot') !== null")
+    assert page.value(f"document.querySelector('{figure}').dataset.scale") == "logarithmic"
+    assert page.value(f"document.querySelector('{STEPS}').dataset.scale") == "linear"
+
+
+def test_sorting_reorders_the_tests(page):
+    assert names(page)[0].endswith("test_fsdp_overlap[comm_stream]")
+    choose(page, "#sort", "name")
+    assert names(page) == sorted(names(page))
+    choose(page, "#sort", "change")
+    assert names(page)[0].endswith("test_compiled[8b]")
+    choose(page, "#sort", "place")
+    assert names(page)[-1].endswith("test_16_gpus")
+    choose(page, "#sort", "worst")
+    assert names(page)[0].endswith("test_fsdp_overlap[comm_stream]")
+
+
+def test_filters_by_text_and_verdict_leave_the_tests_with_a_row(page):
+    type_into_filter(page, "llama p50")
+    assert all("llama" in name for name in names(page))
+    assert set(page.value(f"{VISIBLE_ROWS}.map((row) => row.dataset.metric)")) == {"step_time_p50"}
+    rows = page.value(f"{VISIBLE_ROWS}.length")
     page.value("document.querySelector('input.outcome[value=inconclusive]').click()")
-    left = page.value(f"{ROWS}.length")
-    assert 0 < left < everything
-    assert page.value("document.getElementById('count').textContent") == f"{left} of {everything} verdicts"
+    left = page.value(f"{VISIBLE_ROWS}.length")
+    assert 0 < left < rows
+    shown = len(names(page))
+    assert page.value("document.getElementById('count').textContent") == f"{shown} of 13 tests, {left} of 54 verdicts"
+
+
+def test_filter_finds_a_test_without_verdicts_by_its_name(page):
+    type_into_filter(page, "misspelled")
+    assert names(page) == ["tests/test_llama.py::test_misspelled"]
+
+
+def test_only_failed_tests_are_left_on_request(page):
+    page.value("document.getElementById('only-failed').click()")
+    assert page.value(f"{SHOWN}.map((entry) => entry.dataset.failed)") == ["yes"] * 6
 
 
 def test_dragging_buttons_and_keys_zoom_into_the_steps(page):
@@ -133,11 +279,13 @@ def test_timeline_names_the_interval_under_the_pointer(page):
     pytest.fail("there was nothing under the pointer")
 
 
-def test_link_of_a_row_opens_its_test(page):
+def test_buttons_open_and_close_the_tests_that_are_shown(page):
     page.value("document.getElementById('close-all').click()")
-    page.value("document.querySelector('#verdicts tbody a').click()")
-    page.wait_for("document.querySelector('details.test-entry[open]') !== null")
-    assert page.value("document.activeElement.closest('details').open")
+    assert page.value("document.querySelectorAll('details.test-entry[open]').length") == 0
+    type_into_filter(page, "ranking")
+    page.value("document.getElementById('open-all').click()")
+    opened = page.value("[...document.querySelectorAll('details.test-entry[open]')].map((entry) => entry.dataset.name)")
+    assert opened == ["tests/test_ranking.py::test_four_streams"]
 
 
 def test_theme_follows_the_system_until_a_reader_chooses_another(page):
@@ -184,7 +332,7 @@ CONTRAST = """
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_all_text_has_enough_contrast(page, report_file, dark):
     page.open(report_file, dark=dark)
-    page.value("document.getElementById('open-all').click()")
+    page.value("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
     assert page.value(CONTRAST) == []
 
 
@@ -197,6 +345,69 @@ def test_every_control_has_a_name_and_is_reached_by_keys(page):
     assert page.value("[...document.querySelectorAll('button, select, .canvas')].every((node) => node.tabIndex === 0)")
 
 
-def test_page_fits_a_narrow_window(page):
-    page.size(420, 900)
-    page.wait_for("document.documentElement.scrollWidth <= 420")
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1400])
+def test_opened_page_is_not_wider_than_the_window(page, report_file, width, dark):
+    page.size(width, 4000)
+    page.open(report_file, dark=dark)
+    page.value("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
+    page.value("document.getElementById('test-0').scrollIntoView()")
+    page.wait_for(DRAWN)
+    assert page.value("document.documentElement.dataset.theme") == ("dark" if dark else "light")
+    assert page.value("document.documentElement.scrollWidth") <= width
+    # Only these may scroll sideways; anything else that is too wide would be cut off.
+    beyond = page.value(
+        "[...document.querySelectorAll('main *')]"
+        ".filter((node) => node.checkVisibility() && !node.closest('.wide, .uplot, .unseen')"
+        f" && node.getBoundingClientRect().right > {width}).map((node) => `${{node.tagName}}.${{node.className}}`)"
+    )
+    assert beyond == []
+
+
+def test_columns_become_labelled_lines_in_a_narrow_window(page):
+    cell = "#test-0 .verdicts tbody td[data-label=allowed]"
+    label = f"getComputedStyle(document.querySelector('{cell}'), '::before').content"
+    assert page.value(label) == "none"
+    page.size(400, 900)
+    page.wait_for(f"{label} === '\"allowed\"'")
+
+
+def test_headings_do_not_skip_a_level(page):
+    levels = page.value(
+        "[...document.querySelectorAll('h1, h2, h3, h4, h5, h6')].map((node) => Number(node.tagName[1]))"
+    )
+    assert levels[0] == 1
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+
+
+def test_every_table_names_its_rows_and_columns(page):
+    nameless = page.value(
+        "[...document.querySelectorAll('table:not(.u-legend)')].filter((table) =>"
+        "![...table.rows].every((row) => row.querySelector('th[scope]'))"
+        "|| [...table.querySelectorAll('thead th')].some((head) => !head.textContent.trim())).length"
+    )
+    assert nameless == 0
+
+
+def test_page_of_200_tests_opens_the_first_failures_and_is_filtered_at_once(browser, tmp_path):
+    rows = [make_verdict(Outcome.PASS, metric=name) for name in METRICS]
+    tests = [TestRecord(f"a.py::test_{n}", rows, outcome="passed", num_launches=1) for n in range(170)]
+    wrong = [make_verdict(Outcome.REGRESSION, delta=0.1), *rows[1:]]
+    tests += [TestRecord(f"b.py::test_{n}", wrong, outcome="failed", num_launches=1) for n in range(30)]
+    for record in tests:
+        record.compared = [Compared("case")]
+    browser.events.clear()
+    browser.size(1400, 1000)
+    browser.open(write_report(session_report(tests, title="many"), tmp_path / "page.html")[0])
+    assert page_names_open(browser) == [f"b.py::test_{n}" for n in range(10)]
+    took_ms = browser.value(
+        "(() => { const box = document.getElementById('filter'); box.value = 'test_17 p99';"
+        "const begin = performance.now(); box.dispatchEvent(new Event('input')); return performance.now() - begin })()"
+    )
+    assert names(browser) == ["b.py::test_17", "a.py::test_17"]
+    assert took_ms < 1000
+    assert browser.complaints == []
+
+
+def page_names_open(page) -> list[str]:
+    return page.value("[...document.querySelectorAll('details.test-entry[open]')].map((entry) => entry.dataset.name)")
