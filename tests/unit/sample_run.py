@@ -60,6 +60,8 @@ class Plan:
     has_baseline: bool = True
     hangs: bool = False
     device: str = "cuda"
+    commit: str = "c0ffee00" * 5
+    branch: str | None = "main"
 
     def platform(self, ranks: int) -> str:
         """Return the platform, which is always 8 H200s for GPUs."""
@@ -187,7 +189,14 @@ def _ab_record(folder: Path, rng: np.random.Generator, ranks: int, steps: int) -
     record, compared = _begin(plan, folder, rng, ranks, steps)
     place = folder / slug(record.nodeid)
     here = _Side(plan, place / "candidate", compared.candidate, rng, ranks, steps)
-    there = _Side(replace(plan, slower=0.04), place / "reference", compared.reference, rng, ranks, steps)
+    there = _Side(
+        replace(plan, slower=0.04, commit="0ddba115" * 5, branch=None),
+        place / "reference",
+        compared.reference,
+        rng,
+        ranks,
+        steps,
+    )
     timing = [name for name, metric in METRICS.items() if metric.kind is MetricKind.TIMING and metric.default]
     paired = PairedComparison(compared.case, plan.marked, default_priors, timing[:3], 5, "origin/main")
     candidates: list[LaunchFacts] = []
@@ -223,7 +232,7 @@ def one_launch(plan: Plan, rng: np.random.Generator, ranks: int, steps: int) -> 
         },
         overlap=[capture.steps for capture in profiled],
         timeline=[capture.timeline for capture in profiled],
-        provenance=make_provenance(measured_at=stamp(0), command=COMMAND),
+        provenance=make_provenance(measured_at=stamp(0), command=COMMAND, commit=plan.commit, branch=plan.branch),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.resources import files
 from typing import Any, Final
 
@@ -17,7 +17,6 @@ from pytest_aorta.report.lanes import collective_overlaps, rank_overlaps
 from pytest_aorta.report.page import rows
 from pytest_aorta.report.page.interval import REACH, interval_marks
 from pytest_aorta.report.page.plots import case_plots, numbers_a_launch
-from pytest_aorta.report.page.templates import html_template
 from pytest_aorta.verdict.metrics import METRICS
 
 MAX_FAILURE_CHARACTERS = 20_000
@@ -57,6 +56,24 @@ def render(report: Report) -> str:
         library=_asset("vendor/uPlot.iife.min.js"),
         script=_asset("theme.js") + _asset("charts.js") + _asset("page.js"),
     )
+
+
+def html_template(
+    name: str, read: Callable[[str], str], filters: Mapping[str, Callable[..., Any]] | None = None
+) -> jinja2.Template:
+    """Return the template ``{name}.html.jinja``, which escapes values and fails where a value is missing.
+
+    Its file and those that it imports are read by ``read``.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(read),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= filters or {}
+    return environment.get_template(f"{name}.html.jinja")
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""What the page says of a test in words: its heading, the other side, provenance and totals."""
+"""Words of the page: the heading of a test, names of the other side, provenance and totals."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from pytest_aorta.cli.history.changes import Change, find_changes
 from pytest_aorta.cli.history.links import PLACEHOLDER
 from pytest_aorta.cli.history.series import CaseHistory, Version
 from pytest_aorta.common.files import slug, write_text
-from pytest_aorta.report.page.templates import html_template
+from pytest_aorta.report.page.render import html_template
 from pytest_aorta.verdict.metrics import METRICS
 
 # Rows of the table of versions; the charts show all versions.
