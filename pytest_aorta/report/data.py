@@ -160,7 +160,7 @@ class Report:
         that were retried.
         """
         early = sum(test.failed_before_launch for test in self.final)
-        lacking = sum(test.lacked_devices and not test.failed_before_launch for test in self.final)
+        lacking = sum(test.lacked_devices for test in self.final)
         counts = (
             (self.num_failed_launches, Remark(f"{counted(self.num_failed_launches, 'launch')} failed", True)),
             (early, Remark(f"{counted(early, 'test')} failed before a launch", True)),

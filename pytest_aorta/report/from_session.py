@@ -49,7 +49,7 @@ def _test(record: TestRecord, warnings: list[str]) -> Test:
         attempt=record.attempt,
         label=record.attempt_label,
         failed_before_launch=record.failed_before_launch,
-        lacked_devices=record.lacked_devices is not None,
+        lacked_devices=record.is_skipped,
         num_failed_launches=record.num_failed_launches,
     )
 

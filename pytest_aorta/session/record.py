@@ -75,7 +75,6 @@ class TestRecord:
     detection: dict[str, list[str]] = field(default_factory=dict)
     lacked_devices: str | None = None
     num_launches: int = 0
-    num_failed_launches: int = 0
     launch_times: list[LaunchTimes] = field(default_factory=list)
     compared: list[Compared] = field(default_factory=list)
     outcome: str = ""
@@ -83,6 +82,7 @@ class TestRecord:
     attempt: int = 1
     can_launch: bool = False
     traces: list[str] = field(default_factory=list)
+    num_failed_launches: int = 0
 
     @property
     def is_retried(self) -> bool:

@@ -295,3 +295,14 @@ def test_page_of_200_tests_opens_the_first_failures_and_is_filtered_at_once(brow
 
 def page_names_open(page) -> list[str]:
     return page.value("[...document.querySelectorAll('details.test-entry[open]')].map((entry) => entry.dataset.name)")
+
+
+def test_expected_regression_is_counted_apart_and_filtered_by_its_own_box(browser, tmp_path):
+    expected = make_verdict(Outcome.REGRESSION, delta=0.5, is_expected=True)
+    records = [TestRecord("a.py::test_planted", [expected], outcome="passed", num_launches=1)]
+    records[0].compared = [Compared("case")]
+    browser.open(write_report(session_report(records, title="planted"), tmp_path / "page.html")[0])
+    assert texts(browser, ".totals .badge") == ["1 passed", "1 expected regression"]
+    assert names(browser) == ["a.py::test_planted"]
+    browser.value("document.querySelector('input.outcome[value=\"expected regression\"]').click()")
+    assert names(browser) == []

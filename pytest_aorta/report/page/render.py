@@ -29,7 +29,7 @@ def render(report: Report) -> str:
     """Return the HTML of a report."""
     places = rows.failing_first(report)
     tests = [report.tests[place] for place in places]
-    verdicts = Counter(row.outcome for test in report.final for row in test.verdicts)
+    verdicts = Counter(row.label for test in report.final for row in test.verdicts)
     table = [row for test in tests for row in test.verdicts]
     limit = numbers_a_launch(report)
     plots = {
@@ -44,8 +44,8 @@ def render(report: Report) -> str:
         max_open=MAX_OPEN,
         plots=plots,
         outcomes=Counter(test.outcome for test in sorted(report.final, key=lambda test: not test.is_failing)),
-        verdicts=[(outcome, verdicts[outcome]) for outcome in rows.SEVERITY if verdicts[outcome]],
-        shown_outcomes=[outcome for outcome in rows.SEVERITY if any(row.outcome is outcome for row in table)],
+        verdicts=[(label, verdicts[label]) for label in rows.SEVERITY if verdicts[label]],
+        shown_outcomes=[label for label in rows.SEVERITY if any(row.label == label for row in table)],
         rows=rows,
         rank_overlaps=rank_overlaps,
         collective_overlaps=collective_overlaps,

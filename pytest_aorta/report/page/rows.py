@@ -16,13 +16,10 @@ from pytest_aorta.report.provenance import provenance_pairs
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.applicability import identity
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import ReferenceKind, Verdict
+from pytest_aorta.verdict.verdicts import FINDINGS, ReferenceKind, Verdict
 
-# From worst to best; metrics that were not compared come last.
-SEVERITY = (
-    Outcome.REGRESSION, Outcome.MISSING, Outcome.INCONCLUSIVE, Outcome.IMPROVED, Outcome.PASS, Outcome.NOT_APPLICABLE,
-)  # fmt: skip
-UNREMARKABLE = (Outcome.PASS, Outcome.NOT_APPLICABLE)
+# The labels of verdicts from worst to best; metrics that were not compared come last.
+SEVERITY = (*FINDINGS, f"expected {Outcome.REGRESSION}", Outcome.PASS, Outcome.NOT_APPLICABLE)
 UNKNOWN = "not stored"
 # Distinct values of one side that a table of provenance lists.
 MAX_VALUES = 3
@@ -62,8 +59,8 @@ class ProvenanceTable:
 
 
 def severity(verdict: Verdict) -> int:
-    """Return the rank of a verdict's outcome in :data:`SEVERITY`; 0 is the worst."""
-    return SEVERITY.index(verdict.outcome)
+    """Return the rank of a verdict in :data:`SEVERITY`; 0 is the worst."""
+    return SEVERITY.index(verdict.label)
 
 
 def failing_first(report: Report) -> list[int]:
@@ -94,7 +91,7 @@ def notable(test: Test) -> list[tuple[Outcome, list[str]]]:
     """Return what the heading of a test names, the worst first: an outcome with its metrics and their changes."""
     found: dict[Outcome, list[str]] = {}
     for row in sorted(test.verdicts, key=severity):
-        if row.outcome not in UNREMARKABLE:
+        if row.is_finding:
             change = "" if row.delta is None else f" {row.change.partition(' [')[0]}"
             found.setdefault(row.outcome, []).append(f"{row.metric}{change}")
     return list(found.items())
@@ -102,8 +99,8 @@ def notable(test: Test) -> list[tuple[Outcome, list[str]]]:
 
 def unremarkable(test: Test) -> str:
     """Return how many verdicts of a test its heading only counts."""
-    counts = Counter(row.outcome for row in test.verdicts)
-    return ", ".join(f"{counts[outcome]} {outcome}" for outcome in UNREMARKABLE if counts[outcome])
+    counts = Counter(row.label for row in test.verdicts if not row.is_finding)
+    return ", ".join(f"{counts[label]} {label}" for label in SEVERITY if counts[label])
 
 
 def notes(test: Test) -> list[str]:

@@ -39,6 +39,7 @@ def test_heading_of_a_test_names_what_was_found_and_counts_the_rest():
     verdicts = (
         make_verdict(Outcome.NOT_APPLICABLE, metric="overlap_ratio"),
         make_verdict(Outcome.PASS, metric="num_parameters"),
+        make_verdict(Outcome.REGRESSION, metric="weight_hash", is_expected=True),
         make_verdict(Outcome.MISSING, metric="peak_memory_bytes"),
         make_verdict(Outcome.REGRESSION, delta=0.0831, low=0.06, high=0.1),
         make_verdict(Outcome.REGRESSION, metric="step_time_p99", delta=-0.5),
@@ -48,7 +49,7 @@ def test_heading_of_a_test_names_what_was_found_and_counts_the_rest():
         (Outcome.REGRESSION, ["step_time_p50 +8.31%", "step_time_p99 -50.0%"]),
         (Outcome.MISSING, ["peak_memory_bytes"]),
     ]
-    assert unremarkable(test) == "1 pass, 1 not applicable"
+    assert unremarkable(test) == "1 expected regression, 1 pass, 1 not applicable"
     assert largest_change(test) == 10.0
     assert largest_change(Test("a::c", "failed")) == 0.0
 
