@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pytest_aorta.report.from_session import session_report
 from pytest_aorta.report.write import write_report
-from tests.unit.sample_run import make_run
+from tests.unit.sample_run import make_run, make_varied_run
 
 
 def main() -> None:
@@ -27,13 +27,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="aorta-report-") as scratch:
         folder = Path(scratch)
         records = make_run(folder, tests=given.tests, ranks=given.ranks, steps=given.steps)
+        records += make_varied_run(folder, ranks=given.ranks, steps=given.steps)
         launches = sum(record.num_launches for record in records)
         began, began_cpu = time.perf_counter(), time.process_time()
         report = session_report(records, title="pytest-aorta")
         read = time.perf_counter()
         written = write_report(report, (given.keep or folder) / "report.html")
         done, done_cpu = time.perf_counter(), time.process_time()
-        print(f"{given.tests} tests, {launches} launches, {given.ranks} ranks x {given.steps} steps")
+        print(f"{len(records)} tests, {launches} launches, {given.ranks} ranks x {given.steps} steps")
         print(f"read in {read - began:.2f} s, written in {done - read:.2f} s, in all {done - began:.2f} s")
         print(f"processor time {done_cpu - began_cpu:.2f} s")
         for warning in report.warnings:

@@ -16,6 +16,9 @@ from pytest_aorta.session.record import RETRIED
 from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.verdicts import Verdict
 
+# The name of the other variant or version in an A/B.
+AB_REFERENCE = "A/B reference"
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -41,7 +44,7 @@ class Case:
         verdicts: one verdict per metric.
         candidate, reference: launches whose results could be read; ``reference`` is empty unless in an A/B.
         baseline: the baseline that the candidate was compared with.
-        against: the name of the other side.
+        reference_name: the name of the reference's side.
     """
 
     name: str
@@ -49,7 +52,21 @@ class Case:
     candidate: tuple[Launch, ...] = ()
     reference: tuple[Launch, ...] = ()
     baseline: Baseline | None = None
-    against: str = "baseline"
+    reference_name: str = AB_REFERENCE
+
+    @property
+    def baseline_name(self) -> str:
+        """Return the name of the stored baseline's side, with its revision."""
+        return (
+            f"stored baseline, revision\N{NO-BREAK SPACE}{self.baseline.revision}"
+            if self.baseline
+            else "stored baseline"
+        )
+
+    @property
+    def others_name(self) -> str:
+        """Return the name of the side of :attr:`others`."""
+        return self.reference_name if self.reference else self.baseline_name
 
     @property
     def others(self) -> tuple[LaunchFacts, ...]:
@@ -72,6 +89,8 @@ class Test:
         attempt: counts from 1 how often the test ran.
         label: the attempt as text for a test that ran more than once, else empty.
         failed_before_launch: True if the test failed and had launched nothing.
+        lacked_devices: True if the test was skipped because the host has too few devices.
+        num_failed_launches: number of its launches that left no valid result.
     """
 
     __test__ = False
@@ -84,6 +103,8 @@ class Test:
     attempt: int = 1
     label: str = ""
     failed_before_launch: bool = False
+    lacked_devices: bool = False
+    num_failed_launches: int = 0
 
     @property
     def is_retried(self) -> bool:
@@ -102,8 +123,20 @@ class Test:
 
 
 @dataclass(frozen=True)
+class Remark:
+    """A count beside the outcomes of the tests; ``is_failure`` is True if something failed."""
+
+    text: str
+    is_failure: bool = False
+
+
+@dataclass(frozen=True)
 class Report:
-    """The content of a report; ``candidate`` and ``reference`` are the names of the two sides."""
+    """The content of a report.
+
+    ``candidate`` and ``reference`` are the names of the two sides. ``num_launches`` counts all launches, and
+    ``num_failed_launches`` those of them that left no valid result.
+    """
 
     title: str
     created_at: str
@@ -111,6 +144,8 @@ class Report:
     reference: str
     tests: tuple[Test, ...]
     warnings: tuple[str, ...] = ()
+    num_launches: int = 0
+    num_failed_launches: int = 0
 
     @property
     def final(self) -> tuple[Test, ...]:
@@ -118,11 +153,22 @@ class Report:
         return tuple(test for test in self.tests if not test.is_retried)
 
     @property
-    def remarks(self) -> tuple[str, ...]:
-        """Return how many attempts were retried and how many tests failed before a launch, where there are any."""
-        retried, early = len(self.tests) - len(self.final), sum(test.failed_before_launch for test in self.final)
-        found = [f"{early} failed before a launch"] if early else []
-        return (*found, f"{counted(retried, 'attempt')} retried") if retried else tuple(found)
+    def remarks(self) -> tuple[Remark, ...]:
+        """Return the number of launches, then what else is not zero.
+
+        These are launches that failed, tests that failed before a launch, tests without enough devices, and attempts
+        that were retried.
+        """
+        early = sum(test.failed_before_launch for test in self.final)
+        lacking = sum(test.lacked_devices for test in self.final)
+        counts = (
+            (self.num_failed_launches, Remark(f"{counted(self.num_failed_launches, 'launch')} failed", True)),
+            (early, Remark(f"{counted(early, 'test')} failed before a launch", True)),
+            (lacking, Remark(f"{counted(lacking, 'test')} skipped for lack of devices")),
+            (retried := len(self.tests) - len(self.final), Remark(f"{counted(retried, 'attempt')} retried")),
+        )
+        launches = Remark(f"{self.num_launches} in total")
+        return (launches, *(remark for count, remark in counts if count))
 
 
 def read_launches(files: Sequence[Path]) -> tuple[tuple[Launch, ...], list[str]]:

@@ -15,7 +15,7 @@ from pytest_aorta.common.errors import UsageError
 from pytest_aorta.common.files import UnreadableFile, read_json
 from pytest_aorta.report.data import Case, Launch, Report, Test, read_launches
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.result.folder import PLAN_FILE, RESULT_FILE, is_rank_file
+from pytest_aorta.result.folder import OUTCOME_FILE, PLAN_FILE, RESULT_FILE, is_rank_file
 from pytest_aorta.result.provenance import UTC_FORMAT
 from pytest_aorta.session.text import failed_checks_text
 from pytest_aorta.verdict.applicability import identity
@@ -63,7 +63,18 @@ def dataset_report(paths: Mapping[str, Sequence[Path]], candidate: str, referenc
     keys = list(dict.fromkeys([*here, *there]))
     tests = tuple(_test(key, here.get(key, []), there.get(key, []), candidate, reference) for key in keys)
     created_at = time.strftime(UTC_FORMAT, time.gmtime())
-    return Report(f"{candidate} against {reference}", created_at, candidate, reference, tests, tuple(warnings))
+    failed = sum(map(_failed_launches, (*paths[candidate], *paths[reference])))
+    compared = sum(map(len, (*here.values(), *there.values())))
+    return Report(
+        f"{candidate} against {reference}",
+        created_at,
+        candidate,
+        reference,
+        tests,
+        tuple(warnings),
+        num_launches=compared + failed,
+        num_failed_launches=failed,
+    )
 
 
 def _read(label: str, paths: Sequence[Path], warnings: list[str]) -> Launches:
@@ -90,6 +101,12 @@ def _result_files(path: Path) -> Iterator[Path]:
     if path.is_file():
         yield path
     yield from (file for file in sorted(path.rglob(RESULT_FILE)) if not is_rank_file(file))
+
+
+def _failed_launches(path: Path) -> int:
+    """Return the number of run folders whose launch has ended without a result, A/B references left out."""
+    ended = (file.with_name(RESULT_FILE) for file in path.rglob(OUTCOME_FILE))
+    return sum(not file.exists() and not _is_reference(file) for file in ended)
 
 
 def _is_reference(file: Path) -> bool:
@@ -120,7 +137,7 @@ def _test(key: Key, here: Sequence[Launch], there: Sequence[Launch], candidate: 
     has_failed = wrong or any(row.outcome is Outcome.REGRESSION or row.is_lost for row in verdicts.rows)
     outcome = "failed" if has_failed else "compared" if verdicts.rows else "measured"
     failure = "\n".join(map(failed_checks_text, wrong))
-    case = Case(key.name, verdicts.rows, tuple(here), tuple(there), against=reference)
+    case = Case(key.name, verdicts.rows, tuple(here), tuple(there), reference_name=reference)
     return Test(name, outcome, failure, verdicts.notes, (case,))
 
 

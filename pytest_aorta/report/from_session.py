@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pytest_aorta.common.errors import BaselineError
-from pytest_aorta.report.data import Case, Report, Test, read_launches
+from pytest_aorta.report.data import AB_REFERENCE, Case, Report, Test, read_launches
 from pytest_aorta.result.folder import RESULT_FILE
 from pytest_aorta.result.provenance import UTC_FORMAT
 from pytest_aorta.session.record import Compared, TestRecord
 from pytest_aorta.verdict.baseline import Baseline, read_baseline_file
+from pytest_aorta.verdict.verdicts import ReferenceKind
 
 
 def session_report(records: Sequence[TestRecord], *, title: str) -> Report:
@@ -19,7 +20,16 @@ def session_report(records: Sequence[TestRecord], *, title: str) -> Report:
     warnings: list[str] = []
     tests = tuple(_test(record, warnings) for record in reported(records))
     created_at = time.strftime(UTC_FORMAT, time.gmtime())
-    return Report(title, created_at, "candidate", "baseline", tests, tuple(warnings))
+    return Report(
+        title,
+        created_at,
+        "candidate",
+        "baseline",
+        tests,
+        tuple(warnings),
+        num_launches=sum(record.num_launches for record in records),
+        num_failed_launches=sum(record.num_failed_launches for record in records),
+    )
 
 
 def reported(records: Sequence[TestRecord]) -> list[TestRecord]:
@@ -39,6 +49,8 @@ def _test(record: TestRecord, warnings: list[str]) -> Test:
         attempt=record.attempt,
         label=record.attempt_label,
         failed_before_launch=record.failed_before_launch,
+        lacked_devices=record.is_skipped,
+        num_failed_launches=record.num_failed_launches,
     )
 
 
@@ -51,9 +63,11 @@ def _case(record: TestRecord, compared: Compared, warnings: list[str]) -> Case:
     verdicts = tuple(row for row in record.verdicts if row.case == compared.case)
     name = compared.case.removeprefix(f"{record.nodeid}::")
     # No verdict has a value of the baseline where the baseline belongs to another config.
-    is_compared = any(row.baseline is not None for row in verdicts)
+    is_compared = any(row.baseline is not None and row.reference.kind is ReferenceKind.BASELINE for row in verdicts)
     baseline = _baseline(compared.baseline, warnings) if is_compared else None
-    return Case(name, verdicts, sides[0], sides[1], baseline, "reference" if sides[1] else "baseline")
+    versions = {row.reference.name for row in verdicts if row.is_by_ab}
+    reference_name = f"{AB_REFERENCE} {' '.join(versions)}".rstrip()
+    return Case(name, verdicts, sides[0], sides[1], baseline, reference_name)
 
 
 def _baseline(file: str | None, warnings: list[str]) -> Baseline | None:

@@ -61,7 +61,8 @@ class TestRecord:
     ``notes`` explain its verdicts, and ``traces`` name the files that a profiler left. ``detection`` contains lines on
     the changes that each new baseline detects, by case. ``lacked_devices`` is the reason why the test was skipped,
     ``outcome`` is pytest's word, and ``failure`` is the text of the failure. ``attempt`` counts from 1 how often the
-    test ran. ``can_launch`` is whether the test has a fixture that launches.
+    test ran. ``can_launch`` is whether the test has a fixture that launches. ``num_failed_launches`` counts launches
+    that left no valid result.
     """
 
     __test__ = False
@@ -81,6 +82,7 @@ class TestRecord:
     attempt: int = 1
     can_launch: bool = False
     traces: list[str] = field(default_factory=list)
+    num_failed_launches: int = 0
 
     @property
     def is_retried(self) -> bool:
@@ -138,6 +140,7 @@ class TestRecord:
             "detection": self.detection,
             "lacked_devices": self.lacked_devices,
             "num_launches": self.num_launches,
+            "num_failed_launches": self.num_failed_launches,
             "launch_times": [asdict(times) for times in self.launch_times],
             "compared": [asdict(compared) for compared in self.compared],
             "outcome": self.outcome,
@@ -159,6 +162,7 @@ class TestRecord:
             detection=data["detection"],
             lacked_devices=data["lacked_devices"],
             num_launches=data["num_launches"],
+            num_failed_launches=data["num_failed_launches"],
             launch_times=[LaunchTimes(**times) for times in data["launch_times"]],
             compared=[Compared.from_json(compared) for compared in data["compared"]],
             outcome=data["outcome"],

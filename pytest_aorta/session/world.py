@@ -212,6 +212,13 @@ class DistributedWorld:
             group=group,
             command=self._options.command,
         )
+        try:
+            return self._result(plan, request)
+        except AortaError:
+            self._record.num_failed_launches += 1
+            raise
+
+    def _result(self, plan: LaunchPlan, request: LaunchRequest) -> WorkloadResult:
         with LaunchWatch(plan, self._line) as watch:
             outcome = self._launcher(plan)
         times = LaunchTimes(self._record.num_launches, outcome.launcher, launch_times_s(outcome))
@@ -225,7 +232,7 @@ class DistributedWorld:
         if plan.profiler == TORCH and (merged := merge_run(plan.run_dir)):
             self._record.traces.append(f"all ranks' traces on one clock: {', '.join(map(str, merged))}")
         self._run_dirs.add(plan.run_dir)
-        return result.launched_by(LaunchRecord(request, reference, plan.run_dir))
+        return result.launched_by(LaunchRecord(request, plan.reference, plan.run_dir))
 
 
 def _new_folder(base: Path, name: str) -> Path:

@@ -62,12 +62,22 @@ def test_changes_link_to_their_commits(page, site):
     assert f"https://example.org/{commit_of(14)}" in links
 
 
+def test_legend_names_the_newest_version_until_there_is_a_pointer(page, site):
+    page.open(site[1])
+    page.wait_for(DRAWN)
+    values = page.value("[...document.querySelectorAll('figure.plot .u-value')].map((node) => node.textContent)")
+    version, median, baseline = values[:3]
+    assert version.startswith(f"{commit_of(39)[:7]} 2026-")
+    assert float(median) == pytest.approx(float(baseline), rel=0.02)
+    assert not {"", "-", "--"} & set(values)
+
+
 def test_legend_names_the_version_under_the_cursor(page, site):
     page.open(site[1])
     page.wait_for(DRAWN)
     box = page.value(
         "(() => { const over = document.querySelector('figure.plot .u-over'); over.scrollIntoView();"
-        "const box = over.getBoundingClientRect(); return [box.right - 2, box.top + 20] })()"
+        "const box = over.getBoundingClientRect(); return [box.left + 2, box.top + 20] })()"
     )
     page.call("Input.dispatchMouseEvent", type="mouseMoved", x=box[0], y=box[1])
-    page.wait_for(f"document.querySelector('figure.plot .u-value').textContent.startsWith('{commit_of(39)[:7]} 2026-')")
+    page.wait_for(f"document.querySelector('figure.plot .u-value').textContent.startsWith('{commit_of(0)[:7]} 2026-')")

@@ -1,44 +1,38 @@
-"""The page in a browser: opens without errors, sorts, filters and zooms, by mouse and by keys."""
+"""The page in a browser: opens without errors, groups, sorts, filters and zooms, by mouse and by keys."""
 
 from __future__ import annotations
+
+import re
 
 import pytest
 
 from pytest_aorta.report.from_session import session_report
 from pytest_aorta.report.write import write_report
-from tests.unit.sample_run import make_run
+from pytest_aorta.session.record import Compared, TestRecord
+from pytest_aorta.verdict.metrics import METRICS
+from pytest_aorta.verdict.statistics.decision import Outcome
+from tests.browser.report_page import DRAWN, STEPS, entry, texts
+from tests.unit.builders import make_verdict
 
-ROWS = "[...document.querySelectorAll('#verdicts tbody tr')].filter((row) => !row.hidden)"
-STEPS = "#test-0 figure[data-kind=steps]"
-DRAWN = "document.querySelectorAll('#test-0 figure .uplot').length === 3"
-
-
-@pytest.fixture(scope="module")
-def report_file(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("report")
-    records = make_run(folder, tests=8, ranks=4, steps=200)
-    return write_report(session_report(records, title="made up"), folder / "page.html")[0]
+SHOWN = "[...document.querySelectorAll('details.test-entry')].filter((entry) => !entry.hidden)"
+VISIBLE_ROWS = "[...document.querySelectorAll('.verdicts tbody tr')].filter((row) => !row.closest('[hidden]'))"
 
 
-@pytest.fixture
-def page(browser, report_file):
-    browser.events.clear()
-    browser.size(1400, 1000)
-    browser.open(report_file)
-    browser.value("document.getElementById('test-0').scrollIntoView()")
-    browser.wait_for(DRAWN)
-    yield browser
-    assert browser.complaints == []
-    assert browser.requests == []
+def names(page) -> list[str]:
+    return page.value(f"{SHOWN}.map((entry) => entry.dataset.name)")
 
 
-def cells(page, column: int) -> list[str]:
-    return page.value(f"{ROWS}.map((row) => row.cells[{column}].dataset.sort ?? row.cells[{column}].textContent)")
+def choose(page, selector: str, value: str) -> None:
+    page.value(
+        f"(() => {{ const list = document.querySelector('{selector}'); list.value = '{value}';"
+        "list.dispatchEvent(new Event('change')) })()"
+    )
 
 
-def sort_by(page, column: int) -> str:
-    page.value(f"document.querySelectorAll('#verdicts thead button')[{column}].click()")
-    return page.value(f"document.querySelectorAll('#verdicts thead th')[{column}].getAttribute('aria-sort')")
+def type_into_filter(page, text: str) -> None:
+    page.value("(() => { const box = document.getElementById('filter'); box.focus(); box.value = ''; })()")
+    for key in text:
+        page.press(key)
 
 
 def shown_steps(page) -> list[float]:
@@ -55,7 +49,10 @@ def center(page, selector: str, x: float = 0.5) -> tuple[float, float]:
 
 
 def test_page_opens_with_failed_tests_open_and_their_plots_drawn(page):
-    assert page.value("document.querySelectorAll('details.test-entry[open]').length") == 3
+    opened = page.value(
+        "[...document.querySelectorAll('details.test-entry[open]')].map((entry) => entry.dataset.failed)"
+    )
+    assert opened == ["yes"] * 6
     assert "step_time_p50: regression: " in page.value("document.querySelector('#test-0 pre').textContent")
     painted = page.value(
         f"(() => {{ const canvas = document.querySelector('{STEPS} canvas');"
@@ -65,34 +62,152 @@ def test_page_opens_with_failed_tests_open_and_their_plots_drawn(page):
     assert painted
 
 
-@pytest.mark.parametrize("column", [2, 4])
-def test_numbers_sort_as_numbers_and_empty_cells_stay_last(page, column):
-    assert sort_by(page, column) == "ascending"
-    values = [float(text) for text in cells(page, column) if text]
-    assert values == sorted(values)
-    assert sort_by(page, column) == "descending"
-    texts = cells(page, column)
-    values = [float(text) for text in texts if text]
-    assert values == sorted(values, reverse=True)
-    assert texts[: len(values)] == [text for text in texts if text]
+def test_verdicts_are_grouped_by_test_under_a_heading(page):
+    assert len(texts(page, "details.test-entry > summary h3")) == 13
+    assert page.value("[...document.querySelectorAll('.verdicts tbody tr')].every((row) => row.closest('.test-entry'))")
+    compared = texts(page, f"{entry('comm_stream')} .verdicts .metric")
+    assert len(compared) == len(set(compared)) == 6
+    assert texts(page, f"{entry('comm_stream')} .verdicts:not(.skipped *) .badge")[:3] == ["regression"] * 3
+    assert texts(page, f"{entry('comm_stream')} .found > span")[0].startswith("regression step_time_p50 +8.48%, ")
 
 
-def test_names_sort_as_text(page):
-    sort_by(page, 0)
-    assert cells(page, 0) == sorted(cells(page, 0))
+def test_metrics_that_are_not_applicable_are_gray_and_collapsed_until_asked_for(page):
+    skipped = f"{entry('on_cpu')} details.skipped"
+    page.value(f"document.querySelector('{entry('on_cpu')}').open = true")
+    assert texts(page, f"{entry('on_cpu')} .case > table.verdicts tbody .badge") == ["pass"] * 2
+    assert page.value(f"document.querySelector('{skipped}').open") is False
+    assert page.value(f"document.querySelector('{skipped} table').checkVisibility()") is False
+    assert texts(page, f"{skipped} summary")[0].startswith("4 not applicable step_time_p50, step_time_p99, ")
+    page.value(f"document.querySelector('{skipped} summary').focus()")
+    page.press(" ")
+    page.wait_for(f"document.querySelector('{skipped} table').checkVisibility()")
+    assert texts(page, f"{skipped} .badge") == ["not applicable"] * 4
+    back = page.value(f"getComputedStyle(document.querySelector('{skipped} .badge')).backgroundColor")
+    channels = [int(channel) for channel in re.findall(r"\d+", back)]
+    assert max(channels) - min(channels) < 16
+    assert "CPU ranks" in texts(page, f"{skipped} .reason")[0]
 
 
-def test_filters_by_text_and_verdict_count_the_rows_left(page):
-    everything = page.value(f"{ROWS}.length")
-    page.value("(() => { const box = document.getElementById('filter'); box.focus(); box.value = ''; })()")
-    for key in "llama p50":
-        page.press(key)
-    assert set(cells(page, 1)) == {"step_time_p50"}
-    assert all("llama" in name for name in cells(page, 0))
+def test_titles_and_columns_are_plain(page):
+    assert texts(page, "#test-0 .plot-title") == [
+        "Step time",
+        "Step-time percentiles (slowest rank)",
+        "Breakdown of a step",
+    ]
+    assert texts(page, "#test-0 .verdicts thead th") == [
+        "metric", "verdict", "candidate", "compared with", "change [95% interval]", "change vs. allowed", "allowed",
+        "launches",
+    ]  # fmt: skip
+
+
+def test_failed_launches_and_failures_before_a_launch_are_counted(page):
+    assert texts(page, "#launches .failure") == ["2 launches failed", "1 test failed before a launch"]
+    assert texts(page, "#launches span")[0] == "22 in total"
+    assert "1 failed launch" in texts(page, f"{entry('late_rank')} summary")[0]
+    assert "failed before a launch" in texts(page, f"{entry('misspelled')} summary")[0]
+
+
+def test_page_names_what_was_measured_with_the_command(page):
+    head = texts(page, "main > section > .provenance thead th")
+    assert head == ["side", "commit", "branch", "measured", "device", "torch", "command"]
+    first, second = page.value(
+        "[...document.querySelectorAll('main > section > .provenance tbody tr')]"
+        ".map((row) => [...row.cells].map((cell) => cell.textContent))"
+    )
+    assert first[:3] == ["candidate", "c0ffee00c0ff", "main"]
+    assert first[4:] == [
+        "NVIDIA H200; CPU ranks",
+        "2.11.0+cu130; 2.11.1; 2.11.0+cpu",
+        "pytest tests --aorta-ab=origin/main --aorta-report=report.html",
+    ]
+    assert second[0] == "A/B reference origin/main"
+
+
+def legend(page, figure: str) -> dict[str, str]:
+    """Return the shown entries of a legend, name -> value."""
+    rows = page.value(
+        f"[...document.querySelectorAll('{figure} .u-legend .u-series')].filter((row) => row.checkVisibility())"
+        ".map((row) => [row.querySelector('.u-label').textContent, row.querySelector('.u-value').textContent])"
+    )
+    return {name.rstrip(":"): value for name, value in rows}
+
+
+@pytest.mark.parametrize("kind", ["steps", "fractions"])
+def test_legends_have_a_value_and_a_line_for_each_name_before_a_pointer_is_there(page, kind):
+    figure = f"#test-0 figure[data-kind={kind}]"
+    found = legend(page, figure)
+    assert len(found) >= 5
+    assert all(name and value.strip(" -") for name, value in found.items()), found
+    numbers = list(found.values())[1:]
+    assert all(15 < float(value) < 25 for value in numbers), found
+    borders = page.value(
+        f"[...document.querySelectorAll('{figure} .u-legend .u-series')].slice(1)"
+        ".filter((row) => row.checkVisibility()).map((row) => getComputedStyle(row.querySelector('.u-marker')))"
+        ".map((style) => [style.width, style.borderTopWidth, style.borderTopColor])"
+    )
+    assert [border[:2] for border in borders] == [["18px", "3px"]] * len(numbers)
+    assert all(color != "rgba(0, 0, 0, 0)" for *_, color in borders)
+
+
+@pytest.mark.parametrize("kind", ["steps", "fractions"])
+def test_reference_of_an_ab_and_the_stored_baseline_are_told_apart(page, kind):
+    figure = f"{entry('compiled')} figure[data-kind={kind}]"
+    page.value(f"document.querySelector('{figure}').scrollIntoView()")
+    page.wait_for(f"document.querySelector('{figure} .uplot') !== null")
+    suffix = " p50" if kind == "steps" else ""
+    assert {f"A/B reference origin/main{suffix}", f"stored baseline, revision\xa01{suffix}"} <= set(
+        legend(page, figure)
+    )
+    looks = page.value(
+        f"Object.fromEntries([...document.querySelectorAll('{figure} .u-legend .u-series')].map((row) => "
+        "[row.querySelector('.u-label').textContent.split(/[ ,]/)[0], "
+        "getComputedStyle(row.querySelector('.u-marker')).borderTopStyle]))"
+    )
+    assert (looks["A/B"], looks["stored"]) == ("dotted", "dashed")
+    sides = set(texts(page, f"{entry('compiled')} .side"))
+    assert sides == {"A/B reference origin/main", "stored baseline, revision\xa01"}
+
+
+def test_times_that_are_far_apart_have_a_logarithmic_axis_and_others_a_linear_one(page):
+    figure = f"{entry('compiled')} figure[data-kind=steps]"
+    page.value(f"document.querySelector('{figure}').scrollIntoView()")
+    page.wait_for(f"document.querySelector('{figure} .uplot') !== null")
+    assert page.value(f"document.querySelector('{figure}').dataset.scale") == "logarithmic"
+    assert page.value(f"document.querySelector('{STEPS}').dataset.scale") == "linear"
+
+
+def test_sorting_reorders_the_tests(page):
+    assert names(page)[0].endswith("test_fsdp_overlap[comm_stream]")
+    choose(page, "#sort", "name")
+    assert names(page) == sorted(names(page))
+    choose(page, "#sort", "change")
+    assert names(page)[0].endswith("test_compiled[8b]")
+    choose(page, "#sort", "place")
+    assert names(page)[-1].endswith("test_16_gpus")
+    choose(page, "#sort", "worst")
+    assert names(page)[0].endswith("test_fsdp_overlap[comm_stream]")
+
+
+def test_filters_by_text_and_verdict_leave_the_tests_with_a_row(page):
+    type_into_filter(page, "llama p50")
+    assert all("llama" in name for name in names(page))
+    assert set(page.value(f"{VISIBLE_ROWS}.map((row) => row.dataset.metric)")) == {"step_time_p50"}
+    rows = page.value(f"{VISIBLE_ROWS}.length")
     page.value("document.querySelector('input.outcome[value=inconclusive]').click()")
-    left = page.value(f"{ROWS}.length")
-    assert 0 < left < everything
-    assert page.value("document.getElementById('count').textContent") == f"{left} of {everything} verdicts"
+    left = page.value(f"{VISIBLE_ROWS}.length")
+    assert 0 < left < rows
+    shown = len(names(page))
+    assert page.value("document.getElementById('count').textContent") == f"{shown} of 13 tests, {left} of 54 verdicts"
+
+
+def test_filter_finds_a_test_without_verdicts_by_its_name(page):
+    type_into_filter(page, "misspelled")
+    assert names(page) == ["tests/test_llama.py::test_misspelled"]
+
+
+def test_only_failed_tests_are_left_on_request(page):
+    page.value("document.getElementById('only-failed').click()")
+    assert page.value(f"{SHOWN}.map((entry) => entry.dataset.failed)") == ["yes"] * 6
 
 
 def test_dragging_buttons_and_keys_zoom_into_the_steps(page):
@@ -133,11 +248,13 @@ def test_timeline_names_the_interval_under_the_pointer(page):
     pytest.fail("there was nothing under the pointer")
 
 
-def test_link_of_a_row_opens_its_test(page):
+def test_buttons_open_and_close_the_tests_that_are_shown(page):
     page.value("document.getElementById('close-all').click()")
-    page.value("document.querySelector('#verdicts tbody a').click()")
-    page.wait_for("document.querySelector('details.test-entry[open]') !== null")
-    assert page.value("document.activeElement.closest('details').open")
+    assert page.value("document.querySelectorAll('details.test-entry[open]').length") == 0
+    type_into_filter(page, "ranking")
+    page.value("document.getElementById('open-all').click()")
+    opened = page.value("[...document.querySelectorAll('details.test-entry[open]')].map((entry) => entry.dataset.name)")
+    assert opened == ["tests/test_ranking.py::test_four_streams"]
 
 
 def test_theme_follows_the_system_until_a_reader_chooses_another(page):
@@ -156,47 +273,36 @@ def test_theme_follows_the_system_until_a_reader_chooses_another(page):
     page.wait_for(DRAWN)
 
 
-# Of WCAG 2.1: relative luminance, and 4.5 to 1 for text (https://www.w3.org/TR/WCAG21/#contrast-minimum).
-CONTRAST = """
-(() => {
-  const parse = (text) => text.match(/[\\d.]+/g).map(Number);
-  const channel = (value) => (value /= 255) <= 0.03928 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
-  const light = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
-  const behind = (node) => {
-    for (; node; node = node.parentElement) {
-      const back = parse(getComputedStyle(node).backgroundColor);
-      if (back.length < 4 || back[3] === 1) return back;
-    }
-    return [255, 255, 255];
-  };
-  const weak = [];
-  for (const node of document.querySelectorAll('body *')) {
-    const own = [...node.childNodes].some((child) => child.nodeType === 3 && child.textContent.trim());
-    if (!own || !node.checkVisibility() || node.closest('script')) continue;
-    const [a, b] = [light(parse(getComputedStyle(node).color)), light(behind(node))].sort((x, y) => y - x);
-    if ((a + 0.05) / (b + 0.05) < 4.5) weak.push(`${node.tagName}.${node.className}: ${node.textContent.slice(0, 40)}`);
-  }
-  return [...new Set(weak)];
-})()
-"""
-
-
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_all_text_has_enough_contrast(page, report_file, dark):
-    page.open(report_file, dark=dark)
-    page.value("document.getElementById('open-all').click()")
-    assert page.value(CONTRAST) == []
-
-
-def test_every_control_has_a_name_and_is_reached_by_keys(page):
-    nameless = page.value(
-        "[...document.querySelectorAll('button, select, input, [tabindex]')].filter((node) =>"
-        "!(node.textContent.trim() || node.getAttribute('aria-label') || node.labels?.length)).length"
+def test_page_of_200_tests_opens_the_first_failures_and_is_filtered_at_once(browser, tmp_path):
+    rows = [make_verdict(Outcome.PASS, metric=name) for name in METRICS]
+    tests = [TestRecord(f"a.py::test_{n}", rows, outcome="passed", num_launches=1) for n in range(170)]
+    wrong = [make_verdict(Outcome.REGRESSION, delta=0.1), *rows[1:]]
+    tests += [TestRecord(f"b.py::test_{n}", wrong, outcome="failed", num_launches=1) for n in range(30)]
+    for record in tests:
+        record.compared = [Compared("case")]
+    browser.events.clear()
+    browser.size(1400, 1000)
+    browser.open(write_report(session_report(tests, title="many"), tmp_path / "page.html")[0])
+    assert page_names_open(browser) == [f"b.py::test_{n}" for n in range(10)]
+    took_ms = browser.value(
+        "(() => { const box = document.getElementById('filter'); box.value = 'test_17 p99';"
+        "const begin = performance.now(); box.dispatchEvent(new Event('input')); return performance.now() - begin })()"
     )
-    assert nameless == 0
-    assert page.value("[...document.querySelectorAll('button, select, .canvas')].every((node) => node.tabIndex === 0)")
+    assert names(browser) == ["b.py::test_17", "a.py::test_17"]
+    assert took_ms < 1000
+    assert browser.complaints == []
 
 
-def test_page_fits_a_narrow_window(page):
-    page.size(420, 900)
-    page.wait_for("document.documentElement.scrollWidth <= 420")
+def page_names_open(page) -> list[str]:
+    return page.value("[...document.querySelectorAll('details.test-entry[open]')].map((entry) => entry.dataset.name)")
+
+
+def test_expected_regression_is_counted_apart_and_filtered_by_its_own_box(browser, tmp_path):
+    expected = make_verdict(Outcome.REGRESSION, delta=0.5, is_expected=True)
+    records = [TestRecord("a.py::test_planted", [expected], outcome="passed", num_launches=1)]
+    records[0].compared = [Compared("case")]
+    browser.open(write_report(session_report(records, title="planted"), tmp_path / "page.html")[0])
+    assert texts(browser, ".totals .badge") == ["1 passed", "1 expected regression"]
+    assert names(browser) == ["a.py::test_planted"]
+    browser.value("document.querySelector('input.outcome[value=\"expected regression\"]').click()")
+    assert names(browser) == []

@@ -19,7 +19,7 @@ def test_report_shows_the_verdicts_of_a_session_beside_its_baseline(learned):
     result.stdout.fnmatch_lines(["report: *out/report.html, *out/summary.json"])
     plots = in_page(learned)["plots"]["0-0"]
     assert [launch["side"] for launch in plots["launches"]] == ["candidate"] * 3
-    assert plots["band"]["launches"] == 10
+    assert [(band["name"], band["launches"]) for band in plots["bands"]] == [("stored baseline, revision\xa01", 10)]
     assert "step_time_p50: regression" in (learned.path / "out/report.html").read_text()
     (case,) = json.loads((learned.path / "out/summary.json").read_text())["cases"]
     assert case["metrics"]["step_time_p50"]["ratio"] == pytest.approx(1.3, rel=0.01)
@@ -30,14 +30,14 @@ def test_report_of_baselines_that_are_recorded_holds_them_against_nothing(gpu):
     gpu.plant(step_ms=[10.0, 10.01, 9.99])
     gpu.run("--update-baselines", "--aorta-launches=3", "--aorta-report=out/report.html").assert_outcomes(passed=1)
     plots = in_page(gpu)["plots"]["0-0"]
-    assert (len(plots["launches"]), plots["band"]) == (3, None)
+    assert (len(plots["launches"]), plots["bands"]) == (3, [])
 
 
 def test_ab_in_one_test_shows_the_launches_of_both_sides(gpu):
     gpu.one_test("workload.compare({'workload': 'toy', 'step_ms': 10.0}, {'workload': 'toy', 'step_ms': 10.0})")
     gpu.run("--aorta-report=out/report.html")
     plots = in_page(gpu)["plots"]["0-0"]
-    assert plots["against"] == "reference"
+    assert [band["name"] for band in plots["bands"]] == ["A/B reference"]
     sides = [launch["side"] for launch in plots["launches"]]
     assert sides.count("candidate") == sides.count("reference") >= 2
 
@@ -49,8 +49,10 @@ def test_reference_version_that_settles_a_verdict_is_the_other_side(versioned):
     versioned.run("--update-baselines", "--aorta-launches=4").assert_outcomes(passed=1)
     versioned.plant(step_ms=[10.6])
     versioned.run("--aorta-ab=HEAD", "--aorta-report=out/report.html")
-    sides = [launch["side"] for launch in in_page(versioned)["plots"]["0-0"]["launches"]]
-    assert sides.count("reference") >= 2
+    plots = in_page(versioned)["plots"]["0-0"]
+    assert [launch["side"] for launch in plots["launches"]].count("reference") >= 2
+    # The stored baseline still decides the exact metrics.
+    assert [band["name"] for band in plots["bands"]] == ["A/B reference HEAD", "stored baseline, revision\xa01"]
 
 
 def test_rank_that_failed_is_the_evidence(project):
@@ -60,6 +62,8 @@ def test_rank_that_failed_is_the_evidence(project):
     text = (project.path / "out/report.html").read_text()
     assert "rank 1 failed first: ValueError: boom" in text
     assert "train.py:7" in text
+    assert '<span class="failure">2 launches failed</span>' in text
+    assert text.count('<span class="failure">1 failed launch</span>') == 2
 
 
 def test_failure_of_the_test_itself_is_reported_with_its_location(project):

@@ -8,18 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from pytest_aorta.common.files import write_json
+from pytest_aorta.common.files import slug, write_json
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.measurements import WorkloadResult
+from pytest_aorta.result.reading import read_result
 from pytest_aorta.result.trace.intervals import union
 from pytest_aorta.result.trace.overlap import OverlapCapture, overlap_of
 from pytest_aorta.session.record import Compared, TestRecord
-from pytest_aorta.session.rounds import settle
+from pytest_aorta.session.rounds import joined, settle, settle_pairs
 from pytest_aorta.session.text import comparison_text
-from pytest_aorta.verdict.baseline import Baseline, StoredLaunch, baseline_path, write_baseline
-from pytest_aorta.verdict.comparison import StoredComparison
-from pytest_aorta.verdict.metrics import METRICS, measured_values
+from pytest_aorta.verdict.baseline import Baseline, StoredLaunch, baseline_path, read_baseline_file, write_baseline
+from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
+from pytest_aorta.verdict.metrics import METRICS, MetricKind, Tolerance, measured_values
 from pytest_aorta.verdict.statistics.decision import Outcome
+from pytest_aorta.verdict.verdicts import Verdicts
 from tests.unit.builders import default_priors, make_provenance, make_result, stamp
 
 PLATFORM = "nvidia-h200-x8-nccl"
@@ -33,6 +35,15 @@ ENVIRONMENT = {
     "nccl": "2.28.9", "deterministic_algorithms": False, "bitwise_reproducible": True, "num_threads": 16,
     "cpu_capability": "AVX512", "weight_hash_version": 2, "tf32_matmul": False, "CUDA_DEVICE_MAX_CONNECTIONS": "1",
 }  # fmt: skip
+
+CPU_ENVIRONMENT = {"python": "3.12.11", "torch": "2.11.0+cpu", "device": "cpu", "num_threads": 16}
+COMMAND = ["pytest", "tests", "--aorta-ab=origin/main", "--aorta-report=report.html"]
+RAISED = """\
+llama_fsdp2 on 8 cuda ranks: rank exception: rank 3 failed first: RuntimeError: CUDA error: out of memory
+  File "train/loop.py", line 212, in step
+    loss.backward()
+  then ranks 0, 1, 2, 4, 5, 6, 7: connection closed by peer
+plan, logs and stacks: /tmp/aorta/test-llama-late-rank/03-llama-fsdp2"""
 
 
 @dataclass(frozen=True)
@@ -48,6 +59,18 @@ class Plan:
     environment: tuple[tuple[str, Any], ...] = ()
     has_baseline: bool = True
     hangs: bool = False
+    device: str = "cuda"
+    commit: str = "c0ffee00" * 5
+    branch: str | None = "main"
+
+    def platform(self, ranks: int) -> str:
+        """Return the platform, which is always 8 H200s for GPUs."""
+        return PLATFORM if self.device == "cuda" else f"cpu-x{ranks}-gloo"
+
+    @property
+    def marked(self) -> dict[str, Tolerance]:
+        """Return the tolerances of the test's markers."""
+        return {"step_time_p50": METRICS["step_time_p50"].parse_tolerance("2%")} if self.device == "cuda" else {}
 
 
 SPECIAL = (
@@ -67,45 +90,119 @@ def make_run(folder: Path, *, tests: int = 30, ranks: int = 8, steps: int = 300,
     return [_record(plan, folder, rng, ranks, steps) for plan in [*SPECIAL, *usual][:tests]]
 
 
-def _record(plan: Plan, folder: Path, rng: np.random.Generator, ranks: int, steps: int) -> TestRecord:
-    nodeid = f"tests/{plan.name}"
-    record = TestRecord(nodeid, outcome="passed", num_launches=1)
-    if plan.hangs:
-        record.outcome, record.failure = "failed", HANG
-        return record
-    case = f"{nodeid}::{plan.workload}"
-    path = baseline_path(folder / "baselines", PLATFORM, case)
-    compared = Compared(case, baseline=str(path))
-    record.compared.append(compared)
-    before = replace(plan, slower=0.0, hides=0.9, late_rank=None, environment=())
-    baseline = None
-    if plan.has_baseline:
-        stored = [launch_facts(one_launch(before, rng, ranks, steps)) for _ in range(10)]
-        dated = (replace(facts, recorded_at=stamp(86400)) for facts in stored)
-        baseline = Baseline(
-            case, nodeid, PLATFORM, plan.workload, {"steps": steps}, tuple(StoredLaunch(facts) for facts in dated)
-        )
-        write_baseline(folder / "baselines", baseline)
-    results: list[WorkloadResult] = []
+def make_varied_run(folder: Path, *, ranks: int = 4, steps: int = 120, seed: int = 1) -> list[TestRecord]:
+    """Write the files of tests of other kinds below ``folder`` and return their records.
 
-    def launch() -> LaunchFacts:
-        results.append(one_launch(plan, rng, ranks, steps))
-        place = folder / nodeid.replace("/", "-").replace("::", "-") / f"{len(results):02d}-{plan.workload}"
+    These are an A/B with a stored baseline beside it, metrics that are not applicable, a failed launch, a failure
+    before a launch, and a host with too few devices.
+    """
+    rng = np.random.default_rng(seed)
+    return [
+        _ab_record(folder, rng, ranks, steps),
+        _record(Plan("test_scripts.py::test_on_cpu_ranks", step_ms=31.0, device="cpu"), folder, rng, 2, steps),
+        _failed("test_llama.py::test_late_rank", RAISED, num_launches=3, num_failed_launches=1),
+        _failed(
+            "test_llama.py::test_misspelled", "SpecError: no workload named 'lama_fsdp2' (did you mean 'llama_fsdp2'?)"
+        ),
+        TestRecord(
+            "tests/test_scaling.py::test_16_gpus", lacked_devices="needs 16 GPUs, the host has 8", outcome="skipped"
+        ),
+    ]
+
+
+def _failed(name: str, failure: str, **launches: int) -> TestRecord:
+    return TestRecord(f"tests/{name}", outcome="failed", failure=failure, can_launch=True, **launches)
+
+
+@dataclass
+class _Side:
+    """The launches of one side of a comparison, whose folders are appended to ``folders``."""
+
+    plan: Plan
+    place: Path
+    folders: list[str]
+    rng: np.random.Generator
+    ranks: int
+    steps: int
+
+    def launch(self) -> LaunchFacts:
+        """Write the result of one more launch and return its facts."""
+        result = one_launch(self.plan, self.rng, self.ranks, self.steps)
+        place = self.place / f"{len(self.folders) + 1:02d}-{self.plan.workload}"
         place.mkdir(parents=True)
-        write_json(place / "result.json", results[-1].to_json())
-        compared.candidate.append(str(place))
-        return launch_facts(results[-1])
+        write_json(place / "result.json", result.to_json())
+        self.folders.append(str(place))
+        return launch_facts(result)
 
-    launches = [launch()]
-    marked = {"step_time_p50": METRICS["step_time_p50"].parse_tolerance("2%")}
-    comparison = StoredComparison(case, {"steps": steps}, baseline, marked, default_priors, 5)
-    told = settle(comparison, launches, launch)
+    def first(self) -> WorkloadResult:
+        """Return the result of the first launch."""
+        return read_result(Path(self.folders[0]) / "result.json")
+
+
+def _begin(plan: Plan, folder: Path, rng: np.random.Generator, ranks: int, steps: int) -> tuple[TestRecord, Compared]:
+    """Return the record of a test with one comparison, whose baseline is written if the plan has one."""
+    nodeid = f"tests/{plan.name}"
+    case = f"{nodeid}::{plan.workload}"
+    platform = plan.platform(ranks)
+    compared = Compared(case, baseline=str(baseline_path(folder / "baselines", platform, case)))
+    if plan.has_baseline:
+        before = replace(plan, slower=0.0, hides=0.9, late_rank=None, environment=())
+        facts = (launch_facts(one_launch(before, rng, ranks, steps)) for _ in range(10))
+        dated = tuple(StoredLaunch(replace(one, recorded_at=stamp(86400))) for one in facts)
+        write_baseline(folder / "baselines", Baseline(case, nodeid, platform, plan.workload, {"steps": steps}, dated))
+    return TestRecord(nodeid, outcome="passed", num_launches=1, compared=[compared]), compared
+
+
+def _stored(plan: Plan, compared: Compared, steps: int) -> StoredComparison:
+    baseline = read_baseline_file(Path(str(compared.baseline))) if plan.has_baseline else None
+    return StoredComparison(
+        compared.case, {"steps": steps}, baseline, plan.marked, default_priors, 5, str(compared.baseline)
+    )
+
+
+def _end(
+    record: TestRecord, compared: Compared, told: Verdicts, first: WorkloadResult, launches: list[LaunchFacts]
+) -> None:
     record.verdicts, record.notes = list(told.rows), list(told.notes)
-    record.num_launches, compared.measured = len(launches), measured_values(launches)
+    record.num_launches = len(compared.candidate) + len(compared.reference)
+    compared.measured = measured_values(launches)
     if failing := told.failing({Outcome.MISSING}):
         record.outcome = "failed"
-        shown = baseline_path(Path("baselines"), PLATFORM, case)
-        record.failure = comparison_text(failing, results[0], launches, shown, told.notes)
+        shown = baseline_path(Path("baselines"), first.platform, compared.case)
+        record.failure = comparison_text(failing, first, launches, shown, told.notes, record.nodeid)
+
+
+def _record(plan: Plan, folder: Path, rng: np.random.Generator, ranks: int, steps: int) -> TestRecord:
+    if plan.hangs:
+        return _failed(plan.name, HANG, num_launches=1, num_failed_launches=1)
+    record, compared = _begin(plan, folder, rng, ranks, steps)
+    side = _Side(plan, folder / slug(record.nodeid), compared.candidate, rng, ranks, steps)
+    launches = [side.launch()]
+    told = settle(_stored(plan, compared, steps), launches, side.launch)
+    _end(record, compared, told, side.first(), launches)
+    return record
+
+
+def _ab_record(folder: Path, rng: np.random.Generator, ranks: int, steps: int) -> TestRecord:
+    """A test whose times an A/B decides, because the baseline is of another torch; steps take 3.6 times as long."""
+    plan = Plan("test_llama.py::test_compiled[8b]", "llama_simple_fsdp", 24.0, slower=2.6)
+    record, compared = _begin(plan, folder, rng, ranks, steps)
+    place = folder / slug(record.nodeid)
+    here = _Side(plan, place / "candidate", compared.candidate, rng, ranks, steps)
+    there = _Side(
+        replace(plan, slower=0.04, commit="0ddba115" * 5, branch=None),
+        place / "reference",
+        compared.reference,
+        rng,
+        ranks,
+        steps,
+    )
+    timing = [name for name, metric in METRICS.items() if metric.kind is MetricKind.TIMING and metric.default]
+    paired = PairedComparison(compared.case, plan.marked, default_priors, timing[:3], 5, "origin/main")
+    candidates: list[LaunchFacts] = []
+    settled = settle_pairs(paired, candidates, [], here.launch, there.launch)
+    told = joined(_stored(plan, compared, steps).judge(candidates[:1]), settled)
+    _end(record, compared, told, here.first(), candidates)
     return record
 
 
@@ -121,12 +218,12 @@ def one_launch(plan: Plan, rng: np.random.Generator, ranks: int, steps: int) -> 
     return make_result(
         rank_step_times_ms=times.tolist(),
         workload=plan.workload,
-        device="cuda",
-        backend="nccl",
-        platform=PLATFORM,
+        device=plan.device,
+        backend="nccl" if plan.device == "cuda" else "gloo",
+        platform=plan.platform(ranks),
         config={"steps": steps},
         wait_ms=waits.tolist(),
-        environment=ENVIRONMENT | dict(plan.environment),
+        environment=(ENVIRONMENT if plan.device == "cuda" else CPU_ENVIRONMENT) | dict(plan.environment),
         rank_metrics={
             "peak_memory_bytes": [48.2 * 2**30] * ranks,
             "tokens_per_s": [8.2e6 / own] * ranks,
@@ -135,7 +232,7 @@ def one_launch(plan: Plan, rng: np.random.Generator, ranks: int, steps: int) -> 
         },
         overlap=[capture.steps for capture in profiled],
         timeline=[capture.timeline for capture in profiled],
-        provenance=make_provenance(measured_at=stamp(0)),
+        provenance=make_provenance(measured_at=stamp(0), command=COMMAND, commit=plan.commit, branch=plan.branch),
     )
 
 

@@ -1,19 +1,27 @@
-"""Computes the drawing of a change: its confidence interval on a scale of tolerances, the same in every row."""
+"""Computes the drawing of a change: its confidence interval on a scale of tolerances, the same in every row.
+
+Changes range from a hundredth of a tolerance to a hundred tolerances, so the scale is linear within the tolerance
+and logarithmic beyond it.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from pytest_aorta.verdict.verdicts import Verdict
 
 # Range of the drawing to either side, in tolerances. An interval that extends beyond the range ends in an arrow.
-REACH = 3.0
+REACH = 30.0
 WIDTH = 100.0
 
 
 @dataclass(frozen=True)
 class IntervalMarks:
-    """Positions from 0 to :data:`WIDTH`; ``left`` and ``right`` say whether an end lies beyond the drawing."""
+    """Positions from 0 to :data:`WIDTH`; ``left`` and ``right`` say whether an end lies beyond the drawing.
+
+    ``times_allowed`` is the size of the change as text, in tolerances.
+    """
 
     low: float
     middle: float
@@ -23,6 +31,7 @@ class IntervalMarks:
     upper_limit: float
     left: bool
     right: bool
+    times_allowed: str
 
 
 def interval_marks(verdict: Verdict) -> IntervalMarks | None:
@@ -32,8 +41,7 @@ def interval_marks(verdict: Verdict) -> IntervalMarks | None:
         return None
     low = verdict.delta if verdict.low is None else verdict.low
     high = verdict.delta if verdict.high is None else verdict.high
-    ends = (low, verdict.delta, high)
-    low_at, middle, high_at = (_position(max(-REACH, min(REACH, end / tolerance))) for end in ends)
+    low_at, middle, high_at = (_position(end / tolerance) for end in (low, verdict.delta, high))
     return IntervalMarks(
         low_at,
         middle,
@@ -43,8 +51,23 @@ def interval_marks(verdict: Verdict) -> IntervalMarks | None:
         upper_limit=_position(1.0),
         left=low < -REACH * tolerance,
         right=high > REACH * tolerance,
+        times_allowed=_times(abs(verdict.delta) / tolerance),
     )
 
 
 def _position(tolerances: float) -> float:
-    return round((tolerances + REACH) / (2 * REACH) * WIDTH, 1)
+    """Return the position of a change; the scale has no kink where it becomes logarithmic."""
+    return round((_scaled(tolerances) / _scaled(REACH) + 1) / 2 * WIDTH, 1)
+
+
+def _scaled(tolerances: float) -> float:
+    size = min(abs(tolerances), REACH)
+    return math.copysign(size if size <= 1 else 1 + math.log(size), tolerances)
+
+
+def _times(tolerances: float) -> str:
+    return (
+        f"{tolerances:,.1f}\N{MULTIPLICATION SIGN}"
+        if tolerances < 9.95
+        else f"{tolerances:,.0f}\N{MULTIPLICATION SIGN}"
+    )

@@ -1,312 +1,75 @@
-"use strict";
+// The list of tests: filtered by text, verdict and failure, and sorted.
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const all = (selector, within = document) => [...within.querySelectorAll(selector)];
-  const root = document.documentElement;
-  const color = (name) => getComputedStyle(root).getPropertyValue(`--${name.replaceAll("_", "-")}`).trim();
-  const system = matchMedia("(prefers-color-scheme: dark)");
-  const drawn = new Map();
-
-  // Theme: the system's unless the reader chooses another.
-  const themes = ["system", "light", "dark"];
-  let theme = "system";
-  try { theme = localStorage.getItem("aorta-theme") || theme; } catch { /* a page opened from a file may have no storage */ }
-  const button = document.getElementById("theme");
-  function show() {
-    root.dataset.theme = theme === "system" ? (system.matches ? "dark" : "light") : theme;
-    button.textContent = `Theme: ${theme}`;
-    drawn.forEach((plot, figure) => { plot.destroy(); drawn.delete(figure); });
-    drawVisible();
-  }
-  button.addEventListener("click", () => {
-    theme = themes[(themes.indexOf(theme) + 1) % themes.length];
-    try { localStorage.setItem("aorta-theme", theme); } catch { /* no storage, see above */ }
-    show();
-  });
-  system.addEventListener("change", show);
-
-  // The table of verdicts: sorted by a click on a column's header, filtered by text and verdict.
-  const table = document.getElementById("verdicts");
-  const body = table.tBodies[0];
-  const heads = all("thead th", table);
-  function key(row, column, numeric) {
-    const cell = row.cells[column];
-    const text = cell.dataset.sort ?? cell.textContent.trim();
-    return !numeric ? text.toLowerCase() : text === "" || Number.isNaN(Number(text)) ? null : Number(text);
-  }
-  heads.forEach((head, column) => head.querySelector("button").addEventListener("click", () => {
-    const down = head.getAttribute("aria-sort") === "ascending";
-    heads.forEach((other) => other.removeAttribute("aria-sort"));
-    head.setAttribute("aria-sort", down ? "descending" : "ascending");
-    const numeric = head.dataset.kind === "number";
-    const rows = [...body.rows].map((row) => [key(row, column, numeric), row]);
-    rows.sort(([a], [b]) => {
-      if (a === null || b === null) return (a === null) - (b === null);
-      const order = a < b ? -1 : a > b ? 1 : 0;
-      return down ? -order : order;
-    });
-    body.append(...rows.map(([, row]) => row));
+  const charts = aortaCharts(data);
+  const list = document.getElementById("tests");
+  const entries = all("details.test-entry").map((entry) => ({
+    entry,
+    name: entry.dataset.name.toLowerCase(),
+    failed: entry.dataset.failed === "yes",
+    place: Number(entry.dataset.place),
+    change: Number(entry.dataset.change),
+    rows: all("tr[data-outcome]", entry).map((row) => ({
+      row, outcome: row.dataset.outcome, text: row.cells[0].textContent.toLowerCase(),
+    })),
   }));
+  const total = entries.reduce((sum, { rows }) => sum + rows.length, 0);
   const text = document.getElementById("filter");
+  const onlyFailed = document.getElementById("only-failed");
+  const sort = document.getElementById("sort");
   const boxes = all("input.outcome");
+
+  // A test without verdicts, for example one that failed before a launch, is found by its name.
   function filter() {
     const words = text.value.toLowerCase().split(/\s+/).filter(Boolean);
     const wanted = new Set(boxes.filter((box) => box.checked).map((box) => box.value));
-    const has = (where) => words.every((word) => where.toLowerCase().includes(word));
-    let shown = 0;
-    for (const row of body.rows) {
-      row.hidden = !(wanted.has(row.dataset.outcome) && has(`${row.cells[0].textContent} ${row.cells[1].textContent}`));
-      shown += !row.hidden;
-    }
-    document.getElementById("count").textContent = `${shown} of ${body.rows.length} verdicts`;
-  }
-  text.addEventListener("input", filter);
-  boxes.forEach((box) => box.addEventListener("change", filter));
-
-  // Tests: a plot is drawn when its test is opened for the first time.
-  const entries = all("details.test-entry");
-  entries.forEach((entry) => entry.addEventListener("toggle", drawVisible));
-  document.getElementById("open-all").addEventListener("click", () => entries.forEach((entry) => { entry.open = true; }));
-  document.getElementById("close-all").addEventListener("click", () => entries.forEach((entry) => { entry.open = false; }));
-  function openTarget() {
-    const target = location.hash && document.getElementById(location.hash.slice(1));
-    if (target) { target.open = true; target.scrollIntoView(); target.querySelector("summary").focus(); }
-  }
-  addEventListener("hashchange", openTarget);
-  all("td.test a").forEach((link) => link.addEventListener("click", () => setTimeout(openTarget)));
-
-  const watcher = new IntersectionObserver((seen) => seen.forEach((one) => one.isIntersecting && draw(one.target)), { rootMargin: "300px" });
-  function drawVisible() {
-    all("details.test-entry[open] figure.plot").filter((figure) => !drawn.has(figure)).forEach((figure) => {
-      watcher.unobserve(figure);
-      watcher.observe(figure);
-    });
-  }
-  function draw(figure) {
-    if (drawn.has(figure)) return;
-    const plots = data.plots[figure.dataset.case];
-    const canvas = figure.querySelector(".canvas");
-    const tools = figure.querySelector(".tools");
-    canvas.replaceChildren();
-    tools.replaceChildren();
-    const plot = { steps, fractions, timeline }[figure.dataset.kind](plots, canvas, figure);
-    drawn.set(figure, plot);
-    addTools(plot, tools, canvas, figure, plots);
-  }
-  let resizing = 0;
-  addEventListener("resize", () => {
-    clearTimeout(resizing);
-    resizing = setTimeout(() => drawn.forEach((plot, figure) => {
-      plot.setSize({ width: figure.querySelector(".canvas").clientWidth, height: plot.height });
-    }), 100);
-  });
-
-  // Zoom: by dragging over the plot, by buttons and by keys.
-  function zoom(plot, factor, shift = 0) {
-    const { min, max } = plot.scales.x;
-    const [first, last] = plot.whole;
-    const width = Math.min(last - first, (max - min) * factor);
-    const middle = (min + max) / 2 + shift * (max - min);
-    const low = Math.max(first, Math.min(last - width, middle - width / 2));
-    plot.setScale("x", { min: low, max: low + width });
-  }
-  function addTools(plot, tools, canvas, figure, plots) {
-    const sides = { candidate: data.candidate, reference: plots.against };
-    if (figure.dataset.kind === "steps" && plots.launches.length > 1) {
-      const choice = document.createElement("select");
-      choice.setAttribute("aria-label", "Launch");
-      plots.launches.forEach((launch, number) => choice.add(new Option(`${sides[launch.side]} ${launch.number}`, number)));
-      choice.value = figure.dataset.launch ?? 0;
-      choice.addEventListener("change", () => {
-        figure.dataset.launch = choice.value;
-        drawn.get(figure).destroy();
-        drawn.delete(figure);
-        draw(figure);
-        figure.querySelector("select").focus();
+    let tests = 0, verdicts = 0;
+    for (const { entry, name, failed, rows } of entries) {
+      let left = 0;
+      for (const { row, outcome, text: metric } of rows) {
+        row.hidden = !(wanted.has(outcome) && words.every((word) => name.includes(word) || metric.includes(word)));
+        left += !row.hidden;
+      }
+      all("table.verdicts", entry).forEach((table) => {
+        table.hidden = all("tbody tr", table).every((row) => row.hidden);
+        const folded = table.closest("details.skipped");
+        if (folded) folded.hidden = table.hidden;
       });
-      tools.append(choice);
+      const found = rows.length ? left > 0 : words.every((word) => name.includes(word));
+      entry.hidden = !found || (onlyFailed.checked && !failed);
+      tests += !entry.hidden;
+      verdicts += entry.hidden ? 0 : left;
     }
-    const zooms = [["+", "Zoom in", () => zoom(plot, 0.5)], ["\u2212", "Zoom out", () => zoom(plot, 2)],
-      ["All", "Show all", () => zoom(plot, Infinity)]];
-    for (const [label, title, act] of zooms) {
-      const tool = document.createElement("button");
-      Object.assign(tool, { type: "button", textContent: label, title });
-      tool.setAttribute("aria-label", title);
-      tool.addEventListener("click", act);
-      tools.append(tool);
-    }
-    const keys = { "+": () => zoom(plot, 0.5), "=": () => zoom(plot, 0.5), "-": () => zoom(plot, 2),
-      0: () => zoom(plot, Infinity), ArrowLeft: () => zoom(plot, 1, -0.25), ArrowRight: () => zoom(plot, 1, 0.25) };
-    canvas.onkeydown = (event) => {
-      const act = !event.ctrlKey && !event.metaKey && !event.altKey && keys[event.key];
-      if (act) { event.preventDefault(); act(); }
-    };
-    all(".u-legend .u-series", canvas).slice(1).forEach((row) => {
-      row.tabIndex = 0;
-      row.addEventListener("keydown", (event) => {
-        if (event.key === "Enter" || event.key === " ") { event.preventDefault(); row.querySelector("th").click(); }
-      });
-    });
+    document.getElementById("count").textContent =
+      `${tests} of ${entries.length} tests, ${verdicts} of ${total} verdicts`;
   }
 
-  function floats(text) {
-    const bytes = Uint8Array.from(atob(text), (char) => char.charCodeAt(0));
-    return new Float32Array(bytes.buffer);
-  }
-  const brief = (value) => value == null ? "-" : `${Number(value.toPrecision(4))}`;
-  const axis = (more) => ({
-    stroke: color("muted"), grid: { stroke: color("grid"), width: 1 }, ticks: { stroke: color("grid"), width: 1 },
-    font: "12px system-ui, sans-serif", labelFont: "12px system-ui, sans-serif", labelSize: 20, ...more,
-  });
-  const rankColor = (rank, ranks) => `hsl(${Math.round(205 + 330 * rank / ranks) % 360} 65% ${root.dataset.theme === "dark" ? 66 : 40}%)`;
-  function make(canvas, height, options, values, whole) {
-    const figure = canvas.parentElement;
-    // The visible range is an attribute of the figure, for scripts and for readers who use the inspector.
-    const storeRange = (plot, scale) => {
-      if (scale === "x") figure.dataset.range = `${plot.scales.x.min} ${plot.scales.x.max}`;
-    };
-    const plot = new uPlot({
-      width: canvas.clientWidth, height, cursor: { drag: { x: true, y: false, uni: 10 }, points: { size: 5 } },
-      legend: { live: true }, ...options, hooks: { ...options.hooks, setScale: [storeRange] },
-    }, values, canvas);
-    plot.whole = whole;
-    plot.root.querySelector("canvas").setAttribute("role", "img");
-    plot.root.querySelector("canvas").setAttribute("aria-label", canvas.getAttribute("aria-label"));
-    return plot;
-  }
-  const ms = (plot, value) => brief(value);
-
-  function steps(plots, canvas, figure) {
-    const launch = plots.launches[figure.dataset.launch ?? 0];
-    const ranks = launch.ranks.map(floats);
-    const count = ranks[0].length;
-    const xs = Float64Array.from({ length: count }, (_, place) => place * launch.block + 1);
-    const slowest = Float32Array.from(xs, (_, place) => Math.max(...ranks.map((rank) => rank[place])));
-    const values = [xs, slowest, ...ranks];
-    const series = [{ label: launch.block > 1 ? `slowest of ${launch.block} steps from` : "step" },
-      { label: "slowest", stroke: color("muted"), width: 4, alpha: 0.45, value: ms, points: { show: false } },
-      ...ranks.map((_, rank) => ({ label: `rank ${rank}`, stroke: rankColor(rank, ranks.length), width: 1, value: ms, points: { show: false } }))];
-    const bands = [];
-    if (plots.band) {
-      const [low, middle, high] = plots.band.p50;
-      const name = `${plots.against} p50`;
-      for (const [label, value, width] of [["lowest", low, 0], ["", middle, 1.2], ["highest", high, 0]]) {
-        values.push(new Float32Array(count).fill(value));
-        series.push({ label: `${name} ${label}`.trim(), class: label ? "edge" : null, stroke: color("band-line"), width, dash: [5, 4], value: ms, points: { show: false } });
-      }
-      bands.push({ series: [series.length - 1, series.length - 3], fill: color("band") });
-    }
-    return make(canvas, 280, { series, bands, scales: { x: { time: false } },
-      axes: [axis({ label: "step", size: 34 }), axis({ label: "ms", size: 56 })] }, values, [1, Number(xs[count - 1])]);
+  // The page lists the tests with the worst verdict first.
+  const orders = {
+    worst: () => 0,
+    change: (a, b) => b.change - a.change,
+    place: (a, b) => a.place - b.place,
+    name: (a, b) => (a.name < b.name ? -1 : a.name > b.name ? 1 : 0),
+  };
+  function order() {
+    list.append(...[...entries].sort(orders[sort.value]).map(({ entry }) => entry));
+    charts.drawVisible();
   }
 
-  // Fractions are drawn by how rare a slower step is, which stretches the tail of the distribution.
-  const rarity = (fraction) => fraction >= 1 ? 2.35 : -Math.log10(1 - fraction);
-  function fractions(plots, canvas) {
-    const xs = plots.fractions.map(rarity);
-    const values = [xs];
-    const labels = plots.fractions.map((fraction) => fraction >= 1 ? "max" : `${Number((fraction * 100).toFixed(1))}%`);
-    const series = [{ label: "fraction", value: (plot, value, place, at) => at == null ? "-" : labels[at] }];
-    const bands = [];
-    if (plots.band) {
-      for (const [label, part, width] of [["lowest", "low", 0], ["", "middle", 1.2], ["highest", "high", 0]]) {
-        values.push(plots.band[part]);
-        series.push({ label: `${plots.against} ${label}`.trim(), class: label ? "edge" : null, stroke: color("band-line"), width, dash: [5, 4], value: ms, points: { show: false } });
-      }
-      bands.push({ series: [3, 1], fill: color("band") });
-    }
-    plots.curves.forEach((curve, number) => {
-      values.push(curve.values);
-      series.push({ label: `${data.candidate} ${number + 1}`, stroke: rankColor(number, plots.curves.length), width: 2, value: ms });
-    });
-    const ticks = [0, 0.5, 0.75, 0.9, 0.95, 0.99, 1];
-    return make(canvas, 280, { series, bands, scales: { x: { time: false } }, axes: [
-      axis({ label: "fraction of steps", size: 34, splits: () => ticks.map(rarity), values: () => ticks.map((fraction) => labels[plots.fractions.indexOf(fraction)]) }),
-      axis({ label: "ms", size: 56 })] }, values, [0, rarity(1)]);
+  function openAll(open) {
+    entries.forEach(({ entry }) => { entry.open = open && !entry.hidden; });
   }
 
-  // Lanes of each rank: compute, exposed communication, all collectives in one lane, and copies.
-  function timeline(plots, canvas) {
-    const { ranks, step_ms } = plots.timeline;
-    const parts = [["compute", (name) => name === "compute"], ["exposed", (name) => name === "exposed"],
-      ["comm", (name) => !["compute", "exposed", "copy"].includes(name)], ["copy", (name) => name === "copy"]];
-    const blocks = [];
-    const marks = [];
-    let height = 0;
-    ranks.forEach((lanes, rank) => {
-      const top = height;
-      for (const [part, belongs] of parts) {
-        const names = Object.keys(lanes).filter(belongs);
-        if (part === "copy" && !names.some((name) => lanes[name])) continue;
-        const tall = part === "exposed" ? 0.4 : 1;
-        names.forEach((name) => blocks.push({ name, rank, y: height, tall, edges: floats(lanes[name]) }));
-        height += tall;
-      }
-      marks.push({ rank, at: (top + height) / 2 });
-      height += 0.5;
-    });
-    const hint = document.createElement("div");
-    hint.className = "hint";
-    hint.hidden = true;
-    const pixels = Math.max(120, Math.min(26, 460 / height) * height + 50);
-    const paint = (plot) => {
-      const { ctx } = plot;
-      const { left, top, width, height: tall } = plot.bbox;
-      ctx.save();
-      ctx.beginPath();
-      ctx.rect(left, top, width, tall);
-      ctx.clip();
-      for (const { name, y, tall: part, edges } of blocks) {
-        ctx.fillStyle = color(colors.has(name) ? name : "other");
-        const from = plot.valToPos(height - y, "y", true);
-        const to = plot.valToPos(height - y - part * 0.88, "y", true);
-        for (let place = 0; place < edges.length; place += 2) {
-          const begin = plot.valToPos(edges[place], "x", true);
-          ctx.fillRect(begin, from, Math.max(0.5 * devicePixelRatio, plot.valToPos(edges[place + 1], "x", true) - begin), to - from);
-        }
-      }
-      ctx.restore();
-    };
-    const point = (plot) => {
-      const { left, top } = plot.cursor;
-      hint.hidden = true;
-      if (left == null || left < 0) return;
-      const at = plot.posToVal(left, "x");
-      const down = height - plot.posToVal(top, "y");
-      const under = blocks.filter(({ y, tall }) => down >= y && down < y + tall);
-      for (const { name, rank, edges } of under) {
-        for (let place = 0; place < edges.length; place += 2) {
-          if (at < edges[place] || at > edges[place + 1]) continue;
-          hint.textContent = `rank ${rank} ${name}: ${brief(edges[place])} to ${brief(edges[place + 1])} ms (${brief(edges[place + 1] - edges[place])} ms)`;
-          hint.hidden = false;
-          const over = plot.over;
-          hint.style.left = `${Math.min(over.offsetLeft + left + 12, canvas.clientWidth - hint.offsetWidth)}px`;
-          hint.style.top = `${over.offsetTop + top + 14}px`;
-          return;
-        }
-      }
-    };
-    const plot = make(canvas, pixels, {
-      legend: { show: false }, cursor: { drag: { x: true, y: false }, y: false, points: { show: false } },
-      series: [{}, { paths: () => null, points: { show: false } }], scales: { x: { time: false, range: (_, low, high) => [low, high] }, y: { range: [0, height] } },
-      axes: [axis({ label: "ms", size: 34 }), axis({ size: 64, grid: { show: false }, splits: () => marks.map(({ at }) => height - at), values: () => marks.map(({ rank }) => `rank ${rank}`) })],
-      hooks: { draw: [paint], setCursor: [point] },
-    }, [[0, step_ms], [null, null]], [0, step_ms]);
-    const keys = document.createElement("ul");
-    keys.className = "keys";
-    for (const name of new Set(blocks.map((block) => block.name))) {
-      const row = document.createElement("li");
-      const swatch = document.createElement("i");
-      swatch.style.background = `var(--${(colors.has(name) ? name : "other").replaceAll("_", "-")})`;
-      row.append(swatch, name.replaceAll("_", " "));
-      keys.append(row);
-    }
-    canvas.append(hint, keys);
-    return plot;
+  entries.forEach(({ entry }) => entry.addEventListener("toggle", charts.drawVisible));
+  document.getElementById("open-all").addEventListener("click", () => openAll(true));
+  document.getElementById("close-all").addEventListener("click", () => openAll(false));
+  if (entries.length) {
+    text.addEventListener("input", filter);
+    onlyFailed.addEventListener("change", filter);
+    boxes.forEach((box) => box.addEventListener("change", filter));
+    sort.addEventListener("change", order);
+    filter();
   }
-  const colors = new Set(["compute", "copy", "exposed", "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send_recv"]);
-
-  filter();
-  show();
-  openTarget();
+  aortaTheme.follow(charts.redraw);
 })();

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,8 @@ from pytest_aorta.report.data import Case, Launch, Report
 from pytest_aorta.report.lanes import drawn_lanes
 from pytest_aorta.result.facts import LaunchFacts
 
+# Names of the sides that have launches of their own.
+CANDIDATE, REFERENCE = "candidate", "reference"
 # Numbers in the whole page: 16 characters encode three numbers, so this limit is 2.7 MB.
 MAX_NUMBERS = 500_000
 _LEAST_NUMBERS = 4_000
@@ -28,14 +30,14 @@ def numbers_a_launch(report: Report) -> int:
 
 
 def case_plots(case: Case, max_numbers: int) -> dict[str, Any]:
-    """Return the step times of each launch, their distribution, the other side's range, and a step's timeline."""
-    sides = (("candidate", case.candidate), ("reference", case.reference))
+    """Return the step times of each launch, their quantiles, the ranges of the other sides, and a step's timeline."""
+    sides = ((CANDIDATE, case.candidate), (REFERENCE, case.reference))
     return {
         "launches": [_series(side, launch, max_numbers) for side, launches in sides for launch in launches],
         "fractions": FRACTIONS,
-        "curves": [{"side": "candidate", "values": step_quantiles(launch)} for launch in case.candidate],
-        "band": _band(case),
-        "against": case.against,
+        "curves": [step_quantiles(launch) for launch in case.candidate],
+        "bands": list(_bands(case)),
+        "reference": case.reference_name,
         "timeline": _timeline(case.candidate),
     }
 
@@ -69,16 +71,22 @@ def _stored_quantiles(facts: LaunchFacts) -> list[float]:
     return [*_rounded(np.quantile(facts.step_time_sample_ms, _SAMPLE_FRACTIONS)), times["p99"], times["max"]]
 
 
-def _band(case: Case) -> dict[str, Any] | None:
-    """Return the lowest, middle and highest launch of the other side, at each fraction of steps and of the medians."""
+def _bands(case: Case) -> Iterator[dict[str, Any]]:
+    """Yield the ranges of the A/B reference and of the stored baseline, as far as the case has them."""
     if case.reference:
         curves = [step_quantiles(launch) for launch in case.reference]
-    elif case.baseline:
-        curves = [_stored_quantiles(facts) for facts in case.baseline.center_launches]
-    else:
-        return None
-    p50s = [facts.step_time_ms["p50"] for facts in case.others]
+        yield _band(REFERENCE, case.reference_name, curves, [launch.facts for launch in case.reference])
+    if case.baseline:
+        center = case.baseline.center_launches
+        yield _band("baseline", case.baseline_name, [_stored_quantiles(facts) for facts in center], center)
+
+
+def _band(side: str, name: str, curves: Sequence[Sequence[float]], launches: Sequence[LaunchFacts]) -> dict[str, Any]:
+    """Return the lowest, middle and highest launch of a side, at each fraction of steps and of the medians."""
+    p50s = [facts.step_time_ms["p50"] for facts in launches]
     return {
+        "side": side,
+        "name": name,
         "low": np.min(curves, axis=0).tolist(),
         "middle": np.median(curves, axis=0).tolist(),
         "high": np.max(curves, axis=0).tolist(),

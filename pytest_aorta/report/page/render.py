@@ -5,78 +5,80 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
+from collections.abc import Callable, Mapping
 from importlib.resources import files
-from typing import Any
+from typing import Any, Final
 
 import jinja2
 from markupsafe import Markup
 
-from pytest_aorta.common.text import counted
 from pytest_aorta.report.data import Report
 from pytest_aorta.report.lanes import collective_overlaps, rank_overlaps
 from pytest_aorta.report.page import rows
-from pytest_aorta.report.page.interval import interval_marks
+from pytest_aorta.report.page.interval import REACH, interval_marks
 from pytest_aorta.report.page.plots import case_plots, numbers_a_launch
 from pytest_aorta.verdict.metrics import METRICS
-from pytest_aorta.verdict.verdicts import Verdict
 
 MAX_FAILURE_CHARACTERS = 20_000
+# Failed tests that are open at first: the page of a run in which everything failed still begins with a list.
+MAX_OPEN = 10
 _FOLDER = files("pytest_aorta.report.page")
 
 
 def render(report: Report) -> str:
     """Return the HTML of a report."""
-    tests = rows.failing_first(report)
+    places = rows.failing_first(report)
+    tests = [report.tests[place] for place in places]
+    verdicts = Counter(row.label for test in report.final for row in test.verdicts)
+    table = [row for test in tests for row in test.verdicts]
     limit = numbers_a_launch(report)
     plots = {
         f"{index}-{number}": case_plots(case, limit)
         for index, test in enumerate(tests)
         for number, case in enumerate(test.cases)
     }
-    table = [(index, test, row, sort_key(row)) for index, test in enumerate(tests) for row in test.verdicts]
     return _template().render(
         report=report,
         tests=tests,
+        places=places,
+        max_open=MAX_OPEN,
         plots=plots,
-        table=sorted(table, key=lambda entry: rows.severity(entry[2])),
-        outcomes=Counter(test.outcome for test in report.final),
-        num_tests=counted(len(report.final), "test"),
-        verdicts=sorted({row.outcome for test in tests for row in test.verdicts}, key=list(rows.SEVERITY).index),
-        rank_times=rows.rank_times,
-        environment_rows=rows.environment_rows,
-        config_rows=rows.config_rows,
+        outcomes=Counter(test.outcome for test in sorted(report.final, key=lambda test: not test.is_failing)),
+        verdicts=[(label, verdicts[label]) for label in rows.SEVERITY if verdicts[label]],
+        shown_outcomes=[label for label in rows.SEVERITY if any(row.label == label for row in table)],
+        rows=rows,
         rank_overlaps=rank_overlaps,
         collective_overlaps=collective_overlaps,
         interval_marks=interval_marks,
+        reach=REACH,
         metrics=METRICS,
         style=_asset("vendor/uPlot.min.css") + _asset("page.css"),
         library=_asset("vendor/uPlot.iife.min.js"),
-        script=_asset("page.js"),
+        script=_asset("theme.js") + _asset("charts.js") + _asset("page.js"),
     )
 
 
-@functools.cache
-def _template() -> jinja2.Template:
+def html_template(
+    name: str, read: Callable[[str], str], filters: Mapping[str, Callable[..., Any]] | None = None
+) -> jinja2.Template:
+    """Return the template ``{name}.html.jinja``, which escapes values and fails where a value is missing.
+
+    Its file and those that it imports are read by ``read``.
+    """
     environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_asset),
+        loader=jinja2.FunctionLoader(read),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"ms": _ms, "percent": _percent, "bounded": _bounded, "breakable": _breakable}
-    return environment.get_template("page.html.jinja")
+    environment.filters |= filters or {}
+    return environment.get_template(f"{name}.html.jinja")
 
 
-def sort_key(row: Verdict) -> dict[str, Any]:
-    """Return the sort keys of the columns whose text does not sort by itself."""
-    delta, allowed = row.delta, row.tolerance.value
-    return {
-        "change": "" if delta is None else delta,
-        "tolerances": delta / allowed if delta is not None and allowed else "",
-        "tolerance": "" if allowed is None else allowed,
-        "verdict": rows.severity(row),
-    }
+@functools.cache
+def _template() -> jinja2.Template:
+    return html_template("page", _asset, _FILTERS)
 
 
 def _asset(name: str) -> str:
@@ -100,3 +102,11 @@ def _breakable(nodeid: str) -> Markup:
 def _bounded(text: str) -> str:
     cut = len(text) - MAX_FAILURE_CHARACTERS
     return text if cut <= 0 else f"{text[:MAX_FAILURE_CHARACTERS]}\n... and {cut:,} more characters"
+
+
+_FILTERS: Final[dict[str, Callable[..., Any]]] = {
+    "ms": _ms,
+    "percent": _percent,
+    "breakable": _breakable,
+    "bounded": _bounded,
+}

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from pytest_aorta.report.data import Case, Launch, Report, Test
+from pytest_aorta.report.data import AB_REFERENCE, Case, Launch, Report, Test
+from pytest_aorta.report.provenance import provenance_pairs
+from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.applicability import identity
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import Verdict
+from pytest_aorta.verdict.verdicts import FINDINGS, ReferenceKind, Verdict
 
-# From worst to best; outcomes that decide nothing come before those that are fine.
-SEVERITY = (
-    Outcome.REGRESSION, Outcome.MISSING, Outcome.INCONCLUSIVE, Outcome.NOT_APPLICABLE, Outcome.IMPROVED, Outcome.PASS,
-)  # fmt: skip
+# The labels of verdicts from worst to best; metrics that were not compared come last.
+SEVERITY = (*FINDINGS, f"expected {Outcome.REGRESSION}", Outcome.PASS, Outcome.NOT_APPLICABLE)
 UNKNOWN = "not stored"
+# Distinct values of one side that a table of provenance lists.
+MAX_VALUES = 3
 
 
 @dataclass(frozen=True)
@@ -46,17 +50,126 @@ class RankTimes:
     lag_ms: float | None
 
 
+@dataclass(frozen=True)
+class ProvenanceTable:
+    """When, where and of which version each side was measured: side -> label -> value, and the labels in order."""
+
+    labels: tuple[str, ...]
+    sides: Mapping[str, Mapping[str, str]]
+
+
 def severity(verdict: Verdict) -> int:
-    """Return the rank of a verdict's outcome in :data:`SEVERITY`; 0 is the worst."""
-    return SEVERITY.index(verdict.outcome)
+    """Return the rank of a verdict in :data:`SEVERITY`; 0 is the worst."""
+    return SEVERITY.index(verdict.label)
 
 
-def failing_first(report: Report) -> list[Test]:
-    """Return failed tests first, then by their worst verdict, else in the order in which they ran."""
-    least = len(SEVERITY)
-    return sorted(
-        report.tests, key=lambda test: (not test.is_failing, min(map(severity, test.verdicts), default=least))
+def failing_first(report: Report) -> list[int]:
+    """Return the places of the tests: failed ones first, then by the worst verdict, else as they ran.
+
+    A test that failed without a verdict, for example because a launch failed, stands with the regressions.
+    """
+
+    def key(place: int) -> tuple[bool, int]:
+        test = report.tests[place]
+        without = 0 if test.is_failing else len(SEVERITY)
+        return not test.is_failing, min(map(severity, test.verdicts), default=without)
+
+    return sorted(range(len(report.tests)), key=key)
+
+
+def compared(case: Case) -> list[Verdict]:
+    """Return the verdicts of the metrics that were compared, the worst first."""
+    return sorted((row for row in case.verdicts if row.outcome is not Outcome.NOT_APPLICABLE), key=severity)
+
+
+def not_applicable(case: Case) -> list[Verdict]:
+    """Return the verdicts of the metrics that were measured and not compared."""
+    return [row for row in case.verdicts if row.outcome is Outcome.NOT_APPLICABLE]
+
+
+def notable(test: Test) -> list[tuple[Outcome, list[str]]]:
+    """Return what the heading of a test names, the worst first: an outcome with its metrics and their changes."""
+    found: dict[Outcome, list[str]] = {}
+    for row in sorted(test.verdicts, key=severity):
+        if row.is_finding:
+            change = "" if row.delta is None else f" {row.change.partition(' [')[0]}"
+            found.setdefault(row.outcome, []).append(f"{row.metric}{change}")
+    return list(found.items())
+
+
+def unremarkable(test: Test) -> str:
+    """Return how many verdicts of a test its heading only counts."""
+    counts = Counter(row.label for row in test.verdicts if not row.is_finding)
+    return ", ".join(f"{counts[label]} {label}" for label in SEVERITY if counts[label])
+
+
+def notes(test: Test) -> list[str]:
+    """Return the notes of a test that the text of its failure does not contain."""
+    return [note for note in test.notes if note not in test.failure]
+
+
+def largest_change(test: Test) -> float:
+    """Return the largest change of a test in tolerances; 0 where no verdict has a change and a tolerance."""
+    changes = ((abs(row.delta), row.tolerance.value) for row in test.verdicts if row.delta is not None)
+    return max((change / allowed for change, allowed in changes if allowed), default=0.0)
+
+
+def compared_with(verdict: Verdict) -> str:
+    """Return the name of the other side of a verdict."""
+    reference = verdict.reference
+    if reference.kind is ReferenceKind.RESULTS:
+        return f"results {reference.name}"
+    if reference.kind is ReferenceKind.AB:
+        return f"{AB_REFERENCE} {reference.name}".rstrip()
+    if reference.revision is None:
+        return "stored baseline" if verdict.baseline is not None else "no stored baseline"
+    return f"stored baseline, revision\N{NO-BREAK SPACE}{reference.revision}"
+
+
+def provenance_of_report(report: Report) -> ProvenanceTable:
+    """Return when, where and of which version both sides were measured, over all tests."""
+    cases = [case for test in report.tests for case in test.cases]
+    names = {case.reference_name for case in cases if case.reference}
+    name = names.pop() if len(names) == 1 else AB_REFERENCE
+    return _provenance(
+        {
+            report.candidate: [launch.facts for case in cases for launch in case.candidate],
+            name: [launch.facts for case in cases for launch in case.reference],
+        }
     )
+
+
+def provenance_of_case(case: Case, candidate: str) -> ProvenanceTable:
+    """Return when, where and of which version the launches of each side of a case were measured."""
+    return _provenance(
+        {
+            candidate: [launch.facts for launch in case.candidate],
+            case.reference_name: [launch.facts for launch in case.reference],
+            case.baseline_name: case.baseline.center_launches if case.baseline else (),
+        }
+    )
+
+
+def _provenance(sides: Mapping[str, Sequence[LaunchFacts]]) -> ProvenanceTable:
+    found: dict[str, dict[str, str]] = {}
+    for name, launches in sides.items():
+        values: dict[str, list[str]] = {}
+        for label, value in itertools.chain.from_iterable(map(provenance_pairs, launches)):
+            values.setdefault(label, []).append(value)
+        if values:
+            found[name] = {label: _joined(label, texts) for label, texts in values.items()}
+    labels = dict.fromkeys(itertools.chain.from_iterable(found.values()))
+    return ProvenanceTable(tuple(labels), found)
+
+
+def _joined(label: str, values: Sequence[str]) -> str:
+    """Return the distinct values as one text; of times the first and the last."""
+    distinct = list(dict.fromkeys(values))
+    if label == "measured":
+        first, last = min(distinct), max(distinct)
+        return first if first == last else f"{first} to {last}"
+    shown = distinct[:MAX_VALUES]
+    return "; ".join([*shown, f"and {len(distinct) - len(shown)} more"] if len(distinct) > len(shown) else shown)
 
 
 def rank_times(launch: Launch) -> list[RankTimes]:

@@ -48,6 +48,22 @@ def test_tests_are_matched_by_folder_and_compared(two):
     assert [str(row.reference) for row in slower.verdicts] == ["old"]
 
 
+def test_launches_that_ended_without_a_result_are_counted(two):
+    old, new = two
+    for folder, plan in (
+        (old / "test-a" / "09-fsdp", {}),
+        (new / "test-a" / "08-fsdp", {"reference": {"commit": "c0"}}),
+    ):
+        folder.mkdir()
+        write_json(folder / "plan.json", plan)
+        write_json(folder / "outcome.json", {})
+    # A launch that has not ended yet is not counted.
+    (new / "test-a" / "09-fsdp").mkdir()
+    write_json(new / "test-a" / "09-fsdp" / "plan.json", {"reference": None})
+    report = report_of(old, new)
+    assert [remark.text for remark in report.remarks] == ["9 in total", "1 launch failed"]
+
+
 def test_launches_of_another_config_of_a_test_are_a_case_of_their_own(tmp_path):
     for folder in (tmp_path / "old", tmp_path / "new"):
         for number, overlap in ((1, True), (2, False)):

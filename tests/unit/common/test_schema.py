@@ -101,7 +101,7 @@ def test_importing_the_schemas_module_imports_neither_validator():
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.data())
 def test_both_validators_agree_on_mutated_documents(data):
     definition, document = data.draw(st.sampled_from([("rank_result", RANK), (None, merged())]))

@@ -73,7 +73,7 @@ def test_text_of_a_test_stays_text_wherever_it_is_shown():
     json.loads(page.scripts[0])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.text(max_size=60))
 def test_any_name_is_shown_as_it_is_and_makes_no_tag(name):
     page, plain = Reader(render(as_report(name))), Reader(render(as_report("a")))
@@ -148,7 +148,6 @@ def test_escaped_text_is_one_line_without_a_bar_of_its_own(text):
     assert html.unescape(re.sub(r"\\([^a-zA-Z0-9\s])", r"\1", line)) == " ".join(text.split())
 
 
-@settings(deadline=None)
 @given(st.integers(0, 400), st.integers(600, 20_000))
 def test_summary_is_never_longer_than_allowed_and_counts_what_is_dropped(tests, limit):
     records = [TestRecord(f"a.py::\N{BUG}{n}", [make_verdict(Outcome.REGRESSION)]) for n in range(tests)]

@@ -21,7 +21,12 @@ from pytest_aorta.report.from_session import session_report
 from pytest_aorta.report.lanes import collective_overlaps, drawn_lanes, rank_overlaps
 from pytest_aorta.report.page.interval import REACH, WIDTH, interval_marks
 from pytest_aorta.report.page.plots import FRACTIONS, case_plots, numbers_a_launch
-from pytest_aorta.report.page.rows import UNKNOWN, environment_rows, failing_first, rank_times
+from pytest_aorta.report.page.rows import (
+    UNKNOWN,
+    environment_rows,
+    failing_first,
+    rank_times,
+)
 from pytest_aorta.report.summary import SCHEMA, ratio, summary
 from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.trace.intervals import union
@@ -31,7 +36,15 @@ from pytest_aorta.session.text import totals
 from pytest_aorta.verdict.metrics import METRICS, Tolerance, middle
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.statistics.scale import Scale
-from tests.unit.builders import launches_near, make_baseline, make_facts, make_result, make_verdict, stored
+from pytest_aorta.verdict.verdicts import ReferenceKind, VerdictReference
+from tests.unit.builders import (
+    launches_near,
+    make_baseline,
+    make_facts,
+    make_result,
+    make_verdict,
+    stored,
+)
 from tests.unit.sample_run import make_run
 
 
@@ -90,6 +103,9 @@ def test_baseline_that_no_verdict_has_a_value_of_is_no_band(tmp_path):
     missing = replace(make_verdict(Outcome.MISSING), case="a::b::fsdp", baseline=None)
     record = TestRecord("a::b", [missing], num_launches=1, compared=[Compared("a::b::fsdp", baseline=str(path))])
     assert session_report([record], title="").tests[0].cases[0].baseline is None
+    by_ab = replace(missing, outcome=Outcome.PASS, baseline=10.0, reference=VerdictReference(ReferenceKind.AB, "main"))
+    record.verdicts = [by_ab]
+    assert session_report([record], title="").tests[0].cases[0].baseline is None
     record.verdicts = [replace(missing, outcome=Outcome.PASS, baseline=10.0)]
     assert session_report([record], title="").tests[0].cases[0].baseline == make_baseline()
 
@@ -109,7 +125,10 @@ def test_failed_tests_come_first_then_those_with_the_worst_verdict():
         one("open", "passed", Outcome.INCONCLUSIVE),
         one("broken", "failed", Outcome.PASS),
     )
-    assert [test.nodeid for test in failing_first(replace(as_report(), tests=tests))] == ["broken", "open", "well"]
+    broken_launch = Test("no launch", "failed")
+    report = replace(as_report(), tests=(*tests, broken_launch))
+    names = [report.tests[place].nodeid for place in failing_first(report)]
+    assert names == ["no launch", "broken", "open", "well"]
 
 
 def test_environment_shows_what_differs_first_and_what_a_baseline_does_not_store_as_unknown():
@@ -163,23 +182,28 @@ def test_band_spans_the_stored_launches():
         for value in (9.0, 10.0, 12.0)
     ]
     case = Case("c", candidate=(as_launch(),), baseline=make_baseline(launches=stored(*launches)))
-    band = case_plots(case, 1000)["band"]
+    (band,) = case_plots(case, 1000)["bands"]
+    assert (band["side"], band["name"]) == ("baseline", "stored baseline, revision\xa01")
     assert band["p50"] == [9.0, 10.0, 12.0]
     assert (set(band["low"]), set(band["middle"]), set(band["high"])) == ({9.0}, {10.0}, {12.0})
     assert len(band["low"]) == len(FRACTIONS)
 
 
-def test_band_of_an_ab_is_of_the_reference_not_of_the_baseline():
+def test_reference_of_an_ab_and_the_stored_baseline_have_bands_of_their_own():
     reference = as_launch(rank_step_times_ms=[[20.0] * 20])
     case = Case("c", candidate=(as_launch(),), reference=(reference,), baseline=make_baseline())
     plots = case_plots(case, 1000)
-    assert plots["band"]["p50"] == [20.0, 20.0, 20.0]
+    assert [(band["side"], band["name"]) for band in plots["bands"]] == [
+        ("reference", "A/B reference"),
+        ("baseline", "stored baseline, revision\xa01"),
+    ]
+    assert [band["p50"] for band in plots["bands"]] == [[20.0] * 3, [10.0] * 3]
     assert [launch["side"] for launch in plots["launches"]] == ["candidate", "reference"]
 
 
 def test_plots_are_strict_json_without_a_baseline_and_without_a_profiled_step():
     plots = case_plots(Case("c", candidate=(as_launch(),)), 1000)
-    assert (plots["band"], plots["timeline"]) == (None, None)
+    assert (plots["bands"], plots["timeline"]) == ([], None)
     json.dumps(plots, allow_nan=False)
 
 
@@ -240,7 +264,23 @@ def test_marks_stay_on_the_scale_and_say_where_they_were_cut(delta, half, tolera
     )
     marks = interval_marks(verdict)
     assert 0 <= marks.low <= marks.middle <= marks.high <= WIDTH
-    assert marks.right == (delta + half > REACH * tolerance)
+    assert (marks.left, marks.right) == (delta - half < -REACH * tolerance, delta + half > REACH * tolerance)
+    assert (marks.middle > marks.upper_limit) <= (delta > tolerance)
+
+
+@pytest.mark.parametrize(
+    ("tolerances", "text"),
+    [(0.04, "0.0\xd7"), (1.5, "1.5\xd7"), (9.94, "9.9\xd7"), (9.96, "10\xd7"), (-1234.0, "1,234\xd7")],
+)
+def test_size_of_a_change_is_named_in_tolerances(tolerances, text):
+    marks = interval_marks(make_verdict(Outcome.PASS, delta=tolerances * 0.05))
+    assert marks.times_allowed == text
+
+
+def test_changes_of_10_and_of_20_tolerances_are_drawn_apart():
+    ten, twenty = (interval_marks(make_verdict(Outcome.REGRESSION, delta=0.05 * times)) for times in (10, 20))
+    assert twenty.middle > ten.middle + 5
+    assert not twenty.right
 
 
 @pytest.mark.parametrize("changes", [{"delta": None}, {"delta": 0.1, "tolerance": Tolerance(None)}])
@@ -338,7 +378,7 @@ def test_retried_attempts_are_listed_with_their_number_and_left_out_of_the_count
     assert (found["tests"], found["verdicts"]) == ({"passed": 1}, {"pass": 1})
     assert [(case["attempt"], case["outcome"]) for case in found["cases"]] == [(1, "rerun"), (2, "passed")]
     assert violation(found, SCHEMA) is None
-    assert report.remarks == ("1 attempt retried",)
+    assert [remark.text for remark in report.remarks] == ["0 in total", "1 attempt retried"]
 
 
 @pytest.mark.parametrize(

@@ -1,29 +1,14 @@
 "use strict";
 (() => {
-  const root = document.documentElement;
-  const color = (name) => getComputedStyle(root).getPropertyValue(`--${name}`).trim();
-  const system = matchMedia("(prefers-color-scheme: dark)");
+  const { color } = aortaTheme;
   const element = document.getElementById("data");
   const data = element && JSON.parse(element.textContent);
   const drawn = new Map();
 
-  // Theme: the system's unless the reader chooses another.
-  const themes = ["system", "light", "dark"];
-  let theme = "system";
-  try { theme = localStorage.getItem("aorta-theme") || theme; } catch { /* a page opened from a file may have no storage */ }
-  const button = document.getElementById("theme");
-  function show() {
-    root.dataset.theme = theme === "system" ? (system.matches ? "dark" : "light") : theme;
-    button.textContent = `Theme: ${theme}`;
+  function redraw() {
     drawn.forEach((plot, figure) => { plot.destroy(); drawn.delete(figure); });
     document.querySelectorAll("figure.plot").forEach((figure) => { watcher.unobserve(figure); watcher.observe(figure); });
   }
-  button.addEventListener("click", () => {
-    theme = themes[(themes.indexOf(theme) + 1) % themes.length];
-    try { localStorage.setItem("aorta-theme", theme); } catch { /* no storage, see above */ }
-    show();
-  });
-  system.addEventListener("change", show);
 
   // A chart is drawn when it comes into view.
   const watcher = new IntersectionObserver(
@@ -68,18 +53,21 @@
       stroke: color("muted"), grid: { stroke: color("grid"), width: 1 }, ticks: { stroke: color("grid"), width: 1 },
       font: "12px system-ui, sans-serif", labelFont: "12px system-ui, sans-serif", labelSize: 18, ...more,
     });
-    const value = (plot, number) => brief(number);
+    // Without a pointer the legend shows the newest version.
+    const newest = (column) => column[column.findLastIndex((number) => number !== null)];
+    const value = (column) => (plot, number) => brief(number ?? newest(column));
     const series = [
-      { label: "version", value: (plot, index) => index == null ? "-" : `${label(index)} ${data.times[index]}` },
-      { label: "median", stroke: color("compute"), width: 1.5, value, points: { show: count <= 120, size: 5 }, spanGaps: true },
+      { label: "version", value: (plot, index) => `${label(index ?? count - 1)} ${data.times[index ?? count - 1]}` },
+      { label: "median", stroke: color("compute"), width: 1.5, value: value(values.medians), points: { show: count <= 120, size: 5 }, spanGaps: true },
     ];
     const columns = [Float64Array.from({ length: count }, (_, index) => index), values.medians];
     if (values.baseline.some((center) => center !== null)) {
-      series.push({ label: "baseline", stroke: color("band-line"), width: 1.2, dash: [5, 4], value, points: { show: false } });
+      series.push({ label: "baseline", stroke: color("band-line"), width: 1.2, dash: [5, 4], value: value(values.baseline), points: { show: false } });
       columns.push(values.baseline);
     }
     const plot = new uPlot({
-      width: canvas.clientWidth, height: 260, series, legend: { live: true },
+      width: canvas.clientWidth, height: 260, series,
+      legend: { live: true, markers: { dash: (plot, at) => plot.series[at].dash ? "dashed" : "solid" } },
       cursor: { drag: { x: true, y: false, uni: 10 }, points: { size: 5 } },
       scales: { x: { time: false, range: (_, low, high) => low === high ? [low - 1, high + 1] : [low, high] },
         y: { range: (plot) => extent(values, plot.scales.x.min ?? 0, plot.scales.x.max ?? count - 1) } },
@@ -159,5 +147,5 @@
     }), 100);
   });
 
-  show();
+  aortaTheme.follow(redraw);
 })();

@@ -18,6 +18,7 @@ from pytest_aorta.cli.history.changes import Change, find_changes
 from pytest_aorta.cli.history.links import PLACEHOLDER
 from pytest_aorta.cli.history.series import CaseHistory, Version
 from pytest_aorta.common.files import slug, write_text
+from pytest_aorta.report.page.render import html_template
 from pytest_aorta.verdict.metrics import METRICS
 
 # Rows of the table of versions; the charts show all versions.
@@ -61,7 +62,9 @@ def write_site(histories: Sequence[CaseHistory], folder: Path, template: str | N
     written = {"index.html": _template("index").render(pages=recent_first, link=functools.partial(_link, template))}
     written |= {page.file: _render(page, template) for page in pages}
     written |= {
-        "history.js": _PAGE.joinpath("vendor/uPlot.iife.min.js").read_text("utf-8") + _read("site.js"),
+        "history.js": _PAGE.joinpath("vendor/uPlot.iife.min.js").read_text("utf-8")
+        + _PAGE.joinpath("theme.js").read_text("utf-8")
+        + _read("site.js"),
         "history.css": _PAGE.joinpath("vendor/uPlot.min.css").read_text("utf-8")
         + _PAGE.joinpath("page.css").read_text("utf-8")
         + _read("site.css"),
@@ -91,14 +94,7 @@ def _render(page: CasePage, template: str | None) -> str:
 
 @functools.cache
 def _template(name: str) -> jinja2.Template:
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_read),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template(f"{name}.html.jinja")
+    return html_template(name, _read)
 
 
 def _read(name: str) -> str:

@@ -1,0 +1,285 @@
+// The plots of a test's launches, which are drawn when they come into view for the first time.
+const aortaCharts = (data) => {
+  const all = (selector, within = document) => [...within.querySelectorAll(selector)];
+  const { color } = aortaTheme;
+  const drawn = new Map();
+  // Values whose largest is so many times the smallest are drawn on a logarithmic axis.
+  const FAR_APART = 3;
+
+  function redraw() {
+    drawn.forEach((plot, figure) => { plot.destroy(); drawn.delete(figure); });
+    drawVisible();
+  }
+  const watcher = new IntersectionObserver(
+    (seen) => seen.forEach((one) => one.isIntersecting && draw(one.target)), { rootMargin: "300px" });
+  function drawVisible() {
+    all("details.test-entry[open] figure.plot").filter((figure) => !drawn.has(figure)).forEach((figure) => {
+      watcher.unobserve(figure);
+      watcher.observe(figure);
+    });
+  }
+  function draw(figure) {
+    if (drawn.has(figure)) return;
+    const plots = data.plots[figure.dataset.case];
+    const canvas = figure.querySelector(".canvas");
+    const tools = figure.querySelector(".tools");
+    canvas.replaceChildren();
+    tools.replaceChildren();
+    const plot = { steps, fractions, timeline }[figure.dataset.kind](plots, canvas, figure);
+    drawn.set(figure, plot);
+    addTools(plot, tools, canvas, figure, plots);
+  }
+  let resizing = 0;
+  addEventListener("resize", () => {
+    clearTimeout(resizing);
+    resizing = setTimeout(() => drawn.forEach((plot, figure) => {
+      plot.setSize({ width: figure.querySelector(".canvas").clientWidth, height: plot.height });
+    }), 100);
+  });
+
+  // Zoom: by dragging over the plot, by buttons and by keys.
+  function zoom(plot, factor, shift = 0) {
+    const { min, max } = plot.scales.x;
+    const [first, last] = plot.whole;
+    const width = Math.min(last - first, (max - min) * factor);
+    const middle = (min + max) / 2 + shift * (max - min);
+    const low = Math.max(first, Math.min(last - width, middle - width / 2));
+    plot.setScale("x", { min: low, max: low + width });
+  }
+  function addTools(plot, tools, canvas, figure, plots) {
+    const sides = { candidate: data.candidate, reference: plots.reference };
+    if (figure.dataset.kind === "steps" && plots.launches.length > 1) {
+      const choice = document.createElement("select");
+      choice.setAttribute("aria-label", "Launch");
+      plots.launches.forEach((launch, number) => choice.add(new Option(`${sides[launch.side]} ${launch.number}`, number)));
+      choice.value = figure.dataset.launch ?? 0;
+      choice.addEventListener("change", () => {
+        figure.dataset.launch = choice.value;
+        drawn.get(figure).destroy();
+        drawn.delete(figure);
+        draw(figure);
+        figure.querySelector("select").focus();
+      });
+      tools.append(choice);
+    }
+    const zooms = [["+", "Zoom in", () => zoom(plot, 0.5)], ["\u2212", "Zoom out", () => zoom(plot, 2)],
+      ["All", "Show all", () => zoom(plot, Infinity)]];
+    for (const [label, title, act] of zooms) {
+      const tool = document.createElement("button");
+      Object.assign(tool, { type: "button", textContent: label, title });
+      tool.setAttribute("aria-label", title);
+      tool.addEventListener("click", act);
+      tools.append(tool);
+    }
+    const keys = { "+": () => zoom(plot, 0.5), "=": () => zoom(plot, 0.5), "-": () => zoom(plot, 2),
+      0: () => zoom(plot, Infinity), ArrowLeft: () => zoom(plot, 1, -0.25), ArrowRight: () => zoom(plot, 1, 0.25) };
+    canvas.onkeydown = (event) => {
+      const act = !event.ctrlKey && !event.metaKey && !event.altKey && keys[event.key];
+      if (act) { event.preventDefault(); act(); }
+    };
+    all(".u-legend .u-series", canvas).slice(1).forEach((row) => {
+      row.tabIndex = 0;
+      row.addEventListener("keydown", (event) => {
+        if (event.key === "Enter" || event.key === " ") { event.preventDefault(); row.querySelector("th").click(); }
+      });
+    });
+  }
+
+  function floats(text) {
+    const bytes = Uint8Array.from(atob(text), (char) => char.charCodeAt(0));
+    return new Float32Array(bytes.buffer);
+  }
+  const brief = (value) => value == null ? "-" : `${Number(value.toPrecision(4))}`;
+  const axis = (more) => ({
+    stroke: color("muted"), grid: { stroke: color("grid"), width: 1 }, ticks: { stroke: color("grid"), width: 1 },
+    font: "12px system-ui, sans-serif", labelFont: "12px system-ui, sans-serif", labelSize: 20, ...more,
+  });
+  const hueOf = (number, count) => `hsl(${Math.round(205 + 330 * number / count) % 360} 65% ${aortaTheme.isDark() ? 66 : 40}%)`;
+  const DASHES = { baseline: [5, 4], reference: [2, 3] };
+  const MARKERS = { [DASHES.baseline]: "dashed", [DASHES.reference]: "dotted" };
+  function make(canvas, height, options, values, whole) {
+    const figure = canvas.parentElement;
+    // The visible range is an attribute of the figure, for scripts and for readers who use the inspector.
+    const storeRange = (plot, scale) => {
+      if (scale === "x") figure.dataset.range = `${plot.scales.x.min} ${plot.scales.x.max}`;
+    };
+    const lines = { fill: (plot, at) => plot.series[at].stroke?.() ?? null, dash: (plot, at) => MARKERS[plot.series[at].dash] ?? "solid" };
+    const plot = new uPlot({
+      width: canvas.clientWidth, height, cursor: { drag: { x: true, y: false, uni: 10 }, points: { size: 5 } },
+      legend: { live: true, markers: { width: 3, ...lines } }, ...options, hooks: { ...options.hooks, setScale: [storeRange] },
+    }, values, canvas);
+    plot.whole = whole;
+    plot.root.querySelector("canvas").setAttribute("role", "img");
+    plot.root.querySelector("canvas").setAttribute("aria-label", canvas.getAttribute("aria-label"));
+    return plot;
+  }
+
+  // Times in milliseconds: on a logarithmic axis where they are far apart, as after a step that took ten times as long.
+  function timeAxis(figure, columns) {
+    let low = Infinity, high = -Infinity;
+    for (const column of columns) {
+      for (const value of column) { if (value < low) low = value; if (value > high) high = value; }
+    }
+    const isLog = low > 0 && high / low > FAR_APART;
+    figure.dataset.scale = isLog ? "logarithmic" : "linear";
+    const range = (_, least, most) => isLog ? [least / 1.1, most * 1.1] : uPlot.rangeNum(least, most, 0.1, false);
+    const splits = isLog ? { splits: (plot, at, least, most) => logSplits(least, most), filter: (plot, places) => places } : {};
+    const values = (plot, places) => places.map(brief);
+    return {
+      scale: { distr: isLog ? 3 : 1, range },
+      axis: axis({ label: isLog ? "ms, logarithmic" : "ms", size: 60, values, ...splits }),
+    };
+  }
+  function logSplits(least, most) {
+    const decades = Math.log10(most / least);
+    const factors = decades > 3 ? [1] : decades > 1.2 ? [1, 2, 5] : [1, 1.5, 2, 3, 4, 5, 6, 8];
+    const found = [];
+    for (let power = 10 ** Math.floor(Math.log10(least)); power <= most; power *= 10) {
+      found.push(...factors.map((factor) => factor * power).filter((value) => value >= least && value <= most));
+    }
+    return found;
+  }
+  function median(values) {
+    const sorted = Float64Array.from(values).sort();
+    const middle = sorted.length >> 1;
+    return sorted.length % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
+  }
+  // A legend shows the values under the pointer, and otherwise one value that stands for the whole line.
+  const orElse = (whole) => (plot, value) => brief(value ?? whole);
+  function addBand(band, parts, series, values, bands, whole) {
+    const look = { stroke: color(`${band.side}-line`), dash: DASHES[band.side], points: { show: false } };
+    parts.forEach(([column, of], place) => {
+      values.push(column);
+      series.push({ ...look, label: place === 1 ? whole.label : "", class: place === 1 ? null : "edge", width: place === 1 ? 1.6 : 0, value: orElse(of) });
+    });
+    bands.push({ series: [series.length - 1, series.length - 3], fill: color(band.side) });
+  }
+
+  function steps(plots, canvas, figure) {
+    const launch = plots.launches[figure.dataset.launch ?? 0];
+    const ranks = launch.ranks.map(floats);
+    const count = ranks[0].length;
+    const xs = Float64Array.from({ length: count }, (_, place) => place * launch.block + 1);
+    const slowest = Float32Array.from(xs, (_, place) => Math.max(...ranks.map((rank) => rank[place])));
+    const values = [xs, slowest, ...ranks];
+    const series = [
+      { label: launch.block > 1 ? `slowest of ${launch.block} steps from` : "step", value: (plot, value) => value == null ? "median of all" : brief(value) },
+      { label: "slowest rank", stroke: color("muted"), width: 4, alpha: 0.45, value: orElse(median(slowest)), points: { show: false } },
+      ...ranks.map((rank, number) => ({ label: `rank ${number}`, stroke: hueOf(number, ranks.length), width: 1, value: orElse(median(rank)), points: { show: false } }))];
+    const bands = [];
+    for (const band of plots.bands) {
+      const columns = band.p50.map((value) => [new Float32Array(count).fill(value), value]);
+      addBand(band, columns, series, values, bands, { label: `${band.name} p50` });
+    }
+    const times = timeAxis(figure, values.slice(1));
+    return make(canvas, 280, { series, bands, scales: { x: { time: false }, y: times.scale },
+      axes: [axis({ label: "step", size: 34 }), times.axis] }, values, [1, Number(xs[count - 1])]);
+  }
+
+  // Fractions are drawn by how rare a slower step is, which stretches the tail of the distribution.
+  const rarity = (fraction) => fraction >= 1 ? 2.35 : -Math.log10(1 - fraction);
+  const percentile = (fraction) => fraction >= 1 ? "max" : `p${Number((fraction * 100).toFixed(1))}`;
+  function fractions(plots, canvas, figure) {
+    const xs = plots.fractions.map(rarity);
+    const half = plots.fractions.indexOf(0.5);
+    const values = [xs];
+    const series = [{ label: "percentile", value: (plot, value, place, at) => percentile(plots.fractions[at ?? half]) }];
+    const bands = [];
+    for (const band of plots.bands) {
+      const columns = [band.low, band.middle, band.high].map((column) => [column, column[half]]);
+      addBand(band, columns, series, values, bands, { label: band.name });
+    }
+    plots.curves.forEach((curve, number) => {
+      values.push(curve);
+      series.push({ label: `${data.candidate} ${number + 1}`, stroke: hueOf(number, plots.curves.length), width: 2, value: orElse(curve[half]) });
+    });
+    const ticks = [0.5, 0.75, 0.9, 0.95, 0.99, 1];
+    const times = timeAxis(figure, values.slice(1));
+    return make(canvas, 280, { series, bands, scales: { x: { time: false }, y: times.scale }, axes: [
+      axis({ label: "percentile of steps", size: 34, splits: () => ticks.map(rarity), values: () => ticks.map(percentile) }),
+      times.axis] }, values, [0, rarity(1)]);
+  }
+
+  // Lanes of each rank: compute, exposed communication, all collectives in one lane, and copies.
+  function timeline(plots, canvas) {
+    const { ranks, step_ms } = plots.timeline;
+    const parts = [["compute", (name) => name === "compute"], ["exposed", (name) => name === "exposed"],
+      ["comm", (name) => !["compute", "exposed", "copy"].includes(name)], ["copy", (name) => name === "copy"]];
+    const blocks = [];
+    const marks = [];
+    let height = 0;
+    ranks.forEach((lanes, rank) => {
+      const top = height;
+      for (const [part, belongs] of parts) {
+        const names = Object.keys(lanes).filter(belongs);
+        if (part === "copy" && !names.some((name) => lanes[name])) continue;
+        const tall = part === "exposed" ? 0.4 : 1;
+        names.forEach((name) => blocks.push({ name, rank, y: height, tall, edges: floats(lanes[name]) }));
+        height += tall;
+      }
+      marks.push({ rank, at: (top + height) / 2 });
+      height += 0.5;
+    });
+    const hint = document.createElement("div");
+    hint.className = "hint";
+    hint.hidden = true;
+    const pixels = Math.max(120, Math.min(26, 460 / height) * height + 50);
+    const paint = (plot) => {
+      const { ctx } = plot;
+      const { left, top, width, height: tall } = plot.bbox;
+      ctx.save();
+      ctx.beginPath();
+      ctx.rect(left, top, width, tall);
+      ctx.clip();
+      for (const { name, y, tall: part, edges } of blocks) {
+        ctx.fillStyle = color(colors.has(name) ? name : "other");
+        const from = plot.valToPos(height - y, "y", true);
+        const to = plot.valToPos(height - y - part * 0.88, "y", true);
+        for (let place = 0; place < edges.length; place += 2) {
+          const begin = plot.valToPos(edges[place], "x", true);
+          ctx.fillRect(begin, from, Math.max(0.5 * devicePixelRatio, plot.valToPos(edges[place + 1], "x", true) - begin), to - from);
+        }
+      }
+      ctx.restore();
+    };
+    const point = (plot) => {
+      const { left, top } = plot.cursor;
+      hint.hidden = true;
+      if (left == null || left < 0) return;
+      const at = plot.posToVal(left, "x");
+      const down = height - plot.posToVal(top, "y");
+      const under = blocks.filter(({ y, tall }) => down >= y && down < y + tall);
+      for (const { name, rank, edges } of under) {
+        for (let place = 0; place < edges.length; place += 2) {
+          if (at < edges[place] || at > edges[place + 1]) continue;
+          hint.textContent = `rank ${rank} ${name}: ${brief(edges[place])} to ${brief(edges[place + 1])} ms (${brief(edges[place + 1] - edges[place])} ms)`;
+          hint.hidden = false;
+          const over = plot.over;
+          hint.style.left = `${Math.min(over.offsetLeft + left + 12, canvas.clientWidth - hint.offsetWidth)}px`;
+          hint.style.top = `${over.offsetTop + top + 14}px`;
+          return;
+        }
+      }
+    };
+    const plot = make(canvas, pixels, {
+      legend: { show: false }, cursor: { drag: { x: true, y: false }, y: false, points: { show: false } },
+      series: [{}, { paths: () => null, points: { show: false } }], scales: { x: { time: false, range: (_, low, high) => [low, high] }, y: { range: [0, height] } },
+      axes: [axis({ label: "ms", size: 34 }), axis({ size: 64, grid: { show: false }, splits: () => marks.map(({ at }) => height - at), values: () => marks.map(({ rank }) => `rank ${rank}`) })],
+      hooks: { draw: [paint], setCursor: [point] },
+    }, [[0, step_ms], [null, null]], [0, step_ms]);
+    const keys = document.createElement("ul");
+    keys.className = "keys";
+    for (const name of new Set(blocks.map((block) => block.name))) {
+      const row = document.createElement("li");
+      const swatch = document.createElement("i");
+      swatch.style.background = `var(--${(colors.has(name) ? name : "other").replaceAll("_", "-")})`;
+      row.append(swatch, name.replaceAll("_", " "));
+      keys.append(row);
+    }
+    canvas.append(hint, keys);
+    return plot;
+  }
+  const colors = new Set(["compute", "copy", "exposed", "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send_recv"]);
+
+  return { drawVisible, redraw };
+};

@@ -1,0 +1,111 @@
+"""Words of the page: the heading of a test, names of the other side, provenance and totals."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_aorta.report.data import Case, Launch, Report, Test
+from pytest_aorta.report.from_session import session_report
+from pytest_aorta.report.page.rows import (
+    compared_with,
+    largest_change,
+    notable,
+    provenance_of_case,
+    provenance_of_report,
+    unremarkable,
+)
+from pytest_aorta.result.facts import launch_facts
+from pytest_aorta.session.record import TestRecord
+from pytest_aorta.verdict.statistics.decision import Outcome
+from pytest_aorta.verdict.verdicts import ReferenceKind, VerdictReference
+from tests.unit.builders import make_baseline, make_provenance, make_result, make_verdict
+
+
+@pytest.mark.parametrize(
+    ("reference", "baseline", "text"),
+    [
+        (VerdictReference(ReferenceKind.BASELINE, "file.json", 2), 1.0, "stored baseline, revision\xa02"),
+        (VerdictReference(ReferenceKind.BASELINE, "file.json"), None, "no stored baseline"),
+        (VerdictReference(ReferenceKind.AB, "main"), 1.0, "A/B reference main"),
+        (VerdictReference(ReferenceKind.AB), 1.0, "A/B reference"),
+        (VerdictReference(ReferenceKind.RESULTS, "old"), 1.0, "results old"),
+    ],
+)
+def test_other_side_of_a_verdict_is_named(reference, baseline, text):
+    assert compared_with(make_verdict(Outcome.PASS, reference=reference, baseline=baseline)) == text
+
+
+def test_heading_of_a_test_names_what_was_found_and_counts_the_rest():
+    verdicts = (
+        make_verdict(Outcome.NOT_APPLICABLE, metric="overlap_ratio"),
+        make_verdict(Outcome.PASS, metric="num_parameters"),
+        make_verdict(Outcome.REGRESSION, metric="weight_hash", is_expected=True),
+        make_verdict(Outcome.MISSING, metric="peak_memory_bytes"),
+        make_verdict(Outcome.REGRESSION, delta=0.0831, low=0.06, high=0.1),
+        make_verdict(Outcome.REGRESSION, metric="step_time_p99", delta=-0.5),
+    )
+    test = Test("a::b", "failed", cases=(Case("c", verdicts),))
+    assert notable(test) == [
+        (Outcome.REGRESSION, ["step_time_p50 +8.31%", "step_time_p99 -50.0%"]),
+        (Outcome.MISSING, ["peak_memory_bytes"]),
+    ]
+    assert unremarkable(test) == "1 expected regression, 1 pass, 1 not applicable"
+    assert largest_change(test) == 10.0
+    assert largest_change(Test("a::c", "failed")) == 0.0
+
+
+def measured(**changes) -> Launch:
+    result = make_result([[10.0, 11.0]], provenance=make_provenance(**changes))
+    return Launch(1, result, launch_facts(result))
+
+
+def as_report(*cases: Case) -> Report:
+    return Report("run", "2026-01-02T03:04:05Z", "candidate", "baseline", (Test("a::b", "passed", cases=cases),))
+
+
+def test_provenance_lists_each_value_once_and_the_first_and_last_time():
+    launches = (
+        measured(measured_at="2026-01-02T03:04:06Z", command=["pytest", "-k", "a b"]),
+        measured(measured_at="2026-01-02T03:04:05Z", command=["pytest", "-k", "a b"], dirty=True),
+    )
+    reference = measured(commit="beef" * 10, branch=None, dirty=False)
+    case = Case("c", (), launches, (reference,), make_baseline(), "A/B reference main")
+    table = provenance_of_case(case, "candidate")
+    assert list(table.sides) == ["candidate", "A/B reference main", "stored baseline, revision\xa01"]
+    assert table.labels == ("commit", "branch", "measured", "device", "torch", "command")
+    candidate = table.sides["candidate"]
+    assert candidate["commit"] == "c0ffee00c0ff; c0ffee00c0ff and changes"
+    assert candidate["measured"] == "2026-01-02T03:04:05Z to 2026-01-02T03:04:06Z"
+    assert (candidate["branch"], candidate["command"]) == ("main", "pytest -k 'a b'")
+    assert table.sides["A/B reference main"]["commit"] == "beefbeefbeef"
+    assert list(provenance_of_report(as_report(case)).sides) == ["candidate", "A/B reference main"]
+
+
+def test_many_commits_of_one_side_are_counted():
+    launches = tuple(measured(commit=f"{number}" * 40) for number in range(5))
+    table = provenance_of_case(Case("c", candidate=launches), "candidate")
+    assert table.sides["candidate"]["commit"].endswith("; and 2 more")
+
+
+def test_provenance_of_nothing_has_no_side():
+    assert provenance_of_report(as_report()).sides == {}
+
+
+# Totals
+
+
+def test_failed_launches_and_failures_before_a_launch_are_counted():
+    records = [
+        TestRecord("a::x", outcome="failed", num_launches=3, num_failed_launches=1, can_launch=True),
+        TestRecord("a::y", outcome="failed", num_launches=1, num_failed_launches=1, can_launch=True),
+        TestRecord("a::z", outcome="failed", can_launch=True),
+        TestRecord("a::w", outcome="skipped", lacked_devices="needs 8 GPUs"),
+    ]
+    remarks = session_report(records, title="").remarks
+    assert [(remark.text, remark.is_failure) for remark in remarks] == [
+        ("4 in total", False),
+        ("2 launches failed", True),
+        ("1 test failed before a launch", True),
+        ("1 test skipped for lack of devices", False),
+    ]
+    assert TestRecord.from_json(records[0].to_json()) == records[0]
