@@ -87,7 +87,7 @@ COMMANDS = (
     Command("agent", "run this node's part of launches over several nodes", agent_command.add_arguments),
     Command("baselines", "list, show, compare and thin out stored baselines", baselines_command.add_arguments),
     Command(
-        "history", "draw, check and export what aorta_history has kept over commits", history_command.add_arguments
+        "history", "draw, check and export what --aorta-history has kept over commits", history_command.add_arguments
     ),
     Command("devices", "list devices and leases of this host, clear bad marks", devices_command.add_arguments),
     Command("report", "write a page that compares two sets of kept results", report_command.add_arguments),

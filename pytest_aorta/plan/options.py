@@ -65,7 +65,6 @@ class Options:
         launcher: How ranks start in tests whose ``world`` marker does not say so.
         launches: Number of launches per test that ``update_baselines`` records.
         max_launches: Launches of the candidate per test, pairs in an A/B, after which an open verdict is inconclusive.
-        durations: The summary shows how long each launch took, and its parts.
         locate: After a numeric difference both sides are launched again to find the parameter and the module.
         profiler: Profiler that ranks run under, ``torch``, ``nsys`` or ``rocprofv3``; None: no profiler.
         profiler_schedule: Steps that torch's profiler records into kept traces; None: ``profile_steps``, once.
@@ -76,6 +75,7 @@ class Options:
         join_timeout_s: Seconds within which the node agent of every node has to connect.
         ab: A/B reference, a git ref or ``python:`` and the path of an interpreter; None: no A/B reference.
         report: HTML file of the report; None: no report.
+        markdown: File of the findings as Markdown; None: no file.
         history: Folder that each run adds its comparisons to; None: no history.
         rootdir: pytest's root folder, to which relative folders refer.
         command: Words of the command line of the run, which results and baselines store; empty if unknown.
@@ -97,7 +97,6 @@ class Options:
     launcher: LauncherKind
     launches: int
     max_launches: int
-    durations: bool
     locate: bool
     profiler: str | None
     profiler_schedule: ProfilerSchedule | None
@@ -108,6 +107,7 @@ class Options:
     rdzv_endpoint: tuple[str, int] | None
     join_timeout_s: float
     report: Path | None
+    markdown: Path | None
     history: Path | None
     rootdir: Path
     command: tuple[str, ...] = ()
@@ -275,6 +275,12 @@ def _page(text: str) -> str:
     return text
 
 
+def _markdown(text: str) -> str:
+    if not text.endswith(".md") or text.endswith("/.md"):
+        raise not_allowed(text, "a file whose name ends in .md")
+    return text
+
+
 def _schedule(text: str) -> ProfilerSchedule:
     try:
         return ProfilerSchedule.parse(text)
@@ -342,7 +348,6 @@ OPTIONS = (
            integer_from(1, 50), metavar="N"),
     Option("max_launches", "launches per test, pairs in an A/B, before an open verdict is inconclusive; fewer than 3 "
            "never fail a test", 6, integer_from(2, 12), metavar="N"),
-    Option("durations", "show how long each launch took, and its parts", False, boolean),
     Option("locate", "after a numeric difference launch both sides again to find the parameter and the module", False,
            boolean),
     Option("ab", "A/B reference to launch: a git ref, or python:PATH of an interpreter", None, _version,
@@ -350,10 +355,12 @@ OPTIONS = (
     Option("profiler", "keep traces of this profiler with the results of each launch", None, choices=PROFILERS),
     Option("report", "write an HTML report of the run here; needs pytest-aorta[report]", None, _page,
            metavar="FILE.html"),
+    Option("markdown", "write the findings of the run here, for a comment on a pull request", None, _markdown,
+           metavar="FILE.md"),
+    Option("history", "folder that each run adds its comparisons to, for `aorta history`", None, _folder,
+           metavar="DIR"),
     Option("nnodes", "nodes of this run; pytest runs on node 0", 1, integer_from(1, 4096), metavar="N"),
-    Option("workloads", "folder of your own workloads", "workloads", _folder, metavar="DIR"),
-    Option("history", "folder that each run adds its comparisons to, for `aorta history`", None, _folder, metavar="DIR",
-           ini_only=True),
+    Option("workloads", "folder of your own workloads", "workloads", _folder, metavar="DIR", ini_only=True),
     Option("share_host", "run timed tests beside other tests of this host, at the cost of noise", False, boolean,
            ini_only=True),
     Option("lease_timeout", "seconds a test waits for devices that others hold", 1800.0, _seconds, metavar="SECONDS",
@@ -372,13 +379,30 @@ OPTIONS = (
            metavar="SECONDS", ini_only=True),
 )  # fmt: skip
 
-# Names of earlier versions, in the ini file and on the command line -> the option that replaces each, and its value.
+
+@dataclass(frozen=True)
+class Replacement:
+    """The text to give in place of an option of an earlier version: on the command line and in the ini file."""
+
+    flag: str
+    ini: str
+
+    @classmethod
+    def by(cls, name: str, value: str = "") -> Replacement:
+        """Return the replacement by an option of this plugin, with a value."""
+        return cls(_flag(name) + value, f"aorta_{name}{value}")
+
+
+# Names of earlier versions, in the ini file and on the command line.
 RENAMED = {
-    "strict": ("fail_on", "=inconclusive,not-applicable,missing"),
-    "fail_improved": ("fail_on", "=improved,missing"),
-    "missing_baseline": ("fail_on", "=none in place of ignore, or --update-baselines in place of record"),
-    "new_epoch": ("reset_baselines", ""),
-    "max_pairs": ("max_launches", ""),
+    "strict": Replacement.by("fail_on", "=inconclusive,not-applicable,missing"),
+    "fail_improved": Replacement.by("fail_on", "=improved,missing"),
+    "missing_baseline": Replacement.by("fail_on", "=none in place of ignore, or --update-baselines in place of record"),
+    "new_epoch": Replacement.by("reset_baselines"),
+    "max_pairs": Replacement.by("max_launches"),
+    "durations": Replacement(
+        "pytest's --durations=N, 0 for all launches", "addopts = --durations=N, 0 for all launches"
+    ),
 }
 
 
@@ -387,7 +411,7 @@ def renamed_flags() -> dict[str, str]:
     ini_only = {
         option.flag: f"the ini key {option.ini}, or -o {option.ini}=..." for option in OPTIONS if option.ini_only
     }
-    renamed = {_flag(name): _flag(new) + value for name, (new, value) in RENAMED.items()}
+    renamed = {_flag(name): replacement.flag for name, replacement in RENAMED.items()}
     return {**renamed, **ini_only, "--aorta-update-baselines": "--update-baselines"}
 
 
@@ -414,7 +438,6 @@ def make_options(values: Mapping[str, Any], rootdir: Path) -> Options:
         launcher=LauncherKind(values["launcher"]),
         launches=values["launches"],
         max_launches=values["max_launches"],
-        durations=values["durations"],
         locate=values["locate"],
         profiler=values["profiler"],
         profiler_schedule=values["profiler_schedule"],
@@ -425,6 +448,7 @@ def make_options(values: Mapping[str, Any], rootdir: Path) -> Options:
         rdzv_endpoint=values["rdzv_endpoint"],
         join_timeout_s=values["join_timeout"],
         report=None if values["report"] is None else rootdir / values["report"],
+        markdown=None if values["markdown"] is None else rootdir / values["markdown"],
         history=None if values["history"] is None else rootdir / values["history"],
         rootdir=rootdir,
     )

@@ -337,7 +337,9 @@ class Controller:
             return
         from pytest_aorta.plugin.summary import durations_lines, summary_lines  # only for a run with launches
 
-        durations = durations_lines(run.records) if run.options.durations else []
+        given = terminalreporter.config.option  # pytest's own options, --durations and --durations-min
+        wanted = given.durations is not None
+        durations = durations_lines(run.records, given.durations, given.durations_min or 0.0) if wanted else []
         lines = [*durations, *summary_lines(run.records, terminalreporter.verbosity), *run.notes]
         if len(lines) > 1:
             terminalreporter.section("aorta")

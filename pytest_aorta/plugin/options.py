@@ -53,6 +53,6 @@ def _value(config: pytest.Config, option: Option) -> Any:
 
 def _refuse_renamed_keys(config: pytest.Config) -> None:
     overridden = {text.partition("=")[0] for text in config.getoption("override_ini") or ()}
-    for name, (replacement, value) in RENAMED.items():
+    for name, replacement in RENAMED.items():
         if (key := f"aorta_{name}") in {*config.inicfg, *overridden}:
-            raise SpecError(f"ini key {key} no longer exists; give aorta_{replacement}{value}")
+            raise SpecError(f"ini key {key} no longer exists; give {replacement.ini}")
