@@ -79,6 +79,7 @@ class Options:
         history: Folder that each run adds its comparisons to; None: no history.
         rootdir: pytest's root folder, to which relative folders refer.
         command: Words of the command line of the run, which results and baselines store; empty if unknown.
+        repeated: Words that repeat the options of the run in the command that reproduces a failure.
     """
 
     gpus: int | None
@@ -111,6 +112,7 @@ class Options:
     history: Path | None
     rootdir: Path
     command: tuple[str, ...] = ()
+    repeated: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,7 @@ class Option:
         default_text: The default in words, where the value itself does not explain it.
         own_flag: Name on the command line where it is not ``--aorta-<name>``.
         ini_only: The option describes the infrastructure and has no flag of pytest.
+        writes: The option changes only what a run writes, so a command that reproduces a failure leaves it out.
     """
 
     name: str
@@ -138,6 +141,7 @@ class Option:
     default_text: str | None = None
     own_flag: str | None = None
     ini_only: bool = False
+    writes: bool = False
 
     @property
     def is_switch(self) -> bool:
@@ -174,6 +178,13 @@ class Option:
         shown: dict[str, Any] = {"choices": self.choices} if self.choices else {"metavar": self.metavar}
         text = f"{self.help} (default: {self.shown_default})"
         return {"dest": self.ini, "type": self.type, "help": text.replace("%", "%%"), **shown}
+
+    def word(self, value: Any) -> str:
+        """Return the word of the command line that gives a value, which :meth:`parse` or argparse has returned."""
+        if self.is_switch:
+            return self.flag
+        text = ",".join(sorted(value)) or FAIL_ON_NOTHING if isinstance(value, frozenset) else str(value)
+        return f"{self.flag}={text}"
 
     def parse(self, text: str, source: str) -> Any:
         """Return the value of a text that does not come through argparse.
@@ -330,14 +341,14 @@ OPTIONS = (
     Option("device", "device that ranks compute on", AUTO, choices=(AUTO, *_values(DeviceKind))),
     Option("require_gpus", "fail tests that lack GPUs instead of skipping them", False, boolean),
     Option("update_baselines", "write this run's values as the new baselines, and print what changed", False, boolean,
-           own_flag="--update-baselines"),
+           own_flag="--update-baselines", writes=True),
     Option("reset_baselines", "with --update-baselines: replace the baseline center instead of adding launches", False,
-           boolean),
+           boolean, writes=True),
     Option("force_baseline", "with --update-baselines: record noisy launches too, and this reason", None, _reason,
-           metavar="REASON"),
+           metavar="REASON", writes=True),
     Option("baselines", "folder of the stored baselines", "baselines", _folder, metavar="DIR"),
     Option("results", "folder that keeps the plan, logs and result of each launch", None, _folder, metavar="DIR",
-           default_text="a temporary folder"),
+           default_text="a temporary folder", writes=True),
     Option("timeout", "time limit of each launch, in seconds", 300.0, _seconds, metavar="SECONDS"),
     Option("fail_on", "verdicts that fail the test besides regressions: a comma-separated list of "
            f"{', '.join(FailOn)}, or {FAIL_ON_NOTHING}", frozenset({FailOn.MISSING}), _fail_on, metavar="LIST",
@@ -345,7 +356,7 @@ OPTIONS = (
     Option("launcher", "how ranks start: by torchrun, or by a fork server with torch imported", LauncherKind.TORCHRUN,
            choices=_values(LauncherKind)),
     Option("launches", "launches per test that --update-baselines records where step times are compared", 10,
-           integer_from(1, 50), metavar="N"),
+           integer_from(1, 50), metavar="N", writes=True),
     Option("max_launches", "launches per test, pairs in an A/B, before an open verdict is inconclusive; fewer than 3 "
            "never fail a test", 6, integer_from(2, 12), metavar="N"),
     Option("locate", "after a numeric difference launch both sides again to find the parameter and the module", False,
@@ -354,11 +365,11 @@ OPTIONS = (
            metavar="REF"),
     Option("profiler", "keep traces of this profiler with the results of each launch", None, choices=PROFILERS),
     Option("report", "write an HTML report of the run here; needs pytest-aorta[report]", None, _page,
-           metavar="FILE.html"),
+           metavar="FILE.html", writes=True),
     Option("markdown", "write the findings of the run here, for a comment on a pull request", None, _markdown,
-           metavar="FILE.md"),
+           metavar="FILE.md", writes=True),
     Option("history", "folder that each run adds its comparisons to, for `aorta history`", None, _folder,
-           metavar="DIR"),
+           metavar="DIR", writes=True),
     Option("nnodes", "nodes of this run; pytest runs on node 0", 1, integer_from(1, 4096), metavar="N"),
     Option("workloads", "folder of your own workloads", "workloads", _folder, metavar="DIR", ini_only=True),
     Option("share_host", "run timed tests beside other tests of this host, at the cost of noise", False, boolean,
@@ -369,7 +380,7 @@ OPTIONS = (
            "to record, and how often; with shapes of inputs and allocations on request", None, _schedule,
            metavar="WORDS", default_text="profile_steps, once", ini_only=True),
     Option("progress", "show the progress of a launch on the terminal; auto: not in CI", "auto",
-           choices=("auto", "on", "off"), ini_only=True),
+           choices=("auto", "on", "off"), ini_only=True, writes=True),
     Option("node_launcher", "command that starts one node agent per node, e.g. 'srun --nodes={nodes} "
            "--ntasks={nodes}'", None, _command, metavar="COMMAND", default_text="node agents wait on the nodes",
            ini_only=True),

@@ -302,7 +302,7 @@ class Controller:
         """Add the tests that a worker of xdist has collected, when the worker ends."""
         self.run.collected |= set(getattr(node, "workeroutput", {}).get("aorta_collected", ()))
 
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
         """Write reports, baselines of tests that passed, and the history; a failure of the last two fails the run."""
         if session.config.option.collectonly:  # reading baselines takes longer than collecting
             return
@@ -312,7 +312,8 @@ class Controller:
 
         run = self.run
         # Before baselines are written: the report shows the baselines that the run was compared with.
-        reported = write_session_reports(run.records, run.options)
+        is_cut_short = exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
+        reported = write_session_reports(run.records, run.options, is_cut_short=is_cut_short)
         notes, good = write_new_baselines(run.records, run.passed.values(), run.options)
         run.notes += [*notes, *reported]
         try:
