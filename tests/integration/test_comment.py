@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import email.utils
 import json
+import subprocess
+import sys
 import time
 from functools import partial
 
@@ -404,6 +406,17 @@ def test_file_that_is_empty_or_absent_is_an_error(job, server):
     assert server.requests == []
 
 
+def test_link_in_place_of_the_file_is_refused(job, server):
+    """The file may come from an artifact that a fork has made, and a link could lead to a secret."""
+    (job.folder / "secret").write_text("secret")
+    (job.folder / "aorta.md").unlink()
+    (job.folder / "aorta.md").symlink_to(job.folder / "secret")
+    code, _, err = job.on("github").run()
+    assert code == 1
+    assert "aorta.md: can't be read" in err
+    assert server.requests == []
+
+
 # The pull request
 
 
@@ -515,3 +528,25 @@ def test_wrong_argument_is_wrong_usage(job, capsys, arguments):
         job.run(*arguments)
     assert raised.value.code == 2
     assert "allowed is" in capsys.readouterr().err
+
+
+WITHOUT = """
+import sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "scipy", "jsonschema", "jsonschema_rs", "pynvml", "jinja2"):
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Refuse())
+from pytest_aorta.cli.main import main
+sys.exit(main())
+"""
+
+
+def test_comment_needs_no_more_packages_than_the_documented_ones(job, server):
+    job.on("github")
+    command = [sys.executable, "-c", WITHOUT, "comment", str(job.folder / "aorta.md")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert server.bodies() == [f"{MARKER}\n{TEXT}"]

@@ -88,7 +88,8 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         AortaError: The file can't be read, or the comment could not be written.
     """
-    text = read_bytes(arguments.file, max_bytes=_MAX_FILE, follow_links=True).decode("utf-8", "replace")
+    # A link in an artifact that a fork has made could lead to a secret, so links are refused.
+    text = read_bytes(arguments.file, max_bytes=_MAX_FILE).decode("utf-8", "replace")
     if not text.strip():
         raise AortaError(f"{arguments.file}: empty, so there is nothing to post")
     host = find_host(arguments, os.environ)
