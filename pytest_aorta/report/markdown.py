@@ -111,18 +111,31 @@ def _has_failed(record: TestRecord) -> bool:
     return record.outcome in ("failed", "error")
 
 
-def _findings(records: Sequence[TestRecord]) -> list[tuple[TestRecord, Verdict]]:
-    rows = [(record, row) for record in records for row in record.verdicts if row.outcome in _FINDINGS]
-    return sorted(rows, key=lambda pair: _FINDINGS.index(pair[1].outcome))
+def _findings(records: Sequence[TestRecord]) -> list[list[str]]:
+    """Return the cells of each finding, the worst first; metrics without a baseline share a row per comparison."""
+    found = [(record, row) for record in records for row in record.verdicts if row.outcome in _FINDINGS]
+    groups: dict[object, tuple[TestRecord, list[Verdict]]] = {}
+    for number, (record, row) in enumerate(found):
+        key = (id(record), row.case, row.reason) if row.remedy else number
+        groups.setdefault(key, (record, []))[1].append(row)
+    worst_first = sorted(groups.values(), key=lambda group: _FINDINGS.index(group[1][0].outcome))
+    return [_cells(record, rows) for record, rows in worst_first]
 
 
-def _table(rows: Sequence[tuple[TestRecord, Verdict]]) -> Iterator[str]:
+def _cells(record: TestRecord, rows: Sequence[Verdict]) -> list[str]:
+    first = rows[0]
+    is_one_of_several = len({row.case for row in record.verdicts}) > 1
+    name = (first.case if is_one_of_several else record.nodeid) + record.attempt_label
+    verdict = f"{first.outcome.value}: {first.reason}" if first.reason else first.outcome.value
+    if len(rows) > 1:
+        return [name, counted(len(rows), "metric"), "-", "-", "-", "-", str(first.launches), verdict]
+    return [name, *first.cells()[:-1], verdict]
+
+
+def _table(rows: Iterable[Sequence[str]]) -> Iterator[str]:
     """Yield one part per row; the first one contains the head."""
     head = f"\n| {' | '.join(map(escaped, _HEAD))} |\n|{' --- |' * len(_HEAD)}\n"
-    for record, row in rows:
-        cells = [record.nodeid + record.attempt_label, *row.cells()]
-        if row.reason:
-            cells[-1] += f": {row.reason}"
+    for cells in rows:
         yield f"{head}| {' | '.join(escaped(brief(cell, _MAX_VALUE)) for cell in cells)} |\n"
         head = ""
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import email.utils
 import json
+import os
 import subprocess
 import sys
+import threading
 import time
 from functools import partial
 
@@ -13,7 +16,8 @@ import pytest
 
 from pytest_aorta.cli import main as cli
 from pytest_aorta.cli.report import client
-from pytest_aorta.cli.report.comment import marker_of
+from pytest_aorta.cli.report.comment import marker_of, write_comment
+from pytest_aorta.cli.report.pull_request import find_host
 from tests.integration.code_host import (
     ACTIONS,
     APP,
@@ -165,6 +169,27 @@ def test_run_that_created_the_later_of_two_comments_at_once_leaves_the_older_one
     code, out, _ = job.on(service).run()
     assert (code, out.split(":")[0]) == (0, "updated")
     assert [(comment["id"], comment["body"]) for comment in server.comments] == [(101, f"{MARKER}\n{TEXT}")]
+
+
+def test_runs_at_once_leave_one_comment(job, server):
+    job.on("github")
+    runs, texts = range(6), [f"## run {number}\n" for number in range(6)]
+    start = threading.Barrier(len(runs))
+
+    def one(number: int) -> None:
+        arguments = argparse.Namespace(service="github", repository=None, number=NUMBER, wait=60.0)
+        host = find_host(arguments, os.environ)
+        start.wait()
+        write_comment(host, "aorta", texts[number])
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in runs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(server.comments) == 1
+    assert server.bodies()[0] in {f"{MARKER}\n{text}" for text in texts}
+    assert server.counted("POST") > 1, "the runs were not at once"
 
 
 def test_duplicate_that_another_run_has_deleted_is_no_error(job, server):

@@ -125,7 +125,7 @@ class GitLab:
 
     def comments(self) -> Iterator[Comment]:
         """Yield the comments."""
-        return map(self._comment, self.client.items(f"{self._notes}?per_page=20&order_by=created_at&sort=asc"))
+        return map(self._comment, self.client.items(f"{self._notes}?per_page=100&order_by=created_at&sort=asc"))
 
     def create(self, body: str) -> Comment:
         """Add a comment."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
-from argparse import ArgumentTypeError
+from argparse import ArgumentTypeError, Namespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.cli.report.client import Client, checked_token
+from pytest_aorta.cli.report.client import ApiError, Client, checked_token
 from pytest_aorta.cli.report.comment import Link, comment_body, cut, marker_of
 from pytest_aorta.cli.report.comment import _key as parse_key
+from pytest_aorta.cli.report.hosts import GitHub
+from pytest_aorta.cli.report.pull_request import find_host
 from pytest_aorta.common.errors import UsageError
 from pytest_aorta.report.markdown import MAX_COMMENT_BYTES, markdown
 from pytest_aorta.session.record import TestRecord
@@ -80,3 +83,44 @@ def test_token_is_in_neither_the_repr_of_a_client_nor_the_error_about_it():
     with pytest.raises(UsageError) as raised:
         checked_token("two secrets", "GITHUB_TOKEN")
     assert "secret" not in str(raised.value)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 99) | st.text(max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["id", "body", "user", "login", "number", "pull_request", "issue", "workflow_run", "event"]
+            ),
+            inner,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(VALUES)
+def test_answer_of_any_form_is_a_comment_or_an_error(document):
+    host = GitHub(Client("GitHub", "https://a", "secret", {}), "o/r", 1)
+    try:
+        comment = host._comment(document)
+    except ApiError:
+        return
+    assert type(comment.number) is int
+    assert isinstance(comment.body, str)
+
+
+@given(VALUES, st.sampled_from(["pull_request", "issue_comment", "workflow_run", "push", ""]))
+def test_event_of_any_form_gives_a_number_or_wrong_usage(tmp_path_factory, document, name):
+    file = tmp_path_factory.getbasetemp() / "event.json"
+    file.write_text(json.dumps(document))
+    variables = {"GITHUB_ACTIONS": "true", "GITHUB_TOKEN": "x", "GITHUB_REPOSITORY": "o/r"}
+    event = {"GITHUB_EVENT_NAME": name, "GITHUB_EVENT_PATH": str(file)}
+    arguments = Namespace(service=None, repository=None, number=None, wait=1.0)
+    try:
+        host = find_host(arguments, variables | event)
+    except UsageError:
+        return
+    assert type(host.number) is int
+    assert host.number > 0

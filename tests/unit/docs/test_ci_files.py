@@ -81,6 +81,12 @@ def test_action_and_component_have_the_same_defaults_where_both_have_an_input():
     }
 
 
+def test_token_of_the_action_reaches_the_comment_alone_and_inputs_reach_no_script():
+    steps = yaml.safe_load(ACTION.read_text(encoding="utf-8"))["runs"]["steps"]
+    assert [step.get("id") for step in steps if "token" in yaml.safe_dump(step)] == ["comment"]
+    assert [step["run"] for step in steps if "${{" in step.get("run", "")] == []
+
+
 def test_shell_code_of_the_action_and_of_the_component_is_sound():
     steps = yaml.safe_load(ACTION.read_text(encoding="utf-8"))["runs"]["steps"]
     code = [step["run"] for step in steps if "run" in step]

@@ -132,6 +132,17 @@ def test_finding_is_a_row_with_its_reason(outcome):
     assert page.texts["td"][-1] == f"{outcome.value}: be<cause"
 
 
+def test_metrics_without_a_baseline_share_a_row_per_comparison():
+    lacking = make_verdict(Outcome.MISSING, is_unrecorded=True, detail="no baseline")
+    rows = [replace(lacking, metric=metric, case=case) for case in ("a::one", "a::two") for metric in ("x", "y", "z")]
+    page = Page(markdown([replace(GOOD, verdicts=[*rows, replace(rows[0], is_unrecorded=False)])]))
+    cells = page.texts["td"]
+    assert [cells[place : place + 2] for place in range(0, len(cells), 8)] == [
+        ["a::one", "3 metrics"], ["a::two", "3 metrics"], ["a::one", "x"],
+    ]  # fmt: skip
+    assert cells[7] == "missing: no baseline; record one with --update-baselines"
+
+
 def test_failure_has_its_evidence_and_the_one_command_that_reproduces_it():
     run = RunFacts(repeated=("--aorta-gpus=4", "-o", "aorta_progress=a b"))
     evidence, command = Page(markdown([replace(FAILED, nodeid="a.py::test_x[$HOME 'q'-1]")], run)).texts["pre"]
@@ -152,7 +163,7 @@ def test_text_of_tests_can_not_change_the_structure(nodeid, failure, reason):
     assert (page.wrong, page.open) == ([], [])
     assert set(page.tags) <= EXPECTED
     assert page.tags.count("details") == page.tags.count("table") == 1
-    assert page.texts["pre"][0].split() == printable(" ".join(failure.split())).split()
+    assert page.texts["pre"][0] == "\n".join(printable(line.expandtabs()) for line in failure.splitlines())
     assert page.texts["td"][0].replace("\u200b", "") == printable(" ".join(nodeid.split()))
 
 
