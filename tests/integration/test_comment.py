@@ -171,6 +171,16 @@ def test_run_that_created_the_later_of_two_comments_at_once_leaves_the_older_one
     assert [(comment["id"], comment["body"]) for comment in server.comments] == [(101, f"{MARKER}\n{TEXT}")]
 
 
+@pytest.mark.parametrize("service", SERVICES)
+def test_run_that_created_the_older_of_two_comments_deletes_the_later_one(job, server, service):
+    author = BOT if service == "github" else "project_7_bot"
+    another = partial(server.add, f"{MARKER}\nother run", author)
+    server.hooks["POST"] = lambda: server.hooks.update(GET=another)
+    code, out, _ = job.on(service).run()
+    assert (code, out.split(":")[0]) == (0, "created")
+    assert [(comment["id"], comment["body"]) for comment in server.comments] == [(101, f"{MARKER}\n{TEXT}")]
+
+
 def test_runs_at_once_leave_one_comment(job, server):
     job.on("github")
     runs, texts = range(6), [f"## run {number}\n" for number in range(6)]
@@ -302,6 +312,13 @@ def test_wait_that_can_not_be_read_is_a_minute(job, server, after):
     server.faults.append(Fault("GET", 429, {"Retry-After": after}, path="comments"))
     assert job.on("github").run()[0] == 0
     assert job.slept == [60.0]
+
+
+def test_rate_limit_that_does_not_end_is_an_error_and_not_a_denial(job, server):
+    server.faults.append(Fault("POST", 403, {"Retry-After": "1"}, times=9))
+    code, _, err = job.on("github").run("--if-denied=warn")
+    assert (code, server.counted("POST")) == (1, 4)
+    assert "status 403: a fault" in err
 
 
 def test_wait_that_is_longer_than_allowed_is_an_error_at_once(job, server):
