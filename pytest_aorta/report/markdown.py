@@ -18,8 +18,7 @@ from pytest_aorta.report.provenance import provenance_pairs
 from pytest_aorta.session.history.entries import Side
 from pytest_aorta.session.record import TestRecord
 from pytest_aorta.session.text import totals
-from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import Verdict
+from pytest_aorta.verdict.verdicts import FINDINGS, Verdict
 
 # GitHub drops the whole summary of a step above 1 MiB, and other programs may write to the same file.
 MAX_BYTES = 512 << 10
@@ -28,8 +27,6 @@ MAX_COMMENT_BYTES = 60_000
 _MAX_EVIDENCE = 8_000
 _MAX_FAILURES = 20
 _MAX_VALUE = 2_000
-# Verdicts that are listed, the worst first.
-_FINDINGS = (Outcome.REGRESSION, Outcome.MISSING, Outcome.INCONCLUSIVE, Outcome.IMPROVED)
 _HEAD = ("test", "metric", "value", "baseline", "change [95%]", "tolerance", "launches", "verdict")
 _SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~$-])")
 # GitHub and GitLab link users and issues in the rendered text, so that a backslash does not help.
@@ -63,7 +60,7 @@ def markdown(records: Sequence[TestRecord], run: RunFacts | None = None, max_byt
         foot = ""
     left -= len(foot.encode())
     table = _limited(_table(_findings(records)), left // 2, "findings")
-    failed = [record for record in records if _has_failed(record)]
+    failed = [record for record in records if record.has_failed]
     left -= len(table.encode())
     evidence = min(_MAX_EVIDENCE, left // _MAX_FAILURES)
     shown = (_failure(record, run.repeated, evidence) for record in failed[:_MAX_FAILURES])
@@ -73,7 +70,7 @@ def markdown(records: Sequence[TestRecord], run: RunFacts | None = None, max_byt
 def headline(records: Sequence[TestRecord], *, is_cut_short: bool = False) -> str:
     """Return the verdict of a session in one line; a test without a decision, or no passed test, is not a success."""
     final = [record for record in records if not record.is_retried]
-    failed, undecided = sum(map(_has_failed, final)), sum(record.is_undecided for record in final)
+    failed, undecided = sum(record.has_failed for record in final), sum(record.is_undecided for record in final)
     passed = sum(record.outcome == "passed" for record in final)
     tests = counted(len(final), "test")
     if is_cut_short:
@@ -107,18 +104,14 @@ def preformatted(text: str) -> str:
     return "<pre>" + "\n".join(safe) + "</pre>"
 
 
-def _has_failed(record: TestRecord) -> bool:
-    return record.outcome in ("failed", "error")
-
-
 def _findings(records: Sequence[TestRecord]) -> list[list[str]]:
     """Return the cells of each finding, the worst first; metrics without a baseline share a row per comparison."""
-    found = [(record, row) for record in records for row in record.verdicts if row.outcome in _FINDINGS]
+    found = [(record, row) for record in records for row in record.verdicts if row.is_finding]
     groups: dict[object, tuple[TestRecord, list[Verdict]]] = {}
     for number, (record, row) in enumerate(found):
         key = (id(record), row.case, row.reason) if row.remedy else number
         groups.setdefault(key, (record, []))[1].append(row)
-    worst_first = sorted(groups.values(), key=lambda group: _FINDINGS.index(group[1][0].outcome))
+    worst_first = sorted(groups.values(), key=lambda group: FINDINGS.index(group[1][0].outcome))
     return [_cells(record, rows) for record, rows in worst_first]
 
 

@@ -53,7 +53,7 @@ def test_command_of_a_failure_fails_in_the_same_way_and_writes_nothing(versioned
 def test_run_that_passes_has_three_lines_and_the_provenance(learned):
     learned.run("--aorta-markdown=aorta.md").assert_outcomes(passed=1)
     text = (learned.path / "aorta.md").read_text()
-    assert text.startswith("## \N{WHITE HEAVY CHECK MARK} pytest-aorta: 1 of 1 test passed\n\n1 launched")
+    assert text.startswith("## \N{WHITE HEAVY CHECK MARK} pytest-aorta: 1 of 1 test passed\n\n1 ")
     assert text.count("<details>") == 1
 
 

@@ -97,7 +97,7 @@ def test_failures_come_first_then_inconclusive_verdicts_and_passed_ones_are_only
     places = [text.index(name) for name in names]
     assert places == sorted(places)
     assert "a.py::good" not in text
-    assert r"3 compared \(1 inconclusive, 1 pass, 1 regression\)" in text
+    assert "1 regression, 1 inconclusive, 1 metric matches" in text
 
 
 @pytest.mark.parametrize(
@@ -130,6 +130,11 @@ def test_finding_is_a_row_with_its_reason(outcome):
     page = Page(markdown([replace(GOOD, verdicts=[make_verdict(outcome, detail="be<cause")])]))
     assert page.texts["td"][0] == "a.py::good"
     assert page.texts["td"][-1] == f"{outcome.value}: be<cause"
+
+
+def test_regression_that_the_test_expects_is_not_a_finding():
+    expected = make_verdict(Outcome.REGRESSION, is_expected=True)
+    assert "|" not in markdown([replace(GOOD, verdicts=[expected])])
 
 
 def test_metrics_without_a_baseline_share_a_row_per_comparison():
