@@ -119,6 +119,7 @@ class Client:
         base: Address of the API, without a slash at its end.
         token: The secret that messages must not contain.
         headers: Headers of every request, with the token.
+        remedy: What to do where the token does not permit a request.
         wait_s: Seconds that may be spent waiting between requests, in total.
     """
 
@@ -126,6 +127,7 @@ class Client:
     base: str
     token: str = field(repr=False)
     headers: Mapping[str, str] = field(repr=False)
+    remedy: str = ""
     wait_s: float = 120.0
 
     def __post_init__(self) -> None:
@@ -225,8 +227,9 @@ class Client:
             )
         if answer.status == 0 or answer.status >= 500:
             return Unanswered(text)
-        kinds = {401: AccessDenied, 403: AccessDenied, 404: NotFound}
-        return ApiError(text) if answer.is_throttled else kinds.get(answer.status, ApiError)(text)
+        if answer.status in (401, 403) and not answer.is_throttled:
+            return AccessDenied(f"{text}; {self.remedy}")
+        return NotFound(text) if answer.status == 404 else ApiError(text)
 
     def _safe(self, text: str) -> str:
         return printable(brief(" ".join(text.replace(self.token, "***").split()), 300))

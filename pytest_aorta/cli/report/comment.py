@@ -92,14 +92,13 @@ def run(arguments: argparse.Namespace) -> int:
     text = read_bytes(arguments.file, max_bytes=_MAX_FILE).decode("utf-8", "replace")
     if not text.strip():
         raise AortaError(f"{arguments.file}: empty, so there is nothing to post")
-    host = find_host(arguments, os.environ)
     try:
+        host = find_host(arguments, os.environ)
         posted, action = write_comment(host, arguments.key, text, arguments.link, arguments.author)
     except AccessDenied as error:
-        problem = f"{error}; no comment was written: {host.denied}"
         if arguments.if_denied == FAIL:
-            raise AortaError(problem) from None
-        emit([f"WARNING: {problem}"])
+            raise
+        emit([f"WARNING: no comment was written: {error}"])
         return ExitCode.OK
     emit([f"{action}: {posted.url or posted.number}"])
     return ExitCode.OK

@@ -30,10 +30,6 @@ class Host(Protocol):
     def max_characters(self) -> int:
         """Return the length of the longest comment that the host takes."""
 
-    @property
-    def denied(self) -> str:
-        """Return what to do where the token does not permit a comment."""
-
     def viewer(self) -> str | None:
         """Return the login that the token's comments have; None if it can't be known before the first comment."""
 
@@ -58,10 +54,6 @@ class GitHub:
     repository: str
     number: int
     max_characters: int = 65_536
-    denied: str = (
-        "give the job `permissions: pull-requests: write`; the token of a pull request from a fork is read-only, so "
-        "comment in a workflow of the event workflow_run instead (docs/ci.md)"
-    )
 
     def viewer(self) -> str | None:
         """Return the login of the token's user; the token of GitHub Actions has none and may not ask."""
@@ -111,10 +103,6 @@ class GitLab:
     number: int
     page: str = ""
     max_characters: int = 1_000_000
-    denied: str = (
-        "set the masked variable GITLAB_TOKEN to a project access token with the scope api and the role Reporter or "
-        "higher; the token of a job (CI_JOB_TOKEN) may not comment"
-    )
 
     def viewer(self) -> str | None:
         """Return the name of the token's user; the token of a job may not ask."""

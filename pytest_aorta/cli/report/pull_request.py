@@ -17,6 +17,14 @@ GITHUB, GITLAB = "github", "gitlab"
 _MAX_EVENT = 32 << 20
 _GITHUB_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 _GITLAB_PROJECT = re.compile(r"\d+|[\w.-]+(/[\w.-]+)+", re.ASCII)
+_GITHUB_DENIED = (
+    "give the job `permissions: pull-requests: write`; the token of a pull request from a fork is read-only, so "
+    "comment in a workflow of the event workflow_run instead (docs/ci.md)"
+)
+_GITLAB_DENIED = (
+    "set the masked variable GITLAB_TOKEN to a project access token with the scope api and the role Reporter or "
+    "higher; the token of a job (CI_JOB_TOKEN) may not comment"
+)
 _REVISION = re.compile(r"[0-9a-f]{40,64}")
 
 
@@ -46,7 +54,7 @@ def _github(arguments: argparse.Namespace, environ: Mapping[str, str]) -> GitHub
         "Accept": "application/vnd.github+json",
         "X-GitHub-Api-Version": "2022-11-28",
     }
-    client = Client("GitHub", base, token, headers, arguments.wait)
+    client = Client("GitHub", base, token, headers, _GITHUB_DENIED, arguments.wait)
     return GitHub(client, repository, arguments.number or _number_of_event(environ, client, repository))
 
 
@@ -94,7 +102,7 @@ def _gitlab(arguments: argparse.Namespace, environ: Mapping[str, str]) -> GitLab
     if not re.fullmatch(r"[1-9][0-9]{0,9}", number):
         raise UsageError("this pipeline belongs to no merge request (CI_MERGE_REQUEST_IID); give --number")
     headers = {("PRIVATE-TOKEN" if name == "GITLAB_TOKEN" else "JOB-TOKEN"): token}
-    client = Client("GitLab", base, token, headers, arguments.wait)
+    client = Client("GitLab", base, token, headers, _GITLAB_DENIED, arguments.wait)
     return GitLab(client, project, int(number), environ.get("CI_MERGE_REQUEST_PROJECT_URL", ""))
 
 
