@@ -6,6 +6,7 @@ import json
 import re
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,7 +27,10 @@ REPOSITORY, NUMBER, PROJECT_ID = "octo/repo", 12, 7
 
 @dataclass
 class Fault:
-    """An answer in place of the usual one; ``after`` carries the request out first."""
+    """An answer in place of the usual one.
+
+    ``after`` carries the request out first, and ``pause_s`` is the time before each byte of the body.
+    """
 
     method: str
     status: int
@@ -35,6 +39,7 @@ class Fault:
     path: str = ""
     times: int = 1
     after: bool = False
+    pause_s: float = 0.0
 
 
 @dataclass
@@ -101,12 +106,14 @@ class Handler(BaseHTTPRequestHandler):
         text = b"" if document is None else json.dumps(document).encode()
         self.raw(status, text, headers or {})
 
-    def raw(self, status: int, text: bytes, headers: dict[str, str]) -> None:
+    def raw(self, status: int, text: bytes, headers: dict[str, str], pause_s: float = 0.0) -> None:
         self.send_response(status)
         for name, value in {"Content-Length": str(len(text)), "Content-Type": "application/json", **headers}.items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(text)
+        for part in (text,) if not pause_s else (text[place : place + 1] for place in range(len(text))):
+            time.sleep(pause_s)
+            self.wfile.write(part)
 
     def handle_any(self) -> None:
         size = int(self.headers.get("Content-Length") or 0)
@@ -122,7 +129,7 @@ class Handler(BaseHTTPRequestHandler):
         if fault is None or fault.after:
             status, answered, headers = self.usual(parts.path, parse_qs(parts.query), token, document)
         if fault is not None:
-            return self.raw(fault.status, fault.body.encode(), fault.headers)
+            return self.raw(fault.status, fault.body.encode(), fault.headers, fault.pause_s)
         return self.answer(status, answered, headers)
 
     do_GET = do_POST = do_PATCH = do_PUT = do_DELETE = handle_any

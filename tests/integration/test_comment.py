@@ -390,6 +390,14 @@ def test_server_that_does_not_answer_in_time_is_an_error(job, server, monkeypatc
     assert job.slept == [1.0]
 
 
+@pytest.mark.parametrize("status", [200, 400])
+def test_answer_that_comes_byte_by_byte_is_given_up(job, server, monkeypatch, status):
+    monkeypatch.setattr(client, "_REQUEST_S", 0.3)
+    server.faults.append(Fault("GET", status, body=" " * 100, path="comments", pause_s=0.1))
+    assert job.on("github").run()[0] == 0
+    assert job.slept == [1.0]
+
+
 def test_answer_without_end_is_an_error(job, server, monkeypatch):
     monkeypatch.setattr(client, "_MAX_ANSWER", 1000)
     server.faults.append(Fault("GET", 200, body=" " * 2000, path="comments", times=9))

@@ -23,7 +23,6 @@ _ATTEMPTS = 4
 _REQUEST_S = 20.0
 # A hundred comments of GitHub's greatest length.
 _MAX_ANSWER = 32 << 20
-_MAX_ERROR = 64 << 10
 _MAX_PAGES = 100
 _PAUSE_S = 1.0
 # GitHub asks for a minute where it limits requests without naming a time.
@@ -209,13 +208,16 @@ class Client:
         headers = {"User-Agent": "pytest-aorta", "Content-Type": "application/json", **self.headers}
         request = urllib.request.Request(url, data=data, headers=headers, method=method)  # noqa: S310 - checked_base
         try:
-            with self._opener.open(request, timeout=_REQUEST_S) as response:
-                return Answer(response.status, _lower(response.headers), _text(response, _MAX_ANSWER))
-        except urllib.error.HTTPError as error:
-            with error:
-                return Answer(error.code, _lower(error.headers), _text(error, _MAX_ERROR))
+            with self._opened(request) as response:
+                return Answer(response.status, _lower(response.headers), _text(response))
         except (OSError, http.client.HTTPException, ValueError) as error:
             return Answer(0, problem=f"{type(error).__name__}: {error}")
+
+    def _opened(self, request: urllib.request.Request) -> Any:
+        try:
+            return self._opener.open(request, timeout=_REQUEST_S)
+        except urllib.error.HTTPError as error:  # an answer of any status but success
+            return error
 
     def _error(self, request: str, answer: Answer) -> ApiError:
         said = self._safe(_message(answer))
@@ -275,7 +277,7 @@ def _lower(headers: Any) -> dict[str, str]:
     return {name.lower(): value for name, value in headers.items()}
 
 
-def _text(response: Any, max_bytes: int) -> str:
+def _text(response: Any) -> str:
     """Return the body of an answer.
 
     Raises:
@@ -286,8 +288,8 @@ def _text(response: Any, max_bytes: int) -> str:
     while part := response.read1(1 << 16):
         parts.append(part)
         size += len(part)
-        if size > max_bytes:
-            raise ValueError(f"the answer has more than {max_bytes} bytes")
+        if size > _MAX_ANSWER:
+            raise ValueError(f"the answer has more than {_MAX_ANSWER} bytes")
         if time.monotonic() > deadline:
             raise TimeoutError(f"the answer did not end within {_REQUEST_S:.0f} s")
     return b"".join(parts).decode("utf-8", "replace")
