@@ -14,13 +14,14 @@ from typing import Any, NoReturn
 from pytest_aorta.cli import agent as agent_command
 from pytest_aorta.cli import devices as devices_command
 from pytest_aorta.cli import init as init_command
-from pytest_aorta.cli import report as report_command
 from pytest_aorta.cli import workloads as workloads_command
 from pytest_aorta.cli.baselines import command as baselines_command
 from pytest_aorta.cli.bisect import command as bisect_command
 from pytest_aorta.cli.doctor import command as doctor_command
 from pytest_aorta.cli.exit_codes import ExitCode
 from pytest_aorta.cli.history import command as history_command
+from pytest_aorta.cli.report import command as report_command
+from pytest_aorta.cli.report import comment as comment_command
 from pytest_aorta.cli.run import command as run_command
 from pytest_aorta.cli.run.migration import AORTA_OPTIONS
 from pytest_aorta.common.errors import AortaError, SpecError, UsageError
@@ -87,10 +88,11 @@ COMMANDS = (
     Command("agent", "run this node's part of launches over several nodes", agent_command.add_arguments),
     Command("baselines", "list, show, compare and thin out stored baselines", baselines_command.add_arguments),
     Command(
-        "history", "draw, check and export what aorta_history has kept over commits", history_command.add_arguments
+        "history", "draw, check and export what --aorta-history has kept over commits", history_command.add_arguments
     ),
     Command("devices", "list devices and leases of this host, clear bad marks", devices_command.add_arguments),
     Command("report", "write a page that compares two sets of kept results", report_command.add_arguments),
+    Command("comment", "write or update one comment on a pull request", comment_command.add_arguments),
     Command("doctor", "look for problems that would break a run", doctor_command.add_arguments),
     Command("completion", "print the completion script of a shell", _add_completion),
 )

@@ -65,7 +65,6 @@ class Options:
         launcher: How ranks start in tests whose ``world`` marker does not say so.
         launches: Number of launches per test that ``update_baselines`` records.
         max_launches: Launches of the candidate per test, pairs in an A/B, after which an open verdict is inconclusive.
-        durations: The summary shows how long each launch took, and its parts.
         locate: After a numeric difference both sides are launched again to find the parameter and the module.
         profiler: Profiler that ranks run under, ``torch``, ``nsys`` or ``rocprofv3``; None: no profiler.
         profiler_schedule: Steps that torch's profiler records into kept traces; None: ``profile_steps``, once.
@@ -76,9 +75,11 @@ class Options:
         join_timeout_s: Seconds within which the node agent of every node has to connect.
         ab: A/B reference, a git ref or ``python:`` and the path of an interpreter; None: no A/B reference.
         report: HTML file of the report; None: no report.
+        markdown: File of the findings as Markdown; None: no file.
         history: Folder that each run adds its comparisons to; None: no history.
         rootdir: pytest's root folder, to which relative folders refer.
         command: Words of the command line of the run, which results and baselines store; empty if unknown.
+        repeated: Words that repeat the options of the run in the command that reproduces a failure.
     """
 
     gpus: int | None
@@ -97,7 +98,6 @@ class Options:
     launcher: LauncherKind
     launches: int
     max_launches: int
-    durations: bool
     locate: bool
     profiler: str | None
     profiler_schedule: ProfilerSchedule | None
@@ -108,9 +108,11 @@ class Options:
     rdzv_endpoint: tuple[str, int] | None
     join_timeout_s: float
     report: Path | None
+    markdown: Path | None
     history: Path | None
     rootdir: Path
     command: tuple[str, ...] = ()
+    repeated: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,7 @@ class Option:
         default_text: The default in words, where the value itself does not explain it.
         own_flag: Name on the command line where it is not ``--aorta-<name>``.
         ini_only: The option describes the infrastructure and has no flag of pytest.
+        writes: The option changes only what a run writes, so a command that reproduces a failure leaves it out.
     """
 
     name: str
@@ -138,6 +141,7 @@ class Option:
     default_text: str | None = None
     own_flag: str | None = None
     ini_only: bool = False
+    writes: bool = False
 
     @property
     def is_switch(self) -> bool:
@@ -174,6 +178,13 @@ class Option:
         shown: dict[str, Any] = {"choices": self.choices} if self.choices else {"metavar": self.metavar}
         text = f"{self.help} (default: {self.shown_default})"
         return {"dest": self.ini, "type": self.type, "help": text.replace("%", "%%"), **shown}
+
+    def word(self, value: Any) -> str:
+        """Return the word of the command line that gives a value, which :meth:`parse` or argparse has returned."""
+        if self.is_switch:
+            return self.flag
+        text = ",".join(sorted(value)) or FAIL_ON_NOTHING if isinstance(value, frozenset) else str(value)
+        return f"{self.flag}={text}"
 
     def parse(self, text: str, source: str) -> Any:
         """Return the value of a text that does not come through argparse.
@@ -275,6 +286,12 @@ def _page(text: str) -> str:
     return text
 
 
+def _markdown(text: str) -> str:
+    if not text.endswith(".md") or text.endswith("/.md"):
+        raise not_allowed(text, "a file whose name ends in .md")
+    return text
+
+
 def _schedule(text: str) -> ProfilerSchedule:
     try:
         return ProfilerSchedule.parse(text)
@@ -324,14 +341,14 @@ OPTIONS = (
     Option("device", "device that ranks compute on", AUTO, choices=(AUTO, *_values(DeviceKind))),
     Option("require_gpus", "fail tests that lack GPUs instead of skipping them", False, boolean),
     Option("update_baselines", "write this run's values as the new baselines, and print what changed", False, boolean,
-           own_flag="--update-baselines"),
+           own_flag="--update-baselines", writes=True),
     Option("reset_baselines", "with --update-baselines: replace the baseline center instead of adding launches", False,
-           boolean),
+           boolean, writes=True),
     Option("force_baseline", "with --update-baselines: record noisy launches too, and this reason", None, _reason,
-           metavar="REASON"),
+           metavar="REASON", writes=True),
     Option("baselines", "folder of the stored baselines", "baselines", _folder, metavar="DIR"),
     Option("results", "folder that keeps the plan, logs and result of each launch", None, _folder, metavar="DIR",
-           default_text="a temporary folder"),
+           default_text="a temporary folder", writes=True),
     Option("timeout", "time limit of each launch, in seconds", 300.0, _seconds, metavar="SECONDS"),
     Option("fail_on", "verdicts that fail the test besides regressions: a comma-separated list of "
            f"{', '.join(FailOn)}, or {FAIL_ON_NOTHING}", frozenset({FailOn.MISSING}), _fail_on, metavar="LIST",
@@ -339,21 +356,22 @@ OPTIONS = (
     Option("launcher", "how ranks start: by torchrun, or by a fork server with torch imported", LauncherKind.TORCHRUN,
            choices=_values(LauncherKind)),
     Option("launches", "launches per test that --update-baselines records where step times are compared", 10,
-           integer_from(1, 50), metavar="N"),
+           integer_from(1, 50), metavar="N", writes=True),
     Option("max_launches", "launches per test, pairs in an A/B, before an open verdict is inconclusive; fewer than 3 "
            "never fail a test", 6, integer_from(2, 12), metavar="N"),
-    Option("durations", "show how long each launch took, and its parts", False, boolean),
     Option("locate", "after a numeric difference launch both sides again to find the parameter and the module", False,
            boolean),
     Option("ab", "A/B reference to launch: a git ref, or python:PATH of an interpreter", None, _version,
            metavar="REF"),
     Option("profiler", "keep traces of this profiler with the results of each launch", None, choices=PROFILERS),
     Option("report", "write an HTML report of the run here; needs pytest-aorta[report]", None, _page,
-           metavar="FILE.html"),
+           metavar="FILE.html", writes=True),
+    Option("markdown", "write the findings of the run here, for a comment on a pull request", None, _markdown,
+           metavar="FILE.md", writes=True),
+    Option("history", "folder that each run adds its comparisons to, for `aorta history`", None, _folder,
+           metavar="DIR", writes=True),
     Option("nnodes", "nodes of this run; pytest runs on node 0", 1, integer_from(1, 4096), metavar="N"),
-    Option("workloads", "folder of your own workloads", "workloads", _folder, metavar="DIR"),
-    Option("history", "folder that each run adds its comparisons to, for `aorta history`", None, _folder, metavar="DIR",
-           ini_only=True),
+    Option("workloads", "folder of your own workloads", "workloads", _folder, metavar="DIR", ini_only=True),
     Option("share_host", "run timed tests beside other tests of this host, at the cost of noise", False, boolean,
            ini_only=True),
     Option("lease_timeout", "seconds a test waits for devices that others hold", 1800.0, _seconds, metavar="SECONDS",
@@ -362,7 +380,7 @@ OPTIONS = (
            "to record, and how often; with shapes of inputs and allocations on request", None, _schedule,
            metavar="WORDS", default_text="profile_steps, once", ini_only=True),
     Option("progress", "show the progress of a launch on the terminal; auto: not in CI", "auto",
-           choices=("auto", "on", "off"), ini_only=True),
+           choices=("auto", "on", "off"), ini_only=True, writes=True),
     Option("node_launcher", "command that starts one node agent per node, e.g. 'srun --nodes={nodes} "
            "--ntasks={nodes}'", None, _command, metavar="COMMAND", default_text="node agents wait on the nodes",
            ini_only=True),
@@ -372,13 +390,30 @@ OPTIONS = (
            metavar="SECONDS", ini_only=True),
 )  # fmt: skip
 
-# Names of earlier versions, in the ini file and on the command line -> the option that replaces each, and its value.
+
+@dataclass(frozen=True)
+class Replacement:
+    """The text to give in place of an option of an earlier version: on the command line and in the ini file."""
+
+    flag: str
+    ini: str
+
+    @classmethod
+    def by(cls, name: str, value: str = "") -> Replacement:
+        """Return the replacement by an option of this plugin, with a value."""
+        return cls(_flag(name) + value, f"aorta_{name}{value}")
+
+
+# Names of earlier versions, in the ini file and on the command line.
 RENAMED = {
-    "strict": ("fail_on", "=inconclusive,not-applicable,missing"),
-    "fail_improved": ("fail_on", "=improved,missing"),
-    "missing_baseline": ("fail_on", "=none in place of ignore, or --update-baselines in place of record"),
-    "new_epoch": ("reset_baselines", ""),
-    "max_pairs": ("max_launches", ""),
+    "strict": Replacement.by("fail_on", "=inconclusive,not-applicable,missing"),
+    "fail_improved": Replacement.by("fail_on", "=improved,missing"),
+    "missing_baseline": Replacement.by("fail_on", "=none in place of ignore, or --update-baselines in place of record"),
+    "new_epoch": Replacement.by("reset_baselines"),
+    "max_pairs": Replacement.by("max_launches"),
+    "durations": Replacement(
+        "pytest's --durations=N, 0 for all launches", "addopts = --durations=N, 0 for all launches"
+    ),
 }
 
 
@@ -387,7 +422,7 @@ def renamed_flags() -> dict[str, str]:
     ini_only = {
         option.flag: f"the ini key {option.ini}, or -o {option.ini}=..." for option in OPTIONS if option.ini_only
     }
-    renamed = {_flag(name): _flag(new) + value for name, (new, value) in RENAMED.items()}
+    renamed = {_flag(name): replacement.flag for name, replacement in RENAMED.items()}
     return {**renamed, **ini_only, "--aorta-update-baselines": "--update-baselines"}
 
 
@@ -414,7 +449,6 @@ def make_options(values: Mapping[str, Any], rootdir: Path) -> Options:
         launcher=LauncherKind(values["launcher"]),
         launches=values["launches"],
         max_launches=values["max_launches"],
-        durations=values["durations"],
         locate=values["locate"],
         profiler=values["profiler"],
         profiler_schedule=values["profiler_schedule"],
@@ -425,6 +459,7 @@ def make_options(values: Mapping[str, Any], rootdir: Path) -> Options:
         rdzv_endpoint=values["rdzv_endpoint"],
         join_timeout_s=values["join_timeout"],
         report=None if values["report"] is None else rootdir / values["report"],
+        markdown=None if values["markdown"] is None else rootdir / values["markdown"],
         history=None if values["history"] is None else rootdir / values["history"],
         rootdir=rootdir,
     )

@@ -302,7 +302,7 @@ class Controller:
         """Add the tests that a worker of xdist has collected, when the worker ends."""
         self.run.collected |= set(getattr(node, "workeroutput", {}).get("aorta_collected", ()))
 
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
         """Write reports, baselines of tests that passed, and the history; a failure of the last two fails the run."""
         if session.config.option.collectonly:  # reading baselines takes longer than collecting
             return
@@ -312,7 +312,8 @@ class Controller:
 
         run = self.run
         # Before baselines are written: the report shows the baselines that the run was compared with.
-        reported = write_session_reports(run.records, run.options)
+        is_cut_short = exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
+        reported = write_session_reports(run.records, run.options, is_cut_short=is_cut_short)
         notes, good = write_new_baselines(run.records, run.passed.values(), run.options)
         run.notes += [*notes, *reported]
         try:
@@ -337,7 +338,9 @@ class Controller:
             return
         from pytest_aorta.plugin.summary import durations_lines, summary_lines  # only for a run with launches
 
-        durations = durations_lines(run.records) if run.options.durations else []
+        given = terminalreporter.config.option  # pytest's own options, --durations and --durations-min
+        wanted = given.durations is not None
+        durations = durations_lines(run.records, given.durations, given.durations_min or 0.0) if wanted else []
         lines = [*durations, *summary_lines(run.records, terminalreporter.verbosity), *run.notes]
         if len(lines) > 1:
             terminalreporter.section("aorta")

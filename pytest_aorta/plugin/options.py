@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import pytest
@@ -40,7 +41,26 @@ def read_options(config: pytest.Config) -> Options:
             version.
     """
     _refuse_renamed_keys(config)
-    return make_options({option.name: _value(config, option) for option in OPTIONS}, config.rootpath)
+    options = make_options({option.name: _value(config, option) for option in OPTIONS}, config.rootpath)
+    return replace(options, repeated=_repeated(config))
+
+
+def _repeated(config: pytest.Config) -> tuple[str, ...]:
+    """Return the words that repeat, for a single test, what the command line said about launches and verdicts."""
+    matter = [option for option in OPTIONS if not option.writes]
+    # An expression of markers in the ini file's addopts could deselect the test.
+    words = ["-m", config.option.markexpr] if _is_given(config, "-m") else []
+    words += ["-c", config.option.inifilename] if config.option.inifilename else []
+    flags = ((option, config.getoption(option.ini)) for option in matter if not option.ini_only)
+    words += [option.word(value) for option, value in flags if value is not None]
+    keys = {option.ini for option in matter}
+    for text in config.getoption("override_ini") or ():
+        words += ["-o", text] if text.partition("=")[0] in keys else []
+    return tuple(words)
+
+
+def _is_given(config: pytest.Config, flag: str) -> bool:
+    return any(str(word).startswith(flag) for word in config.invocation_params.args)
 
 
 def _value(config: pytest.Config, option: Option) -> Any:
@@ -53,6 +73,6 @@ def _value(config: pytest.Config, option: Option) -> Any:
 
 def _refuse_renamed_keys(config: pytest.Config) -> None:
     overridden = {text.partition("=")[0] for text in config.getoption("override_ini") or ()}
-    for name, (replacement, value) in RENAMED.items():
+    for name, replacement in RENAMED.items():
         if (key := f"aorta_{name}") in {*config.inicfg, *overridden}:
-            raise SpecError(f"ini key {key} no longer exists; give aorta_{replacement}{value}")
+            raise SpecError(f"ini key {key} no longer exists; give {replacement.ini}")

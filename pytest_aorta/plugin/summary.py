@@ -128,8 +128,11 @@ def _warnings(records: Sequence[TestRecord]) -> list[str]:
     ]
 
 
-def durations_lines(records: Sequence[TestRecord]) -> list[str]:
-    """Return one line per launch, in seconds, the longest first, then the sums."""
+def durations_lines(records: Sequence[TestRecord], most: int = 0, at_least_s: float = 0.0) -> list[str]:
+    """Return one line per launch, in seconds, the longest first, then the sums over all launches.
+
+    ``most`` is the number of launches that have a line, 0 for all of them, and ``at_least_s`` the shortest time of one.
+    """
     launches = [
         (short_nodeid(record.nodeid) + record.attempt_label, launch)
         for record in records
@@ -138,12 +141,14 @@ def durations_lines(records: Sequence[TestRecord]) -> list[str]:
     if not launches:
         return []
     launches.sort(key=lambda entry: -entry[1].times_s["wall"])
-    rows = [(name, str(launch.number), launch.launcher, *_seconds(launch.times_s)) for name, launch in launches]
+    shown = [entry for entry in launches[: most or None] if entry[1].times_s["wall"] >= at_least_s]
+    rows = [(name, str(launch.number), launch.launcher, *_seconds(launch.times_s)) for name, launch in shown]
     sums: Counter[str] = Counter()
     for _, launch in launches:
         sums.update(launch.times_s)
     table = [_DURATION_COLUMNS, *rows, ("total", str(len(launches)), "", *_seconds(sums))]
-    return ["launches in seconds, longest first:", *aligned(table, [""] * len(table))]
+    cut = "" if len(shown) == len(launches) else f" ({len(shown)} of {len(launches)})"
+    return [f"launches in seconds, longest first{cut}:", *aligned(table, [""] * len(table))]
 
 
 def _seconds(times_s: Mapping[str, float]) -> list[str]:

@@ -1,79 +1,171 @@
-"""Renders the Markdown summary of a session for GitHub's page of a job: failures first, bounded in size."""
+"""Renders a session as Markdown, for a comment on a pull request and for GitHub's page of a job.
+
+The first line is the verdict. The findings follow as a table, then the evidence of each failure with the command that
+repeats it, then the provenance of the launches. Text from tests is escaped, so that it neither changes the structure
+nor mentions a user, refers to an issue or runs a quick action of GitLab.
+"""
 
 from __future__ import annotations
 
 import html
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
+from pytest_aorta.common.text import brief, counted, printable
+from pytest_aorta.report.provenance import provenance_pairs
+from pytest_aorta.session.history.entries import Side
 from pytest_aorta.session.record import TestRecord
 from pytest_aorta.session.text import totals
-from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import Verdict
+from pytest_aorta.verdict.verdicts import FINDINGS, Verdict
 
 # GitHub drops the whole summary of a step above 1 MiB, and other programs may write to the same file.
 MAX_BYTES = 512 << 10
+# GitHub refuses comments of more than 65,536 characters; links and the marker of the comment are added.
+MAX_COMMENT_BYTES = 60_000
 _MAX_EVIDENCE = 8_000
 _MAX_FAILURES = 20
-_FAILING = (Outcome.REGRESSION, Outcome.MISSING)
+_MAX_VALUE = 2_000
 _HEAD = ("test", "metric", "value", "baseline", "change [95%]", "tolerance", "launches", "verdict")
-_SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~-])")
+_SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~$-])")
+# GitHub and GitLab link users and issues in the rendered text, so that a backslash does not help.
+_REFERENCE = re.compile(r"(@|(?:\\[#!]|\bGH\\-)(?=\d))")
+_ZERO_WIDTH_SPACE = "&#8203;"
+_FAILED, _WARNING, _PASSED = "\N{CROSS MARK}", "\N{WARNING SIGN}\N{VARIATION SELECTOR-16}", "\N{WHITE HEAVY CHECK MARK}"
 
 
-def markdown(records: Sequence[TestRecord], max_bytes: int = MAX_BYTES) -> str:
-    """Return the summary of a session in at most ``max_bytes`` of UTF-8; parts that do not fit are counted."""
-    failed = [record for record in records if record.outcome in ("failed", "error")]
-    mark = "\N{CROSS MARK}" if failed else "\N{WHITE HEAVY CHECK MARK}"
-    head = f"## {mark} pytest-aorta\n\n{escaped(totals(records))}\n"
-    rows = [(record, row) for record in records for row in record.verdicts]
-    notable = [pair for pair in rows if pair[1].outcome is not Outcome.PASS]
-    notable.sort(key=lambda pair: (pair[1].outcome not in _FAILING, pair[1].outcome is not Outcome.INCONCLUSIVE))
-    passed = [pair for pair in rows if pair[1].outcome is Outcome.PASS]
-    parts = [
-        *_table(notable),
-        *(_failure(record) for record in failed[:_MAX_FAILURES]),
-        *_folded(passed),
-    ]
-    return head + "".join(_fitting(parts, max_bytes - len(head.encode()) - 100))
+@dataclass(frozen=True)
+class RunFacts:
+    """The facts of a run that its records do not contain.
+
+    Attributes:
+        command: Words of the command line, for the provenance.
+        repeated: Words that repeat the run's options in the command that reproduces a failure.
+        is_cut_short: True if the run was interrupted or pytest failed, so that tests may be missing.
+    """
+
+    command: tuple[str, ...] = ()
+    repeated: tuple[str, ...] = ()
+    is_cut_short: bool = False
+
+
+def markdown(records: Sequence[TestRecord], run: RunFacts | None = None, max_bytes: int = MAX_BYTES) -> str:
+    """Return the Markdown of a session in at most ``max_bytes`` of UTF-8; parts that do not fit are counted."""
+    run = run or RunFacts()
+    head = f"## {headline(records, is_cut_short=run.is_cut_short)}\n\n{escaped(totals(records))}\n"
+    left = max_bytes - len(head.encode()) - 100
+    foot = _provenance(records, run.command)
+    if len(foot.encode()) > left // 4:
+        foot = ""
+    left -= len(foot.encode())
+    table = _limited(_table(_findings(records)), left // 2, "findings")
+    failed = [record for record in records if record.has_failed]
+    left -= len(table.encode())
+    evidence = min(_MAX_EVIDENCE, left // _MAX_FAILURES)
+    shown = (_failure(record, run.repeated, evidence) for record in failed[:_MAX_FAILURES])
+    return head + table + _limited(shown, left, "failures", len(failed) - _MAX_FAILURES) + foot
+
+
+def headline(records: Sequence[TestRecord], *, is_cut_short: bool = False) -> str:
+    """Return the verdict of a session in one line; a test without a decision, or no passed test, is not a success."""
+    final = [record for record in records if not record.is_retried]
+    failed, undecided = sum(record.has_failed for record in final), sum(record.is_undecided for record in final)
+    passed = sum(record.outcome == "passed" for record in final)
+    tests = counted(len(final), "test")
+    if is_cut_short:
+        return f"{_FAILED} pytest-aorta: the run ended early, {failed} of {tests} failed until then"
+    if failed:
+        return f"{_FAILED} pytest-aorta: {failed} of {tests} failed"
+    if undecided:
+        return f"{_WARNING} pytest-aorta: {undecided} of {tests} without a decision"
+    return f"{_PASSED if passed else _WARNING} pytest-aorta: {passed} of {tests} passed"
+
+
+def reproducing_command(nodeid: str, repeated: Sequence[str]) -> str:
+    """Return the command, quoted for a shell, that runs one test with the options of this run."""
+    return shlex.join(["pytest", nodeid, *repeated])
 
 
 def escaped(text: str) -> str:
-    """Return text escaped for one cell of a table, so that Markdown and HTML show the text as is."""
-    line = " ".join(text.split())
-    return _SPECIAL.sub(r"\\\1", html.escape(line, quote=False))
+    """Return text escaped for one cell of a table, so that Markdown and HTML show the text as is.
+
+    A zero-width space keeps references to users and issues from becoming links.
+    """
+    line = printable(" ".join(text.split()))
+    return _REFERENCE.sub(rf"\1{_ZERO_WIDTH_SPACE}", _SPECIAL.sub(r"\\\1", html.escape(line, quote=False)))
 
 
-def _table(rows: Sequence[tuple[TestRecord, Verdict]]) -> Iterator[str]:
-    if rows:
-        yield f"\n| {' | '.join(map(escaped, _HEAD))} |\n|{' --- |' * len(_HEAD)}\n"
-    for record, row in rows:
-        cells = [record.nodeid + record.attempt_label, *row.cells()]
-        if row.reason:
-            cells[-1] += f": {row.reason}"
-        yield f"| {' | '.join(map(escaped, cells))} |\n"
+def preformatted(text: str) -> str:
+    """Return text as an element ``pre``, in which neither Markdown nor references nor quick actions are read."""
+    lines = (html.escape(printable(line.expandtabs()), quote=False) for line in text.splitlines())
+    # GitLab runs a line that starts with a slash, such as /close, as a command.
+    safe = (re.sub(r"^(\s*)/", r"\1&#47;", line) for line in lines)
+    return "<pre>" + "\n".join(safe) + "</pre>"
 
 
-def _failure(record: TestRecord) -> str:
-    text = record.failure[:_MAX_EVIDENCE]
-    title = html.escape(record.nodeid + record.attempt_label)
-    return f"\n<details><summary>{title}</summary>\n\n<pre>{html.escape(text)}</pre>\n\n</details>\n"
+def _findings(records: Sequence[TestRecord]) -> list[list[str]]:
+    """Return the cells of each finding, the worst first; metrics without a baseline share a row per comparison."""
+    found = [(record, row) for record in records for row in record.verdicts if row.is_finding]
+    groups: dict[object, tuple[TestRecord, list[Verdict]]] = {}
+    for number, (record, row) in enumerate(found):
+        key = (id(record), row.case, row.reason) if row.remedy else number
+        groups.setdefault(key, (record, []))[1].append(row)
+    worst_first = sorted(groups.values(), key=lambda group: FINDINGS.index(group[1][0].outcome))
+    return [_cells(record, rows) for record, rows in worst_first]
 
 
-def _folded(rows: Sequence[tuple[TestRecord, Verdict]]) -> Iterator[str]:
-    if rows:
-        # The table is one part, because a <details> element that is opened must be closed.
-        table = "".join(_fitting(list(_table(rows)), MAX_BYTES // 4))
-        yield f"\n<details><summary>{len(rows)} passed verdicts</summary>\n{table}\n</details>\n"
+def _cells(record: TestRecord, rows: Sequence[Verdict]) -> list[str]:
+    first = rows[0]
+    is_one_of_several = len({row.case for row in record.verdicts}) > 1
+    name = (first.case if is_one_of_several else record.nodeid) + record.attempt_label
+    verdict = f"{first.outcome.value}: {first.reason}" if first.reason else first.outcome.value
+    if len(rows) > 1:
+        return [name, counted(len(rows), "metric"), "-", "-", "-", "-", str(first.launches), verdict]
+    return [name, *first.cells()[:-1], verdict]
 
 
-def _fitting(parts: Iterable[str], max_bytes: int) -> Iterator[str]:
-    left, dropped = max_bytes, 0
+def _table(rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yield one part per row; the first one contains the head."""
+    head = f"\n| {' | '.join(map(escaped, _HEAD))} |\n|{' --- |' * len(_HEAD)}\n"
+    for cells in rows:
+        yield f"{head}| {' | '.join(escaped(brief(cell, _MAX_VALUE)) for cell in cells)} |\n"
+        head = ""
+
+
+def _failure(record: TestRecord, repeated: Sequence[str], limit: int) -> str:
+    title = html.escape(printable(" ".join((record.nodeid + record.attempt_label).split())))
+    cut = len(record.failure) - limit
+    text = record.failure[:limit] + (f"\n... and {cut:,} more characters" if cut > 0 else "")
+    command = reproducing_command(record.nodeid, repeated)
+    return (
+        f"\n<details><summary><code>{title}</code></summary>\n\n{preformatted(text)}\n\nReproduce it:\n\n"
+        f"{preformatted(command)}\n\n</details>\n"
+    )
+
+
+def _provenance(records: Sequence[TestRecord], command: Sequence[str]) -> str:
+    """Return the provenance of the candidate's launches as a folded list; values that differ are listed in order."""
+    measured = [launch for record in records for compared in record.compared for launch in compared.launches]
+    pairs = [provenance_pairs(launch, command) for launch in measured if launch.side is Side.CANDIDATE]
+    if not pairs:
+        return ""
+    values = {column[0][0]: list(dict.fromkeys(value for _, value in column)) for column in zip(*pairs, strict=True)}
+    # Each launch has a time of its own.
+    values["measured"] = list(dict.fromkeys((min(values["measured"]), max(values["measured"]))))
+    title = html.escape(f"commit {', '.join(values['commit'])}, torch {', '.join(values['torch'])}")
+    lines = [f"- {label}: {escaped(brief(', '.join(shown), _MAX_VALUE))}\n" for label, shown in values.items()]
+    return f"\n<details><summary>Measured: {brief(title)}</summary>\n\n{''.join(lines)}\n</details>\n"
+
+
+def _limited(parts: Iterable[str], max_bytes: int, noun: str, num_more: int = 0) -> str:
+    """Return the first parts that fit, joined, and how many do not."""
+    kept, left, dropped = [], max_bytes - 100, max(num_more, 0)
     for part in parts:
         size = len(part.encode("utf-8", "replace"))
-        if dropped or size > left:
-            dropped += 1
+        if left < 0 or size > left:
+            left, dropped = -1, dropped + 1
         else:
             left -= size
-            yield part
-    if dropped:
-        yield f"\n... and {dropped} more\n"
+            kept.append(part)
+    return "".join(kept) + (f"\n... and {dropped} more {noun}\n" if dropped else "")

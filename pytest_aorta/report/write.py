@@ -1,4 +1,4 @@
-"""Writes the reports of a session: the page with its files, and Markdown for GitHub's page of a job."""
+"""Writes the reports of a session: the page with its files, and Markdown for comments and GitHub's page of a job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pytest_aorta.common.files import write_json, write_text
 from pytest_aorta.plan.options import Options
 from pytest_aorta.report.data import Report
 from pytest_aorta.report.from_session import reported, session_report
-from pytest_aorta.report.markdown import markdown
+from pytest_aorta.report.markdown import MAX_COMMENT_BYTES, RunFacts, markdown
 from pytest_aorta.session.record import TestRecord
 
 SUMMARY_FILE = "summary.json"
@@ -32,16 +32,24 @@ def require_packages() -> None:
 
 
 def write_session_reports(
-    records: Sequence[TestRecord], options: Options, environ: Mapping[str, str] = os.environ
+    records: Sequence[TestRecord],
+    options: Options,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    is_cut_short: bool = False,
 ) -> list[str]:
     """Write the reports that the options and the environment ask for, and return lines for the terminal.
 
     A report that can't be written becomes a warning line, because a failed report must not hide the verdicts.
+    ``is_cut_short`` is whether pytest ended before all tests had run.
     """
     shown = reported(records)
+    run = RunFacts(options.command, options.repeated, is_cut_short)
     lines: list[str] = []
     if shown and environ.get(STEP_SUMMARY):
-        lines += _append_step_summary(shown, Path(environ[STEP_SUMMARY]))
+        lines += _append_step_summary(markdown(shown, run), Path(environ[STEP_SUMMARY]))
+    if options.markdown is not None:
+        lines += _write_markdown(markdown(shown, run, MAX_COMMENT_BYTES), options.markdown)
     if options.report is not None:
         lines += _write_page(shown, options.report)
     return lines
@@ -68,13 +76,22 @@ def write_report(report: Report, file: Path) -> list[Path]:
     return [file, table, *draw_timelines(report, file.parent), *write_iterations(report, file.parent)]
 
 
-def _append_step_summary(records: Sequence[TestRecord], file: Path) -> list[str]:
+def _append_step_summary(text: str, file: Path) -> list[str]:
     try:
-        with file.open("a", encoding="utf-8", errors="backslashreplace") as summary:
-            summary.write(markdown(records))
+        with file.open("a", encoding="utf-8") as summary:
+            summary.write(text)
     except OSError as error:
         return [f"WARNING: {STEP_SUMMARY}: {file} can't be written: {error.strerror or error}"]
     return []
+
+
+def _write_markdown(text: str, file: Path) -> list[str]:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_text(file, text)
+    except OSError as error:
+        return [f"WARNING: {file}: no Markdown was written: {error.strerror or error}"]
+    return [f"markdown: {file}"]
 
 
 def _write_page(records: Sequence[TestRecord], file: Path) -> list[str]:

@@ -210,7 +210,7 @@ def test_ended_pytest_leaves_no_rank_and_no_lease(tmp_path, monkeypatch, number)
     (tmp_path / "test_inner.py").write_text(INNER)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     results = tmp_path / "results"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--aorta-workloads={WORKLOADS}"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", f"aorta_workloads={WORKLOADS}"]
     process = subprocess.Popen(
         [*command, f"--aorta-results={results}", "--aorta-gpus=0"],
         cwd=tmp_path,
@@ -244,7 +244,7 @@ def test_killed_xdist_worker_leaves_no_rank_and_no_lease(tmp_path, monkeypatch):
     results = tmp_path / "results"
     command = [sys.executable, "-m", "pytest", "-q", "-n", "1", "--max-worker-restart=0", "-p", "no:cacheprovider"]
     process = subprocess.Popen(
-        [*command, f"--aorta-workloads={WORKLOADS}", f"--aorta-results={results}", "--aorta-gpus=0"],
+        [*command, "-o", f"aorta_workloads={WORKLOADS}", f"--aorta-results={results}", "--aorta-gpus=0"],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -37,12 +37,18 @@ EXPECTED = [
 
 
 def test_durations_of_launches_are_shown_longest_first_with_their_total(three):
-    assert table(three.run("--aorta-durations")) == EXPECTED
+    assert table(three.run("--durations=0")) == EXPECTED
 
 
-def test_durations_can_be_asked_for_in_the_ini_file(three):
-    three.ini("aorta_durations = true")
-    assert table(three.run()) == EXPECTED
+@pytest.mark.parametrize(("options", "shown"), [(["--durations=2"], 2), (["--durations=0", "--durations-min=5"], 1)])
+def test_durations_are_limited_as_those_of_pytest_and_the_total_is_of_all_launches(three, options, shown):
+    lines = three.run(*options).stdout.lines
+    first = lines.index(f"launches in seconds, longest first ({shown} of 3):") + 1
+    assert [line.split() for line in lines[first : first + shown + 2]] == [*EXPECTED[: shown + 1], EXPECTED[-1]]
+
+
+def test_minimum_alone_shows_nothing_as_in_pytest(three):
+    assert "longest first" not in three.run("--durations-min=0.1").stdout.str()
 
 
 def test_durations_are_not_shown_unasked(three):
@@ -53,18 +59,18 @@ def test_durations_are_not_shown_unasked(three):
 
 def test_durations_travel_from_workers(three):
     pytest.importorskip("xdist")
-    result = three.pytester.runpytest_subprocess("-n2", "--aorta-durations", timeout=60)
+    result = three.pytester.runpytest_subprocess("-n2", "--durations=0", timeout=60)
     assert table(result) == EXPECTED
 
 
 def test_failed_launch_has_its_durations_too(project):
     project.plant(raises=1, wall_s=2.5, phases_s={"start": 1.0})
     project.one_test("workload.run('toy')")
-    result = project.run("--aorta-durations")
+    result = project.run("--durations=0")
     result.assert_outcomes(failed=1)
     assert table(result)[1] == ["test_toy::test_one", "1", "torchrun", "2.50", "1.00", "-", "-", "-", "-"]
 
 
 def test_run_without_launches_shows_no_durations(project):
     project.test_file("def test_nothing(): pass")
-    assert "longest first" not in project.run("--aorta-durations").stdout.str()
+    assert "longest first" not in project.run("--durations=0").stdout.str()

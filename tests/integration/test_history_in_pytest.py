@@ -1,4 +1,4 @@
-"""The ini key aorta_history: each run of pytest adds one file."""
+"""--aorta-history: each run of pytest adds one file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def kept(project):
     return entries
 
 
-HISTORY = ("-o", "aorta_history=history")
+HISTORY = ("--aorta-history=history",)
 
 
 def test_each_run_adds_a_file_with_every_launch(learned):
@@ -30,7 +30,7 @@ def test_each_run_adds_a_file_with_every_launch(learned):
     verdicts = {row.metric: row for row in second.verdicts}
     assert verdicts["step_time_p50"].outcome == "regression"
     assert verdicts["step_time_p50"].baseline == pytest.approx(10, rel=0.01)
-    assert second.command.endswith("-o aorta_history=history")
+    assert second.command.endswith(" --aorta-history=history")
 
 
 def test_ini_key_is_read_and_recorded_baselines_are_kept_with_their_revision(gpu):
@@ -53,13 +53,13 @@ def test_commit_is_kept_and_launches_of_a_reference_are_marked(versioned):
 
 def test_history_that_cannot_be_written_fails_the_run(learned):
     learned.write("file", "")
-    result = learned.run("-o", "aorta_history=file")
+    result = learned.run("--aorta-history=file")
     result.assert_outcomes(passed=1)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines(["ERROR aorta_history: *not written: *"])
+    result.stdout.fnmatch_lines(["ERROR --aorta-history: *not written: *"])
 
 
-def test_without_the_key_nothing_is_written(learned):
+def test_without_the_option_nothing_is_written(learned):
     learned.run().stdout.no_fnmatch_line("history:*")
     assert not (learned.path / "history").exists()
 
@@ -67,12 +67,6 @@ def test_without_the_key_nothing_is_written(learned):
 def test_collecting_writes_nothing(learned):
     learned.run("--collect-only", *HISTORY)
     assert not (learned.path / "history").exists()
-
-
-def test_flag_names_the_ini_key(project):
-    result = project.run("--aorta-history=x")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*--aorta-history *the ini key aorta_history, or -o aorta_history=...*"])
 
 
 def test_workers_of_xdist_leave_one_file_with_the_comparisons_of_all(project):

@@ -159,4 +159,4 @@ def test_own_workload_with_the_name_of_an_installed_workload_is_reported(project
 def test_folder_of_own_workloads_can_be_elsewhere(project):
     (project.path / "workloads").rename(project.path / "mine")
     project.one_test("workload.run('toy')")
-    project.run("--aorta-workloads=mine").assert_outcomes(passed=1)
+    project.run("-o", "aorta_workloads=mine").assert_outcomes(passed=1)

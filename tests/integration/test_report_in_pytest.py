@@ -121,8 +121,9 @@ def test_report_without_its_packages_is_a_usage_error_before_any_test(project, m
 def test_collecting_writes_nothing(project, monkeypatch):
     project.test_file()
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(project.path / "step.md"))
-    project.run("--collect-only", "--aorta-report=report.html")
+    project.run("--collect-only", "--aorta-report=report.html", "--aorta-markdown=report.md")
     assert not (project.path / "report.html").exists()
+    assert not (project.path / "report.md").exists()
     assert not (project.path / "step.md").exists()
 
 
@@ -132,7 +133,7 @@ def test_step_summary_has_what_failed_and_why(learned, monkeypatch):
     learned.run()
     text = (learned.path / "step.md").read_text()
     assert r"| test\_toy.py::test\_one | step\_time\_p50 | 13 ms | 10 ms |" in text
-    assert "<details><summary>test_toy.py::test_one</summary>" in text
+    assert "<details><summary><code>test_toy.py::test_one</code></summary>" in text
 
 
 def test_workers_of_xdist_leave_one_report_with_the_tests_of_all(project, monkeypatch):

@@ -49,7 +49,6 @@ def make_options(**changes: Any) -> Options:
         reset_baselines=False,
         force_baseline=None,
         max_launches=6,
-        durations=False,
         locate=False,
         profiler=None,
         profiler_schedule=None,
@@ -60,6 +59,7 @@ def make_options(**changes: Any) -> Options:
         rdzv_endpoint=None,
         join_timeout_s=60.0,
         report=None,
+        markdown=None,
         history=None,
         rootdir=Path(),
     )

@@ -26,9 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the actions and their arguments to ``parser``."""
     ways = parser.add_subparsers(metavar="ACTION", required=True)
     where = argparse.ArgumentParser(add_help=False)
-    where.add_argument(
-        "folder", type=Path, metavar="DIR", help="folder of the history (pytest's ini key aorta_history)"
-    )
+    where.add_argument("folder", type=Path, metavar="DIR", help="folder of the history (pytest's --aorta-history)")
     where.add_argument("--branch", metavar="NAME", help="only this branch; HEAD for a detached head (the only one)")
     site = ways.add_parser("site", parents=[where], help="write static pages; needs Apache Otava and jinja2")
     site.add_argument("-o", "--output", type=Path, required=True, metavar="SITE", help="folder of the pages")

@@ -179,7 +179,7 @@ def read_history(folder: Path) -> tuple[list[HistoryEntry], list[str]]:
     if not files:
         raise AortaError(
             f"{folder}: contains no history, i.e. no file whose name ends in {SUFFIX}; the ini key "
-            f"aorta_history={folder} makes pytest write such a file in each run"
+            f"--aorta-history={folder} makes pytest write such a file in each run"
         )
     entries: list[HistoryEntry] = []
     problems: list[str] = []

@@ -49,12 +49,12 @@ def keep_history(records: Sequence[TestRecord], arguments: Sequence[str], option
     file = options.history / f"{run}{SUFFIX}"
     documents = [entry.to_json() for entry in entries]
     if problem := next(filter(None, (violation(document, SCHEMA) for document in documents)), None):
-        raise AortaError(f"aorta_history: {file}: not written: a line violates its own schema: {problem}")
+        raise AortaError(f"--aorta-history: {file}: not written: a line violates its own schema: {problem}")
     try:
         options.history.mkdir(parents=True, exist_ok=True)
         write_text(file, "".join(f"{json.dumps(document, allow_nan=False)}\n" for document in documents))
     except OSError as error:
-        raise AortaError(f"aorta_history: {file}: not written: {error.strerror or error}") from None
+        raise AortaError(f"--aorta-history: {file}: not written: {error.strerror or error}") from None
     return [f"history: {file}"]
 
 

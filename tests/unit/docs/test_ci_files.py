@@ -11,9 +11,11 @@ import pytest
 import yaml
 
 from pytest_aorta.plan.options import OPTIONS
+from tests.integration.ci_runner import as_text, component
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = sorted(path for path in (ROOT / "examples").rglob("*") if path.is_file())
+ACTION, TEMPLATE = ROOT / "action.yml", ROOT / "templates/aorta.yml"
 GITHUB = sorted([*ROOT.glob("examples/ci/github-*.yml"), *ROOT.glob(".github/workflows/*.yml")])
 SCRIPTS = [*sorted((ROOT / "examples").rglob("*.sh")), ROOT / "dev", ROOT / ".ci/run"]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -33,14 +35,72 @@ def test_github_workflows_have_its_schema():
 
 def test_gitlab_pipeline_has_its_schema():
     schema = ["--builtin-schema", "vendor.gitlab-ci", "--data-transform", "gitlab-ci"]
-    assert tool("check-jsonschema", *schema, str(ROOT / "examples/ci/gitlab-ci.yml")) == ""
+    assert tool("check-jsonschema", *schema, *map(str, sorted((ROOT / "examples/ci").glob("gitlab-*.yml")))) == ""
+
+
+def test_examples_give_the_action_and_the_component_inputs_that_they_have():
+    workflow = yaml.safe_load((ROOT / "examples/ci/github-pull-request.yml").read_text(encoding="utf-8"))
+    steps = [
+        step for job in workflow["jobs"].values() for step in job["steps"] if "pytest-aorta@" in step.get("uses", "")
+    ]
+    assert steps
+    assert {name for step in steps for name in step["with"]} <= set(yaml.safe_load(ACTION.read_text())["inputs"])
+    (included,) = yaml.safe_load((ROOT / "examples/ci/gitlab-component.yml").read_text(encoding="utf-8"))["include"]
+    assert set(included["inputs"]) <= set(next(yaml.safe_load_all(TEMPLATE.read_text()))["spec"]["inputs"])
+
+
+def test_action_has_the_schema_of_github():
+    assert tool("check-jsonschema", "--builtin-schema", "vendor.github-actions", str(ACTION)) == ""
+
+
+def test_component_has_the_schema_of_gitlab(tmp_path):
+    file = tmp_path / "jobs.yml"
+    file.write_text(yaml.safe_dump(component(tags=["gpu"])))
+    schema = ["--builtin-schema", "vendor.gitlab-ci", "--data-transform", "gitlab-ci"]
+    assert tool("check-jsonschema", *schema, str(file)) == ""
+
+
+def test_component_uses_every_input_and_no_other():
+    spec, jobs = yaml.safe_load_all(TEMPLATE.read_text(encoding="utf-8"))
+    assert set(re.findall(r"\$\[\[ inputs\.([\w-]+) \]\]", yaml.safe_dump(jobs))) == set(spec["spec"]["inputs"])
+
+
+def test_action_uses_every_input_and_no_other():
+    document = yaml.safe_load(ACTION.read_text(encoding="utf-8"))
+    used = set(re.findall(r"inputs\.([\w-]+)", yaml.safe_dump(document["runs"])))
+    assert used == set(document["inputs"])
+
+
+def test_action_and_component_have_the_same_defaults_where_both_have_an_input():
+    inputs = yaml.safe_load(ACTION.read_text(encoding="utf-8"))["inputs"]
+    spec = next(yaml.safe_load_all(TEMPLATE.read_text(encoding="utf-8")))["spec"]["inputs"]
+    shared = set(inputs) & set(spec) - {"requirements"}
+    assert shared == {"pytest-args", "name", "baselines", "report", "comment", "require-comment"}
+    assert {name: as_text(spec[name]["default"]) for name in shared} == {
+        name: inputs[name]["default"] for name in shared
+    }
+
+
+def test_token_of_the_action_reaches_the_comment_alone_and_inputs_reach_no_script():
+    steps = yaml.safe_load(ACTION.read_text(encoding="utf-8"))["runs"]["steps"]
+    assert [step.get("id") for step in steps if "token" in yaml.safe_dump(step)] == ["comment"]
+    assert [step["run"] for step in steps if "${{" in step.get("run", "")] == []
+
+
+def test_shell_code_of_the_action_and_of_the_component_is_sound():
+    steps = yaml.safe_load(ACTION.read_text(encoding="utf-8"))["runs"]["steps"]
+    code = [step["run"] for step in steps if "run" in step]
+    heredoc = component()["aorta"]["script"][0]
+    code += [heredoc.split("<<'END'\n")[1].rpartition("END")[0]]
+    assert len(code) == 4
+    assert [tool("shellcheck", "--shell=bash", "-", text=text) for text in [*code, heredoc]] == [""] * 5
 
 
 @pytest.mark.parametrize("path", GITHUB, ids=lambda path: path.name)
 def test_shell_code_of_a_workflow_is_sound(path):
     jobs = yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"]
     code = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
-    assert code
+    assert code or any("pytest-aorta@" in step["uses"] for job in jobs.values() for step in job["steps"])
     assert [tool("shellcheck", "--shell=bash", "-", text=text) for text in code] == [""] * len(code)
 
 
@@ -49,14 +109,14 @@ def test_shell_script_is_sound(path):
     assert tool("shellcheck", str(path)) == ""
 
 
-@pytest.mark.parametrize("path", [*EXAMPLES, *PAGES], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*EXAMPLES, *PAGES, ACTION, TEMPLATE], ids=lambda path: path.name)
 def test_every_option_that_is_named_exists(path):
     text = path.read_text(encoding="utf-8")
     named = {f"--{name}" for name in re.findall(r"(?<![\w-])--((?:aorta|update)-[a-z-]*[a-z])(?![\w*…-])", text)}
     assert named <= FLAGS
 
 
-@pytest.mark.parametrize("path", [*EXAMPLES, *PAGES], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*EXAMPLES, *PAGES, ACTION, TEMPLATE], ids=lambda path: path.name)
 def test_every_ini_key_that_is_named_exists(path):
     named = set(re.findall(r"(?:-o |^)(aorta_[a-z_]+) ?=", path.read_text(encoding="utf-8"), re.MULTILINE))
     assert named <= {option.ini for option in OPTIONS}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import re
 from html.parser import HTMLParser
@@ -15,7 +14,6 @@ from pytest_aorta.common.errors import SpecError
 from pytest_aorta.report import write
 from pytest_aorta.report.data import Case, Launch, Report, Test
 from pytest_aorta.report.from_session import session_report
-from pytest_aorta.report.markdown import MAX_BYTES, escaped, markdown
 from pytest_aorta.report.page.render import MAX_FAILURE_CHARACTERS, render
 from pytest_aorta.report.write import require_packages, write_report, write_session_reports
 from pytest_aorta.result.facts import launch_facts
@@ -113,55 +111,9 @@ def test_report_without_its_packages_names_the_extra(monkeypatch):
         require_packages()
 
 
-# Markdown
+# The reports of a session
 
-RED = TestRecord(
-    "a.py::failed", [make_verdict(Outcome.REGRESSION, detail="a|b")], outcome="failed", failure="why <b>\n\n# x"
-)
 GOOD = TestRecord("a.py::good", [make_verdict(Outcome.PASS)], outcome="passed", num_launches=1)
-OPEN = TestRecord("a.py::open", [make_verdict(Outcome.INCONCLUSIVE)], outcome="passed")
-
-
-def test_failures_come_first_then_inconclusive_verdicts_and_passed_ones_are_folded():
-    text = markdown([GOOD, OPEN, RED])
-    places = [text.index(name) for name in ("a.py::failed", "a.py::open", "<summary>a.py::failed", "1 passed verdicts")]
-    assert places == sorted(places)
-    assert text.startswith("## \N{CROSS MARK}")
-    assert markdown([GOOD]).startswith("## \N{WHITE HEAVY CHECK MARK}")
-
-
-def test_evidence_can_not_leave_its_place():
-    text = markdown([RED])
-    assert "why &lt;b&gt;" in text
-    assert r"a\|b" in text
-
-
-CELLS = st.text(st.characters(codec="utf-8"), max_size=40)
-
-
-@given(CELLS)
-def test_escaped_text_is_one_line_without_a_bar_of_its_own(text):
-    line = escaped(text)
-    assert "\n" not in line
-    assert not re.search(r"(?<!\\)(?:\\\\)*\|", line)
-    assert "<" not in line
-    assert html.unescape(re.sub(r"\\([^a-zA-Z0-9\s])", r"\1", line)) == " ".join(text.split())
-
-
-@given(st.integers(0, 400), st.integers(600, 20_000))
-def test_summary_is_never_longer_than_allowed_and_counts_what_is_dropped(tests, limit):
-    records = [TestRecord(f"a.py::\N{BUG}{n}", [make_verdict(Outcome.REGRESSION)]) for n in range(tests)]
-    text = markdown(records, limit)
-    assert len(text.encode()) <= limit
-    shown = text.count("\N{BUG}")
-    assert shown == tests or f"\n... and {tests - shown + (shown == 0)} more\n" in text
-
-
-def test_thousands_of_passed_verdicts_are_below_the_limit_and_closed():
-    records = [TestRecord(f"a.py::{'x' * 300}{n}", [make_verdict(Outcome.PASS)]) for n in range(5_000)]
-    text = markdown(records)
-    assert len(text.encode()) <= MAX_BYTES
-    assert text.count("<details>") == text.count("</details>") == 1
 
 
 def test_summary_is_appended_to_what_is_there(tmp_path):

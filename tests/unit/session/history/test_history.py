@@ -72,7 +72,7 @@ def test_long_command_line_is_cut(tmp_path):
 
 def test_file_that_cannot_be_written_is_an_error_with_its_name(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(AortaError, match=r"aorta_history: .*file/.*\.jsonl: not written: "):
+    with pytest.raises(AortaError, match=r"--aorta-history: .*file/.*\.jsonl: not written: "):
         keep_history([record()], [], make_options(history=tmp_path / "file"))
 
 
@@ -140,5 +140,5 @@ def test_history_beyond_the_limit_is_refused(tmp_path, monkeypatch):
 
 
 def test_folder_without_a_history_says_how_to_keep_one(tmp_path):
-    with pytest.raises(AortaError, match=r"contains no history, .*aorta_history="):
+    with pytest.raises(AortaError, match=r"contains no history, .*--aorta-history="):
         read_history(tmp_path)

@@ -1,0 +1,80 @@
+"""--aorta-markdown: the findings of a run as a file, each failure with the command that reproduces it."""
+
+from __future__ import annotations
+
+import html
+import re
+import shlex
+
+import pytest
+
+
+def commands(text: str) -> list[list[str]]:
+    """Return the words of the commands that reproduce the failures."""
+    found = re.findall(r"Reproduce it:\n\n<pre>(.*?)</pre>", text, re.DOTALL)
+    return [shlex.split(html.unescape(command)) for command in found]
+
+
+def test_file_has_the_verdict_the_finding_and_the_provenance(learned):
+    learned.plant(step_ms=[13.0, 13.01, 13.02])
+    result = learned.run("--aorta-markdown=out/aorta.md")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["markdown: *out/aorta.md"])
+    text = (learned.path / "out/aorta.md").read_text()
+    assert text.startswith("## \N{CROSS MARK} pytest-aorta: 1 of 1 test failed\n")
+    assert r"| test\_toy.py::test\_one | step\_time\_p50 | 13.01 ms | 10 ms |" in text
+    assert r"- torch: 2.11.0" in text
+    assert r"- command: pytest \-p no:cacheprovider \-\-aorta\-markdown=out/aorta.md" in text
+
+
+def test_command_of_a_failure_fails_in_the_same_way_and_writes_nothing(versioned):
+    versioned.gpus(2)
+    versioned.test_file("import pytest\n\n@pytest.mark.parametrize('x', ['a b'])\ndef test_one(workload, x):\n    "
+                        "workload.compare('toy', {'workload': 'toy', 'step_ms': 20.0})\n")  # fmt: skip
+    (versioned.path / "workloads").rename(versioned.path / "mine")
+    given = [
+        "--aorta-ab=HEAD",
+        "-o",
+        "aorta_workloads=mine",
+        "--aorta-fail-on=improved,missing",
+        "--aorta-timeout=99.5",
+    ]
+    written = ["--aorta-markdown=aorta.md", "--aorta-results=kept"]
+    versioned.run(*given, *written, "-m", "not slow").assert_outcomes(failed=1)
+    ((program, *words),) = commands((versioned.path / "aorta.md").read_text())
+    assert (program, words[0]) == ("pytest", "test_toy.py::test_one[a b]")
+    options = ["--aorta-timeout=99.5", "--aorta-fail-on=improved,missing", "--aorta-ab=HEAD"]
+    assert words[1:] == ["-m", "not slow", *options, "-o", "aorta_workloads=mine"]
+    (versioned.path / "aorta.md").unlink()
+    versioned.run(*words).assert_outcomes(failed=1)
+    assert not (versioned.path / "aorta.md").exists()
+
+
+def test_run_that_passes_has_three_lines_and_the_provenance(learned):
+    learned.run("--aorta-markdown=aorta.md").assert_outcomes(passed=1)
+    text = (learned.path / "aorta.md").read_text()
+    assert text.startswith("## \N{WHITE HEAVY CHECK MARK} pytest-aorta: 1 of 1 test passed\n\n1 ")
+    assert text.count("<details>") == 1
+
+
+def test_run_without_a_launch_replaces_the_file_of_an_earlier_run(project):
+    project.write("aorta.md", "## all passed\n")
+    project.test_file("def test_plain(): pass\n")
+    project.run("--aorta-markdown=aorta.md").assert_outcomes(passed=1)
+    assert "0 of 0 tests passed" in (project.path / "aorta.md").read_text()
+
+
+def test_interrupted_run_says_so(project):
+    project.test_file(
+        "import pytest\n\ndef test_one(workload): workload.run('toy')\n\ndef test_two(): pytest.exit('enough')\n"
+    )
+    result = project.run("--aorta-markdown=aorta.md")
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    assert "the run ended early, 0 of 1 test failed until then" in (project.path / "aorta.md").read_text()
+
+
+def test_file_that_can_not_be_written_is_a_warning(learned):
+    learned.write("file", "")
+    result = learned.run("--aorta-markdown=file/aorta.md")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["WARNING: *file/aorta.md: no Markdown was written: *"])

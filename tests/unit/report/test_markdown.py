@@ -1,0 +1,263 @@
+"""The Markdown of a session: its order, its bounds, and text from tests that must stay text."""
+
+from __future__ import annotations
+
+import html
+import re
+import shlex
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+
+from pytest_aorta.common.text import printable
+from pytest_aorta.report.markdown import (
+    MAX_BYTES,
+    MAX_COMMENT_BYTES,
+    RunFacts,
+    escaped,
+    headline,
+    markdown,
+    preformatted,
+    reproducing_command,
+)
+from pytest_aorta.session.history.entries import MeasuredLaunch, Side
+from pytest_aorta.session.record import RETRIED, Compared, TestRecord
+from pytest_aorta.verdict.statistics.decision import Outcome
+from tests.unit.builders import make_facts, make_verdict
+
+FAILED = TestRecord(
+    "a.py::failed", [make_verdict(Outcome.REGRESSION, detail="a|b")], outcome="failed", failure="why <b>\n\n# x"
+)
+GOOD = TestRecord("a.py::good", [make_verdict(Outcome.PASS)], outcome="passed", num_launches=1)
+OPEN = TestRecord("a.py::open", [make_verdict(Outcome.INCONCLUSIVE)], outcome="passed")
+CROSS, WARNING, CHECK = "## \N{CROSS MARK} ", "## \N{WARNING SIGN}", "## \N{WHITE HEAVY CHECK MARK} "
+
+
+class Page(HTMLParser):
+    """The elements of rendered Markdown: tags, the text in each kind of element, and tags that do not match."""
+
+    VOID = ("br", "hr")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.open: list[str] = []
+        self.texts: dict[str, list[str]] = {}
+        self.wrong: list[str] = []
+        self.feed(MarkdownIt("commonmark").enable("table").render(text))
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.texts.setdefault(tag, []).append("")
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if not self.open or self.open.pop() != tag:
+            self.wrong.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        for tag in self.open:
+            self.texts[tag][-1] += data
+
+    def handle_comment(self, data: str) -> None:
+        self.wrong.append(data)
+
+
+EXPECTED = {
+    "h2", "p", "table", "thead", "tbody", "tr", "th", "td", "details", "summary", "code", "pre", "ul", "li",
+}  # fmt: skip
+ANY = st.text(max_size=60) | st.sampled_from(
+    [
+        "</pre>",
+        "</details>",
+        "<!-- x",
+        "```",
+        "@user",
+        "#12",
+        "!7",
+        "a|b\\|c",
+        "\n\n# x",
+        "[a](http://b)",
+        "/close",
+        "<b>",
+    ]
+)
+TEXTS = st.lists(ANY, min_size=1, max_size=6).map("".join)
+
+
+def test_failures_come_first_then_inconclusive_verdicts_and_passed_ones_are_only_counted():
+    text = markdown([GOOD, OPEN, FAILED])
+    names = ("1 of 3 tests failed", "a.py::failed", "a.py::open", "<summary><code>a.py::failed")
+    places = [text.index(name) for name in names]
+    assert places == sorted(places)
+    assert "a.py::good" not in text
+    assert "1 regression, 1 inconclusive, 1 metric matches" in text
+
+
+@pytest.mark.parametrize(
+    ("records", "start"),
+    [
+        ([GOOD], CHECK + "pytest-aorta: 1 of 1 test passed"),
+        ([GOOD, OPEN], WARNING),
+        ([GOOD, FAILED], CROSS + "pytest-aorta: 1 of 2 tests failed"),
+        ([TestRecord("a", lacked_devices="needs 8 GPUs", outcome="skipped")], WARNING),
+        ([], WARNING),
+        ([replace(FAILED, outcome=RETRIED), GOOD], CHECK),
+    ],
+)
+def test_first_line_is_the_verdict_and_only_a_passed_test_is_a_success(records, start):
+    assert f"## {headline(records)}".startswith(start)
+    assert markdown(records).startswith(start)
+
+
+def test_interrupted_run_is_not_a_success():
+    assert markdown([GOOD], RunFacts(is_cut_short=True)).startswith(CROSS + "pytest-aorta: the run ended early")
+
+
+def test_verdict_that_does_not_apply_is_not_a_finding():
+    assert "<details>" not in markdown([replace(GOOD, verdicts=[make_verdict(Outcome.NOT_APPLICABLE)])])
+    assert "|" not in markdown([replace(GOOD, verdicts=[make_verdict(Outcome.NOT_APPLICABLE)])])
+
+
+@pytest.mark.parametrize("outcome", [Outcome.REGRESSION, Outcome.MISSING, Outcome.INCONCLUSIVE, Outcome.IMPROVED])
+def test_finding_is_a_row_with_its_reason(outcome):
+    page = Page(markdown([replace(GOOD, verdicts=[make_verdict(outcome, detail="be<cause")])]))
+    assert page.texts["td"][0] == "a.py::good"
+    assert page.texts["td"][-1] == f"{outcome.value}: be<cause"
+
+
+def test_regression_that_the_test_expects_is_not_a_finding():
+    expected = make_verdict(Outcome.REGRESSION, is_expected=True)
+    assert "|" not in markdown([replace(GOOD, verdicts=[expected])])
+
+
+def test_metrics_without_a_baseline_share_a_row_per_comparison():
+    lacking = make_verdict(Outcome.MISSING, is_unrecorded=True, detail="no baseline")
+    rows = [replace(lacking, metric=metric, case=case) for case in ("a::one", "a::two") for metric in ("x", "y", "z")]
+    page = Page(markdown([replace(GOOD, verdicts=[*rows, replace(rows[0], is_unrecorded=False)])]))
+    cells = page.texts["td"]
+    assert [cells[place : place + 2] for place in range(0, len(cells), 8)] == [
+        ["a::one", "3 metrics"], ["a::two", "3 metrics"], ["a::one", "x"],
+    ]  # fmt: skip
+    assert cells[7] == "missing: no baseline; record one with --update-baselines"
+
+
+def test_failure_has_its_evidence_and_the_one_command_that_reproduces_it():
+    run = RunFacts(repeated=("--aorta-gpus=4", "-o", "aorta_progress=a b"))
+    evidence, command = Page(markdown([replace(FAILED, nodeid="a.py::test_x[$HOME 'q'-1]")], run)).texts["pre"]
+    assert evidence == "why <b>\n\n# x"
+    assert shlex.split(command) == ["pytest", "a.py::test_x[$HOME 'q'-1]", "--aorta-gpus=4", "-o", "aorta_progress=a b"]
+
+
+@given(st.text(st.characters(codec="utf-8", exclude_characters="\0")), st.lists(st.text(max_size=20), max_size=3))
+def test_command_is_quoted_for_a_shell(nodeid, repeated):
+    assert shlex.split(reproducing_command(nodeid, repeated)) == ["pytest", nodeid, *repeated]
+
+
+@settings(deadline=None)
+@given(TEXTS, TEXTS, TEXTS)
+def test_text_of_tests_can_not_change_the_structure(nodeid, failure, reason):
+    record = TestRecord(nodeid, [make_verdict(Outcome.REGRESSION, detail=reason)], outcome="failed", failure=failure)
+    page = Page(markdown([record], RunFacts(("pytest", failure), (nodeid,))))
+    assert (page.wrong, page.open) == ([], [])
+    assert set(page.tags) <= EXPECTED
+    assert page.tags.count("details") == page.tags.count("table") == 1
+    assert page.texts["pre"][0] == "\n".join(printable(line.expandtabs()) for line in failure.splitlines())
+    assert page.texts["td"][0].replace("\u200b", "") == printable(" ".join(nodeid.split()))
+
+
+@given(ANY)
+def test_escaped_text_is_one_line_without_a_bar_of_its_own(text):
+    line = escaped(text)
+    assert "\n" not in line
+    assert not re.search(r"(?<!\\)(?:\\\\)*\|", line)
+    assert "<" not in line
+    plain = html.unescape(re.sub(r"\\([^a-zA-Z0-9\s])", r"\1", line.replace("&#8203;", "")))
+    assert plain == printable(" ".join(text.split()))
+
+
+@pytest.mark.parametrize("text", ["@user", "a @org/team", "#12", "org/repo#12", "GH-12", "!34"])
+def test_references_of_the_host_are_broken_by_a_zero_width_space(text):
+    (shown,) = Page(escaped(text)).texts["p"]
+    assert shown != text
+    assert shown.replace("\u200b", "") == text
+    assert not re.search(r"@\w|#\d|GH-\d|!\d", shown)
+
+
+def test_line_of_a_failure_can_not_be_a_quick_action_of_gitlab():
+    text = preformatted("first\n/close\n  /assign @user\na/b")
+    assert not re.search(r"^\s*/", text, re.MULTILINE)
+    assert Page(text).texts["pre"] == ["first\n/close\n  /assign @user\na/b"]
+
+
+@settings(deadline=None)
+@given(st.integers(0, 400), st.integers(600, 20_000))
+def test_markdown_is_never_longer_than_allowed_and_counts_what_is_dropped(tests, limit):
+    records = [TestRecord(f"a.py::\N{BUG}{n}", [make_verdict(Outcome.REGRESSION)]) for n in range(tests)]
+    text = markdown(records, max_bytes=limit)
+    assert len(text.encode()) <= limit
+    shown = text.count("\N{BUG}")
+    assert shown == tests or f"\n... and {tests - shown} more findings\n" in text
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 60), st.integers(0, 30_000), st.integers(2_000, MAX_COMMENT_BYTES))
+def test_failures_of_any_length_are_bounded_counted_and_closed(tests, length, limit):
+    failed = [replace(FAILED, nodeid=f"a.py::{n}", verdicts=[], failure="<" * length) for n in range(tests)]
+    text = markdown(failed, RunFacts(("pytest", "x" * length)), limit)
+    assert len(text.encode()) <= limit
+    page = Page(text)
+    assert (page.wrong, page.open) == ([], [])
+    shown = text.count("<summary>")
+    assert shown == tests or f"\n... and {tests - shown} more failures\n" in text
+
+
+def test_evidence_that_is_cut_says_how_much():
+    text = markdown([replace(FAILED, failure="x" * 10_000)])
+    assert "x" * 8_000 in text
+    assert "\n... and 2,000 more characters</pre>" in text
+
+
+def test_thousands_of_passed_verdicts_take_one_line():
+    records = [replace(GOOD, nodeid=f"a.py::{'x' * 300}{n}") for n in range(5_000)]
+    assert len(markdown(records).splitlines()) == 3
+    assert len(markdown(records).encode()) < 200 < MAX_BYTES
+
+
+def measured(**changes) -> MeasuredLaunch:
+    known = {"commit": "c0ffee00" * 5, "branch": "main", "dirty": True, "environment": {"torch": "2.13.0"}}
+    return MeasuredLaunch.of(make_facts(**(known | changes)), Side.CANDIDATE)
+
+
+def test_provenance_is_folded_and_lists_values_that_differ():
+    launches = [
+        measured(),
+        measured(recorded_at="2026-01-02T03:09:05Z"),
+        replace(measured(), side=Side.REFERENCE, torch="1"),
+    ]
+    record = replace(GOOD, compared=[Compared("a", launches=launches)])
+    other = replace(GOOD, compared=[Compared("b", launches=[replace(measured(), accelerator="NVIDIA H200")])])
+    page = Page(markdown([record, other], RunFacts(("pytest", "-k", "two words"))))
+    assert page.texts["summary"] == ["Measured: commit c0ffee00c0ff and changes, torch 2.13.0"]
+    assert page.texts["li"] == [
+        "commit: c0ffee00c0ff and changes",
+        "branch: main",
+        "measured: 2026-01-02T03:04:05Z, 2026-01-02T03:09:05Z",
+        "device: CPU ranks, NVIDIA H200",
+        "torch: 2.13.0",
+        "command: pytest -k 'two words'",
+    ]
+
+
+def test_provenance_that_would_push_findings_out_is_left_out():
+    record = replace(FAILED, compared=[Compared("a", launches=[measured(branch="x" * 3_000)])])
+    text = markdown([record], max_bytes=2_000)
+    assert len(text.encode()) <= 2_000
+    assert "Measured:" not in text
+    assert "a.py::failed" in text
