@@ -28,9 +28,10 @@ def block_buckets(model: nn.Module, blocks_per_bucket: int = 1) -> tuple[Bucket,
         raise ValueError(f"bucketing is transformer_block and {type(model).__name__} has no nn.ModuleList of blocks")
     block_of = re.compile(f"({'|'.join(map(re.escape, outermost))})\\.\\d+\\.").match
     names = [name for name, _ in model.named_parameters()]
-    runs = [tuple(run) for _, run in groupby(names, lambda name: found[0] if (found := block_of(name)) else "")]
+    found = {name: match for name in names if (match := block_of(name))}
+    runs = [tuple(run) for _, run in groupby(names, lambda name: found[name][0] if name in found else "")]
     buckets: list[Bucket] = []
-    for container, same in groupby(runs, lambda run: found[1] if (found := block_of(run[0])) else ""):
+    for container, same in groupby(runs, lambda run: found[run[0]][1] if run[0] in found else ""):
         parts, size = list(same), blocks_per_bucket if container else 1
         buckets += [tuple(chain.from_iterable(parts[first : first + size])) for first in range(0, len(parts), size)]
     return tuple(buckets)
