@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import os
+import warnings
+from collections import Counter
 
 import pytest
 import torch
-from aorta_workloads.llama.parallel.communication import CommunicationSettings, turn_off_multicast
-from aorta_workloads.llama.parallel.mesh import Degrees
+import torch.distributed as dist
+from aorta_workloads.llama.model import Llama, LlamaConfig
+from aorta_workloads.llama.parallel.communication import CommunicationSettings, divide_products, turn_off_multicast
+from aorta_workloads.llama.parallel.mesh import Degrees, ParallelMesh
+from aorta_workloads.llama.parallel.tensor import apply_tensor_parallel
 from aorta_workloads.llama_fsdp2.settings import LlamaFsdp2Settings
 from aorta_workloads.llama_fsdp2.symmetric import check_all_gather
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.rank.settings import make_settings
+
+with warnings.catch_warnings():
+    # Inductor imports a module of torch that uses the deprecated decorator.
+    warnings.filterwarnings("ignore", message="`torch.jit.script_method`", category=DeprecationWarning)
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._inductor.compile_fx import view_to_reshape
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.fx_passes.micro_pipeline_tp import micro_pipeline_tp_pass
 
 CUDA = torch.device("cuda", 0)
 
@@ -103,3 +118,54 @@ def test_multicast_that_was_on_is_turned_off(monkeypatch):
     turn_off_multicast()
 
     assert (os.environ["NCCL_NVLS_ENABLE"], os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"]) == ("0", "1")
+
+
+@pytest.fixture
+def tensor_mesh():
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield ParallelMesh.build(Degrees(1, 1, 1, 2), "cpu")
+    dist.destroy_process_group()
+
+
+def collectives_of_a_block(mesh, batch_size):
+    """Return the collectives in the graph of a block's forward pass after inductor's pass for async TP."""
+    model = Llama(LlamaConfig(64, 1, 4, 2, 192, 256, 500000.0, 1e-5))
+    apply_tensor_parallel(model, mesh.tensor, chunked_loss=False)
+    divide_products(mesh.tensor)
+    found = []
+
+    def compile_graph(module, _inputs):
+        view_to_reshape(module)
+        micro_pipeline_tp_pass(module.graph)
+        targets = [node.target for node in module.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
+        names = [target.name() for target in targets if target.namespace in ("symm_mem", "_c10d_functional")]
+        found.append(Counter(name for name in names if "wait_tensor" not in name))
+        return make_boxed_func(module.forward)
+
+    backend = aot_autograd(fw_compiler=compile_graph, decompositions=select_decomp_table())
+    with torch.no_grad():
+        block = torch.compile(model.layers[0], backend=backend, fullgraph=True)
+        # A fused collective has no kernel for CPU ranks, so the graph is made and not run.
+        with pytest.raises((RuntimeError, NotImplementedError)):
+            block(torch.randn(batch_size, 16, 64), model.config.rotations(torch.arange(32)))
+    return found[0]
+
+
+def test_all_collectives_of_a_block_are_fused_with_their_products(monkeypatch, tensor_mesh):
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    monkeypatch.setattr("torch._inductor.config._micro_pipeline_tp", False)
+
+    assert collectives_of_a_block(tensor_mesh, batch_size=2) == {
+        "symm_mem::fused_all_gather_matmul": 2,
+        "symm_mem::fused_matmul_reduce_scatter": 2,
+    }
+
+
+def test_all_gathers_of_a_single_sequence_stay_whole(monkeypatch, tensor_mesh):
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    monkeypatch.setattr("torch._inductor.config._micro_pipeline_tp", False)
+
+    assert collectives_of_a_block(tensor_mesh, batch_size=1) == {
+        "_c10d_functional::all_gather_into_tensor": 2,
+        "symm_mem::fused_matmul_reduce_scatter": 2,
+    }
