@@ -66,6 +66,15 @@ def test_no_bucket_is_resharded_without_reshard_after_forward():
             {"async_tensor_parallel": True, "tensor_parallel_degree": 2},
             "blocks are not compiled by inductor; add compile_blocks true",
         ),
+        (
+            {
+                "async_tensor_parallel": True,
+                "tensor_parallel_degree": 2,
+                "compile_blocks": True,
+                "all_gather": "symmetric",
+            },
+            "async_tensor_parallel is true and all_gather is 'symmetric'",
+        ),
         ({"all_gather": "symmetric", "expert_parallel_degree": 2}, "expert_parallel_degree is 2 and all_gather is"),
     ],
 )

@@ -26,6 +26,11 @@ class LlamaFsdp2Settings(LlamaSettings):
         self.communication.check_async_tensor_parallel(
             degrees.tensor_parallel, compiler="compile_blocks true", is_compiled=self.compile_blocks
         )
+        if self.communication.async_tensor_parallel and self.all_gather != DEFAULT:
+            raise ValueError(
+                f"async_tensor_parallel is true and all_gather is {self.all_gather!r}: torch's symmetric memory has one "
+                f"backend in a process, and the two keys need different ones; use one of the two"
+            )
         if degrees.expert_parallel > 1 and self.all_gather != DEFAULT:
             raise ValueError(
                 f"expert_parallel_degree is {degrees.expert_parallel} and all_gather is {self.all_gather!r}: experts "
