@@ -152,6 +152,7 @@ def test_levers(
     num_ranks = distributed_world.size
     refusals = {lever.name: reason for lever in levers if (reason := refusal(lever, num_ranks))}
     ablation.left_out |= refusals
+    ablation.write()
     runnable = [lever for lever in levers if lever.name not in refusals]
     if not runnable:
         pytest.skip("; ".join(f"{name}: {reason}" for name, reason in refusals.items()))

@@ -1,4 +1,4 @@
-"""What the Llama benchmarks launch: a workload with config keys, or torchtitan's trainer with its options."""
+"""Programs of the Llama benchmarks: a workload with config keys, or torchtitan's trainer with its options."""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ class LlamaFsdp2Settings(LlamaSettings):
         )
         if self.communication.async_tensor_parallel and self.all_gather != DEFAULT:
             raise ValueError(
-                f"async_tensor_parallel is true and all_gather is {self.all_gather!r}: torch's symmetric memory has one "
-                f"backend in a process, and the two keys need different ones; use one of the two"
+                f"async_tensor_parallel is true and all_gather is {self.all_gather!r}: a process has one backend of "
+                f"symmetric memory, and the two keys need different ones; use one of the two"
             )
         if degrees.expert_parallel > 1 and self.all_gather != DEFAULT:
             raise ValueError(

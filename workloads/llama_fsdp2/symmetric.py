@@ -54,7 +54,7 @@ def gather_symmetrically(model: nn.Module, group: dist.ProcessGroup, device: tor
     gather = SymmetricAllGather(symmetric_memory.get_mem_pool(device))
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            module.set_custom_all_gather(gather)
+            module.set_custom_all_gather(gather)  # type: ignore[arg-type]
 
 
 class SymmetricAllGather:

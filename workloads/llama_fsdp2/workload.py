@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import Shard
 
 from ..common.fsdp2 import prefetch, sum_gradients
@@ -51,7 +51,7 @@ class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
         reshard = settings.reshard_after_forward
         fully_shard(model.tok_embeddings, mesh=mesh.data, mp_policy=policy, reshard_after_forward=reshard)
         layers = list(model.layers)
-        groups = []
+        groups: list[FSDPModule] = []
         for bucket in settings.communication.buckets(len(layers), reshard_after_forward=reshard):
             blocks = [layers[number] for number in bucket.blocks]
             for block in blocks:
@@ -59,6 +59,8 @@ class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
                     block.compile(fullgraph=True)
                 _shard_experts(block, mesh, policy, bucket.is_resharded)
             fully_shard(blocks, mesh=mesh.data, mp_policy=policy, reshard_after_forward=bucket.is_resharded)
+            # All blocks of a group have its state.
+            assert isinstance(blocks[0], FSDPModule)
             groups.append(blocks[0])
         # Backward begins with this group, whose parameters would be gathered again at once.
         fully_shard([model.norm, model.output], mesh=mesh.data, mp_policy=policy, reshard_after_forward=False)
