@@ -36,6 +36,21 @@ def test_buckets_of_several_blocks_have_every_bit_in_both_implementations(worklo
         workload.compare({"workload": implementation} | TRAINING | keys, plain, steps=STEPS, label=implementation)
 
 
+def calls(result):
+    """Return how often rank 0 gathers parameters and reduces gradients in a profiled step."""
+    kinds = ("all_gather", "reduce_scatter")
+    return tuple(sum(len(one.ms) for one in result.collectives[0] if one.kind == kind) for kind in kinds)
+
+
+@pytest.mark.parametrize("implementation", ["llama_fsdp2", "llama_simple_fsdp"])
+def test_buckets_merge_collectives_and_unsharded_blocks_are_gathered_once(workload, implementation):
+    keys = TRAINING | {"n_layers": 4, "steps": 1, "warmup": 1, "profile_steps": 1}
+    gathers, reductions = calls(workload.run(implementation, **keys))
+    # Two buckets instead of four gather twice each, and reduce once.
+    assert calls(workload.run(implementation, blocks_per_bucket=2, **keys)) == (gathers - 4, reductions - 2)
+    assert calls(workload.run(implementation, unsharded_blocks=3, **keys)) == (gathers - 3, reductions)
+
+
 @pytest.mark.parametrize(
     ("keys", "cause"),
     [
