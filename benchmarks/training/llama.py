@@ -11,8 +11,8 @@ share the launch of their reference between theirs, and rounds alternate in orde
 
 Environment variables: LLAMA_OUT, a folder for llama.md and llama.json, which are rewritten after each launch;
 LLAMA_BUDGET_S, seconds in which all launches are expected to end; LLAMA_ROUNDS, pairs of a lever (3); LLAMA_LEVERS,
-texts of which the name of a lever has to contain one, separated by semicolons; LLAMA_TINY=N, the debug model on N CPU
-ranks, to try the program.
+texts of which the name of a lever has to contain one, separated by semicolons; LLAMA_BLOCKS, another number of blocks;
+LLAMA_TINY=N, the debug model on N CPU ranks, to try the program.
 """
 
 from __future__ import annotations
@@ -158,14 +158,16 @@ def test_levers(
     if not runnable:
         pytest.skip("; ".join(f"{name}: {reason}" for name, reason in refusals.items()))
 
+    blocks = int(os.environ.get("LLAMA_BLOCKS", "8" if num_ranks == 1 else "32"))
+
     def launch(program: Program) -> Measured:
         if TINY:
             result = launch_tiny(distributed_world, program)
-        elif num_ranks == 1:
-            result = launch_8b(distributed_world, program, 8, LENGTH_ON_ONE)
         else:
-            result = launch_8b(distributed_world, program, 32, LENGTH)
+            result = launch_8b(distributed_world, program, blocks, LENGTH_ON_ONE if num_ranks == 1 else LENGTH)
         ablation.facts |= {"platform": distributed_world.platform, "ranks": num_ranks} | facts_of(result)
+        if not TINY:
+            ablation.facts["blocks"] = blocks
         return measured(result, TINY_TOKENS if TINY else SEQ_LEN)
 
     errors = ablation.run_round(runnable, launch, reverse=number % 2 == 0)
