@@ -70,7 +70,7 @@ def test_symmetric_memory_has_kernels_of_its_own(workload):
 
 @two_gpus
 def test_async_tensor_parallelism_replaces_collectives_of_blocks_and_trains_alike(workload):
-    keys = {"tensor_parallel_degree": 2, "batch_size": 2, "compile_blocks": True, "steps": STEPS}
+    keys = {"tensor_parallel_degree": 2, "compile_blocks": True}
     whole = workload.run("llama_fsdp2", **LARGE | keys)
     divided = workload.run("llama_fsdp2", async_tensor_parallel=True, **LARGE | keys)
 

@@ -17,6 +17,7 @@ from aorta_workloads.llama_fsdp2.settings import LlamaFsdp2Settings
 from aorta_workloads.llama_fsdp2.symmetric import check_all_gather
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.rank.settings import make_settings
@@ -24,8 +25,10 @@ from tests.rank.settings import make_settings
 with warnings.catch_warnings():
     # Inductor imports a module of torch that uses the deprecated decorator.
     warnings.filterwarnings("ignore", message="`torch.jit.script_method`", category=DeprecationWarning)
+    from aorta_workloads.llama.parallel.flat_gathers import FlatGathers
     from functorch.compile import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd
+    from torch._inductor import config as inductor
     from torch._inductor.compile_fx import view_to_reshape
     from torch._inductor.decomposition import select_decomp_table
     from torch._inductor.fx_passes.micro_pipeline_tp import micro_pipeline_tp_pass
@@ -145,6 +148,8 @@ def collectives_of_a_block(mesh, batch_size):
 
     def compile_graph(module, _inputs):
         view_to_reshape(module)
+        inductor.post_grad_custom_pre_pass(module.graph)
+        module.graph.lint()
         micro_pipeline_tp_pass(module.graph)
         targets = [node.target for node in module.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
         names = [target.name() for target in targets if target.namespace in ("symm_mem", "_c10d_functional")]
@@ -152,29 +157,59 @@ def collectives_of_a_block(mesh, batch_size):
         return make_boxed_func(module.forward)
 
     backend = aot_autograd(fw_compiler=compile_graph, decompositions=select_decomp_table())
+    torch.compiler.reset()
     with torch.no_grad():
-        block = torch.compile(model.layers[0], backend=backend, fullgraph=True)
+        block = torch.compile(model.layers[0], backend=backend, fullgraph=True, dynamic=False)
         # A fused collective has no kernel for CPU ranks, so the graph is made and not run.
-        with pytest.raises((RuntimeError, NotImplementedError)):
+        with pytest.raises((RuntimeError, NotImplementedError)) as caught:
             block(torch.randn(batch_size, 16, 64), model.config.rotations(torch.arange(32)))
+    assert found, caught.value
     return found[0]
 
 
-def test_all_collectives_of_a_block_are_fused_with_their_products(monkeypatch, tensor_mesh):
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_all_collectives_of_a_block_are_fused_with_their_products(monkeypatch, tensor_mesh, batch_size):
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
-    monkeypatch.setattr("torch._inductor.config._micro_pipeline_tp", False)
+    monkeypatch.setattr(inductor, "_micro_pipeline_tp", False)
+    monkeypatch.setattr(inductor, "post_grad_custom_pre_pass", None)
 
-    assert collectives_of_a_block(tensor_mesh, batch_size=2) == {
+    assert collectives_of_a_block(tensor_mesh, batch_size) == {
         "symm_mem::fused_all_gather_matmul": 2,
         "symm_mem::fused_matmul_reduce_scatter": 2,
     }
 
 
-def test_all_gathers_of_a_single_sequence_stay_whole(monkeypatch, tensor_mesh):
-    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
-    monkeypatch.setattr("torch._inductor.config._micro_pipeline_tp", False)
+def test_a_sequence_gathered_as_a_matrix_has_the_same_values(tensor_mesh):
+    group = tensor_mesh.tensor.get_group().group_name
 
-    assert collectives_of_a_block(tensor_mesh, batch_size=1) == {
-        "_c10d_functional::all_gather_into_tensor": 2,
-        "symm_mem::fused_matmul_reduce_scatter": 2,
-    }
+    def function(x, weight):
+        gathered = torch.ops._c10d_functional.all_gather_into_tensor(x, 2, group)
+        whole = torch.ops._c10d_functional.wait_tensor(gathered).view(1, 8, 4)
+        return whole.view(8, 4) @ weight, whole.sum(-1), whole
+
+    given = torch.randn(1, 4, 4), torch.randn(4, 3)
+    module = make_fx(function, tracing_mode="fake")(*given)
+    expected = _with_gathers_of_copies(module)(*given)
+
+    FlatGathers(group)(module.graph)
+    module.graph.lint()
+
+    gathers = module.graph.find_nodes(op="call_function", target=GATHER)
+    assert [gather.args[0].meta["val"].shape for gather in gathers] == [torch.Size([4, 4])]
+    (product,) = module.graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)
+    assert product.args[0].target is torch.ops._c10d_functional.wait_tensor.default
+    for value, same in zip(_with_gathers_of_copies(module)(*given), expected, strict=True):
+        assert torch.equal(value, same)
+
+
+GATHER = torch.ops._c10d_functional.all_gather_into_tensor.default
+
+
+def _with_gathers_of_copies(module):
+    """Return the module with a gather that repeats this rank's part; the fake process group gathers nothing."""
+
+    class Interpreter(torch.fx.Interpreter):
+        def call_function(self, target, args, kwargs):
+            return torch.cat([args[0]] * args[1]) if target is GATHER else super().call_function(target, args, kwargs)
+
+    return Interpreter(module).run

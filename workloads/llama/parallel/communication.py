@@ -112,8 +112,12 @@ def divide_products(mesh: DeviceMesh) -> None:
             f"async_tensor_parallel is true and torch {torch.__version__} has no torch._inductor.config."
             f"_micro_pipeline_tp; use another version of torch"
         )
+    from .flat_gathers import FlatGathers
+
+    group = mesh.get_group().group_name
     inductor._micro_pipeline_tp = True
+    inductor.post_grad_custom_pre_pass = FlatGathers(group)
     with warnings.catch_warnings():
         # Deprecated from torch 2.10 on, but the pass still ignores groups without this call.
         warnings.simplefilter("ignore", FutureWarning)
-        enable_symm_mem_for_group(mesh.get_group().group_name)
+        enable_symm_mem_for_group(group)
