@@ -61,9 +61,7 @@ class RandomTokens(BaseDataLoader):
         training = job_config.training
         own = range(dp_rank * training.local_batch_size, (dp_rank + 1) * training.local_batch_size)
         # Made before the first step, as those of the workloads are.
-        self._batches = [
-            sequences(_SEED, step, own, training.seq_len, vocab_size).pin_memory() for step in range(training.steps)
-        ]
+        self._batches = [sequences(_SEED, step, own, training.seq_len, vocab_size) for step in range(training.steps)]
 
     def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
         """Yield a batch for each step."""
