@@ -1,229 +1,184 @@
-"""The effect of each lever on Llama 3 8B: A/B pairs of adjacent launches, one lever at a time, beside torchtitan.
+"""The effect of each lever on Llama 3 8B, one at a time, in A/B pairs of adjacent launches, beside torchtitan.
 
-Run: python -m pytest benchmarks/training/llama.py -s --aorta-gpus=1
+Run: LLAMA_OUT=FOLDER LLAMA_BUDGET_S=480 python -m pytest benchmarks/training/llama.py -s --aorta-gpus=1
 One GPU trains 8 blocks of the 8B in a world of one; 2, 4 and 8 GPUs train all 32. Each GPU has batch 1 x 8192. Both
-sides of a pair have the same checkpointing, unless it is the lever. A change of step time and its 95% interval are
-those of the plugin's A/B: the mean of winsorized differences of pairs, with its prior of the launches' variance. Both
-sides are timed by the same timer, torchtitan too.
+programs of a pair have the same checkpointing, unless it is the lever, and torchtitan reads the same tokens. All step
+times come from the same timer. A change of step time and its 95% interval are those of the plugin's A/B: the mean of
+winsorized differences of pairs, with its prior of the launches' variance.
 
-Environment variables: LLAMA_OUT, a folder for llama.md and llama.json, which are rewritten after each pair;
-LLAMA_PAIRS, pairs of a lever (3); LLAMA_BUDGET_S, seconds after which no pair starts; LLAMA_LEVERS, texts of which the
-name of a lever has to contain one, separated by semicolons; LLAMA_TINY=1, the debug model on a CPU rank, to try the
-program.
+Rounds go over all levers, the most important first: a round that the budget cuts short has measured those. Two levers
+share the launch of their reference between theirs, and rounds alternate in order.
+
+Environment variables: LLAMA_OUT, a folder for llama.md and llama.json, which are rewritten after each launch;
+LLAMA_BUDGET_S, seconds in which all launches are expected to end; LLAMA_ROUNDS, pairs of a lever (3); LLAMA_LEVERS,
+texts of which the name of a lever has to contain one, separated by semicolons; LLAMA_BLOCKS, another number of blocks;
+LLAMA_TINY=N, the debug model on N CPU ranks, to try the program.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
-import json
-import math
 import os
-import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pytest
 
-from benchmarks.training.llama_8b import (
+from benchmarks.training.ablation import Ablation, Lever, triples
+from benchmarks.training.programs import (
+    COMPILE,
     FSDP2,
     SEQ_LEN,
     SIMPLE,
-    STEPS,
-    TITAN_8B,
+    TINY_TOKENS,
     TITAN_SIMPLE,
     TORCHTITAN,
-    WARMUP,
+    TORCHTITAN_VERSION,
+    Length,
+    Measured,
+    Program,
+    launch_8b,
+    launch_tiny,
     measured,
+    torchtitan_refusal,
 )
-from pytest_aorta.common.errors import AortaError
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.world import DistributedWorld
-from pytest_aorta.verdict.metrics import METRICS
-from pytest_aorta.verdict.noise.priors import prior_variance
-from pytest_aorta.verdict.statistics.decision import decide_pairs
 
-TINY = bool(os.environ.get("LLAMA_TINY"))
-PAIRS = int(os.environ.get("LLAMA_PAIRS", "3"))
-METRIC = METRICS["step_time_p50"]
-SELECTIVE, NO_CHECKPOINTING = {"activation_checkpointing": "selective"}, {"activation_checkpointing": "none"}
+TINY = int(os.environ.get("LLAMA_TINY", "0"))
+ROUNDS = int(os.environ.get("LLAMA_ROUNDS", "3"))
+# A step of 8 blocks on one GPU takes a third of the time.
+LENGTH, LENGTH_ON_ONE = Length(warmup=4, steps=10), Length(warmup=4, steps=20)
 
-
-@dataclass(frozen=True)
-class Side:
-    """A program and its settings: config keys of a workload, or options of torchtitan."""
-
-    program: str
-    config: dict[str, Any] = field(default_factory=dict)
-    options: tuple[str, ...] = ()
-
-    def __or__(self, changed: dict[str, Any]) -> Side:
-        """Return the same with other config keys."""
-        return Side(self.program, self.config | changed, self.options)
-
-
-EAGER = Side(FSDP2, SELECTIVE)
-COMPILED = EAGER | {"compile_blocks": True, "compile_loss": True}
-INDUCTOR = Side(SIMPLE, SELECTIVE | {"backend": "inductor", "compile_loss": True, "bucketing": "transformer_block"})
-CHUNKS = {"loss_chunks": 8}
-TITAN_EAGER = Side(TORCHTITAN)
-TITAN_COMPILED = Side(TORCHTITAN, options=("--compile.enable",))
-TITAN_WITHOUT_AC = Side(TORCHTITAN, options=("--compile.enable", "--activation_checkpoint.mode=none"))
-# The reference of each pair, and the side with the lever.
-LEVERS: dict[str, tuple[Side, Side]] = {
-    "compile_blocks": (EAGER, EAGER | {"compile_blocks": True}),
-    "compile_loss": (EAGER, EAGER | {"compile_loss": True}),
-    "loss_chunks 8, eager": (EAGER, EAGER | CHUNKS),
-    "loss_chunks 8, compiled": (COMPILED, COMPILED | CHUNKS),
-    "no checkpointing": (COMPILED, COMPILED | NO_CHECKPOINTING),
-    "full checkpointing": (COMPILED, COMPILED | {"activation_checkpointing": "full"}),
-    "SimpleFSDP inductor for eager FSDP2": (EAGER, INDUCTOR),
-    "SimpleFSDP inductor, loss_chunks 8, for eager FSDP2": (EAGER, INDUCTOR | CHUNKS),
-    "bucketing auto": (INDUCTOR, INDUCTOR | {"bucketing": "auto"}),
-    "attention flash": (COMPILED, COMPILED | {"attention": "flash"}),
-    "attention flex": (COMPILED, COMPILED | {"attention": "flex"}),
-    "deterministic": (COMPILED, COMPILED | {"deterministic": True}),
-    "reshard_after_forward false": (COMPILED, COMPILED | {"reshard_after_forward": False}),
-    "forward_prefetch 1": (COMPILED, COMPILED | {"forward_prefetch": 1}),
-    "optimizer_fused false": (COMPILED, COMPILED | {"optimizer_fused": False}),
-    "ours for torchtitan, compiled": (TITAN_COMPILED, COMPILED),
-    "ours for torchtitan, eager": (TITAN_EAGER, EAGER),
-    "ours for torchtitan, SimpleFSDP inductor": (Side(TORCHTITAN, options=tuple(TITAN_SIMPLE)), INDUCTOR),
-    "ours for torchtitan, compiled, no checkpointing": (TITAN_WITHOUT_AC, COMPILED | NO_CHECKPOINTING),
-}
-CHOSEN = [name for name in LEVERS if any(part in name for part in os.environ.get("LLAMA_LEVERS", "").split(";"))]
+_SELECTIVE = {"activation_checkpointing": "selective", "profile_steps": 0}
+EAGER = Program("FSDP2 eager", FSDP2, _SELECTIVE)
+COMPILED = Program("FSDP2 compiled", FSDP2, _SELECTIVE | {"compile_blocks": True, "compile_loss": True})
+INDUCTOR = Program(
+    "SimpleFSDP inductor",
+    SIMPLE,
+    _SELECTIVE | {"backend": "inductor", "compile_loss": True, "bucketing": "transformer_block"},
+)
+# Two GPUs share two sequences, so that each has as many tokens as without tensor parallelism.
+TP2 = COMPILED.with_keys("TP 2", tensor_parallel_degree=2, batch_size=2)
+TITAN_EAGER = Program("torchtitan FSDP2 eager", TORCHTITAN)
+TITAN_COMPILED = Program("torchtitan FSDP2 compiled", TORCHTITAN, options=COMPILE)
+TITAN_INDUCTOR = Program("torchtitan SimpleFSDP inductor", TORCHTITAN, options=TITAN_SIMPLE)
+TITAN_WITHOUT_AC = Program(
+    "torchtitan FSDP2 compiled, no checkpointing",
+    TORCHTITAN,
+    options=(*COMPILE, "--activation_checkpoint.mode=none"),
+)
+TITAN_TP2 = Program(
+    "torchtitan FSDP2 compiled, TP 2",
+    TORCHTITAN,
+    options=(*COMPILE, "--parallelism.tensor_parallel_degree=2", "--training.local_batch_size=2"),
+)
+WITHOUT_AC = COMPILED.with_keys("no checkpointing", activation_checkpointing="none")
 
 
-@dataclass
-class Launched:
-    """The measurements of one launch; memory is NaN on CPU."""
-
-    step_p50_ms: float
-    allocated_gib: float
-    reserved_gib: float
-    loss: list[float]
+def _key(reference: Program, name: str, min_gpus: int = 1, /, **config: Any) -> Lever:
+    """Return a lever that changes config keys of ``reference``."""
+    return Lever(f"{reference.name}: {name}", reference, reference.with_keys(name, **config), min_gpus)
 
 
-@dataclass
-class Lever:
-    """All pairs of one lever so far, reference first."""
-
-    name: str
-    pairs: list[tuple[Launched, Launched]] = field(default_factory=list)
-    error: str = ""
-
-    def change(self, device: str) -> tuple[float, float, float]:
-        """Return the relative change of the step time, and its 95% interval."""
-        differences = [math.log(lever.step_p50_ms / reference.step_p50_ms) for reference, lever in self.pairs]
-        within = prior_variance(METRIC, device, ()).within
-        decision = decide_pairs(differences, within, 0.01, max_pairs=PAIRS, worse=METRIC.worse)
-        return math.expm1(decision.effect), math.expm1(decision.low), math.expm1(decision.high)
-
-    def cells(self, device: str) -> list[str]:
-        """Return the row of the table."""
-        if not self.pairs:
-            return [self.name, f"failed: {self.error.splitlines()[0][:200]}", *[""] * 5]
-        sides = list(zip(*self.pairs, strict=True))
-        change, low, high = self.change(device)
-        times, allocated, reserved = (
-            [median(getattr(launch, name) for launch in side) for side in sides]
-            for name in ("step_p50_ms", "allocated_gib", "reserved_gib")
-        )
-        losses = [f"{side[0].loss[0]:.3f} to {side[0].loss[-1]:.3f}" if side[0].loss else "" for side in sides]
-        return [
-            self.name,
-            f"{times[0]:.1f} to {times[1]:.1f} ms",
-            f"{change:+.1%} [{low:+.1%}, {high:+.1%}]",
-            f"{1e3 * SEQ_LEN / times[0]:,.0f} to {1e3 * SEQ_LEN / times[1]:,.0f}" if not TINY else "",
-            f"{allocated[0]:.1f} to {allocated[1]:.1f} GiB",
-            f"{reserved[0]:.1f} to {reserved[1]:.1f} GiB",
-            "; ".join(losses),
-        ]
+def _instead(reference: Program, program: Program, min_gpus: int = 1) -> Lever:
+    """Return a lever that launches another program."""
+    return Lever(f"{program.name} for {reference.name}", reference, program, min_gpus)
 
 
-@dataclass
-class Ablation:
-    """All levers so far, rewritten after each pair, since the run may end at any time."""
+# The most important first. A world of one has nothing to gather, and torchtitan does not shard there.
+LEVERS = (
+    _instead(EAGER, COMPILED),
+    _key(EAGER, "rotary complex", rotary="complex"),
+    _instead(EAGER, INDUCTOR),
+    _key(EAGER, "loss_chunks 8", loss_chunks=8),
+    _instead(TITAN_EAGER, EAGER, 2),
+    _instead(TITAN_EAGER, EAGER.with_keys("rotary complex", rotary="complex"), 2),
+    _instead(TITAN_COMPILED, COMPILED, 2),
+    _key(COMPILED, "no checkpointing", activation_checkpointing="none"),
+    _key(COMPILED, "loss_chunks 8", loss_chunks=8),
+    _key(COMPILED, "blocks_per_bucket 2", 2, blocks_per_bucket=2),
+    _key(COMPILED, "all_gather copy_engine", 2, all_gather="copy_engine"),
+    _key(COMPILED, "unsharded_blocks 16", 2, unsharded_blocks=16),
+    _key(COMPILED, "reshard_after_forward false", 2, reshard_after_forward=False),
+    _key(COMPILED, "all_gather symmetric", 2, all_gather="symmetric"),
+    _key(COMPILED, "blocks_per_bucket 4", 2, blocks_per_bucket=4),
+    _key(INDUCTOR, "loss_chunks 8", loss_chunks=8),
+    _key(INDUCTOR, "blocks_per_bucket 2", 2, blocks_per_bucket=2),
+    _key(INDUCTOR, "unsharded_blocks 16", 2, unsharded_blocks=16),
+    _key(INDUCTOR, "bucketing auto", 2, bucketing="auto"),
+    _key(TP2, "async_tensor_parallel", 2, async_tensor_parallel=True),
+    _instead(TITAN_TP2, TP2, 2),
+    _instead(TITAN_WITHOUT_AC, WITHOUT_AC, 2),
+    _instead(TITAN_INDUCTOR, INDUCTOR, 2),
+    _key(COMPILED, "full checkpointing", activation_checkpointing="full"),
+    _key(COMPILED, "attention flex", attention="flex"),
+    _key(COMPILED, "deterministic", deterministic=True),
+    _key(COMPILED, "forward_prefetch 1", 2, forward_prefetch=1),
+    _key(COMPILED, "attention flash", attention="flash"),
+    _key(COMPILED, "optimizer_fused false", optimizer_fused=False),
+    _key(EAGER, "compile_blocks alone", compile_blocks=True),
+    _key(EAGER, "compile_loss alone", compile_loss=True),
+)
+CHOSEN = [
+    lever for lever in LEVERS if any(part in lever.name for part in os.environ.get("LLAMA_LEVERS", "").split(";"))
+]
 
-    began_s: float = field(default_factory=time.monotonic)
-    device: str = ""
-    facts: dict[str, Any] = field(default_factory=dict)
-    levers: list[Lever] = field(default_factory=list)
 
-    def text(self) -> str:
-        """Return the rows as Markdown."""
-        heads = ["lever", "step", "change [95%]", "tokens/s a GPU", "allocated", "reserved", "losses"]
-        lines = [heads, ["---"] * len(heads), *(lever.cells(self.device) for lever in self.levers)]
-        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-    def write(self) -> None:
-        """Rewrite both files."""
-        if not (folder := os.environ.get("LLAMA_OUT")):
-            return
-        document = {"facts": self.facts, "levers": list(map(asdict, self.levers))}
-        Path(folder, "llama.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
-        facts = "\n".join(f"- {key}: {value}" for key, value in self.facts.items())
-        Path(folder, "llama.md").write_text(f"{facts}\n\n{self.text()}\n", encoding="utf-8")
+def refusal(lever: Lever, num_gpus: int) -> str | None:
+    """Return why a lever is left out, or None if it can be measured."""
+    if num_gpus < lever.min_gpus:
+        return f"which needs {lever.min_gpus} GPUs"
+    return torchtitan_refusal() if lever.reference.workload == TORCHTITAN else None
 
 
 @pytest.fixture(scope="module")
 def ablation() -> Iterator[Ablation]:
     """Return the table of the run, and print it at the end."""
-    table = Ablation()
+    folder = os.environ.get("LLAMA_OUT")
+    budget_s = float(os.environ.get("LLAMA_BUDGET_S", "inf"))
+    table = Ablation(budget_s, Path(folder) if folder else None, "cpu" if TINY else "cuda")
     yield table
-    print(f"\n{table.facts}\n{table.text()}", flush=True)
+    print(f"\n{table.text()}", flush=True)
 
 
-def launch(world: DistributedWorld, side: Side) -> WorkloadResult:
-    """Launch one side of a pair."""
-    n_layers = 8 if world.size == 1 else 32
-    if side.program == TORCHTITAN:
-        arguments = (str(WARMUP + 3), str(n_layers), *TITAN_8B, *side.options)
-        return world.launch_script("benchmarks/training/torchtitan_llama.py", arguments)
-    size = {"size": "debug"} if TINY else {"size": "8b", "n_layers": n_layers}
-    return world.launch(side.program, **size, warmup=WARMUP, steps=STEPS, profile_steps=0, **side.config)
-
-
-def measurements(result: WorkloadResult) -> Launched:
-    """Return what the table shows of a launch."""
-    if result.device == "cpu":
-        return Launched(median(map(float, result.step_times_ms)), math.nan, math.nan, list(result.loss))
-    row = measured("", result, SEQ_LEN)
-    return Launched(row.step_p50_ms, row.peak_allocated_gib, row.peak_reserved_gib, row.loss)
-
-
-@pytest.mark.world(size=1 if TINY else "all", device="cpu" if TINY else "cuda", warm=True)
+@pytest.mark.world(size=TINY or "all", device="cpu" if TINY else "cuda", warm=True)
 @pytest.mark.launch_timeout(240)
-@pytest.mark.parametrize("name", CHOSEN)
-def test_lever(distributed_world: DistributedWorld, ablation: Ablation, name: str) -> None:
-    """Measure the pairs of one lever, in alternating order."""
-    reference, lever = LEVERS[name]
-    if TORCHTITAN in (reference.program, lever.program):
-        if importlib.util.find_spec("torchtitan") is None:
-            pytest.skip("torchtitan is not installed")
-        ablation.facts["torchtitan"] = importlib.metadata.version("torchtitan")
-    row = Lever(name)
-    ablation.levers.append(row)
-    try:
-        for number in range(PAIRS):
-            if time.monotonic() - ablation.began_s > float(os.environ.get("LLAMA_BUDGET_S", "inf")):
-                break
-            sides = [reference, lever]
-            order = [0, 1] if number % 2 else [1, 0]
-            results = {position: launch(distributed_world, sides[position]) for position in order}
-            facts = results[1].environment
-            ablation.device = results[1].device
-            ablation.facts |= {"platform": distributed_world.platform, "torch": facts.get("torch")}
-            row.pairs.append((measurements(results[0]), measurements(results[1])))
-            ablation.write()
-    except AortaError as error:
-        row.error = str(error)
-        ablation.write()
-        pytest.fail(str(error), pytrace=False)
-    if not row.pairs:
-        ablation.levers.remove(row)
+@pytest.mark.parametrize("levers", triples(CHOSEN), ids=lambda levers: " | ".join(lever.name for lever in levers))
+@pytest.mark.parametrize("number", range(1, ROUNDS + 1))
+def test_levers(
+    distributed_world: DistributedWorld, ablation: Ablation, levers: tuple[Lever, ...], number: int
+) -> None:
+    """Measure one pair of one or two levers."""
+    num_ranks = distributed_world.size
+    refusals = {lever.name: reason for lever in levers if (reason := refusal(lever, num_ranks))}
+    ablation.left_out |= refusals
+    ablation.write()
+    runnable = [lever for lever in levers if lever.name not in refusals]
+    if not runnable:
+        pytest.skip("; ".join(f"{name}: {reason}" for name, reason in refusals.items()))
+
+    blocks = int(os.environ.get("LLAMA_BLOCKS", "8" if num_ranks == 1 else "32"))
+
+    def launch(program: Program) -> Measured:
+        if TINY:
+            result = launch_tiny(distributed_world, program)
+        else:
+            result = launch_8b(distributed_world, program, blocks, LENGTH_ON_ONE if num_ranks == 1 else LENGTH)
+        ablation.facts |= {"platform": distributed_world.platform, "ranks": num_ranks} | facts_of(result)
+        if not TINY:
+            ablation.facts["blocks"] = blocks
+        return measured(result, TINY_TOKENS if TINY else SEQ_LEN)
+
+    errors = ablation.run_round(runnable, launch, reverse=number % 2 == 0)
+    if errors:
+        pytest.fail("\n".join(errors), pytrace=False)
+    if not any(ablation.is_measured(lever) for lever in runnable):
         pytest.skip("LLAMA_BUDGET_S is over")
-    print(f"\n{' | '.join(row.cells(ablation.device))}", flush=True)
+
+
+def facts_of(result: WorkloadResult) -> dict[str, str]:
+    """Return versions of the libraries of a launch."""
+    if "torchtitan_loss" in result.rank_metrics:
+        return {"torchtitan": TORCHTITAN_VERSION}
+    return {name: str(value) for name in ("torch", "nccl") if (value := result.environment.get(name)) is not None}

@@ -1,9 +1,9 @@
 """Trains torchtitan's Llama 3 with its own trainer, timed by the recorder like this project's workloads.
 
 Launches of benchmarks/training/llama_8b.py and llama.py run it, with torchtitan's own options as arguments. Through its
-register_train_spec the model gets random tokens, so that no tokenizer is needed, and a logger that keeps torchtitan's
-values. torchtitan imports the package ``datasets`` but uses it only for text: if the package is not installed, an empty
-module of that name replaces it.
+register_train_spec the model gets the tokens of this project's workloads, so that no tokenizer is needed, and a logger
+that keeps torchtitan's values. torchtitan imports the package ``datasets`` but uses it only for text: if the package is
+not installed, an empty module of that name replaces it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,18 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from aorta_workloads.llama.data import sequences
 
 from pytest_aorta.worker import recorder
 
 SYNTHETIC = "synthetic."
+# The workloads' default.
+_SEED = 0
 LOGGED = {
     "torchtitan_tokens_per_s": "throughput(tps)",
     "torchtitan_memory_reserved_gib": "memory/max_reserved(GiB)",
     "torchtitan_memory_active_gib": "memory/max_active(GiB)",
+    "torchtitan_loss": "loss_metrics/global_avg_loss",
 }
 
 
@@ -51,17 +55,17 @@ from torchtitan.train import Trainer  # noqa: E402
 
 
 class RandomTokens(BaseDataLoader):
-    """Endless random tokens, different on each rank: inputs ``[batch, seq_len]``, and labels shifted by one."""
+    """The tokens that the Llama workloads train on: inputs ``[batch, seq_len]``, and labels shifted by one."""
 
     def __init__(self, dp_rank: int, job_config: JobConfig, vocab_size: int) -> None:
-        self._generator = torch.Generator().manual_seed(dp_rank)
-        self._shape = job_config.training.local_batch_size, job_config.training.seq_len + 1
-        self._vocab_size = vocab_size
+        training = job_config.training
+        own = range(dp_rank * training.local_batch_size, (dp_rank + 1) * training.local_batch_size)
+        # Made before the first step, as those of the workloads are.
+        self._batches = [sequences(_SEED, step, own, training.seq_len, vocab_size) for step in range(training.steps)]
 
     def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
-        """Yield batches without end."""
-        while True:
-            tokens = torch.randint(self._vocab_size, self._shape, generator=self._generator)
+        """Yield a batch for each step."""
+        for tokens in self._batches:
             yield {"input": tokens[:, :-1]}, tokens[:, 1:]
 
     def state_dict(self) -> dict[str, Any]:

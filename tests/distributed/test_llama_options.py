@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_aorta.common.errors import LaunchError
+
 pytestmark = [pytest.mark.numerics, pytest.mark.world(size=2, device="cpu", warm=True)]
 
 STEPS = 3
@@ -12,6 +14,9 @@ HASHED = TRAINING | {"steps": STEPS, "warmup": 0, "hash_every": 1}
 MOVED = {
     "prefetch": {"forward_prefetch": 1, "backward_prefetch": 1},
     "kept parameters": {"reshard_after_forward": False},
+    "one bucket of two blocks": {"blocks_per_bucket": 2},
+    "last block kept": {"unsharded_blocks": 1},
+    "complex rotations": {"rotary": "complex"},
     "selective checkpointing": {"activation_checkpointing": "selective"},
     "full checkpointing": {"activation_checkpointing": "full"},
     "hashes of all tensors": {"hash_tensors": ["weights", "gradients", "optimizer", "forward", "backward"]},
@@ -22,6 +27,45 @@ def test_options_that_move_work_keep_every_bit(workload):
     plain = workload.run("llama_fsdp2", **HASHED)
     for label, options in MOVED.items():
         workload.compare({"workload": "llama_fsdp2"} | TRAINING | options, plain, steps=STEPS, label=label)
+
+
+def test_buckets_of_several_blocks_have_every_bit_in_both_implementations(workload):
+    keys = {"n_layers": 3, "blocks_per_bucket": 2, "unsharded_blocks": 1, "rotary": "complex"}
+    plain = workload.run("llama_fsdp2", **HASHED | {"n_layers": 3})
+    for implementation in ("llama_fsdp2", "llama_simple_fsdp"):
+        workload.compare({"workload": implementation} | TRAINING | keys, plain, steps=STEPS, label=implementation)
+
+
+def calls(result):
+    """Return how often rank 0 gathers parameters and reduces gradients in a profiled step."""
+    kinds = ("all_gather", "reduce_scatter")
+    return tuple(sum(len(one.ms) for one in result.collectives[0] if one.kind == kind) for kind in kinds)
+
+
+@pytest.mark.parametrize("implementation", ["llama_fsdp2", "llama_simple_fsdp"])
+def test_buckets_merge_collectives_and_unsharded_blocks_are_gathered_once(workload, implementation):
+    keys = TRAINING | {"n_layers": 4, "steps": 1, "warmup": 1, "profile_steps": 1}
+    gathers, reductions = calls(workload.run(implementation, **keys))
+    # Two buckets instead of four gather twice each, and reduce once.
+    assert calls(workload.run(implementation, blocks_per_bucket=2, **keys)) == (gathers - 4, reductions - 2)
+    assert calls(workload.run(implementation, unsharded_blocks=3, **keys)) == (gathers - 3, reductions)
+
+
+@pytest.mark.parametrize(
+    ("keys", "cause"),
+    [
+        ({"unsharded_blocks": 1, "blocks_per_bucket": 2}, "unsharded_blocks is 1, and 2 blocks are divided"),
+        ({"all_gather": "copy_engine"}, "all_gather is 'copy_engine' and ranks run on cpu"),
+        (
+            {"async_tensor_parallel": True, "tensor_parallel_degree": 2, "compile_blocks": True},
+            "async_tensor_parallel is true and ranks run on cpu",
+        ),
+    ],
+    ids=["split bucket", "copy engines on CPU", "async TP on CPU"],
+)
+def test_communication_that_cannot_run_here_is_refused_by_name(workload, keys, cause):
+    with pytest.raises(LaunchError, match=cause):
+        workload.run("llama_fsdp2", **TRAINING | keys)
 
 
 @pytest.mark.extended

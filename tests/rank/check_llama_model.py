@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from aorta_workloads.llama.data import initial_value, initialize, sequences
@@ -66,11 +68,14 @@ def test_no_logit_depends_on_later_tokens():
 
 
 def test_rotated_products_depend_on_the_distance_of_positions_alone():
-    query, key = torch.randn(2, 1, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64).float()
+    query, key = torch.randn(2, 1, 1, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64).float()
     rotations = rope_rotations(torch.arange(32), 16, 10000.0)
 
     def product(query_position, key_position):
-        turned = apply_rope(query, rotations[:, query_position]), apply_rope(key, rotations[:, key_position])
+        turned = [
+            apply_rope(x, rotations[:, position : position + 1])
+            for x, position in ((query, query_position), (key, key_position))
+        ]
         return torch.sum(turned[0] * turned[1])
 
     torch.testing.assert_close(product(3, 1), product(30, 28))
@@ -78,11 +83,32 @@ def test_rotated_products_depend_on_the_distance_of_positions_alone():
 
 
 def test_rotation_keeps_lengths_and_leaves_position_0():
-    x = torch.randn(2, 4, 9, 16)
+    x = torch.randn(2, 9, 4, 16)
     turned = apply_rope(x, rope_rotations(torch.arange(9), 16, 500000.0))
 
     torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1))
-    assert torch.equal(turned[..., 0, :], x[..., 0, :])
+    assert torch.equal(turned[:, 0], x[:, 0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_complex_numbers_rotate_with_every_bit_of_real_ones(dtype):
+    x = torch.randn(2, 9, 4, 16).to(dtype).requires_grad_()
+    config = LlamaConfig(**DEBUG)
+    real, whole = (replace(config, rotary=form).rotations(torch.arange(9)) for form in ("real", "complex"))
+    gradient = torch.randn(2, 9, 4, 16).to(dtype)
+
+    turned = [apply_rope(x, rotations) for rotations in (real, whole)]
+    gradients = [torch.autograd.grad(one, x, gradient)[0] for one in turned]
+
+    assert whole.is_complex()
+    assert torch.equal(*turned)
+    assert torch.equal(*gradients)
+
+
+def test_rotated_queries_have_the_memory_order_of_projected_ones():
+    turned = apply_rope(torch.randn(2, 9, 4, 16), rope_rotations(torch.arange(9), 16, 500000.0))
+
+    assert turned.is_contiguous()
 
 
 def test_shared_key_and_value_heads_equal_repeated_ones():

@@ -66,17 +66,20 @@ def count(profile, name):
     return sum(event.count for event in profile.key_averages() if event.key.startswith(f"_c10d_functional::{name}"))
 
 
-def collectives_of_a_step(mesh, **given):
-    """Return the number of all-gathers in forward, and of all-gathers and reduce-scatters in backward."""
+def collectives_of_a_step(mesh, blocks_per_bucket=1, kept="layers.none.", **given):
+    """Return the number of all-gathers in forward, and of all-gathers and reduce-scatters in backward.
+
+    ``kept`` begins the names of the parameters whose gathered values are kept for backward.
+    """
     torch.compiler.reset()
     model = make_sharded(mesh)
     settings = replace(PLANNED, **given)
-    buckets = block_buckets(model) if settings.bucketing == "transformer_block" else ()
+    buckets = block_buckets(model, blocks_per_bucket) if settings.bucketing == "transformer_block" else ()
     if settings.bucketing == "manual":
         buckets = module_buckets(model, settings.bucket_modules)
     in_place = buckets_in_place(model, buckets, settings.overlap_reorder_modules)
     parameters, groups = dict(model.named_parameters()), gathering_groups(model, mesh)
-    backend = passes.make_backend(settings, parameters, buckets, groups, in_place)
+    backend = passes.make_backend(settings, parameters, buckets, groups, in_place, names_of(model, kept))
     model.compile(backend=backend, fullgraph=True, dynamic=False)
     tokens = torch.zeros(2, 8, dtype=torch.int64)
     rotations = model.config.rotations(torch.arange(8))
@@ -95,6 +98,19 @@ def test_a_block_is_a_bucket_and_so_is_what_comes_before_or_after_blocks():
         ("tok_embeddings.weight",),
         names_of(model, "layers.0."),
         names_of(model, "layers.1."),
+        ("norm.weight", "output.weight"),
+    )
+
+
+@pytest.mark.parametrize(("size", "groups"), [(2, [(0, 1), (2,)]), (5, [(0, 1, 2)])])
+def test_consecutive_blocks_share_a_bucket_and_the_last_one_may_be_smaller(size, groups):
+    model = make_model(replace(DEBUG, n_layers=3))
+
+    buckets = block_buckets(model, size)
+
+    assert buckets == (
+        ("tok_embeddings.weight",),
+        *(tuple(name for number in group for name in names_of(model, f"layers.{number}.")) for group in groups),
         ("norm.weight", "output.weight"),
     )
 
@@ -193,8 +209,10 @@ MANUAL = {"bucketing": "manual", "bucket_modules": ["tok_embeddings", "layers.[0
         ({}, (4, 3, 4)),
         ({"overlap_reorder": False, "reshard_after_forward": False}, (4, 0, 4)),
         (MANUAL | {"bucket_order": "graph"}, (4, 3, 4)),
+        ({"blocks_per_bucket": 2}, (3, 2, 3)),
+        ({"kept": "layers.1."}, (4, 2, 4)),
     ],
-    ids=["reordered", "blocks", "kept", "manual"],
+    ids=["reordered", "blocks", "kept", "manual", "two blocks in a bucket", "last block kept"],
 )
 def test_collectives_of_a_step(mesh, given, expected):
     assert collectives_of_a_step(mesh, **given) == expected

@@ -19,7 +19,8 @@ from .experts import MoeFeedForward
 class LlamaConfig:
     """The model's dimensions; every field is a config key of the workload.
 
-    ``attention`` names a kernel of :class:`Attend`; a workload replaces ``auto`` before it builds the model.
+    ``attention`` names a kernel of :class:`Attend`; a workload replaces ``auto`` before it builds the model. ``rotary``
+    is the form of :meth:`rotations`.
     """
 
     dim: int
@@ -32,6 +33,7 @@ class LlamaConfig:
     norm_eps: float
     attention: str = "flash"
     activation_checkpointing: str = "none"
+    rotary: str = "real"
     num_experts: int = 0
     experts_per_token: int = 2
 
@@ -48,8 +50,9 @@ class LlamaConfig:
         return self.dim // self.n_heads
 
     def rotations(self, positions: torch.Tensor) -> torch.Tensor:
-        """Return :func:`rope_rotations` of ``positions`` ``[n]`` for this model's heads."""
-        return rope_rotations(positions, self.head_dim, self.rope_theta)
+        """Return :func:`rope_rotations` of ``positions`` ``[n]`` for this model's heads, in the form of ``rotary``."""
+        rotations = rope_rotations(positions, self.head_dim, self.rope_theta)
+        return torch.complex(*rotations) if self.rotary == "complex" else rotations
 
 
 def rope_rotations(positions: torch.Tensor, head_dim: int, theta: float) -> torch.Tensor:
@@ -60,10 +63,20 @@ def rope_rotations(positions: torch.Tensor, head_dim: int, theta: float) -> torc
 
 
 def apply_rope(x: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
-    """Rotate each pair of adjacent features of ``[..., seq_len, head_dim]`` by its angle, in float32."""
-    even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
-    cos, sin = rotations
-    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2).type_as(x)
+    """Rotate each pair of adjacent features of ``[..., seq_len, heads, head_dim]`` by its angle, in float32.
+
+    ``rotations`` are cosines and sines ``[2, seq_len, head_dim / 2]``, or complex numbers ``[seq_len, head_dim / 2]``.
+    One product of complex numbers takes less memory traffic than four of real ones, but inductor fuses only the latter.
+    """
+    pairs = x.float().unflatten(-1, (-1, 2))
+    if rotations.is_complex():
+        turned = torch.view_as_complex(pairs) * rotations.unsqueeze(-2)
+        return torch.view_as_real(turned).flatten(-2).type_as(x)
+    even, odd = pairs.unbind(-1)
+    cos, sin = rotations.unsqueeze(-2)
+    # Rounded before they are joined, so that the joined tensor is written once, in the dtype of x.
+    turned_even, turned_odd = (even * cos - odd * sin).type_as(x), (even * sin + odd * cos).type_as(x)
+    return torch.stack((turned_even, turned_odd), dim=-1).flatten(-2)
 
 
 class Attention(nn.Module):
@@ -85,10 +98,11 @@ class Attention(nn.Module):
     def forward(self, x: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
         """Attend within each sequence of ``x``, ``[batch, seq_len, dim]``."""
         # -1 for the heads: under tensor parallelism a rank holds a part of them.
-        q, k, v = (
-            project(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for project in (self.wq, self.wk, self.wv)
-        )
+        q, k, v = (project(x).unflatten(-1, (-1, self.head_dim)) for project in (self.wq, self.wk, self.wv))
+        # Rotated as projected, [batch, seq_len, heads, head_dim]: new tensors in the order of attention would make
+        # attention's output, which takes their order, need a copy before wo.
         q, k = apply_rope(q, rotations), apply_rope(k, rotations)
+        q, k, v = (projected.transpose(1, 2) for projected in (q, k, v))
         out: torch.Tensor = self.wo(self.attend(q, k, v).transpose(1, 2).flatten(-2))
         return out
 

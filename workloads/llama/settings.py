@@ -11,6 +11,7 @@ import torch
 from ..common.learning_rate import LearningRateSchedule
 from .faults import Fault
 from .model import LlamaConfig
+from .parallel.communication import CommunicationSettings, turn_off_multicast
 from .parallel.mesh import AxisDegrees, Degrees
 
 
@@ -55,8 +56,8 @@ class CheckpointSettings:
 class LlamaSettings:
     """The keys that both workloads have.
 
-    ``model``, ``degrees``, ``hashing`` and ``checkpoint`` group keys of the config; ``lr_schedule`` and ``fault`` are
-    blocks.
+    ``model``, ``degrees``, ``communication``, ``hashing`` and ``checkpoint`` group keys of the config; ``lr_schedule``
+    and ``fault`` are blocks.
     """
 
     size: str
@@ -68,6 +69,7 @@ class LlamaSettings:
     batch_size: int
     gradient_accumulation: int
     degrees: AxisDegrees
+    communication: CommunicationSettings
     param_dtype: torch.dtype
     float8_linear: bool
     reduce_dtype: torch.dtype
@@ -112,3 +114,13 @@ class LlamaSettings:
 
     def check_degrees(self, degrees: Degrees) -> None:
         """Raise ValueError if keys that only one workload has contradict ``degrees``."""
+
+    @property
+    def uses_symmetric_memory(self) -> bool:
+        """Return whether ranks map memory of each other's GPUs."""
+        return self.communication.async_tensor_parallel
+
+    def prepare_environment(self) -> None:
+        """Set the variables that libraries read when the process group is made."""
+        if self.uses_symmetric_memory:
+            turn_off_multicast()

@@ -63,9 +63,10 @@ class LlamaWorkload(Workload, Generic[_Settings]):
             ValueError: Config keys contradict each other.
         """
         env = RankEnv.read()
+        settings = self._settings = self.read_settings()
+        settings.prepare_environment()
         self._device = env.join(self.name)
         self._rank = env.rank
-        settings = self._settings = self.read_settings()
         self._degrees = check_parallelism(settings, env.world_size, self._device)
         settings.check()
         settings.fault.check(steps=settings.steps, world_size=env.world_size)

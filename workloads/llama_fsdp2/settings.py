@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ..llama.parallel.mesh import Degrees
 from ..llama.settings import LlamaSettings
+from .symmetric import COPY_ENGINE, DEFAULT, use_copy_engines
 
 
 @dataclass(frozen=True)
@@ -13,6 +14,7 @@ class LlamaFsdp2Settings(LlamaSettings):
     """The keys of ``llama_fsdp2``."""
 
     reshard_after_forward: bool
+    all_gather: str
     forward_prefetch: int
     backward_prefetch: int
     reduce_every_micro_batch: bool
@@ -20,8 +22,33 @@ class LlamaFsdp2Settings(LlamaSettings):
 
     def check_degrees(self, degrees: Degrees) -> None:
         """Raise ValueError if a key of this workload contradicts ``degrees``."""
+        self.communication.check_resharding(reshard_after_forward=self.reshard_after_forward)
+        self.communication.check_async_tensor_parallel(
+            degrees.tensor_parallel, compiler="compile_blocks true", is_compiled=self.compile_blocks
+        )
+        if self.communication.async_tensor_parallel and self.all_gather != DEFAULT:
+            raise ValueError(
+                f"async_tensor_parallel is true and all_gather is {self.all_gather!r}: a process has one backend of "
+                f"symmetric memory, and the two keys need different ones; use one of the two"
+            )
+        if degrees.expert_parallel > 1 and self.all_gather != DEFAULT:
+            raise ValueError(
+                f"expert_parallel_degree is {degrees.expert_parallel} and all_gather is {self.all_gather!r}: experts "
+                f"are gathered over ranks of their own, which have no symmetric memory; allowed is {DEFAULT!r}"
+            )
         if degrees.expert_parallel > 1 and self.compile_blocks:
             raise ValueError(
                 f"expert_parallel_degree is {degrees.expert_parallel} and compile_blocks is true: FSDP2 gathers "
                 f"distributed experts in calls within their block, which end a graph; use one of the two"
             )
+
+    @property
+    def uses_symmetric_memory(self) -> bool:
+        """Return whether ranks map memory of each other's GPUs."""
+        return super().uses_symmetric_memory or self.all_gather != DEFAULT
+
+    def prepare_environment(self) -> None:
+        """Set the variables that libraries read when the process group is made."""
+        super().prepare_environment()
+        if self.all_gather == COPY_ENGINE:
+            use_copy_engines()

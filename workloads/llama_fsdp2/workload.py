@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import Shard
 
 from ..common.fsdp2 import prefetch, sum_gradients
@@ -17,10 +17,11 @@ from ..llama.parallel.expert import expert_placement
 from ..llama.parallel.mesh import ParallelMesh
 from ..llama.training import LlamaWorkload
 from .settings import LlamaFsdp2Settings
+from .symmetric import DEFAULT, check_all_gather, gather_symmetrically
 
 
 class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
-    """Pre-training steps under eager FSDP2; units are the embedding, each block, and norm with output."""
+    """Pre-training steps under eager FSDP2; groups are the embedding, buckets of blocks, and norm with output."""
 
     name = "llama_fsdp2"
 
@@ -39,7 +40,7 @@ class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
         return self._settings.reduce_every_micro_batch
 
     def shard(self, model: Llama, mesh: ParallelMesh) -> None:
-        """Apply ``fully_shard`` to the embedding, each block, norm with output, and the model, for its hooks."""
+        """Apply ``fully_shard`` to the embedding, buckets of blocks, norm with output, and the model, for its hooks."""
         settings = self._settings
         policy = MixedPrecisionPolicy(
             param_dtype=settings.param_dtype,
@@ -49,17 +50,26 @@ class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
         )
         reshard = settings.reshard_after_forward
         fully_shard(model.tok_embeddings, mesh=mesh.data, mp_policy=policy, reshard_after_forward=reshard)
-        blocks = []
-        for layer in model.layers:
-            if settings.compile_blocks:
-                layer.compile(fullgraph=True)
-            _shard_experts(layer, mesh, policy, reshard)
-            blocks.append(fully_shard(layer, mesh=mesh.data, mp_policy=policy, reshard_after_forward=reshard))
+        layers = list(model.layers)
+        groups: list[FSDPModule] = []
+        for bucket in settings.communication.buckets(len(layers), reshard_after_forward=reshard):
+            blocks = [layers[number] for number in bucket.blocks]
+            for block in blocks:
+                if settings.compile_blocks:
+                    block.compile(fullgraph=True)
+                _shard_experts(block, mesh, policy, bucket.is_resharded)
+            fully_shard(blocks, mesh=mesh.data, mp_policy=policy, reshard_after_forward=bucket.is_resharded)
+            # All blocks of a group have its state.
+            assert isinstance(blocks[0], FSDPModule)
+            groups.append(blocks[0])
         # Backward begins with this group, whose parameters would be gathered again at once.
         fully_shard([model.norm, model.output], mesh=mesh.data, mp_policy=policy, reshard_after_forward=False)
         self._root = fully_shard(model, mesh=mesh.data, mp_policy=policy)
         sum_gradients(model)
-        prefetch(blocks, settings.forward_prefetch, settings.backward_prefetch)
+        if settings.all_gather != DEFAULT:
+            check_all_gather(settings.all_gather, self._device, mesh.shards.size())
+            gather_symmetrically(model, mesh.shards.get_group(), self._device)
+        prefetch(groups, settings.forward_prefetch, settings.backward_prefetch)
 
     def before_micro_batch(self, *, is_last: bool) -> None:
         """Reduce gradients only in the last backward pass of a step, unless ``reduce_every_micro_batch`` is true."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import chain, groupby
 
 from torch import nn
 
@@ -13,10 +13,11 @@ Bucket = tuple[str, ...]
 _RANGE = re.compile(r"\[(\d+)-(\d+)\]")
 
 
-def block_buckets(model: nn.Module) -> tuple[Bucket, ...]:
-    """Return a bucket for each block, and one for each run of parameters before, between or after blocks.
+def block_buckets(model: nn.Module, blocks_per_bucket: int = 1) -> tuple[Bucket, ...]:
+    """Return a bucket for each ``blocks_per_bucket`` blocks, and one for each run of parameters before or after blocks.
 
-    Blocks are the elements of the outermost module lists. The groups of ``llama_fsdp2`` are the same.
+    Blocks are the elements of the outermost module lists, and the blocks of a bucket follow one another in one list.
+    The groups of ``llama_fsdp2`` are the same.
 
     Raises:
         ValueError: The model has no module list.
@@ -27,8 +28,13 @@ def block_buckets(model: nn.Module) -> tuple[Bucket, ...]:
         raise ValueError(f"bucketing is transformer_block and {type(model).__name__} has no nn.ModuleList of blocks")
     block_of = re.compile(f"({'|'.join(map(re.escape, outermost))})\\.\\d+\\.").match
     names = [name for name, _ in model.named_parameters()]
-    runs = groupby(names, lambda name: found[0] if (found := block_of(name)) else "")
-    return tuple(tuple(run) for _, run in runs)
+    found = {name: match for name in names if (match := block_of(name))}
+    runs = [tuple(run) for _, run in groupby(names, lambda name: found[name][0] if name in found else "")]
+    buckets: list[Bucket] = []
+    for container, same in groupby(runs, lambda run: found[run[0]][1] if run[0] in found else ""):
+        parts, size = list(same), blocks_per_bucket if container else 1
+        buckets += [tuple(chain.from_iterable(parts[first : first + size])) for first in range(0, len(parts), size)]
+    return tuple(buckets)
 
 
 def module_buckets(model: nn.Module, groups: Sequence[str]) -> tuple[Bucket, ...]:

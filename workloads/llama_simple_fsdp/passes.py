@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,7 @@ def make_backend(
     buckets: Sequence[Bucket],
     groups: Mapping[str, str | None],
     in_place: Sequence[Bucket] = (),
+    kept: Collection[str] = (),
 ) -> Any:
     """Return the argument ``backend`` of ``torch.compile``.
 
@@ -61,6 +62,7 @@ def make_backend(
         buckets: the parameters that share a collective, by name. Those of several process groups have one for each.
         groups: the name of the process group that gathers each parameter; None if the group is a single rank.
         in_place: the buckets that ``overlap_reorder`` leaves where they are.
+        kept: the parameters whose gathered values are kept for backward even if ``reshard_after_forward``.
 
     Raises:
         RuntimeError: This version of torch lacks an interface that the settings need.
@@ -71,13 +73,16 @@ def make_backend(
     names = tuple(parameters)
     gathered = Gathered(names, tuple(groups[name] for name in names))
     fixed = frozenset(names.index(name) for bucket in in_place for name in bucket)
+    gathered_again = frozenset(
+        number for number, name in enumerate(names) if settings.reshard_after_forward and name not in kept
+    )
 
     def compile_graph(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         by_identity = {id(parameter): number for number, parameter in enumerate(parameters.values())}
         inputs_positions = tuple(by_identity.get(id(value)) for value in inputs)
         if absent := sorted(set(range(len(names))) - set(inputs_positions)):
             raise RuntimeError(f"the traced graph does not read parameters {[names[number] for number in absent]}")
-        joint = JointPass(inputs_positions, settings.reshard_after_forward, gathered)
+        joint = JointPass(inputs_positions, gathered_again, gathered)
         rewrite = CollectivesPass(settings, gathered, gathered.plan(buckets), fixed)
         return _COMPILERS[settings.backend](graph_module, inputs, joint, rewrite)
 
@@ -126,11 +131,13 @@ class Gathered:
 class JointPass(CustomGraphPass):
     """A pass over forward and backward in one graph that labels collectives and marks gathers to be repeated.
 
-    ``inputs`` holds the parameter's position for each input of the traced graph, or None.
+    Attributes:
+        inputs: the parameter's position for each input of the traced graph, or None.
+        gathered_again: the positions of the parameters that backward gathers again.
     """
 
     inputs: tuple[int | None, ...]
-    reshard_after_forward: bool
+    gathered_again: frozenset[int]
     gathered: Gathered
 
     def __call__(self, graph: fx.Graph) -> None:
@@ -138,7 +145,7 @@ class JointPass(CustomGraphPass):
         for placeholder in graph.find_nodes(op="placeholder"):
             position = self._position(placeholder.meta.get("desc"))
             if position is not None:
-                label_gather(placeholder, position, self.reshard_after_forward)
+                label_gather(placeholder, position, position in self.gathered_again)
         check_labels(graph, self.gathered.positions, self.gathered.group_names)
         output = graph.output_node()
         for value, description in zip(output.args[0], output.meta["desc"], strict=True):  # type: ignore[arg-type]

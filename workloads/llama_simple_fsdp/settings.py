@@ -87,3 +87,16 @@ class LlamaSimpleFsdpSettings(LlamaSettings):
         self.graph.check()
         self.graph.check_context_parallel(degrees.context_parallel)
         self.graph.check_pipeline_parallel(degrees.pipeline_parallel)
+        self._check_communication(degrees)
+
+    def _check_communication(self, degrees: Degrees) -> None:
+        communication, graph = self.communication, self.graph
+        communication.check_resharding(reshard_after_forward=graph.reshard_after_forward)
+        communication.check_async_tensor_parallel(
+            degrees.tensor_parallel, compiler="backend inductor", is_compiled=graph.backend == "inductor"
+        )
+        if graph.bucketing != "transformer_block" and communication.blocks_per_bucket > 1:
+            raise ValueError(
+                f"blocks_per_bucket is {communication.blocks_per_bucket} and bucketing is {graph.bucketing!r}: buckets "
+                f"of blocks are those of transformer_block; allowed is blocks_per_bucket 1"
+            )

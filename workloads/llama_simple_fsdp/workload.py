@@ -12,7 +12,7 @@ from ..llama.training import LlamaWorkload
 from .buckets import Bucket, block_buckets, buckets_in_place, module_buckets
 from .parametrization import MixedPrecision, gathering_groups, shard_parameters
 from .passes import make_backend
-from .settings import GraphSettings, LlamaSimpleFsdpSettings
+from .settings import LlamaSimpleFsdpSettings
 
 
 class LlamaSimpleFsdpWorkload(LlamaWorkload[LlamaSimpleFsdpSettings]):
@@ -37,16 +37,26 @@ class LlamaSimpleFsdpWorkload(LlamaWorkload[LlamaSimpleFsdpSettings]):
         """Compile the model as one graph when it first runs."""
         graph = self._settings.graph
         groups = gathering_groups(model, self._mesh)
-        buckets = _buckets(graph, model)
+        buckets = _buckets(self._settings, model)
         in_place = buckets_in_place(model, buckets, graph.overlap_reorder_modules)
-        backend = make_backend(graph, dict(model.named_parameters()), buckets, groups, in_place)
+        parameters, kept = dict(model.named_parameters()), _kept(self._settings, model)
+        backend = make_backend(graph, parameters, buckets, groups, in_place, kept)
         if self._mesh.experts is not None:
             # Ranks read on the host how many tokens they exchange; the trace holds these numbers as symbols.
             torch._dynamo.config.capture_scalar_outputs = True
         model.compile(backend=backend, fullgraph=True, dynamic=False)
 
 
-def _buckets(settings: GraphSettings, model: Llama) -> tuple[Bucket, ...]:
-    if settings.bucketing == "transformer_block":
-        return block_buckets(model)
-    return module_buckets(model, settings.bucket_modules) if settings.bucketing == "manual" else ()
+def _buckets(settings: LlamaSimpleFsdpSettings, model: Llama) -> tuple[Bucket, ...]:
+    if settings.graph.bucketing == "transformer_block":
+        return block_buckets(model, settings.communication.blocks_per_bucket)
+    return module_buckets(model, settings.graph.bucket_modules) if settings.graph.bucketing == "manual" else ()
+
+
+def _kept(settings: LlamaSimpleFsdpSettings, model: Llama) -> set[str]:
+    """Return the parameters of the blocks that keep their gathered values between forward and backward."""
+    # A stage of a pipeline holds some of the model's blocks, under the model's names.
+    blocks = [f"layers.{name}." for name, _ in model.layers.named_children()]
+    buckets = settings.communication.buckets(len(blocks), reshard_after_forward=settings.graph.reshard_after_forward)
+    kept = tuple(blocks[number] for bucket in buckets if not bucket.is_resharded for number in bucket.blocks)
+    return {name for name, _ in model.named_parameters() if name.startswith(kept)}

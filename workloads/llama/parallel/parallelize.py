@@ -6,6 +6,7 @@ import torch
 
 from ..model import Llama
 from ..settings import LlamaSettings
+from .communication import divide_products
 from .context import apply_context_parallel, own_positions
 from .expert import apply_expert_parallel, check_experts
 from .float8 import check_float8, convert_blocks
@@ -34,6 +35,7 @@ def check_parallelism(settings: LlamaSettings, world_size: int, device: torch.de
     check_tensor_parallel(degrees.tensor_parallel, split)
     check_experts(settings, degrees)
     settings.check_degrees(degrees)
+    settings.communication.check_device(device.type)
     if settings.float8_linear:
         check_float8(device, degrees, model, settings.batch_size * num_positions)
     return degrees
@@ -47,6 +49,8 @@ def parallelize(model: Llama, mesh: ParallelMesh, settings: LlamaSettings) -> No
         convert_blocks(model)
     if mesh.tensor is not None:
         apply_tensor_parallel(model, mesh.tensor, chunked_loss=settings.loss_chunks > 0)
+        if settings.communication.async_tensor_parallel:
+            divide_products(mesh.tensor)
     if mesh.context is not None:
         apply_context_parallel(model, mesh.context, settings.seq_len)
     if mesh.experts is not None:

@@ -145,7 +145,7 @@ class Pipeline:
         model.register_forward_pre_hook(lambda _, inputs: (*inputs, rotations))
         stage, num_stages = mesh.pipeline.get_local_rank(), mesh.pipeline.size()
         self._is_first, self._is_last = stage == 0, stage == num_stages - 1
-        num_positions = rotations.shape[1]
+        num_positions = rotations.shape[-2]
         tokens = (settings.batch_size, num_positions)
         # Between blocks, tensor parallelism splits activations along the sequence.
         split = (settings.batch_size, num_positions // mesh.degrees.tensor_parallel, settings.model.dim)

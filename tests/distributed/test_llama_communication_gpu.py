@@ -1,0 +1,79 @@
+"""Communication keys of the Llama workloads under NCCL: the bits that they keep, and the kernels that run."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+pytestmark = [pytest.mark.numerics, pytest.mark.launch_timeout(240)]
+each_gpu = pytest.mark.world(size="all", device="cuda", warm=True)
+two_gpus = pytest.mark.world(size=2, device="cuda", warm=True)
+
+TRAINING = {
+    "size": "debug",
+    "dim": 512,
+    "n_layers": 3,
+    "n_heads": 8,
+    "n_kv_heads": 2,
+    "ffn_hidden": 1536,
+    "seq_len": 256,
+    "param_dtype": "bfloat16",
+}
+EXACT = TRAINING | {"deterministic": True}
+STEPS = 5
+LARGE = {"size": "1b", "n_layers": 4, "seq_len": 2048, "steps": 5, "warmup": 2, "profile_steps": 2}
+
+
+def kernels_of(result, pattern):
+    """Return the calls per step of the first rank's kernels whose family matches."""
+    return {name: family.calls for name, family in result.kernels[0].items() if re.search(pattern, name)}
+
+
+@each_gpu
+@pytest.mark.parametrize("rotary", ["real", "complex"])
+def test_rotations_of_each_form_have_the_same_bits_in_both_implementations(workload, rotary):
+    eager = workload.run("llama_fsdp2", steps=STEPS, warmup=0, hash_every=1, rotary=rotary, **EXACT)
+    traced = {"workload": "llama_simple_fsdp", "rotary": rotary}
+    workload.compare(traced | EXACT, eager, steps=STEPS, metrics=["loss", "weight_hash"])
+
+
+@two_gpus
+def test_keys_that_move_parameters_keep_every_bit(workload):
+    plain = workload.run("llama_fsdp2", steps=STEPS, warmup=0, hash_every=1, **EXACT)
+    buckets = {"blocks_per_bucket": 2, "unsharded_blocks": 1}
+    changed = {
+        "buckets": {"workload": "llama_fsdp2"} | buckets,
+        "traced buckets": {"workload": "llama_simple_fsdp"} | buckets,
+        "symmetric": {"workload": "llama_fsdp2", "all_gather": "symmetric"},
+        "copy engine": {"workload": "llama_fsdp2", "all_gather": "copy_engine"},
+    }
+    for label, keys in changed.items():
+        workload.compare(keys | EXACT, plain, steps=STEPS, label=label, metrics=["loss", "weight_hash"])
+
+
+@two_gpus
+def test_copy_engines_gather_without_a_kernel(workload):
+    by_kernels, by_engines = (
+        workload.run("llama_fsdp2", all_gather=kind, **LARGE) for kind in ("default", "copy_engine")
+    )
+    assert kernels_of(by_kernels, "^nccl.*AllGather")
+    assert kernels_of(by_engines, "^nccl.*AllGather") == {}
+    assert kernels_of(by_engines, "^nccl.*ReduceScatter")
+
+
+@two_gpus
+def test_symmetric_memory_has_kernels_of_its_own(workload):
+    result = workload.run("llama_fsdp2", all_gather="symmetric", **LARGE)
+    assert kernels_of(result, "^ncclSym.*AllGather"), sorted(result.kernels[0])
+
+
+@two_gpus
+def test_async_tensor_parallelism_replaces_collectives_of_blocks_and_trains_alike(workload):
+    keys = {"tensor_parallel_degree": 2, "compile_blocks": True}
+    whole = workload.run("llama_fsdp2", **LARGE | keys)
+    divided = workload.run("llama_fsdp2", async_tensor_parallel=True, **LARGE | keys)
+
+    assert divided.loss == pytest.approx(whole.loss, rel=2e-3)
+    calls = [sum(kernels_of(result, "^nccl.*(AllGather|ReduceScatter)").values()) for result in (whole, divided)]
+    assert calls[1] < 0.6 * calls[0], calls

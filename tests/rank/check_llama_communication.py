@@ -1,0 +1,215 @@
+"""Buckets of blocks, and the keys of communication that a Llama workload refuses."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections import Counter
+
+import pytest
+import torch
+import torch.distributed as dist
+from aorta_workloads.llama.model import Llama, LlamaConfig
+from aorta_workloads.llama.parallel.communication import CommunicationSettings, divide_products, turn_off_multicast
+from aorta_workloads.llama.parallel.mesh import Degrees, ParallelMesh
+from aorta_workloads.llama.parallel.tensor import apply_tensor_parallel
+from aorta_workloads.llama_fsdp2.settings import LlamaFsdp2Settings
+from aorta_workloads.llama_fsdp2.symmetric import check_all_gather
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from tests.rank.settings import make_settings
+
+with warnings.catch_warnings():
+    # Inductor imports a module of torch that uses the deprecated decorator.
+    warnings.filterwarnings("ignore", message="`torch.jit.script_method`", category=DeprecationWarning)
+    from aorta_workloads.llama.parallel.flat_gathers import FlatGathers
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._inductor import config as inductor
+    from torch._inductor.compile_fx import view_to_reshape
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.fx_passes.micro_pipeline_tp import micro_pipeline_tp_pass
+
+CUDA = torch.device("cuda", 0)
+
+
+@given(num_blocks=st.integers(1, 40), size=st.integers(1, 50), kept=st.integers(0, 50))
+def test_buckets_cover_all_blocks_in_order_and_keep_exactly_the_last_ones(num_blocks, size, kept):
+    settings = CommunicationSettings(blocks_per_bucket=size, unsharded_blocks=kept)
+    whole_buckets = {0, *(num_blocks - start for start in range(0, num_blocks, size))}
+    if kept not in whole_buckets:
+        with pytest.raises(ValueError, match=f"unsharded_blocks is {kept}, and {num_blocks} blocks"):
+            settings.buckets(num_blocks, reshard_after_forward=True)
+        return
+
+    buckets = settings.buckets(num_blocks, reshard_after_forward=True)
+
+    assert [block for bucket in buckets for block in bucket.blocks] == list(range(num_blocks))
+    assert {len(bucket.blocks) for bucket in buckets[:-1]} <= {size}
+    assert len(buckets[-1].blocks) <= size
+    unsharded = [block for bucket in buckets if not bucket.is_resharded for block in bucket.blocks]
+    assert unsharded == list(range(num_blocks - kept, num_blocks))
+
+
+def test_no_bucket_is_resharded_without_reshard_after_forward():
+    buckets = CommunicationSettings(blocks_per_bucket=2).buckets(5, reshard_after_forward=False)
+
+    assert [bucket.is_resharded for bucket in buckets] == [False] * 3
+
+
+@pytest.mark.parametrize(
+    ("keys", "cause"),
+    [
+        ({"unsharded_blocks": 1, "reshard_after_forward": False}, "unsharded_blocks is 1 and reshard_after_forward"),
+        ({"async_tensor_parallel": True}, "async_tensor_parallel is true and tensor_parallel_degree is 1"),
+        (
+            {"async_tensor_parallel": True, "tensor_parallel_degree": 2},
+            "blocks are not compiled by inductor; add compile_blocks true",
+        ),
+        (
+            {
+                "async_tensor_parallel": True,
+                "tensor_parallel_degree": 2,
+                "compile_blocks": True,
+                "all_gather": "symmetric",
+            },
+            "async_tensor_parallel is true and all_gather is 'symmetric'",
+        ),
+        ({"all_gather": "symmetric", "expert_parallel_degree": 2}, "expert_parallel_degree is 2 and all_gather is"),
+    ],
+)
+def test_keys_of_fsdp2_that_contradict_each_other_are_refused(keys, cause):
+    settings = make_settings(LlamaFsdp2Settings, "llama_fsdp2", **keys)
+
+    with pytest.raises(ValueError, match=cause):
+        settings.check_degrees(Degrees.of_world(settings.degrees, 4))
+
+
+def test_all_gathers_name_why_they_cannot_run(monkeypatch):
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 5))
+
+    with pytest.raises(ValueError, match="ranks run on cpu"):
+        check_all_gather("symmetric", torch.device("cpu"), 2)
+    with pytest.raises(ValueError, match="parameters are on one rank"):
+        check_all_gather("symmetric", CUDA, 1)
+    with pytest.raises(ValueError, match=r"NCCL is 2\.27\.5; all-gathers of this kind came with NCCL 2\.28"):
+        check_all_gather("copy_engine", CUDA, 2)
+    check_all_gather("symmetric", CUDA, 2)
+
+
+VARIABLES = ("NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST", "NCCL_CTA_POLICY")
+
+
+@pytest.mark.parametrize(
+    ("keys", "values"),
+    [
+        ({}, (None, None, None)),
+        ({"async_tensor_parallel": True}, ("0", "1", None)),
+        ({"all_gather": "symmetric"}, ("0", "1", None)),
+        ({"all_gather": "copy_engine"}, ("0", "1", "2")),
+    ],
+)
+def test_symmetric_memory_turns_multicast_off_whatever_was_set(monkeypatch, keys, values):
+    for name in VARIABLES:
+        monkeypatch.setenv(name, "1")
+        monkeypatch.delenv(name)
+    settings = make_settings(LlamaFsdp2Settings, "llama_fsdp2", **keys)
+
+    settings.prepare_environment()
+
+    assert tuple(os.environ.get(name) for name in VARIABLES) == values
+
+
+def test_multicast_that_was_on_is_turned_off(monkeypatch):
+    monkeypatch.setenv("NCCL_NVLS_ENABLE", "1")
+    monkeypatch.setenv("TORCH_SYMM_MEM_DISABLE_MULTICAST", "0")
+
+    turn_off_multicast()
+
+    assert (os.environ["NCCL_NVLS_ENABLE"], os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"]) == ("0", "1")
+
+
+@pytest.fixture
+def tensor_mesh():
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield ParallelMesh.build(Degrees(1, 1, 1, 2), "cpu")
+    dist.destroy_process_group()
+
+
+def collectives_of_a_block(mesh, batch_size):
+    """Return the collectives in the graph of a block's forward pass after inductor's pass for async TP."""
+    model = Llama(LlamaConfig(64, 1, 4, 2, 192, 256, 500000.0, 1e-5))
+    apply_tensor_parallel(model, mesh.tensor, chunked_loss=False)
+    divide_products(mesh.tensor)
+    found = []
+
+    def compile_graph(module, _inputs):
+        view_to_reshape(module)
+        inductor.post_grad_custom_pre_pass(module.graph)
+        module.graph.lint()
+        micro_pipeline_tp_pass(module.graph)
+        targets = [node.target for node in module.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
+        names = [target.name() for target in targets if target.namespace in ("symm_mem", "_c10d_functional")]
+        found.append(Counter(name for name in names if "wait_tensor" not in name))
+        return make_boxed_func(module.forward)
+
+    backend = aot_autograd(fw_compiler=compile_graph, decompositions=select_decomp_table())
+    torch.compiler.reset()
+    with torch.no_grad():
+        block = torch.compile(model.layers[0], backend=backend, fullgraph=True, dynamic=False)
+        # A fused collective has no kernel for CPU ranks, so the graph is made and not run.
+        with pytest.raises((RuntimeError, NotImplementedError)) as caught:
+            block(torch.randn(batch_size, 16, 64), model.config.rotations(torch.arange(32)))
+    assert found, caught.value
+    return found[0]
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_all_collectives_of_a_block_are_fused_with_their_products(monkeypatch, tensor_mesh, batch_size):
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(inductor, "_micro_pipeline_tp", False)
+    monkeypatch.setattr(inductor, "post_grad_custom_pre_pass", None)
+
+    assert collectives_of_a_block(tensor_mesh, batch_size) == {
+        "symm_mem::fused_all_gather_matmul": 2,
+        "symm_mem::fused_matmul_reduce_scatter": 2,
+    }
+
+
+def test_a_sequence_gathered_as_a_matrix_has_the_same_values(tensor_mesh):
+    group = tensor_mesh.tensor.get_group().group_name
+
+    def function(x, weight):
+        gathered = torch.ops._c10d_functional.all_gather_into_tensor(x, 2, group)
+        whole = torch.ops._c10d_functional.wait_tensor(gathered).view(1, 8, 4)
+        return whole.view(8, 4) @ weight, whole.sum(-1), whole
+
+    given = torch.randn(1, 4, 4), torch.randn(4, 3)
+    module = make_fx(function, tracing_mode="fake")(*given)
+    expected = _with_gathers_of_copies(module)(*given)
+
+    FlatGathers(group)(module.graph)
+    module.graph.lint()
+
+    gathers = module.graph.find_nodes(op="call_function", target=GATHER)
+    assert [gather.args[0].meta["val"].shape for gather in gathers] == [torch.Size([4, 4])]
+    (product,) = module.graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)
+    assert product.args[0].target is torch.ops._c10d_functional.wait_tensor.default
+    for value, same in zip(_with_gathers_of_copies(module)(*given), expected, strict=True):
+        assert torch.equal(value, same)
+
+
+GATHER = torch.ops._c10d_functional.all_gather_into_tensor.default
+
+
+def _with_gathers_of_copies(module):
+    """Return the module with a gather that repeats this rank's part; the fake process group gathers nothing."""
+
+    class Interpreter(torch.fx.Interpreter):
+        def call_function(self, target, args, kwargs):
+            return torch.cat([args[0]] * args[1]) if target is GATHER else super().call_function(target, args, kwargs)
+
+    return Interpreter(module).run

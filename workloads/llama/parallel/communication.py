@@ -1,0 +1,123 @@
+"""The config keys of communication that both Llama workloads have, and what they set up in a rank."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from dataclasses import dataclass
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+# NVLink multicast is off wherever symmetric memory is used: a fault in it can take all GPUs of a host out of service.
+_WITHOUT_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Consecutive blocks, by number from 0, whose parameters share a collective.
+
+    Attributes:
+        blocks: the numbers of the blocks.
+        is_resharded: whether gathered parameters are freed between forward and backward.
+    """
+
+    blocks: range
+    is_resharded: bool
+
+
+@dataclass(frozen=True)
+class CommunicationSettings:
+    """The keys of collectives, of which each workload has its own implementation."""
+
+    blocks_per_bucket: int = 1
+    unsharded_blocks: int = 0
+    async_tensor_parallel: bool = False
+
+    def buckets(self, num_blocks: int, *, reshard_after_forward: bool) -> list[Bucket]:
+        """Divide ``num_blocks`` blocks, those of the model or of this rank's stage; the last bucket may be smaller.
+
+        The last ``unsharded_blocks`` of them, which backward begins with, keep their gathered parameters.
+
+        Raises:
+            ValueError: ``unsharded_blocks`` is more than all blocks, or not a number of whole buckets.
+        """
+        size, first_kept = self.blocks_per_bucket, num_blocks - self.unsharded_blocks
+        starts = range(0, num_blocks, size)
+        if first_kept not in (*starts, num_blocks):
+            allowed = [num_blocks - start for start in reversed(starts)]
+            raise ValueError(
+                f"unsharded_blocks is {self.unsharded_blocks}, and {num_blocks} blocks are divided into buckets of "
+                f"blocks_per_bucket {size}; whole buckets are kept, so allowed are 0 and {allowed}"
+            )
+        return [
+            Bucket(range(start, min(start + size, num_blocks)), reshard_after_forward and start < first_kept)
+            for start in starts
+        ]
+
+    def check_resharding(self, *, reshard_after_forward: bool) -> None:
+        """Raise ValueError for blocks that are to keep their parameters if all blocks do."""
+        if self.unsharded_blocks and not reshard_after_forward:
+            raise ValueError(
+                f"unsharded_blocks is {self.unsharded_blocks} and reshard_after_forward is false, which keeps the "
+                f"parameters of all blocks; use one of the two"
+            )
+
+    def check_async_tensor_parallel(self, degree: int, *, compiler: str, is_compiled: bool) -> None:
+        """Raise ValueError if blocks have no collectives of activations that inductor could divide.
+
+        Args:
+            degree: ``tensor_parallel_degree``.
+            compiler: the config key, with the value, that makes inductor compile blocks.
+            is_compiled: whether the config has that value.
+        """
+        if not self.async_tensor_parallel:
+            return
+        if degree == 1:
+            raise ValueError(
+                "async_tensor_parallel is true and tensor_parallel_degree is 1: no activations are exchanged; allowed "
+                "is a degree of 2 or more"
+            )
+        if not is_compiled:
+            raise ValueError(
+                f"async_tensor_parallel is true: inductor divides matrix products and their collectives, and blocks "
+                f"are not compiled by inductor; add {compiler}"
+            )
+
+    def check_device(self, device_type: str) -> None:
+        """Raise ValueError for a key that needs GPUs on another device."""
+        if self.async_tensor_parallel and device_type != "cuda":
+            raise ValueError(
+                f"async_tensor_parallel is true and ranks run on {device_type}: the divided products write into "
+                f"memory of other GPUs; allowed are CUDA devices"
+            )
+
+
+def turn_off_multicast() -> None:
+    """Turn NVLink multicast off in NCCL and in torch's symmetric memory; call before the process group is made."""
+    os.environ.update(_WITHOUT_MULTICAST)
+
+
+def divide_products(mesh: DeviceMesh) -> None:
+    """Let inductor divide matrix products and overlap the parts with their collectives over ``mesh``.
+
+    Raises:
+        RuntimeError: This version of torch has no such pass.
+    """
+    import torch._inductor.config as inductor
+    from torch.distributed._symmetric_memory import enable_symm_mem_for_group
+
+    if not hasattr(inductor, "_micro_pipeline_tp"):
+        raise RuntimeError(
+            f"async_tensor_parallel is true and torch {torch.__version__} has no torch._inductor.config."
+            f"_micro_pipeline_tp; use another version of torch"
+        )
+    from .flat_gathers import FlatGathers
+
+    group = mesh.get_group().group_name
+    inductor._micro_pipeline_tp = True
+    inductor.post_grad_custom_pre_pass = FlatGathers(group)
+    with warnings.catch_warnings():
+        # Deprecated from torch 2.10 on, but the pass still ignores groups without this call.
+        warnings.simplefilter("ignore", FutureWarning)
+        enable_symm_mem_for_group(group)
