@@ -50,7 +50,7 @@ class Provenance:
         block: the session block, 12 hex digits: this host since it was booted.
         commit, branch, dirty: as in :class:`~pytest_aorta.result.provenance.CodeVersion`, of the folder that the ranks
             ran in.
-        command: the words of the command line that launched, as :func:`stored_command` limits them; empty if unknown.
+        command: the words of the command line that launched, shortened to 32 of 256 characters; empty if unknown.
     """
 
     measured_at: str
