@@ -10,7 +10,7 @@ collected 1 item
 
 test  metric         value
 one   num_parameters 131,392 131,392  -  exact  1  pass
-1 launched, 2 compared (2 pass)
+aorta: 1 test, 2 metrics match (2 exact)
 ===== 1 passed in 29.13s =====
 """
 
@@ -20,10 +20,10 @@ one   num_parameters 131,392 131,392  -  exact  1  pass
     [
         PRINTED,
         "...",
-        "...\n1 launched, 2 compared (2 pass)\n...",
+        "...\naorta: 1 test, 2 metrics match (2 exact)\n...",
         "===== test session starts =====\n...\none num_parameters 131,392 131,392 - exact 1 pass\n...",
         "...\ncollected 1 item\n...\n===== 1 passed in 3.20s =====",
-        "...\none num_...meters 131,392 131,392 - exact 1 pass\n1 launched, 2 compared (2 pass)\n...",
+        "...\none num_...meters 131,392 131,392 - exact 1 pass\naorta: 1 test, 2 metrics match (2 exact)\n...",
     ],
 )
 def test_transcript_of_what_was_printed_has_no_difference(shown):
@@ -33,12 +33,18 @@ def test_transcript_of_what_was_printed_has_no_difference(shown):
 @pytest.mark.parametrize(
     ("shown", "expected"),
     [
-        ("1 launched, 2 compared (2 pass)", "not printed there: 1 launched, 2 compared (2 pass)"),
-        ("...\n1 launched, 3 compared (2 pass)\n...", "not printed there: 1 launched, 3 compared (2 pass)"),
+        ("aorta: 1 test, 2 metrics match (2 exact)", "not printed there: aorta: 1 test, 2 metrics match (2 exact)"),
+        (
+            "...\naorta: 1 test, 3 metrics match (2 exact)\n...",
+            "not printed there: aorta: 1 test, 3 metrics match (2 exact)",
+        ),
         # In another order, and with a gap that the transcript does not show.
-        ("...\n1 launched, 2 compared (2 pass)\n...\ncollected 1 item\n...", "not printed there: collected 1 item"),
+        (
+            "...\naorta: 1 test, 2 metrics match (2 exact)\n...\ncollected 1 item\n...",
+            "not printed there: collected 1 item",
+        ),
         ("...\ncollected 1 item\none num_parameters ...\n...", "not printed there: collected 1 item | one num_param"),
-        ("...\n1 launched, 2 compared (2 pass)", "not printed there: 1 launched"),
+        ("...\naorta: 1 test, 2 metrics match (2 exact)", "not printed there: aorta: 1 test"),
         ("===== test session starts =====\ncollected 1 item", "printed, but not in the transcript: test metric value"),
         ("", "printed, but not in the transcript: ===== test session starts ====="),
     ],
@@ -61,13 +67,13 @@ def test_nothing_is_the_transcript_of_nothing():
         ("change +672.0% [+493.0%, +900.6%]", "change +20% [+1.0%, +1194%]", True),
         ("waits 480 ms/step less", "waits 1.5 ms/step less", True),
         ("3 launches of 10 steps", "5 launches of 10 steps", True),
-        ("8 launched, 5 compared", "12 launched, 5 compared", True),
+        ("1 test, 8 launches, 5 missing", "1 test, 12 launches, 5 missing", True),
         ("change +672.0%", "change -672.0%", False),
         ("3 launches of 10 steps", "3 launches of 11 steps", False),
-        ("1 launched", "2 launched", False),
+        ("1 launch", "2 launches", False),
         ("tolerance 5%", "tolerance 100%", False),
         ("num_parameters: 131,392", "num_parameters: 131,393", False),
-        ("5 compared (2 pass)", "4 compared (2 pass)", False),
+        ("5 metrics match (2 exact)", "4 metrics match (2 exact)", False),
         ("rank 0 waits 1 ms", "rank 1 waits 1 ms", False),
     ],
 )

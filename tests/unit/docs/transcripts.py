@@ -16,7 +16,7 @@ PATTERNS = {
     rf"{_NUMBER} ms/step\b": "TIME/step",
     rf"([+-]){_NUMBER}%": r"\1CHANGE",
     # A noisy launch is repeated.
-    r"\b(?:[2-9]|\d\d+) launche(s|d)\b": r"N launche\1",
+    r"\b(?:[2-9]|\d\d+) launches\b": "N launches",
     r"\b\d+\.\d+s\b": "SECONDS",
 }
 
