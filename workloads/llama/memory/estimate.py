@@ -51,8 +51,7 @@ def estimate(settings: LlamaSettings, mesh: ParallelMesh, device: torch.device, 
     shapes = _shapes(settings, mesh, device)
     blocks = list(model.layers.children())
     embedding, block, head = (
-        _unit(modules, mesh, settings)
-        for modules in ([model.tok_embeddings], blocks[:1], [model.norm, model.output])
+        _unit(modules, mesh, settings) for modules in ([model.tok_embeddings], blocks[:1], [model.norm, model.output])
     )
     inputs = shapes.batch_size * shapes.num_inputs * settings.model.dim * shapes.dtype.itemsize
     first = int(next(iter(model.layers._modules)))

@@ -12,7 +12,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-_KERNELS = ("aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten._scaled_mm.default", "aten._grouped_mm.default")
+_KERNELS = (
+    "aten.mm.default",
+    "aten.addmm.default",
+    "aten.bmm.default",
+    "aten._scaled_mm.default",
+    "aten._grouped_mm.default",
+)
 _PLAIN = (torch.Tensor, nn.Parameter, FakeTensor)
 
 

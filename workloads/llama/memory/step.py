@@ -109,7 +109,9 @@ class StepMemory:
         kept = [self.by_kind[kind].kept + communication.kept_gathers[kind] for kind in kinds]
         others = (self.num_in_flight - 1) * (self.inputs + sum(kept))
         always = self.persistent + others + self.inputs
-        moments = [always + sum(kept) + communication.in_flight + 2 * self.head.gathered + self.loss.kept + self.loss.working]
+        moments = [
+            always + sum(kept) + communication.in_flight + 2 * self.head.gathered + self.loss.kept + self.loss.working
+        ]
         made = self._made(self.head.shards)
         for number in reversed(range(len(kinds))):
             working = self.by_kind[kinds[number]].working + communication.in_flight + communication.reductions
