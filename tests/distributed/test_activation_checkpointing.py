@@ -24,7 +24,7 @@ TRAINING = {
     "hash_every": 1,
 }
 PLENTY, FEW = 1 << 30, 1 << 20
-KINDS = {"elementwise": 0.8, "selective": 0.55, "full": 0.41}
+KINDS = {"elementwise": 0.8, "selective": 0.62, "full": 0.41}
 
 
 def auto(budget_bytes):
@@ -53,7 +53,7 @@ def test_smaller_budgets_choose_more_recomputation_with_the_bits_of_none(workloa
         assert kinds.startswith(f"{kind} on "), kinds
         assert estimate <= budget == int(part * most)
         assert (result.loss, result.weight_hashes) == (plain.loss, plain.weight_hashes), kinds
-    with pytest.raises(LaunchError, match="even full recomputation of all 4 blocks needs an estimated .* of 1 MiB"):
+    with pytest.raises(LaunchError, match=r"even full recomputation of all 4 blocks needs an estimated .+ of 1 MiB"):
         workload.run("llama_fsdp2", **TRAINING | auto(FEW))
 
 
@@ -71,7 +71,7 @@ def test_mixed_kinds_in_one_graph_have_the_bits_of_none_under_fsdp2(workload, dt
 @pytest.mark.parametrize(
     "layout",
     [
-        {"tensor_parallel_degree": 2},
+        {"tensor_parallel_degree": 2, "param_dtype": "bfloat16"},
         pytest.param({"context_parallel_degree": 2}, marks=pytest.mark.extended),
         pytest.param({"pipeline_parallel_degree": 2, "gradient_accumulation": 3}, marks=pytest.mark.extended),
         pytest.param({"num_experts": 4, "expert_parallel_degree": 2}, marks=pytest.mark.extended),
