@@ -36,6 +36,9 @@ NUMERIC_ENVIRONMENT = (
     "num_threads", "deterministic_algorithms", "bitwise_reproducible", "tf32_matmul", "weight_hash_version",
     "attention",
 )  # fmt: skip
+# Facts of the environment that a workload chooses in setup() by the memory at hand. They change times and memory, and
+# no bit.
+CHOICES = ("activation_checkpointing",)
 # Optional facts, left out of a baseline where they are empty.
 _OPTIONAL = (
     "commit", "branch", "dirty", "breakdown_ms", "throttled", "sm_clock_mhz", "profiler", "blocked_by", "kernels",
@@ -68,7 +71,7 @@ class LaunchFacts:
         metrics: the workload's metrics over ranks: the largest of a peak, the mean of every other metric.
         weight_hashes: step -> hash.
         final_loss: the loss of the last measured step; None where nothing was trained.
-        environment: the versions and settings that bitwise numerics depend on.
+        environment: the versions and settings that bitwise numerics depend on, and what setup() chose.
         rank_lag_ms: how much less each rank waits per step than its peers; empty where waits are not known.
         step_time_growth, memory_growth: relative growth within the launch that noise does not explain.
         canary_ms: the times of the fixed program on its slowest rank, the better of before and after the steps.
@@ -199,7 +202,7 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
         metrics={name: _short(over_ranks(name, values)) for name, values in sorted(result.rank_metrics.items())},
         weight_hashes=result.weight_hashes,
         final_loss=result.loss[-1] if result.loss else None,
-        environment=_numeric_environment(result),
+        environment=_environment(result),
         rank_lag_ms=[_short(lag) for lag in rank_lags_ms(result.wait_ms)],
         step_time_growth=_short(growth(result.step_times_ms, DEPENDENT_STEPS)),
         memory_growth=_short(max(growth(used) for used in result.memory_bytes)) if result.memory_bytes else 0.0,
@@ -279,10 +282,11 @@ def _canary(result: WorkloadResult) -> dict[str, float]:
     return {name: _short(min(max(before[name]), max(after.get(name, before[name])))) for name in sorted(before)}
 
 
-def _numeric_environment(result: WorkloadResult) -> dict[str, Any]:
+def _environment(result: WorkloadResult) -> dict[str, Any]:
     # Numbers that are computed on a GPU do not depend on the host's instruction set and threads.
     left_out = ("cpu_capability", "cpu_kernels", "cpu_vendor", "num_threads") if result.device == "cuda" else ()
-    names = [name for name in NUMERIC_ENVIRONMENT if name in result.environment and name not in left_out]
+    kept = (*NUMERIC_ENVIRONMENT, *CHOICES)
+    names = [name for name in kept if name in result.environment and name not in left_out]
     return {name: result.environment[name] for name in names}
 
 

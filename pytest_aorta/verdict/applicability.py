@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pytest_aorta.common.text import brief, counted
-from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.result.facts import CHOICES, LaunchFacts
 from pytest_aorta.result.measurements import AS_RUN
 from pytest_aorta.verdict.metrics import Metric, MetricKind, Origin, Tolerance, format_value
 from pytest_aorta.verdict.noise.priors import BLOCK_GAP_S
@@ -94,8 +94,8 @@ def other_environment(facts: LaunchFacts, recorded: LaunchFacts, side: str = "ba
     ``side`` is the word for ``recorded``. Launches of one session block ran on one host, so a CPU vendor that only one
     of them reports is that of both.
     """
-    known_equal = {"cpu_vendor"} if facts.block == recorded.block else set()
-    for key in sorted((recorded.environment.keys() | facts.environment.keys()) - known_equal):
+    left_out = {*CHOICES, "cpu_vendor"} if facts.block == recorded.block else {*CHOICES}
+    for key in sorted((recorded.environment.keys() | facts.environment.keys()) - left_out):
         here, there = facts.environment.get(key), recorded.environment.get(key)
         if here != there:
             return f"{key} is {here!r}, the {side}'s {there!r}"
@@ -113,7 +113,7 @@ def lost_reproducibility(launches: Sequence[LaunchFacts], recorded: LaunchFacts,
         for key, there in sorted(recorded.environment.items()):
             if key == "cpu_vendor" and facts.block == recorded.block:  # one host, so the vendor is known
                 continue
-            if there is not None and facts.environment.get(key) is None and key not in _FROM_HOST:
+            if there is not None and facts.environment.get(key) is None and key not in (*_FROM_HOST, *CHOICES):
                 return f"the launch does not report {key}, which is {there!r} in the {side}"
         for key in _REPRODUCIBILITY:
             if recorded.environment.get(key, True) and not facts.environment.get(key, True):
@@ -149,11 +149,25 @@ def other_steps(launches: Sequence[LaunchFacts], recorded: LaunchFacts) -> int |
     return next((facts.num_steps for facts in launches if facts.num_steps != recorded.num_steps), None)
 
 
+def changed_choice(facts: LaunchFacts, recorded: LaunchFacts) -> str | None:
+    """Return the first key of what setup() chose that differs between two launches, or None."""
+    return next((key for key in CHOICES if facts.environment.get(key) != recorded.environment.get(key)), None)
+
+
+def _other_choice(launches: Sequence[LaunchFacts], recorded: LaunchFacts) -> str | None:
+    """Return why a baseline belongs to another choice of setup(), which is part of what its launches ran."""
+    for facts in launches:
+        if key := changed_choice(facts, recorded):
+            there, here = (side.environment.get(key) for side in (recorded, facts))
+            return f"the baseline was recorded with {key}={there!r}, which setup chose, and a launch with {here!r}"
+    return None
+
+
 def other_setup(
     recorded_config: dict[str, Any], recorded: LaunchFacts, config: dict[str, Any], launches: Sequence[LaunchFacts]
 ) -> str | None:
-    """Return why a baseline belongs to another config or number of measured steps, or None if both are equal."""
-    if detail := other_config(recorded_config, config):
+    """Return why a baseline belongs to another config, choice or number of measured steps, or None if all are equal."""
+    if detail := other_config(recorded_config, config) or _other_choice(launches, recorded):
         return detail
     if (found := other_steps(launches, recorded)) is None:
         return None

@@ -123,7 +123,7 @@ def test_shared_key_and_value_heads_equal_repeated_ones():
     torch.testing.assert_close(logits(shared, tokens()), logits(repeated, tokens()))
 
 
-@pytest.mark.parametrize(("kind", "num_recomputed"), [("none", 0), ("selective", 3), ("full", 6)])
+@pytest.mark.parametrize(("kind", "num_recomputed"), [("none", 0), ("elementwise", 0), ("selective", 3), ("full", 6)])
 def test_checkpointed_blocks_have_the_same_gradients_and_recompute_their_share_of_matrix_products(kind, num_recomputed):
     kept, recomputed = make_model(), make_model(activation_checkpointing=kind)
     logits(kept, tokens()).square().mean().backward()
@@ -147,7 +147,7 @@ class MatmulCounter(TorchDispatchMode):
 
 
 def test_an_unknown_kind_of_checkpointing_is_an_error():
-    with pytest.raises(ValueError, match="'some', allowed are none, selective, full"):
+    with pytest.raises(ValueError, match="'some', allowed are none, elementwise, selective, full"):
         logits(make_model(activation_checkpointing="some"), tokens())
 
 

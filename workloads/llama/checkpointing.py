@@ -46,15 +46,28 @@ class EverySecondMatmul:
         return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
+def keep_every_matmul(_: SelectiveCheckpointContext, op: Any, *__: Any, **___: Any) -> CheckpointPolicy:
+    """Keep the outputs of attention and of all matrix products, and recompute all others."""
+    return CheckpointPolicy.MUST_SAVE if op in _MATMULS | _ATTENTION else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _elementwise_contexts() -> Any:
+    return create_selective_checkpoint_contexts(keep_every_matmul)
+
+
 def _selective_contexts() -> Any:
     return create_selective_checkpoint_contexts(EverySecondMatmul())
 
 
-_CONTEXTS: dict[str, dict[str, Any]] = {"selective": {"context_fn": _selective_contexts}, "full": {}}
+_CONTEXTS: dict[str, dict[str, Any]] = {
+    "elementwise": {"context_fn": _elementwise_contexts},
+    "selective": {"context_fn": _selective_contexts},
+    "full": {},
+}
 
 
 def run_checkpointed(kind: str, block: Callable[..., torch.Tensor], *args: torch.Tensor) -> torch.Tensor:
-    """Run ``block``; ``none`` keeps all tensors for backward, ``full`` only inputs, ``selective`` some outputs."""
+    """Run ``block``; ``none`` keeps all tensors for backward, ``full`` only inputs, and other kinds some outputs."""
     if kind == "none":
         return block(*args)
     if kind not in _CONTEXTS:

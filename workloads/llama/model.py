@@ -129,7 +129,10 @@ def _feed_forward(config: LlamaConfig) -> nn.Module:
 
 
 class Block(nn.Module):
-    """One pre-norm transformer block."""
+    """One pre-norm transformer block.
+
+    ``checkpointing`` is the kind of activation checkpointing, which may differ between blocks.
+    """
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -137,13 +140,13 @@ class Block(nn.Module):
         self.attention = Attention(config)
         self.ffn_norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
         self.feed_forward = _feed_forward(config)
-        self._checkpointing = config.activation_checkpointing
+        self.checkpointing = config.activation_checkpointing
 
     def forward(self, x: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
         """Run the block; activation checkpointing decides what is kept for backward."""
         # Checkpointing inside the module that FSDP wraps keeps parameter names, and FSDP has gathered the parameters
         # when backward recomputes.
-        return run_checkpointed(self._checkpointing, self._run, x, rotations)
+        return run_checkpointed(self.checkpointing, self._run, x, rotations)
 
     def _run(self, x: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
         x = x + self.attention(self.attention_norm(x), rotations)

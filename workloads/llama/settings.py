@@ -9,6 +9,7 @@ from typing import Self
 import torch
 
 from ..common.learning_rate import LearningRateSchedule
+from .attention import AUTO
 from .faults import Fault
 from .model import LlamaConfig
 from .parallel.communication import CommunicationSettings, turn_off_multicast
@@ -53,11 +54,19 @@ class CheckpointSettings:
 
 
 @dataclass(frozen=True)
+class MemorySettings:
+    """The memory that ``activation_checkpointing: auto`` may fill on each rank."""
+
+    memory_fraction: float
+    memory_budget_bytes: int | None
+
+
+@dataclass(frozen=True)
 class LlamaSettings:
     """The keys that both workloads have.
 
-    ``model``, ``degrees``, ``communication``, ``hashing`` and ``checkpoint`` group keys of the config; ``lr_schedule``
-    and ``fault`` are blocks.
+    ``model``, ``degrees``, ``communication``, ``hashing``, ``checkpoint`` and ``memory`` group keys of the config;
+    ``lr_schedule`` and ``fault`` are blocks.
     """
 
     size: str
@@ -86,12 +95,18 @@ class LlamaSettings:
     seed: int
     hashing: HashSettings
     checkpoint: CheckpointSettings
+    memory: MemorySettings
     fault: Fault
 
     @property
     def tokens_per_step(self) -> int:
         """Return the tokens of one step on one data-parallel rank."""
         return self.gradient_accumulation * self.batch_size * self.seq_len
+
+    @property
+    def chooses_checkpointing(self) -> bool:
+        """Return whether activation checkpointing is chosen in setup, by the memory that steps need."""
+        return self.model.activation_checkpointing == AUTO
 
     def check(self) -> None:
         """Raise ValueError if a key contradicts another one, whatever the world's size."""
@@ -104,6 +119,11 @@ class LlamaSettings:
             raise ValueError(
                 f"loss_chunks is {self.loss_chunks} and pipeline_parallel_degree is {degree}: torch computes the loss "
                 f"from the logits of the last stage; allowed is loss_chunks 0"
+            )
+        if (budget := self.memory.memory_budget_bytes) is not None and not self.chooses_checkpointing:
+            raise ValueError(
+                f"memory_budget_bytes is {budget} and activation_checkpointing is "
+                f"{self.model.activation_checkpointing!r}: only auto keeps to a budget"
             )
         self.checkpoint.check()
         self.lr_schedule.check()

@@ -21,6 +21,9 @@ from .data import initialize, sequences
 from .faults import OPERATOR_INPUT, OPERATOR_OUTPUT
 from .hashing import StepHashes
 from .loss import make_loss
+from .memory.budget import Decision, DeviceMemory, decide, own_budget
+from .memory.choice import Choice, same_on_all
+from .memory.estimate import Gathering, estimate
 from .model import Llama
 from .parallel.context import key_lengths, own_positions
 from .parallel.mesh import ParallelMesh
@@ -43,6 +46,14 @@ class LlamaWorkload(Workload, Generic[_Settings]):
     @abstractmethod
     def shard(self, model: Llama, mesh: ParallelMesh) -> None:
         """Shard the parameters of ``model``, which is on the meta device, over the data-parallel axes of ``mesh``."""
+
+    @abstractmethod
+    def gathering(self, model: Llama) -> Gathering:
+        """Return how blocks are compiled and parameters gathered, for an estimate of memory."""
+
+    def device_memory(self) -> DeviceMemory | None:
+        """Return the memory of this rank's device; None if ranks share the memory of their host."""
+        return DeviceMemory.read(self._device)
 
     def prepare(self, model: Llama) -> None:
         """Change the allocated and initialized model; nothing by default."""
@@ -76,6 +87,7 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         self._mesh = ParallelMesh.build(self._degrees, self._device.type)
         self._stages = Stages(self._mesh)
         settings = self._settings = settings.with_attention(self._choose_attention(settings))
+        self._decision = self._decide() if settings.chooses_checkpointing else None
         positions = own_positions(settings.seq_len, self._degrees.context_parallel, self._mesh.context_rank)
         self._model = self._build_model()
         self._loss = make_loss(settings.compile_loss)
@@ -125,7 +137,7 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         assert result.grad_norm is not None
         result = replace(
             result,
-            environment=result.environment | {"attention": settings.model.attention},
+            environment=result.environment | {"attention": settings.model.attention} | self._chosen(),
             metrics=self._metrics(sum(result.step_times_ms) / 1e3, result.grad_norm[-1]),
             weight_hashes=self._hashes.weight_hashes,
             tensor_hashes=self._hashes.tensor_hashes,
@@ -155,11 +167,36 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         model.output.num_chunks, model.output.fused = self._settings.loss_chunks, self._settings.compile_loss
         self._num_parameters = sum(parameter.numel() for parameter in model.parameters())
         parallelize(model, self._mesh, self._settings)
+        for name, block in model.layers.named_children():
+            block.checkpointing = self._checkpointing.kind(int(name))  # type: ignore[assignment]
         self.shard(model, self._mesh)
         model.to_empty(device=self._device)
         initialize(model, config.n_layers, self._settings.seed)
         self.prepare(model)
         return model
+
+    @property
+    def _checkpointing(self) -> Choice:
+        """Return the kind of activation checkpointing of each block."""
+        if self._decision is not None:
+            return self._decision.choice
+        return same_on_all(self._settings.model.activation_checkpointing, self._settings.model.n_layers)
+
+    def _decide(self) -> Decision:
+        """Choose activation checkpointing by the memory that a step needs; collective."""
+        settings = self._settings
+        budget = own_budget(settings.memory, self.device_memory())
+        with torch.device("meta"):
+            gathering = self.gathering(Llama(settings.model))
+        step = estimate(settings, self._mesh, self._device, gathering)
+        decision = decide(step, settings.model.n_layers, budget, self._device)
+        if self._rank == 0:
+            print(decision, flush=True)
+        return decision
+
+    def _chosen(self) -> dict[str, str | int | float | bool | None]:
+        """Return the fact that a reader of the result needs if checkpointing was chosen."""
+        return {} if self._decision is None else {"activation_checkpointing": str(self._decision.choice)}
 
     def _choose_attention(self, settings: _Settings) -> str:
         """Return the kernel of attention for the heads and positions that this rank computes."""
@@ -302,6 +339,8 @@ class LlamaWorkload(Workload, Generic[_Settings]):
             "num_parameters": float(self._num_parameters),
             "grad_norm_last": grad_norm_last,
         } | peak_memory_metrics(self._device)
+        if self._decision is not None:
+            metrics |= self._decision.metrics
         if self._device.type == "cuda":
             metrics["peak_memory_reserved_bytes"] = float(torch.cuda.max_memory_reserved(self._device))
         return metrics

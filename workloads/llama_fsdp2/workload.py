@@ -12,6 +12,9 @@ from ..common.fsdp2 import prefetch, sum_gradients
 from ..common.settings import read_settings
 from ..common.training import drop
 from ..llama.experts import Experts
+from ..llama.memory.choice import LADDER
+from ..llama.memory.estimate import Gathering
+from ..llama.memory.pieces import INDUCTOR
 from ..llama.model import Llama
 from ..llama.parallel.expert import expert_placement
 from ..llama.parallel.mesh import ParallelMesh
@@ -70,6 +73,17 @@ class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
             check_all_gather(settings.all_gather, self._device, mesh.shards.size())
             gather_symmetrically(model, mesh.shards.get_group(), self._device)
         prefetch(groups, settings.forward_prefetch, settings.backward_prefetch)
+
+    def gathering(self, _model: Llama) -> Gathering:
+        """Return how FSDP2 gathers the parameters of blocks."""
+        settings = self._settings
+        return Gathering(
+            compiler=INDUCTOR if settings.compile_blocks else None,
+            num_ahead=max(1, settings.forward_prefetch, settings.backward_prefetch),
+            blocks_per_unit=settings.communication.blocks_per_bucket,
+            kept_by=frozenset() if settings.reshard_after_forward else frozenset(LADDER),
+            accumulates_unsharded=not self.reduces_every_micro_batch,
+        )
 
     def before_micro_batch(self, *, is_last: bool) -> None:
         """Reduce gradients only in the last backward pass of a step, unless ``reduce_every_micro_batch`` is true."""

@@ -6,10 +6,12 @@ import torch
 import torch._dynamo
 
 from ..common.settings import read_settings
+from ..llama.memory.choice import LADDER
+from ..llama.memory.estimate import Gathering
 from ..llama.model import Llama
 from ..llama.parallel.mesh import ParallelMesh
 from ..llama.training import LlamaWorkload
-from .buckets import Bucket, block_buckets, buckets_in_place, module_buckets
+from .buckets import Bucket, block_buckets, buckets_in_place, module_buckets, num_blocks
 from .parametrization import MixedPrecision, gathering_groups, shard_parameters
 from .passes import make_backend
 from .settings import LlamaSimpleFsdpSettings
@@ -32,6 +34,20 @@ class LlamaSimpleFsdpWorkload(LlamaWorkload[LlamaSimpleFsdpSettings]):
     def shard(self, model: Llama, mesh: ParallelMesh) -> None:
         """Make all parameters DTensors that are gathered where they are read."""
         shard_parameters(model, mesh, MixedPrecision(self._settings.param_dtype, self._settings.reduce_dtype))
+
+    def gathering(self, model: Llama) -> Gathering:
+        """Return how graphs gather the parameters of blocks.
+
+        Without a graph, autograd keeps the gathered parameters of blocks that are not computed again.
+        """
+        graph = self._settings.graph
+        is_eager = graph.backend == "eager"
+        kept_by = LADDER if not graph.reshard_after_forward else ()
+        return Gathering(
+            compiler=None if is_eager else graph.backend,
+            blocks_per_unit=max([1, *map(num_blocks, _buckets(self._settings, model))]),
+            kept_by=frozenset(LADDER[:1] if is_eager else kept_by),
+        )
 
     def prepare(self, model: Llama) -> None:
         """Compile the model as one graph when it first runs."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.verdict.applicability import changed_choice
 from pytest_aorta.verdict.causes.kernels import moved
 from pytest_aorta.verdict.statistics.variance import median_variance
 
@@ -78,7 +79,21 @@ def notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts]) -> 
     memory = median(launch.memory_growth for launch in launches)
     if memory > MEMORY_GROWTH:
         found.append(f"memory grows within a launch by at least {memory:.1%}; look for a leak")
-    return found + throttle_notes(launches, reference) + canary_notes(launches, reference)
+    return (
+        found
+        + _choice_notes(launches, reference)
+        + throttle_notes(launches, reference)
+        + canary_notes(launches, reference)
+    )
+
+
+def _choice_notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts]) -> list[str]:
+    """Return a line for what setup() chose otherwise than in the reference launches, which changes times and memory."""
+    pairs = ((launch, other) for launch in launches for other in reference)
+    for launch, other in pairs:
+        if key := changed_choice(launch, other):
+            return [f"{key} is {launch.environment.get(key)!r}, the reference's {other.environment.get(key)!r}"]
+    return []
 
 
 def _has_several_ranks(launch: LaunchFacts) -> bool:

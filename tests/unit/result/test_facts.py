@@ -64,6 +64,12 @@ def test_the_kernel_of_attention_is_kept_on_every_device():
     assert facts.environment == {"torch": "2.11.0", "attention": "flex"}
 
 
+def test_what_setup_chose_is_kept():
+    environment = {"torch": "2.11.0", "activation_checkpointing": "full on all 2 blocks"}
+    facts = launch_facts(make_result(TWO_RANKS, device="cuda", environment=environment))
+    assert facts.environment == environment
+
+
 def test_durations_keep_six_digits():
     assert launch_facts(make_result([[1.23456789]])).step_time_ms["p50"] == 1.23457
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pytest_aorta.common.errors import SpecError
@@ -136,6 +138,36 @@ def test_every_changed_config_key_is_named():
 def test_config_key_that_one_side_lacks_makes_another_config(config):
     row = check(make_facts(), baseline=make_baseline(), config=config)["step_time_p50"]
     assert row.outcome is Outcome.MISSING
+
+
+def chose(kinds: str, facts=None):
+    facts = facts or make_facts()
+    return replace(facts, environment=facts.environment | {"activation_checkpointing": kinds})
+
+
+@pytest.mark.parametrize("launches", [[chose("full on all 4 blocks")], [chose("none on all 4 blocks"), make_facts()]])
+def test_baseline_of_another_choice_of_checkpointing_is_missing_and_names_both(launches):
+    baseline = make_baseline(launches=stored(*[chose("none on all 4 blocks")] * 10))
+    row = check(*launches, baseline=baseline)["step_time_p50"]
+    chosen = launches[-1].environment.get("activation_checkpointing")
+    assert (row.outcome, row.reason) == (
+        Outcome.MISSING,
+        f"the baseline was recorded with activation_checkpointing='none on all 4 blocks', which setup chose, and a "
+        f"launch with {chosen!r}; record it again with --update-baselines",
+    )
+
+
+def test_same_choice_of_checkpointing_is_compared():
+    launches = [chose("none on all 4 blocks")] * 3
+    verdicts = check(*launches, baseline=make_baseline(launches=stored(*launches * 3)))
+    assert set(outcomes(verdicts).values()) == {Outcome.PASS}
+
+
+def test_pairs_of_different_choices_are_compared_and_the_choices_noted():
+    candidates, references = [chose("full on all 4 blocks", with_p50(make_facts(), 15.0))] * 3, [chose("none")] * 3
+    verdicts = compare(candidates, references)
+    assert outcomes(verdicts) == {"step_time_p50": Outcome.REGRESSION, "weight_hash": Outcome.PASS}
+    assert "activation_checkpointing is 'full on all 4 blocks', the reference's 'none'" in verdicts.notes
 
 
 def test_metric_that_the_launch_lost_is_missing():

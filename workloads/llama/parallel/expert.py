@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed._functional_collectives import all_to_all_single, all_to_all_single_autograd
 from torch.distributed.device_mesh import DeviceMesh
@@ -66,26 +67,34 @@ def apply_expert_parallel(model: nn.Module, mesh: DeviceMesh) -> None:
                 # There is no data to send: the model is on the meta device.
                 own = distribute_tensor(parameter, mesh, [Shard(0)], src_data_rank=None)
                 module.experts.register_parameter(name, nn.Parameter(own))
-            module.evaluate = ExchangedExperts(mesh)
+            module.evaluate = ExchangedExperts(mesh.get_group(), mesh.size())
 
 
 class ExchangedExperts:
     """Evaluates each row on the rank of its expert: all-to-all collectives send rows there and outputs back."""
 
-    def __init__(self, mesh: DeviceMesh) -> None:
-        self._group, self._num_ranks = mesh.get_group(), mesh.size()
+    def __init__(self, group: dist.ProcessGroup, num_ranks: int) -> None:
+        self._group, self._num_ranks = group, num_ranks
+
+    def bounded(self, experts_per_token: int) -> BoundedExchange:
+        """Return the exchange in which this rank receives the most rows that it can."""
+        return BoundedExchange(self._group, self._num_ranks, experts_per_token)
 
     def __call__(self, experts: Experts, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         """Evaluate ``rows``, in the order of all experts; ``counts`` holds the rows of each expert."""
         # Rows from each rank for each expert of this rank.
         received = self._exchange_counts(counts).view(self._num_ranks, -1)
         sent = counts.view(self._num_ranks, -1)
-        # Collectives take the sizes of their parts from the host.
-        num_sent, num_received = torch.stack([sent, received]).sum(dim=2).tolist()
+        num_sent, num_received = self._num_rows(sent, received, len(rows))
         own = self._exchange(rows, num_sent, num_received)
         groups = group_rows(_expert_of_rows(received, sum(num_received)), received.shape[1])
         out = experts.evaluate(own[groups.order], groups.counts)[groups.inverse]
         return self._exchange(out, num_received, num_sent)
+
+    def _num_rows(self, sent: torch.Tensor, received: torch.Tensor, _: int) -> tuple[list[int], list[int]]:
+        """Return how many rows go to each rank and how many come from each, on the host for the collectives."""
+        num_sent, num_received = torch.stack([sent, received]).sum(dim=2).tolist()
+        return num_sent, num_received
 
     def _exchange_counts(self, counts: torch.Tensor) -> torch.Tensor:
         received: torch.Tensor = all_to_all_single(counts, None, None, self._group)
@@ -95,6 +104,20 @@ class ExchangedExperts:
         """Send each rank its part of ``rows``, in the order of ranks; gradients go back the same way."""
         out: torch.Tensor = all_to_all_single_autograd(rows, num_received, num_sent, self._group)
         return out
+
+
+class BoundedExchange(ExchangedExperts):
+    """An exchange without data, in which each rank sends this rank all rows that can be for its experts."""
+
+    def __init__(self, group: dist.ProcessGroup, num_ranks: int, experts_per_token: int) -> None:
+        super().__init__(group, num_ranks)
+        self._experts_per_token = experts_per_token
+
+    def _num_rows(self, sent: torch.Tensor, received: torch.Tensor, num_rows: int) -> tuple[list[int], list[int]]:
+        del sent
+        # A token goes to several experts, each time to another one.
+        most = num_rows // self._experts_per_token * min(self._experts_per_token, received.shape[1])
+        return [num_rows // self._num_ranks] * self._num_ranks, [most] * self._num_ranks
 
 
 def _expert_of_rows(received: torch.Tensor, num_rows: int) -> torch.Tensor:
