@@ -267,7 +267,7 @@ def test_llama_8b_on_h200s_took_up_to_a_twentieth_less_than_the_estimate(world, 
 
 def test_a_rank_of_distributed_experts_is_given_the_most_rows_that_it_can_get(world):
     world(2)
-    experts = {"num_experts": 4, "experts_per_token": 2, "expert_parallel_degree": 2}
+    experts = {"attention": "flash", "num_experts": 4, "experts_per_token": 2, "expert_parallel_degree": 2}
     settings, alone = (
         make_settings(LlamaFsdp2Settings, "llama_fsdp2", **SMALL | keys)
         for keys in (experts, experts | {"expert_parallel_degree": 1})
@@ -282,7 +282,7 @@ def test_a_rank_of_distributed_experts_is_given_the_most_rows_that_it_can_get(wo
 
 
 def test_earlier_stages_of_a_pipeline_keep_more_micro_batches(monkeypatch, world):
-    keys = SMALL | {"pipeline_parallel_degree": 2, "gradient_accumulation": 4}
+    keys = SMALL | {"attention": "flash", "pipeline_parallel_degree": 2, "gradient_accumulation": 4}
     steps = []
     for rank in range(2):
         world(2, rank)

@@ -1,7 +1,7 @@
 """The bytes of one rank's parts of a step, measured by running each part once on fake tensors.
 
-Fake tensors have shapes, dtypes and a device but no memory, so the parts run without allocating anything, without
-communicating, and on every rank alike. Every use of torch's compiler interfaces in this package is in this module.
+Fake tensors have shapes, dtypes and a device but no memory, so the parts run without allocating and without
+communicating. Every use of torch's compiler interfaces in this package is in this module.
 """
 
 from __future__ import annotations
