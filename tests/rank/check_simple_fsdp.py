@@ -371,7 +371,7 @@ def test_states_of_generators_are_saved_before_meshes_and_sizes_last():
     assert [node.name for node in inputs] == ["tensor", "state", "size", "mesh", "tangents_1"]
 
 
-@pytest.mark.parametrize("kind", ["none", "selective", "full"])
+@pytest.mark.parametrize("kind", ["none", "elementwise", "selective", "full"])
 def test_a_traced_block_saves_no_more_than_its_checkpointing_keeps(mesh, kind):
     torch.compiler.reset()
     model = make_sharded(mesh, config=replace(DEBUG, activation_checkpointing=kind))
