@@ -135,7 +135,8 @@ class Report:
     """The content of a report.
 
     ``candidate`` and ``reference`` are the names of the two sides. ``num_launches`` counts all launches, and
-    ``num_failed_launches`` those of them that left no valid result.
+    ``num_failed_launches`` those of them that left no valid result. ``run`` says of which version a run without any
+    result was, as labels with values.
     """
 
     title: str
@@ -146,6 +147,12 @@ class Report:
     warnings: tuple[str, ...] = ()
     num_launches: int = 0
     num_failed_launches: int = 0
+    run: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def has_result(self) -> bool:
+        """Return whether a launch left a result that could be read."""
+        return any(case.candidate or case.reference for test in self.tests for case in test.cases)
 
     @property
     def final(self) -> tuple[Test, ...]:

@@ -6,11 +6,20 @@ import shlex
 from collections.abc import Sequence
 
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.result.provenance import UNKNOWN, version_text
+from pytest_aorta.result.provenance import UNKNOWN, CodeVersion, version_text
 from pytest_aorta.session.history.entries import MeasuredLaunch, Side
 
 NOT_KNOWN = "unknown"
 _CPU = "CPU ranks"
+
+
+def run_pairs(version: CodeVersion, command: Sequence[str]) -> list[tuple[str, str]]:
+    """Return what is known of a run in which no launch left a result: commit, branch and command."""
+    return [
+        ("commit", version_text(version.commit, version.dirty) or NOT_KNOWN),
+        ("branch", version.branch or ("none (detached head)" if version.commit else NOT_KNOWN)),
+        ("command", shlex.join(command) or NOT_KNOWN),
+    ]
 
 
 def provenance_pairs(launch: LaunchFacts | MeasuredLaunch, command: Sequence[str] = ()) -> list[tuple[str, str]]:
@@ -27,11 +36,12 @@ def provenance_pairs(launch: LaunchFacts | MeasuredLaunch, command: Sequence[str
         launch = MeasuredLaunch.of(launch, Side.CANDIDATE)
     else:
         is_on_cpu = launch.accelerator is None
+    commit, branch, words = run_pairs(CodeVersion(launch.commit, launch.branch, launch.dirty), command)
     return [
-        ("commit", version_text(launch.commit, launch.dirty) or NOT_KNOWN),
-        ("branch", launch.branch or ("none (detached head)" if launch.commit else NOT_KNOWN)),
+        commit,
+        branch,
         ("measured", NOT_KNOWN if launch.measured_at == UNKNOWN.measured_at else launch.measured_at),
         ("device", _CPU if is_on_cpu else launch.accelerator or NOT_KNOWN),
         ("torch", launch.torch or NOT_KNOWN),
-        ("command", shlex.join(command) or NOT_KNOWN),
+        words,
     ]

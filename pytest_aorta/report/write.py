@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from pytest_aorta.plan.options import Options
 from pytest_aorta.report.data import Report
 from pytest_aorta.report.from_session import reported, session_report
 from pytest_aorta.report.markdown import MAX_COMMENT_BYTES, RunFacts, markdown
+from pytest_aorta.report.provenance import run_pairs
+from pytest_aorta.result.provenance import code_version
 from pytest_aorta.session.record import TestRecord
 
 SUMMARY_FILE = "summary.json"
@@ -51,7 +54,7 @@ def write_session_reports(
     if options.markdown is not None:
         lines += _write_markdown(markdown(shown, run, MAX_COMMENT_BYTES), options.markdown)
     if options.report is not None:
-        lines += _write_page(shown, options.report)
+        lines += _write_page(shown, options.report, options)
     return lines
 
 
@@ -94,9 +97,11 @@ def _write_markdown(text: str, file: Path) -> list[str]:
     return [f"markdown: {file}"]
 
 
-def _write_page(records: Sequence[TestRecord], file: Path) -> list[str]:
+def _write_page(records: Sequence[TestRecord], file: Path, options: Options) -> list[str]:
     try:
         report = session_report(records, title="pytest-aorta")
+        if not report.has_result:
+            report = replace(report, run=tuple(run_pairs(code_version(options.rootdir), options.command)))
         written = write_report(report, file)
     except Exception as error:  # noqa: BLE001 - a failed report must not take the session's verdicts with it
         return [f"WARNING: {file}: no report was written: {type(error).__name__}: {error}"]

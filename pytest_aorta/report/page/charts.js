@@ -201,7 +201,7 @@ const aortaCharts = (data) => {
   }
 
   // Lanes of each rank: compute, exposed communication, all collectives in one lane, and copies.
-  function timeline(plots, canvas) {
+  function timeline(plots, canvas, figure) {
     const { ranks, step_ms } = plots.timeline;
     const parts = [["compute", (name) => name === "compute"], ["exposed", (name) => name === "exposed"],
       ["comm", (name) => !["compute", "exposed", "copy"].includes(name)], ["copy", (name) => name === "copy"]];
@@ -223,7 +223,13 @@ const aortaCharts = (data) => {
     const hint = document.createElement("div");
     hint.className = "hint";
     hint.hidden = true;
-    const pixels = Math.max(120, Math.min(26, 460 / height) * height + 50);
+    // Lanes of many ranks become thin, and the drawing tall up to a limit; names are left out where they would overlap.
+    const tall = Math.min(26 * height, Math.max(460, Math.min(1600, 3.5 * height)));
+    const named = Math.ceil(14 / (tall / ranks.length));
+    const shown = marks.filter(({ rank }) => rank % named === 0);
+    // As the range, the names are an attribute of the figure.
+    figure.dataset.named = shown.map(({ rank }) => rank).join(" ");
+    const pixels = Math.max(120, tall + 50);
     const paint = (plot) => {
       const { ctx } = plot;
       const { left, top, width, height: tall } = plot.bbox;
@@ -264,7 +270,7 @@ const aortaCharts = (data) => {
     const plot = make(canvas, pixels, {
       legend: { show: false }, cursor: { drag: { x: true, y: false }, y: false, points: { show: false } },
       series: [{}, { paths: () => null, points: { show: false } }], scales: { x: { time: false, range: (_, low, high) => [low, high] }, y: { range: [0, height] } },
-      axes: [axis({ label: "ms", size: 34 }), axis({ size: 64, grid: { show: false }, splits: () => marks.map(({ at }) => height - at), values: () => marks.map(({ rank }) => `rank ${rank}`) })],
+      axes: [axis({ label: "ms", size: 34 }), axis({ size: 64, grid: { show: false }, splits: () => shown.map(({ at }) => height - at), values: () => shown.map(({ rank }) => `rank ${rank}`) })],
       hooks: { draw: [paint], setCursor: [point] },
     }, [[0, step_ms], [null, null]], [0, step_ms]);
     const keys = document.createElement("ul");

@@ -127,7 +127,12 @@ def compared_with(verdict: Verdict) -> str:
 
 
 def provenance_of_report(report: Report) -> ProvenanceTable:
-    """Return when, where and of which version both sides were measured, over all tests."""
+    """Return when, where and of which version both sides were measured, over all tests.
+
+    Of a run in which no launch left a result, only the version and the command are known.
+    """
+    if report.run and not report.has_result:
+        return ProvenanceTable(tuple(label for label, _ in report.run), {report.candidate: dict(report.run)})
     cases = [case for test in report.tests for case in test.cases]
     names = {case.reference_name for case in cases if case.reference}
     name = names.pop() if len(names) == 1 else AB_REFERENCE

@@ -160,7 +160,6 @@ def test_command_is_quoted_for_a_shell(nodeid, repeated):
     assert shlex.split(reproducing_command(nodeid, repeated)) == ["pytest", nodeid, *repeated]
 
 
-@settings(deadline=None)
 @given(TEXTS, TEXTS, TEXTS)
 def test_text_of_tests_can_not_change_the_structure(nodeid, failure, reason):
     record = TestRecord(nodeid, [make_verdict(Outcome.REGRESSION, detail=reason)], outcome="failed", failure=failure)
@@ -196,7 +195,6 @@ def test_line_of_a_failure_can_not_be_a_quick_action_of_gitlab():
     assert Page(text).texts["pre"] == ["first\n/close\n  /assign @user\na/b"]
 
 
-@settings(deadline=None)
 @given(st.integers(0, 400), st.integers(600, 20_000))
 def test_markdown_is_never_longer_than_allowed_and_counts_what_is_dropped(tests, limit):
     records = [TestRecord(f"a.py::\N{BUG}{n}", [make_verdict(Outcome.REGRESSION)]) for n in range(tests)]
@@ -206,7 +204,7 @@ def test_markdown_is_never_longer_than_allowed_and_counts_what_is_dropped(tests,
     assert shown == tests or f"\n... and {tests - shown} more findings\n" in text
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(1, 60), st.integers(0, 30_000), st.integers(2_000, MAX_COMMENT_BYTES))
 def test_failures_of_any_length_are_bounded_counted_and_closed(tests, length, limit):
     failed = [replace(FAILED, nodeid=f"a.py::{n}", verdicts=[], failure="<" * length) for n in range(tests)]

@@ -17,6 +17,7 @@ from pytest_aorta.report.from_session import session_report
 from pytest_aorta.report.page.render import MAX_FAILURE_CHARACTERS, render
 from pytest_aorta.report.write import require_packages, write_report, write_session_reports
 from pytest_aorta.result.facts import launch_facts
+from pytest_aorta.result.provenance import CodeVersion
 from pytest_aorta.session.record import Compared, TestRecord, properties
 from pytest_aorta.verdict.statistics.decision import Outcome
 from tests.unit.builders import make_options, make_result, make_verdict
@@ -131,6 +132,15 @@ def test_nothing_is_written_for_a_run_without_a_launch(tmp_path):
     file = tmp_path / "summary.md"
     assert write_session_reports([TestRecord("a::plain")], make_options(), {"GITHUB_STEP_SUMMARY": str(file)}) == []
     assert not file.exists()
+
+
+def test_page_of_a_run_without_a_result_names_version_and_command(tmp_path, monkeypatch):
+    monkeypatch.setattr(write, "code_version", lambda folder: CodeVersion("c0ffee00" * 5, "main", dirty=True))
+    failed = TestRecord("a.py::failed", outcome="failed", failure="no", num_launches=1, num_failed_launches=1)
+    options = make_options(report=tmp_path / "page.html", command=("pytest", "-k", "a b"))
+    write_session_reports([failed], options, {})
+    text = Reader((tmp_path / "page.html").read_text()).text
+    assert re.search(r"c0ffee00c0ff and changes\s*main\s*pytest -k 'a b'", text)
 
 
 def test_what_goes_wrong_with_a_report_is_a_warning(tmp_path):
