@@ -104,7 +104,7 @@ def _inputs(model: Llama, shapes: Shapes) -> torch.Tensor:
 
 
 def _rotations(model: Llama, shapes: Shapes) -> torch.Tensor:
-    return torch.empty((2, shapes.num_positions, model.config.head_dim // 2), device=shapes.device)
+    return model.config.rotations(torch.empty(shapes.num_positions, dtype=torch.int64, device=shapes.device))
 
 
 def _labels(shapes: Shapes) -> torch.Tensor:
