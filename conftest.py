@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,11 @@ pytest_plugins = ["pytester"]
 # An example may take long beside other work on the machine.
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
+
+
+def pytest_configure() -> None:
+    """Keep pytest-randomly out of the runs that tests start, except where a test of other plugins asks for it."""
+    os.environ["PYTEST_ADDOPTS"] = "-p no:randomly"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -258,12 +258,19 @@ def _record_of(report: pytest.CollectReport | pytest.TestReport) -> TestRecord |
     return TestRecord.from_json(json.loads(text))
 
 
+def _worker_and_id(report: pytest.TestReport) -> tuple[str, str]:
+    """Return the worker of xdist that ran a test, empty without workers, and the test's node id."""
+    return getattr(report, "worker_id", ""), report.nodeid
+
+
 class Controller:
     """The hooks of the process that owns the terminal and the baselines, which is not a worker of xdist."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.latest: dict[str, TestRecord] = {}
+        # Worker and node id -> record. In xdist's mode `each`, every worker runs every test.
+        self.latest: dict[tuple[str, str], TestRecord] = {}
+        self.failed: set[str] = set()
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Keep a record of each test whose markers are wrong, which is therefore not run."""
@@ -279,15 +286,16 @@ class Controller:
         """Keep the record of each test that ended, in this process or in a worker."""
         if (record := _record_of(report)) is not None:
             self.run.records.append(record)
-            self.latest[report.nodeid] = record
-            if report.passed and not hasattr(report, "wasxfail"):
+            self.latest[_worker_and_id(report)] = record
+            if report.passed and not hasattr(report, "wasxfail") and report.nodeid not in self.failed:
                 self.run.passed[report.nodeid] = record.nodeid
         if report.failed:  # includes a teardown after a call that passed
+            self.failed.add(report.nodeid)
             self.run.passed.pop(report.nodeid, None)
-            if report.when == "teardown" and (ended := self.latest.get(report.nodeid)):
+            if report.when == "teardown" and (ended := self.latest.get(_worker_and_id(report))):
                 ended.outcome, ended.failure = "error", ended.failure or report.longreprtext
         # pytest-rerunfailures runs the test again, also after a teardown that failed.
-        if str(report.outcome) == "rerun" and (ended := self.latest.get(report.nodeid)):
+        if str(report.outcome) == "rerun" and (ended := self.latest.get(_worker_and_id(report))):
             self.run.passed.pop(report.nodeid, None)
             ended.outcome, ended.failure = str(report.outcome), ended.failure or report.longreprtext
 
