@@ -79,8 +79,8 @@ class ProgressLine:
 def wanted(choice: str, config: pytest.Config, environ: Mapping[str, str] = os.environ) -> bool:
     """Return whether this process shows the progress line.
 
-    ``on`` shows it in CI too, ``auto`` does not. The line is never shown without a terminal or pytest's own reporter, in
-    a worker of xdist, or with ``-s``, where tests write to the terminal themselves.
+    ``on`` shows it in CI too, ``auto`` does not. The line is never shown without a terminal or pytest's own reporter,
+    in a worker of xdist, or with ``-s``, where tests write to the terminal themselves.
     """
     if choice == "off" or hasattr(config, "workerinput") or config.getoption("capture") == "no":
         return False
