@@ -11,7 +11,7 @@ import os
 from collections.abc import Generator, Iterator
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
@@ -161,9 +161,15 @@ def pytest_make_collect_report(
     if problems:
         lines = [f"{nodeid}: {problem}" for nodeid, problem in problems.items()]
         report.outcome, report.longrepr, report.result = "failed", "\n".join(lines), []
+        # As for any collection error: pytest passes the call on to pytest_exception_interact, from which editors read.
+        vars(report)["call"] = pytest.CallInfo.from_call(lambda: _refuse(report.longrepr), "collect")
         # As text, since xdist transfers only plain values.
         vars(report)["aorta_problems"] = json.dumps(problems)
     return report
+
+
+def _refuse(text: object) -> NoReturn:
+    raise pytest.Collector.CollectError(text)
 
 
 def _read_markers(item: pytest.Item) -> None:
@@ -342,6 +348,8 @@ class Controller:
         A single line has no section of its own.
         """
         run = self.run
+        if terminalreporter.config.option.collectonly:  # tests with wrong markers are among the errors
+            return
         if not any(record.is_reported for record in run.records) and not run.notes:
             return
         from pytest_aorta.plugin.summary import durations_lines, summary_lines  # only for a run with launches
