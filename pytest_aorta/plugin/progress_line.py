@@ -82,7 +82,7 @@ def wanted(choice: str, config: pytest.Config, environ: Mapping[str, str] = os.e
     ``on`` shows it in CI too, ``auto`` does not. The line is never shown without a terminal or pytest's own reporter,
     in a worker of xdist, or with ``-s``, where tests write to the terminal themselves.
     """
-    if choice == "off" or hasattr(config, "workerinput") or config.getoption("capture") == "no":
+    if choice == "off" or hasattr(config, "workerinput") or config.getoption("capture", "no") == "no":
         return False
     # A reporter of another plugin, such as pytest-sugar's, draws the current line itself.
     if type(config.pluginmanager.get_plugin("terminalreporter")).__module__ != "_pytest.terminal":

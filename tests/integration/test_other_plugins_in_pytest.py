@@ -276,6 +276,7 @@ def test_options_that_only_show_launch_nothing(declared, options):
     [
         ["-p", "no:terminal"],
         ["-p", "no:terminal", "--collect-only"],
+        ["-p", "no:capture"],
         ["--import-mode=importlib"],
     ],
 )

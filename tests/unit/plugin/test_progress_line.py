@@ -112,8 +112,8 @@ class FakeConfig:
         self.pluginmanager = self
         self.reporter = reporter and reporter.__new__(reporter)
 
-    def getoption(self, name):
-        return {"capture": self.capture}[name]
+    def getoption(self, name, default):
+        return {"capture": self.capture}.get(name) or default
 
     def get_plugin(self, name):
         return {"terminalreporter": self.reporter}[name]
@@ -143,7 +143,8 @@ def test_line_is_wanted_on_a_terminal_and_in_ci_only_where_asked_for(on_a_termin
 
 
 @pytest.mark.parametrize(
-    "config", [FakeConfig(capture="no"), FakeConfig(reporter=None), FakeConfig(reporter=OtherReporter)]
+    "config",
+    [FakeConfig(capture="no"), FakeConfig(capture=None), FakeConfig(reporter=None), FakeConfig(reporter=OtherReporter)],
 )
 def test_line_is_never_wanted_beside_what_tests_print_or_without_pytests_own(on_a_terminal, config):
     assert not wanted("on", config, {"TERM": "xterm"})
