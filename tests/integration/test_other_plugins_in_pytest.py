@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from pytest_aorta.launch.lease.lease import holders, lease
 from pytest_aorta.verdict.baseline import read_baseline_file
 from tests.integration.conftest import TIMED
 
@@ -96,6 +97,17 @@ def test_time_limit_of_pytest_timeout_names_the_launch(project):
     )
     [slow] = project.path.glob("kept/test-toy-py-test-slow-*/01-toy-*")
     assert f"see {slow}" in (project.path / "out/report.html").read_text()
+
+
+def test_time_limit_of_pytest_timeout_ends_the_wait_for_devices(project):
+    folder = project.path / "leases"
+    project.write("test_toy.py", "def test_one(workload): workload.run('toy')\n")
+    with lease(("cpu-0",), 1, exclusive=True, wait_s=5, folder=folder, owner="another session"):
+        result = project.run("--timeout=2", "--timeout-method=signal")
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines(["E *Failed: Timeout (>2.0s) from pytest-timeout."])
+        assert [claim.owner for claim in holders(folder)] == ["another session"]
+    project.run("--timeout=60").assert_outcomes(passed=1)
 
 
 # --- pytest-rerunfailures ---------------------------------------------------------------------------------------------
