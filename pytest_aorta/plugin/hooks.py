@@ -81,6 +81,9 @@ class Run:
                 self.line.close()
 
 
+# Options of pytest with which no test runs. An editor collects tests on machines without their GPUs and profilers.
+_SHOWING = ("collectonly", "showfixtures", "show_fixtures_per_test", "markers")
+
 RUN = pytest.StashKey[Run]()
 NODE_ID = pytest.StashKey[str]()
 SPEC = pytest.StashKey["TestSpec"]()
@@ -102,9 +105,10 @@ def pytest_configure(config: pytest.Config) -> None:
             from pytest_aorta.report.write import require_packages  # only for a run with a report
 
             require_packages()
-        if run.options.gpus is not None:
-            check_budget(run.options, run.devices)
-        check_profiler(run.options.profiler)
+        if not any(config.getoption(name) for name in _SHOWING):
+            if run.options.gpus is not None:
+                check_budget(run.options, run.devices)
+            check_profiler(run.options.profiler)
     except AortaError as error:
         raise pytest.UsageError(str(error)) from None
     config.stash[RUN] = run

@@ -246,6 +246,14 @@ def test_collection_for_an_editor_prints_node_ids_only_and_imports_no_torch(decl
     assert_nothing_was_launched(declared)
 
 
+@pytest.mark.parametrize("options", [["--collect-only", "-q"], ["--fixtures"], ["--fixtures-per-test"], ["--markers"]])
+def test_suite_for_more_gpus_than_the_editors_machine_has_is_shown(declared, options):
+    declared.ini("aorta_gpus = 8", "aorta_profiler = rocprofv3")
+    result = declared.run(*options)
+    assert (result.ret, result.errlines) == (0, [])
+    assert declared.run("--setup-only").ret == pytest.ExitCode.USAGE_ERROR
+
+
 # Editors show what this hook receives.
 SHOWS_ERRORS = """
 def pytest_exception_interact(node, call, report):
