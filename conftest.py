@@ -15,9 +15,20 @@ settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
 
 
+# pytest-randomly, which the tests of other plugins need, would shuffle and seed every run that a test starts.
+ADDOPTS = "-p no:randomly"
+
+
 def pytest_configure() -> None:
-    """Keep pytest-randomly out of the runs that tests start, except where a test of other plugins asks for it."""
-    os.environ["PYTEST_ADDOPTS"] = "-p no:randomly"
+    """Give options to the runs that tests start as programs."""
+    os.environ["PYTEST_ADDOPTS"] = ADDOPTS
+
+
+@pytest.fixture
+def pytester(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """Give the same options to the runs that pytester starts, which removes the variable."""
+    monkeypatch.setenv("PYTEST_ADDOPTS", ADDOPTS)
+    return pytester
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -105,7 +105,7 @@ def pytest_configure(config: pytest.Config) -> None:
             from pytest_aorta.report.write import require_packages  # only for a run with a report
 
             require_packages()
-        if not any(config.getoption(name) for name in _SHOWING):
+        if not any(config.getoption(name, False) for name in _SHOWING):
             if run.options.gpus is not None:
                 check_budget(run.options, run.devices)
             check_profiler(run.options.profiler)
