@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,22 @@ pytest_plugins = ["pytester"]
 # An example may take long beside other work on the machine.
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
+
+
+# pytest-randomly, which the tests of other plugins need, would shuffle and seed every run that a test starts.
+ADDOPTS = "-p no:randomly"
+
+
+def pytest_configure() -> None:
+    """Give options to the runs that tests start as programs."""
+    os.environ["PYTEST_ADDOPTS"] = ADDOPTS
+
+
+@pytest.fixture
+def pytester(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """Give the same options to the runs that pytester starts, which removes the variable."""
+    monkeypatch.setenv("PYTEST_ADDOPTS", ADDOPTS)
+    return pytester
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

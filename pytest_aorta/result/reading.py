@@ -17,7 +17,7 @@ from pytest_aorta.plan.launch_plan import LaunchPlan, adapters_of
 from pytest_aorta.plan.workload.adapter import FIRST
 from pytest_aorta.result.folder import ARRIVALS_FILE, RESULT_FILE, rank_folders
 from pytest_aorta.result.gpu_facts import PlatformFacts
-from pytest_aorta.result.measurements import SCHEMA_VERSION, StepOverlap, WorkloadResult, derived
+from pytest_aorta.result.measurements import PYTHON_TRACER, SCHEMA_VERSION, StepOverlap, WorkloadResult, derived
 from pytest_aorta.result.outcome import LaunchOutcome, launch_times_s
 from pytest_aorta.result.provenance import provenance
 from pytest_aorta.result.trace.arrivals import Arrivals, read_arrivals, waits_of_ranks_ms
@@ -83,6 +83,12 @@ def _upgraded(document: dict[str, Any]) -> dict[str, Any]:
     return renamed | _LACKING_IN_2 | {"schema_version": SCHEMA_VERSION}
 
 
+def _tracer(ranks: list[dict[str, Any]]) -> dict[str, str]:
+    """Return the fact about the first rank that ran under a Python tracer; empty if no rank did."""
+    found = (rank["environment"].get(PYTHON_TRACER) for rank in ranks)
+    return next(({PYTHON_TRACER: tracer} for tracer in found if tracer), {})
+
+
 def merge(plan: LaunchPlan, outcome: LaunchOutcome, ranks: list[dict[str, Any]]) -> dict[str, Any]:
     """Return one document made of the ranks' documents, which are in order of rank.
 
@@ -121,7 +127,7 @@ def merge(plan: LaunchPlan, outcome: LaunchOutcome, ranks: list[dict[str, Any]])
         "overlap_as_run": _unless_all_empty([rank.get("overlap_as_run", []) for rank in ranks]),
         "kernels": _unless_all_empty([rank.get("kernels", {}) for rank in ranks]),
         "collectives": _unless_all_empty([rank.get("collectives", []) for rank in ranks]),
-        "environment": first["environment"],
+        "environment": first["environment"] | _tracer(ranks),
         "launch_times_s": launch_times_s(outcome),
         "wait_ms": _waits_ms(plan, ranks),
         "memory_bytes": [rank["memory_bytes"] for rank in ranks],

@@ -11,7 +11,6 @@ from typing import Any
 
 from pytest_aorta.common.errors import BaselineError, ComparisonFailed, SpecError, WorkloadFailed
 from pytest_aorta.plan.options import Options
-from pytest_aorta.plan.profiler import WRAPPERS
 from pytest_aorta.plan.workload.declaration import find_workload
 from pytest_aorta.plan.workload.environment import ENVIRONMENT_KEY, case_suffix
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
@@ -242,7 +241,7 @@ class WorkloadRunner:
         )
         again = functools.partial(self._again, result, compared)
         # Under a profiler no times are compared, and the other metrics need no second launch.
-        if options.ab is None or options.profiler in WRAPPERS:
+        if options.ab is None or launches[0].profiler:
             return settle(stored, launches, again)
         verdicts = stored.judge(launches)
         if not (open_metrics := unsettled(verdicts, stored)):
@@ -260,6 +259,10 @@ class WorkloadRunner:
         if result.config.get(TEST_HOOK_KEY, {}) not in ({}, None):
             raise BaselineError(f"{case}: not recorded: the config plants a {TEST_HOOK_KEY}")
         launches = [launch_facts(result)]
+        if profiler := launches[0].profiler:
+            raise BaselineError(
+                f"{case}: not recorded: ranks ran under {profiler}, which slows them; record without {profiler}"
+            )
         while len(launches) < launches_to_learn(marked, launches[0], options.launches):
             launches.append(self._again(result, compared))
         priors = platform_priors(options.baselines_dir, result.platform, result.device, case)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ParamSpec, TypeAlias, TypeVar
@@ -214,12 +215,12 @@ class DistributedWorld:
         )
         try:
             return self._result(plan, request)
-        except AortaError:
+        except BaseException:  # pytest-timeout, too, ends a launch by an exception
             self._record.num_failed_launches += 1
             raise
 
     def _result(self, plan: LaunchPlan, request: LaunchRequest) -> WorkloadResult:
-        with LaunchWatch(plan, self._line) as watch:
+        with LaunchWatch(plan, self._line) as watch, _named_in_errors(plan):
             outcome = self._launcher(plan)
         times = LaunchTimes(self._record.num_launches, outcome.launcher, launch_times_s(outcome))
         self._record.launch_times.append(times)
@@ -233,6 +234,20 @@ class DistributedWorld:
             self._record.traces.append(f"all ranks' traces on one clock: {', '.join(map(str, merged))}")
         self._run_dirs.add(plan.run_dir)
         return result.launched_by(LaunchRecord(request, plan.reference, plan.run_dir))
+
+
+@contextmanager
+def _named_in_errors(plan: LaunchPlan) -> Iterator[None]:
+    """Add the launch to an error that other code raises during it, such as the time limit of pytest-timeout."""
+    try:
+        yield
+    except AortaError:
+        raise
+    except BaseException as error:
+        error.add_note(
+            f"launch of {plan.name!r} ended before its own time limit of {plan.timeout_s:g} s; see {plan.run_dir}"
+        )
+        raise
 
 
 def _new_folder(base: Path, name: str) -> Path:

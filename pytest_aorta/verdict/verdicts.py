@@ -64,7 +64,7 @@ class Missing(StrEnum):
 class NotApplicable(StrEnum):
     """The reason why a metric can't be compared, without the values of a launch."""
 
-    PROFILER = "a profiler slows the ranks down"
+    PROFILER = "a profiler or tracer slows the ranks down"
     HEAD_START = "the host can't run ahead of the device"
     LAUNCHER = "the baseline's ranks were started by another launcher"
     UNMARKED_CPU_TIMES = "times of CPU ranks need a tolerance marker"

@@ -4,11 +4,29 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 
 import torch
 
 from pytest_aorta.plan.workload.environment import CPU_KERNELS, cpu_field, is_allowed
 from pytest_aorta.worker.hashing import keys
+
+# Ids of tools that sys.monitoring has, from Python 3.12.
+_TOOLS = range(6)
+
+
+def python_tracer() -> str | None:
+    """Return the name of what traces this thread's Python code, such as coverage, cProfile or a debugger, or None.
+
+    A tracer is called at each line or call, so the steps take longer.
+    """
+    for tracer in (sys.gettrace(), sys.getprofile()):
+        if tracer is not None:
+            named = tracer if hasattr(tracer, "__qualname__") else type(tracer)
+            return f"{named.__module__}.{named.__qualname__}"
+    monitoring = getattr(sys, "monitoring", None)
+    names = (monitoring.get_tool(number) for number in _TOOLS) if monitoring else ()
+    return next((str(name) for name in names if name), None)
 
 
 def environment_facts(

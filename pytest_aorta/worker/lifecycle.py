@@ -19,8 +19,9 @@ import torch.distributed as dist
 from pytest_aorta.common import variables
 from pytest_aorta.common.files import PACKAGE_ROOT, is_source_of, write_json, write_json_rows
 from pytest_aorta.result.folder import PLAN_FILE, RESULT_FILE
-from pytest_aorta.result.measurements import RankResult
+from pytest_aorta.result.measurements import PYTHON_TRACER, RankResult
 from pytest_aorta.result.outcome import IMPORTED, RAN, SET_UP, leave_mark
+from pytest_aorta.worker.environment import python_tracer
 from pytest_aorta.worker.from_logs import adapted_result
 from pytest_aorta.worker.hashing.finite import refuse_metrics, refuse_parameters, refuse_series
 from pytest_aorta.worker.recorder import recorder
@@ -155,6 +156,8 @@ def finish(folder: Path, result: RankResult | None) -> None:
     if result is None:
         write_json(folder / RESULT_FILE, {"measured": False})
     else:
+        if tracer := python_tracer():
+            result = replace(result, environment=result.environment | {PYTHON_TRACER: tracer})
         _write_result(folder, result)
     if dist.is_initialized():
         dist.barrier()

@@ -28,6 +28,7 @@ config:
 
 FAKE_LAUNCHER = """
 import json
+import time
 
 import pytest
 from pytest_aorta.plan.world import Device
@@ -49,6 +50,7 @@ def fake_launch(plan, rootpath):
     prepare_folder(plan)
     config = {"steps": 4, "step_ms": 10.0, "weight_hash": None, "fault": {}} | plan.config
     config |= config["fault"] | planted(plan, rootpath)
+    time.sleep(config.get("sleeps", 0))
     for rank in range(plan.world.size):
         folder = plan.run_dir / "ranks" / str(rank)
         if config.get("raises") == rank:
@@ -104,7 +106,7 @@ def rank_result(config, rank, device):
             if kind in ("weights", "gradients")
             for step, hashed in [(str(config["hash_tensors_step"]), config.get("tensor_hash", "0" * 32))]
         },
-        "environment": {"torch": config.get("torch", "2.11.0"), "device": device},
+        "environment": {"torch": config.get("torch", "2.11.0"), "device": device} | config.get("facts", {}),
         "wait_ms": [config["waits"][str(rank)]] * steps if "waits" in config else [],
         "memory_bytes": [int(2**20 * (1 + grow * place / 20)) for place in range(20)] if grow else [],
         "canary_before": config.get("canary", {}),
@@ -137,7 +139,7 @@ pytestmark = pytest.mark.tolerance(step_time_p50="5%")
 
 # The inner pytest runs in this process, where the plugin has been imported already.
 INI = """[pytest]
-addopts = --strict-markers -p no:rerunfailures
+addopts = --strict-markers -p no:rerunfailures -p no:randomly
 filterwarnings =
     error
     ignore:Module already imported:pytest.PytestAssertRewriteWarning
@@ -177,6 +179,12 @@ class Project:
 
     def ini(self, *lines: str) -> None:
         self.pytester.makeini("\n".join([INI, *lines]))
+
+    def let_in(self, plugin: str) -> None:
+        """Let the runs load a plugin that the ini file keeps out."""
+        text = (self.path / "tox.ini").read_text()
+        assert f" -p no:{plugin}" in text
+        self.write("tox.ini", text.replace(f" -p no:{plugin}", ""))
 
     def test_file(self, source: str = TWO_TESTS) -> Path:
         return self.write("test_toy.py", source + TIMED)
@@ -260,6 +268,12 @@ def versioned(project: Project, monkeypatch: pytest.MonkeyPatch) -> Project:
     project.git("add", "workloads")
     project.git("commit", "-qm", "old")
     return project
+
+
+@pytest.fixture
+def versioned_gpu(versioned, learned):
+    """The learned project in a repository; both are the same project."""
+    return learned
 
 
 @pytest.fixture

@@ -20,12 +20,6 @@ def restless(learned):
     return learned
 
 
-@pytest.fixture
-def versioned_gpu(versioned, learned):
-    """The learned project in a repository; both are the same project."""
-    return learned
-
-
 def assert_inconclusive(result: pytest.RunResult) -> None:
     assert result.ret == pytest.ExitCode.OK
     assert result.parseoutcomes() == {"inconclusive": 1}

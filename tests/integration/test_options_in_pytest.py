@@ -238,30 +238,30 @@ def test_bad_marker_of_a_class_is_found_in_each_of_its_tests(project):
     assert "test_toy.py::TestToy::test_b: marker world: size=-1" in text
 
 
-TIMEOUT_PLUGIN = """
-def pytest_configure(config):
-    config.addinivalue_line("markers", "timeout(seconds, method=None): as pytest-timeout registers it")
-"""
+def without_installed_plugins(project, monkeypatch, *options: str) -> pytest.RunResult:
+    """Run pytest with this plugin alone."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    return project.run("-p", "pytest_aorta.plugin.hooks", "-W", "ignore::pytest.PytestUnknownMarkWarning", *options)
 
 
-def test_marker_of_pytest_timeout_is_an_error_that_names_launch_timeout_where_that_plugin_is_not_installed(project):
+def test_marker_of_pytest_timeout_is_an_error_that_names_launch_timeout_where_that_plugin_is_not_installed(
+    project, monkeypatch
+):
     project.one_test("pass", "@pytest.mark.timeout(9)")
-    result = project.run("--collect-only", "-W", "ignore::pytest.PytestUnknownMarkWarning")
+    result = without_installed_plugins(project, monkeypatch, "--collect-only")
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*test_toy.py::test_one: marker timeout: *not installed*launch_timeout(SECONDS)"])
 
 
-def test_marker_of_pytest_timeout_is_ignored_where_that_plugin_is_installed(project, monkeypatch):
-    monkeypatch.syspath_prepend(project.path)
-    # pytest-timeout is registered as "timeout".
-    project.write("timeout.py", TIMEOUT_PLUGIN)
-    project.one_test("assert distributed_world.timeout_s == 300", "@pytest.mark.timeout(9, method='thread')")
-    project.run("-p", "timeout").assert_outcomes(passed=1)
+@pytest.mark.parametrize("options", [[], ["-p", "no:timeout", "-W", "ignore::pytest.PytestUnknownMarkWarning"]])
+def test_marker_of_pytest_timeout_is_ignored_where_that_plugin_is_installed(project, options):
+    project.one_test("assert distributed_world.timeout_s == 300", "@pytest.mark.timeout(90)")
+    project.run(*options).assert_outcomes(passed=1)
 
 
-def test_marker_named_timeout_of_a_test_without_launches_is_ignored(project):
+def test_marker_named_timeout_of_a_test_without_launches_is_ignored(project, monkeypatch):
     project.test_file("import pytest\n@pytest.mark.timeout('long')\ndef test_other(): pass\n")
-    project.run("-W", "ignore::pytest.PytestUnknownMarkWarning").assert_outcomes(passed=1)
+    without_installed_plugins(project, monkeypatch).assert_outcomes(passed=1)
 
 
 def test_markers_are_documented(project):

@@ -109,7 +109,7 @@ def test_profiled_times_are_not_applicable_and_never_make_a_baseline(installed, 
     result.stdout.fnmatch_lines(
         [
             "note: test_toy::test_one: nsys left no trace in *",
-            "aorta: 1 test, 1 metric matches (1 exact); 1 not applicable (a profiler slows the ranks down) *",
+            "aorta: 1 test, 1 metric matches (1 exact); 1 not applicable (a profiler or tracer slows the ranks down) *",
         ]
     )
     result = learned.run("-v", "--aorta-profiler=nsys")

@@ -16,7 +16,7 @@ ATTEMPT = "aorta.attempt"
 def reported(project, monkeypatch):
     """The project in a pytest process of its own, with all reports, and with pytest-rerunfailures."""
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(project.path / "step.md"))
-    project.write("tox.ini", (project.path / "tox.ini").read_text().replace(" -p no:rerunfailures", ""))
+    project.let_in("rerunfailures")
 
     def run(*arguments: str) -> pytest.RunResult:
         # In this process, pytest-rerunfailures would leave a socket and a thread behind.

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import cProfile
+import subprocess
+import sys
+import textwrap
 import warnings
 
 import pytest
@@ -10,6 +14,7 @@ from aorta_workloads.llama_fsdp2.workload import LlamaFsdp2Workload
 
 from pytest_aorta.plan.workload.environment import CPU_KERNELS
 from pytest_aorta.worker import environment_facts
+from pytest_aorta.worker.environment import python_tracer
 from tests.rank.settings import default_config
 
 with warnings.catch_warnings():
@@ -42,6 +47,40 @@ def test_vendor_is_recorded_where_kernels_are_not_pinned(monkeypatch):
     facts = environment_facts(CPU, any_cpu=True)
     assert facts["cpu_kernels"] is None
     assert facts["cpu_vendor"]
+
+
+def test_rank_without_a_tracer_reports_none():
+    assert python_tracer() is None
+
+
+def test_function_that_traces_is_named():
+    def trace(*_: object) -> None:
+        return None
+
+    sys.settrace(trace)
+    try:
+        assert python_tracer() == f"{__name__}.test_function_that_traces_is_named.<locals>.trace"
+    finally:
+        sys.settrace(None)
+
+
+def test_profiler_of_python_is_named():
+    with cProfile.Profile():
+        assert "cProfile" in (python_tracer() or "")
+
+
+@pytest.mark.parametrize("core", ["ctrace", "pytrace", *(["sysmon"] if sys.version_info >= (3, 12) else [])])
+def test_each_core_of_coverage_is_named(tmp_path, core):
+    (tmp_path / "traced.ini").write_text(f"[run]\ncore = {core}\n")
+    (tmp_path / "traced.py").write_text(
+        textwrap.dedent("""
+            from pytest_aorta.worker.environment import python_tracer
+            print(python_tracer())
+        """)
+    )
+    command = [sys.executable, "-m", "coverage", "run", "--rcfile=traced.ini", "traced.py"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert ended.stdout.startswith("coverage")
 
 
 @pytest.mark.parametrize("workload_class", [LlamaFsdp2Workload, LlamaSimpleFsdpWorkload])

@@ -140,6 +140,12 @@ def test_facts_know_a_wrapper_and_no_profiler_that_runs_after_the_steps():
     assert launch_facts(make_result([[1.0, 2.0]], profiler="torch")).profiler == ""
 
 
+def test_facts_name_a_python_tracer_as_the_profiler():
+    traced = make_result([[1.0, 2.0]], environment={"device": "cpu", "python_tracer": "coverage.CTracer"})
+    assert launch_facts(traced).profiler == "coverage.CTracer"
+    assert "python_tracer" not in launch_facts(traced).environment
+
+
 @pytest.mark.parametrize("baseline", [None, make_baseline(launches=stored(*[make_facts()] * 5))])
 def test_times_under_a_profiler_are_not_applicable_whatever_they_are(baseline):
     comparison = StoredComparison("case", make_baseline().config, baseline, {}, default_priors)

@@ -16,6 +16,8 @@ sys.exit(code)
 """
 # Each takes long to import, and only a launch or a comparison needs it.
 HEAVY = {"numpy", "scipy", "jsonschema", "jsonschema_rs", "yaml", "torch", "pynvml", "jinja2", "matplotlib"}
+# Other plugins that import numpy, or much of hypothesis.
+WITHOUT = ("-p", "no:cacheprovider", "-p", "no:hypothesispytest", "-p", "no:randomly")
 # Of the plugin's own, with the packages that they are in.
 NEEDED = {
     "pytest_aorta", "pytest_aorta.common", "pytest_aorta.common.errors", "pytest_aorta.common.signals",
@@ -31,7 +33,7 @@ def modules_after(folder: Path, test: str, *arguments: str) -> set[str]:
     (folder / "test_some.py").write_text(test)
     (folder / "pytest.ini").write_text("[pytest]\n")
     done = subprocess.run(
-        [sys.executable, "-c", LIST_MODULES, "-q", "-p", "no:cacheprovider", "-p", "no:hypothesispytest", *arguments],
+        [sys.executable, "-c", LIST_MODULES, "-q", *WITHOUT, *arguments],
         cwd=folder,
         env={"PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,

@@ -10,6 +10,7 @@ import termios
 from dataclasses import replace
 
 import pytest
+from _pytest.terminal import TerminalReporter
 
 from pytest_aorta.launch.watch import LaunchState
 from pytest_aorta.plugin.progress_line import ProgressLine, progress_text, wanted
@@ -99,19 +100,23 @@ def test_descriptor_that_is_no_terminal_gets_nothing(tmp_path):
     assert (tmp_path / "file").read_bytes() == b""
 
 
+class OtherReporter(TerminalReporter):
+    """The reporter of a plugin that draws the terminal, such as pytest-sugar."""
+
+
 class FakeConfig:
     """A run of pytest as far as it matters here."""
 
-    def __init__(self, *, capture="fd", reporter=True):
+    def __init__(self, *, capture="fd", reporter=TerminalReporter):
         self.capture = capture
         self.pluginmanager = self
-        self.reporter = reporter
+        self.reporter = reporter and reporter.__new__(reporter)
 
-    def getoption(self, name):
-        return {"capture": self.capture}[name]
+    def getoption(self, name, default):
+        return {"capture": self.capture}.get(name) or default
 
-    def has_plugin(self, name):
-        return self.reporter
+    def get_plugin(self, name):
+        return {"terminalreporter": self.reporter}[name]
 
 
 @pytest.fixture
@@ -137,7 +142,10 @@ def test_line_is_wanted_on_a_terminal_and_in_ci_only_where_asked_for(on_a_termin
     assert wanted(choice, FakeConfig(), {"TERM": "xterm"} | environ) is expected
 
 
-@pytest.mark.parametrize("config", [FakeConfig(capture="no"), FakeConfig(reporter=False)])
+@pytest.mark.parametrize(
+    "config",
+    [FakeConfig(capture="no"), FakeConfig(capture=None), FakeConfig(reporter=None), FakeConfig(reporter=OtherReporter)],
+)
 def test_line_is_never_wanted_beside_what_tests_print_or_without_pytests_own(on_a_terminal, config):
     assert not wanted("on", config, {"TERM": "xterm"})
 

@@ -53,6 +53,12 @@ def failed(*details: FailureDetail) -> dict:
     return rank_values(passed=False, failure_count=len(details), failures=[asdict(detail) for detail in details])
 
 
+def test_tracer_of_any_rank_is_a_fact_of_the_launch(tmp_path):
+    traced = rank_values()["environment"] | {"python_tracer": "cProfile.Profile"}
+    result = collect(tmp_path, rank_values(), rank_values(environment=traced))
+    assert result.environment == traced
+
+
 def test_ranks_are_merged_in_order(tmp_path):
     result = collect(tmp_path, rank_values(), rank_values(step_times_ms=[4.0, 5.0, 6.0], elapsed_sec=0.7))
     assert result.rank_step_times_ms == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]

@@ -1,0 +1,144 @@
+"""Real ranks beside pytest-timeout, pytest-cov and a debugger: none is left running, and none is measured traced."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_aorta.common import variables
+from pytest_aorta.launch.lease.lease import holders
+from tests.distributed.test_faults import ROOT, START_S, WORKLOADS, are_there, await_true, mentioning
+
+HANG = """
+import pathlib, pytest
+
+def test_hang(workload):
+    pathlib.Path("launched").touch()
+    workload.run("faulty", kind="absent")
+
+def test_after(distributed_world):
+    assert distributed_world.launch("faulty", kind="none").passed
+"""
+# Time to reach the hang.
+LIMIT_S = 25
+
+
+@pytest.fixture
+def suite(tmp_path, monkeypatch):
+    """A folder with an ini file, and a function that runs pytest there with leases of its own."""
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    monkeypatch.setenv(variables.LEASE_DIR, str(tmp_path / "leases"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\naorta_workloads = {WORKLOADS}\n")
+
+    def run(*options: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--aorta-results={tmp_path / 'results'}"]
+        command += ["--aorta-launcher=forkserver", *options]
+        return subprocess.run(
+            command, cwd=tmp_path, input=stdin, capture_output=True, text=True, timeout=2 * START_S, check=False
+        )
+
+    return tmp_path, run
+
+
+def ranks_left(folder: Path) -> list[int]:
+    """Return the ids of processes of launches that still run."""
+    # A rank that a fork server started has the server's command line and environment.
+    pids = [int(path.read_text()) for path in folder.glob("results/*/*/ranks/*/pid")]
+    return mentioning(str(folder / "results")) + [pid for pid in pids if are_there([pid])]
+
+
+def test_launch_that_pytest_timeout_ends_leaves_no_rank_and_no_lease(suite):
+    folder, run = suite
+    (folder / "test_inner.py").write_text(HANG)
+    ended = run(f"--timeout={LIMIT_S}", "--timeout-method=signal")
+    assert "1 failed, 1 passed" in ended.stdout
+    [stuck] = folder.glob("results/test-inner-py-test-hang-*/01-faulty-*")
+    assert f"launch of 'faulty' ended before its own time limit of 300 s; see {stuck}" in ended.stdout
+    assert "in absent" in (stuck / "ranks/1/stacks.txt").read_text()
+    assert ranks_left(folder) == []
+    assert holders() == []
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("forkserver", marks=pytest.mark.extended)])
+def test_guard_ends_the_launch_of_a_pytest_that_pytest_timeout_kills(suite, launcher):
+    folder, run = suite
+    (folder / "test_inner.py").write_text(HANG)
+    ended = run(f"--timeout={LIMIT_S}", "--timeout-method=thread", f"--aorta-launcher={launcher}")
+    assert ended.returncode == 1
+    # pytest-timeout writes the stacks of pytest's threads, and ends the process at once.
+    assert "Stack of MainThread" in ended.stderr + ended.stdout
+    assert "failed" not in ended.stdout
+    assert len(list(folder.glob("results/*/*/ranks/*/pid"))) == 2
+    await_true(lambda: ranks_left(folder) == [], limit_s=60)
+    await_true(lambda: holders() == [], limit_s=60)
+
+
+# A debugger that writes which processes are left when it opens.
+LOOK = """
+import pathlib
+from tests.distributed.test_other_plugins import ranks_left
+
+class Look:
+    def __init__(self, *args, **kwargs):
+        pass
+
+    def reset(self):
+        pass
+
+    def interaction(self, frame, traceback):
+        pathlib.Path("left").write_text(repr(ranks_left(pathlib.Path.cwd())))
+"""
+
+
+def test_debugger_opens_after_the_last_rank_of_a_failed_launch_has_ended(suite):
+    folder, run = suite
+    (folder / "look.py").write_text(LOOK)
+    (folder / "test_inner.py").write_text("def test_fault(workload): workload.run('faulty', kind='exception')\n")
+    ended = run("--pdb", "--pdbcls=look:Look")
+    assert "1 failed" in ended.stdout
+    assert (folder / "left").read_text() == "[]"
+
+
+TRAIN = """
+import torch
+import torch.distributed as dist
+from pytest_aorta.worker import recorder
+
+dist.init_process_group("gloo")
+model = torch.nn.Linear(2, 2)
+for _ in range(3):
+    with recorder.step():
+        model(torch.ones(2)).sum().backward()
+"""
+COMPARED = """
+import pytest
+
+@pytest.mark.tolerance(step_time_p50="5%")
+def test_train(workload):
+    workload.check(workload.run_script("train.py"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("patch", "tracer", "covered"),
+    [("subprocess, _exit", "coverage", "100%"), ("", None, "0%")],
+    ids=["ranks traced", "pytest alone"],
+)
+def test_coverage_of_ranks_makes_their_times_not_applicable(suite, patch, tracer, covered):
+    folder, run = suite
+    (folder / "train.py").write_text(TRAIN)
+    (folder / "test_inner.py").write_text(COMPARED)
+    (folder / ".coveragerc").write_text(f"[run]\nsource = .\nparallel = true\npatch = {patch}\n")
+    ended = run("--cov", "--aorta-fail-on=none")
+    assert "1 passed" in ended.stdout
+    [result] = folder.glob("results/*/01-*/result.json")
+    found = json.loads(result.read_text())["environment"].get("python_tracer")
+    assert (found and found.partition(".")[0]) == tracer
+    assert ("1 not applicable (a profiler or tracer slows the ranks down)" in ended.stdout) is (tracer is not None)
+    [line] = [line for line in ended.stdout.splitlines() if line.startswith("train.py")]
+    assert line.split()[-1] == covered

@@ -1,0 +1,340 @@
+"""Runs beside other plugins of pytest: pytest-randomly, -timeout, -rerunfailures, -xdist."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from pytest_aorta.launch.lease.lease import holders, lease
+from pytest_aorta.verdict.baseline import read_baseline_file
+from tests.integration.conftest import TIMED
+
+MANY_TESTS = """
+import pytest
+from random import random
+
+@pytest.mark.parametrize("steps", [4, 5, 6, 7])
+def test_one(workload, steps):
+    random()
+    workload.check(workload.run("toy", steps=steps))
+"""
+SUMMARY = ("--aorta-report=out/report.html",)
+COUNT = 4
+
+
+@pytest.fixture
+def many(project):
+    """The project with four tests and their baselines."""
+    project.test_file(MANY_TESTS)
+    project.run("--update-baselines", "--aorta-launches=2").assert_outcomes(passed=COUNT)
+    return project
+
+
+def alone(project, *arguments: str) -> pytest.RunResult:
+    """Run pytest in a process of its own."""
+    return project.pytester.runpytest_subprocess("-p", "no:cacheprovider", *arguments, timeout=150)
+
+
+def cases(project) -> list[dict]:
+    return json.loads((project.path / "out/summary.json").read_text())["cases"]
+
+
+def verdicts(project) -> list[tuple]:
+    """Return test, metric and verdict of each comparison."""
+    rows = [
+        (case["test"], metric, row["verdict"]) for case in cases(project) for metric, row in case["metrics"].items()
+    ]
+    return sorted(row for row in rows if row[2] is not None)
+
+
+# --- pytest-randomly --------------------------------------------------------------------------------------------------
+
+
+def test_shuffled_tests_keep_their_verdicts(many):
+    many.let_in("randomly")
+    orders, found = [], []
+    for seed in (1, 2, 3):
+        many.run(*SUMMARY, f"--randomly-seed={seed}").assert_outcomes(passed=COUNT)
+        orders.append([case["test"] for case in cases(many)])
+        found.append(verdicts(many))
+    assert len({tuple(order) for order in orders}) > 1
+    assert found[0] == found[1] == found[2]
+    assert {outcome for _, _, outcome in found[0]} == {"pass"}
+
+
+def test_shuffled_tests_are_distributed_over_workers(many):
+    many.let_in("randomly")
+    alone(many, "-n2", "--randomly-seed=3", *SUMMARY).assert_outcomes(passed=COUNT)
+    assert {outcome for _, _, outcome in verdicts(many)} == {"pass"}
+
+
+def test_seed_does_not_change_the_order_of_an_ab(versioned_gpu):
+    versioned_gpu.let_in("randomly")
+    versioned_gpu.plant(candidate={"slowdown": 1.2})
+    versioned_gpu.run("--aorta-ab=HEAD", "--aorta-results=kept", "--randomly-seed=9").assert_outcomes(failed=1)
+    assert versioned_gpu.planned() == ["", "", "HEAD", "HEAD", "", "", "HEAD"]
+
+
+# --- pytest-timeout ---------------------------------------------------------------------------------------------------
+
+
+def test_time_limit_of_pytest_timeout_names_the_launch(project):
+    project.test_file(
+        "def test_slow(workload): workload.run('toy')\n"  # pytest-timeout ends this test
+        "def test_next(workload): workload.run('toy')\n"
+    )
+    project.plant(sleeps=30, only="test-slow")
+    result = project.run("--timeout=2", "--timeout-method=signal", "--aorta-results=kept", *SUMMARY)
+    result.assert_outcomes(failed=1, passed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "E *Failed: Timeout (>2.0s) from pytest-timeout.",
+            "E *launch of 'toy' ended before its own time limit of 300 s; see *01-toy-*",
+        ]
+    )
+    [slow] = project.path.glob("kept/test-toy-py-test-slow-*/01-toy-*")
+    page = (project.path / "out/report.html").read_text()
+    assert f"see {slow}" in page
+    assert "1 launch failed" in page
+
+
+def test_time_limit_of_pytest_timeout_ends_the_wait_for_devices(project):
+    folder = project.path / "leases"
+    project.write("test_toy.py", "def test_one(workload): workload.run('toy')\n")
+    with lease(("cpu-0",), 1, exclusive=True, wait_s=5, folder=folder, owner="another session"):
+        result = project.run("--timeout=2", "--timeout-method=signal")
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines(["E *Failed: Timeout (>2.0s) from pytest-timeout."])
+        assert [claim.owner for claim in holders(folder)] == ["another session"]
+    project.run("--timeout=60").assert_outcomes(passed=1)
+
+
+# --- pytest-rerunfailures ---------------------------------------------------------------------------------------------
+
+
+def test_only_failed_launches_are_retried_on_request(many):
+    many.let_in("rerunfailures")
+    many.plant(only="test-one-4", by_launch={"1": {"raises": 1}})
+    many.write("test_worse.py", "def test_worse(workload): workload.check(workload.run('toy'))" + TIMED)
+    result = alone(many, "--reruns=1", "--only-rerun=LaunchError", "--aorta-fail-on=missing")
+    # A missing baseline is not a failed launch.
+    assert result.parseoutcomes() == {"passed": COUNT, "failed": 1, "rerun": 1}
+
+
+# --- pytest-xdist -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["loadscope", "loadgroup", "worksteal"])
+def test_each_mode_of_distribution_finds_the_same_baselines(many, mode):
+    text = (many.path / "test_toy.py").read_text()
+    many.write("test_toy.py", text.replace("def test_one", "@pytest.mark.xdist_group('gpu')\ndef test_one"))
+    result = alone(many, "-n2", f"--dist={mode}", *SUMMARY)
+    result.assert_outcomes(passed=COUNT)
+    assert {case["test"].partition("[")[0] for case in cases(many)} == {"test_toy.py::test_one"}
+    assert {outcome for _, _, outcome in verdicts(many)} == {"pass"}
+    result.stdout.no_fnmatch_line("*delete the file*")
+
+
+def test_run_that_stops_at_the_first_failure_records_what_passed(project):
+    project.test_file(
+        "def test_a(workload): workload.check(workload.run('toy'))\n"
+        "def test_b(workload): assert False\n"
+        "def test_c(workload): workload.check(workload.run('toy'))\n"
+    )
+    result = alone(project, "-n1", "-x", "--update-baselines", "--aorta-launches=2")
+    result.assert_outcomes(passed=1, failed=1)
+    [file] = project.baseline_files()
+    assert read_baseline_file(file).test == "test_toy.py::test_a"
+
+
+# The worker on which the test passes ends last.
+FAILS_ON_ONE_WORKER = """
+import pathlib, time
+
+def test_one(workload, worker_id):
+    workload.check(workload.run("toy"))
+    failed = pathlib.Path("failed")
+    if worker_id == "gw0":
+        failed.touch()
+        raise ValueError
+    while not failed.exists():
+        time.sleep(0.1)
+    time.sleep(2)
+"""
+
+
+def test_baseline_is_not_recorded_if_the_test_failed_on_another_worker(project):
+    # Without a tolerance on a time, both workers may hold devices at once.
+    project.write("test_toy.py", FAILS_ON_ONE_WORKER)
+    result = alone(project, "-n2", "--dist=each", "--update-baselines", "--aorta-launches=2")
+    result.assert_outcomes(passed=1, failed=1)
+    assert project.baseline_files() == []
+
+
+# --- coverage and other tracers ---------------------------------------------------------------------------------------
+
+
+TRACED = {"facts": {"python_tracer": "coverage.CTracer"}}
+
+
+def test_times_of_traced_ranks_are_not_applicable_and_hashes_are_compared(many):
+    many.plant(**TRACED, step_ms=30.0)
+    many.run(*SUMMARY).assert_outcomes(passed=COUNT)
+    assert {(metric, outcome) for _, metric, outcome in verdicts(many)} == {
+        ("step_time_p50", "not applicable"),
+        ("weight_hash", "pass"),
+    }
+    many.run("--aorta-fail-on=not-applicable").assert_outcomes(failed=COUNT)
+
+
+def test_traced_ranks_are_not_recorded(project):
+    project.one_test("workload.check(workload.run('toy'))")
+    project.plant(**TRACED)
+    result = project.run("--update-baselines", "--aorta-results=kept")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["E *BaselineError: test_toy.py::test_one::toy: not recorded: ranks ran under coverage.CTracer, which slows *"]
+    )
+    # Nine more launches would be recorded otherwise.
+    assert len(list(project.path.glob("kept/*/*"))) == 1
+    assert project.baseline_files() == []
+
+
+# --- editors, and pytest's own options --------------------------------------------------------------------------------
+
+EDITOR = """
+import json, sys
+
+def pytest_collection_finish(session):
+    with open("found.json", "w") as file:
+        json.dump([item.nodeid for item in session.items], file)
+
+def pytest_sessionfinish(session):
+    with open("imported.json", "w") as file:
+        json.dump(sorted(sys.modules), file)
+"""
+
+
+def node_ids() -> list[str]:
+    return [f"test_toy.py::test_one[{steps}]" for steps in (4, 5, 6, 7)]
+
+
+def assert_nothing_was_launched(project) -> None:
+    assert not (project.path / "leases").exists()
+    assert not (project.path / "kept").exists()
+
+
+@pytest.fixture
+def declared(project):
+    """The project with four tests that never ran."""
+    project.test_file(MANY_TESTS)
+    return project
+
+
+def test_collection_for_an_editor_prints_node_ids_only_and_imports_no_torch(declared):
+    declared.write("editor.py", EDITOR)
+    # The fake launcher imports what a launch needs.
+    declared.write("conftest.py", "")
+    options = ("--collect-only", "-q", f"--rootdir={declared.path}", "-p", "editor", "--aorta-results=kept")
+    result = alone(declared, *options)
+    assert result.ret == 0
+    assert result.outlines[:-2] == node_ids()
+    assert result.errlines == []
+    assert json.loads((declared.path / "found.json").read_text()) == node_ids()
+    imported = json.loads((declared.path / "imported.json").read_text())
+    assert {"torch", "numpy", "scipy", "jsonschema"} & set(imported) == set()
+    assert_nothing_was_launched(declared)
+
+
+@pytest.mark.parametrize("options", [["--collect-only", "-q"], ["--fixtures"], ["--fixtures-per-test"], ["--markers"]])
+def test_suite_for_more_gpus_than_the_editors_machine_has_is_shown(declared, options):
+    declared.ini("aorta_gpus = 8", "aorta_profiler = rocprofv3")
+    result = declared.run(*options)
+    assert (result.ret, result.errlines) == (0, [])
+    assert declared.run("--setup-only").ret == pytest.ExitCode.USAGE_ERROR
+
+
+# Editors show what this hook receives.
+SHOWS_ERRORS = """
+def pytest_exception_interact(node, call, report):
+    with open("shown.txt", "a") as file:
+        file.write(f"{node.nodeid}: {call.excinfo.exconly()}\\n")
+"""
+
+
+@pytest.mark.parametrize("options", [["--collect-only", "-q"], []], ids=["collection", "run"])
+def test_editor_receives_the_message_about_a_wrong_marker(declared, options):
+    declared.write("conftest.py", SHOWS_ERRORS)
+    declared.write("test_bad.py", "import pytest\n@pytest.mark.world(ranks=2)\ndef test_bad(workload): pass\n")
+    alone(declared, *options).assert_outcomes(errors=1)
+    shown = (declared.path / "shown.txt").read_text()
+    assert shown.startswith("test_bad.py: ")
+    assert "test_bad.py::test_bad: marker world has no keywords ['ranks']" in shown
+
+
+def test_collection_with_a_wrong_marker_prints_no_summary_of_launches(declared):
+    declared.write("test_bad.py", "import pytest\n@pytest.mark.world(ranks=2)\ndef test_bad(workload): pass\n")
+    result = declared.run("--collect-only", "-q")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["test_bad.py::test_bad: marker world has no keywords *"])
+    result.stdout.no_fnmatch_line("*= aorta =*")
+    result.stdout.no_fnmatch_line("aorta: *")
+
+
+@pytest.mark.parametrize(
+    "options", [["--fixtures"], ["--fixtures-per-test"], ["--markers"], ["--setup-plan"], ["--setup-only"]]
+)
+def test_options_that_only_show_launch_nothing(declared, options):
+    result = declared.run(*options, "--aorta-results=kept")
+    assert result.ret == 0
+    result.stdout.no_fnmatch_line("*= aorta =*")
+    assert_nothing_was_launched(declared)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["-p", "no:terminal"],
+        ["-p", "no:terminal", "--collect-only"],
+        ["-p", "no:capture"],
+        ["--import-mode=importlib"],
+    ],
+)
+def test_run_without_a_part_of_pytest_passes(many, options):
+    assert many.run(*options).ret == 0
+
+
+def test_regression_fails_the_run_without_a_terminal(many):
+    many.plant(only="test-one-5", weight_hash="1" * 16)
+    assert many.run("-p", "no:terminal", "-p", "no:junitxml").ret == pytest.ExitCode.TESTS_FAILED
+
+
+def test_two_runs_in_one_process_are_independent(many):
+    many.write(
+        "twice.py",
+        "import pytest\n"
+        "first = pytest.main(['-q', '-p', 'no:cacheprovider'])\n"
+        "open('fault.json', 'w').write('{\"weight_hash\": \"1111111111111111\"}')\n"
+        "second = pytest.main(['-q', '-p', 'no:cacheprovider', '-W', 'ignore::pytest.PytestAssertRewriteWarning'])\n"
+        "print('codes', int(first), int(second))\n",
+    )
+    result = many.pytester.runpython(many.path / "twice.py")
+    result.stdout.fnmatch_lines(["4 passed in *", "aorta: 4 tests*", "4 failed in *", "codes 0 1"])
+
+
+def test_stepwise_continues_at_the_test_that_failed(many):
+    many.plant(only="test-one-5", weight_hash="1" * 16)
+    stopped = many.pytester.runpytest_inprocess("--stepwise")
+    stopped.assert_outcomes(passed=1, failed=1)
+    many.plant()
+    many.pytester.runpytest_inprocess("--stepwise").assert_outcomes(passed=3, deselected=1)
+
+
+def test_debugger_opens_in_the_frame_of_the_test(many):
+    many.plant(only="test-one-5", raises=1)
+    command = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--pdb")
+    result = many.pytester.run(*command, stdin=b"p steps\nc\n", timeout=150)
+    result.assert_outcomes(passed=3, failed=1)
+    result.stdout.fnmatch_lines(["*(Pdb) 5"])
