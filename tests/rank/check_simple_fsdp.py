@@ -371,6 +371,18 @@ def test_states_of_generators_are_saved_before_meshes_and_sizes_last():
     assert [node.name for node in inputs] == ["tensor", "state", "size", "mesh", "tangents_1"]
 
 
+def test_generators_that_torch_gives_to_backward_stay_behind_the_tangents():
+    forward, backward = saved_graphs("tensor", "mesh")
+    with backward.graph.inserting_after(backward.graph.find_nodes(op="placeholder")[-1]):
+        generator = backward.graph.placeholder("bwd_rng_state_0")
+    generator.meta["val"] = torch.Generator()
+
+    passes.order_saved(forward, backward, 1)
+
+    inputs = backward.graph.find_nodes(op="placeholder")
+    assert [node.name for node in inputs] == ["tensor", "mesh", "tangents_1", "bwd_rng_state_0"]
+
+
 @pytest.mark.parametrize("kind", ["none", "elementwise", "selective", "full"])
 def test_a_traced_block_saves_no_more_than_its_checkpointing_keeps(mesh, kind):
     torch.compiler.reset()

@@ -349,10 +349,11 @@ def order_saved(forward: fx.GraphModule, backward: fx.GraphModule, num_outputs: 
     if (descriptions := output.meta.get("desc")) is not None:
         output.meta["desc"] = [descriptions[number] for number in order]
     inputs = backward.graph.find_nodes(op="placeholder")
-    first_tangent = next(node for node in inputs if node.name.startswith("tangents"))
-    for node in inputs:
+    number = next(number for number, node in enumerate(inputs) if node.name.startswith("tangents"))
+    # On CUDA, torch gives backward a generator for each state, behind the tangents.
+    for node in inputs[:number]:
         if _order(node) == _MESHES:
-            first_tangent.prepend(node)
+            inputs[number].prepend(node)
     for module in (forward, backward):
         module.graph.lint()
         module.recompile()
