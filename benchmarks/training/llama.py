@@ -89,14 +89,16 @@ def _instead(reference: Program, program: Program, min_gpus: int = 1) -> Lever:
 # The most important first. A world of one has nothing to gather, and torchtitan does not shard there.
 LEVERS = (
     _instead(EAGER, COMPILED),
-    _key(EAGER, "rotary complex", rotary="complex"),
+    _key(EAGER, "rotary real", rotary="real"),
     _instead(EAGER, INDUCTOR),
     _key(EAGER, "loss_chunks 8", loss_chunks=8),
     _instead(TITAN_EAGER, EAGER, 2),
-    _instead(TITAN_EAGER, EAGER.with_keys("rotary complex", rotary="complex"), 2),
     _instead(TITAN_COMPILED, COMPILED, 2),
     _key(COMPILED, "no checkpointing", activation_checkpointing="none"),
     _key(COMPILED, "loss_chunks 8", loss_chunks=8),
+    _key(COMPILED, "checkpointing auto", activation_checkpointing="auto"),
+    _key(INDUCTOR, "checkpointing auto", activation_checkpointing="auto"),
+    _key(EAGER, "elementwise checkpointing", activation_checkpointing="elementwise"),
     _key(COMPILED, "blocks_per_bucket 2", 2, blocks_per_bucket=2),
     _key(COMPILED, "all_gather copy_engine", 2, all_gather="copy_engine"),
     _key(COMPILED, "unsharded_blocks 16", 2, unsharded_blocks=16),

@@ -27,11 +27,11 @@ def test_ablation_writes_the_effect_of_each_lever_and_why_others_are_left_out(tm
     assert written["facts"]["ranks"] == 2
     plain, turned, chunked = (
         next(one["measured"][0] for one in written["programs"] if one["program"] == f"FSDP2 eager{name}")
-        for name in ("", ", rotary complex", ", loss_chunks 8")
+        for name in ("", ", rotary real", ", loss_chunks 8")
     )
     assert [len(lever["pairs"]) for lever in written["levers"]] == [1, 1]
     assert all(low < change < high for change, low, high in (lever["change"] for lever in written["levers"]))
     assert turned["last_loss"] == plain["last_loss"]
     assert chunked["last_loss"] == pytest.approx(plain["last_loss"], rel=1e-5)
     assert "torchtitan" in written["left_out"]["FSDP2 eager for torchtitan FSDP2 eager"]
-    assert "| FSDP2 eager: rotary complex | FSDP2 eager | 1 |" in (tmp_path / "llama.md").read_text()
+    assert "| FSDP2 eager: rotary real | FSDP2 eager | 1 |" in (tmp_path / "llama.md").read_text()

@@ -16,7 +16,7 @@ MOVED = {
     "kept parameters": {"reshard_after_forward": False},
     "one bucket of two blocks": {"blocks_per_bucket": 2},
     "last block kept": {"unsharded_blocks": 1},
-    "complex rotations": {"rotary": "complex"},
+    "real rotations": {"rotary": "real"},
     "selective checkpointing": {"activation_checkpointing": "selective"},
     "full checkpointing": {"activation_checkpointing": "full"},
     "hashes of all tensors": {"hash_tensors": ["weights", "gradients", "optimizer", "forward", "backward"]},
@@ -30,7 +30,7 @@ def test_options_that_move_work_keep_every_bit(workload):
 
 
 def test_buckets_of_several_blocks_have_every_bit_in_both_implementations(workload):
-    keys = {"n_layers": 3, "blocks_per_bucket": 2, "unsharded_blocks": 1, "rotary": "complex"}
+    keys = {"n_layers": 3, "blocks_per_bucket": 2, "unsharded_blocks": 1, "rotary": "real"}
     plain = workload.run("llama_fsdp2", **HASHED | {"n_layers": 3})
     for implementation in ("llama_fsdp2", "llama_simple_fsdp"):
         workload.compare({"workload": implementation} | TRAINING | keys, plain, steps=STEPS, label=implementation)

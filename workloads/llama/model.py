@@ -19,8 +19,8 @@ from .experts import MoeFeedForward
 class LlamaConfig:
     """The model's dimensions; every field is a config key of the workload.
 
-    ``attention`` names a kernel of :class:`Attend`; a workload replaces ``auto`` before it builds the model. ``rotary``
-    is the form of :meth:`rotations`.
+    ``attention`` names a kernel of :class:`Attend`, and ``rotary`` is the form of :meth:`rotations`, ``real`` or
+    ``complex``; a workload replaces ``auto`` of both before it builds the model.
     """
 
     dim: int

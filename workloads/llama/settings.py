@@ -128,9 +128,17 @@ class LlamaSettings:
         self.checkpoint.check()
         self.lr_schedule.check()
 
-    def with_attention(self, kernel: str) -> Self:
-        """Return the same settings with another kernel of attention."""
-        return replace(self, model=replace(self.model, attention=kernel))
+    @property
+    def fuses_blocks(self) -> bool:
+        """Return whether inductor compiles blocks."""
+        return False
+
+    def with_kernels(self, attention: str) -> Self:
+        """Return the same settings with a kernel of attention, and a form of rotary positions in place of ``auto``."""
+        rotary = self.model.rotary
+        if rotary == AUTO:
+            rotary = "real" if self.fuses_blocks else "complex"
+        return replace(self, model=replace(self.model, attention=attention, rotary=rotary))
 
     def check_degrees(self, degrees: Degrees) -> None:
         """Raise ValueError if keys that only one workload has contradict ``degrees``."""

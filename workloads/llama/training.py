@@ -86,7 +86,7 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         self._delay = Delay(self._device, settings.fault.delay_ms)
         self._mesh = ParallelMesh.build(self._degrees, self._device.type)
         self._stages = Stages(self._mesh)
-        settings = self._settings = settings.with_attention(self._choose_attention(settings))
+        settings = self._settings = settings.with_kernels(self._choose_attention(settings))
         self._decision = self._decide() if settings.chooses_checkpointing else None
         positions = own_positions(settings.seq_len, self._degrees.context_parallel, self._mesh.context_rank)
         self._model = self._build_model()

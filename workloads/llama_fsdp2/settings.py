@@ -43,6 +43,11 @@ class LlamaFsdp2Settings(LlamaSettings):
             )
 
     @property
+    def fuses_blocks(self) -> bool:
+        """Return whether inductor compiles blocks."""
+        return self.compile_blocks
+
+    @property
     def uses_symmetric_memory(self) -> bool:
         """Return whether ranks map memory of each other's GPUs."""
         return super().uses_symmetric_memory or self.all_gather != DEFAULT

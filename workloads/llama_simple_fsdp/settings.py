@@ -82,6 +82,11 @@ class LlamaSimpleFsdpSettings(LlamaSettings):
 
     graph: GraphSettings
 
+    @property
+    def fuses_blocks(self) -> bool:
+        """Return whether inductor compiles blocks."""
+        return self.graph.backend == "inductor"
+
     def check_degrees(self, degrees: Degrees) -> None:
         """Raise ValueError if the keys of ``graph`` contradict each other or ``degrees``."""
         self.graph.check()
