@@ -133,6 +133,20 @@ def test_input_that_changed_between_operators_is_found_at_its_reader(captured):
     assert (found.evidence, found.call.name) == (Evidence.CHANGED, "aten.threshold_backward.default")
 
 
+def test_conjugated_and_negated_views_are_hashed_by_their_values():
+    values = torch.complex(torch.linspace(-1, 1, 6), torch.linspace(0, 3, 6)).requires_grad_()
+    capture = OperatorCapture(nn.Linear(1, 1))
+    capture.begin(1)
+    # Backward multiplies by the conjugate, and the imaginary part of a conjugate is a negated view.
+    (values * torch.view_as_complex(torch.ones(6, 2))).abs().sum().backward()
+    torch.add(values.detach().conj().imag, 0)
+    torch.add(-values.detach().imag, 0)
+    capture.end()
+    negated, plain = [call for call in capture.calls() if call.name == "aten.add.Tensor"][-2:]
+    assert negated.inputs == plain.inputs
+    assert any(call.phase == "backward" for call in capture.calls())
+
+
 def test_flip_of_a_call_that_does_not_happen_is_an_error(captured):
     with pytest.raises(RuntimeError, match=r"fault: aten\.relu\.default has 2 calls in this step, not 9"):
         captured(fault=BitFlip("aten.relu.default", 9, of_input=False))

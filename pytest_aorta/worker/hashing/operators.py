@@ -319,7 +319,8 @@ def _zeroed(result: Any) -> Any:
 
 
 def _sums(tensor: torch.Tensor) -> _Sums:
-    plain = torch.view_as_real(tensor) if tensor.is_complex() else tensor.detach()
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    plain = torch.view_as_real(plain) if plain.is_complex() else plain
     sums = tensor_sums(plain, Grid.of(Axis(plain.numel(), range(plain.numel()))))
     return _Sums(sums, f"{tensor.dtype}{tuple(tensor.shape)}")
 
