@@ -168,8 +168,12 @@ class Ablation:
             _table(heads, [effect.cells(self.device) for effect in effects]),
             _table(sides, [launches.cells() for launches in self.launches.values() if launches.measured]),
             "\n".join(f"- left out: {name}, {reason}" for name, reason in self.left_out.items()),
+            "\n".join(f"- not measured: {name}, for which the budget had no time" for name in self._unmeasured()),
         ]
         return "\n\n".join(part for part in parts if part) + "\n"
+
+    def _unmeasured(self) -> list[str]:
+        return [effect.lever for effect in self.effects.values() if not effect.pairs and not effect.error]
 
     def write(self) -> None:
         """Rewrite both files, since the run may end at any time."""
@@ -192,8 +196,11 @@ class Ablation:
         return self.effects.setdefault(lever.name, Effect(lever.name, lever.reference.name))
 
     def _fits(self, programs: Sequence[Program]) -> bool:
-        """Return whether launches are expected to end within the budget; a new program takes as long as the longest."""
-        known = {name: max(launches.wall_s) for name, launches in self.launches.items() if launches.wall_s}
+        """Return whether launches are expected to end within the budget; a new program takes as long as the longest.
+
+        The last launch of each program counts, because the first one of a run starts the fork server.
+        """
+        known = {name: launches.wall_s[-1] for name, launches in self.launches.items() if launches.wall_s}
         longest = max(known.values(), default=0.0)
         expected_s = sum(known.get(program.name, longest) for program in programs)
         return self.clock() - self._began_s + expected_s <= self.budget_s

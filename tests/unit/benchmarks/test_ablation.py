@@ -69,7 +69,9 @@ def test_no_launch_starts_that_is_not_expected_to_end_within_the_budget(table, l
 
     assert launch.now_s == 50
     assert table.is_measured(SAME)
+    table.run_round((LAST,), launch, reverse=False)
     assert not table.is_measured(LAST)
+    assert f"- not measured: {LAST.name}, for which the budget had no time" in table.text()
 
 
 def test_a_lever_that_failed_is_reported_once_and_not_launched_again(table, launch):
