@@ -39,7 +39,7 @@ NUMERIC_ENVIRONMENT = (
 )  # fmt: skip
 # Facts of the environment that a workload chooses in setup() by the memory at hand. They change times and memory, and
 # no bit.
-CHOICES = ("activation_checkpointing",)
+CHOICES = ("activation_checkpointing", "unsharded_blocks")
 # Optional facts, left out of a baseline where they are empty.
 _OPTIONAL = (
     "commit", "branch", "dirty", "breakdown_ms", "throttled", "sm_clock_mhz", "profiler", "blocked_by", "kernels",

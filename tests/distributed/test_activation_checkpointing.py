@@ -57,6 +57,23 @@ def test_smaller_budgets_choose_more_recomputation_with_the_bits_of_none(workloa
         workload.run("llama_fsdp2", **TRAINING | auto(FEW))
 
 
+@pytest.mark.parametrize("implementation", ["llama_fsdp2", "llama_simple_fsdp"])
+def test_memory_that_is_left_keeps_blocks_unsharded_with_the_same_bits(workload, implementation):
+    training = TRAINING | {"reduce_every_micro_batch": True} if implementation == "llama_fsdp2" else TRAINING
+    every, *_ = results = [
+        workload.run(implementation, **training | {"unsharded_blocks": None, "memory_budget_bytes": budget})
+        for budget in (PLENTY, FEW)
+    ]
+    assert [result.environment["unsharded_blocks"] for result in results] == ["4 of 4", "0 of 4"]
+    most, least = (result.rank_metrics["memory_estimate_bytes"][0] for result in results)
+    part = {"unsharded_blocks": None, "memory_budget_bytes": int((most + least) / 2)}
+    some = workload.run(implementation, **training | part)
+    assert some.environment["unsharded_blocks"] in ("1 of 4", "2 of 4", "3 of 4")
+    assert {(tuple(result.loss), *result.weight_hashes.values()) for result in (*results, some)} == {
+        (tuple(every.loss), *every.weight_hashes.values())
+    }
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.extended)])
 def test_mixed_kinds_in_one_graph_have_the_bits_of_none_under_fsdp2(workload, dtype):
     training = TRAINING | {"param_dtype": dtype}

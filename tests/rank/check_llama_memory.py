@@ -10,7 +10,7 @@ import itertools
 import pytest
 import torch
 import torch.distributed as dist
-from aorta_workloads.llama.memory.budget import DeviceMemory, decide, own_budget
+from aorta_workloads.llama.memory.budget import DeviceMemory, Options, decide, own_budget
 from aorta_workloads.llama.memory.choice import LADDER, choices, first_that_fits, same_on_all
 from aorta_workloads.llama.memory.estimate import Gathering, estimate
 from aorta_workloads.llama.memory.live import LiveBytes
@@ -28,6 +28,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from pytest_aorta.worker import RankEnv
 from tests.rank.settings import default_config, make_settings
 
+OPEN = Options(tuple(choices(4)), (0,), 4)
 CPU, GIB = torch.device("cpu"), 1 << 30
 SMALL = {
     "dim": 128,
@@ -178,7 +179,7 @@ def test_less_memory_gives_more_recomputation_and_too_little_is_refused(world):
     world(1)
     step = make_step()
     most, least = step.peak(["none"] * 4), step.peak(["full"] * 4)
-    chosen = [decide(step, 4, budget, CPU) for budget in (most, most - 1, least)]
+    chosen = [decide(step, OPEN, budget, CPU) for budget in (most, most - 1, least)]
     assert [str(decision.choice) for decision in chosen] == [
         "none on all 4 blocks",
         "elementwise on 1 of 4 blocks, none on 3",
@@ -187,13 +188,55 @@ def test_less_memory_gives_more_recomputation_and_too_little_is_refused(world):
     assert [decision.estimate for decision in chosen] == [most, most - 500, least]
     assert "auto chose none on all 4 blocks; estimated" in str(chosen[0])
     with pytest.raises(ValueError, match=r"even full recomputation of all 4 blocks needs an estimated .+ on one rank"):
-        decide(step, 4, least - 1, CPU)
+        decide(step, OPEN, least - 1, CPU)
+
+
+def check_all(settings):
+    settings.check()
+    settings.check_degrees(Degrees(1, 1, 1, 1))
 
 
 def test_a_budget_without_auto_is_refused():
     settings = make_settings(LlamaFsdp2Settings, "llama_fsdp2", memory_budget_bytes=1)
-    with pytest.raises(ValueError, match="memory_budget_bytes is 1 and activation_checkpointing is 'none'"):
+    with pytest.raises(ValueError, match="memory_budget_bytes is 1, activation_checkpointing is 'none' and unsharded_"):
         settings.check()
+
+
+def test_memory_that_activations_leave_keeps_blocks_unsharded(world):
+    world(1)
+    step = make_step(communication=Communication(20, 20, 0, dict.fromkeys(LADDER, 0), gathered=100))
+    whole = step.peak(["none"] * 4)
+    options = Options(tuple(choices(4)), (0, 2, 4), 4)
+    chosen = [decide(step, options, budget, CPU) for budget in (whole + 400, whole + 399, whole, whole - 1)]
+    assert [decision.unsharded for decision in chosen] == [4, 2, 0, 4]
+    assert [str(decision.choice) for decision in chosen[:3]] == ["none on all 4 blocks"] * 3
+    # One block that recomputes frees more than all four blocks keep.
+    assert chosen[3].facts == {
+        "activation_checkpointing": "elementwise on 1 of 4 blocks, none on 3",
+        "unsharded_blocks": "4 of 4",
+    }
+    assert "unsharded_blocks: null chose 2 of 4; estimated" in str(chosen[1])
+
+
+def test_no_block_stays_unsharded_where_nothing_fits_and_the_config_gives_the_checkpointing(world):
+    world(1)
+    step = make_step(communication=Communication(20, 20, 0, dict.fromkeys(LADDER, 0), gathered=100))
+    decision = decide(step, Options((same_on_all("full", 4),), (0, 2, 4), 4), 1, CPU)
+    assert (decision.unsharded, decision.facts) == (0, {"unsharded_blocks": "0 of 4"})
+    assert decision.estimate == step.peak(["full"] * 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"pipeline_parallel_degree": 2}, "unsharded_blocks is null and pipeline_parallel_degree is 2"),
+        ({"reshard_after_forward": False}, "unsharded_blocks is null and reshard_after_forward is false"),
+    ],
+)
+def test_unsharded_blocks_by_memory_are_refused_where_they_can_not_be_chosen(changes, message):
+    settings = make_settings(LlamaFsdp2Settings, "llama_fsdp2", unsharded_blocks=None, **changes)
+    with pytest.raises(ValueError, match=message):
+        check_all(settings)
 
 
 def make_workload(monkeypatch, world, size, **changes):

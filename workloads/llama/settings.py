@@ -108,6 +108,11 @@ class LlamaSettings:
         """Return whether activation checkpointing is chosen in setup, by the memory that steps need."""
         return self.model.activation_checkpointing == AUTO
 
+    @property
+    def has_memory_choices(self) -> bool:
+        """Return whether setup makes a choice by the memory that steps need."""
+        return self.chooses_checkpointing or self.communication.unsharded_blocks is None
+
     def check(self) -> None:
         """Raise ValueError if a key contradicts another one, whatever the world's size."""
         if self.fill_uninitialized_memory and not self.deterministic:
@@ -120,13 +125,23 @@ class LlamaSettings:
                 f"loss_chunks is {self.loss_chunks} and pipeline_parallel_degree is {degree}: torch computes the loss "
                 f"from the logits of the last stage; allowed is loss_chunks 0"
             )
-        if (budget := self.memory.memory_budget_bytes) is not None and not self.chooses_checkpointing:
+        if (budget := self.memory.memory_budget_bytes) is not None and not self.has_memory_choices:
             raise ValueError(
-                f"memory_budget_bytes is {budget} and activation_checkpointing is "
-                f"{self.model.activation_checkpointing!r}: only auto keeps to a budget"
+                f"memory_budget_bytes is {budget}, activation_checkpointing is "
+                f"{self.model.activation_checkpointing!r} and unsharded_blocks is "
+                f"{self.communication.unsharded_blocks}: only auto and null keep to a budget"
+            )
+        if self.communication.unsharded_blocks is None and self.degrees.pipeline_parallel_degree > 1:
+            raise ValueError(
+                f"unsharded_blocks is null and pipeline_parallel_degree is {self.degrees.pipeline_parallel_degree}: "
+                f"stages may have different numbers of blocks; give a number"
             )
         self.checkpoint.check()
         self.lr_schedule.check()
+
+    def with_unsharded_blocks(self, number: int) -> Self:
+        """Return the same settings with the number of blocks that keep gathered parameters."""
+        return replace(self, communication=replace(self.communication, unsharded_blocks=number))
 
     @property
     def fuses_blocks(self) -> bool:

@@ -21,7 +21,7 @@ from .data import initialize, sequences
 from .faults import OPERATOR_INPUT, OPERATOR_OUTPUT
 from .hashing import StepHashes
 from .loss import make_loss
-from .memory.budget import Decision, DeviceMemory, decide, own_budget
+from .memory.budget import Decision, DeviceMemory, Options, decide, own_budget
 from .memory.choice import Choice, same_on_all
 from .memory.estimate import Gathering, estimate
 from .model import Llama
@@ -87,7 +87,9 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         self._mesh = ParallelMesh.build(self._degrees, self._device.type)
         self._stages = Stages(self._mesh)
         settings = self._settings = settings.with_kernels(self._choose_attention(settings))
-        self._decision = self._decide() if settings.chooses_checkpointing else None
+        self._decision = self._decide() if settings.has_memory_choices else None
+        if self._decision is not None:
+            settings = self._settings = settings.with_unsharded_blocks(self._decision.unsharded)
         positions = own_positions(settings.seq_len, self._degrees.context_parallel, self._mesh.context_rank)
         self._model = self._build_model()
         self._loss = make_loss(settings.compile_loss)
@@ -183,20 +185,20 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         return same_on_all(self._settings.model.activation_checkpointing, self._settings.model.n_layers)
 
     def _decide(self) -> Decision:
-        """Choose activation checkpointing by the memory that a step needs; collective."""
+        """Make the choices that the config leaves to the memory that a step needs; collective."""
         settings = self._settings
         budget = own_budget(settings.memory, self.device_memory())
         with torch.device("meta"):
             gathering = self.gathering(Llama(settings.model))
         step = estimate(settings, self._mesh, self._device, gathering)
-        decision = decide(step, settings.model.n_layers, budget, self._device)
+        decision = decide(step, Options.of(settings), budget, self._device)
         if self._rank == 0:
             print(decision, flush=True)
         return decision
 
     def _chosen(self) -> dict[str, str | int | float | bool | None]:
-        """Return the fact that a reader of the result needs if checkpointing was chosen."""
-        return {} if self._decision is None else {"activation_checkpointing": str(self._decision.choice)}
+        """Return what a reader of the result needs if memory decided."""
+        return {} if self._decision is None else dict(self._decision.facts)
 
     def _choose_attention(self, settings: _Settings) -> str:
         """Return the kernel of attention for the heads and positions that this rank computes."""

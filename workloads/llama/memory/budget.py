@@ -1,17 +1,20 @@
-"""The decision of ``activation_checkpointing: auto``: the same on every rank, and before training."""
+"""Decisions by memory on checkpointing and unsharded blocks: the same on every rank, and before training."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
-from ..settings import MemorySettings
-from .choice import Choice, choices, first_that_fits
+from ..settings import LlamaSettings, MemorySettings
+from .choice import Choice, choices, first_that_fits, same_on_all
 from .step import StepMemory
 
 _GIB = 1 << 30
+# The values of keys that leave a choice open.
+_OPEN = {"activation_checkpointing": "auto", "unsharded_blocks": "null"}
 
 
 @dataclass(frozen=True)
@@ -31,10 +34,47 @@ class DeviceMemory:
 
 
 @dataclass(frozen=True)
+class Options:
+    """The ways of a step among which memory decides.
+
+    Attributes:
+        checkpointing: choices of activation checkpointing, from the least recomputation to the most.
+        unsharded: numbers of blocks that may keep gathered parameters, 0 or the only number first.
+        num_blocks: the blocks of the whole model, which a pipeline's stages divide.
+    """
+
+    checkpointing: tuple[Choice, ...]
+    unsharded: tuple[int, ...]
+    num_blocks: int
+
+    @classmethod
+    def of(cls, settings: LlamaSettings) -> Options:
+        """Return the ways that the config leaves open."""
+        num_blocks, model, communication = settings.model.n_layers, settings.model, settings.communication
+        checkpointing = [same_on_all(model.activation_checkpointing, num_blocks)]
+        unsharded = communication.unsharded_blocks
+        return cls(
+            tuple(choices(num_blocks) if settings.chooses_checkpointing else checkpointing),
+            tuple(communication.whole_buckets(num_blocks)) if unsharded is None else (unsharded,),
+            num_blocks,
+        )
+
+
+@dataclass(frozen=True)
 class Decision:
-    """A choice, the bytes that were estimated for it, the most of all ranks, and the bytes that were allowed."""
+    """What memory decided.
+
+    Attributes:
+        choice: the activation checkpointing.
+        unsharded: the number of last blocks that keep gathered parameters.
+        facts: what was left open, with the decision, as a result shows it.
+        estimate: the bytes that were estimated, the most of all ranks.
+        budget: the bytes that were allowed, the fewest of all ranks.
+    """
 
     choice: Choice
+    unsharded: int
+    facts: Mapping[str, str]
     estimate: int
     budget: int
 
@@ -45,10 +85,8 @@ class Decision:
 
     def __str__(self) -> str:
         """Return the decision as a sentence."""
-        return (
-            f"activation_checkpointing: auto chose {self.choice}; estimated {_gib(self.estimate)} of "
-            f"{_gib(self.budget)} allowed"
-        )
+        chosen = ", ".join(f"{key}: {_OPEN[key]} chose {fact}" for key, fact in self.facts.items())
+        return f"{chosen}; estimated {_gib(self.estimate)} of {_gib(self.budget)} allowed"
 
 
 def own_budget(settings: MemorySettings, memory: DeviceMemory | None) -> int:
@@ -61,41 +99,62 @@ def own_budget(settings: MemorySettings, memory: DeviceMemory | None) -> int:
     if memory is None:
         if allowed is None:
             raise ValueError(
-                "activation_checkpointing is auto and memory_budget_bytes is null: CPU ranks have no device whose "
-                "memory memory_fraction could be a fraction of; give memory_budget_bytes"
+                "activation_checkpointing auto and unsharded_blocks null need a budget, and memory_budget_bytes is "
+                "null: CPU ranks have no device whose memory memory_fraction could be a fraction of; give "
+                "memory_budget_bytes"
             )
         return allowed
     wanted = int(settings.memory_fraction * memory.total) if allowed is None else allowed
     return min(wanted, memory.available)
 
 
-def decide(step: StepMemory, num_blocks: int, budget: int, device: torch.device) -> Decision:
-    """Return the least recomputation that fits the smallest budget of all ranks; collective over the world.
+def decide(step: StepMemory, options: Options, budget: int, device: torch.device) -> Decision:
+    """Return the least recomputation that fits the smallest budget of all ranks, then the most unsharded blocks.
+
+    Collective over the world. Recomputation costs compute, and gathering again mostly communication that compute
+    hides, so memory goes to activations first. If the config gives the checkpointing, no block is kept unsharded
+    where nothing fits.
 
     Args:
         step: the memory of this rank's step.
-        num_blocks: the blocks of the whole model, which a pipeline's stages divide.
+        options: what the config leaves open.
         budget: the bytes that this rank is allowed.
         device: the device that collectives run on.
 
     Raises:
-        ValueError: Even recomputing every block needs more than the budget.
+        ValueError: The checkpointing is to be chosen, and even recomputing every block needs more than the budget.
     """
-    candidates = choices(num_blocks)
-    needed = [step.peak([candidate.kind(block) for block in step.blocks]) for candidate in candidates]
-    most = torch.tensor([-budget, *needed], dtype=torch.int64, device=device)
-    dist.all_reduce(most, op=dist.ReduceOp.MAX)
-    negative, *estimates = most.tolist()
+    fewest = step.keeping(options.unsharded[0])
+    needed = [fewest.peak([choice.kind(block) for block in step.blocks]) for choice in options.checkpointing]
+    negative, *estimates = _most_of_ranks([-budget, *needed], device)
     budget = -negative
     position = first_that_fits(estimates, budget)
-    if position is None:
+    is_open = len(options.checkpointing) > 1
+    if position is None and is_open:
         raise ValueError(
-            f"activation_checkpointing is auto, and even full recomputation of all {num_blocks} blocks needs an "
-            f"estimated {_gib(estimates[-1])} on one rank, of {_gib(budget)} allowed. On this rank, parameters, "
+            f"activation_checkpointing is auto, and even full recomputation of all {options.num_blocks} blocks needs "
+            f"an estimated {_gib(estimates[-1])} on one rank, of {_gib(budget)} allowed. On this rank, parameters, "
             f"gradients and optimizer state take {_gib(step.persistent)} of it. Use more ranks, a smaller batch_size "
             f"or seq_len, loss_chunks, or a larger memory_fraction or memory_budget_bytes"
         )
-    return Decision(candidates[position], estimates[position], budget)
+    choice = options.checkpointing[position or 0]
+    kinds = [choice.kind(block) for block in step.blocks]
+    # From the most unsharded blocks to the fewest, which are taken if no number fits.
+    numbers = options.unsharded[::-1]
+    estimates = _most_of_ranks([step.keeping(number).peak(kinds) for number in numbers], device)
+    kept = first_that_fits(estimates, budget)
+    kept = len(numbers) - 1 if kept is None else kept
+    facts = {"activation_checkpointing": str(choice)} if is_open else {}
+    if len(numbers) > 1:
+        facts["unsharded_blocks"] = f"{numbers[kept]} of {options.num_blocks}"
+    return Decision(choice, numbers[kept], facts, estimates[kept], budget)
+
+
+def _most_of_ranks(values: list[int], device: torch.device) -> list[int]:
+    most = torch.tensor(values, dtype=torch.int64, device=device)
+    dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    reduced: list[int] = most.tolist()
+    return reduced
 
 
 def _gib(size: int) -> str:

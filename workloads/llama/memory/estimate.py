@@ -68,7 +68,7 @@ def estimate(settings: LlamaSettings, mesh: ParallelMesh, device: torch.device, 
         inputs=inputs,
         by_kind=by_kind(model, shapes, gathering.compiler),
         loss=_loss(model, shapes, settings),
-        communication=_communication(block, gathering, unsharded, settings.communication.unsharded_blocks),
+        communication=_communication(block, gathering, unsharded),
         num_in_flight=_num_in_flight(settings, mesh),
         keeps_gradients=is_accumulated and not gathering.accumulates_unsharded,
         batches=_batches(settings, shapes) + (_received(settings, inputs) if mesh.pipeline is not None else 0),
@@ -103,7 +103,7 @@ def _unit(modules: Iterable[nn.Module], mesh: ParallelMesh, settings: LlamaSetti
     return total
 
 
-def _communication(block: Unit, gathering: Gathering, unsharded_gradients: int, unsharded_blocks: int) -> Communication:
+def _communication(block: Unit, gathering: Gathering, unsharded_gradients: int) -> Communication:
     kept = {kind: block.gathered if kind in gathering.kept_by else 0 for kind in LADDER}
     # FSDP2 copies parameters out of the buffer of an all-gather, and frees the buffer before it gathers further ahead.
     num_units = 1 if len(gathering.kept_by) == len(LADDER) else 1 + gathering.num_ahead
@@ -113,7 +113,6 @@ def _communication(block: Unit, gathering: Gathering, unsharded_gradients: int, 
         unsharded_gradients=unsharded_gradients,
         kept_gathers=kept,
         gathered=block.gathered,
-        unsharded_blocks=unsharded_blocks,
     )
 
 

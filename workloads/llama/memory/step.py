@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,10 @@ class StepMemory:
         # AdamW has two averages of each parameter.
         gradients = self.shards if self.keeps_gradients else 0
         return 3 * self.shards + gradients + self.communication.unsharded_gradients + self.batches + self.workspace
+
+    def keeping(self, unsharded_blocks: int) -> StepMemory:
+        """Return the same step with another number of last blocks that keep gathered parameters."""
+        return replace(self, communication=replace(self.communication, unsharded_blocks=unsharded_blocks))
 
     def peak(self, kinds: Sequence[str]) -> int:
         """Return the most bytes that exist at once if this rank's blocks have these kinds of checkpointing.

@@ -28,10 +28,13 @@ class Bucket:
 
 @dataclass(frozen=True)
 class CommunicationSettings:
-    """The keys of collectives, of which each workload has its own implementation."""
+    """The keys of collectives, of which each workload has its own implementation.
+
+    ``unsharded_blocks`` of None is replaced by a number in setup, by the memory that steps need.
+    """
 
     blocks_per_bucket: int = 1
-    unsharded_blocks: int = 0
+    unsharded_blocks: int | None = 0
     async_tensor_parallel: bool = False
 
     def buckets(self, num_blocks: int, *, reshard_after_forward: bool) -> list[Bucket]:
@@ -42,24 +45,28 @@ class CommunicationSettings:
         Raises:
             ValueError: ``unsharded_blocks`` is more than all blocks, or not a number of whole buckets.
         """
-        size, first_kept = self.blocks_per_bucket, num_blocks - self.unsharded_blocks
-        starts = range(0, num_blocks, size)
-        if first_kept not in (*starts, num_blocks):
-            allowed = [num_blocks - start for start in reversed(starts)]
+        size, num_kept = self.blocks_per_bucket, self.unsharded_blocks or 0
+        starts, first_kept = range(0, num_blocks, size), num_blocks - num_kept
+        if num_kept not in (allowed := self.whole_buckets(num_blocks)):
             raise ValueError(
-                f"unsharded_blocks is {self.unsharded_blocks}, and {num_blocks} blocks are divided into buckets of "
-                f"blocks_per_bucket {size}; whole buckets are kept, so allowed are 0 and {allowed}"
+                f"unsharded_blocks is {num_kept}, and {num_blocks} blocks are divided into buckets of "
+                f"blocks_per_bucket {size}; whole buckets are kept, so allowed are {allowed}"
             )
         return [
             Bucket(range(start, min(start + size, num_blocks)), reshard_after_forward and start < first_kept)
             for start in starts
         ]
 
+    def whole_buckets(self, num_blocks: int) -> list[int]:
+        """Return the numbers of last blocks, from 0 on, that are whole buckets."""
+        return [0, *(num_blocks - start for start in reversed(range(0, num_blocks, self.blocks_per_bucket)))]
+
     def check_resharding(self, *, reshard_after_forward: bool) -> None:
         """Raise ValueError for blocks that are to keep their parameters if all blocks do."""
-        if self.unsharded_blocks and not reshard_after_forward:
+        if self.unsharded_blocks != 0 and not reshard_after_forward:
+            shown = "null" if self.unsharded_blocks is None else self.unsharded_blocks
             raise ValueError(
-                f"unsharded_blocks is {self.unsharded_blocks} and reshard_after_forward is false, which keeps the "
+                f"unsharded_blocks is {shown} and reshard_after_forward is false, which keeps the "
                 f"parameters of all blocks; use one of the two"
             )
 
