@@ -62,7 +62,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Decision:
-    """What memory decided.
+    """A decision by memory.
 
     Attributes:
         choice: the activation checkpointing.
