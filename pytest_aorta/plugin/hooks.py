@@ -10,75 +10,22 @@ import json
 import os
 from collections.abc import Generator, Iterator
 from dataclasses import replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
 from pytest_aorta.common.errors import AortaError
-from pytest_aorta.common.signals import terminable
-from pytest_aorta.plan.options import Options
 from pytest_aorta.plan.profiler import check_profiler
 from pytest_aorta.plan.world import check_budget
 from pytest_aorta.plugin.markers import FIXTURE, MARKERS
 from pytest_aorta.plugin.options import add_options, read_options
+from pytest_aorta.plugin.run import Controller, Run, record_of
 
 if TYPE_CHECKING:
-    from pytest_aorta.plan.world import Device
-    from pytest_aorta.plugin.progress_line import ProgressLine
     from pytest_aorta.session.record import TestRecord
     from pytest_aorta.session.runner import WorkloadRunner
-    from pytest_aorta.session.session import Session
     from pytest_aorta.session.spec import TestSpec
     from pytest_aorta.session.world import DistributedWorld
-
-
-class Run:
-    """The state that hooks share during one run of pytest.
-
-    Attributes:
-        options: Options of the run.
-        line: Progress line on the terminal; None where it is not wanted.
-        collected: Node ids of collected tests.
-        records: Records of tests that ended, in order.
-        passed: Node id of each test that passed, as pytest reports it -> the id at collection.
-        notes: Lines for the end of the summary.
-    """
-
-    def __init__(self, options: Options) -> None:
-        self.options = options
-        self.line: ProgressLine | None = None
-        self.collected: set[str] = set()
-        self.records: list[TestRecord] = []
-        self.passed: dict[str, str] = {}
-        self.notes: list[str] = []
-
-    @cached_property
-    def devices(self) -> list[Device]:
-        """The visible GPUs; the driver is asked once, on first use."""
-        from pytest_aorta.plan.gpus import visible_devices  # only a run that needs devices asks the driver
-
-        return visible_devices() if self.options.device != "cpu" else []
-
-    @cached_property
-    def session(self) -> Session:
-        """The session of launches, created on first use."""
-        from pytest_aorta.session.session import Session  # imports everything that a launch takes
-
-        session = Session(self.options)
-        session.line = self.line
-        if "devices" in vars(self):  # else the driver is asked inside the test, which reports its error
-            session.devices = self.devices
-        return session
-
-    def close(self) -> None:
-        """End the fork servers, remove the worktrees of A/B references, and close the progress line."""
-        try:
-            if "session" in vars(self):
-                self.session.close()
-        finally:
-            if self.line is not None:
-                self.line.close()
 
 
 # Options of pytest with which no test runs. An editor collects tests on machines without their GPUs and profilers.
@@ -252,120 +199,10 @@ def pytest_report_teststatus(
     """Give a test that passed without a decision a letter and a count of its own: neither skipped nor passed."""
     if report.when != "call" or not report.passed or hasattr(report, "wasxfail"):
         return None
-    record = _record_of(report)
+    record = record_of(report)
     if record is None or not record.is_undecided:
         return None
     return "inconclusive", "I", ("INCONCLUSIVE", {"yellow": True})
-
-
-def _record_of(report: pytest.CollectReport | pytest.TestReport) -> TestRecord | None:
-    """Return the record that travels with a report, if there is one."""
-    text: str | None = getattr(report, "aorta", None)
-    if text is None:
-        return None
-    from pytest_aorta.session.record import TestRecord  # not needed to collect tests
-
-    return TestRecord.from_json(json.loads(text))
-
-
-def _worker_and_id(report: pytest.TestReport) -> tuple[str, str]:
-    """Return the worker of xdist that ran a test, empty without workers, and the test's node id."""
-    return getattr(report, "worker_id", ""), report.nodeid
-
-
-class Controller:
-    """The hooks of the process that owns the terminal and the baselines, which is not a worker of xdist."""
-
-    def __init__(self, run: Run) -> None:
-        self.run = run
-        # Worker and node id -> record. In xdist's mode `each`, every worker runs every test.
-        self.latest: dict[tuple[str, str], TestRecord] = {}
-        self.failed: set[str] = set()
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Keep a record of each test whose markers are wrong, which is therefore not run."""
-        text: str | None = getattr(report, "aorta_problems", None)
-        if text is None:
-            return
-        from pytest_aorta.session.record import TestRecord  # not needed to collect tests
-
-        for nodeid, problem in json.loads(text).items():
-            self.run.records.append(TestRecord(nodeid, outcome="error", failure=problem, can_launch=True))
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep the record of each test that ended, in this process or in a worker."""
-        if (record := _record_of(report)) is not None:
-            self.run.records.append(record)
-            self.latest[_worker_and_id(report)] = record
-            if report.passed and not hasattr(report, "wasxfail") and report.nodeid not in self.failed:
-                self.run.passed[report.nodeid] = record.nodeid
-        if report.failed:  # includes a teardown after a call that passed
-            self.failed.add(report.nodeid)
-            self.run.passed.pop(report.nodeid, None)
-            if report.when == "teardown" and (ended := self.latest.get(_worker_and_id(report))):
-                ended.outcome, ended.failure = "error", ended.failure or report.longreprtext
-        # pytest-rerunfailures runs the test again, also after a teardown that failed.
-        if str(report.outcome) == "rerun" and (ended := self.latest.get(_worker_and_id(report))):
-            self.run.passed.pop(report.nodeid, None)
-            ended.outcome, ended.failure = str(report.outcome), ended.failure or report.longreprtext
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtestloop(self) -> Generator[None, object, object]:
-        """Let SIGTERM end the run as Ctrl-C does, so that baselines and the report of finished tests are written."""
-        with terminable():
-            return (yield)
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any) -> None:
-        """Add the tests that a worker of xdist has collected, when the worker ends."""
-        self.run.collected |= set(getattr(node, "workeroutput", {}).get("aorta_collected", ()))
-
-    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
-        """Write reports, baselines of tests that passed, and the history; a failure of the last two fails the run."""
-        if session.config.option.collectonly:  # reading baselines takes longer than collecting
-            return
-        from pytest_aorta.report.write import write_session_reports  # not needed to collect tests
-        from pytest_aorta.session.baselines import unused_baselines, write_new_baselines
-        from pytest_aorta.session.history.keep import keep_history
-
-        run = self.run
-        # Before baselines are written: the report shows the baselines that the run was compared with.
-        is_cut_short = exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
-        reported = write_session_reports(run.records, run.options, is_cut_short=is_cut_short)
-        notes, good = write_new_baselines(run.records, run.passed.values(), run.options)
-        run.notes += [*notes, *reported]
-        try:
-            # After baselines are written: their new revisions are part of the history.
-            run.notes += keep_history(run.records, session.config.invocation_params.args, run.options)
-        except AortaError as error:
-            run.notes.append(f"ERROR {error}")
-            good = False
-        if not good:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        # Where the command line names single tests, the other tests of their files were not collected.
-        whole = set() if any("::" in arg for arg in session.config.args) else run.collected
-        run.notes += unused_baselines(run.records, run.passed.values(), whole, run.options)
-
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Write durations on request, findings or with ``-v`` every verdict, the totals, and what was written.
-
-        A single line has no section of its own.
-        """
-        run = self.run
-        if terminalreporter.config.option.collectonly:  # tests with wrong markers are among the errors
-            return
-        if not any(record.is_reported for record in run.records) and not run.notes:
-            return
-        from pytest_aorta.plugin.summary import durations_lines, summary_lines  # only for a run with launches
-
-        given = terminalreporter.config.option  # pytest's own options, --durations and --durations-min
-        wanted = given.durations is not None
-        durations = durations_lines(run.records, given.durations, given.durations_min or 0.0) if wanted else []
-        lines = [*durations, *summary_lines(run.records, terminalreporter.verbosity), *run.notes]
-        if len(lines) > 1:
-            terminalreporter.section("aorta")
-        for line in lines:
-            terminalreporter.line(line)
 
 
 @pytest.hookimpl(trylast=True)

@@ -25,7 +25,7 @@ NEEDED = {
     "pytest_aorta.plan", "pytest_aorta.plan.device_kind", "pytest_aorta.plan.options", "pytest_aorta.plan.profiler",
     "pytest_aorta.plan.world",
     "pytest_aorta.plugin", "pytest_aorta.plugin.disabled", "pytest_aorta.plugin.hooks", "pytest_aorta.plugin.markers",
-    "pytest_aorta.plugin.options",
+    "pytest_aorta.plugin.options", "pytest_aorta.plugin.run",
 }  # fmt: skip
 
 
