@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
+from typing import cast
 
 from pytest_aorta.result.measurements import StepOverlap, WorkloadResult
 from pytest_aorta.result.trace.intervals import Intervals, difference, union
@@ -100,7 +101,7 @@ def drawn_lanes(lanes: dict[str, list[list[float]]]) -> dict[str, list[list[floa
     sets = {name: _to_ns(intervals) for name, intervals in lanes.items()}
     comm = union(*(moments for name, moments in sets.items() if name not in (Lane.COMPUTE, Lane.COPY)))
     sets[Lane.EXPOSED] = difference(comm, sets.get(Lane.COMPUTE, union()))
-    return {name: (moments / _NS_PER_MS).tolist() for name, moments in sets.items()}
+    return {name: cast("list[list[float]]", (moments / _NS_PER_MS).tolist()) for name, moments in sets.items()}
 
 
 def _to_ns(intervals: list[list[float]]) -> Intervals:

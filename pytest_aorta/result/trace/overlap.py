@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from statistics import median
+from typing import cast
 
 from pytest_aorta.result.measurements import (
     AS_RUN,
@@ -125,13 +126,10 @@ def _step(lanes: Mapping[str, Intervals], duration_ns: int) -> StepOverlap:
 
 def _timeline(lanes: Mapping[str, Intervals], begin_ns: int) -> dict[str, list[list[float]]]:
     """Return lanes for drawing, in milliseconds from the beginning of the step, rounded to the microsecond."""
+    drawn = {name: coarsened(lane, MAX_LANE_INTERVALS).tolist() for name, lane in lanes.items() if len(lane)}
     return {
-        name: [
-            [round((edge - begin_ns) / _NS_PER_MS, 3) for edge in row]
-            for row in coarsened(lane, MAX_LANE_INTERVALS).tolist()
-        ]
-        for name, lane in lanes.items()
-        if len(lane)
+        name: [[round((edge - begin_ns) / _NS_PER_MS, 3) for edge in row] for row in cast("list[list[int]]", rows)]
+        for name, rows in drawn.items()
     }
 
 

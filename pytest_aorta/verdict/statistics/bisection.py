@@ -129,9 +129,9 @@ def _grid(
     deviation = max(math.sqrt(prior.value), own)
     width = _CHANGE_WIDTH * deviation / math.sqrt(len(at_last))
     sign = math.copysign(1.0, least)
-    changes = np.linspace(center - width, center + width, _CHANGES)
+    changes = np.linspace(center - width, center + width, _CHANGES, dtype=np.float64)
     changes = changes[sign * changes >= abs(least)] if (sign * changes >= abs(least)).any() else np.array([least])
-    logs = math.log(prior.value) / 2 + np.linspace(-_NOISE_WIDTH, _NOISE_WIDTH, _NOISES)
+    logs = math.log(prior.value) / 2 + np.linspace(-_NOISE_WIDTH, _NOISE_WIDTH, _NOISES, dtype=np.float64)
     # The scaled inverse chi-squared prior of a variance, as a density of its logarithm.
     weights = -prior.df * logs - prior.df * prior.value / 2 * np.exp(-2 * logs)
     weights -= np.logaddexp.reduce(weights)
