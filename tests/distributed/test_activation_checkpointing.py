@@ -57,7 +57,9 @@ def test_smaller_budgets_choose_more_recomputation_with_the_bits_of_none(workloa
         workload.run("llama_fsdp2", **TRAINING | auto(FEW))
 
 
-@pytest.mark.parametrize("implementation", ["llama_fsdp2", "llama_simple_fsdp"])
+@pytest.mark.parametrize(
+    "implementation", ["llama_fsdp2", pytest.param("llama_simple_fsdp", marks=pytest.mark.extended)]
+)
 def test_memory_that_is_left_keeps_blocks_unsharded_with_the_same_bits(workload, implementation):
     training = TRAINING | {"reduce_every_micro_batch": True} if implementation == "llama_fsdp2" else TRAINING
     every, *_ = results = [

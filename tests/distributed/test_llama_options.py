@@ -42,7 +42,9 @@ def calls(result):
     return tuple(sum(len(one.ms) for one in result.collectives[0] if one.kind == kind) for kind in kinds)
 
 
-@pytest.mark.parametrize("implementation", ["llama_fsdp2", "llama_simple_fsdp"])
+@pytest.mark.parametrize(
+    "implementation", ["llama_fsdp2", pytest.param("llama_simple_fsdp", marks=pytest.mark.extended)]
+)
 def test_buckets_merge_collectives_and_unsharded_blocks_are_gathered_once(workload, implementation):
     keys = TRAINING | {"n_layers": 4, "steps": 1, "warmup": 1, "profile_steps": 1}
     gathers, reductions = calls(workload.run(implementation, **keys))

@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-# The highest bit of each mantissa, so that no later rounding removes the difference.
-_BITS = {torch.bfloat16: 6, torch.float16: 9, torch.float32: 22, torch.float64: 51}
+# The highest bit of each mantissa, so that no later rounding removes the difference; of a complex number's real part.
+_BITS = {torch.bfloat16: 6, torch.float16: 9, torch.float32: 22, torch.float64: 51, torch.complex64: 22}
 
 
 class BitFlip(TorchDispatchMode):

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from aorta_workloads.llama.memory.budget import decide
-from aorta_workloads.llama.memory.choice import LADDER
+from aorta_workloads.llama.memory.budget import Options, decide
+from aorta_workloads.llama.memory.choice import LADDER, choices
 from aorta_workloads.llama.memory.step import Activations, Communication, StepMemory, Unit
 
 from pytest_aorta.worker import recorder
 
 NUM_BLOCKS = 4
+OPEN = Options(tuple(choices(NUM_BLOCKS)), (0,), NUM_BLOCKS)
 CPU = torch.device("cpu")
 
 
@@ -38,7 +39,7 @@ def step_memory(kept: int) -> StepMemory:
 
 def num_recomputed(kept: int, budget: int) -> float:
     """Return how many blocks this rank recomputes."""
-    choice = decide(step_memory(kept), NUM_BLOCKS, budget, CPU).choice
+    choice = decide(step_memory(kept), OPEN, budget, CPU).choice
     return float(sum(choice.kind(block) != LADDER[0] for block in range(NUM_BLOCKS)))
 
 
