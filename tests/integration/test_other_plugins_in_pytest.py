@@ -126,7 +126,10 @@ def test_only_failed_launches_are_retried_on_request(many):
 # --- pytest-xdist -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ["loadscope", "loadgroup", "worksteal"])
+NIGHTLY = [pytest.param(mode, marks=pytest.mark.extended) for mode in ("loadscope", "worksteal")]
+
+
+@pytest.mark.parametrize("mode", ["loadgroup", *NIGHTLY])
 def test_each_mode_of_distribution_finds_the_same_baselines(many, mode):
     text = (many.path / "test_toy.py").read_text()
     many.write("test_toy.py", text.replace("def test_one", "@pytest.mark.xdist_group('gpu')\ndef test_one"))
