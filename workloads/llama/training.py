@@ -113,7 +113,7 @@ class LlamaWorkload(Workload, Generic[_Settings]):
     @property
     def is_compiled(self) -> bool:
         """True if a step runs compiled kernels."""
-        return self._settings.compile_loss
+        return self._settings.fuses_blocks or self._settings.compile_loss
 
     @property
     def is_same_on_any_cpu(self) -> bool:

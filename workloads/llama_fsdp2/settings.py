@@ -24,7 +24,7 @@ class LlamaFsdp2Settings(LlamaSettings):
         """Raise ValueError if a key of this workload contradicts ``degrees``."""
         self.communication.check_resharding(reshard_after_forward=self.reshard_after_forward)
         self.communication.check_async_tensor_parallel(
-            degrees.tensor_parallel, compiler="compile_blocks true", is_compiled=self.compile_blocks
+            degrees.tensor_parallel, compiler="compile_blocks true", is_compiled=self.fuses_blocks
         )
         if self.communication.async_tensor_parallel and self.all_gather != DEFAULT:
             raise ValueError(

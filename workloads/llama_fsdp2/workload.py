@@ -33,11 +33,6 @@ class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
         return read_settings(LlamaFsdp2Settings, self.config)
 
     @property
-    def is_compiled(self) -> bool:
-        """True if a step runs compiled kernels."""
-        return self._settings.compile_blocks or self._settings.compile_loss
-
-    @property
     def reduces_every_micro_batch(self) -> bool:
         """True if the config asks for it."""
         return self._settings.reduce_every_micro_batch
@@ -78,7 +73,7 @@ class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
         """Return how FSDP2 gathers the parameters of blocks."""
         settings = self._settings
         return Gathering(
-            compiler=INDUCTOR if settings.compile_blocks else None,
+            compiler=INDUCTOR if settings.fuses_blocks else None,
             num_ahead=max(1, settings.forward_prefetch, settings.backward_prefetch),
             blocks_per_unit=settings.communication.blocks_per_bucket,
             kept_by=frozenset() if settings.reshard_after_forward else frozenset(LADDER),

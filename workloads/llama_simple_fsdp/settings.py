@@ -98,7 +98,7 @@ class LlamaSimpleFsdpSettings(LlamaSettings):
         communication, graph = self.communication, self.graph
         communication.check_resharding(reshard_after_forward=graph.reshard_after_forward)
         communication.check_async_tensor_parallel(
-            degrees.tensor_parallel, compiler="backend inductor", is_compiled=graph.backend == "inductor"
+            degrees.tensor_parallel, compiler="backend inductor", is_compiled=self.fuses_blocks
         )
         if graph.bucketing != "transformer_block" and communication.blocks_per_bucket > 1:
             raise ValueError(

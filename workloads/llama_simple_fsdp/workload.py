@@ -26,11 +26,6 @@ class LlamaSimpleFsdpWorkload(LlamaWorkload[LlamaSimpleFsdpSettings]):
         """Return the config as typed values."""
         return read_settings(LlamaSimpleFsdpSettings, self.config)
 
-    @property
-    def is_compiled(self) -> bool:
-        """True if a step runs compiled kernels."""
-        return self._settings.graph.backend == "inductor" or self._settings.compile_loss
-
     def shard(self, model: Llama, mesh: ParallelMesh) -> None:
         """Make all parameters DTensors that are gathered where they are read."""
         shard_parameters(model, mesh, MixedPrecision(self._settings.param_dtype, self._settings.reduce_dtype))
