@@ -75,6 +75,8 @@ class NotApplicable(StrEnum):
 
 # The outcomes that a reader has to know about, in the order of their urgency.
 FINDINGS = (Outcome.REGRESSION, Outcome.MISSING, Outcome.INCONCLUSIVE, Outcome.IMPROVED)
+# The label of a regression that its test expects.
+EXPECTED_REGRESSION = f"expected {Outcome.REGRESSION}"
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ class Verdict:
     @property
     def label(self) -> str:
         """Return the outcome as text, such as ``pass`` or ``expected regression``."""
-        return f"expected {self.outcome}" if self.is_expected else self.outcome.value
+        return EXPECTED_REGRESSION if self.is_expected else self.outcome.value
 
     @property
     def is_lost(self) -> bool:

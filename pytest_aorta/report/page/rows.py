@@ -16,10 +16,10 @@ from pytest_aorta.report.provenance import provenance_pairs
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.applicability import identity
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import FINDINGS, ReferenceKind, Verdict
+from pytest_aorta.verdict.verdicts import EXPECTED_REGRESSION, FINDINGS, ReferenceKind, Verdict
 
 # The labels of verdicts from worst to best; metrics that were not compared come last.
-SEVERITY = (*FINDINGS, f"expected {Outcome.REGRESSION}", Outcome.PASS, Outcome.NOT_APPLICABLE)
+SEVERITY = (*FINDINGS, EXPECTED_REGRESSION, Outcome.PASS, Outcome.NOT_APPLICABLE)
 UNKNOWN = "not stored"
 # Distinct values of one side that a table of provenance lists.
 MAX_VALUES = 3

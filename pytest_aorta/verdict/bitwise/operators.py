@@ -53,8 +53,11 @@ def locate_operator(candidate: Mapping[int, Calls], reference: Mapping[int, Call
     if not ranks:
         return None
     firsts = _firsts(ranks, candidate, reference)
-    if not firsts and (programs := _programs(candidate[ranks[0]], reference[ranks[0]])):
-        return f"none named, because {programs}"
+    if not firsts and all(alone := _run_alone(candidate[ranks[0]], reference[ranks[0]])):
+        return (
+            f"none named, because no operator gave another output for the same inputs, and the variants run different "
+            f"operators: the candidate alone {_several(alone[0])}, the reference alone {_several(alone[1])}"
+        )
     if not firsts:
         count = sum(len(candidate[rank]) for rank in ranks)
         partly = f"; only the first {MAX_CALLS:,} of a rank are captured" if _is_cut(candidate, reference) else ""
@@ -70,17 +73,10 @@ def first_of_ranks(candidate: Mapping[int, Calls], reference: Mapping[int, Calls
     return _strongest(firsts) if firsts else None
 
 
-def _programs(candidate: Calls, reference: Calls) -> str | None:
-    """Return text on two variants that each run operators which the other lacks; None otherwise."""
+def _run_alone(candidate: Calls, reference: Calls) -> tuple[list[OperatorCall], list[OperatorCall]]:
+    """Return the first call of each operator that only the candidate runs, and of each that only the reference runs."""
     ours, theirs = _first_calls(candidate), _first_calls(reference)
-    alone = [ours[name] for name in ours if name not in theirs]
-    missing = [theirs[name] for name in theirs if name not in ours]
-    if not alone or not missing:
-        return None
-    return (
-        f"no operator gave another output for the same inputs, and the variants run different operators: "
-        f"the candidate alone {_several(alone)}, the reference alone {_several(missing)}"
-    )
+    return [ours[name] for name in ours if name not in theirs], [theirs[name] for name in theirs if name not in ours]
 
 
 def _first_calls(calls: Calls) -> dict[str, OperatorCall]:
@@ -117,7 +113,7 @@ def first_operator(rank: int, candidate: Calls, reference: Calls) -> FirstOperat
     Variants that each run operators which the other lacks also have values which the other lacks. Between them only
     another output for the same inputs is evidence.
     """
-    is_one_program = _programs(candidate, reference) is None
+    is_one_program = not all(_run_alone(candidate, reference))
     outputs: dict[tuple[str, str, tuple[str, ...]], set[tuple[str, ...]]] = defaultdict(set)
     known: set[str] = set()
     for call in reference:
