@@ -10,7 +10,7 @@ from typing import TypeAlias
 from pytest_aorta.common.text import aligned, counted
 from pytest_aorta.result.outcome import PHASES
 from pytest_aorta.session.record import TestRecord
-from pytest_aorta.session.text import totals
+from pytest_aorta.session.text import finding_groups, totals
 from pytest_aorta.verdict.metrics import METRICS, format_value
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Verdict
@@ -60,25 +60,22 @@ def _finding_rows(record: TestRecord) -> list[_Row]:
 
     Metrics without a baseline share a row.
     """
-    found = [verdict for verdict in record.verdicts if verdict.is_finding]
-    unrecorded: dict[str, list[Verdict]] = {}
-    for verdict in found:
-        if verdict.remedy:
-            unrecorded.setdefault(verdict.case, []).append(verdict)
-    rows = [_row(record, verdict, "".join(_new(record, [verdict.reason]))) for verdict in found if not verdict.remedy]
-    return [*rows, *(_unrecorded_row(record, verdicts) for verdicts in unrecorded.values())]
+    groups = sorted(finding_groups(record), key=lambda rows: bool(rows[0].remedy))
+    return [_finding_row(record, rows) for rows in groups]
+
+
+def _finding_row(record: TestRecord, rows: Sequence[Verdict]) -> _Row:
+    first = rows[0]
+    if not first.remedy:
+        return _row(record, first, "".join(_new(record, [first.reason])))
+    if len(rows) == 1:
+        return _row(record, first, first.reason)
+    test = short_nodeid(first.case) + record.attempt_label
+    return (test, f"{len(rows)} metrics", "-", "-", "-", "-", str(first.launches), first.label), first.reason
 
 
 def _row(record: TestRecord, verdict: Verdict, reason: str) -> _Row:
     return (short_nodeid(verdict.case) + record.attempt_label, *verdict.cells()), reason
-
-
-def _unrecorded_row(record: TestRecord, verdicts: Sequence[Verdict]) -> _Row:
-    first = verdicts[0]
-    if len(verdicts) == 1:
-        return _row(record, first, first.reason)
-    test = short_nodeid(first.case) + record.attempt_label
-    return (test, f"{len(verdicts)} metrics", "-", "-", "-", "-", str(first.launches), first.label), first.reason
 
 
 def _needed_notes(record: TestRecord) -> list[str]:

@@ -17,7 +17,7 @@ from pytest_aorta.common.text import brief, counted, printable
 from pytest_aorta.report.provenance import provenance_pairs
 from pytest_aorta.session.history.entries import Side
 from pytest_aorta.session.record import TestRecord
-from pytest_aorta.session.text import totals
+from pytest_aorta.session.text import finding_groups, totals
 from pytest_aorta.verdict.verdicts import FINDINGS, Verdict
 
 # GitHub drops the whole summary of a step above 1 MiB, and other programs may write to the same file.
@@ -106,12 +106,8 @@ def preformatted(text: str) -> str:
 
 def _findings(records: Sequence[TestRecord]) -> list[list[str]]:
     """Return the cells of each finding, the worst first; metrics without a baseline share a row per comparison."""
-    found = [(record, row) for record in records for row in record.verdicts if row.is_finding]
-    groups: dict[object, tuple[TestRecord, list[Verdict]]] = {}
-    for number, (record, row) in enumerate(found):
-        key = (id(record), row.case, row.reason) if row.remedy else number
-        groups.setdefault(key, (record, []))[1].append(row)
-    worst_first = sorted(groups.values(), key=lambda group: FINDINGS.index(group[1][0].outcome))
+    groups = [(record, rows) for record in records for rows in finding_groups(record)]
+    worst_first = sorted(groups, key=lambda group: FINDINGS.index(group[1][0].outcome))
     return [_cells(record, rows) for record, rows in worst_first]
 
 

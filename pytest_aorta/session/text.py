@@ -86,6 +86,15 @@ def noisy_baseline_text(case: str, problems: Sequence[str]) -> str:
     return "\n".join([*lines, "  next: to record it nevertheless, give a reason: --aorta-force-baseline='the reason'"])
 
 
+def finding_groups(record: TestRecord) -> list[list[Verdict]]:
+    """Return the findings of a test in order; metrics of one comparison that lack a baseline are together."""
+    groups: dict[object, list[Verdict]] = {}
+    for number, row in enumerate(record.verdicts):
+        if row.is_finding:
+            groups.setdefault((row.case, row.reason) if row.remedy else number, []).append(row)
+    return list(groups.values())
+
+
 def totals(records: Sequence[TestRecord]) -> str:
     """Return one line on a run: tests that launched, findings, matching metrics, and whatever was not compared.
 
