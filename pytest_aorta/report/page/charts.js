@@ -29,13 +29,7 @@ const aortaCharts = (data) => {
     drawn.set(figure, plot);
     addTools(plot, tools, canvas, figure, plots);
   }
-  let resizing = 0;
-  addEventListener("resize", () => {
-    clearTimeout(resizing);
-    resizing = setTimeout(() => drawn.forEach((plot, figure) => {
-      plot.setSize({ width: figure.querySelector(".canvas").clientWidth, height: plot.height });
-    }), 100);
-  });
+  aortaFitToWindow(drawn);
 
   // Zoom: by dragging over the plot, by buttons and by keys.
   function zoom(plot, factor, shift = 0) {

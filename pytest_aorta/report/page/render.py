@@ -54,7 +54,7 @@ def render(report: Report) -> str:
         metrics=METRICS,
         style=_asset("vendor/uPlot.min.css") + _asset("page.css"),
         library=_asset("vendor/uPlot.iife.min.js"),
-        script=_asset("theme.js") + _asset("charts.js") + _asset("page.js"),
+        script=_asset("shared.js") + _asset("charts.js") + _asset("page.js"),
     )
 
 

@@ -139,13 +139,7 @@
     });
   }
 
-  let resizing = 0;
-  addEventListener("resize", () => {
-    clearTimeout(resizing);
-    resizing = setTimeout(() => drawn.forEach((plot, figure) => {
-      plot.setSize({ width: figure.querySelector(".canvas").clientWidth, height: plot.height });
-    }), 100);
-  });
+  aortaFitToWindow(drawn);
 
   aortaTheme.follow(redraw);
 })();

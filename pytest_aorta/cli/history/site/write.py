@@ -63,7 +63,7 @@ def write_site(histories: Sequence[CaseHistory], folder: Path, template: str | N
     written |= {page.file: _render(page, template) for page in pages}
     written |= {
         "history.js": _PAGE.joinpath("vendor/uPlot.iife.min.js").read_text("utf-8")
-        + _PAGE.joinpath("theme.js").read_text("utf-8")
+        + _PAGE.joinpath("shared.js").read_text("utf-8")
         + _read("site.js"),
         "history.css": _PAGE.joinpath("vendor/uPlot.min.css").read_text("utf-8")
         + _PAGE.joinpath("page.css").read_text("utf-8")

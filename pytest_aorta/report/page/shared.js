@@ -1,6 +1,8 @@
 "use strict";
-// Shared by the report and the pages of a history. The theme is the system's unless the reader chooses another with the
-// button #theme; colors of drawings are custom properties of the style, so drawings have to be drawn again after a change.
+// Shared by the report and the pages of a history.
+
+// The theme is the system's unless the reader chooses another with the button #theme; colors of drawings are custom
+// properties of the style, so drawings have to be drawn again after a change.
 const aortaTheme = (() => {
   const root = document.documentElement;
   const system = matchMedia("(prefers-color-scheme: dark)");
@@ -26,3 +28,14 @@ const aortaTheme = (() => {
   const color = (name) => getComputedStyle(root).getPropertyValue(`--${name.replaceAll("_", "-")}`).trim();
   return { follow, color, isDark: () => root.dataset.theme === "dark" };
 })();
+
+// Fits plots, by their figures, to the width of the window whenever it changes.
+const aortaFitToWindow = (drawn) => {
+  let resizing = 0;
+  addEventListener("resize", () => {
+    clearTimeout(resizing);
+    resizing = setTimeout(() => drawn.forEach((plot, figure) => {
+      plot.setSize({ width: figure.querySelector(".canvas").clientWidth, height: plot.height });
+    }), 100);
+  });
+};
