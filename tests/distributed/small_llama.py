@@ -1,4 +1,4 @@
-"""A Llama that is small for a GPU; tests of layouts and of attention kernels train it."""
+"""Llamas that are small for a GPU; tests of layouts, attention kernels and communication train them."""
 
 from __future__ import annotations
 
@@ -15,4 +15,16 @@ TRAINING: dict[str, Any] = {
     "seq_len": 256,
     "warmup": 0,
     "hash_every": 1,
+}
+
+# Three blocks whose four query heads share each head of keys and values; the tests that use it choose what is hashed.
+THREE_BLOCKS: dict[str, Any] = {
+    "size": "debug",
+    "dim": 512,
+    "n_layers": 3,
+    "n_heads": 8,
+    "n_kv_heads": 2,
+    "ffn_hidden": 1536,
+    "seq_len": 256,
+    "param_dtype": "bfloat16",
 }

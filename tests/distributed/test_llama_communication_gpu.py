@@ -6,21 +6,13 @@ import re
 
 import pytest
 
+from tests.distributed import small_llama
+
 pytestmark = [pytest.mark.numerics, pytest.mark.launch_timeout(240)]
 each_gpu = pytest.mark.world(size="all", device="cuda", warm=True)
 two_gpus = pytest.mark.world(size=2, device="cuda", warm=True)
 
-TRAINING = {
-    "size": "debug",
-    "dim": 512,
-    "n_layers": 3,
-    "n_heads": 8,
-    "n_kv_heads": 2,
-    "ffn_hidden": 1536,
-    "seq_len": 256,
-    "param_dtype": "bfloat16",
-}
-EXACT = TRAINING | {"deterministic": True}
+EXACT = small_llama.THREE_BLOCKS | {"deterministic": True}
 STEPS = 5
 LARGE = {"size": "1b", "n_layers": 4, "seq_len": 2048, "steps": 5, "warmup": 2, "profile_steps": 2}
 

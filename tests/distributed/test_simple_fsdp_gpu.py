@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_aorta.common.errors import ComparisonFailed
+from tests.distributed import small_llama
 
 pytestmark = [
     pytest.mark.numerics,
@@ -12,17 +13,7 @@ pytestmark = [
     pytest.mark.launch_timeout(240),
 ]
 
-TRAINING = {
-    "size": "debug",
-    "dim": 512,
-    "n_layers": 3,
-    "n_heads": 8,
-    "n_kv_heads": 2,
-    "ffn_hidden": 1536,
-    "seq_len": 256,
-    "param_dtype": "bfloat16",
-    "deterministic": True,
-}
+TRAINING = small_llama.THREE_BLOCKS | {"deterministic": True}
 # Two blocks of the 8B model.
 WIDE = {"size": "8b", "n_layers": 2, "seq_len": 1024, "param_dtype": "bfloat16", "deterministic": True}
 
