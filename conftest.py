@@ -26,8 +26,10 @@ def pytest_configure() -> None:
 
 @pytest.fixture
 def pytester(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    """Give the same options to the runs that pytester starts, which removes the variable."""
-    monkeypatch.setenv("PYTEST_ADDOPTS", ADDOPTS)
+    """Give the same options to the runs that pytester starts, and the same output in CI as on a developer's machine."""
+    monkeypatch.setenv("PYTEST_ADDOPTS", ADDOPTS)  # pytester removes it
+    for name in ("CI", "BUILD_NUMBER"):
+        monkeypatch.delenv(name, raising=False)
     return pytester
 
 

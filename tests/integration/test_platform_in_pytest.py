@@ -139,10 +139,8 @@ def on_a_terminal(project, *arguments: str, **environ: str) -> str:
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--color=no", *arguments]
-    without_ci = {name: value for name, value in os.environ.items() if name not in ("CI", "BUILD_NUMBER")}
-    process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=slave, stderr=slave, env=without_ci | {"TERM": "xterm"} | environ
-    )
+    env = os.environ | {"TERM": "xterm"} | environ
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=slave, stderr=slave, env=env)
     os.close(slave)
     sent = b""
     try:
