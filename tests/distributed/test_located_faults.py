@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_aorta.common.errors import ComparisonFailed
-
 pytestmark = [pytest.mark.numerics, pytest.mark.world(size=2, device="cpu", warm=True)]
 
 STEPS = 3
@@ -18,12 +16,14 @@ HASHED = TRAINING | {
     "hash_operators_step": 2,
 }
 WEIGHTS_ALONE = ["step 2, optimizer: all 36 ", "so the weights were changed in the optimizer's step, or after it"]
+ALL = ["loss", "grad_norm", "weight_hash"]
 FAULTS = [
-    ("llama_fsdp2", "weight_ulp", ["step 2, weights: 1 of 12 parameters differ, first tok_", *WEIGHTS_ALONE]),
-    ("llama_fsdp2", "swap_shards", ["step 2, weights: 2 of 12 parameters differ, first tok_", *WEIGHTS_ALONE]),
+    ("llama_fsdp2", "weight_ulp", ["weight_hash"], ["step 2, weights: 1 of 12 parameters differ, first tok_", *WEIGHTS_ALONE]),
+    ("llama_fsdp2", "swap_shards", ALL, ["step 2, weights: 2 of 12 parameters differ, first tok_", *WEIGHTS_ALONE]),
     (
         "llama_simple_fsdp",
         "drop_gradient",
+        ALL,
         [
             "grad_norm: regression: ",
             "step 2, forward: all 32 inputs and outputs of modules are the same on all 2 ranks",
@@ -38,26 +38,22 @@ FAULTS = [
 ]
 
 
-def failure_of(comparison, *args, **options):
-    with pytest.raises(ComparisonFailed) as caught:
-        comparison(*args, **options)
-    return str(caught.value)
-
-
 def test_fault_is_located_from_the_hashes_of_both_launches(workload):
     plain = workload.run("llama_fsdp2", **HASHED)
-    for name, kind, expected in FAULTS:
+    for name, kind, metrics, expected in FAULTS:
         faulty = workload.run(name, fault={"kind": kind, "step": 2, "rank": 1}, **HASHED)
-        text = failure_of(workload.compare, faulty, plain, steps=STEPS, label=kind)
-        assert "first difference: step 2, " in text
-        assert [part for part in expected if part not in text] == [], text
+        with workload.expect_regression(*metrics) as regression:
+            workload.compare(faulty, plain, steps=STEPS, label=kind)
+        assert "first difference: step 2, " in regression.text
+        assert [part for part in expected if part not in regression.text] == [], regression.text
 
 
 def test_launches_without_hashes_of_tensors_are_made_once_more(workload):
     plain = {"workload": "llama_fsdp2"} | TRAINING
     flip = {"kind": "operator_output", "operator": "aten.mm.default", "call": 9}
     faulty = plain | {"fault": flip | {"step": 2, "rank": 1}}
-    text = failure_of(workload.compare, faulty, plain, steps=STEPS, locate=True)
+    with workload.expect_regression("grad_norm", "weight_hash") as regression:
+        workload.compare(faulty, plain, steps=STEPS, locate=True)
     expected = [
         "step 2, backward: all 16 gradients of modules' outputs are the same on all 2 ranks",
         "step 2, gradients: 1 of 12 gradients differ, first output.weight [256, 64]",
@@ -65,16 +61,17 @@ def test_launches_without_hashes_of_tensors_are_made_once_more(workload):
         "llama/chunked_loss.py:",
         ") on rank 1: the same inputs gave another output (some operators differ on 2 of 2 ranks)",
     ]
-    assert [part for part in expected if part not in text] == [], text
+    assert [part for part in expected if part not in regression.text] == [], regression.text
 
 
 @pytest.mark.extended
 @pytest.mark.parametrize(
-    ("name", "flip", "expected"),
+    ("name", "flip", "metrics", "expected"),
     [
         (
             "llama_simple_fsdp",
             {"kind": "operator_output", "operator": "aten.silu.default", "call": 1},
+            ALL,
             [
                 "aten.silu.default in forward of layers.0.feed_forward (",
                 "on rank 1: the same inputs gave another output",
@@ -83,11 +80,13 @@ def test_launches_without_hashes_of_tensors_are_made_once_more(workload):
         (
             "llama_fsdp2",
             {"kind": "operator_input", "operator": "c10d._reduce_scatter_base_.default", "call": 1},
+            ["grad_norm", "weight_hash"],
             ["c10d._reduce_scatter_base_.default in backward", "on rank 1: its input 1 of 1 is not in the reference"],
         ),
         (
             "llama_fsdp2",
             {"kind": "operator_output", "operator": "aten._fused_adamw_.default", "call": 1},
+            ["weight_hash"],
             [
                 "aten._fused_adamw_.default in optimizer (",
                 "on rank 1: the same inputs gave another tok_embeddings.weight",
@@ -95,8 +94,9 @@ def test_launches_without_hashes_of_tensors_are_made_once_more(workload):
         ),
     ],
 )
-def test_flipped_bit_is_located_at_its_operator(workload, name, flip, expected):
+def test_flipped_bit_is_located_at_its_operator(workload, name, flip, metrics, expected):
     plain = {"workload": name} | TRAINING
     faulty = plain | {"fault": flip | {"step": 2, "rank": 1}}
-    text = failure_of(workload.compare, faulty, plain, steps=2, locate=True)
-    assert [part for part in expected if part not in text] == [], text
+    with workload.expect_regression(*metrics) as regression:
+        workload.compare(faulty, plain, steps=2, locate=True)
+    assert [part for part in expected if part not in regression.text] == [], regression.text

@@ -41,7 +41,8 @@ class CheckProcess:
 
     def __init__(self, log: Path, environ: Mapping[str, str] | None = None) -> None:
         self.log = log
-        self.environ = os.environ | (environ or {})
+        # As torchrun gives it to ranks; more threads than cores would wait for each other beside other workers.
+        self.environ = {"OMP_NUM_THREADS": "1"} | os.environ | (environ or {})
         self.process: subprocess.Popen[bytes] | None = None
 
     def check(self, name: str) -> None:
