@@ -33,7 +33,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import torch
 from aorta_workloads.llama import flex
-from aorta_workloads.llama.attention import Attend
+from aorta_workloads.llama.model.attention import Attend
 from aorta_workloads.llama_fsdp2 import LlamaFsdp2Workload
 
 from pytest_aorta.plan.workload.declaration import find_workload, resolve_config

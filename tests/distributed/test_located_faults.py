@@ -18,7 +18,12 @@ HASHED = TRAINING | {
 WEIGHTS_ALONE = ["step 2, optimizer: all 36 ", "so the weights were changed in the optimizer's step, or after it"]
 ALL = ["loss", "grad_norm", "weight_hash"]
 FAULTS = [
-    ("llama_fsdp2", "weight_ulp", ["weight_hash"], ["step 2, weights: 1 of 12 parameters differ, first tok_", *WEIGHTS_ALONE]),
+    (
+        "llama_fsdp2",
+        "weight_ulp",
+        ["weight_hash"],
+        ["step 2, weights: 1 of 12 parameters differ, first tok_", *WEIGHTS_ALONE],
+    ),
     ("llama_fsdp2", "swap_shards", ALL, ["step 2, weights: 2 of 12 parameters differ, first tok_", *WEIGHTS_ALONE]),
     (
         "llama_simple_fsdp",
@@ -58,7 +63,7 @@ def test_launches_without_hashes_of_tensors_are_made_once_more(workload):
         "step 2, backward: all 16 gradients of modules' outputs are the same on all 2 ranks",
         "step 2, gradients: 1 of 12 gradients differ, first output.weight [256, 64]",
         "step 2, operators: first aten.mm.default in backward of output (",
-        "llama/chunked_loss.py:",
+        "llama/model/chunked_loss.py:",
         ") on rank 1: the same inputs gave another output (some operators differ on 2 of 2 ranks)",
     ]
     assert [part for part in expected if part not in regression.text] == [], regression.text

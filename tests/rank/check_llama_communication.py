@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 import torch
 import torch.distributed as dist
-from aorta_workloads.llama.model import Llama, LlamaConfig
+from aorta_workloads.llama.model.decoder import Llama, LlamaConfig
 from aorta_workloads.llama.parallel.communication import CommunicationSettings, divide_products, turn_off_multicast
 from aorta_workloads.llama.parallel.mesh import Degrees, ParallelMesh
 from aorta_workloads.llama.parallel.tensor import apply_tensor_parallel

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from aorta_workloads.llama.data import initial_value
-from aorta_workloads.llama.experts import Experts, MoeFeedForward, group_rows, route
+from aorta_workloads.llama.model.experts import Experts, MoeFeedForward, group_rows, route
 from aorta_workloads.llama.parallel.expert import ExchangedExperts
 from hypothesis import given, settings
 from hypothesis import strategies as st

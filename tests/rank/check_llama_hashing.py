@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from aorta_workloads.llama.boundaries import Boundaries, observe
 from aorta_workloads.llama.hashing import MAX_HASHES, StepHashes
-from aorta_workloads.llama.model import Llama, LlamaConfig
+from aorta_workloads.llama.model.decoder import Llama, LlamaConfig
 from aorta_workloads.llama.settings import HashSettings
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh

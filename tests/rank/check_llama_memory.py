@@ -15,7 +15,7 @@ from aorta_workloads.llama.memory.choice import LADDER, choices, first_that_fits
 from aorta_workloads.llama.memory.estimate import Gathering, estimate
 from aorta_workloads.llama.memory.live import LiveBytes
 from aorta_workloads.llama.memory.step import Activations, Communication, StepMemory, Unit
-from aorta_workloads.llama.model import Block
+from aorta_workloads.llama.model.decoder import Block
 from aorta_workloads.llama.parallel.mesh import Degrees, ParallelMesh
 from aorta_workloads.llama.settings import MemorySettings
 from aorta_workloads.llama_fsdp2.settings import LlamaFsdp2Settings

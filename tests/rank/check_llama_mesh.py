@@ -7,9 +7,9 @@ import itertools
 import pytest
 import torch
 import torch.distributed as dist
-from aorta_workloads.llama.attention import Attend
 from aorta_workloads.llama.data import local_part
-from aorta_workloads.llama.experts import MoeFeedForward
+from aorta_workloads.llama.model.attention import Attend
+from aorta_workloads.llama.model.experts import MoeFeedForward
 from aorta_workloads.llama.parallel.context import GatheredAttention, own_positions
 from aorta_workloads.llama.parallel.expert import apply_expert_parallel, expert_placement
 from aorta_workloads.llama.parallel.mesh import AxisDegrees, Degrees, ParallelMesh

@@ -6,7 +6,7 @@ import pytest
 import torch
 from aorta_workloads.llama.data import initial_value, initialize, sequences
 from aorta_workloads.llama.faults import Fault
-from aorta_workloads.llama.model import Llama, LlamaConfig, apply_rope, rope_rotations
+from aorta_workloads.llama.model.decoder import Llama, LlamaConfig, apply_rope, rope_rotations
 from torch.utils._python_dispatch import TorchDispatchMode
 
 DEBUG = {

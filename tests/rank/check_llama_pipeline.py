@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from aorta_workloads.llama.data import initialize
-from aorta_workloads.llama.model import Llama, LlamaConfig
+from aorta_workloads.llama.model.decoder import Llama, LlamaConfig
 from aorta_workloads.llama.parallel.pipeline import check_pipeline, keep_stage, stage_layers
 from aorta_workloads.llama_fsdp2.settings import LlamaFsdp2Settings
 from hypothesis import given

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from aorta_workloads.llama.model import Llama, LlamaConfig
+from aorta_workloads.llama.model.decoder import Llama, LlamaConfig
 from aorta_workloads.llama.parallel.mesh import Degrees, ParallelMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .model import Llama, LlamaConfig
+from .model.decoder import Llama, LlamaConfig
 from .training import LlamaWorkload
 
 __all__ = ["Llama", "LlamaConfig", "LlamaWorkload"]

@@ -9,9 +9,9 @@ from typing import Self
 import torch
 
 from ..common.learning_rate import LearningRateSchedule
-from .attention import AUTO
 from .faults import Fault
-from .model import LlamaConfig
+from .model.attention import AUTO
+from .model.decoder import LlamaConfig
 from .parallel.communication import CommunicationSettings, turn_off_multicast
 from .parallel.mesh import AxisDegrees, Degrees
 

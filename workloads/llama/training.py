@@ -16,15 +16,15 @@ from ..common.gradients import by_mesh, clip_gradients, total_norm
 from ..common.learning_rate import LearningRate
 from ..common.training import MeasuredSteps, leave_process_group, peak_memory_metrics
 from . import saved_state
-from .attention import AttentionInputs, choose_kernel
 from .data import initialize, sequences
 from .faults import OPERATOR_INPUT, OPERATOR_OUTPUT
 from .hashing import StepHashes
-from .loss import make_loss
 from .memory.budget import Decision, DeviceMemory, Options, decide, own_budget
 from .memory.choice import Choice, same_on_all
 from .memory.estimate import Gathering, estimate
-from .model import Llama
+from .model.attention import AttentionInputs, choose_kernel
+from .model.decoder import Llama
+from .model.loss import make_loss
 from .parallel.context import key_lengths, own_positions
 from .parallel.mesh import ParallelMesh
 from .parallel.parallelize import check_parallelism, parallelize

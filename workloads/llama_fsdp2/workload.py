@@ -11,11 +11,11 @@ from torch.distributed.tensor import Shard
 from ..common.fsdp2 import prefetch, sum_gradients
 from ..common.settings import read_settings
 from ..common.training import drop
-from ..llama.experts import Experts
 from ..llama.memory.choice import LADDER
 from ..llama.memory.estimate import Gathering
 from ..llama.memory.pieces import INDUCTOR
-from ..llama.model import Llama
+from ..llama.model.decoder import Llama
+from ..llama.model.experts import Experts
 from ..llama.parallel.expert import expert_placement
 from ..llama.parallel.mesh import ParallelMesh
 from ..llama.training import LlamaWorkload

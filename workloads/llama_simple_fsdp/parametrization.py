@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from ..llama.data import local_part
-from ..llama.experts import Experts
+from ..llama.model.experts import Experts
 from ..llama.parallel.expert import expert_placement
 from ..llama.parallel.mesh import ParallelMesh, ParameterAxes
 

@@ -8,7 +8,7 @@ import torch._dynamo
 from ..common.settings import read_settings
 from ..llama.memory.choice import LADDER
 from ..llama.memory.estimate import Gathering
-from ..llama.model import Llama
+from ..llama.model.decoder import Llama
 from ..llama.parallel.mesh import ParallelMesh
 from ..llama.training import LlamaWorkload
 from .buckets import Bucket, block_buckets, buckets_in_place, module_buckets, num_blocks

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 from aorta_workloads.llama.data import initialize, sequences
-from aorta_workloads.llama.loss import summed_cross_entropy
-from aorta_workloads.llama.model import Llama, LlamaConfig
+from aorta_workloads.llama.model.decoder import Llama, LlamaConfig
+from aorta_workloads.llama.model.loss import summed_cross_entropy
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from ..experts import Experts
-from ..model import Llama
+from ..model.decoder import Llama
+from ..model.experts import Experts
 from ..parallel.context import own_positions
 from ..parallel.mesh import ParallelMesh
 from ..parallel.parallelize import parallelize

@@ -18,9 +18,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
-from ..experts import MoeFeedForward
-from ..loss import summed_cross_entropy
-from ..model import Block, Llama
+from ..model.decoder import Block, Llama
+from ..model.experts import MoeFeedForward
+from ..model.loss import summed_cross_entropy
 from ..parallel.expert import ExchangedExperts
 from .choice import LADDER
 from .live import LiveBytes

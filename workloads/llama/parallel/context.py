@@ -10,8 +10,8 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from ..attention import Attend
-from ..model import Attention, Llama
+from ..model.attention import Attend
+from ..model.decoder import Attention, Llama
 
 _SEQUENCE_DIM = 2
 

@@ -9,7 +9,7 @@ from torch.distributed._functional_collectives import all_to_all_single, all_to_
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from ..experts import Experts, MoeFeedForward, group_rows, local_experts
+from ..model.experts import Experts, MoeFeedForward, group_rows, local_experts
 from ..settings import LlamaSettings
 from .mesh import Degrees
 

@@ -8,7 +8,7 @@ import importlib.util
 import torch
 from torch import nn
 
-from ..model import LlamaConfig
+from ..model.decoder import LlamaConfig
 from .mesh import Degrees
 
 _NEEDED = (8, 9)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..model import Llama
+from ..model.decoder import Llama
 from ..settings import LlamaSettings
 from .communication import divide_products
 from .context import apply_context_parallel, own_positions

@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from ...common.gradients import whole_norm
-from ..model import Llama
+from ..model.decoder import Llama
 from ..settings import LlamaSettings
 from .mesh import ParallelMesh
 

@@ -17,8 +17,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from ..chunked_loss import Output, Vocabulary
-from ..model import Llama
+from ..model.chunked_loss import Output, Vocabulary
+from ..model.decoder import Llama
 
 # Activations between attention and feed-forward are [batch, sequence, dim], split along the sequence.
 _SEQUENCE = Shard(1)

@@ -1,0 +1,1 @@
+"""The decoder of the Llama workloads: attention, experts, activation checkpointing and the loss."""
