@@ -89,7 +89,7 @@ LAYOUTS = (
     Layout("FSDP 2", 2, _BF16, {"inductor": _ROUNDS}),
     Layout("FSDP 2, float32", 2, {}, _NOT_RUN),
     Layout("FSDP 2, AC selective", 2, _BF16 | _SELECTIVE, _NOT_RUN),
-    Layout("FSDP 2, AC full", 2, _FULL, {"inductor": _ROUNDS}, in_ci=True),
+    Layout("FSDP 2, AC full", 2, _FULL, {"inductor": _ROUNDS}),
     Layout("FSDP 2, 2 micro-batches", 2, _BF16 | {"gradient_accumulation": 2}, _NOT_RUN),
     Layout("replicas 2", 2, _BF16 | {"data_parallel_replicate_degree": 2}, _NOT_RUN),
     Layout("TP 2", 2, _BF16 | {"tensor_parallel_degree": 2}, _NOT_RUN),

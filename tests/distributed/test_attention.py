@@ -24,7 +24,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize(
-    "layout", ["plain", "cp", *(pytest.param(name, marks=pytest.mark.extended) for name in ("bfloat16", "tp"))]
+    "layout", ["cp", *(pytest.param(name, marks=pytest.mark.extended) for name in ("plain", "bfloat16", "tp"))]
 )
 def test_aot_eager_has_every_bit_of_fsdp2_with_flex(workload, layout):
     eager, traced = (workload.run(name, **FLEX | LAYOUTS[layout]) for name in ("llama_fsdp2", "llama_simple_fsdp"))
@@ -32,6 +32,7 @@ def test_aot_eager_has_every_bit_of_fsdp2_with_flex(workload, layout):
     assert (traced.weight_hashes, traced.loss) == (eager.weight_hashes, eager.loss)
 
 
+@pytest.mark.extended
 def test_aot_eager_has_every_bit_of_fsdp2_with_flash_and_context_parallelism(workload):
     training = TRAINING | LAYOUTS["cp"]
     eager, traced = (workload.run(name, **training) for name in ("llama_fsdp2", "llama_simple_fsdp"))
@@ -72,7 +73,7 @@ def test_a_kernel_that_can_not_run_is_refused_by_name(workload):
 FILLED = TRAINING | {"deterministic": True, "fill_uninitialized_memory": True}
 
 
-@pytest.mark.parametrize("name", ["llama_fsdp2", "llama_simple_fsdp"])
+@pytest.mark.parametrize("name", ["llama_fsdp2", pytest.param("llama_simple_fsdp", marks=pytest.mark.extended)])
 def test_no_step_reads_memory_that_was_not_written(workload, name):
     plain = workload.run(name, **TRAINING | {"deterministic": True})
     filled = workload.run(name, **FILLED)

@@ -31,11 +31,7 @@ EAGER = {"workload": "llama_fsdp2", "reduce_every_micro_batch": True}
 
 @pytest.mark.parametrize(
     "layout",
-    [
-        "plain",
-        "tp",
-        *(pytest.param(name, marks=pytest.mark.extended) for name in LAYOUTS if name not in ("plain", "tp")),
-    ],
+    ["tp", *(pytest.param(name, marks=pytest.mark.extended) for name in LAYOUTS if name != "tp")],
 )
 def test_aot_eager_has_every_bit_of_fsdp2(workload, layout):
     training = TRAINING | LAYOUTS[layout]

@@ -95,6 +95,7 @@ def test_loss_that_is_nan_fails_the_run_with_quantity_rank_and_first_step(tmp_pa
     assert "JSON" not in done.stderr
 
 
+@pytest.mark.extended
 def test_parameter_that_is_nan_after_the_hash_fails_the_run(tmp_path):
     (tmp_path / "train.py").write_text(f"{RECORDED}\nnext(iter(model.parameters())).data.fill_(float('nan'))\n")
     done = aorta(tmp_path, "--script", "train.py", "--", "5")

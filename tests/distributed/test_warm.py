@@ -215,8 +215,15 @@ def wait_until(condition: Callable[[], bool], limit_s: float = GONE_S) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("end", ["", "raise SystemExit(0)"])
-@pytest.mark.parametrize("launcher", LauncherKind)
+@pytest.mark.parametrize(
+    ("launcher", "end"),
+    [
+        (LauncherKind.FORKSERVER, ""),
+        (LauncherKind.FORKSERVER, "raise SystemExit(0)"),
+        (LauncherKind.TORCHRUN, ""),
+        pytest.param(LauncherKind.TORCHRUN, "raise SystemExit(0)", marks=pytest.mark.extended),
+    ],
+)
 def test_nothing_that_a_script_made_is_destroyed_before_its_rank_exits(servers, script_plan, launcher, end):
     plan = script_plan(launcher, "")
     Path(plan.script).write_text(SCRIPT + DESTROYED + end, encoding="utf-8")
