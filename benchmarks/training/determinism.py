@@ -32,7 +32,7 @@ from typing import Any
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import torch
-from aorta_workloads.llama import flex
+from aorta_workloads.llama.model import flex
 from aorta_workloads.llama.model.attention import Attend
 from aorta_workloads.llama_fsdp2 import LlamaFsdp2Workload
 

@@ -76,7 +76,10 @@ def test_a_rank_to_which_no_token_goes_takes_part(workload):
     assert result.grad_norm == pytest.approx(reference.grad_norm, rel=1e-4)
 
 
-@pytest.mark.parametrize("accumulated", [1, 3], ids=["a micro-batch", "stages of 3 micro-batches"])
+@pytest.mark.parametrize(
+    "accumulated",
+    [pytest.param(1, id="a micro-batch", marks=pytest.mark.extended), pytest.param(3, id="stages of 3 micro-batches")],
+)
 def test_selective_recomputation_with_exchanged_tokens_changes_no_bit(workload, accumulated):
     training = TRAINING | LAYOUTS["ep 2"] | {"steps": 2, "n_layers": 2, "gradient_accumulation": accumulated}
     training["pipeline_parallel_degree"] = 2 if accumulated > 1 else 1

@@ -119,7 +119,7 @@ def failed(plan: LaunchPlan, bound_s: float, start: Callable[[LaunchPlan], Launc
 
 
 # Faults that differ from another kind only in their cause.
-VARIANTS = {"exit_code", "full_disk_at_result", "many_lines", "deaf", "grandchildren"}
+VARIANTS = {"exit_code", "full_disk_at_result", "many_lines", "spin", "deaf", "grandchildren"}
 
 
 # Kinds whose diagnosis reads what the ranks leave, whoever started them: warm in CI, cold every night.

@@ -59,7 +59,7 @@ def assert_green(result):
 
 def test_each_planted_change_turns_the_right_test_red(suite, pytester):
     # On a machine with other work, launches may vary by more than a good baseline's.
-    assert_green(suite({}, "--update-baselines", "--aorta-launches=5", "--aorta-force-baseline=a test"))
+    assert_green(suite({}, "--update-baselines", "--aorta-launches=3", "--aorta-force-baseline=a test"))
     speed = next(pytester.path.glob("baselines/cpu-x2-gloo/*test-speed*.json"))
     recorded = speed.read_bytes()
     median_ms = json.loads(recorded)["launches"][0]["step_time_ms"]["p50"]

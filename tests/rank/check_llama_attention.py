@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from aorta_workloads.llama import flex
 from aorta_workloads.llama.data import initialize, sequences
+from aorta_workloads.llama.model import flex
 from aorta_workloads.llama.model.attention import KERNELS, Attend, AttentionInputs, choose_kernel
 from aorta_workloads.llama.model.decoder import Llama, LlamaConfig
 from aorta_workloads.llama.model.flex import causal_blocks, flex_attention, flex_attention_backward
