@@ -7,6 +7,7 @@ import re
 import shlex
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -430,8 +431,12 @@ def make_options(values: Mapping[str, Any], rootdir: Path) -> Options:
     """Return the options of converted values, one per row of the table; folders are relative to ``rootdir``.
 
     Raises:
-        SpecError: Two options contradict each other.
+        SpecError: Two options contradict each other, or a file is in the place of a folder, or the reverse.
     """
+    for name in ("baselines", "results", "history", "report", "markdown"):
+        if values[name] is not None:
+            with suppress(OSError):  # a path that can't be read is reported where it is used
+                _check_place(name, values[name], rootdir / values[name], is_file=name in ("report", "markdown"))
     options = Options(
         gpus=values["gpus"],
         device=values["device"],
@@ -465,6 +470,15 @@ def make_options(values: Mapping[str, Any], rootdir: Path) -> Options:
     )
     _refuse_contradictions(options)
     return options
+
+
+def _check_place(name: str, given: str, path: Path, *, is_file: bool) -> None:
+    if is_file and path.is_dir():
+        raise SpecError(f"{_flag(name)}={given}: {path} is a folder, allowed is a file")
+    folder = path.parent if is_file else path
+    nearest = next(place for place in (folder, *folder.parents) if place.exists())
+    if not nearest.is_dir():
+        raise SpecError(f"{_flag(name)}={given}: {nearest} is a file, allowed is a folder")
 
 
 def _refuse_contradictions(options: Options) -> None:

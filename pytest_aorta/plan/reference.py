@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ from pytest_aorta.common.files import PACKAGE_ROOT
 from pytest_aorta.common.programs import run_program
 from pytest_aorta.plan.options import PYTHON_PREFIX
 from pytest_aorta.plan.workload.declaration import WorkloadSpec, package_folder, read_workload
-from pytest_aorta.plan.worktree import Worktree, open_worktree
+from pytest_aorta.plan.worktree import Worktree, commit_of, open_worktree
 
 PROBE_S = 120.0
 # Modules by which a launch starts and reads workloads; versions before the packages have them elsewhere.
@@ -161,6 +162,21 @@ class EnvironmentReference(Reference):
         return {"name": self.name, "python": self.python}
 
 
+def check_reference(name: str, rootdir: Path) -> None:
+    """Check before any launch that the commit or the interpreter that ``--aorta-ab`` names exists.
+
+    Raises:
+        SpecError: It does not exist.
+    """
+    try:
+        if not name.startswith(PYTHON_PREFIX):
+            commit_of(rootdir, name)
+        elif shutil.which(python := _interpreter(name, rootdir)) is None:
+            raise SpecError(f"there is no program {python}")
+    except SpecError as error:
+        raise SpecError(f"--aorta-ab={name}: {error}") from None
+
+
 class References:
     """The A/B reference of a session, opened on first use."""
 
@@ -192,15 +208,19 @@ class References:
 
     def _open(self, name: str) -> Reference:
         if name.startswith(PYTHON_PREFIX):
-            # Not resolved: the interpreter of a virtual environment is a link to the one that created it.
-            python = self._rootdir / Path(name.removeprefix(PYTHON_PREFIX)).expanduser()
-            return EnvironmentReference(name, str(python), self._rootdir, _probe(str(python)))
+            python = _interpreter(name, self._rootdir)
+            return EnvironmentReference(name, python, self._rootdir, _probe(python))
         worktree = self._opened.enter_context(open_worktree(self._rootdir, name))
         try:
             return commit_reference(name, self._rootdir, worktree)
         except BaseException:
             self._opened.close()
             raise
+
+
+def _interpreter(name: str, rootdir: Path) -> str:
+    # Not resolved: the interpreter of a virtual environment is a link to the one that created it.
+    return str(rootdir / Path(name.removeprefix(PYTHON_PREFIX)).expanduser())
 
 
 def commit_reference(name: str, rootdir: Path, worktree: Worktree) -> CommitReference:

@@ -57,7 +57,7 @@ def open_worktree(folder: Path, ref: str) -> Iterator[Worktree]:
         SpecError: Git, the repository or the commit does not exist; the message contains git's output.
     """
     checkout = Path(git(folder, "rev-parse", "--show-toplevel"))
-    commit = git(folder, "rev-parse", "--verify", f"{ref}^{{commit}}")
+    commit = commit_of(folder, ref)
     _remove_abandoned(checkout)
     with _own_folder() as own:
         worktree = Worktree(checkout.resolve(), commit, own / "tree", own / "packages")
@@ -87,6 +87,27 @@ def keep_worktree(folder: Path, commit: str, own: Path, *, anew: bool) -> Worktr
         git(checkout, "worktree", "prune")
         git(checkout, "worktree", "add", "--detach", str(worktree.tree), commit, limit_s=CHECKOUT_S)
     return worktree
+
+
+def commit_of(folder: Path, ref: str) -> str:
+    """Return the full hash of the commit that ``ref`` names in the repository that contains ``folder``.
+
+    Raises:
+        SpecError: Git, the repository or the commit does not exist; the message contains git's output.
+    """
+    try:
+        return git(folder, "rev-parse", "--verify", f"{ref}^{{commit}}")
+    except SpecError as error:
+        if _is_shallow(folder):
+            raise SpecError(f"{error}; this clone is shallow: fetch the ref first") from None
+        raise
+
+
+def _is_shallow(folder: Path) -> bool:
+    try:
+        return git(folder, "rev-parse", "--is-shallow-repository") == "true"
+    except SpecError:  # not a repository
+        return False
 
 
 def git(folder: Path, *arguments: str, limit_s: float = GIT_S) -> str:

@@ -56,6 +56,10 @@ def pytest_configure(config: pytest.Config) -> None:
             if run.options.gpus is not None:
                 check_budget(run.options, run.devices)
             check_profiler(run.options.profiler)
+            if run.options.ab is not None:
+                from pytest_aorta.plan.reference import check_reference  # only for a run with a reference
+
+                check_reference(run.options.ab, run.options.rootdir)
     except AortaError as error:
         raise pytest.UsageError(str(error)) from None
     config.stash[RUN] = run

@@ -167,6 +167,31 @@ def test_options_that_can_not_be_met_are_a_usage_error(project, options, message
     assert_usage_error(project.run(*options), message)
 
 
+@pytest.mark.parametrize("option", ["baselines", "results", "history"])
+@pytest.mark.parametrize("place", ["file", "file/below"])
+def test_file_in_the_place_of_a_folder_is_a_usage_error(project, option, place):
+    project.write("file", "")
+    given = f"--aorta-{option}={place}"
+    assert_usage_error(project.run(given), f"{given}: {project.path}/file is a file, allowed is a folder")
+    project.ini(f"aorta_{option} = {place}")
+    assert_usage_error(project.run(), f"--aorta-{option}={place}: ")
+
+
+@pytest.mark.parametrize(
+    "given", [pytest.param("--aorta-markdown=file/a.md", id="markdown"), "--aorta-report=file/a.html"]
+)
+def test_report_below_a_file_is_a_usage_error(project, given):
+    project.write("file", "")
+    assert_usage_error(project.run(given), f"{given}: {project.path}/file is a file, allowed is a folder")
+
+
+@pytest.mark.parametrize("given", ["--aorta-markdown=a.md", "--aorta-report=a.html"])
+def test_folder_in_the_place_of_a_report_is_a_usage_error(project, given):
+    folder = project.path / given.partition("=")[2]
+    folder.mkdir()
+    assert_usage_error(project.run(given), f"{given}: {folder} is a folder, allowed is a file")
+
+
 def test_unknown_option_is_a_usage_error(project):
     assert project.run("--aorta-gpu-count=2").ret == pytest.ExitCode.USAGE_ERROR
 

@@ -78,20 +78,28 @@ def test_workers_of_xdist_have_worktrees_of_their_own(versioned):
     versioned.assert_no_worktree_left()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ([], "no A/B reference to launch; name one with --aorta-ab=REF"),
-        (["--aorta-ab=nowhere"], "--aorta-ab=nowhere: git rev-parse --verify in *: fatal: *"),
-        (["--aorta-ab=python:/absent"], "--aorta-ab=python:/absent: /absent can't be run: No such file or directory"),
-    ],
-)
-def test_reference_that_is_none_fails_the_test_that_wants_it(versioned, options, message):
+def test_missing_option_fails_the_test_that_wants_the_reference(versioned):
     versioned.one_test("distributed_world.again(workload.run('toy'), reference=True)")
-    result = versioned.run(*options)
+    result = versioned.run()
     result.assert_outcomes(failed=1)
+    message = "no A/B reference to launch; name one with --aorta-ab=REF"
     result.stdout.fnmatch_lines([f"E  *SpecError: {message}", "aorta: 1 test; 1 test failed without a verdict"])
     versioned.assert_no_worktree_left()
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        ("nowhere", "git rev-parse --verify in *: fatal: *"),
+        ("python:/absent", "there is no program /absent"),
+    ],
+)
+def test_reference_that_does_not_exist_is_a_usage_error_even_if_no_test_needs_it(versioned, reference, message):
+    versioned.one_test("pass")
+    result = versioned.run(f"--aorta-ab={reference}")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"ERROR: --aorta-ab={reference}: {message}"])
+    assert versioned.run(f"--aorta-ab={reference}", "--collect-only").ret == pytest.ExitCode.OK
 
 
 def test_workload_that_the_commit_lacks_is_reported_and_not_launched(versioned):

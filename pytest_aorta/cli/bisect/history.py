@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_aorta.common.errors import SpecError, UsageError
-from pytest_aorta.plan.worktree import git
+from pytest_aorta.plan.worktree import commit_of, git
 
 _FIELDS = "%H%x00%P%x00%s"
 
@@ -55,7 +55,7 @@ def _commit(folder: Path, name: str, side: str) -> str:
     if name.startswith("-"):
         raise UsageError(f"{side}: got {name!r}, allowed is a branch, tag or commit")
     try:
-        return git(folder, "rev-parse", "--verify", f"{name}^{{commit}}")
+        return commit_of(folder, name)
     except SpecError as error:
         raise UsageError(f"{side}: {name!r} is not a commit of this repository: {error}") from None
 

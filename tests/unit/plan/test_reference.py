@@ -16,7 +16,7 @@ from pytest_aorta.common.files import is_source_of
 from pytest_aorta.launch.command import agent_command, launch_environment
 from pytest_aorta.launch.warm import server_key
 from pytest_aorta.plan.launch_plan import LaunchRequest, at_reference, rank_document
-from pytest_aorta.plan.reference import CommitReference, EnvironmentReference, References
+from pytest_aorta.plan.reference import CommitReference, EnvironmentReference, References, check_reference
 from pytest_aorta.plan.workload.declaration import find_workload, read_workload, resolve_config
 from pytest_aorta.plan.worktree import PREFIX, open_worktree
 from tests.unit.builders import make_plan
@@ -199,6 +199,24 @@ def test_ref_that_is_none_is_reported_in_gits_own_words(opener, project, ref):
     with pytest.raises(SpecError, match=f"--aorta-ab={ref}: git rev-parse --verify in {project}: .*(fatal|error): "):
         opener(ref).open()
     assert scratch(project) == []
+
+
+def test_commit_that_a_shallow_clone_lacks_is_reported_with_the_remedy(repository, tmp_path):
+    git(repository, "commit", "--allow-empty", "--message=newer")
+    shallow = tmp_path / "shallow"
+    git(tmp_path, "clone", "--depth=1", f"file://{repository}", str(shallow))
+    with pytest.raises(SpecError, match=r"--aorta-ab=v1: .*fatal: .*; this clone is shallow: fetch the ref first$"):
+        check_reference("v1", shallow)
+    check_reference("HEAD", shallow)
+
+
+def test_interpreter_is_looked_for_from_the_root_folder(tmp_path):
+    with pytest.raises(
+        SpecError, match=f"--aorta-ab=python:env/bin/python: there is no program {tmp_path}/env/bin/pyt"
+    ):
+        check_reference("python:env/bin/python", tmp_path)
+    write(tmp_path / "env/bin/python").chmod(0o755)
+    check_reference("python:env/bin/python", tmp_path)
 
 
 def test_folder_that_is_in_no_repository_is_reported_in_gits_own_words(opener, tmp_path, monkeypatch):
