@@ -1,4 +1,4 @@
-"""Errors that a user can meet; each message names the cause, the value given, and the values allowed."""
+"""Errors for users; each message names the cause, the given value and the allowed values."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ class AortaError(Exception):
     """Base class of the errors that pytest-aorta raises on purpose."""
 
     def __init_subclass__(cls) -> None:
-        """Count every subclass among the builtins, whose names tracebacks show without a module, as pytest's errors."""
-        # pytest's short summary has room for little more than a long name.
+        """Set every subclass's module to builtins, so that tracebacks show its name alone, as for pytest's errors."""
+        # pytest's short summary has room for little more than the name.
         cls.__module__ = "builtins"
 
 
@@ -21,7 +21,7 @@ class UsageError(AortaError):
 
 
 class DevicesUnavailable(AortaError):
-    """The world asks for more devices than this run may use."""
+    """The world asks for more devices than this run may use, or the devices can't be listed."""
 
 
 class LaunchError(AortaError):
@@ -29,7 +29,7 @@ class LaunchError(AortaError):
 
     Attributes:
         kind: Class of the failure.
-        rank: The rank that failed first; None where no rank is known.
+        rank: The rank that failed first; None if unknown.
     """
 
     def __init__(self, message: str, kind: str = "start", rank: int | None = None) -> None:
@@ -47,7 +47,7 @@ class BaselineError(AortaError):
 
 
 class ComparisonFailed(AortaError):
-    """At least one metric of a result got a failing verdict."""
+    """At least one metric of a result has a failing verdict."""
 
 
 class WorkloadFailed(AortaError):
@@ -55,4 +55,4 @@ class WorkloadFailed(AortaError):
 
 
 class ColdLaunchWarning(UserWarning):
-    """A warm launch was requested, and torchrun was used because the fork server was unfit."""
+    """A warm launch was requested, but torchrun was used because the fork server was unfit."""

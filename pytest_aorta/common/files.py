@@ -22,34 +22,34 @@ from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.regular import read_regular
 from pytest_aorta.common.text import brief
 
-# The only place that computes the package's folder: programs are started from here, and versions compared.
+# The package's folder, computed only here: programs are started from it, and versions compared by its files.
 PACKAGE_ROOT = Path(__file__).resolve().parents[1]
-# Files that are being written; a writer that takes longer than ABANDONED_S was killed.
+# Suffix of files that are being written; a file older than ABANDONED_S was left by a killed writer.
 SCRATCH_SUFFIX = ".tmp"
 ABANDONED_S = 3600.0
 _STANDARD_LIBRARY = Path(os.__file__).resolve().parent
 _LOCK_POLL_S = 0.02
 _INSTALLED = {"site-packages", "dist-packages"}
-# A workload's YAML has some hundred values. Aliases count as often as they are used, so that a few lines can't stand
-# for a billion values.
+# A workload's YAML contains a few hundred values. An alias counts each time it is used, so that a few lines can't
+# expand to a billion values.
 MAX_YAML_BYTES = 1 << 18
 MAX_YAML_VALUES = 10_000
-# Levels of nesting in JSON and YAML: results and configs have fewer than ten, and Python's stack a thousand.
+# Limit of nested levels in JSON and YAML. Results and configs have fewer than ten; Python's stack holds a thousand.
 MAX_DEPTH = 50
-# The largest power of two that has a float.
+# The largest power of two that a float can represent.
 _MAX_INTEGER = 1 << 1023
 
 
 class UnreadableFile(AortaError):
-    """A file that does not have the expected format; the message names the file and the reason."""
+    """A file can't be read or does not have the expected format; the message names the file and the reason."""
 
 
 def read_bytes(path: Path, *, max_bytes: int, follow_links: bool = False) -> bytes:
-    """Return the content of a regular file of at most ``max_bytes``, which another process may have left.
+    """Return the content of a regular file, of at most ``max_bytes`` bytes, that another process may have left.
 
     Raises:
-        UnreadableFile: The file is absent, is not a regular file (a link is none, unless it is followed), can't be
-            read or is too large.
+        UnreadableFile: The file is absent, is not a regular file, is a symbolic link without ``follow_links``, can't be
+            read, or is too large.
     """
     try:
         content = read_regular(path, max_bytes + 1, follow_links=follow_links)
@@ -65,8 +65,8 @@ def read_json(path: Path, *, max_bytes: int, follow_links: bool = True) -> Any:
 
     Args:
         path: The file.
-        max_bytes: Limit of the file's size.
-        follow_links: Whether the path may be a symbolic link; give False for files that a rank has left.
+        max_bytes: Limit of the file's size in bytes.
+        follow_links: Whether the path may be a symbolic link; pass False for files that a rank has left.
 
     Raises:
         UnreadableFile: The file is absent, not a regular file, too large, truncated or not strict JSON.
@@ -83,7 +83,7 @@ def parse_json(text: str, name: str) -> Any:
     try:
         document = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
         if not _is_finite(document, MAX_DEPTH):
-            # Parsed again for the number's own text: a function called on every number takes most of the time.
+            # Parse again for the number's own text: a function called on every number would take most of the time.
             json.loads(text, parse_float=_finite)
         return document
     except (ValueError, RecursionError) as error:
@@ -94,7 +94,7 @@ def read_yaml(path: Path, *, max_bytes: int = MAX_YAML_BYTES) -> Any:
     """Parse one YAML document with the safe loader, refusing repeated keys.
 
     Raises:
-        UnreadableFile: The file is absent, too large or not safe YAML.
+        UnreadableFile: The file is absent, too large or not safe YAML, or has too many values or levels.
     """
     return parse_yaml(_read_text(path, max_bytes), str(path))
 
@@ -112,12 +112,17 @@ def parse_yaml(text: str, name: str) -> Any:
 
 
 def write_json(path: Path, document: Any) -> None:
-    """Write ``document`` atomically, with sorted keys and indentation."""
+    """Write ``document`` atomically, with sorted keys and indentation.
+
+    Raises:
+        ValueError: A number is NaN or infinite.
+        OSError: The file can't be written.
+    """
     write_text(path, json.dumps(document, allow_nan=False, indent=2, sort_keys=True) + "\n")
 
 
 def write_json_rows(path: Path, document: Mapping[str, Any]) -> None:
-    """Write ``document`` atomically with one line per key, which takes a tenth of :func:`write_json`'s time."""
+    """Write ``document`` as :func:`write_json` does, but with one line per key, which takes a tenth of the time."""
     rows = [
         f"{json.dumps(key)}: {json.dumps(document[key], allow_nan=False, sort_keys=True)}" for key in sorted(document)
     ]
@@ -125,19 +130,22 @@ def write_json_rows(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def write_text(path: Path, text: str, *, durable: bool = True) -> None:
-    """Write ``text`` as UTF-8, atomically as :func:`write_bytes`."""
+    """Write ``text`` as UTF-8, in the way of :func:`write_bytes`."""
     # A test's id or output can hold surrogates, which UTF-8 can't encode.
     write_bytes(path, text.encode("utf-8", "backslashreplace"), durable=durable)
 
 
 def write_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Write ``data`` atomically: a reader gets the old file or the whole new file, whenever the writer dies.
+    """Write ``data`` atomically: a reader gets the old file or the whole new file, even if the writer dies.
 
     Args:
         path: The file to replace.
         data: The file's new content.
-        durable: Whether the content must also survive a loss of power. Files that only matter during a launch and
-            are written often do without the wait for the disk.
+        durable: Whether the content must also survive a loss of power, for which the call waits for the disk. Pass
+            False for files that are written often and matter only during a launch.
+
+    Raises:
+        OSError: The file can't be written; the old file remains.
     """
     prefix = f".{path.name[:40]}."
     if durable:
@@ -157,12 +165,12 @@ def write_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
 
 
 def remove_scratch(folder: Path, prefix: str = ".", age_s: float = 0.0) -> None:
-    """Delete unfinished files of writers that were killed, at least ``age_s`` seconds old.
+    """Delete unfinished files that killed writers have left.
 
     Args:
-        folder: The folder that they wrote to.
+        folder: The folder that the writers wrote to.
         prefix: The beginning of the files' names.
-        age_s: Age in seconds; 0 only where no writer can be alive.
+        age_s: Smallest age of a file to delete, in seconds; 0 only if no writer can be alive.
     """
     limit_s = time.time() - age_s
     with suppress(OSError), os.scandir(folder) as entries:
@@ -176,12 +184,12 @@ def remove_scratch(folder: Path, prefix: str = ".", age_s: float = 0.0) -> None:
 
 @contextmanager
 def locked(path: Path, *, limit_s: float = 60.0) -> Iterator[None]:
-    """Hold an exclusive lock, as the file ``path``, which exists only while a process holds or awaits the lock.
+    """Hold an exclusive lock on the file ``path``, which exists only while a process holds or awaits the lock.
 
     The kernel releases the lock of a process that ends.
 
     Raises:
-        OSError: The file can't be created, or another process has held the lock for ``limit_s``.
+        OSError: The file can't be created, or another process has held the lock for ``limit_s`` seconds.
     """
     deadline_s = time.monotonic() + limit_s
     while (handle := _acquired(path)) is None:
@@ -191,7 +199,7 @@ def locked(path: Path, *, limit_s: float = 60.0) -> Iterator[None]:
     try:
         yield
     finally:
-        # Removed before the lock is released, so that no other process can hold this file then.
+        # Remove the file before releasing its lock, while no other process can hold the lock.
         path.unlink(missing_ok=True)
         os.close(handle)
 
@@ -201,7 +209,7 @@ def _acquired(path: Path) -> int | None:
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # A former holder may have removed the file since it was opened here.
+        # A former holder may have removed the file after this call opened it.
         if os.path.samestat(os.fstat(handle), path.stat()):
             return handle
     except (BlockingIOError, FileNotFoundError):
@@ -211,7 +219,7 @@ def _acquired(path: Path) -> int | None:
 
 
 def slug(text: str, *, max_length: int = 80) -> str:
-    """Return a file name for any text: readable, inside its folder, and distinct also where case is ignored."""
+    """Return a file name for any text: readable, without folders, and distinct even where case is ignored."""
     readable = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:max_length].strip("-")
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
     return f"{readable}-{digest}" if readable else digest
@@ -329,7 +337,7 @@ class _StrictLoader(yaml.SafeLoader):
         try:
             return super().construct_object(node, deep)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError):
-            # PyYAML's constructors take a tag's value for granted.
+            # PyYAML's constructors assume that a value fits its tag.
             given = brief(repr(node.value)) if isinstance(node, yaml.ScalarNode) else "several values"
             raise yaml.constructor.ConstructorError(
                 None, None, f"got {given}, which is not a value of tag {node.tag!r}", node.start_mark

@@ -1,11 +1,11 @@
-"""Tracebacks as text, and the files of their frames: the harness that starts ranks, libraries, the user's own code."""
+"""Tracebacks as text, and whether a frame's file belongs to the harness that starts ranks, a library or the user."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
-# The programs that start a rank's script or workload, and the importing of modules.
+# Files of the programs that start a rank's script or workload, and of Python's import system.
 _HARNESS = re.compile(
     r"/pytest_aorta/(?:common|launch|plan|result|worker)/|^<frozen (?:runpy|importlib)|/importlib/__init__\.py$"
     r"|/torch/distributed/(?:run\.py|launch\.py|launcher/|elastic/)"
@@ -26,14 +26,15 @@ def is_library(file: str) -> bool:
 
 
 def without_harness(text: str) -> str:
-    """Return a text without the harness's frames in its tracebacks."""
+    """Return ``text`` without the harness's frames in its tracebacks."""
     return _FRAME.sub(lambda match: "" if is_harness(match["file"]) else match[0], text)
 
 
 def traceback_lines(text: str, error_type: str, message: str, limit: int, file: str) -> list[str]:
-    """Return a traceback without its last error's message, which a headline has already, in about ``limit`` lines.
+    """Return about ``limit`` lines of a traceback, without the last error's message, which a headline already shows.
 
-    Lines are left out between the outermost and the innermost frames; ``file`` is named as the place of the whole.
+    If the traceback is longer, one line, which names ``file``, replaces the lines between the outermost and the
+    innermost frames.
     """
     lines = text.rstrip().splitlines()
     named = re.compile(rf"(?:[\w.]+\.)?{re.escape(error_type)}(?::|$)")

@@ -13,7 +13,9 @@ from pytest_aorta.common.errors import SpecError
 def run_program(
     argv: Sequence[str], environ: Mapping[str, str], limit_s: float, *, cwd: Path | None = None
 ) -> tuple[int, str, str]:
-    """Return the exit code, output and error output of a program that runs in ``cwd``, or else in the present folder.
+    """Run a program in ``cwd``, or in the current folder, and return its exit code, output and error output.
+
+    The exit code is negative if a signal ended the program. ``environ`` is the program's whole environment.
 
     Raises:
         SpecError: The program can't be started, or takes longer than ``limit_s`` seconds.

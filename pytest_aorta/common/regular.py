@@ -1,4 +1,4 @@
-"""Opening files that another process has left, such as a rank's, without trusting what they are."""
+"""Safe opening of files that another process has left, such as a rank, and that may not be regular files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import BinaryIO
 def open_regular(path: Path, *, follow_links: bool = False) -> BinaryIO:
     """Open a regular file for reading.
 
-    Opening a FIFO would wait for a writer for ever, and a symbolic link could lead to any file of the user.
+    A FIFO would wait forever for a writer, and a symbolic link could lead to any file of the user.
 
     Raises:
         OSError: The path can't be opened, is a symbolic link, or is not a regular file.

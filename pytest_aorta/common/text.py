@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 _UNLIMITED = 1 << 20
 _MIN_FLEXIBLE = 16
 _GAP = "  "
-# Shortest part of a known name that the name is suggested for, such as p50 for step_time_p50.
+# Length of the shortest word for which names that contain it are suggested, such as step_time_p50 for p50.
 _MIN_PART = 3
 _MAX_SUGGESTED = 3
 # Similarity, as difflib measures it, of a name with one wrong or missing character.
@@ -19,7 +19,7 @@ _NEARLY = 0.85
 
 
 def output_width() -> int:
-    """Return the terminal's number of columns, or COLUMNS; without either, as in a pipe, there is no limit."""
+    """Return COLUMNS, or the terminal's number of columns; without either, as in a pipe, a number beyond any line."""
     return shutil.get_terminal_size(fallback=(_UNLIMITED, 1)).columns
 
 
@@ -31,7 +31,7 @@ def table(
     Args:
         rows: Cells of each row, the heading first.
         width: Columns of the terminal.
-        flexible: Index of the column that is shortened where the table is wider than the terminal. Rows that are
+        flexible: Index of the column that is shortened if the table is wider than the terminal. Rows that are
             still too wide are wrapped.
         indent: Text before every row.
     """
@@ -58,7 +58,7 @@ def _row_lines(row: Sequence[str], widths: Sequence[int], width: int, indent: st
 
 
 def shortened(name: str, size: int) -> str:
-    """Return at most ``size`` characters of a name; the end is kept, since it says more than the beginning."""
+    """Return at most ``size`` characters of a name; the end is kept, since it distinguishes names better."""
     return name if len(name) <= size else f"...{name[3 - size :]}"
 
 
@@ -81,7 +81,7 @@ def did_you_mean(unknown: Iterable[object], known: Iterable[str]) -> str:
 
 
 def _similar(word: str, names: Sequence[str]) -> list[str]:
-    """Return the name that is nearly the word, else those that contain it, at most three, else the closest one."""
+    """Return the name that nearly equals the word, else at most three names that contain it, else the closest name."""
     containing = [name for name in names if len(word) >= _MIN_PART and word.lower() in name.lower()]
     nearly = difflib.get_close_matches(word, names, 1, _NEARLY)
     return nearly or containing[:_MAX_SUGGESTED] or difflib.get_close_matches(word, names, 1)
@@ -104,7 +104,7 @@ def wrapped(line: str, width: int) -> list[str]:
 
 
 def emit(lines: Iterable[str]) -> None:
-    """Print lines; characters that the terminal can't show, or would take for a command, are escaped."""
+    """Print lines; characters that the terminal can't show, or would interpret as a command, are escaped."""
     encoding = sys.stdout.encoding or "utf-8"
     for line in lines:
         print(printable(line).encode(encoding, "backslashreplace").decode(encoding))

@@ -8,9 +8,9 @@ NODE_RANK = "AORTA_NODE_RANK"
 LEASE_DIR = "AORTA_LEASE_DIR"
 
 # Set for the programs of a launch.
-LAUNCH_ID = "AORTA_LAUNCH_ID"  # for every process of a launch, by which leftovers are found (launch/sweep.py)
-AGENT_PID = "AORTA_AGENT_PID"  # by the torchrun agent for its ranks; ranks of the fork server know their parent
-GUARD_PID = "AORTA_GUARD_PID"  # by the guard for the torchrun agent, which a profiler may have started in between
+LAUNCH_ID = "AORTA_LAUNCH_ID"  # for every process of a launch, to find leftover processes (launch/sweep.py)
+AGENT_PID = "AORTA_AGENT_PID"  # by the torchrun agent for its ranks; forked ranks read their parent's id
+GUARD_PID = "AORTA_GUARD_PID"  # by the guard for the torchrun agent, whose parent may be a profiler
 STORE_FD = "AORTA_STORE_FD"  # the listening socket of the rendezvous, for the torchrun agent of node 0
 PROFILER = "AORTA_PROFILER"
 PROFILER_SCHEDULE = "AORTA_PROFILER_SCHEDULE"  # as text, for ranks under torch's profiler

@@ -1,1 +1,1 @@
-"""Launches of a plan: the command line, the guard, warm launches, and the watching of a running launch."""
+"""Launches of a plan: the command line, the guard, warm launches, and the observation of a running launch."""

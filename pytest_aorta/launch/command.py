@@ -21,7 +21,7 @@ _SCRUBBED_PREFIXES = ("PET_", "TORCHELASTIC_")
 _SCRUBBED = {
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT",
 }  # fmt: skip
-# Enough records for some hundred steps of a dozen layers.
+# Enough records for a few hundred steps of a dozen layers.
 _FLIGHT_RECORDS = "20000"
 # Collectives time out before the launch does, so that the flight recorder can be dumped.
 _COLLECTIVE_FRACTION = 0.8
@@ -31,9 +31,9 @@ def agent_command(plan: LaunchPlan) -> list[str]:
     """Return the command line of the torchrun agent, for one node or for this node's part of several."""
     python = python_command(plan)
     torchrun = [*_rendezvous(plan), f"--nproc-per-node={plan.world.ranks_per_node}"]
-    # Otherwise torchrun leaves a folder in the folder for temporary files, where nothing deletes it.
+    # By default torchrun leaves a folder among the temporary files, where nothing deletes it.
     torchrun.append(f"--log-dir={plan.run_dir / ELASTIC_FOLDER}")
-    # With torchrun's own way to start a module, Python can't be given options.
+    # torchrun's own option to start a module can't pass options to Python.
     rank = ["-m"] if plan.reference is None else ["--no-python", *python, "-u", "-m"]
     run_dir = str(plan.run_dir)
     agent = [*python, "-m", "pytest_aorta.launch.process.torchrun", run_dir]
@@ -50,7 +50,7 @@ def agent_command(plan: LaunchPlan) -> list[str]:
 def _rendezvous(plan: LaunchPlan) -> list[str]:
     if plan.part is None:
         return ["--standalone"]
-    # The torchrun agent of node 0 hosts the store (torchrun.py): left alone, the nodes do not agree on a host.
+    # The torchrun agent of node 0 hosts the store (torchrun.py): by themselves, the nodes do not agree on a host.
     conf = f"is_host=0,join_timeout={math.ceil(plan.timeout_s)}"
     return [
         f"--nnodes={plan.part.num_nodes}",
@@ -66,14 +66,14 @@ def python_command(plan: LaunchPlan) -> list[str]:
     """Return the interpreter, with its options, of this plan's torchrun agent and ranks."""
     if plan.reference is None:
         return [sys.executable]
-    # Without -P the working folder would come first on the path, even with another version of our modules in it.
+    # Without -P the working folder would come first on the path, even if it contains other versions of our modules.
     return [plan.reference.python, "-P"]
 
 
 def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of the torchrun agent and the ranks.
 
-    It is the caller's environment without variables of another launch, then the config's variables, then ours.
+    It contains the caller's variables except those of another launch, then the config's variables, then ours.
     """
     kept = {
         name: value
@@ -94,7 +94,7 @@ def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str
         kept = pinned_cpu_kernels() | kept
     if command := command_of(plan):
         kept |= command.environment
-    # Last of what a config can set: without the id, processes could be left when the guard is killed.
+    # Set after all that a config can set: without the id, processes could be left when the guard is killed.
     kept[variables.LAUNCH_ID] = launch_ids(plan.run_dir, environ)
     if plan.world.device == "cuda":
         kept |= _flight_recorder(plan, kept)
@@ -117,10 +117,10 @@ def with_own_code(environ: dict[str, str]) -> dict[str, str]:
 
 
 def _join_nodes(part: NodePart, environ: dict[str, str]) -> None:
-    # Ranks run the user's code, which must not know the secret.
+    # Ranks run the user's code, which must not read the secret.
     environ.pop(variables.AGENT_TOKEN, None)
     if part.interface is not None:
-        # Otherwise gloo resolves the host's name, which often gives an interface that no other node reaches.
+        # Otherwise gloo resolves the host's name, often to an interface that no other node can reach.
         environ.setdefault("GLOO_SOCKET_IFNAME", part.interface)
     if part.store_fd is not None:
         environ[variables.STORE_FD] = str(part.store_fd)
@@ -129,7 +129,7 @@ def _join_nodes(part: NodePart, environ: dict[str, str]) -> None:
 def _show_devices(world: World, environ: dict[str, str]) -> None:
     """Make exactly the world's devices visible to ranks, in the world's order.
 
-    HIP_VISIBLE_DEVICES counts within the devices that ROCR_VISIBLE_DEVICES leaves.
+    HIP_VISIBLE_DEVICES numbers only the devices that ROCR_VISIBLE_DEVICES leaves visible.
     """
     tokens = ",".join(device.token for device in world.devices)
     if world.device == "cpu":

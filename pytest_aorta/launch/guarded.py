@@ -1,7 +1,7 @@
 """A guarded launch of a plan: the guard starts the torchrun agent, which starts the ranks.
 
-The guard is a program of its own that runs torchrun, or, in a warm launch, a fork of the fork server (warm.py), or,
-for several nodes, the coordinator (nodes). A launch is over when no process of it is left.
+The guard is a program of its own that runs torchrun. In a warm launch it is a fork of the fork server (warm.py), and
+over several nodes it is the coordinator (nodes). A launch is over when none of its processes is left.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from pytest_aorta.result.folder import (
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome, phases_s
 
 GUARD = PACKAGE_ROOT / "launch" / "process" / "guard.py"
-# The guard's own stop sequence is bounded by stacks, SIGTERM and SIGKILL: 0.5 + 2 + 10 seconds.
+# The guard itself stops a launch within 0.5 + 3 + 2 + 10 seconds: Python's stacks, py-spy, SIGTERM and SIGKILL.
 STOP_S = 20.0
-# A guard that a signal has stopped for this long, such as SIGSTOP, is killed.
+# A guard that a signal, such as SIGSTOP, has stopped for this long is killed.
 STOPPED_S = 10.0
 WATCHER = "the process that watches the ranks"
 LOOK_S = 1.0
@@ -67,7 +67,7 @@ class GuardProcess(Protocol):
 
 
 class GuardStarter(Protocol):
-    """Callable that starts the guard of a plan with its ends of the lifeline pipe and the verdict pipe."""
+    """Callable that starts a plan's guard with the guard's ends of the lifeline pipe and the verdict pipe."""
 
     def __call__(self, plan: LaunchPlan, environ: Mapping[str, str], lifeline_fd: int, verdict_fd: int) -> GuardProcess:
         """Start the guard.
@@ -83,13 +83,13 @@ def launch(
     start_guard: GuardStarter | None = None,
     launcher: LauncherKind = LauncherKind.TORCHRUN,
 ) -> LaunchOutcome:
-    """Run ``plan`` and wait until every process of the launch is gone, also when interrupted.
+    """Run ``plan`` and wait until every process of the launch is gone, even when interrupted.
 
     Args:
         plan: The launch.
-        environ: The environment that the launch's own is derived from.
+        environ: The environment from which the launch's environment is made.
         start_guard: How the guard is started; None starts the guard of a torchrun launch on this host.
-        launcher: The name of what starts the ranks, for the outcome.
+        launcher: The launcher that the outcome names.
 
     Raises:
         LaunchError: The run folder can't be written, or the guard can't be started.
@@ -139,7 +139,7 @@ class GuardedLaunch:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Ask a guard that still runs to end every process, and wait for its exit; end what a lost guard has left."""
+        """Ask a running guard to end every process, and wait for its exit; end processes that a lost guard has left."""
         with self._pipes:
             self._lifeline.close()
             self._problem = _wait_bounded(self._guard) or self._problem
@@ -159,14 +159,14 @@ class GuardedLaunch:
         return self._pipe.fileno()
 
     def has_ended(self) -> bool:
-        """Read available bytes of the verdict, and return whether the guard has exited; blocks while there are none."""
+        """Wait for the guard's exit or for bytes of its verdict, read them, and return whether the guard has exited."""
         chunk = os.read(self._pipe.fileno(), 65536)
         self._verdict += chunk
         self._has_ended = self._has_ended or not chunk
         return self._has_ended
 
     def wait(self) -> None:
-        """Return when the guard has ended, its time limit is over, or it has been stopped for ``STOPPED_S``."""
+        """Return when the guard has ended or its time limit is over; kill a guard stopped for ``STOPPED_S``."""
         running_s = time.monotonic()
         while not self._has_ended and (left_s := self._deadline_s - time.monotonic()) > 0:
             if select.select([self._pipe], [], [], min(left_s, LOOK_S))[0]:
@@ -179,16 +179,16 @@ class GuardedLaunch:
                 return
 
     def stop(self) -> None:
-        """Ask the guard to have ranks write their stacks, and to end them; the verdict follows as usual."""
+        """Ask the guard to have the ranks write their stacks, and to end the ranks; the verdict follows as usual."""
         with suppress(BrokenPipeError):
             os.write(self._lifeline.fileno(), b".")
 
     def outcome(self) -> LaunchOutcome:
-        """Return the outcome that the guard reported; without a report, what pytest found after the guard's end."""
+        """Return the outcome that the guard reported; without a report, the outcome that pytest found."""
         return self._lost or _outcome(self._plan, self._verdict)
 
     def _read_rest(self) -> None:
-        # Without waiting for the end of the file: a process that outlived the guard could hold the pipe.
+        # Don't wait for the end of the file: a process that outlived the guard could hold the pipe open.
         while not self._has_ended and select.select([self._pipe], [], [], 0)[0]:
             self.has_ended()
 
@@ -203,7 +203,7 @@ def prepare_folder(plan: LaunchPlan) -> None:
 
 
 def clear_scratch(run_dir: Path) -> None:
-    """Delete torchrun's own folder, and unfinished files of ranks that were killed while they wrote; all are dead."""
+    """Delete torchrun's folder, and unfinished files of ranks that were killed; call this when all ranks are dead."""
     shutil.rmtree(run_dir / ELASTIC_FOLDER, ignore_errors=True)
     for folder in (run_dir, *(run_dir / RANKS_FOLDER).glob("*")):
         remove_scratch(folder)
@@ -219,7 +219,7 @@ def guard_spec(plan: LaunchPlan, lifeline_fd: int, verdict_fd: int) -> dict[str,
         "agent_fds": _agent_fds(plan),
         "time_limit_s": plan.timeout_s,
         **asdict(plan.limits),
-        # Beside this Python as well: a virtual environment need not be on the path.
+        # Look beside this Python as well: a virtual environment need not be on the path.
         "py_spy": shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent)),
         "lifeline_fd": lifeline_fd,
         "verdict_fd": verdict_fd,
@@ -241,7 +241,7 @@ def _agent_fds(plan: LaunchPlan) -> list[int]:
 def start_watcher(
     plan: LaunchPlan, command: Sequence[str], environ: Mapping[str, str], fds: Sequence[int]
 ) -> subprocess.Popen[bytes]:
-    """Start the program that watches a launch, with the open files ``fds`` and the launch's leases."""
+    """Start the program that watches a launch; it inherits the open files ``fds`` and the launch's leases."""
     with (plan.run_dir / AGENT_LOG).open("wb") as log:
         return subprocess.Popen(
             command,
@@ -286,7 +286,7 @@ def _limit_s(plan: LaunchPlan) -> float:
 
 
 def _wait_bounded(guard: GuardProcess) -> str:
-    """Wait for the guard's end, kill it after ``STOP_S``, and return what was wrong with it."""
+    """Wait for the guard's end, kill the guard after ``STOP_S``, and return the problem; "" if it ended by itself."""
     try:
         guard.wait(STOP_S)
     except subprocess.TimeoutExpired:
@@ -304,7 +304,7 @@ def _pipe(stack: ExitStack) -> tuple[IO[bytes], IO[bytes]]:
 
 
 def _no_standard_stream(fd: int, mode: str) -> IO[bytes]:
-    # Where pytest's stdin is closed, a pipe can get number 0, which the guard's own stdin would replace.
+    # If pytest's stdin is closed, a pipe can get number 0, which the guard's own stdin would replace.
     if fd <= 2:
         low, fd = fd, fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
         os.close(low)

@@ -25,7 +25,7 @@ _NVML_REASONS = {
     "applications_clocks_setting": "nvmlClocksEventReasonApplicationsClocksSetting",
     "gpu_idle": "nvmlClocksEventReasonGpuIdle",
 }
-# amdsmi counts how long each reason was active: a reason whose counter has increased was active in between.
+# amdsmi counts how long each reason was active: a reason whose counter has increased was active since the last read.
 _AMD_REASONS = {
     "prochot": "prochot_residency_acc",
     "package_power": "ppt_residency_acc",
@@ -62,15 +62,15 @@ class Sensors(Protocol):
 
 
 def source_of(devices: Sequence[Device]) -> str:
-    """Return the name of the library that reads these devices, of which there is at least one."""
+    """Return the name of the library that reads ``devices``; at least one device is needed."""
     return "amdsmi" if devices[0].vendor == AMD else "NVML"
 
 
 def open_sensors(devices: Sequence[Device]) -> Sensors:
-    """Return the sensors of ``devices``, which are of one vendor.
+    """Return the sensors of ``devices``, which have the same vendor.
 
     Raises:
-        SensorsUnavailable: The vendor's library is missing, or does not know the devices.
+        SensorsUnavailable: The vendor's library is missing, or does not list the devices.
     """
     return AmdSensors(devices) if devices[0].vendor == AMD else NvidiaSensors(devices)
 
@@ -81,7 +81,7 @@ class NvidiaSensors:
     source = "NVML"
 
     def __init__(self, devices: Sequence[Device]) -> None:
-        import pynvml  # only where devices are read
+        import pynvml  # imported only when devices are read
 
         self._nvml: Any = pynvml
         self._reasons = {name: getattr(pynvml, constant) for name, constant in _NVML_REASONS.items()}
@@ -101,7 +101,7 @@ class NvidiaSensors:
         return tuple(map(self._read, self._handles))
 
     def close(self) -> None:
-        """Shut NVML down, which counts its users."""
+        """Release NVML, which shuts down with its last user."""
         self._nvml.nvmlShutdown()
 
     def _handle(self, uuid: str) -> Any:

@@ -3,11 +3,12 @@
 A guard ends the processes of its launch by their ancestry, which is lost when the guard is killed. Two marks remain:
 
 - The variable ``AORTA_LAUNCH_ID`` in ``/proc/PID/environ``. Programs inherit the variable. ``/proc`` shows the
-  environment with which a program was started, and a warm launch is forked and starts no program. So its guard
-  overwrites the value in place, in the memory that ``/proc`` shows (:func:`mark_this_process`), and forks inherit that
-  memory. A launch inside a launch has the ids of both.
-- Standard output or error in the log of a rank or of the torchrun agent. This mark finds programs that were started
-  with an empty environment. Programs that only read a log, such as ``tail -f``, have the log open under another number.
+  environment with which a program was started, but a warm launch is forked and starts no program. So the guard of a
+  warm launch overwrites the value in place, in the memory that ``/proc`` shows (:func:`mark_this_process`), and forks
+  inherit that memory. A launch inside a launch has the ids of both.
+- Standard output or standard error that is the log of a rank or of the torchrun agent. This mark finds programs that
+  were started with an empty environment. A program that only reads a log, such as ``tail -f``, has the log open under
+  another descriptor.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ def launch_id(run_dir: Path) -> str:
 
 
 def launch_ids(run_dir: Path, environ: Mapping[str, str]) -> str:
-    """Return the value of the variable for a launch: the ids of the launches around it, then its own."""
+    """Return a launch's value of AORTA_LAUNCH_ID: the ids of the launches around it, then its own."""
     own, outer = launch_id(run_dir), environ.get(variables.LAUNCH_ID, "")
-    # A node agent on node 0 is started by the coordinator, and has the coordinator's launch around its own.
+    # The coordinator starts the node agent of node 0, so the coordinator's launch is around the agent's own.
     return f"{outer}{_SEPARATOR}{own}" if outer else own
 
 
@@ -48,9 +49,9 @@ def unmarked(ids: str) -> str:
 
 
 def mark_this_process(ids: str) -> None:
-    """Overwrite the value of the variable in the memory that ``/proc/PID/environ`` shows; does nothing if it is absent.
+    """Overwrite AORTA_LAUNCH_ID in the memory that ``/proc/PID/environ`` shows, if it exists there with this length.
 
-    Call before the variable is set or deleted: either makes ``getenv`` return another address.
+    Call this before the variable is set or deleted: either makes ``getenv`` return another address.
     """
     getenv = ctypes.CDLL(None).getenv
     getenv.restype = ctypes.c_void_p
@@ -60,7 +61,7 @@ def mark_this_process(ids: str) -> None:
 
 
 def processes_of(run_dirs: Iterable[Path]) -> list[int]:
-    """Return living processes of the launches that write into ``run_dirs``, without this process's ancestors."""
+    """Return ids of living processes of the launches in ``run_dirs``, except this process and its ancestors."""
     ids, logs = _marks(run_dirs)
     if not ids:
         return []
@@ -73,7 +74,7 @@ def end_processes(run_dirs: Iterable[Path], limit_s: float = KILL_S) -> tuple[tu
     """Kill the processes of the launches that write into ``run_dirs``, and wait until they are gone.
 
     Returns:
-        The processes that are gone, and those that could not be ended within ``limit_s`` seconds.
+        The ids of processes that are gone, and of processes that could not be ended within ``limit_s`` seconds.
     """
     folders = list(run_dirs)
     pidfds: dict[int, int] = {}
@@ -83,7 +84,7 @@ def end_processes(run_dirs: Iterable[Path], limit_s: float = KILL_S) -> tuple[tu
             found = processes_of(folders)
             for pid in found:
                 _kill(pid, folders, pidfds)
-            # The memory of a process is gone before its open files, and an open device is not free yet.
+            # Wait for the pidfds: a process's memory is gone before its open files, and an open device is not free yet.
             alive = {pid for pid, pidfd in pidfds.items() if not select.select([pidfd], [], [], 0)[0]}
             left = alive.union(found).difference(pidfds.keys() - alive)
             if not left or time.monotonic() >= deadline_s:
@@ -148,6 +149,6 @@ def _own_line() -> set[int]:
 def _stat(pid: int) -> list[str]:
     """Return the fields of ``/proc/PID/stat`` from the state on; empty if the process does not exist."""
     with suppress(OSError):
-        # The program's name can contain spaces and parentheses: fields are counted from the last parenthesis.
+        # The program's name can contain spaces and parentheses: count fields from the last parenthesis.
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     return []

@@ -1,4 +1,4 @@
-"""Launches of one pytest process, warm launches from its fork servers among them."""
+"""Launches of one pytest process, including warm launches from its fork servers."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from pytest_aorta.result.outcome import LaunchOutcome
 
 # Importing torch from a cold network disk takes minutes.
 START_S = 300.0
-# A fork of a process with torch in it takes milliseconds.
+# Forking a process that has imported torch takes milliseconds.
 REPLY_S = 30.0
-# Longer than the server's own limit of the CUDA proof.
+# Longer than the server's own limit for the CUDA proof.
 PROOF_S = 90.0
 MAX_LAUNCHES = 200
 # Variables that only ranks read, after the fork; every other variable may be read when torch is imported.
 _RANKS_OWN_PREFIXES = ("AORTA_", "PYTEST_", "NCCL_", "GLOO_", "TORCH_NCCL_", "TORCH_FR_")
 _RANKS_OWN = {"CUDA_VISIBLE_DEVICES"}
-# Counts devices without initializing CUDA, in case an import asks for the count.
+# Makes torch count devices without initializing CUDA, in case an import asks for the count.
 _SERVER_ENVIRONMENT = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 Key: TypeAlias = tuple[object, ...]
@@ -61,9 +61,9 @@ class ForkServers:
         return [server.pid for server in self._servers.values()]
 
     def launch(self, plan: LaunchPlan) -> LaunchOutcome:
-        """Run ``plan`` with its launcher, or with torchrun and a warning where the fork server is unfit.
+        """Run ``plan`` with its launcher, or with torchrun and a warning if the fork server is unfit.
 
-        A launch over several nodes is started by the coordinator.
+        The coordinator starts a launch over several nodes.
 
         Raises:
             LaunchError: See :func:`pytest_aorta.launch.guarded.launch`.
@@ -114,7 +114,7 @@ class ForkServer:
         limit_s: The time limit of the current launch, within which every request has to be answered.
 
     Raises:
-        ServerUnfit: The server does not start. Every method raises this error where the server does not answer.
+        ServerUnfit: The server does not start. Every method raises this error if the server does not answer.
     """
 
     def __init__(self, plan: LaunchPlan, environ: Mapping[str, str], key: Key) -> None:
@@ -148,7 +148,7 @@ class ForkServer:
             return False
 
     def problem(self) -> str | None:
-        """Return the server's reason against being forked; None where it has none."""
+        """Return the reason why the server must not be forked; None if it may be forked."""
         reply, _ = self._ask({"request": "check"}, REPLY_S)
         problem: str | None = reply["problem"]
         return problem
@@ -167,7 +167,7 @@ class ForkServer:
             self._preloaded.update(new)
 
     def prove_cuda(self, environ: Mapping[str, str]) -> None:
-        """Have a forked child allocate on the device, once, which proves that the server has not initialized CUDA.
+        """Prove that the server has not initialized CUDA: a forked child allocates on the device, once per server.
 
         Raises:
             ServerUnfit: The child could not allocate.
@@ -219,12 +219,12 @@ class ForkServer:
         except OSError as error:
             raise ServerUnfit(f"the request can't be sent: {error}") from None
         except BaseException:
-            # After an interrupt, such as Ctrl-C, this answer would be read as the answer to the next request.
+            # After an interrupt such as Ctrl-C, the answer to this request would be read as the answer to the next.
             self._channel.close()
             raise
 
     def _reply(self, limit_s: float) -> tuple[dict[str, Any], list[int]]:
-        # Ranks of torchrun have to import torch within the launch's time limit as well.
+        # In a torchrun launch, too, ranks have to import torch within the launch's time limit.
         limit_s = min(limit_s, self.limit_s)
         self._channel.settimeout(limit_s)
         try:
@@ -260,7 +260,7 @@ class ForkedGuard:
 
 
 def server_key(plan: LaunchPlan, environ: Mapping[str, str]) -> Key:
-    """Return everything that a server's imports depend on: the environment, its working folder, and our sources."""
+    """Return everything that a server's imports depend on: environment, working folder, interpreter and our sources."""
     of_imports = tuple(
         (name, value)
         for name, value in sorted(launch_environment(plan, environ).items())

@@ -27,11 +27,11 @@ class LaunchState:
     """Progress of a launch.
 
     Attributes:
-        name: The launch's name, with the A/B reference's where it has one.
+        name: The launch's name, followed by the A/B reference's name if there is one.
         num_ranks: Number of ranks.
         started: Number of ranks that have started.
         steps: Measured steps that the slowest rank has entered.
-        total_steps: Measured steps of the launch; None where unknown.
+        total_steps: Measured steps of the launch; None if unknown.
         done: Number of ranks that have written their result.
         elapsed_s: Seconds since the launch began.
     """
@@ -63,7 +63,7 @@ class StateLine(Protocol):
 class LaunchWatch:
     """A thread that watches the launch of a plan while the ``with`` block runs.
 
-    Without devices to read and a line to show, no thread is started.
+    If there are neither devices to read nor a line to show, no thread is started.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class LaunchWatch:
         try:
             is_last = False
             while not is_last:
-                # One more sample after the end.
+                # Take one more sample after the end.
                 is_last = self._over.wait(self._tick_s if samples else 0)
                 state = self._state()
                 samples.append(Sample(sensors.read(), state.in_steps))

@@ -22,7 +22,7 @@ from pytest_aorta.plan.world import AMD, CUDA_VARIABLE, HIP_VARIABLE, ROCR_VARIA
 AMD_DRIVER = Path("/dev/kfd")
 ROCM_SMI = "rocm-smi"
 ROCM_SMI_S = 20.0
-# Errors of pynvml without a library or a driver of NVIDIA. Any other error of NVML is reported.
+# Errors of pynvml if NVIDIA's library or driver is missing. Any other error of NVML is reported.
 _NVML_NO_DRIVER = ("NVML_ERROR_LIBRARY_NOT_FOUND", "NVML_ERROR_DRIVER_NOT_LOADED")
 
 
@@ -30,7 +30,7 @@ def visible_devices(environ: Mapping[str, str] = os.environ, amd_driver: Path = 
     """Return the visible GPUs, in the order of the visibility variables; empty without a driver.
 
     Raises:
-        DevicesUnavailable: A driver does not answer, or a variable names a device that the driver does not know.
+        DevicesUnavailable: A driver does not answer, or a variable names a device that the driver does not list.
     """
     devices = _nvidia_devices(environ)
     if devices is None:
@@ -58,7 +58,7 @@ def visible_tokens(variable: str | None, count: int) -> list[str]:
 
 
 def _nvidia_devices(environ: Mapping[str, str]) -> list[Device] | None:
-    """Return the GPUs that NVML reports; None without a driver of NVIDIA."""
+    """Return the GPUs that NVML reports; None without an NVIDIA driver."""
     import pynvml  # imported only when devices are needed
 
     try:
@@ -218,7 +218,7 @@ def _only_match(variable: str, token: str, matches: list[str]) -> str | None:
 
 
 def _distinct(variable: str, value: str | None, devices: list[Device]) -> list[Device]:
-    """Raise an error if two names mean the same device, which two tests could then lease at once."""
+    """Return ``devices``; raise an error if two names mean the same device, which two tests could lease at once."""
     for uuid, count in Counter(device.uuid for device in devices).items():
         if count > 1:
             raise DevicesUnavailable(f"{variable}={value!r} names {uuid} {count} times; give it once")

@@ -106,10 +106,10 @@ class LaunchPlan:
         world: Ranks and their devices.
         timeout_s: Time limit in seconds.
         run_dir: Folder of the launch's files.
-        cwd: Folder that ranks run in.
+        cwd: Working folder of the ranks.
         limits: Limits besides the time limit.
         launcher: Preferred way to start ranks.
-        lease_fds: Open files that hold the lease of the devices until the last rank is gone.
+        lease_fds: Descriptors of open files that hold the lease of the devices until the last rank is gone.
         reference: A/B reference to launch; None for the code under test.
         profiler: Profiler that ranks run under, torch, nsys or rocprofv3; None: no profiler.
         profiler_schedule: Steps of the traces of torch's profiler; None: the default.

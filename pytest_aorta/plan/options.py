@@ -1,4 +1,4 @@
-"""The options of a run: one table that declares each of them, and the frozen :class:`Options` read from it."""
+"""The options of a run: one table that declares them, and the frozen :class:`Options` with their values."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from pytest_aorta.common.text import brief, did_you_mean
 from pytest_aorta.plan.device_kind import DeviceKind
 from pytest_aorta.plan.profiler import PROFILERS, TORCH, ProfilerSchedule
 
-# Prefix of --aorta-ab where the A/B reference is another environment's interpreter.
+# Prefix of --aorta-ab if the A/B reference is another environment's interpreter.
 PYTHON_PREFIX = "python:"
-# --aorta-device: GPUs where this run has some, else CPU ranks.
+# Value of --aorta-device: GPUs if this run has any, else CPU ranks.
 AUTO = "auto"
 
 
@@ -40,7 +40,7 @@ class FailOn(StrEnum):
     MISSING = "missing"
 
 
-# --aorta-fail-on: only regressions and lost metrics fail.
+# Value of --aorta-fail-on with which only regressions and lost metrics fail.
 FAIL_ON_NOTHING = "none"
 
 
@@ -63,10 +63,10 @@ class Options:
         share_host: Timed tests run beside other tests of this host.
         lease_timeout_s: Seconds that a test waits for devices which other tests hold.
         workload_dirs: Folders of the user's own workloads.
-        launcher: How ranks start in tests whose ``world`` marker does not say so.
+        launcher: How ranks start in tests whose ``world`` marker does not choose a launcher.
         launches: Number of launches per test that ``update_baselines`` records.
         max_launches: Launches of the candidate per test, pairs in an A/B, after which an open verdict is inconclusive.
-        locate: After a numeric difference both sides are launched again to find the parameter and the module.
+        locate: After a numeric difference, both sides are launched again to find the parameter and the module.
         profiler: Profiler that ranks run under, ``torch``, ``nsys`` or ``rocprofv3``; None: no profiler.
         profiler_schedule: Steps that torch's profiler records into kept traces; None: ``profile_steps``, once.
         progress: ``auto``, ``on`` or ``off``: whether the terminal shows the progress of a launch.
@@ -78,7 +78,7 @@ class Options:
         report: HTML file of the report; None: no report.
         markdown: File of the findings as Markdown; None: no file.
         history: Folder that each run adds its comparisons to; None: no history.
-        rootdir: pytest's root folder, to which relative folders refer.
+        rootdir: pytest's root folder, from which relative folders start.
         command: Words of the command line of the run, which results and baselines store; empty if unknown.
         repeated: Words that repeat the options of the run in the command that reproduces a failure.
     """
@@ -123,12 +123,12 @@ class Option:
     Attributes:
         name: Name, ``--aorta-<name>`` on the command line and ``aorta_<name>`` in the ini file.
         help: Meaning, without the default.
-        default: Value where neither the command line nor the ini file gives one.
+        default: Value if neither the command line nor the ini file gives one.
         type: Converts text to a value, as argparse's ``type``; raises ArgumentTypeError for text that is not allowed.
         choices: Allowed values, as argparse's ``choices``; empty: ``type`` decides.
         metavar: Name of the value in the help.
-        default_text: The default in words, where the value itself does not explain it.
-        own_flag: Name on the command line where it is not ``--aorta-<name>``.
+        default_text: The default in words, if the value does not explain itself.
+        own_flag: Name on the command line if it is not ``--aorta-<name>``.
         ini_only: The option describes the infrastructure and has no flag of pytest.
         writes: The option changes only what a run writes, so a command that reproduces a failure leaves it out.
     """
@@ -181,14 +181,14 @@ class Option:
         return {"dest": self.ini, "type": self.type, "help": text.replace("%", "%%"), **shown}
 
     def word(self, value: Any) -> str:
-        """Return the word of the command line that gives a value, which :meth:`parse` or argparse has returned."""
+        """Return the command line's word for ``value``, which :meth:`parse` or argparse has returned."""
         if self.is_switch:
             return self.flag
         text = ",".join(sorted(value)) or FAIL_ON_NOTHING if isinstance(value, frozenset) else str(value)
         return f"{self.flag}={text}"
 
     def parse(self, text: str, source: str) -> Any:
-        """Return the value of a text that does not come through argparse.
+        """Return the value of a text that argparse has not parsed.
 
         Raises:
             SpecError: The text is not allowed; the message starts with ``source``.
@@ -203,7 +203,7 @@ class Option:
 
     @property
     def allowed(self) -> str:
-        """The allowed values in words; empty where any text is allowed."""
+        """The allowed values in words; empty if any text is allowed."""
         if self.choices:
             return ", ".join(self.choices)
         try:
@@ -218,7 +218,7 @@ def _flag(name: str) -> str:
 
 
 def not_allowed(given: str, allowed: str) -> ArgumentTypeError:
-    """Return the error about a text that an option does not take."""
+    """Return the error about a text that an option does not accept."""
     return ArgumentTypeError(f"got {brief(repr(given))}, allowed is {allowed}")
 
 
@@ -270,7 +270,7 @@ def _command(text: str) -> tuple[str, ...]:
 
 
 def parse_endpoint(text: str) -> tuple[str, int]:
-    """Return host and port of ``HOST`` or ``HOST:PORT``; the port is 0 where the text has none.
+    """Return host and port of ``HOST`` or ``HOST:PORT``; the port is 0 if the text has none.
 
     Raises:
         ArgumentTypeError: The text has neither form.
@@ -302,7 +302,7 @@ def _schedule(text: str) -> ProfilerSchedule:
 
 
 def _version(text: str) -> str:
-    # Git would take a ref that starts with a dash for an option of its own.
+    # Git would read a ref that starts with a dash as one of its own options.
     if not text.strip() or text.startswith("-") or text == PYTHON_PREFIX:
         raise not_allowed(text, f"a branch, tag or commit, or {PYTHON_PREFIX}PATH of another environment's interpreter")
     return text
@@ -394,7 +394,7 @@ OPTIONS = (
 
 @dataclass(frozen=True)
 class Replacement:
-    """The text to give in place of an option of an earlier version: on the command line and in the ini file."""
+    """The text that replaces an option of an earlier version, on the command line and in the ini file."""
 
     flag: str
     ini: str
@@ -419,7 +419,7 @@ RENAMED = {
 
 
 def renamed_flags() -> dict[str, str]:
-    """Return the flags of earlier versions and what replaces each of them."""
+    """Return the text that replaces each flag of an earlier version, by flag."""
     ini_only = {
         option.flag: f"the ini key {option.ini}, or -o {option.ini}=..." for option in OPTIONS if option.ini_only
     }
@@ -428,7 +428,7 @@ def renamed_flags() -> dict[str, str]:
 
 
 def make_options(values: Mapping[str, Any], rootdir: Path) -> Options:
-    """Return the options of converted values, one per row of the table; folders are relative to ``rootdir``.
+    """Return the options from converted values, one per row of the table; folders are relative to ``rootdir``.
 
     Raises:
         SpecError: Two options contradict each other, or a file is in the place of a folder, or the reverse.

@@ -51,8 +51,8 @@ class PreparedCommits:
     def open(self, commit: str) -> CommitReference:
         """Return the reference of a commit, given by its full hash.
 
-        Without setup commands, the worktree is removed by :meth:`close`. With setup commands it is kept, so that it is
-        prepared only once.
+        Without setup commands, the worktree is removed by :meth:`close`. With setup commands, the worktree is kept,
+        so that the commands run only once.
 
         Raises:
             SpecError: The commit can't be checked out, or a setup command fails.
@@ -111,7 +111,7 @@ def _environment() -> dict[str, str]:
 
 
 def setup_program(command: Sequence[str]) -> str | None:
-    """Return the path of a setup command's program, or None if there is none on this machine.
+    """Return the path of a setup command's program, or None if this machine does not have the program.
 
     A path with a slash is relative to the root folder of each commit, so only the commit can show whether it exists.
     """

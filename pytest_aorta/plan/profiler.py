@@ -17,7 +17,7 @@ ROCPROFV3 = "rocprofv3"
 PROFILERS = (TORCH, NSYS, ROCPROFV3)
 # Programs that start torchrun and slow all ranks down, from the first step to the last.
 WRAPPERS = (NSYS, ROCPROFV3)
-# A profiler writes its traces after the last rank has its result, which takes minutes.
+# A profiler takes minutes to write its traces after the last rank has its result.
 WRAPPED_STRAGGLER_S = 600.0
 _WHERE = {
     NSYS: "it is part of NVIDIA Nsight Systems",
@@ -27,12 +27,12 @@ _WHERE = {
 
 @dataclass(frozen=True)
 class ProfilerSchedule:
-    """The steps that torch's profiler records into kept traces, and what it records of them.
+    """The steps that torch's profiler records into kept traces, and its optional records of these steps.
 
     Attributes:
         wait: Steps without the profiler before each trace.
         warmup: Steps under the profiler before each trace that the trace leaves out.
-        active: Steps of each trace; None: the config's ``profile_steps``, or 3 where that is 0.
+        active: Steps of each trace; None: the config's ``profile_steps``, or 3 if it is 0.
         repeat: Number of traces per rank.
         shapes: Record the shapes of operators' inputs.
         memory: Record allocations.
@@ -90,7 +90,7 @@ def _switch(name: str) -> bool:
 
 
 def wrapper_command(profiler: str | None, run_dir: Path) -> list[str]:
-    """Return the words before torchrun's command line, none for ``torch``; traces go to the run folder."""
+    """Return the words that precede torchrun's command line, none for ``torch``; traces go to the run folder."""
     if profiler == NSYS:
         return [
             NSYS,

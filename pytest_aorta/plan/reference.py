@@ -25,7 +25,7 @@ from pytest_aorta.plan.workload.declaration import WorkloadSpec, package_folder,
 from pytest_aorta.plan.worktree import Worktree, commit_of, open_worktree
 
 PROBE_S = 120.0
-# Modules by which a launch starts and reads workloads; versions before the packages have them elsewhere.
+# Modules by which a launch starts and reads workloads; versions older than these packages have them elsewhere.
 _PROTOCOL = ("pytest_aorta.plan.workload.declaration", "pytest_aorta.launch.process.torchrun")
 _PROBE = f"""
 import importlib.metadata, importlib.util, json
@@ -61,7 +61,7 @@ class Reference(ABC):
     Attributes:
         name: Text given to ``--aorta-ab``.
         python: Interpreter of the torchrun agent and the ranks.
-        root: Folder that they run in, the counterpart of pytest's root folder.
+        root: Folder in which the agent and the ranks run, the counterpart of pytest's root folder.
     """
 
     name: str
@@ -92,9 +92,9 @@ class CommitReference(Reference):
     worktree: Worktree
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Put the commit's root folder and ``src/`` before any install of the checkout, and this package before all."""
+        """Put this package, then the commit's ``src/`` and root folder, before any install of the checkout."""
         folders = [self.worktree.packages, self.root / "src", self.root]
-        # Folders of the checkout in the caller's PYTHONPATH hold the code under test: replace them.
+        # Folders of the checkout in the caller's PYTHONPATH contain the code under test: replace them.
         callers = (Path(entry) for entry in environ.get("PYTHONPATH", "").split(":") if entry)
         folders += [self.worktree.counterpart(entry) if entry.is_absolute() else entry for entry in callers]
         return {**environ, "PYTHONPATH": ":".join(str(folder) for folder in folders)}
@@ -123,7 +123,7 @@ class CommitReference(Reference):
         return {"name": self.name, "commit": self.worktree.commit, **folders}
 
     def _redirect(self, package: str) -> None:
-        # A package may have another name than its folder: then no folder on the search path leads to it.
+        # If a package's name differs from its folder's, no folder on the search path leads to the package.
         folder, link = package_folder(package), self.worktree.packages / package
         if folder is not None and not link.is_symlink():
             link.symlink_to(self.worktree.counterpart(folder), target_is_directory=True)
@@ -219,7 +219,7 @@ class References:
 
 
 def _interpreter(name: str, rootdir: Path) -> str:
-    # Not resolved: the interpreter of a virtual environment is a link to the one that created it.
+    # Don't resolve the path: a virtual environment's interpreter is a link to the interpreter that created it.
     return str(rootdir / Path(name.removeprefix(PYTHON_PREFIX)).expanduser())
 
 
@@ -232,7 +232,7 @@ def commit_reference(name: str, rootdir: Path, worktree: Worktree) -> CommitRefe
     root = worktree.tree / rootdir.resolve().relative_to(worktree.checkout)
     if not root.is_dir():
         raise SpecError(f"pytest's root folder does not exist there: {root.relative_to(worktree.tree)}")
-    # Ranks run this very package, also where the repository contains a version of it.
+    # Ranks run this very package, even if the repository contains a version of it.
     link = worktree.packages / PACKAGE_ROOT.name
     link.unlink(missing_ok=True)
     link.symlink_to(PACKAGE_ROOT, target_is_directory=True)
@@ -256,5 +256,5 @@ def _probe(python: str) -> dict[str, tuple[Path, str]]:
 
 
 def _without_path(environ: Mapping[str, str]) -> dict[str, str]:
-    # Both name packages of the environment that pytest runs in.
+    # Both variables lead to packages of the environment that pytest runs in.
     return {name: value for name, value in environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}

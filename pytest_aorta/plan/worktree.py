@@ -1,4 +1,4 @@
-"""Git worktrees: a commit checked out in a folder of its own, for the time of a session or for later ones."""
+"""Git worktrees: a commit checked out in a folder of its own, for one session or also for later sessions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GIT_S = 60.0
 CHECKOUT_S = 600.0
 PREFIX = "aorta-ab-"
 OWNER = "owner"
-# Git sets these variables for its hooks; they would direct git to another repository than that of the folder.
+# Git sets these variables for its hooks; with them, git would use a repository other than the folder's.
 _SCRUBBED = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY"}
 # A checkout runs no hooks or monitors of the user, and starts no background maintenance.
 _QUIET = ["core.hooksPath=/dev/null", "core.fsmonitor=false", "gc.auto=0", "maintenance.auto=false"]
@@ -72,7 +72,7 @@ def open_worktree(folder: Path, ref: str) -> Iterator[Worktree]:
 def keep_worktree(folder: Path, commit: str, own: Path, *, anew: bool) -> Worktree:
     """Check out ``commit`` of the repository that contains ``folder`` below ``own``, where the worktree remains.
 
-    A worktree that is already there is used as it is, or with ``anew`` replaced.
+    A worktree that already exists there is used as it is, or replaced if ``anew`` is true.
 
     Raises:
         SpecError: Git, the repository or the commit does not exist; the message contains git's output.
@@ -114,7 +114,7 @@ def git(folder: Path, *arguments: str, limit_s: float = GIT_S) -> str:
     """Return the output of a git command in ``folder``.
 
     Raises:
-        SpecError: Git is not installed, or the command fails.
+        SpecError: Git is not installed, or the command fails or takes longer than ``limit_s`` seconds.
     """
     program = shutil.which("git")
     if program is None:

@@ -25,7 +25,7 @@ MAX_WORLD_SIZE = 1 << 16
 MAX_NODES = 1 << 12
 
 
-# The world marker's device that leaves the choice to the options of the run.
+# Value of the world marker's device that leaves the choice to the options of the run.
 ANY_DEVICE = "any"
 DEVICES = (ANY_DEVICE, *DeviceKind)
 
@@ -75,7 +75,10 @@ class World:
 
     @property
     def platform(self) -> str:
-        """The key of baselines: GPU model, number of ranks, number of nodes if there are several, and backend."""
+        """The key of baselines: GPU model, number of ranks, number of nodes if there are several, and backend.
+
+        For example ``nvidia-h200-x4-nccl`` or ``cpu-x2-gloo``.
+        """
         models = sorted({device.model for device in self.devices}) or [str(DeviceKind.CPU)]
         model = "+".join(re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-") for model in models)
         nodes = f"-n{self.nodes}" if self.nodes > 1 else ""

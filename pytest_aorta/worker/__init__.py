@@ -1,4 +1,4 @@
-"""The rank side: the API that workloads and training scripts import.
+"""API for code that runs on ranks: workloads and training scripts import it.
 
 This package needs torch, so the pytest process never imports it.
 """

@@ -11,14 +11,14 @@ import torch
 from pytest_aorta.plan.workload.environment import CPU_KERNELS, cpu_field, is_allowed
 from pytest_aorta.worker.hashing import keys
 
-# Ids of tools that sys.monitoring has, from Python 3.12.
+# Tool ids of sys.monitoring, which exists from Python 3.12 on.
 _TOOLS = range(6)
 
 
 def python_tracer() -> str | None:
-    """Return the name of what traces this thread's Python code, such as coverage, cProfile or a debugger, or None.
+    """Return the name of this thread's Python tracer, such as coverage, cProfile or a debugger; None without a tracer.
 
-    A tracer is called at each line or call, so the steps take longer.
+    Python calls a tracer at each line or call, so the steps take longer.
     """
     for tracer in (sys.gettrace(), sys.getprofile()):
         if tracer is not None:
@@ -32,14 +32,18 @@ def python_tracer() -> str | None:
 def environment_facts(
     device: torch.device, *, bitwise_reproducible: bool | None = None, any_cpu: bool = False
 ) -> dict[str, str | int | float | bool | None]:
-    """Return versions, device model and numeric switches of this rank, as flat JSON values.
+    """Return versions, device model, numeric switches and environment variables of this rank, as flat JSON values.
 
-    ``bitwise_reproducible`` is whether a second launch computes the same bits. By default, that is assumed on CPU, and
-    on CUDA only under ``torch.use_deterministic_algorithms``.
+    The environment variables are those that a config may set.
 
-    ``any_cpu`` is whether CPU ranks compute the same bits on CPUs of every vendor, as long as the launch pins their
-    kernels. The kernels of ATen, MKL and oneDNN then do, except square roots of whole tensors, as in unfused
-    optimizers: MKL rounds these otherwise on Intel's CPUs than on AMD's. Compiled kernels depend on the CPU.
+    Args:
+        device: Device that the steps run on.
+        bitwise_reproducible: Whether a second launch computes the same bits; None assumes so on CPU, and on CUDA only
+            under ``torch.use_deterministic_algorithms``.
+        any_cpu: Whether CPU ranks compute the same bits on CPUs of every vendor if the launch pins their kernels.
+            If not, or if no kernels are pinned, the facts of a CPU rank include the CPU's vendor. Pinned kernels of
+            ATen, MKL and oneDNN compute the same bits, except square roots of whole tensors, as in unfused optimizers:
+            MKL rounds these differently on Intel and AMD CPUs. The bits of compiled kernels depend on the CPU.
     """
     deterministic = torch.are_deterministic_algorithms_enabled()
     if bitwise_reproducible is None:
@@ -67,7 +71,7 @@ def environment_facts(
             "nccl": ".".join(map(str, torch.cuda.nccl.version())),
             "tf32_matmul": torch.backends.cuda.matmul.allow_tf32,
         }
-    # Variables of the config or of the caller; inductor sets the folder of its cache itself.
+    # The config or the caller has set these variables; inductor itself sets the folder of its cache.
     given = (name for name in sorted(os.environ) if is_allowed(name) and name != "TORCHINDUCTOR_CACHE_DIR")
     facts |= {name: os.environ[name] for name in given}
     return facts

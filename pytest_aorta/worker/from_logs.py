@@ -1,4 +1,4 @@
-"""A rank's result from the files that its script logs."""
+"""Conversion of the files that a script logs into a rank's result."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from pytest_aorta.worker.timing.timer import Progress
 
 
 def adapted_result(adapters: Sequence[dict[str, Any]], rank_folder: Path) -> RankResult | None:
-    """Return the result of this rank, or None if only the first rank logs.
+    """Return the result of this rank; None on ranks other than 0 if only rank 0 logs.
 
     Args:
         adapters: the plan's adapters, one per rank.
+        rank_folder: the folder that contains this rank's ``output.log``.
 
     Raises:
-        AdapterError: The script did not log what the adapter reads.
+        AdapterError: The script's log is missing or does not match the adapter.
     """
     rank = int(os.environ["RANK"])
     document = adapters[rank]
@@ -43,7 +44,7 @@ def adapted_result(adapters: Sequence[dict[str, Any]], rank_folder: Path) -> Ran
     on_gpu = os.environ.get(variables.DEVICE) == DeviceKind.CUDA
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
     steps = len(found.step_times_ms)
-    # The script has no step timer; a rank that does not leave is reported with this count.
+    # The script has no step timer. If this rank does not exit, the report shows this number of steps.
     Progress.of_this_rank().advance(steps)
     return RankResult(
         passed=True,

@@ -29,8 +29,8 @@ from pytest_aorta.worker.telemetry import Telemetry, write_telemetry
 from pytest_aorta.worker.timing.canary import run_canary
 from pytest_aorta.worker.workload import Workload
 
-# Objects that stay alive until the rank's process exits. The destructor of ProcessGroupGloo joins threads and holds the
-# GIL meanwhile. A thread that frees the last collective needs the GIL, so destroying the group can deadlock.
+# Objects that stay alive until the rank's process exits. The destructor of ProcessGroupGloo holds the GIL while it
+# joins threads. A thread that frees the last collective needs the GIL, so destroying the group can deadlock.
 _kept: list[object] = []
 
 
@@ -77,6 +77,7 @@ def load_workload(target: dict[str, Any]) -> type[Workload]:
     """Import the workload's class, by module name or from its folder.
 
     Raises:
+        FileNotFoundError: The workload's folder has no ``__init__.py``.
         TypeError: The class that the yaml names is not a :class:`Workload`.
     """
     where = target["module"] or target["folder"]
@@ -91,7 +92,11 @@ def load_workload(target: dict[str, Any]) -> type[Workload]:
 
 
 def run_script(script: str, args: list[str]) -> None:
-    """Run a file or a dotted module as ``__main__`` with ``args``; its globals stay alive."""
+    """Run a file or a dotted module as ``__main__`` with ``args``, and keep its globals alive.
+
+    Raises:
+        SystemExit: The script exited with a code other than 0.
+    """
     sys.argv = [script, *args]
     try:
         if script.endswith(".py"):
@@ -107,9 +112,9 @@ def run_script(script: str, args: list[str]) -> None:
 
 
 def keep_process_groups() -> None:
-    """Keep this rank's process groups alive after they are left; the process exits without destroying them."""
+    """Keep this rank's process groups alive after the rank leaves them; the process exits without destroying them."""
     if dist.is_initialized():
-        # Only this private table lists every group. Without the table, the default group is kept.
+        # Only this private table lists every group. Without the table, only the default group is kept.
         groups = getattr(getattr(dist.distributed_c10d, "_world", None), "pg_map", {dist.group.WORLD: None})
         _kept.extend(groups)
 
@@ -122,7 +127,7 @@ def refuse_leaks(reference: dict[str, str] | None) -> None:
     """
     if reference is None or "checkout" not in reference:
         return
-    # In this project's own checkout, the package under test is also the version that all ranks run on purpose.
+    # All ranks run this package on purpose, which in this project's own checkout is also the code under test.
     for name, module in sorted(sys.modules.items()):
         file = getattr(module, "__dict__", {}).get("__file__")
         if not file or Path(file).resolve().is_relative_to(PACKAGE_ROOT):
@@ -147,11 +152,11 @@ def refuse_non_finite(result: RankResult) -> None:
 
 
 def finish(folder: Path, result: RankResult | None) -> None:
-    """Write the result, then wait for all ranks: a rank that leaves early closes its peers' connections.
+    """Write the result, then wait for all ranks: a rank that exits early closes its peers' connections.
 
-    The canary after the steps runs last, when all ranks have written their result. The canary is a collective, and a
-    rank that is late for it must be distinguished from a lost rank. Without a result, the file only says that the rank
-    ended well.
+    The canary after the steps runs last, when all ranks have written their results. The canary is a collective, and a
+    rank that arrives at it late must be distinguished from a lost rank. If the rank has no result, the file contains
+    only ``"measured": false``, which shows that the rank ended normally.
     """
     if result is None:
         write_json(folder / RESULT_FILE, {"measured": False})
@@ -174,7 +179,7 @@ def _write_result(folder: Path, result: RankResult) -> None:
 
 
 def _load_folder(name: str, folder: str) -> ModuleType:
-    # A prefixed name, since the user's folder may have the name of an installed package.
+    # The name has a prefix, since the user's folder may have the name of an installed package.
     full_name = f"aorta_own_workloads_{name}"
     path = Path(folder) / "__init__.py"
     spec = importlib.util.spec_from_file_location(full_name, path, submodule_search_locations=[folder])

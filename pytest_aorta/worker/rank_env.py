@@ -16,7 +16,15 @@ from pytest_aorta.plan.device_kind import BACKENDS, DeviceKind
 
 @dataclass(frozen=True)
 class RankEnv:
-    """Rank, world size, local rank, and the kind of device this rank computes on (``cuda`` or ``cpu``)."""
+    """The identity of this rank, its kind of device, and the timeout of its collectives.
+
+    Attributes:
+        rank: Number of this rank, from 0.
+        world_size: Number of ranks on all nodes.
+        local_rank: Number of this rank on its node, from 0; on ``cuda`` also the index of its GPU.
+        device_kind (str): Kind of device that this rank computes on, ``cuda`` or ``cpu``.
+        collective_timeout_s: Timeout of the default process group's collectives, in seconds.
+    """
 
     rank: int
     world_size: int
@@ -26,10 +34,13 @@ class RankEnv:
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> RankEnv:
-        """Read RANK, WORLD_SIZE, LOCAL_RANK and AORTA_DEVICE.
+        """Read RANK, WORLD_SIZE, LOCAL_RANK, AORTA_DEVICE and AORTA_COLLECTIVE_TIMEOUT_S.
+
+        Without AORTA_DEVICE, the device is ``cuda`` if torch finds a GPU. The timeout is 600 s by default.
 
         Raises:
-            RuntimeError: A variable is absent or not an integer, or the device is unknown.
+            RuntimeError: One of the first three variables is absent or not an integer, or the device is unknown.
+            ValueError: The timeout is not a number.
         """
         numbers = {name: _integer(environ, name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
         kind = environ.get(variables.DEVICE) or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -48,8 +59,14 @@ class RankEnv:
     def join(self, workload: str, *, min_world_size: int = 1) -> torch.device:
         """Join the default process group (NCCL on ``cuda``, gloo on ``cpu``) and return this rank's device.
 
+        On ``cuda`` the device becomes the current one.
+
+        Args:
+            workload: Name of the workload, for the error message.
+            min_world_size: Smallest number of ranks that the workload can run on.
+
         Raises:
-            RuntimeError: The world has fewer ranks than ``min_world_size``; the process group is not initialized then.
+            RuntimeError: The world has fewer ranks than ``min_world_size``; no process group is initialized.
         """
         if self.world_size < min_world_size:
             raise RuntimeError(

@@ -7,7 +7,7 @@ Three lines are enough::
     recorder.loss(loss)                         # after it
     recorder.weights(model)                     # at the end
 
-A script that is not changed is recorded by ``record_optimizer_steps``, called before the script runs.
+To record a script without a change to it, call ``record_optimizer_steps`` before the script runs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pytest_aorta.worker.timing.timer import StepTimer
 
 
 class Recorder:
-    """The measurements of a script on this rank; the launcher writes them when the script ends.
+    """Recorder of a script's measurements on this rank; pytest-aorta writes them to a file when the script ends.
 
     The first ``warmup`` steps (see :meth:`start`) run but are not recorded.
     """
@@ -48,7 +48,7 @@ class Recorder:
         self._is_warming_up = False
         self._weight_hashes: dict[str, str] = {}
         self._tensor_hashes: dict[str, TensorHashes] = {}
-        # A model that the script drops must not stay in memory.
+        # A weak reference: a model that the script drops must not stay in memory.
         self._model: Callable[[], torch.nn.Module | None] = lambda: None
         # Tensors stay tensors until the end: reading a number from the device would make the step wait.
         self._loss: list[float | torch.Tensor] = []
@@ -60,7 +60,14 @@ class Recorder:
     def start(self, device: torch.device | None = None, *, warmup: int = 0) -> None:
         """Set the device of the steps and the number of warm-up steps; collective.
 
-        Without this call, the first :meth:`step` uses this rank's current GPU, or the CPU on CPU ranks.
+        If the script does not call this method, the first :meth:`step` calls it with the defaults.
+
+        Args:
+            device: Device of the steps; None: this rank's current GPU, or the CPU on CPU ranks.
+            warmup: Number of first steps that are not recorded.
+
+        Raises:
+            RuntimeError: The recorder has already started.
         """
         if self._timer is not None:
             raise RuntimeError("recorder.start() was called twice, or after the first recorder.step()")
@@ -70,7 +77,11 @@ class Recorder:
 
     @contextmanager
     def step(self, *, tokens: int = 0) -> Iterator[None]:
-        """Time the body as one training step over ``tokens`` tokens of this rank."""
+        """Time the body as one training step over ``tokens`` tokens of this rank.
+
+        If tokens are given, the result has the metric ``tokens_per_s``: the tokens of all recorded steps, divided by
+        the sum of the steps' times.
+        """
         if self._timer is None:
             self.start()
         assert self._timer is not None
@@ -85,30 +96,35 @@ class Recorder:
         self._tokens += tokens
 
     def loss(self, value: float | torch.Tensor) -> None:
-        """Record the loss of the last step; a tensor of one element is read only at the end."""
+        """Record the loss of the last step; a tensor must have one element and is read only at the end.
+
+        Losses of warm-up steps are left out.
+        """
         self._series(self._loss, value)
 
     def grad_norm(self, value: float | torch.Tensor) -> None:
-        """Record the norm of the last step's gradients before clipping; a tensor is read only at the end."""
+        """Record the norm of the last step's gradients before clipping; handled as in :meth:`loss`."""
         self._series(self._grad_norm, value)
 
     def weights(self, model: torch.nn.Module) -> None:
-        """Record the hash of a model's weights after the last measured step so far; collective, outside of steps.
+        """Record the hash of a model's weights after the measured steps so far; collective; call it outside of steps.
 
         Raises:
             NotFinite: A loss, gradient norm or parameter of this rank is NaN or infinite.
+            RuntimeError: As in :func:`~pytest_aorta.worker.hash_parameters`.
+            ValueError: As in :func:`~pytest_aorta.worker.hash_parameters`.
         """
         steps = len(self._timer.step_times_ms()) if self._timer else 0
         rank = int(os.environ.get("RANK", "0"))
         self._model = weakref.ref(model)
-        # A loss is NaN before the weights are, so the loss has the first step.
+        # A loss is NaN before the weights are, so the loss shows the first bad step.
         refuse_series("loss", [float(value) for value in self._loss], rank, steps)
         refuse_series("gradient norm", [float(value) for value in self._grad_norm], rank, steps)
         refuse_parameters(model.named_parameters(), rank, f"after measured step {steps}")
         self.weight_hash(steps, hash_parameters(model.named_parameters()).hex)
 
     def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
-        """Return the parameters of the model that was hashed last, if the script still has the model."""
+        """Return the parameters of the model that :meth:`weights` hashed last; none if the script has dropped it."""
         model = self._model()
         return () if model is None else model.named_parameters()
 
@@ -122,7 +138,7 @@ class Recorder:
         self._metrics[name] = float(value)
 
     def weight_hash(self, step: int, value: str) -> None:
-        """Record the hash of the logical weights after ``step``."""
+        """Record ``value`` as the hash of the logical weights after measured step ``step``, counted from 1."""
         self._weight_hashes[str(step)] = value
 
     def tensor_hashes(self, kind: str, hashes: TensorHashes) -> None:
@@ -141,7 +157,7 @@ class Recorder:
         """Return everything recorded so far.
 
         Raises:
-            RuntimeError: The script never recorded a step.
+            RuntimeError: The script has recorded no step.
         """
         times = self._timer.step_times_ms() if self._timer else []
         if self._timer is None or not times:
@@ -183,11 +199,11 @@ recorder = Recorder()
 
 
 def record_optimizer_steps(*, warmup: int = 3, hash_weights: bool = False) -> None:
-    """Record the steps of the script that runs next in this process; call it before the script makes its optimizer.
+    """Record the steps of the script that runs next in this process; call this before the script makes its optimizer.
 
-    A step ends when the optimizer has stepped, so it includes loading its batch. The part before the optimizer's first
-    step and the part after its last are not recorded. If a script has several optimizers, the one that steps first
-    is followed.
+    A recorded step lasts from one step of the optimizer to the next, so it includes loading a batch. The time before
+    the optimizer's first step and the time after its last step are not recorded. If a script has several optimizers,
+    the recorder follows the optimizer that steps first.
 
     Args:
         warmup: Number of steps that are not recorded, after the optimizer's first one.
@@ -198,7 +214,7 @@ def record_optimizer_steps(*, warmup: int = 3, hash_weights: bool = False) -> No
 
 
 class Follower:
-    """Records a step at each step of one optimizer; torch calls it after each step of any optimizer."""
+    """Hook that records the steps of one optimizer; torch calls the hook after each step of any optimizer."""
 
     def __init__(self, recorder: Recorder, warmup: int, hash_weights: bool) -> None:
         self._recorder = recorder
@@ -210,25 +226,25 @@ class Follower:
         self._group: dist.ProcessGroup | None = None
 
     def __call__(self, optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
-        """End a step and begin the next, if ``optimizer`` is the one that is followed."""
+        """End a recorded step and begin the next, if ``optimizer`` is the followed optimizer."""
         if self._followed is None:
             self._followed = optimizer
         if optimizer is not self._followed:
             return
         if self._step is None:
             self._recorder.start(warmup=self._warmup)
-            # The destructor of gloo's group can deadlock, so a script that drops its last reference must not run it.
+            # Keep the group: gloo's destructor can deadlock, and would run when the script drops its last reference.
             self._group = dist.group.WORLD if dist.is_initialized() else None
         else:
             self._step.__exit__(None, None, None)
             self._num_steps += 1
             self._record_hash(self._num_steps - self._warmup)
-        # Left open after the optimizer's last step, so that the end of the script is not measured.
+        # After the optimizer's last step, this step stays open, so that the end of the script is not measured.
         self._step = self._recorder.step()
         self._step.__enter__()
 
     def _record_hash(self, measured: int) -> None:
-        # At powers of two, the cost stays small in a long run, and equal runs have hashes of the same steps.
+        # Hashes at powers of two cost little in a long run, and equal runs have hashes of the same steps.
         if self._hash_weights and measured > 0 and measured.bit_count() == 1:
             self._recorder.weight_hash(measured, hash_parameters(self._parameters()).hex)
 

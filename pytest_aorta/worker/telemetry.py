@@ -13,7 +13,7 @@ from pytest_aorta.result.folder import TELEMETRY_FILE
 from pytest_aorta.result.measurements import RankResult, StepOverlap
 from pytest_aorta.result.trace.overlap import OverlapCapture
 
-# A longer run keeps only every second, third, ... step; a lane with more segments loses its last ones.
+# A run with more steps keeps only every second, third, ... step; a lane with more segments loses its last segments.
 MAX_LINES = 5000
 MAX_SEGMENTS = 50
 
@@ -23,8 +23,8 @@ class Telemetry:
     """Facts of single measured steps that are not part of a result.
 
     Attributes:
-        series: one value per step by name, such as ``lr``.
-        captures: overlap and timeline of some steps, by step number from 0.
+        series: name, such as ``lr`` -> one value per measured step, in order.
+        captures: step number from 0 -> capture of this one step, with its overlap and timeline.
     """
 
     series: Mapping[str, Sequence[float]] = field(default_factory=dict)
@@ -34,18 +34,18 @@ class Telemetry:
 def write_telemetry(folder: Path, result: RankResult, telemetry: Telemetry) -> Path:
     """Write ``folder/telemetry.jsonl`` atomically and return its path.
 
-    A line has ``step`` (from 0), ``step_time_ms`` and, if known, ``loss``, ``grad_norm`` and the values of each series.
-    Lines of captured steps also have ``stream_ms`` by lane, ``utilisation`` (compute as a fraction of the step),
-    ``hidden_comm_ms``, ``exposed_comm_ms`` and ``segments``: ``[begin_ms, end_ms]`` by lane.
+    A line contains ``step`` (from 0), ``step_time_ms`` and, if known, ``loss``, ``grad_norm`` and the value of each
+    series. Lines of captured steps also contain ``stream_ms`` by lane, ``utilisation`` (compute as a fraction of the
+    step), ``hidden_comm_ms``, ``exposed_comm_ms`` and ``segments``: ``[begin_ms, end_ms]`` by lane.
 
     Raises:
-        ValueError: The length of a series differs from the number of steps.
+        ValueError: The length of a series differs from the number of steps, or a value is NaN or infinite.
     """
     num_steps = len(result.step_times_ms)
     for name, values in telemetry.series.items():
         if len(values) != num_steps:
             raise ValueError(f"telemetry of {name}: {len(values)} values for {num_steps} steps; they have to be equal")
-    # A script may record a loss in some steps only, and the result does not say in which.
+    # A script may record losses of only some steps, and the result does not contain the numbers of these steps.
     recorded = {"loss": result.loss, "grad_norm": result.grad_norm}
     columns = {name: values for name, values in recorded.items() if len(values) == num_steps} | dict(telemetry.series)
     lines = _lines(result.step_times_ms, columns, telemetry.captures)

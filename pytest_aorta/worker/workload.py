@@ -22,7 +22,8 @@ class Workload(ABC):
     Attributes:
         launch_mode: the way ranks are started; ``torchrun`` is the only mode.
         min_world_size: the smallest number of ranks that the workload can run on.
-        config: the defaults of ``default.yaml``, replaced by the test's own values, checked before the launch.
+        config: the value of every config key: the default in ``default.yaml``, or the value that a preset or the test
+            gives; checked before the launch.
     """
 
     launch_mode: ClassVar[str] = "torchrun"
@@ -33,7 +34,7 @@ class Workload(ABC):
 
     @abstractmethod
     def setup(self) -> None:
-        """Join the process group and allocate; raise RuntimeError below ``min_world_size`` ranks."""
+        """Join the process group and allocate memory; raise RuntimeError below ``min_world_size`` ranks."""
 
     @abstractmethod
     def run(self) -> RankResult:
@@ -49,7 +50,7 @@ class Workload(ABC):
         By default, these are the parameters of all modules that are attributes of the workload. Override this method
         if the workload keeps parameters elsewhere.
         """
-        # A wrapper and the module in it have the same parameters.
+        # A wrapper and the module in it have the same parameters, each of which is returned once.
         found: dict[int, tuple[str, torch.Tensor]] = {}
         for attribute, value in vars(self).items():
             if isinstance(value, torch.nn.Module):

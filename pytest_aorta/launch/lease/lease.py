@@ -1,9 +1,9 @@
 """Leases on the host's devices and CPU slots, shared fairly by every pytest process of one user.
 
-Each request is one file, a claim, numbered in order of arrival and locked with ``flock`` by its process: the kernel
-releases the lock when the last process that has the file open dies. The claim's file also lists the resources that it
-holds, so a claim takes all of its resources or none in one write, and no process waits for one lock while it holds
-another: requests can't deadlock. (A test that asks for a second lease while it holds one times out after ``wait_s``.)
+Each request is a claim: one file, numbered in order of arrival and locked with ``flock`` by the requesting process. The
+kernel releases the lock when the last process that has the file open dies. The file also lists the resources that the
+claim holds, so one write takes all of them or none. No process waits for one lock while it holds another, so requests
+can't deadlock. (A test that asks for a second lease while it holds one times out after ``wait_s``.)
 
 Claims are read and written while holding one lock, the gate, for about a millisecond or less.
 """
@@ -28,7 +28,7 @@ MAX_OVERTAKES = 4
 POLL_S = 0.01
 # A guard whose pytest has died ends its launch within 12.5 s.
 STOP_S = 20.0
-# A change of bad marks is noticed within LOOK_S; every other change that matters to a waiting request within POLL_S.
+# A waiting request notices a change of bad marks within LOOK_S, and every other change that matters within POLL_S.
 LOOK_S = 1.0
 
 
@@ -41,7 +41,7 @@ class Lease:
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """Descriptors for a child's ``pass_fds``, which then holds the lease as well; empty once released."""
+        """Descriptors for ``pass_fds`` of a child process, which then also holds the lease; empty once released."""
         return self._fds
 
     def release(self) -> None:
@@ -77,8 +77,8 @@ def lease(
         owner: Name of the test, for messages.
 
     Raises:
-        LeaseError: The pool is smaller than ``count``, or has fewer working resources; the resources were not free
-            within ``wait_s``, and the message names the holders; or the lease folder can't be used.
+        LeaseError: The pool repeats a resource, or has fewer than ``count`` resources that work; the resources were not
+            free within ``wait_s``, and the message names the holders; or the lease folder can't be used.
     """
     claim = Claim(owner[:MAX_TEXT], os.getpid(), tuple(pool), count, exclusive)
     _refuse_impossible(claim)
@@ -100,10 +100,10 @@ def lease(
 
 
 class Orphans:
-    """Launches whose pytest is dead. Its guard then ends the launch; this class does so where the guard can't.
+    """Launches whose pytest is dead. The guard then ends its launch; this class ends launches whose guard can't.
 
-    A launch is ended at once if its claim is free, because then its guard is dead too, and after ``STOP_S`` if not:
-    something, such as SIGSTOP, then keeps its guard from working.
+    If the claim of a launch is free, its guard is dead too, and the launch is ended at once. Otherwise the launch is
+    ended after ``STOP_S``, since something, such as SIGSTOP, keeps its guard from working.
     """
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class Orphans:
         self._look_s = 0.0
 
     def end(self, folder: ClaimFolder) -> None:
-        """End processes of launches whose time is over; looks every ``LOOK_S`` only."""
+        """End processes of launches whose time is over; look at most once in ``LOOK_S``."""
         now_s = time.monotonic()
         if now_s < self._look_s:
             return
@@ -144,7 +144,7 @@ def mark_bad(resource: str, reason: str, folder: Path | None = None) -> None:
 
 
 def clear_bad(resource: str, folder: Path | None = None) -> None:
-    """Make ``resource`` available again; does nothing where the resource is not marked."""
+    """Make ``resource`` available again; do nothing if the resource is not marked."""
     with ClaimFolder.opened(folder) as opened, opened.gate():
         opened.write_bad({name: reason for name, reason in opened.bad().items() if name != resource})
 

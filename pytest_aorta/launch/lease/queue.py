@@ -27,7 +27,7 @@ GATE = "gate"
 BAD = "bad.json"
 CLAIM_SUFFIX = ".claim"
 OVERTAKEN = "overtaken"
-# Lines of a launch with the claim's resources: before its first process, and when its last process is gone.
+# Lines about a launch on the claim's resources: written before its first process, and after its last process is gone.
 LAUNCH, ENDED = "launch ", "ended "
 GATE_POLL_S = 0.001
 # A gate that stays locked for longer belongs to a stopped process.
@@ -57,7 +57,7 @@ class Claim:
         overtaken: Number of competing requests that came later and were served first.
         resources: Names of the resources held; empty while the claim waits.
         since_s: Unix time in seconds at which the resources were taken.
-        run_dirs: Run folders of launches whose last process was not known to be gone.
+        run_dirs: Run folders of launches that may still have processes.
     """
 
     owner: str
@@ -84,7 +84,8 @@ def default_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """Return the folder named by AORTA_LEASE_DIR, or a folder of this user in /tmp.
 
     XDG_RUNTIME_DIR and TMPDIR are not used: they differ between a user's processes (a login, cron, CI), which would
-    not see each other's claims, and the former is deleted when the last login ends, with jobs still running.
+    then not read each other's claims. XDG_RUNTIME_DIR is also deleted when the last login ends, even if jobs still
+    run.
     """
     return Path(environ.get(variables.LEASE_DIR) or f"/tmp/aorta-{os.geteuid()}")  # noqa: S108 - its owner is checked
 
@@ -93,7 +94,7 @@ class ClaimFolder:
     """The opened and checked lease folder; claims are opened relative to ``fd``, so that nobody can swap the folder.
 
     Attributes:
-        orphaned: Names of claims that nobody holds any more, whose launches still have processes; set by ``claims``.
+        orphaned: Names of claims that no process holds but whose launches still have processes; set by ``claims``.
     """
 
     def __init__(self, path: Path, fd: int) -> None:
@@ -175,14 +176,14 @@ class ClaimFolder:
     def claims(self) -> dict[str, Claim]:
         """Return the claims by file name, in order of arrival.
 
-        Claims are deleted when the processes that hold them are dead, and so are the processes of their launches.
+        A claim is deleted once all processes that hold it and all processes of its launches are dead.
         """
         self.orphaned = set()
         read = ((name, self._read(name)) for name in self.claim_names())
         return {name: claim for name, claim in read if claim}
 
     def open_others(self, mine: str) -> dict[int, int]:
-        """Return descriptors, which the caller closes, and current sizes of all other claims that a process holds."""
+        """Return the current size of each other claim that a process holds, by descriptor; the caller closes these."""
         others = {}
         for name in self.claim_names():
             if name != mine and name not in self.orphaned:
@@ -256,7 +257,7 @@ def _parse(data: bytes, name: str) -> Claim | None:
     Raises:
         UnreadableFile: The content is not that of a claim.
     """
-    # Text after the last line end comes from a failed write, whose process withdraws the claim.
+    # Leave out text after the last line end: its write has failed, and the writing process withdraws the claim.
     lines = data.decode("utf-8", "replace").split("\n")[:-1]
     if not lines:
         return None
@@ -288,7 +289,7 @@ def append_line(fd: int, line: str) -> None:
 
 
 def record_launch(fd: int, run_dir: Path) -> None:
-    """Record in a claim, before the guard starts, the launch whose processes may outlive everyone who holds the claim.
+    """Record a launch in a claim before the guard starts: its processes may outlive every process that holds the claim.
 
     Raises:
         OSError: The line could not be written.
@@ -297,7 +298,7 @@ def record_launch(fd: int, run_dir: Path) -> None:
 
 
 def record_end(fd: int, run_dir: Path) -> None:
-    """Record in a claim that no process of a launch is left; otherwise the next request looks for them."""
+    """Record in a claim that no process of a launch is left; otherwise the next request looks for processes."""
     with suppress(OSError):
         append_line(fd, ENDED + json.dumps(str(run_dir)))
 

@@ -15,9 +15,9 @@ CPU_SLOTS_PER_CORE = 2
 
 
 class LeasedWorld:
-    """A world whose lease is taken when the world is first asked for.
+    """A world whose lease is taken when the world is first requested.
 
-    With ``exclusive``, no other launch of this user runs on the host meanwhile, which timing needs.
+    With ``exclusive``, no other launch of this user runs on the host during the lease, as timing requires.
     """
 
     def __init__(

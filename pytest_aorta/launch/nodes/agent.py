@@ -1,8 +1,8 @@
 """The node agent, ``aorta agent``: one node's part of launches over several nodes.
 
 The agent connects to node 0, receives a plan, runs the plan under a guard of this node, and sends back the ranks'
-files. Ranks are ended when node 0 asks for it or is lost. No shared file system is needed: ranks write to a folder of
-this node, which is deleted when node 0 has received every file.
+files. The agent ends the ranks when node 0 asks for it or is lost. No shared file system is needed: ranks write to a
+folder of this node, which is deleted when node 0 has received every file.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Agent:
 
     @contextmanager
     def outliving_sigterm(self) -> Iterator[None]:
-        """On SIGTERM, end the ranks first and this process when their files have been sent.
+        """On SIGTERM, end the ranks first, and this process only after their files have been sent.
 
         srun sends SIGTERM when an agent has died on another node.
         """
@@ -115,7 +115,10 @@ class Agent:
     def connect(self, stack: ExitStack) -> Wire:
         """Connect to node 0, within ``join_timeout_s``; ``stack`` closes the connection.
 
-        Node 0 closes connections while too many of others wait to prove the token, which only trying again overcomes.
+        Node 0 closes a connection if too many others wait to prove the token, so this method tries again.
+
+        Raises:
+            NodeZeroLost: Node 0 can't be reached within that time, or has a different token.
         """
         deadline_s, pause_s = time.monotonic() + self.join_timeout_s, RETRY_S
         while True:
@@ -125,7 +128,7 @@ class Agent:
                 if isinstance(error, WrongToken) or time.monotonic() + pause_s > deadline_s:
                     where = f"{self.endpoint[0]}:{self.endpoint[1]}"
                     raise NodeZeroLost(f"node 0 can't be reached at {where}: {error}") from None
-            # Agents of many nodes start together, and must not come together each time.
+            # Agents of many nodes start together, and must not try again together.
             time.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - not a secret
             pause_s = min(2 * pause_s, MAX_RETRY_S)
 
@@ -214,7 +217,7 @@ class Agent:
     def prepared(self, wire: Wire, plan: LaunchPlan, leases: ExitStack) -> LaunchPlan:
         """Return the plan on this node's devices.
 
-        A thread looks for them, since sleeping devices can take longer to answer than node 0 waits for a heartbeat.
+        A thread looks for the devices: sleeping devices can take longer to answer than node 0 waits for a heartbeat.
         """
         with ThreadPoolExecutor(1) as pool:
             found = pool.submit(self.on_this_node, plan, leases)
@@ -223,7 +226,7 @@ class Agent:
         return found.result()
 
     def on_this_node(self, plan: LaunchPlan, leases: ExitStack) -> LaunchPlan:
-        """Return the plan with leased devices of this node; node 0's devices have been leased by pytest."""
+        """Return the plan with leased devices of this node; pytest has already leased node 0's devices."""
         if self.rank == 0:
             return plan
         world = plan.world
@@ -289,7 +292,7 @@ def refuse_absent(plan: LaunchPlan) -> None:
 
 
 def started_ranks(plan: LaunchPlan) -> dict[int, dict[str, int]]:
-    """Return the process id and the number of measured steps entered, of each rank that has started on this node."""
+    """Return, by rank, the process id and the number of measured steps entered, for ranks that have started here."""
     ranks = {}
     for mark in (plan.run_dir / RANKS_FOLDER).glob(f"*/{PID_FILE}"):
         with suppress(OSError, ValueError):

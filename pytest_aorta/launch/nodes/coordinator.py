@@ -31,7 +31,7 @@ from pytest_aorta.launch.process.guard import IGNORED, PR_SET_CHILD_SUBREAPER, d
 from pytest_aorta.result.folder import AGENT_FILE
 
 TICK_S = 0.25
-# Every node's guard stops its ranks within 12.5 s; the remaining time is for sending their files.
+# Every node's guard stops its ranks within 15.5 s; the remaining time is for sending their files.
 STOP_S = 45.0
 LAUNCHER_END_S = 5.0
 TERM_S = 2.0
@@ -89,7 +89,7 @@ class Coordinator:
         }
 
     def start_launcher(self) -> None:
-        """Start one node agent per node, or only node 0's where node agents already wait on the other nodes."""
+        """Start one node agent per node, or only node 0's if node agents already wait on the other nodes."""
         endpoint = endpoint_text(*self.listener.getsockname()[:2])
         join = f"--join-timeout={self.spec['join_timeout_s']:g}"
         agent = [sys.executable, "-P", "-m", "pytest_aorta.cli", "agent", join, "--connect", endpoint]
@@ -172,8 +172,8 @@ class Coordinator:
         ready = select.select(sources, [], [], TICK_S)[0]
         if self.spec["lifeline_fd"] in ready:
             raise ParentGone
-        # Nodes come before strangers: the messages of a stranger that becomes a node have been read by then, and
-        # reading again would block.
+        # Read nodes before strangers: when a stranger becomes a node, its messages have already been read, and reading
+        # again would block.
         for node in self.nodes.values():
             if node.is_running and node.wire in ready:
                 node.read(self.run_dir, self.spec["world_size"])
@@ -184,10 +184,10 @@ class Coordinator:
         self.keep_time()
 
     def accept(self) -> None:
-        """Accept a connection, which is not authenticated yet, in place of the oldest of too many such connections."""
+        """Accept a connection that is not authenticated yet; if there are too many of these, close the oldest."""
         with suppress(OSError, WireError):
             connection, _ = self.listener.accept()
-            # The oldest one: a node agent proves the token in milliseconds, and tries again if it had no chance to.
+            # Close the oldest: a node agent proves the token in milliseconds, and connects again if closed too early.
             unproven = [wire for wire in self.strangers if not wire.is_authenticated]
             for wire in unproven[: max(0, len(unproven) - MAX_STRANGERS + 1)]:
                 self.refusal = f"; {len(unproven)} connections, the oldest from {wire.peer}, proved no token"
@@ -211,7 +211,7 @@ class Coordinator:
                 self.nodes[node.rank] = node
 
     def keep_time(self) -> None:
-        """Send heartbeats, give up silent connections, and look after the launcher."""
+        """Send heartbeats, give up silent connections, and check whether the launcher has ended."""
         now_s = time.monotonic()
         for wire in [wire for wire, since_s in self.strangers.items() if now_s - since_s > LOST_S]:
             del self.strangers[wire]
@@ -237,7 +237,7 @@ class Coordinator:
         return str(failed[0].outcome["reason"]), failed[0].outcome["agent_status"], ""
 
     def close(self) -> None:
-        """Close every connection: node agents end the ranks that still run, and delete files that have arrived here."""
+        """Close every connection; node agents then end their running ranks, and delete files that have arrived here."""
         for node in self.nodes.values():
             if node.outcome:
                 node.send({"type": "bye"})
@@ -248,7 +248,7 @@ class Coordinator:
             self.listener.close()
 
     def keep_failures(self) -> None:
-        """Merge the nodes' exit codes and logs into the files that a launch on one node has."""
+        """Merge the nodes' exit codes and logs into the files that a launch on one node writes."""
         failures = [failure for node in self.nodes.values() for failure in node.failures(self.run_dir)]
         with suppress(OSError):  # a full disk must not hide the verdict
             if failures:
@@ -273,7 +273,7 @@ class Coordinator:
         return sorted(self.alive())
 
     def wait_for_none(self, limit_s: float) -> None:
-        """Wait until no descendant is left, at most ``limit_s``."""
+        """Wait until no descendant is left, at most ``limit_s`` seconds."""
         deadline_s = time.monotonic() + limit_s
         while self.alive() and time.monotonic() < deadline_s:
             time.sleep(0.02)
@@ -291,7 +291,7 @@ class Coordinator:
         return NodeFailed("node_launcher", f"node launcher {command} {what}{self.refusal}")
 
     def present(self) -> str:
-        """Return how many node agents have connected, and from which hosts."""
+        """Return the number of node agents that have connected, and their hosts, as text."""
         hosts = ", ".join(f"node {rank} ({node.hello['host']})" for rank, node in sorted(self.nodes.items()))
         return f"{len(self.nodes)} of {self.spec['num_nodes']} nodes had an agent here" + (
             f": {hosts}" if hosts else ""

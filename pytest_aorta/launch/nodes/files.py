@@ -14,7 +14,7 @@ FLIGHT_BYTES = 64 << 20
 TELEMETRY_BYTES = 64 << 20
 TRACE_BYTES = 64 << 20
 MARK_BYTES = 1 << 16
-# Name -> bytes at most. The end of a log is sent, and the beginning of every other file.
+# Name -> largest number of bytes to send: the end of a log, the beginning of every other file.
 _RANK_FILES = {
     folder.PID_FILE: MARK_BYTES,
     folder.MARKS_FILE: MARK_BYTES,

@@ -31,15 +31,15 @@ from pytest_aorta.plan.profiler import ProfilerSchedule
 from pytest_aorta.plan.workload.declaration import WorkloadSpec
 from pytest_aorta.plan.world import Device, World
 
-# The first variable that is set gives this node's number: ours, Slurm's, that of a Kubernetes Indexed Job.
+# The first variable that is set gives this node's number: ours, Slurm's, or that of a Kubernetes Indexed Job.
 NODE_RANK_VARIABLES = (variables.NODE_RANK, "SLURM_NODEID", "JOB_COMPLETION_INDEX")
 
 
 def node_group(options: Options, num_nodes: int) -> NodeGroup | None:
-    """Return how a launch starts its node agents on ``num_nodes`` nodes; None for one node.
+    """Return the node group of a launch on ``num_nodes`` nodes; None for one node.
 
     Raises:
-        LaunchError: Other nodes can't reach this node by its address, found or given.
+        LaunchError: Other nodes can't reach this node at the address that was found or given.
     """
     if num_nodes == 1:
         return None
@@ -50,11 +50,11 @@ def node_group(options: Options, num_nodes: int) -> NodeGroup | None:
 
 
 def own_address(host: str, *, given: bool) -> str:
-    """Return this machine's address of the name ``host``, IPv4 where there is one.
+    """Return this machine's address to which the name ``host`` resolves, IPv4 if there is one.
 
     Raises:
-        LaunchError: The name has no address, or an address of another machine; or, unless the name was ``given`` by
-            the user, an address that only this machine reaches.
+        LaunchError: The name has no address, or the address belongs to another machine, or it is a loopback address and
+            the user has not ``given`` the name.
     """
     remedy = "set the ini key aorta_rdzv_endpoint=ADDRESS[:PORT] to this machine's address in the network of the nodes"
     try:
@@ -116,7 +116,7 @@ def _version(name: str) -> str:
 
 
 def plan_to_json(plan: LaunchPlan) -> dict[str, Any]:
-    """Return the part of a plan that a node agent needs; the rest belongs to its own node."""
+    """Return the part of a plan that a node agent needs; the rest applies to node 0 only."""
     return {
         "name": plan.name,
         "spec": plan.spec and asdict(plan.spec) | {"folder": str(plan.spec.folder)},
@@ -164,7 +164,7 @@ def plan_from_json(data: Mapping[str, Any], run_dir: Path) -> LaunchPlan:
     """Return the plan of :func:`plan_to_json`, with a run folder of this node.
 
     Raises:
-        LaunchError: Node 0 has sent no such plan.
+        LaunchError: The data are not such a plan.
     """
     try:
         return _plan(data, run_dir)

@@ -25,7 +25,7 @@ def endpoint_text(address: str, port: int) -> str:
 
 
 def interface_of(address: str) -> str | None:
-    """Return the name of this machine's network interface with an IPv4 ``address``; None where no interface has it."""
+    """Return the name of this machine's network interface with the IPv4 ``address``; None if there is none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             try:

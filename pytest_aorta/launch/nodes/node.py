@@ -38,7 +38,7 @@ _MAX_OWN_BYTES = 1 << 24
 
 
 class NodeFailed(Exception):
-    """A launch over nodes can't continue; ``reason`` is one of ``LaunchOutcome``'s."""
+    """A launch over nodes can't continue; ``reason`` is a value of ``EndReason``."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
@@ -221,7 +221,7 @@ def admitted(wire: Wire, hello: dict[str, Any], spec: Mapping[str, Any], nodes: 
 
     Raises:
         NodeFailed: The launcher has started too many agents, or the agent has another version.
-        WireError: The message is no hello of a node agent.
+        WireError: The message is not a hello of a node agent.
     """
     check_message(hello, ("hello",))
     node = Node(hello["node_rank"], wire, hello)

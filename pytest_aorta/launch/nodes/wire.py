@@ -31,10 +31,10 @@ MAC_BYTES = 32
 MAX_MESSAGE_BYTES = 4 << 20
 # The part of a file that one message carries; base64 adds a third.
 CHUNK_BYTES = 1 << 20
-# Both sides send a heartbeat this often, and give the other side up after LOST_S without a message.
+# Each side sends a heartbeat every HEARTBEAT_S, and gives the other side up after LOST_S without a message.
 HEARTBEAT_S = 1.0
 LOST_S = 10.0
-# Messages received and not yet taken; the sender waits while there are more.
+# Limit of messages that were received and not yet taken; the sender waits at the limit.
 MAX_WAITING = 8
 
 
@@ -71,7 +71,7 @@ class Wire:
         self._is_closed = False
         self._event = os.eventfd(0)
         self._has_greeted = threading.Event()
-        # A Connection reads and writes the plain descriptor: the socket has to block, and the kernel keeps the limit.
+        # A Connection reads and writes the plain descriptor: the socket has to block, and the kernel enforces limits.
         connection.settimeout(None)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(LOST_S), 0))
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -27,11 +27,11 @@ from pytest_aorta.launch.process.warm_agent import WarmAgent, fork, run_and_exit
 from pytest_aorta.launch.sweep import mark_this_process
 
 CUDA_PROOF_S = 60.0
-# A cold network disk takes minutes.
+# Importing from a cold network disk takes minutes.
 IMPORT_S = 200.0
 # Answers of a child that has tried an import: the server may import the module too, or must not.
 IMPORTED, KEPT_OUT = "imported", "kept out"
-# torch._dynamo is imported by the constructor of AdamW.
+# The constructor of AdamW imports torch._dynamo.
 PRELOADED = ("torch", "torch._dynamo", "torch.distributed.fsdp", "pytest_aorta.worker.lifecycle")
 
 
@@ -68,7 +68,7 @@ class ForkServer:
                 raise ValueError(f"request {request!r} is unknown; allowed are check, prove_cuda, preload and launch")
 
     def problem(self) -> str | None:
-        """Return the reason why this process must not be forked; None where it may be."""
+        """Return the reason why this process must not be forked; None if it may be forked."""
         import torch
 
         if (count := num_threads()) > self.num_threads_allowed:
@@ -76,7 +76,7 @@ class ForkServer:
         return "it has initialized CUDA" if torch.cuda.is_initialized() else None
 
     def preload(self, modules: list[str]) -> str | None:
-        """Import modules that a workload's ranks need; return the reason why one can't be imported, or None.
+        """Import modules that a workload's ranks need; return the reason why a module can't be imported, or None.
 
         A forked child tries each import first. A module that starts a thread or a process, as Inductor does on some
         machines, is left for the ranks to import: a fork would lose the thread.
@@ -147,7 +147,7 @@ def children() -> set[str]:
 
 
 def cuda_problem(environ: dict[str, str]) -> str | None:
-    """Return why a forked child can't use the devices, or None; ``torch.cuda.is_initialized`` misses some causes."""
+    """Return why a forked child can't use the devices, or None. ``torch.cuda.is_initialized`` misses some causes."""
     text = answer_of_child(partial(_allocate, environ), CUDA_PROOF_S)
     return None if text == "allocated" else f"a forked child can't allocate on the device: {text}"
 

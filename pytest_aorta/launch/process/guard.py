@@ -1,10 +1,10 @@
-"""The guard: the process between pytest and torchrun that stops a launch and proves that no process of it is left.
+"""The guard: the process between pytest and torchrun that stops a launch and proves that none of its processes is left.
 
 Cold launches run the guard as a file, ``python -I -S guard.py SPEC``, with the standard library only, so that it starts
-in 0.02 s. In a warm launch the fork server forks the guard, and an agent of its own takes torchrun's place. The guard
-is the sub-reaper of every process that it starts: a daemonized grandchild becomes its child when the parent dies. It
-watches the agent, a lifeline pipe whose other end closes with pytest (a byte in the pipe asks for a stop), and files
-that ranks write into the run folder. Its verdict goes to pytest over a pipe, which works on a full disk too.
+in 0.02 s. In a warm launch the fork server forks the guard, and warm_agent.py takes torchrun's place. The guard is the
+sub-reaper of every process that it starts: a daemonized grandchild becomes the guard's child when its parent dies. The
+guard watches the agent, a lifeline pipe whose other end closes with pytest (a byte in the pipe asks for a stop), and
+files that ranks write into the run folder. Its verdict goes to pytest over a pipe, which also works on a full disk.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 
 # A copy of common.variables.GUARD_PID: this program runs without the package. A test compares the two.
 GUARD_PID_VARIABLE = "AORTA_GUARD_PID"
-# A copy of result.folder.AGENT_FILE, likewise.
+# A copy of result.folder.AGENT_FILE, for the same reason.
 AGENT_FILE = "agent.json"
 # The states of a process that has ended and that its parent has not waited for.
 ENDED = ("Z", "X")
@@ -37,7 +37,7 @@ STACKS_S = 0.5
 PY_SPY_S = 3.0
 TERM_S = 2.0
 KILL_S = 10.0
-# torchrun reports ranks that failed within this time; only a rank that exited with code 0 is noticed by nobody else.
+# Within this time torchrun reports ranks that failed. Nothing but the guard notices a rank that exited with code 0.
 GONE_S = 5.0
 LOOK_S = 0.5
 LOG_BYTES = 1 << 16
@@ -127,7 +127,7 @@ class Guard:
         return None
 
     def leave_exit_codes(self) -> None:
-        """Write how ranks ended that the agent has not waited for, in the agent's place: it may be stopped."""
+        """Write the exit codes of ranks that the agent has not waited for, since the agent may be stopped."""
         failures = [
             {"rank": int(folder.name), "exit_code": code} for folder in self.started() if (code := exit_code(folder))
         ]
@@ -137,7 +137,7 @@ class Guard:
                 path.write_text(json.dumps({"failures": failures}), encoding="utf-8")
 
     def is_stopping(self) -> bool:
-        """Return whether torchrun has noticed a failed rank and stops the others, for up to 30 s."""
+        """Return whether torchrun has noticed a failed rank and is stopping the others, which takes up to 30 s."""
         with suppress(OSError):
             return "closing signal" in _tail(self.agent_log)
         return False
@@ -169,7 +169,7 @@ class Guard:
         self.wait_for_none(STACKS_S)
 
     def dump_native_stacks(self) -> None:
-        """Keep py-spy's stacks of every rank, which include threads without Python, where py-spy is installed."""
+        """Keep py-spy's stacks of every rank, including threads without Python, if py-spy is installed."""
         if self.spec["py_spy"] is None:
             return
         deadline_s = time.monotonic() + PY_SPY_S
@@ -255,7 +255,7 @@ def is_gone(folder: Path) -> bool:
     with suppress(OSError):
         if fields_of(pid)[0] not in ENDED:
             return False
-    # Read last: a rank writes these files before it ends.
+    # Look for these files last: a rank writes them before it ends.
     return not (folder / "result.json").exists() and not (folder / "error.json").exists()
 
 
@@ -269,18 +269,18 @@ def exit_code(folder: Path) -> int | None:
 
 
 def fields_of(pid: int) -> list[str]:
-    """Return a process's fields in ``/proc`` from the third one on, its state.
+    """Return the fields of ``/proc/PID/stat``, from the third field, the process's state, on.
 
     Raises:
         OSError: There is no such process.
     """
     text = Path("/proc", str(pid), "stat").read_bytes()
-    # The command's name can contain spaces and parentheses: fields are counted from the last parenthesis.
+    # The command's name can contain spaces and parentheses: count fields from the last parenthesis.
     return text[text.rindex(b")") + 2 :].decode("ascii", "replace").split()
 
 
 def _tail(path: Path) -> str:
-    """Return the end of a regular file, opened as common.regular does, which this program can't import."""
+    """Return the end of a regular file, opened as in common.regular, which this program can't import."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW)
     try:
         status = os.fstat(fd)

@@ -19,8 +19,8 @@ from pytest_aorta.result.folder import IN_FLIGHT_FILE
 def leave_last_words(folder: Path, stacks: IO[str]) -> None:
     """Install a SIGTERM handler that writes ``stacks`` and ``folder/collectives.json``, then ends the process.
 
-    A thread writes them, woken by the C handler, since the main thread may wait in a collective forever. Forked
-    children get the default action back.
+    The C handler wakes a thread that writes both files, since the main thread may wait in a collective forever. Forked
+    children get SIGTERM's default action back.
     """
     read_fd, write_fd = os.pipe()
     os.set_blocking(write_fd, False)
@@ -31,7 +31,7 @@ def leave_last_words(folder: Path, stacks: IO[str]) -> None:
 
 
 def _await_sigterm(read_fd: int, folder: Path, stacks: IO[str]) -> None:
-    # Every signal with a Python handler writes its number.
+    # Every signal with a Python handler writes its number into the pipe.
     while os.read(read_fd, 1)[0] != signal.SIGTERM:
         pass
     with suppress(OSError):

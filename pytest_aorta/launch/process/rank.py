@@ -48,7 +48,7 @@ def main(run_dir: Path) -> None:
         stream.flush()
     if os.environ.get(variables.PROFILER) in WRAPPERS:
         sys.exit(exit_code)  # these profilers write their traces when the process exits normally
-    # Threads of NCCL and gloo would outlive main, and have aborted processes after success.
+    # Threads of NCCL and gloo would outlive main; such threads have aborted processes that had succeeded.
     os._exit(exit_code)
 
 

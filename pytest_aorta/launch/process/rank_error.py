@@ -1,4 +1,4 @@
-"""Writes the error that ended a rank, from the first frame of the rank's own code on."""
+"""Report of the error that ended a rank, from the first frame of the rank's own code on."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _MAX_TRACEBACK = 20_000
 def write_error(folder: Path, error: BaseException) -> None:
     """Write the error to standard error and to the rank's folder, with its time in nanoseconds.
 
-    torchrun orders failures by whole seconds. The frames that started the rank's code are left out; the file has them
-    in ``full_traceback``.
+    torchrun orders failures by whole seconds only. The frames that started the rank's code are left out, except in the
+    file's ``full_traceback``.
     """
     time_ns = time.time_ns()
     text = shown_traceback(error)
@@ -39,14 +39,14 @@ def write_error(folder: Path, error: BaseException) -> None:
 
 
 def exit_message(error: SystemExit) -> str:
-    """Return what the interpreter writes when a script exits: nothing for an exit code, else the text given."""
+    """Return the text that the interpreter writes when a script exits: none for an exit code, else the given text."""
     return "" if error.code is None or isinstance(error.code, int) else f"{error.code}\n"
 
 
 def shown_traceback(error: BaseException) -> str:
-    """Return the traceback from the first frame on that is not of the harness; the message alone without such a frame.
+    """Return the traceback from the first frame outside of the harness on; without such a frame, only the message.
 
-    The same holds for the errors that led to this one.
+    The tracebacks of the errors that led to this error are shortened in the same way.
     """
     found = traceback.TracebackException.from_exception(error)
     _drop_harness(found)

@@ -1,7 +1,7 @@
 """The torchrun agent, ``python -m pytest_aorta.launch.process.torchrun RUN_DIR ARGS...``.
 
-The program runs torchrun, and writes the exit code of every rank that failed on its own to ``agent.json``: torchrun
-reports exit codes only in its log.
+The program runs torchrun, and writes the exit code of every failed rank to ``agent.json``: torchrun reports exit codes
+only in its log.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
 
 
 def die_with_guard(guard_pid: int) -> None:
-    """End this process when the guard ends, where a profiler has been started in between; ranks die with this process.
+    """End this process when the guard ends, even if a profiler runs between the two; ranks die with this process.
 
     Without a profiler this process is the guard's child, and the kernel kills it with its parent. With a profiler the
     parent is the profiler's launcher, which may end before the ranks do.
@@ -63,7 +63,7 @@ def die_with_guard(guard_pid: int) -> None:
 
 
 def serve_rendezvous() -> object:
-    """Serve the nodes' rendezvous at the inherited socket, on node 0 of several nodes; None elsewhere."""
+    """Serve the nodes' rendezvous at the inherited socket and return the store; None unless on node 0 of several."""
     fd = os.environ.pop(variables.STORE_FD, None)
     if fd is None:
         return None

@@ -21,12 +21,12 @@ from pytest_aorta.launch.process.guard import die_with
 from pytest_aorta.result.folder import AGENT_FILE
 
 TERM_S = 2.0
-# Only ranks of this host find each other through it.
+# Only ranks of this host find each other through this address.
 HOST = "127.0.0.1"
 
 
 class Stopped(BaseException):
-    """Raised on SIGTERM: the guard ends the launch."""
+    """Raised on SIGTERM, with which the guard ends the launch."""
 
 
 class WarmAgent:
@@ -40,7 +40,7 @@ class WarmAgent:
         self.store: object = None
 
     def main(self) -> int:
-        """Run the ranks and return torchrun's exit code: 0, 1 where a rank failed, 143 where the guard stopped it."""
+        """Run the ranks and return torchrun's exit code: 0, 1 if a rank failed, 143 if the guard stopped it."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, _raise_stopped)
         try:
@@ -51,7 +51,7 @@ class WarmAgent:
             return 128 + signal.SIGTERM
         if not self.failures:
             return 0
-        # The file contains only ranks that failed on their own, as torchrun.py writes it.
+        # The file, in the format of torchrun.py, contains only ranks that failed on their own.
         write_json(self.run_dir / AGENT_FILE, {"failures": [entry for _, entry in sorted(self.failures.items())]})
         self.stop()
         return 1
@@ -68,7 +68,7 @@ class WarmAgent:
         self.store = TCPStore(HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
     def run_rank(self, rank: int, listener: socket.socket) -> NoReturn:
-        """Run the rank's program in a state as torchrun would have started it; runs in the rank's process."""
+        """Run the rank's program in the state in which torchrun would start it; runs in the rank's process."""
         import numpy as np
         import torch
 

@@ -78,8 +78,8 @@ class Adapter:
         scalars: Pairs of a quantity and its tag in the event file.
         ranks: ``all`` if all ranks log, ``first`` if only rank 0 does.
         warmup: Number of records to leave out at the beginning.
-        last_step: Number that the last logged step has to have; 0: any number.
-        every: Steps between records; step times are means over as many steps.
+        last_step: Required number of the last logged step; 0: any number.
+        every: Steps between records; step times are means over that many steps.
         tokens_per_step: Tokens of one rank per step, from which throughput gives the step time; 0: unknown.
     """
 
@@ -106,8 +106,8 @@ class Adapter:
     def clock(self) -> str:
         """The source of step times; empty if no quantity gives them.
 
-        Step times that the script logs are preferred to throughput, which is often rounded, and throughput to the
-        times of logging, which include the time of writing.
+        Step times that the script logs are preferred to throughput, which is often rounded. Throughput is preferred to
+        the times of logging, which include the time of writing.
         """
         if logged := sorted(self.quantities & set(STEP_TIMES)):
             return f"logged {logged[0]}"
@@ -163,7 +163,7 @@ def adapted(adapter: Adapter, records: Sequence[Record], source: str) -> Adapted
     """Return the measurements in the records of a rank; ``source`` names the log in messages.
 
     Raises:
-        AdapterError: Steps are missing, repeated or out of order, a quantity is in some steps only, or a value is not
+        AdapterError: Steps are missing, repeated or out of order, only some steps have a quantity, or a value is not
             finite.
     """
     measured = records[adapter.warmup :]

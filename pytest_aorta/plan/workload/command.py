@@ -1,4 +1,4 @@
-"""Commands as workloads: the script or module and the arguments that a yaml and a config give. Pure functions."""
+"""Commands as workloads: a script or module and its arguments, from a yaml and a config. Pure functions."""
 
 from __future__ import annotations
 
@@ -73,10 +73,10 @@ class CommandLine:
 
 
 def command_line(command: Mapping[str, Any], config: Mapping[str, Any], *, folder: Path, run_dir: Path) -> CommandLine:
-    """Return the command with the config's values filled in; a script is relative to ``folder``, that of the yaml.
+    """Return the command with the config's values filled in; a script is relative to the yaml's ``folder``.
 
     Raises:
-        SpecError: An argument or a variable contains a character that no process can be given.
+        SpecError: An argument or a variable contains a character that can't be passed to a process.
     """
     values = {**config, "run_dir": str(run_dir), "folder": str(folder)}
     script = command.get("script")
@@ -100,7 +100,7 @@ def command_line(command: Mapping[str, Any], config: Mapping[str, Any], *, folde
 
 
 def filled(text: str, values: Mapping[str, Any]) -> str:
-    """Replace each ``{name}`` in ``text``, by the string itself or by any other value as JSON."""
+    """Replace each ``{name}`` in ``text`` with its value: a string as it is, any other value as JSON."""
 
     def value_of(match: re.Match[str]) -> str:
         value = values[match[1]]
@@ -110,7 +110,7 @@ def filled(text: str, values: Mapping[str, Any]) -> str:
 
 
 def is_passable(text: str) -> bool:
-    """Return whether a process can be given ``text`` as an argument or a variable."""
+    """Return whether ``text`` can be passed to a process as an argument or a variable."""
     try:
         return b"\0" not in text.encode("utf-8")
     except UnicodeEncodeError:
@@ -118,7 +118,7 @@ def is_passable(text: str) -> bool:
 
 
 def refuse_variables(where: str, names: Iterable[str]) -> None:
-    """Check that a command sets no variable of the launcher's; ``where`` starts the message.
+    """Check that a command sets none of the launcher's variables; ``where`` starts the message.
 
     Raises:
         SpecError: A variable would show ranks other devices than those leased, or change the launch's own programs.

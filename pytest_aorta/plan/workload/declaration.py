@@ -103,7 +103,7 @@ def find_workload(name: str, own_dirs: Sequence[Path]) -> WorkloadSpec:
 
 
 def workload_places(own_dirs: Sequence[Path]) -> dict[str, list[Place]]:
-    """Return the name of every workload -> its places, several if workloads have the same name."""
+    """Return the places of each workload, by name; several places if workloads have the same name."""
     places: dict[str, list[Place]] = {}
     for point in entry_points(group=ENTRY_POINT_GROUP):
         places.setdefault(point.name, []).append(Place(package_folder(point.value), point.value))
@@ -305,7 +305,7 @@ def _allowed(error: ValidationError) -> str:
 
 
 def package_folder(dotted: str) -> Path | None:
-    """Return the folder of a package without running the package's code, which may import torch."""
+    """Return the folder of a package, or None, without running the package's code, which may import torch."""
     if not re.fullmatch(r"\w+(\.\w+)*", dotted):
         return None
     path: Sequence[str] | None = None

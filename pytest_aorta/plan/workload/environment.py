@@ -26,7 +26,7 @@ ALLOWED = (
     "CUDA_DEVICE_MAX_CONNECTIONS", "GPU_MAX_HW_QUEUES", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF",
     "PYTORCH_HIP_ALLOC_CONF",
 )  # fmt: skip
-# Variables of old guides that RCCL does not read, and those that replace them.
+# Variables in old guides that RCCL does not read -> variables that replace them.
 _REPLACED = {
     "RCCL_BUFFER_SIZE": "NCCL_BUFFSIZE",
     "RCCL_ENABLE_SDMA": "HSA_ENABLE_SDMA",
@@ -35,8 +35,8 @@ _REPLACED = {
 # Variables that the launcher sets: they switch on the flight recorder and name its files.
 _LAUNCHERS_OWN = ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT")
 
-# One code path of ATen, MKL and oneDNN on every x86-64 CPU with AVX2: left alone, they choose kernels by CPU model, and
-# results depend on the choice. COMPATIBLE is the only mode of MKL that is the same on CPUs of several vendors.
+# One code path of ATen, MKL and oneDNN on every x86-64 CPU with AVX2. By default these libraries choose kernels by CPU
+# model, and results depend on the choice. COMPATIBLE is MKL's only mode that is the same on CPUs of several vendors.
 CPU_KERNELS = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "COMPATIBLE", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 
 
@@ -46,7 +46,7 @@ def pinned_cpu_kernels(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
 
 
 def cpu_field(name: str, cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Return what the kernel reports of this host's first CPU as ``name``, such as ``vendor_id``; "" if unknown."""
+    """Return the field ``name``, such as ``vendor_id``, of this host's first CPU in ``cpuinfo``; "" if unknown."""
     with suppress(OSError), cpuinfo.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
             key, _, value = line.partition(":")

@@ -30,8 +30,8 @@ from pytest_aorta.plan.workload.command import filled
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _LAST_LINES = 5
-# Limits of a log: its size, which is also the limit of an event file, and the part of a line that is searched, since a
-# pattern's time can grow with the square of the length.
+# Limits of a log: its size in bytes, which is also the limit of an event file, and the number of characters of a line
+# that are searched. The time of a search can grow with the square of that number.
 MAX_LOG_BYTES = 256 << 20
 MAX_LINE = 10_000
 # The line that torchtitan logs for a step; its memory is the peak reserved since the previous line. Every repetition
@@ -57,7 +57,7 @@ def make_adapter(document: Mapping[str, Any], values: Mapping[str, Any]) -> Adap
     """Return the adapter of the yaml's block ``document``, its texts filled in with ``values``.
 
     Raises:
-        AdapterError: The adapter is contradictory, or a value that has to be a number is not.
+        AdapterError: The adapter is contradictory, or a value that has to be a number is not one.
     """
     numbers = {name: _integer(name, document[name], values) for name in _NUMBERS if name in document}
     tokens = 1 if "tokens_per_step" in document else 0
@@ -78,7 +78,7 @@ def make_adapter(document: Mapping[str, Any], values: Mapping[str, Any]) -> Adap
             raise AdapterError(
                 "kind torchtitan has its own pattern and scalars; drop them, or use kind log or tensorboard"
             )
-        # Event files have all digits, but only of rank 0 unless torchtitan saves them for all ranks.
+        # Event files contain all digits, but exist only for rank 0 unless torchtitan saves them for all ranks.
         by_tag = tuple(TORCHTITAN_SCALARS.items())
         events = replace(adapter, kind=TENSORBOARD, scalars=by_tag)
         adapter = events if adapter.folder else replace(adapter, kind=LOG, pattern=TORCHTITAN_PATTERN)
@@ -170,7 +170,7 @@ def _event_records(adapter: Adapter) -> tuple[list[Record], str]:
 
 
 def _refuse_unreadable(file: Path) -> None:
-    """Check an event file, since tensorboard would wait for a FIFO and read a device for ever."""
+    """Check an event file, since tensorboard would wait for a FIFO, or read a device, forever."""
     try:
         # The event file of a script may be a link to its newest run.
         with open_regular(file, follow_links=True) as opened:

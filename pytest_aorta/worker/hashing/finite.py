@@ -44,7 +44,7 @@ def refuse_metrics(metrics: Mapping[str, float], rank: int) -> None:
 
 
 def refuse_parameters(named: Iterable[tuple[str, torch.Tensor]], rank: int, when: str) -> None:
-    """Check this rank's part of each parameter; not collective. ``when`` says in the message when that is.
+    """Check this rank's part of each parameter; not collective. ``when`` is the time of the check, for the message.
 
     Raises:
         NotFinite: An element is NaN or infinite.

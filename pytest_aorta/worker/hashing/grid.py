@@ -10,7 +10,12 @@ import torch
 
 @dataclass(frozen=True)
 class Axis:
-    """The indices within a dimension of ``size`` that this rank holds: a range, or any ascending vector."""
+    """The indices of one dimension that this rank holds.
+
+    Attributes:
+        size: Number of indices of the whole dimension.
+        held: The held indices, a range or an ascending int64 vector ``[n]``.
+    """
 
     size: int
     held: range | torch.Tensor
@@ -20,7 +25,7 @@ class Axis:
         return torch.arange(self.held.start, self.held.stop) if isinstance(self.held, range) else self.held
 
     def at(self, positions: torch.Tensor) -> torch.Tensor:
-        """Return the indices at ``positions`` of the vector."""
+        """Return the held indices at ``positions``, int64 of the same shape."""
         if isinstance(self.held, range):
             return positions + self.held.start
         return self.held.to(positions.device)[positions]
@@ -31,7 +36,7 @@ class Axis:
         return Axis(self.size, self.held[number * length : (number + 1) * length])
 
     def strided_chunk(self, num_chunks: int, number: int, split_factor: int) -> Axis:
-        """Return piece ``number`` of each of ``split_factor`` pieces, as ``_StridedShard`` does."""
+        """Return piece ``number`` of each of the axis's ``split_factor`` chunks, as ``_StridedShard`` does."""
         parts = (self.chunk(split_factor, part).chunk(num_chunks, number) for part in range(split_factor))
         return Axis(self.size, torch.cat([part.vector() for part in parts]))
 
@@ -61,7 +66,7 @@ class Grid:
 
     @classmethod
     def of(cls, *axes: Axis) -> Grid:
-        """Merge every axis held in full into a range before it, so that a shard of dim 0 is one run."""
+        """Return the grid of ``axes``; a full axis is merged into a range before it, so a shard of dim 0 is one run."""
         merged = [Axis(1, range(1))]
         for axis in axes:
             last = merged[-1]
@@ -115,7 +120,7 @@ class Grid:
         return math.prod(len(axis.held) for axis in self.axes)
 
     def flat_index(self, begin: int, end: int, device: torch.device) -> torch.Tensor:
-        """Return the logical flat indices of the local elements ``[begin, end)``."""
+        """Return the logical flat indices, int64 ``[end - begin]``, of the local elements ``[begin, end)``."""
         positions = torch.arange(begin, end, device=device)
         if len(self.axes) == 1:
             return self.axes[0].at(positions)

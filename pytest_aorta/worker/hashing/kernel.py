@@ -1,4 +1,4 @@
-"""A triton kernel that computes the sums of a weight hash on CUDA in one pass, with the same bits as ``eager_sums``.
+"""A triton kernel that computes the sums of a weight hash on CUDA in one pass; its bits equal those of ``eager_sums``.
 
 Each program takes a range of rows of keys. A thread's columns stay the same from row to row, so each thread adds up
 ``row * mixed`` and multiplies by the column's key once, at the end.
@@ -61,7 +61,7 @@ def triton_sums(elements: torch.Tensor, grid: Grid, tile: Tile = DEFAULT_TILE) -
         blocks = -(-(head + layout.length) // keys.COLUMNS)
         rows = -(-layout.count * blocks // _max_programs(elements.device, tile))
         _sum_rows[(-(-layout.count * blocks // rows),)](
-            # The kernel reads memory from the first element on, whatever the stride.
+            # The kernel ignores strides and reads memory from the first element on.
             elements.contiguous().view(torch.int32),
             sums,
             layout.count * blocks,

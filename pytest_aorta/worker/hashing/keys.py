@@ -30,7 +30,7 @@ COLUMN_ROUNDS, COLUMN_LAST_SHIFT = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133
 
 
 def row_keys(rows: torch.Tensor) -> torch.Tensor:
-    """Return the keys ``[2, n]`` of ``rows``, int64 within the range of int32."""
+    """Return the keys ``[2, n]`` of ``rows``, int64 in int32's range: lowbias32 of ``2 * row + lane``, made odd."""
     counters = torch.stack([rows * LANES + lane for lane in range(LANES)])
     return _rounds(counters.to(torch.int32), ROW_ROUNDS, ROW_LAST_SHIFT).bitwise_or_(1).to(torch.int64)
 

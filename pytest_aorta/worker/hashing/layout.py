@@ -13,7 +13,7 @@ _Sharding = tuple[int, Shard | _StridedShard]
 
 
 def local_grids(name: str, tensor: DTensor) -> tuple[Grid, ...]:
-    """Return the grids that this rank's part of ``tensor`` may lie at: see :func:`placed_grids`.
+    """Return the one or two grids at which this rank's part of ``tensor`` may lie; see :func:`placed_grids`.
 
     Raises:
         ValueError: A placement is Partial.
@@ -29,7 +29,7 @@ def local_grids(name: str, tensor: DTensor) -> tuple[Grid, ...]:
 def placed_grids(
     shape: Sequence[int], mesh_shape: Sequence[int], coordinate: Sequence[int], placements: Sequence[Placement]
 ) -> tuple[Grid, ...]:
-    """Return the grid of one coordinate of a mesh as DTensor reads placements, and as FSDP2 makes them if that differs.
+    """Return the grid at a mesh coordinate as DTensor reads placements, and also as FSDP2 makes them if the two differ.
 
     DTensor applies placements left to right (``compute_local_shape_and_global_offset``). A ``_StridedShard`` means
     that the ``split_factor`` shards to its right were made first: FSDP2 shards the parts that tensor parallelism

@@ -41,9 +41,9 @@ _UNINITIALIZED = ("empty", "empty_strided", "empty_like", "new_empty", "new_empt
 _OBSERVE = "aorta::observe"
 # Operators that copy into a part of a new buffer and leave the rest as it was in memory.
 _PARTLY_WRITING = ("bucketing::_pre_bucket_all_gather",)
-# The sequence number of a node that accumulates a gradient is above this one.
+# The sequence number of a node that accumulates a gradient is above this number.
 _NO_SEQUENCE_NUMBER = 2**63
-# Functions of torch on the Python stack: of each called module, and of each backward pass.
+# Functions of torch that are on the Python stack during a module's call and during a backward pass.
 _CALL_MODULE, _RUN_BACKWARD = "_call_impl", "_engine_run_backward"
 _TRACED_NAME = re.compile(r"^L\['\w+'\]")
 _TRACED_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
@@ -79,19 +79,19 @@ class _Sums(NamedTuple):
 
 
 class OperatorCapture(TorchDispatchMode):
-    """Captures the operators of one step into ``operators.json`` in the rank's folder.
+    """Dispatch mode that captures the operators of one step into ``operators.json`` in the rank's folder.
 
-    Meanwhile uninitialized outputs are zeroed, and collectives are waited for at once, so that their outputs can be
-    hashed.
+    While it captures, it zeroes uninitialized outputs, and waits for each collective at once, so that the collective's
+    outputs can be hashed. It leaves out operators that change no bits or that have random outputs.
     """
 
     @classmethod
     def is_infra_mode(cls) -> bool:
-        """Return True, with which torch.compile runs its graphs under this mode."""
+        """Return True, so that torch.compile runs its graphs under this mode."""
         return True
 
     def __init__(self, model: nn.Module) -> None:
-        """Prepare to name the modules and parameters of ``model`` in what is captured."""
+        """Prepare to capture steps of ``model``; captured calls name its modules and parameters."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._modules = {id(module): name for name, module in model.named_modules()}
         self._model = model
@@ -105,7 +105,7 @@ class OperatorCapture(TorchDispatchMode):
 
     @staticmethod
     def paused() -> AbstractContextManager[Any]:
-        """Return a context in which no operator is captured, and which runs none of the other dispatch modes."""
+        """Return a context without any dispatch mode, in which no operator is captured."""
         return _disable_current_modes()
 
     def begin(self, step: int) -> None:
@@ -118,7 +118,7 @@ class OperatorCapture(TorchDispatchMode):
         self.__enter__()  # type: ignore[no-untyped-call]
 
     def end(self) -> None:
-        """Stop, and write what was captured; nothing happens if no step is captured."""
+        """Stop, and write the captured calls; do nothing if no step is being captured."""
         if self._step is None:
             return
         self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
@@ -130,7 +130,7 @@ class OperatorCapture(TorchDispatchMode):
         """Run an operator and keep its hashes."""
         kwargs = kwargs or {}
         if any(issubclass(kind, DTensor) for kind in types):
-            # The tensor runs the operator on its local part, which comes here again.
+            # The DTensor runs the operator on its local part, and this method receives that call too.
             return NotImplemented
         leaves = tree_leaves((args, kwargs))
         if _is_untracked(func) or any(isinstance(leaf, FakeTensor) for leaf in leaves):
@@ -159,7 +159,7 @@ class OperatorCapture(TorchDispatchMode):
         return result
 
     def calls(self) -> list[OperatorCall]:
-        """Return what was captured."""
+        """Return the captured calls, in order."""
         every = [sums for call in self._calls for sums in (*call.inputs, *call.outputs)]
         texts = iter(_digests(every))
         return [
@@ -297,8 +297,8 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 def _wait(result: Any, written: Sequence[torch.Tensor]) -> None:
     """Wait until a collective has written its outputs.
 
-    On a GPU all streams are waited for. NCCL returns no work for a collective of the current stream, and a dispatch
-    mode receives a script object that holds none, whose ``wait`` is a segmentation fault.
+    On a GPU, wait for all streams: NCCL returns no work for a collective of the current stream. A dispatch mode then
+    receives an empty script object, whose ``wait`` is a segmentation fault.
     """
     if devices := {tensor.device for tensor in written if tensor.device.type != "cpu"}:
         for device in devices:
@@ -326,7 +326,7 @@ def _sums(tensor: torch.Tensor) -> _Sums:
 
 
 def _digests(every: Sequence[_Sums]) -> list[str]:
-    """Return 32 hex digits for each; one transfer from each device."""
+    """Return 32 hex digits for each tensor, with one transfer from each device."""
     by_device: dict[torch.device, list[int]] = {}
     for number, (sums, _) in enumerate(every):
         by_device.setdefault(sums.device, []).append(number)
@@ -339,7 +339,7 @@ def _digests(every: Sequence[_Sums]) -> list[str]:
 
 
 def _arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Return the plain arguments as text, with defaults, because callers differ in which of them they give."""
+    """Return the plain arguments as text, with defaults, since callers differ in the arguments that they pass."""
     given = {argument.name: value for argument, value in _given(func, args, kwargs)}
     values = [given.get(argument.name, argument.default_value) for argument in func._schema.arguments]
     plain = (leaf for leaf in tree_leaves(values) if isinstance(leaf, bool | int | float | str | torch.dtype))

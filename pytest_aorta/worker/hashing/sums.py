@@ -15,8 +15,8 @@ from pytest_aorta.worker.hashing.keys import COLUMNS, LANES, MIXES, column_keys,
 _ELEMENT_DTYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
 # Elements of a chunk: large enough to fill a GPU, and small enough that a few buffers fit a CPU's caches.
 _CHUNK = {"cpu": 1 << 16, "cuda": 1 << 22}
-# Rows that are multiplied at once in float64, whose integers are exact up to 2**53: 2**6 products of 31 and 16 bits
-# add up to at most that.
+# Rows that are multiplied at once in float64, where integers are exact up to 2**53: 2**6 products of a 31-bit and a
+# 16-bit factor add up to at most 2**53.
 _RUN_ROWS = 64
 
 
@@ -41,7 +41,7 @@ def tensor_sums(tensor: torch.Tensor, grid: Grid) -> torch.Tensor:
 
 
 def eager_sums(elements: torch.Tensor, grid: Grid) -> torch.Tensor:
-    """Return the sums of int8, int16 or int32 elements without the triton kernel, on any device."""
+    """Return both lanes' sums, int64 ``[2]``, of int8, int16 or int32 elements, without the triton kernel."""
     if not elements.numel():
         return torch.zeros(LANES, dtype=torch.int64, device=elements.device)
     run = grid.axes[0].held
@@ -64,7 +64,7 @@ def _run_sums(elements: torch.Tensor, offset: int) -> torch.Tensor:
         torch.empty(2 * LANES, COLUMNS, dtype=torch.float64),
     )
     totals = torch.zeros(2 * LANES, COLUMNS, dtype=torch.int64)
-    # All keys at once: making the keys of each chunk would cost as many calls as hashing its words.
+    # Make all keys at once: making the keys of each chunk would cost as many calls as hashing the chunk's words.
     keys = row_keys(torch.arange(first, end // width + num_rows))
     halves = torch.cat([keys & 0xFFFF, keys >> 16]).to(torch.float64)
     for row in range(first, -(-end // width), num_rows):

@@ -18,27 +18,39 @@ from pytest_aorta.worker.hashing.layout import local_grids
 from pytest_aorta.worker.hashing.sums import tensor_sums
 
 _Group: TypeAlias = dist.ProcessGroup | None
-# Stands for the number of elements of a grid whose size differs from its block's.
+# Replaces the number of elements in the facts of a grid whose size differs from its block's.
 _OTHER_COUNT = -1
 
 
 @dataclass(frozen=True)
 class WeightHash:
-    """The hash of all tensors (32 hex digits) and of each tensor by name."""
+    """The hash of tensors, as defined in the docstring of ``pytest_aorta.worker.hashing``.
+
+    Attributes:
+        hex: Hash of all tensors, 32 hex digits.
+        per_tensor: Name -> hash of the tensor, 32 hex digits; sorted by name.
+    """
 
     hex: str
     per_tensor: dict[str, str]
 
     @classmethod
     def of(cls, per_tensor: Mapping[str, str]) -> WeightHash:
-        """Combine hashes of single tensors, for tensors that no single group of ranks holds all of."""
+        """Combine hashes of single tensors, if no single group of ranks holds all of the tensors."""
         ordered = dict(sorted(per_tensor.items()))
         return cls(_digest(list(ordered.items())).hex(), ordered)
 
 
 @dataclass(frozen=True)
 class LocalShard:
-    """A contiguous run of the flattened logical tensor ``name``, starting at flat index ``offset``."""
+    """A contiguous run of a flattened logical tensor.
+
+    Attributes:
+        name: Name of the logical tensor.
+        shape: Shape of the logical tensor.
+        tensor: Elements of the run in order, of any shape; empty if this rank holds none.
+        offset: Flat index of the run's first element in the logical tensor.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -49,11 +61,12 @@ class LocalShard:
 def hash_parameters(named: Iterable[tuple[str, torch.Tensor]], group: _Group = None) -> WeightHash:
     """Hash named tensors, in any order: DTensors of any sharding, and plain tensors replicated on every rank.
 
-    Collective over ``group`` once torch.distributed is initialized.
+    Collective over ``group``, or over all ranks if it is None, once torch.distributed is initialized.
 
     Raises:
         RuntimeError: Replicas differ, ranks name different tensors, or a shard's size contradicts its placements.
-        ValueError: There are no tensors, or a DTensor is Partial.
+        ValueError: There are no tensors, a name has two dtypes or shapes, a DTensor is Partial, or elements do not have
+            1, 2, 4 or 8 bytes on a CPU or CUDA device.
     """
     return _hash_pieces([_dtensor_or_replica(name, tensor.detach()) for name, tensor in named], group)
 
@@ -77,14 +90,18 @@ def hash_shards(shards: Iterable[LocalShard], group: _Group = None) -> WeightHas
 
     Raises:
         RuntimeError: The runs do not cover a tensor exactly.
+        ValueError: A run reaches beyond its tensor.
     """
     return _hash_pieces([_run(shard) for shard in shards], group)
 
 
 def hash_local(name: str, tensor: torch.Tensor) -> str:
-    """Hash one plain tensor of this rank alone, 32 hex digits; not collective.
+    """Return the hash of one plain tensor of this rank alone, 32 hex digits; not collective.
 
     The hash equals the tensor's entry in ``per_tensor`` of :func:`hash_parameters` on one rank.
+
+    Raises:
+        ValueError: The elements do not have 1, 2, 4 or 8 bytes, or the device is neither CPU nor CUDA.
     """
     piece = _dtensor_or_replica(name, tensor.detach())
     return _digest((piece.signature, _logical_sums(piece.signature, _local_facts([piece]).unsqueeze(0).cpu()))).hex()
@@ -143,7 +160,7 @@ def _short_digest(value: object) -> int:
 
 
 def _local_facts(parts: list[_Piece]) -> torch.Tensor:
-    """Return ``[2, 4]`` of one tensor: by first and by last grids, both lanes' sums, the region and the count."""
+    """Return one tensor's facts, int64 ``[2, 4]``: by the first and by the last grids, two sums, region and count."""
     first = _facts_at([(part, part.grids[0]) for part in parts])
     if all(len(part.grids) == 1 for part in parts):
         return torch.stack([first, first])
@@ -189,7 +206,7 @@ def _all_gather(tensor: torch.Tensor, group: _Group) -> torch.Tensor:
 
 
 def _fitting(signature: _Signature, facts: torch.Tensor) -> torch.Tensor:
-    """Return the facts by the grids whose size is that of the local block on every rank."""
+    """Return the facts, ``[rank, fact]``, by the grids that have the local block's size on every rank."""
     misfits = [
         [rank for rank, fact in enumerate(by_grid.tolist()) if fact[3] == _OTHER_COUNT] for by_grid in facts.unbind(1)
     ]

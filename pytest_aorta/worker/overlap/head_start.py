@@ -1,4 +1,4 @@
-"""Head start of the host over the device, so that profiled steps show what their dependencies allow.
+"""Head start of the host over the device, so that profiled steps show the overlap that their dependencies allow.
 
 A late host delays kernel launches and exposes communication that its device would otherwise hide. A spin kernel on the
 training stream holds the device back until the host has enqueued the profiled steps.
@@ -16,15 +16,15 @@ import torch.distributed as dist
 from pytest_aorta.result.measurements import HeadStart, StepOverlap
 
 MAX_ATTEMPTS = 3
-# A step counts as blocked after this many attempts with another lead: a single one can be a host that was late.
+# A step counts as blocked after this many blocked attempts; a late host can also cause a single blocked attempt.
 BLOCKED_ATTEMPTS = 2
-# A lead is this many times the time that the host took to enqueue the same steps without one.
+# Ratio of a lead to the time in which the host enqueued the same steps without a lead.
 MARGIN = 1.5
 MIN_LEAD_MS = 20.0
 MAX_LEAD_MS = 2_000.0
 # A profiled step at most this many times as long as the median timed step was not delayed.
 MAX_STEP_RATIO = 1.03
-# Idle time of a step beyond that of the least idle one, as a fraction of the step.
+# Allowed idle time of a step beyond that of the least idle step, as a fraction of the step's time.
 MAX_EXTRA_IDLE = 0.03
 _PROBE_CYCLES = 20_000_000
 
@@ -34,8 +34,8 @@ class Pass:
     """Times of one pass over the profiled steps on the host, in milliseconds since the spin kernel was enqueued.
 
     Attributes:
-        first_boundary_ms: When the host had enqueued the step before the first boundary.
-        host_ms: When the host had enqueued the last boundary.
+        first_boundary_ms: Time at which the host had enqueued the step before the first boundary.
+        host_ms: Time at which the host had enqueued the last boundary.
     """
 
     first_boundary_ms: float
@@ -50,7 +50,7 @@ def spin(lead_ms: float, device: torch.device) -> None:
 
 @functools.cache
 def cycles_per_ms(device: torch.device) -> float:
-    """Return the clock cycles that a spin kernel counts in a millisecond on ``device``, as measured once."""
+    """Return the clock cycles that a spin kernel counts in a millisecond on ``device``, measured once per device."""
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     stream = torch.cuda.current_stream(device)
     # An idle device raises its clock first.
@@ -64,7 +64,7 @@ def cycles_per_ms(device: torch.device) -> float:
 
 
 def first_lead_ms(host_ms: float) -> float:
-    """Return the lead for steps that the host enqueued in ``host_ms`` without one."""
+    """Return the first lead to try for steps that the host enqueued in ``host_ms`` without a lead."""
     return min(max(MARGIN * host_ms, MIN_LEAD_MS), MAX_LEAD_MS)
 
 
@@ -76,13 +76,13 @@ def next_lead_ms(lead_ms: float) -> float:
 def judge(
     steps: Sequence[StepOverlap], passed: Pass, lead_ms: float, timed_ms: float | None, blocking_call: str | None
 ) -> HeadStart:
-    """Return whether profiled ``steps`` ran with the host ahead.
+    """Judge whether profiled ``steps`` ran with the host ahead, and return the head start of this attempt.
 
     Args:
         steps: The profiled steps of this rank.
         passed: Times of the host during these steps.
         lead_ms: The spin kernel's duration.
-        timed_ms: Median duration of the timed steps; None where unknown, and the idle times alone decide.
+        timed_ms: Median duration of the timed steps; None: unknown, so that no step counts as slow.
         blocking_call: The runtime call with which a step waits for the device, if the trace shows one. The host then
             can't enqueue the next step while the spin kernel runs.
     """

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# torch.profiler imports inductor when it starts, which takes seconds; this takes milliseconds.
+# The classes of torch.profiler import inductor when they start, which takes seconds; these take milliseconds.
 from torch.autograd.profiler import profile, record_function
 
 from pytest_aorta.common import variables
@@ -69,21 +69,22 @@ def capture_overlap(
     ``step`` runs once before the captured steps, since the first profiled step pays for the profiler's start. Ranks
     enter together. At the end of ``step`` the current stream has to wait for everything that ``step`` enqueued.
 
-    On a device the steps are captured twice or more, each time after one further step: as they run, and with a head
-    start of the host, repeated with a longer one while any rank's profiled steps were delayed
-    (``worker/overlap/head_start.py``).
+    On a device the steps are captured at least twice, each time after one further step: first as they run, then with a
+    head start of the host. While the profiled steps of any rank were delayed, the second capture is repeated with a
+    longer head start (``worker/overlap/head_start.py``).
 
-    A Chrome trace of ``num_steps`` steps with the host's operators is kept at ``trace_path``, gzipped, or in the rank's
-    folder if the launch asks for traces. On a device the trace takes ``num_steps`` further steps after the others and
-    has no head start, since steps with recorded operators are slower. A launch with a schedule of its
-    traces takes them of further steps, by this schedule.
+    A gzipped Chrome trace of ``num_steps`` steps, with the host's operators, is kept at ``trace_path``, or in the
+    rank's folder if the launch asks for traces. On a device the trace shows ``num_steps`` further steps, which run last
+    and without a head start, since recording operators makes steps slower. If the launch asks for traces by a schedule
+    and ``trace_path`` is None, further steps run by this schedule, and only their traces are kept.
 
     Args:
         step: Runs one training step.
         num_steps: Number of steps to capture.
         device: The device that the steps run on.
-        trace_path: File for a trace.
-        timed_ms: Median duration of the timed steps, by which the head start proves that it sufficed.
+        trace_path: File for a trace; None: no trace unless the launch asks for traces.
+        timed_ms: Median duration of the timed steps in milliseconds, which shows whether the head start sufficed; None:
+            unknown.
 
     Raises:
         ValueError: ``num_steps`` is below 1, or the trace contains no steps or no device.
@@ -116,7 +117,7 @@ def _capture(
 def _capture_ahead(
     step: Callable[[], object], num_steps: int, device: torch.device, first: dict[str, Any], timed_ms: float | None
 ) -> OverlapCapture:
-    """Capture steps as they run, then with the host ahead, until every rank's host was ahead or twice can't be."""
+    """Capture steps as they run, then with the host ahead; retry until it was ahead on all ranks, or blocked twice."""
     learned, blocking_call = learn_step(first), find_blocking_call(first)
 
     def attempt(lead_ms: float) -> tuple[OverlapCapture, Pass]:
@@ -164,9 +165,9 @@ def _keep_by_schedule(
 def profiled(result: RankResult, step: Callable[[], object], num_steps: int, device: torch.device) -> RankResult:
     """Return ``result`` with the overlap of ``num_steps`` further steps from :func:`capture_overlap`; 0 captures none.
 
-    Call this last, since ``step`` goes on training. A launch that asks for traces gets traces of some steps in any
-    case, without a change to its result. Under a profiler around the ranks nothing is captured, since a device serves
-    one profiler at a time.
+    Collective. Call this last, since ``step`` continues the training. With ``num_steps`` 0, a launch that asks for
+    traces still gets traces of some steps, and its result stays the same. Under a profiler that starts torchrun,
+    nothing is captured, since a device serves one profiler at a time.
     """
     if os.environ.get(variables.PROFILER) in WRAPPERS:
         return result
@@ -204,7 +205,7 @@ def _profile(
     )
     if on_device:
         cycles_per_ms(device)
-        # The kernel that made the mark may have the name of the boundary's kernel, so it ends before the profile.
+        # The kernel that made the mark may have the name of the boundary's kernel, so it ends before profiling.
         torch.cuda.synchronize(device)
     with profiler:
         if dist.is_initialized():
@@ -246,7 +247,7 @@ def _leave_boundary(mark: torch.Tensor) -> None:
 
 
 def _keep(trace: dict[str, Any], path: Path) -> None:
-    # A kept trace is to show the host and the device as they run side by side.
+    # A kept trace shows the host and the device as they run side by side, without a head start.
     trace = trace | {HEAD_START_KEY: False}
     if dist.is_initialized():
         # The key of torch.profiler, by which tools identify the ranks of several traces.

@@ -3,7 +3,7 @@
 An event fires when its stream reaches the event, so a span is the time that its work takes on the device, without
 waits for other streams before the span. Spans do not show gaps within a span, or kernels without a span. On CPU a span
 ends when the wait for its collective ends, so communication appears too long, never too short. The profiler
-(``capture_overlap``) measures all of these.
+(``capture_overlap``) has none of these limits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pytest_aorta.result.trace.overlap import Lane, OverlapCapture, overlap_of
 _NS_PER_MS = 1e6
 # Not a lane of a capture: this time is subtracted from compute.
 _WAITING = "waiting"
-# Most spans are not recorded, and all of those share one context.
+# The context of every span that is not recorded.
 _NOTHING = nullcontext()
 
 
@@ -42,8 +42,8 @@ _Moment: TypeAlias = "torch.cuda.Event | int"
 class StreamSpans:
     """Named spans of every ``every``-th step: ``compute``, ``copy`` or a collective.
 
-    The loop never waits for the device, and in other steps a span costs one comparison. Spans of one name may run on
-    several streams.
+    Recording never makes the loop wait for the device, and a span in any other step costs one comparison. Spans of one
+    name may run on several streams.
     """
 
     def __init__(self, device: torch.device, every: int) -> None:
@@ -118,7 +118,7 @@ class StreamSpans:
         self._resume = _do_nothing
 
     def captures(self) -> dict[int, OverlapCapture]:
-        """Return each recorded step's overlap and timeline by step number. Waits for the device."""
+        """Return, by step number, each recorded step's overlap and timeline in milliseconds. Waits for the device."""
         if self._on_device:
             torch.cuda.synchronize()
         return {number: self._capture(number) for number in self._steps}

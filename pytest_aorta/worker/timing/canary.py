@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 _REPETITIONS = 9
-# About a millisecond each: long enough to time, and short beside a launch.
+# Sizes that take about a millisecond each: long enough to time, and short compared with a launch.
 _GEMM_SIZE = {"cpu": 256, "cuda": 6144}
 _REDUCED_ELEMENTS = {"cpu": 1 << 14, "cuda": 1 << 25}
 _DTYPE = {"cpu": torch.float32, "cuda": torch.bfloat16}
@@ -25,7 +25,7 @@ def run_canary() -> dict[str, float]:
         return {}
     device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
     size, dtype = _GEMM_SIZE[device.type], _DTYPE[device.type]
-    # Constant operands, since drawing random numbers would change those of the workload.
+    # Constant operands, since drawing random numbers would change the workload's random numbers.
     operand = torch.full((size, size), 1 / size, dtype=dtype, device=device)
     product, reduced = torch.empty_like(operand), torch.ones(_REDUCED_ELEMENTS[device.type], device=device)
     times_ms: dict[str, list[float]] = {"gemm_ms": [], "all_reduce_ms": []}

@@ -13,7 +13,7 @@ class Delay:
     """A callable that occupies the current stream, or the CPU rank, for ``delay_ms`` milliseconds."""
 
     def __init__(self, device: torch.device, delay_ms: float) -> None:
-        """Calibrate the kernel on CUDA, which waits for the device."""
+        """Calibrate the delay; on CUDA this waits for the device."""
         self._delay_s = delay_ms / 1e3
         on_cuda = device.type == "cuda"
         self._cycles = int(delay_ms * _cycles_per_ms()) if on_cuda and delay_ms else 0 if on_cuda else None
@@ -21,7 +21,7 @@ class Delay:
     def __call__(self) -> None:
         """Occupy the stream or the rank once; on CUDA the host does not wait."""
         if self._cycles is None:
-            # A rank that slept would look like a rank that waits for others.
+            # A rank that slept would look like a rank that waits for its peers.
             end_s = time.perf_counter() + self._delay_s
             while time.perf_counter() < end_s:
                 pass

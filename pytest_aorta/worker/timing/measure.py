@@ -14,10 +14,14 @@ from pytest_aorta.worker.timing.timer import StepTimer
 def measure(
     run_step: Callable[[int, StepTimer], None], num_steps: int, device: torch.device
 ) -> tuple[StepTimer, float]:
-    """Run steps 0 to ``num_steps`` - 1; return their timer and the wall time of all steps in seconds; collective.
+    """Run the measured steps; return their timer and the wall time of all steps in seconds; collective.
 
-    ``run_step`` takes the step's number and the timer, and puts ``timer.step()`` around the part to be timed. Peak
-    memory counts from the first step on.
+    On CUDA the peak of allocated memory is reset before the first step.
+
+    Args:
+        run_step: Runs one step, given its number and the timer, with ``timer.step()`` around the part to be timed.
+        num_steps: Number of steps; their numbers begin at 0.
+        device: Device that the steps run on.
     """
     timer = StepTimer(device)
     # Ranks enter together and with empty streams, since the first step would otherwise include earlier work.

@@ -21,7 +21,8 @@ MEMORY_EVERY_STEPS = 10
 class Progress:
     """The number of entered steps, in eight bytes of a shared file mapping.
 
-    The guard reads the file after the rank has died or hangs. Each step costs one store and no system call.
+    Other processes can read the file, even after the rank has died or while it hangs. Each step costs one store and no
+    system call.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -36,7 +37,7 @@ class Progress:
 
     @classmethod
     def of_this_rank(cls) -> Progress:
-        """Count in the file that the launch names, if it names one."""
+        """Return a count in the file that the launch names, or in memory if the launch names none."""
         name = os.environ.get(variables.PROGRESS_FILE)
         return cls(Path(name) if name else None)
 
@@ -50,7 +51,8 @@ class StepTimer:
     """A timer of steps on one device.
 
     On ``cuda`` two events on the current stream bracket each step, so the loop never waits for the device;
-    :meth:`step_times_ms` synchronizes once. Work on other streams counts as far as the current stream waits for it.
+    :meth:`step_times_ms` synchronizes once. Work on other streams counts as far as the current stream waits for it. On
+    ``cpu`` the host's monotonic clock times each step.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -65,7 +67,7 @@ class StepTimer:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Time the body as one step; a body that raises is not counted."""
+        """Time the body as one step; a body that raises adds no time."""
         self._progress.advance()
         if len(self._began_ns) % MEMORY_EVERY_STEPS == 0:
             self._memory_bytes.append(self._memory_in_use())
@@ -92,11 +94,12 @@ class StepTimer:
         return list(self._times_ms)
 
     def wait_ms(self) -> list[float]:
-        """Return the milliseconds in collectives of each of the last steps: all steps, or as many as NCCL has recorded.
+        """Return the milliseconds that each of the last steps spent in collectives.
 
-        Empty on CPU, where a wait depends on the other ranks: this rank leaves its arrivals at collectives in a file,
-        and the waits are computed from the files of all ranks. Call this after :meth:`step_times_ms` and before leaving
-        the process group.
+        The list covers all steps, or as many of the last steps as NCCL has recorded. The list is empty on CPU, where a
+        wait depends on the other ranks: this rank writes its arrivals at collectives into a file, and the waits are
+        computed later from the files of all ranks. Call this after :meth:`step_times_ms` and before leaving the process
+        group.
         """
         if not self._on_device:
             leave_arrivals(self._began_ns, self._ended_ns)

@@ -1,4 +1,4 @@
-"""The time that this rank spends in collectives in each step, from its arrival at each collective to the end.
+"""The time that this rank spends in collectives in each step, from its arrival at each collective to its end.
 
 Collectives make step times equal on all ranks, so step times do not show a straggler. But a straggler arrives last, so
 its waits are the shortest. On CUDA the times come from NCCL's flight recorder, which brackets each collective with
@@ -27,7 +27,7 @@ _RETIRED_WITHIN_S = 2.0
 
 
 def waits_of_steps_ms(collectives: Sequence[dict[str, Any]], began_ns: Sequence[int], ended_ns: int) -> list[float]:
-    """Return the milliseconds in collectives of each step that the record covers whole.
+    """Return the milliseconds spent in collectives, for each step that the record covers completely.
 
     A record that is too small covers only the last steps. Steps before the first recorded collective are left out; if
     any collective within the covered steps has no duration, the result is empty.
@@ -61,7 +61,7 @@ def leave_arrivals(began_ns: Sequence[int], ended_ns: int) -> None:
     if not folder or dump is None:
         return
     entries = json.loads(dump(includeCollectives=True, onlyActive=False)).get("entries", [])
-    # The record is a ring, whose first entry has the number 0 until a later entry replaces it.
+    # The record is a ring: its first entry has the number 0 until a later entry replaces the first entry.
     is_whole = any(entry["record_id"] == 0 for entry in entries)
     document = Arrivals(
         began_ns=list(began_ns),
@@ -78,7 +78,7 @@ def _name(entry: dict[str, Any]) -> str:
 
 
 def recorded_collectives() -> list[dict[str, Any]]:
-    """Return NCCL's record of this rank once the watchdog has retired every collective; empty without NCCL's timing."""
+    """Return NCCL's record of this rank once the watchdog has retired every collective; empty if torch has no NCCL."""
     c10d: Any = sys.modules.get("torch._C._distributed_c10d")
     dump = getattr(c10d, "_dump_nccl_trace_json", None)
     if dump is None:
