@@ -155,7 +155,7 @@ class HistoryEntry:
     def to_json(self) -> dict[str, Any]:
         """Return the JSON document of the entry's line."""
         document = {"schema_version": SCHEMA_VERSION} | asdict(self)
-        # jsonschema takes no tuple for an array.
+        # jsonschema does not accept a tuple as an array.
         return document | {key: list(document[key]) for key in ("launches", "verdicts")}
 
     @classmethod
