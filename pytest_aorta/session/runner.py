@@ -150,7 +150,7 @@ class WorkloadRunner:
         Raises:
             ComparisonFailed: The variants differ, the candidate is worse, or one variant lacks a metric.
             WorkloadFailed: The workload's own checks failed in a launch.
-            SpecError: An argument is not allowed, or as for the next errors.
+            SpecError: An argument or a config is not allowed.
             LaunchError, ResultError: As in :meth:`~pytest_aorta.session.world.DistributedWorld.launch` and
                 :meth:`~pytest_aorta.session.world.DistributedWorld.again`.
         """

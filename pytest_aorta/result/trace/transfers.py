@@ -1,8 +1,8 @@
 """Separates the transfers of collectives from the waits for late ranks. Pure.
 
 A collective's kernel runs from the arrival of its own rank to the end of the collective. The rank that arrives last
-does not wait, so the shortest duration of a call over the ranks of its group is the transfer, and what a rank spends
-beyond it is the wait for the last rank. Clocks of ranks are not compared.
+does not wait, so the shortest duration of a call over the ranks of its group is the transfer. The rest of a rank's
+duration is the wait for the last rank. Clocks of ranks are not compared.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class CollectiveFacts:
 
     @property
     def peers_wait_ms(self) -> float:
-        """Return the median wait of the ranks other than the straggler; 0 for one rank."""
+        """Return the median wait of the ranks other than the straggler, in ms per step; 0 for one rank."""
         return median(sorted(self.wait_ms)[1:] or [0.0])
 
     @classmethod
