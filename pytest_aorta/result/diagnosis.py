@@ -197,7 +197,7 @@ def _first_failure(failures: list[_RankFailure], ranks: Sequence[RankEvidence]) 
 
 
 def _place(rank: RankEvidence) -> list[str]:
-    """Return lines on the place where a rank failed, and on the end of its output."""
+    """Return lines with the location of a rank's failure and the end of its output."""
     if rank.error is None:
         return [*(f"  at {frame}" for frame in rank.frames[:_FRAMES_SHOWN]), *_log_lines(rank)]
     error_type, message = rank.error["type"], rank.error["message"]

@@ -34,7 +34,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Capability:
-    """A device's highest SM clock, its power limit, and its default power limit; None where unknown."""
+    """A device's highest SM clock, its power limit, and its default power limit; None if unknown."""
 
     max_sm_clock_mhz: float | None = None
     power_limit_w: float | None = None

@@ -53,7 +53,7 @@ class FailureDetail:
         kind: the check that failed, e.g. ``all_gather``.
         iteration: the checked iteration, counted from 0.
         rank: the rank that found the wrong value.
-        layer: the layer, where the check works layer by layer.
+        layer: the layer, if the check works layer by layer.
         source_rank: the rank that sent the data.
         index: the first wrong position within the source rank's chunk.
         count, total: wrong elements, and elements that were checked.
@@ -256,7 +256,7 @@ class RankResult:
         head_start: lead of the host in the profiled steps; None on CPU ranks and if no step was profiled.
         overlap_as_run: one entry per step that was profiled on a device without a head start.
         kernels: time and calls per profiled step of each kernel family, or on CPU ranks of each operator without the
-            operators that it calls; at most 64 entries, the last of which sums all others if there are more.
+            operators that it calls; at most 64 entries: if there are more, the last one sums the shortest.
         collectives: the calls of collectives in the profiled steps.
         timeline: lanes of the last profiled step, ``compute``, ``copy`` and the collectives' names, as
             ``[begin_ms, end_ms]`` from the beginning of the step; if a lane has too many intervals to draw, the
@@ -323,11 +323,12 @@ class WorkloadResult:
         rank_step_times_ms: ``rank_step_times_ms[rank][step]``.
         rank_metrics: ``rank_metrics[name][rank]``.
         wait_ms, memory_bytes: one list per rank.
-        canary_before, canary_after: ``canary_before[name][rank]``; empty where the workload has no process group at
-            that time.
-        boundary_hashes, overlap, timeline, kernels, collectives: ``boundary_hashes[rank]``,
-            ``overlap[rank][profiled step]``, ``timeline[rank]``, ``kernels[rank][family]`` and
-            ``collectives[rank][number]``; empty if every rank's entry is empty.
+        canary_before, canary_after: ``canary_before[name][rank]``; empty if the workload has no process group at that
+            time.
+        head_start: one entry per rank that has one.
+        boundary_hashes, overlap, overlap_as_run, timeline, kernels, collectives: ``boundary_hashes[rank]``,
+            ``overlap[rank][profiled step]``, ``overlap_as_run[rank][profiled step]``, ``timeline[rank]``,
+            ``kernels[rank][family]`` and ``collectives[rank][number]``; empty if every rank's entry is empty.
         profiler: the profiler that the ranks ran under; None if there was none.
         platform_facts: readings of the devices' sensors; None on CPU ranks.
         provenance: time, host and code version of the launch; None for a result that was stored before results had a

@@ -47,7 +47,7 @@ class LaunchOutcome:
 
     Attributes:
         reason: why the launch ended.
-        agent_status: the torchrun agent's exit code, negative for a signal, None if the agent was killed at the end.
+        agent_status: the torchrun agent's exit code, negative for a signal; None if the agent was killed at the end.
         stopped: ids of processes that were still alive when the launch was ended, and were ended with it.
         survivors: ids of processes that could not be ended.
         wall_s: seconds from the start of the torchrun agent to the end of the last process.

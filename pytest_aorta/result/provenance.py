@@ -50,7 +50,7 @@ class Provenance:
         block: the session block, 12 hex digits: this host since it was booted.
         commit, branch, dirty: as in :class:`~pytest_aorta.result.provenance.CodeVersion`, of the folder that the ranks
             ran in.
-        command: the first 32 words of the launching command line, each cut to 256 characters; empty if unknown.
+        command: the words of the launching command line, cut to 32 words of 256 characters; empty if unknown.
     """
 
     measured_at: str

@@ -62,7 +62,7 @@ class Missing(StrEnum):
 
 
 class NotApplicable(StrEnum):
-    """The general reason why a metric can't be compared; the verdict's detail has the values of a launch."""
+    """The general reason why a metric can't be compared; the verdict's detail contains the values of a launch."""
 
     PROFILER = "a profiler or tracer slows the ranks down"
     HEAD_START = "the host can't run ahead of the device"

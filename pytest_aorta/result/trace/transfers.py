@@ -36,7 +36,7 @@ class CollectiveFacts:
     Attributes:
         calls: Calls of a rank per step, a mean over ranks.
         bus_bytes: Bytes that the calls of a rank move over the bus per step, by nccl-tests' formula, a mean over ranks;
-            0 where sizes are unknown.
+            0 if sizes are unknown.
         transfer_ms: Time of a rank's calls per step without waits for late ranks, a mean over ranks.
         wait_ms: Time that each rank waits for late ranks per step; of more than 8 ranks the least, the median and the
             largest.
@@ -51,7 +51,7 @@ class CollectiveFacts:
 
     @property
     def bus_gb_per_s(self) -> float | None:
-        """Return the bus bandwidth of the transfers in 10^9 bytes per second; None where sizes are unknown."""
+        """Return the bus bandwidth of the transfers in 10^9 bytes per second; None if sizes are unknown."""
         return self.bus_bytes / self.transfer_ms / 1e6 if self.bus_bytes and self.transfer_ms else None
 
     @property
@@ -91,7 +91,7 @@ class _Kind:
 def collective_facts(collectives: Sequence[Sequence[CollectiveCalls]], num_steps: int) -> dict[str, CollectiveFacts]:
     """Return the facts of each kind of collective from ``collectives[rank]``.
 
-    The n-th calls of the ranks of one process group with equal sizes are one collective. Where torch records no
+    The n-th calls of the ranks of one process group with equal sizes are one collective. If torch records no
     process group, all ranks are one group. A kind is left out if ranks of a group made unequal numbers of calls.
     """
     groups: dict[tuple[str, _Key], dict[int, list[float]]] = defaultdict(dict)

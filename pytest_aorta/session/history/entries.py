@@ -138,7 +138,7 @@ class HistoryEntry:
         workload: The name of the workload.
         revision: Revision of the baseline that the launches were compared with or recorded in; None without a baseline.
         launches: The launches in order, at least one.
-        verdicts: One per compared metric; empty where a baseline was recorded.
+        verdicts: One per compared metric; empty if a baseline was recorded.
     """
 
     run: str

@@ -67,7 +67,7 @@ def _families(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], le
 
 
 def _collectives(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], least_ms: float) -> list[str]:
-    """Return a text for each collective whose transfer got slower or whose ranks wait longer for a late one."""
+    """Return a text for each collective whose transfer got slower or whose ranks wait longer for a late rank."""
     found = []
     for kind in sorted({kind for launch in launches for kind in launch.collectives}):
         here, there = (

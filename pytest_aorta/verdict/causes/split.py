@@ -100,5 +100,5 @@ def _median_ms(launches: Sequence[LaunchFacts], part: Part) -> float:
 
 
 def _digits(total_ms: float) -> int:
-    """Return the number of decimals with which a change has three digits, at most three decimals."""
+    """Return the number of decimals that show three digits of a change, at most three decimals."""
     return next((digits for digits, least in enumerate((100.0, 10.0, 1.0)) if abs(total_ms) >= least), 3)

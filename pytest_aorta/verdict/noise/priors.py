@@ -72,7 +72,7 @@ def prior_variance(metric: Metric, device: str, cases: Sequence[Baseline]) -> Va
 
 
 def transformed_by_revision(metric: Metric, baseline: Baseline) -> list[Revision]:
-    """Return the transformed values of a metric, by revision and block."""
+    """Return the transformed values of a metric as ``[revision][block][launch]``; absent values are left out."""
     center_launches = baseline.center_launches
     return [list(transformed_by_block(metric, launches, center_launches).values()) for launches in baseline.revisions]
 
@@ -80,7 +80,7 @@ def transformed_by_revision(metric: Metric, baseline: Baseline) -> list[Revision
 def transformed_by_block(
     metric: Metric, launches: Sequence[LaunchFacts], center_launches: Sequence[LaunchFacts]
 ) -> dict[Hashable, list[float]]:
-    """Return the transformed values of a metric, by block."""
+    """Return the transformed values of a metric, by the key of the block; absent values are left out."""
     groups: dict[Hashable, list[float]] = defaultdict(list)
     for value, key in zip(transformed_values(metric, launches, center_launches), blocks(launches), strict=True):
         if value is not None:

@@ -4,7 +4,7 @@ Commits are numbered from 1, in order; commit 0 is the good one. If commit k int
 has the change. Before any probe, a change is as likely as no change, and each commit is equally likely to introduce it.
 
 Each probe halves the posterior, which is Horstein's rule (IEEE Trans. Information Theory 9, 1963). Waeber, Frazier and
-Henderson (SIAM J. Control and Optimization 51, 2013) prove that its error decreases exponentially with the number of
+Henderson (SIAM J. Control and Optimization 51, 2013) prove that the error decreases exponentially with the number of
 probes. Both papers assume that a probe's error rate is known. Here the size of the change and the noise are unknown, so
 the posterior is integrated over both. Pure functions.
 """
@@ -29,7 +29,7 @@ NONE_PRIOR = 0.5
 # Degrees of freedom of Student's t, the distribution of one pair's noise. With few of them, a disturbed launch has
 # little weight, however far off it is.
 TAILS_DF = 4.0
-# Degrees of freedom of the prior variance, as in an A/B.
+# The most degrees of freedom of the prior variance, as in an A/B.
 PRIOR_DF = 8.0
 # Number of points of the grid of changes and noises, and half the grid's width: in standard errors, and in logs.
 _CHANGES, _NOISES = 81, 25
@@ -47,7 +47,7 @@ class Posterior:
     Attributes:
         first: ``first[k - 1]`` is the probability that commit k is the first with the change.
         none: Probability that no commit has a change.
-        change: Median of the change, on the scale of the differences; 0 where bits are compared.
+        change: Median of the change, on the scale of the differences; 0 if bits are compared.
         low, high: Ends of the central 95% interval of the change.
     """
 
