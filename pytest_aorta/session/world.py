@@ -104,6 +104,7 @@ class DistributedWorld:
 
         Raises:
             SpecError: The workload or a config key is unknown, or a value is not allowed; nothing was started.
+            LeaseError: The devices can't be leased, e.g. because other processes hold them; nothing was started.
             LaunchError: A rank failed; the message names the rank that failed first.
             ResultError: The ranks left no valid result.
         """

@@ -26,7 +26,8 @@ class OperatorCall:
         phase: ``forward``, ``recomputation`` (of forward, within backward), ``backward`` or ``optimizer``.
         module: path of the innermost module whose forward made the call; for an operator of backward, the module whose
             forward the operator differentiates; empty if unknown.
-        source: ``file:line`` of the user's code that made the call, in the same sense; empty if unknown.
+        source: ``file:line`` of the user's code that made the call, or for an operator of backward, the forward call;
+            empty if unknown.
         is_collective: whether the operator communicates.
         arguments: text of the arguments that are not tensors.
         inputs, outputs: one hash per tensor; tensors that an operator writes in place are in both.
