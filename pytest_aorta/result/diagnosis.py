@@ -20,7 +20,7 @@ _MESSAGE_LINES = 12
 _HEADLINE = 1000
 _FRAMES_SHOWN = 3
 _RANKS_SHOWN = 4
-# Errors of a rank whose peer is gone. Such a rank is a victim of the failure, even where its error is the earliest.
+# Errors of a rank whose peer is gone. Such a rank is a victim of the failure, even if its error is the earliest.
 _PEER_ERROR = re.compile(
     r"connection (was )?(closed|reset|refused)|closed by peer|reset by peer|broken pipe|remote process exited"
     r"|ncclRemoteError|recvValue failed|peer (has )?(closed|gone)|socket (closed|timeout)|EPIPE|ECONNRESET"
@@ -30,7 +30,7 @@ _PEER_ERROR = re.compile(
 _NUMBER = re.compile(r"\d+")
 # Classes of failures whose headline names the class by itself, such as "rank 1 failed first: exit code 3".
 _NAMED_BY_HEADLINE = ("exit code", "signal")
-# Reasons that the coordinator of several nodes gives; the outcome's detail names the node.
+# Reasons that the coordinator of several nodes reports; the outcome's detail names the node.
 _NODE_REASONS = {
     EndReason.NODE_LOST: "node lost",
     EndReason.NODE_LAUNCHER: "node launcher",
@@ -48,7 +48,7 @@ class LaunchFailure:
         kind: rank exception, out of memory, exit code, signal, hang in collective, hang elsewhere, output
             cap, rendezvous, result missing, process left, interrupted or guard lost; over several nodes also node lost,
             node launcher or node mismatch.
-        rank: the rank that failed first; None where no rank did.
+        rank: the rank that failed first; None if no rank failed.
         text: a line with the kind and the rank, then the evidence, then the run folder.
     """
 
@@ -66,17 +66,17 @@ class _RankFailure:
 
     @property
     def is_victim(self) -> bool:
-        """True where the failure follows from another rank's end."""
+        """Return True if the failure follows from another rank's end."""
         return self.order[0]
 
     @property
     def is_reaction(self) -> bool:
-        """True where the rank was stopped, or aborted by a thread that reacted to another rank's end."""
+        """Return True if the rank was stopped, or aborted by a thread that reacted to another rank's end."""
         return self.order[1]
 
 
 def launch_failure(plan: LaunchPlan, outcome: LaunchOutcome) -> LaunchFailure | None:
-    """Return the diagnosis of a launch; None where every rank succeeded and left a result."""
+    """Return the diagnosis of a launch; None if every rank succeeded and left a result."""
     ranks = read_evidence(plan)
     finished = all(rank.has_result for rank in ranks)
     if outcome.reason == EndReason.EXIT and outcome.agent_status == 0 and finished and not outcome.survivors:
@@ -141,7 +141,7 @@ def _classify(
 
 
 def _ended_early(ranks: Sequence[RankEvidence]) -> tuple[str, int | None, str, list[str]]:
-    """Diagnose a launch in which a rank left the others alone: without a result, an error or a failing exit code."""
+    """Diagnose a launch in which a rank ended before the others, without a result, an error or a failing exit code."""
     unfinished = [rank for rank in ranks if rank.started and not rank.has_result]
     gone = _gone(ranks) or unfinished
     headline = f"{_names([rank.rank for rank in gone])} exited with code 0 and left no result while others ran"
@@ -185,7 +185,7 @@ def _first_failure(failures: list[_RankFailure], ranks: Sequence[RankEvidence]) 
         details.append(f"    ... {len(message) - _MESSAGE_LINES} more lines in {_file(rank, ERROR_FILE)}")
     details += _place(rank)
     stopped = [other for other in ranks if other is not rank and not other.error and other.frames]
-    # Where the rank itself shows no cause, the stacks of its peers show what it was missing from.
+    # If the rank itself shows no cause, the stacks of its peers show the call that it was missing from.
     if first.is_victim or not (rank.error or rank.frames):
         located = [other for other in stopped if any(not is_library(frame.file) for frame in other.frames)]
         details += _positions(located)
@@ -197,7 +197,7 @@ def _first_failure(failures: list[_RankFailure], ranks: Sequence[RankEvidence]) 
 
 
 def _place(rank: RankEvidence) -> list[str]:
-    """Return where a rank failed, and the end of its output."""
+    """Return lines with the location of a rank's failure and the end of its output."""
     if rank.error is None:
         return [*(f"  at {frame}" for frame in rank.frames[:_FRAMES_SHOWN]), *_log_lines(rank)]
     error_type, message = rank.error["type"], rank.error["message"]
@@ -205,7 +205,7 @@ def _place(rank: RankEvidence) -> list[str]:
     lines = [line[:300] for line in lines]
     if error_type == "SystemExit":
         return [*lines, *_log_lines(rank)]
-    # Without frames the harness itself has raised the error, whose message is complete.
+    # Without frames, the harness itself raised the error, and the message of the error is complete.
     return [*lines, *_log_lines(rank)] if lines and rank.log_tail else lines
 
 
@@ -227,7 +227,7 @@ def _others(ranks: Iterable[RankEvidence], origin: int | None, first: _RankFailu
 
 
 def _consequence(failure: _RankFailure, origin: int | None, first: _RankFailure | None) -> str:
-    """Return how a failure follows from the first one; empty for a failure of its own."""
+    """Return how a failure follows from the first failure; empty for an independent failure."""
     if first is not None and first.evidence.error and failure.evidence.error:
         if failure.message == first.message:
             return "the same error"
@@ -241,7 +241,7 @@ def _consequence(failure: _RankFailure, origin: int | None, first: _RankFailure 
 
 
 def _in_steps(ranks: Sequence[RankEvidence]) -> str:
-    """Return the steps that ranks had entered, as " in step 5"; empty where none had."""
+    """Return the steps that ranks had entered, such as " in step 5"; empty if no rank had entered a step."""
     least, most = min(rank.steps for rank in ranks), max(rank.steps for rank in ranks)
     if most == 0:
         return ""
@@ -249,7 +249,7 @@ def _in_steps(ranks: Sequence[RankEvidence]) -> str:
 
 
 def _own_failure(rank: RankEvidence) -> _RankFailure | None:
-    """Return how a rank failed by itself; failures are ordered with victims last, then by time."""
+    """Return a rank's own failure, or None. The order is: exits and signals, errors by time, reactions, victims."""
     if rank.error is not None:
         if rank.error["type"] == "SystemExit":
             message = _exit_message(rank.error["message"])
@@ -267,7 +267,7 @@ def _own_failure(rank: RankEvidence) -> _RankFailure | None:
 
 
 def _exit_message(given: str) -> str:
-    """Return what ``sys.exit`` was given in words; a text makes the interpreter exit with 1."""
+    """Return the argument of ``sys.exit`` in words. For a text, the interpreter exits with code 1."""
     return exit_text(int(given)) if re.fullmatch(r"\d{1,9}", given) else f"{exit_text(1)}: {given}"
 
 
@@ -324,7 +324,7 @@ def _is_waiting(frames: Sequence[Frame]) -> bool:
 
 
 def _positions(ranks: Iterable[RankEvidence]) -> list[str]:
-    """Return the positions of ranks, one line for the ranks at one place; the place of the first rank comes first."""
+    """Return the positions of ranks, one line for all ranks at one position; the first rank's position comes first."""
     places: dict[str, list[int]] = {}
     for rank in ranks:
         places.setdefault(f"step {rank.steps}: {_position(rank)}", []).append(rank.rank)

@@ -48,13 +48,13 @@ class RankEvidence:
         has_result: the rank left its result.
         error: type, message, traceback and time_ns of the exception that ended the rank; the traceback begins with
             the first frame that is not of the harness.
-        exit_code: the exit code of a rank that ended by itself, negative for a signal; None where the torchrun agent
+        exit_code: the exit code of a rank that ended by itself, negative for a signal; None if the torchrun agent
             reported none.
         frames: frames of the rank's main thread, innermost first and without those of the harness, at a time limit or
             a fatal signal.
         steps: measured steps that the rank has entered.
         log_tail: the last lines of the rank's output that are not lines of ``error``.
-        log_bytes: the size of the rank's output.
+        log_bytes: the size of the rank's output, in bytes.
         damaged: files of the rank that can't be read, with the reasons.
         in_flight: the NCCL collective that was in flight when the rank was stopped, with its sequence number.
         timed_out: the collective that NCCL's watchdog reported as timed out, with its sequence number.
@@ -81,7 +81,7 @@ def read_evidence(plan: LaunchPlan) -> list[RankEvidence]:
     agent = _json(plan.run_dir / names.AGENT_FILE, "agent", damaged) or {}
     exit_codes = {entry["rank"]: entry["exit_code"] for entry in agent.get("failures", ())}
     ranks = [_read_rank(plan, rank, exit_codes.get(rank)) for rank in range(plan.world.size)]
-    # The torchrun agent's file describes every rank; the first one carries the report of its damage.
+    # The torchrun agent's file describes all ranks, so the first rank's evidence reports damage to the file.
     return [replace(ranks[0], damaged=(*damaged, *ranks[0].damaged)), *ranks[1:]]
 
 
@@ -160,9 +160,9 @@ def _text(path: Path) -> str:
 
 
 def _json(path: Path, definition: str, damaged: list[str]) -> dict[str, Any] | None:
-    """Return a document of the schema's ``definition``; None for no file, and for a file that is noted in ``damaged``.
+    """Return a document that fits the schema's ``definition``; None if the file is absent or damaged.
 
-    A file of the wrong shape is reported beside the diagnosis, which the other files still give.
+    A damaged file is added to ``damaged`` and reported with the diagnosis, for which the other files can be enough.
     """
     if not os.path.lexists(path):
         return None

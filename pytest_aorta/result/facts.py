@@ -31,16 +31,16 @@ from pytest_aorta.result.trace.families import mean_over_ranks
 from pytest_aorta.result.trace.transfers import CollectiveFacts, collective_facts
 
 SAMPLE_SIZE = 20
-# Facts of the environment that bitwise numerics depend on, next to the world's size and device.
+# Facts of the environment that bitwise numerics depend on, in addition to the world's size and device.
 NUMERIC_ENVIRONMENT = (
     "torch", "device", "device_name", "cuda", "hip", "nccl", "cpu_capability", "cpu_kernels", "cpu_vendor",
     "num_threads", "deterministic_algorithms", "bitwise_reproducible", "tf32_matmul", "weight_hash_version",
     "attention",
 )  # fmt: skip
-# Facts of the environment that a workload chooses in setup() by the memory at hand. They change times and memory, and
-# no bit.
+# Facts of the environment that a workload chooses in setup() by the available memory. They change times and memory, but
+# no bit of the numbers.
 CHOICES = ("activation_checkpointing", "unsharded_blocks")
-# Optional facts, left out of a baseline where they are empty.
+# Optional facts, left out of a baseline if they are empty.
 _OPTIONAL = (
     "commit", "branch", "dirty", "breakdown_ms", "throttled", "sm_clock_mhz", "profiler", "blocked_by", "kernels",
     "collectives", "command",
@@ -52,7 +52,7 @@ _EMPTY: tuple[object, ...] = (None, "", {}, [])
 _MAX_GROUPS = 16
 _MIN_VALUES = 10
 _MIN_GROUPS = 7
-# Neighboring steps resemble each other, often with a lag-1 autocorrelation of 0.6, so a group has at least this many.
+# Neighboring steps are correlated, often with a lag-1 autocorrelation of 0.6, so a group has at least this many steps.
 DEPENDENT_STEPS = 5
 _GROWTH_CONFIDENCE = 0.99
 
@@ -69,28 +69,28 @@ class LaunchFacts:
         step_time_ms: mean, p50, p99, tail5 (mean of the slowest 5%) and max of the steps' maxima over ranks.
         step_time_sample_ms: at most 20 of the steps' maxima over ranks, evenly spaced in time.
         slowest_rank_p50_ms, fastest_rank_p50_ms: the largest and the smallest of the ranks' own medians.
-        metrics: the workload's metrics over ranks: the largest of a peak, the mean of every other metric.
+        metrics: the workload's metrics over ranks: the maximum of a peak, the mean of every other metric.
         weight_hashes: step -> hash.
-        final_loss: the loss of the last measured step; None where nothing was trained.
+        final_loss: the loss of the last measured step; None if nothing was trained.
         environment: the versions and settings that bitwise numerics depend on, and what setup() chose.
-        rank_lag_ms: how much less each rank waits per step than its peers; empty where waits are not known.
+        rank_lag_ms: how much less each rank waits per step than its peers; empty if waits are not known.
         step_time_growth, memory_growth: relative growth within the launch that noise does not explain.
-        canary_ms: the times of the fixed program on its slowest rank, the better of before and after the steps.
+        canary_ms: the times of the canary's parts on the slowest rank, the better of before and after the steps.
         exposed_ms: exposed communication of a profiled step by collective, mean over steps and ranks.
-        most_exposed_rank: the rank with the most exposed communication; None where no step was profiled.
-        breakdown_ms: parts of the median step, as in :class:`~pytest_aorta.result.trace.breakdown.Part`; empty where
-            no step was profiled.
-        critical_rank: the rank that these parts belong to; None with one rank.
+        most_exposed_rank: the rank with the most exposed communication; None if no step was profiled.
+        breakdown_ms: parts of the median step, as in :class:`~pytest_aorta.result.trace.breakdown.Part`; empty if no
+            step was profiled.
+        critical_rank: the rank that the parts of ``breakdown_ms`` belong to; None with one rank.
         commit, branch, dirty: the version of the code, as in :class:`~pytest_aorta.result.provenance.CodeVersion`.
-        command: the command line that launched, as in :class:`~pytest_aorta.result.provenance.Provenance`.
+        command: the command line of the launch, as in :class:`~pytest_aorta.result.provenance.Provenance`.
         kernels: kernels of a profiled step by family, mean over ranks; operators on CPU ranks.
         collectives: transfers and waits of a profiled step by collective.
-        throttled: the devices that were throttled, and why; empty where none was, or where nothing is known.
-        sm_clock_mhz: the lowest of the devices' median SM clocks; None where no clock is known.
-        profiler: what slowed the steps down: the profiler that wrapped torchrun, or a Python tracer in the ranks, e.g.
-            coverage; empty for nothing.
+        throttled: the devices that were throttled, and why; empty if none was throttled or nothing is known.
+        sm_clock_mhz: the lowest of the devices' median SM clocks; None if no clock is known.
+        profiler: the tool that slowed the steps down: the profiler that wrapped torchrun, or a Python tracer in the
+            ranks, e.g. coverage; empty if there was none.
         blocked_by: the runtime call in which profiled steps wait for the device, so that no host could be ahead of
-            them; empty for none.
+            the device; empty if there was none.
     """
 
     recorded_at: str
@@ -136,7 +136,7 @@ class LaunchFacts:
 
     @property
     def kernel_ms(self) -> dict[str, float]:
-        """Return the time of each kernel family per step; empty where no step was profiled."""
+        """Return the time of each kernel family per step, in ms; empty if no step was profiled."""
         return {family: time.ms for family, time in self.kernels.items()}
 
     @property
@@ -266,24 +266,24 @@ def _most_exposed_rank(overlap: list[list[StepOverlap]]) -> int | None:
 
 
 def _blocking_call(head_starts: Sequence[HeadStart]) -> str:
-    """Return the call that blocked a rank itself if it is known, else what the first blocked rank reports."""
+    """Return the call that blocked a rank itself, if known, else the report of the first blocked rank."""
     calls = [lead.blocked_by for lead in head_starts if lead.blocked_by]
     return next((call for call in calls if call != ANOTHER_RANK), calls[0] if calls else "")
 
 
 def _breakdown(result: WorkloadResult, p50_ms: float) -> Breakdown | None:
-    """Return the parts of the median step; None where no step was profiled."""
+    """Return the parts of the median step; None if no step was profiled."""
     if not result.overlap or not all(result.overlap):
         return None
     is_known = len(result.overlap_as_run) == len(result.overlap) and all(result.overlap_as_run)
     as_run = result.overlap_as_run if is_known else result.overlap
-    # Where no head start succeeded, the steps that had one show neither what dependencies allow nor what was timed.
+    # If a head start failed, its steps show neither the overlap that dependencies allow nor that of the timed steps.
     was_ahead = all(lead.succeeded for lead in result.head_start)
     return break_down(result.overlap if was_ahead else as_run, as_run, p50_ms)
 
 
 def _canary(result: WorkloadResult) -> dict[str, float]:
-    """Return each part's time on its slowest rank, the better of before and after: a disturbance seldom hits both."""
+    """Return each part's time on its slowest rank, the better of before and after: disturbances seldom hit both."""
     before, after = result.canary_before, result.canary_after
     return {name: _short(min(max(before[name]), max(after.get(name, before[name])))) for name in sorted(before)}
 

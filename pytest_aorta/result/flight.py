@@ -21,7 +21,7 @@ from pytest_aorta.result.folder import FLIGHT_FOLDER, FLIGHT_PREFIX, FLIGHT_REPO
 
 ANALYZER = "torch.distributed.flight_recorder.fr_trace"
 _LIMIT_S = 30.0
-# A rank dumps its last 2,000 collectives: about 4 MB and a million opcodes where every one has a deep stack.
+# A rank dumps its last 2,000 collectives: about 4 MB and a million opcodes if every collective has a deep stack.
 MAX_DUMP_BYTES = 64 << 20
 MAX_OPCODES = 5_000_000
 # Opcodes that build None, booleans, numbers, text, lists, tuples and dictionaries. Every opcode that imports, calls or
@@ -86,7 +86,7 @@ def _copy(path: Path, folder: Path) -> str:
         return f"refused {error}"
     if reason := refusal(dump):
         return f"refused {path}: {reason}"
-    # The copy is what was checked, whatever a rank that still runs writes to its own file.
+    # Write the bytes that were checked, since a rank that still runs may change its own file.
     (folder / path.name).write_bytes(dump)
     return ""
 

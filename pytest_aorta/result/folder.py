@@ -20,13 +20,13 @@ FLIGHT_REPORT: Final = "flight_recorder.txt"
 # Files of a launch and of each rank: merged in the run folder, one rank's own in the rank's folder.
 RESULT_FILE: Final = "result.json"
 TRACE_FILE: Final = "trace.json.gz"
-# Pattern of TRACE_FILE and of the names of further repeats of a profiler's schedule.
+# Pattern of TRACE_FILE, and of the traces of further repeats of a profiler's schedule.
 TRACES: Final = "trace*.json.gz"
 # Folders of a launch: one folder per rank, one per node, and the dumps of NCCL's flight recorder.
 RANKS_FOLDER: Final = "ranks"
 NODES_FOLDER: Final = "nodes"
 FLIGHT_FOLDER: Final = "flight"
-# torchrun's folder for logs of its own, which stay empty; deleted after the launch.
+# torchrun's folder for its own logs, which stay empty; deleted after the launch.
 ELASTIC_FOLDER: Final = "torchelastic"
 FLIGHT_PREFIX: Final = "rank_"
 # Files of a rank.
@@ -44,7 +44,7 @@ OPERATORS_FILE: Final = "operators.json"
 
 
 def trace_file(repeat: int) -> str:
-    """Return the name of the trace of a profiler schedule's first, second, ... repeat."""
+    """Return the file name of the trace of one repeat of a profiler's schedule; repeats count from 1."""
     return TRACE_FILE if repeat == 1 else f"trace-{repeat}.json.gz"
 
 
@@ -74,7 +74,7 @@ def is_rank_file(path: Path) -> bool:
 
 
 def steps_entered(folder: Path) -> int:
-    """Return how many measured steps a rank has entered, read from its folder; 0 where the rank left no count."""
+    """Return how many measured steps a rank has entered, read from its folder; 0 if the rank left no count."""
     try:
         return int.from_bytes(read_regular(folder / PROGRESS_FILE, 8), "little")
     except OSError:

@@ -34,7 +34,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Capability:
-    """A device's highest SM clock, its power limit, and its default power limit; None where unknown."""
+    """A device's highest SM clock, its power limit, and its default power limit; None if unknown."""
 
     max_sm_clock_mhz: float | None = None
     power_limit_w: float | None = None
@@ -43,7 +43,7 @@ class Capability:
 
 @dataclass(frozen=True)
 class Sample:
-    """The readings of all devices of a launch at one moment; ``in_steps`` if all ranks were in their measured steps."""
+    """The readings of all devices at one moment; ``in_steps`` shows if all ranks were in their measured steps."""
 
     readings: tuple[Reading, ...]
     in_steps: bool
@@ -56,7 +56,7 @@ class DeviceFacts:
     Attributes:
         device: the device's name in pytest's process, e.g. its number.
         num_samples: number of samples that the facts summarize.
-        in_steps: whether the samples are those of the measured steps; where no sample fell into the steps, the samples
+        in_steps: whether the samples are those of the measured steps; if no sample fell into the steps, the samples
             are those of the whole launch.
         sm_clock_mhz, memory_clock_mhz, power_w, temperature_c: ``min``, ``median`` and ``max``; empty if not known.
         throttle_reasons: reason -> fraction of the samples that report the reason.
@@ -96,7 +96,7 @@ class PlatformFacts:
 def summarize(
     names: Sequence[str], capabilities: Sequence[Capability], samples: Sequence[Sample]
 ) -> tuple[DeviceFacts, ...]:
-    """Return the facts of each device, from samples in order of time; none without samples."""
+    """Return the facts of each device, from samples in order of time; empty without samples."""
     if not samples:
         return ()
     counted = [sample for sample in samples if sample.in_steps] or samples
@@ -135,7 +135,7 @@ def throttled(facts: PlatformFacts | None) -> list[str]:
 
 
 def lowest_sm_clock_mhz(facts: PlatformFacts | None) -> float | None:
-    """Return the lowest of the devices' median SM clocks in the measured steps; None where no clock is known."""
+    """Return the lowest of the devices' median SM clocks in the measured steps; None if no clock is known."""
     clocks = [device.sm_clock_mhz.get("median") for device in facts.devices if device.in_steps] if facts else []
     known = [clock for clock in clocks if clock is not None]
     return min(known) if known else None

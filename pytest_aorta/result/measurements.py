@@ -21,13 +21,13 @@ from pytest_aorta.result.provenance import Provenance
 SCHEMA_VERSION = 3
 # With fewer steps the 99th percentile is the largest or second-largest value.
 MIN_STEPS_P99 = 100
-# Metrics whose value over ranks is the largest rank's; of every other metric it is the mean.
+# Prefix of metrics whose value over ranks is the maximum; for every other metric it is the mean.
 _PEAK = "peak_"
-# The end of the names of overlap metrics where the host could not be ahead of the device.
+# Suffix of the names of overlap metrics if the host could not be ahead of the device.
 AS_RUN = "_as_run"
 # The fact about a rank whose Python code was traced, e.g. by coverage. Other ranks do not have the fact.
 PYTHON_TRACER = "python_tracer"
-# What a rank reports as its blocking call where only another rank was blocked.
+# The blocking call that a rank reports if only another rank was blocked.
 ANOTHER_RANK = "another rank"
 # Lengths are whole nanoseconds, so the sum of a few of them in milliseconds is exact to far less than this.
 _ROUNDING_MS = 1e-5
@@ -53,7 +53,7 @@ class FailureDetail:
         kind: the check that failed, e.g. ``all_gather``.
         iteration: the checked iteration, counted from 0.
         rank: the rank that found the wrong value.
-        layer: the layer, where the check works layer by layer.
+        layer: the layer, if the check works layer by layer.
         source_rank: the rank that sent the data.
         index: the first wrong position within the source rank's chunk.
         count, total: wrong elements, and elements that were checked.
@@ -111,7 +111,7 @@ class TensorHashes:
 class CollectiveTime:
     """The communication of one kind in a profiled step on one rank, as lengths of unions of intervals.
 
-    ``hidden_ms`` is the part of ``total_ms`` during which the rank also computes.
+    ``hidden_ms`` is the part of ``total_ms`` during which the rank also computes. Both are in milliseconds.
     """
 
     total_ms: float
@@ -129,11 +129,11 @@ class HeadStart:
 
     Attributes:
         lead_ms: Time that a spin kernel held the device back, in milliseconds.
-        attempts: Number of passes over the profiled steps until the lead sufficed or no longer one was allowed.
-        step_ratio: The longest profiled step divided by the median timed step; None where none was timed.
+        attempts: Number of passes over the profiled steps until the lead sufficed or no longer lead was allowed.
+        step_ratio: The longest profiled step divided by the median timed step; None if none was timed.
         succeeded: Whether the profiled steps ran without delay by the host.
-        blocked_by: The runtime call in which the host waits for the device in each step, if the host could not be
-            ahead because of such a call.
+        blocked_by: The runtime call in which the host waits for the device in each step, and because of which it could
+            not be ahead; None if there is none.
     """
 
     lead_ms: float
@@ -147,9 +147,9 @@ class HeadStart:
 class StepOverlap:
     """The breakdown of one profiled step's time on one rank, as lengths of unions of intervals within the step.
 
-    ``idle_ms`` is the time without compute, communication and copies. ``collectives`` contains every
-    :class:`~pytest_aorta.result.measurements.Collective` that the step ran; where two kinds run at once, each counts in
-    full.
+    Lengths are in milliseconds. ``idle_ms`` is the time without compute, communication and copies. ``collectives``
+    contains every :class:`~pytest_aorta.result.measurements.Collective` that the step ran; if two kinds run at once,
+    each counts in full.
     """
 
     step_ms: float
@@ -171,7 +171,7 @@ class StepOverlap:
         return self.hidden_comm_ms / self.comm_ms if self.comm_ms else None
 
     def broken_rule(self) -> str | None:
-        """Return the rule that these lengths break though no unions within one step can; None where all rules hold."""
+        """Return the rule of unions within one step that these lengths break; None if all rules hold."""
         beside_ms = self.compute_ms + self.exposed_comm_ms + self.idle_ms
         kinds_ms = sum(time.total_ms for time in self.collectives.values())
         excess_ms = {
@@ -216,10 +216,10 @@ class CollectiveCalls:
 
     Attributes:
         kind: The :class:`Collective`.
-        group: Name and ranks of the process group as torch reports them; empty where unknown.
-        group_size: Number of ranks in the group; None where unknown.
-        num_bytes: Size of the larger of input and output of a call; None where unknown.
-        ms: Duration of each call in the profiled steps, in order. The ranks of a group make their calls in one order.
+        group: Name and ranks of the process group as torch reports them; empty if unknown.
+        group_size: Number of ranks in the group; None if unknown.
+        num_bytes: Size of the larger of input and output of a call; None if unknown.
+        ms: Duration of each call in the profiled steps, in order. All ranks of a group call in the same order.
     """
 
     kind: str
@@ -236,30 +236,30 @@ class RankResult:
     Attributes:
         passed: whether the workload's own checks held on this rank.
         failure_count: number of failed checks; ``failures`` details the first few.
-        configured_iterations, total_iterations: measured steps that were requested and done.
+        configured_iterations, total_iterations: measured steps that were requested, and that were done.
         step_times_ms: this rank's duration of each measured step, in order.
-        elapsed_sec: wall time of the measured loop.
+        elapsed_sec: wall time of the measured loop, in seconds.
         main_work_started: whether the measured loop was entered.
         metrics: raw facts of this rank, with the unit in each name.
         weight_hashes: step -> hash of the logical weights (the same on every rank).
         loss: the loss of each measured step, if the workload trains.
         grad_norm: the norm of each measured step's gradients before clipping, if the workload trains.
         environment: versions and devices that numbers depend on.
-        wait_ms: time in collectives in each of the last steps, from this rank's arrival at a collective to the
-            collective's end; of all steps, or of as many as are known.
+        wait_ms: time in collectives in each step, from this rank's arrival at a collective to the collective's end; of
+            all steps, or of as many of the last steps as are known.
         memory_bytes: memory in use before every tenth step.
         canary_before, canary_after: milliseconds of a fixed program that runs before and after the steps.
         tensor_hashes: hashes of the logical ``weights``, ``gradients`` and ``optimizer`` state, tensor by tensor; the
             same on every rank.
         boundary_hashes: hashes of the inputs and outputs of this rank's modules, ``forward`` and ``backward``.
-        overlap: one entry per profiled step; empty where no step was profiled.
-        head_start: lead of the host in the profiled steps; None on CPU ranks and where no step was profiled.
+        overlap: one entry per profiled step; empty if no step was profiled.
+        head_start: lead of the host in the profiled steps; None on CPU ranks and if no step was profiled.
         overlap_as_run: one entry per step that was profiled on a device without a head start.
-        kernels: time and calls per profiled step of each kernel family, of at most 64 and the sum of the others; of
-            each operator, without the operators that it calls, on CPU ranks.
+        kernels: time and calls per profiled step of each kernel family, or on CPU ranks of each operator without the
+            operators that it calls; at most 64 entries: if there are more, the last one sums the shortest.
         collectives: the calls of collectives in the profiled steps.
         timeline: lanes of the last profiled step, ``compute``, ``copy`` and the collectives' names, as
-            ``[begin_ms, end_ms]`` from the beginning of the step; where a lane has too many intervals to draw, the
+            ``[begin_ms, end_ms]`` from the beginning of the step; if a lane has too many intervals to draw, the
             shortest gaps are closed.
     """
 
@@ -292,7 +292,7 @@ class RankResult:
 
 @dataclass(frozen=True)
 class LaunchRecord:
-    """The launch that a result came from, with everything that launching the same again takes.
+    """The launch that a result came from, with everything needed to repeat the launch.
 
     Attributes:
         request: the workload or script with its config, as requested for the version under test.
@@ -309,22 +309,30 @@ class LaunchRecord:
 class WorkloadResult:
     """The result of one launch over all ranks.
 
-    Lists by rank contain one entry per rank, or the entry of rank 0 alone where an adapter reads a log that only rank 0
+    Lists by rank contain one entry per rank, or the entry of rank 0 alone if an adapter reads a log that only rank 0
     writes. Attributes without a description are those of :class:`RankResult`, over all ranks.
 
     Attributes:
+        workload, config: name of the workload or script, and its config.
+        world_size, device, backend: number of ranks, ``cuda`` or ``cpu``, and the backend of the process group.
+        platform: the platform's name, which is part of the key of baselines.
+        launcher: the program that started the ranks, torchrun or forkserver.
+        failure_details: the first failures of all ranks, at most 100, by iteration, layer and rank.
+        first_failure_iteration: iteration of the first of ``failure_details``; None without failures.
+        launch_times_s: duration of the launch as ``wall``, and of the phases that are known.
         rank_step_times_ms: ``rank_step_times_ms[rank][step]``.
         rank_metrics: ``rank_metrics[name][rank]``.
         wait_ms, memory_bytes: one list per rank.
-        canary_before, canary_after: ``canary_before[name][rank]``; empty where the workload has no process group at
-            that time.
-        boundary_hashes, overlap, timeline, kernels, collectives: ``boundary_hashes[rank]``,
-            ``overlap[rank][profiled step]``, ``timeline[rank]``, ``kernels[rank][family]`` and
-            ``collectives[rank][number]``; empty where every rank's entry is.
-        profiler: the profiler that the ranks ran under; None for none.
+        canary_before, canary_after: ``canary_before[name][rank]``; empty if the workload has no process group at that
+            time.
+        head_start: one entry per rank that has one.
+        boundary_hashes, overlap, overlap_as_run, timeline, kernels, collectives: ``boundary_hashes[rank]``,
+            ``overlap[rank][profiled step]``, ``overlap_as_run[rank][profiled step]``, ``timeline[rank]``,
+            ``kernels[rank][family]`` and ``collectives[rank][number]``; empty if every rank's entry is empty.
+        profiler: the profiler that the ranks ran under; None if there was none.
         platform_facts: readings of the devices' sensors; None on CPU ranks.
-        provenance: when, where and of which version of the code the launch was measured; None for a result that was
-            stored before results had a provenance.
+        provenance: time, host and code version of the launch; None for a result that was stored before results had a
+            provenance.
         launch: the launch that the result came from; None for a result that was read from a file or built by hand,
             which includes copies made by ``dataclasses.replace``. Not part of the document.
     """
@@ -412,7 +420,7 @@ class WorkloadResult:
     def launched_by(self, launch: LaunchRecord) -> WorkloadResult:
         """Return a copy that carries its launch."""
         copy = replace(self)
-        # The class is frozen, and the field is no argument of the constructor so that an edited copy has no launch.
+        # The class is frozen. The field is not an argument of the constructor, so that an edited copy has no launch.
         object.__setattr__(copy, "launch", launch)
         return copy
 

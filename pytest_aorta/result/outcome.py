@@ -1,4 +1,4 @@
-"""How a launch ended, and how long its phases took, read from the marks that the ranks leave."""
+"""The outcome of a launch, and the durations of its phases, read from the marks that the ranks leave."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ MAX_MARKS_BYTES = 4096
 # Marks of a rank: its process has started; torch and the workload are imported; the workload's setup() has returned;
 # its run(), or the script, has returned.
 STARTED, IMPORTED, SET_UP, RAN = "started", "imported", "set_up", "ran"
-# Each phase lies between two marks of one rank. A script imports, sets up and runs in an order of its own, so only the
-# phases start and leave are known of a script.
+# Each phase lies between two marks of one rank. A script imports, sets up and runs in an order of its own, so only its
+# phases start and leave are known.
 WITHIN_RANK = {"import": (STARTED, IMPORTED), "init": (IMPORTED, SET_UP), "run": (SET_UP, RAN)}
 PHASES = ("start", *WITHIN_RANK, "leave")
 
 
 class EndReason(StrEnum):
-    """Why a launch ended. The guard and the coordinator of the nodes write these strings."""
+    """The reason why a launch ended. The guard and the coordinator of the nodes write these strings."""
 
     EXIT = "exit"  # the torchrun agent ended by itself
     TIME_LIMIT = "time_limit"
@@ -35,7 +35,7 @@ class EndReason(StrEnum):
     STOPPED = "stopped"  # pytest asked for the end
     PARENT_GONE = "parent_gone"
     GUARD_LOST = "guard_lost"
-    # Of launches over several nodes.
+    # Reasons of launches over several nodes only.
     NODE_LOST = "node_lost"
     NODE_LAUNCHER = "node_launcher"
     NODE_MISMATCH = "node_mismatch"
@@ -43,13 +43,13 @@ class EndReason(StrEnum):
 
 @dataclass(frozen=True)
 class LaunchOutcome:
-    """How a launch ended, as reported by the guard.
+    """The outcome of a launch, as reported by the guard.
 
     Attributes:
         reason: why the launch ended.
-        agent_status: the torchrun agent's exit code, negative for a signal, None where the agent was killed at the end.
-        stopped: processes that were still alive when the launch was ended, and were ended with it.
-        survivors: processes that could not be ended.
+        agent_status: the torchrun agent's exit code, negative for a signal; None if the agent was killed at the end.
+        stopped: ids of processes that were still alive when the launch was ended, and were ended with it.
+        survivors: ids of processes that could not be ended.
         wall_s: seconds from the start of the torchrun agent to the end of the last process.
         launcher: the program that started the ranks, torchrun or forkserver.
         detail: for a reason that concerns a node, the node and what happened.
@@ -68,7 +68,7 @@ class LaunchOutcome:
 
 
 def launch_times_s(outcome: LaunchOutcome) -> dict[str, float]:
-    """Return the launch's duration as ``wall``, and the phases that are known."""
+    """Return the launch's duration as ``wall``, and the phases that are known, in seconds."""
     return {"wall": outcome.wall_s, **outcome.phases_s}
 
 
@@ -83,6 +83,7 @@ def phases_s(rank_folders: Sequence[Path], began_s: float, ended_s: float) -> di
     """Return the seconds that each phase took, without the phases that some rank did not finish.
 
     ``start`` ends and ``leave`` begins with the last rank's mark; the other phases are those of the slowest rank.
+    ``began_s`` and ``ended_s`` are in seconds since 1970.
     """
     ranks = [read_marks(folder) for folder in rank_folders]
     phases = {}

@@ -1,4 +1,4 @@
-"""When, where and of which version of the code a launch was measured."""
+"""The provenance of a launch: its time, its host and the version of the code."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _HOSTNAME = Path("/etc/hostname")
 
 @dataclass(frozen=True)
 class CodeVersion:
-    """The version of a folder's code, as reported by git; each field is None where git gives no answer.
+    """The version of a folder's code, as reported by git; a field is None if git gives no answer.
 
     Attributes:
         commit: the full hash of the commit that is checked out.
@@ -42,7 +42,7 @@ class CodeVersion:
 
 @dataclass(frozen=True)
 class Provenance:
-    """When, where and of which version of the code a launch was measured.
+    """The time, the host and the code version of a launch.
 
     Attributes:
         measured_at: UTC time at which the launch had ended, ISO 8601, to the second.
@@ -50,7 +50,7 @@ class Provenance:
         block: the session block, 12 hex digits: this host since it was booted.
         commit, branch, dirty: as in :class:`~pytest_aorta.result.provenance.CodeVersion`, of the folder that the ranks
             ran in.
-        command: the words of the command line that launched, shortened to 32 of 256 characters; empty if unknown.
+        command: the words of the launching command line, cut to 32 words of 256 characters; empty if unknown.
     """
 
     measured_at: str
@@ -99,7 +99,7 @@ def launched_version(plan: LaunchPlan) -> CodeVersion:
     """Return the version of the code that a plan's ranks ran.
 
     The A/B reference at a commit is a clean checkout of that commit. The packages of another environment belong to no
-    known commit, so nothing is known of them.
+    known commit, so every field is None.
     """
     if plan.reference is None:
         return code_version(plan.cwd)
@@ -111,7 +111,8 @@ def launched_version(plan: LaunchPlan) -> CodeVersion:
 def code_version(folder: Path) -> CodeVersion:
     """Return the version of the code in ``folder``, asking git once per process.
 
-    Git only reads: it takes no lock and does not refresh the index. A launch never fails for want of git.
+    Git only reads: it takes no lock and does not refresh the index. A launch does not fail if git is missing or slow:
+    every field is then None.
     """
     try:
         status = git(
@@ -142,7 +143,7 @@ def parse_status(status: str) -> CodeVersion:
 
 
 def block_id() -> str:
-    """Return the identifier of this host since its last boot: 12 hex digits that reveal neither."""
+    """Return the session block of this host since its last boot: 12 hex digits that reveal neither host nor boot id."""
     boot = _BOOT_ID.read_text(encoding="ascii").strip()
     machine = _HOSTNAME.read_text(encoding="utf-8") if _HOSTNAME.exists() else ""
     return hashlib.sha256(f"{boot} {machine}".encode()).hexdigest()[:12]

@@ -28,8 +28,8 @@ MAX_RESULT_BYTES = 512 << 20
 MAX_FAILURE_DETAILS = 100
 MAX_STEP_MS = 1e12
 _BY_NAME = ("rank_metrics", "canary_before", "canary_after")
-# The former version that is read as well, the keys that it names differently, and values in place of the keys that it
-# lacks. These values only satisfy the schema: WorkloadResult computes its own.
+# The former version that can be read too, the keys that it names differently, and values for the keys that it lacks.
+# These values only satisfy the schema, because WorkloadResult computes its own.
 _FORMER_VERSION = 2
 _RENAMED_SINCE_2 = {"step_times_ms": "rank_step_times_ms", "metrics": "rank_metrics"}
 _LACKING_IN_2 = {"executed_iterations": 0, "step_times_ms": [0.0], "metrics": {"step_time_p50": 0.0}}
@@ -43,13 +43,13 @@ def collect_result(
     ``platform_facts`` are the readings of the devices' sensors during the launch.
 
     Raises:
-        ResultError: A file is missing, is unreadable or doesn't fit the schema, the ranks contradict each other, or the
+        ResultError: A file is missing, is unreadable or doesn't fit the schema; the ranks contradict each other; or the
             merged file can't be written.
     """
     ranks = [_read_rank(folder / RESULT_FILE) for folder in _measured_folders(plan)]
     _check_ranks(plan, ranks)
     document = merge(plan, outcome, ranks)
-    # Lists for tuples, so that the result equals the one that is read from the file.
+    # Replace tuples by lists, so that the result equals the result that is read from the file.
     document["platform_facts"] = json.loads(json.dumps(platform_facts and asdict(platform_facts)))
     path = plan.run_dir / RESULT_FILE
     check_document(path, document)
@@ -92,7 +92,7 @@ def _tracer(ranks: list[dict[str, Any]]) -> dict[str, str]:
 def merge(plan: LaunchPlan, outcome: LaunchOutcome, ranks: list[dict[str, Any]]) -> dict[str, Any]:
     """Return one document made of the ranks' documents, which are in order of rank.
 
-    The provenance of the launch is taken here, once; nothing adds to it later.
+    The document gets its provenance here. Nothing adds to the provenance later.
     """
     details = sorted((detail for rank in ranks for detail in rank["failures"]), key=_location)
     first = ranks[0]
@@ -167,7 +167,7 @@ def _unless_all_empty(values: list[Any]) -> list[Any]:
 
 
 def _measured_folders(plan: LaunchPlan) -> list[Path]:
-    """Return the folders of the ranks that have step times: all ranks, or rank 0 where only rank 0 logs."""
+    """Return the folders of the ranks that have step times: all ranks, or rank 0 if only rank 0 logs."""
     folders = rank_folders(plan.run_dir, plan.world.size)
     only_first = any(adapter.ranks == FIRST for adapter in adapters_of(plan))
     return folders[:1] if only_first else folders
@@ -223,8 +223,7 @@ def _check_hashes(path: Path, kind: str, hashes: dict[str, Any]) -> None:
 
 
 def _check_ranks(plan: LaunchPlan, ranks: list[dict[str, Any]]) -> None:
-    """Raise ResultError unless the steps, the metrics' names, the logical weights, the loss and the gradient norm are
-    equal on all ranks."""
+    """Raise ResultError unless the facts that all ranks must agree on, such as loss and weight hashes, are equal."""
     views: dict[str, Callable[[dict[str, Any]], Any]] = {
         "number of step times": lambda rank: len(rank["step_times_ms"]),
         "metrics": lambda rank: sorted(rank["metrics"]),
@@ -267,7 +266,7 @@ def _refuse(path: Path, problem: str | None) -> None:
 
 
 def _contradiction(document: dict[str, Any]) -> str | None:
-    """Return the first key that does not have the value which follows from other keys."""
+    """Return the problem with the first key whose value does not follow from other keys, or None."""
     for name, expected in derived(document).items():
         if document[name] != expected:
             given, allowed = (brief(json.dumps(value), 120) for value in (document[name], expected))
@@ -276,7 +275,7 @@ def _contradiction(document: dict[str, Any]) -> str | None:
 
 
 def _impossible(document: dict[str, Any]) -> str | None:
-    """Return what a schema can't check: that lists by rank and by step are as long as they have to be."""
+    """Return a problem that a schema can't find, such as lists by rank or by step of unequal lengths, or None."""
     step_times, ranks, key = document["rank_step_times_ms"], document["world_size"], "$.rank_step_times_ms"
     for number, times in enumerate(step_times):
         if len(times) != len(step_times[0]):
@@ -287,7 +286,7 @@ def _impossible(document: dict[str, Any]) -> str | None:
         return f"{key}: got a step of {longest:g} ms, allowed is at most {MAX_STEP_MS:g}"
     if median(map(max, zip(*step_times, strict=True))) <= 0:
         return f"{key}: got a median of 0 ms, allowed is a time above 0; the clock of the steps is too coarse"
-    # An adapter that reads a log which only rank 0 writes gives one entry.
+    # There is one entry if an adapter reads a log that only rank 0 writes.
     if len(step_times) not in (1, ranks):
         return f"{key}: got {len(step_times)} ranks, allowed is {ranks}, the world_size, or 1"
     by_rank = {name: document[name] for name in ("wait_ms", "memory_bytes")}

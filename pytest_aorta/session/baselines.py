@@ -16,10 +16,10 @@ def write_new_baselines(
 ) -> tuple[list[str], bool]:
     """Write the new baselines of passed tests; return lines for the summary, and True if every write succeeded.
 
-    Of a test that was retried, the last attempt counts.
+    If a test was retried, only its last attempt counts.
 
-    The launches are merged with the files as they are now, under a lock, so that sessions that update one baseline at
-    once drop nothing of each other.
+    The launches are merged with the current files under a lock, so that sessions that update the same baseline at once
+    do not lose each other's launches.
     """
     notes: list[str] = []
     good = True
@@ -44,6 +44,6 @@ def write_new_baselines(
 def unused_baselines(
     records: Sequence[TestRecord], passed: Collection[str], collected: set[str], options: Options
 ) -> list[str]:
-    """Return a line for each baseline whose test does not exist, or passed without comparing with the baseline."""
+    """Return a line for each baseline whose test does not exist, or passed without a comparison with the baseline."""
     used = {record.nodeid: set(record.used_cases) for record in records if record.nodeid in passed}
     return orphans(options.baselines_dir, collected, used, options.rootdir)

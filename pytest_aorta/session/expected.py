@@ -17,7 +17,7 @@ from pytest_aorta.verdict.verdicts import Verdict
 
 @dataclass
 class ExpectedRegression:
-    """The regression that ended a block.
+    """The regression that ended a ``with`` block.
 
     Attributes:
         text: The text of the failure; empty until the block has ended.
@@ -31,9 +31,9 @@ def expected_regression(record: TestRecord, metrics: Collection[str]) -> Iterato
     """Require that a comparison in the block finds a regression of exactly ``metrics``, and mark their verdicts.
 
     Raises:
-        SpecError: No metric is named, or an unknown one.
-        ComparisonFailed: The block ended without a failed comparison, or with one that has another regression or lacks
-            something.
+        SpecError: ``metrics`` is empty or contains an unknown name.
+        ComparisonFailed: No comparison failed in the block, or the failed comparison has other regressions or a missing
+            metric.
     """
     __tracebackhide__ = True
     _check_metrics(metrics)

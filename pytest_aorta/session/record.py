@@ -1,4 +1,4 @@
-"""The record of a test for the summary: plain data that is sent with its report, also by xdist workers."""
+"""The record of a test for the summary: plain data that pytest sends with the test's report, even under xdist."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pytest_aorta.verdict.learning import NewLaunches
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Verdict
 
-# pytest-rerunfailures' word for the outcome of an attempt that another one follows.
+# pytest-rerunfailures' word for the outcome of an attempt that is followed by another attempt.
 RETRIED = "rerun"
 _FAILED = ("failed", "error")
 
 
 @dataclass(frozen=True)
 class LaunchTimes:
-    """Durations of a test's launch ``number``, in seconds: ``wall`` and, as far as they are known, its parts."""
+    """Durations of a test's launch ``number``, in seconds: ``wall``, and the phases that are known."""
 
     number: int
     launcher: str
@@ -34,7 +34,7 @@ class Compared:
         case: The test's node id and the comparison's label.
         candidate, reference: Folders of the launches in order, each with a ``result.json``.
         baseline: File of the stored baseline, which may not exist; None for a comparison of two variants.
-        measured: Metric -> median over the candidate's launches, also of metrics that were not compared.
+        measured: Metric -> median over the candidate's launches, including metrics that were not compared.
         platform, workload: Platform and workload of the candidate.
         launches: All launches of both sides in order, as the history keeps them.
     """
@@ -58,11 +58,16 @@ class Compared:
 class TestRecord:
     """One attempt of a test: its verdicts, launches to store, and durations of launches.
 
-    ``notes`` explain its verdicts, and ``traces`` name the files that a profiler left. ``detection`` contains lines on
-    the changes that each new baseline detects, by case. ``lacked_devices`` is the reason why the test was skipped,
-    ``outcome`` is pytest's word, and ``failure`` is the text of the failure. ``attempt`` counts from 1 how often the
-    test ran. ``can_launch`` is whether the test has a fixture that launches. ``num_failed_launches`` counts launches
-    that left no valid result.
+    Attributes:
+        notes: Explanations of the verdicts.
+        detection: Case -> lines on the changes that the case's new baseline detects.
+        lacked_devices: The reason why the host has too few devices for the test; None if it has enough.
+        outcome: pytest's word for the outcome.
+        failure: The text of the failure.
+        attempt: Number of the attempt, counted from 1.
+        can_launch: Whether the test has a fixture that launches.
+        traces: Notes on the files that a profiler left.
+        num_failed_launches: Number of launches that left no valid result.
     """
 
     __test__ = False
@@ -86,7 +91,7 @@ class TestRecord:
 
     @property
     def is_retried(self) -> bool:
-        """Return True if another attempt of the test followed, which counts in place of this one."""
+        """Return True if another attempt of the test followed and replaces this attempt."""
         return self.outcome == RETRIED
 
     @property
@@ -101,12 +106,12 @@ class TestRecord:
 
     @property
     def failed_before_launch(self) -> bool:
-        """Return True if the test failed and had launched nothing, e.g. for an unknown workload."""
+        """Return True if the test failed and launched nothing, e.g. because of an unknown workload."""
         return self.has_failed and not self.num_launches and (self.can_launch or self.lacked_devices is not None)
 
     @property
     def failed_without_verdict(self) -> bool:
-        """Return True if the test launched something and failed before a comparison ended, e.g. for a rank's error."""
+        """Return True if the test launched something and failed before a comparison ended, e.g. by a rank's error."""
         return self.has_failed and bool(self.num_launches) and not self.verdicts
 
     @property

@@ -60,13 +60,13 @@ def _is_undecided(row: Verdict, comparison: StoredComparison) -> bool:
 
 
 def _is_elsewhere(row: Verdict, comparison: StoredComparison) -> bool:
-    # A marker requests the comparison, but the baseline was recorded on another machine, hour or launcher.
+    # A marker requests the comparison, but the baseline comes from another machine, hour or launcher.
     is_timing = METRICS[row.metric].kind is MetricKind.TIMING and row.metric in comparison.marked
     return is_timing and row.outcome is Outcome.NOT_APPLICABLE
 
 
 def joined(stored: Verdicts, paired: Verdicts) -> Verdicts:
-    """Return the stored verdicts, with those of the A/B for the metrics that it compared."""
+    """Return the stored verdicts, but the A/B's verdicts for the metrics that the A/B compared."""
     by_metric = {row.metric: row for row in paired.rows}
     rows = tuple(by_metric.get(row.metric, row) for row in stored.rows)
     return Verdicts(stored.case, rows, tuple(dict.fromkeys([*stored.notes, *paired.notes])))

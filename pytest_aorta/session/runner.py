@@ -77,14 +77,17 @@ class WorkloadRunner:
         """Compare a result with the stored baseline of this test, and fail the test on a failing verdict.
 
         If one launch is not enough for a verdict, the workload is launched again, up to ``--aorta-max-launches`` times
-        in total, or alternately with the version that ``--aorta-ab`` names. ``label`` distinguishes the comparisons of
-        one test and defaults to the workload's name. With ``--update-baselines`` the result and further launches
-        become the baseline if the test passes.
+        in total. With ``--aorta-ab``, these launches alternate with launches of the version that the option names. With
+        ``--update-baselines``, the result and further launches become the baseline if the test passes. ``label``
+        distinguishes the comparisons of one test; its default is the workload's name.
 
         Raises:
             ComparisonFailed: A verdict fails the test.
             BaselineError: The baseline can't be read, or the launches can't be added to it.
-            SpecError, LaunchError, ResultError: As in :meth:`~pytest_aorta.session.world.DistributedWorld.again`.
+            WorkloadFailed: The workload's own checks failed in a further launch.
+            SpecError: An earlier comparison of this test has the same label, or as in
+                :meth:`~pytest_aorta.session.world.DistributedWorld.again`.
+            LaunchError, ResultError: As in :meth:`~pytest_aorta.session.world.DistributedWorld.again`.
         """
         environment = case_suffix(result.config.get(ENVIRONMENT_KEY, {}))
         case = f"{self._record.nodeid}::{label or result.workload}{environment}"
@@ -106,7 +109,7 @@ class WorkloadRunner:
 
     @in_test
     def check_stored(self, results: Sequence[WorkloadResult], path: Path) -> Verdicts:
-        """Compare existing results with the baseline in one file, without further launches; else as :meth:`check`."""
+        """Compare results with the baseline in the file ``path``, without further launches; else as :meth:`check`."""
         result, launches = results[-1], [launch_facts(result) for result in results]
         baseline = self._known(read_baseline_file(path), result)
         priors = platform_priors(path.parent.parent, result.platform, result.device, baseline.case)
@@ -132,19 +135,23 @@ class WorkloadRunner:
     ) -> Verdicts:
         """Compare two variants in this test's world, and fail the test if the candidate differs or is worse.
 
-        Each variant is a result of this test, or a mapping of the key ``workload`` and config keys, which is launched.
+        Each variant is a result of this test, or a mapping with the key ``workload`` and config keys. A mapping is
+        launched.
 
-        With ``steps``, the loss, gradient norm and weight hash of each of the first ``steps`` measured steps have to be
-        bitwise equal, and the first difference is located. ``locate``, by default ``--aorta-locate``, launches both
-        variants once more to locate it. Mappings are launched with these steps from the first one on, with a hash of
-        each. ``metrics`` limits the comparison to the named metrics.
+        With ``steps``, the loss, gradient norm and weight hash of each of the first ``steps`` measured steps must be
+        bitwise equal. Mappings that set no other values are launched with this number of steps, without warmup and with
+        a hash after each step. The first difference is located. With ``locate`` (default: ``--aorta-locate``), both
+        variants are launched once more to locate it. ``metrics`` limits the comparison to the named metrics.
 
-        Without ``steps``, ``metrics`` are metrics of launches, by default those that a baseline is compared by. Metrics
-        with noise need more launches: both variants are launched alternately, up to ``--aorta-max-launches`` pairs.
+        Without ``steps``, ``metrics`` names metrics of launches. The default is the metrics that a comparison with a
+        baseline would use. Metrics with noise need more launches: both variants are launched alternately, up to
+        ``--aorta-max-launches`` pairs.
 
         Raises:
-            ComparisonFailed: A difference, a regression, or a metric that one variant lacks.
-            SpecError, LaunchError, ResultError: As in :meth:`~pytest_aorta.session.world.DistributedWorld.launch` and
+            ComparisonFailed: The variants differ, the candidate is worse, or one variant lacks a metric.
+            WorkloadFailed: The workload's own checks failed in a launch.
+            SpecError: An argument or a config is not allowed.
+            LaunchError, ResultError: As in :meth:`~pytest_aorta.session.world.DistributedWorld.launch` and
                 :meth:`~pytest_aorta.session.world.DistributedWorld.again`.
         """
         if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
@@ -177,12 +184,13 @@ class WorkloadRunner:
     def expect_regression(self, *metrics: str) -> AbstractContextManager[ExpectedRegression]:
         """Return a context manager that requires a regression of exactly ``metrics``, for tests of planted faults.
 
-        The comparison in the block has to fail. Its verdicts then count as expected: the summary shows no regression,
-        and the test goes on after the block, where ``text`` of the object after ``as`` is the failure's text.
+        The comparison in the block must fail. Its verdicts then count as expected: the summary shows no regression, and
+        the test continues after the block. The attribute ``text`` of the object that ``as`` binds is then the text of
+        the failure.
 
         Raises:
-            SpecError: No metric is named, or an unknown one.
-            ComparisonFailed: No comparison in the block failed, or one failed for another reason as well.
+            SpecError: ``metrics`` is empty or contains an unknown name.
+            ComparisonFailed: No comparison failed in the block, or a comparison failed for another reason as well.
         """
         return expected_regression(self._record, metrics)
 
@@ -278,8 +286,8 @@ class WorkloadRunner:
         if failing:
             raise ComparisonFailed(comparison_text(failing, result, launches, None))
         new_launches = NewLaunches(new, marked, identity(self._world.defaults(result)), options.reset_baselines)
-        # Launches that can't be added fail the test. They are merged again when the session ends, since other sessions
-        # may have updated the baseline by then.
+        # Merge now, so that launches that can't be added fail the test. They are merged again when the session ends,
+        # since other sessions may have updated the baseline by then.
         stored = new_launches.merged(options.baselines_dir)
         self._record.new_launches.append(new_launches)
         self._record.detection[case] = detection_lines(stored, marked, priors, options.max_launches)
@@ -325,7 +333,7 @@ class WorkloadRunner:
         compared.measured = measured_values(launches)
         self._record.verdicts += verdicts.rows
         self._record.notes += verdicts.notes
-        # Nothing is stored for an A/B comparison: a metric that one side lacks always fails.
+        # Nothing is stored for an A/B comparison, so a metric that one side lacks always fails the test.
         failing = verdicts.failing(self._fail_on | {Outcome.MISSING} if baseline is None else self._fail_on)
         if failing:
             raise ComparisonFailed(comparison_text(failing, result, launches, baseline, verdicts.notes, test))

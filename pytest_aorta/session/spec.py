@@ -1,4 +1,4 @@
-"""A test's markers, read."""
+"""The markers of a test as typed values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ from pytest_aorta.verdict.metrics import Tolerance
 
 @dataclass(frozen=True)
 class TestSpec:
-    """Everything a test's markers say."""
+    """The values that a test's markers set.
+
+    Attributes:
+        tolerances: Metric -> the change that a marker allows.
+        timeout_s: Time limit of one launch, in seconds; None for the limit of the options.
+    """
 
     __test__ = False
 

@@ -87,7 +87,7 @@ def noisy_baseline_text(case: str, problems: Sequence[str]) -> str:
 
 
 def finding_groups(record: TestRecord) -> list[list[Verdict]]:
-    """Return the findings of a test in order; metrics of one comparison that lack a baseline are together."""
+    """Return the findings of a test in order; metrics of one comparison that lack a baseline form one group."""
     groups: dict[object, list[Verdict]] = {}
     for number, row in enumerate(record.verdicts):
         if row.is_finding:
@@ -98,8 +98,8 @@ def finding_groups(record: TestRecord) -> list[list[Verdict]]:
 def totals(records: Sequence[TestRecord]) -> str:
     """Return one line on a run: tests that launched, findings, matching metrics, and whatever was not compared.
 
-    Launches are given where they are not one per test, matching metrics where any metric was compared, and every other
-    count where it is not 0. Of a retried attempt, only the attempt and its launches are counted.
+    The line contains the number of launches unless it equals the number of tests, the matching metrics if any metric
+    was compared, and every other count that is not 0. For a retried attempt, only the attempt and its launches count.
     """
     final = [record for record in records if not record.is_retried]
     rows = [row for record in final for row in record.verdicts]
@@ -137,7 +137,7 @@ def _not_compared(rows: Sequence[Verdict]) -> list[str]:
 
 
 def _others(final: Sequence[TestRecord], records: Sequence[TestRecord]) -> list[str]:
-    """Return the counts that are not 0 of expected regressions, new baselines and tests without a verdict."""
+    """Return the nonzero counts of expected regressions, new baselines and tests without a verdict."""
     counts = (
         (sum(row.is_expected for record in final for row in record.verdicts), "regression", "expected"),
         (sum(len(record.new_launches) for record in final), "baseline", "measured"),

@@ -59,7 +59,7 @@ class DistributedWorld:
         backend: the backend of the process group.
         platform: the platform's name, which is part of the key of baselines.
         timeout_s: time limit of one launch, in seconds.
-        base: the version that :meth:`launch` and :meth:`launch_script` run; None: the code under test.
+        base: the version that :meth:`launch` and :meth:`launch_script` run; None for the code under test.
     """
 
     def __init__(
@@ -100,10 +100,11 @@ class DistributedWorld:
 
     @in_test
     def launch(self, name: str, /, **config: Any) -> WorkloadResult:
-        """Launch a workload once and return its validated result, even where the workload's own checks failed.
+        """Launch a workload once and return its validated result, even if the workload's own checks failed.
 
         Raises:
-            SpecError: The workload, a config key or a value does not exist; nothing was started.
+            SpecError: The workload or a config key is unknown, or a value is not allowed; nothing was started.
+            LeaseError: The devices can't be leased, e.g. because other processes hold them; nothing was started.
             LaunchError: A rank failed; the message names the rank that failed first.
             ResultError: The ranks left no valid result.
         """
@@ -116,8 +117,13 @@ class DistributedWorld:
     ) -> WorkloadResult:
         """Launch a script (a path ending in ``.py``, or a dotted module) that measures through the recorder.
 
+        Args:
+            script: the path, relative to pytest's root folder, or the module's name.
+            args: command line arguments of the script.
+            environment: environment variables of the ranks.
+
         Raises:
-            SpecError: The script does not exist; nothing was started.
+            SpecError: The script does not exist, or an environment variable is not allowed; nothing was started.
             LaunchError, ResultError: As in :meth:`launch`.
         """
         target = str(script)
@@ -138,7 +144,7 @@ class DistributedWorld:
     def again(self, result: WorkloadResult, *, reference: bool | Reference = False, **config: Any) -> WorkloadResult:
         """Repeat the launch that ``result`` came from, or launch its A/B reference, and return the new result.
 
-        A result of the A/B reference is launched from the reference's version again.
+        If ``result`` came from an A/B reference, the launch runs that reference's version again.
 
         Args:
             result: a result of this world.
@@ -146,8 +152,8 @@ class DistributedWorld:
             config: config keys to change.
 
         Raises:
-            SpecError: The result is not of this world, the result is a script's and takes no config, or there is no A/B
-                reference; nothing was started.
+            SpecError: The result comes from another world, ``config`` is not allowed (a script has none), or there is
+                no A/B reference; nothing was started.
             LaunchError, ResultError: As in :meth:`launch`.
         """
         record = self._launch_of(result)

@@ -1,1 +1,1 @@
-"""Verdicts from facts: metrics, baselines, tolerances."""
+"""Verdicts on launches: metrics, tolerances, stored baselines, and the rules that compare them."""

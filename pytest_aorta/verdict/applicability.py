@@ -16,23 +16,23 @@ from pytest_aorta.verdict.verdicts import NotApplicable
 # Step times on shared CPUs vary by tens of percent between launches, so a change below a factor of two is noise. The
 # fraction of hidden communication varies by tens of points.
 CPU_TIMING_TOLERANCE = {Scale.RELATIVE: 1.0, Scale.POINTS: 0.25, Scale.OF_STEP: 0.5}
-# The config key of test hooks. A fault planted there is compared with the baseline of the undisturbed workload.
+# The config key of test hooks. A launch with a planted fault is compared with the baseline of the undisturbed workload.
 TEST_HOOK_KEY = "fault"
-# Facts that are None where the host does not allow another value.
+# Facts that can be None because of the host rather than the code under test.
 _FROM_HOST = ("cpu_kernels",)
-# Facts that the code under test decides. Without them a launch loses bitwise reproducibility.
+# Facts that the code under test sets. If one of them is False, a launch is not bitwise reproducible.
 _REPRODUCIBILITY = ("deterministic_algorithms", "bitwise_reproducible")
 
 
 def identity(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of a config that a baseline belongs to: all keys except the test hook."""
+    """Return the part of a config that identifies its baseline: all keys except the test hook."""
     return {key: value for key, value in config.items() if key != TEST_HOOK_KEY}
 
 
 def widened(metric: Metric, facts: LaunchFacts, tolerance: Tolerance) -> Tolerance:
-    """Return the tolerance that a stored baseline supports.
+    """Return ``tolerance``, widened if it is too small for a stored baseline.
 
-    A marker's tolerance for times of CPU ranks is widened to the noise of shared CPUs.
+    A marker's tolerance for times of CPU ranks is widened to the noise of shared CPUs, ``CPU_TIMING_TOLERANCE``.
     """
     if metric.kind is not MetricKind.TIMING or facts.device != "cpu" or tolerance.origin is Origin.DEFAULT:
         return tolerance
@@ -43,13 +43,16 @@ def widened(metric: Metric, facts: LaunchFacts, tolerance: Tolerance) -> Toleran
 
 
 def under_profiler(metric: Metric, launches: Sequence[LaunchFacts]) -> str | None:
-    """Return why times can't be compared because a profiler slowed the ranks, or None."""
+    """Return why ``metric`` can't be compared if it is a time and a profiler slowed the ranks, or None."""
     found = next((launch.profiler for launch in launches if launch.profiler), None)
     return f"ranks ran under {found}, which slows them" if found and metric.kind is MetricKind.TIMING else None
 
 
 def without_head_start(metric: Metric, facts: LaunchFacts) -> str | None:
-    """Return why a launch has only an as-run value of a metric, with that value; None where it has the metric's own."""
+    """Return why a launch has only the as-run value of a metric, measured without a head start, or None.
+
+    The text ends with the as-run value.
+    """
     as_run = facts.metrics.get(metric.name + AS_RUN)
     if as_run is None:
         return None
@@ -65,9 +68,9 @@ def without_head_start(metric: Metric, facts: LaunchFacts) -> str | None:
 def not_applicable(
     metric: Metric, tolerance: Tolerance, facts: LaunchFacts, recorded: LaunchFacts, side: str = "baseline"
 ) -> tuple[NotApplicable, str] | None:
-    """Return why a metric can't be compared between two launches, in general and in detail, or None if it can.
+    """Return the general reason and the details if a metric can't be compared between two launches, or None.
 
-    ``side`` is the word for ``recorded``.
+    The details call ``recorded`` by the word ``side``.
     """
     if metric.kind is MetricKind.TIMING and recorded.launcher != facts.launcher:
         detail = f"ranks were started by {facts.launcher}, the {side}'s by {recorded.launcher}"
@@ -91,8 +94,8 @@ def not_applicable(
 def other_environment(facts: LaunchFacts, recorded: LaunchFacts, side: str = "baseline") -> str | None:
     """Return the first difference in the numeric environment as text, or None if there is none.
 
-    ``side`` is the word for ``recorded``. Launches of one session block ran on one host, so a CPU vendor that only one
-    of them reports is that of both.
+    The text calls ``recorded`` by the word ``side``. Launches of one session block ran on the same CPUs, so their
+    ``cpu_vendor`` is not compared: only one of them may report the vendor.
     """
     left_out = {*CHOICES, "cpu_vendor"} if facts.block == recorded.block else {*CHOICES}
     for key in sorted((recorded.environment.keys() | facts.environment.keys()) - left_out):
@@ -103,9 +106,10 @@ def other_environment(facts: LaunchFacts, recorded: LaunchFacts, side: str = "ba
 
 
 def lost_reproducibility(launches: Sequence[LaunchFacts], recorded: LaunchFacts, side: str) -> str | None:
-    """Return the fact by which a launch is not bitwise reproducible although ``recorded`` is, or None.
+    """Return the fact that makes a launch not bitwise reproducible although ``recorded`` is, or None.
 
-    Without this check, code whose numbers changed could avoid the comparison. ``side`` is the word for ``recorded``.
+    Without this check, code whose numbers changed could avoid the comparison. The text calls ``recorded`` by the word
+    ``side``.
     """
     if not _reproducible(recorded):
         return None
@@ -141,21 +145,21 @@ def _setting(config: dict[str, Any], key: str) -> str:
 
 
 def other_steps(launches: Sequence[LaunchFacts], recorded: LaunchFacts) -> int | None:
-    """Return the number of measured steps of the first launch that does not have as many as ``recorded``, or None.
+    """Return the first number of measured steps that differs from that of ``recorded``, or None.
 
-    A script can change its number of steps without a change of the config, and statistics of fewer steps hide slow
-    ones.
+    A script can change its number of steps without a change of the config, and statistics over fewer steps hide slow
+    steps.
     """
     return next((facts.num_steps for facts in launches if facts.num_steps != recorded.num_steps), None)
 
 
 def changed_choice(facts: LaunchFacts, recorded: LaunchFacts) -> str | None:
-    """Return the first key of what setup() chose that differs between two launches, or None."""
+    """Return the key of the first choice of setup() that differs between two launches, or None."""
     return next((key for key in CHOICES if facts.environment.get(key) != recorded.environment.get(key)), None)
 
 
 def _other_choice(launches: Sequence[LaunchFacts], recorded: LaunchFacts) -> str | None:
-    """Return why a baseline belongs to another choice of setup(), which is part of what its launches ran."""
+    """Return why a baseline does not apply, if setup() made another choice for its launches, or None."""
     for facts in launches:
         if key := changed_choice(facts, recorded):
             there, here = (side.environment.get(key) for side in (recorded, facts))
@@ -166,7 +170,7 @@ def _other_choice(launches: Sequence[LaunchFacts], recorded: LaunchFacts) -> str
 def other_setup(
     recorded_config: dict[str, Any], recorded: LaunchFacts, config: dict[str, Any], launches: Sequence[LaunchFacts]
 ) -> str | None:
-    """Return why a baseline belongs to another config, choice or number of measured steps, or None if all are equal."""
+    """Return why a baseline has another config, choice of setup() or number of measured steps, or None if all agree."""
     if detail := other_config(recorded_config, config) or _other_choice(launches, recorded):
         return detail
     if (found := other_steps(launches, recorded)) is None:

@@ -46,10 +46,10 @@ class Baseline:
 
     Attributes:
         case: the test's node id and the comparison's label.
-        test: the node id alone; baselines of deleted tests are found by it.
+        test: the node id alone, which shows whether the test was deleted.
         config: the workload's full config; a candidate with another config is not compared.
         launches: in the order of recording; only the last revision has center launches.
-        forced: revision -> why a noisy set of launches was recorded nevertheless.
+        forced: revision -> the reason that was given for recording launches that were too noisy.
     """
 
     case: str
@@ -67,7 +67,7 @@ class Baseline:
 
     @property
     def center_launches(self) -> tuple[LaunchFacts, ...]:
-        """Return the launches that make the baseline center; there is at least one."""
+        """Return the launches that determine the baseline center, at least one."""
         return tuple(stored.facts for stored in self.launches if stored.center)
 
     @property
@@ -118,7 +118,8 @@ def read_baseline(folder: Path, platform: str, case: str) -> Baseline | None:
     """Return the baseline of a case, or None if the case has no file.
 
     Raises:
-        BaselineError: The file is unreadable, has an unknown version, violates its schema or contains another case.
+        BaselineError: The file is unreadable, has an unknown version, violates its schema, or contains another case or
+            platform.
     """
     path = baseline_path(folder, platform, case)
     try:
@@ -150,9 +151,9 @@ def read_baseline_file(path: Path) -> Baseline:
 
 
 def parse_baseline(text: str, name: str) -> Baseline:
-    """Parse the text of a baseline that is not a file here, such as a file of a commit.
+    """Parse a baseline from text, such as that of a file in a commit.
 
-    ``name`` says in error messages where the text comes from.
+    ``name`` is the source of the text, for error messages.
 
     Raises:
         BaselineError: The text is invalid, as in :func:`read_baseline_file`.
@@ -164,7 +165,7 @@ def parse_baseline(text: str, name: str) -> Baseline:
 
 
 def upgraded(document: dict[str, Any]) -> dict[str, Any]:
-    """Return a document of schema version 2 as one of version 3; any other document is returned unchanged.
+    """Convert a document of schema version 2 to version 3; return any other document unchanged.
 
     Version 3 renames the keys ``sitting``, ``epoch`` and ``anchor`` of a launch; their values are the same.
     """
@@ -238,7 +239,7 @@ def write_baseline(folder: Path, baseline: Baseline) -> Path:
 
 
 def outside(folder: Path, platform_folder: Path) -> str | None:
-    """Return the problem with a platform's folder that is a link out of the folder of baselines, or None."""
+    """Return the problem if a platform's folder is a link out of the folder of baselines, or None."""
     real = Path(os.path.realpath(platform_folder))
     if real.is_relative_to(os.path.realpath(folder)):
         return None
@@ -249,7 +250,7 @@ def orphans(folder: Path, collected: set[str], used_cases: Mapping[str, Collecti
     """Return a line for each baseline file that no test uses, with the reason.
 
     A baseline is unused if the file of its test is deleted, if that file was collected without the test, or if the
-    test passed and compared other cases.
+    test passed and compared other cases. Unreadable and misnamed files have a line, too.
 
     Args:
         folder: The folder of the baselines.
@@ -281,7 +282,7 @@ def orphans(folder: Path, collected: set[str], used_cases: Mapping[str, Collecti
 
 def has_test_file(baseline: Baseline, rootdir: Path) -> bool:
     """Return True if the file of the baseline's test exists."""
-    return os.path.exists(rootdir / baseline.test.split("::", 1)[0])  # noqa: PTH110 - False for what can be no path
+    return os.path.exists(rootdir / baseline.test.split("::", 1)[0])  # noqa: PTH110 - False for text that is no path
 
 
 def _impossible_moment(document: dict[str, Any]) -> str | None:

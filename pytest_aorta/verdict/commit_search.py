@@ -1,8 +1,9 @@
 """The search for the commit that changed a metric: which launch is next, and when the search ends.
 
-Commits are numbered from 1 to the bad one; commit 0 is the good one. First the two ends are compared in pairs, as an
-A/B compares them. A metric without noise is then searched by its bits, with one launch per probe. A metric with noise
-is searched by pairs of a commit and the good commit, until the posterior names a commit. No file, no clock, no launch.
+Commit 0 is the good commit, and the last commit is the bad one. First the search compares these two ends in pairs of
+launches, like an A/B. If the metric has no noise, the search then compares bits, with one launch per probe. If the
+metric has noise, each probe pairs a commit with the good commit, until the posterior names a commit. Pure: this module
+reads no file and no clock, and launches nothing.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ from pytest_aorta.verdict.verdicts import Verdict, Verdicts
 
 # Probability at which a commit is named.
 CONFIDENCE = 0.99
-# Pairs in which the ends are compared, and pairs of probes after them.
+# The most pairs that compare the ends, and the most pairs of a whole search.
 MAX_END_PAIRS = 12
 MAX_PROBES = 100
 # A single disturbed launch must not decide, so the named commit and the one before have three further pairs each.
 MIN_PAIRS = 3
-# Pairs of the ends where bits are compared, so that bits which differ from launch to launch are noticed.
+# Pairs of the ends if bits are compared: two show whether bits differ from launch to launch.
 MIN_END_PAIRS = 2
-# Probability of the note that a commit has a part of the change, where it has none or the whole.
+# Probability of a false note that a commit has only a part of the change.
 _PART_RATE = 1e-3
 
 
@@ -83,7 +84,8 @@ class ProbedCommit:
 
     Attributes:
         launches: Number of launches of the commit.
-        change: Mean change against the good commit; None where bits are compared.
+        change: Mean change against the good commit on the metric's scale, e.g. 0.05 for 5%; None if bits are compared
+            or if the commit has no pair.
         probability: Probability that the commit has the change.
         detail: Why the commit was skipped, or a remark; else empty.
     """
@@ -101,10 +103,11 @@ class SearchEnd:
 
     Attributes:
         reason: Explanation of an outcome other than *found*.
-        suspects: The commits of which one brought the change in; empty if the outcome is *absent*.
+        suspects: Numbers of the commits that may have introduced the change; empty if the search can't name any.
         probability: Probability that the first commit with the change is one of ``suspects``.
         metric: The metric that was searched; empty if the ends do not differ.
-        change, low, high: The change of the metric with its 95% interval; None where bits are compared.
+        change, low, high: The change on the metric's scale with its 95% interval; None without suspects, or if bits are
+            compared.
         probed: Every commit that was launched or skipped, in order.
         verdicts: The comparison of the ends.
         notes: Remarks.
@@ -124,7 +127,7 @@ class SearchEnd:
 
 
 class CommitSearch:
-    """A search of one comparison of a test. The same launches in the same order always lead to the same end."""
+    """A search for one comparison of a test. The same launches in the same order always lead to the same end."""
 
     def __init__(self, num_commits: int, comparison: PairedComparison, *, max_probes: int = MAX_PROBES) -> None:
         """Search commits 1 to ``num_commits`` for a change that ``comparison`` finds between commit 0 and the last."""
@@ -257,7 +260,7 @@ class CommitSearch:
         return self._pair(next_commit(posterior, self._skipped))
 
     def _unconfirmed(self, metric: Metric, best: Suspects) -> list[int]:
-        """Return the commits beside the change that have too few pairs.
+        """Return the commits on either side of the change that have too few pairs.
 
         The pairs of the ends do not count: they were repeated until they showed a change, so they exaggerate it.
         """
@@ -313,9 +316,9 @@ class CommitSearch:
 
 
 def difference(metric: Metric, probe: Probe) -> float | None:
-    """Return by how much a probe's metric is worse than that of the good commit, as a difference of transformed values.
+    """Return how much worse a probe's metric is than the good commit's, as a difference of transformed values.
 
-    None if a launch has no such value.
+    None if the good commit was not launched, or if a launch has no value that can be transformed.
     """
     if probe.reference is None:
         return None
@@ -336,7 +339,7 @@ def _is_exact(row: Verdict) -> bool:
 
 
 def _chosen(rows: Sequence[Verdict]) -> Verdict | None:
-    """Return the metric to search: one without noise if there is one, else that whose change is clearest."""
+    """Return the metric to search: one without noise if there is one, else the metric with the clearest change."""
     if exact := [row for row in rows if _is_exact(row)]:
         return exact[0]
     return max((row for row in rows if row.delta is not None), key=_clearness, default=None)

@@ -48,7 +48,7 @@ from pytest_aorta.verdict.statistics.variance import Estimate, VarianceComponent
 from pytest_aorta.verdict.verdicts import Missing, NotApplicable, ReferenceKind, Verdict, VerdictReference, Verdicts
 
 Priors: TypeAlias = Callable[[Metric], VarianceComponents]
-# With fewer launches the variance of a baseline is mostly that of the prior.
+# With fewer launches, most of a baseline's variance comes from the prior.
 MIN_LAUNCHES = 5
 _STALE = f"the baseline is stale; record the better value with {RESET}"
 
@@ -56,8 +56,8 @@ _STALE = f"the baseline is stale; record the better value with {RESET}"
 def choose_tolerances(marked: Mapping[str, Tolerance], *facts: LaunchFacts) -> dict[str, Tolerance]:
     """Return the tolerances of the metrics to compare.
 
-    These are the metrics that a marker names, and the metrics with a default tolerance that any of the launches has.
-    The first of the launches is that under test.
+    These are the metrics that a marker names, and the metrics with a default tolerance that any launch has. The launch
+    under test is the first of ``facts``.
 
     Raises:
         SpecError: A marker names a metric that needs more steps than the launch under test has.
@@ -79,7 +79,7 @@ def choose_tolerances(marked: Mapping[str, Tolerance], *facts: LaunchFacts) -> d
 
 @dataclass(frozen=True)
 class StoredComparison:
-    """A comparison of an increasing number of launches of one session block with a stored baseline.
+    """A comparison of launches of one session block with a stored baseline, repeated as launches are added.
 
     Attributes:
         config: The candidate's config; a baseline of another config is not compared.
@@ -87,7 +87,7 @@ class StoredComparison:
         priors: Returns the prior of a metric's variance.
         max_launches: Number of the candidate's launches after which every verdict is final.
         file: Path of the baseline's file for reports, or the label of other results.
-        kind: Results if the baseline is made of other results.
+        kind: ``RESULTS`` if the baseline was built from other results.
     """
 
     case: str
@@ -102,7 +102,10 @@ class StoredComparison:
     def judge(self, launches: Sequence[LaunchFacts], decided: Mapping[str, Verdict] | None = None) -> Verdicts:
         """Return one verdict per metric. A metric that only one of the two sides has is *missing*.
 
-        ``decided`` are verdicts of fewer launches, which are kept.
+        ``decided`` maps metrics to verdicts of fewer launches. These verdicts are kept.
+
+        Raises:
+            SpecError: As in :func:`choose_tolerances`.
         """
         present = () if self.baseline is None else self.baseline.center_launches[-1:]
         tolerances = choose_tolerances(self.marked, launches[0], *present)
@@ -115,14 +118,14 @@ class StoredComparison:
         return Verdicts(self.case, tuple(rows), tuple(found))
 
     def variance(self, metric: Metric) -> VarianceComponents:
-        """Return the variance of a metric in the baseline, or the prior if the baseline has no such values."""
+        """Return the variance of a metric in the baseline, or the prior if a center launch lacks the metric."""
         center = () if self.baseline is None else self.baseline.center_launches
         if not center or None in transformed_values(metric, center, center):
             return self.priors(metric)
         return self.estimate(metric).variance
 
     def estimate(self, metric: Metric) -> Estimate:
-        """Return the baseline estimate of a metric. The baseline has to exist and to have the metric."""
+        """Return the baseline estimate of a metric. The baseline must exist and contain the metric."""
         assert self.baseline is not None
         center_values = transformed_by_block(metric, self.baseline.center_launches, self.baseline.center_launches)
         return baseline_estimate(center_values, transformed_by_revision(metric, self.baseline), self.priors(metric))
@@ -193,9 +196,9 @@ class StoredComparison:
         return _with_throttling(row, metric, launches)
 
     def undecidable(self, metric: Metric, tolerance: Tolerance) -> str | None:
-        """Return why unchanged code may not pass, with the remedy; None if unchanged code mostly passes.
+        """Return why unchanged code may fail to pass, with the remedy; None if unchanged code mostly passes.
 
-        ``tolerance`` is the one before it is widened. The baseline has to exist and to have the metric.
+        ``tolerance`` is the tolerance before widening. The baseline must exist and contain the metric.
         """
         assert self.baseline is not None
         center_launches, stored = self.baseline.center_launches, self.estimate(metric)
@@ -208,7 +211,7 @@ class StoredComparison:
     def _undecided(
         self, row: Verdict, metric: Metric, tolerance: Tolerance, center_launches: Sequence[LaunchFacts]
     ) -> str:
-        """Return the reason and the remedy of a final verdict that decides nothing."""
+        """Return why a final verdict is inconclusive, with the remedy."""
         remedy = self.undecidable(metric, tolerance)
         if remedy is None and len(center_launches) < MIN_LAUNCHES:
             remedy = f"only {counted(len(center_launches), 'launch')} in the center; record more with {RESET}"
@@ -222,8 +225,8 @@ class PairedComparison:
 
     Attributes:
         variance: Returns the prior of a metric's variance.
-        only: The metrics to compare, bit for bit if neither a marker nor the table has a tolerance; None compares the
-            metrics that a stored baseline would be compared by.
+        only: Names of the metrics to compare. Metrics without a tolerance, from a marker or by default, are compared
+            bit for bit. None selects the metrics that a comparison with a stored baseline selects.
         max_pairs: Number of pairs after which every verdict is final.
         version: Name of the version that the reference ran; empty if both sides are variants of the test.
     """
@@ -243,8 +246,10 @@ class PairedComparison:
     ) -> Verdicts:
         """Return one verdict per metric. A metric that only one of the two sides has is *missing*.
 
+        ``decided`` is as in :meth:`StoredComparison.judge`.
+
         Raises:
-            SpecError: ``only`` names an unknown metric.
+            SpecError: ``only`` names an unknown metric, or as in :func:`choose_tolerances`.
         """
         tolerances = choose_tolerances(self.marked, candidates[0], references[0])
         if self.only is not None:
@@ -327,10 +332,10 @@ def _missing(blank: Verdict, part: Missing, detail: str) -> Verdict:
 def _without_head_start(
     blank: Verdict, metric: Metric, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]
 ) -> Verdict | None:
-    """Return the verdict for a metric that the host's delay or a wait for the device took, or None.
+    """Return the verdict for a metric that launches lack because the host was late or waited for the device, or None.
 
-    The metric does not apply if no launch of the other side has it. If the other side has it, code that now waits for
-    the device has lost it, which fails the test: otherwise a change could avoid the comparison by such a wait.
+    The metric does not apply if no launch of the other side has it. If the other side has it, a new wait for the device
+    fails the test. Otherwise a change could avoid the comparison by adding a wait.
     """
     found = [(launch, detail) for launch in launches if (detail := without_head_start(metric, launch))]
     if not found:
@@ -345,12 +350,12 @@ def _without_head_start(
 
 
 def _with_head_start(metric: Metric, launches: Sequence[LaunchFacts]) -> list[LaunchFacts]:
-    """Return the launches without those of which only a disturbed value is known."""
+    """Return the launches without those that have only an as-run value of the metric."""
     return [launch for launch in launches if without_head_start(metric, launch) is None]
 
 
 def _after_late_hosts(row: Verdict, metric: Metric, launches: Sequence[LaunchFacts], most: int) -> Verdict:
-    """Return the verdict of the launches whose hosts were not late, closed if no further launch is allowed."""
+    """Return ``row``. If hosts were late and no further launch is allowed, an open verdict becomes final."""
     late = [detail for launch in launches if (detail := without_head_start(metric, launch))]
     if not late or not row.is_open or len(launches) < most:
         return row
@@ -371,7 +376,7 @@ def _incomparable(
         lost = replace(blank, value=None, baseline=known[-1])
         return _missing(lost, Missing.CANDIDATE_VALUE, f"the launch has no {metric.name}")
     remedy = "" if blank.is_by_ab else "; if this is intended, record the baseline again with " + RESET
-    # Two variants of a test may be reproducible or not, as the test asks.
+    # A test may compare a reproducible variant with a variant that is not.
     are_variants = blank.is_by_ab and not blank.reference.name
     is_bitwise = metric.kind is MetricKind.NUMERIC and tolerance.value is None and not are_variants
     if is_bitwise and (detail := lost_reproducibility(launches, others[-1], str(blank.reference))):
@@ -405,7 +410,7 @@ def _exact(blank: Verdict, metric: Metric, launches: Sequence[LaunchFacts], othe
 def _earlier_step(
     blank: Verdict, metric: Metric, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]
 ) -> Verdict | None:
-    """Return a regression if values after an earlier step differ that both sides have, or None."""
+    """Return a regression if the sides differ after an earlier step for which both have a value, or None."""
     if metric.by_step is None:
         return None
     for launch, other in itertools.product(launches, others):
@@ -425,9 +430,9 @@ def _within_range(
     others: Sequence[LaunchFacts],
     max_launches: int,
 ) -> Verdict:
-    """Compare by range, for values of zero or below, which have no logarithm.
+    """Compare ranges, because values of zero or below have no logarithm.
 
-    A change is reported if all launches are beyond all others and beyond the tolerance.
+    A change is reported if every launch lies beyond all ``others``, and the medians differ by more than the tolerance.
     """
     worse = metric.worse
     here = [worse * float(metric.measure(launch) or 0) for launch in launches]
@@ -446,7 +451,7 @@ def _within_range(
 
 
 def _are_separate(here: Sequence[float], there: Sequence[float]) -> bool:
-    """Return True if it is unlikely to be chance that all of ``here`` lie on one side of all of ``there``."""
+    """Return True if all of ``here`` are unlikely to lie on one side of all of ``there`` by chance."""
     by_chance = 1 / math.comb(len(here) + len(there), len(here))
     never_varies = len(set(here)) == len(set(there)) == 1
     return len(here) >= MIN_LAUNCHES_TO_FAIL and (never_varies or by_chance <= FALSE_ALARM_RATE)
@@ -469,7 +474,7 @@ def _decided(blank: Verdict, decision: Decision, metric: Metric, center: Value) 
 
 
 def _with_throttling(row: Verdict, metric: Metric, launches: Sequence[LaunchFacts]) -> Verdict:
-    """Name throttled devices in the explanation of a time that did not pass."""
+    """Return the verdict; if it is on a time that did not pass, its detail names throttled devices."""
     num_hot = sum(bool(launch.throttled) for launch in launches)
     if not num_hot or metric.kind is not MetricKind.TIMING or row.outcome is Outcome.PASS:
         return row

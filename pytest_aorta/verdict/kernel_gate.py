@@ -1,10 +1,10 @@
 """Comparison of each kernel family with the baseline, as one metric.
 
-A family is compared by itself if it takes at least ``MIN_FRACTION`` of the step and both sides run it in equally many
-calls. All other kernels are compared as one sum: small families, new and gone ones, and those whose calls changed.
-A kernel that replaces another is then a change by the difference of their times and not by the whole of either.
+A family is compared by itself if it takes at least ``MIN_FRACTION`` of the step and both sides call it equally often.
+All other kernels are compared as one sum: small families, families of one side only, and families whose number of calls
+changed. If one kernel replaces another, this sum changes by the difference of their times, not by either time.
 
-The false-alarm rate is shared by Holm's step-down procedure (Holm, Scandinavian Journal of Statistics 6, 1979).
+Holm's step-down procedure divides the false-alarm rate (Holm, Scandinavian Journal of Statistics 6, 1979).
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ from pytest_aorta.verdict.statistics.variance import (
 )
 from pytest_aorta.verdict.verdicts import Verdict, format_change
 
-# The least fraction of the step that a family takes which is compared by itself.
+# A family that takes less than this fraction of the step is not compared by itself.
 MIN_FRACTION = 0.005
-# A family may change by the tolerance of its own time, and by no more than this part of the tolerance of the step.
+# A family may change by the tolerance of its own time, but by at most this fraction of the tolerance of the step.
 STEP_PART = 1 / 16
 # Name of the sum of all kernels that are not compared by themselves.
 REST = "all other kernels"
-# Degrees of freedom of the prior from the other families of a baseline, for the slower and the faster side each.
+# Degrees of freedom of each side, slower and faster, of the prior from the other families of a baseline.
 _FAMILIES_DF = 4.0
 _MIN_FAMILIES = 3
 _SAME_CALLS = 1e-6
@@ -64,10 +64,10 @@ _MOST_NAMED = 3
 
 @dataclass(frozen=True)
 class Part:
-    """A quantity of the comparison: the time of one family, or of :data:`REST`.
+    """A compared quantity: the time of one family, or of :data:`REST`.
 
     Attributes:
-        metric: Measures the time of a launch, on the scale of steps.
+        metric: Measures the time in a launch, in ms per step; its changes are fractions of the step.
         fraction: Median time on the other side, as a fraction of the step.
     """
 
@@ -95,12 +95,12 @@ class Judged:
 
 
 def compared_ms(facts: LaunchFacts) -> dict[str, float]:
-    """Return the time of each family of a launch that is compared: neither communication nor copies."""
+    """Return the time per step of each family of a launch, without communication and copies, in ms."""
     return {family: ms for family, ms in facts.kernel_ms.items() if is_compute(family)}
 
 
 def parts_of(metric: Metric, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> list[Part]:
-    """Return the quantities to compare: the families that both sides run equally often, and the rest."""
+    """Return the quantities to compare: the large families that both sides run equally often, and the rest."""
     here, there = median_times(launches), median_times(others)
     step_ms = reference_step_ms(others)
     common = set.intersection(*(set(compared_ms(facts)) for facts in (*launches, *others))) - {OTHER}
@@ -130,10 +130,11 @@ def _time_of_others(alone: frozenset[str]) -> Callable[[LaunchFacts], float | No
 
 
 def allowed_change(part: Part, tolerance: float, deviation: float) -> float:
-    """Return the change of a part that is allowed, as a fraction of the step.
+    """Return the allowed change of a part, as a fraction of the step.
 
-    The limit by the step is widened to what ``deviation``, the standard deviation of a launch from the baseline center,
-    allows to decide, but not beyond the tolerance of the family's own time.
+    A part may change by :data:`STEP_PART` of the tolerance of the step. Noise widens this limit to ``RESOLVED_BY``
+    times ``deviation``, the standard deviation of a launch from the baseline center. The tolerance of the part's own
+    time limits the change too, but :data:`REST` may always change by the limit of the step.
     """
     of_step, of_own = STEP_PART * tolerance, tolerance * part.fraction
     if part.name == REST:
@@ -142,10 +143,10 @@ def allowed_change(part: Part, tolerance: float, deviation: float) -> float:
 
 
 def step_down(parts: Sequence[Part], rate: float, decide: Callable[[Part, float], Decision]) -> list[Decision]:
-    """Return a decision for each part, with ``rate`` shared by Holm's step-down procedure.
+    """Return a decision for each part; Holm's step-down procedure divides ``rate``, the false-alarm rate.
 
-    ``decide`` takes a part and its rate. With r regressions of m parts, the others are tested at rate / (m - r),
-    until no further one regresses.
+    ``decide`` is called with a part and the part's rate. After r of m parts have regressed, all parts are tested again
+    at rate / (m - r), until no further part regresses.
     """
     num_regressed = 0
     while True:
@@ -190,7 +191,7 @@ def judge_stored(
 def detectable_of_step(
     metric: Metric, baseline: Baseline, block: Hashable, num_launches: int, *, tolerance: float, max_launches: int
 ) -> float:
-    """Return the smallest slowdown of a family, as a fraction of the step, that is detected in every family.
+    """Return the smallest slowdown, as a fraction of the step, that is detected whichever family it is in.
 
     Other arguments are as in :func:`~pytest_aorta.verdict.statistics.decision.detectable`.
     """
@@ -211,7 +212,7 @@ def detectable_of_step(
 
 
 def noisy_parts(metric: Metric, launches: Sequence[LaunchFacts], tolerance: float) -> list[str]:
-    """Return a line for each part that varies between launches too much for the tolerance of its own time."""
+    """Return a line for each part whose time varies too much between launches for the part's own tolerance."""
     parts = parts_of(metric, launches, launches) if all(launch.kernels for launch in launches) else []
     found = []
     for part in parts:
@@ -239,7 +240,7 @@ def judge_pairs(
     variance: VarianceComponents,
     max_pairs: int,
 ) -> Verdict:
-    """Return the verdict on all families of pairs of launches; ``variance`` is relative to a family's time."""
+    """Return the verdict on all families in pairs of launches; ``variance`` is relative to a family's time."""
     parts = parts_of(metric, candidates, references)
     allowed = {
         part.name: allowed_change(part, tolerance, part.fraction * math.sqrt(variance.within.value)) for part in parts
@@ -278,8 +279,8 @@ def _values(part: Part, launches: Sequence[LaunchFacts], others: Sequence[Launch
 def estimates_of(parts: Sequence[Part], baseline: Baseline) -> dict[str, Estimate]:
     """Return the baseline estimate of each part.
 
-    The prior of a part's variance is the median of the variances of all parts, relative to their times, since the
-    clock of the device moves all of them.
+    Each part's variance is divided by the square of the part's time. The median over all parts is the prior, since the
+    device's clock affects all parts.
     """
     center = baseline.center_launches
     revisions = {part.name: transformed_by_revision(part.metric, baseline) for part in parts}
@@ -314,7 +315,7 @@ def _times(variance: VarianceComponents, factor: float) -> VarianceComponents:
 def verdict_of(
     blank: Verdict, judged: Sequence[Judged], launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]
 ) -> Verdict:
-    """Return the verdict on all parts, with the time of the worst one before and after."""
+    """Return the verdict on all parts, with the time of the worst part before and after."""
     outcome = _joined([one.decision.outcome for one in judged])
     deciding = [one for one in judged if one.decision.outcome is outcome]
     worst = max(deciding, key=lambda one: one.excess if outcome is Outcome.REGRESSION else abs(one.excess))
@@ -329,7 +330,7 @@ def verdict_of(
         detail=_detail(worst, outcome, deciding, launches, others),
     )
     if part.name == REST:
-        # Its tolerance is of the step, and its own time can be as short as 0.
+        # The tolerance of the rest is a fraction of the step. Its own time can be 0, so it has no relative change.
         return row
     delta, low, high = (end / part.fraction for end in (decision.effect, decision.low, decision.high))
     return replace(row, delta=delta, low=low, high=high)

@@ -31,7 +31,7 @@ from pytest_aorta.verdict.statistics.scale import Scale
 from pytest_aorta.verdict.statistics.variance import baseline_estimate, observed
 from pytest_aorta.verdict.verdicts import Verdict, format_change
 
-# From this change on, a doubling, a summary says in words that smaller changes are not detected.
+# If the smallest detected change is at least this, a doubling, the summary says that smaller changes are missed.
 _TOOTHLESS = 1.0
 # An outlier is this many robust standard deviations away from the median.
 _OUTLIER = 6.0
@@ -50,12 +50,12 @@ def launches_to_learn(marked: Mapping[str, Tolerance], facts: LaunchFacts, wante
 
 @dataclass(frozen=True)
 class NewLaunches:
-    """Launches to store for a case, with what merging them with the stored baseline takes.
+    """Launches to store for a case, with the values needed to merge them with the stored baseline.
 
     Attributes:
-        baseline: The launches as a baseline of their own, without those that are stored.
+        baseline: The launches as a baseline of their own, without the launches stored before.
         marked: The tolerances that markers set.
-        defaults: The defaults of config keys; a baseline that is older than a key was recorded with its default.
+        defaults: The default of each config key; a baseline that is older than a key was recorded with the default.
         fresh: Whether the launches start a new revision.
     """
 
@@ -97,8 +97,8 @@ def merged(
 ) -> Baseline:
     """Return the baseline to store: the launches of ``new`` appended to those of ``old``, or in a new revision.
 
-    A new revision keeps the old launches for the variance. It is started if ``fresh`` is set, or if the config or the
-    number of measured steps changed. Appended launches never count for the center.
+    A new revision keeps the old launches for the variance. It starts if ``fresh`` is set, or if the config, a choice of
+    setup() or the number of measured steps changed. Appended launches never count for the center.
 
     Raises:
         BaselineError: The new launches are not shown to equal the center, so appending them could hide a change.
@@ -125,7 +125,7 @@ def merged(
 
 
 def _other_setting(recorded: LaunchFacts, launches: Sequence[LaunchFacts]) -> list[str]:
-    """Return the first difference in launcher or environment, which change times and numbers without a code change."""
+    """Return the first difference in launcher or environment; both change times and numbers without a code change."""
     for launch in launches:
         if launch.launcher != recorded.launcher:
             return [f"launcher is {launch.launcher!r}, the baseline's {recorded.launcher!r}"]
@@ -148,14 +148,14 @@ def _differences(old: Baseline, new: Baseline, marked: Mapping[str, Tolerance], 
 
 
 def _is_unchanged(row: Verdict) -> bool:
-    """Return True if a verdict shows that the metric did not change; a single launch can't be called improved."""
+    """Return True if a verdict shows no change. A single launch is never called improved, so the change is checked."""
     if row.outcome is not Outcome.PASS or row.delta is None or row.tolerance.value is None:
         return row.outcome is Outcome.PASS
     return abs(row.tolerance.scale.difference(row.delta)) <= row.tolerance.scale.difference(row.tolerance.value)
 
 
 def _fitted(baseline: Baseline) -> Baseline:
-    """Return the baseline without its oldest launches outside the center, if it has too many launches."""
+    """Drop the oldest launches outside the center from a baseline with more than ``MAX_LAUNCHES`` launches."""
     surplus = len(baseline.launches) - MAX_LAUNCHES
     kept = list(baseline.launches)
     for stored in baseline.launches:
@@ -190,7 +190,7 @@ def objections(launches: Sequence[LaunchFacts], marked: Mapping[str, Tolerance],
 
 
 def _late_hosts(metric: Metric, launches: Sequence[LaunchFacts]) -> list[str]:
-    """Return the launches that lack a metric because of a late host; a step that waits for the device is no problem."""
+    """Return a line for each launch that lacks a metric because the host was late, not because a step waits."""
     return [
         f"launch {number} has no value: {detail}"
         for number, launch in enumerate(launches, 1)
@@ -201,7 +201,7 @@ def _late_hosts(metric: Metric, launches: Sequence[LaunchFacts]) -> list[str]:
 def _too_noisy_for_default(
     metric: Metric, tolerance: Tolerance, launches: Sequence[LaunchFacts], priors: Priors
 ) -> str | None:
-    # A default tolerance is widened to the noise, but not without limit.
+    # A default tolerance is widened to the noise, but only up to a limit.
     center_values = transformed_by_block(metric, launches, launches)
     stored = baseline_estimate(center_values, [list(center_values.values())], priors(metric))
     return too_noisy(metric, tolerance, stored)
@@ -244,7 +244,7 @@ def _growing(launches: Sequence[LaunchFacts]) -> list[str]:
 def detection_lines(
     baseline: Baseline, marked: Mapping[str, Tolerance], priors: Priors, max_launches: int
 ) -> list[str]:
-    """Return the smallest slowdown that fails the test by number of launches, and what launches may not decide."""
+    """Return lines on the smallest slowdown that fails the test, by number of launches, and on undecidable metrics."""
     looks = [look for look in LOOKS if MIN_LAUNCHES_TO_FAIL <= look <= max_launches]
     if not looks:
         return [f"  fewer than {MIN_LAUNCHES_TO_FAIL} launches never fail a test for a metric with noise"]

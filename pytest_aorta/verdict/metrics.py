@@ -23,13 +23,13 @@ class MetricKind(StrEnum):
     """The kind of a metric, which decides between which launches it can be compared."""
 
     TIMING = "timing"
-    """Carries over between session blocks on GPUs, but not on CPU ranks."""
+    """Comparable between session blocks on GPUs, but not on CPU ranks."""
     MEMORY = "memory"
-    """Carries over between session blocks."""
+    """Comparable between session blocks."""
     COUNT = "count"
     """Depends on the config alone."""
     NUMERIC = "numeric"
-    """Is compared bit for bit only within one numeric environment."""
+    """Comparable bit for bit, within one numeric environment only."""
 
 
 class Direction(StrEnum):
@@ -49,7 +49,7 @@ class Origin(StrEnum):
     MARKER = "marker"
     """A marker, or an option of the command."""
     WIDENED = "widened"
-    """Widened to what the noise of the launches allows to decide."""
+    """A smaller tolerance, widened to the noise of the launches."""
     COMPARE = "compare"
     """Exactness, because ``workload.compare`` names the metric."""
 
@@ -59,7 +59,7 @@ class Tolerance:
     """The change that is allowed.
 
     Attributes:
-        value: The change as a fraction of the unit of ``scale``, e.g. 0.05 for 5%; None allows no change of any bit.
+        value: The change, e.g. 0.05 for 5%, 5 points or 5% of a step by ``scale``; None allows no change of any bit.
         scale: The scale of the change.
         origin: The source of the tolerance.
     """
@@ -96,11 +96,11 @@ class Metric:
         kind: The kind of metric.
         direction: The direction in which the metric gets better.
         default: The tolerance without a marker; None compares the metric only if a marker names it.
-        min_steps: The least number of measured steps for which the metric is meaningful; a launch of fewer has no
-            such value.
+        min_steps: The least number of measured steps for which the metric is meaningful; a launch with fewer steps has
+            no value.
         scale: The scale on which changes are measured.
-        by_step: Returns the values after single steps, the last of which ``measure`` returns; None for a metric of the
-            whole launch.
+        by_step: Returns step -> value after the step; ``measure`` returns the last of these values. None for a metric
+            of the whole launch.
         by_family: Whether kernel families are compared one by one, and ``measure`` returns their sum.
     """
 
@@ -343,7 +343,7 @@ def middle(metric: Metric, launches: Sequence[LaunchFacts]) -> Value:
 
 
 def measured_values(launches: Sequence[LaunchFacts]) -> dict[str, float | str]:
-    """Return all metrics that the launches have and that are meaningful for their number of steps."""
+    """Return metric -> :func:`middle` of the launches, for each metric that has a value for this number of steps."""
     values = {name: middle(row, launches) for name, row in METRICS.items()}
     return {name: value for name, value in values.items() if value is not None}
 

@@ -25,7 +25,7 @@ class ReferenceKind(StrEnum):
 
 @dataclass(frozen=True)
 class VerdictReference:
-    """The other side of a verdict.
+    """The other side of a comparison.
 
     Attributes:
         kind: The kind of reference.
@@ -62,7 +62,7 @@ class Missing(StrEnum):
 
 
 class NotApplicable(StrEnum):
-    """The reason why a metric can't be compared, without the values of a launch."""
+    """The general reason why a metric can't be compared; the verdict's detail contains the values of a launch."""
 
     PROFILER = "a profiler or tracer slows the ranks down"
     HEAD_START = "the host can't run ahead of the device"
@@ -73,7 +73,7 @@ class NotApplicable(StrEnum):
     ENVIRONMENT = "bitwise comparison needs the same versions and device"
 
 
-# The outcomes that a reader has to know about, in the order of their urgency.
+# The outcomes that a reader must know about, the most urgent first.
 FINDINGS = (Outcome.REGRESSION, Outcome.MISSING, Outcome.INCONCLUSIVE, Outcome.IMPROVED)
 # The label of a regression that its test expects.
 EXPECTED_REGRESSION = f"expected {Outcome.REGRESSION}"
@@ -86,7 +86,7 @@ class Verdict:
     Attributes:
         value: The median over the candidate's launches.
         baseline: The value of the other side: the baseline center, or the median of the A/B reference.
-        delta: The change on the metric's scale, positive if the value is larger.
+        delta: The change on the metric's scale, e.g. 0.05 for 5%; positive if the value is larger.
         tolerance: The tolerance that was applied.
         reference: The other side of the comparison.
         missing: The part that is missing; None unless the outcome is ``missing``.
@@ -96,7 +96,7 @@ class Verdict:
         launches: Number of the candidate's launches that were used.
         is_open: True if more launches could decide the outcome.
         is_unrecorded: True if no baseline is stored for the case with this config and number of steps.
-        is_expected: True for a regression that the test expects, as a planted fault has.
+        is_expected: True for a regression that the test expects, e.g. of a planted fault.
     """
 
     case: str
@@ -119,7 +119,7 @@ class Verdict:
 
     @property
     def is_finding(self) -> bool:
-        """Return True if a reader has to know about the outcome: it is neither a match nor expected."""
+        """Return True if the outcome is one of :data:`FINDINGS` and the test does not expect it."""
         return self.outcome in FINDINGS and not self.is_expected
 
     @property
@@ -129,7 +129,7 @@ class Verdict:
 
     @property
     def is_lost(self) -> bool:
-        """Return True if the launch lacks the metric or what its comparison needs, which always fails the test."""
+        """Return True if the launch lacks the metric or a fact needed to compare it. This always fails the test."""
         return self.missing is Missing.CANDIDATE_VALUE
 
     @property
@@ -139,14 +139,14 @@ class Verdict:
 
     @property
     def reason(self) -> str:
-        """Return the version of an A/B reference, the explanation, and how to record a baseline, if there are any."""
+        """Return text with the version of an A/B reference, the explanation, and how to record a missing baseline."""
         version = f"A/B with {self.reference.name}" if self.is_by_ab and self.reference.name else ""
         remedy = f"; {self.remedy} with --update-baselines" if self.remedy else ""
         return ", ".join(filter(None, [version, self.detail])) + remedy
 
     @property
     def remedy(self) -> str:
-        """Return what to do about the baseline where none applies; empty for other references and verdicts."""
+        """Return how to get a baseline if none applies; empty for any other verdict or kind of reference."""
         if not self.is_unrecorded or self.reference.kind is not ReferenceKind.BASELINE:
             return ""
         return "record one" if self.reference.revision is None else "record it again"
@@ -180,7 +180,7 @@ class Verdict:
 
     @property
     def change(self) -> str:
-        """Return the change with its interval, as far as both are known."""
+        """Return the change as text, with its interval if the interval is known."""
         if self.delta is None:
             return "-"
         scale = METRICS[self.metric].scale if self.metric in METRICS else Scale.RELATIVE
@@ -231,12 +231,12 @@ class Verdicts:
 
     def failing(self, fail_on: Collection[Outcome] = ()) -> list[Verdict]:
         """Return the verdicts that fail the test: regressions, lost metrics, and the outcomes in ``fail_on``."""
-        # A metric that the launch itself lost fails the test also where missing baselines do not.
+        # A metric that the launch itself lost fails the test even if missing baselines do not.
         return [row for row in self.rows if row.outcome in {Outcome.REGRESSION, *fail_on} or row.is_lost]
 
 
 def format_change(change: float, scale: Scale = Scale.RELATIVE) -> str:
-    """Return a change in the unit of its scale, with more decimals the smaller the change is."""
+    """Return a change as text in the unit of its scale. Smaller changes have more decimals."""
     percent = 100 * change
     digits = 2 if abs(percent) < 9.995 else 1 if abs(percent) < 999.5 else 0
     return f"{percent:+.{digits}f}{scale.unit}"

@@ -27,7 +27,7 @@ class Arrivals:
     Attributes:
         began_ns: when the rank entered each step.
         ended_ns: when the rank left the last step.
-        known_from_ns: the first moment from which on every arrival is recorded.
+        known_from_ns: the moment from which on every arrival is recorded.
         arrived_ns: when the rank arrived at each collective, by a name that is the same on every rank.
     """
 
@@ -38,7 +38,7 @@ class Arrivals:
 
 
 def read_arrivals(path: Path) -> Arrivals | None:
-    """Read the file that a rank leaves; None where the rank left no file.
+    """Read the file that a rank leaves; return None if the rank left no file.
 
     Raises:
         ResultError: The file is unreadable or has another shape.
@@ -61,10 +61,10 @@ def read_arrivals(path: Path) -> Arrivals | None:
 
 
 def waits_of_ranks_ms(ranks: Sequence[Arrivals]) -> list[list[float]]:
-    """Return ``wait_ms[rank][step]`` of the last steps that every rank has recorded whole.
+    """Return ``wait_ms[rank][step]`` of the last steps that every rank has recorded completely.
 
     A step's wait is the time in which the rank has arrived at some collective of the step and another rank has not.
-    Empty lists without recorded collectives, for one rank, and for ranks with unequal numbers of steps.
+    The lists are empty without recorded collectives, for one rank, and for ranks with unequal numbers of steps.
     """
     counts = {len(rank.began_ns) for rank in ranks}
     if len(ranks) < 2 or len(counts) > 1 or not all(rank.arrived_ns for rank in ranks):
@@ -86,7 +86,7 @@ def _waits_ms(rank: Arrivals, last_ns: dict[str, int]) -> list[float]:
         step = bisect_right(rank.began_ns, arrived_ns) - 1
         if step < 0 or arrived_ns > rank.ended_ns:
             continue
-        # Several collectives may be waited for at once, and a moment counts once.
+        # A rank may wait for several collectives at once, but each moment counts once.
         end_ns = min(last_ns[name], bounds[step][1])
         waits_ns[step] += max(0, end_ns - max(arrived_ns, covered_ns))
         covered_ns = max(covered_ns, end_ns)

@@ -16,13 +16,13 @@ class Part(StrEnum):
     COMPUTE = "compute"
     """Compute that every rank does: the least compute time of any rank."""
     STRAGGLER = "straggler"
-    """Compute of the critical rank beyond that."""
+    """Compute of the critical rank beyond the least compute time of any rank."""
     EXPOSED = "exposed_comm"
     """Communication during which the critical rank does not compute."""
     COPY = "copy"
     """Copies during which the critical rank neither computes nor communicates."""
     IDLE = "idle"
-    """Time that the critical rank's device spends on its host's delays."""
+    """Time that the critical rank's device loses to delays of its host."""
 
 
 @dataclass(frozen=True)
@@ -56,16 +56,16 @@ def break_down(
 ) -> Breakdown:
     """Return the parts of a step that takes ``timed_ms``.
 
-    Of several profiled steps, that of median length counts, since single steps may be disturbed.
+    If several steps were profiled, the step of median length counts, since single steps may be disturbed.
 
-    Compute, communication and copies are those of ``steps``. Peers that wait for a straggler communicate all the while,
-    so exposed communication counts on the critical rank alone: the rank with the most compute, copies and idle time.
-    Idle time is that of ``as_run`` with the communication that only a late host exposes, as
-    far as the timed step leaves time for both beside the work of ``steps``: profiling may delay the host further.
+    Compute, communication and copies come from ``steps``. Peers that wait for a straggler are in a collective all the
+    while. So exposed communication counts only on the critical rank: the rank with the most compute, copies and idle
+    time. Idle time comes from ``as_run`` and includes the communication that only a late host exposes. It is limited
+    to the time that the work of ``steps`` leaves in the timed step, because profiling may delay the host further.
 
     Args:
-        steps: ``steps[rank][profiled step]``, with a head start of the host where ranks run on devices.
-        as_run: The steps of the same ranks without a head start; ``steps`` themselves where none was given.
+        steps: ``steps[rank][profiled step]``, with a head start of the host if ranks run on devices.
+        as_run: The steps of the same ranks without a head start; ``steps`` themselves if there was no head start.
         timed_ms: Median duration of the timed steps.
     """
     sides = zip(_median_step(steps), _median_step(as_run), strict=True)

@@ -16,10 +16,10 @@ from math import fsum
 from pytest_aorta.result.measurements import FamilyTime
 
 MAX_FAMILIES = 64
-# The family that the time of all families beyond MAX_FAMILIES is added to.
+# The sum of the shortest families if there are more than MAX_FAMILIES.
 OTHER = "other"
 MAX_NAME = 96
-# Longer names have template arguments of this length, and are cut before they are parsed.
+# Names are longer only if they have very long template arguments. They are cut before they are parsed.
 _MAX_PARSED = 8192
 _UNNAMED = "unnamed"
 
@@ -63,7 +63,7 @@ _WRAPPERS = re.compile(
 )
 _MANGLED = re.compile(r"^_Z")
 _LENGTH = re.compile(r"\d+")
-# Literals and substitutions of a mangled name, whose digits are no lengths of identifiers.
+# Literals and substitutions of a mangled name. Their digits are not lengths of identifiers.
 _NO_IDENTIFIER = re.compile(r"L[a-z]n?\d+E|[ST][\dA-Z]*_")
 
 
@@ -71,7 +71,7 @@ _NO_IDENTIFIER = re.compile(r"L[a-z]n?\d+E|[ST][\dA-Z]*_")
 def family_of(name: str) -> str:
     """Return the family of a kernel, copy or memset by its name; at most :data:`MAX_NAME` characters.
 
-    The family of a family is the family itself.
+    The function is idempotent: the family of a family is the family itself.
     """
     name = name[:_MAX_PARSED]
     while True:
@@ -122,13 +122,13 @@ def _split(name: str) -> tuple[str, str]:
             base.append(character)
             continue
         arguments.append(character)
-    # The return type is in front of the name.
+    # The return type precedes the name.
     words = "".join(base).split()
     return (words[-1] if words else ""), "".join(arguments)
 
 
 def _demangled(name: str) -> tuple[str, str]:
-    """Return the qualified name in an Itanium-mangled name, and all identifiers behind it."""
+    """Return the qualified name in an Itanium-mangled name, and all identifiers after it."""
     words: list[str] = []
     num_base, position = 0, 2
     while position < len(name):
@@ -187,8 +187,8 @@ def is_compute(family: str) -> bool:
 def family_times(durations_ns: Iterable[tuple[str, int]], num_steps: int) -> dict[str, FamilyTime]:
     """Return time and calls per step of each family, the longest first, from pairs of family and duration.
 
-    The time is a sum of durations, so kernels that ran at once count in full. At most :data:`MAX_FAMILIES` are
-    returned, of which :data:`OTHER` is the sum of the shortest ones if there are more.
+    The time is a sum of durations, so kernels that ran at once count in full. The result has at most
+    :data:`MAX_FAMILIES` entries. If there are more families, the last entry, :data:`OTHER`, is the sum of the shortest.
     """
     each_ms = 1e6 * num_steps
     return _summed((family, FamilyTime(ns / each_ms, 1 / num_steps)) for family, ns in durations_ns)

@@ -1,7 +1,7 @@
 """Sets of moments as sorted, disjoint, half-open intervals ``[begin, end)``. Pure.
 
 A set is an int64 array of shape ``[n, 2]`` whose rows ascend and don't touch, so its length is a sum and the other
-operations are merges. :func:`union` makes a set of any intervals.
+operations are merges. :func:`union` builds a set from any intervals.
 """
 
 from __future__ import annotations

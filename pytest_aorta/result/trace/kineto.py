@@ -56,7 +56,7 @@ _KINDS = {
     "send": Collective.SEND_RECV,
     "recv": Collective.SEND_RECV,
 }
-# Runtime calls that return when the device has done earlier work: CUDA's, and HIP's of the same names.
+# Runtime calls that return only after the device has done earlier work: CUDA's, and HIP's of the same names.
 _BLOCKING = re.compile(r"^(cuda|hip|cu)(\w*Synchronize|Free|Memcpy|MemcpyDtoH)(_v\d+)?$")
 _COMMUNICATING_NAMESPACES = ("c10d::", "_c10d_functional::", "c10d_functional::", "_c10d_functional_autograd::")
 # Operators that gloo serves with another collective than the requested one -> the collective that serves them.
@@ -65,7 +65,7 @@ _SERVED_AS = {
     "c10d::reduce_scatter_tensor_coalesced_": "gloo:all_reduce",
     "c10d::allreduce_": "gloo:all_reduce",
 }
-# Limits of what is kept of a rank's collectives; the schema has the same.
+# Limits on the stored calls of a rank's collectives; the schema has the same limits.
 _MAX_KEPT_COLLECTIVES = 64
 _MAX_KEPT_CALLS = 4096
 _MAX_GROUP_TEXT = 160
@@ -79,7 +79,7 @@ _ELEMENT_BYTES = {
 
 
 class TraceError(AortaError, ValueError):
-    """A file is not a trace that can be read; the message names the file and the event."""
+    """An error in a file that is not a readable trace; the message names the file and the event."""
 
 
 def read_trace(path: Path) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def _unzipped(path: Path, data: bytes) -> bytes:
 
 
 def _malformed(event: Any) -> str:
-    """Return the key of an event that has a wrong type with the value and what is allowed; nothing for a good event."""
+    """Return the first missing or wrong key of an event, with its value and the allowed types; empty if valid."""
     if not isinstance(event, dict):
         return f": got {brief(repr(event))}, allowed is an object"
     phase = event.get("ph")
@@ -259,13 +259,13 @@ def _duration(event: Event) -> int:
 
 def _family(event: Event, calls: Mapping[int, Call]) -> str:
     family = family_of(event["name"])
-    # The names of RCCL's kernels show no collective.
+    # The names of RCCL's kernels do not show the collective.
     is_generic = id(event) in calls and collective_of(family) is Collective.OTHER
     return f"{family}[{calls[id(event)].kind}]"[:MAX_NAME] if is_generic else family
 
 
 def _collectives(calls: Iterable[tuple[Call, int]]) -> list[CollectiveCalls]:
-    """Return the durations of calls that differ in nothing else, the longest first."""
+    """Return the durations in ms of equal calls, in groups; the group with the longest total comes first."""
     durations: dict[Call, list[float]] = defaultdict(list)
     for call, duration_ns in calls:
         if len(durations[call]) < _MAX_KEPT_CALLS:
@@ -282,7 +282,7 @@ def _overlap(edges: list[int], lanes: Mapping[str, Intervals]) -> OverlapCapture
 
 
 def find_blocking_call(trace: Mapping[str, Any]) -> str | None:
-    """Return the runtime call in which the host waits for the device within a step, with its operator; None: no call.
+    """Return the runtime call in which the host waits for the device within a step, with its operator, or None.
 
     The longest such call is named. Calls of threads that launch nothing, such as NCCL's watchdog, don't count.
     """
@@ -438,7 +438,7 @@ def _operators(events: Iterable[Event], thread: object) -> list[Event]:
 
 
 def _own_times(operators: Iterable[Event], edges: list[int]) -> list[tuple[str, int]]:
-    """Return name and time of each operator that began between ``edges``, without the time of those that it calls.
+    """Return name and time in ns of each operator that began between ``edges``, without the operators that it calls.
 
     Autograd's wrappers and communication are left out.
     """

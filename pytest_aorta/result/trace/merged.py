@@ -51,7 +51,7 @@ def merge_run(run_dir: Path) -> list[Path]:
     by_name: dict[str, dict[int, Path]] = {}
     for path in run_dir.glob(_RANK_TRACES):
         by_name.setdefault(path.name, {})[int(path.parent.name)] = path
-    # A name is longer the later its repeat, from trace.json.gz to trace-10.json.gz.
+    # Later repeats have longer names, from trace.json.gz to trace-10.json.gz.
     written = [run_dir / name for name in sorted(by_name, key=lambda name: (len(name), name))]
     for path in written:
         paths = by_name[path.name]
@@ -81,7 +81,7 @@ def merge_traces(traces: Mapping[int, Mapping[str, Any]]) -> Document:
 
 
 def _about(trace: Mapping[str, Any]) -> Document:
-    """Return a rank's place in the world and whether its host had a head start, as far as its trace says so."""
+    """Return a rank's position in the world and whether its host had a head start, if its trace contains them."""
     reported = {HEAD_START_KEY: trace[HEAD_START_KEY]} if HEAD_START_KEY in trace else {}
     place = trace.get("distributedInfo")
     return {**(place if isinstance(place, dict) else {}), **reported}

@@ -1,4 +1,4 @@
-"""The operators that a rank ran in one step, in order, with hashes of what they read and wrote."""
+"""The operators that a rank ran in one step, in order, with hashes of their inputs and outputs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pytest_aorta.common.files import UnreadableFile, read_json
 from pytest_aorta.common.schema import violation
 from pytest_aorta.result.folder import OPERATORS_FILE, rank_folder
 
-# The limits of one rank. A step of an 8B model runs some 20,000 operators, of a pipeline several times as many.
+# The limits of one rank. A step of an 8B model runs some 20,000 operators, and in a pipeline several times as many.
 MAX_CALLS = 200_000
 MAX_OPERATORS_BYTES = 256 << 20
 SCHEMA = "rank_files.schema.json"
@@ -24,13 +24,14 @@ class OperatorCall:
     Attributes:
         name: the operator's name, e.g. ``aten.mm.default``.
         phase: ``forward``, ``recomputation`` (of forward, within backward), ``backward`` or ``optimizer``.
-        module: path of the innermost module whose forward made the call; of an operator of backward, the module whose
-            forward it differentiates; empty where unknown.
-        source: ``file:line`` of the user's code that made the call, in the same sense; empty where unknown.
+        module: path of the innermost module whose forward made the call; for an operator of backward, the module whose
+            forward the operator differentiates; empty if unknown.
+        source: ``file:line`` of the user's code that made the call, or for an operator of backward, the forward call;
+            empty if unknown.
         is_collective: whether the operator communicates.
         arguments: text of the arguments that are not tensors.
         inputs, outputs: one hash per tensor; tensors that an operator writes in place are in both.
-        parameters: position among ``outputs`` -> name of the parameter that lies there.
+        parameters: ``(index among outputs, name)`` of each output that is a parameter.
     """
 
     name: str

@@ -51,8 +51,8 @@ class OverlapCapture:
     def metrics(self) -> dict[str, float]:
         """Return the overlap metrics of the steps, and ``device_idle_ms`` of the steps as they run.
 
-        Where a head start was tried and failed, the steps show the host's delay. Their ratio then has another name,
-        so that nothing compares it with a baseline.
+        If a head start was tried and failed, the steps show the host's delay. The overlap metrics are then those of the
+        steps as they run, with :data:`AS_RUN` after their names, so that nothing compares them with a baseline.
         """
         suffix = AS_RUN if self.head_start and not self.head_start.succeeded else ""
         found = {

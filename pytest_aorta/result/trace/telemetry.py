@@ -44,7 +44,7 @@ class Iteration:
 
 
 def read_iterations(run_dir: Path, num_ranks: int) -> tuple[Iteration, ...]:
-    """Return the steps that have overlap in the telemetry of every rank; none where a rank has no telemetry.
+    """Return the steps that have overlap in the telemetry of every rank; empty if a rank has no telemetry.
 
     Raises:
         ResultError: A file is unreadable, or a line has another shape.

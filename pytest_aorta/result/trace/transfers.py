@@ -1,8 +1,8 @@
 """Separates the transfers of collectives from the waits for late ranks. Pure.
 
 A collective's kernel runs from the arrival of its own rank to the end of the collective. The rank that arrives last
-does not wait, so the shortest duration of a call over the ranks of its group is the transfer, and what a rank spends
-beyond it is the wait for the last rank. Clocks of ranks are not compared.
+does not wait, so the shortest duration of a call over the ranks of its group is the transfer. The rest of a rank's
+duration is the wait for the last rank. Clocks of ranks are not compared.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class CollectiveFacts:
     Attributes:
         calls: Calls of a rank per step, a mean over ranks.
         bus_bytes: Bytes that the calls of a rank move over the bus per step, by nccl-tests' formula, a mean over ranks;
-            0 where sizes are unknown.
+            0 if sizes are unknown.
         transfer_ms: Time of a rank's calls per step without waits for late ranks, a mean over ranks.
         wait_ms: Time that each rank waits for late ranks per step; of more than 8 ranks the least, the median and the
             largest.
@@ -51,12 +51,12 @@ class CollectiveFacts:
 
     @property
     def bus_gb_per_s(self) -> float | None:
-        """Return the bus bandwidth of the transfers in 10^9 bytes per second; None where sizes are unknown."""
+        """Return the bus bandwidth of the transfers in 10^9 bytes per second; None if sizes are unknown."""
         return self.bus_bytes / self.transfer_ms / 1e6 if self.bus_bytes and self.transfer_ms else None
 
     @property
     def peers_wait_ms(self) -> float:
-        """Return the median wait of the ranks other than the straggler; 0 for one rank."""
+        """Return the median wait of the ranks other than the straggler, in ms per step; 0 for one rank."""
         return median(sorted(self.wait_ms)[1:] or [0.0])
 
     @classmethod
@@ -91,7 +91,7 @@ class _Kind:
 def collective_facts(collectives: Sequence[Sequence[CollectiveCalls]], num_steps: int) -> dict[str, CollectiveFacts]:
     """Return the facts of each kind of collective from ``collectives[rank]``.
 
-    The n-th calls of the ranks of one process group with equal sizes are one collective. Where torch records no
+    The n-th calls of the ranks of one process group with equal sizes are one collective. If torch records no
     process group, all ranks are one group. A kind is left out if ranks of a group made unequal numbers of calls.
     """
     groups: dict[tuple[str, _Key], dict[int, list[float]]] = defaultdict(dict)

@@ -1,1 +1,1 @@
-"""The lines that a run appends to the history, and writing them."""
+"""The history of comparisons: its entries, and the files that each run writes."""

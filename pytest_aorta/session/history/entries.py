@@ -138,7 +138,7 @@ class HistoryEntry:
         workload: The name of the workload.
         revision: Revision of the baseline that the launches were compared with or recorded in; None without a baseline.
         launches: The launches in order, at least one.
-        verdicts: One per compared metric; empty where a baseline was recorded.
+        verdicts: One per compared metric; empty if a baseline was recorded.
     """
 
     run: str
@@ -155,7 +155,7 @@ class HistoryEntry:
     def to_json(self) -> dict[str, Any]:
         """Return the JSON document of the entry's line."""
         document = {"schema_version": SCHEMA_VERSION} | asdict(self)
-        # jsonschema takes no tuple for an array.
+        # jsonschema does not accept a tuple as an array.
         return document | {key: list(document[key]) for key in ("launches", "verdicts")}
 
     @classmethod

@@ -21,15 +21,15 @@ from pytest_aorta.verdict.verdicts import ReferenceKind
 
 # A command line may name thousands of tests.
 MAX_COMMAND = 4096
-# Files are read in the order of their names, so runs within one second need more digits.
+# Files are read in the order of their names, so the names contain fractions of a second.
 _RUN_FORMAT = "%Y%m%dT%H%M%S.%fZ"
 
 
 def keep_history(records: Sequence[TestRecord], arguments: Sequence[str], options: Options) -> list[str]:
     """Write a file with one line per comparison of this run, and return lines for the summary.
 
-    The file's name contains random digits and the file appears as a whole, so runs may share a folder. Nothing is
-    written where nothing was compared.
+    The file's name contains random digits, and the file is written atomically, so several runs can use one folder. A
+    run that compared nothing writes no file.
 
     Args:
         records: The records of the tests.

@@ -1,1 +1,1 @@
-"""Search for the commit of a regression: pairs of launches and the log that a search resumes from."""
+"""Search for the commit of a regression: pairs of launches, and the log from which a search resumes."""

@@ -31,7 +31,7 @@ from pytest_aorta.verdict.comparison import PairedComparison
 from pytest_aorta.verdict.noise.priors import platform_priors
 from pytest_aorta.verdict.verdicts import Verdicts
 
-# Errors by which a commit does not start.
+# Errors that count as a commit that does not start.
 UNTESTABLE = (LaunchError, ResultError, SpecError, WorkloadFailed)
 _MAX_REASON = 300
 
@@ -40,7 +40,7 @@ class Bisection:
     """The state of a search that outlasts a test's runner: the log, and the commits that are checked out."""
 
     def __init__(self, log: SearchLog, rootdir: Path) -> None:
-        """Search with the request of ``log``, for a pytest run in ``rootdir``."""
+        """Prepare the search that ``log`` requests, for a pytest run in ``rootdir``."""
         self.log = log
         self.commits = log.request.commits
         setup = Setup(log.request.setup, Path(log.request.environments))
@@ -49,7 +49,7 @@ class Bisection:
     def reference(self, number: int) -> CommitReference:
         """Return a commit as an A/B reference; errors as in :meth:`~pytest_aorta.plan.prepared.PreparedCommits.open`.
 
-        ``number`` is the place of the commit after the good one, which is number 0.
+        ``number`` counts commits from the good commit, which is number 0.
         """
         return self._prepared.open(self.commits[number])
 
@@ -69,7 +69,7 @@ class BisectionRunner(WorkloadRunner):
 
     @in_test
     def run(self, name: str, /, **config: Any) -> WorkloadResult:
-        """Launch a workload as the good commit has it; errors as in :meth:`WorkloadRunner.run`."""
+        """Launch a workload in the good commit's version; errors as in :meth:`WorkloadRunner.run`."""
         self._world.base = self._end_reference(0)
         return super().run(name, **config)
 
@@ -81,7 +81,7 @@ class BisectionRunner(WorkloadRunner):
         *,
         environment: Mapping[str, str] | None = None,
     ) -> WorkloadResult:
-        """Launch a script as the good commit has it; errors as in :meth:`WorkloadRunner.run`."""
+        """Launch a script in the good commit's version; errors as in :meth:`WorkloadRunner.run`."""
         self._world.base = self._end_reference(0)
         return super().run_script(script, args, environment=environment)
 
@@ -93,14 +93,14 @@ class BisectionRunner(WorkloadRunner):
             The comparison of the ends, if they do not differ.
 
         Raises:
-            ComparisonFailed: The search has ended otherwise, and so does the test. The log has the end.
+            ComparisonFailed: The search ended in any other way. The log contains the end.
             LaunchError, SpecError: The good or the bad commit does not start.
         """
         environment = case_suffix(result.config.get(ENVIRONMENT_KEY, {}))
         case = f"{self._record.nodeid}::{label or result.workload}{environment}"
         log = self._bisection.log
         search = CommitSearch(len(self._bisection.commits) - 1, self._comparison(case, result))
-        # The launch of the test itself is that of the good commit, and the other half of the first pair.
+        # The test's own launch ran the good commit, so this launch is one half of the first pair.
         first = None if log.replay(case, search) else launch_facts(result)
         while isinstance(step := search.next(), NextLaunch):
             event = self._probe(result, step, first)
@@ -150,7 +150,7 @@ class BisectionRunner(WorkloadRunner):
         return Probe(step.commit, candidate, reference if step.paired else None)
 
     def _at(self, result: WorkloadResult, number: int) -> LaunchFacts:
-        """Launch a commit; an error of either end names it."""
+        """Launch a commit and return its facts. An error of the good or the bad commit names the commit."""
         is_end = number in (0, len(self._bisection.commits) - 1)
         reference = self._end_reference(number) if is_end else self._bisection.reference(number)
         try:

@@ -1,4 +1,4 @@
-"""The log of a search for a commit: JSON Lines, from which an interrupted search goes on."""
+"""The log of a search for a commit: JSON Lines, from which an interrupted search resumes."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _REMEDY = "delete the folder to search from the beginning"
 
 @dataclass(frozen=True)
 class SearchRequest:
-    """A search, as it is asked for.
+    """The request for a search.
 
     Attributes:
         commits: Full hashes, from the good commit to the bad one.
         pytest: Arguments of pytest, which select one test.
         setup: Words of each command that prepares the worktree of a commit.
         environments: Folder of prepared worktrees.
-        tolerances: Metric -> tolerance, as a marker gives it.
-        metric: The only metric to search; None: the metrics that the test compares.
+        tolerances: Metric -> tolerance, as text of a marker.
+        metric: The only metric to search; None for all metrics that the test compares.
     """
 
     commits: tuple[str, ...]
@@ -54,7 +54,7 @@ class Skip:
 
 @dataclass(frozen=True)
 class LoggedEnd:
-    """The end of a search as the log has it; ``verdicts`` are the lines of the comparison of the ends."""
+    """The end of a search as logged; ``verdicts`` are the lines of the comparison of the ends."""
 
     case: str
     end: SearchEnd
@@ -65,7 +65,10 @@ Event: TypeAlias = Probe | Skip
 
 
 class SearchLog:
-    """The log of one search. Each addition replaces the file as a whole, so a killed search leaves no partial line."""
+    """The log of one search. Each addition replaces the file as a whole, so a killed search leaves no partial line.
+
+    An addition raises SpecError if the file can't be written.
+    """
 
     def __init__(self, path: Path, request: SearchRequest, entries: Sequence[dict[str, Any]] = ()) -> None:
         self.path = path
@@ -75,7 +78,7 @@ class SearchLog:
 
     @classmethod
     def create(cls, path: Path, request: SearchRequest) -> SearchLog:
-        """Write a log without launches.
+        """Create a log without launches.
 
         Raises:
             SpecError: The file can't be written.
@@ -182,7 +185,7 @@ class SearchLog:
 
 
 def give(search: CommitSearch, event: Event) -> None:
-    """Give a search what it asked for."""
+    """Pass a probe or a skipped commit to a search."""
     if isinstance(event, Skip):
         search.skip(event.commit, event.reason)
     else:
@@ -212,7 +215,7 @@ def _checked(line: str, where: str) -> dict[str, Any]:
 
 
 def _violation_of_launch(launch: dict[str, Any]) -> str | None:
-    # A baseline's launch has two keys more.
+    # A launch in a baseline has these two additional keys.
     problem = violation({"revision": 1, "center": True} | launch, "baseline.schema.json", "launch")
     if problem is None:
         try:

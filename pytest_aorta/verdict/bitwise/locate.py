@@ -1,6 +1,6 @@
 """Location of the first difference between two results: the step, the parameter and the module.
 
-The functions are pure, except for launches by a function that the caller passes and for the files of operators.
+The functions are pure, except that they launch by a function of the caller and read the files of operators.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LOGICAL = {"gradients": "gradients", "optimizer": "tensors of the optimizer's s
 def difference_text(
     failing: Sequence[Verdict], candidate: WorkloadResult, reference: WorkloadResult, located: Sequence[str]
 ) -> str:
-    """Return the failing verdicts of a comparison step by step, the differences in config, and the location."""
+    """Return the text of a failed comparison step by step: failing verdicts, differences in config, and location."""
     names = dict.fromkeys([candidate.workload, reference.workload])
     lines = [f"{' against '.join(names)} on {candidate.platform}, step by step:"]
     lines += [f"  {verdict}" for verdict in failing]
@@ -47,8 +47,9 @@ def locate_first(
     config_keys: Collection[str],
     again: Again | None,
 ) -> list[str]:
-    """Return lines on the location of the difference, from the results or from one more launch of each by ``again``.
+    """Return lines on the location of the difference.
 
+    The location comes from the results, or from one more launch of each side by ``again``; None allows no launch.
     ``config_keys`` are the config keys that both sides have.
     """
     step = difference.step
@@ -84,7 +85,7 @@ def has_hashes(result: WorkloadResult, step: int) -> bool:
 
 
 def locate(candidate: WorkloadResult, reference: WorkloadResult, step: int) -> list[str]:
-    """Return a line for each kind of tensors that both have hashes of in the step, in the order of computation."""
+    """Return a line for each kind of tensor that both sides hashed in the step, in the order of computation."""
     lines: list[str] = []
     for kind in TENSOR_KINDS:
         if kind in _LOGICAL:

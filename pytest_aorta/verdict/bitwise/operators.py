@@ -1,7 +1,7 @@
 """The first operator of a step at which two launches differ, from the operators that each rank ran. Pure functions.
 
-Operators are matched by content: the name, the plain arguments and the hashes of the inputs. So both launches may run
-their operators in another order, and one of them may run operators that the other does not have.
+Operators are matched by content: the name, the plain arguments and the hashes of the inputs. So the launches may run
+their operators in different orders, and one launch may run operators that the other does not run.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Calls = Sequence[OperatorCall]
 
 
 class Evidence(IntEnum):
-    """Evidence by which an operator differs, from strong to weak."""
+    """The evidence that an operator differs, from strong to weak."""
 
     COMPUTED = 0
     """The same inputs gave another output."""
     CHANGED = 1
-    """An input is not in the reference, and no operator before wrote it."""
+    """An input is not in the reference, and no earlier operator wrote it."""
     OTHER = 2
     """The reference does not run this operator on these inputs."""
     RECEIVED = 3
@@ -38,7 +38,7 @@ class FirstOperator:
         rank: the rank.
         call: the operator's call by the candidate.
         evidence: how the call differs.
-        position: position of the tensor that differs, among the call's outputs or, if changed, its inputs.
+        position: index of the tensor that differs: among the call's inputs for ``CHANGED``, else among its outputs.
     """
 
     rank: int
@@ -68,7 +68,7 @@ def locate_operator(candidate: Mapping[int, Calls], reference: Mapping[int, Call
 
 
 def first_of_ranks(candidate: Mapping[int, Calls], reference: Mapping[int, Calls]) -> FirstOperator | None:
-    """Return the first operator that differs, of the rank with the strongest evidence; None without a difference."""
+    """Return the first differing operator of the rank with the strongest evidence; None without a difference."""
     firsts = _firsts(_common_ranks(candidate, reference), candidate, reference)
     return _strongest(firsts) if firsts else None
 
@@ -110,8 +110,8 @@ def _strongest(firsts: Sequence[FirstOperator]) -> FirstOperator:
 def first_operator(rank: int, candidate: Calls, reference: Calls) -> FirstOperator | None:
     """Return the first operator of a rank that differs from the reference's, or None.
 
-    Variants that each run operators which the other lacks also have values which the other lacks. Between them only
-    another output for the same inputs is evidence.
+    If each variant runs operators that the other lacks, each also has values that the other lacks. Then the only
+    evidence is a different output for the same inputs.
     """
     is_one_program = not all(_run_alone(candidate, reference))
     outputs: dict[tuple[str, str, tuple[str, ...]], set[tuple[str, ...]]] = defaultdict(set)

@@ -53,12 +53,12 @@ class Difference:
 
 
 def from_first_step(steps: int) -> dict[str, Any]:
-    """Return the config with which a workload measures and hashes its first ``steps`` steps."""
+    """Return the config that makes a workload measure and hash its first ``steps`` steps."""
     return {"steps": steps, "warmup": 0, "hash_every": 1}
 
 
 def split(metrics: Collection[str] | None) -> tuple[list[str], list[str]]:
-    """Return the metrics of steps and the metrics of whole launches to compare.
+    """Split the metrics to compare into metrics of steps and of whole launches; None selects all metrics of steps.
 
     Raises:
         SpecError: A metric is unknown.
@@ -88,7 +88,7 @@ def compare_steps(
 def first_difference(
     candidate: WorkloadResult, reference: WorkloadResult, steps: int, metrics: Collection[str]
 ) -> Difference | None:
-    """Return the earliest step that differs, with the metric that a step computes first, or None."""
+    """Return the earliest step that differs, with the differing metric that it computes first, or None."""
     for step in range(1, steps + 1):
         for row in STEP_METRICS.values():
             here, there = row.bits(candidate), row.bits(reference)

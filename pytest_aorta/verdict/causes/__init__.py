@@ -1,1 +1,1 @@
-"""Causes of a regression: what moved, by how much, and on which rank."""
+"""Causes of a regression: the parts of a step that got slower, by how much, and on which rank."""

@@ -35,7 +35,7 @@ class Straggler:
 
     Attributes:
         rank: Its number.
-        lag_ms: The time per step that it waits less than its peers, in ms.
+        lag_ms: The difference between its peers' wait and its own wait, in ms per step.
     """
 
     rank: int
@@ -45,9 +45,9 @@ class Straggler:
 def straggler(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts] = ()) -> Straggler | None:
     """Return the rank that waits clearly less in collectives than its peers, or None.
 
-    Ranks of unchanged launches differ as well, by their place in the machine. Against ``reference``, the increase of a
-    rank's lag over its lag there counts. The increase has to be at least half of the increase of the step time, and
-    more than three standard deviations of the reference's lags.
+    Ranks of unchanged launches differ too, depending on their position in the machine. So with ``reference`` launches,
+    the increase of a rank's lag over its lag in the reference counts. With three or more of them, it has to be at least
+    half of the increase of the step time, and more than three standard deviations of the reference's lags.
     """
     lags, usual = _lags(launches), _lags(reference)
     if not lags:
@@ -88,7 +88,7 @@ def notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts]) -> 
 
 
 def _choice_notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts]) -> list[str]:
-    """Return a line for what setup() chose otherwise than in the reference launches, which changes times and memory."""
+    """Return a line on a setting that setup() chose differently in the reference; it changes times and memory."""
     pairs = ((launch, other) for launch in launches for other in reference)
     for launch, other in pairs:
         if key := changed_choice(launch, other):
@@ -155,7 +155,7 @@ def _p50_ms(launches: Sequence[LaunchFacts]) -> float:
 
 # The metrics that exposed collectives explain.
 _BY_EXPOSURE = ("overlap_ratio", "exposed_comm_ms")
-# The metrics that kernels and collectives explain which took longer.
+# The metrics that slower kernels and collectives explain.
 _BY_KERNELS = (*_BY_EXPOSURE, "step_time_p50", "step_time_p99", "step_time_mean", "step_time_tail5")
 
 
@@ -172,7 +172,7 @@ def explanation(metric: str, launches: Sequence[LaunchFacts], others: Sequence[L
 def bottleneck(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str:
     """Return text that names the host as the bottleneck, with the idle time of ``launches`` and ``others``.
 
-    All launches have an idle time.
+    Every launch must have an idle time.
     """
     now, before = (median(launch.metrics["device_idle_ms"] for launch in side) for side in (launches, others))
     return (
@@ -184,7 +184,7 @@ def bottleneck(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -
 def exposure(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str:
     """Return text on the collective whose exposed time increased most from ``others`` to ``launches``.
 
-    The median over launches of each collective counts. The worst rank is the one that is worst in most launches. The
+    For each collective, the median over launches counts. The worst rank is the one that is worst in most launches. The
     text is empty if no launch has exposed times.
     """
     now, before = _median_exposed_ms(launches), _median_exposed_ms(others)

@@ -1,4 +1,4 @@
-"""Text on the kernels and collectives that a regression of time comes from. Pure."""
+"""Text on the kernels and collectives that cause a regression of time. Pure."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _MOST_NAMED = 3
 
 
 def moved(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str:
-    """Return text on the families and collectives that moved from ``others`` to ``launches``.
+    """Return text on the families and collectives whose times changed from ``others`` to ``launches``.
 
-    Families are increased, new or gone; transfers of collectives are slower, or a rank arrives late. The text is empty
-    if one side has no profiled steps, or if nothing changed by a thousandth of a step and by a twentieth of what the
-    step changed by: smaller changes do not explain it.
+    The text names families that increased, are new or are gone, slower transfers of collectives, and ranks that arrive
+    late. It is empty if one side has no profiled steps, or if nothing changed by a thousandth of the step and by a
+    twentieth of the step's own change: smaller changes do not explain the regression.
     """
     now_ms, before_ms = (median(launch.step_time_ms["p50"] for launch in side) for side in (launches, others))
     least_ms = max(LEAST_OF_STEP * before_ms, _LEAST_OF_CHANGE * (now_ms - before_ms))
@@ -67,7 +67,7 @@ def _families(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], le
 
 
 def _collectives(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], least_ms: float) -> list[str]:
-    """Return a text for each collective whose transfer got slower or whose ranks wait longer for a late one."""
+    """Return a text for each collective whose transfer got slower or whose ranks wait longer for a late rank."""
     found = []
     for kind in sorted({kind for launch in launches for kind in launch.collectives}):
         here, there = (

@@ -11,8 +11,7 @@ from pytest_aorta.result.trace.breakdown import Part
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Verdict
 
-# The metrics whose change is split, the first of them that regressed. Profiled steps say nothing about slow steps of
-# the tail.
+# The first of these metrics that regressed is split. Profiled steps say nothing about the slow steps of the tail.
 SPLIT = ("step_time_p50", "step_time_mean")
 _NAMES = {
     Part.COMPUTE: "compute",
@@ -30,7 +29,7 @@ class Split:
 
     Attributes:
         total_ms: The change.
-        parts_ms: The change of each part. Copies and all that profiled steps do not show are the rest.
+        parts_ms: The change of each part. Copies, and all time that profiled steps do not show, belong to the rest.
         rank: The critical rank of most launches under test; None with one rank.
     """
 
@@ -44,7 +43,7 @@ class Split:
         return self.total_ms - sum(self.parts_ms[part] for part in _NAMES)
 
     def __str__(self) -> str:
-        """Return one line in which the parts add up to the change as it is written."""
+        """Return one line in which the parts add up to the change as printed."""
         digits = _digits(self.total_ms)
         shown = {name: round(self.parts_ms[part], digits) for part, name in _NAMES.items()}
         total = round(self.total_ms, digits)
@@ -70,9 +69,9 @@ def split(total_ms: float, launches: Sequence[LaunchFacts], others: Sequence[Lau
 
 
 def split_note(rows: Sequence[Verdict], launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> list[str]:
-    """Return the line with the split of a regression of step time, or with the reason why there is none.
+    """Return a line with the split of a regression of step time, or with the reason why it can't be split.
 
-    Without such a regression, or where no launch was profiled, there is no line.
+    The list is empty without such a regression, or if no launch was profiled.
     """
     row = next((row for name in SPLIT for row in rows if _regressed(row, name)), None)
     if row is None or not _with_breakdown([*launches, *others]):
@@ -101,5 +100,5 @@ def _median_ms(launches: Sequence[LaunchFacts], part: Part) -> float:
 
 
 def _digits(total_ms: float) -> int:
-    """Return the number of decimals with which a change has three digits, at most three decimals."""
+    """Return the number of decimals that show three digits of a change, at most three decimals."""
     return next((digits for digits, least in enumerate((100.0, 10.0, 1.0)) if abs(total_ms) >= least), 3)

@@ -1,1 +1,1 @@
-"""Noise of a metric: what is assumed of it, and which tolerances it allows."""
+"""Noise of a metric: its priors, and the tolerances that it allows."""

@@ -18,7 +18,7 @@ from pytest_aorta.verdict.statistics.variance import Revision, Variance, Varianc
 # After a pause of this length the state of a machine has changed: clocks, temperature, other jobs.
 BLOCK_GAP_S = {"cuda": 6 * 3600, "cpu": 3600}
 MIN_CASES = 3
-# Degrees of freedom of a prior from other cases, for the slower and the faster side each.
+# Degrees of freedom of each side, slower and faster, of a prior from other cases.
 CASES_DF = 2.0
 # Standard deviations within and between blocks, measured on H200s and on shared CPUs (docs/benchmarks.md).
 _WITHIN = {"cuda": 0.005, "cpu": 0.15}
@@ -27,8 +27,8 @@ _WITHIN_DF, _BETWEEN_DF = 1.0, 6.0
 # Means and tails vary more than medians, by these factors; memory hardly varies.
 _TIMES = {"step_time_p99": 10.0, "step_time_tail5": 10.0, "step_time_mean": 3.0, "tokens_per_s": 3.0}
 _MEMORY = 0.001
-# Standard deviations of fractions, and of times as fractions of a step. The host delays steps on GPUs by far more than
-# communication varies in steps in which the host has a head start.
+# Standard deviations of fractions, and of times as fractions of a step. Device idle time has its own values: on GPUs,
+# the host's delays are far larger than the noise of communication in steps in which the host has a head start.
 _FRACTION = {
     "cuda": {Scale.POINTS: 0.005, Scale.OF_STEP: 0.002},
     "cpu": {Scale.POINTS: 0.1, Scale.OF_STEP: 0.1},
@@ -37,7 +37,7 @@ _IDLE = {"cuda": 0.05, "cpu": 0.1}
 
 
 def default_variance(metric: Metric, device: str) -> VarianceComponents:
-    """Return the variance that is assumed without any measurement."""
+    """Return the variance that is assumed without any measurement; ``device`` is ``cuda`` or ``cpu``."""
     if metric.kind is MetricKind.MEMORY:
         side = Variance(_MEMORY**2, _WITHIN_DF)
         return VarianceComponents(side, side, Variance(_MEMORY**2, _BETWEEN_DF))
@@ -72,7 +72,7 @@ def prior_variance(metric: Metric, device: str, cases: Sequence[Baseline]) -> Va
 
 
 def transformed_by_revision(metric: Metric, baseline: Baseline) -> list[Revision]:
-    """Return the transformed values of a metric, by revision and block."""
+    """Return the transformed values of a metric as ``[revision][block][launch]``; absent values are left out."""
     center_launches = baseline.center_launches
     return [list(transformed_by_block(metric, launches, center_launches).values()) for launches in baseline.revisions]
 
@@ -80,7 +80,7 @@ def transformed_by_revision(metric: Metric, baseline: Baseline) -> list[Revision
 def transformed_by_block(
     metric: Metric, launches: Sequence[LaunchFacts], center_launches: Sequence[LaunchFacts]
 ) -> dict[Hashable, list[float]]:
-    """Return the transformed values of a metric, by block."""
+    """Return the transformed values of a metric, by the key of the block; absent values are left out."""
     groups: dict[Hashable, list[float]] = defaultdict(list)
     for value, key in zip(transformed_values(metric, launches, center_launches), blocks(launches), strict=True):
         if value is not None:
@@ -93,14 +93,14 @@ def transformed_values(
 ) -> list[float | None]:
     """Return each launch's value on the metric's scale, or None for a value that is absent or can't be transformed.
 
-    ``center_launches`` are the launches that others are compared with.
+    ``center_launches`` are the launches to compare with. Their step time is the unit of exposed times.
     """
     step_ms = reference_step_ms(center_launches)
     return [metric.scale.transform(metric.measure(launch), step_ms) for launch in launches]
 
 
 def reference_step_ms(center_launches: Sequence[LaunchFacts]) -> float:
-    """Return the step time that exposed times are a fraction of, in ms."""
+    """Return the step time that exposed times are divided by: the median p50 of the center launches, in ms."""
     return median(launch.step_time_ms["p50"] for launch in center_launches)
 
 

@@ -1,4 +1,4 @@
-"""The noise of a baseline: what it allows to decide, and what to do where it allows nothing."""
+"""The resolution of a baseline: the tolerances that its noise allows, and the remedy if it is too noisy."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pytest_aorta.verdict.statistics.variance import Estimate
 from pytest_aorta.verdict.verdicts import format_change
 
 RESET = "--update-baselines --aorta-reset-baselines"
-# The widest that a default tolerance of a fraction or of an exposed time gets, so that a lost overlap does not pass.
+# Limits for widening the default tolerance of a fraction or of an exposed time, so that a lost overlap does not pass.
 WIDEST = {Scale.POINTS: 0.05, Scale.OF_STEP: 0.02}
 # The most launches that --aorta-launches records.
 _MOST_LAUNCHES = 50
 
 
 def allowed_tolerance(metric: Metric, tolerance: Tolerance, stored: Estimate) -> Tolerance:
-    """Return the tolerance, with a default one widened until the noise of the stored launches allows a decision.
+    """Return the tolerance. A default tolerance is widened until the noise of the stored launches allows a decision.
 
     A default tolerance of a fraction or of an exposed time is widened to at most :data:`WIDEST`.
     """
@@ -33,9 +33,9 @@ def allowed_tolerance(metric: Metric, tolerance: Tolerance, stored: Estimate) ->
 
 
 def too_noisy(metric: Metric, tolerance: Tolerance, stored: Estimate) -> str | None:
-    """Return the problem with stored launches that need a wider tolerance than a default one may get, or None.
+    """Return the problem if the stored launches need a tolerance above the limit of a default tolerance, or None.
 
-    ``tolerance`` is the one before it is widened.
+    ``tolerance`` is the tolerance before widening.
     """
     least, widest = _needed(metric, stored), WIDEST.get(metric.scale, math.inf)
     if tolerance.origin is not Origin.DEFAULT or least <= widest:
@@ -51,9 +51,9 @@ def too_noisy(metric: Metric, tolerance: Tolerance, stored: Estimate) -> str | N
 def unresolved(
     metric: Metric, tolerance: Tolerance, stored: Estimate, block: Hashable, max_launches: int
 ) -> str | None:
-    """Return the remedy where unchanged code may not pass for the noise of the stored launches, or None.
+    """Return the remedy if noise of the stored launches may keep unchanged code from passing, or None.
 
-    ``tolerance`` is the one after it is widened, and ``block`` the session block of the launches to compare.
+    ``tolerance`` is the tolerance after widening, and ``block`` is the session block of the launches to compare.
     """
     scale, have = metric.scale, sum(stored.counts.values())
     allowed = tolerance.value or 0.0

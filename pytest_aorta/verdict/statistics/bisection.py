@@ -1,12 +1,12 @@
 """Probabilistic bisection: the posterior over the first commit that has a change, and the next commit to probe.
 
-Commits are numbered from 1, in order; commit 0 is the good one. A change that commit k brings in is in every commit
-from k on. Before any probe, a change is as likely as none, and each commit is as likely as any other to bring it in.
+Commits are numbered from 1, in order; commit 0 is the good one. If commit k introduces a change, every commit from k on
+has the change. Before any probe, a change is as likely as no change, and each commit is equally likely to introduce it.
 
-The rule to probe where the posterior is halved is Horstein's (IEEE Trans. Information Theory 9, 1963); Waeber, Frazier
-and Henderson (SIAM J. Control and Optimization 51, 2013) prove that its error decreases exponentially with the number
-of probes. Both assume that a probe's error rate is known. Here the size of the change and the noise are unknown, so the
-posterior is integrated over both. Pure functions.
+Each probe halves the posterior, which is Horstein's rule (IEEE Trans. Information Theory 9, 1963). Waeber, Frazier and
+Henderson (SIAM J. Control and Optimization 51, 2013) prove that the error decreases exponentially with the number of
+probes. Both papers assume that a probe's error rate is known. Here the size of the change and the noise are unknown, so
+the posterior is integrated over both. Pure functions.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 # Probability that no commit has a change, before any probe.
 NONE_PRIOR = 0.5
-# Degrees of freedom of the noise of one pair. Student's t with few of them makes a disturbed launch count for little,
-# however far off it is.
+# Degrees of freedom of Student's t, the distribution of one pair's noise. With few of them, a disturbed launch has
+# little weight, however far off it is.
 TAILS_DF = 4.0
-# Degrees of freedom of the prior variance, as in an A/B.
+# The most degrees of freedom of the prior variance, as in an A/B.
 PRIOR_DF = 8.0
-# Points of the grid of change and noise, and its half width: in standard errors, and as a logarithm.
+# Number of points of the grid of changes and noises, and half the grid's width: in standard errors, and in logs.
 _CHANGES, _NOISES = 81, 25
 _CHANGE_WIDTH, _NOISE_WIDTH = 6.0, 3.0
-# A probe of bits can be wrong only if the launch itself was; the logarithm of that probability.
+# Logarithm of the probability that a probe of bits is wrong. Only a faulty launch makes it wrong.
 _LOG_BIT_ERROR = -50.0
-# Commits near one that does not start often do not start either, so the worth of a neighbor is less by this fraction.
+# Commits near one that does not start often do not start either, so the worth of a neighbor is reduced by this.
 _NEAR_SKIPPED = 0.5
 
 
@@ -45,10 +45,10 @@ class Posterior:
     """The posterior probabilities.
 
     Attributes:
-        first: Probability that commit 1, 2, ... is the first with the change.
+        first: ``first[k - 1]`` is the probability that commit k is the first with the change.
         none: Probability that no commit has a change.
-        change: Median of the change, on the scale of the differences; 0 where bits are compared.
-        low, high: The central 95% of the change.
+        change: Median of the change, on the scale of the differences; 0 if bits are compared.
+        low, high: Ends of the central 95% interval of the change.
     """
 
     first: tuple[float, ...]
@@ -64,7 +64,7 @@ class Posterior:
 
 @dataclass(frozen=True)
 class Suspects:
-    """Commits that no probe can distinguish, in order: all but the last do not start.
+    """Consecutive commits that no probe can distinguish, because all but the last do not start.
 
     Attributes:
         commits: Numbers of the commits.
@@ -76,9 +76,12 @@ class Suspects:
 
 
 def posterior_of_bits(num_commits: int, changed: Mapping[int, bool]) -> Posterior:
-    """Return the posterior where each probed commit shows without noise that it has the change, or that it has not."""
+    """Return the posterior if each probe shows without noise whether a commit has the change.
+
+    ``changed`` maps the number of each probed commit to whether it has the change.
+    """
     probed = sorted(changed)
-    # Hypothesis number j: the probed commits from place j on have the change.
+    # Hypothesis number j: the probed commits from index j on have the change.
     wrong = [
         sum(changed[commit] != (place >= number) for place, commit in enumerate(probed))
         for number in range(len(probed) + 1)
@@ -90,14 +93,14 @@ def posterior_of_bits(num_commits: int, changed: Mapping[int, bool]) -> Posterio
 def posterior_of_pairs(
     num_commits: int, differences: Mapping[int, Sequence[float]], variance: Variance, least: float
 ) -> Posterior:
-    """Return the posterior where each pair shows a commit's difference from the good commit, with noise.
+    """Return the posterior if each pair shows the difference between a commit and the good commit, with noise.
 
     Args:
         num_commits: Number of commits after the good one.
         differences: Number of a commit -> transformed values of the commit minus those of the good commit, pair by
             pair. The last commit has at least one pair.
         variance: Prior of a single launch's variance.
-        least: The smallest change that is searched for. Its sign is that of the change.
+        least: The smallest change to search for, on the scale of the differences, with the sign of the change.
     """
     import numpy as np  # imported here, since importing numpy would add 0.1 s to every collection
 
@@ -106,7 +109,7 @@ def posterior_of_pairs(
     probed = sorted(differences)
     without = [_log_likelihood(differences[commit], np.zeros(1), noises) for commit in probed]
     having = [_log_likelihood(differences[commit], changes, noises) for commit in probed]
-    # Hypothesis number j: the probed commits from place j on have the change.
+    # Hypothesis number j: the probed commits from index j on have the change.
     totals = [weights + sum(without[:place]) + sum(having[place:]) for place in range(len(probed) + 1)]
     first, none = _by_commit(num_commits, probed, [float(np.logaddexp.reduce(total, axis=None)) for total in totals])
     over_noise = np.logaddexp.reduce(np.logaddexp.reduce(np.stack(totals[:-1]), axis=0), axis=1)
@@ -121,7 +124,7 @@ def posterior_of_pairs(
 def _grid(
     at_last: Sequence[float], prior: Variance, least: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Return the changes, the noises, and the logarithm of the prior weight of each pair of them."""
+    """Return the grid: changes ``[C]``, noises as standard deviations ``[N]``, and log prior weights ``[C, N]``."""
     import numpy as np
 
     center = median(at_last)
@@ -141,7 +144,7 @@ def _grid(
 def _log_likelihood(
     values: Sequence[float], changes: NDArray[np.float64], noises: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return the log likelihood by change and noise, by Student's t with the noise as its scale."""
+    """Return the log likelihood ``[C, N]`` of the values, under Student's t with the noise as its scale."""
     import numpy as np
 
     distances = (np.asarray(values)[:, None, None] - changes[None, :, None]) / noises[None, None, :]
@@ -151,9 +154,10 @@ def _log_likelihood(
 
 
 def _by_commit(num_commits: int, probed: Sequence[int], logs: Sequence[float]) -> tuple[tuple[float, ...], float]:
-    """Return the probabilities of each commit and of none, from the log likelihood of each hypothesis.
+    """Return the probability that each commit is the first with the change, and the probability of no change.
 
-    The likelihood is the same for all commits after one probed commit, up to the next.
+    ``logs`` contains the log likelihood of each hypothesis. It is the same for all commits after one probed commit, up
+    to the next probed commit.
     """
     bounds = [0, *probed]
     most = max(logs)
@@ -179,7 +183,7 @@ def suspects(posterior: Posterior, skipped: Collection[int]) -> list[Suspects]:
 
 
 def next_commit(posterior: Posterior, skipped: Collection[int], allowed: Collection[int] | None = None) -> int:
-    """Return the commit to probe: the one that halves the posterior best, at some distance from skipped commits.
+    """Return the commit to probe: the one that best halves the posterior, with less worth near skipped commits.
 
     ``allowed`` limits the commits; None allows every commit that is not skipped.
     """
@@ -189,7 +193,7 @@ def next_commit(posterior: Posterior, skipped: Collection[int], allowed: Collect
 
 
 def _worth(posterior: Posterior, skipped: Collection[int], number: int) -> float:
-    """Return 0.5 for a commit that halves the posterior, 0 for a commit that is certain; less near a skipped one."""
+    """Return 0.5 for a commit that halves the posterior, 0 for a certain commit; less near a skipped commit."""
     probability = posterior.has_change(number)
     distance = min((abs(number - other) for other in skipped), default=None)
     factor = 1.0 if distance is None else 1 - _NEAR_SKIPPED / 2 ** (distance - 1)

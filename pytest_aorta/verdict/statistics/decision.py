@@ -1,11 +1,14 @@
 """The rules that turn launches and a tolerance into an outcome. Pure functions: no file, no clock, no launch.
 
 The unit of statistics is the launch, because the steps of a launch depend on each other and most of the variance is
-between launches. A change is a difference of transformed values, for most metrics of logs, and is positive if the
-metric got worse. A change is a regression only if it exceeds both the tolerance and the noise. It passes only if a
-change of twice the tolerance can be ruled out. Otherwise another launch is needed. After the last launch, or if further
-launches could not decide, the outcome is inconclusive. Both error rates are divided over the looks (Bonferroni), so
-their totals stay below ``FALSE_ALARM_RATE`` and ``MISS_RATE`` however much the looks depend on each other.
+between launches. A change is a difference of transformed values (logs, for most metrics), and is positive if the metric
+got worse. A change is a regression only if it exceeds both the tolerance and the noise. It passes only if a change of
+twice the tolerance can be ruled out. Otherwise another launch is needed. After the last launch, or if further launches
+could not decide, the outcome is inconclusive.
+
+A look is a number of launches after which a decision is possible. Both error rates are divided over the looks
+(Bonferroni), so their totals stay below ``FALSE_ALARM_RATE`` and ``MISS_RATE`` however much the looks depend on each
+other. An A/B spends its false-alarm rate by the function of Lan and DeMets instead.
 """
 
 from __future__ import annotations
@@ -33,14 +36,15 @@ PAIR_LOOKS = (2, 3, 4, 6, 8, 12)
 MIN_PAIRS_TO_FAIL = 3
 # A tolerance of fewer standard deviations of launches leaves most comparisons undecided.
 RESOLVED_BY = 2.5
-# The probability below which it counts as impossible that further launches show a regression.
+# Further launches count as unable to show a regression if the probability of one is below this.
 REGRESSION_CHANCE = 0.01
-# Degrees of freedom of a baseline's variance in an A/B, whose block may have another noise regime.
+# The most degrees of freedom of a prior variance in an A/B, because the A/B's block may have another noise regime.
 PAIR_PRIOR_DF = 8.0
-# The multiple of the prior variance from which on the pairs' own variance shows another noise regime.
+# A variance of the pairs above this multiple of the prior variance shows another noise regime.
 OTHER_REGIME = 2.0
 # A pair difference that is this many scales away from the median is an outlier.
 OUTLIER_SCALES = 3.0
+# Standard deviation of normal values, divided by their median absolute deviation.
 _MAD_TO_DEVIATION = 1.4826
 # Among fewer values, two that agree would make the third an outlier.
 _ENOUGH_FOR_OUTLIERS = 5
@@ -89,11 +93,19 @@ def decide_stored(
 ) -> Decision:
     """Compare launches of one session block with a stored baseline.
 
-    ``candidate`` contains the transformed values of at least one launch. ``worse`` is 1 if a larger value is worse,
-    else -1. ``tolerance`` is a relative change if ``relative`` is set, else a difference. A number of launches between
-    two looks decides nothing. The outcome is final from the last look that ``max_launches`` allows, or from a look
-    after which no further launch could change it. Without ``may_pass`` no outcome is a pass, because the baseline is
-    too noisy for its tolerance.
+    Between two looks the outcome is None. The outcome is final at the last look that ``max_launches`` allows, or at an
+    earlier look after which no further launch could change it.
+
+    Args:
+        candidate: Transformed values of at least one launch.
+        block: The session block of these launches.
+        baseline: The baseline estimate.
+        tolerance: A relative change if ``relative`` is set, else a difference of transformed values.
+        max_launches: The most launches of the candidate.
+        worse: 1 if a larger value is worse, else -1.
+        relative: Whether transformed values are logs.
+        may_pass: Whether a pass is possible; False if the baseline is too noisy for its tolerance.
+        false_alarm_rate: Probability that unchanged code is called a regression, over all looks.
     """
     rule = _StoredRule(block, baseline, tolerance, _looks(max_launches), worse, relative, may_pass, false_alarm_rate)
     decision = rule.decide(candidate, rule.effect(candidate), _own_variance(candidate), len(candidate))
@@ -116,15 +128,15 @@ class _StoredRule:
     false_alarm_rate: float
 
     def effect(self, candidate: Sequence[float]) -> float:
-        """Return the change of the median."""
+        """Return the change of the median, positive if the metric got worse."""
         return self.worse * (median(candidate) - self.baseline.center)
 
     def decide(
         self, candidate: Sequence[float], effect: float, own: Variance, count: int, *, is_last: bool = False
     ) -> Decision:
-        """Return the decision after ``count`` launches with this effect and variance, the first being ``candidate``.
+        """Return the decision after ``count`` launches with this effect and variance.
 
-        With ``is_last``, the decision is final.
+        The launches begin with those of ``candidate``. With ``is_last``, the decision is final.
         """
         baseline, worse = self.baseline, self.worse
         slower, faster = baseline.variance.slower, baseline.variance.faster
@@ -158,8 +170,8 @@ class _StoredRule:
     def foreseen(self, candidate: Sequence[float]) -> Outcome | None:
         """Return the final outcome after ``candidate`` if further launches are not worth making, or None.
 
-        Launches are made as long as they could show a regression, if only by chance, or as long as launches like those
-        so far would show a pass or an improvement that ``candidate`` does not show.
+        Further launches are worth making if they could show a regression, even by chance. They are also worth making if
+        launches like those so far would show an improvement, or a pass that ``candidate`` alone does not show.
         """
         ahead = {outcome for look in self.looks if look > len(candidate) for outcome in self._ahead(candidate, look)}
         if ahead & {Outcome.REGRESSION, Outcome.IMPROVED}:
@@ -169,10 +181,10 @@ class _StoredRule:
         return None if Outcome.PASS in ahead and now is not Outcome.PASS else now
 
     def _ahead(self, candidate: Sequence[float], look: int) -> set[Outcome | None]:
-        """Return the outcome of a later look if the median stays what it is, and a regression if that is possible.
+        """Return the outcome of a later look if the median does not change, and a regression if one is possible.
 
-        Further launches are as noisy as those of the baseline and ``candidate``. A median that increases as much as it
-        does with a probability of ``REGRESSION_CHANCE`` shows whether a regression is possible.
+        Further launches are assumed to be as noisy as those of the baseline and ``candidate``. A regression is possible
+        if the later look would show it after an increase of the median that has the probability ``REGRESSION_CHANCE``.
         """
         count, effect = len(candidate), self.effect(candidate)
         within = self.baseline.variance.within.pooled(_own_variance(candidate))
@@ -195,9 +207,14 @@ def decide_pairs(
 ) -> Decision:
     """Compare adjacent launches of candidate and reference, pair by pair.
 
-    ``differences`` are the transformed values of the candidate minus those of the reference, of at least one pair.
-    ``variance`` is the prior of a single launch's variance. ``relative`` is as in :func:`decide_stored`. Outliers are
-    winsorized (Huber, Robust Statistics, 1981), so that a single launch of either side moves the mean only slightly.
+    Outliers are winsorized (Huber, Robust Statistics, 1981), so that a single launch of either side moves the mean only
+    slightly.
+
+    Args:
+        differences: Transformed value of the candidate minus that of the reference, for at least one pair.
+        variance: The prior of a single launch's variance.
+        max_pairs: The most pairs.
+        tolerance, worse, relative, false_alarm_rate: As in :func:`decide_stored`.
     """
     count = len(differences)
     looks = [look for look in PAIR_LOOKS if look <= max_pairs] or [PAIR_LOOKS[0]]
@@ -238,7 +255,7 @@ def detectable(
 
     The slowdown is a relative change if ``relative`` is set, else a difference. It is detected with probability
     ``power`` and with looks up to ``max_launches``. Fewer than three launches never fail a test; for them, the result
-    is the slowdown that does not pass.
+    is the smallest slowdown that does not pass.
     """
     error = baseline.error(block, num_launches, baseline.variance.within)
     looks = _looks(max(num_launches, max_launches))
@@ -256,8 +273,8 @@ def least_tolerance(
 ) -> float:
     """Return the smallest tolerance at which unchanged code passes with probability ``power``.
 
-    The tolerance is a relative change if ``relative`` is set, else a difference. Up to ``max_launches`` launches of the
-    block are made.
+    The tolerance is a relative change if ``relative`` is set, else a difference. A comparison may use up to
+    ``max_launches`` launches of the block.
     """
     looks, least = _looks(max_launches), math.inf
     for look in looks:
@@ -327,7 +344,7 @@ def _fraction(rate: float, looks: Sequence[int]) -> float:
 
 
 def _miss_fraction(count: int, looks: Sequence[int]) -> float:
-    """Return the miss rate of a look: half for the first, where most unchanged code passes, the rest in equal parts."""
+    """Return the miss rate of a look: half for the first look, where most unchanged code passes; equal parts after."""
     if len(looks) == 1:
         return MISS_RATE
     return MISS_RATE / 2 if count == looks[0] else MISS_RATE / 2 / (len(looks) - 1)
@@ -354,9 +371,9 @@ def _spent(rate: float, count: int, looks: tuple[int, ...]) -> float:
 
 
 def _winsorized(values: Sequence[float], known: float) -> list[float]:
-    """Return the values with outliers among five or more moved to the edge; ``known`` is the expected deviation.
+    """Return the values; among five or more, outliers are moved to the edge. ``known`` is the expected deviation.
 
-    At least one and at most a fifth of the values are moved on either side: more would be a second mode, not outliers.
+    At most a fifth of the values are moved on either side: more would be a second mode, not outliers.
     """
     if len(values) < _ENOUGH_FOR_OUTLIERS:
         return list(values)

@@ -13,7 +13,7 @@ from enum import Enum
 
 
 class Scale(Enum):
-    """The scale of a change. The enum's value is the unit that a user writes behind the number."""
+    """The scale of a change. The enum's value is the unit that a user writes after the number."""
 
     RELATIVE = "%"
     POINTS = " points"
@@ -21,7 +21,7 @@ class Scale(Enum):
 
     @property
     def unit(self) -> str:
-        """Return the unit behind the number."""
+        """Return the unit that follows the number."""
         return str(self.value)
 
     def transform(self, value: object, step_ms: float) -> float | None:

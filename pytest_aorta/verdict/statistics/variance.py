@@ -2,7 +2,7 @@
 
 A launch's value is y = ln(metric). Launches vary around the median of their block with variance ``within``, and blocks
 vary with variance ``between``: the random-effects model of a meta-analysis (DerSimonian and Laird, Controlled Clinical
-Trials 7, 1986). With few launches both variances are shrunk towards a prior, as in the moderated t of Smyth
+Trials 7, 1986). With few launches both variances are shrunk toward a prior, as in the moderated t of Smyth
 (Statistical Applications in Genetics and Molecular Biology 3, 2004): variances are averaged, weighted by their degrees
 of freedom.
 """
@@ -16,7 +16,8 @@ from functools import lru_cache
 from statistics import median
 from typing import TypeAlias
 
-# Efficiency of a scale from two quantiles against the standard deviation: Mosteller, Ann. Math. Stat. 17, 1946.
+# Efficiency of a scale estimate from two quantiles, relative to the standard deviation: Mosteller, Ann. Math. Stat. 17,
+# 1946.
 _QUANTILE_EFFICIENCY = 0.65
 _HIGH = 0.9
 # From this number of values on, the extreme value is left out, so that no single launch determines a scale.
@@ -58,7 +59,7 @@ class VarianceComponents:
 
     @classmethod
     def of(cls, within: float, between: float, df: float) -> VarianceComponents:
-        """Build from standard deviations that are equal on both sides, with ``df`` degrees of freedom each."""
+        """Build the components from standard deviations, with ``df`` degrees of freedom each; both sides are equal."""
         side = Variance(within**2, df)
         return cls(side, side, Variance(between**2, df))
 
@@ -93,7 +94,7 @@ class Estimate:
         return _summed(Variance(side.value * launches, side.df), _times(self.variance.between, fractions))
 
     def with_launches(self, count: int) -> Estimate:
-        """Return the estimate of a baseline of ``count`` launches, not fewer than now, with the variance as it is."""
+        """Return the estimate that ``count`` launches, not fewer than now, would give with the variance unchanged."""
         have = sum(self.counts.values())
         gained = _QUANTILE_EFFICIENCY * (count - have) / 2
         slower, faster = (replace(side, df=side.df + gained) for side in (self.variance.slower, self.variance.faster))
@@ -116,14 +117,14 @@ def baseline_estimate(
 ) -> Estimate:
     """Return the estimate of a baseline: center from its center launches, variance from all launches of all revisions.
 
-    ``center_values`` maps each block to the logs of its center launches, of which there is at least one. The centers of
-    different revisions are not compared.
+    ``center_values`` maps each block to the transformed values of its center launches, at least one. The center is the
+    mean of the blocks' medians, weighted by inverse variance. The centers of different revisions are not compared.
     """
     medians = {block: median(values) for block, values in center_values.items()}
     variance = pooled_variance(revisions, prior)
     between, within = variance.between.value, variance.within.value
     inverse = {
-        # Blocks of a metric that never varied have equal weights.
+        # 1e-18 gives equal weights to the blocks of a metric that never varied.
         block: 1 / (between + within * median_variance(len(values)) + 1e-18)
         for block, values in center_values.items()
     }
@@ -189,7 +190,7 @@ def typical(variances: Sequence[VarianceComponents], df: float) -> VarianceCompo
 
 
 def median_variance(count: int) -> float:
-    """Return the variance of the median of ``count`` values of unit variance."""
+    """Return the variance of the median of ``count`` normal values of unit variance; from 10 values on, its limit."""
     return _MEDIAN_VARIANCE.get(count, math.pi / 2) / count
 
 
