@@ -18,6 +18,8 @@ myst_enable_extensions = ["colon_fence"]
 # The API page shows the types in signatures only.
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
+# A default such as os.environ would otherwise be shown with its value on the machine that builds the site.
+autodoc_preserve_defaults = True
 python_use_unqualified_type_names = True
 
 html_theme = "furo"  # light or dark, as the reader's system is set
