@@ -41,7 +41,8 @@ def initialize(model: nn.Module, n_layers: int, seed: int) -> None:
 def local_part(value: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> torch.Tensor:
     """Return this rank's part of a tensor that is split along inner axes first.
 
-    Data parallelism, the outer axes, shards the rest that other axes leave, which is the order of ``_StridedShard``.
+    Data parallelism, on the outer axes, shards the parts that the other axes leave. This is the order of
+    ``_StridedShard``.
     """
     for axis, placement in reversed(list(enumerate(placements))):
         if not isinstance(placement, Shard | _StridedShard):

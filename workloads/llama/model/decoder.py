@@ -117,7 +117,7 @@ class FeedForward(nn.Module):
         self.w3 = nn.Linear(config.dim, config.ffn_hidden, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Gate, multiply and project back."""
+        """Return ``w2(silu(w1(x)) * w3(x))``, of the shape of ``x``."""
         out: torch.Tensor = self.w2(F.silu(self.w1(x)) * self.w3(x))
         return out
 
@@ -143,7 +143,7 @@ class Block(nn.Module):
         self.checkpointing = config.activation_checkpointing
 
     def forward(self, x: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
-        """Run the block; activation checkpointing decides what is kept for backward."""
+        """Run the block on ``x`` ``[batch, seq_len, dim]``; ``checkpointing`` decides what is kept for backward."""
         # Checkpointing inside the module that FSDP wraps keeps parameter names, and FSDP has gathered the parameters
         # when backward recomputes.
         return run_checkpointed(self.checkpointing, self._run, x, rotations)
@@ -175,7 +175,7 @@ class Llama(nn.Module):
         """Predict each next token; ``rotations`` belong to the tokens' positions in their sequence.
 
         Given ``labels`` of the shape of ``tokens``, return their cross entropy, summed and divided by ``num_tokens``,
-        instead of the logits, of which no more than those of one chunk exist at a time.
+        instead of the logits. Then only the logits of one chunk exist at a time.
 
         Rotations are an argument, since a buffer would be lost on the meta device and rounded by mixed precision.
         """

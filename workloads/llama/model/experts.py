@@ -132,12 +132,12 @@ class Experts(nn.Module):
         return out
 
     def surround(self, run: Callable[..., torch.Tensor], *args: torch.Tensor) -> torch.Tensor:
-        """Call ``run``, which evaluates rows; the method that FSDP2 gathers the matrices for."""
+        """Call ``run``, which evaluates rows; FSDP2 gathers the matrices around calls of this method."""
         return run(*args)
 
 
 def local_experts(weight: torch.Tensor) -> torch.Tensor:
-    """Return the experts of this rank, which are a part of all under expert parallelism."""
+    """Return this rank's experts: all of them, or under expert parallelism a part of them."""
     return weight.to_local() if isinstance(weight, DTensor) else weight
 
 

@@ -29,7 +29,7 @@ class AxisDegrees:
 
 @dataclass(frozen=True)
 class Degrees:
-    """The number of ranks along each axis of a world; ``data_parallel_shard`` is the rest that other axes leave."""
+    """The number of ranks along each axis of a world; ``data_parallel_shard`` is what the other axes leave."""
 
     data_parallel_replicate: int
     data_parallel_shard: int
@@ -192,7 +192,7 @@ class ParallelMesh:
 
     @property
     def counts_loss(self) -> bool:
-        """Return whether this rank's loss is added to the global sum; of ranks that compute the same loss, one's is."""
+        """Return whether this rank's loss is added to the global sum; ranks with the same loss add it once."""
         return self._position(TENSOR) == 0
 
     @property

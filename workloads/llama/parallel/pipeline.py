@@ -1,7 +1,8 @@
 """Pipeline parallelism: stages hold consecutive blocks, and micro-batches pass through them in turn.
 
 The schedule is PipeDream-Flush, or 1F1B (arXiv 2006.09503, section 2.2; 2104.04473, section 2.2.1): once a stage has
-enough micro-batches in flight, each forward pass is followed by a backward pass. A step ends when all are done.
+enough micro-batches in flight, each forward pass is followed by a backward pass. A step ends when all micro-batches are
+done.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def keep_stage(model: Llama, num_stages: int, stage: int) -> None:
 
 
 class Stages:
-    """Combines values of a pipeline's stages into values of the whole model; a single stage has them already.
+    """Combines values of a pipeline's stages into values of the whole model; a single stage already has the values.
 
     Attributes:
         group: the ranks of this rank's stage; None means all ranks.
@@ -106,7 +107,7 @@ class Stages:
 
 
 class _ReducedAtOnce(nn.Module):
-    """A stage's model whose backward passes reduce gradients; torch's stage puts that off if it is given FSDP2's."""
+    """A wrapper that hides FSDP2's module from torch's stage, which would postpone the reduction of gradients."""
 
     def __init__(self, model: Llama) -> None:
         super().__init__()
