@@ -1,4 +1,4 @@
-"""Planted one-bit faults, and whether the first operator that differs is named right.
+"""Planted one-bit faults, and whether the first operator that differs is named correctly.
 
 Run: python -m pytest benchmarks/numerics/operator_faults.py -s
 Environment variable: FAULTS, the number of faults of each variant, 13 by default.
@@ -57,7 +57,7 @@ class Planted:
 @pytest.mark.launch_timeout(300)
 @pytest.mark.parametrize("variant", list(VARIANTS))
 def test_planted_faults_are_named(workload: WorkloadRunner, variant: str) -> None:
-    """Plant faults until enough changed the step, and print how many were named right, not at all, or wrong."""
+    """Plant faults until enough changed the step, and print how many were named correctly, not at all, or wrongly."""
     config = VARIANTS[variant] | CAPTURED
     name = config.pop("workload")
     reference = workload.run(name, **config)
@@ -90,7 +90,7 @@ def operators(result: WorkloadResult) -> dict[int, list[OperatorCall]]:
 
 
 def draws(calls: dict[int, list[OperatorCall]], choose: random.Random) -> Iterator[Planted]:
-    """Yield faults in random order: four of outputs for each of an input of a collective, one in four on all ranks."""
+    """Yield faults in random order: four in outputs for each one in a collective's input, one in four on all ranks."""
     numbered: list[tuple[int, OperatorCall]] = []
     seen: Counter[str] = Counter()
     for call in calls[0]:

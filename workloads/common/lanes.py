@@ -1,8 +1,8 @@
 """Lanes, which run transfers beside compute or in line with compute.
 
-One rule guards every buffer. A submitted transfer starts after all compute enqueued so far, that is, after the producer
-of the data it reads and the last reader of the data it overwrites. Compute uses the transfer's result only after
-``Ticket.wait()``.
+One rule guards every buffer. A submitted transfer starts after all compute enqueued so far, that is, after the
+producer of the data it reads and the last reader of the data it overwrites. Compute uses the transfer's result only
+after ``Ticket.wait()``.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def _never(_number: int) -> bool:
 class ReadAhead:
     """A numbered sequence of transfers, each submitted ``depth`` turns before its use.
 
-    Transfer ``n`` may write buffer ``n % (depth + 1)``: when it is submitted, the reader of transfer ``n - depth - 1``
-    is already enqueued.
+    Transfer ``n`` may write buffer ``n % (depth + 1)``: when it is submitted, the reader of transfer
+    ``n - depth - 1`` is already enqueued.
     """
 
     def __init__(
