@@ -54,7 +54,7 @@ RANKING = {
     },
 }
 DDP = {
-    # Several buckets, or nothing would be left of backward to hide the only one under.
+    # Several buckets, because no part of backward would be left to hide a single bucket.
     "cpu": {"steps": 10, "warmup": 2, "bucket_cap_mb": 0.25},
     "cuda": {
         "steps": 100,

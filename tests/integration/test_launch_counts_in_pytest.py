@@ -1,4 +1,4 @@
-"""How often a noisy metric is launched, what comes out of it, and how a run tells."""
+"""The number of launches for a noisy metric, the outcome, and the report of a run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-# By launch: after three of them no further one could decide.
+# Slowdowns by launch: after three launches, no further launch could decide.
 RESTLESS = [1.07, 1, 1.2, 0.9, 1.02]
 
 

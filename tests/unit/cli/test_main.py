@@ -46,7 +46,7 @@ def store(**changes) -> Path:
 
 
 def thinnable(count: int = 6) -> Path:
-    """The first case, with a center of two in revision 2 and ``count`` launches of revision 1."""
+    """Store the first case with a center of two launches in revision 2 and ``count`` launches of revision 1."""
     old = tuple(launch(10.0, day, center=False) for day in range(1, count + 1))
     new = tuple(launch(10.0, day, revision=2) for day in (20, 21))
     return store(launches=(*old, *new), forced={"1": "a noisy day", "2": "again"})
@@ -256,7 +256,7 @@ def test_show_of_an_unreadable_path_is_a_problem(here, capsys):
 
 @pytest.fixture
 def committed(here):
-    """The repository's path of a baseline that was committed, and has been recorded anew since."""
+    """The path in the repository of a baseline that was committed and then recorded again."""
     git("init", "-q")
     git("add", "baselines")
     git("commit", "-qm", "one")

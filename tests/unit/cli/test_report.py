@@ -16,7 +16,7 @@ from tests.unit.builders import make_result
 
 
 def keep(folder, test, step_ms, *, number=1, plan=None, **changes):
-    """One launch as --aorta-results keeps it; three steps a rank."""
+    """Keep one launch as --aorta-results does, with three steps per rank."""
     place = folder / test / f"{number:02d}-fsdp"
     (place / "ranks" / "0").mkdir(parents=True)
     (place / "ranks" / "0" / "result.json").write_text("{}")

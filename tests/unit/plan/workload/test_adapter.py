@@ -218,7 +218,7 @@ def test_torchtitan_with_a_folder_reads_its_scalars():
 
 
 def write_events(folder: Path, **scalars: dict[int, float]) -> None:
-    """An event file with scalars, each a mapping of steps to values."""
+    """Write an event file with scalars, each a mapping of steps to values."""
     pytest.importorskip("tensorboard")
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary

@@ -7,7 +7,7 @@ from tests.unit.builders import make_facts, on_cpu, with_p50
 
 
 def lagging(*lags_ms: float, build=make_facts):
-    """Three launches with 10 ms steps."""
+    """Return three launches with 10 ms steps."""
     return [build(rank_lag_ms=list(lags_ms))] * 3
 
 
