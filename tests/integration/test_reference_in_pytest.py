@@ -86,7 +86,7 @@ def test_workers_of_xdist_have_worktrees_of_their_own(versioned):
         (["--aorta-ab=python:/absent"], "--aorta-ab=python:/absent: /absent can't be run: No such file or directory"),
     ],
 )
-def test_reference_that_is_none_fails_the_test_that_wants_it(versioned, options, message):
+def test_absent_reference_fails_the_test_that_wants_it(versioned, options, message):
     versioned.one_test("distributed_world.again(workload.run('toy'), reference=True)")
     result = versioned.run(*options)
     result.assert_outcomes(failed=1)

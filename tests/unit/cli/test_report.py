@@ -110,7 +110,7 @@ def test_launches_of_a_reference_version_are_left_out_with_a_warning(two):
     assert "a launch of the A/B reference" in report.warnings[0]
 
 
-def test_wrong_numbers_are_red_and_their_place_is_the_evidence(tmp_path):
+def test_wrong_numbers_fail_and_the_failed_checks_are_the_evidence(tmp_path):
     old = keep(tmp_path / "old", "a", 10.0)
     new = keep(tmp_path / "new", "a", 10.0, passed=False, failure_count=3)
     (test,) = report_of(old, new).tests

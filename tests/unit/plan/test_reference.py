@@ -446,7 +446,7 @@ def test_environment_with_a_version_before_the_packages_is_refused_with_its_vers
         opener(f"python:{environment}").open()
 
 
-def test_interpreter_that_is_none_is_reported(opener, project):
+def test_interpreter_that_can_not_be_run_is_reported(opener, project):
     with pytest.raises(SpecError, match=r"/absent/python can't be run: No such file or directory"):
         opener("python:/absent/python").open()
     broken = write(project / "python", "#!/bin/sh\necho no such option >&2\nexit 2\n")
