@@ -40,7 +40,7 @@ OUTPUT, INPUT = "operator_output", "operator_input"
 
 @dataclass(frozen=True)
 class Planted:
-    """A fault: a bit of what an operator writes, or of what a collective reads, on one rank or all."""
+    """A fault: a flipped bit in an operator's output or in a collective's input, on one rank or all."""
 
     kind: str
     call: OperatorCall
@@ -106,7 +106,7 @@ def draws(calls: dict[int, list[OperatorCall]], choose: random.Random) -> Iterat
 
 
 def judged(planted: Planted, candidate: WorkloadResult, reference: WorkloadResult) -> tuple[str, str]:
-    """Return the outcome, and what was named."""
+    """Return the outcome, and a text about the named call."""
     if first_difference(candidate, reference, STEP, list(STEP_METRICS)) is None:
         return "masked", "no loss, norm or weight differs"
     first = first_of_ranks(operators(candidate), operators(reference))

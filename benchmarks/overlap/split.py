@@ -58,7 +58,7 @@ LAST = "a slower kernel, a late host that never waits"
 
 @dataclass(frozen=True)
 class Round:
-    """One pair of launches: what was planted in the second, and the parts that the split found, in milliseconds."""
+    """One pair of launches: the causes planted in the second, and the parts that the split found, in milliseconds."""
 
     scenario: str
     platform: str
@@ -70,7 +70,7 @@ class Round:
 @pytest.mark.world(size="all", warm=True)
 @pytest.mark.parametrize("scenario", list(SCENARIOS))
 def test_split(distributed_world: DistributedWorld, scenario: str) -> None:
-    """Plant two causes and print each part beside what was planted."""
+    """Plant two causes and print each part beside the planted time."""
     if scenario == LAST and distributed_world.device == "cpu":
         pytest.skip("a CPU rank has no device that its host could run ahead of")
     rounds = [one for one in kept() if (one.scenario, one.platform) == (scenario, distributed_world.platform)]

@@ -47,8 +47,8 @@ FAMILIES = {
     "reduce_kernel[MeanOps]": (0.003, 40),
     "vectorized_elementwise_kernel[FillFunctor]": (0.001, 60),
 }
-# Standard deviations relative to the time of a family: of the clock in a block and between blocks, and of a family of
-# 10% of the step; that of a family of 1% is twice as large.
+# Standard deviations relative to the time of a family: of the clock in a block and between blocks, and of a family that
+# takes 10% of the step; for a family that takes 1%, the last is twice as large.
 REGIMES = {
     "steady": (0.0002, 0.0, 0.0003),
     "usual": (0.0007, 0.0, 0.0007),

@@ -1,4 +1,4 @@
-"""The rules by which other tools compare two measurements, as they publish them, on a launch's steps."""
+"""The published rules with which other tools compare two measurements, applied to the steps of launches."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def _thermal(rng: np.random.Generator) -> Launches:
     return lambda: base() + 1.6 * (1 - math.exp(-(next(launched) + 1) / 3))
 
 
-# A new block of each; total standard deviations are those of the study: .36, .87, 1.8, 1.4, .65, 4.3, .78.
+# Each value makes a new block; the total standard deviations are .36, .87, 1.8, 1.4, .65, 4.3, .78, as in the study.
 REGIMES: dict[str, Callable[[np.random.Generator], Launches]] = {
     "quiet": lambda rng: _normal(rng, 0.25, 0.25),
     "typical": lambda rng: _normal(rng, 0.63, 0.6),

@@ -90,7 +90,7 @@ class StepHashes:
                 self._add("gradients", step, self._hash(named))
 
     def end_operators(self) -> None:
-        """End the capture of operators and write what was captured, if this step is captured."""
+        """End the capture of operators and write the captured calls, if this step is captured."""
         if self._operators:
             self._operators.end()
 

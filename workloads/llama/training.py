@@ -154,7 +154,7 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         return Telemetry(series={"lr": self._rates})
 
     def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
-        """Return the model's parameters, of which this rank has its shards."""
+        """Return the model's parameters by name; this rank holds its shards of them."""
         return self._model.named_parameters()
 
     def cleanup(self) -> None:
@@ -240,7 +240,7 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         )
 
     def _make_batches(self, positions: torch.Tensor, first_step: int) -> list[torch.Tensor]:
-        """Make every step's ``[micro-batch, inputs or labels, sequence, token]`` before any step is timed."""
+        """Make every step's tokens ``[micro-batch, inputs or labels, sequence, token]`` before any step is timed."""
         num_steps = self._settings.warmup + self._settings.steps
         return [self._batch(step, positions).to(self._device) for step in range(first_step, first_step + num_steps)]
 
@@ -255,7 +255,7 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         return torch.stack(micro_batches)
 
     def _train_step(self, step: int, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Run one optimizer step, and return this rank's part of the loss, and the gradient norm if clipping needs it.
+        """Run one optimizer step; return this rank's part of the loss, and the gradient norm if clipping needs it.
 
         ``step`` is 0 in warm-up and in profiled steps.
         """

@@ -122,7 +122,7 @@ class RankingTraining(Workload, Generic[_Settings]):
         return Telemetry(series, self._spans.captures())
 
     def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
-        """Return the model's parameters, of which this rank has its shards."""
+        """Return the model's parameters by name; this rank holds its shards of them."""
         return self._model.named_parameters()
 
     def cleanup(self) -> None:

@@ -146,7 +146,7 @@ def comment_body(marker: str, text: str, links: Sequence[Link], max_characters: 
 
 
 def cut(text: str, max_characters: int) -> str:
-    """Return the first whole lines of Markdown that fit, with open elements closed and a note on what is missing."""
+    """Return the first whole lines of Markdown that fit, with open elements closed and a note about the rest."""
     text = text.rstrip() + "\n"
     if len(text) <= max_characters:
         return text

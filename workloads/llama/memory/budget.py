@@ -90,7 +90,7 @@ class Decision:
 
 
 def own_budget(settings: MemorySettings, memory: DeviceMemory | None) -> int:
-    """Return the bytes that the config allows this rank, at most those that are available on its device.
+    """Return the bytes that the config allows this rank, at most the available bytes of its device.
 
     Raises:
         ValueError: The rank has no device with memory of its own, and ``memory_budget_bytes`` is None.

@@ -50,7 +50,7 @@ class LiveBytes(TorchDispatchMode):
         self._virtual: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator and count what it has made."""
+        """Run an operator and count the storages that it has made."""
         if any(kind not in _PLAIN for kind in types):
             # A DTensor, or another wrapper, runs the operator on plain tensors, and that call arrives here again.
             return NotImplemented
@@ -74,7 +74,7 @@ class LiveBytes(TorchDispatchMode):
         self._virtual.clear()
 
     def keep(self, tensors: Iterable[Any]) -> None:
-        """Count those of ``tensors`` that fused operators have made."""
+        """Count the ``tensors`` that are results of fused operators."""
         for tensor in tensors:
             if isinstance(tensor, torch.Tensor) and _key(tensor) in self._virtual:
                 self._virtual.discard(_key(tensor))

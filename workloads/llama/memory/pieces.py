@@ -172,7 +172,7 @@ def _compiled(function: Callable[..., torch.Tensor], compiler: str, live: LiveBy
 
 @contextmanager
 def _fake(module: nn.Module, shapes: Shapes) -> Iterator[None]:
-    """Run a block of code on fake tensors, with fake parameters in place of those of ``module``."""
+    """Run a block of code on fake tensors; fake parameters replace the parameters of ``module`` meanwhile."""
     own = [
         (owner, name, parameter)
         for owner in module.modules()

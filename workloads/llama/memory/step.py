@@ -44,7 +44,7 @@ class Communication:
     """The bytes that sharding takes besides shards.
 
     Attributes:
-        in_flight: the most gathered parameters that exist at once, besides those that blocks keep.
+        in_flight: the most gathered parameters that exist at once, besides the gathered parameters that blocks keep.
         reductions: the gradients of one unit, which are reduced while backward computes the gradients of the next unit.
         unsharded_gradients: gradients that micro-batches add up before they are reduced.
         kept_gathers: kind of checkpointing -> the gathered parameters that a block keeps from forward to backward.

@@ -47,7 +47,7 @@ class Attend:
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: CausalBias | None = None
     ) -> torch.Tensor:
-        """Return the output, of the shape of ``q``; ``mask`` is that of :meth:`mask` for these lengths."""
+        """Return the output, of the shape of ``q``; ``mask`` is the result of :meth:`mask` for these lengths."""
         if self.kernel == FLEX:
             out: torch.Tensor = flex_attention(q, k, v)[0]
             return out
@@ -91,7 +91,7 @@ def choose_kernel(asked: str, inputs: AttentionInputs, *, deterministic: bool) -
     else torch's fastest. On CPU that is the flash kernel in both modes. Each candidate runs forward and backward once.
 
     Raises:
-        ValueError: The kernel that is asked for can't run; the message says why and names those that can.
+        ValueError: The kernel that is asked for can't run; the message says why and names the kernels that can.
     """
     candidates = _candidates(inputs, deterministic) if asked == AUTO else (asked,)
     refusals = {}

@@ -42,7 +42,7 @@ class Output(nn.Linear):
     Attributes:
         vocabulary: the rows that this rank holds; tensor parallelism replaces the attribute.
         num_chunks: the number of chunks of a micro-batch's tokens.
-        fused: whether inductor fuses what is computed from a chunk's logits.
+        fused: whether inductor fuses the operations on a chunk's logits.
     """
 
     def __init__(self, dim: int, vocab_size: int) -> None:
@@ -82,8 +82,8 @@ def linear_cross_entropy(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the loss, and its gradients with respect to ``x`` ``[tokens, dim]`` and ``weight`` ``[vocabulary, dim]``.
 
-    Under tensor parallelism the loss is that of the whole vocabulary, and the gradient of ``x`` is this rank's part of
-    it.
+    Under tensor parallelism, the loss is computed over the whole vocabulary, and the gradient of ``x`` is this rank's
+    part of it.
     """
     return in_chunks(x.detach(), weight.detach(), labels, num_tokens, num_chunks, fused, Vocabulary(first, group))
 
@@ -156,7 +156,7 @@ def _own(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torc
 def _over_ranks(values: torch.Tensor, group: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Return each row's logsumexp and its label's logit, combined over the ranks of ``group`` in their order.
 
-    ``values`` has those of this rank's part of the vocabulary, ``[2, rows]``.
+    ``values`` ``[2, rows]`` contains both for this rank's part of the vocabulary.
     """
     if not group:
         return values[0], values[1]

@@ -226,7 +226,7 @@ def causal_blocks(num_queries: int, num_keys: int, device: torch.device) -> Bloc
 
 
 def _in_order(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the number of set elements of each row, and the columns, those of set elements first."""
+    """Return the number of set elements of each row, and the columns, with columns of set elements first."""
     # Kernels read contiguous memory, whatever the strides are.
     blocks = blocks.int().contiguous()
     columns = blocks.argsort(dim=-1, descending=True, stable=True)

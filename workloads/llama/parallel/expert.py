@@ -128,7 +128,7 @@ def _expert_of_rows(received: torch.Tensor, num_rows: int) -> torch.Tensor:
 
 
 def expert_placement(experts: Experts, mesh: DeviceMesh) -> Shard:
-    """Return the placement by which data parallelism shards a rank's experts over the last axis of ``mesh``.
+    """Return the placement with which data parallelism shards a rank's experts over the last axis of ``mesh``.
 
     Experts are sharded along their number or, if ranks do not divide it evenly, along the next dimension; some ranks
     would otherwise hold no expert.

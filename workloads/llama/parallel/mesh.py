@@ -165,7 +165,7 @@ class ParallelMesh:
 
     @property
     def dense_axes(self) -> ParameterAxes:
-        """Return the axes of all parameters but those of distributed experts."""
+        """Return the axes of all parameters except those of distributed experts."""
         return ParameterAxes(self.whole, self.replicas, self.shards, self.tensor)
 
     @property
@@ -207,7 +207,7 @@ def _context_mesh(degrees: Degrees, device_type: str) -> DeviceMesh | None:
     """Return the mesh of neighbors within ``fsdp`` that share sequences.
 
     Its process group is its own even if the group covers the world, so that graph passes and traces distinguish
-    collectives of activations from those of parameters.
+    collectives of activations from collectives of parameters.
     """
     if degrees.context_parallel == 1:
         return None

@@ -25,7 +25,7 @@ _BOUNDARIES = ("forward", "backward")
 
 
 def stage_layers(n_layers: int, num_stages: int, stage: int) -> range:
-    """Divide the blocks evenly and return those of a stage; the last stage, with the output, never has more blocks."""
+    """Divide the blocks evenly and return one stage's blocks; the last stage, with the output, never has more."""
     begin, end = (-(-number * n_layers // num_stages) for number in (stage, stage + 1))
     return range(begin, end)
 
@@ -85,7 +85,7 @@ class Stages:
             self.group, _ = dist.new_subgroups(dist.get_world_size() // self._pipeline.size())
 
     def concatenated(self, own: list[_T]) -> list[_T]:
-        """Concatenate the lists of all stages, which gives the model's order of registration; collective."""
+        """Concatenate the lists of all stages, in the model's order of registration; collective."""
         if self._pipeline is None:
             return own
         parts: list[list[_T]] = [[] for _ in range(self._pipeline.size())]
@@ -169,11 +169,11 @@ class Pipeline:
         )
 
     def step(self, batch: torch.Tensor) -> torch.Tensor:
-        """Add the gradients of ``[micro-batch, inputs or labels, sequence, token]``, and return this rank's loss.
+        """Add the gradients of ``batch`` ``[micro-batch, inputs or labels, sequence, token]``; return this rank's loss.
 
         The loss is zero on all stages but the last.
         """
-        # Torch 2.11 compares strides with those of the announced arguments too.
+        # Torch 2.11 also compares strides with the strides of the announced arguments.
         inputs, labels = (part.flatten(0, 1).contiguous() for part in batch.unbind(1))
         losses: list[torch.Tensor] = []
         given = (inputs,) if self._is_first else ()
