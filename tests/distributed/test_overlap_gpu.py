@@ -1,4 +1,4 @@
-"""Facts of profiled steps of which the profiler records only the device."""
+"""Facts of profiled steps in which the profiler records only the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages followed from top to bottom: files are written, commands run, and their output is what the page shows.
+"""Pages followed from top to bottom: files are written, commands run, and their output equals the page's.
 
 A file is a fenced block below a line that ends with its name in backticks and a colon. A command is a line with ``$``
 in a ``console`` block; the lines below it are its whole output, with other times and hashes, and with anything in the

@@ -54,7 +54,7 @@ HASHES = ["a" * 16, "b" * 16]
 
 
 class Repository:
-    """A repository whose commits have planted launches, and the command in it."""
+    """A repository whose commits determine the faked launches, with the command run inside it."""
 
     def __init__(self, project: Project, capsys: pytest.CaptureFixture[str]) -> None:
         self.project = project

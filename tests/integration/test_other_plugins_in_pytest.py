@@ -238,7 +238,7 @@ def declared(project):
 
 def test_collection_for_an_editor_prints_node_ids_only_and_imports_no_torch(declared):
     declared.write("editor.py", EDITOR)
-    # The fake launcher imports what a launch needs.
+    # The fake launcher would import the packages that a launch needs.
     declared.write("conftest.py", "")
     options = ("--collect-only", "-q", f"--rootdir={declared.path}", "-p", "editor", "--aorta-results=kept")
     result = alone(declared, *options)

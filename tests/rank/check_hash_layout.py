@@ -42,7 +42,7 @@ def values(shape, dtype):
 
 
 def facts_of_ranks(mesh_shape, make, names=None):
-    """Return the facts that ranks would gather: for each rank, those of the tensor that ``make`` returns."""
+    """Return the facts that ranks would gather: each rank's facts of the tensor that ``make`` returns."""
     facts = []
     for rank in range(math.prod(mesh_shape)):
         # Run no operations on DTensors: torch caches the meshes of results, and would return an earlier rank's mesh.

@@ -142,7 +142,7 @@ class FakeProfiler:
 
 @pytest.fixture
 def device(monkeypatch):
-    """A CUDA device that exists in name only: no kernel runs, and the profiler gives the traces of the test."""
+    """A CUDA device that exists in name only: no kernel runs, and the profiler returns the traces of the test."""
     leads = []
     monkeypatch.setattr(overlap, "profile", FakeProfiler)
     monkeypatch.setattr(overlap, "_new_mark", lambda _device: torch.zeros(1))

@@ -9,7 +9,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-# Values that readers tend to trip over, beside what hypothesis draws by itself.
+# Values that often break readers, in addition to those that hypothesis draws by itself.
 HOSTILE = st.sampled_from(
     [
         None, True, False, 0, -1, 3, 2**31, 2**63, 2**64, 2**1000,

@@ -114,7 +114,10 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """A SwiGLU feed-forward."""
+    """A SwiGLU feed-forward (arXiv 2002.05202).
+
+    The matrices ``w1`` and ``w3`` are ``[ffn_hidden, dim]``, and ``w2`` is ``[dim, ffn_hidden]``.
+    """
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Adapters: from what a script has logged to a rank's facts."""
+"""Adapters, which turn a script's log into a rank's facts."""
 
 from __future__ import annotations
 
