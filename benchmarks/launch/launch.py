@@ -25,7 +25,7 @@ from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.outcome import LaunchOutcome
 
 NUM_RANKS = 2
-# Bare torchrun runs the same program, in which the recorder's few lines do nothing.
+# Bare torchrun runs the same program; the recorder's few lines then do nothing.
 PROGRAM = """
 import os, sys, time
 import torch
@@ -111,7 +111,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 @pytest.mark.parametrize(("workload_s", "num_rounds"), [(0.2, 7), (10.0, 3)])
 def test_cost_of_a_launch(bench: Bench, workload_s: float, num_rounds: int) -> None:
-    """Print wall times, ratios to bare torchrun with their spread over rounds, and the phases."""
+    """Print wall times, ratios to bare torchrun with their range over rounds, and the phases."""
     walls_s: dict[str, list[float]] = {"bare torchrun": [], "cold": [], "warm": []}
     for _ in range(num_rounds):
         walls_s["bare torchrun"].append(bench.bare(workload_s))

@@ -5,9 +5,9 @@ Run: python -m benchmarks.launch.leases [--seeds N] [--tests N]
 Tests of 1, 2, 4 and 8 devices, sleeping for a random time, are started in a random order by whichever worker is idle;
 a worker whose test waits for devices is not idle. The makespan is compared with:
 
-- ideal: the shortest schedule found by a search that knows all durations beforehand and loses no time: list schedules
-  with random choices, of which some hold devices back. They have the same 4 workers and the same order of starts. The
-  search is not exhaustive: the true optimum is this or shorter.
+- ideal: the shortest schedule found by a search that reads all durations beforehand and loses no time. The search
+  tries list schedules with random choices, some of which hold devices back, with the same 4 workers and the same
+  order of starts. The search is not exhaustive, so the true optimum may be shorter.
 - bound: a limit that no schedule can beat, in any order of starts: the tests of 8 one after the other, and then the
   others as if they could be cut into pieces.
 - FIFO: no overtaking, no time lost.
@@ -41,7 +41,8 @@ DURATION_S = (0.1, 1.0)
 NUM_TRIES = 10_000
 NUM_HANDOVERS = 30
 HANDOVER_WAIT_S = 0.2
-# Chooses a test to start among the tests that fit, or None to hold devices back; the last argument: does a test run?
+# Chooses a test to start among the tests that fit, or None to hold devices back. The last argument says whether a test
+# is running.
 Choose = Callable[[list[int], list[int], bool], int | None]
 
 
@@ -55,7 +56,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Run:
-    """Times at which one simulated test requested, got and released its devices."""
+    """The times at which one simulated test requested, got and released its devices."""
 
     case: int
     devices: tuple[str, ...]
@@ -196,7 +197,7 @@ def report_handover(folder: Path) -> None:
     for _ in range(NUM_HANDOVERS):
         with lease(DEVICES, len(DEVICES), exclusive=True, wait_s=60, folder=folder, owner="holds"):
             ready.set()
-            # Not a multiple of the waiter's interval.
+            # The sleep is not a multiple of the waiter's interval.
             time.sleep(HANDOVER_WAIT_S * random.uniform(1, 2))
             released_s = time.monotonic()
         began_s, cpu_s = times_s.get(timeout=60)

@@ -1,4 +1,4 @@
-"""A storm of 200 launches whose processes are killed and stopped at random, which must leave no process and no lease.
+"""A storm of 200 launches whose processes are killed or stopped at random; no process and no lease may be left.
 
 Run: python -m benchmarks.launch.storm [--seed N] [--launches N] [--cold N] [--controllers N] [--limit S]
 
@@ -7,9 +7,9 @@ rank has two children in sessions of their own, one with an empty environment. M
 guards and fork servers get SIGKILL or SIGSTOP, and xdist workers get SIGKILL, one process in about two launches. Some
 runs end early, because their xdist controller gets SIGKILL in the middle of its launches.
 
-After each run no process of it may exist, and no lease. After the last run, which is not ended early, each passed test
-that records a baseline has a whole one, no other test has any, and each failure has a class. The benchmark fails
-otherwise, or if a run exceeds its time limit.
+After each run, none of its processes and no lease may exist. After the last run, whose controller is not killed, each
+passed test that records a baseline has a complete one, no other test has one, and each failure has a class. Otherwise,
+or if a run exceeds its time limit, the benchmark fails.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from pytest_aorta.verdict.baseline import read_baseline_file
 VICTIMS = {"rank": 8, "agent": 2, "guard": 3, "fork server": 1, "xdist worker": 1, "child of a rank": 1}
 # Fraction of victims that get SIGSTOP. Nothing ends a run whose xdist worker is stopped, so workers are killed.
 STOPPED = 0.2
-# A run whose controller is killed has so many launches, and so many of them begin before.
+# The launches of a run whose controller is killed, and the range of launches that begin before the kill.
 SHORT_LAUNCHES = 20
 LAUNCHES_BEFORE_END = (8, 16)
 # Launches started between two kills, and the mean delay of the kill after the last start.
@@ -51,8 +51,8 @@ PAUSE_LAUNCHES = (1, 3)
 MEAN_DELAY_S = 0.6
 PATIENCE_S = 10.0
 TICK_S = 0.05
-# Every launch with a stopped process takes this long. Beside other work, a start can take longer, which the benchmark
-# reports as a failure without a cause; it then needs a longer limit.
+# Every launch with a stopped process takes this long. Beside other work, a start can take longer. The benchmark then
+# reports a failure without a cause, and needs a longer limit.
 LAUNCH_LIMIT_S = 25
 RUN_LIMIT_S = 1500
 # A guard whose pytest was killed ends its ranks within SIGTERM's two seconds.
@@ -68,7 +68,7 @@ UNKNOWN = "no class"
 FORKED = ("guard", "agent", "rank")
 # Failure classes of tests whose victims were killed: a rank, an agent, a guard, a fork server, an xdist worker.
 CLASSES = {"signal", "rendezvous", "guard lost", "fork server lost", "xdist worker crashed"}
-# Failure classes of tests whose victims were stopped, besides: a rank or an agent, before or after the results.
+# Further failure classes, of tests whose victims were stopped: a rank or an agent, before or after the results.
 CLASSES |= {"hang in collective", "hang elsewhere", "process left"}
 # Text of a failure -> its class; None where the text contains the class.
 FAILURES = {
@@ -159,7 +159,7 @@ def processes_of(scratch: Path) -> dict[int, Process]:
 
 
 def kind_of(process: Process, processes: dict[int, Process], controller_pid: int) -> str | None:
-    """Return the kind of a process, by its program; processes forked by a fork server are known by their ancestors."""
+    """Return the kind of a process, by its program; their ancestors identify processes forked by a fork server."""
     if process.parent == controller_pid:
         # A worker that has not started a launch yet is not a victim.
         is_busy = any(other.parent == process.pid for other in processes.values())
@@ -238,7 +238,7 @@ def disturb(
         if num_begun >= next_launch and at_s == math.inf:
             at_s = time.monotonic() + rng.expovariate(1 / MEAN_DELAY_S)
             [kind] = rng.choices(list(VICTIMS), list(VICTIMS.values()))
-        # A kind that exists for a short time, such as ranks, is waited for.
+        # Wait for a kind that exists only for a short time, such as ranks.
         if time.monotonic() < at_s:
             continue
         if hit := hit_one(scratch, process.pid, kind, rng):
@@ -317,9 +317,9 @@ def number_of(name: str) -> int:
 
 
 def see_off(scratch: Path, left: list[str]) -> float:
-    """Add what a run has left to ``left``, and return the seconds until its last process was gone."""
+    """Append the leftovers of a run to ``left``, and return the seconds until its last process was gone."""
     began_s = time.monotonic()
-    # The next pytest process that wants these devices ends what a pytest process and a guard lost together have left.
+    # If a pytest process and a guard died together, the next pytest process that wants these devices ends their ranks.
     try:
         slots = cpu_slots()
         lease(
@@ -391,7 +391,7 @@ def table(result: Storm) -> str:
 
 
 def main() -> None:
-    """Print the table; return 1 where something was left."""
+    """Print the table; return 1 if something was left."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--launches", type=int, default=200)

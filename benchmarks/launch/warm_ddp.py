@@ -1,10 +1,10 @@
-"""Counts warm launches of an unmodified DDP script that hang, beside busy processes; there must be none.
+"""Counts the warm launches of an unmodified DDP script that hang beside busy processes; none may hang.
 
 Run: python -m benchmarks.launch.warm_ddp [--launches N] [--busy N]
 
 The script keeps a ``DistributedDataParallel`` in a global, which holds the last reference to its process group, and an
-adapter reads its log. Where the group is destroyed as the script's globals are dropped, the main thread holds the GIL
-and joins gloo's thread, which needs the GIL to free the last collective. Busy loops make that deadlock likely.
+adapter reads its log. If dropping the script's globals destroys the group, the main thread holds the GIL while it joins
+gloo's thread, and that thread needs the GIL to free the last collective. Busy loops make that deadlock likely.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.reading import collect_result
 
 NUM_RANKS = 2
-# A launch takes a few seconds beside the busy processes, and a hanging one all of this.
+# A launch takes a few seconds beside the busy processes; a hanging launch takes all of this time.
 LAUNCH_LIMIT_S = 120.0
 PASSED = "passed"
 DECLARATION = r"""

@@ -1,4 +1,4 @@
-"""Planted one-bit faults, and whether the first operator that differs is named right.
+"""Planted one-bit faults, and whether the first operator that differs is named correctly.
 
 Run: python -m pytest benchmarks/numerics/operator_faults.py -s
 Environment variable: FAULTS, the number of faults of each variant, 13 by default.
@@ -40,7 +40,7 @@ OUTPUT, INPUT = "operator_output", "operator_input"
 
 @dataclass(frozen=True)
 class Planted:
-    """A fault: a bit of what an operator writes, or of what a collective reads, on one rank or all."""
+    """A fault: a flipped bit in an operator's output or in a collective's input, on one rank or all."""
 
     kind: str
     call: OperatorCall
@@ -57,7 +57,7 @@ class Planted:
 @pytest.mark.launch_timeout(300)
 @pytest.mark.parametrize("variant", list(VARIANTS))
 def test_planted_faults_are_named(workload: WorkloadRunner, variant: str) -> None:
-    """Plant faults until enough changed the step, and print how many were named right, not at all, or wrong."""
+    """Plant faults until enough changed the step, and print how many were named correctly, not at all, or wrongly."""
     config = VARIANTS[variant] | CAPTURED
     name = config.pop("workload")
     reference = workload.run(name, **config)
@@ -90,7 +90,7 @@ def operators(result: WorkloadResult) -> dict[int, list[OperatorCall]]:
 
 
 def draws(calls: dict[int, list[OperatorCall]], choose: random.Random) -> Iterator[Planted]:
-    """Yield faults in random order: four of outputs for each of an input of a collective, one in four on all ranks."""
+    """Yield faults in random order: four in outputs for each one in a collective's input, one in four on all ranks."""
     numbered: list[tuple[int, OperatorCall]] = []
     seen: Counter[str] = Counter()
     for call in calls[0]:
@@ -106,7 +106,7 @@ def draws(calls: dict[int, list[OperatorCall]], choose: random.Random) -> Iterat
 
 
 def judged(planted: Planted, candidate: WorkloadResult, reference: WorkloadResult) -> tuple[str, str]:
-    """Return the outcome, and what was named."""
+    """Return the outcome, and a text about the named call."""
     if first_difference(candidate, reference, STEP, list(STEP_METRICS)) is None:
         return "masked", "no loss, norm or weight differs"
     first = first_of_ranks(operators(candidate), operators(reference))

@@ -1,1 +1,1 @@
-"""Benchmarks of measured overlap and what the profiler changes."""
+"""Benchmarks of measured overlap and of the profiler's effect."""

@@ -44,7 +44,7 @@ SYNCHRONIZING = """
 @pytest.mark.world(size="all", device="cuda", warm=True)
 @pytest.mark.parametrize("name", list(SIZES))
 def test_head_start(distributed_world: DistributedWorld, name: str) -> None:
-    """Print what each launch captured, rank by rank."""
+    """Print the captured steps of each launch, rank by rank."""
     spreads: list[float] = []
     for _ in range(LAUNCHES):
         result = distributed_world.launch(name, steps=40, warmup=10, profile_steps=4, **SIZES[name])

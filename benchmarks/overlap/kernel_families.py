@@ -1,10 +1,10 @@
-"""Spread of kernel families between launches of unchanged code, and how often a slower kernel is flagged.
+"""Variation of kernel families between launches of unchanged code, and how often a slower kernel is flagged.
 
 Run: python -m pytest benchmarks/overlap/kernel_families.py -s --aorta-gpus=1
 
-Takes about LIMIT_S on one GPU, 140 by default. A script trains four blocks of a Transformer. Kernels take longer in two
-ways: by more work in launches of their own, for a hypotenuse of tensors, a matrix product, and a kernel that is new;
-and by arithmetic on the facts of unchanged launches, family by family. Each launch profiles STEPS steps.
+Takes about LIMIT_S seconds on one GPU, 140 by default. A script trains four blocks of a Transformer. Kernels get slower
+in two ways. Separate launches do more work: a hypotenuse of tensors, a matrix product, or a new kernel. Arithmetic on
+the facts of unchanged launches slows down one family at a time. Each launch profiles STEPS steps.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def flagged(candidates: Sequence[LaunchFacts], baseline: Sequence[LaunchFacts]) 
 
 
 def rates(draws: Iterable[tuple[Sequence[LaunchFacts], Sequence[LaunchFacts]]]) -> str:
-    """Return how many comparisons are flagged, passed and anything else."""
+    """Return how many comparisons are flagged, passed, and neither."""
     outcomes = [flagged(candidates, baseline) for candidates, baseline in draws]
     counts = [outcomes.count(Outcome.REGRESSION), outcomes.count(Outcome.PASS)]
     return f"{counts[0]} of {len(outcomes)} | {counts[1]} | {len(outcomes) - sum(counts)}"
@@ -139,7 +139,7 @@ def slowed(launch: LaunchFacts, family: str, change: float) -> LaunchFacts:
 
 
 def show(name: str, launches: Sequence[LaunchFacts]) -> None:
-    """Print the spread of each family, and what is flagged of it unchanged and slowed down by arithmetic."""
+    """Print each family's variation, and how often it is flagged, unchanged and slowed down by arithmetic."""
     step_ms = median(launch.step_time_ms["p50"] for launch in launches)
     print(
         f"\n{name}: {len(launches)} launches, timed p50 {step_ms:.2f} ms, families from {MIN_FRACTION:.1%} of the step"
@@ -164,7 +164,7 @@ def show(name: str, launches: Sequence[LaunchFacts]) -> None:
 
 
 def show_slowed(what: str, launches: Sequence[LaunchFacts], unchanged: Sequence[LaunchFacts]) -> None:
-    """Print the change that launches show, and how often three of them are flagged."""
+    """Print the change that launches show, and how often three of these launches are flagged."""
     if len(launches) < 3:
         print(f"| {what}: {len(launches)} launches, too few | | | |")
         return
@@ -189,7 +189,7 @@ def time_ms(launches: Sequence[LaunchFacts], words: str) -> float:
 
 @pytest.mark.world(size=1, warm=True)
 def test_kernel_families(distributed_world: DistributedWorld, tmp_path: Path) -> None:
-    """Print the spread of unchanged families, and how often slower ones are flagged."""
+    """Print the variation of unchanged families, and how often slower families are flagged."""
     until_s = time.monotonic() + LIMIT_S
     script = tmp_path / "kernels.py"
     script.write_text(dedent(SCRIPT), encoding="utf-8")

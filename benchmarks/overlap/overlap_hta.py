@@ -2,7 +2,7 @@
 
 On GPUs: python -m benchmarks.overlap.overlap_hta fsdp '{"gemm_size": 4096, "fsdp_shard_size": 8388608}'
 With kept traces: python -m benchmarks.overlap.overlap_hta --traces RUN_DIR/ranks/*/trace.json.gz
-Needs pytest-aorta[hta]. The exit code is 1 where a rank differs by more than 0.1 points.
+Needs pytest-aorta[hta]. The exit code is 1 if a rank differs by more than 0.1 points.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def launch(workload: str, config: dict[str, object], folder: Path) -> list[Path]
 
 
 def compare(paths: Sequence[Path]) -> int:
-    """Print both figures of each rank; return 1 where a rank differs by more than allowed."""
+    """Print both figures of each rank; return 1 if a rank differs by more than allowed."""
     from hta.trace_analysis import TraceAnalysis
 
     analysis = TraceAnalysis(trace_files={rank: str(path.resolve()) for rank, path in enumerate(paths)})

@@ -20,7 +20,7 @@ from pytest_aorta.worker import Delay, RankEnv, capture_overlap, recorder
 
 @dataclass(frozen=True)
 class Planted:
-    """Sizes of the step and what is planted in it.
+    """The sizes of the step, and the causes planted in it.
 
     Attributes:
         layers, size, products: Layers, rows of a square product, and products per layer.

@@ -1,7 +1,7 @@
-"""Two causes planted in one launch, and what the split of the regression says of each.
+"""Two causes planted in one launch, and what the split of the regression reports about each.
 
 Run: ROUNDS=5 python -m pytest benchmarks/overlap/split.py -s --aorta-gpus=2
-OUT=DIR keeps one line of JSON a round in DIR/split.jsonl, and further runs add rounds until there are ROUNDS of each.
+OUT=DIR keeps one line of JSON per round in DIR/split.jsonl, and further runs add rounds until there are ROUNDS of each.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SIZES: dict[str, dict[str, Any]] = {
 # Milliseconds of the two causes by device.
 PLANTED = {"cpu": (120.0, 80.0), "cuda": (4.0, 3.0)}
 # Each scenario: the settings that both launches have, and the two causes. A host that never waits for its device delays
-# it only by what a step's sleep is longer than the device's work.
+# the device only by the excess of a step's sleep over the device's work.
 SCENARIOS: dict[str, tuple[dict[str, Any], tuple[str, str]]] = {
     "a delay on one rank, a collective exposed": ({}, ("straggler_ms", "exposed_ms")),
     "a slower kernel, a late host that waits for its device": ({"blocks": True}, ("kernel_ms", "host_ms")),
@@ -58,7 +58,7 @@ LAST = "a slower kernel, a late host that never waits"
 
 @dataclass(frozen=True)
 class Round:
-    """One pair of launches: what was planted in the second, and the parts that the split found, in milliseconds."""
+    """One pair of launches: the causes planted in the second, and the parts that the split found, in milliseconds."""
 
     scenario: str
     platform: str
@@ -70,7 +70,7 @@ class Round:
 @pytest.mark.world(size="all", warm=True)
 @pytest.mark.parametrize("scenario", list(SCENARIOS))
 def test_split(distributed_world: DistributedWorld, scenario: str) -> None:
-    """Plant two causes and print each part beside what was planted."""
+    """Plant two causes and print each part beside the planted time."""
     if scenario == LAST and distributed_world.device == "cpu":
         pytest.skip("a CPU rank has no device that its host could run ahead of")
     rounds = [one for one in kept() if (one.scenario, one.platform) == (scenario, distributed_world.platform)]

@@ -24,7 +24,7 @@ _VERDICT = re.compile(r"aorta\.(?:.*\.)?(?P<metric>\w+)\.verdict")
 
 @dataclass(frozen=True)
 class TestRun:
-    """A test of one pytest run, as its JUnit file has it."""
+    """A test of one pytest run, as read from its JUnit file."""
 
     name: str
     section: str

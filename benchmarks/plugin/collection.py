@@ -3,7 +3,7 @@
 Run: python -m benchmarks.plugin.collection [RUNS]
 
 Runs ``pytest --collect-only`` with and without the plugin in turn, on a suite of its own, and prints the median of user
-CPU time of each and their ratio. The plugin's share has to stay below 1.2.
+CPU time of each and their ratio. The ratio has to stay below 1.2.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from statistics import median
 
 NUM_FILES, TESTS_PER_FILE = 20, 25
 TEST = "import pytest\n\n@pytest.mark.parametrize('number', range({count}))\ndef test_number(number):\n    pass\n"
-# pytest-randomly imports numpy, which would hide that this plugin does.
+# pytest-randomly imports numpy, which would hide an import of numpy by this plugin.
 WITHOUT = ("-p", "no:cacheprovider", "-p", "no:randomly")
 
 

@@ -20,13 +20,13 @@ from pytest_aorta.session.history.entries import read_history
 from tests.browser.chromium import Page, find_chromium, open_browser
 from tests.unit.sample_history import make_history, write_history
 
-# Charts appear at once or not at all; this is many times what they take.
+# Charts appear at once or not at all; this limit is many times their usual duration.
 _SETTLED_S = 10.0
 LINK = "https://github.com/example/train/commit/{commit}"
 WIDTHS = (400, 1400)
 _FIGURES = "[...document.querySelectorAll('figure.plot')]"
 _SECONDS = f"Math.max(...{_FIGURES}.map((figure) => Number(figure.dataset.drawn ?? 0))) / 1000"
-# Charts out of view are drawn when the reader comes to them.
+# Charts out of view are drawn when the reader scrolls to them.
 _HEIGHTS = {"in view": 1000, "of the page": 12_000}
 
 

@@ -19,7 +19,7 @@ from pytest_aorta.verdict.noise.priors import prior_variance
 from pytest_aorta.verdict.statistics.decision import decide_pairs
 
 _METRIC = METRICS["step_time_p50"]
-# The smallest change of a step that a table calls one.
+# The relative change of the step time from which a table calls it a change.
 _TOLERANCE = 0.005
 
 
@@ -31,7 +31,7 @@ class Lever:
     """A change of a program.
 
     Attributes:
-        min_gpus: the fewest GPUs on which the lever can do anything.
+        min_gpus: the fewest GPUs on which the lever can have an effect.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Lever:
 
 
 def triples(levers: Sequence[Lever]) -> list[tuple[Lever, ...]]:
-    """Group adjacent levers by twos that have the same reference, whose launch between theirs then serves both."""
+    """Group adjacent levers with the same reference in twos; one launch of the reference between them serves both."""
     grouped = []
     for _, same in groupby(levers, lambda lever: lever.reference.name):
         run = list(same)
@@ -196,7 +196,7 @@ class Ablation:
         return self.effects.setdefault(lever.name, Effect(lever.name, lever.reference.name))
 
     def _fits(self, programs: Sequence[Program]) -> bool:
-        """Return whether launches are expected to end within the budget; a new program takes as long as the longest.
+        """Return whether launches are expected to end within the budget; a new program counts as the longest.
 
         The last launch of each program counts, because the first one of a run starts the fork server.
         """

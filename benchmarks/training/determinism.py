@@ -4,8 +4,8 @@ Run: python -m benchmarks.training.determinism [--out FOLDER] [--budget 230] [--
 One process trains ``llama_fsdp2`` in a world of one GPU: 8 blocks of the 8B, 1 x 8192, AdamW, no activation
 checkpointing. Variants of one model take turns, round by round, and each is divided by the variant of the same round
 that is not deterministic. The variants that are deterministic train the same steps twice and compare all weights.
-determinism.md and determinism.json in --out are rewritten after each part; a part that fails leaves its error. No part
-begins once --budget seconds are over. --tiny makes sizes that a CPU runs.
+determinism.md and determinism.json in --out are rewritten after each part; a part that fails leaves its error in them.
+No part begins once --budget seconds are over. --tiny makes sizes that a CPU runs.
 
 cuDNN's deterministic backward pass needs the package nvidia-cudnn-frontend; without it the table says so.
 """
@@ -66,7 +66,7 @@ FLEX_OPTIONS: dict[str, Options] = {
     "prescaled": CAUSAL | {"PRESCALE_QK": True},
     "tma": CAUSAL | {"fwd_USE_TMA": True},
 }
-# These round otherwise, so they are measured but not chosen.
+# These options round differently, so they are measured but not chosen.
 NOT_CHOSEN = ("prescaled",)
 
 
@@ -83,7 +83,7 @@ class Variant:
 
 @dataclass
 class Report:
-    """All that was measured so far, written after each part."""
+    """The measurements so far, written after each part."""
 
     folder: Path | None
     budget_s: float
@@ -101,7 +101,7 @@ class Report:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Run one part, keep its error if it fails, and write what there is."""
+        """Run one part, keep its error if it fails, and write the report."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - the other parts are to be measured whatever happens in this one
@@ -111,7 +111,7 @@ class Report:
         self.write()
 
     def is_over(self, name: str, needed_s: float) -> bool:
-        """Return whether less than ``needed_s`` are left, and say so in the report."""
+        """Return whether fewer than ``needed_s`` seconds are left, and if so, note that in the report."""
         if self.elapsed_s + needed_s <= self.budget_s:
             return False
         self.errors[name] = (
@@ -229,7 +229,7 @@ def cudnn_passes(tensors: Sequence[torch.Tensor], *, deterministic: bool) -> Pas
 
 @contextmanager
 def kernel_options(options: Options) -> Iterator[None]:
-    """Compile FlexAttention with ``options``, or take what was compiled with them before."""
+    """Compile FlexAttention with ``options``, or reuse an earlier compilation with these options."""
     before = dict(flex.KERNEL_OPTIONS)
     try:
         flex.KERNEL_OPTIONS.clear()
@@ -352,14 +352,14 @@ def best_options(report: Report) -> Options:
 
 
 class OneGpu(LlamaFsdp2Workload):
-    """The workload in a world of one, whose attention can be exchanged between steps."""
+    """The workload in a world of one rank; its attention can be exchanged between steps."""
 
     def start(self) -> None:
         """Keep the initial weights, to which :meth:`restart` returns."""
         self._initial = [parameter.detach().clone() for parameter in self._model.parameters()]
 
     def use(self, kernel: str) -> None:
-        """Have all blocks attend by ``kernel``."""
+        """Make all blocks use ``kernel`` for attention."""
         for layer in self._model.layers:
             layer.attention.attend = Attend(kernel)  # type: ignore[union-attr]
 
@@ -410,7 +410,7 @@ def make_workload(*, tiny: bool) -> OneGpu:
 
 
 def step_variants(kernel: str, *, filled: bool) -> list[Variant]:
-    """Return the variants of a whole step; the first is the one that others are divided by."""
+    """Return the variants of a whole step; the others are divided by the first."""
     variants = [
         Variant(f"not deterministic, {kernel}", kernel, deterministic=False),
         Variant("deterministic, flash", "flash"),
@@ -431,7 +431,7 @@ def measure_steps(
     for number in range(-1, rounds):
         for variant in variants[:: 1 if number % 2 else -1]:
             with running(workload, variant, options):
-                # The first step of a turn has other kernels' data in the caches, and in round -1 it compiles.
+                # In the first step of a turn, caches hold other kernels' data; in round -1, that step compiles.
                 clock.ms(workload.step, 2)
                 if number >= 0:
                     times[variant.name].append(median(clock.ms(workload.step, 3)))
@@ -462,7 +462,7 @@ def running(workload: OneGpu, variant: Variant, options: dict[str, Options]) -> 
 
 
 def trained(workload: OneGpu, steps: int) -> list[str]:
-    """Return hashes of the weights after ``steps`` from the start."""
+    """Return hashes of the weights after ``steps`` steps from the start."""
     workload.restart()
     for _ in range(steps):
         workload.step()
@@ -498,7 +498,7 @@ def the_device() -> torch.device:
 
 
 def facts_of(device: torch.device) -> dict[str, Any]:
-    """Return what the figures depend on."""
+    """Return the facts that the figures depend on."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     return {
         "torch": torch.__version__,

@@ -3,15 +3,15 @@
 Run: LLAMA_OUT=FOLDER LLAMA_BUDGET_S=480 python -m pytest benchmarks/training/llama.py -s --aorta-gpus=1
 One GPU trains 8 blocks of the 8B in a world of one; 2, 4 and 8 GPUs train all 32. Each GPU has batch 1 x 8192. Both
 programs of a pair have the same checkpointing, unless it is the lever, and torchtitan reads the same tokens. All step
-times come from the same timer. A change of step time and its 95% interval are those of the plugin's A/B: the mean of
-winsorized differences of pairs, with its prior of the launches' variance.
+times come from the same timer. The plugin's A/B computes the change of step time and its 95% interval: the mean of
+winsorized differences of pairs, with its prior for the variance of launches.
 
-Rounds go over all levers, the most important first: a round that the budget cuts short has measured those. Two levers
-share the launch of their reference between theirs, and rounds alternate in order.
+Each round measures all levers, the most important first, so that a round cut short by the budget has measured those.
+Two levers share one launch of their reference, between their own launches. Rounds alternate in order.
 
 Environment variables: LLAMA_OUT, a folder for llama.md and llama.json, which are rewritten after each launch;
 LLAMA_BUDGET_S, seconds in which all launches are expected to end; LLAMA_ROUNDS, pairs of a lever (3); LLAMA_LEVERS,
-texts of which the name of a lever has to contain one, separated by semicolons; LLAMA_BLOCKS, another number of blocks;
+texts separated by semicolons, one of which the name of a lever has to contain; LLAMA_BLOCKS, another number of blocks;
 LLAMA_TINY=N, the debug model on N CPU ranks, to try the program.
 """
 

@@ -23,7 +23,7 @@ _LOG_FREQ = 10
 
 @dataclass(frozen=True)
 class Length:
-    """The steps of a launch, of which those of the warm-up are not measured."""
+    """The steps of a launch; steps of the warm-up are not measured."""
 
     warmup: int
     steps: int
@@ -96,7 +96,7 @@ class Measured:
     """The measurements of one launch; memory of CPU ranks is None, and so is a loss that was not recorded.
 
     Attributes:
-        logged_tokens_per_s: what torchtitan itself logged, for each GPU.
+        logged_tokens_per_s: the throughput per GPU that torchtitan itself logged.
     """
 
     step_times_ms: list[float]

@@ -1,9 +1,9 @@
 """Trains torchtitan's Llama 3 with its own trainer, timed by the recorder like this project's workloads.
 
-Launches of benchmarks/training/llama_8b.py and llama.py run it, with torchtitan's own options as arguments. Through its
-register_train_spec the model gets the tokens of this project's workloads, so that no tokenizer is needed, and a logger
-that keeps torchtitan's values. torchtitan imports the package ``datasets`` but uses it only for text: if the package is
-not installed, an empty module of that name replaces it.
+benchmarks/training/llama_8b.py and llama.py launch this script with torchtitan's own options as arguments. torchtitan's
+register_train_spec supplies the model with the tokens of this project's workloads, so that no tokenizer is needed, and
+with a logger that keeps torchtitan's values. torchtitan imports the package ``datasets`` but uses it only for text: if
+the package is not installed, an empty module of that name replaces it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class RandomTokens(BaseDataLoader):
     def __init__(self, dp_rank: int, job_config: JobConfig, vocab_size: int) -> None:
         training = job_config.training
         own = range(dp_rank * training.local_batch_size, (dp_rank + 1) * training.local_batch_size)
-        # Made before the first step, as those of the workloads are.
+        # Batches are made before the first step, as in the workloads.
         self._batches = [sequences(_SEED, step, own, training.seq_len, vocab_size) for step in range(training.steps)]
 
     def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
@@ -80,7 +80,7 @@ class LastLogged(BaseLogger):
     """Keeps torchtitan's last log entry: means and peaks of the steps since the entry before."""
 
     def log(self, metrics: dict[str, Any], step: int) -> None:  # noqa: ARG002 - as torchtitan calls it
-        """Record the entry in place of that of an earlier step."""
+        """Record the entry in place of an earlier step's entry."""
         for name, key in LOGGED.items():
             recorder.metric(name, metrics[key])
 

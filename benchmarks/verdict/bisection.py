@@ -29,9 +29,9 @@ from pytest_aorta.verdict.noise.priors import blocks, platform_priors
 
 BASELINES = Path("baselines")
 METRIC = "step_time_p50"
-# Blocks of fewer launches can't stand for the noise of a machine.
+# Blocks with fewer launches can't represent the noise of a machine.
 MIN_LAUNCHES = 3
-# Launches of one block differ by more than this in blocks that other jobs disturbed.
+# In blocks that other jobs disturbed, launches differ by more than this.
 DISTURBED = 0.01
 Pool: TypeAlias = list[LaunchFacts]
 

@@ -2,8 +2,8 @@
 
 Run: python -m benchmarks.verdict.detection [--trials 2000] [--seed 1] [--plot docs/detection.png]
     [--parts gpu,cpu,week]
-The launches are those of benchmarks/verdict/data, made by benchmarks/verdict/record_launches.py: unchanged ones, and
-ones with a real delay in them. What was not recorded is injected by arithmetic. Needs matplotlib for --plot; Otava's
+The launches are those of benchmarks/verdict/data, made by benchmarks/verdict/record_launches.py: some unchanged, some
+with a real delay. Other changes are injected by arithmetic. Needs matplotlib for --plot; Otava's
 row needs apache-otava (it pins other numpy versions: pip install --no-deps --target DIR apache-otava; PYTHONPATH=DIR).
 """
 
@@ -34,7 +34,7 @@ from pytest_aorta.verdict.statistics.variance import Estimate, VarianceComponent
 DATA = Path(__file__).parent / "data"
 K = 10
 MAX_LAUNCHES, MAX_PAIRS = 5, 6
-# Of llama_fsdp2 tails vary by 10% between launches, of fsdp by 1.8% and 1.2%: finer tolerances are refused.
+# Between launches, tails of llama_fsdp2 vary by 10%, and tails of fsdp by 1.8% and 1.2%; finer tolerances are refused.
 NOISY_TAILS = {"step_time_p99": 0.3, "step_time_tail5": 0.3}
 STABLE_TAILS = {"step_time_p99": 0.08, "step_time_tail5": 0.05}
 STALLS = {"stall25": "every 50th step +25%", "stall50": "every 50th step +50%", "slow2": "every step +2%"}
@@ -59,7 +59,7 @@ class Recorded:
 
 
 def load(pattern: str) -> list[Recorded]:
-    """Every launch of the files that match."""
+    """Return every launch of the files that match."""
     found = []
     for path in sorted(DATA.glob(pattern)):
         document: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
@@ -70,12 +70,12 @@ def load(pattern: str) -> list[Recorded]:
 
 
 def scaled(percent: float) -> Callable[[np.ndarray], np.ndarray]:
-    """Every step longer by ``percent``."""
+    """Return a change that makes every step longer by ``percent``."""
     return lambda steps: steps * (1 + percent / 100)
 
 
 def stalled(percent: float) -> Callable[[np.ndarray], np.ndarray]:
-    """Every 50th step longer by ``percent`` of the median."""
+    """Return a change that makes every 50th step longer by ``percent`` of the median."""
 
     def change(steps: np.ndarray) -> np.ndarray:
         out = steps.copy()
@@ -86,12 +86,12 @@ def stalled(percent: float) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def ramped(percent: float) -> Callable[[np.ndarray], np.ndarray]:
-    """Steps that get longer, by ``percent`` until the last."""
+    """Return a change that makes steps longer and longer, the last step by ``percent``."""
     return lambda steps: steps * (1 + percent / 100 * np.linspace(0, 1, len(steps)))
 
 
 def jittered(percent: float, rng: np.random.Generator) -> Callable[[np.ndarray], np.ndarray]:
-    """Steps with an independent delay each, exponential with a mean of ``percent`` of the median."""
+    """Return a change that delays each step independently, exponentially with a mean of ``percent`` of the median."""
     return lambda steps: steps + rng.exponential(np.median(steps) * percent / 100, len(steps))
 
 
@@ -99,7 +99,7 @@ class Lab:
     """Draws baselines and candidates from recorded launches."""
 
     def __init__(self, launches: Sequence[Recorded], device: str, rng: np.random.Generator, size: int = K) -> None:
-        """``size`` is that of a baseline."""
+        """Keep the launches to draw from; ``size`` is the number of launches of a baseline."""
         self.launches, self.device, self.rng, self.size = launches, device, rng, size
         self.drawn = self.refused = 0
         self._priors: dict[str, VarianceComponents] = {}
@@ -120,20 +120,20 @@ class Lab:
         return self._priors[metric]
 
     def pool(self, block: str | None = None, variants: Sequence[str] = UNCHANGED) -> list[Recorded]:
-        """The launches of some variants."""
+        """Return the launches of some variants, of one block or of all."""
         return [one for one in self.launches if one.variant in variants and block in (None, one.block)]
 
     @property
     def blocks(self) -> list[str]:
-        """All of them."""
+        """Return the names of all blocks."""
         return sorted({one.block for one in self.launches})
 
     def cycle(self, pool: Sequence[Recorded], count: int) -> list[Recorded]:
-        """``count`` launches in random order, some twice where there are fewer."""
+        """Return ``count`` launches in random order, some of them twice if there are fewer."""
         return [pool[number % len(pool)] for number in self.rng.permutation(max(count, len(pool)))]
 
     def draw(self, pool: Sequence[Recorded], count: int) -> list[Recorded]:
-        """Different launches in random order."""
+        """Return different launches in random order."""
         return [pool[number] for number in self.rng.permutation(len(pool))[:count]]
 
     def baseline(self, launches: Sequence[Recorded], metric: str) -> Estimate:
@@ -146,7 +146,7 @@ class Lab:
     def learned(
         self, metric: str, tolerance: float, draw: Callable[[], Sequence[Recorded]]
     ) -> tuple[Estimate, Sequence[Recorded]]:
-        """A baseline that --update-baselines takes; of those it refuses as too noisy another one is drawn."""
+        """Return a baseline that --update-baselines accepts; draw again instead of any that it refuses as too noisy."""
         while True:
             launches = draw()
             self.drawn += 1
@@ -166,7 +166,7 @@ Change = Callable[[np.ndarray], np.ndarray]
 def sequential(
     stored: Estimate, candidates: Sequence[Recorded], metric: str, tolerance: float, change: Change
 ) -> tuple[Outcome, int]:
-    """The verdict on launches taken one by one, and how many it took."""
+    """Return the verdict on launches taken one by one, and how many launches it took."""
     logs: list[float] = []
     for one in candidates[:MAX_LAUNCHES]:
         logs.append(math.log(METRIC_OF[metric](change(one.steps))))
@@ -185,7 +185,7 @@ def paired(
     change: Change,
     max_pairs: int,
 ) -> tuple[Outcome, int]:
-    """The A/B's verdict, after a first launch that decided nothing, and how many launches it took."""
+    """Return the A/B's verdict, after a first launch that decided nothing, and how many launches it took."""
     differences: list[float] = []
     stored = lab.draw(lab.pool(candidates[0].block), lab.size)
     variance = lab.baseline(stored, metric).variance.within
@@ -206,7 +206,7 @@ class Tally:
         self.launches: list[int] = []
 
     def add(self, result: tuple[Outcome, int]) -> None:
-        """One trial's."""
+        """Count the result of one trial."""
         self.outcomes[result[0]] += 1
         self.launches.append(result[1])
 
@@ -215,7 +215,7 @@ class Tally:
         return 100 * self.outcomes[outcome] / len(self.launches)
 
     def __str__(self) -> str:
-        """Flagged, passed, inconclusive, launches spent."""
+        """Return the numbers of a table row: flagged, passed, inconclusive, launches spent."""
         flagged, count = self.outcomes[Outcome.REGRESSION], len(self.launches)
         low = 100 * (beta.ppf(0.025, flagged, count - flagged + 1) if flagged else 0)
         high = 100 * (beta.ppf(0.975, flagged + 1, count - flagged) if flagged < count else 1)
@@ -284,7 +284,7 @@ def ab(
 
 
 def _adjacent(order: Sequence[Recorded], variants: Sequence[str]) -> list[tuple[Recorded, Recorded]]:
-    """(candidate, reference): each candidate with the unchanged launch that came next to it."""
+    """Return pairs (candidate, reference): each candidate with the unchanged launch recorded next to it."""
     pairs = []
     for number, one in enumerate(order):
         if one.variant not in variants:
@@ -296,7 +296,7 @@ def _adjacent(order: Sequence[Recorded], variants: Sequence[str]) -> list[tuple[
 
 
 def peers(lab: Lab, percents: Sequence[float], trials: int) -> dict[str, list[float]]:
-    """How often each peer's rule flags a candidate launch of another time than its one stored launch, in percent."""
+    """Return how often each peer's rule flags a candidate launch of another time than its stored launch, in percent."""
     rows: dict[str, list[float]] = {}
     for name, rule in PEERS.items():
         rows[name] = []
@@ -352,7 +352,7 @@ def _facts(one: Recorded) -> LaunchFacts:
 
 
 def show(lab: Lab, title: str, rows: Sequence[tuple[str, Tally]]) -> None:
-    """A table of tallies."""
+    """Print a table of tallies."""
     refused = f"; {100 * lab.refused / lab.drawn:.0f}% of baselines refused as too noisy" if lab.refused else ""
     lab.drawn = lab.refused = 0
     print(f"\n## {title}{refused}\n")
@@ -362,7 +362,7 @@ def show(lab: Lab, title: str, rows: Sequence[tuple[str, Tally]]) -> None:
 
 
 def gpu_tables(lab: Lab, trials: int, rng: np.random.Generator) -> dict[str, list[float]]:
-    """Everything on the recorded GPU launches; returns the power curves."""
+    """Print all tables on the recorded GPU launches; return the power curves."""
     plain, p50 = scaled(0), "step_time_p50"
     nothing = [("none", plain, UNCHANGED)]
     injected = [(f"+{percent}% of every step", scaled(percent), UNCHANGED) for percent in P50_CHANGES[1:]]
@@ -411,7 +411,7 @@ def gpu_tables(lab: Lab, trials: int, rng: np.random.Generator) -> dict[str, lis
 
 
 def tail_tables(lab: Lab, tolerances: Mapping[str, float], trials: int) -> None:
-    """Stalls in some steps, on the launches of a workload whose tails are quiet enough for it."""
+    """Print the tables of stalls in some steps, on launches of a workload whose tails are stable enough for them."""
     for metric, tolerance in tolerances.items():
         rows = [
             (f"every 50th step +{percent}%", same_block(lab, metric, tolerance, stalled(percent), trials, UNCHANGED))
@@ -443,7 +443,7 @@ def cpu_tables(lab: Lab, block: str, trials: int) -> None:
 
 
 def plot(path: Path, curves: dict[str, list[float]], peer_rows: dict[str, list[float]]) -> None:
-    """Power curves of the verdict and of the peers' rules."""
+    """Draw the power curves of the verdict and of the peers' rules."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -489,14 +489,14 @@ def cpu_part(trials: int, rng: np.random.Generator) -> None:
     launches = load("cpu-*.json.gz")
     for block in sorted({one.block for one in launches}):
         own = [one for one in launches if one.block == block]
-        # Some are left for candidates.
+        # Some launches are left for candidates.
         lab = Lab(own, "cpu", rng, size=min(K, sum(one.variant in UNCHANGED for one in own) - 3))
         print(f"\n{block}: {len(lab.launches)} launches, {len(lab.pool())} unchanged")
         cpu_tables(lab, block, trials)
 
 
 def week_part(trials: int, rng: np.random.Generator) -> None:
-    """A week of a suite, simulated."""
+    """Print a simulated week of a suite."""
     print("\n## Fifty tests, fifty commits a week, T = 5%, simulated\n")
     cells = "false alarms a week | launches a test | inconclusive, % | +10% flagged, %"
     print(f"| regime | {cells} | with A/B: {cells} |")

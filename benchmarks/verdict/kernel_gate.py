@@ -47,8 +47,8 @@ FAMILIES = {
     "reduce_kernel[MeanOps]": (0.003, 40),
     "vectorized_elementwise_kernel[FillFunctor]": (0.001, 60),
 }
-# Standard deviations relative to the time of a family: of the clock in a block and between blocks, and of a family of
-# 10% of the step; that of a family of 1% is twice as large.
+# Standard deviations relative to the time of a family: of the clock in a block and between blocks, and of a family that
+# takes 10% of the step; for a family that takes 1%, the last is twice as large.
 REGIMES = {
     "steady": (0.0002, 0.0, 0.0003),
     "usual": (0.0007, 0.0, 0.0007),
@@ -97,7 +97,7 @@ def recorded(path: Path) -> Iterator[tuple[list[LaunchFacts], list[LaunchFacts]]
 
 
 def drawn(regime: str) -> Iterator[tuple[list[LaunchFacts], list[LaunchFacts]]]:
-    """Yield simulated baselines and candidates without end; of other blocks, the baseline has two."""
+    """Yield simulated baselines and candidates without end; of other blocks, a baseline has two."""
     draw, rng = simulated(regime), random.Random(1)
     is_elsewhere = REGIMES[regime][1] > 0
     while True:
@@ -173,7 +173,7 @@ def table(name: str, draws: Iterator[tuple[list[LaunchFacts], list[LaunchFacts]]
         "+0.25% by a further call of the largest family": [further_call],
     }
     for what, kinds in changes.items():
-        # False alarms are rare, so they take more trials.
+        # False alarms are rare, so they need more trials.
         count = trials * 10 if kinds == [unchanged] else trials
         found = Counter[str]()
         for number, (baseline, candidates) in zip(range(count), draws, strict=False):

@@ -1,4 +1,4 @@
-"""The rules by which other tools compare two measurements, as they publish them, on a launch's steps."""
+"""The published rules with which other tools compare two measurements, applied to the steps of launches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scipy.stats import ks_2samp, mannwhitneyu
 
 @dataclass(frozen=True)
 class Peer:
-    """``flags(history, candidates)``: whether it says slower; one stored launch, unless it needs a history."""
+    """A rule: ``flags(history, candidates)`` is True for slower; the history is one launch unless ``needs_history``."""
 
     flags: Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], bool]
     needs_history: bool = False

@@ -1,8 +1,8 @@
-"""Records launches for benchmarks/verdict/detection.py: unchanged ones, and ones with a real slowdown planted in them.
+"""Records launches for benchmarks/verdict/detection.py: some unchanged, some with a real slowdown planted.
 
 Run: RECORD_ROUNDS=10 RECORD_OUT=DIR python -m pytest benchmarks/verdict/record_launches.py -s
-RECORD_VARIANTS picks some of the variants, RECORD_LIMIT_S ends it early, RECORD_SEQ_LEN sets the work of a GPU step of
-llama_fsdp2, RECORD_STEPS the measured steps; RECORD_WORKLOAD=fsdp records the other workload.
+RECORD_VARIANTS picks some of the variants, RECORD_LIMIT_S ends the run early, RECORD_SEQ_LEN sets the work of a GPU
+step of llama_fsdp2, RECORD_STEPS the measured steps; RECORD_WORKLOAD=fsdp records the other workload.
 Each run is a session block; its file is DIR/launches-<workload>-<platform>-<block>.json.gz.
 """
 
@@ -51,7 +51,7 @@ SIZES: dict[tuple[str, str], dict[str, Any]] = {
 }
 EVERY = {"every": 1, "rank": None}
 STALL = {"every": 50, "rank": None}
-# Delay in percent of the unchanged median step, or in milliseconds; between changed launches there are unchanged ones.
+# Delay in percent of the unchanged median step, or in milliseconds; unchanged launches separate changed launches.
 VARIANTS: dict[str, tuple[float, str, dict[str, Any]]] = {
     "base": (0, "%", {}),
     "slow0.5": (0.5, "%", EVERY),
@@ -69,7 +69,7 @@ VARIANTS: dict[str, tuple[float, str, dict[str, Any]]] = {
 
 @pytest.mark.world(size="all", warm=True)
 def test_record(distributed_world: DistributedWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Launch every variant in each round, and write what there is after every round."""
+    """Launch every variant in each round, and write all launches so far after every round."""
     rounds, limit_s = int(os.environ.get("RECORD_ROUNDS", "2")), float(os.environ.get("RECORD_LIMIT_S", "1e9"))
     names = os.environ.get("RECORD_VARIANTS", "base,slow1,base,slow5").split(",")
     workload, began_s = os.environ.get("RECORD_WORKLOAD", "llama_fsdp2"), time.monotonic()

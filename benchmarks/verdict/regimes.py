@@ -50,7 +50,7 @@ def _thermal(rng: np.random.Generator) -> Launches:
     return lambda: base() + 1.6 * (1 - math.exp(-(next(launched) + 1) / 3))
 
 
-# A new block of each; total standard deviations are those of the study: .36, .87, 1.8, 1.4, .65, 4.3, .78.
+# Each value makes a new block; the total standard deviations are .36, .87, 1.8, 1.4, .65, 4.3, .78, as in the study.
 REGIMES: dict[str, Callable[[np.random.Generator], Launches]] = {
     "quiet": lambda rng: _normal(rng, 0.25, 0.25),
     "typical": lambda rng: _normal(rng, 0.63, 0.6),
@@ -63,9 +63,10 @@ REGIMES: dict[str, Callable[[np.random.Generator], Launches]] = {
 
 
 def week(name: str, trials: int, rng: np.random.Generator) -> str:
-    """Cells of a table: false alarms a week, launches, inconclusive, the power at twice the tolerance, then by A/B.
+    """Return table cells: false alarms per week, launches, inconclusive, power at twice the tolerance, then by A/B.
 
-    Each test's baseline is of one block, each commit in a block of its own; ten times ``trials`` commits.
+    Each test's baseline is from one block, and each commit has a block of its own; there are ten times ``trials``
+    commits.
     """
     new_block = REGIMES[name]
     null: dict[Outcome, int] = defaultdict(int)
@@ -112,7 +113,7 @@ def _commit(
     *,
     by_pairs: bool = False,
 ) -> tuple[Outcome, int]:
-    """The outcome, and the launches it took; ``by_pairs`` settles by A/B what the first launch leaves open."""
+    """Return the outcome and the number of launches; ``by_pairs`` settles by A/B what the first launch leaves open."""
     revision = _revision(new_block(rng))
     stored = baseline_estimate({"recorded": revision[0]}, [revision], prior)
     launch, logs = new_block(rng), []

@@ -1,9 +1,10 @@
 """Number of launches that unchanged code takes against stored baselines, drawn from the launches that they contain.
 
 Run: python -m benchmarks.verdict.stored_launches [--platform nvidia-h200-x2-nccl] [--draws 200] [--seed 1]
-Each revision of a baseline in turn is the stored one, with a launch left out that is then compared (same block), or in
-full with the launches of another revision (other block). Further launches are drawn from the same revision. The
-column *to the limit* is the same without the rule that ends launches where no further one could decide.
+Each revision of a baseline in turn is the stored one. Either one of its launches is left out and then compared (same
+block), or the whole revision is compared with the launches of another revision (other block). Further launches are
+drawn from the same revision. The column *to the limit* omits the rule that ends launches when no further launch could
+decide.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pytest_aorta.verdict.statistics import decision
 
 BASELINES = Path("baselines")
 MAX_LAUNCHES = 5
-# At least two launches are left where one is taken out.
+# With one launch taken out, at least two are left.
 _MIN_LAUNCHES = 3
 _TO_THE_LIMIT = mock.patch.object(decision._StoredRule, "foreseen", return_value=None)
 

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Take part in one launch, or with ``--wait`` in each launch until none has come for the idle timeout."""
+    """Take part in one launch, or with ``--wait`` in each launch until none starts within the idle timeout."""
     host, port = arguments.connect
     if port == 0:
         raise UsageError(f"--connect: got {host!r} without a port, allowed is HOST:PORT")

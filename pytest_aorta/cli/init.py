@@ -61,7 +61,7 @@ record_optimizer_steps(warmup=3, hash_weights={hash_weights})
 sys.argv[0] = str(SCRIPT)
 runpy.run_path(str(SCRIPT), run_name="__main__")
 '''
-# Weights are reproducible only in a script that asks for both.
+# Weights are reproducible only if the script calls both.
 _DETERMINISTIC = (r"\bmanual_seed\(", r"\buse_deterministic_algorithms\(")
 _USES_RECORDER = r"\brecorder\.step\("
 
@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write what is not there yet, and print what was written.
+    """Write the files and lines that do not exist yet, and print what was written.
 
     Raises:
         UsageError: The script does not exist in this folder.
@@ -167,7 +167,7 @@ def _write_settings(root: Path, found: Path | None) -> str:
 
 
 def _write_ignored(root: Path) -> list[str]:
-    """Add the folders that runs write to ``.gitignore``, after the lines that are there."""
+    """Append the output folders of runs to ``.gitignore``."""
     path = root / ".gitignore"
     try:
         text = path.read_text(encoding="utf-8") if path.exists() else ""

@@ -110,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = int(arguments.run(arguments))
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader of a pipe has closed it; redirect stdout, so that the flush at exit does not fail again.
+        # The reader has closed the pipe; redirect stdout, so that the flush at exit does not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.PROBLEM
     except AortaError as error:

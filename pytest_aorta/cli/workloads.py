@@ -92,7 +92,7 @@ def _one(spec: WorkloadSpec) -> list[str]:
 
 
 def _key_lines(key: str, schema: Mapping[str, Any], width: int) -> list[str]:
-    """Return the lines of a config key and of the keys inside it, which --set takes with a dot."""
+    """Return the lines of a config key and of the keys inside it, which --set addresses with a dot."""
     kind = schema["type"] if isinstance(schema["type"], str) else " or ".join(schema["type"])
     limits = f"; {allowed(schema)}" if allowed(schema) else ""
     default = f" = {_plain(schema['default'])}" if "default" in schema else ""

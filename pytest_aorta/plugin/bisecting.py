@@ -1,4 +1,4 @@
-"""A plugin of the pytest run that ``aorta bisect`` starts; it makes the one selected test a search for a commit.
+"""A plugin for the pytest run that ``aorta bisect`` starts: the one selected test becomes a search for a commit.
 
 It is loaded by name (``-p pytest_aorta.plugin.bisecting``), so other runs of pytest do not have its option.
 """
@@ -32,7 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Read the log and let the session's tests search, after the main plugin has set up its run."""
+    """Read the log and attach the search to the session's run, after the main plugin has set up that run."""
     config = session.config
     run = config.stash[RUN]
     refused = {"-n": config.getoption("numprocesses", None), "--update-baselines": run.options.update_baselines}
@@ -41,7 +41,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     path: Path = config.getoption(_OPTION)
     held = ExitStack()
     try:
-        # Also held here, since this process outlives a killed `aorta bisect`.
+        # This process takes the lock too, because it outlives a killed `aorta bisect`.
         held.enter_context(locked(path.with_name(LOCK_FILE), limit_s=0.0))
         bisection = Bisection(SearchLog.read(path), config.rootpath)
     except TimeoutError:

@@ -1,6 +1,7 @@
 """A second, small plugin that replaces the fixtures while the plugin ``aorta`` is disabled by ``-p no:aorta``.
 
-A disabled plugin can't report anything itself: pytest would fail its tests with the list of all fixtures there are.
+A disabled plugin can't report anything itself: pytest would only fail the tests that use its fixtures, and list all
+available fixtures.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ MAIN_PLUGIN = "aorta"
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
-    """Declare the ini keys, so that ``--strict-config`` accepts them, when the plugin is loaded."""
+    """Declare the ini keys when the plugin is loaded, so that ``--strict-config`` accepts them."""
     if pluginmanager.is_blocked(MAIN_PLUGIN):
         from pytest_aorta.plan.options import OPTIONS  # only while the main plugin is disabled
 

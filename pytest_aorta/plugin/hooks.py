@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pytest_aorta.session.world import DistributedWorld
 
 
-# Options of pytest with which no test runs. An editor collects tests on machines without their GPUs and profilers.
+# Options of pytest that run no tests. An editor collects tests even on a machine that lacks GPUs and profilers.
 _SHOWING = ("collectonly", "showfixtures", "show_fixtures_per_test", "markers")
 
 RUN = pytest.StashKey[Run]()
@@ -66,7 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _command(config: pytest.Config) -> tuple[str, ...]:
-    """Return the words of the command line, which a worker of xdist receives from the controller."""
+    """Return the words of the command line; an xdist worker receives them from the controller."""
     if (given := getattr(config, "workerinput", {}).get("aorta_command")) is not None:
         return tuple(given)
     return ("pytest", *map(os.fspath, config.invocation_params.args))
@@ -79,13 +79,13 @@ def pytest_configure_node(node: Any) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Release what the run holds, before pytest ends."""
+    """Release the resources of the run, before pytest ends."""
     if RUN in config.stash:
         config.stash[RUN].close()
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    """Return one line for pytest's header: devices, torch, platform, baselines; none where tests are only collected."""
+    """Return one line for pytest's header: devices, torch, platform, baselines; no line if tests are only collected."""
     if config.option.collectonly:  # asking the driver takes longer than collecting a small suite
         return []
     from pytest_aorta.plugin.header import header
@@ -110,15 +110,15 @@ def pytest_make_collect_report(
                 _read_markers(item)
             except AortaError as error:
                 problems[item.nodeid] = str(error)
-            # Stored now, since the loadgroup mode of xdist adds the group to the node id later.
+            # The node id is stored now, because xdist's loadgroup mode later appends the group to it.
             item.stash[NODE_ID] = item.nodeid
             collector.config.stash[RUN].collected.add(item.nodeid)
     if problems:
         lines = [f"{nodeid}: {problem}" for nodeid, problem in problems.items()]
         report.outcome, report.longrepr, report.result = "failed", "\n".join(lines), []
-        # As for any collection error: pytest passes the call on to pytest_exception_interact, from which editors read.
+        # pytest passes the call of any collection error to pytest_exception_interact, where editors read the error.
         vars(report)["call"] = pytest.CallInfo.from_call(lambda: _refuse(report.longrepr), "collect")
-        # As text, since xdist transfers only plain values.
+        # JSON text, because xdist transfers only plain values.
         vars(report)["aorta_problems"] = json.dumps(problems)
     return report
 
@@ -141,11 +141,11 @@ def _read_markers(item: pytest.Item) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Give the test a new record, each time that pytest or a plugin such as pytest-rerunfailures runs the test."""
+    """Give the test a new record each time pytest, or a plugin such as pytest-rerunfailures, runs the test."""
     from pytest_aorta.session.record import TestRecord  # not needed to collect tests
 
     former = item.stash.get(RECORD, None)
-    # pytest-rerunfailures counts over all workers of xdist.
+    # pytest-rerunfailures counts attempts across all xdist workers.
     attempt = getattr(item, "execution_count", former.attempt + 1 if former else 1)
     can_launch = FIXTURE in getattr(item, "fixturenames", ())
     item.stash[RECORD] = TestRecord(item.stash[NODE_ID], attempt=attempt, can_launch=can_launch)
@@ -167,7 +167,7 @@ def workload(request: pytest.FixtureRequest, distributed_world: DistributedWorld
 
 
 def _state(item: pytest.Item) -> tuple[TestSpec, TestRecord]:
-    """Return the markers of a test, read at collection or of a test without any, and the record of this run."""
+    """Return a test's markers as read at collection, or the defaults without markers, and the record of this run."""
     from pytest_aorta.session.spec import TestSpec
 
     return item.stash.get(SPEC, TestSpec()), item.stash[RECORD]
@@ -191,7 +191,7 @@ def pytest_runtest_makereport(
         if report.outcome != "passed" and call.excinfo is not None:
             ours = isinstance(call.excinfo.value, AortaError)
             record.failure = str(call.excinfo.value) if ours else report.longreprtext
-        # As text, since xdist transfers only plain values.
+        # JSON text, because xdist transfers only plain values.
         vars(report)["aorta"] = json.dumps(record.to_json())
     return report
 

@@ -1,4 +1,4 @@
-"""The markers of this plugin, and the fixture by which a test of this plugin is recognized."""
+"""The plugin's markers, and the fixture that identifies a test that launches ranks."""
 
 from __future__ import annotations
 

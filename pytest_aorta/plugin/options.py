@@ -24,7 +24,7 @@ def add_options(parser: pytest.Parser) -> None:
     group = parser.getgroup("aorta", "distributed training workloads (pytest-aorta)")
     for option in OPTIONS:
         if not option.ini_only:
-            # None on the command line leaves the value to the ini file.
+            # None means that the command line does not give the option; the ini file then decides.
             group.addoption(option.flag, default=None, **option.argparse_keywords())
         twin = option.help if option.ini_only else f"ini twin of {option.flag}"
         text = f"{twin} (default: {option.shown_default})"
@@ -46,9 +46,9 @@ def read_options(config: pytest.Config) -> Options:
 
 
 def _repeated(config: pytest.Config) -> tuple[str, ...]:
-    """Return the words that repeat, for a single test, what the command line said about launches and verdicts."""
+    """Return the words of a command line that runs a single test with this run's options for launches and verdicts."""
     matter = [option for option in OPTIONS if not option.writes]
-    # An expression of markers in the ini file's addopts could deselect the test.
+    # A marker expression in the ini file's addopts could deselect the test.
     words = ["-m", config.option.markexpr] if _is_given(config, "-m") else []
     words += ["-c", config.option.inifilename] if config.option.inifilename else []
     flags = ((option, config.getoption(option.ini)) for option in matter if not option.ini_only)
@@ -66,7 +66,7 @@ def _is_given(config: pytest.Config, flag: str) -> bool:
 def _value(config: pytest.Config, option: Option) -> Any:
     if not option.ini_only and (given := config.getoption(option.ini)) is not None:
         return given
-    # Text from the ini file or from -o; the default is a value already.
+    # The ini file and -o give text; the default is already parsed.
     given = config.getini(option.ini)
     return option.parse(given, f"ini key {option.ini}") if type(given) is str else given
 

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_aorta.launch.watch import LaunchState
 
-# Columns below which the line is not shown.
+# With fewer free columns, the line is not shown.
 MIN_WIDTH = 20
 # Terminal commands DECSC, DECRC and EL: save the cursor, restore it, erase the rest of the line.
 _SAVE, _RESTORE, _ERASE = "\x1b7", "\x1b8", "\x1b[K"
@@ -32,7 +32,7 @@ def progress_text(state: LaunchState) -> str:
 
 
 class ProgressLine:
-    """The line after pytest's own text of the current line.
+    """The progress line, written after pytest's own text on the current line of the terminal.
 
     The line writes to its own descriptor of the terminal, which is opened while pytest captures nothing. Therefore the
     line does not appear in captured output.
@@ -79,8 +79,8 @@ class ProgressLine:
 def wanted(choice: str, config: pytest.Config, environ: Mapping[str, str] = os.environ) -> bool:
     """Return whether this process shows the progress line.
 
-    ``on`` shows it in CI too, ``auto`` does not. The line is never shown without a terminal or pytest's own reporter,
-    in a worker of xdist, or with ``-s``, where tests write to the terminal themselves.
+    ``on`` shows the line in CI too; ``auto`` does not. The line is never shown without a terminal or pytest's own
+    reporter, in a worker of xdist, or with ``-s``, where tests write to the terminal themselves.
     """
     if choice == "off" or hasattr(config, "workerinput") or config.getoption("capture", "no") == "no":
         return False

@@ -53,11 +53,11 @@ class Run:
     @cached_property
     def session(self) -> Session:
         """The session of launches, created on first use."""
-        from pytest_aorta.session.session import Session  # imports everything that a launch takes
+        from pytest_aorta.session.session import Session  # imports everything that a launch needs
 
         session = Session(self.options)
         session.line = self.line
-        if "devices" in vars(self):  # else the driver is asked inside the test, which reports its error
+        if "devices" in vars(self):  # otherwise the test asks the driver, and reports its error
             session.devices = self.devices
         return session
 
@@ -72,7 +72,7 @@ class Run:
 
 
 def record_of(report: pytest.CollectReport | pytest.TestReport) -> TestRecord | None:
-    """Return the record that travels with a report, if there is one."""
+    """Return the record attached to a report, or None."""
     text: str | None = getattr(report, "aorta", None)
     if text is None:
         return None
@@ -96,7 +96,7 @@ class Controller:
         self.failed: set[str] = set()
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Keep a record of each test whose markers are wrong, which is therefore not run."""
+        """Keep a record of each test that does not run because its markers are wrong."""
         text: str | None = getattr(report, "aorta_problems", None)
         if text is None:
             return
@@ -117,7 +117,7 @@ class Controller:
             self.run.passed.pop(report.nodeid, None)
             if report.when == "teardown" and (ended := self.latest.get(_worker_and_id(report))):
                 ended.outcome, ended.failure = "error", ended.failure or report.longreprtext
-        # pytest-rerunfailures runs the test again, also after a teardown that failed.
+        # pytest-rerunfailures runs the test again, even after a failed teardown.
         if str(report.outcome) == "rerun" and (ended := self.latest.get(_worker_and_id(report))):
             self.run.passed.pop(report.nodeid, None)
             ended.outcome, ended.failure = str(report.outcome), ended.failure or report.longreprtext

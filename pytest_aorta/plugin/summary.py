@@ -16,7 +16,7 @@ from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Verdict
 
 _COLUMNS = ("test", "metric", "value", "baseline", "change [95%]", "tolerance", "launches", "verdict")
-# The cells of a row, and the text after it.
+# A row: its cells, and the text after them.
 _Row: TypeAlias = tuple[tuple[str, ...], str]
 _DURATIONS = ("wall", *PHASES)
 _DURATION_COLUMNS = ("test", "launch", "launcher", *_DURATIONS)
@@ -42,7 +42,7 @@ def summary_lines(records: Sequence[TestRecord], verbosity: int = 0) -> list[str
 
 
 def _hint(records: Sequence[TestRecord]) -> str:
-    """Return what ``-v`` adds."""
+    """Return a hint that names the output that ``-v`` adds, or an empty text."""
     if not any(record.verdicts for record in records):
         return ""
     hidden = sum(len(_new(record, record.notes)) - len(_needed_notes(record)) for record in records)
@@ -84,7 +84,7 @@ def _needed_notes(record: TestRecord) -> list[str]:
 
 
 def _new(record: TestRecord, texts: Sequence[str]) -> list[str]:
-    """Return the texts that the failure does not contain; of a retried attempt, pytest prints no failure."""
+    """Return the texts that the failure does not contain; pytest prints no failure of a retried attempt."""
     return [text for text in texts if not (record.has_failed and text in record.failure)]
 
 
@@ -128,7 +128,7 @@ def _warnings(records: Sequence[TestRecord]) -> list[str]:
 def durations_lines(records: Sequence[TestRecord], most: int = 0, at_least_s: float = 0.0) -> list[str]:
     """Return one line per launch, in seconds, the longest first, then the sums over all launches.
 
-    ``most`` is the number of launches that have a line, 0 for all of them, and ``at_least_s`` the shortest time of one.
+    ``most`` is the largest number of launches to list, 0 for all, and ``at_least_s`` is the shortest time to list.
     """
     launches = [
         (short_nodeid(record.nodeid) + record.attempt_label, launch)

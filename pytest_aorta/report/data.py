@@ -42,7 +42,7 @@ class Case:
     Attributes:
         name: the comparison's label, without the test's node id.
         verdicts: one verdict per metric.
-        candidate, reference: launches whose results could be read; ``reference`` is empty unless in an A/B.
+        candidate, reference: launches whose results could be read; ``reference`` is empty except in an A/B.
         baseline: the baseline that the candidate was compared with.
         reference_name: the name of the reference's side.
     """
@@ -82,11 +82,11 @@ class Test:
 
     Attributes:
         nodeid: the test's node id, or the folder of the results.
-        outcome: pytest's outcome, such as ``passed``; of results ``failed``, ``compared`` or ``measured``.
+        outcome: pytest's outcome, such as ``passed``; for results, ``failed``, ``compared`` or ``measured``.
         failure: the reason of a failure with its evidence.
         notes: remarks beside the verdicts.
         cases: the test's comparisons.
-        attempt: counts from 1 how often the test ran.
+        attempt: number of this attempt to run the test, counted from 1.
         label: the attempt as text for a test that ran more than once, else empty.
         failed_before_launch: True if the test failed and had launched nothing.
         lacked_devices: True if the test was skipped because the host has too few devices.
@@ -108,7 +108,7 @@ class Test:
 
     @property
     def is_retried(self) -> bool:
-        """Return whether another attempt of the test followed, which counts in place of this one."""
+        """Return whether a later attempt of the test counts in place of this one."""
         return self.outcome == RETRIED
 
     @property
@@ -135,8 +135,8 @@ class Report:
     """The content of a report.
 
     ``candidate`` and ``reference`` are the names of the two sides. ``num_launches`` counts all launches, and
-    ``num_failed_launches`` those of them that left no valid result. ``run`` says of which version a run without any
-    result was, as labels with values.
+    ``num_failed_launches`` those of them that left no valid result. ``run`` identifies the version of a run that left
+    no result, as labels with values.
     """
 
     title: str
@@ -161,10 +161,10 @@ class Report:
 
     @property
     def remarks(self) -> tuple[Remark, ...]:
-        """Return the number of launches, then what else is not zero.
+        """Return the number of launches, then the other counts that are not zero.
 
-        These are launches that failed, tests that failed before a launch, tests without enough devices, and attempts
-        that were retried.
+        The other counts are launches that failed, tests that failed before a launch, tests without enough devices, and
+        attempts that were retried.
         """
         early = sum(test.failed_before_launch for test in self.final)
         lacking = sum(test.lacked_devices for test in self.final)

@@ -33,7 +33,7 @@ def session_report(records: Sequence[TestRecord], *, title: str) -> Report:
 
 
 def reported(records: Sequence[TestRecord]) -> list[TestRecord]:
-    """Return the records of tests that launched something, lacked the devices for it, or failed before it."""
+    """Return the records of tests that launched something, lacked devices for a launch, or failed before a launch."""
     return [record for record in records if record.is_reported]
 
 
@@ -62,7 +62,7 @@ def _case(record: TestRecord, compared: Compared, warnings: list[str]) -> Case:
         sides.append(launches)
     verdicts = tuple(row for row in record.verdicts if row.case == compared.case)
     name = compared.case.removeprefix(f"{record.nodeid}::")
-    # No verdict has a value of the baseline where the baseline belongs to another config.
+    # If the baseline belongs to another config, no verdict has a value of the baseline.
     is_compared = any(row.baseline is not None and row.reference.kind is ReferenceKind.BASELINE for row in verdicts)
     baseline = _baseline(compared.baseline, warnings) if is_compared else None
     versions = {row.reference.name for row in verdicts if row.is_by_ab}

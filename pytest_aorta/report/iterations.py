@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 TABLE_FILE = "overlap.csv"
-# As in the drawing of the profiled steps, a picture is viewed as a whole.
+# A picture is viewed as a whole, so its panels are limited, as in the drawing of the profiled steps.
 MAX_PANELS = 4
 _LINES = {"compute_ms": "#0072b2", "hidden_comm_ms": "#00875f", "exposed_comm_ms": "#c4162a"}
 _COLUMNS = ("step", "step_time_ms", *_LINES, "overlap_ratio", "loss")
@@ -25,7 +25,7 @@ _PANEL_INCHES, _WIDTH_INCHES = 2.4, 11.0
 
 
 def write_iterations(report: Report, folder: Path) -> list[Path]:
-    """Write ``overlap.csv`` and ``{label}_overlap.png``; nothing where no launch has telemetry with overlap."""
+    """Write ``overlap.csv`` and ``{label}_overlap.png``; write nothing if no launch has telemetry with overlap."""
     rows = list(_rows(report))
     if not rows:
         return []

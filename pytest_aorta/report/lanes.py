@@ -96,7 +96,7 @@ def _collective(name: str, ranks: Sequence[tuple[int, Sequence[StepOverlap]]]) -
 def drawn_lanes(lanes: dict[str, list[list[float]]]) -> dict[str, list[list[float]]]:
     """Return a rank's lanes with the lane ``exposed`` added: communication that compute does not hide.
 
-    Lanes may have gaps closed, so they are for drawing only and not for computing figures.
+    Gaps in lanes may be closed, so use lanes for drawing only, not for computing values.
     """
     sets = {name: _to_ns(intervals) for name, intervals in lanes.items()}
     comm = union(*(moments for name, moments in sets.items() if name not in (Lane.COMPUTE, Lane.COPY)))

@@ -29,7 +29,7 @@ _MAX_FAILURES = 20
 _MAX_VALUE = 2_000
 _HEAD = ("test", "metric", "value", "baseline", "change [95%]", "tolerance", "launches", "verdict")
 _SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~$-])")
-# GitHub and GitLab link users and issues in the rendered text, so that a backslash does not help.
+# GitHub and GitLab link users and issues in the rendered text, so a backslash does not prevent a link.
 _REFERENCE = re.compile(r"(@|(?:\\[#!]|\bGH\\-)(?=\d))")
 _ZERO_WIDTH_SPACE = "&#8203;"
 _FAILED, _WARNING, _PASSED = "\N{CROSS MARK}", "\N{WARNING SIGN}\N{VARIATION SELECTOR-16}", "\N{WHITE HEAVY CHECK MARK}"
@@ -68,7 +68,10 @@ def markdown(records: Sequence[TestRecord], run: RunFacts | None = None, max_byt
 
 
 def headline(records: Sequence[TestRecord], *, is_cut_short: bool = False) -> str:
-    """Return the verdict of a session in one line; a test without a decision, or no passed test, is not a success."""
+    """Return the verdict of a session in one line.
+
+    A session with an undecided test, or without a passed test, is not a success.
+    """
     final = [record for record in records if not record.is_retried]
     failed, undecided = sum(record.has_failed for record in final), sum(record.is_undecided for record in final)
     passed = sum(record.outcome == "passed" for record in final)
@@ -97,7 +100,7 @@ def escaped(text: str) -> str:
 
 
 def preformatted(text: str) -> str:
-    """Return text as an element ``pre``, in which neither Markdown nor references nor quick actions are read."""
+    """Return text as a ``pre`` element, in which Markdown, references and quick actions have no effect."""
     lines = (html.escape(printable(line.expandtabs()), quote=False) for line in text.splitlines())
     # GitLab runs a line that starts with a slash, such as /close, as a command.
     safe = (re.sub(r"^(\s*)/", r"\1&#47;", line) for line in lines)
@@ -155,7 +158,7 @@ def _provenance(records: Sequence[TestRecord], command: Sequence[str]) -> str:
 
 
 def _limited(parts: Iterable[str], max_bytes: int, noun: str, num_more: int = 0) -> str:
-    """Return the first parts that fit, joined, and how many do not."""
+    """Return the first parts that fit, joined, and the number of parts that do not fit."""
     kept, left, dropped = [], max_bytes - 100, max(num_more, 0)
     for part in parts:
         size = len(part.encode("utf-8", "replace"))

@@ -14,7 +14,7 @@ _CPU = "CPU ranks"
 
 
 def run_pairs(version: CodeVersion, command: Sequence[str]) -> list[tuple[str, str]]:
-    """Return what is known of a run in which no launch left a result: commit, branch and command."""
+    """Return the known facts about a run in which no launch left a result: commit, branch and command."""
     return [
         ("commit", version_text(version.commit, version.dirty) or NOT_KNOWN),
         ("branch", version.branch or ("none (detached head)" if version.commit else NOT_KNOWN)),

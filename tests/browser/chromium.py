@@ -100,7 +100,7 @@ class Page:
 
     @property
     def complaints(self) -> list[str]:
-        """Errors and warnings of the console, and exceptions that nothing caught."""
+        """Return errors and warnings of the console, and uncaught exceptions."""
         kinds = ("Runtime.exceptionThrown", "Log.entryAdded")
         found = [json.dumps(event["params"]) for event in self.events if event.get("method") in kinds]
         logged = (event["params"] for event in self.events if event.get("method") == "Runtime.consoleAPICalled")
@@ -108,7 +108,7 @@ class Page:
 
     @property
     def requests(self) -> list[str]:
-        """Addresses that were asked for, but for the page itself and what is inside of it."""
+        """Return the requested addresses, except those of the page itself and of data inside it."""
         sent = (event for event in self.events if event.get("method") == "Network.requestWillBeSent")
         urls = [event["params"]["request"]["url"] for event in sent]
         return [url for url in urls if not url.startswith(("data:", "file:"))]
@@ -125,14 +125,14 @@ class Page:
 
 @contextmanager
 def open_browser(program: str, profile: Path) -> Iterator[Page]:
-    """A browser of its own, ended at the end."""
+    """Start a separate browser, and end it afterwards."""
     to_child, to_browser = os.pipe()
     from_browser, from_child = os.pipe()
     arguments = [
         "--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", f"--user-data-dir={profile}",
         "--no-first-run", "--disable-background-networking", "--disable-dev-shm-usage", "about:blank",
     ]  # fmt: skip
-    # The browser reads descriptor 3 and writes 4; a shell puts them there.
+    # The browser reads from descriptor 3 and writes to 4; a shell sets up both.
     shell = ["bash", "-c", f'exec "$@" 3<&{to_child} 4>&{from_child}', "-", program, *arguments]
     process = subprocess.Popen(
         shell, pass_fds=(to_child, from_child), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

@@ -1,4 +1,4 @@
-"""A headless Chromium for tests, which are skipped where no Chromium is installed."""
+"""A headless Chromium for tests, which are skipped if no Chromium is installed."""
 
 from __future__ import annotations
 

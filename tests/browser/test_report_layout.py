@@ -11,7 +11,7 @@ from pytest_aorta.report.write import write_report
 from tests.browser.report_page import DRAWN
 from tests.unit.sample_run import make_run
 
-# Of WCAG 2.1: relative luminance, and 4.5 to 1 for text (https://www.w3.org/TR/WCAG21/#contrast-minimum).
+# The rules of WCAG 2.1: relative luminance, and 4.5 to 1 for text (https://www.w3.org/TR/WCAG21/#contrast-minimum).
 CONTRAST = """
 (() => {
   const parse = (text) => text.match(/[\\d.]+/g).map(Number);

@@ -54,7 +54,7 @@ RANKING = {
     },
 }
 DDP = {
-    # Several buckets, or nothing would be left of backward to hide the only one under.
+    # Several buckets, because no part of backward would be left to hide a single bucket.
     "cpu": {"steps": 10, "warmup": 2, "bucket_cap_mb": 0.25},
     "cuda": {
         "steps": 100,
@@ -84,31 +84,31 @@ def fsdp_config(distributed_world: DistributedWorld) -> dict[str, Any]:
 
 @pytest.fixture
 def llama_config(distributed_world: DistributedWorld) -> dict[str, Any]:
-    """Config of the Llama workloads, likewise."""
+    """Config of the Llama workloads that takes a second or two of steps on the world's device."""
     return dict(LLAMA[distributed_world.device])
 
 
 @pytest.fixture
 def ranking_config(distributed_world: DistributedWorld) -> dict[str, Any]:
-    """Config of `ranking`, likewise."""
+    """Config of `ranking` that takes a second or two of steps on the world's device."""
     return dict(RANKING[distributed_world.device])
 
 
 @pytest.fixture
 def ddp_config(distributed_world: DistributedWorld) -> dict[str, Any]:
-    """Config of `ddp_overlap`, likewise."""
+    """Config of `ddp_overlap` that takes a second or two of steps on the world's device."""
     return dict(DDP[distributed_world.device])
 
 
 @pytest.fixture
 def copy_config(distributed_world: DistributedWorld) -> dict[str, Any]:
-    """Config of `copy_compute`, likewise."""
+    """Config of `copy_compute` that takes a second or two of steps on the world's device."""
     return dict(COPY[distributed_world.device])
 
 
 @pytest.fixture
 def captured_steps(distributed_world: DistributedWorld) -> Callable[[WorkloadResult], list[list[dict[str, Any]]]]:
-    """Reads, for each rank of a launch, the lines of its telemetry that have spans."""
+    """A function that reads, for each rank of a launch, the lines of its telemetry that contain spans."""
 
     def read(result: WorkloadResult) -> list[list[dict[str, Any]]]:
         folder = distributed_world.folder(result)

@@ -1,4 +1,4 @@
-"""The table of layouts: which bits `llama_simple_fsdp` has in each layout, with each backend.
+"""The table of layouts: the bits of `llama_simple_fsdp` in each layout, with each backend.
 
 `test_layouts.py` launches every cell that is declared here, and `docs/generate.py` writes the table of
 docs/parallelism.md from the same declarations.
@@ -22,7 +22,7 @@ class Outcome(Enum):
 
 @dataclass(frozen=True)
 class Cell:
-    """One layout with one backend; `reason` says why it differs, or why and in which words `setup()` refuses it."""
+    """One layout with one backend; `reason` says why it differs, or in which words `setup()` refuses it."""
 
     outcome: Outcome = Outcome.EQUAL
     reason: str = ""
@@ -30,7 +30,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Layout:
-    """A row of the table: keys that both workloads are given, in a world of `world_size` CPU ranks.
+    """A row of the table: the keys of both workloads, in a world of `world_size` CPU ranks.
 
     `cells` holds the columns that are not equal; None is a cell that no test launches.
     """

@@ -17,7 +17,8 @@ TRAINING: dict[str, Any] = {
     "hash_every": 1,
 }
 
-# Three blocks whose four query heads share each head of keys and values; the tests that use it choose what is hashed.
+# Three blocks whose four query heads share each head of keys and values; the tests that use this config choose the
+# hashed tensors.
 THREE_BLOCKS: dict[str, Any] = {
     "size": "debug",
     "dim": 512,

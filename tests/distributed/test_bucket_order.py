@@ -47,7 +47,7 @@ def test_only_buckets_in_registration_order_have_the_bits_of_fsdp2(workload):
 
 @pytest.mark.extended
 def test_order_of_buckets_changes_no_bit_where_the_sum_has_one_order_for_all_offsets(workload):
-    """Show that only the order makes the difference above: gloo's own sum has one order for all offsets."""
+    """Show that only the order causes the difference above: gloo's own sum has one order for all offsets."""
     plain = workload.run("llama_fsdp2", **TRAINING)
     assert plain.weight_hashes["1"] != train(workload, "llama_fsdp2").weight_hashes["1"]
     workload.compare({"workload": "llama_simple_fsdp", "bucket_order": "graph"} | TRAINING, plain, steps=STEPS)

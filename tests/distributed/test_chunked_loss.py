@@ -25,7 +25,7 @@ LAYOUTS = {
     "cp": {"context_parallel_degree": 2},
     "fused": {"compile_loss": True},
 }
-# As llama_simple_fsdp, eager FSDP2 then reduces each micro-batch.
+# Eager FSDP2 then reduces each micro-batch, as llama_simple_fsdp does.
 EAGER = {"workload": "llama_fsdp2", "reduce_every_micro_batch": True}
 
 

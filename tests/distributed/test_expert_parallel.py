@@ -57,7 +57,7 @@ def test_shared_out_experts_begin_with_the_same_weights_and_train_alike(workload
     for layout, result in trained.items():
         assert result.loss == pytest.approx(reference.loss, rel=1e-5), layout
         assert result.grad_norm == pytest.approx(reference.grad_norm, rel=1e-4), layout
-        # AdamW hides a wrong factor of all gradients, and the norm that of a small gradient.
+        # AdamW hides a wrong factor of all gradients, and the norm hides a wrong factor of a small gradient.
         apart = differences(str(tmp_path / "fsdp 4"), str(tmp_path / layout))
         assert "optimizer.layers.0.feed_forward.experts.w1.exp_avg" in apart
         assert max(apart.values()) < 1e-4, apart

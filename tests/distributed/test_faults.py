@@ -64,7 +64,7 @@ HANGS = {
     "deaf": ("hang in collective", 1, "deaf ("),
     "grandchildren": ("hang in collective", 1, "grandchildren ("),
 }
-# Time to reach the fault: as idle cores need; a launch on busy cores is repeated with twice the time, and so on.
+# Time limits to reach the fault: the first suffices on idle cores; on busy cores, a launch is repeated with the next.
 HANG_LIMITS_S = (12.0, 24.0, 48.0, 96.0)
 
 
@@ -122,7 +122,7 @@ def failed(plan: LaunchPlan, bound_s: float, start: Callable[[LaunchPlan], Launc
 VARIANTS = {"exit_code", "full_disk_at_result", "many_lines", "spin", "deaf", "grandchildren"}
 
 
-# Kinds whose diagnosis reads what the ranks leave, whoever started them: warm in CI, cold every night.
+# Kinds whose diagnosis reads the files of ranks, whoever started the ranks: warm in CI, cold every night.
 WARM = ("exception", "segfault", "nan_result", "nan_parameter", "one_long_line", "done_alone")
 
 
@@ -146,7 +146,7 @@ def servers() -> Iterator[ForkServers]:
 )
 def test_fault_is_classified_with_its_rank_and_leaves_no_process(tmp_path, servers, kind, launcher):
     expected_kind, rank, part = MATRIX[kind]
-    # One working directory for all, since a fork server serves one.
+    # All share one working directory, since a fork server serves only one.
     plan = replace(make_plan(tmp_path, kind), launcher=launcher, cwd=tmp_path.parent)
     failure = failed(plan, START_S, servers.launch)
     assert (failure.kind, failure.rank) == (expected_kind, rank), failure.text
@@ -277,7 +277,7 @@ def test_closed_stdin_changes_nothing(tmp_path):
 
 
 OWN_NETWORK = ["unshare", "--user", "--map-root-user", "--net"]
-# Has loopback up, and a single free port, which is taken.
+# Sets loopback up, and takes the single free port.
 ONE_TAKEN_PORT = """
 import socket, subprocess
 subprocess.run(["ip", "link", "set", "lo", "up"], check=True)

@@ -1,4 +1,4 @@
-"""Baselines and results on hostile disks: a file has its old or its new content, and no other file is touched."""
+"""Baselines and results on hostile disks: a file has its old or its new content; no other file is touched."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ PLATFORM = "cpu-x2-gloo"
 CASE = "tests/test_a.py::test_x::fsdp"
 NUM_KILLS = 30
 NUM_REWRITES = 25
-# Large enough that writing takes a while and that the small disks are too small.
+# Steps enough that writing takes a while and that the small disks are too small.
 NUM_STEPS = 2_000
 SMALL_BYTES = 16_384
 FORK = multiprocessing.get_context("fork")
 # A program that calls a function of this file.
 ROOT = Path(__file__).parents[2]
 PROGRAM = "import tests.distributed.test_files_survive as t; t.{call}"
-# Root of its own namespaces may mount; without --map-root-user it can't even read its own files.
+# The root user of its own namespaces may mount; without --map-root-user, a process can't even read its own files.
 MAY_MOUNT = ("unshare", "--user", "--map-root-user", "--mount")
 MAY_NOTHING = ("unshare", "--user")
 
 
 def make_baseline(seed: int = 0, num_steps: int = NUM_STEPS) -> Baseline:
-    """Return a baseline whose numbers all follow from the seed."""
+    """Return a baseline whose numbers all depend on the seed."""
     facts = LaunchFacts(
         recorded_at="2026-01-02T03:04:05Z",
         block="0123456789ab",
@@ -295,7 +295,7 @@ def test_results_folder_that_is_a_file_fails_the_launch(tmp_path):
 
 
 class EndedGuard:
-    """Guard whose launch has ended."""
+    """A guard whose launch has ended."""
 
     pid = 1 << 22
 

@@ -1,4 +1,4 @@
-"""A script that was never written for the plugin is under test in three commands, the first of which is an install."""
+"""Three commands, the first an installation, bring a script under test that was never written for the plugin."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ CI_COLUMN = "aot_eager, transformer_block"
 
 
 def rows():
-    """Return each row with the columns to launch: all every night, and in CI one of a few rows."""
+    """Return each row with the columns to launch: all of them every night, and in CI one column of a few rows."""
     for layout in LAYOUTS:
         world = pytest.mark.world(size=layout.world_size, device="cpu", warm=True)
         if layout.in_ci:

@@ -1,4 +1,4 @@
-"""Processes of ranks whose guard is killed or stopped: none is left, and the devices are leased until then."""
+"""Processes of ranks whose guard is killed or stopped: all of them end, and the devices are leased until then."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.distributed.test_faults import START_S, await_true
 from tests.distributed.test_orphans import parent_of
 from tests.distributed.test_warm import is_alive
 
-# Each kind can be found by one mark only: its own environment, its log, or the environment of the rank's memory.
+# Only one mark identifies each kind: its own environment, its log, or the environment in the rank's memory.
 KINDS = ("program", "program without environment", "fork")
 # Starts the processes in sessions of their own, and leaves their ids.
 SCRIPT = """
@@ -47,7 +47,7 @@ Path(os.environ["AORTA_RANK_FOLDER"], "children.tmp").write_text(" ".join(map(st
 Path(os.environ["AORTA_RANK_FOLDER"], "children.tmp").rename(Path(os.environ["AORTA_RANK_FOLDER"], "children"))
 time.sleep(600)
 """
-# Stands for a pytest process: takes the lease and launches.
+# A stand-in for a pytest process, which takes the lease and launches.
 HOLDER = """
 import sys
 from dataclasses import replace

@@ -83,5 +83,5 @@ def test_unfused_adamw_ties_hashes_on_cpu_to_the_vendor(workload):
     fused = workload.run("llama_fsdp2", n_layers=1, **TRAINING | {"steps": 1, "warmup": 0})
     unfused = workload.run("llama_fsdp2", n_layers=1, optimizer_fused=False, **TRAINING | {"steps": 1, "warmup": 0})
     assert "cpu_vendor" in unfused.environment
-    # Where the host does not allow pinned kernels, no CPU hash is portable.
+    # If the host does not allow pinned kernels, no CPU hash is portable.
     assert ("cpu_vendor" in fused.environment) is (fused.environment["cpu_kernels"] is None)

@@ -1,4 +1,4 @@
-"""Real ranks beside pytest-timeout, pytest-cov and a debugger: none is left running, and none is measured traced."""
+"""Real ranks beside pytest-timeout, pytest-cov and a debugger: no rank is left running or measured while traced."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_guard_ends_the_launch_of_a_pytest_that_pytest_timeout_kills(suite, laun
     await_true(lambda: holders() == [], limit_s=60)
 
 
-# A debugger that writes which processes are left when it opens.
+# A debugger that, when it opens, writes which processes are left.
 LOOK = """
 import pathlib
 from tests.distributed.test_other_plugins import ranks_left

@@ -1,4 +1,4 @@
-"""Facts of profiled steps of which the profiler records only the device."""
+"""Facts of profiled steps in which the profiler records only the device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXPERTS = {
 
 @pytest.mark.world(size=2, device="cuda")
 def test_kinds_are_those_that_the_host_asked_for(workload):
-    """Check all-to-all, which consists of sends, so that no kernel has its name."""
+    """Check all-to-all, which consists of sends, so no kernel has its name."""
     result = workload.run("llama_fsdp2", **EXPERTS)
     assert [len(steps) for steps in result.overlap] == [3, 3]
     for step in (step for steps in result.overlap for step in steps):

@@ -42,8 +42,8 @@ def test_stages_begin_with_the_whole_models_weights_and_train_alike(workload, la
         assert result.rank_metrics["num_parameters"] == reference.rank_metrics["num_parameters"], layout
 
 
-# Both worlds reduce gradients over two ranks. Only the norm is summed in another order, so no bit differs without
-# clipping.
+# Both worlds reduce gradients over two ranks. Only the order of the norm's sum differs, so without clipping no bit
+# differs.
 INNER = """
 import json, pathlib, pytest
 

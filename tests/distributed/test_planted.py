@@ -1,4 +1,4 @@
-"""The harness end to end: what is planted turns exactly the right test red, and undoing it turns all green."""
+"""The harness end to end: a planted change fails exactly the right test, and after undoing it all tests pass."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_training(workload):
 """
 
 
-# Sixteen launches; that cold ones give the same is seen elsewhere.
+# There are sixteen launches; other tests show that cold launches give the same results.
 WARM = "--aorta-launcher=forkserver"
 
 
@@ -51,14 +51,14 @@ def failed(result):
 
 
 def assert_green(result):
-    """All passed, or were left open: beside other work, five launches may be too few to tell."""
+    """Check that all tests passed or stayed undecided: beside other work, five launches may be too few to decide."""
     outcomes = result.parseoutcomes()
     assert set(outcomes) <= {"passed", "inconclusive"}
     assert sum(outcomes.values()) == 4
 
 
 def test_each_planted_change_turns_the_right_test_red(suite, pytester):
-    # On a machine with other work, launches may vary by more than a good baseline's.
+    # On a machine with other work, launches may vary by more than those of a good baseline.
     assert_green(suite({}, "--update-baselines", "--aorta-launches=3", "--aorta-force-baseline=a test"))
     speed = next(pytester.path.glob("baselines/cpu-x2-gloo/*test-speed*.json"))
     recorded = speed.read_bytes()

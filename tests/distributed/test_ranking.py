@@ -53,7 +53,7 @@ def test_overlap_changes_no_bit_of_any_step(workload, captured_steps):
 
 
 def _assert_collectives(others):
-    """Check the number of buckets, which follows from their cap, and of reduce-scatters if asked for."""
+    """Check the number of buckets, which their cap determines, and of reduce-scatters if asked for."""
     counts = {
         name: [result.rank_metrics[f"{kind}_per_step"][0] for kind in ("all_reduces", "reduce_scatters")]
         for name, result in others.items()

@@ -1,4 +1,4 @@
-"""Launches of the reference version run its code, all of it, and leave nothing behind."""
+"""Launches of the reference version run the whole code of that version and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_leak(distributed_world):
     distributed_world.again(distributed_world.launch_script("leak.py"), reference=True)
 """
 ENTRY_POINTS = "[aorta.workloads]\ninstalled = installed_workloads.installed\n"
-# As an editable install's: it answers for what is found nowhere else.
+# A finder like that of an editable installation: it finds only modules that no other finder finds.
 FINDER = """
 import importlib.util, sys
 
@@ -122,7 +122,7 @@ FILES = {
     "mine/__init__.py": lambda version: "",
     "mine/installed/__init__.py": lambda version: OWN,
     "mine/installed/default.yaml": lambda version: YAML,
-    # By the package's own name, as one that another workload shares would be imported.
+    # The import uses the package's own name, as for a module that another workload shares.
     "mine/installed/delay.py": lambda version: "from installed_workloads.shared import DELAY_S\n",
     "mine/shared.py": lambda version: f"DELAY_S = {0.01 if version == OLD else 0.1}\n",
     "helper.py": lambda version: f"VERSION = {version}.0\n",
@@ -174,7 +174,7 @@ def project(tmp_path: Path) -> Path:
             git(top, "commit", "-qm", "old")
     write(project / "test_inner.py", TESTS)
     write(project / "pytest.ini", "[pytest]\n")
-    # Installed editable, under a name that no folder has.
+    # The package is installed in editable mode, under a name that no folder has.
     (tmp_path / "installed").mkdir()
     (tmp_path / "installed/installed_workloads").symlink_to(project / "mine")
     write(tmp_path / "installed/mine-1.dist-info/entry_points.txt", ENTRY_POINTS)
@@ -219,7 +219,7 @@ def assert_two_versions(found: list[dict], launcher: str) -> None:
 
 @pytest.mark.parametrize("launcher", [pytest.param("torchrun", marks=pytest.mark.extended), "forkserver"])
 def test_reference_runs_the_commits_code_and_the_present_harness(run, project, launcher):
-    # As in our own repository, whose checkout and commit have a harness each.
+    # As in our own repository, the checkout and the commit each contain a harness.
     harness = project / "pytest_aorta"
     write(harness / "__init__.py", "raise RuntimeError('the old harness')")
     git(project, "add", "pytest_aorta")
@@ -253,7 +253,7 @@ def test_other_environments_reference_runs_what_is_installed_there(run, project,
     harness = Path(pytest_aorta.__file__).parent
     shutil.copytree(harness, there / "pytest_aorta")
     write(there / "pytest_aorta/worker/recorder.py", (harness / "worker/recorder.py").read_text() + "\nTHERE = True\n")
-    # Its torch is this environment's.
+    # The other environment uses this environment's torch.
     packages = [entry for entry in sys.path if Path(entry).name == "site-packages"] or site.getsitepackages()
     write(there / "base.pth", "\n".join(packages) + "\n")
     write(there / "library/__init__.py", f"VERSION = {OLD}.0\n")

@@ -1,4 +1,4 @@
-"""The batch script of `examples/slurm` under Slurm itself, on a cluster of three nodes that this machine makes up."""
+"""The batch script of `examples/slurm` under Slurm itself, on a cluster of three nodes that this machine simulates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNSHARE = ["unshare", "--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "ip", "nsenter", "unshare", "mount", "hostname")
 LIMIT_S = 240
 
-# The job has three nodes, of which these take two; the cluster waits for a fourth step before it kills an agent.
+# The job has three nodes; these tests use two. The cluster waits for a fourth step before it kills an agent.
 TESTS = """
 import pytest
 
@@ -81,6 +81,6 @@ def test_batch_script_trains_under_slurm_and_a_killed_agent_is_reported(tmp_path
     assert "1 failed, 1 passed" in text
     assert "fsdp on 2 cpu ranks of 2 nodes: node lost: node 1 (node1) was lost after " in text
     assert report["after_s"] < 30
-    # srun has ended node 0's agent too; its rank's stacks have been sent.
+    # srun has ended node 0's agent too, but the agent has sent its rank's stacks.
     [stacks] = project.glob("results/*/*test-long*/*/ranks/*/stacks.txt")
     assert "fsdp" in stacks.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Causes planted in CPU ranks, and the parts of the longer step that they come out as."""
+"""Causes planted in CPU ranks, and the parts of the longer step to which they are assigned."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pytest_aorta.verdict.causes.split import split
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "overlap" / "planted_step.py"
 SIZE = {"layers": 2, "size": 384, "products": 1, "shard": 64, "gradient": 64, "steps": 3, "profile_steps": 3}
 PLANTED = {"kernel_ms": 300, "straggler_ms": 400, "host_ms": 200}
-# CPU ranks that share cores with other work; made-up traces show the parts exactly (tests/unit/result/trace).
+# CPU ranks share cores with other work; tests of made-up traces check the parts exactly (tests/unit/result/trace).
 NOISE = 0.25
 
 

@@ -35,7 +35,7 @@ def test_rank_that_sleeps_waits_for_nobody_and_its_peer_waits_for_it(workload, w
 def test_built_in_workloads_record_the_waits_of_every_step(workload, name, config):
     result = workload.run(name, warmup=1, **config)
     assert [len(waits) for waits in result.wait_ms] == [5, 5]
-    # One of two ranks is the last to arrive at every collective, so no collective keeps both waiting.
+    # One of the two ranks arrives last at every collective, so no collective keeps both waiting.
     for *waits_ms, step_ms in zip(*result.wait_ms, result.step_times_ms, strict=True):
         assert sum(waits_ms) < step_ms
     assert sum(map(sum, result.wait_ms)) > 0

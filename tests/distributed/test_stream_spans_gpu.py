@@ -13,7 +13,7 @@ pytestmark = [
 ]
 
 STEPS = {"steps": 40, "span_every": 4, "profile_steps": 6}
-# Enough work for the device that the host is ahead in both kinds of steps, since the host's delays differ.
+# So much work for the device that the host is ahead in both kinds of steps, since the host's delays differ.
 LONG = {"fsdp": {"layers": 8, "gemm_size": 8192, "fsdp_shard_size": 1 << 24}, "ddp_overlap": {}}
 
 

@@ -16,7 +16,7 @@ pytestmark = [
 
 
 def collective_ms(result, kind):
-    """Return the mean time of one kind of collective over profiled steps, on the rank with the smallest."""
+    """Return the mean time of one kind of collective over profiled steps, of the rank with the shortest time."""
     return fmean(min(step.collectives[kind].total_ms for step in ranks) for ranks in zip(*result.overlap, strict=True))
 
 

@@ -94,7 +94,7 @@ def test_workload_trains_over_two_hosts_and_leaves_no_process(tmp_path, source, 
 @pytest.mark.parametrize(
     ("fault", "messages", "limit_s"),
     [
-        # Each side of a cut cable gives the other side up.
+        # After the cable is cut, each side gives up the other side.
         ("cut", ["no heartbeat for 1", "aorta: node 0 was lost: no heartbeat for 1"], 60),
         pytest.param("kill_agent", ["the connection was closed"], 30, marks=pytest.mark.extended),
     ],

@@ -1,4 +1,4 @@
-"""The verdict on GPUs: a small slowdown, and a slow rank, against a baseline that was learned a moment ago."""
+"""The verdict on GPUs: a small slowdown, and a straggler, against a baseline recorded a moment ago."""
 
 from __future__ import annotations
 

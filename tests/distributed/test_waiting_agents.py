@@ -96,7 +96,7 @@ def test_waiting_agent_takes_part_in_one_launch_after_the_other(tmp_path, port):
             said = r"node 1 \(.*\) was lost after .* s: its agent was sent SIGTERM; it ran rank (\d)\n"
             match = re.search(said, failure.text)
             assert match, failure.text
-            # The rank's stacks have been sent, and no file is left on the node.
+            # The agent has sent the rank's stacks, and no file is left on the node.
             assert (plan.run_dir / f"ranks/{match[1]}/stacks.txt").read_text(encoding="utf-8")
             assert agent.wait(10) == -signal.SIGTERM
             assert list(tmp_path.glob("aorta-node-*")) == []

@@ -1,8 +1,8 @@
-"""Pages that are followed from top to bottom: files are written, commands run, and what a page shows is printed.
+"""Pages followed from top to bottom: files are written, commands run, and their output equals the page's.
 
 A file is a fenced block below a line that ends with its name in backticks and a colon. A command is a line with ``$``
 in a ``console`` block; the lines below it are its whole output, with other times and hashes, and with anything in the
-place of ``...``. A ``sh`` block has commands that are not run, and no output.
+place of ``...``. A ``sh`` block contains commands that are not run, without output.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FAILED = 1
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of a page; ``file`` is the name that the text before it gives."""
+    """A fenced block of a page; ``file`` is the name in the line before the block."""
 
     language: str
     text: str
@@ -48,7 +48,7 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     }
     beside = str(Path(sys.executable).parent)
     environment = os.environ | who | {"CUDA_VISIBLE_DEVICES": "", "PATH": f"{beside}{os.pathsep}{os.environ['PATH']}"}
-    # `pytest` of this interpreter, where no script of that name is beside it.
+    # Run pytest with this interpreter, which may have no `pytest` script beside it.
     command = re.sub(r"^pytest\b", f"{sys.executable} -m pytest -p no:cacheprovider", command)
     return subprocess.run(
         command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False

@@ -48,7 +48,7 @@ if dist.get_rank() == 1:
 dist.barrier()
 dist.destroy_process_group()
 """
-# Leaves a file if its global is destroyed while the process lives.
+# Leaves a file if its global is destroyed while the process is alive.
 DESTROYED = """
 class Group:
     path = Path(os.environ["AORTA_RANK_FOLDER"], "destroyed")
@@ -57,8 +57,8 @@ class Group:
 
 group = Group()
 """
-# Its global holds the last reference to the process group. Destroying the group deadlocks if a thread of gloo still
-# frees the last collective.
+# The script's global holds the last reference to the process group. Destroying the group deadlocks if a thread of gloo
+# still has to free the last collective.
 DDP = """
 import torch
 import torch.distributed as dist
@@ -319,7 +319,7 @@ def test_warm_launch_fails_as_a_cold_launch_does(servers, script_plan, kind):
     assert warm.rank == 1
 
 
-# Without a peer's closed connection nobody but the guard notices: rank 0 waits at the store, or works for long.
+# No closed connection of a peer shows the end, so only the guard notices: rank 0 waits at the store, or works for long.
 EARLY = {
     "peer in a collective": "os._exit(0)",
     "peer at the store": "os._exit(0) if dist.get_rank() else dist.distributed_c10d._get_default_store().get('never')",

@@ -1,4 +1,4 @@
-"""Launches with a profiler around torchrun: its traces are kept, and no process of it is left in any case."""
+"""Launches with a profiler around torchrun: its traces are kept, and none of its processes is ever left."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pytest_aorta.result.outcome import LaunchOutcome
 from pytest_aorta.result.reading import collect_result
 from tests.distributed.test_faults import START_S, await_true, make_plan, mentioning
 
-# Like real profilers it starts a child, writes after the child's normal end, and exits with its exit code.
+# Like a real profiler, it starts a child, writes after the child's normal end, and exits with the child's exit code.
 FAKE_PROFILER = """#!/bin/sh
 while [ "${1#-}" != "$1" ] || [ "$1" = profile ]; do
   case "$1" in --output=*) trace="${1#--output=}.nsys-rep";; esac
@@ -50,7 +50,7 @@ def test_wrapped_launch_has_a_result_and_a_trace(tmp_path, environ):
     assert (outcome.reason, outcome.agent_status, outcome.survivors) == ("exit", 0, ())
     result = collect_result(plan, outcome)
     assert (result.profiler, result.launcher) == ("nsys", "torchrun")
-    # Ranks have exited normally, so a real profiler's data in them is written.
+    # Ranks have exited normally, so a real profiler would have written its data.
     assert (plan.run_dir / "nsys.nsys-rep").read_text() == "exited with 0\n"
     assert mentioning(str(plan.run_dir)) == []
 

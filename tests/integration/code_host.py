@@ -29,7 +29,7 @@ REPOSITORY, NUMBER, PROJECT_ID = "octo/repo", 12, 7
 class Fault:
     """An answer in place of the usual one.
 
-    ``after`` carries the request out first, and ``pause_s`` is the time before each byte of the body.
+    With ``after``, the request is carried out first. ``pause_s`` is the time before each byte of the body.
     """
 
     method: str
@@ -51,7 +51,7 @@ class Request:
 
 
 class CodeHost(ThreadingHTTPServer):
-    """The state of the server; ``hooks`` are called before each request of a method, to play another run."""
+    """The state of the server; ``hooks`` are called before each request of a method, to simulate another run."""
 
     daemon_threads = True
 

@@ -128,10 +128,10 @@ def test_weights(workload):
 """
 
 
-# Of ten launches of a quiet machine.
+# The step times of ten launches on a stable machine.
 STEADY = [10.0, 10.02, 9.98, 10.01, 9.99, 10.0, 10.03, 9.97, 10.01, 10.0]
 
-# On CPU ranks step times are compared only where a marker names them; a test's own marker is closer.
+# On CPU ranks, step times are compared only if a marker names them; a test's own marker takes precedence.
 TIMED = """
 import pytest
 pytestmark = pytest.mark.tolerance(step_time_p50="5%")
@@ -166,14 +166,14 @@ class Project:
         return path
 
     def gpus(self, number: int) -> None:
-        """How many GPUs are there; they are made up."""
+        """Set the number of simulated GPUs."""
         self.write("gpus.json", json.dumps(number))
 
     def plant(self, **fault: object) -> None:
         """Plant a fault in the launches to come.
 
-        ``only`` names the test with the fault, ``reference`` and ``candidate`` contain faults of launches of that side
-        alone, and ``by_launch`` contains faults by the number of the launch; a list has a value for each launch.
+        ``only`` names the test with the fault, ``reference`` and ``candidate`` contain faults of that side's launches,
+        and ``by_launch`` contains faults by the number of the launch. A list gives a value for each launch.
         """
         self.write("fault.json", json.dumps(fault))
 
@@ -181,7 +181,7 @@ class Project:
         self.pytester.makeini("\n".join([INI, *lines]))
 
     def let_in(self, plugin: str) -> None:
-        """Let the runs load a plugin that the ini file keeps out."""
+        """Let the runs load a plugin that the ini file disables."""
         text = (self.path / "tox.ini").read_text()
         assert f" -p no:{plugin}" in text
         self.write("tox.ini", text.replace(f" -p no:{plugin}", ""))
@@ -196,7 +196,7 @@ class Project:
         return self.pytester.runpytest_inprocess("-p", "no:cacheprovider", *arguments)
 
     def planned(self) -> list[str]:
-        """The reference of each launch kept in ``kept``, in order; empty for the code under test."""
+        """Return the reference of each launch in the folder ``kept``, in order; empty for the code under test."""
         plans = [json.loads(path.read_text()) for path in sorted((self.path / "kept").rglob("plan.json"))]
         return [plan["reference"]["name"] if plan["reference"] else "" for plan in plans]
 
@@ -214,7 +214,7 @@ class Project:
         return sorted(self.baselines.rglob("*.json"))
 
     def record(self, files: dict[Path, bytes]) -> None:
-        """Write the baselines in ``files``. Where ``files`` is empty, record the tests' baselines and fill it."""
+        """Write the baselines in ``files``; if ``files`` is empty, record the tests' baselines into it."""
         for path, content in files.items():
             self.write(str(path), content.decode())
         if not files:
@@ -224,9 +224,9 @@ class Project:
 
 @pytest.fixture
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Project:
-    # The same on a machine with GPUs.
+    # Tests behave the same on a machine with GPUs.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    # Not those of the launches that other tests run meanwhile.
+    # Other tests launch at the same time, with leases of their own.
     monkeypatch.setenv("AORTA_LEASE_DIR", str(pytester.path / "leases"))
     for name in ("PYTEST_XDIST_WORKER", "PYTEST_ADDOPTS", "GITHUB_STEP_SUMMARY"):
         monkeypatch.delenv(name, raising=False)
@@ -249,7 +249,7 @@ def recordings() -> dict[str, dict[Path, bytes]]:
 
 @pytest.fixture
 def learned(gpu: Project, recordings: dict[str, dict[Path, bytes]]) -> Project:
-    """The same, with a baseline of ten launches that vary a little around 10 ms."""
+    """The project of ``gpu``, with a baseline of ten launches that vary a little around 10 ms."""
     gpu.plant(step_ms=STEADY)
     gpu.record(recordings["learned"])
     gpu.plant()

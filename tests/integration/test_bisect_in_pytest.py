@@ -16,7 +16,7 @@ import pytest
 from pytest_aorta.cli.main import main
 from tests.integration.conftest import FAKE_LAUNCHER, Project
 
-# A commit's launches follow the file planted.json of the commit; times have some noise.
+# The commit's file planted.json determines its launches; times have some noise.
 BY_COMMIT = """
 import random
 
@@ -54,7 +54,7 @@ HASHES = ["a" * 16, "b" * 16]
 
 
 class Repository:
-    """A repository whose commits have planted launches, and the command in it."""
+    """A repository whose commits determine the faked launches, with the command run inside it."""
 
     def __init__(self, project: Project, capsys: pytest.CaptureFixture[str]) -> None:
         self.project = project
@@ -62,7 +62,7 @@ class Repository:
         self._capsys = capsys
 
     def commit(self, **planted: object) -> None:
-        """Add a commit; its number is its place in ``commits``."""
+        """Add a commit; its number is its index in ``commits``."""
         (self.project.path / "planted.json").write_text(json.dumps(planted | {"number": self._count}))
         if self._count == 0:
             self.project.git("add", "planted.json")
@@ -71,7 +71,7 @@ class Repository:
 
     @property
     def commits(self) -> list[str]:
-        """The hashes of all commits but the first, which has only the workload."""
+        """Return the hashes of all commits but the first, which contains only the workload."""
         return self.project.git("rev-list", "--first-parent", "--reverse", "HEAD").splitlines()[1:]
 
     def bisect(self, *options: str, good: int = 0) -> tuple[int, str]:
@@ -88,7 +88,7 @@ class Repository:
         return [entry for entry in entries if entry["kind"] == kind]
 
     def launched(self) -> list[int]:
-        """The numbers of the commits that were launched as candidates."""
+        """Return the numbers of the commits that were launched as candidates."""
         commits = self.commits
         return [commits.index(entry["commit"]) for entry in self.events("probe")]
 
@@ -174,7 +174,7 @@ def test_killed_search_goes_on_from_its_log_and_launches_no_probe_again(reposito
     process = subprocess.Popen(command, cwd=repository.project.path, stdout=subprocess.DEVNULL)
     wait_until(lambda: count_probes(repository) >= 3)
     if number == signal.SIGKILL:
-        # pytest alone is killed, which leaves its worktrees.
+        # Only pytest is killed, so its worktrees are left.
         [child] = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         os.kill(int(child), number)
         assert process.wait(60) == 1
@@ -245,7 +245,7 @@ with open(sys.argv[2], "a") as runs:
     assert end["suspects"] in ([3, 4], [4])
     built = runs.read_text().splitlines()
     assert len(built) == len(set(built))
-    # Another search with the same setup builds nothing again that has been built.
+    # Another search with the same setup reuses everything that has been built.
     repository.project.write("test_toy.py", EXACT + "\n")
     assert repository.bisect(*setup, "--results=elsewhere")[0] == 0
     assert sorted(runs.read_text().splitlines()) == sorted(built)

@@ -456,7 +456,7 @@ def test_file_that_is_empty_or_absent_is_an_error(job, server):
 
 
 def test_link_in_place_of_the_file_is_refused(job, server):
-    """The file may come from an artifact that a fork has made, and a link could lead to a secret."""
+    """Refuse a link: the file may come from a fork's artifact, and a link could lead to a secret."""
     (job.folder / "secret").write_text("secret")
     (job.folder / "aorta.md").unlink()
     (job.folder / "aorta.md").symlink_to(job.folder / "secret")

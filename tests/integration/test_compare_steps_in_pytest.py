@@ -11,7 +11,7 @@ LOSSES = dict.fromkeys(STEPS, 0.5)
 
 @pytest.fixture
 def paired(project):
-    """A test that compares two mappings; the candidate's step times tell it apart."""
+    """A test that compares two mappings; the candidate's step times distinguish it."""
 
     def write(call="workload.compare(*pair, steps=4)", **candidate):
         project.one_test(f"pair = {{'workload': 'toy', 'fault': {candidate!r}}}, {{'workload': 'toy'}}; {call}")

@@ -21,7 +21,7 @@ def three(project):
 
 
 def table(result: pytest.RunResult) -> list[list[str]]:
-    """The words of the lines below the table's title."""
+    """Return the words of the lines below the table's title."""
     lines = result.stdout.lines
     first = lines.index("launches in seconds, longest first:") + 1
     return [line.split() for line in lines[first : first + 5]]

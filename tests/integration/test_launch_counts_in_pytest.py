@@ -1,4 +1,4 @@
-"""How often a noisy metric is launched, what comes out of it, and how a run tells."""
+"""The number of launches for a noisy metric, the outcome, and the report of a run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-# By launch: after three of them no further one could decide.
+# Slowdowns by launch: after three launches, no further launch could decide.
 RESTLESS = [1.07, 1, 1.2, 0.9, 1.02]
 
 
@@ -88,7 +88,7 @@ def test_inconclusive_test_is_a_pass_with_its_verdict_in_junit(restless):
     assert properties["aorta.step_time_p50"].startswith("step_time_p50: inconclusive: 10.7 ms, baseline 10 ms")
 
 
-def test_strict_turns_inconclusive_red_with_what_to_do(restless):
+def test_strict_run_fails_an_inconclusive_test_and_says_what_to_do(restless):
     result = restless.run("--aorta-fail-on=inconclusive")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
@@ -118,7 +118,7 @@ def test_inconclusive_test_neither_stops_a_run_nor_is_a_last_failure(restless):
     assert "inconclusive" not in again.parseoutcomes()
 
 
-def test_regression_tells_everything_that_is_known(gpu):
+def test_regression_reports_everything_that_is_known(gpu):
     stable = {"waits": {"0": 2.0, "1": 2.0}, "canary": {"gemm_ms": 1.0, "all_reduce_ms": 2.0}}
     gpu.plant(**stable)
     gpu.run("--update-baselines").assert_outcomes(passed=1)

@@ -52,7 +52,7 @@ def test_tests_that_may_not_fail_are_reported(gpu):
     result.stdout.fnmatch_lines(["  fewer than 3 launches never fail a test for a metric with noise"])
 
 
-def test_labels_each_tell_what_they_detect_once(gpu):
+def test_each_label_reports_once_what_it_detects(gpu):
     gpu.one_test("result = workload.run('toy'); [workload.check(result, label=label) for label in 'ab']")
     text = gpu.run("--update-baselines").stdout.str()
     assert text.count("detects from") == 2
@@ -152,7 +152,7 @@ def test_noisy_launches_are_refused_with_their_noise_and_the_remedies(gpu):
     ],
     ids=["outlier", "drift", "memory"],
 )
-def test_launches_of_a_machine_at_odds_are_refused(gpu, plant, line):
+def test_launches_with_an_outlier_a_drift_or_growth_are_refused(gpu, plant, line):
     gpu.plant(**plant)
     result = gpu.run("--update-baselines")
     result.assert_outcomes(failed=1)

@@ -18,7 +18,7 @@ from pytest_aorta.plan.world import World
 from pytest_aorta.result.diagnosis import launch_failure
 
 TOKEN = "secret"
-# Does on one host what srun does on several; the shell's arguments are the nodes' numbers.
+# Starts the agents on one host as srun does on several hosts; the shell's arguments are the nodes' numbers.
 EACH = 'for rank in $0; do AORTA_NODE_RANK=$rank "$@" & pids="$pids $!"; done; wait $pids'
 
 # An agent that connects, waits for the plan and dies; then srun's last message, and its wait for other nodes.

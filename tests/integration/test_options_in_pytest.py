@@ -306,7 +306,7 @@ def test_gpu_test_is_skipped_with_needed_and_given_and_counted(project):
 
 
 @pytest.mark.parametrize("marks", [GPU_TEST, ""])
-def test_required_gpus_that_are_lacking_make_the_run_red(project, marks):
+def test_required_gpus_that_are_lacking_fail_the_run(project, marks):
     project.one_test("workload.run('toy')", marks)
     result = project.run("--aorta-require-gpus")
     assert result.ret == pytest.ExitCode.TESTS_FAILED

@@ -33,7 +33,7 @@ def many(project):
 
 
 def alone(project, *arguments: str) -> pytest.RunResult:
-    """Run pytest in a process of its own."""
+    """Run pytest in a separate process."""
     return project.pytester.runpytest_subprocess("-p", "no:cacheprovider", *arguments, timeout=150)
 
 
@@ -152,7 +152,7 @@ def test_run_that_stops_at_the_first_failure_records_what_passed(project):
     assert read_baseline_file(file).test == "test_toy.py::test_a"
 
 
-# The worker on which the test passes ends last.
+# The worker whose test passes ends last.
 FAILS_ON_ONE_WORKER = """
 import pathlib, time
 
@@ -169,7 +169,7 @@ def test_one(workload, worker_id):
 
 
 def test_baseline_is_not_recorded_if_the_test_failed_on_another_worker(project):
-    # Without a tolerance on a time, both workers may hold devices at once.
+    # No time is compared, so both workers may hold devices at once.
     project.write("test_toy.py", FAILS_ON_ONE_WORKER)
     result = alone(project, "-n2", "--dist=each", "--update-baselines", "--aorta-launches=2")
     result.assert_outcomes(passed=1, failed=1)
@@ -200,7 +200,7 @@ def test_traced_ranks_are_not_recorded(project):
     result.stdout.fnmatch_lines(
         ["E *BaselineError: test_toy.py::test_one::toy: not recorded: ranks ran under coverage.CTracer, which slows *"]
     )
-    # Nine more launches would be recorded otherwise.
+    # Without the tracer, nine more launches would be recorded.
     assert len(list(project.path.glob("kept/*/*"))) == 1
     assert project.baseline_files() == []
 
@@ -238,7 +238,7 @@ def declared(project):
 
 def test_collection_for_an_editor_prints_node_ids_only_and_imports_no_torch(declared):
     declared.write("editor.py", EDITOR)
-    # The fake launcher imports what a launch needs.
+    # The fake launcher would import the packages that a launch needs.
     declared.write("conftest.py", "")
     options = ("--collect-only", "-q", f"--rootdir={declared.path}", "-p", "editor", "--aorta-results=kept")
     result = alone(declared, *options)

@@ -15,7 +15,7 @@ import types
 
 import pytest
 
-# The text of the progress line, which is erased again.
+# The text of the progress line, which is later erased.
 SHOWN = re.compile(r"\x1b\[K\x1b7[^\x1b]*\x1b8")
 SLOW_LAUNCH = ("    prepare_folder(plan)\n", "    prepare_folder(plan)\n    import time\n    time.sleep(1.2)\n")
 
@@ -146,7 +146,7 @@ def on_a_terminal(project, *arguments: str, **environ: str) -> str:
     try:
         while chunk := os.read(master, 65536):
             sent += chunk
-    except OSError:  # how a terminal says that nobody writes any more
+    except OSError:  # the terminal reports that no process writes any more
         pass
     assert process.wait(60) == 0, sent.decode()
     os.close(master)
@@ -175,7 +175,7 @@ def test_terminal_shows_the_progress_of_a_launch_and_erases_it(slow):
 
 
 def test_no_progress_is_shown_in_ci_or_beside_the_output_of_tests(slow):
-    # One run for each reason would take its seconds: tests of wanted() tell them apart.
+    # A run for each reason would take seconds each; tests of wanted() distinguish the reasons.
     assert "\x1b" not in on_a_terminal(slow, "-s", CI="true")
 
 

@@ -19,7 +19,7 @@ def reported(project, monkeypatch):
     project.let_in("rerunfailures")
 
     def run(*arguments: str) -> pytest.RunResult:
-        # In this process, pytest-rerunfailures would leave a socket and a thread behind.
+        # If it ran in this process, pytest-rerunfailures would leave a socket and a thread behind.
         given = ("-p", "no:cacheprovider", "--aorta-report=out/report.html", "--junitxml=junit.xml", *arguments)
         return project.pytester.runpytest_subprocess(*given, timeout=150)
 
@@ -47,7 +47,7 @@ def attempts(project, name: str) -> list[str]:
 
 
 def wrong_weights_in_launch(*numbers: int) -> dict:
-    """Return a fault of these launches of test_speed, the first of which is that of its first attempt."""
+    """Return a fault of these launches of test_speed; the first launch is that of the first attempt."""
     return {"only": "test-speed", "by_launch": {str(number): {"weight_hash": "1" * 16} for number in numbers}}
 
 

@@ -72,7 +72,7 @@ def test_run_without_a_finding_ends_in_one_line(recorded, quiet):
     found = [line for line in result.outlines if "aorta" in line and not line.startswith(("plugins", "rootdir"))]
     hint = "" if quiet else " [-v for the table]"
     assert found[-1] == f"aorta: 2 tests, 5 metrics match (2 exact, 3 within tolerance){hint}"
-    assert len(found) == (1 if quiet else 2)  # the first is that of the header
+    assert len(found) == (1 if quiet else 2)  # the first is in the header
 
 
 def test_quiet_run_with_a_regression_counts_it_in_one_line(recorded):

@@ -13,7 +13,7 @@ from torch import nn
 from pytest_aorta.worker import StreamSpans
 
 CPU = torch.device("cpu")
-# A bucket has room for two of the four matrices.
+# A bucket holds two of the four matrices.
 BUCKET_MB = 2 * 64 * 64 * 4 / 2**20
 NONE = StreamSpans(CPU, every=0)
 

@@ -1,4 +1,4 @@
-"""Parameters that a rank can know of, checked for NaN and infinite values."""
+"""Parameters that a rank can find, checked for NaN and infinite values."""
 
 from __future__ import annotations
 
@@ -92,6 +92,6 @@ def test_model_that_was_hashed_is_checked_again_when_the_script_ends(monkeypatch
         model.weight[1, 2] = NAN
     with pytest.raises(NotFinite, match=r"^parameter weight of rank 1 has 1 of 6 elements that are NaN or infinite at"):
         refuse(recorder)
-    # A model that the script has dropped is not kept in memory, and its parameters are unknown then.
+    # A model that the script has dropped is not kept in memory, so its parameters are no longer known.
     del model
     assert list(recorder.named_parameters()) == []

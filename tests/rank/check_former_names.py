@@ -9,7 +9,7 @@ import pytest
 from pytest_aorta import worker
 from pytest_aorta.worker.former_names import FORMER_NAMES
 
-# The public names that each module defined; workloads have imported those of the first two from there.
+# The public names that each module defined; workloads imported those of the first two modules from there.
 IMPORTED = {
     "stream_spans": ["Handle", "StreamSpans", "Transfer"],
     "weight_hash": ["LocalShard", "WeightHash", "hash_local", "hash_optimizer", "hash_parameters", "hash_shards"],

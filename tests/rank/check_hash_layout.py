@@ -1,4 +1,4 @@
-"""Hashes of sharded tensors against hashes of one rank; this process plays each rank of a mesh in turn."""
+"""Hashes of sharded tensors against hashes of one rank; this process acts as each rank of a mesh in turn."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def values(shape, dtype):
 
 
 def facts_of_ranks(mesh_shape, make, names=None):
-    """Return the facts that ranks would gather, each rank's of the tensor that ``make`` returns."""
+    """Return the facts that ranks would gather: each rank's facts of the tensor that ``make`` returns."""
     facts = []
     for rank in range(math.prod(mesh_shape)):
-        # No operations on DTensors: torch caches the meshes of results, which would be those of an earlier rank.
+        # Run no operations on DTensors: torch caches the meshes of results, and would return an earlier rank's mesh.
         with rank_of(mesh_shape, rank, names) as mesh, torch.no_grad():
             piece = weight_hash._dtensor_or_replica("w", make(mesh))
             facts.append(weight_hash._local_facts([piece]))
@@ -81,7 +81,7 @@ def fsdp_of_tensor_parallel(tensor, dim):
         cut = distribute_tensor(tensor, mesh["tp"], [Shard(dim)], src_data_rank=None)
         module.weight = torch.nn.Parameter(cut)
         sharded = fully_shard(module, mesh=mesh["dp"]).weight
-        # Torch also caches the mesh that FSDP2 joins, with the coordinate of an earlier rank.
+        # Torch also caches the mesh that FSDP2 composes, with the coordinate of an earlier rank.
         layout = {"shape": sharded.shape, "stride": sharded.stride(), "run_check": False}
         return DTensor.from_local(sharded.to_local(), mesh, sharded.placements, **layout)
 

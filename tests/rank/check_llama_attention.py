@@ -18,7 +18,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 from torch.utils._python_dispatch import TorchDispatchMode
 
 ON_CPU = ["flash", "math", "flex"]
-# Square, and two chunks of context parallelism.
+# Pairs of queries and keys: square, and two chunks of context parallelism.
 LENGTHS = [(32, 32), (8, 24), (200, 200)]
 INPUTS = AttentionInputs(2, 4, 2, 32, (32,), 16, torch.float32, torch.device("cpu"))
 
@@ -34,7 +34,7 @@ def tensors(num_queries, num_keys):
 
 
 def attend_by_formula(q, k, v):
-    """Return softmax(q k^T / sqrt(d)) v in float64, the last query with all keys."""
+    """Return softmax(q k^T / sqrt(d)) v in float64; the last query attends to all keys."""
     k, v = (tensor.double().repeat_interleave(q.shape[1] // k.shape[1], dim=1) for tensor in (k, v))
     scores = q.double() @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
     hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(k.shape[-2] - q.shape[-2] + 1)

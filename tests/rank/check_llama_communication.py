@@ -160,7 +160,7 @@ def collectives_of_a_block(mesh, batch_size):
     torch.compiler.reset()
     with torch.no_grad():
         block = torch.compile(model.layers[0], backend=backend, fullgraph=True, dynamic=False)
-        # A fused collective has no kernel for CPU ranks, so the graph is made and not run.
+        # A fused collective has no kernel for CPU ranks, so the graph is made but can't run.
         with pytest.raises((RuntimeError, NotImplementedError)) as caught:
             block(torch.randn(batch_size, 16, 64), model.config.rotations(torch.arange(32)))
     assert found, caught.value

@@ -19,7 +19,7 @@ DIM, HIDDEN = 8, 12
 def make_moe(num_experts, experts_per_token):
     moe = MoeFeedForward(DIM, HIDDEN, num_experts, experts_per_token)
     for name, parameter in moe.named_parameters():
-        # A wide distribution, so that the outputs of experts differ.
+        # The distribution is wide, so that the outputs of experts differ.
         torch.nn.init.normal_(parameter, std=0.5, generator=torch.Generator().manual_seed(len(name) + ord(name[-1])))
     return moe
 

@@ -52,7 +52,7 @@ def train(model, steps=3, micro_batches=1, **changes):
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
-def test_being_seen_changes_no_bit(checkpointing):
+def test_hashing_tensors_changes_no_bit(checkpointing):
     plain, seen = make_model(), make_model(checkpointing)
     one, _ = train(plain)
     other, _ = train(seen, hash_tensors=ALL)
@@ -167,7 +167,7 @@ def test_module_that_gives_several_tensors_has_each_of_them_seen():
 
 
 @pytest.mark.parametrize("placement", [Replicate(), Shard(0), Shard(1), Partial("sum")], ids=repr)
-def test_of_a_dtensor_the_ranks_own_part_is_seen_and_its_placement_kept(placement):
+def test_ranks_own_part_of_a_dtensor_is_hashed_and_its_placement_kept(placement):
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     try:
         mesh = init_device_mesh("cpu", (2,))

@@ -1,6 +1,6 @@
 """The estimate of a step's memory and the choice of activation checkpointing, in one process.
 
-The process group does nothing, so that one process runs a rank's part of any layout.
+The process group does nothing, so one process can run a rank's part of any layout.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def make_step(**changes):
 
 
 def test_the_peak_is_that_of_the_loss_while_activations_outweigh_gradients():
-    # Shards and two averages, batches, inputs; activations; gathered blocks, the gathered head twice; the loss.
+    # Shards and two moments, batches, inputs; activations; gathered blocks, the gathered head twice; the loss.
     assert make_step().peak(["none"] * 4) == (3 * 40 + 3 + 1) + 4000 + (20 + 40) + 100
 
 
@@ -270,7 +270,7 @@ LAYOUTS = {
 def test_the_estimate_is_up_to_a_tenth_above_what_torchs_tracker_measures(monkeypatch, world, layout, kind):
     size, changes = LAYOUTS[layout]
     workload = make_workload(monkeypatch, world, size, activation_checkpointing=kind, **changes)
-    # Makes the optimizer's state.
+    # This step makes the optimizer's state.
     workload._train_step(0, workload._batches[0])
     workload._optimizer.zero_grad()
     tracker = MemTracker()
@@ -282,7 +282,8 @@ def test_the_estimate_is_up_to_a_tenth_above_what_torchs_tracker_measures(monkey
     workload.cleanup()
 
 
-# The allocated peaks of docs/benchmarks.md, and others of the same runs; the model's code has changed a little since.
+# The allocated peaks in docs/benchmarks.md, and others of the same runs; since then, the model's code has changed a
+# little.
 H200 = {
     "2 GPUs, eager, selective": (2, None, "selective", 73.3),
     "4 GPUs, eager, selective": (4, None, "selective", 50.9),

@@ -42,7 +42,7 @@ class Model(nn.Module):
 
 @pytest.fixture
 def captured(tmp_path, monkeypatch):
-    """Train one captured step, with a fault if one is given, and return the calls that are read back."""
+    """Return a function that trains one captured step, with a fault if given, and returns the calls read back."""
     folder = rank_folder(tmp_path, 0)
     folder.mkdir(parents=True)
     monkeypatch.setenv(RANK_FOLDER, str(folder))
@@ -78,7 +78,7 @@ def test_every_matrix_product_is_captured_with_its_module_and_line(captured, bac
     calls = captured(backend=backend)
     found = counts(calls)
     assert found["aten.addmm.default", "forward"] == 4
-    # Of the first layer only the weight has a gradient.
+    # In the first layer, only the weight has a gradient.
     assert found["aten.mm.default", "backward"] == 7
     assert found["aten._fused_adamw_.default", "optimizer"] == 1
     products = [call for call in calls if call.name in ("aten.addmm.default", "aten.mm.default")]

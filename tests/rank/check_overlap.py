@@ -40,7 +40,8 @@ class Training:
             if not self.beside:
                 work.wait()
             torch.mm(self.operand, self.operand, out=self.product)
-            # True on a busy machine too: gloo's reduce-scatter completes in the wait for it.
+            # Repeat until the collective has completed, on a busy machine too; gloo's reduce-scatter completes in the
+            # wait for it.
             for _ in range(200):
                 if work.is_completed():
                     break
@@ -121,7 +122,7 @@ def test_default_traces_have_neither_shapes_nor_allocations(group, tmp_path, mon
 
 
 class FakeProfiler:
-    """A stand-in for the profiler that logs what it was asked to record and returns the next given trace."""
+    """A stand-in for the profiler that logs its arguments and returns the next given trace."""
 
     asked: ClassVar[list[dict]] = []
     traces: ClassVar[list[dict]] = []
@@ -141,7 +142,7 @@ class FakeProfiler:
 
 @pytest.fixture
 def device(monkeypatch):
-    """A CUDA device that exists in name only: no kernel runs, and the profiler gives the traces of the test."""
+    """A CUDA device that exists in name only: no kernel runs, and the profiler returns the traces of the test."""
     leads = []
     monkeypatch.setattr(overlap, "profile", FakeProfiler)
     monkeypatch.setattr(overlap, "_new_mark", lambda _device: torch.zeros(1))
@@ -159,7 +160,7 @@ def with_host(*events):
 
 
 def device_alone(*begins_us: float):
-    """A trace of the device alone whose boundaries and whose communication begin as given, in microseconds."""
+    """Return a trace of the device alone, whose boundaries and communication begin as given, in microseconds."""
     return trace(
         *(kernel("fill", begin, 1) for begin in begins_us),
         *(kernel(GENERIC, begin + 10, 10) for begin in begins_us[:-1]),
@@ -182,7 +183,8 @@ def test_device_is_recorded_alone_and_read_by_the_step_before(device, tmp_path):
     capture, count = captured(traces, trace_path=kept, timed_ms=0.1)
     assert [set(step.collectives) for step in capture.steps] == [{"all_to_all"}] * 2
     assert [options["use_cpu"] for options in FakeProfiler.asked] == [True, False, False, True]
-    # One step with the host's side; then as run and with a head start, two steps behind one more; the kept trace's two.
+    # One step with the host's side; then, as run and with a head start, two steps after an additional one each; then
+    # the two steps of the kept trace.
     assert count == 1 + 3 + 3 + 2
     assert overlap_of_trace(read_trace(kept), on_device=True).steps
 
@@ -211,7 +213,7 @@ def test_head_start_that_never_suffices_gives_no_ratio_to_compare(device):
 
 
 def waiting():
-    """A step with a call that waits for the device."""
+    """Return a step with a call that waits for the device."""
     item = event("cpu_op", "aten::item", 6, 20)
     wait = event("cuda_runtime", "cudaStreamSynchronize", 8, 15)
     return with_host(item, wait, event("cuda_runtime", "cudaLaunchKernel", 6, 1, correlation=9))

@@ -133,7 +133,7 @@ class CountingLane(InlineLane):
 
 
 def test_gradients_of_a_replicated_module_are_summed_once_a_step_as_one_message(monkeypatch):
-    # Equal to the sum in a world of two ranks with equal gradients.
+    # Doubling equals the sum over two ranks with equal gradients.
     monkeypatch.setattr(dist, "all_reduce", lambda flat, **_: None if flat.mul_(2) is flat else flat)
     module, lane, spans = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)), CountingLane(), StreamSpans(CPU, every=1)
     gradients = GradientSum(module, lane, spans)

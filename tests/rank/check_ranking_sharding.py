@@ -30,7 +30,7 @@ def world_of_two():
 
 
 class Late(dist.distributed_c10d.Work):
-    """An all-gather that lasts as long as the wait for it."""
+    """An all-gather that lasts until the end of the wait for it."""
 
     def __init__(self, on_wait):
         super().__init__()

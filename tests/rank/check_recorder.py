@@ -184,7 +184,7 @@ def follow(recorder: Recorder, steps: int, *, warmup: int, hash_weights: bool) -
 def test_each_step_of_the_first_optimizer_ends_a_step(recorder: Recorder) -> None:
     follow(recorder, 10, warmup=2, hash_weights=False)
     result = recorder.result()
-    # Without the first, which only starts the clock, and the two of the warm-up.
+    # Neither the first step, which only starts the clock, nor the two steps of the warm-up count.
     assert len(result.step_times_ms) == 7
     assert result.weight_hashes == {}
 
@@ -193,6 +193,6 @@ def test_weights_are_hashed_after_steps_that_are_powers_of_two(recorder: Recorde
     model = follow(recorder, 11, warmup=2, hash_weights=True)
     hashes = recorder.result().weight_hashes
     assert list(hashes) == ["1", "2", "4", "8"]
-    # After the eighth measured step no further one was made.
+    # The eighth measured step was the last.
     assert hashes["8"] == hash_parameters([("0.0", model.get_parameter("weight"))]).hex
     assert len(set(hashes.values())) == 4

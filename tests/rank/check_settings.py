@@ -32,7 +32,7 @@ SETTINGS = {
     "ranking": RankingSettings,
 }
 each_workload = pytest.mark.parametrize(("workload", "settings_type"), SETTINGS.items(), ids=SETTINGS)
-# The launch, and not the config, decides these two.
+# The launch, not the config, sets these two fields.
 OF_THE_LAUNCH = {"rank", "world_size"}
 
 

@@ -69,7 +69,7 @@ def count(profile, name):
 def collectives_of_a_step(mesh, blocks_per_bucket=1, kept="layers.none.", **given):
     """Return the number of all-gathers in forward, and of all-gathers and reduce-scatters in backward.
 
-    ``kept`` begins the names of the parameters whose gathered values are kept for backward.
+    ``kept`` is the prefix of the names of the parameters whose gathered values are kept for backward.
     """
     torch.compiler.reset()
     model = make_sharded(mesh)
@@ -241,7 +241,8 @@ def _starts_and_waits(graph):
             yield f"w{numbers[node.args[0]]}"
 
 
-# In forward: what comes before blocks, block 0, block 1, and what comes after. In backward the last comes first.
+# In forward: parameters before the blocks, block 0, block 1, parameters after the blocks. In backward, the last come
+# first.
 REORDERED = ["g0 g1 wg0 g2 wg1 g3 wg2 wg3", "g0 g1 wg0 r0 g2 wg1 r1 wr0 wg2 r2 wr1 r3 wr2 wr3"]
 
 

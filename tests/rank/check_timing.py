@@ -71,7 +71,7 @@ def test_memory_that_a_step_keeps_is_seen():
     timer, kept = StepTimer(CPU), []
     for _ in range(MEMORY_EVERY_STEPS + 1):
         with timer.step():
-            # A tensor may reuse memory that earlier checks have freed, which does not increase the resident size.
+            # A tensor may reuse memory that earlier checks have freed, and then does not increase the resident size.
             kept.append(mmap.mmap(-1, KEPT_BYTES))
             kept[-1].write(bytes(KEPT_BYTES))
     first, second = timer.memory_bytes()

@@ -27,7 +27,7 @@ DTYPES = [
     torch.int64,
     torch.bool,
 ]
-# A slow example on a shared host is not a failure.
+# On a shared host, a slow example is not a failure.
 settings.register_profile("shared-host", deadline=None)
 settings.load_profile("shared-host")
 WORDS = st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=40)

@@ -41,7 +41,7 @@ class CheckProcess:
 
     def __init__(self, log: Path, environ: Mapping[str, str] | None = None) -> None:
         self.log = log
-        # As torchrun gives it to ranks; more threads than cores would wait for each other beside other workers.
+        # torchrun gives ranks this value; beside other workers, more threads than cores would wait for each other.
         self.environ = {"OMP_NUM_THREADS": "1"} | os.environ | (environ or {})
         self.process: subprocess.Popen[bytes] | None = None
 

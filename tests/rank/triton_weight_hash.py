@@ -55,7 +55,7 @@ def test_the_shape_of_the_work_changes_no_bits(unroll):
 
 @pytest.mark.parametrize("step", [0, 2])
 def test_elements_that_are_not_side_by_side_in_memory_have_the_same_bits(step):
-    # A dimension that is expanded has the stride 0, and both views keep their strides through reshape(-1).
+    # An expanded dimension has stride 0, and both views keep their strides through reshape(-1).
     memory = elements_of(6000, torch.int32)
     elements = (memory[:1].expand(3000) if step == 0 else memory[::step]).reshape(-1)
     assert not elements.is_contiguous()

@@ -1,4 +1,4 @@
-"""Builds the frozen values that stages hand on, each with defaults that a test overrides."""
+"""Builds the frozen values that stages pass on, each with defaults that a test can override."""
 
 from __future__ import annotations
 
@@ -93,12 +93,12 @@ def with_p50(facts: LaunchFacts, p50: float) -> LaunchFacts:
 
 
 def stamp(age_s: float) -> str:
-    """The moment so many seconds ago, as facts hold it."""
+    """Return the moment ``age_s`` seconds ago, in the format of facts."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - age_s))
 
 
 def on_cpu(**changes: Any) -> LaunchFacts:
-    """A launch of CPU ranks a minute ago."""
+    """Return a launch of CPU ranks a minute ago."""
     cpu = {"environment": {"torch": "2.11.0", "device": "cpu"}, "recorded_at": stamp(60)}
     return make_facts(**(cpu | changes))
 
@@ -106,7 +106,7 @@ def on_cpu(**changes: Any) -> LaunchFacts:
 def launches_near(
     p50: float, count: int, *, deviation: float = 0.001, seed: int = 0, **changes: Any
 ) -> list[LaunchFacts]:
-    """Launches of one block whose medians vary around ``p50``."""
+    """Return launches of one block whose medians vary around ``p50``."""
     rng = random.Random(seed)
     return [with_p50(make_facts(**changes), p50 * (1 + rng.gauss(0, deviation))) for _ in range(count)]
 

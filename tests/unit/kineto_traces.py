@@ -1,4 +1,4 @@
-"""Chrome traces as Kineto writes them, of events that are known; microseconds."""
+"""Chrome traces as Kineto writes them, of known events; times are in microseconds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from pytest_aorta.result.trace.kineto import BOUNDARY
 
 TRAINING, BACKWARD, GLOO = 100, 101, 200
-# Far from zero, as real ones are: microseconds since a recent moment, with nanoseconds behind the point.
+# The origin is far from zero, as in real traces: microseconds since a recent moment, with nanoseconds as decimals.
 ORIGIN_US = 4_423_687_156_865.729
 BASE_NS = 1_790_857_026_000_000_000
 
@@ -24,7 +24,7 @@ def event(category: str, name: str, begin_us: float, duration_us: float, thread:
 
 
 def boundary(begin_us: float, correlation: int | None = None, kernel_us: float = 0.0) -> list[dict]:
-    """The annotation and, on a device, its launch and its kernel of one microsecond at ``kernel_us``."""
+    """Return the annotation and, on a device, its launch and its kernel of one microsecond at ``kernel_us``."""
     mark = event("user_annotation", BOUNDARY, begin_us, 5)
     if correlation is None:
         return [mark]
@@ -73,7 +73,7 @@ def rank_trace(later_ns: int = 0) -> dict:
 
 
 def keep_traces(run_dir: Path, traces: Iterable[dict]) -> None:
-    """As the ranks of a launch keep theirs."""
+    """Keep one trace per rank, as the ranks of a launch do."""
     for rank, document in enumerate(traces):
         folder = run_dir / "ranks" / str(rank)
         folder.mkdir(parents=True)

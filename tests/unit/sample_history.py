@@ -1,4 +1,4 @@
-"""A history that never was: entries of made-up commits with planted changes, seeded. No torch."""
+"""A made-up history: entries of made-up commits with planted changes, from a seed and without torch."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def make_verdict(**changes: object) -> HistoryVerdict:
 
 
 def make_entry(number: int = 0, *values: float, **changes: object) -> HistoryEntry:
-    """The comparison of commit ``number`` with one launch per value of ``step_time_p50``."""
+    """Return the comparison of commit ``number``, with one launch per value of ``step_time_p50``."""
     launches = tuple(
         make_launch(commit=commit_of(number), measured_at=moment_of(number), values={"step_time_p50": value})
         for value in values or (10.0,)
@@ -71,7 +71,7 @@ def make_entry(number: int = 0, *values: float, **changes: object) -> HistoryEnt
 
 
 def entries_of(values: Sequence[float], **changes: object) -> list[HistoryEntry]:
-    """One commit per value, each with one launch."""
+    """Return entries of one commit per value, each with one launch."""
     return [make_entry(number, value, **changes) for number, value in enumerate(values)]
 
 
@@ -86,10 +86,10 @@ def write_history(folder: Path, entries: Sequence[HistoryEntry]) -> None:
 
 
 def make_history(*, cases: int = 10, commits: int = 200, launches: int = 5, seed: int = 0) -> list[HistoryEntry]:
-    """Return the comparisons of so many cases at each commit.
+    """Return the comparisons of ``cases`` cases at each commit.
 
-    Of each case the steps become 3% slower at 35% of the commits and 4% faster at 70%, where a new revision of the
-    baseline begins; the weights change once.
+    The steps of each case become 3% slower after 35% of the commits and 4% faster after 70%, where a new revision of
+    the baseline begins. The weights change once.
     """
     rng = random.Random(seed)
     return [_entry(rng, case, number, number / commits, launches) for number in range(commits) for case in range(cases)]

@@ -1,4 +1,4 @@
-"""A run of pytest that never was: result files, baselines and records as tests leave them, seeded. No torch."""
+"""A made-up run of pytest: result files, baselines and records as tests leave them, from a seed and without torch."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ SPECIAL = (
 
 
 def make_run(folder: Path, *, tests: int = 30, ranks: int = 8, steps: int = 300, seed: int = 0) -> list[TestRecord]:
-    """Write the files of so many tests below ``folder`` and return their records; the first six are special."""
+    """Write the files of ``tests`` tests below ``folder`` and return their records; the first six tests are special."""
     rng = np.random.default_rng(seed)
     usual = [Plan(f"test_matrix.py::test_config[{number}]", step_ms=8.0 + number) for number in range(tests)]
     return [_record(plan, folder, rng, ranks, steps) for plan in [*SPECIAL, *usual][:tests]]
@@ -184,7 +184,7 @@ def _record(plan: Plan, folder: Path, rng: np.random.Generator, ranks: int, step
 
 
 def _ab_record(folder: Path, rng: np.random.Generator, ranks: int, steps: int) -> TestRecord:
-    """A test whose times an A/B decides, because the baseline is of another torch; steps take 3.6 times as long."""
+    """Return a test whose times an A/B decides, since the baseline has another torch; steps take 3.6 times as long."""
     plan = Plan("test_llama.py::test_compiled[8b]", "llama_simple_fsdp", 24.0, slower=2.6)
     record, compared = _begin(plan, folder, rng, ranks, steps)
     place = folder / slug(record.nodeid)
@@ -207,7 +207,7 @@ def _ab_record(folder: Path, rng: np.random.Generator, ranks: int, steps: int) -
 
 
 def one_launch(plan: Plan, rng: np.random.Generator, ranks: int, steps: int) -> WorkloadResult:
-    """Steps around ``step_ms`` with now and then a slow one, and a profiled step of 16 layers."""
+    """Return steps around ``step_ms``, some of them slow, and a profiled step of 16 layers."""
     own = plan.step_ms * (1 + plan.slower + rng.normal(0, 0.002))
     common = own * (1 + np.abs(rng.normal(0, 0.006, steps)) + (rng.random(steps) < 0.02) * rng.random(steps) * 0.12)
     times = np.round(common * (1 + rng.normal(0, 0.001, (ranks, steps))), 4)
@@ -237,7 +237,7 @@ def one_launch(plan: Plan, rng: np.random.Generator, ranks: int, steps: int) -> 
 
 
 def _profiled(step_ms: float, hides: float, rng: np.random.Generator, layers: int = 16) -> OverlapCapture:
-    """All-gathers run ahead of compute; with little hidden, compute waits for each of them."""
+    """Return a step whose all-gathers run ahead of compute; with little hidden, compute waits for each all-gather."""
     gemm = step_ms / layers / 3.4
     lanes: dict[str, list[tuple[float, float]]] = {
         name: [] for name in ("compute", "all_gather", "reduce_scatter", "copy")

@@ -1,4 +1,4 @@
-"""Launches drawn from the model that the rules assume: blocks vary, and launches around them. Logs, seeded."""
+"""Launches drawn from the model that the rules assume, as logarithms: blocks vary, and launches around them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PRIOR = VarianceComponents(Variance(WITHIN**2, 2), Variance(WITHIN**2, 2), Varia
 
 
 def at_most(rate: float, trials: int) -> int:
-    """The count that so many trials exceed once in a thousand, where each hits with ``rate``."""
+    """Return the count that ``trials`` trials exceed with a chance of 1 in 1,000, if each hits with ``rate``."""
     return int(binom.ppf(0.999, trials, rate))
 
 
@@ -26,13 +26,13 @@ def draw_block(rng: random.Random, count: int, change: float = 0.0) -> list[floa
 
 
 def draw_estimate(rng: random.Random, sizes: tuple[int, ...]) -> Estimate:
-    """A baseline estimate of blocks with these numbers of launches."""
+    """Return a baseline estimate of blocks with these numbers of launches."""
     center = {number: draw_block(rng, size) for number, size in enumerate(sizes)}
     return baseline_estimate(center, [list(center.values())], PRIOR)
 
 
 def until_decided(decide: Callable[[int], Decision], most: int) -> Decision:
-    """Return the decision of a comparison that receives another launch as long as it needs one."""
+    """Return the decision of a comparison that receives another launch until it decides."""
     return next(decision for count in range(1, most + 1) if (decision := decide(count)).outcome is not None)
 
 

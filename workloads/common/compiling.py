@@ -24,7 +24,7 @@ class CompileSettings:
     options: dict[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:
-        """Check what the schema of single keys cannot, even if ``enabled`` is false.
+        """Check the rules that a schema of single keys cannot express, even if ``enabled`` is false.
 
         Raises:
             ValueError: The backend or an option is unknown, or two keys exclude each other.

@@ -13,8 +13,9 @@ _CUBLAS = (":4096:8", ":16:8")
 def use_deterministic_algorithms(device: torch.device, *, fill_uninitialized_memory: bool = False) -> None:
     """Have torch use only deterministic algorithms.
 
-    Torch's own default also fills every new tensor. That costs time and does not make a program deterministic: it
-    shows a read of memory that was never written, so ``fill_uninitialized_memory`` is for runs that look for one.
+    By default, torch also fills every new tensor. Filling costs time and does not make a program deterministic. It
+    exposes reads of memory that was never written, so ``fill_uninitialized_memory`` is for runs that look for such a
+    read.
 
     Raises:
         RuntimeError: ``CUBLAS_WORKSPACE_CONFIG`` has a value under which cuBLAS is not deterministic.

@@ -1,4 +1,4 @@
-"""Lanes: where transfers run, beside compute or in line with compute.
+"""Lanes, which run transfers beside compute or in line with compute.
 
 One rule guards every buffer. A submitted transfer starts after all compute enqueued so far, that is, after the
 producer of the data it reads and the last reader of the data it overwrites. Compute uses the transfer's result only
@@ -97,7 +97,7 @@ class ReadAhead:
     """A numbered sequence of transfers, each submitted ``depth`` turns before its use.
 
     Transfer ``n`` may write buffer ``n % (depth + 1)``: when it is submitted, the reader of transfer
-    ``n - depth - 1`` is enqueued.
+    ``n - depth - 1`` is already enqueued.
     """
 
     def __init__(

@@ -15,9 +15,9 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 def read_settings(settings_type: type[_T], config: Mapping[str, Any]) -> _T:
     """Return the values of ``config`` as ``settings_type``, a dataclass.
 
-    Names of dtypes become ``torch.dtype`` and lists become tuples. A field whose type is a dataclass takes the block
-    of its name; if ``config`` has no such key, the field groups keys of ``config`` itself. Keys that a block does not
-    give keep the defaults of the block's dataclass.
+    Names of dtypes become ``torch.dtype`` and lists become tuples. A field whose type is a dataclass reads the block of
+    the same name; if ``config`` has no such block, the field groups keys of ``config`` itself. Keys that a block lacks
+    keep the defaults of the block's dataclass.
     """
     return settings_type(**{name: _value(kind, name, config) for name, kind in _named_types(settings_type)})
 

@@ -56,7 +56,7 @@ class MeasuredSteps:
 def is_hashed(step: int, steps: int, hash_every: int) -> bool:
     """Return whether weights are hashed after measured step ``step``, counted from 1.
 
-    The last of ``steps`` always is; ``hash_every`` 0 adds no others.
+    The last of ``steps`` is always hashed; ``hash_every`` 0 adds no other steps.
     """
     return step == steps or (hash_every > 0 and step % hash_every == 0)
 
@@ -69,7 +69,7 @@ def peak_memory_metrics(device: torch.device) -> dict[str, float]:
 
 
 def leave_process_group(workload: Workload, *names: str) -> None:
-    """Leave the process group and drop the attributes ``names``, of which a failed setup may have made only some."""
+    """Leave the process group and drop the attributes ``names``, not all of which exist after a failed setup."""
     if dist.is_initialized():
         dist.destroy_process_group()
     drop(workload, *names)

@@ -34,7 +34,7 @@ from .settings import CopyComputeSettings
 class CopyComputeWorkload(Workload):
     """Matrix products and copies: in sequence, concurrently, and each alone, in turn within one launch.
 
-    The step time is that of the concurrent variant. Ranks measure independently, all at the same time.
+    The step time is the time of the concurrent variant. Ranks measure independently, all at the same time.
     """
 
     min_world_size = 1

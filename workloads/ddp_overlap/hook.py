@@ -107,7 +107,7 @@ class BucketReduction:
 
 
 class ReduceScatterStress:
-    """Reduce-scatters of the buckets on a stream and a process group of their own, whose results are discarded."""
+    """Reduce-scatters of the buckets, on their own stream and process group; their results are discarded."""
 
     def __init__(self, device: torch.device, spans: StreamSpans, *, clone: bool, beside: bool) -> None:
         """Make the process group and the stream; collective.
@@ -122,7 +122,7 @@ class ReduceScatterStress:
         self._group = dist.new_group()
         self._stream = torch.cuda.Stream(device, priority=-1) if beside and device.type == "cuda" else None
         self._works: list[Handle] = []
-        # References keep the allocator, which does not know of this stream, from reusing memory before compute waits.
+        # The allocator ignores this stream, so references keep it from reusing memory before compute waits.
         self._in_flight: list[torch.Tensor] = []
         self._num_started = 0
         self.num_in_last_step = 0

@@ -114,7 +114,7 @@ def failure_detail(place: Place, mismatch: Mismatch, checked: int, slot: int, ro
 
 
 def explain(mismatch: Mismatch, total: int, hypotheses: dict[int, str], zeros: str) -> str:
-    """Return what is known of the wrong elements: their origin if all that is recorded agrees on one.
+    """Return the likely cause of the wrong elements: their origin, if all recorded values agree on one.
 
     One element never identifies an origin, since dozens of the 251 codes belong to some iteration, layer or rank.
     """

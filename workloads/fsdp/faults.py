@@ -1,4 +1,4 @@
-"""Faults that tests plant in the data, never in the checks, to prove that each of them is found and named."""
+"""Faults that tests plant in the data, never in the checks, to prove that the checks find and name each of them."""
 
 from __future__ import annotations
 

@@ -10,16 +10,16 @@ from __future__ import annotations
 import torch
 
 PRIME = 251
-# Strides at which one or two iterations back, another of 15 layers and another of 16 ranks all shift a code by
+# With these strides, one or two iterations back, another of 15 layers, and another of 16 ranks all shift a code by
 # different amounts.
 ITERATION_STRIDE = 23
 LAYER_STRIDE = 16
 RANK_STRIDE = 1
-# Different from those amounts too, so that misplaced data does not look like data of another rank or layer.
+# These strides differ from those amounts too, so that misplaced data does not look like data of another rank or layer.
 POSITION_STRIDE = 100
 BLOCK_STRIDE = 37
 
-# Factors of the two contributions whose sum is a code. Up to 502 an even number is exact in bfloat16.
+# Factors of the two contributions whose sum is a code. Even numbers up to 502 are exact in bfloat16.
 DOUBLE = 2
 NEGATIVE = -1
 
@@ -34,7 +34,7 @@ def chunk_index(size: int, rank: int) -> torch.Tensor:
     """Return a rank's codes at iteration 0 of layer 0, minus one: indices for :class:`CodeTable`."""
     position = torch.arange(size, dtype=torch.int64)
     base = position * POSITION_STRIDE + position // PRIME * BLOCK_STRIDE + rank * RANK_STRIDE
-    # Ranks 251 apart would have one code without this term; with it 250 of 251 elements differ.
+    # Without this term, ranks 251 apart would have equal codes; with it, 250 of 251 elements differ.
     return ((base + rank // PRIME * position) % PRIME).to(torch.int32)
 
 
@@ -62,9 +62,9 @@ class CodeTable:
 class Contribution:
     """One rank's part of a gradient in which every position is the sum of two ranks' nonzero contributions.
 
-    Of every position's code, rank ``(position + iteration) % world_size`` contributes the double, the next rank
-    contributes the negative, and all others contribute zero. The sum is the code, and exact in any order at any world
-    size. A maximum, a minimum, a missing contribution or a repeated one gives another value at every position.
+    At every position, rank ``(position + iteration) % world_size`` contributes twice the code, the next rank
+    contributes its negative, and all others contribute zero. The sum is the code, and is exact in any order at any
+    world size. A maximum, a minimum, a missing contribution or a repeated one gives another value at every position.
     """
 
     def __init__(self, world_size: int, rank: int, dtype: torch.dtype, device: torch.device) -> None:

@@ -37,7 +37,7 @@ class Settings:
 
     @classmethod
     def read(cls, config: Mapping[str, Any], rank: int, world_size: int) -> Settings:
-        """Convert ``config`` and check what the schema of single keys cannot.
+        """Convert ``config`` and check the rules that a schema of single keys cannot express.
 
         Raises:
             ValueError: The fault or the optimizer contradicts other keys.

@@ -44,7 +44,7 @@ class Verification:
             compare(actual.unsqueeze(0), self._expected_input.unsqueeze(0), self._slot(iteration, INPUT)[:1])
 
     def check_gathered(self, iteration: int, layer: int, phase: str, actual: torch.Tensor) -> None:
-        """Record whether gathered parameters, one row a source rank, are this iteration's and layer's."""
+        """Record whether gathered parameters, one row per source rank, are this iteration's and layer's."""
         if self.covers(iteration):
             self._codes.write(self._expected, self._index, iteration, layer)
             compare(actual, self._expected.view_as(actual), self._slot(iteration, gather_slot(layer, phase)))

@@ -1,4 +1,4 @@
-"""Flips of one bit in what an operator writes or reads, as faulty hardware or a wrong kernel would make them."""
+"""Flips of one bit in an operator's output or input, as faulty hardware or a wrong kernel would cause them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-# The highest bit of each mantissa, so that no later rounding removes the difference; of a complex number's real part.
+# The highest bit of each mantissa, so that no later rounding removes the difference; for a complex number, that of the
+# real part.
 _BITS = {torch.bfloat16: 6, torch.float16: 9, torch.float32: 22, torch.float64: 51, torch.complex64: 22}
 
 
@@ -21,7 +22,7 @@ class BitFlip(TorchDispatchMode):
 
     @classmethod
     def is_infra_mode(cls) -> bool:
-        """Return True, with which torch.compile runs its graphs under this mode."""
+        """Return True, so that torch.compile runs its graphs under this mode."""
         return True
 
     def __init__(self, operator: str, call: int, *, of_input: bool) -> None:
@@ -52,7 +53,7 @@ class BitFlip(TorchDispatchMode):
         is_chosen = self._num_calls == self._call
         if is_chosen and self._of_input:
             named = zip(func._schema.arguments, args, strict=False)
-            # Collectives take the tensors that they overwrite before those that they read.
+            # The arguments of collectives begin with the tensors that they overwrite, which are skipped.
             _flip(tree_leaves([value for argument, value in named if not argument.name.startswith("out")]))
         result = func(*args, **kwargs)
         if is_chosen and not self._of_input:

@@ -1,7 +1,7 @@
 """Hashes of module boundaries on each rank: inputs and outputs of modules, and gradients of outputs.
 
 A hook calls an operator that hashes its arguments and returns a copy of the first; the operator's gradient does the
-same. A compiler treats the operator like any other, so it stays between the modules in a full graph too.
+same. A compiler treats the operator like any other, so the operator stays between the modules in a full graph too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NUMBERS = count()
 
 @dataclass
 class _Seen:
-    """Hashes of one step's boundaries, in order of use; ``begun`` is where the model's current call began."""
+    """Hashes of one step's boundaries, in order of use; the model's current call began at index ``begun``."""
 
     names: list[str] = field(default_factory=list)
     shapes: list[list[int]] = field(default_factory=list)
@@ -91,7 +91,7 @@ class Boundaries:
         }
 
     def see(self, phase: str, module: str, part: str, tensor: torch.Tensor, given: torch.Tensor | None) -> None:
-        """Hash one boundary, if its step is hashed and its phase is the one that runs."""
+        """Hash one boundary, if its step is hashed and its phase is running."""
         if phase != self._phase:
             return
         seen, name = self._seen[phase], f"{module}:{part}"
@@ -123,8 +123,8 @@ def _hook(number: int, module: str) -> Callable[..., Any]:
 def _beside(output: torch.Tensor, given: torch.Tensor | None) -> torch.Tensor | None:
     """Return a module's argument, detached, in a form that an operator takes together with the module's output.
 
-    Passing a copy of the argument on to the module would change the order in which gradients are added up, and with
-    the order their bits, if the module and others read the argument. PyTorch's own full backward hooks do that.
+    If other modules read the argument too, passing a copy of it to this module would change the order in which
+    gradients are added up, and thus their bits. PyTorch's own full backward hooks pass a copy.
     """
     if given is None:
         return None

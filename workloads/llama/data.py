@@ -14,12 +14,17 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from ..common.seeding import generator
 
 _STD = 0.02
-# These matrices add to the residual stream, twice per block, and are scaled down as in GPT-2.
+# The products of these matrices add to the residual stream, twice per block, so the matrices are scaled down as in
+# GPT-2.
 _RESIDUAL_SUFFIXES = ("attention.wo.weight", "feed_forward.w2.weight", "feed_forward.experts.w2")
 
 
 def initial_value(name: str, like: torch.Tensor, n_layers: int, seed: int) -> torch.Tensor:
-    """Return the full value of the parameter ``name``, on the device of ``like``."""
+    """Return the full value of the parameter ``name``, on the device of ``like``.
+
+    Weights of norms are 1. Other weights are normal with a standard deviation of 0.02, which is divided by ``sqrt(2 *
+    n_layers)`` for the matrices that add to the residual stream.
+    """
     if name.endswith("norm.weight"):
         return torch.ones(like.shape, dtype=like.dtype, device=like.device)
     std = _STD / math.sqrt(2 * n_layers) if name.endswith(_RESIDUAL_SUFFIXES) else _STD
@@ -41,7 +46,8 @@ def initialize(model: nn.Module, n_layers: int, seed: int) -> None:
 def local_part(value: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> torch.Tensor:
     """Return this rank's part of a tensor that is split along inner axes first.
 
-    Data parallelism, the outer axes, shards the rest that other axes leave, which is the order of ``_StridedShard``.
+    Data parallelism, on the outer axes, shards the parts that the other axes leave. This is the order of
+    ``_StridedShard``.
     """
     for axis, placement in reversed(list(enumerate(placements))):
         if not isinstance(placement, Shard | _StridedShard):

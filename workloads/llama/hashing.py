@@ -30,7 +30,7 @@ class _Hashed(NamedTuple):
 
 
 class StepHashes:
-    """Hashes the weights after each step of ``hash_every``, and what ``hash_tensors`` names tensor by tensor.
+    """Hashes all weights after each step of ``hash_every``, and one by one the tensors that ``hash_tensors`` names.
 
     Attributes:
         weight_hashes: step -> hash of all weights.
@@ -83,19 +83,19 @@ class StepHashes:
         return self._model(*args) if self._boundaries is None else self._boundaries.forward(*args)
 
     def after_backward(self, step: int) -> None:
-        """Hash gradients, if asked for, while a step has all of them and has not used them yet."""
+        """Hash gradients, if asked for, when the step has computed all of them and has not used them yet."""
         if self._wants_tensors and "gradients" in self._kinds:
             named = [(name, p.grad) for name, p in self._model.named_parameters() if p.grad is not None]
             with OperatorCapture.paused():
                 self._add("gradients", step, self._hash(named))
 
     def end_operators(self) -> None:
-        """End the capture of operators and write what was captured, if this step is captured."""
+        """End the capture of operators and write the captured calls, if this step is captured."""
         if self._operators:
             self._operators.end()
 
     def end(self, step: int) -> None:
-        """Hash what is asked for after measured step ``step``."""
+        """Hash the weights and tensors that the config asks for after measured step ``step``."""
         if self._is_hashed(step) or (self._wants_tensors and "weights" in self._kinds):
             weights = self._hash(self._model.named_parameters())
             self.weight_hashes[str(step)] = WeightHash.of({tensor.name: tensor.hash for tensor in weights}).hex

@@ -18,7 +18,7 @@ from .parallel.mesh import AxisDegrees, Degrees
 
 @dataclass(frozen=True)
 class HashSettings:
-    """The keys that choose what is hashed in which steps."""
+    """The keys that choose the hashed tensors and the steps in which they are hashed."""
 
     hash_every: int
     hash_tensors: tuple[str, ...]

@@ -118,7 +118,7 @@ class LlamaWorkload(Workload, Generic[_Settings]):
     @property
     def is_same_on_any_cpu(self) -> bool:
         """True if CPU ranks compute the same bits on CPUs of every vendor."""
-        # Unfused AdamW takes square roots from MKL, which rounds them otherwise on another vendor's CPU.
+        # Unfused AdamW takes square roots from MKL, which rounds them differently on another vendor's CPU.
         return self._is_fused and not self.is_compiled
 
     @property
@@ -154,7 +154,7 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         return Telemetry(series={"lr": self._rates})
 
     def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
-        """Return the model's parameters, of which this rank has its shards."""
+        """Return the model's parameters by name; this rank holds its shards of them."""
         return self._model.named_parameters()
 
     def cleanup(self) -> None:
@@ -185,7 +185,7 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         return same_on_all(self._settings.model.activation_checkpointing, self._settings.model.n_layers)
 
     def _decide(self) -> Decision:
-        """Make the choices that the config leaves to the memory that a step needs; collective."""
+        """Make the choices that the config leaves open, by the memory that a step needs; collective."""
         settings = self._settings
         budget = own_budget(settings.memory, self.device_memory())
         with torch.device("meta"):
@@ -197,7 +197,7 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         return decision
 
     def _chosen(self) -> dict[str, str | int | float | bool | None]:
-        """Return what a reader of the result needs if memory decided."""
+        """Return the decisions by memory as facts for the result; empty if there were none."""
         return {} if self._decision is None else dict(self._decision.facts)
 
     def _choose_attention(self, settings: _Settings) -> str:
@@ -230,7 +230,7 @@ class LlamaWorkload(Workload, Generic[_Settings]):
     def _build_optimizer(self) -> torch.optim.AdamW:
         fused = self._is_fused
         return torch.optim.AdamW(
-            # Each mesh has a group of its own: a kernel for many tensors takes those of one mesh.
+            # Each mesh has a group of its own, because a kernel for many tensors accepts tensors of one mesh only.
             [{"params": parameters} for parameters in by_mesh(self._model)],
             lr=self._settings.lr,
             betas=self._settings.betas,
@@ -240,7 +240,7 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         )
 
     def _make_batches(self, positions: torch.Tensor, first_step: int) -> list[torch.Tensor]:
-        """Make every step's ``[micro-batch, inputs or labels, sequence, token]`` before any step is timed."""
+        """Make every step's tokens ``[micro-batch, inputs or labels, sequence, token]`` before any step is timed."""
         num_steps = self._settings.warmup + self._settings.steps
         return [self._batch(step, positions).to(self._device) for step in range(first_step, first_step + num_steps)]
 
@@ -255,7 +255,7 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         return torch.stack(micro_batches)
 
     def _train_step(self, step: int, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Run one optimizer step, and return this rank's part of the loss, and the gradient norm if clipping needs it.
+        """Run one optimizer step; return this rank's part of the loss, and the gradient norm if clipping needs it.
 
         ``step`` is 0 in warm-up and in profiled steps.
         """

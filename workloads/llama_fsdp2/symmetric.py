@@ -1,8 +1,8 @@
 """All-gathers of FSDP2 into symmetric memory, which every rank maps, by NCCL's kernels or by the GPUs' copy engines.
 
 FSDP2's buffers come from torch's pool of symmetric memory, and NCCL then chooses an all-gather that writes into the
-other ranks' buffers directly. Torch 2.11 has the pool, and FSDP2's own switch for it only came later, so all versions
-are given the same replacement for the all-gather here.
+other ranks' buffers directly. Torch 2.11 has the pool, but FSDP2's own switch for the pool came later. Therefore this
+module replaces the all-gather in the same way in all versions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..common.collectives import all_gather
 DEFAULT, SYMMETRIC, COPY_ENGINE = "default", "symmetric", "copy_engine"
 # The first version of NCCL that has each kind.
 _NCCL_VERSIONS = {SYMMETRIC: (2, 27), COPY_ENGINE: (2, 28)}
-# NCCL's name for leaving collectives to copy engines where it can.
+# NCCL's value for leaving collectives to copy engines where possible.
 _ZERO_CTA_POLICY = "2"
 
 
@@ -71,9 +71,9 @@ class SymmetricAllGather:
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work | None:
-        """Gather into ``output_tensor``, which contains ``input_tensor`` at the rank's place."""
+        """Gather into ``output_tensor``, which contains ``input_tensor`` at this rank's offset."""
         import torch.distributed._symmetric_memory as symmetric_memory
 
-        # Torch registers memory with NCCL once, however often the pool gives it out.
+        # Torch registers memory with NCCL once, however often the pool hands the memory out.
         symmetric_memory.rendezvous(output_tensor, group=group.group_name)
         return all_gather(output_tensor, input_tensor, group, async_op=async_op)

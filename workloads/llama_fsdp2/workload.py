@@ -38,7 +38,7 @@ class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
         return self._settings.reduce_every_micro_batch
 
     def shard(self, model: Llama, mesh: ParallelMesh) -> None:
-        """Apply ``fully_shard`` to the embedding, buckets of blocks, norm with output, and the model, for its hooks."""
+        """Apply ``fully_shard`` to the embedding, buckets of blocks, norm with output, and for its hooks, the model."""
         settings = self._settings
         policy = MixedPrecisionPolicy(
             param_dtype=settings.param_dtype,
@@ -57,7 +57,7 @@ class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
                     block.compile(fullgraph=True)
                 _shard_experts(block, mesh, policy, bucket.is_resharded)
             fully_shard(blocks, mesh=mesh.data, mp_policy=policy, reshard_after_forward=bucket.is_resharded)
-            # All blocks of a group have its state.
+            # All blocks of a group share its FSDP2 state.
             assert isinstance(blocks[0], FSDPModule)
             groups.append(blocks[0])
         # Backward begins with this group, whose parameters would be gathered again at once.
@@ -93,7 +93,7 @@ class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
 def _shard_experts(layer: nn.Module, mesh: ParallelMesh, policy: MixedPrecisionPolicy, reshard: bool) -> None:
     """Make distributed experts a group of their own, gathered around their block.
 
-    The gradients of experts are reduced over other ranks than those of the block.
+    The gradients of experts and those of the block are reduced over different ranks.
     """
     if mesh.experts is None:
         return

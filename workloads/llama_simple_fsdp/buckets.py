@@ -17,7 +17,7 @@ def block_buckets(model: nn.Module, blocks_per_bucket: int = 1) -> tuple[Bucket,
     """Return a bucket for each ``blocks_per_bucket`` blocks, and one for each run of parameters before or after blocks.
 
     Blocks are the elements of the outermost module lists, and the blocks of a bucket follow one another in one list.
-    The groups of ``llama_fsdp2`` are the same.
+    These are also the groups of ``llama_fsdp2``.
 
     Raises:
         ValueError: The model has no module list.
@@ -49,7 +49,7 @@ def module_buckets(model: nn.Module, groups: Sequence[str]) -> tuple[Bucket, ...
     each of its modules; joined by ``+``, all modules of the range are in one bucket.
 
     Raises:
-        ValueError: No module has a name, a module has no parameters, or a parameter is in two groups or in none.
+        ValueError: A name belongs to no module, a module has no parameters, or a parameter is in two groups or in none.
     """
     expanded = [modules for group in groups for modules in _expand(group)]
     names = [name for name, _ in model.named_parameters()]
@@ -65,10 +65,10 @@ def module_buckets(model: nn.Module, groups: Sequence[str]) -> tuple[Bucket, ...
 
 
 def buckets_in_place(model: nn.Module, buckets: Sequence[Bucket], modules: Sequence[str]) -> tuple[Bucket, ...]:
-    """Return the buckets without a parameter of ``modules``, whose collectives are not reordered; none for no modules.
+    """Return the buckets that are not reordered: those without a parameter of ``modules``; none for no modules.
 
     Raises:
-        ValueError: No module has a name, or a bucket has parameters of named modules and others.
+        ValueError: A name belongs to no module, or a bucket has parameters of named modules and of others.
     """
     if not modules:
         return ()

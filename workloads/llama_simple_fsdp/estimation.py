@@ -22,7 +22,10 @@ _ATTENTION_BACKWARD = 2.5
 
 
 def precomputed_ms(graph: fx.Graph) -> Callable[[fx.Node, int | None], float | None]:
-    """Return a function that estimates nodes by the graph as it is now, and later nodes and other sizes when asked."""
+    """Return a function that estimates the milliseconds of a node, optionally with another size in bytes.
+
+    Nodes of ``graph`` as it is now are estimated at once; later nodes and other sizes are estimated when asked for.
+    """
     known = {node: estimate_ms(node) for node in graph.nodes}
 
     def estimate(node: fx.Node, size_bytes: int | None) -> float | None:
@@ -32,7 +35,10 @@ def precomputed_ms(graph: fx.Graph) -> Callable[[fx.Node, int | None], float | N
 
 
 def estimate_ms(node: fx.Node, size_bytes: int | None = None) -> float | None:
-    """Estimate the milliseconds of a collective, of ``size_bytes`` if given, or a matrix product; else return None."""
+    """Estimate the milliseconds of a collective, of ``size_bytes`` if given, or a matrix product; else return None.
+
+    The estimate is the time of a kernel launch plus bytes, or floating-point operations, divided by an H200's rate.
+    """
     target = node.target
     if isinstance(target, torch._ops.OpOverload) and target.namespace == "_c10d_functional":
         moved = max(map(_bytes, [node, *node.all_input_nodes])) if size_bytes is None else size_bytes
@@ -62,7 +68,7 @@ def _bytes(node: fx.Node) -> int:
 
 
 def _numel(value: torch.Tensor) -> int:
-    """Return the number of elements; a symbolic size, of which only a step has the value, counts as 1."""
+    """Return the number of elements; a symbolic size, whose value only a step determines, counts as 1."""
     return math.prod(size if isinstance(size, int) else 1 for size in value.shape)
 
 

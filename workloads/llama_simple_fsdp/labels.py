@@ -48,7 +48,7 @@ def label_reduction(gradient: fx.Node, position: int) -> None:
 
 
 def check_labels(graph: fx.Graph, positions: Collection[int], groups: Collection[str]) -> None:
-    """Raise RuntimeError unless ``groups`` gather each of the parameters and nothing else."""
+    """Raise RuntimeError unless ``groups`` gather exactly the parameters at ``positions``."""
     labelled = {node.meta.get(POSITION) for node in collectives(graph, groups) if node.target is _ALL_GATHER}
     if labelled != set(positions):
         raise RuntimeError(f"the traced graph gathers parameters {labelled} of {set(positions)}")

@@ -29,9 +29,8 @@ class MixedPrecision:
 def shard_parameters(model: nn.Module, mesh: ParallelMesh, precision: MixedPrecision) -> None:
     """Make every parameter a DTensor that is gathered when its module reads it.
 
-    Parameters are plain tensors, or DTensors of the axis that splits matrices or distributes experts; a rank's part of
-    them is sharded for data parallelism. The state dict, ``named_parameters()`` and the optimizer keep using the
-    shards.
+    Parameters are plain tensors, or DTensors of the axis that splits matrices or distributes experts. Data parallelism
+    shards this rank's part of them. The state dict, ``named_parameters()`` and the optimizer keep using the shards.
     """
     classes: dict[tuple[type[nn.Module], tuple[str, ...]], type[nn.Module]] = {}
     for module in model.modules():
@@ -91,8 +90,8 @@ def _sharded(name: str, parameter: object) -> DTensor:
 class _Gather:
     """A callable that maps the shard of a parameter to the value that its module computes with.
 
-    Each axis has a DTensor of its own, so that gradients are reduced in the order of FSDP2. A DTensor of the whole mesh
-    would add up replicas before the reduce-scatter, and can't be reduced to strided shards at all.
+    Each axis has a DTensor of its own, so that gradients are reduced in FSDP2's order. A DTensor of the whole mesh
+    would sum over replicas before the reduce-scatter, and can't be reduced to strided shards at all.
     """
 
     axes: ParameterAxes
@@ -100,7 +99,7 @@ class _Gather:
     precision: MixedPrecision
 
     def __call__(self, parameter: DTensor) -> torch.Tensor:
-        """Return the rank's whole part of the parameter in the dtype of compute; a DTensor of the axis that splits."""
+        """Return this rank's whole part of the parameter in the dtype of compute; a DTensor if an axis splits it."""
         shape = list(parameter.shape)
         placement, split = parameter.placements[-1], self.axes.split
         if split is not None and isinstance(placement, Shard):

@@ -59,10 +59,11 @@ def make_backend(
 
     Args:
         parameters: the model's parameters, in registration order.
-        buckets: the parameters that share a collective, by name. Those of several process groups have one for each.
+        buckets: names of the parameters that share a collective. If they belong to several process groups, each group
+            has a collective of its own.
         groups: the name of the process group that gathers each parameter; None if the group is a single rank.
-        in_place: the buckets that ``overlap_reorder`` leaves where they are.
-        kept: the parameters whose gathered values are kept for backward even if ``reshard_after_forward``.
+        in_place: the buckets whose collectives ``overlap_reorder`` does not move.
+        kept: names of the parameters whose gathered values are kept for backward even under ``reshard_after_forward``.
 
     Raises:
         RuntimeError: This version of torch lacks an interface that the settings need.
@@ -115,7 +116,7 @@ class Gathered:
         return frozenset(group for group in self.groups if group is not None)
 
     def plan(self, buckets: Sequence[Bucket]) -> tuple[tuple[int, ...], ...]:
-        """Return the positions in each bucket, which process groups and parameters that are not gathered divide."""
+        """Return the positions of the gathered parameters in each bucket; a bucket is split by process group."""
         number_of = {name: number for number, name in enumerate(self.names)}
         plan = []
         for bucket in buckets:
@@ -132,8 +133,9 @@ class JointPass(CustomGraphPass):
     """A pass over forward and backward in one graph that labels collectives and marks gathers to be repeated.
 
     Attributes:
-        inputs: the parameter's position for each input of the traced graph, or None.
+        inputs: for each input of the traced graph, the position of the parameter that it is, or None.
         gathered_again: the positions of the parameters that backward gathers again.
+        gathered: all parameters, with their process groups.
     """
 
     inputs: tuple[int | None, ...]
@@ -159,7 +161,7 @@ class JointPass(CustomGraphPass):
         return _uuid(self)
 
     def _position(self, description: Any) -> int | None:
-        """Return the position of the gathered parameter that an input is, or whose gradient an output is; else None."""
+        """Return the position of a gathered parameter, given the description of its input or gradient; else None."""
         while (inner := getattr(description, "base", getattr(description, "grad_of", None))) is not None:
             description = inner
         number = getattr(description, "idx", None)
@@ -171,7 +173,12 @@ class JointPass(CustomGraphPass):
 
 @dataclass(frozen=True)
 class CollectivesPass(CustomGraphPass):
-    """A pass over forward, and over backward, that merges collectives into buckets and moves them."""
+    """A pass over the forward or the backward graph that merges collectives into buckets and moves them.
+
+    Attributes:
+        plan: the positions of the parameters of each bucket; if empty, estimated times decide.
+        fixed: the positions of the parameters whose collectives are not moved.
+    """
 
     settings: GraphSettings
     gathered: Gathered
@@ -208,9 +215,10 @@ class CollectivesPass(CustomGraphPass):
 
 
 class _WithoutFormulas(OverlapScheduler):
-    """A scheduler that never calls torch's own formulas for times.
+    """A scheduler that never calls torch's own formulas for run times.
 
-    Those formulas fail on a CPU, whose memory bandwidth they lack, and up to 2.12 on grouped-query attention.
+    Those formulas fail on a CPU, because they lack its memory bandwidth, and up to torch 2.12 on grouped-query
+    attention.
     """
 
     def __init__(self, graph_module: fx.GraphModule, *args: Any, **options: Any) -> None:
@@ -230,7 +238,7 @@ class _WithoutFormulas(OverlapScheduler):
         return super()._collect_node_ancestors()
 
     def get_non_collective_runtime_estimate(self, node: fx.Node) -> float | None:
-        """Return the given estimate; torch 2.11 would otherwise prefer times once measured and kept on disk."""
+        """Return the given estimate; torch 2.11 would otherwise prefer measured times that it keeps on disk."""
         estimate = self.custom_runtime_estimation
         return None if estimate is None else estimate(node, None)
 
@@ -247,7 +255,7 @@ _MOVED = ("bucketed_all_gather", "bucketed_reduce_scatter_wait")
 
 
 class _PlannedScheduler(_WithoutFormulas, ManualOverlapScheduler):
-    """A scheduler of buckets given as parameters; torch's own takes modules, and only the graph's order."""
+    """A scheduler of buckets that list parameters; torch's own scheduler takes modules, in the graph's order only."""
 
     def __init__(
         self,
@@ -272,10 +280,10 @@ class _PlannedScheduler(_WithoutFormulas, ManualOverlapScheduler):
         return self.gm
 
     def _bucket_in_place(self) -> None:
-        """Merge the collectives of fixed parameters, and take the marks by which torch then moves them.
+        """Merge the collectives of fixed parameters, and remove the marks that would make torch move them.
 
-        Torch starts a gather before the wait for the preceding gather, which may be one in place, and waits for a
-        reduction after the start of the next reduction that is not in place.
+        Torch starts a gather before the wait for the preceding gather, even if that gather is in place. Torch waits for
+        a reduction after the start of the next reduction that is not in place.
         """
         plan = self._plan
         self._plan = tuple(bucket for bucket in plan if self._fixed.issuperset(bucket))
@@ -299,7 +307,7 @@ class _PlannedScheduler(_WithoutFormulas, ManualOverlapScheduler):
         nodes = [node for node in collectives(self.graph, self._groups) if POSITION in node.meta]
         if self._settings.bucket_order == "registration":
             nodes.sort(key=lambda node: node.meta[POSITION])
-        # The payload of a bucket has the order of this list.
+        # This list determines the order of parameters in a bucket's payload.
         self.nodes_in_subgraph = [[node for node in nodes if node.meta[POSITION] in bucket] for bucket in self._plan]
 
 
@@ -321,7 +329,7 @@ def _schedule(graph_module: fx.GraphModule, bucketing: bool, insert_overlap_deps
 
 
 class Partitioner(CustomPartitionerFn):
-    """Torch's partitioner, whose saved values are then put into the order that torch reads."""
+    """Torch's partitioner, followed by a sort of the saved values into the order that torch reads."""
 
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
@@ -337,10 +345,10 @@ class Partitioner(CustomPartitionerFn):
 
 
 def order_saved(forward: fx.GraphModule, backward: fx.GraphModule, num_outputs: int) -> None:
-    """Move what backward needs and is neither a tensor nor a symbol, meshes of DTensors, behind all saved tensors.
+    """Move saved values that are neither tensors nor symbols (meshes of DTensors) behind all saved tensors.
 
-    Torch reads the saved values by their position. From 2.13 on, the partitioner adds states of random generators after
-    the meshes if an operator that can be random, e.g. attention with dropout, is computed again.
+    Torch reads the saved values by their position. From torch 2.13 on, if an operator that can be random is computed
+    again, e.g. attention with dropout, the partitioner adds states of random generators after the meshes.
     """
     output = forward.graph.output_node()
     values = list(output.args[0])  # type: ignore[arg-type]
@@ -363,7 +371,7 @@ _TENSORS, _MESHES, _SYMBOLS = range(3)
 
 
 def _order(node: fx.Node) -> int:
-    """Return the place of a value's kind among the kinds of values that are saved for backward."""
+    """Return the sort key of a value that is saved for backward: tensors, then meshes, then symbols."""
     value = node.meta.get("val")
     if isinstance(value, torch.Tensor):
         return _TENSORS
@@ -392,7 +400,8 @@ def _compile_inductor(
     if rewrite.settings.has_graph_pass:
         options |= {
             "post_grad_custom_post_pass": rewrite,
-            # Reordering would undo the order, and buffer reuse would overwrite a bucket's buffer in flight.
+            # Inductor's reordering would undo this pass, and buffer reuse would overwrite the buffer of a running
+            # collective.
             "reorder_for_compute_comm_overlap": False,
             "reorder_for_peak_memory": False,
             "allow_buffer_reuse": False,

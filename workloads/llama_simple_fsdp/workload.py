@@ -18,7 +18,7 @@ from .settings import LlamaSimpleFsdpSettings
 
 
 class LlamaSimpleFsdpWorkload(LlamaWorkload[LlamaSimpleFsdpSettings]):
-    """Pre-training steps under SimpleFSDP (arXiv 2411.00284): sharding is parametrization, the compiler schedules."""
+    """Pre-training steps under SimpleFSDP (arXiv 2411.00284): a parametrization shards, the compiler schedules."""
 
     name = "llama_simple_fsdp"
 
@@ -33,7 +33,7 @@ class LlamaSimpleFsdpWorkload(LlamaWorkload[LlamaSimpleFsdpSettings]):
     def gathering(self, model: Llama) -> Gathering:
         """Return how graphs gather the parameters of blocks.
 
-        Without a graph, autograd keeps the gathered parameters of blocks that are not computed again.
+        Without a graph, autograd keeps the gathered parameters of blocks that are not recomputed.
         """
         graph = self._settings.graph
         is_eager = graph.backend == "eager"

@@ -65,7 +65,7 @@ def _place_collectives(
         unit.set_custom_reduce_scatter(_Scatter(scatter, spans))  # type: ignore[arg-type]
 
 
-# Runs a collective, which takes whether to be asynchronous as its argument.
+# Runs a collective, whose argument says whether it is asynchronous.
 _Run: TypeAlias = Callable[[Transfer], Handle | None]
 
 

@@ -89,12 +89,14 @@ class RankingTraining(Workload, Generic[_Settings]):
         settings.compile.apply(self._model.blocks)
         self._forward = self.distribute(self._model)
         self._optimizer = torch.optim.AdamW(
-            # Plain and sharded parameters in groups of their own: a kernel for many tensors takes one kind.
+            # Plain and sharded parameters form separate groups, because a kernel for many tensors accepts only one
+            # kind.
             [{"params": parameters} for parameters in by_mesh(self._model)],
             lr=settings.lr,
             betas=settings.betas,
             weight_decay=settings.weight_decay,
-            # On CPU the other kernels take square roots from MKL, which rounds them otherwise on another vendor's CPU.
+            # On CPU the other kernels take square roots from MKL, which rounds them differently on another vendor's
+            # CPU.
             fused=True,
             foreach=False,
         )
@@ -120,7 +122,7 @@ class RankingTraining(Workload, Generic[_Settings]):
         return Telemetry(series, self._spans.captures())
 
     def named_parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
-        """Return the model's parameters, of which this rank has its shards."""
+        """Return the model's parameters by name; this rank holds its shards of them."""
         return self._model.named_parameters()
 
     def cleanup(self) -> None:

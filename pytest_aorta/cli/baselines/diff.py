@@ -84,7 +84,7 @@ def _significance(change: float, errors: tuple[float, float], scale: Scale) -> s
 
 
 def _hash_lines(first: StoredFile, second: StoredFile) -> list[str]:
-    """Return the first step with different weight hashes, among the steps that both baselines have hashes of."""
+    """Return a line with the first step whose weight hashes differ, among the steps hashed in both baselines."""
     before, after = _last_hashes(first.baseline.center_launches), _last_hashes(second.baseline.center_launches)
     both = sorted(before.keys() & after.keys(), key=int)
     if not both:

@@ -43,7 +43,7 @@ class StoredFile:
 
 
 def stored_files(folder: Path, platform: str | None) -> tuple[list[StoredFile], list[str]]:
-    """Return the baselines of a folder, of one platform or of all, and a line for each unreadable file.
+    """Return a folder's baselines of one platform, or of all platforms, and a line for each unreadable file.
 
     Raises:
         UsageError: The folder does not exist, or has no such platform.

@@ -32,7 +32,8 @@ def prune(files: Sequence[StoredFile], pruning: Pruning) -> tuple[list[str], lis
     """Prune the files and return two lists of lines: what was done, and what failed.
 
     Raises:
-        UsageError: ``rootdir`` contains the test file of none of the baselines, so it is hardly pytest's root folder.
+        UsageError: ``rootdir`` does not contain the test file of any baseline, so it is probably not pytest's root
+            folder.
     """
     gone = _orphans(files, pruning.rootdir)
     done: list[str] = []

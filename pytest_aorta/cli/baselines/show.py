@@ -18,7 +18,7 @@ from pytest_aorta.verdict.statistics.scale import Scale
 from pytest_aorta.verdict.statistics.variance import Estimate, Variance, observed
 from pytest_aorta.verdict.verdicts import format_change
 
-# The numbers of candidate launches in the column "detects with": one, and the least that can fail a test.
+# The numbers of candidate launches in the column "detects with": one, and the fewest that can fail a test.
 LOOKS = (1, 3)
 # The candidate's block, which differs from every block of the baseline.
 _ANOTHER_BLOCK = "another"

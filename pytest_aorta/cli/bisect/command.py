@@ -164,7 +164,7 @@ def _run_pytest(folder: Path, request: SearchRequest, commits: Sequence[Commit])
     argv = [sys.executable, "-m", "pytest", *own, *request.pytest]
     shown = len(SearchLog.read(log).all_events())
     with (folder / OUTPUT_FILE).open("wb") as output, terminable():
-        # In a session of its own, so that Ctrl-C reaches pytest only once: as SIGTERM, when this process ends pytest.
+        # pytest runs in its own session, so Ctrl-C reaches it only once: as SIGTERM, when this process ends pytest.
         process = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
@@ -172,7 +172,7 @@ def _run_pytest(folder: Path, request: SearchRequest, commits: Sequence[Commit])
             changed_ns = log.stat().st_mtime_ns
             while process.poll() is None:
                 time.sleep(_POLL_S)
-                # Reading the log only where it has changed leaves the processors to the ranks.
+                # Reading the log only after it has changed leaves the processors to the ranks.
                 if (now_ns := log.stat().st_mtime_ns) != changed_ns:
                     changed_ns = now_ns
                     shown += _print_events(log, commits, shown)
@@ -193,7 +193,7 @@ def _print_events(path: Path, commits: Sequence[Commit], shown: int) -> int:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End pytest as SIGTERM does, if it still runs, so that it removes its worktrees and ends its ranks."""
+    """Send SIGTERM to pytest if it still runs, so that pytest removes its worktrees and ends its ranks."""
     if process.poll() is None:
         process.terminate()
         try:

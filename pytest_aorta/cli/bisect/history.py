@@ -33,8 +33,8 @@ class Commit:
 def commits_between(folder: Path, good: str, bad: str) -> list[Commit]:
     """Return the commits from ``good`` to ``bad`` on the line of first parents.
 
-    Each of these commits was the state of the branch at some time. Commits of merged branches are left out, because
-    they were based on older states, so they would not have a change that an earlier commit of the line brought in.
+    Each of these commits was the state of the branch at some time. Commits of merged branches are left out: they were
+    based on older states, so they may lack a change that an earlier commit of the line introduced.
 
     Raises:
         UsageError: A name is not a commit, or ``good`` is not before ``bad`` on that line.
@@ -61,7 +61,7 @@ def _commit(folder: Path, name: str, side: str) -> str:
 
 
 def _log(folder: Path, *arguments: str) -> list[Commit]:
-    # Not by splitlines, because a subject may contain what Python takes for the end of a line.
+    # splitlines() would also split at other characters that a subject may contain.
     rows = git(folder, "log", "--no-show-signature", f"--format={_FIELDS}", *arguments).split("\n")
     fields = (row.split("\0") for row in rows if row)
     return [Commit(name, tuple(parents.split()), subject) for name, parents, subject in fields]

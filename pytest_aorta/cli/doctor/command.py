@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def findings(folders: dict[str, Path]) -> list[Finding]:
-    """Return all findings, in the order in which a run would meet them."""
+    """Return all findings, in the order in which they would affect a run."""
     found: list[Finding] = []
     devices: list[Device] = []
     try:
@@ -69,7 +69,7 @@ def findings(folders: dict[str, Path]) -> list[Finding]:
 
 
 def _all_gpus(devices: list[Device]) -> list[Device]:
-    """Return the GPUs without the effect of visibility variables, or the visible ones if that fails."""
+    """Return all GPUs regardless of visibility variables, or the visible GPUs if that fails."""
     try:
         return visible_devices({})
     except AortaError:

@@ -1,4 +1,4 @@
-"""Checks of this machine: one function per topic, from plain facts to findings with a remedy."""
+"""Checks of this machine: one function per topic turns plain facts into findings with a remedy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pytest_aorta.plan.world import (
 
 OK, NOTE, PROBLEM = "ok", "note", "problem"
 MIB, GIB = 1 << 20, 1 << 30
-# Default of containers; a few NCCL channels fill it.
+# The default size in containers, which a few NCCL channels fill.
 SMALL_SHM_BYTES = 64 * MIB
 ROOMY_SHM_BYTES = GIB
 MIN_FREE_DISK_BYTES = GIB
@@ -89,7 +89,7 @@ def variable_findings(environ: Mapping[str, str], vendor: str, count: int) -> li
 
 
 def limit_findings(limits: Mapping[str, int], num_ranks: int, has_infiniband: bool) -> list[Finding]:
-    """Report soft limits of this process, which ranks inherit; ``resource.RLIM_INFINITY`` is no limit."""
+    """Report soft limits of this process, which ranks inherit; ``resource.RLIM_INFINITY`` means no limit."""
     found = []
     needed = {"nofile": FILES_PER_RANK * (num_ranks + 1), "nproc": MIN_PROCESSES}
     for name, least in needed.items():

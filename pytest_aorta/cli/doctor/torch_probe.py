@@ -1,4 +1,4 @@
-"""The checks of ``aorta doctor`` that need torch, run in another process, or the driver."""
+"""The checks of ``aorta doctor`` that need the driver, or torch, which another process imports."""
 
 from __future__ import annotations
 

@@ -14,13 +14,13 @@ from pytest_aorta.common.text import counted, table
 from pytest_aorta.verdict.metrics import METRICS, Direction, format_value
 from pytest_aorta.verdict.verdicts import format_change
 
-# Later values can move a change point by some versions without making it another one.
+# With later values, the same change point can move by a few versions.
 _MOVED = 2
 _MIN_COMMIT = 7
-# Beyond this, the value before is nearly 0 and a percentage says nothing.
+# Beyond this relative change, the value before is nearly 0 and a percentage is meaningless.
 _LARGEST_RELATIVE = 1e4
-# Each new version is another look at the same series, so the p-value is a hundredth of Otava's, and a change needs as
-# many versions to confirm it: `benchmarks/report/history_alarms.py` counts the false alarms.
+# Each new version tests the same series again, so the p-value is a hundredth of Otava's, and several versions have to
+# confirm a change. `benchmarks/report/history_alarms.py` counts the false alarms.
 MAX_P_VALUE = 0.00001
 CONFIRMING_VERSIONS = 3
 _COLUMNS = ("test", "metric", "last before", "first after", "before", "after", "change", "")
@@ -35,7 +35,7 @@ class Change:
         metric: Name of the metric.
         index: Index of the first version after the change.
         last: Index of the last version before the change that has the metric.
-        before, after: Medians of the segments on both sides; of a metric that has to be equal, the values.
+        before, after: Medians of the segments on both sides; for a metric that has to be equal, the values.
     """
 
     history: CaseHistory
@@ -80,7 +80,7 @@ class Change:
         return *texts, "-" if self.relative is None else format_change(self.relative)  # type: ignore[return-value]
 
     def is_same(self, other: Change) -> bool:
-        """Return whether both are one change point, which further values have moved a little."""
+        """Return whether both are the same change point, which further values have moved a little."""
         places = (self.history.case, self.history.platform, self.metric)
         if places != (other.history.case, other.history.platform, other.metric):
             return False
@@ -93,7 +93,7 @@ def find_changes(history: CaseHistory) -> list[Change]:
     """Return the change points of every metric of a case, the newest last.
 
     A metric that has to be equal changes wherever two neighboring versions differ. For any other metric, Otava finds
-    the change points in the medians of the versions; at least :data:`CONFIRMING_VERSIONS` have to be on either side.
+    the change points in the medians of the versions; at least :data:`CONFIRMING_VERSIONS` have to be on each side.
     """
     found = [change for metric in history.metrics for change in _changes(history, metric)]
     return sorted(found, key=lambda change: change.index)
@@ -129,8 +129,8 @@ def new_changes(histories: Sequence[CaseHistory], since: str | None) -> list[Cha
 
     Args:
         histories: The cases.
-        since: A commit; the earlier history is that of the versions measured until then. None: of each case all
-            versions but the newest.
+        since: A commit; the earlier history contains the versions measured up to this commit. If None, the earlier
+            history contains all versions of each case but the newest.
 
     Raises:
         UsageError: The commit is not in the history.
@@ -178,7 +178,7 @@ def change_lines(changes: Sequence[Change], histories: Sequence[CaseHistory], wi
 
 
 def _other_reasons(change: Change) -> list[str]:
-    """Return the differences between both versions beside the code."""
+    """Return the differences between both versions besides the code."""
     before, after = change.last_before, change.first_after
     return [
         f"{name} {old or 'unknown'} -> {new or 'unknown'}"

@@ -27,7 +27,7 @@ _UNIT_SUFFIXES = {"ms": "_milliseconds", "B": "_bytes", "1/s": "_per_second", "T
 def write_otava(entries: Sequence[HistoryEntry], folder: Path) -> list[Path]:
     """Write Otava's configuration and one CSV file per case and metric, and return the files.
 
-    A file has one row per version. Each metric has a file of its own, since Otava reads no empty cells.
+    A file has one row per version. Each metric has a file of its own, because Otava does not read empty cells.
 
     Raises:
         OSError: A file can't be written.
@@ -79,7 +79,7 @@ def openmetrics(entries: Sequence[HistoryEntry]) -> str:
     """Return the text of OpenMetrics 1.0: a gauge per metric, and the version that was measured.
 
     Samples of one metric and case are in the order of their time. Samples at the same second are joined by their
-    median, because no series may have two.
+    median, because a series may have only one sample at a time.
     """
     samples: dict[str, dict[str, dict[int, list[float]]]] = {}
     versions: dict[str, dict[int, list[float]]] = {}

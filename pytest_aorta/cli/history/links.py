@@ -31,7 +31,7 @@ def checked_template(text: str) -> str:
 
 
 def remote_template(folder: Path) -> str | None:
-    """Return the template for the remote ``origin`` of the repository around ``folder``; None where there is none."""
+    """Return the template for the remote ``origin`` of the repository around ``folder``; None without such a remote."""
     try:
         return template_of(git(folder, "remote", "get-url", "origin"))
     except (SpecError, OSError):

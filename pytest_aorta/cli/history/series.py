@@ -13,7 +13,7 @@ from pytest_aorta.session.history.entries import HistoryEntry, MeasuredLaunch, S
 from pytest_aorta.verdict.metrics import METRICS
 from pytest_aorta.verdict.verdicts import ReferenceKind
 
-# The name that git gives to a head that is on no branch.
+# Git's name for a head that is not on a branch.
 DETACHED = "HEAD"
 
 
@@ -23,7 +23,7 @@ class Version:
 
     Attributes:
         commit: The commit; None if unknown.
-        dirty: Whether a tracked file differed from the commit; such versions of two runs are two versions.
+        dirty: Whether a tracked file differed from the commit; uncommitted changes of two runs are two versions.
         measured_at: UTC time of the first launch.
         torch, accelerator: As in :class:`~pytest_aorta.session.history.entries.MeasuredLaunch`.
         revision: Revision of the baseline that the version was last compared with; None without one.
@@ -46,7 +46,7 @@ class Version:
         return f"{self.commit[:12] if self.commit else 'unknown'}{' and changes' if self.dirty else ''}"
 
     def numbers(self, metric: str) -> list[float]:
-        """Return the metric of each launch that has it as a number."""
+        """Return the metric's value in each launch in which the value is a number."""
         values = (launch.values.get(metric) for launch in self.launches)
         return [float(value) for value in values if isinstance(value, float | int)]
 
@@ -79,7 +79,7 @@ class CaseHistory:
 
     @property
     def revisions(self) -> list[tuple[int, int]]:
-        """Return the index of the first version of each revision of the baseline, but for the first, and its number."""
+        """Return, for each baseline revision after the first, the index of its first version and its number."""
         known = [(index, row.revision) for index, row in enumerate(self.versions) if row.revision is not None]
         return [here for before, here in pairwise(known) if here[1] != before[1]]
 
@@ -112,7 +112,7 @@ def of_branch(entries: Sequence[HistoryEntry], branch: str | None) -> list[Histo
         branch: Name of the branch, or :data:`DETACHED` for a detached head; None if there is only one branch.
 
     Raises:
-        UsageError: No entry is of the branch, or there are several branches and none was named.
+        UsageError: The branch has no entry, or there are several branches and none was named.
     """
     found = sorted({_branch(entry) for entry in entries})
     if branch is None and len(found) > 1:

@@ -1,4 +1,4 @@
-"""A client of a JSON API over HTTP: bounded waits and sizes, and no token in messages or at another host."""
+"""A client of a JSON API over HTTP: waits and sizes are bounded, and no message or other host receives the token."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _REQUEST_S = 20.0
 _MAX_ANSWER = 32 << 20
 _MAX_PAGES = 100
 _PAUSE_S = 1.0
-# GitHub asks for a minute where it limits requests without naming a time.
+# GitHub asks clients to wait a minute if it limits requests without naming a time.
 _THROTTLED_S = 60.0
 _NEXT = re.compile(r'<([^<>]+)>\s*;[^,<>]*\brel="?next"?', re.IGNORECASE)
 
@@ -43,12 +43,12 @@ class NotFound(ApiError):
 
 
 class Unanswered(ApiError):
-    """No usable answer came, so that the request may have been carried out."""
+    """No usable answer came, so the request may have been carried out."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer to one request; status 0 and ``problem`` where none came."""
+    """The answer to one request; status 0 and ``problem`` if none came."""
 
     status: int
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -111,7 +111,7 @@ def checked_token(text: str, source: str) -> str:
 
 @dataclass
 class Client:
-    """A client with one token and one budget of waiting.
+    """A client with one token and one limit on its total waiting time.
 
     Attributes:
         name: Name of the host, for messages.
@@ -166,8 +166,8 @@ class Client:
     def send(self, method: str, path: str, document: object = None) -> Any:
         """Return the JSON value that answers a change; None for an empty answer.
 
-        A POST is not repeated after a failure of the server, because it may have been carried out; the caller has to
-        look, and the error is raised after a pause.
+        After a server failure a POST is not repeated, because it may have been carried out. The error is raised after a
+        pause, and the caller has to check.
         """
         try:
             return self._value(self._exchange(method, f"{self.base}{path}", document))

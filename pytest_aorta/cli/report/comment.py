@@ -109,8 +109,8 @@ def write_comment(
 ) -> tuple[Comment, str]:
     """Create or update the comment with a key, and return it with the word "created" or "updated".
 
-    Of several comments with the key, as two runs at once create them, the oldest is updated and the later ones are
-    deleted. All runs select the same one, so one comment is left.
+    Two simultaneous runs can create several comments with the key. Then the oldest is updated and the later ones are
+    deleted. All runs select the same comment, so one is left.
 
     Raises:
         ApiError: The comment could not be written.
@@ -127,7 +127,7 @@ def _written(host: Host, marker: str, body: str, author: str | None, rounds: int
             return _updated(host, own, body), "updated"
         return _settled(host, marker, host.create(body), body)
     except (_Vanished, Unanswered):
-        # A comment that the server has created without an answer is found in the next round.
+        # The server may have created the comment without answering; the next round then finds the comment.
         if rounds == 1:
             raise
     return _written(host, marker, body, author, rounds - 1)
@@ -146,7 +146,7 @@ def comment_body(marker: str, text: str, links: Sequence[Link], max_characters: 
 
 
 def cut(text: str, max_characters: int) -> str:
-    """Return the first whole lines of Markdown that fit, with open elements closed and a note on what is missing."""
+    """Return the first whole lines of Markdown that fit, with open elements closed and a note about the rest."""
     text = text.rstrip() + "\n"
     if len(text) <= max_characters:
         return text
@@ -175,7 +175,7 @@ class _Vanished(NotFound):
 def _own(host: Host, marker: str, author: str | None) -> list[Comment]:
     """Return the comments of the author that start with the marker, the oldest first.
 
-    Others may write a comment with the marker, which must not be taken for the one of this job.
+    Others may write a comment with the marker; it must not be mistaken for this job's comment.
     """
     found = [comment for comment in host.comments() if comment.author == author and _starts(comment.body, marker)]
     return sorted(found, key=lambda comment: comment.number)
@@ -198,8 +198,9 @@ def _updated(host: Host, own: list[Comment], body: str) -> Comment:
 
 
 def _settled(host: Host, marker: str, created: Comment, body: str) -> tuple[Comment, str]:
-    """Return the one comment that is left after a comment was created, which another run may have done as well."""
-    # The list may not contain the new comment yet. Its author is the token's, also where viewer() did not name it.
+    """Return the one comment that is left after creating one, even if another run has created a comment too."""
+    # The list may not contain the new comment yet. Its author is the token's user, even if viewer() did not name a
+    # user.
     own = {comment.number: comment for comment in (*_own(host, marker, created.author), created)}
     oldest, *later = sorted(own.values(), key=lambda comment: comment.number)
     if oldest.number != created.number:

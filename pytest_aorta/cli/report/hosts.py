@@ -28,10 +28,10 @@ class Host(Protocol):
 
     @property
     def max_characters(self) -> int:
-        """Return the length of the longest comment that the host takes."""
+        """Return the length of the longest comment that the host accepts."""
 
     def viewer(self) -> str | None:
-        """Return the login that the token's comments have; None if it can't be known before the first comment."""
+        """Return the login that authors the token's comments; None if it is unknown before the first comment."""
 
     def comments(self) -> Iterator[Comment]:
         """Yield the comments."""
@@ -56,7 +56,7 @@ class GitHub:
     max_characters: int = 65_536
 
     def viewer(self) -> str | None:
-        """Return the login of the token's user; the token of GitHub Actions has none and may not ask."""
+        """Return the login of the token's user; the token of GitHub Actions has no user and may not ask."""
         try:
             return str(_field(self.client.get("/user"), "login"))
         except AccessDenied:

@@ -93,7 +93,7 @@ def _gitlab(arguments: argparse.Namespace, environ: Mapping[str, str]) -> GitLab
     name = "GITLAB_TOKEN" if environ.get("GITLAB_TOKEN") else "CI_JOB_TOKEN"
     token = checked_token(_required(environ, name, "GITLAB_TOKEN, a project access token"), name)
     base = checked_base(environ.get("CI_API_V4_URL") or "https://gitlab.com/api/v4", "CI_API_V4_URL")
-    # In a fork, the merge request belongs to another project than the job.
+    # In a fork, the merge request and the job belong to different projects.
     ids = (environ.get("CI_MERGE_REQUEST_PROJECT_ID"), environ.get("CI_PROJECT_ID"))
     project = arguments.repository or next(filter(None, ids), "")
     if not _GITLAB_PROJECT.fullmatch(project):

@@ -32,7 +32,7 @@ from pytest_aorta.verdict.applicability import identity
 from pytest_aorta.verdict.baseline import read_baseline_file
 from pytest_aorta.verdict.metrics import parse_tolerances
 
-# The holder of the lease, as tests that wait for it report it.
+# The name of the lease's holder, which tests that wait for the lease report.
 OWNER = "aorta run"
 # Options of pytest that this command shares.
 SHARED = ("gpus", "device", "timeout", "workloads", "launcher", "share_host", "lease_timeout", "fail_on", "profiler",

@@ -77,7 +77,7 @@ def _assign(spec: WorkloadSpec, given: dict[str, Any], path: list[str], value: A
     parent: Any = given.get(name) if name in spec.properties else None
     for number, part in enumerate(path[1:], 1):
         if not isinstance(parent, dict):
-            # Reports an unknown first key as any other unknown key.
+            # This reports an unknown first key in the same way as any other unknown key.
             resolve_config(spec, {name: given.get(name)})
             where = ".".join(path[:number])
             raise SpecError(f"--set: {'.'.join(path)}: {where} is {parent!r}, and only objects have keys")
@@ -98,7 +98,7 @@ def _schema(spec: WorkloadSpec, path: Sequence[str]) -> Mapping[str, Any]:
 
 
 def _typed(schema: Mapping[str, Any], value: Any, text: str) -> Any:
-    """Correct the type where YAML 1.1 reads another one: 0 of HSA_ENABLE_SDMA=0 as a number, 1e-3 as text."""
+    """Correct a type that YAML 1.1 misreads: it reads the 0 of HSA_ENABLE_SDMA=0 as a number, and 1e-3 as text."""
     types = schema.get("type", ())
     types = {types} if isinstance(types, str) else set(types)
     if types == {"string"} and isinstance(value, bool | int | float):

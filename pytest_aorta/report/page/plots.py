@@ -50,7 +50,7 @@ def encoded(values: npt.ArrayLike) -> str:
 def _series(side: str, launch: Launch, max_numbers: int) -> dict[str, Any]:
     times_ms = np.asarray(launch.result.rank_step_times_ms)
     block = -(-times_ms.size // max_numbers)
-    # Readers look for slow steps, so where several steps share a point the slowest step is drawn.
+    # Readers look for slow steps, so the slowest step is drawn where several steps share a point.
     starts = np.arange(0, times_ms.shape[1], block)
     return {
         "side": side,

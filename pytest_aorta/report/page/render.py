@@ -20,7 +20,7 @@ from pytest_aorta.report.page.plots import case_plots, numbers_a_launch
 from pytest_aorta.verdict.metrics import METRICS
 
 MAX_FAILURE_CHARACTERS = 20_000
-# Failed tests that are open at first: the page of a run in which everything failed still begins with a list.
+# The most failed tests that are open at first, so that a page still begins with a list if every test failed.
 MAX_OPEN = 10
 _FOLDER = files("pytest_aorta.report.page")
 
@@ -63,7 +63,7 @@ def html_template(
 ) -> jinja2.Template:
     """Return the template ``{name}.html.jinja``, which escapes values and fails where a value is missing.
 
-    Its file and those that it imports are read by ``read``.
+    ``read`` reads the template's file and the files that it imports.
     """
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(read),

@@ -52,7 +52,7 @@ class RankTimes:
 
 @dataclass(frozen=True)
 class ProvenanceTable:
-    """When, where and of which version each side was measured: side -> label -> value, and the labels in order."""
+    """The time, host and version of each side's measurements: side -> label -> value, and the labels in order."""
 
     labels: tuple[str, ...]
     sides: Mapping[str, Mapping[str, str]]
@@ -64,9 +64,9 @@ def severity(verdict: Verdict) -> int:
 
 
 def failing_first(report: Report) -> list[int]:
-    """Return the places of the tests: failed ones first, then by the worst verdict, else as they ran.
+    """Return the indices of the tests: failed tests first, then by the worst verdict, then in the order of running.
 
-    A test that failed without a verdict, for example because a launch failed, stands with the regressions.
+    A test that failed without a verdict, for example because a launch failed, is sorted with the regressions.
     """
 
     def key(place: int) -> tuple[bool, int]:
@@ -88,7 +88,7 @@ def not_applicable(case: Case) -> list[Verdict]:
 
 
 def notable(test: Test) -> list[tuple[Outcome, list[str]]]:
-    """Return what the heading of a test names, the worst first: an outcome with its metrics and their changes."""
+    """Return the entries of a test's heading, the worst first: an outcome with its metrics and their changes."""
     found: dict[Outcome, list[str]] = {}
     for row in sorted(test.verdicts, key=severity):
         if row.is_finding:
@@ -98,7 +98,7 @@ def notable(test: Test) -> list[tuple[Outcome, list[str]]]:
 
 
 def unremarkable(test: Test) -> str:
-    """Return how many verdicts of a test its heading only counts."""
+    """Return the number of a test's verdicts that are not findings, by label; the heading only counts these."""
     counts = Counter(row.label for row in test.verdicts if not row.is_finding)
     return ", ".join(f"{counts[label]} {label}" for label in SEVERITY if counts[label])
 
@@ -127,9 +127,9 @@ def compared_with(verdict: Verdict) -> str:
 
 
 def provenance_of_report(report: Report) -> ProvenanceTable:
-    """Return when, where and of which version both sides were measured, over all tests.
+    """Return the time, host and version of both sides' measurements, over all tests.
 
-    Of a run in which no launch left a result, only the version and the command are known.
+    If no launch left a result, only the version and the command are known.
     """
     if report.run and not report.has_result:
         return ProvenanceTable(tuple(label for label, _ in report.run), {report.candidate: dict(report.run)})
@@ -145,7 +145,7 @@ def provenance_of_report(report: Report) -> ProvenanceTable:
 
 
 def provenance_of_case(case: Case, candidate: str) -> ProvenanceTable:
-    """Return when, where and of which version the launches of each side of a case were measured."""
+    """Return the time, host and version of the launches of each side of a case."""
     return _provenance(
         {
             candidate: [launch.facts for launch in case.candidate],
@@ -168,7 +168,7 @@ def _provenance(sides: Mapping[str, Sequence[LaunchFacts]]) -> ProvenanceTable:
 
 
 def _joined(label: str, values: Sequence[str]) -> str:
-    """Return the distinct values as one text; of times the first and the last."""
+    """Return the distinct values as one text; for times, the first and the last."""
     distinct = list(dict.fromkeys(values))
     if label == "measured":
         first, last = min(distinct), max(distinct)

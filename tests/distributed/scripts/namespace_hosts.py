@@ -1,4 +1,4 @@
-"""Hosts that are network namespaces: what runs on them, faults in mid-run, and what is left."""
+"""Hosts that are network namespaces: their processes, faults in mid-run, and leftovers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def are_under_way(temporary: Sequence[Path]) -> bool:
 def do_in_mid_run(
     fault: Callable[[], object], temporary: Sequence[Path], running: subprocess.Popen[bytes], limit_s: float
 ) -> None:
-    """Call ``fault`` when ranks are in their steps on each host, unless ``running`` ends before."""
+    """Call ``fault`` when ranks are in their steps on each host, unless ``running`` has ended before."""
     deadline_s = time.monotonic() + limit_s
     while not are_under_way(temporary):
         if time.monotonic() > deadline_s or running.poll() is not None:

@@ -1,7 +1,7 @@
 """Trains a Llama workload with a reduce-scatter whose order of summation depends on the offset in the payload.
 
-NCCL's reduce-scatter does the same if channels use different rings; gloo sums every element in one order. Arguments:
-the workload's name, and its config as JSON.
+NCCL's reduce-scatter behaves in this way if channels use different rings; gloo sums every element in one order.
+Arguments: the workload's name, and its config as JSON.
 """
 
 from __future__ import annotations

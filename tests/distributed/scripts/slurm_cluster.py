@@ -20,7 +20,8 @@ from tests.distributed.scripts.namespace_hosts import do_in_mid_run, ip, kill_ag
 
 NODES = ("node0", "node1", "node2")
 HEAD = "10.78.0.254"
-# Exists only in this mount namespace, and has to be short: a socket's path has room for 107 characters.
+# The folder exists only in this mount namespace. Its path is short, because a socket's path is limited to 107
+# characters.
 RUN = Path("/run/aorta")
 UP_S = 30.0
 START_S = 150.0
@@ -91,7 +92,7 @@ def make_network(folder: Path) -> None:
 
 
 def start_slurm(folder: Path) -> None:
-    # Processes are found by their parents; slurmd needs a version of cgroups nevertheless.
+    # slurmd finds processes by their parents, but needs a version of cgroups nevertheless.
     do("mount", "-t", "tmpfs", "tmpfs", "/sys/fs/cgroup")
     write(folder / "cgroup.conf", "CgroupPlugin=cgroup/v1\n")
     write(folder / "gres.conf", f"Name=gpu File={folder}/gpus/gpu[0-7]\n")

@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 
 def step_memory(kept: int) -> StepMemory:
-    """Return a step whose blocks keep so many bytes under the first kind, and none under the others."""
+    """Return a step whose blocks keep ``kept`` bytes under the first kind, and none under the others."""
     return StepMemory(
         embedding=Unit(),
         block=Unit(),

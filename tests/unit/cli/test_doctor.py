@@ -34,7 +34,7 @@ def states(findings) -> list[str]:
 
 
 def problem(findings) -> doctor.Finding:
-    """The only problem, which has a remedy."""
+    """Return the only problem, after checking that it has a remedy."""
     found = [finding for finding in findings if finding.state == PROBLEM]
     assert len(found) == 1
     assert found[0].remedy
@@ -165,7 +165,7 @@ def test_folder_below_a_file_can_not_be_written(tmp_path):
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """A machine where all is well; tests break something of it."""
+    """A machine without a problem; tests break parts of it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AORTA_LEASE_DIR", str(tmp_path / "leases"))
     monkeypatch.setenv("COLUMNS", "200")

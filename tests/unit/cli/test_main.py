@@ -46,7 +46,7 @@ def store(**changes) -> Path:
 
 
 def thinnable(count: int = 6) -> Path:
-    """The first case, with a center of two in revision 2 and ``count`` launches of revision 1."""
+    """Store the first case with a center of two launches in revision 2 and ``count`` launches of revision 1."""
     old = tuple(launch(10.0, day, center=False) for day in range(1, count + 1))
     new = tuple(launch(10.0, day, revision=2) for day in (20, 21))
     return store(launches=(*old, *new), forced={"1": "a noisy day", "2": "again"})
@@ -95,7 +95,7 @@ def test_list_counts_launches_of_one_day_as_one_block(here, capsys):
     assert "2/2         1       2026-01-01 " in said(capsys, "baselines", "list", "--platform", PLATFORM)
 
 
-def test_list_tells_unreadable_files_beside_the_good_and_fails(here, capsys):
+def test_list_reports_unreadable_files_beside_readable_ones_and_fails(here, capsys):
     bad = here / "baselines" / PLATFORM / "bad.json"
     bad.write_text("{")
     code, out, err = run(capsys, "baselines", "list")
@@ -256,7 +256,7 @@ def test_show_of_an_unreadable_path_is_a_problem(here, capsys):
 
 @pytest.fixture
 def committed(here):
-    """The repository's path of a baseline that was committed, and has been recorded anew since."""
+    """The path in the repository of a baseline that was committed and then recorded again."""
     git("init", "-q")
     git("add", "baselines")
     git("commit", "-qm", "one")
@@ -265,7 +265,7 @@ def committed(here):
     return store(launches=new, config={"steps": 20, "dtype": "bfloat16", "seed": 0})
 
 
-def test_diff_with_a_commit_tells_config_environment_metrics_and_hashes(committed, capsys):
+def test_diff_with_a_commit_shows_config_environment_metrics_and_hashes(committed, capsys):
     out = said(capsys, "baselines", "diff", f"HEAD:{committed}", committed)
     for part in (
         f"A: HEAD:{committed}, revision 1: 5 of 5 launches in the center",
@@ -368,7 +368,7 @@ def test_prune_keeps_forty_by_default(here, capsys):
     assert path.read_bytes() == before
 
 
-def test_dry_run_tells_and_changes_nothing(here, capsys):
+def test_dry_run_reports_and_changes_nothing(here, capsys):
     path = thinnable()
     before = path.read_bytes()
     out = said(capsys, "baselines", "prune", "--keep", "0", "--dry-run")

@@ -16,7 +16,7 @@ from tests.unit.builders import make_result
 
 
 def keep(folder, test, step_ms, *, number=1, plan=None, **changes):
-    """One launch as --aorta-results keeps it; three steps a rank."""
+    """Keep one launch as --aorta-results does, with three steps per rank."""
     place = folder / test / f"{number:02d}-fsdp"
     (place / "ranks" / "0").mkdir(parents=True)
     (place / "ranks" / "0" / "result.json").write_text("{}")
@@ -110,7 +110,7 @@ def test_launches_of_a_reference_version_are_left_out_with_a_warning(two):
     assert "a launch of the A/B reference" in report.warnings[0]
 
 
-def test_wrong_numbers_are_red_and_their_place_is_the_evidence(tmp_path):
+def test_wrong_numbers_fail_and_the_failed_checks_are_the_evidence(tmp_path):
     old = keep(tmp_path / "old", "a", 10.0)
     new = keep(tmp_path / "new", "a", 10.0, passed=False, failure_count=3)
     (test,) = report_of(old, new).tests

@@ -40,7 +40,7 @@ config:
 
 
 class Toy:
-    """Launches of the toy: what they were asked for, and what they leave."""
+    """Launches of the toy: the requests they received, and the results they leave."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder
@@ -96,7 +96,7 @@ def run(*arguments: str, workload: str = "toy") -> int:
 
 
 def refused(capsys, *arguments: str, workload: str = "toy") -> str:
-    """Return what wrong usage says: one paragraph on stderr, and nothing else."""
+    """Return the message about wrong usage, after checking that it is one paragraph on stderr and the only output."""
     assert run(*arguments, workload=workload) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)

@@ -6,7 +6,7 @@ from pytest_aorta.common.errors import AortaError, LaunchError
 
 
 class OwnError(AortaError):
-    """As a module beside errors.py declares one."""
+    """An error class as another module than errors.py declares it."""
 
 
 def test_traceback_shows_the_message_without_the_path_of_a_module():

@@ -281,7 +281,7 @@ def test_unfinished_files_of_killed_writers_are_deleted_at_the_next_write(tmp_pa
     for path in (old, other):
         os.utime(path, (hours_ago_s, hours_ago_s))
     write_json(tmp_path / "a.json", {})
-    # A young file can have a writer that lives, and another file's writer deletes its own.
+    # The writer of a young file may still be alive, and the writer of another file deletes that file itself.
     assert {path.name for path in tmp_path.iterdir()} == {young.name, other.name, "a.json"}
 
 

@@ -163,7 +163,7 @@ def test_text_that_the_fast_validator_can_not_represent_is_judged_by_jsonschema(
 
 @pytest.mark.parametrize("name", [SCHEMA, "baseline.schema.json", "report_summary.schema.json"])
 def test_every_bounded_number_has_a_type(name):
-    # Without a type, a bound is where jsonschema-rs accepts an infinity that jsonschema refuses.
+    # At a bound without a type, jsonschema-rs accepts an infinity that jsonschema refuses.
     def schemas(part: Any) -> list[dict[str, Any]]:
         values = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
         return [*([part] if isinstance(part, dict) else []), *(found for value in values for found in schemas(value))]

@@ -67,7 +67,7 @@ def test_waiting_agents_of_a_manifest_look_where_pytest_is(path):
     [port] = re.findall(r"-o aorta_rdzv_endpoint=\"\$\(hostname\):(\d+)\"", script)
     [command] = re.findall(r"exec aorta (agent .*)", script)
     arguments = cli.parser().parse_args(shlex.split(command))
-    # An Indexed Job's pods are called after it and their index.
+    # The pods of an Indexed Job are named after the job and their index.
     assert arguments.connect == (f"{job['metadata']['name']}-0.{service['metadata']['name']}", int(port))
     assert arguments.wait
     assert variables.AGENT_TOKEN in {entry["name"] for entry in container["env"]}

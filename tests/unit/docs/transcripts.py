@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 # Stands for any number of lines on a line of its own, and for any text within a line.
 OMITTED = "..."
-# What differs between two runs, and the word that stands for it; all other text has to be equal.
+# Text that differs between two runs, and the word that replaces it; all other text has to be equal.
 _NUMBER = r"\d[\d,]*(?:\.\d+)?(?:e[+-]\d+)?"
 PATTERNS = {
     r"\b(?=[0-9a-f]*\d)[0-9a-f]{12}\b": "HASH",
@@ -22,7 +22,7 @@ PATTERNS = {
 
 
 def normal(line: str) -> str:
-    """Return a line without what differs between runs, and with one space between columns."""
+    """Return a line without the text that differs between runs, and with one space between columns."""
     for pattern, word in PATTERNS.items():
         line = re.sub(pattern, word, line)
     return " ".join(line.split())

@@ -9,7 +9,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-# Values that readers tend to trip over, beside what hypothesis draws by itself.
+# Values that often break readers, in addition to those that hypothesis draws by itself.
 HOSTILE = st.sampled_from(
     [
         None, True, False, 0, -1, 3, 2**31, 2**63, 2**64, 2**1000,
@@ -20,7 +20,7 @@ HOSTILE = st.sampled_from(
         [[1.0], [2.0, 3.0]],
     ]
 )  # fmt: skip
-# Copies, since a later change of the same document may reach into a list that was drawn before.
+# Values are copied, since a later change of the same document may reach into a list that was drawn before.
 JUNK = HOSTILE.map(copy.deepcopy) | st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),

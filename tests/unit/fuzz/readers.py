@@ -1,4 +1,4 @@
-"""Every reader of the package with a strategy of what it may be given, and the errors that it may raise."""
+"""Every reader of the package, with a strategy for its input and the errors that it may raise."""
 
 from __future__ import annotations
 
@@ -88,10 +88,10 @@ class Reader:
     """A reader of the package.
 
     Attributes:
-        name: what it reads.
-        cases: strategy of what it is given.
-        read: reads one case, in an empty folder of the reader's own.
-        errors: what it may raise.
+        name: the kind of input that it reads.
+        cases: strategy for its input.
+        read: function that reads one case, in an empty folder of the reader's own.
+        errors: the errors that it may raise.
     """
 
     name: str
@@ -474,7 +474,7 @@ STEPS = [
     for step in (1, 2, 3)
     for tag in ("perf", "loss")
 ]
-# An event's content, or bytes that are none.
+# An event's content, or bytes that are not an event.
 RECORDS = st.sampled_from(STEPS) | st.sampled_from(STEPS) | st.sampled_from(STEPS) | EVENTS
 RAW = damaged_bytes(b"\t\0\0\0\0\0\0\xf0?\x10\x01*\r\n\x0b\n\x04loss\x15\0\0\x80?")
 EVENT_LENGTHS = st.sampled_from([0, 1, 2**31, 2**40, 2**63, 2**64 - 1])
@@ -488,7 +488,7 @@ EVENT_CASES = st.tuples(
 
 def _event(content: Any) -> bytes:
     """Return one event of an event file, without length and checksums."""
-    from tensorboard.compat.proto.event_pb2 import Event  # as long to import as all other readers together
+    from tensorboard.compat.proto.event_pb2 import Event  # takes as long to import as all other readers together
     from tensorboard.compat.proto.summary_pb2 import Summary
 
     if isinstance(content, bytes):

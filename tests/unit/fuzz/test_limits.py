@@ -1,4 +1,4 @@
-"""Files that once gave a raw traceback, took minutes, or took gigabytes: each is refused by file and key."""
+"""Files that once caused a raw traceback, took minutes, or took gigabytes: each is refused by file and key."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from pytest_aorta.launch.lease.queue import record_end, record_launch
 from pytest_aorta.launch.sweep import end_processes, is_stopped, launch_ids, processes_of, unmarked
 
 Starter = Callable[..., subprocess.Popen[bytes]]
-# Writes a line when it has marked itself.
+# Writes a line after it has marked itself.
 MARKS_ITSELF = """
 import sys, time
 from pytest_aorta.launch.sweep import mark_this_process

@@ -53,7 +53,7 @@ def test_any_variable_names_distinct_devices_that_there_are(variable, count):
 
 
 class FakeNvml:
-    """GPUs 0 and 1, and a MIG device on the second; found by number or by whole name."""
+    """GPUs 0 and 1, and a MIG device on the second; each is found by its number or its whole name."""
 
     class NVMLError(Exception):
         def __init__(self, text, value=999):
@@ -182,7 +182,7 @@ class FakeAmdsmi:
 
 @pytest.fixture
 def no_nvidia(monkeypatch, tmp_path):
-    """No driver of NVIDIA's, nothing of AMD's installed, and PATH a folder of our own."""
+    """A host without an NVIDIA driver and without AMD software, whose PATH is a folder of the test."""
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(FakeNvml.NVMLError("no library", 12)))
     monkeypatch.setitem(sys.modules, "amdsmi", None)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
@@ -207,7 +207,7 @@ def rocm_smi(no_nvidia, tmp_path):
 
 
 def on_amd(**variables: str):
-    # Any file that is there stands for the driver's.
+    # Any existing file stands for the driver's file.
     return visible_devices(variables, amd_driver=Path(__file__))
 
 

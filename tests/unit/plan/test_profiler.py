@@ -155,7 +155,7 @@ def test_times_under_a_profiler_are_not_applicable_whatever_they_are(baseline):
         Outcome.NOT_APPLICABLE,
         "ranks ran under nsys, which slows them",
     )
-    # What is no time is compared as ever.
+    # Metrics other than times are compared as usual.
     assert verdicts["weight_hash"].outcome is (Outcome.PASS if baseline else Outcome.MISSING)
 
 

@@ -50,7 +50,7 @@ def toy_yaml(key: str = "mode", values: str = "[fast, slow]", default: str = "fa
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository with the project in a sub-folder; what is committed says old, the working tree new."""
+    """A repository with the project in a sub-folder; the commit's files say old, the working tree's say new."""
     for name in [name for name in os.environ if name.startswith("GIT_")]:
         monkeypatch.delenv(name)
     (tmp_path / "scratch").mkdir()
@@ -87,7 +87,7 @@ def opener(project: Path) -> Iterator[Opener]:
 
 
 def worktrees(folder: Path) -> list[str]:
-    """All but the repository's own."""
+    """Return all worktrees but the repository's own."""
     lines = git(folder, "worktree", "list", "--porcelain").splitlines()
     return [line.removeprefix("worktree ") for line in lines if line.startswith("worktree ")][1:]
 
@@ -135,7 +135,7 @@ def test_sessions_side_by_side_have_worktrees_of_their_own(opener, project):
 
 
 def abandon(project: Path) -> str:
-    """A worktree whose session is gone without having removed it."""
+    """Return a worktree whose session has ended without removing it."""
     code = f"""
 import os, tempfile
 from pathlib import Path
@@ -365,7 +365,7 @@ def test_reference_takes_a_fork_server_of_its_own(opener, tmp_path):
 
 @pytest.fixture
 def environment(tmp_path: Path) -> Path:
-    """The interpreter of an environment with what the test puts there: torch and pytest_aorta are fakes."""
+    """The interpreter of an environment that a test fills; its torch and pytest_aorta are fakes."""
     command = [sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "other")]
     subprocess.run(command, check=True, timeout=60)
     return tmp_path / "other/bin/python"
@@ -464,7 +464,7 @@ def test_environment_with_a_version_before_the_packages_is_refused_with_its_vers
         opener(f"python:{environment}").open()
 
 
-def test_interpreter_that_is_none_is_reported(opener, project):
+def test_interpreter_that_can_not_be_run_is_reported(opener, project):
     with pytest.raises(SpecError, match=r"/absent/python can't be run: No such file or directory"):
         opener("python:/absent/python").open()
     broken = write(project / "python", "#!/bin/sh\necho no such option >&2\nexit 2\n")

@@ -14,11 +14,11 @@ code = pytest.main(sys.argv[1:])
 print("\\nmodules:", *sorted(sys.modules))
 sys.exit(code)
 """
-# Each takes long to import, and only a launch or a comparison needs it.
+# Each of these takes long to import, and only a launch or a comparison needs it.
 HEAVY = {"numpy", "scipy", "jsonschema", "jsonschema_rs", "yaml", "torch", "pynvml", "jinja2", "matplotlib"}
 # Other plugins that import numpy, or much of hypothesis.
 WITHOUT = ("-p", "no:cacheprovider", "-p", "no:hypothesispytest", "-p", "no:randomly")
-# Of the plugin's own, with the packages that they are in.
+# The plugin's own modules, with the packages that contain them.
 NEEDED = {
     "pytest_aorta", "pytest_aorta.common", "pytest_aorta.common.errors", "pytest_aorta.common.signals",
     "pytest_aorta.common.text",

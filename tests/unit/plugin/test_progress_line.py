@@ -1,4 +1,4 @@
-"""The line that tells how far a launch is, on a terminal of its own."""
+"""The line that shows the progress of a launch, on a terminal of its own."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_text_says_step_ranks_and_elapsed_seconds(changes, text):
 
 @pytest.fixture
 def terminal():
-    """Reads what was written, and the descriptor to write to: a terminal of 60 columns."""
+    """A function that reads the written text, and the descriptor to write to: a terminal of 60 columns."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
     os.set_blocking(master, False)
@@ -60,7 +60,7 @@ def test_text_is_cut_to_the_room_that_is_left(terminal):
     written, fd = terminal
     ProgressLine(fd, lambda: 35).show(STATE)
     text = written().removeprefix("\x1b[K\x1b7").removesuffix("\x1b8")
-    # One column is left alone.
+    # The last column stays free.
     assert (text, len(text)) == (" fsdp: 2 ranks, step 57 ", 60 - 35 - 1)
 
 
@@ -105,7 +105,7 @@ class OtherReporter(TerminalReporter):
 
 
 class FakeConfig:
-    """A run of pytest as far as it matters here."""
+    """The parts of a pytest run that matter here."""
 
     def __init__(self, *, capture="fd", reporter=TerminalReporter):
         self.capture = capture

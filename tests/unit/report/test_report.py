@@ -97,7 +97,7 @@ def test_ranks_with_unequal_numbers_of_steps_are_a_warning_too(tmp_path):
 
 
 def test_baseline_that_no_verdict_has_a_value_of_is_no_band(tmp_path):
-    """A baseline of another config is an example."""
+    """Use a baseline of another config as an example."""
     path = tmp_path / "baseline.json"
     write_json(path, make_baseline().to_json())
     missing = replace(make_verdict(Outcome.MISSING), case="a::b::fsdp", baseline=None)
@@ -345,7 +345,7 @@ ODD = st.floats(allow_nan=True) | st.integers(-2, 2) | st.booleans() | st.none()
 def test_quick_check_of_numbers_allows_what_the_schema_allows(times):
     document = a_result().to_json() | {"rank_step_times_ms": times}
     plain = Draft202012Validator(load_schema("workload_result.schema.json"))
-    # JSON has no infinity and no NaN, which jsonschema takes for numbers.
+    # JSON has no infinity and no NaN, but jsonschema accepts them as numbers.
     is_json = all(math.isfinite(time) for row in times for time in row if isinstance(time, float))
     assert (violation(document, "workload_result.schema.json") is None) == (is_json and plain.is_valid(document))
 
@@ -354,7 +354,7 @@ def test_quick_check_of_numbers_allows_what_the_schema_allows(times):
 def test_quick_check_of_intervals_allows_what_the_schema_allows(lane):
     document = a_result().to_json() | {"timeline": [{"compute": lane}]}
     plain = Draft202012Validator(load_schema("workload_result.schema.json"))
-    # JSON has no infinity and no NaN, which jsonschema takes for numbers.
+    # JSON has no infinity and no NaN, but jsonschema accepts them as numbers.
     is_json = all(math.isfinite(time) for row in lane for time in row if isinstance(time, float))
     assert (violation(document, "workload_result.schema.json") is None) == (is_json and plain.is_valid(document))
 

@@ -16,7 +16,7 @@ def test_statistics_are_of_the_maxima_over_ranks():
     assert facts.num_steps == 4
     assert facts.step_time_ms["mean"] == 3.5
     assert facts.step_time_ms["p50"] == 3.5
-    # Between the third and the fourth of 2, 3, 4, 5: 4 + 0.97.
+    # The value lies between the third and the fourth of 2, 3, 4, 5: 4 + 0.97.
     assert facts.step_time_ms["p99"] == pytest.approx(4.97)
     assert facts.step_time_ms["max"] == 5.0
 

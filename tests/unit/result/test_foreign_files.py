@@ -1,4 +1,4 @@
-"""Files of a rank that are not what they should be: a FIFO or a link under any name never blocks the reader."""
+"""Files of a rank that are not regular files: a FIFO or a link under any name never blocks the reader."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LIMIT_S = 60
 
 
 def read_everything(run_dir: Path) -> None:
-    """Read all that pytest reads of a launch that has failed."""
+    """Read all files that pytest reads of a failed launch."""
     plan = make_plan(run_dir)
     read_evidence(plan)
     phases_s(names.rank_folders(run_dir, 2), 0.0, 1.0)
@@ -43,7 +43,7 @@ def test_fifo_does_not_block_the_diagnosis(tmp_path, name):
     os.mkfifo(folder / name)
     code = "import sys; from pathlib import Path; from tests.unit.result.test_foreign_files import read_everything as r"
     command = [sys.executable, "-c", f"{code}; r(Path(sys.argv[1]))", str(tmp_path)]
-    # A process of its own: nothing else ends a process that waits for the FIFO's writer.
+    # A separate process, because only its end stops a wait for the FIFO's writer.
     subprocess.run(command, cwd=Path(__file__).parents[3], timeout=LIMIT_S, check=True)
 
 

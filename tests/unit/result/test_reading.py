@@ -31,7 +31,7 @@ def collect_error(tmp_path) -> str:
 
 
 def rank_file_error(tmp_path, text: str) -> str:
-    """Return the error where rank 1 left ``text``."""
+    """Return the error if rank 1 left ``text``."""
     write_ranks(tmp_path, rank_values())
     path = write_rank_file(tmp_path, 1, "result.json", text)
     message = collect_error(tmp_path)
@@ -44,7 +44,7 @@ def rank_value_error(tmp_path, **changes) -> str:
 
 
 def ranks_error(tmp_path, **changes) -> str:
-    """Return the error where rank 1 contradicts rank 0."""
+    """Return the error if rank 1 contradicts rank 0."""
     write_ranks(tmp_path, rank_values(), rank_values(**changes))
     return collect_error(tmp_path)
 

@@ -80,5 +80,5 @@ def test_one_stall_is_no_growth():
 def test_autocorrelated_steps_rarely_look_like_growth(count):
     rng = random.Random(count)
     found = sum(growth(autocorrelated(rng, count), DEPENDENT_STEPS) != 0 for _ in range(400))
-    # Of 1% stated, and up to 2% at 42 steps: 16 of 400 have a chance of 1e-3 at 2%.
+    # The stated rate is 1%, and up to 2% at 42 steps; at 2%, more than 16 of 400 have a chance of 1e-3.
     assert found <= 16

@@ -33,7 +33,7 @@ def paired_comparison(max_pairs: int) -> PairedComparison:
 
 
 def settled(p50s: list[float], max_launches: int = 5):
-    """The verdict on the median, and how many launches were made, of which each has its own median."""
+    """Return the verdict on the median and the number of launches; each launch has the next of ``p50s``."""
     left = [with_p50(make_facts(), p50) for p50 in p50s]
     launches = [left.pop(0)]
     verdicts = settle(stored_comparison(max_launches), launches, lambda: left.pop(0))
@@ -80,7 +80,7 @@ def test_exact_difference_is_not_launched_again():
 
 
 def pairs(candidate_p50s: tuple[float, ...], reference_p50: float, max_pairs: int, made: int):
-    """The verdict, and who was launched in which order, after ``made`` launches of both."""
+    """Return the verdict, and the order of the launched sides, after ``made`` launches of both."""
     order: list[str] = []
     candidate_p50 = cycle(candidate_p50s)
 

@@ -40,7 +40,7 @@ def read_error(path) -> str:
 
 
 def error_of_edited(folder, change) -> str:
-    """The error of reading a good file whose document ``change`` edited."""
+    """Return the error of reading a good file after ``change`` has edited its document."""
     path = write_baseline(folder, make_baseline())
     document = json.loads(path.read_text())
     change(document)

@@ -27,7 +27,7 @@ from tests.unit.simulated import at_most
 
 METRIC = METRICS["kernel_ms"]
 MARKED = parse_tolerances({"kernel_ms": "2%"}, "test")
-# Times of a step of 10 ms and calls.
+# Times and calls in a step of 10 ms.
 STEP = {
     "nvjet_tst_NTT": FamilyTime(4.0, 32),
     "nvjet_tst_TNN": FamilyTime(2.0, 32),
@@ -217,7 +217,7 @@ def test_allowed_change_is_never_beyond_the_tolerance_of_the_familys_own_time(to
 
 
 def holm(p_values, rate):
-    """The step-down procedure as Holm states it: the number of rejected hypotheses."""
+    """Return the number of rejected hypotheses by the step-down procedure as Holm states it."""
     for number, p_value in enumerate(sorted(p_values)):
         if p_value > rate / (len(p_values) - number):
             return number
@@ -255,7 +255,7 @@ def test_baseline_of_kernels_can_be_recorded_and_its_sensitivity_shown():
     (line,) = [line for line in detection_lines(BASELINE, MARKED, default_priors, 5) if "kernel_ms" in line]
     found = re.fullmatch(r"  kernel_ms: detects from (\+\d\.\d\d)% of step with 3, .* launches in any family", line)
     assert found is not None
-    # Launches of another block, whose clock may be another.
+    # Launches of another block, whose clock may differ.
     assert 0.5 <= float(found[1]) <= 5
 
 

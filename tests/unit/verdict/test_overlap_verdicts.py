@@ -29,7 +29,7 @@ STEP_MS = 10.0
 
 
 def launch(ratio: float, *, all_gather_ms=0.3, reduce_scatter_ms=0.2, rank=0, build=make_facts):
-    """A launch whose communication takes as long as a step."""
+    """Return a launch whose communication takes as long as a step."""
     exposed = {"all_gather": all_gather_ms, "reduce_scatter": reduce_scatter_ms}
     metrics = {"overlap_ratio": ratio, "exposed_comm_ms": (1 - ratio) * STEP_MS}
     return build(metrics=metrics, exposed_ms=exposed, most_exposed_rank=rank)
@@ -224,7 +224,7 @@ PRIOR = VarianceComponents.of(0.01, 0.01, 2)
 
 
 def drawn(rng: random.Random, center: float, count: int) -> list[float]:
-    """Ratios of launches of one block, none above 1 or below 0."""
+    """Return the ratios of launches of one block, none above 1 or below 0."""
     block = rng.gauss(center, 0.01)
     return [min(1.0, max(0.0, rng.gauss(block, 0.01))) for _ in range(count)]
 

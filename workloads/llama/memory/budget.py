@@ -1,4 +1,4 @@
-"""Decisions by memory on checkpointing and unsharded blocks: the same on every rank, and before training."""
+"""Choices of checkpointing and unsharded blocks by available memory: equal on every rank, and made before training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OPEN = {"activation_checkpointing": "auto", "unsharded_blocks": "null"}
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """The memory of a rank's device in bytes; ``available`` is what no other process uses."""
+    """The memory of a rank's device in bytes; ``available`` excludes the bytes that other processes use."""
 
     total: int
     available: int
@@ -35,12 +35,12 @@ class DeviceMemory:
 
 @dataclass(frozen=True)
 class Options:
-    """The ways of a step among which memory decides.
+    """The variants of a step among which the available memory decides.
 
     Attributes:
         checkpointing: choices of activation checkpointing, from the least recomputation to the most.
         unsharded: numbers of blocks that may keep gathered parameters, 0 or the only number first.
-        num_blocks: the blocks of the whole model, which a pipeline's stages divide.
+        num_blocks: number of blocks of the whole model, which the stages of a pipeline divide among them.
     """
 
     checkpointing: tuple[Choice, ...]
@@ -49,7 +49,7 @@ class Options:
 
     @classmethod
     def of(cls, settings: LlamaSettings) -> Options:
-        """Return the ways that the config leaves open."""
+        """Return the variants that the config leaves open."""
         num_blocks, model, communication = settings.model.n_layers, settings.model, settings.communication
         checkpointing = [same_on_all(model.activation_checkpointing, num_blocks)]
         unsharded = communication.unsharded_blocks
@@ -67,9 +67,9 @@ class Decision:
     Attributes:
         choice: the activation checkpointing.
         unsharded: the number of last blocks that keep gathered parameters.
-        facts: what was left open, with the decision, as a result shows it.
-        estimate: the bytes that were estimated, the most of all ranks.
-        budget: the bytes that were allowed, the fewest of all ranks.
+        facts: config key that left a choice open -> the decision, as text for the result.
+        estimate: estimated peak in bytes, the largest of all ranks.
+        budget: allowed bytes, the smallest number of all ranks.
     """
 
     choice: Choice
@@ -90,10 +90,10 @@ class Decision:
 
 
 def own_budget(settings: MemorySettings, memory: DeviceMemory | None) -> int:
-    """Return the bytes that the config allows this rank, no more than its device has available.
+    """Return the bytes that the config allows this rank, at most the available bytes of its device.
 
     Raises:
-        ValueError: No device gives a total, and the config gives no bytes.
+        ValueError: The rank has no device with memory of its own, and ``memory_budget_bytes`` is None.
     """
     allowed = settings.memory_budget_bytes
     if memory is None:
@@ -111,18 +111,18 @@ def own_budget(settings: MemorySettings, memory: DeviceMemory | None) -> int:
 def decide(step: StepMemory, options: Options, budget: int, device: torch.device) -> Decision:
     """Return the least recomputation that fits the smallest budget of all ranks, then the most unsharded blocks.
 
-    Collective over the world. Recomputation costs compute, and gathering again mostly communication that compute
-    hides, so memory goes to activations first. If the config gives the checkpointing, no block is kept unsharded
-    where nothing fits.
+    Collective over the world. Recomputation costs compute, but gathering again mostly costs communication that compute
+    hides, so memory goes to activations first. If the config fixes the checkpointing and nothing fits, no block is kept
+    unsharded.
 
     Args:
         step: the memory of this rank's step.
-        options: what the config leaves open.
+        options: the variants that the config leaves open.
         budget: the bytes that this rank is allowed.
         device: the device that collectives run on.
 
     Raises:
-        ValueError: The checkpointing is to be chosen, and even recomputing every block needs more than the budget.
+        ValueError: The checkpointing is left open, and even recomputing every block needs more than the budget.
     """
     fewest = step.keeping(options.unsharded[0])
     needed = [fewest.peak([choice.kind(block) for block in step.blocks]) for choice in options.checkpointing]
@@ -139,7 +139,7 @@ def decide(step: StepMemory, options: Options, budget: int, device: torch.device
         )
     choice = options.checkpointing[position or 0]
     kinds = [choice.kind(block) for block in step.blocks]
-    # From the most unsharded blocks to the fewest, which are taken if no number fits.
+    # From the most unsharded blocks to the fewest; if no number fits, the fewest are used.
     numbers = options.unsharded[::-1]
     estimates = _most_of_ranks([step.keeping(number).peak(kinds) for number in numbers], device)
     kept = first_that_fits(estimates, budget)

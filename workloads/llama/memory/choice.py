@@ -14,8 +14,8 @@ LADDER = ("none", "elementwise", "selective", "full")
 class Choice:
     """A kind of checkpointing for the first ``num_more`` of ``num_blocks`` blocks, and another kind for the rest.
 
-    The first blocks are recomputed last, when backward has freed the activations of all others, so that what their
-    recomputation takes does not add to the peak.
+    The first blocks are recomputed last. By then backward has freed the activations of all other blocks, so the memory
+    of the recomputation does not add to the peak.
     """
 
     more: str

@@ -19,7 +19,7 @@ from .choice import LADDER
 from .pieces import Shapes, by_kind, of_chunked_loss, of_loss
 from .step import Activations, Communication, StepMemory, Unit
 
-# cuBLAS has workspaces of 32 MiB, one for each stream that multiplies.
+# cuBLAS allocates a workspace of 32 MiB for each stream that runs matrix products; two streams are assumed.
 _MATMUL_WORKSPACE = 64 << 20
 
 
@@ -28,11 +28,12 @@ class Gathering:
     """The way in which a workload compiles blocks and gathers their parameters.
 
     Attributes:
-        compiler: the backend of torch.compile that blocks are compiled by; None for eager blocks.
-        num_ahead: blocks whose parameters are gathered while another block runs.
-        blocks_per_unit: the most blocks whose parameters are gathered together.
-        kept_by: the kinds of checkpointing under which a block keeps gathered parameters until its backward pass.
-        accumulates_unsharded: whether micro-batches add up whole gradients, which the last micro-batch reduces.
+        compiler: the torch.compile backend of the blocks; None for eager blocks.
+        num_ahead: number of units whose parameters are gathered while another unit runs.
+        blocks_per_unit: largest number of blocks whose parameters are gathered together, as one unit.
+        kept_by: kinds of checkpointing under which a block keeps its gathered parameters until its backward pass.
+        accumulates_unsharded: whether micro-batches add up unsharded gradients, which only the last micro-batch
+            reduces.
     """
 
     compiler: str | None
@@ -43,7 +44,7 @@ class Gathering:
 
 
 def estimate(settings: LlamaSettings, mesh: ParallelMesh, device: torch.device, gathering: Gathering) -> StepMemory:
-    """Return the memory of this rank's steps; nothing is allocated on ``device``."""
+    """Return the parts of this rank's step in bytes, without allocating memory on ``device``."""
     with torch.device("meta"):
         model = Llama(settings.model)
     model.output.num_chunks, model.output.fused = settings.loss_chunks, settings.compile_loss
@@ -89,7 +90,7 @@ def _shapes(settings: LlamaSettings, mesh: ParallelMesh, device: torch.device) -
 
 
 def _unit(modules: Iterable[nn.Module], mesh: ParallelMesh, settings: LlamaSettings) -> Unit:
-    """Return the bytes of the parameters of ``modules`` that this rank computes with, and of its shards of them."""
+    """Return the bytes of the parameters of ``modules``: this rank's shards, and the gathered values for compute."""
     total = Unit()
     for owner in (owner for module in modules for owner in module.modules()):
         axes = mesh.expert_axes if isinstance(owner, Experts) else mesh.dense_axes
@@ -105,7 +106,8 @@ def _unit(modules: Iterable[nn.Module], mesh: ParallelMesh, settings: LlamaSetti
 
 def _communication(block: Unit, gathering: Gathering, unsharded_gradients: int) -> Communication:
     kept = {kind: block.gathered if kind in gathering.kept_by else 0 for kind in LADDER}
-    # FSDP2 copies parameters out of the buffer of an all-gather, and frees the buffer before it gathers further ahead.
+    # Where blocks keep gathered parameters, one further unit counts: FSDP2 copies parameters out of the buffer of an
+    # all-gather, and frees the buffer before the next all-gather.
     num_units = 1 if len(gathering.kept_by) == len(LADDER) else 1 + gathering.num_ahead
     return Communication(
         in_flight=num_units * gathering.blocks_per_unit * block.gathered,
@@ -123,7 +125,7 @@ def _loss(model: Llama, shapes: Shapes, settings: LlamaSettings) -> Activations:
 
 
 def _num_in_flight(settings: LlamaSettings, mesh: ParallelMesh) -> int:
-    """Return the most micro-batches that wait for their backward pass; under 1F1B the first stage has the most."""
+    """Return the largest number of micro-batches that wait for backward; under 1F1B, the first stage has the most."""
     if mesh.pipeline is None:
         return 1
     return min(settings.gradient_accumulation, mesh.pipeline.size() - mesh.pipeline.get_local_rank())
@@ -136,19 +138,19 @@ def _batches(settings: LlamaSettings, shapes: Shapes) -> int:
 
 
 def _received(settings: LlamaSettings, inputs: int) -> int:
-    """Return the bytes of torch's buffers for every micro-batch's activations and gradients of other stages."""
+    """Return the bytes of torch's buffers for activations and gradients from other stages, of all micro-batches."""
     return 2 * settings.gradient_accumulation * inputs
 
 
 def _workspace(settings: LlamaSettings, mesh: ParallelMesh, shapes: Shapes) -> int:
-    """Return the bytes that kernels of CUDA allocate for themselves."""
+    """Return the bytes that CUDA kernels allocate for themselves."""
     if shapes.device.type != "cuda":
         return 0
-    # Backward passes of attention add up the gradients of queries in float32.
+    # Attention's backward pass adds up the gradients of the queries in float32.
     queries = shapes.batch_size * shapes.num_positions * settings.model.dim // mesh.degrees.tensor_parallel
     return _MATMUL_WORKSPACE + queries * torch.float32.itemsize
 
 
 def _optimizer(settings: LlamaSettings, whole: Unit, device: torch.device) -> int:
-    """Return the bytes that AdamW takes while it runs; unfused, it makes roots of all parameters at once on CUDA."""
+    """Return AdamW's temporary bytes: unfused on CUDA, it takes the square roots of all second moments at once."""
     return whole.shards if settings.optimizer_fused is False and device.type == "cuda" else 0

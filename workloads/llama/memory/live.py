@@ -26,8 +26,8 @@ class LiveBytes(TorchDispatchMode):
     """Counts the bytes of storages that operators make while the mode is active, until each storage is freed.
 
     Views and results in place share a storage, which counts once. Storages that existed before do not count. With
-    ``fused``, the result of an operator that a compiler fuses counts only if a kernel that is not fused reads it, or if
-    :meth:`keep` is given it.
+    ``fused``, the result of an operator that a compiler fuses counts only once an unfused kernel reads the result, or
+    :meth:`keep` receives it.
 
     Attributes:
         current: bytes of the storages that exist now.
@@ -38,7 +38,7 @@ class LiveBytes(TorchDispatchMode):
 
     @classmethod
     def is_infra_mode(cls) -> bool:
-        """Return True, with which torch.compile runs its graphs under this mode."""
+        """Return True, so that torch.compile runs its graphs under this mode."""
         return True
 
     def __init__(self, *, fused: bool = False) -> None:
@@ -50,9 +50,9 @@ class LiveBytes(TorchDispatchMode):
         self._virtual: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator and count what it has made."""
+        """Run an operator and count the storages that it has made."""
         if any(kind not in _PLAIN for kind in types):
-            # A DTensor, or another wrapper, runs the operator on plain tensors, which comes here again.
+            # A DTensor, or another wrapper, runs the operator on plain tensors, and that call arrives here again.
             return NotImplemented
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         result = func(*args, **(kwargs or {}))
@@ -68,13 +68,13 @@ class LiveBytes(TorchDispatchMode):
         return result
 
     def reset(self) -> None:
-        """Forget what was counted; nothing of it may exist any more."""
+        """Forget all counts; none of the counted storages may still exist."""
         self.current = self.peak = 0
         self._counted.clear()
         self._virtual.clear()
 
     def keep(self, tensors: Iterable[Any]) -> None:
-        """Count those of ``tensors`` that fused operators have made."""
+        """Count the ``tensors`` that are results of fused operators."""
         for tensor in tensors:
             if isinstance(tensor, torch.Tensor) and _key(tensor) in self._virtual:
                 self._virtual.discard(_key(tensor))
@@ -100,6 +100,6 @@ def _key(tensor: torch.Tensor) -> int:
 
 
 def _is_fused(func: Any) -> bool:
-    """Return whether inductor fuses an operator with others, and does not call a kernel of its own."""
+    """Return whether inductor fuses an operator with others instead of calling a separate kernel for it."""
     name = str(func)
     return name.startswith(("aten.", "prims.")) and name not in _KERNELS and "attention" not in name

@@ -27,7 +27,7 @@ from .live import LiveBytes
 from .step import Activations
 
 INDUCTOR = "inductor"
-# Float32 tensors of the size of one chunk's logits that the unfused loss in chunks makes at once.
+# The number of float32 tensors, each of the size of one chunk's logits, that the unfused chunked loss makes at once.
 _UNFUSED_COPIES = 4
 
 
@@ -36,9 +36,12 @@ class Shapes:
     """The sizes of one micro-batch on this rank.
 
     Attributes:
-        num_inputs: positions of a sequence whose activations the rank has between modules.
-        num_positions: positions of a sequence that the rank computes, more than ``num_inputs`` under tensor
-            parallelism.
+        batch_size: number of sequences.
+        num_inputs: number of positions of a sequence whose activations the rank holds between modules.
+        num_positions: number of positions of a sequence that the rank computes: ``num_inputs`` times the degree of
+            tensor parallelism.
+        dtype: dtype of the activations and of gathered parameters.
+        device: device of the fake tensors.
     """
 
     batch_size: int
@@ -53,7 +56,7 @@ def by_kind(model: Llama, shapes: Shapes, compiler: str | None) -> dict[str, Act
 
     Args:
         model: the model on the meta device, changed for all axes of parallelism and not yet sharded.
-        compiler: the backend of torch.compile that blocks are compiled by, or None.
+        compiler: the torch.compile backend of the blocks; None for eager blocks.
     """
     block = next(iter(model.layers.children()))
     assert isinstance(block, Block)
@@ -80,7 +83,10 @@ def of_loss(model: Llama, shapes: Shapes, *, fused: bool) -> Activations:
 
 
 def of_chunked_loss(model: Llama, shapes: Shapes, num_chunks: int) -> Activations:
-    """Return the activations of the last norm and of the loss in chunks, one operator whose logits are not seen."""
+    """Return the activations of the last norm and of the chunked loss.
+
+    The loss is one operator, and fake tensors do not show the logits inside it. Their bytes are computed.
+    """
     tail = nn.ModuleList([model.norm, model.output])
 
     def run(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -117,15 +123,15 @@ def _measure(
     module: nn.Module,
     compiler: str | None = None,
 ) -> Activations:
-    """Return the bytes of a forward and a backward pass, gradients of the parameters of ``module`` included.
+    """Return the bytes of a forward and a backward pass, including the gradients of the parameters of ``module``.
 
-    ``inputs``, of which the first one needs a gradient, and the parameters themselves do not count.
+    The first of ``inputs`` needs a gradient. Neither ``inputs`` nor the parameters themselves are counted.
     """
     live = LiveBytes(fused=compiler == INDUCTOR)
     run = function if compiler is None else _compiled(function, compiler, live)
     differentiated = [inputs[0], *module.parameters()]
     if compiler is not None:
-        # Compiling runs operators too, which are not to be counted.
+        # Compilation runs operators too, which must not be counted.
         run(*inputs).sum().backward(inputs=differentiated)
         live.reset()
     with live:
@@ -134,14 +140,15 @@ def _measure(
         gradients = torch.autograd.grad(out, differentiated, torch.empty_like(out), allow_unused=True)
         del gradients
     if compiler is not None:
-        # Torch counts compilations of a function and refuses those above a limit; the model's own come later.
+        # Torch limits how often a function is compiled; the model's own compilations come later and need the whole
+        # limit.
         torch.compiler.reset()
     return Activations(kept, live.peak - kept)
 
 
 def _compiled(function: Callable[..., torch.Tensor], compiler: str, live: LiveBytes) -> Callable[..., torch.Tensor]:
-    """Return the function as the compiler divides it into forward and backward, run operator by operator."""
-    # Importing them takes a second, which eager models do not spend.
+    """Return the function as the compiler splits it into forward and backward, interpreted operator by operator."""
+    # These imports take a second, so eager models skip them.
     from torch._dynamo.backends.common import aot_autograd
     from torch._inductor.decomposition import select_decomp_table
 
@@ -165,7 +172,7 @@ def _compiled(function: Callable[..., torch.Tensor], compiler: str, live: LiveBy
 
 @contextmanager
 def _fake(module: nn.Module, shapes: Shapes) -> Iterator[None]:
-    """Run a block of code on fake tensors, with fake parameters in place of those of ``module``."""
+    """Run a block of code on fake tensors; fake parameters replace the parameters of ``module`` meanwhile."""
     own = [
         (owner, name, parameter)
         for owner in module.modules()
@@ -184,7 +191,7 @@ def _fake(module: nn.Module, shapes: Shapes) -> Iterator[None]:
 
 @contextmanager
 def _bounded_exchange(block: Block) -> Iterator[None]:
-    """Give each rank the most rows that it can receive, since the number of rows depends on data."""
+    """Assume that this rank receives as many rows as it can, since the real number depends on data."""
     feed_forward = block.feed_forward
     if not isinstance(feed_forward, MoeFeedForward) or not isinstance(feed_forward.evaluate, ExchangedExperts):
         yield

@@ -12,8 +12,8 @@ class Activations:
 
     Attributes:
         kept: bytes that exist between the part's forward and its backward pass, its output included.
-        working: the most further bytes while the part's forward or backward pass runs. They include gradients of the
-            part's input, output and whole parameters.
+        working: largest number of further bytes while the part's forward or backward pass runs. They include the
+            gradients of the part's input, of its output and of its unsharded parameters.
     """
 
     kept: int
@@ -25,8 +25,8 @@ class Unit:
     """The bytes of parameters that are gathered together.
 
     Attributes:
-        shards: this rank's shards in float32, also those of their gradients.
-        gathered: the gathered parameters in the dtype of compute, also their gradients before reduction.
+        shards: this rank's shards in float32; the shards of their gradients have the same size.
+        gathered: the gathered parameters in the dtype of compute; their gradients before reduction have the same size.
         reduced: the gradients in the dtype of reduction.
     """
 
@@ -44,12 +44,12 @@ class Communication:
     """The bytes that sharding takes besides shards.
 
     Attributes:
-        in_flight: the gathered parameters that exist at once.
-        reductions: the gradients of one unit, which are being reduced while backward computes those of the next.
+        in_flight: the most gathered parameters that exist at once, besides the gathered parameters that blocks keep.
+        reductions: the gradients of one unit, which are reduced while backward computes the gradients of the next unit.
         unsharded_gradients: gradients that micro-batches add up before they are reduced.
-        kept_gathers: the gathered parameters that each block of a kind keeps from forward to backward.
+        kept_gathers: kind of checkpointing -> the gathered parameters that a block keeps from forward to backward.
         gathered: the gathered parameters of one block.
-        unsharded_blocks: the number of last blocks that keep them, whatever their kind.
+        unsharded_blocks: number of last blocks that keep gathered parameters, whatever their kind.
     """
 
     in_flight: int
@@ -76,10 +76,12 @@ class StepMemory:
         inputs: the activations that the first of these blocks reads.
         by_kind: the activations of one block under each kind of checkpointing.
         loss: the activations of the last norm, the output and the loss.
-        num_in_flight: micro-batches whose activations exist at once.
+        communication: the bytes that sharding takes besides shards.
+        num_in_flight: number of micro-batches whose activations exist at once.
         keeps_gradients: whether sharded gradients of earlier micro-batches exist.
-        batches: tokens of all steps.
-        workspace: memory of kernels and of the optimizer that is not the output of an operator.
+        batches: the tokens of all steps.
+        workspace: memory that kernels allocate for themselves, which is not the output of an operator.
+        optimizer: temporary memory of the optimizer's step.
     """
 
     embedding: Unit
@@ -104,7 +106,7 @@ class StepMemory:
     @property
     def persistent(self) -> int:
         """Return the bytes of parameters, optimizer state, batches and gradients that exist in the whole step."""
-        # AdamW has two averages of each parameter.
+        # AdamW keeps two moments of each parameter.
         gradients = self.shards if self.keeps_gradients else 0
         return 3 * self.shards + gradients + self.communication.unsharded_gradients + self.batches + self.workspace
 
@@ -115,8 +117,8 @@ class StepMemory:
     def peak(self, kinds: Sequence[str]) -> int:
         """Return the most bytes that exist at once if this rank's blocks have these kinds of checkpointing.
 
-        The largest of four moments counts: the loss, the backward pass of each block, that of the embedding, and the
-        optimizer's step. Backward frees the activations of one block after another and makes gradients.
+        The peak is the largest of four moments: the loss, each block's backward pass, the embedding's backward pass,
+        and the optimizer's step. Backward frees the activations of one block after another and makes gradients.
         """
         communication = self.communication
         gathers = communication.kept(kinds)
@@ -136,5 +138,5 @@ class StepMemory:
         return max(moments)
 
     def _made(self, gradients: int) -> int:
-        """Return the bytes of new gradients, 0 for those that are added to earlier ones."""
+        """Return the bytes of new gradients; 0 if they are added to earlier gradients."""
         return 0 if self.keeps_gradients else gradients

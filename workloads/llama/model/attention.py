@@ -21,7 +21,7 @@ _TORCH_KERNELS = {
     "math": SDPBackend.MATH,
 }
 KERNELS = (*_TORCH_KERNELS, FLEX)
-# The order of speed on an H200. Only the plain causal mask has a kernel of cuDNN's; other masks would be stored whole.
+# The fastest first, on an H200. cuDNN has a kernel for the plain causal mask only; other masks would be stored whole.
 _FASTEST = ("cudnn", "flash", "efficient", "math")
 _FASTEST_DETERMINISTIC = (FLEX, "flash", "efficient", "math")
 
@@ -41,13 +41,13 @@ class Attend:
             raise ValueError(f"attention is {self.kernel!r}, allowed are {', '.join(KERNELS)}")
 
     def mask(self, num_queries: int, num_keys: int) -> CausalBias | None:
-        """Return the mask that calls with such lengths take; a graph can't make it, so it is made beforehand."""
+        """Return the mask for calls with these lengths; it is made beforehand, because a graph can't make it."""
         return None if self.kernel == FLEX or num_queries == num_keys else causal_lower_right(num_queries, num_keys)
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: CausalBias | None = None
     ) -> torch.Tensor:
-        """Return the output, of the shape of ``q``; ``mask`` is that of :meth:`mask` for these lengths."""
+        """Return the output, of the shape of ``q``; ``mask`` is the result of :meth:`mask` for these lengths."""
         if self.kernel == FLEX:
             out: torch.Tensor = flex_attention(q, k, v)[0]
             return out
@@ -91,7 +91,7 @@ def choose_kernel(asked: str, inputs: AttentionInputs, *, deterministic: bool) -
     else torch's fastest. On CPU that is the flash kernel in both modes. Each candidate runs forward and backward once.
 
     Raises:
-        ValueError: The kernel that is asked for can't run; the message says why and names those that can.
+        ValueError: The kernel that is asked for can't run; the message says why and names the kernels that can.
     """
     candidates = _candidates(inputs, deterministic) if asked == AUTO else (asked,)
     refusals = {}
@@ -119,7 +119,7 @@ def _candidates(inputs: AttentionInputs, deterministic: bool) -> Sequence[str]:
 
 def _refusal(kernel: str, inputs: AttentionInputs) -> str | None:
     """Return why ``kernel`` can't run forward and backward on such tensors, or None if it can."""
-    if kernel == "math":  # takes everything, and would store all scores to show it
+    if kernel == "math":  # accepts everything; a trial run would store all scores
         return None
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
@@ -131,7 +131,7 @@ def _refusal(kernel: str, inputs: AttentionInputs) -> str | None:
                 q, k, v = inputs.make(num_keys)
                 attend(q, k, v, attend.mask(inputs.num_queries, num_keys)).sum().backward()
         except (RuntimeError, ValueError) as error:
-            # Torch warns of the reason, and also of each kernel that is not asked for.
+            # Torch warns about the reason, and also about each kernel that was not asked for.
             warned = [str(warning.message).splitlines()[0] for warning in seen]
             reasons = [reason for reason in warned if "disabled" not in reason and "not used because" not in reason]
             return "; ".join([str(error).splitlines()[0], *dict.fromkeys(reasons)])

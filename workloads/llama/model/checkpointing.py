@@ -1,4 +1,4 @@
-"""Activation checkpointing: the tensors that a block keeps for backward under each value of the config key."""
+"""Activation checkpointing: the tensors that a block keeps for backward under each value of its config key."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The output projection and the cross entropy together, for some tokens at a time, as one operator.
+"""The output projection and the cross entropy as one operator, which processes the tokens in chunks.
 
 ``aorta::linear_cross_entropy`` computes the gradients of its inputs along with the loss, like Liger Kernel's fused
-linear cross entropy (arXiv 2410.10989), so that no pass has more logits than those of one chunk. As an operator it runs
-the same kernels in an eager model and in every graph.
+linear cross entropy (arXiv 2410.10989), so no pass holds more than the logits of one chunk. As an operator, it runs the
+same kernels in an eager model and in every graph.
 
-The loss differs by rounding from that of whole logits. So does the gradient of the weight, in which chunks are added in
+The loss differs by rounding from the loss of whole logits. So does the gradient of the weight, which adds up chunks in
 the weight's dtype. For a given number of chunks the bits are the same in both implementations of FSDP.
 """
 
@@ -42,7 +42,7 @@ class Output(nn.Linear):
     Attributes:
         vocabulary: the rows that this rank holds; tensor parallelism replaces the attribute.
         num_chunks: the number of chunks of a micro-batch's tokens.
-        fused: whether inductor fuses what is computed from a chunk's logits.
+        fused: whether inductor fuses the operations on a chunk's logits.
     """
 
     def __init__(self, dim: int, vocab_size: int) -> None:
@@ -82,7 +82,8 @@ def linear_cross_entropy(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the loss, and its gradients with respect to ``x`` ``[tokens, dim]`` and ``weight`` ``[vocabulary, dim]``.
 
-    Under tensor parallelism the loss is that of the whole vocabulary, and the gradient of ``x`` this rank's part of it.
+    Under tensor parallelism, the loss is computed over the whole vocabulary, and the gradient of ``x`` is this rank's
+    part of it.
     """
     return in_chunks(x.detach(), weight.detach(), labels, num_tokens, num_chunks, fused, Vocabulary(first, group))
 
@@ -115,7 +116,7 @@ def in_chunks(
     fused: bool,
     vocabulary: Vocabulary,
 ) -> Results:
-    """Compute what :func:`linear_cross_entropy` returns."""
+    """Compute the results of :func:`linear_cross_entropy`."""
     score, differentiate = map(_fused, (_score, _differentiate)) if fused else (_score, _differentiate)
     loss = torch.zeros((), dtype=torch.float32, device=x.device)
     grad_x, grad_weight = x.new_empty(x.shape), weight.new_zeros(weight.shape)
@@ -155,7 +156,7 @@ def _own(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torc
 def _over_ranks(values: torch.Tensor, group: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Return each row's logsumexp and its label's logit, combined over the ranks of ``group`` in their order.
 
-    ``values`` has those of this rank's part of the vocabulary, ``[2, rows]``.
+    ``values`` ``[2, rows]`` contains both for this rank's part of the vocabulary.
     """
     if not group:
         return values[0], values[1]

@@ -1,4 +1,7 @@
-"""A Llama-3 shaped decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU, untied output."""
+"""A decoder of the shape of Llama 3 (arXiv 2407.21783): RMSNorm, rotary positions, grouped-query attention, SwiGLU.
+
+The output matrix is not tied to the embedding.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,10 @@ class LlamaConfig:
 
 
 def rope_rotations(positions: torch.Tensor, head_dim: int, theta: float) -> torch.Tensor:
-    """Return cosines and sines of every pair's angle at ``positions`` ``[n]``, float32 ``[2, n, head_dim / 2]``."""
+    """Return cosines and sines of every pair's angle at ``positions`` ``[n]``, float32 ``[2, n, head_dim / 2]``.
+
+    The angle of pair ``i`` at ``position`` is ``position * theta ** (-2 * i / head_dim)`` (RoFormer, arXiv 2104.09864).
+    """
     exponents = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim
     angles = torch.outer(positions.float(), theta**-exponents)
     return torch.stack((angles.cos(), angles.sin()))
@@ -74,13 +80,13 @@ def apply_rope(x: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
         return torch.view_as_real(turned).flatten(-2).type_as(x)
     even, odd = pairs.unbind(-1)
     cos, sin = rotations.unsqueeze(-2)
-    # Rounded before they are joined, so that the joined tensor is written once, in the dtype of x.
+    # Both halves are rounded before they are joined, so that the joined tensor is written once, in the dtype of x.
     turned_even, turned_odd = (even * cos - odd * sin).type_as(x), (even * sin + odd * cos).type_as(x)
     return torch.stack((turned_even, turned_odd), dim=-1).flatten(-2)
 
 
 class Attention(nn.Module):
-    """Causal attention whose key and value heads are shared by groups of query heads.
+    """Causal grouped-query attention (arXiv 2305.13245): groups of query heads share key and value heads.
 
     ``attend`` maps queries, keys and values ``[batch, heads, seq_len, head_dim]`` to the attention output.
     """
@@ -96,11 +102,11 @@ class Attention(nn.Module):
         self.wo = nn.Linear(config.dim, config.dim, bias=False)
 
     def forward(self, x: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
-        """Attend within each sequence of ``x``, ``[batch, seq_len, dim]``."""
+        """Attend within each sequence of ``x`` ``[batch, seq_len, dim]``; return a tensor of the same shape."""
         # -1 for the heads: under tensor parallelism a rank holds a part of them.
         q, k, v = (project(x).unflatten(-1, (-1, self.head_dim)) for project in (self.wq, self.wk, self.wv))
-        # Rotated as projected, [batch, seq_len, heads, head_dim]: new tensors in the order of attention would make
-        # attention's output, which takes their order, need a copy before wo.
+        # Heads are rotated in the projected order, [batch, seq_len, heads, head_dim]. Attention's output has the memory
+        # order of its inputs, so new tensors in attention's order would need a copy before wo.
         q, k = apply_rope(q, rotations), apply_rope(k, rotations)
         q, k, v = (projected.transpose(1, 2) for projected in (q, k, v))
         out: torch.Tensor = self.wo(self.attend(q, k, v).transpose(1, 2).flatten(-2))
@@ -108,7 +114,10 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """A SwiGLU feed-forward."""
+    """A SwiGLU feed-forward (arXiv 2002.05202).
+
+    The matrices ``w1`` and ``w3`` are ``[ffn_hidden, dim]``, and ``w2`` is ``[dim, ffn_hidden]``.
+    """
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -117,7 +126,7 @@ class FeedForward(nn.Module):
         self.w3 = nn.Linear(config.dim, config.ffn_hidden, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Gate, multiply and project back."""
+        """Return ``w2(silu(w1(x)) * w3(x))``, of the shape of ``x``."""
         out: torch.Tensor = self.w2(F.silu(self.w1(x)) * self.w3(x))
         return out
 
@@ -143,7 +152,7 @@ class Block(nn.Module):
         self.checkpointing = config.activation_checkpointing
 
     def forward(self, x: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
-        """Run the block; activation checkpointing decides what is kept for backward."""
+        """Run the block on ``x`` ``[batch, seq_len, dim]``; ``checkpointing`` decides what is kept for backward."""
         # Checkpointing inside the module that FSDP wraps keeps parameter names, and FSDP has gathered the parameters
         # when backward recomputes.
         return run_checkpointed(self.checkpointing, self._run, x, rotations)
@@ -175,7 +184,7 @@ class Llama(nn.Module):
         """Predict each next token; ``rotations`` belong to the tokens' positions in their sequence.
 
         Given ``labels`` of the shape of ``tokens``, return their cross entropy, summed and divided by ``num_tokens``,
-        instead of the logits, of which no more than those of one chunk exist at a time.
+        instead of the logits. Then only the logits of one chunk exist at a time.
 
         Rotations are an argument, since a buffer would be lost on the meta device and rounded by mixed precision.
         """

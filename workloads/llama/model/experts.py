@@ -51,7 +51,7 @@ def group_rows(groups: torch.Tensor, num_groups: int) -> Grouping:
     return Grouping(order, order.argsort(), counts)
 
 
-# A trace needs a meta function, and that of torch's own operator takes only bfloat16.
+# A trace needs a meta function, and the meta function of torch's own operator accepts only bfloat16.
 @torch.library.custom_op("aorta::grouped_mm", mutates_args=())
 def _traceable_grouped_mm(left: torch.Tensor, right: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
     out: torch.Tensor = F.grouped_mm(left, right, offs=ends)
@@ -60,7 +60,8 @@ def _traceable_grouped_mm(left: torch.Tensor, right: torch.Tensor, ends: torch.T
 
 @_traceable_grouped_mm.register_fake
 def _(left: torch.Tensor, right: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    # Groups of rows have a matrix each; groups of columns are multiplied by groups of rows, which gives a matrix each.
+    # Each group of rows has a matrix; or groups of columns are multiplied by groups of rows, with one matrix as each
+    # result.
     shape = (left.shape[0], right.shape[-1]) if right.dim() == 3 else (ends.shape[0], left.shape[0], right.shape[1])
     return left.new_empty(shape)
 
@@ -132,17 +133,17 @@ class Experts(nn.Module):
         return out
 
     def surround(self, run: Callable[..., torch.Tensor], *args: torch.Tensor) -> torch.Tensor:
-        """Call ``run``, which evaluates rows; the method that FSDP2 gathers the matrices for."""
+        """Call ``run``, which evaluates rows; FSDP2 gathers the matrices around calls of this method."""
         return run(*args)
 
 
 def local_experts(weight: torch.Tensor) -> torch.Tensor:
-    """Return the experts of this rank, which are a part of all under expert parallelism."""
+    """Return this rank's experts: all of them, or under expert parallelism a part of them."""
     return weight.to_local() if isinstance(weight, DTensor) else weight
 
 
 def evaluate_here(experts: Experts, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """Evaluate rows in the order of all experts, all of which this rank holds."""
+    """Evaluate rows in the order of all experts on this rank, which holds all of them."""
     return experts.evaluate(rows, counts)
 
 

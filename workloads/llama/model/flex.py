@@ -1,8 +1,8 @@
 """FlexAttention (arXiv 2412.05496) as one operator with a gradient, ``aorta::flex_attention``.
 
-Torch's own function becomes a part of the graph around it, and a graph that does not reach inductor would evaluate it
-unfused, with other bits. As an operator it runs the same compiled kernels in an eager model, in every graph and under
-activation checkpointing. Its backward kernel uses no atomics, so it is deterministic.
+Torch's own function becomes a part of the graph around it, and a graph that does not reach inductor would evaluate the
+function unfused, with different bits. This operator runs the same compiled kernels in an eager model, in every graph
+and under activation checkpointing. Its backward kernel uses no atomics, so it is deterministic.
 
 On CUDA each pass is compiled once per shape. Torch has no backward kernel for CPUs, so CPU ranks evaluate the same
 formulas unfused, with all scores in memory.
@@ -31,14 +31,14 @@ Option = int | bool
 Results = tuple[torch.Tensor, ...]
 # Torch's names for ``kernel_options``. A causal mask leaves no row empty, and the blocks of a row are neighbors.
 KERNEL_OPTIONS: dict[str, Option] = {"ROWS_GUARANTEED_SAFE": True, "BLOCKS_ARE_CONTIGUOUS": True}
-# Torch's function gives these defaults to its kernels.
+# Torch's function passes these defaults to its kernels.
 _DEFAULTS: dict[str, Option] = {
     "PRESCALE_QK": False,
     "ROWS_GUARANTEED_SAFE": False,
     "BLOCKS_ARE_CONTIGUOUS": False,
     "WRITE_DQ": True,
 }
-# For short sequences torch would take another kernel, which ignores block sizes.
+# For short sequences torch would choose another kernel, which ignores block sizes.
 _FIXED: dict[str, Option] = {"FORCE_USE_FLEX_ATTENTION": True, "OUTPUT_LOGSUMEXP": True, "OUTPUT_MAX": False}
 _MIN_HEAD_DIM = 16
 _BLOCK = 128
@@ -52,9 +52,10 @@ def check_flex(device: torch.device, head_dim: int) -> None:
 
 @torch.library.custom_op("aorta::flex_attention", mutates_args=())
 def flex_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attend causally, the last query to all keys; return the output and the logarithm to base 2 of each row's sum.
+    """Attend causally, the last query to all keys; return the output and each row's logsumexp to base 2.
 
-    Tensors are ``[batch, heads, seq_len, head_dim]``; ``k`` and ``v`` may have fewer heads. Results are contiguous.
+    Tensors are ``[batch, heads, seq_len, head_dim]``; ``k`` and ``v`` may have fewer heads. The logsumexp is float32
+    ``[batch, heads, seq_len]``. Results are contiguous.
     """
     out, logsumexp = _run_fused(_forward, (q, k, v), q, k)
     return out, logsumexp
@@ -78,7 +79,7 @@ def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, 
 def flex_attention_backward(
     grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, logsumexp: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the gradients of ``q``, ``k`` and ``v``, contiguous, from ``grad``, that of ``out``."""
+    """Return the gradients of ``q``, ``k`` and ``v``, contiguous, from ``grad``, the gradient of ``out``."""
     grad_q, grad_k, grad_v = _run_fused(_backward, (grad, q, k, v, out, logsumexp), q, k)
     return grad_q, grad_k, grad_v
 
@@ -225,7 +226,7 @@ def causal_blocks(num_queries: int, num_keys: int, device: torch.device) -> Bloc
 
 
 def _in_order(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the number of set elements of each row, and the columns, those of set elements first."""
+    """Return the number of set elements of each row, and the columns, with columns of set elements first."""
     # Kernels read contiguous memory, whatever the strides are.
     blocks = blocks.int().contiguous()
     columns = blocks.argsort(dim=-1, descending=True, stable=True)
@@ -243,7 +244,7 @@ def _compiled(
     shapes: tuple[_Shape, ...],
     options: tuple[tuple[str, Option], ...],
 ) -> Callable[..., Results]:
-    """Compile one pass for contiguous tensors of these shapes; its arguments are the mask's tensors and these."""
+    """Compile one pass for contiguous tensors of these shapes; it takes the mask's tensors, then these."""
     import torch._inductor
 
     leaves, structure = pytree.tree_flatten(mask.as_tuple())

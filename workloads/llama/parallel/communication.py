@@ -1,4 +1,4 @@
-"""The config keys of communication that both Llama workloads have, and what they set up in a rank."""
+"""The config keys of communication that both Llama workloads have, and their effects on a rank."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Bucket:
 
 @dataclass(frozen=True)
 class CommunicationSettings:
-    """The keys of collectives, of which each workload has its own implementation.
+    """The keys of collectives, which each workload implements in its own way.
 
-    ``unsharded_blocks`` of None is replaced by a number in setup, by the memory that steps need.
+    If ``unsharded_blocks`` is None, setup replaces it by a number that depends on the memory that steps need.
     """
 
     blocks_per_bucket: int = 1
@@ -62,7 +62,7 @@ class CommunicationSettings:
         return [0, *(num_blocks - start for start in reversed(range(0, num_blocks, self.blocks_per_bucket)))]
 
     def check_resharding(self, *, reshard_after_forward: bool) -> None:
-        """Raise ValueError for blocks that are to keep their parameters if all blocks do."""
+        """Raise ValueError if some blocks are to keep their parameters although all blocks do."""
         if self.unsharded_blocks != 0 and not reshard_after_forward:
             shown = "null" if self.unsharded_blocks is None else self.unsharded_blocks
             raise ValueError(

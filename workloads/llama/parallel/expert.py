@@ -13,7 +13,7 @@ from ..model.experts import Experts, MoeFeedForward, group_rows, local_experts
 from ..settings import LlamaSettings
 from .mesh import Degrees
 
-# Torch's grouped matrix products need every stride to be a multiple of this.
+# Torch's grouped matrix products need every stride to be a multiple of this size.
 _STRIDE_BYTES = 16
 
 
@@ -107,7 +107,7 @@ class ExchangedExperts:
 
 
 class BoundedExchange(ExchangedExperts):
-    """An exchange without data, in which each rank sends this rank all rows that can be for its experts."""
+    """An exchange without data, in which each rank sends this rank as many rows as its experts can receive."""
 
     def __init__(self, group: dist.ProcessGroup, num_ranks: int, experts_per_token: int) -> None:
         super().__init__(group, num_ranks)
@@ -115,7 +115,7 @@ class BoundedExchange(ExchangedExperts):
 
     def _num_rows(self, sent: torch.Tensor, received: torch.Tensor, num_rows: int) -> tuple[list[int], list[int]]:
         del sent
-        # A token goes to several experts, each time to another one.
+        # A token goes to several different experts.
         most = num_rows // self._experts_per_token * min(self._experts_per_token, received.shape[1])
         return [num_rows // self._num_ranks] * self._num_ranks, [most] * self._num_ranks
 
@@ -128,7 +128,7 @@ def _expert_of_rows(received: torch.Tensor, num_rows: int) -> torch.Tensor:
 
 
 def expert_placement(experts: Experts, mesh: DeviceMesh) -> Shard:
-    """Return the placement by which data parallelism shards a rank's experts over the last axis of ``mesh``.
+    """Return the placement with which data parallelism shards a rank's experts over the last axis of ``mesh``.
 
     Experts are sharded along their number or, if ranks do not divide it evenly, along the next dimension; some ranks
     would otherwise hold no expert.

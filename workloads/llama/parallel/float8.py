@@ -17,7 +17,7 @@ _MULTIPLE = 16
 
 
 def check_float8(device: torch.device, degrees: Degrees, config: LlamaConfig, tokens: int) -> None:
-    """Check that ``float8_linear`` can run; ``tokens`` is the size of one micro-batch on a rank.
+    """Check that ``float8_linear`` can run; ``tokens`` is the number of tokens of one micro-batch on a rank.
 
     Raises:
         RuntimeError: torchao, CUDA or a GPU of compute capability 8.9 is missing; the message names which.

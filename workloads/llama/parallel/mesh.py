@@ -29,7 +29,7 @@ class AxisDegrees:
 
 @dataclass(frozen=True)
 class Degrees:
-    """The number of ranks along each axis of a world; ``data_parallel_shard`` is the rest that other axes leave."""
+    """The number of ranks along each axis of a world; ``data_parallel_shard`` is what the other axes leave."""
 
     data_parallel_replicate: int
     data_parallel_shard: int
@@ -165,7 +165,7 @@ class ParallelMesh:
 
     @property
     def dense_axes(self) -> ParameterAxes:
-        """Return the axes of all parameters but those of distributed experts."""
+        """Return the axes of all parameters except those of distributed experts."""
         return ParameterAxes(self.whole, self.replicas, self.shards, self.tensor)
 
     @property
@@ -192,7 +192,7 @@ class ParallelMesh:
 
     @property
     def counts_loss(self) -> bool:
-        """Return whether this rank's loss is added to the global sum; of ranks that compute the same loss, one's is."""
+        """Return whether this rank's loss is added to the global sum; ranks with the same loss add it once."""
         return self._position(TENSOR) == 0
 
     @property
@@ -207,7 +207,7 @@ def _context_mesh(degrees: Degrees, device_type: str) -> DeviceMesh | None:
     """Return the mesh of neighbors within ``fsdp`` that share sequences.
 
     Its process group is its own even if the group covers the world, so that graph passes and traces distinguish
-    collectives of activations from those of parameters.
+    collectives of activations from collectives of parameters.
     """
     if degrees.context_parallel == 1:
         return None

@@ -1,7 +1,8 @@
 """Pipeline parallelism: stages hold consecutive blocks, and micro-batches pass through them in turn.
 
 The schedule is PipeDream-Flush, or 1F1B (arXiv 2006.09503, section 2.2; 2104.04473, section 2.2.1): once a stage has
-enough micro-batches in flight, each forward pass is followed by a backward pass. A step ends when all are done.
+enough micro-batches in flight, each forward pass is followed by a backward pass. A step ends when all micro-batches are
+done.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _BOUNDARIES = ("forward", "backward")
 
 
 def stage_layers(n_layers: int, num_stages: int, stage: int) -> range:
-    """Divide the blocks evenly and return those of a stage; the last stage, with the output, never has more blocks."""
+    """Divide the blocks evenly and return one stage's blocks; the last stage, with the output, never has more."""
     begin, end = (-(-number * n_layers // num_stages) for number in (stage, stage + 1))
     return range(begin, end)
 
@@ -70,7 +71,7 @@ def keep_stage(model: Llama, num_stages: int, stage: int) -> None:
 
 
 class Stages:
-    """Combines values of a pipeline's stages into values of the whole model; a single stage has them already.
+    """Combines values of a pipeline's stages into values of the whole model; a single stage already has the values.
 
     Attributes:
         group: the ranks of this rank's stage; None means all ranks.
@@ -84,7 +85,7 @@ class Stages:
             self.group, _ = dist.new_subgroups(dist.get_world_size() // self._pipeline.size())
 
     def concatenated(self, own: list[_T]) -> list[_T]:
-        """Concatenate the lists of all stages, which gives the model's order of registration; collective."""
+        """Concatenate the lists of all stages, in the model's order of registration; collective."""
         if self._pipeline is None:
             return own
         parts: list[list[_T]] = [[] for _ in range(self._pipeline.size())]
@@ -106,7 +107,7 @@ class Stages:
 
 
 class _ReducedAtOnce(nn.Module):
-    """A stage's model whose backward passes reduce gradients; torch's stage puts that off if it is given FSDP2's."""
+    """A wrapper that hides FSDP2's module from torch's stage, which would postpone the reduction of gradients."""
 
     def __init__(self, model: Llama) -> None:
         super().__init__()
@@ -168,11 +169,11 @@ class Pipeline:
         )
 
     def step(self, batch: torch.Tensor) -> torch.Tensor:
-        """Add the gradients of ``[micro-batch, inputs or labels, sequence, token]``, and return this rank's loss.
+        """Add the gradients of ``batch`` ``[micro-batch, inputs or labels, sequence, token]``; return this rank's loss.
 
         The loss is zero on all stages but the last.
         """
-        # Torch 2.11 compares strides with those of the announced arguments too.
+        # Torch 2.11 also compares strides with the strides of the announced arguments.
         inputs, labels = (part.flatten(0, 1).contiguous() for part in batch.unbind(1))
         losses: list[torch.Tensor] = []
         given = (inputs,) if self._is_first else ()

@@ -45,7 +45,7 @@ class CasePage:
 
 
 def write_site(histories: Sequence[CaseHistory], folder: Path, template: str | None) -> list[Path]:
-    """Write the pages to ``folder`` and return them, the index first; files of other names stay.
+    """Write the pages to ``folder`` and return their paths, the index first; files with other names are kept.
 
     Args:
         histories: The cases.

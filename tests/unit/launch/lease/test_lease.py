@@ -307,7 +307,7 @@ def test_waiting_request_is_overtaken_a_bounded_number_of_times(
 def test_streams_of_other_requests_starve_no_request(
     clients: Clients, ask: Callable[..., Lease], stream: dict[str, Any], asked: dict[str, Any]
 ) -> None:
-    """Run five streams that want more than there is, so that devices never become free all at once by themselves."""
+    """Run five streams that want more devices than there are, so all devices are never free at once by themselves."""
     for _ in range(5):
         clients.holding(**stream, hold_s=0.05)
     waits_s = []
@@ -315,7 +315,7 @@ def test_streams_of_other_requests_starve_no_request(
         began_s = time.monotonic()
         ask(**asked, wait_s=5).release()
         waits_s.append(time.monotonic() - began_s)
-    # Holders, earlier and overtaking requests are at most 5 + 5 + MAX_OVERTAKES, of 0.05 s and one look each.
+    # There are at most 5 + 5 + MAX_OVERTAKES holders, earlier and overtaking requests, each of 0.05 s and one look.
     assert max(waits_s) < (10 + MAX_OVERTAKES) * 0.1
 
 

@@ -1,4 +1,4 @@
-"""Connections to node 0 that prove no token: they keep no node agent out."""
+"""Connections to node 0 that prove no token: they do not keep a node agent out."""
 
 from __future__ import annotations
 

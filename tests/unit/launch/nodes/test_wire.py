@@ -82,7 +82,7 @@ def test_agent_with_another_token_is_refused_by_both_sides():
 
 
 def test_node_zero_that_accepts_any_token_is_not_believed():
-    # It welcomes the agent without checking the answer, and can't answer the agent's own challenge.
+    # The impostor welcomes the agent without checking the answer, and can't answer the agent's own challenge.
     def impostor(connection: Connection) -> None:
         connection.send_bytes(b"#CHALLENGE#" + os.urandom(20))
         connection.recv_bytes()

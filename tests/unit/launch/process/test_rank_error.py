@@ -8,7 +8,7 @@ import pytest
 
 from pytest_aorta.launch.process.rank_error import shown_traceback, write_error
 
-# What a rank runs, with the file names of the harness: main() calls run_rank(), which calls runpy.
+# The code that a rank runs, with the file names of the harness: main() calls run_rank(), which calls runpy.
 RANK = "def main(run_rank, script):\n    return run_rank(script)\n"
 LIFECYCLE = "import runpy\ndef run_rank(script):\n    return runpy.run_path(script, run_name='__main__')\n"
 

@@ -1,4 +1,4 @@
-"""Adapters: from what a script has logged to a rank's facts."""
+"""Adapters, which turn a script's log into a rank's facts."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def test_torchtitan_with_a_folder_reads_its_scalars():
 
 
 def write_events(folder: Path, **scalars: dict[int, float]) -> None:
-    """An event file with scalars, each a mapping of steps to values."""
+    """Write an event file with scalars, each a mapping of steps to values."""
     pytest.importorskip("tensorboard")
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary

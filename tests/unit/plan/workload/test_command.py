@@ -1,4 +1,4 @@
-"""Workloads that are a command: what their yaml may say, and what becomes of it."""
+"""Workloads that are a command: the values that their yaml may contain, and the plan that results."""
 
 from __future__ import annotations
 

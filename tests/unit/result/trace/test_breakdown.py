@@ -21,7 +21,7 @@ MS = 1000
 
 
 def traced(step_ms: float, *kernels: tuple[str, float, float]) -> list[StepOverlap]:
-    """One step whose kernels run at ``(name, begin_ms, end_ms)``, gathers on a stream of their own."""
+    """Return one step whose kernels run at ``(name, begin_ms, end_ms)``, with gathers on a stream of their own."""
     rows = [
         event("gpu_memcpy", name, begin * MS, (end - begin) * MS, 9, stream=9)
         if name == "copy"
@@ -33,7 +33,7 @@ def traced(step_ms: float, *kernels: tuple[str, float, float]) -> list[StepOverl
 
 
 def facts(ranks: list[list[StepOverlap]], p50_ms: float, as_run: list[list[StepOverlap]] | None = None) -> LaunchFacts:
-    """Facts of a launch whose hosts were ahead in ``ranks``."""
+    """Return the facts of a launch whose hosts were ahead in ``ranks``."""
     result = make_result([[p50_ms] * 3] * len(ranks), overlap=ranks, overlap_as_run=as_run or ranks)
     return launch_facts(replace(result, head_start=[AHEAD] * len(ranks)))
 
@@ -50,7 +50,7 @@ def test_parts_of_a_step_add_up_to_it():
 
 
 def test_delay_on_one_rank_and_an_exposed_collective_are_told_apart():
-    """Rank 1 computes 3 ms longer, for which rank 0 waits, and of every gather 2 ms are exposed."""
+    """Let rank 1 compute 3 ms longer, while rank 0 waits, and expose 2 ms of every gather."""
     waits = traced(15, ("gemm", 0, 8), (GATHER, 2, 7), (GATHER, 8, 13), ("copy", 13, 14))
     delayed = traced(15, ("gemm", 0, 8), (GATHER, 2, 7), ("spin", 8, 11), (GATHER, 11, 13), ("copy", 13, 14))
     found = facts([waits, delayed], 15.0)
@@ -60,7 +60,7 @@ def test_delay_on_one_rank_and_an_exposed_collective_are_told_apart():
 
 
 def test_slower_kernel_and_a_late_host_are_told_apart():
-    """The product takes 2 ms longer on both ranks; the host of rank 1 is 4 ms late, which a head start hides."""
+    """Let the product take 2 ms longer on both ranks, and rank 1's host be 4 ms late, which a head start hides."""
     ahead = traced(12, ("gemm", 0, 10), (GATHER, 2, 7), ("copy", 10, 11))
     waits = traced(16, ("gemm", 0, 10), (GATHER, 2, 7), (GATHER, 10, 14), ("copy", 14, 15))
     late = traced(16, ("gemm", 0, 10), (GATHER, 2, 7), ("copy", 14, 15))
@@ -131,7 +131,7 @@ def test_order_of_ranks_changes_only_the_named_rank(ranks, timed_ms, rng):
     rng.shuffle(order)
     moved = break_down([ranks[place][0] for place in order], [ranks[place][1] for place in order], timed_ms)
     assert moved.parts_ms == found.parts_ms
-    # Alone, a rank has another step of median length, if it has several.
+    # A rank alone may have another step of median length, if it has several steps.
     if len(ranks[0][0]) == 1:
         here, there = ranks[found.rank], ranks[order[moved.rank]]
         assert break_down([here[0]], [here[1]], timed_ms) == break_down([there[0]], [there[1]], timed_ms)

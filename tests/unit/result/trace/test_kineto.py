@@ -65,7 +65,7 @@ def test_steps_are_those_between_neighbouring_boundaries():
 
 
 def named(name, *rows, stream=20, asked=None):
-    """Kernels of one stream, 10 us each; ``asked`` is the requested collective of each, as host events say."""
+    """Return kernels of one stream, 10 us each; ``asked`` is the requested collective of each, as in host events."""
     extra = {"Collective name": asked} if asked else {}
     return [kernel(name, begin, 10, stream=stream, **extra) for begin in rows]
 

@@ -116,7 +116,7 @@ def test_note_says_where_the_traces_are_or_that_there_are_none(tmp_path, profile
     text = traces_note(profiler, tmp_path, on_device=on_device)
     located, _, about_steps = text.partition("; ")
     assert located.endswith(note.format(tmp_path))
-    # Only torch's traces are of further steps, and only a device can be behind its host.
+    # Only torch's traces are of additional steps, and only a device can be behind its host.
     assert about_steps.startswith("the host had no head start") == (profiler == "torch" and on_device and bool(files))
 
 

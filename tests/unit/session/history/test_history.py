@@ -1,4 +1,4 @@
-"""The files of the history: what is written, and that each bad line is named."""
+"""The files of the history: their content, and errors that name each bad line."""
 
 from __future__ import annotations
 

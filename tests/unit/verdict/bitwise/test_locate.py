@@ -10,7 +10,7 @@ BACKWARD = [":output", "layers.0.w:output", "tok:output"]
 
 
 def hashes(names, *odd, step=2):
-    """Hashes of a step, other ones for the names in ``odd``."""
+    """Return hashes of a step, with different hashes for the names in ``odd``."""
     values = ["f" * 32 if name in odd else "0" * 32 for name in names]
     return TensorHashes(list(names), [[place, 4] for place in range(len(names))], {str(step): values})
 

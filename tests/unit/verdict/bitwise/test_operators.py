@@ -118,7 +118,7 @@ def test_independent_operators_may_run_in_any_order(order):
 
 @given(st.integers(0, 19), st.integers(0, 3))
 def test_planted_output_is_found_whatever_follows_from_it(position, rank):
-    # A chain: each call reads what the one before wrote.
+    # A chain, in which each call reads the output of the call before.
     right = {number: [call(MM, chr(100 + i), chr(101 + i)) for i in range(20)] for number in range(4)}
     chain = [call(MM, chr(100 + i), chr(101 + i)) for i in range(position)]
     follows = [call(MM, chr(500 + i), chr(501 + i)) for i in range(position + 1, 20)]

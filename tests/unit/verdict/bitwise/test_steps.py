@@ -75,7 +75,7 @@ def test_bits_that_differ_between_environments_are_not_applicable():
     assert found["weight_hash"].outcome is Outcome.PASS
 
 
-def test_difference_without_deterministic_mode_is_red_and_says_so():
+def test_difference_without_deterministic_mode_fails_and_says_so():
     chance = {"torch": "2.11.0", "device": "cuda", "bitwise_reproducible": False}
     row = rows(trained(environment=chance, loss=[3.0, 2.0, 9.0]), trained(environment=chance))["loss"]
     assert row.outcome is Outcome.REGRESSION

@@ -7,11 +7,11 @@ from tests.unit.builders import make_facts, on_cpu, with_p50
 
 
 def lagging(*lags_ms: float, build=make_facts):
-    """Three launches with 10 ms steps."""
+    """Return three launches with 10 ms steps."""
     return [build(rank_lag_ms=list(lags_ms))] * 3
 
 
-def test_rank_that_waits_clearly_less_is_the_slow_one():
+def test_rank_that_waits_clearly_less_is_the_straggler():
     assert straggler(lagging(-0.5, -0.4, 0.9, -0.5)) == Straggler(2, 0.9)
 
 

@@ -24,13 +24,13 @@ PLATFORM = make_baseline().platform
 
 
 def at(moment_s: int, build=make_facts, **changes):
-    """A launch so long after the start of 2026."""
+    """Return a launch ``moment_s`` seconds after the start of 2026."""
     start_s = 1767225600
     return build(recorded_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(start_s + moment_s)), **changes)
 
 
 def clusters(*launches) -> list[int]:
-    """For each launch, the number of its block in order of appearance."""
+    """Return for each launch the number of its block, in order of appearance."""
     keys = blocks(launches)
     return [list(dict.fromkeys(keys)).index(key) for key in keys]
 
@@ -114,7 +114,7 @@ def test_other_cases_give_the_prior_of_launches():
     cases = [noisy_case(str(number), deviation) for number, deviation in enumerate((0.02, 0.02, 0.5))]
     variance = prior_variance(P50, "cuda", cases)
     assert math.sqrt(variance.within.value) == pytest.approx(0.02, rel=0.5)
-    # Each has one block, so nothing is known about other blocks.
+    # Each case has one block, so nothing is known about other blocks.
     assert variance.between == default_variance(P50, "cuda").between
 
 

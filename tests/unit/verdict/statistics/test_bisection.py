@@ -117,7 +117,7 @@ def test_stated_probability_is_kept(deviation):
             commit = next_commit(posterior, ())
             differences.setdefault(commit, []).append(rng.gauss(0.02 if commit >= planted else 0, deviation))
         wrong += best.commits != (planted,)
-    # Expected are 0.6 of 60.
+    # The expected number is 0.6 of 60.
     assert wrong <= 3
 
 

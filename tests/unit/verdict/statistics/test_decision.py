@@ -111,7 +111,7 @@ def test_launches_that_nothing_can_be_reported_from_end_inconclusive(most):
     assert outcomes[decided_at - 1] is Outcome.INCONCLUSIVE
 
 
-# Of three launches with a standard deviation of 5%, so that only a change far beyond 10% can be told from noise.
+# Three launches with a standard deviation of 5%, so only a change far beyond 10% can be distinguished from noise.
 NOISY = baseline_estimate({"there": [-0.05, 0.0, 0.05]}, [[[-0.05, 0.0, 0.05]]], VarianceComponents.of(0.05, 0.05, 4))
 
 
@@ -252,7 +252,7 @@ def test_quantile_errs_to_the_careful_side():
     assert quantile_t(0.999, 0.01) == quantile_t(0.999, 0.5)
 
 
-# Normal noise as the prior knows it; the tolerance is so small that noise alone decides.
+# Normal noise as the prior states it; the tolerance is so small that noise alone decides.
 TRIALS = 4000
 
 
@@ -285,7 +285,7 @@ def test_false_alarms_of_pairs_stay_below_their_rate(max_pairs):
 def test_pairs_in_ten_times_the_noise_that_was_known_rarely_raise_an_alarm():
     rng = random.Random(3)
     decisions = [run_pairs(draw_differences(rng, 6, within=10 * WITHIN), WITHIN, 0.001) for _ in range(3000)]
-    # 1.2% were measured, where the noise of the pairs themselves went unheeded 16%.
+    # The measured rate is 1.2%, and 16% if the noise of the pairs themselves is ignored.
     assert sum(decision.outcome is Outcome.REGRESSION for decision in decisions) <= 60
 
 
@@ -318,7 +318,8 @@ def test_interval_holds_the_true_change_as_often_as_it_says(sizes, count):
             draw_block(rng, count, change), "new", draw_estimate(rng, sizes), 0.02, max_launches=count, worse=1
         )
         held += decision.low <= change <= decision.high
-    # Not below 95%, but for what 2,000 trials err by; the variance between blocks is partly assumed, which widens it.
+    # At least 95%, within the error of 2,000 trials; the variance between blocks is partly assumed, which widens the
+    # interval.
     assert 0.94 <= held / 2000 <= 0.995
 
 
@@ -330,7 +331,7 @@ def test_interval_of_pairs_holds_the_true_change_as_often_as_it_says(count):
         differences = draw_differences(rng, count, change)
         decision = decide_pairs(differences, Variance(WITHIN**2, 4), 0.02, max_pairs=count, worse=1)
         held += decision.low <= change <= decision.high
-    # Trimmed means of few pairs err less than they are taken to.
+    # Trimmed means of few pairs err less than assumed.
     assert 0.94 <= held / 2000 <= 0.998
 
 
@@ -382,6 +383,6 @@ def test_unchanged_code_mostly_passes_at_the_least_tolerance(max_launches, sizes
         for times in passed:
             decision = run_stored(candidate, baseline, times * least, max_launches=max_launches)
             passed[times] += decision.outcome is Outcome.PASS
-    # 90% are stated for a baseline whose center is the true one.
+    # 90% are stated for a baseline whose center is the true center.
     assert passed[1.0] >= 0.85 * 400
     assert passed[0.5] <= 0.5 * 400

@@ -19,7 +19,7 @@ from pytest_aorta.verdict.statistics.variance import (
 )
 from tests.unit.simulated import PRIOR
 
-# Weak: what is measured decides.
+# A weak prior, so that the measured variance decides.
 FAINT = VarianceComponents(Variance(1e-8, 1e-6), Variance(1e-8, 1e-6), Variance(1e-8, 1e-6))
 LOGS = st.lists(st.floats(-0.5, 0.5), min_size=2, max_size=6)
 REVISION = st.lists(LOGS, min_size=2, max_size=4)
@@ -34,7 +34,7 @@ def draw(rng: random.Random, blocks: int, launches: int, within: float, between:
 def test_variance_of_launches_is_recovered(launches, most):
     rng = random.Random(1)
     found = [observed([draw(rng, 1, launches, 0.01, 0.05)]).within.value for _ in range(400)]
-    # The square of a quantile is above the variance, the more so the fewer launches there are: the careful side.
+    # The square of a quantile errs above the variance, on the careful side, and more so with fewer launches.
     assert 0.95e-4 < mean(found) < most * 1e-4
 
 
