@@ -74,6 +74,9 @@ TITAN_TP2 = Program(
     options=(*COMPILE, "--parallelism.tensor_parallel_degree=2", "--training.local_batch_size=2"),
 )
 WITHOUT_AC = COMPILED.with_keys("no checkpointing", activation_checkpointing="none")
+# The debug model has two blocks, and CPU ranks have no device whose memory could be the budget.
+UNSHARDED = 1 if TINY else 16
+AUTO = {"activation_checkpointing": "auto"} | ({"memory_budget_bytes": 1 << 28} if TINY else {})
 
 
 def _key(reference: Program, name: str, min_gpus: int = 1, /, **config: Any) -> Lever:
@@ -96,18 +99,18 @@ LEVERS = (
     _instead(TITAN_COMPILED, COMPILED, 2),
     _key(COMPILED, "no checkpointing", activation_checkpointing="none"),
     _key(COMPILED, "loss_chunks 8", loss_chunks=8),
-    _key(COMPILED, "checkpointing auto", activation_checkpointing="auto"),
-    _key(INDUCTOR, "checkpointing auto", activation_checkpointing="auto"),
+    _key(COMPILED, "checkpointing auto", **AUTO),
+    _key(INDUCTOR, "checkpointing auto", **AUTO),
     _key(EAGER, "elementwise checkpointing", activation_checkpointing="elementwise"),
     _key(COMPILED, "blocks_per_bucket 2", 2, blocks_per_bucket=2),
     _key(COMPILED, "all_gather copy_engine", 2, all_gather="copy_engine"),
-    _key(COMPILED, "unsharded_blocks 16", 2, unsharded_blocks=16),
+    _key(COMPILED, f"unsharded_blocks {UNSHARDED}", 2, unsharded_blocks=UNSHARDED),
     _key(COMPILED, "reshard_after_forward false", 2, reshard_after_forward=False),
     _key(COMPILED, "all_gather symmetric", 2, all_gather="symmetric"),
     _key(COMPILED, "blocks_per_bucket 4", 2, blocks_per_bucket=4),
     _key(INDUCTOR, "loss_chunks 8", loss_chunks=8),
     _key(INDUCTOR, "blocks_per_bucket 2", 2, blocks_per_bucket=2),
-    _key(INDUCTOR, "unsharded_blocks 16", 2, unsharded_blocks=16),
+    _key(INDUCTOR, f"unsharded_blocks {UNSHARDED}", 2, unsharded_blocks=UNSHARDED),
     _key(INDUCTOR, "bucketing auto", 2, bucketing="auto"),
     _key(TP2, "async_tensor_parallel", 2, async_tensor_parallel=True),
     _instead(TITAN_TP2, TP2, 2),
@@ -131,6 +134,8 @@ def refusal(lever: Lever, num_gpus: int) -> str | None:
     """Return why a lever is left out, or None if it can be measured."""
     if num_gpus < lever.min_gpus:
         return f"which needs {lever.min_gpus} GPUs"
+    if TINY and lever.program.config.keys() & {"all_gather", "async_tensor_parallel"}:
+        return "which needs GPUs"
     return torchtitan_refusal() if lever.reference.workload == TORCHTITAN else None
 
 
