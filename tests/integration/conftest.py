@@ -195,6 +195,10 @@ class Project:
     def run(self, *arguments: str) -> pytest.RunResult:
         return self.pytester.runpytest_inprocess("-p", "no:cacheprovider", *arguments)
 
+    def block(self, name: str) -> str:
+        """Return a statement for a test that puts a file in the place of a folder, after options were checked."""
+        return f"open({str(self.path / name)!r}, 'x').close()"
+
     def planned(self) -> list[str]:
         """Return the reference of each launch in the folder ``kept``, in order; empty for the code under test."""
         plans = [json.loads(path.read_text()) for path in sorted((self.path / "kept").rglob("plan.json"))]
