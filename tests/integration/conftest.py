@@ -195,7 +195,7 @@ class Project:
     def run(self, *arguments: str) -> pytest.RunResult:
         return self.pytester.runpytest_inprocess("-p", "no:cacheprovider", *arguments)
 
-    def block(self, name: str) -> str:
+    def obstacle(self, name: str) -> str:
         """Return a statement for a test that puts a file in the place of a folder, after options were checked."""
         return f"open({str(self.path / name)!r}, 'x').close()"
 

@@ -52,7 +52,7 @@ def test_commit_is_kept_and_launches_of_a_reference_are_marked(versioned):
 
 
 def test_history_that_cannot_be_written_fails_the_run(learned):
-    learned.one_test(f"workload.check(workload.run('toy')); {learned.block('file')}")
+    learned.one_test(f"workload.check(workload.run('toy')); {learned.obstacle('file')}")
     result = learned.run("--aorta-history=file")
     result.assert_outcomes(passed=1)
     assert result.ret == pytest.ExitCode.TESTS_FAILED

@@ -122,7 +122,7 @@ def test_every_launch_is_kept_in_the_results_folder(recorded):
 
 
 def test_results_folder_that_can_not_be_written_fails_the_test(project):
-    project.one_test(f"{project.block('kept')}; workload.run('toy')")
+    project.one_test(f"{project.obstacle('kept')}; workload.run('toy')")
     failing(project, "--aorta-results=kept").stdout.fnmatch_lines(
         [f"E  *LaunchError: results folder {project.path}/kept/* can't be written: Not a directory"]
     )

@@ -74,7 +74,7 @@ def test_interrupted_run_says_so(project):
 
 
 def test_file_that_can_not_be_written_is_a_warning(learned):
-    learned.one_test(f"workload.check(workload.run('toy')); {learned.block('file')}")
+    learned.one_test(f"workload.check(workload.run('toy')); {learned.obstacle('file')}")
     result = learned.run("--aorta-markdown=file/aorta.md")
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(["WARNING: *file/aorta.md: no Markdown was written: *"])

@@ -177,9 +177,7 @@ def test_file_in_the_place_of_a_folder_is_a_usage_error(project, option, place):
     assert_usage_error(project.run(), f"--aorta-{option}={place}: ")
 
 
-@pytest.mark.parametrize(
-    "given", [pytest.param("--aorta-markdown=file/a.md", id="markdown"), "--aorta-report=file/a.html"]
-)
+@pytest.mark.parametrize("given", ["--aorta-markdown=file/a.md", "--aorta-report=file/a.html"])
 def test_report_below_a_file_is_a_usage_error(project, given):
     project.write("file", "")
     assert_usage_error(project.run(given), f"{given}: {project.path}/file is a file, allowed is a folder")
