@@ -164,6 +164,24 @@ def write_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
         raise
 
 
+def create_numbered_folder(base: Path, name: str) -> Path:
+    """Create the folder ``<number>-<name>`` in ``base`` with the lowest number from 01 on whose folder is not there.
+
+    No folder is returned twice, even to processes that call at the same time, such as workers of
+    ``pytest -n2 --dist=each``, which run one test in one results folder.
+
+    Raises:
+        OSError: A folder can't be created, or all numbers up to 99,999 are taken.
+    """
+    base.mkdir(parents=True, exist_ok=True)
+    for number in range(1, 100_000):
+        folder = base / f"{number:02d}-{name}"
+        with suppress(FileExistsError):
+            folder.mkdir()
+            return folder
+    raise OSError(f"it has 99,999 folders named *-{name}; empty it")
+
+
 def remove_scratch(folder: Path, prefix: str = ".", age_s: float = 0.0) -> None:
     """Delete unfinished files that killed writers have left.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 from pytest_aorta.common.errors import AortaError, LaunchError, SpecError
-from pytest_aorta.common.files import slug
+from pytest_aorta.common.files import create_numbered_folder, slug
 from pytest_aorta.launch.lease.world import LeasedWorld
 from pytest_aorta.launch.nodes.handover import node_group
 from pytest_aorta.launch.watch import LaunchWatch, StateLine
@@ -208,7 +208,7 @@ class DistributedWorld:
             **vars(launched),
             world=self._leased.world(),
             timeout_s=self.timeout_s,
-            run_dir=_new_folder(self._run_base, request.name),
+            run_dir=_new_run_folder(self._run_base, request.name),
             cwd=reference.root if reference else self._options.rootdir,
             launcher=self._kind_of_launcher,
             lease_fds=self._leased.fds,
@@ -256,15 +256,9 @@ def _named_in_errors(plan: LaunchPlan) -> Iterator[None]:
         raise
 
 
-def _new_folder(base: Path, name: str) -> Path:
-    """Create a folder that did not exist before, so that no launch overwrites the evidence of an earlier one."""
+def _new_run_folder(base: Path, name: str) -> Path:
+    """Create the folder of the next launch of the workload ``name`` in a test's results folder."""
     try:
-        base.mkdir(parents=True, exist_ok=True)
-        for number in range(1, 100_000):
-            folder = base / f"{number:02d}-{slug(name, max_length=40)}"
-            if not folder.exists():
-                folder.mkdir()
-                return folder
+        return create_numbered_folder(base, slug(name, max_length=40))
     except OSError as error:
         raise LaunchError(f"results folder {base} can't be written: {error.strerror or error}") from None
-    raise LaunchError(f"results folder {base} is full: it has 99,999 launches; empty it")

@@ -5,6 +5,7 @@ import os
 import re
 import string
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
@@ -15,6 +16,7 @@ from pytest_aorta.common.files import (
     ABANDONED_S,
     PACKAGE_ROOT,
     UnreadableFile,
+    create_numbered_folder,
     locked,
     parse_json,
     read_json,
@@ -295,3 +297,20 @@ def test_lock_does_not_follow_a_link(tmp_path):
     (tmp_path / "lock").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match="symbolic links"), locked(tmp_path / "lock"):
         pytest.fail("locked a link")
+
+
+def test_folders_created_at_the_same_time_are_all_distinct(tmp_path):
+    with ThreadPoolExecutor(8) as creators:
+        folders = list(creators.map(lambda _: create_numbered_folder(tmp_path / "base", "toy"), range(200)))
+    assert sorted(folder.name for folder in folders) == sorted(f"{number:02d}-toy" for number in range(1, 201))
+
+
+def test_number_of_a_folder_that_a_dangling_link_occupies_is_skipped(tmp_path):
+    (tmp_path / "01-toy").symlink_to("absent")
+    assert create_numbered_folder(tmp_path, "toy") == tmp_path / "02-toy"
+
+
+def test_file_in_the_place_of_the_folder_of_numbered_folders_is_an_error(tmp_path):
+    (tmp_path / "base").write_text("")
+    with pytest.raises(FileExistsError):
+        create_numbered_folder(tmp_path / "base", "toy")
