@@ -97,8 +97,8 @@ def search(
         return slower(drawn, percent) if has_change else drawn
 
     while isinstance(step := searched.next(), NextLaunch):
-        changed = planted is not None and step.commit >= planted
-        searched.add(Probe(step.commit, launch(changed), launch(False)))
+        changed, before = (planted is not None and number >= planted for number in (step.commit, step.before or 0))
+        searched.add(Probe(step.commit, launch(changed), launch(before), step.before))
         launches += 2
     return _outcome(step, planted), launches
 

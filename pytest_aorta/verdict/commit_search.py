@@ -2,8 +2,8 @@
 
 Commit 0 is the good commit, and the last commit is the bad one. First the search compares these two ends in pairs of
 launches, like an A/B. If the metric has no noise, the search then compares bits, with one launch per probe. If the
-metric has noise, each probe pairs a commit with the good commit, until the posterior names a commit. Pure: this module
-reads no file and no clock, and launches nothing.
+metric has noise, each probe pairs a commit with the good commit, until the posterior names a commit. Pairs of this
+commit and the one before then confirm it. Pure: this module reads no file and no clock, and launches nothing.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from pytest_aorta.verdict.statistics.bisection import (
     posterior_of_pairs,
     suspects,
 )
+from pytest_aorta.verdict.statistics.confirmation import is_confirmed
 from pytest_aorta.verdict.statistics.decision import Outcome, quantile_t
 from pytest_aorta.verdict.verdicts import Verdict, Verdicts
 
@@ -55,11 +56,18 @@ class SearchOutcome(StrEnum):
 
 @dataclass(frozen=True)
 class Probe:
-    """A launch of a commit, in a pair with a launch of the good commit unless only bits are compared."""
+    """A launch of a commit, in a pair with a launch of another commit unless only bits are compared.
+
+    Attributes:
+        reference: The launch of the other commit: the good commit, or ``before``.
+        before: Number of the commit before ``commit`` that starts, if the pair confirms that ``commit`` brought the
+            change in.
+    """
 
     commit: int
     candidate: LaunchFacts
     reference: LaunchFacts | None
+    before: int | None = None
 
 
 @dataclass(frozen=True)
@@ -68,14 +76,17 @@ class NextLaunch:
 
     Attributes:
         commit: Number of the commit to launch.
-        paired: Whether the good commit is launched too.
-        candidate_first: Whether the commit is launched before the good one. The order alternates, so that a drift of
+        paired: Whether another commit is launched too: the good commit, or ``before``.
+        candidate_first: Whether the commit is launched before the other one. The order alternates, so that a drift of
             the machine affects both sides equally.
+        before: Number of the commit before ``commit`` that starts, if the pair confirms that ``commit`` brought the
+            change in.
     """
 
     commit: int
     paired: bool
     candidate_first: bool
+    before: int | None = None
 
 
 @dataclass(frozen=True)
@@ -108,6 +119,7 @@ class SearchEnd:
         metric: The metric that was searched; empty if the ends do not differ.
         change, low, high: The change on the metric's scale with its 95% interval; None without suspects, or if bits are
             compared.
+        num_confirming: Number of pairs that confirm the named commit; 0 if it is not confirmed or bits are compared.
         probed: Every commit that was launched or skipped, in order.
         verdicts: The comparison of the ends.
         notes: Remarks.
@@ -121,6 +133,7 @@ class SearchEnd:
     change: float | None = None
     low: float | None = None
     high: float | None = None
+    num_confirming: int = 0
     probed: tuple[ProbedCommit, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
     notes: tuple[str, ...] = ()
@@ -146,12 +159,13 @@ class CommitSearch:
         self._probes.append(probe)
         if is_of_ends:
             self._judge_ends()
-        elif self._aim is not None and (reason := self._incomparable(self._aim, probe)):
-            self.skip(probe.commit, reason)
+        elif self._aim is not None:
+            for commit, reason in self._incomparable(self._aim, probe):
+                self.skip(commit, reason)
 
     def skip(self, commit: int, reason: str) -> None:
-        """Leave out a commit that does not start. The bad commit can't be left out."""
-        if commit != self._count:
+        """Leave out a commit that does not start. The good and the bad commit can't be left out."""
+        if commit not in (0, self._count):
             self._skipped[commit] = reason
 
     def next(self) -> NextLaunch | SearchEnd:
@@ -187,12 +201,15 @@ class CommitSearch:
         if not self._needs_ends:
             self._aim = _chosen(self._changed())
 
-    def _incomparable(self, aim: Verdict, probe: Probe) -> str | None:
-        if not _is_exact(aim):
-            return None if difference(METRICS[aim.metric], probe) is not None else f"has no {aim.metric}"
-        row = self._row_of_bits(aim, probe)
-        is_comparable = row is None or row.outcome in (Outcome.PASS, Outcome.REGRESSION, Outcome.MISSING)
-        return None if is_comparable else f"{aim.metric} can't be compared: {row and row.detail}"
+    def _incomparable(self, aim: Verdict, probe: Probe) -> Iterator[tuple[int, str]]:
+        """Yield each commit of a probe whose launch can't be compared, and the reason."""
+        if _is_exact(aim):
+            row = self._row_of_bits(aim, probe)
+            if row is not None and row.outcome not in (Outcome.PASS, Outcome.REGRESSION, Outcome.MISSING):
+                yield probe.commit, f"{aim.metric} can't be compared: {row.detail}"
+        elif probe.reference is not None:
+            sides = zip((probe.commit, probe.before or 0), _values(METRICS[aim.metric], probe), strict=True)
+            yield from ((commit, f"has no {aim.metric}") for commit, value in sides if value is None)
 
     def _without_aim(self) -> SearchEnd:
         assert self._ends is not None
@@ -248,31 +265,54 @@ class CommitSearch:
         if posterior.none >= CONFIDENCE:
             reason = f"the ends do not differ: further pairs of the bad commit have no change of {aim.metric}"
             return self._end(SearchOutcome.ABSENT, aim, posterior, None, reason)
+        following = self._pair(next_commit(posterior, self._skipped))
         if best.probability >= CONFIDENCE:
-            few = self._unconfirmed(metric, best)
-            if not few:
-                return self._end(SearchOutcome.FOUND, aim, posterior, best)
-            if len(self._probes) < self._max_probes:
-                return self._pair(few[0])
+            if few := self._with_few_pairs(metric, best):
+                following = self._pair(few[0])
+            else:
+                pairs = self._confirming(metric, aim, best)
+                if (answer := is_confirmed(pairs)) is not None:
+                    return self._confirmed(answer, len(pairs), self._end(SearchOutcome.FOUND, aim, posterior, best))
+                following = self._pair(best.commits[-1], before=best.commits[0] - 1)
         if len(self._probes) >= self._max_probes:
             reason = f"{counted(len(self._probes), 'pair')} did not decide; measure more steps in each launch"
             return self._end(SearchOutcome.UNDECIDED, aim, posterior, best, reason)
-        return self._pair(next_commit(posterior, self._skipped))
+        return following
 
-    def _unconfirmed(self, metric: Metric, best: Suspects) -> list[int]:
+    def _confirming(self, metric: Metric, aim: Verdict, best: Suspects) -> list[tuple[float, float]]:
+        """Return the metric in the pairs that confirm a commit: in the commit, and in the one before.
+
+        Larger values are worse, or better if the ends show an improvement.
+        """
+        sides = best.commits[-1], best.commits[0] - 1
+        probes = [probe for probe in self._probes if (probe.commit, probe.before) == sides]
+        references = [probe.reference for probe in probes if probe.reference is not None]
+        if not references:
+            return []
+        sign = metric.worse * math.copysign(1.0, _least_change(metric, aim))
+        named = transformed_values(metric, [probe.candidate for probe in probes], references)
+        before = transformed_values(metric, references, references)
+        return [
+            (sign * here, sign * there)
+            for here, there in zip(named, before, strict=True)
+            if here is not None and there is not None
+        ]
+
+    def _with_few_pairs(self, metric: Metric, best: Suspects) -> list[int]:
         """Return the commits on either side of the change that have too few pairs.
 
         The pairs of the ends do not count: they were repeated until they showed a change, so they exaggerate it.
         """
-        fresh = _differences(metric, self._usable()[self._num_end_pairs :])
+        fresh = _differences(metric, self._usable(self._num_end_pairs))
         beside = [best.commits[-1], *([best.commits[0] - 1] if best.commits[0] > 1 else [])]
         return [commit for commit in beside if len(fresh.get(commit, ())) < MIN_PAIRS]
 
-    def _usable(self) -> list[Probe]:
-        return [probe for probe in self._probes if probe.commit not in self._skipped]
+    def _usable(self, begin: int = 0) -> list[Probe]:
+        """Return the probes, from number ``begin`` on, of commits that start, without pairs that confirm a commit."""
+        return [probe for probe in self._probes[begin:] if probe.commit not in self._skipped and probe.before is None]
 
-    def _pair(self, commit: int) -> NextLaunch:
-        return NextLaunch(commit, paired=True, candidate_first=len(self._probes) % 2 == 1)
+    def _pair(self, commit: int, before: int | None = None) -> NextLaunch:
+        return NextLaunch(commit, paired=True, candidate_first=len(self._probes) % 2 == 1, before=before)
 
     def _end(
         self, outcome: SearchOutcome, aim: Verdict, posterior: Posterior, best: Suspects | None, reason: str = ""
@@ -299,6 +339,7 @@ class CommitSearch:
         self, metric: Metric, posterior: Posterior, differences: Mapping[int, Sequence[float]]
     ) -> Iterator[ProbedCommit]:
         launches = Counter(probe.commit for probe in self._probes)
+        launches.update(probe.before for probe in self._probes if probe.before)
         details = _parts(differences, posterior.change) | self._skipped
         for commit in sorted(launches.keys() | self._skipped.keys()):
             values = differences.get(commit)
@@ -310,6 +351,12 @@ class CommitSearch:
                 details.get(commit, ""),
             )
 
+    def _confirmed(self, answer: bool, num_pairs: int, end: SearchEnd) -> SearchEnd:
+        if answer:
+            return replace(end, num_confirming=num_pairs)
+        reason = f"{counted(num_pairs, 'pair')} of the likeliest commit and the one before did not confirm it"
+        return replace(end, outcome=SearchOutcome.UNDECIDED, reason=reason)
+
     def _other_metrics(self, aim: Verdict) -> list[str]:
         others = [row.metric for row in self._changed() if row.metric != aim.metric]
         return [f"the ends also differ in {', '.join(others)}; search one of them with --metric"] if others else []
@@ -320,10 +367,16 @@ def difference(metric: Metric, probe: Probe) -> float | None:
 
     None if the good commit was not launched, or if a launch has no value that can be transformed.
     """
-    if probe.reference is None:
-        return None
-    here, there = transformed_values(metric, [probe.candidate, probe.reference], [probe.reference])
+    here, there = _values(metric, probe)
     return None if here is None or there is None else metric.worse * (here - there)
+
+
+def _values(metric: Metric, probe: Probe) -> tuple[float | None, float | None]:
+    """Return the transformed value of both launches of a pair; None for a launch without one."""
+    if probe.reference is None:
+        return None, None
+    here, there = transformed_values(metric, [probe.candidate, probe.reference], [probe.reference])
+    return here, there
 
 
 def _differences(metric: Metric, probes: Sequence[Probe]) -> dict[int, list[float]]:

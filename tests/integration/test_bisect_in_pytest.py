@@ -88,9 +88,15 @@ class Repository:
         return [entry for entry in entries if entry["kind"] == kind]
 
     def launched(self) -> list[int]:
-        """Return the numbers of the commits that were launched as candidates."""
+        """Return the numbers of the commits that were launched beside the good commit, or alone."""
         commits = self.commits
-        return [commits.index(entry["commit"]) for entry in self.events("probe")]
+        return [commits.index(entry["commit"]) for entry in self.events("probe") if "before" not in entry]
+
+    def confirming(self) -> list[tuple[int, int]]:
+        """Return the numbers of both commits of each pair that confirms the named one."""
+        commits = self.commits
+        probes = [entry for entry in self.events("probe") if "before" in entry]
+        return [(commits.index(entry["commit"]), commits.index(entry["before"])) for entry in probes]
 
 
 @pytest.fixture
@@ -124,8 +130,14 @@ def test_slower_commit_is_found_in_noise_and_the_table_shows_each_probe(reposito
     assert f"step_time_p50 {100 * end['change']:+.1f}%" in output
     assert end["low"] < 3 < end["high"]
     assert end["probability"] >= 0.99
-    assert sum(row["launches"] for row in end["probed"]) == len(repository.launched())
+    confirming = repository.confirming()
+    assert confirming == [(6, 5)] * 5
+    assert "or more, confirmed in 5 pairs with the commit before" in output
+    assert output.count(f"pair with {repository.commits[5][:12]}: {repository.commits[6][:12]} change 6") == 5
+    assert sum(row["launches"] for row in end["probed"]) == len(repository.launched()) + 2 * len(confirming)
     assert {row["commit"] for row in end["probed"]} >= {5, 6}
+    [confirmed] = {entry["candidate"]["step_time_ms"]["p50"] // 30 for entry in repository.events("probe")[-5:]}
+    assert confirmed == 1
 
 
 def test_ends_that_do_not_differ_are_reported_and_no_other_commit_is_launched(repository):

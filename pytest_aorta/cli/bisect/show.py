@@ -19,6 +19,8 @@ def event_line(event: Probe | Skip, commits: Sequence[Commit]) -> str:
     commit = commits[event.commit]
     if isinstance(event, Skip):
         return f"  skipped {commit}: {event.reason}"
+    if event.before is not None:
+        return f"  pair with {commits[event.before].hash[:12]}: {commit}"
     kind = "pair with the good commit" if event.reference is not None else "launch"
     return f"  {kind}: {commit}"
 
@@ -65,6 +67,8 @@ def _change(end: SearchEnd) -> str:
     probability = f"probability {min(end.probability, 0.9999):.2%}" + (" or more" if end.probability > 0.9999 else "")
     if end.change is None or end.low is None or end.high is None:
         return f"{end.metric} is not that of the good commit any more; {probability}"
+    if end.num_confirming:
+        probability += f", confirmed in {counted(end.num_confirming, 'pair')} with the commit before"
     scale = METRICS[end.metric].scale
     low, high = (format_change(edge, scale) for edge in (end.low, end.high))
     return f"{end.metric} {format_change(end.change, scale)} [{low}, {high}]; {probability}"

@@ -66,6 +66,7 @@ class BisectionRunner(WorkloadRunner):
     ) -> None:
         super().__init__(world, options, spec, record)
         self._bisection = bisection
+        self._ends = (0, len(bisection.commits) - 1)
 
     @in_test
     def run(self, name: str, /, **config: Any) -> WorkloadResult:
@@ -136,22 +137,21 @@ class BisectionRunner(WorkloadRunner):
         raise ComparisonFailed(f"{case}: {end.outcome.value}: {end.reason or names}")
 
     def _probe(self, result: WorkloadResult, step: NextLaunch, first: LaunchFacts | None) -> Probe | Skip:
-        reference = first
-        if step.paired and reference is None and not step.candidate_first:
-            reference = self._at(result, 0)
-        try:
-            candidate = self._at(result, step.commit)
-        except UNTESTABLE as error:
-            if step.commit == len(self._bisection.commits) - 1:
-                raise
-            return Skip(step.commit, brief(" ".join(str(error).split()) or type(error).__name__, _MAX_REASON))
-        if step.paired and reference is None:
-            reference = self._at(result, 0)
-        return Probe(step.commit, candidate, reference if step.paired else None)
+        other = step.before or 0
+        wanted = [step.commit, *([other] if step.paired and first is None else [])]
+        launched: dict[int, LaunchFacts] = {} if first is None else {other: first}
+        for number in wanted if step.candidate_first else reversed(wanted):
+            try:
+                launched[number] = self._at(result, number)
+            except UNTESTABLE as error:
+                if number in self._ends:
+                    raise
+                return Skip(number, brief(" ".join(str(error).split()) or type(error).__name__, _MAX_REASON))
+        return Probe(step.commit, launched[step.commit], launched[other] if step.paired else None, step.before)
 
     def _at(self, result: WorkloadResult, number: int) -> LaunchFacts:
         """Launch a commit and return its facts. An error of the good or the bad commit names the commit."""
-        is_end = number in (0, len(self._bisection.commits) - 1)
+        is_end = number in self._ends
         reference = self._end_reference(number) if is_end else self._bisection.reference(number)
         try:
             return launch_facts(passed(self._world.again(result, reference=reference)))

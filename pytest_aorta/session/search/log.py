@@ -129,7 +129,7 @@ class SearchLog:
         events = self.events(case)
         for event in events:
             step = search.next()
-            if isinstance(step, SearchEnd) or step.commit != event.commit or not _has_sides(event, step):
+            if isinstance(step, SearchEnd) or not _is_asked_for(event, step):
                 raise SpecError(
                     f"{self.path}: the logged launch of {self.request.commits[event.commit][:12]} is not what the "
                     f"search asks for; the test, the baselines or pytest-aorta have changed; {_REMEDY}"
@@ -148,7 +148,8 @@ class SearchLog:
             self._add({"kind": "skip", **entry, "reason": event.reason})
             return
         reference = None if event.reference is None else event.reference.to_json()
-        self._add({"kind": "probe", **entry, "candidate": event.candidate.to_json(), "reference": reference})
+        before = {} if event.before is None else {"before": self.request.commits[event.before]}
+        self._add({"kind": "probe", **entry, **before, "candidate": event.candidate.to_json(), "reference": reference})
 
     def add_end(self, case: str, end: SearchEnd) -> None:
         """Add the end of the search of a comparison."""
@@ -171,11 +172,14 @@ class SearchLog:
             commit,
             LaunchFacts.from_json(entry["candidate"]),
             None if reference is None else LaunchFacts.from_json(reference),
+            self._numbers[entry["before"]] if "before" in entry else None,
         )
 
     def _check_values(self, entry: dict[str, Any], where: str) -> None:
         if "commit" in entry and self._numbers.get(entry["commit"], 0) == 0:
             raise SpecError(f"{where}: $.commit: got {entry['commit']!r}, allowed is a commit of the search; {_REMEDY}")
+        if entry.get("before") not in (None, *self._numbers):
+            raise SpecError(f"{where}: $.before: got {entry['before']!r}, allowed is a commit of the search; {_REMEDY}")
         named = [*entry.get("suspects", ()), *(row["commit"] for row in entry.get("probed", ()))]
         if wrong := [number for number in named if number not in range(1, len(self._numbers))]:
             most = len(self._numbers) - 1
@@ -192,8 +196,10 @@ def give(search: CommitSearch, event: Event) -> None:
         search.add(event)
 
 
-def _has_sides(event: Event, step: NextLaunch) -> bool:
-    return isinstance(event, Skip) or (event.reference is not None) is step.paired
+def _is_asked_for(event: Event, step: NextLaunch) -> bool:
+    if isinstance(event, Skip):
+        return event.commit in (step.commit, step.before)
+    return (event.commit, event.reference is not None, event.before) == (step.commit, step.paired, step.before)
 
 
 def _checked(line: str, where: str) -> dict[str, Any]:
@@ -246,6 +252,7 @@ def _end(entry: dict[str, Any]) -> LoggedEnd:
         change=entry["change"],
         low=entry["low"],
         high=entry["high"],
+        num_confirming=entry.get("num_confirming", 0),
         probed=tuple(ProbedCommit(**row) for row in entry["probed"]),
         notes=tuple(entry["notes"]),
     )

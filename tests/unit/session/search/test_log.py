@@ -1,16 +1,18 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from pytest_aorta.common.errors import SpecError
+from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.session.search.log import SearchLog, SearchRequest, Skip, give
 from pytest_aorta.verdict.commit_search import CommitSearch, NextLaunch, Probe, SearchEnd, SearchOutcome
 from pytest_aorta.verdict.comparison import PairedComparison
-from tests.unit.builders import default_priors, make_facts
+from tests.unit.builders import default_priors, make_facts, with_p50
 
 COMMITS = tuple(f"{number:040x}" for number in range(9))
 REQUEST = SearchRequest(COMMITS, ("test_a.py::test_one", "-x"), (("make", "all"),), "/there", {"step_time_p50": "1%"})
@@ -55,6 +57,65 @@ def test_replayed_search_has_the_same_end(log):
     assert isinstance(end, SearchEnd)
     assert end.suspects == (4, 5)
     assert not log.replay("another case", search())
+
+
+@pytest.fixture
+def timed_log(tmp_path: Path) -> SearchLog:
+    """The log of a search of step times that has ended, with pairs that confirm the commit."""
+    log, searched, rng = SearchLog.create(tmp_path / "log.jsonl", REQUEST), timed_search(), random.Random(1)
+
+    def launch(commit: int) -> LaunchFacts:
+        return with_p50(make_facts(), rng.gauss(10, 0.01) * (1.2 if commit >= 4 else 1))
+
+    while isinstance(step := searched.next(), NextLaunch):
+        event = Probe(step.commit, launch(step.commit), launch(step.before or 0), step.before)
+        give(searched, event)
+        log.add(CASE, event)
+    log.add_end(CASE, step)
+    return log
+
+
+def timed_search() -> CommitSearch:
+    return CommitSearch(8, PairedComparison(CASE, {}, default_priors, ["step_time_p50"], 12, "good"))
+
+
+def test_pairs_that_confirm_a_commit_are_read_as_they_were_written_and_replayed(timed_log):
+    again = SearchLog.read(timed_log.path)
+    assert again.events(CASE) == timed_log.events(CASE)
+    assert [event.before for event in again.events(CASE)][-5:] == [3] * 5
+    [ended] = again.ends()
+    assert (ended.end.suspects, ended.end.num_confirming) == ((4,), 5)
+    searched = timed_search()
+    assert again.replay(CASE, searched)
+    end = searched.next()
+    assert isinstance(end, SearchEnd)
+    assert (end.suspects, end.num_confirming) == ((4,), 5)
+
+
+def test_end_of_an_older_version_has_no_confirming_pairs(timed_log):
+    lines = [json.loads(line) for line in timed_log.path.read_text().splitlines()]
+    del lines[-1]["num_confirming"]
+    timed_log.path.write_text("\n".join(map(json.dumps, lines)))
+    assert SearchLog.read(timed_log.path).ends()[0].end.num_confirming == 0
+
+
+@pytest.mark.parametrize("before", [COMMITS[2], None])
+def test_pair_with_another_commit_than_the_search_asks_for_is_refused(timed_log, before):
+    lines = [json.loads(line) for line in timed_log.path.read_text().splitlines()]
+    del lines[-2]["before"]
+    if before is not None:
+        lines[-2]["before"] = before
+    timed_log.path.write_text("\n".join(map(json.dumps, lines)))
+    with pytest.raises(SpecError, match="is not what the search asks for"):
+        SearchLog.read(timed_log.path).replay(CASE, timed_search())
+
+
+def test_confirming_pair_with_a_commit_outside_the_search_is_refused(timed_log):
+    lines = timed_log.path.read_text().splitlines()
+    timed_log.path.write_text("\n".join([*lines[:-2], changed(lines[-2], before="f" * 40), lines[-1]]))
+    message = rf"line {len(lines) - 1}: \$.before: got 'f*', allowed is a commit of the search"
+    with pytest.raises(SpecError, match=message):
+        SearchLog.read(timed_log.path)
 
 
 def test_log_of_another_search_is_refused(log):
