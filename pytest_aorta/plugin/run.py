@@ -134,7 +134,7 @@ class Controller:
         self.run.collected |= set(getattr(node, "workeroutput", {}).get("aorta_collected", ()))
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
-        """Write reports, baselines of tests that passed, and the history; a failure of the last two fails the run."""
+        """Write reports, baselines of tests that passed, and the history; what can't be written fails the run."""
         if session.config.option.collectonly:  # reading baselines takes longer than collecting
             return
         from pytest_aorta.report.write import write_session_reports  # not needed to collect tests
@@ -144,8 +144,9 @@ class Controller:
         run = self.run
         # Before baselines are written: the report shows the baselines that the run was compared with.
         is_cut_short = exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
-        reported = write_session_reports(run.records, run.options, is_cut_short=is_cut_short)
-        notes, good = write_new_baselines(run.records, run.passed.values(), run.options)
+        reported, has_reports = write_session_reports(run.records, run.options, is_cut_short=is_cut_short)
+        notes, has_baselines = write_new_baselines(run.records, run.passed.values(), run.options)
+        good = has_reports and has_baselines
         run.notes += [*notes, *reported]
         try:
             # After baselines are written: their new revisions are part of the history.
@@ -153,7 +154,7 @@ class Controller:
         except AortaError as error:
             run.notes.append(f"ERROR {error}")
             good = False
-        if not good:
+        if not good and exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         # Where the command line names single tests, the other tests of their files were not collected.
         whole = set() if any("::" in arg for arg in session.config.args) else run.collected

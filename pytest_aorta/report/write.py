@@ -40,22 +40,36 @@ def write_session_reports(
     environ: Mapping[str, str] = os.environ,
     *,
     is_cut_short: bool = False,
-) -> list[str]:
-    """Write the reports that the options and the environment ask for, and return lines for the terminal.
+) -> tuple[list[str], bool]:
+    """Write the reports that the options and the environment ask for.
 
-    A report that can't be written becomes a warning line, because a failed report must not hide the verdicts.
-    ``is_cut_short`` is whether pytest ended before all tests had run.
+    Returns:
+        Lines for the terminal, and whether every file that an option asks for was written. An error becomes a line,
+        because a failed report must not hide the verdicts.
+
+    Args:
+        records: The records of all tests.
+        options: The options of the run.
+        environ: The environment, which names the summary of a CI step.
+        is_cut_short: Whether pytest ended before all tests had run.
     """
     shown = reported(records)
     run = RunFacts(options.command, options.repeated, is_cut_short)
     lines: list[str] = []
+    errors: list[str] = []
     if shown and environ.get(STEP_SUMMARY):
         lines += _append_step_summary(markdown(shown, run), Path(environ[STEP_SUMMARY]))
     if options.markdown is not None:
-        lines += _write_markdown(markdown(shown, run, MAX_COMMENT_BYTES), options.markdown)
+        try:
+            lines += _write_markdown(markdown(shown, run, MAX_COMMENT_BYTES), options.markdown)
+        except OSError as error:
+            errors.append(f"ERROR {options.markdown}: no Markdown was written: {error.strerror or error}")
     if options.report is not None:
-        lines += _write_page(shown, options.report, options)
-    return lines
+        try:
+            lines += _write_page(shown, options.report, options)
+        except Exception as error:  # noqa: BLE001 - a failed report must not take the session's verdicts with it
+            errors.append(f"ERROR {options.report}: no report was written: {type(error).__name__}: {error}")
+    return lines + errors, not errors
 
 
 def write_report(report: Report, file: Path) -> list[Path]:
@@ -89,20 +103,14 @@ def _append_step_summary(text: str, file: Path) -> list[str]:
 
 
 def _write_markdown(text: str, file: Path) -> list[str]:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_text(file, text)
-    except OSError as error:
-        return [f"WARNING: {file}: no Markdown was written: {error.strerror or error}"]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_text(file, text)
     return [f"markdown: {file}"]
 
 
 def _write_page(records: Sequence[TestRecord], file: Path, options: Options) -> list[str]:
-    try:
-        report = session_report(records, title="pytest-aorta")
-        if not report.has_result:
-            report = replace(report, run=tuple(run_pairs(code_version(options.rootdir), options.command)))
-        written = write_report(report, file)
-    except Exception as error:  # noqa: BLE001 - a failed report must not take the session's verdicts with it
-        return [f"WARNING: {file}: no report was written: {type(error).__name__}: {error}"]
+    report = session_report(records, title="pytest-aorta")
+    if not report.has_result:
+        report = replace(report, run=tuple(run_pairs(code_version(options.rootdir), options.command)))
+    written = write_report(report, file)
     return [*(f"WARNING: {warning}" for warning in report.warnings), f"report: {', '.join(map(str, written))}"]

@@ -73,8 +73,19 @@ def test_interrupted_run_says_so(project):
     assert "the run ended early, 0 of 1 test failed until then" in (project.path / "aorta.md").read_text()
 
 
-def test_file_that_can_not_be_written_is_a_warning(learned):
+def test_interrupted_run_whose_file_can_not_be_written_is_still_interrupted(project):
+    project.test_file(
+        "import pytest\n\ndef test_one(workload): workload.run('toy')\n\n"
+        f"def test_two(): {project.obstacle('file')}; pytest.exit('enough')\n"
+    )
+    result = project.run("--aorta-markdown=file/aorta.md")
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    result.stdout.fnmatch_lines(["ERROR *file/aorta.md: no Markdown was written: *"])
+
+
+def test_file_that_can_not_be_written_fails_the_run(learned):
     learned.one_test(f"workload.check(workload.run('toy')); {learned.obstacle('file')}")
     result = learned.run("--aorta-markdown=file/aorta.md")
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["WARNING: *file/aorta.md: no Markdown was written: *"])
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["ERROR *file/aorta.md: no Markdown was written: *"])

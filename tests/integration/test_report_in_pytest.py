@@ -94,11 +94,12 @@ def test_broken_result_is_a_warning_in_terminal_and_page(learned):
     assert "not valid JSON" in (learned.path / "out/report.html").read_text()
 
 
-def test_report_that_can_not_be_written_leaves_the_summary(learned):
+def test_report_that_can_not_be_written_fails_the_run_and_leaves_the_summary(learned):
     learned.one_test(f"workload.check(workload.run('toy')); {learned.obstacle('file')}")
     result = learned.run("--aorta-report=file/report.html")
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["aorta: 1 test, *", "WARNING: *file/report.html: no report was written: *"])
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["aorta: 1 test, *", "ERROR *file/report.html: no report was written: *"])
 
 
 @pytest.mark.parametrize("given", ["report.txt", ".html/"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from fnmatch import fnmatch
 from html.parser import HTMLParser
 
 import pytest
@@ -120,17 +121,19 @@ GOOD = TestRecord("a.py::good", [make_verdict(Outcome.PASS)], outcome="passed", 
 def test_summary_is_appended_to_what_is_there(tmp_path):
     file = tmp_path / "summary.md"
     file.write_text("before\n")
-    assert write_session_reports([GOOD], make_options(), {"GITHUB_STEP_SUMMARY": str(file)}) == []
+    assert write_session_reports([GOOD], make_options(), {"GITHUB_STEP_SUMMARY": str(file)}) == ([], True)
     assert file.read_text().startswith("before\n## ")
-    assert (
-        "WARNING: GITHUB_STEP_SUMMARY"
-        in write_session_reports([GOOD], make_options(), {"GITHUB_STEP_SUMMARY": str(tmp_path)})[0]
-    )
+    (line,), good = write_session_reports([GOOD], make_options(), {"GITHUB_STEP_SUMMARY": str(tmp_path)})
+    assert line.startswith("WARNING: GITHUB_STEP_SUMMARY")
+    assert good  # no option asks for this file
 
 
 def test_nothing_is_written_for_a_run_without_a_launch(tmp_path):
     file = tmp_path / "summary.md"
-    assert write_session_reports([TestRecord("a::plain")], make_options(), {"GITHUB_STEP_SUMMARY": str(file)}) == []
+    assert write_session_reports([TestRecord("a::plain")], make_options(), {"GITHUB_STEP_SUMMARY": str(file)}) == (
+        [],
+        True,
+    )
     assert not file.exists()
 
 
@@ -143,11 +146,19 @@ def test_page_of_a_run_without_a_result_names_version_and_command(tmp_path, monk
     assert re.search(r"c0ffee00c0ff and changes\s*main\s*pytest -k 'a b'", text)
 
 
-def test_what_goes_wrong_with_a_report_is_a_warning(tmp_path):
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"report": "page.html"}, "ERROR *page.html: no report was written: *"),
+        ({"markdown": "aorta.md"}, "ERROR *aorta.md: no Markdown was written: *"),
+    ],
+)
+def test_file_that_an_option_asks_for_and_that_can_not_be_written_is_an_error(tmp_path, option, message):
     (tmp_path / "file").write_text("")
-    (line,) = write_session_reports([GOOD], make_options(report=tmp_path / "file" / "page.html"), {})
-    assert line.startswith("WARNING: ")
-    assert "no report was written: " in line
+    options = make_options(**{name: tmp_path / "file" / file for name, file in option.items()})
+    (line,), good = write_session_reports([GOOD], options, {})
+    assert fnmatch(line, message)
+    assert not good
 
 
 # JUnit
