@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +11,8 @@ import torch
 from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.result.trace.intervals import union
 from pytest_aorta.result.trace.overlap import overlap_of
-from pytest_aorta.worker import Delay, StepTimer, StreamSpans, Telemetry
+from pytest_aorta.worker import StepTimer, StreamSpans, Telemetry
+from pytest_aorta.worker.overlap import spans as spans_module
 from pytest_aorta.worker.telemetry import MAX_LINES, MAX_SEGMENTS, write_telemetry
 from pytest_aorta.worker.timing import timer as timer_module
 
@@ -20,15 +20,34 @@ CPU = torch.device("cpu")
 MS = 1_000_000
 
 
+class Clock:
+    """A clock of the stream spans that advances by the work of a test alone."""
+
+    def __init__(self) -> None:
+        self.now_ns = 10**18
+
+    def perf_counter_ns(self) -> int:
+        return self.now_ns
+
+    def work(self, duration_ms: int) -> None:
+        self.now_ns += duration_ms * MS
+
+
 class LateHandle:
     """An asynchronous collective that ends a given time after its start."""
 
-    def __init__(self, duration_ms: float) -> None:
-        self.end_s = time.perf_counter() + duration_ms / 1e3
+    def __init__(self, clock: Clock, duration_ms: int) -> None:
+        self.clock, self.end_ns = clock, clock.now_ns + duration_ms * MS
 
     def wait(self) -> None:
-        while time.perf_counter() < self.end_s:
-            pass
+        self.clock.now_ns = max(self.clock.now_ns, self.end_ns)
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(spans_module, "time", made)
+    return made
 
 
 def result_of(step_times_ms: list[float], **changes) -> RankResult:
@@ -40,59 +59,63 @@ def lines_of(path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_collective_that_compute_runs_beside_is_hidden_and_one_in_line_is_not():
-    spans, compute = StreamSpans(CPU, every=1), Delay(CPU, 20)
+def test_collective_that_compute_runs_beside_is_hidden_and_one_in_line_is_not(clock):
+    spans = StreamSpans(CPU, every=1)
     for number, is_beside in enumerate((True, False)):
         with spans.step(number):
-            transfer = spans.around("all_gather", lambda asynchronous: LateHandle(10) if asynchronous else compute())
+            transfer = spans.around(
+                "all_gather", lambda is_async: LateHandle(clock, 10) if is_async else clock.work(20)
+            )
             handle = transfer(is_beside)
+            clock.work(1)
             with spans.span("compute"):
-                compute()
+                clock.work(20)
             if handle is not None:
                 handle.wait()
     beside, in_line = (spans.captures()[number].steps[0] for number in (0, 1))
     # On CPU the span lasts until the wait, longer than the collective.
-    assert beside.collectives["all_gather"].total_ms >= 20
-    assert beside.overlap_ratio > 0.8
+    assert beside.collectives["all_gather"].total_ms == 21
+    assert beside.overlap_ratio == pytest.approx(20 / 21)
     assert in_line.overlap_ratio == 0
-    assert in_line.compute_ms >= 20
+    assert in_line.collectives["all_gather"].total_ms == in_line.compute_ms == 20
+    assert in_line.step_ms == 41
     assert all(step.broken_rule() is None for step in (beside, in_line))
 
 
-def test_second_wait_does_not_lengthen_a_span():
+def test_second_wait_does_not_lengthen_a_span(clock):
     spans = StreamSpans(CPU, every=1)
     with spans.step(0):
-        handle = spans.around("all_reduce", lambda _: LateHandle(1))(True)
+        handle = spans.around("all_reduce", lambda _: LateHandle(clock, 1))(True)
         handle.wait()
-        Delay(CPU, 30)()
+        clock.work(30)
         handle.wait()
     (step,) = spans.captures()[0].steps
-    assert step.comm_ms < 30 <= step.step_ms
+    assert (step.comm_ms, step.step_ms) == (1, 31)
 
 
-def test_what_a_stream_waits_for_is_no_compute_and_a_second_hold_is_none():
-    spans, busy = StreamSpans(CPU, every=2), Delay(CPU, 10)
+def test_what_a_stream_waits_for_is_no_compute_and_a_second_hold_is_none(clock):
+    spans = StreamSpans(CPU, every=2)
     for number in range(3):
         with spans.step(number), spans.span("compute"):
-            busy()
+            clock.work(1)
             spans.hold()
-            busy()
+            clock.work(2)
             spans.hold()
             with spans.span("all_gather"):
-                busy()
+                clock.work(4)
             spans.resume()
-            busy()
+            clock.work(8)
             spans.resume()
             # A hold that is not resumed ends with the step.
             spans.hold()
-            busy()
+            clock.work(16)
     captures = spans.captures()
     assert list(captures) == [0, 2]
     for capture in captures.values():
         (step,) = capture.steps
         assert len(capture.timeline["compute"]) == 2
         assert step.hidden_comm_ms == 0
-        assert 20 <= step.compute_ms <= step.step_ms - 30
+        assert (step.compute_ms, step.comm_ms, step.step_ms) == (1 + 8, 4, 31)
 
 
 @pytest.mark.parametrize(("every", "recorded"), [(0, []), (1, [0, 1, 2, 3, 4, 5]), (4, [0, 4]), (10, [0])])
