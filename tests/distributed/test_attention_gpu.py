@@ -73,14 +73,6 @@ def test_recomputed_flex_has_every_bit_of_a_kept_one(workload):
         assert again.weight_hashes == kept.weight_hashes, checkpointing
 
 
-@pytest.mark.world(size=4, device="cuda", warm=True)
-def test_aot_eager_has_every_bit_of_fsdp2_with_replicas(workload):
-    training = DETERMINISTIC | {"data_parallel_replicate_degree": 2}
-    eager, traced = (workload.run(name, **training) for name in ("llama_fsdp2", "llama_simple_fsdp"))
-    assert eager.environment["attention"] == "flex"
-    assert traced.weight_hashes == eager.weight_hashes
-
-
 @pytest.mark.parametrize("workload_name", ["llama_fsdp2", "llama_simple_fsdp"])
 def test_no_step_reads_memory_that_was_not_written(workload, workload_name):
     plain = workload.run(workload_name, **DETERMINISTIC)
