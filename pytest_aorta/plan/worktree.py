@@ -7,12 +7,12 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_aorta.common.errors import SpecError
-from pytest_aorta.common.files import is_source_of
+from pytest_aorta.common.files import is_source_of, locked
 from pytest_aorta.common.programs import run_program
 
 GIT_S = 60.0
@@ -20,6 +20,8 @@ GIT_S = 60.0
 CHECKOUT_S = 600.0
 PREFIX = "aorta-ab-"
 OWNER = "owner"
+# Held in the repository's git folder during each git command that lists or changes worktrees.
+LOCK_FILE = "aorta-worktrees.lock"
 # Git sets these variables for its hooks; with them, git would use a repository other than the folder's.
 _SCRUBBED = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY"}
 # A checkout runs no hooks or monitors of the user, and starts no background maintenance.
@@ -63,7 +65,7 @@ def open_worktree(folder: Path, ref: str) -> Iterator[Worktree]:
         worktree = Worktree(checkout.resolve(), commit, own / "tree", own / "packages")
         worktree.packages.mkdir()
         try:
-            git(checkout, "worktree", "add", "--detach", str(worktree.tree), commit, limit_s=CHECKOUT_S)
+            _check_out(checkout, worktree)
             yield worktree
         finally:
             _forget(checkout, worktree.tree)
@@ -84,8 +86,8 @@ def keep_worktree(folder: Path, commit: str, own: Path, *, anew: bool) -> Worktr
         _forget(checkout, worktree.tree)
         shutil.rmtree(own, ignore_errors=True)
         worktree.packages.mkdir(parents=True)
-        git(checkout, "worktree", "prune")
-        git(checkout, "worktree", "add", "--detach", str(worktree.tree), commit, limit_s=CHECKOUT_S)
+        _worktree(checkout, "prune")
+        _check_out(checkout, worktree)
     return worktree
 
 
@@ -129,6 +131,29 @@ def git(folder: Path, *arguments: str, limit_s: float = GIT_S) -> str:
     return output.removesuffix("\n")
 
 
+def _check_out(checkout: Path, worktree: Worktree) -> None:
+    """Create the worktree, then its files, which can take minutes and does not need the lock of other sessions."""
+    _worktree(checkout, "add", "--no-checkout", "--detach", str(worktree.tree), worktree.commit)
+    git(worktree.tree, "reset", "--hard", "--no-recurse-submodules", limit_s=CHECKOUT_S)
+
+
+def _worktree(checkout: Path, *arguments: str) -> str:
+    """Return the output of ``git worktree``, which no other session runs in this repository at the same time.
+
+    Git reads the entry of every worktree, and fails on an entry that another git is creating or removing.
+
+    Raises:
+        SpecError: As in :func:`git`, or the repository can't be locked.
+    """
+    lock = checkout / git(checkout, "rev-parse", "--git-common-dir") / LOCK_FILE
+    with ExitStack() as held:
+        try:
+            held.enter_context(locked(lock))
+        except OSError as error:
+            raise SpecError(f"{lock}: can't be locked: {error.strerror or error}") from None
+        return git(checkout, "worktree", *arguments)
+
+
 @contextmanager
 def _own_folder() -> Iterator[Path]:
     """Yield a temporary folder, with a file in it that stays locked while this process uses the folder."""
@@ -141,7 +166,7 @@ def _own_folder() -> Iterator[Path]:
 
 def _remove_abandoned(checkout: Path) -> None:
     """Remove worktrees of killed sessions; `git worktree prune` keeps a worktree whose folder still exists."""
-    for line in git(checkout, "worktree", "list", "--porcelain").splitlines():
+    for line in _worktree(checkout, "list", "--porcelain").splitlines():
         tree = Path(line.removeprefix("worktree "))
         if line.startswith("worktree ") and tree.parent.name.startswith(PREFIX) and _is_abandoned(tree.parent):
             _forget(checkout, tree)
@@ -160,6 +185,8 @@ def _is_abandoned(folder: Path) -> bool:
 
 
 def _forget(checkout: Path, tree: Path) -> None:
+    # Delete the files first, since other sessions wait while git runs.
+    shutil.rmtree(tree, ignore_errors=True)
     # If git fails, the next session removes the worktree. --force twice: git locks a worktree while it is added.
     with suppress(SpecError):
-        git(checkout, "worktree", "remove", "--force", "--force", str(tree))
+        _worktree(checkout, "remove", "--force", "--force", str(tree))

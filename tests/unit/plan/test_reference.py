@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,10 +17,11 @@ from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.files import is_source_of
 from pytest_aorta.launch.command import agent_command, launch_environment
 from pytest_aorta.launch.warm import server_key
+from pytest_aorta.plan import worktree
 from pytest_aorta.plan.launch_plan import LaunchRequest, at_reference, rank_document
 from pytest_aorta.plan.reference import CommitReference, EnvironmentReference, References, check_reference
 from pytest_aorta.plan.workload.declaration import find_workload, read_workload, resolve_config
-from pytest_aorta.plan.worktree import PREFIX, open_worktree
+from pytest_aorta.plan.worktree import PREFIX, keep_worktree, open_worktree
 from tests.unit.builders import make_plan
 
 YAML = """
@@ -100,6 +103,29 @@ def commit_reference(references: References) -> CommitReference:
     reference = references.open()
     assert isinstance(reference, CommitReference)
     return reference
+
+
+def test_sessions_of_one_repository_never_run_git_worktree_at_the_same_time(project, tmp_path, monkeypatch):
+    """Git fails on the entry of a worktree that another git is creating or removing."""
+    alone, run = threading.Lock(), worktree.git
+
+    def checked(folder: Path, *arguments: str, **limits: float) -> str:
+        if arguments[0] != "worktree":
+            return run(folder, *arguments, **limits)
+        assert alone.acquire(blocking=False), f"git {arguments} runs while another git worktree does"
+        try:
+            return run(folder, *arguments, **limits)
+        finally:
+            alone.release()
+
+    def session(number: int) -> str:
+        with open_worktree(project, "HEAD") as opened:
+            kept = keep_worktree(project, opened.commit, tmp_path / f"kept-{number}", anew=True)
+            return (kept.tree / "project/train.py").read_text()
+
+    monkeypatch.setattr(worktree, "git", checked)
+    with ThreadPoolExecutor(4) as sessions:
+        assert list(sessions.map(session, range(8))) == ["old"] * 8
 
 
 @pytest.mark.parametrize("ref", ["HEAD", "main", "v1", "main@{0}"])
