@@ -143,7 +143,11 @@ def freeze() -> None:
 
 def children() -> set[str]:
     """Return the process ids of this process's children."""
-    return {pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+    found = set[str]()
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended since
+            found.update((task / "children").read_text().split())
+    return found
 
 
 def cuda_problem(environ: dict[str, str]) -> str | None:

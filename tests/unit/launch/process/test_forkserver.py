@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from pytest_aorta.launch.process.channel import close_all, receive, send
+from pytest_aorta.launch.process.forkserver import children
 from pytest_aorta.launch.process.warm_agent import rank_environment
 from pytest_aorta.launch.warm import server_key
 from pytest_aorta.plan.world import World
@@ -87,3 +90,11 @@ def test_rank_environment_has_its_number_and_the_rendezvous():
     assert (environment["RANK"], environment["LOCAL_RANK"], environment["WORLD_SIZE"]) == ("2", "2", "4")
     assert (environment["MASTER_ADDR"], environment["MASTER_PORT"]) == ("127.0.0.1", "12345")
     assert environment["TORCHELASTIC_USE_AGENT_STORE"] == "True"
+
+
+def test_children_are_found_when_a_thread_has_ended_after_the_threads_were_listed(monkeypatch):
+    no_thread = "0"
+    monkeypatch.setattr(Path, "iterdir", lambda folder: iter([folder / no_thread, folder / str(os.getpid())]))
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child:
+        found = children()
+    assert str(child.pid) in found
