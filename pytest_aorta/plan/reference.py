@@ -10,9 +10,10 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -125,8 +126,10 @@ class CommitReference(Reference):
     def _redirect(self, package: str) -> None:
         # If a package's name differs from its folder's, no folder on the search path leads to the package.
         folder, link = package_folder(package), self.worktree.packages / package
-        if folder is not None and not link.is_symlink():
-            link.symlink_to(self.worktree.counterpart(folder), target_is_directory=True)
+        if folder is not None:
+            # Another search with this worktree, or a setup command, may have put the package there.
+            with suppress(FileExistsError):
+                link.symlink_to(self.worktree.counterpart(folder), target_is_directory=True)
 
 
 @dataclass(frozen=True)
@@ -234,8 +237,11 @@ def commit_reference(name: str, rootdir: Path, worktree: Worktree) -> CommitRefe
         raise SpecError(f"pytest's root folder does not exist there: {root.relative_to(worktree.tree)}")
     # Ranks run this very package, even if the repository contains a version of it.
     link = worktree.packages / PACKAGE_ROOT.name
-    link.unlink(missing_ok=True)
-    link.symlink_to(PACKAGE_ROOT, target_is_directory=True)
+    # Replaced in one step: ranks of another search with this worktree may be following the link.
+    with tempfile.TemporaryDirectory(dir=worktree.packages.parent) as scratch:
+        new = Path(scratch) / link.name
+        new.symlink_to(PACKAGE_ROOT, target_is_directory=True)
+        new.replace(link)
     return CommitReference(name, sys.executable, root, worktree)
 
 

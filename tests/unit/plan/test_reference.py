@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 
 from pytest_aorta.common.errors import SpecError
-from pytest_aorta.common.files import is_source_of
+from pytest_aorta.common.files import PACKAGE_ROOT, is_source_of
 from pytest_aorta.launch.command import agent_command, launch_environment
 from pytest_aorta.launch.warm import server_key
 from pytest_aorta.plan import worktree
 from pytest_aorta.plan.launch_plan import LaunchRequest, at_reference, rank_document
 from pytest_aorta.plan.reference import CommitReference, EnvironmentReference, References, check_reference
+from pytest_aorta.plan.reference import commit_reference as open_reference
 from pytest_aorta.plan.workload.declaration import find_workload, read_workload, resolve_config
 from pytest_aorta.plan.worktree import PREFIX, keep_worktree, open_worktree
 from tests.unit.builders import make_plan
@@ -360,6 +361,37 @@ def test_harness_is_the_one_that_pytest_runs(opener):
 
     link = commit_reference(opener("HEAD")).worktree.packages / "pytest_aorta"
     assert link.resolve() == Path(pytest_aorta.__file__).parent
+
+
+def test_link_to_the_harness_is_never_absent_while_another_search_opens_the_same_worktree(
+    project, tmp_path, monkeypatch
+):
+    kept = keep_worktree(project, worktree.commit_of(project, "HEAD"), tmp_path / "kept", anew=True)
+    first, link, create = open_reference("HEAD", project, kept), kept.packages / "pytest_aorta", Path.symlink_to
+
+    def watched(path: Path, target: Path, **kind: bool) -> None:
+        assert link.resolve() == PACKAGE_ROOT
+        create(path, target, **kind)
+
+    monkeypatch.setattr(Path, "symlink_to", watched)
+    assert open_reference("HEAD", project, kept) == first
+    assert link.resolve() == PACKAGE_ROOT
+    assert list(kept.packages.iterdir()) == [link]
+
+
+def test_link_to_a_package_may_be_made_by_another_search_at_the_same_time(opener, project, monkeypatch):
+    write(project / "workloads/__init__.py")
+    monkeypatch.syspath_prepend(project)
+    spec = read_workload("toy", project / "workloads/toy", "workloads.toy")
+    reference, create = commit_reference(opener("HEAD")), Path.symlink_to
+
+    def made_before(path: Path, target: Path, **kind: bool) -> None:
+        create(path, target, **kind)
+        create(path, target, **kind)
+
+    monkeypatch.setattr(Path, "symlink_to", made_before)
+    assert reference.workload(spec).folder == reference.root / "workloads/toy"
+    assert (reference.worktree.packages / "workloads").resolve() == reference.root / "workloads"
 
 
 def test_package_called_otherwise_than_its_folder_leads_to_the_commits(opener, project, tmp_path, monkeypatch):
