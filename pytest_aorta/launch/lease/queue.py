@@ -30,8 +30,9 @@ OVERTAKEN = "overtaken"
 # Lines about a launch on the claim's resources: written before its first process, and after its last process is gone.
 LAUNCH, ENDED = "launch ", "ended "
 GATE_POLL_S = 0.001
-# A gate that stays locked for longer belongs to a stopped process.
-GATE_PATIENCE_S = 2.0
+# A gate that stays locked for longer belongs to a stopped process. On a busy machine, or on a virtual machine that is
+# moved, a process can be held up for seconds.
+GATE_PATIENCE_S = 30.0
 MAX_TEXT = 200
 MAX_BAD_BYTES = 1 << 20
 MAX_CLAIM_BYTES = 1 << 20

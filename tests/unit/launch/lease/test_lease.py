@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from pytest_aorta.common import variables
+from pytest_aorta.launch.lease import queue
 from pytest_aorta.launch.lease.lease import MAX_OVERTAKES, Lease, clear_bad, holders, lease, mark_bad
 from pytest_aorta.launch.lease.queue import LeaseError, default_folder
 
@@ -369,12 +370,41 @@ def test_file_in_the_place_of_the_folder_is_refused(tmp_path: Path, ask: Callabl
         ask(1, folder=tmp_path / "file")
 
 
-def test_gate_held_by_a_stopped_process_ends_the_wait(folder: Path, ask: Callable[..., Lease]) -> None:
+class Clock:
+    """A clock that only sleeping moves, by a second; ``events`` happen when their second has come."""
+
+    def __init__(self, events: dict[int, Callable[[], None]]) -> None:
+        self.events = events
+        self.now_s = 0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, _seconds: float) -> None:
+        self.now_s += 1
+        self.events.get(self.now_s, lambda: None)()
+
+
+def test_gate_held_by_a_stopped_process_ends_the_wait(
+    folder: Path, ask: Callable[..., Lease], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(1).release()
+    monkeypatch.setattr(queue, "time", Clock({}))
+    with (folder / "gate").open() as gate:
+        fcntl.flock(gate, fcntl.LOCK_EX)
+        with pytest.raises(LeaseError, match="its gate was locked for 30 s, perhaps by a stopped process"):
+            ask(1, wait_s=60)
+
+
+def test_gate_of_a_process_that_was_stalled_for_seconds_is_waited_for(
+    folder: Path, ask: Callable[..., Lease], monkeypatch: pytest.MonkeyPatch
+) -> None:
     ask(1).release()
     with (folder / "gate").open() as gate:
         fcntl.flock(gate, fcntl.LOCK_EX)
-        with pytest.raises(LeaseError, match="its gate was locked for 2 s, perhaps by a stopped process"):
-            ask(1, wait_s=60)
+        monkeypatch.setattr(queue, "time", Clock({20: lambda: fcntl.flock(gate, fcntl.LOCK_UN)}))
+        with ask(1) as taken:
+            assert taken.resources == POOL[:1]
 
 
 def test_waiting_does_not_keep_a_core_busy(clients: Clients, ask: Callable[..., Lease]) -> None:
