@@ -110,8 +110,8 @@ def run(arguments: argparse.Namespace) -> int:
             results = []
             for path in paths:
                 results.append(launch.start(leased))
-                write_trial(path, results[-1])
-                emit([f"{path}:", *(f"  {line}" for line in _shown(results[-1]))])
+                written = write_trial(path, results[-1], arguments.existing)
+                emit([f"{written}:", *(f"  {line}" for line in _shown(results[-1]))])
                 emit([f"  {note}" for note in record.traces])
                 record.traces.clear()
                 sys.stdout.flush()

@@ -34,8 +34,11 @@ def trial_paths(folder: Path, count: int, existing: str) -> list[Path]:
     return [folder / f"trial_{number}.json" for number in range(first, first + count)]
 
 
-def write_trial(path: Path, result: WorkloadResult) -> None:
-    """Write a result after a check against its schema.
+def write_trial(path: Path, result: WorkloadResult, existing: str = OVERWRITE) -> Path:
+    """Write a result after a check against its schema, and return its file.
+
+    Only ``overwrite`` replaces a file. Otherwise the result gets the next free number if another `aorta run` has
+    written this trial since :func:`trial_paths` chose it.
 
     Raises:
         ResultError: The result does not fit the schema, or the file can't be written.
@@ -44,9 +47,29 @@ def write_trial(path: Path, result: WorkloadResult) -> None:
     check_document(path, document)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, document)
+        if existing == OVERWRITE:
+            write_json(path, document)
+            return path
+        path = _reserved(path)
+        try:
+            write_json(path, document)
+        except BaseException:
+            path.unlink()
+            raise
     except OSError as error:
         raise ResultError(f"{path}: can't be written: {error.strerror or error}") from None
+    return path
+
+
+def _reserved(path: Path) -> Path:
+    """Create an empty file, which no other process then uses, and return it: ``path``, or the next free number."""
+    while True:
+        try:
+            path.touch(exist_ok=False)
+        except FileExistsError:
+            path = path.with_name(f"trial_{_number(path) + 1}.json")
+        else:
+            return path
 
 
 def _number(path: Path) -> int:

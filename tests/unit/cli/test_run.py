@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -11,7 +12,8 @@ import pytest
 
 from pytest_aorta.cli import main as cli
 from pytest_aorta.cli.run import command as run_command
-from pytest_aorta.cli.run.trials import write_trial
+from pytest_aorta.cli.run import trials
+from pytest_aorta.cli.run.trials import APPEND, write_trial
 from pytest_aorta.common.errors import ResultError
 from pytest_aorta.launch.guarded import prepare_folder
 from pytest_aorta.plan.profiler import ProfilerSchedule
@@ -20,7 +22,7 @@ from pytest_aorta.result.outcome import LaunchOutcome
 from pytest_aorta.result.reading import read_result
 from pytest_aorta.session.session import Session
 from pytest_aorta.verdict.baseline import write_baseline
-from tests.unit.builders import ENDED_WELL, make_baseline, on_cpu, rank_values, stored, with_p50
+from tests.unit.builders import ENDED_WELL, make_baseline, make_result, on_cpu, rank_values, stored, with_p50
 
 YAML = """
 description: a toy
@@ -149,6 +151,36 @@ def test_trials_that_are_there_are_not_overwritten(toy, capsys):
     toy.all_ranks(loss=[7.0])
     assert run("--overwrite") == 0
     assert [read_result(toy.path / "results/toy" / name).loss for name in toy.trials()] == [[7.0], was, was]
+
+
+@pytest.mark.parametrize("options", [[], ["--append"]])
+def test_trials_that_another_run_writes_meanwhile_are_kept(toy, capsys, options):
+    others = toy.path / "results/toy/trial_0.json", toy.path / "results/toy/trial_2.json"
+
+    def another_run() -> None:
+        for path in others:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("of another run")
+
+    toy.before_launch = another_run
+    assert run("--trials", "3", *options) == 0
+    assert [path.read_text() for path in others] == ["of another run"] * 2
+    own = ["trial_1.json", "trial_3.json", "trial_4.json"]
+    assert toy.trials() == sorted([*own, *(path.name for path in others)])
+    assert [line[:-1] for line in capsys.readouterr().out.splitlines() if line.endswith(".json:")] == [
+        f"results/toy/{name}" for name in own
+    ]
+    assert all(read_result(toy.path / "results/toy" / name).workload == "toy" for name in own)
+
+
+def test_number_of_a_trial_that_cannot_be_written_stays_free(tmp_path, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(trials, "write_json", full)
+    with pytest.raises(ResultError, match="trial_0.json: can't be written: No space left on device"):
+        write_trial(tmp_path / "trial_0.json", make_result([[1.0]]), APPEND)
+    assert list(tmp_path.glob("trial*")) == []
 
 
 @pytest.mark.parametrize(
