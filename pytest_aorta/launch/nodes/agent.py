@@ -78,10 +78,12 @@ class Agent:
         Raises:
             NodeZeroLost: Node 0 can't be reached, has a different token, or was lost; every rank has been ended.
         """
+        # Read before connecting: node 0 waits only LOST_S for the hello, and sources on a cold network disk take longer.
+        own_versions = versions()
         with ExitStack() as stack:
             wire = self.connect(stack)
             store = stack.enter_context(listen(wire.address, 0)) if self.rank == 0 else None
-            wire.send(self.hello(wire, store))
+            wire.send(self.hello(wire, store, own_versions))
             self._received_s, self._is_stopping = time.monotonic(), False
             try:
                 message = self.await_message(wire, "plan")
@@ -145,14 +147,14 @@ class Agent:
             stack.push(undo.pop_all())
         return wire
 
-    def hello(self, wire: Wire, store: socket.socket | None) -> dict[str, Any]:
+    def hello(self, wire: Wire, store: socket.socket | None, own_versions: dict[str, str]) -> dict[str, Any]:
         """Return the message that introduces this agent to node 0."""
         return {
             "type": "hello",
             "node_rank": self.rank,
             "host": socket.gethostname(),
             "address": wire.address,
-            "versions": versions(),
+            "versions": own_versions,
             "is_waiting": self.is_waiting,
             "store_port": store.getsockname()[1] if store else None,
         }

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from pytest_aorta.launch.nodes import agent as agent_module
 from pytest_aorta.launch.nodes.agent import Agent, NodeZeroLost
 from pytest_aorta.launch.nodes.coordinator import MAX_STRANGERS, Coordinator
 from pytest_aorta.launch.nodes.handover import versions
@@ -49,7 +50,7 @@ def test_agent_is_admitted_while_idle_connections_fill_every_place(tmp_path):
 
         def join() -> None:
             wire = agent.connect(stack)
-            wire.send(agent.hello(wire, None))
+            wire.send(agent.hello(wire, None, versions()))
 
         thread = threading.Thread(target=join)
         thread.start()
@@ -77,6 +78,17 @@ def test_agent_tries_again_when_node_zero_has_closed_its_connection():
         stack.callback(wires[0].close)
         agents.send({"type": "hello"})
         assert wires[0].receive() == [{"type": "hello"}]
+
+
+def test_agent_reads_its_sources_before_node_zero_waits_for_its_first_message(monkeypatch):
+    """Node 0 waits ten seconds for the message, and reading sources from a cold network disk can take longer."""
+    has_read = threading.Event()
+    monkeypatch.setattr(agent_module, "versions", has_read.set)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        with pytest.raises(NodeZeroLost, match="Connection refused"):
+            Agent(closed.getsockname(), 1, TOKEN).serve()
+    assert has_read.is_set()
 
 
 def test_agent_with_another_token_does_not_try_again():
