@@ -8,7 +8,6 @@ import json
 import math
 import os
 import re
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping
@@ -147,21 +146,45 @@ def write_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
     Raises:
         OSError: The file can't be written; the old file remains.
     """
-    prefix = f".{path.name[:40]}."
     if durable:
-        remove_scratch(path.parent, prefix, ABANDONED_S)
-    handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=prefix, suffix=SCRATCH_SUFFIX)
+        remove_scratch(path.parent, _scratch_prefix(path), ABANDONED_S)
+    scratch = _scratch(path)
+    # The kernel applies the umask, which a process can read only by changing it for a moment, for all of its threads.
+    handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
             if durable:
                 os.fsync(file.fileno())
-        os.chmod(scratch, 0o666 & ~_umask())  # noqa: PTH101 - mkstemp created a private file
-        os.replace(scratch, path)  # noqa: PTH105
+        scratch.replace(path)
     except BaseException:
-        Path(scratch).unlink(missing_ok=True)
+        scratch.unlink(missing_ok=True)
         raise
+
+
+def write_link(path: Path, target: Path) -> None:
+    """Make ``path`` a symbolic link to ``target`` atomically: another process follows the old link or the new one.
+
+    Raises:
+        OSError: The link can't be written; an old link remains.
+    """
+    scratch = _scratch(path)
+    scratch.symlink_to(target)
+    try:
+        scratch.replace(path)
+    except BaseException:
+        scratch.unlink()
+        raise
+
+
+def _scratch(path: Path) -> Path:
+    """Return a path for writing ``path``, which no other writer uses."""
+    return path.parent / f"{_scratch_prefix(path)}{os.urandom(8).hex()}{SCRATCH_SUFFIX}"
+
+
+def _scratch_prefix(path: Path) -> str:
+    return f".{path.name[:40]}."
 
 
 def create_numbered_folder(base: Path, name: str) -> Path:
@@ -301,13 +324,6 @@ def _is_finite(value: Any, depth: int) -> bool:
     if set(map(type, value)) <= {float} and math.isfinite(sum(value)):
         return True
     return all(_is_finite(item, depth - 1) for item in value)
-
-
-def _umask() -> int:
-    # The umask can only be read by setting it, so two threads must not write files at once.
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 class _StrictLoader(yaml.SafeLoader):

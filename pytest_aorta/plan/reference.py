@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import sys
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
@@ -19,7 +18,7 @@ from pathlib import Path
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.errors import SpecError
-from pytest_aorta.common.files import PACKAGE_ROOT
+from pytest_aorta.common.files import PACKAGE_ROOT, write_link
 from pytest_aorta.common.programs import run_program
 from pytest_aorta.plan.options import PYTHON_PREFIX
 from pytest_aorta.plan.workload.declaration import WorkloadSpec, package_folder, read_workload
@@ -235,13 +234,9 @@ def commit_reference(name: str, rootdir: Path, worktree: Worktree) -> CommitRefe
     root = worktree.tree / rootdir.resolve().relative_to(worktree.checkout)
     if not root.is_dir():
         raise SpecError(f"pytest's root folder does not exist there: {root.relative_to(worktree.tree)}")
-    # Ranks run this very package, even if the repository contains a version of it.
-    link = worktree.packages / PACKAGE_ROOT.name
-    # Replaced in one step: ranks of another search with this worktree may be following the link.
-    with tempfile.TemporaryDirectory(dir=worktree.packages.parent) as scratch:
-        new = Path(scratch) / link.name
-        new.symlink_to(PACKAGE_ROOT, target_is_directory=True)
-        new.replace(link)
+    # Ranks run this very package, even if the repository contains a version of it. Ranks of another search with this
+    # worktree may be following the link.
+    write_link(worktree.packages / PACKAGE_ROOT.name, PACKAGE_ROOT)
     return CommitReference(name, sys.executable, root, worktree)
 
 

@@ -78,7 +78,7 @@ class Agent:
         Raises:
             NodeZeroLost: Node 0 can't be reached, has a different token, or was lost; every rank has been ended.
         """
-        # Read before connecting: node 0 waits only LOST_S for the hello, and sources on a cold network disk take longer.
+        # Before connecting: node 0 waits LOST_S for the hello, and reading a cold network disk can take longer.
         own_versions = versions()
         with ExitStack() as stack:
             wire = self.connect(stack)

@@ -178,7 +178,7 @@ def test_number_of_a_trial_that_cannot_be_written_stays_free(tmp_path, monkeypat
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(trials, "write_json", full)
-    with pytest.raises(ResultError, match="trial_0.json: can't be written: No space left on device"):
+    with pytest.raises(ResultError, match=r"trial_0\.json: can't be written: No space left on device"):
         write_trial(tmp_path / "trial_0.json", make_result([[1.0]]), APPEND)
     assert list(tmp_path.glob("trial*")) == []
 

@@ -25,6 +25,7 @@ from pytest_aorta.common.files import (
     write_bytes,
     write_json,
     write_json_rows,
+    write_link,
 )
 
 MAX_BYTES = 10_000
@@ -193,6 +194,13 @@ def test_written_file_is_as_readable_as_any_other(tmp_path):
     assert (tmp_path / "written").stat().st_mode == (tmp_path / "other").stat().st_mode
 
 
+def test_umask_is_not_changed_even_for_a_moment_since_other_threads_create_files(tmp_path, monkeypatch):
+    changes = []
+    monkeypatch.setattr(os, "umask", lambda mask: changes.append(mask) or 0o022)
+    write_json(tmp_path / "file", {})
+    assert changes == []
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | ANY_TEXT,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(ANY_TEXT, inner, max_size=3),
@@ -267,6 +275,13 @@ def test_bytes_replace_the_old_file_and_leave_no_scratch_file(tmp_path, durable)
         write_bytes(path, data, durable=durable)
     assert path.read_bytes() == b"second"
     assert [entry.name for entry in tmp_path.iterdir()] == ["progress"]
+
+
+def test_link_that_cannot_be_replaced_leaves_no_scratch_file(tmp_path):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        write_link(tmp_path / "folder", tmp_path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["folder"]
 
 
 def test_no_other_module_renames_files():
