@@ -24,8 +24,9 @@ def leave_last_words(folder: Path, stacks: IO[str]) -> None:
     """
     read_fd, write_fd = os.pipe()
     os.set_blocking(write_fd, False)
-    signal.signal(signal.SIGTERM, lambda *_: None)
+    # First the pipe: without it, a SIGTERM that arrives after the next line would be lost.
     signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+    signal.signal(signal.SIGTERM, lambda *_: None)
     os.register_at_fork(after_in_child=_default_action)
     threading.Thread(target=_await_sigterm, args=(read_fd, folder, stacks), daemon=True, name="last words").start()
 
