@@ -148,7 +148,7 @@ def _worktree(checkout: Path, *arguments: str) -> str:
     lock = checkout / git(checkout, "rev-parse", "--git-common-dir") / LOCK_FILE
     with ExitStack() as held:
         try:
-            held.enter_context(locked(lock))
+            held.enter_context(locked(lock, limit_s=CHECKOUT_S))
         except OSError as error:
             raise SpecError(f"{lock}: can't be locked: {error.strerror or error}") from None
         return git(checkout, "worktree", *arguments)

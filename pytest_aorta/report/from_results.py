@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from pytest_aorta.common.errors import UsageError
-from pytest_aorta.common.files import UnreadableFile, read_json
+from pytest_aorta.common.files import UnreadableFile, files_below, read_json
 from pytest_aorta.report.data import Case, Launch, Report, Test, read_launches
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.folder import OUTCOME_FILE, PLAN_FILE, RESULT_FILE, is_rank_file
@@ -100,12 +100,12 @@ def _read(label: str, paths: Sequence[Path], warnings: list[str]) -> Launches:
 def _result_files(path: Path) -> Iterator[Path]:
     if path.is_file():
         yield path
-    yield from (file for file in sorted(path.rglob(RESULT_FILE)) if not is_rank_file(file))
+    yield from (file for file in files_below(path, RESULT_FILE) if not is_rank_file(file))
 
 
 def _failed_launches(path: Path) -> int:
     """Return the number of run folders whose launch has ended without a result, A/B references left out."""
-    ended = (file.with_name(RESULT_FILE) for file in path.rglob(OUTCOME_FILE))
+    ended = (file.with_name(RESULT_FILE) for file in files_below(path, OUTCOME_FILE))
     return sum(not file.exists() and not _is_reference(file) for file in ended)
 
 

@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.common.files import UnreadableFile, read_bytes
+from pytest_aorta.common.files import UnreadableFile, files_below, read_bytes
 from pytest_aorta.common.regular import open_regular
 from pytest_aorta.common.text import brief
 from pytest_aorta.plan.workload.adapter import (
@@ -146,7 +146,7 @@ def _event_records(adapter: Adapter) -> tuple[list[Record], str]:
         ) from None
     # A part of the path may be a glob pattern, for folders that scripts name by date and time.
     folders = [Path(folder) for folder in glob.glob(adapter.folder)]  # noqa: PTH207 - an absolute pattern
-    files = sorted(file for folder in folders for file in folder.rglob("*tfevents*") if not file.is_dir())
+    files = sorted(file for folder in folders for file in files_below(folder, "*tfevents*"))
     if len(files) != 1:
         there = f"there are {len(files)}: {', '.join(map(str, files[:3]))}" if files else "there is none"
         raise AdapterError(f"{adapter.folder}: expected one event file in this folder or below; {there}")

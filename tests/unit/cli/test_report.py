@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 
 import pytest
 
@@ -62,6 +64,20 @@ def test_launches_that_ended_without_a_result_are_counted(two):
     write_json(new / "test-a" / "09-fsdp" / "plan.json", {"reference": None})
     report = report_of(old, new)
     assert [remark.text for remark in report.remarks] == ["9 in total", "1 launch failed"]
+
+
+def test_results_are_read_while_a_session_deletes_a_folder_among_them(two, monkeypatch):
+    old, new = two
+    deleted, scan = new / "test-a/04-fsdp/torchelastic", os.scandir
+
+    def scan_late(path):
+        if str(path) == str(deleted):
+            shutil.rmtree(path, ignore_errors=True)
+        return scan(path)
+
+    deleted.mkdir(parents=True)
+    monkeypatch.setattr(os, "scandir", scan_late)
+    assert len(report_of(old, new).tests[0].cases[0].candidate) == 3
 
 
 def test_launches_of_another_config_of_a_test_are_a_case_of_their_own(tmp_path):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import string
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from pytest_aorta.common.files import (
     PACKAGE_ROOT,
     UnreadableFile,
     create_numbered_folder,
+    files_below,
     locked,
     parse_json,
     read_json,
@@ -323,6 +325,26 @@ def test_folders_created_at_the_same_time_are_all_distinct(tmp_path):
 def test_number_of_a_folder_that_a_dangling_link_occupies_is_skipped(tmp_path):
     (tmp_path / "01-toy").symlink_to("absent")
     assert create_numbered_folder(tmp_path, "toy") == tmp_path / "02-toy"
+
+
+def test_files_below_a_folder_are_found_while_another_process_deletes_a_folder(tmp_path, monkeypatch):
+    for folder in ("a/b", "deleted", "z"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "result.json").write_text("{}")
+    (tmp_path / "a/link.json").symlink_to(tmp_path / "z/result.json")
+    (tmp_path / "a/folder.json").mkdir()
+    (tmp_path / "a/other.txt").write_text("")
+    scan = os.scandir
+
+    def scan_late(path):
+        if str(path) == str(tmp_path / "deleted"):
+            shutil.rmtree(path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", scan_late)
+    assert files_below(tmp_path, "*.json") == [
+        tmp_path / name for name in ("a/b/result.json", "a/link.json", "z/result.json")
+    ]
 
 
 def test_file_in_the_place_of_the_folder_of_numbered_folders_is_an_error(tmp_path):
