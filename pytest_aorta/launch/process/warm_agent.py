@@ -107,10 +107,15 @@ class WarmAgent:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         for number, limit_s in ((signal.SIGTERM, TERM_S), (signal.SIGKILL, TERM_S)):
             for pid in self.running:
-                os.kill(pid, number)
+                # SIGTERM may have arrived after this process had waited for a rank, and before it recorded the end.
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
             deadline_s = time.monotonic() + limit_s
             while self.running and time.monotonic() < deadline_s:
-                pid, _ = os.waitpid(-1, os.WNOHANG)
+                try:
+                    pid, _ = os.waitpid(-1, os.WNOHANG)
+                except ChildProcessError:  # no rank is left
+                    return
                 self.running.pop(pid, None)
                 time.sleep(0.005)
 
