@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import tempfile
@@ -19,7 +18,8 @@ GIT_S = 60.0
 # Git filters may download large files during a checkout.
 CHECKOUT_S = 600.0
 PREFIX = "aorta-ab-"
-OWNER = "owner"
+# Entries of a session's folder: a locked file, the files of the commit, and links to packages.
+OWNER, TREE, PACKAGES = "owner", "tree", "packages"
 # Held in the repository's git folder during each git command that lists or changes worktrees.
 LOCK_FILE = "aorta-worktrees.lock"
 # Git sets these variables for its hooks; with them, git would use a repository other than the folder's.
@@ -62,7 +62,7 @@ def open_worktree(folder: Path, ref: str) -> Iterator[Worktree]:
     commit = commit_of(folder, ref)
     _remove_abandoned(checkout)
     with _own_folder() as own:
-        worktree = Worktree(checkout.resolve(), commit, own / "tree", own / "packages")
+        worktree = Worktree(checkout.resolve(), commit, own / TREE, own / PACKAGES)
         worktree.packages.mkdir()
         try:
             _check_out(checkout, worktree)
@@ -81,7 +81,7 @@ def keep_worktree(folder: Path, commit: str, own: Path, *, anew: bool) -> Worktr
         OSError: A folder can't be written.
     """
     checkout = Path(git(folder, "rev-parse", "--show-toplevel"))
-    worktree = Worktree(checkout.resolve(), commit, own.resolve() / "tree", own.resolve() / "packages")
+    worktree = Worktree(checkout.resolve(), commit, own.resolve() / TREE, own.resolve() / PACKAGES)
     if anew or not worktree.tree.is_dir():
         _forget(checkout, worktree.tree)
         shutil.rmtree(own, ignore_errors=True)
@@ -157,29 +157,40 @@ def _worktree(checkout: Path, *arguments: str) -> str:
 @contextmanager
 def _own_folder() -> Iterator[Path]:
     """Yield a temporary folder, with a file in it that stays locked while this process uses the folder."""
-    with tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as name:
-        folder = Path(name).resolve()
-        with (folder / OWNER).open("wb") as owner:
-            fcntl.flock(owner, fcntl.LOCK_EX)
-            yield folder
+    with ExitStack() as stack:
+        while True:
+            made = tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True)
+            folder = Path(stack.enter_context(made)).resolve()
+            # Before the file is locked, another session takes the folder for abandoned and deletes it.
+            with suppress(FileNotFoundError):
+                stack.enter_context(locked(folder / OWNER))
+                break
+        yield folder
 
 
 def _remove_abandoned(checkout: Path) -> None:
-    """Remove worktrees of killed sessions; `git worktree prune` keeps a worktree whose folder still exists."""
+    """Remove worktrees of killed sessions, and folders of sessions that were killed before git listed their worktree."""
+    # `git worktree prune` would keep a worktree whose folder still exists.
     for line in _worktree(checkout, "list", "--porcelain").splitlines():
         tree = Path(line.removeprefix("worktree "))
-        if line.startswith("worktree ") and tree.parent.name.startswith(PREFIX) and _is_abandoned(tree.parent):
+        if line.startswith("worktree ") and tree.parent.name.startswith(PREFIX) and _removed(tree.parent):
             _forget(checkout, tree)
-            shutil.rmtree(tree.parent, ignore_errors=True)
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        # A folder of another user can't be listed, and a folder with other entries is not a session's.
+        with suppress(OSError):
+            if {OWNER, TREE, PACKAGES}.issuperset(os.listdir(folder)):  # noqa: PTH208 - a set of names
+                _removed(folder)
 
 
-def _is_abandoned(folder: Path) -> bool:
+def _removed(folder: Path) -> bool:
+    """Delete a session's folder and return True, unless the session uses the folder."""
     try:
-        with (folder / OWNER).open("rb") as owner:
-            fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # A session that has just created the folder waits for the lock, and then finds that the folder is gone.
+        with locked(folder / OWNER, limit_s=0.0):
+            shutil.rmtree(folder, ignore_errors=True)
     except FileNotFoundError:
         return True
-    except OSError:  # another session holds the lock, or the file belongs to another user
+    except OSError:  # the session holds the lock, or the file belongs to another user
         return False
     return True
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -185,6 +186,37 @@ def test_worktree_of_a_killed_session_is_removed_by_the_next(opener, project, fo
     tree = opener("HEAD").open().root.parent
     assert worktrees(project) == [str(tree)] != [str(abandoned)]
     assert scratch(project) == [tree.parent]
+
+
+def test_folders_of_sessions_killed_before_git_listed_their_worktree_are_removed_by_the_next(opener, project):
+    for name, entries in (("a", []), ("b", ["owner"]), ("c", ["owner", "packages/link"])):
+        folder = project.parents[1] / f"scratch/{PREFIX}{name}"
+        folder.mkdir()
+        for entry in entries:
+            write(folder / entry)
+    tree = opener("HEAD").open().root.parent
+    assert scratch(project) == [tree.parent]
+
+
+def test_folders_of_other_programs_and_of_living_sessions_are_left_alone(opener, project):
+    of_user = write(project.parents[1] / f"scratch/{PREFIX}mine/notes.txt").parent
+    with open_worktree(project, "HEAD") as living:
+        tree = opener("HEAD").open().root.parent
+        assert set(scratch(project)) == {of_user, living.tree.parent, tree.parent}
+        assert (living.tree / "project/train.py").read_text() == "old"
+
+
+def test_new_folder_that_another_session_takes_for_abandoned_is_replaced(opener, project, monkeypatch):
+    create, made = tempfile.mkdtemp, []
+
+    def deleted_at_first(*arguments: object, **keywords: object) -> str:
+        made.append(Path(create(*arguments, **keywords)))
+        if len(made) == 1:
+            made[0].rmdir()
+        return str(made[-1])
+
+    monkeypatch.setattr(tempfile, "mkdtemp", deleted_at_first)
+    assert opener("HEAD").open().root.parent == made[1] / "tree"
 
 
 def test_worktree_of_the_users_own_is_left_alone(opener, project, tmp_path):
