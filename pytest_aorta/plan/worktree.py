@@ -169,7 +169,7 @@ def _own_folder() -> Iterator[Path]:
 
 
 def _remove_abandoned(checkout: Path) -> None:
-    """Remove worktrees of killed sessions, and folders of sessions that were killed before git listed their worktree."""
+    """Remove worktrees of killed sessions, and folders of sessions killed before git listed their worktree."""
     # `git worktree prune` would keep a worktree whose folder still exists.
     for line in _worktree(checkout, "list", "--porcelain").splitlines():
         tree = Path(line.removeprefix("worktree "))
