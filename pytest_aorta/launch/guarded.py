@@ -167,13 +167,15 @@ class GuardedLaunch:
 
     def wait(self) -> None:
         """Return when the guard has ended or its time limit is over; kill a guard stopped for ``STOPPED_S``."""
-        running_s = time.monotonic()
+        stopped_s, looked_s = 0.0, time.monotonic()
         while not self._has_ended and (left_s := self._deadline_s - time.monotonic()) > 0:
             if select.select([self._pipe], [], [], min(left_s, LOOK_S))[0]:
                 self.has_ended()
-            if not is_stopped(self._guard.pid):
-                running_s = time.monotonic()
-            elif time.monotonic() - running_s > STOPPED_S:
+            now_s = time.monotonic()
+            # Count no more than LOOK_S: if this process was stopped with the guard, the guard is about to continue, too.
+            stopped_s = stopped_s + min(now_s - looked_s, LOOK_S) if is_stopped(self._guard.pid) else 0.0
+            looked_s = now_s
+            if stopped_s > STOPPED_S:
                 self._problem = f"{WATCHER} was stopped for {STOPPED_S:g} s, and then killed"
                 self._guard.kill()
                 return
