@@ -16,7 +16,7 @@ from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.files import locked, write_text
 from pytest_aorta.common.programs import run_program
 from pytest_aorta.plan.reference import CommitReference, commit_reference
-from pytest_aorta.plan.worktree import Worktree, keep_worktree, open_worktree
+from pytest_aorta.plan.worktree import TREE, Worktree, keep_worktree, open_worktree
 
 # Exists in the folder of a commit whose setup commands all succeeded.
 READY_FILE = "ready"
@@ -76,7 +76,8 @@ class PreparedCommits:
         try:
             self._setup.folder.mkdir(parents=True, exist_ok=True)
             with locked(folder.with_suffix(".lock"), limit_s=SETUP_S):
-                is_ready = (folder / READY_FILE).is_file()
+                # A cleaner of caches, or a user, may have deleted the files of the commit.
+                is_ready = (folder / READY_FILE).is_file() and (folder / TREE).is_dir()
                 worktree = keep_worktree(self._rootdir, commit, folder, anew=not is_ready)
                 if not is_ready:
                     self._run_commands(worktree, folder)

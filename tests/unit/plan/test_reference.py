@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from pytest_aorta.launch.command import agent_command, launch_environment
 from pytest_aorta.launch.warm import server_key
 from pytest_aorta.plan import worktree
 from pytest_aorta.plan.launch_plan import LaunchRequest, at_reference, rank_document
+from pytest_aorta.plan.prepared import PreparedCommits, Setup
 from pytest_aorta.plan.reference import CommitReference, EnvironmentReference, References, check_reference
 from pytest_aorta.plan.reference import commit_reference as open_reference
 from pytest_aorta.plan.workload.declaration import find_workload, read_workload, resolve_config
@@ -217,6 +219,16 @@ def test_new_folder_that_another_session_takes_for_abandoned_is_replaced(opener,
 
     monkeypatch.setattr(tempfile, "mkdtemp", deleted_at_first)
     assert opener("HEAD").open().root.parent == made[1] / "tree"
+
+
+def test_prepared_worktree_whose_files_were_deleted_is_prepared_again(project, tmp_path):
+    setup = Setup((("touch", "{packages}/built"),), tmp_path / "environments")
+    commit = worktree.commit_of(project, "HEAD")
+    prepared = PreparedCommits(project, setup).open(commit).worktree
+    shutil.rmtree(prepared.tree)
+    again = PreparedCommits(project, setup).open(commit)
+    assert (again.root / "train.py").read_text() == "old"
+    assert (again.worktree.packages / "built").is_file()
 
 
 def test_worktree_of_the_users_own_is_left_alone(opener, project, tmp_path):
