@@ -186,7 +186,12 @@ class Agent:
             raise WireError(f"no heartbeat for {now_s - self._received_s:.0f} s")
         if now_s - self._sent_s >= HEARTBEAT_S:
             self._sent_s = now_s
-            wire.send({"type": "heartbeat", **progress})
+            try:
+                wire.send({"type": "heartbeat", **progress})
+            except WireError:
+                # Node 0's last messages come first; the next turn reports the failure.
+                if not messages:
+                    raise
         return messages
 
     def run(self, wire: Wire, message: dict[str, Any], store: socket.socket | None) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 from dataclasses import replace
@@ -13,7 +14,7 @@ from pytest_aorta.cli import main as cli
 from pytest_aorta.common import variables
 from pytest_aorta.common.errors import LaunchError
 from pytest_aorta.launch.command import agent_command, launch_environment
-from pytest_aorta.launch.nodes.agent import refuse_absent
+from pytest_aorta.launch.nodes.agent import Agent, refuse_absent
 from pytest_aorta.launch.nodes.files import LOG_BYTES, RESULT_BYTES, node_files
 from pytest_aorta.launch.nodes.handover import (
     node_group,
@@ -48,6 +49,26 @@ class FakeWire:
 
     def close(self) -> None:
         self.is_closed = True
+
+
+class ClosedWire:
+    """A connection that node 0 has closed after it had sent ``messages``."""
+
+    def __init__(self, *messages: dict[str, Any]) -> None:
+        self.messages = list(messages)
+        self.event = os.eventfd(1)
+
+    def fileno(self) -> int:
+        return self.event
+
+    def send(self, message: dict[str, Any]) -> None:
+        raise WireError("the connection was closed")
+
+    def receive(self) -> list[dict[str, Any]]:
+        if not self.messages:
+            raise WireError("the connection was closed")
+        messages, self.messages = self.messages, []
+        return messages
 
 
 def hello(rank: int = 1, **changes: Any) -> dict[str, Any]:
@@ -336,3 +357,13 @@ def test_waiting_agent_ends_when_no_launch_comes(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as closed:
         endpoint = f"127.0.0.1:{closed.getsockname()[1]}"
     assert cli.main(["agent", f"--connect={endpoint}", "--node-rank=1", "--wait", "--idle-timeout=0.05"]) == 0
+
+
+def test_agent_takes_the_last_message_of_a_closed_connection_even_if_its_own_heartbeat_is_due():
+    wire, agent = ClosedWire({"type": "bye"}), Agent(("127.0.0.1", 1), 1, "secret")
+    try:
+        assert agent.await_message(wire, "bye") == {"type": "bye"}  # type: ignore[arg-type]
+        with pytest.raises(WireError, match="the connection was closed"):
+            agent.await_message(wire, "bye")  # type: ignore[arg-type]
+    finally:
+        os.close(wire.event)
