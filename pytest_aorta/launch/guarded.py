@@ -172,7 +172,7 @@ class GuardedLaunch:
             if select.select([self._pipe], [], [], min(left_s, LOOK_S))[0]:
                 self.has_ended()
             now_s = time.monotonic()
-            # Count no more than LOOK_S: if this process was stopped with the guard, the guard is about to continue, too.
+            # Count no more than LOOK_S: if this process was stopped with the guard, the guard is about to go on, too.
             stopped_s = stopped_s + min(now_s - looked_s, LOOK_S) if is_stopped(self._guard.pid) else 0.0
             looked_s = now_s
             if stopped_s > STOPPED_S:
