@@ -58,8 +58,10 @@ class ProgressLine:
         self._is_shown = False
 
     def close(self) -> None:
-        """Close the descriptor of the terminal."""
-        os.close(self._fd)
+        """Close the descriptor of the terminal; a thread that still shows states writes nowhere from now on."""
+        # Another file may get the number.
+        closed_fd, self._fd = self._fd, -1
+        os.close(closed_fd)
 
     def _room(self) -> int:
         """Return the free columns, without the last one, since terminals differ in when they wrap."""

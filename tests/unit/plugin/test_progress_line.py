@@ -94,6 +94,20 @@ def test_terminal_that_is_gone_disturbs_nothing():
         os.fstat(slave)
 
 
+def test_closed_line_writes_into_no_file_that_got_its_number(terminal, tmp_path):
+    """The thread that shows the line outlives the session if the driver of a device hangs."""
+    number = os.dup(terminal[1])
+    line = ProgressLine(number)
+    line.show(STATE)
+    with (tmp_path / "file").open("wb") as file:
+        line.close()
+        os.dup2(file.fileno(), number)
+        line.clear()
+        line.show(STATE)
+        os.close(number)
+    assert (tmp_path / "file").read_bytes() == b""
+
+
 def test_descriptor_that_is_no_terminal_gets_nothing(tmp_path):
     with (tmp_path / "file").open("wb") as file:
         ProgressLine(file.fileno()).show(STATE)
