@@ -11,11 +11,12 @@ import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.errors import ColdLaunchWarning, LaunchError
-from pytest_aorta.common.files import PACKAGE_ROOT
+from pytest_aorta.common.files import PACKAGE_ROOT, files_below
 from pytest_aorta.launch.command import launch_environment, python_command
 from pytest_aorta.launch.guarded import guard_spec, launch
 from pytest_aorta.launch.nodes.handover import start_coordinator
@@ -266,8 +267,15 @@ def server_key(plan: LaunchPlan, environ: Mapping[str, str]) -> Key:
         for name, value in sorted(launch_environment(plan, environ).items())
         if name not in _RANKS_OWN and not name.startswith(_RANKS_OWN_PREFIXES)
     )
-    sources = tuple((str(path), path.stat().st_mtime_ns) for path in sorted(PACKAGE_ROOT.rglob("*.py")))
+    sources = tuple((str(path), _modified_ns(path)) for path in files_below(PACKAGE_ROOT, "*.py"))
     return of_imports, str(plan.cwd), python_command(plan)[0], sources
+
+
+def _modified_ns(path: Path) -> int | None:
+    """Return the time of a file's last change; None if the file was deleted after its folder was listed."""
+    with suppress(FileNotFoundError):
+        return path.stat().st_mtime_ns
+    return None
 
 
 def _start_server(

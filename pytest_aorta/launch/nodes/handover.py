@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.errors import LaunchError
-from pytest_aorta.common.files import PACKAGE_ROOT
+from pytest_aorta.common.files import PACKAGE_ROOT, files_below
 from pytest_aorta.launch.command import with_own_code
 from pytest_aorta.launch.guarded import start_watcher
 from pytest_aorta.launch.nodes.network import listen
@@ -99,8 +100,10 @@ def node_rank(given: int | None, environ: Mapping[str, str] = os.environ) -> int
 def versions() -> dict[str, str]:
     """Return the versions that have to be equal on every node."""
     digest = hashlib.sha256()
-    for path in sorted(PACKAGE_ROOT.rglob("*.py")):
-        digest.update(f"{path.relative_to(PACKAGE_ROOT)} {path.stat().st_size}\n".encode() + path.read_bytes())
+    for path in files_below(PACKAGE_ROOT, "*.py"):
+        with suppress(FileNotFoundError):  # deleted after its folder was listed
+            source = path.read_bytes()
+            digest.update(f"{path.relative_to(PACKAGE_ROOT)} {len(source)}\n".encode() + source)
     return {
         "pytest-aorta": f"{_version('pytest-aorta')} (sources {digest.hexdigest()[:8]})",
         "torch": _version("torch"),

@@ -14,6 +14,7 @@ from pytest_aorta.cli import main as cli
 from pytest_aorta.common import variables
 from pytest_aorta.common.errors import LaunchError
 from pytest_aorta.launch.command import agent_command, launch_environment
+from pytest_aorta.launch.nodes import handover
 from pytest_aorta.launch.nodes.agent import Agent, refuse_absent
 from pytest_aorta.launch.nodes.files import LOG_BYTES, RESULT_BYTES, node_files
 from pytest_aorta.launch.nodes.handover import (
@@ -367,3 +368,13 @@ def test_agent_takes_the_last_message_of_a_closed_connection_even_if_its_own_hea
             agent.await_message(wire, "bye")  # type: ignore[arg-type]
     finally:
         os.close(wire.event)
+
+
+def test_source_that_is_deleted_while_sources_are_listed_has_no_version(tmp_path, monkeypatch):
+    monkeypatch.setattr(handover, "PACKAGE_ROOT", tmp_path)
+    (tmp_path / "a.py").write_text("")
+    without = versions.__wrapped__()
+    (tmp_path / "b.py").symlink_to("absent")
+    assert versions.__wrapped__() == without
+    (tmp_path / "c.py").write_text("")
+    assert versions.__wrapped__() != without
