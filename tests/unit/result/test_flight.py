@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import pickle
+import subprocess
+
 from pytest_aorta.result.flight import FlightVerdict, flight_verdict, read_report
 
 REPORT = """
@@ -31,3 +34,15 @@ def test_dump_that_is_not_a_pickle_keeps_the_analyzers_words(tmp_path):
     (tmp_path / "flight" / "rank_0").write_text("no pickle")
     assert flight_verdict(tmp_path) is None
     assert (tmp_path / "flight_recorder.txt").read_text() != ""
+
+
+def test_analyzer_that_imports_torch_for_two_minutes_is_waited_for(tmp_path, monkeypatch):
+    def run(command: list[str], *, timeout: float, **_: object) -> subprocess.CompletedProcess[str]:
+        if timeout < 120:
+            raise subprocess.TimeoutExpired(command, timeout)
+        return subprocess.CompletedProcess(command, 0, REPORT, "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    (tmp_path / "flight").mkdir()
+    (tmp_path / "flight" / "rank_0").write_bytes(pickle.dumps({"entries": []}, protocol=2))
+    assert flight_verdict(tmp_path) == FlightVerdict("nccl:all_reduce", 7, (1, 3))
