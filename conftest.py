@@ -7,12 +7,12 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["pytester"]
-# An example may take long beside other work on the machine.
-settings.register_profile("no deadline", deadline=None)
-settings.load_profile("no deadline")
+# An example may take long beside other work on the machine, and so may the making of examples.
+settings.register_profile("no time limits", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("no time limits")
 
 
 # pytest-randomly, which the tests of other plugins need, would shuffle and seed every run that a test starts.

@@ -145,6 +145,6 @@ def open_browser(program: str, profile: Path) -> Iterator[Page]:
         yield page
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(_TIMEOUT_S)
         os.close(to_browser)
         os.close(from_browser)

@@ -289,7 +289,7 @@ def test_page_of_200_tests_opens_the_first_failures_and_is_filtered_at_once(brow
         "const begin = performance.now(); box.dispatchEvent(new Event('input')); return performance.now() - begin })()"
     )
     assert names(browser) == ["b.py::test_17", "a.py::test_17"]
-    assert took_ms < 1000
+    assert took_ms < 5_000
     assert browser.complaints == []
 
 

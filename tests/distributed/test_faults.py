@@ -33,7 +33,7 @@ from pytest_aorta.result.reading import collect_result
 
 ROOT = Path(__file__).parents[2]
 WORKLOADS = Path(__file__).parent / "workloads"
-SHORT = Limits(error_grace_s=2, straggler_s=3, output_cap_bytes=32 << 20)
+SHORT = Limits(error_grace_s=2, output_cap_bytes=32 << 20)
 # Upper limit of the time to start two ranks on two busy cores.
 START_S = 150.0
 
@@ -81,7 +81,8 @@ def make_plan(folder: Path, kind: str, timeout_s: float = START_S) -> LaunchPlan
         timeout_s=timeout_s,
         run_dir=folder / "run",
         cwd=folder,
-        limits=SHORT,
+        # Only a rank that hangs may be late: on busy cores, a rank can end seconds after another.
+        limits=replace(SHORT, straggler_s=3) if kind == "done_alone" else SHORT,
     )
 
 
@@ -159,7 +160,7 @@ def test_hang_ends_at_the_time_limit_and_names_the_rank_that_is_missing(tmp_path
     expected_kind, rank, part = HANGS[kind]
     for limit_s in HANG_LIMITS_S:
         plan = make_plan(tmp_path / f"{limit_s:g}", kind, limit_s)
-        failure = failed(plan, limit_s + 15)
+        failure = failed(plan, limit_s + 60)
         if all(rank.steps > 1 for rank in read_evidence(plan)):
             break
     assert (failure.kind, failure.rank) == (expected_kind, rank), failure.text
@@ -221,10 +222,11 @@ def test_ended_pytest_leaves_no_rank_and_no_lease(tmp_path, monkeypatch, number)
     await_true(lambda: len(list(results.glob("*/*/ranks/*/pid"))) == 2)
     assert len(holders()) == 1
     process.send_signal(number)
-    process.communicate(timeout=60)
+    process.communicate(timeout=START_S)
     assert process.returncode != 0
     await_true(lambda: mentioning(str(results)) == [], limit_s=60)
-    assert holders() == []
+    # A process that ends shows no environment any more before its lease is free.
+    await_true(lambda: holders() == [], limit_s=60)
 
 
 def test_killed_xdist_worker_leaves_no_rank_and_no_lease(tmp_path, monkeypatch):
@@ -251,10 +253,10 @@ def test_killed_xdist_worker_leaves_no_rank_and_no_lease(tmp_path, monkeypatch):
     )
     await_true(lambda: len(list(results.glob("*/*/ranks/*/pid"))) == 2)
     os.kill(int((tmp_path / "worker").read_text()), signal.SIGKILL)
-    output = process.communicate(timeout=60)[0].decode()
+    output = process.communicate(timeout=START_S)[0].decode()
     assert "crashed" in output
     await_true(lambda: mentioning(str(results)) == [], limit_s=60)
-    assert holders() == []
+    await_true(lambda: holders() == [], limit_s=60)
 
 
 def await_true(condition, limit_s: float = START_S) -> None:
@@ -304,6 +306,6 @@ def test_host_without_a_usable_port_is_a_failed_rendezvous(tmp_path, network):
         """
     )
     command = [*OWN_NETWORK, sys.executable, "-c", script, str(tmp_path)]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=START_S)
     assert ended.stdout.startswith("rendezvous\n"), ended.stdout + ended.stderr
     assert mentioning(str(tmp_path / "run")) == []

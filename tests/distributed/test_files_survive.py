@@ -127,14 +127,14 @@ def in_namespace(namespace: tuple[str, ...], call: str) -> None:
     if subprocess.run([*namespace, "true"], capture_output=True, check=False).returncode:
         pytest.skip("needs user namespaces")
     command = [*namespace, sys.executable, "-c", PROGRAM.format(call=call)]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30)
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150)
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
 def mount_small(folder: Path) -> None:
     folder.mkdir()
     options = f"size={SMALL_BYTES}"
-    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=True, timeout=10)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=True, timeout=60)
 
 
 def fill(folder: Path) -> None:

@@ -116,7 +116,7 @@ def test_lost_guard_leaves_nothing_that_a_rank_has_started(tmp_path, monkeypatch
         children = started(plan.run_dir)
         assert holders(tmp_path / "leases")[0].run_dirs == (str(plan.run_dir),)
         os.kill(guard_of(plan.run_dir), number)
-        thread.join(60)
+        thread.join(START_S)
         assert alive(children) == []
         assert holders(tmp_path / "leases")[0].run_dirs == ()
     assert holders(tmp_path / "leases") == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,20 +12,21 @@ import pytest
 
 from pytest_aorta.common import variables
 from pytest_aorta.launch.lease.lease import holders
+from pytest_aorta.result.folder import steps_entered
 from tests.distributed.test_faults import ROOT, START_S, WORKLOADS, are_there, await_true, mentioning
 
 HANG = """
-import pathlib, pytest
+import pytest
 
+@pytest.mark.timeout({limit_s}, method="{method}")
 def test_hang(workload):
-    pathlib.Path("launched").touch()
     workload.run("faulty", kind="absent")
 
 def test_after(distributed_world):
     assert distributed_world.launch("faulty", kind="none").passed
 """
-# Time to reach the hang.
-LIMIT_S = 25
+# Time limits to reach the hang: the first suffices on idle cores; on busy cores, the run is repeated with the next.
+LIMITS_S = (15, 45, 135)
 
 
 @pytest.fixture
@@ -45,6 +47,19 @@ def suite(tmp_path, monkeypatch):
     return tmp_path, run
 
 
+def run_into_hang(suite, method: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Return the first run whose ranks had all reached the hang when pytest-timeout ended the test."""
+    folder, run = suite
+    for limit_s in LIMITS_S:
+        (folder / "test_inner.py").write_text(HANG.format(limit_s=limit_s, method=method))
+        ended = run(*options)
+        if sum(steps_entered(rank) > 1 for rank in folder.glob("results/*test-hang*/*/ranks/*")) == 2:
+            break
+        await_true(lambda: ranks_left(folder) == [], limit_s=60)
+        shutil.rmtree(folder / "results")
+    return ended
+
+
 def ranks_left(folder: Path) -> list[int]:
     """Return the ids of processes of launches that still run."""
     # A rank that a fork server started has the server's command line and environment.
@@ -53,9 +68,8 @@ def ranks_left(folder: Path) -> list[int]:
 
 
 def test_launch_that_pytest_timeout_ends_leaves_no_rank_and_no_lease(suite):
-    folder, run = suite
-    (folder / "test_inner.py").write_text(HANG)
-    ended = run(f"--timeout={LIMIT_S}", "--timeout-method=signal")
+    folder, _ = suite
+    ended = run_into_hang(suite, "signal")
     assert "1 failed, 1 passed" in ended.stdout
     [stuck] = folder.glob("results/test-inner-py-test-hang-*/01-faulty-*")
     assert f"launch of 'faulty' ended before its own time limit of 300 s; see {stuck}" in ended.stdout
@@ -66,9 +80,8 @@ def test_launch_that_pytest_timeout_ends_leaves_no_rank_and_no_lease(suite):
 
 @pytest.mark.parametrize("launcher", ["torchrun", pytest.param("forkserver", marks=pytest.mark.extended)])
 def test_guard_ends_the_launch_of_a_pytest_that_pytest_timeout_kills(suite, launcher):
-    folder, run = suite
-    (folder / "test_inner.py").write_text(HANG)
-    ended = run(f"--timeout={LIMIT_S}", "--timeout-method=thread", f"--aorta-launcher={launcher}")
+    folder, _ = suite
+    ended = run_into_hang(suite, "thread", f"--aorta-launcher={launcher}")
     assert ended.returncode == 1
     # pytest-timeout writes the stacks of pytest's threads, and ends the process at once.
     assert "Stack of MainThread" in ended.stderr + ended.stdout

@@ -59,7 +59,7 @@ def test_durations_are_not_shown_unasked(three):
 
 def test_durations_travel_from_workers(three):
     pytest.importorskip("xdist")
-    result = three.pytester.runpytest_subprocess("-n2", "--durations=0", timeout=60)
+    result = three.pytester.runpytest_subprocess("-n2", "--durations=0", timeout=150)
     assert table(result) == EXPECTED
 
 

@@ -82,15 +82,16 @@ def test_seed_does_not_change_the_order_of_an_ab(versioned_gpu):
 
 def test_time_limit_of_pytest_timeout_names_the_launch(project):
     project.test_file(
-        "def test_slow(workload): workload.run('toy')\n"  # pytest-timeout ends this test
+        # pytest-timeout ends this test.
+        "import pytest\n@pytest.mark.timeout(4, method='signal')\ndef test_slow(workload): workload.run('toy')\n"
         "def test_next(workload): workload.run('toy')\n"
     )
     project.plant(sleeps=30, only="test-slow")
-    result = project.run("--timeout=2", "--timeout-method=signal", "--aorta-results=kept", *SUMMARY)
+    result = project.run("--aorta-results=kept", *SUMMARY)
     result.assert_outcomes(failed=1, passed=1)
     result.stdout.fnmatch_lines(
         [
-            "E *Failed: Timeout (>2.0s) from pytest-timeout.",
+            "E *Failed: Timeout (>4.0s) from pytest-timeout.",
             "E *launch of 'toy' ended before its own time limit of 300 s; see *01-toy-*",
         ]
     )
@@ -103,7 +104,7 @@ def test_time_limit_of_pytest_timeout_names_the_launch(project):
 def test_time_limit_of_pytest_timeout_ends_the_wait_for_devices(project):
     folder = project.path / "leases"
     project.write("test_toy.py", "def test_one(workload): workload.run('toy')\n")
-    with lease(("cpu-0",), 1, exclusive=True, wait_s=5, folder=folder, owner="another session"):
+    with lease(("cpu-0",), 1, exclusive=True, wait_s=60, folder=folder, owner="another session"):
         result = project.run("--timeout=2", "--timeout-method=signal")
         result.assert_outcomes(failed=1)
         result.stdout.fnmatch_lines(["E *Failed: Timeout (>2.0s) from pytest-timeout."])
@@ -164,7 +165,7 @@ def test_one(workload, worker_id):
         raise ValueError
     while not failed.exists():
         time.sleep(0.1)
-    time.sleep(2)
+    time.sleep(4)
 """
 
 

@@ -148,7 +148,7 @@ def on_a_terminal(project, *arguments: str, **environ: str) -> str:
             sent += chunk
     except OSError:  # the terminal reports that no process writes any more
         pass
-    assert process.wait(60) == 0, sent.decode()
+    assert process.wait(150) == 0, sent.decode()
     os.close(master)
     return sent.decode()
 
@@ -165,7 +165,7 @@ def slow(project):
 
 def test_terminal_shows_the_progress_of_a_launch_and_erases_it(slow):
     sent = on_a_terminal(slow, "-rP", f"--junitxml={slow.path}/junit.xml")
-    assert re.search(r"\x1b7 toy: 0 of 2 ranks started, [01] s\x1b8", sent)
+    assert re.search(r"\x1b7 toy: 0 of 2 ranks started, \d+ s\x1b8", sent)
     left = SHOWN.sub("", sent).replace("\x1b[K", "")
     assert "\x1b" not in left
     assert re.search(r"test_toy\.py \. +\[100%\]", left)
@@ -180,6 +180,6 @@ def test_no_progress_is_shown_in_ci_or_beside_the_output_of_tests(slow):
 
 
 def test_without_a_terminal_nothing_is_written(slow):
-    result = slow.pytester.runpytest_subprocess("-p", "no:cacheprovider", "-o", "aorta_progress=on", timeout=60)
+    result = slow.pytester.runpytest_subprocess("-p", "no:cacheprovider", "-o", "aorta_progress=on", timeout=150)
     result.assert_outcomes(passed=1)
     assert "\x1b" not in result.stdout.str() + result.stderr.str()

@@ -13,7 +13,7 @@ def test_first(workload):
 def test_second(workload):
     workload.check(workload.run("toy", steps=5))
     os.kill({victim}, signal.SIGTERM)
-    time.sleep(2)
+    time.sleep(6)
 
 def test_third(workload):
     workload.check(workload.run("toy", steps=6))
@@ -25,7 +25,7 @@ def test_third(workload):
 )
 def test_baselines_of_tests_that_passed_are_written(project, victim, options):
     project.pytester.makepyfile(test_own=TESTS.format(victim=victim))
-    result = project.pytester.runpytest_subprocess("--update-baselines", *options, timeout=60)
+    result = project.pytester.runpytest_subprocess("--update-baselines", *options, timeout=150)
     assert result.ret == pytest.ExitCode.INTERRUPTED
     result.stdout.fnmatch_lines(["*Terminated*"])
     [baseline] = project.pytester.path.glob("baselines/**/*.json")

@@ -93,9 +93,9 @@ class Board:
 
     def exchange(self, rank, parts):
         self.sent[rank] = parts
-        self.barrier.wait(timeout=30)
+        self.barrier.wait(timeout=120)
         received = torch.cat([parts[rank] for parts in self.sent])
-        self.barrier.wait(timeout=30)
+        self.barrier.wait(timeout=120)
         return received
 
 

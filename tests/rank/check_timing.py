@@ -132,7 +132,7 @@ def test_canary_times_a_product_and_an_all_reduce_and_draws_no_random_number(tmp
     finally:
         dist.destroy_process_group()
     assert set(found) == {"gemm_ms", "all_reduce_ms"}
-    assert all(0 < time_ms < 1000 for time_ms in found.values())
+    assert all(0 < time_ms < 60_000 for time_ms in found.values())
 
 
 @pytest.mark.parametrize("delay_ms", [0.0, 3.0, 20.0])

@@ -33,8 +33,8 @@ def start() -> Iterator[Starter]:
     started: list[subprocess.Popen[bytes]] = []
 
     def starter(*command: str, ids: str = "", **options: object) -> subprocess.Popen[bytes]:
-        environ = dict(os.environ) | {variables.LAUNCH_ID: ids}
-        started.append(subprocess.Popen(command or ("sleep", "60"), env=environ, **options))  # type: ignore[call-overload]
+        given = {"env": dict(os.environ) | {variables.LAUNCH_ID: ids}} | options
+        started.append(subprocess.Popen(command or ("sleep", "60"), **given))  # type: ignore[call-overload]
         return started[-1]
 
     yield starter
@@ -72,7 +72,7 @@ def test_forked_guard_marks_itself_in_place(tmp_path, start):
 def test_program_without_environment_is_found_by_the_log_it_writes(tmp_path, start, name, is_found):
     (tmp_path / "ranks" / "0").mkdir(parents=True)
     with (tmp_path / name).open("wb") as log:
-        writer = start("env", "-i", "sleep", "60", stdout=log)
+        writer = start("/bin/sleep", "60", env={}, stdout=log)
     assert processes_of([tmp_path]) == ([writer.pid] if is_found else [])
 
 
@@ -103,7 +103,7 @@ def test_resources_of_a_lost_launch_are_leased_when_its_processes_are_gone(tmp_p
         record_launch(held.fds[0], run_dir)
     assert [(claim.owner, claim.run_dirs) for claim in holders(leases)] == [("first", (str(run_dir),))]
     with take(leases, "second"):
-        assert left.wait(0) == -signal.SIGKILL
+        assert left.poll() == -signal.SIGKILL
         assert [claim.owner for claim in holders(leases)] == ["second"]
 
 

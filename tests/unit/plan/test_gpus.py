@@ -299,7 +299,7 @@ def test_rocm_smi_is_asked_where_amdsmi_lacks_its_library(rocm_smi, monkeypatch,
     assert capfd.readouterr().out == ""
 
 
-@pytest.mark.parametrize("script", ["exit 2", "echo nothing", "echo '{\"card0\": '", "sleep 12"])
+@pytest.mark.parametrize("script", ["exit 2", "echo nothing", "echo '{\"card0\": '", "sleep 60"])
 def test_rocm_smi_that_can_not_answer_is_no_lack_of_devices(rocm_smi, monkeypatch, script):
     monkeypatch.setattr(discovery, "ROCM_SMI_S", 0.5)
     rocm_smi(f"PATH=/usr/bin:/bin; {script}")
@@ -308,7 +308,7 @@ def test_rocm_smi_that_can_not_answer_is_no_lack_of_devices(rocm_smi, monkeypatc
         DevicesUnavailable, match=r"^rocm-smi --showproductname .* can't list the GPUs.*: .*--aorta-device=cpu"
     ):
         on_amd()
-    assert time.monotonic() - began_s < 10
+    assert time.monotonic() - began_s < 30
 
 
 def test_amdsmi_that_can_not_answer_is_no_lack_of_devices(no_nvidia, monkeypatch):

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import socket
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -322,12 +323,18 @@ def test_every_file_that_an_agent_sends_is_accepted(tmp_path):
     assert all(make_node().file_name(name, 2) for name in names)
 
 
-def test_agent_names_the_endpoint_that_does_not_answer(monkeypatch, capsys):
+@pytest.fixture
+def closed_endpoint() -> Iterator[str]:
+    """Provide an endpoint that refuses connections: its port is taken, so no other program listens there meanwhile."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{taken.getsockname()[1]}"
+
+
+def test_agent_names_the_endpoint_that_does_not_answer(monkeypatch, capsys, closed_endpoint):
     monkeypatch.setenv(variables.AGENT_TOKEN, "secret")
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
-    assert cli.main(["agent", f"--connect=127.0.0.1:{port}", "--node-rank=1"]) == 1
-    assert f"node 0 can't be reached at 127.0.0.1:{port}" in capsys.readouterr().err
+    assert cli.main(["agent", f"--connect={closed_endpoint}", "--node-rank=1"]) == 1
+    assert f"node 0 can't be reached at {closed_endpoint}" in capsys.readouterr().err
 
 
 def test_agent_without_a_token_reports_the_variable(monkeypatch, capsys):
@@ -352,12 +359,10 @@ def test_invalid_endpoint_is_a_usage_error(monkeypatch, capsys):
     assert "allowed is HOST or HOST:PORT" in capsys.readouterr().err
 
 
-def test_waiting_agent_ends_when_no_launch_comes(monkeypatch):
+def test_waiting_agent_ends_when_no_launch_comes(monkeypatch, closed_endpoint):
     monkeypatch.setenv(variables.AGENT_TOKEN, "secret")
     monkeypatch.setattr("pytest_aorta.cli.agent.POLL_S", 0.01)
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        endpoint = f"127.0.0.1:{closed.getsockname()[1]}"
-    assert cli.main(["agent", f"--connect={endpoint}", "--node-rank=1", "--wait", "--idle-timeout=0.05"]) == 0
+    assert cli.main(["agent", f"--connect={closed_endpoint}", "--node-rank=1", "--wait", "--idle-timeout=0.05"]) == 0
 
 
 def test_agent_takes_the_last_message_of_a_closed_connection_even_if_its_own_heartbeat_is_due():
