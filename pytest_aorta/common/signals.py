@@ -31,6 +31,30 @@ def terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Let SIGINT and SIGTERM take effect after the body, which creates or removes what an interruption would leave.
+
+    The body has to be short, because the user waits. Does nothing outside the main thread, where Python runs no
+    handlers.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    arrived: dict[int, FrameType | None] = {}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    delayed = {number: handler for number, handler in handlers.items() if callable(handler)}
+    for number in delayed:
+        signal.signal(number, arrived.__setitem__)
+    try:
+        yield
+    finally:
+        for number, handler in delayed.items():
+            signal.signal(number, handler)
+        for came, frame in arrived.items():
+            delayed[signal.Signals(came)](came, frame)
+
+
 def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
     # A second SIGTERM must not disturb the cleanup that the first one has started.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

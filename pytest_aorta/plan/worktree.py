@@ -13,6 +13,7 @@ from pathlib import Path
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.files import is_source_of, locked
 from pytest_aorta.common.programs import run_program
+from pytest_aorta.common.signals import uninterrupted
 
 GIT_S = 60.0
 # Git filters may download large files during a checkout.
@@ -68,7 +69,8 @@ def open_worktree(folder: Path, ref: str) -> Iterator[Worktree]:
             _check_out(checkout, worktree)
             yield worktree
         finally:
-            _forget(checkout, worktree.tree)
+            with uninterrupted():
+                _forget(checkout, worktree.tree)
 
 
 def keep_worktree(folder: Path, commit: str, own: Path, *, anew: bool) -> Worktree:
@@ -157,15 +159,24 @@ def _worktree(checkout: Path, *arguments: str) -> str:
 @contextmanager
 def _own_folder() -> Iterator[Path]:
     """Yield a temporary folder, with a file in it that stays locked while this process uses the folder."""
-    with ExitStack() as stack:
-        while True:
-            made = tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True)
-            folder = Path(stack.enter_context(made)).resolve()
-            # Before the file is locked, another session takes the folder for abandoned and deletes it.
-            with suppress(FileNotFoundError):
-                stack.enter_context(locked(folder / OWNER))
-                break
+    stack = ExitStack()
+    try:
+        with uninterrupted():
+            folder = _new_folder(stack)
         yield folder
+    finally:
+        with uninterrupted():
+            stack.close()
+
+
+def _new_folder(stack: ExitStack) -> Path:
+    while True:
+        made = tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True)
+        folder = Path(stack.enter_context(made)).resolve()
+        # Before the file is locked, another session takes the folder for abandoned and deletes it.
+        with suppress(FileNotFoundError):
+            stack.enter_context(locked(folder / OWNER))
+            return folder
 
 
 def _remove_abandoned(checkout: Path) -> None:

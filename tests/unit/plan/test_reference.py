@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -12,11 +13,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.files import PACKAGE_ROOT, is_source_of
+from pytest_aorta.common.signals import terminable
 from pytest_aorta.launch.command import agent_command, launch_environment
 from pytest_aorta.launch.warm import server_key
 from pytest_aorta.plan import worktree
@@ -243,6 +246,38 @@ def test_worktree_of_the_users_own_is_left_alone(opener, project, tmp_path):
 def test_worktree_is_removed_after_an_interruption(project):
     with suppress(KeyboardInterrupt), open_worktree(project, "HEAD"):
         raise KeyboardInterrupt
+    assert worktrees(project) == scratch(project) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("moment", ["creation of the folder", "removal of the files", "removal of the folder"])
+def test_no_folder_is_left_by_an_interruption_during_its_creation_or_removal(project, monkeypatch, moment, number):
+    arrived: list[str] = []
+
+    def interrupt(now: str) -> None:
+        if now == moment and not arrived:
+            arrived.append(now)
+            os.kill(os.getpid(), number)
+
+    make, remove = tempfile.mkdtemp, shutil.rmtree
+
+    def mkdtemp(*args: Any, **kwargs: Any) -> str:
+        folder = make(*args, **kwargs)
+        interrupt("creation of the folder")
+        return folder
+
+    def rmtree(path: Any, *args: Any, **kwargs: Any) -> None:
+        if Path(path).parent.name.startswith(PREFIX):
+            interrupt("removal of the files")
+        elif Path(path).name.startswith(PREFIX):
+            interrupt("removal of the folder")
+        remove(path, *args, **kwargs)
+
+    monkeypatch.setattr(tempfile, "mkdtemp", mkdtemp)
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    with pytest.raises(KeyboardInterrupt), terminable(), open_worktree(project, "HEAD"):
+        pass
+    assert arrived
     assert worktrees(project) == scratch(project) == []
 
 
