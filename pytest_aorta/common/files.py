@@ -20,6 +20,7 @@ import yaml
 
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.regular import read_regular
+from pytest_aorta.common.signals import uninterrupted
 from pytest_aorta.common.text import brief
 
 # The package's folder, computed only here: programs are started from it, and versions compared by its files.
@@ -242,16 +243,23 @@ def locked(path: Path, *, limit_s: float = 60.0) -> Iterator[None]:
         OSError: The file can't be created, or another process has held the lock for ``limit_s`` seconds.
     """
     deadline_s = time.monotonic() + limit_s
-    while (handle := _acquired(path)) is None:
-        if time.monotonic() > deadline_s:
-            raise TimeoutError(f"another process has held {path} for {limit_s:g} s; end it, then try again")
-        time.sleep(_LOCK_POLL_S)
+    handle: int | None = None
     try:
+        while handle is None:
+            # A lock that an interruption left held would block this process's own cleanup.
+            with uninterrupted():
+                handle = _acquired(path)
+            if handle is None:
+                if time.monotonic() > deadline_s:
+                    raise TimeoutError(f"another process has held {path} for {limit_s:g} s; end it, then try again")
+                time.sleep(_LOCK_POLL_S)
         yield
     finally:
-        # Remove the file before releasing its lock, while no other process can hold the lock.
-        path.unlink(missing_ok=True)
-        os.close(handle)
+        if handle is not None:
+            with uninterrupted():
+                # Remove the file before releasing its lock, while no other process can hold the lock.
+                path.unlink(missing_ok=True)
+                os.close(handle)
 
 
 def _acquired(path: Path) -> int | None:

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import string
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_aorta.common import files
 from pytest_aorta.common.files import (
     ABANDONED_S,
     PACKAGE_ROOT,
@@ -29,6 +31,7 @@ from pytest_aorta.common.files import (
     write_json_rows,
     write_link,
 )
+from pytest_aorta.common.signals import terminable
 
 MAX_BYTES = 10_000
 ANY_TEXT = st.text(st.characters(exclude_categories=()))
@@ -308,6 +311,27 @@ def test_lock_that_another_holder_keeps_is_not_awaited_longer_than_the_limit(tmp
     held = pytest.raises(TimeoutError, match=r"another process has held .*lock for 0 s")
     with locked(tmp_path / "lock"), held, locked(tmp_path / "lock", limit_s=0):
         pytest.fail("two holders")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("operation", ["flock", "close"])
+def test_interruption_while_a_lock_is_acquired_or_released_leaves_it_free(tmp_path, monkeypatch, operation, number):
+    module = files.fcntl if operation == "flock" else files.os
+    arrived, original = [], getattr(module, operation)
+
+    def interrupted(*args: object) -> None:
+        original(*args)
+        if not arrived:
+            arrived.append(number)
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(module, operation, interrupted)
+    with pytest.raises(KeyboardInterrupt), terminable(), locked(tmp_path / "lock"):
+        pass
+    assert arrived
+    assert list(tmp_path.iterdir()) == []
+    with locked(tmp_path / "lock", limit_s=0.0):
+        pass
 
 
 def test_lock_does_not_follow_a_link(tmp_path):
