@@ -32,6 +32,6 @@ def test_sigterm_that_arrives_while_its_handler_is_installed_ends_the_rank(tmp_p
     command = [sys.executable, "-c", SCRIPT, step, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as rank:
         try:
-            assert rank.wait(20) == -signal.SIGTERM
+            assert rank.wait(60) == -signal.SIGTERM
         finally:
             rank.kill()
