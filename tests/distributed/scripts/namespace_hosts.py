@@ -50,9 +50,10 @@ def do_in_mid_run(
 
 
 def kill_agent(host: str) -> None:
-    for pid in pids(host):
-        if " agent --connect" in command_line(pid):
-            os.kill(pid, signal.SIGKILL)
+    agents = [pid for pid in pids(host) if {"agent", "--connect"} <= set(command_line(pid).split())]
+    assert agents, f"no agent runs on {host}"
+    for pid in agents:
+        os.kill(pid, signal.SIGKILL)
 
 
 def left(hosts: Sequence[str], own: str | None = None) -> dict[str, list[str]]:
