@@ -19,7 +19,8 @@ LATER_NS = 7_000
 def merged(tmp_path):
     """Return the file with the merged traces of two ranks, one of which began later."""
     keep_traces(tmp_path, [rank_trace(LATER_NS * rank) for rank in (0, 1)])
-    return merge_run(tmp_path)
+    [file] = merge_run(tmp_path)
+    return file
 
 
 @pytest.fixture
