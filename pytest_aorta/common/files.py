@@ -150,19 +150,12 @@ def write_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
     """
     if durable:
         remove_scratch(path.parent, _scratch_prefix(path), ABANDONED_S)
-    scratch = _scratch(path)
     # The kernel applies the umask, which a process can read only by changing it for a moment, for all of its threads.
-    handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            if durable:
-                os.fsync(file.fileno())
-        scratch.replace(path)
-    except BaseException:
-        scratch.unlink(missing_ok=True)
-        raise
+    with _replacing(path) as scratch, scratch.open("xb") as file:
+        file.write(data)
+        file.flush()
+        if durable:
+            os.fsync(file.fileno())
 
 
 def write_link(path: Path, target: Path) -> None:
@@ -171,18 +164,21 @@ def write_link(path: Path, target: Path) -> None:
     Raises:
         OSError: The link can't be written; an old link remains.
     """
-    scratch = _scratch(path)
-    scratch.symlink_to(target)
+    with _replacing(path) as scratch:
+        scratch.symlink_to(target)
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """Yield a path that no other writer uses; what the body puts there replaces ``path``, unless the body fails."""
+    scratch = path.parent / f"{_scratch_prefix(path)}{os.urandom(8).hex()}{SCRATCH_SUFFIX}"
     try:
+        yield scratch
         scratch.replace(path)
     except BaseException:
-        scratch.unlink()
+        with suppress(OSError):
+            scratch.unlink()
         raise
-
-
-def _scratch(path: Path) -> Path:
-    """Return a path for writing ``path``, which no other writer uses."""
-    return path.parent / f"{_scratch_prefix(path)}{os.urandom(8).hex()}{SCRATCH_SUFFIX}"
 
 
 def _scratch_prefix(path: Path) -> str:

@@ -265,19 +265,21 @@ class CommitSearch:
         if posterior.none >= CONFIDENCE:
             reason = f"the ends do not differ: further pairs of the bad commit have no change of {aim.metric}"
             return self._end(SearchOutcome.ABSENT, aim, posterior, None, reason)
-        following = self._pair(next_commit(posterior, self._skipped))
-        if best.probability >= CONFIDENCE:
-            if few := self._with_few_pairs(metric, best):
-                following = self._pair(few[0])
-            else:
-                pairs = self._confirming(metric, aim, best)
-                if (answer := is_confirmed(pairs)) is not None:
-                    return self._confirmed(answer, len(pairs), self._end(SearchOutcome.FOUND, aim, posterior, best))
-                following = self._pair(best.commits[-1], before=best.commits[0] - 1)
+        is_likely = best.probability >= CONFIDENCE
+        few = self._with_few_pairs(metric, best) if is_likely else []
+        pairs = self._confirming(metric, aim, best) if is_likely and not few else []
+        answer = is_confirmed(pairs)
+        if answer:
+            return replace(self._end(SearchOutcome.FOUND, aim, posterior, best), num_confirming=len(pairs))
+        if answer is False:
+            reason = f"{counted(len(pairs), 'pair')} of the likeliest commit and the one before did not confirm it"
+            return self._end(SearchOutcome.UNDECIDED, aim, posterior, best, reason)
         if len(self._probes) >= self._max_probes:
             reason = f"{counted(len(self._probes), 'pair')} did not decide; measure more steps in each launch"
             return self._end(SearchOutcome.UNDECIDED, aim, posterior, best, reason)
-        return following
+        if not is_likely:
+            return self._pair(next_commit(posterior, self._skipped))
+        return self._pair(few[0]) if few else self._pair(best.commits[-1], before=best.commits[0] - 1)
 
     def _confirming(self, metric: Metric, aim: Verdict, best: Suspects) -> list[tuple[float, float]]:
         """Return the metric in the pairs that confirm a commit: in the commit, and in the one before.
@@ -350,12 +352,6 @@ class CommitSearch:
                 posterior.has_change(commit),
                 details.get(commit, ""),
             )
-
-    def _confirmed(self, answer: bool, num_pairs: int, end: SearchEnd) -> SearchEnd:
-        if answer:
-            return replace(end, num_confirming=num_pairs)
-        reason = f"{counted(num_pairs, 'pair')} of the likeliest commit and the one before did not confirm it"
-        return replace(end, outcome=SearchOutcome.UNDECIDED, reason=reason)
 
     def _other_metrics(self, aim: Verdict) -> list[str]:
         others = [row.metric for row in self._changed() if row.metric != aim.metric]

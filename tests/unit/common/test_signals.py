@@ -50,6 +50,7 @@ def test_ignored_signal_stays_ignored():
     try:
         with uninterrupted():
             os.kill(os.getpid(), signal.SIGTERM)
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGTERM, before)
 
