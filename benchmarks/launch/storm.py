@@ -1,13 +1,15 @@
 """A storm of 200 launches whose processes are killed or stopped at random; no process and no lease may be left.
 
-Run: python -m benchmarks.launch.storm [--seed N] [--launches N] [--cold N] [--controllers N] [--limit S]
+Run: python -m benchmarks.launch.storm [--seed N] [--launches N] [--cold N] [--controllers N] [--limit S] [--gpus N]
 
-Pytest runs, ``-n 2 --update-baselines`` in a scratch folder, launch two CPU ranks per test, most of them warm. Each
+Pytest runs, ``-n 2 --update-baselines`` in a scratch folder, launch two ranks per test, most of them warm, on CPU or,
+with ``--gpus``, on two of N GPUs that both xdist workers share. Each
 rank has two children in sessions of their own, one with an empty environment. Meanwhile ranks, their children, agents,
 guards and fork servers get SIGKILL or SIGSTOP, and xdist workers get SIGKILL, one process in about two launches. Some
 runs end early, because their xdist controller gets SIGKILL in the middle of its launches.
 
-After each run, none of its processes and no lease may exist. After the last run, whose controller is not killed, each
+After each run, none of its processes and no lease may exist, and no GPU may list a process of the run or one that no
+longer exists. After the last run, whose controller is not killed, each
 passed test that records a baseline has a complete one, no other test has one, and each failure has a class. Otherwise,
 or if a run exceeds its time limit, the benchmark fails.
 """
@@ -32,11 +34,14 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import pynvml
+
 from pytest_aorta.common import variables
 from pytest_aorta.common.errors import BaselineError
 from pytest_aorta.launch.lease.lease import holders, lease
 from pytest_aorta.launch.lease.queue import LeaseError
 from pytest_aorta.launch.lease.world import cpu_slots
+from pytest_aorta.plan.gpus import visible_devices
 from pytest_aorta.verdict.baseline import read_baseline_file
 
 # Relative frequency of each kind of victim.
@@ -72,12 +77,13 @@ CLASSES = {"signal", "rendezvous", "guard lost", "fork server lost", "xdist work
 CLASSES |= {"hang in collective", "hang elsewhere", "process left"}
 # Text of a failure -> its class; None where the text contains the class.
 FAILURES = {
-    r"on 2 cpu ranks: ([a-z ]+): ": None,
-    r"on 2 cpu ranks: rank \d failed first: signal ": "signal",
+    r"on 2 (?:cpu|cuda) ranks: ([a-z ]+): ": None,
+    r"on 2 (?:cpu|cuda) ranks: rank \d failed first: signal ": "signal",
     r"worker '\w+' crashed": "xdist worker crashed",
     r"the fork server was lost": "fork server lost",
 }
 SCRIPT = """
+import os
 import subprocess
 import time
 import torch
@@ -86,11 +92,15 @@ from pytest_aorta.worker import recorder
 
 subprocess.Popen(["sleep", "177"], start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 subprocess.Popen(["/bin/sleep", "177"], start_new_session=True, env={})
-dist.init_process_group("gloo")
-recorder.start(torch.device("cpu"))
+device = torch.device("cpu")
+if os.environ["AORTA_DEVICE"] == "cuda":
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+dist.init_process_group("gloo" if device.type == "cpu" else "nccl")
+recorder.start(device)
 for _ in range(20):
     with recorder.step():
-        dist.all_reduce(torch.ones(1))
+        dist.all_reduce(torch.ones(1, device=device))
         time.sleep(0.05)
 dist.barrier()
 dist.destroy_process_group()
@@ -100,7 +110,7 @@ import pytest
 
 def case(number):
     cold = number * {cold} // {launches} != (number + 1) * {cold} // {launches}
-    return pytest.param(number, marks=pytest.mark.world(size=2, device="cpu", warm=not cold))
+    return pytest.param(number, marks=pytest.mark.world(size=2, device="{device}", warm=not cold))
 
 @pytest.mark.parametrize("number", map(case, range({launches})))
 def test_launch(workload, number):
@@ -192,17 +202,19 @@ def hit_one(scratch: Path, controller_pid: int, kind: str, rng: random.Random) -
     return None
 
 
-def prepare(scratch: Path, num_launches: int, num_cold: int) -> None:
+def prepare(scratch: Path, num_launches: int, num_cold: int, num_gpus: int) -> None:
     """Write the tests and their script."""
     (scratch / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
     (scratch / "train.py").write_text(SCRIPT, encoding="utf-8")
-    text = TESTS.format(launches=num_launches, cold=num_cold)
+    text = TESTS.format(launches=num_launches, cold=num_cold, device="cuda" if num_gpus else "cpu")
     (scratch / "test_storm.py").write_text(text, encoding="utf-8")
 
 
-def start_pytest(scratch: Path, limit_s: int) -> subprocess.Popen[bytes]:
+def start_pytest(scratch: Path, num_gpus: int, limit_s: int) -> subprocess.Popen[bytes]:
     """Start the pytest run whose processes are killed."""
-    options = ["-n2", "--max-worker-restart=1000", "--update-baselines", "--aorta-gpus=0", "--aorta-device=cpu"]
+    options = ["-n2", "--max-worker-restart=1000", "--update-baselines", f"--aorta-gpus={num_gpus}"]
+    if not num_gpus:
+        options.append("--aorta-device=cpu")
     paths = [f"--aorta-results={scratch / 'results'}", f"--junitxml={scratch / 'junit.xml'}"]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, *paths]
     with (scratch / "pytest.log").open("wb") as log:
@@ -316,46 +328,63 @@ def number_of(name: str) -> int:
     return int(name.rpartition("[")[2].rstrip("]"))
 
 
-def see_off(scratch: Path, left: list[str]) -> float:
+def processes_on_gpus(scratch: Path) -> list[int]:
+    """Return processes that a GPU lists, and that are of the storm or no longer exist."""
+    pynvml.nvmlInit()
+    try:
+        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+        pids = {entry.pid for handle in handles for entry in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)}
+    finally:
+        pynvml.nvmlShutdown()
+    return sorted(pid for pid in pids if find_process(pid, scratch) or not Path("/proc", str(pid)).exists())
+
+
+def see_off(scratch: Path, num_gpus: int, left: list[str]) -> float:
     """Append the leftovers of a run to ``left``, and return the seconds until its last process was gone."""
     began_s = time.monotonic()
     # If a pytest process and a guard died together, the next pytest process that wants these devices ends their ranks.
     try:
-        slots = cpu_slots()
-        lease(
-            slots, len(slots), exclusive=True, wait_s=LEASE_LIMIT_S, folder=scratch / "leases", owner="next"
-        ).release()
+        pool = tuple(device.uuid for device in visible_devices()[:num_gpus]) if num_gpus else cpu_slots()
+        lease(pool, len(pool), exclusive=True, wait_s=LEASE_LIMIT_S, folder=scratch / "leases", owner="next").release()
     except LeaseError as error:
         left.append(str(error))
     left += [f"process {process}" for process in wait_until_gone(scratch).values()]
+    if num_gpus:
+        left += [f"process {pid} on a GPU" for pid in processes_on_gpus(scratch)]
     gone_s = time.monotonic() - began_s
     left += [f"lease {claim}" for claim in holders(scratch / "leases")]
     return gone_s
 
 
 def storm(
-    scratch: Path, num_launches: int, num_cold: int, num_controllers: int, seed: int, limit_s: int = LAUNCH_LIMIT_S
+    scratch: Path,
+    num_launches: int,
+    num_cold: int,
+    num_controllers: int,
+    seed: int,
+    num_gpus: int = 0,
+    limit_s: int = LAUNCH_LIMIT_S,
 ) -> Storm:
     """Run the storm once in the empty folder ``scratch``; every run before the last one loses its controller.
 
-    ``limit_s`` is the time limit of a launch.
+    ``limit_s`` is the time limit of a launch. With ``num_gpus`` 0, the ranks run on CPU.
     """
     rng, began_s = random.Random(seed), time.monotonic()
     kills, launched, left, gone_s = Counter[str](), Counter[str](), list[str](), 0.0
     for number in range(num_controllers):
         run = scratch / str(number)
         run.mkdir()
-        prepare(run, SHORT_LAUNCHES, 2)
-        kills += disturb(run, start_pytest(run, limit_s), rng, rng.randint(*LAUNCHES_BEFORE_END))
-        gone_s = max(gone_s, see_off(run, left))
+        prepare(run, SHORT_LAUNCHES, 2, num_gpus)
+        kills += disturb(run, start_pytest(run, num_gpus, limit_s), rng, rng.randint(*LAUNCHES_BEFORE_END))
+        gone_s = max(gone_s, see_off(run, num_gpus, left))
         launched += launchers(run)
     run = scratch / "last"
     run.mkdir()
     num_launches -= launched.total()
-    prepare(run, num_launches, num_cold)
-    pytest_process = start_pytest(run, limit_s)
+    prepare(run, num_launches, num_cold, num_gpus)
+    pytest_process = start_pytest(run, num_gpus, limit_s)
     kills_of_run = disturb(run, pytest_process, rng)
-    gone_s = max(gone_s, see_off(run, left))
+    gone_s = max(gone_s, see_off(run, num_gpus, left))
     ended_s = time.monotonic()
     outcomes = read_outcomes(run)
     left += damaged_baselines(run, outcomes)
@@ -398,10 +427,11 @@ def main() -> None:
     parser.add_argument("--cold", type=int, default=30)
     parser.add_argument("--controllers", type=int, default=3, help="runs whose xdist controller is killed")
     parser.add_argument("--limit", type=int, default=LAUNCH_LIMIT_S, help="time limit of a launch in seconds")
+    parser.add_argument("--gpus", type=int, default=0, help="GPUs that the launches share; 0: CPU ranks")
     parser.add_argument("--keep", action="store_true", help="leave the scratch folder where it is")
     asked = parser.parse_args()
     scratch = Path(tempfile.mkdtemp(prefix="aorta-storm-")).resolve()
-    result = storm(scratch, asked.launches, asked.cold, asked.controllers, asked.seed, asked.limit)
+    result = storm(scratch, asked.launches, asked.cold, asked.controllers, asked.seed, asked.gpus, asked.limit)
     print(table(result))
     if asked.keep or result.left:
         print(f"kept: {scratch}")

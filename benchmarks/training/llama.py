@@ -119,6 +119,7 @@ LEVERS = (
     _key(COMPILED, "full checkpointing", activation_checkpointing="full"),
     _key(COMPILED, "attention flex", attention="flex"),
     _key(COMPILED, "deterministic", deterministic=True),
+    _key(EAGER, "deterministic", deterministic=True),
     _key(COMPILED, "forward_prefetch 1", 2, forward_prefetch=1),
     _key(COMPILED, "attention flash", attention="flash"),
     _key(COMPILED, "optimizer_fused false", optimizer_fused=False),

@@ -56,14 +56,14 @@ class Buffers:
             return [torch.zeros(shape, dtype=settings.dtype, device=device) for _ in range(count)]
 
         shard_size, world_size = settings.fsdp_shard_size, settings.world_size
-        index = world_index(shard_size, world_size).to(device)
+        index = world_index(shard_size, world_size, device)
         own_index = index.view(world_size, shard_size)[settings.rank]
-        input_index = chunk_index(settings.h2d_tensor_size, settings.rank)
+        input_index = chunk_index(settings.h2d_tensor_size, settings.rank, device)
         return cls(
             index=index,
             own_index=own_index,
-            input_index=input_index.to(device),
-            host_inputs=_host_inputs(settings, input_index, pin=settings.pin_memory and device.type == "cuda"),
+            input_index=input_index,
+            host_inputs=_host_inputs(settings, input_index.cpu(), pin=settings.pin_memory and device.type == "cuda"),
             inputs=zeros(2, settings.h2d_tensor_size),
             shards=zeros(settings.layers, shard_size),
             gathered=zeros(2, world_size, shard_size),

@@ -30,17 +30,20 @@ INPUT_SLOTS = 4
 COLUMNS = ("count", "first", "expected", "actual", "last", "last_expected", "last_actual", "difference")
 
 
-def chunk_index(size: int, rank: int) -> torch.Tensor:
-    """Return a rank's codes at iteration 0 of layer 0, minus one: indices for :class:`CodeTable`."""
-    position = torch.arange(size, dtype=torch.int64)
+def chunk_index(size: int, rank: int, device: torch.device | None = None) -> torch.Tensor:
+    """Return a rank's codes at iteration 0 of layer 0, minus one: indices for :class:`CodeTable`.
+
+    They are computed on ``device``, since divisions of millions of elements take a host seconds.
+    """
+    position = torch.arange(size, dtype=torch.int64, device=device)
     base = position * POSITION_STRIDE + position // PRIME * BLOCK_STRIDE + rank * RANK_STRIDE
     # Without this term, ranks 251 apart would have equal codes; with it, 250 of 251 elements differ.
     return ((base + rank // PRIME * position) % PRIME).to(torch.int32)
 
 
-def world_index(size: int, world_size: int) -> torch.Tensor:
-    """Return the indices of all ranks' chunks, in the order of an all-gather."""
-    return torch.cat([chunk_index(size, rank) for rank in range(world_size)])
+def world_index(size: int, world_size: int, device: torch.device | None = None) -> torch.Tensor:
+    """Return the indices of all ranks' chunks on ``device``, in the order of an all-gather."""
+    return torch.cat([chunk_index(size, rank, device) for rank in range(world_size)])
 
 
 class CodeTable:
