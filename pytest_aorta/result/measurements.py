@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from statistics import mean, median, quantiles
-from typing import Any
+from typing import Any, TypeAlias
 
 from pytest_aorta.plan.launch_plan import LaunchRequest
 from pytest_aorta.plan.reference import Reference
@@ -31,6 +31,9 @@ PYTHON_TRACER = "python_tracer"
 ANOTHER_RANK = "another rank"
 # Lengths are whole nanoseconds, so the sum of a few of them in milliseconds is exact to far less than this.
 _ROUNDING_MS = 1e-5
+
+# Kind, process group, size of the group and bytes of a collective's calls.
+CallKey: TypeAlias = tuple[str, str, int | None, int | None]
 
 
 class Collective(StrEnum):
@@ -147,9 +150,10 @@ class HeadStart:
 class StepOverlap:
     """The breakdown of one profiled step's time on one rank, as lengths of unions of intervals within the step.
 
-    Lengths are in milliseconds. ``idle_ms`` is the time without compute, communication and copies. ``collectives``
-    contains every :class:`~pytest_aorta.result.measurements.Collective` that the step ran; if two kinds run at once,
-    each counts in full.
+    Lengths are in milliseconds. ``idle_ms`` is the time without compute, communication, waits and copies.
+    ``collectives`` contains every :class:`~pytest_aorta.result.measurements.Collective` that the step ran; if two kinds
+    run at once, each counts in full. ``exposed_wait_ms`` is the time in collectives before the last rank arrives,
+    during which the rank neither computes nor communicates; it is 0 where waits are not separated from communication.
     """
 
     step_ms: float
@@ -159,6 +163,7 @@ class StepOverlap:
     idle_ms: float
     hidden_comm_ms: float
     collectives: dict[str, CollectiveTime] = field(default_factory=dict)
+    exposed_wait_ms: float = 0.0
 
     @property
     def exposed_comm_ms(self) -> float:
@@ -172,16 +177,17 @@ class StepOverlap:
 
     def broken_rule(self) -> str | None:
         """Return the rule of unions within one step that these lengths break; None if all rules hold."""
-        beside_ms = self.compute_ms + self.exposed_comm_ms + self.idle_ms
+        beside_ms = self.compute_ms + self.exposed_comm_ms + self.exposed_wait_ms + self.idle_ms
         kinds_ms = sum(time.total_ms for time in self.collectives.values())
         excess_ms = {
             "hidden_comm_ms is more than comm_ms": self.hidden_comm_ms - self.comm_ms,
             "hidden_comm_ms is more than compute_ms": self.hidden_comm_ms - self.compute_ms,
             "comm_ms is more than step_ms": self.comm_ms - self.step_ms,
-            "compute_ms, exposed communication and idle_ms are more than step_ms": beside_ms - self.step_ms,
-            "compute_ms, exposed communication, copy_ms and idle_ms are less than step_ms": self.step_ms
-            - beside_ms
-            - self.copy_ms,
+            "compute_ms, exposed communication, exposed_wait_ms and idle_ms are more than step_ms": beside_ms
+            - self.step_ms,
+            "compute_ms, exposed communication, exposed_wait_ms, copy_ms and idle_ms are less than step_ms": (
+                self.step_ms - beside_ms - self.copy_ms
+            ),
             "comm_ms is more than all its collectives": self.comm_ms - kinds_ms,
         }
         for kind, time in self.collectives.items():
@@ -227,6 +233,11 @@ class CollectiveCalls:
     group_size: int | None
     num_bytes: int | None
     ms: list[float]
+
+    @property
+    def key(self) -> CallKey:
+        """Return what the calls of all ranks of the group have in common."""
+        return (self.kind, self.group, self.group_size, self.num_bytes)
 
 
 @dataclass(frozen=True)

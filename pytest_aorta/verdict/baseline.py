@@ -18,12 +18,14 @@ from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.provenance import UTC_FORMAT
 
 SCHEMA = "baseline.schema.json"
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 MAX_BYTES = 4 << 20
 MAX_LAUNCHES = 100
 LOCK_FILE = ".lock"
 # The keys of a launch that schema version 2 named differently.
 _RENAMED_SINCE_2 = {"sitting": "block", "epoch": "revision", "anchor": "center"}
+# Metrics of launches on devices that until schema version 3 counted waits for late ranks as communication.
+_REDEFINED_SINCE_3 = ("overlap_ratio", "exposed_comm_ms")
 
 
 @dataclass(frozen=True)
@@ -165,18 +167,32 @@ def parse_baseline(text: str, name: str) -> Baseline:
 
 
 def upgraded(document: dict[str, Any]) -> dict[str, Any]:
-    """Convert a document of schema version 2 to version 3; return any other document unchanged.
+    """Convert a document of schema version 2 or 3 to version 4; return any other document unchanged.
 
-    Version 3 renames the keys ``sitting``, ``epoch`` and ``anchor`` of a launch; their values are the same.
+    Version 3 renames the keys ``sitting``, ``epoch`` and ``anchor`` of a launch; their values are the same. Version 4
+    defines the overlap metrics of devices without waits for late ranks. Their older values are left out, so that
+    nothing is compared with them.
     """
-    launches = document.get("launches")
-    if document.get("schema_version") != 2 or not isinstance(launches, list):
+    version, launches = document.get("schema_version"), document.get("launches")
+    if version not in (2, 3) or not isinstance(launches, list):
         return document
-    renamed = [
-        {_RENAMED_SINCE_2.get(key, key): value for key, value in entry.items()} if isinstance(entry, dict) else entry
-        for entry in launches
-    ]
-    return document | {"schema_version": SCHEMA_VERSION, "launches": renamed}
+    if version == 2:
+        launches = [
+            {_RENAMED_SINCE_2.get(key, key): value for key, value in entry.items()}
+            if isinstance(entry, dict)
+            else entry
+            for entry in launches
+        ]
+    return document | {"schema_version": SCHEMA_VERSION, "launches": list(map(_without_redefined, launches))}
+
+
+def _without_redefined(launch: Any) -> Any:
+    """Return a launch of schema version 3 without the metrics that version 4 redefines; CPU ranks keep theirs."""
+    metrics, environment = (launch.get(key) if isinstance(launch, dict) else None for key in ("metrics", "environment"))
+    if not isinstance(metrics, dict) or not isinstance(environment, dict) or environment.get("device") == "cpu":
+        return launch
+    kept = {name: value for name, value in metrics.items() if name not in _REDEFINED_SINCE_3}
+    return {key: value for key, value in launch.items() if key != "exposed_ms"} | {"metrics": kept}
 
 
 def _from_document(document: Any, name: str) -> Baseline:
@@ -185,7 +201,7 @@ def _from_document(document: Any, name: str) -> Baseline:
     version = document.get("schema_version") if isinstance(document, dict) else None
     if version != SCHEMA_VERSION:
         raise BaselineError(
-            f"{name}: schema_version is {version!r}, but this pytest-aorta reads versions 2 and {SCHEMA_VERSION}; "
+            f"{name}: schema_version is {version!r}, but this pytest-aorta reads versions 2 to {SCHEMA_VERSION}; "
             f"delete the file and record the baseline again with --update-baselines, or use the version that wrote it"
         )
     if problem := violation(document, SCHEMA) or _impossible_moment(document) or _impossible_center(document):

@@ -11,8 +11,8 @@ import pytest
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.world import DistributedWorld
 
-# The sizes for CUDA take the device about twice as long as a late host takes to enqueue the step. Otherwise the time of a
-# step is the host's, which varies by several percent between launches on shared machines.
+# On CUDA, a step takes the device about twice as long as a late host takes to enqueue it. Otherwise step times are those
+# of the host, which vary by several percent between launches on shared machines.
 FSDP = {
     "cpu": {"steps": 20, "warmup": 3, "verify": 3},
     "cuda": {

@@ -31,7 +31,7 @@ def test_ten_launches_are_recorded_and_what_they_detect_is_reported(gpu):
         ]
     )
     assert center_flags(gpu) == [(1, True)] * 10
-    assert (stored(gpu)["schema_version"], stored(gpu)["forced"]) == (3, {})
+    assert (stored(gpu)["schema_version"], stored(gpu)["forced"]) == (4, {})
 
 
 def test_number_of_launches_can_be_chosen(gpu):

@@ -18,7 +18,7 @@ class Part(StrEnum):
     STRAGGLER = "straggler"
     """Compute of the critical rank beyond the least compute time of any rank."""
     EXPOSED = "exposed_comm"
-    """Communication during which the critical rank does not compute."""
+    """Communication, and its own waits for other ranks, during which the critical rank does not compute."""
     COPY = "copy"
     """Copies during which the critical rank neither computes nor communicates."""
     IDLE = "idle"
@@ -92,13 +92,14 @@ def _median_step(steps: Sequence[Sequence[StepOverlap]]) -> tuple[StepOverlap, .
 def _rank_time(step: StepOverlap, as_run: StepOverlap, timed_ms: float) -> _RankTime:
     busy_ms = step.step_ms - step.idle_ms
     # Lengths are differences of large numbers, so a length of zero may come out just below.
-    copy_ms = max(0.0, busy_ms - step.compute_ms - step.exposed_comm_ms)
+    exposed_ms, late_exposed_ms = (one.exposed_comm_ms + one.exposed_wait_ms for one in (step, as_run))
+    copy_ms = max(0.0, busy_ms - step.compute_ms - exposed_ms)
     left_ms = max(0.0, timed_ms - busy_ms)
-    late_ms = max(0.0, as_run.exposed_comm_ms - step.exposed_comm_ms)
+    late_ms = max(0.0, late_exposed_ms - exposed_ms)
     return _RankTime(
         own_ms=step.compute_ms + copy_ms + min(as_run.idle_ms, left_ms),
         compute_ms=step.compute_ms,
-        exposed_ms=step.exposed_comm_ms,
+        exposed_ms=exposed_ms,
         copy_ms=copy_ms,
         idle_ms=min(as_run.idle_ms + late_ms, left_ms),
     )

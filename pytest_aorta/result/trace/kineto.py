@@ -14,16 +14,17 @@ import json
 import re
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.files import UnreadableFile, read_bytes
 from pytest_aorta.common.text import brief
-from pytest_aorta.result.measurements import Collective, CollectiveCalls
+from pytest_aorta.result.measurements import CallKey, Collective, CollectiveCalls
 from pytest_aorta.result.trace.families import COMMUNICATION, GLOO, MAX_NAME, family_of, family_times
 from pytest_aorta.result.trace.intervals import Intervals, difference, union
 from pytest_aorta.result.trace.overlap import Lane, OverlapCapture, overlap_of
@@ -158,6 +159,11 @@ class Call:
     group_size: int | None = None
     num_bytes: int | None = None
 
+    @property
+    def key(self) -> CallKey:
+        """Return the key of :class:`~pytest_aorta.result.measurements.CollectiveCalls`."""
+        return (str(self.kind), self.group, self.group_size, self.num_bytes)
+
 
 @dataclass(frozen=True)
 class LearnedStep:
@@ -212,10 +218,17 @@ def overlap_of_trace(trace: Mapping[str, Any], *, on_device: bool) -> OverlapCap
     return _device_capture(events, edges, str(kernels[0]["name"]), calls)
 
 
-def overlap_of_device(trace: Mapping[str, Any], step: LearnedStep, num_steps: int) -> OverlapCapture:
+def overlap_of_device(
+    trace: Mapping[str, Any],
+    step: LearnedStep,
+    num_steps: int,
+    waits_ms: Mapping[CallKey, Sequence[float]] = MappingProxyType({}),
+) -> OverlapCapture:
     """Return the breakdown of ``num_steps`` steps like ``step`` from a trace of device activity alone.
 
-    A stream whose communication does not repeat that of ``step`` is classified by its kernels' names.
+    A stream whose communication does not repeat that of ``step`` is classified by its kernels' names. ``waits_ms``
+    contains waits for late ranks at the beginning of calls, in order, which are no communication
+    (:func:`~pytest_aorta.result.trace.transfers.waits_ms`).
 
     Raises:
         ValueError: The trace does not have ``num_steps`` + 1 boundaries.
@@ -232,21 +245,39 @@ def overlap_of_device(trace: Mapping[str, Any], step: LearnedStep, num_steps: in
         is_repeated = [kernel["name"] for kernel in kernels] == [name for name, _ in expected]
         served = [call for _, call in expected] if is_repeated else [_call(kernel) for kernel in kernels]
         calls |= {id(kernel): call for kernel, call in zip(kernels, served, strict=True)}
-    return _device_capture(events, edges, step.boundary, calls)
+    return _device_capture(events, edges, step.boundary, calls, waits_ms)
 
 
 def _device_capture(
-    events: Iterable[Event], edges: list[int], boundary: str, calls: Mapping[int, Call]
+    events: Iterable[Event],
+    edges: list[int],
+    boundary: str,
+    calls: Mapping[int, Call],
+    waits_ms: Mapping[CallKey, Sequence[float]] = MappingProxyType({}),
 ) -> OverlapCapture:
     """Return the capture of a device's steps; ``calls`` maps the ``id`` of each communication kernel to its call."""
     inside = [event for event in sorted(filter(_is_on_device, events), key=_begin) if _is_within(event, edges)]
     durations = [(_family(event, calls), _duration(event)) for event in inside if event["name"] != boundary]
-    capture = _overlap(edges, _device_lanes(events, {number: call.kind for number, call in calls.items()}))
+    waits_ns = _waits_ns([event for event in inside if id(event) in calls], calls, waits_ms)
+    kinds = {number: call.kind for number, call in calls.items()}
+    capture = _overlap(edges, _device_lanes(events, kinds, waits_ns))
     return replace(
         capture,
         kernels=family_times(durations, len(edges) - 1),
         collectives=_collectives((calls[id(event)], _duration(event)) for event in inside if id(event) in calls),
     )
+
+
+def _waits_ns(
+    kernels: Iterable[Event], calls: Mapping[int, Call], waits_ms: Mapping[CallKey, Sequence[float]]
+) -> dict[int, int]:
+    """Return the known waits at the beginning of communication kernels, by the ``id`` of the kernel."""
+    left = {key: iter(waits) for key, waits in waits_ms.items()}
+    return {
+        id(kernel): round(wait_ms * 1e6)
+        for kernel in kernels
+        if (wait_ms := next(left.get(calls[id(kernel)].key, iter(())), None)) is not None
+    }
 
 
 def _is_within(event: Event, edges: list[int]) -> bool:
@@ -376,15 +407,20 @@ def _communication_by_stream(events: Iterable[Event], begin: int, end: int) -> d
     return rows
 
 
-def _device_lanes(events: Iterable[Event], kinds: Mapping[int, Collective]) -> dict[str, Intervals]:
-    """Return the lanes of device activity; ``kinds`` maps the ``id`` of events to kinds that are known already."""
+def _device_lanes(
+    events: Iterable[Event], kinds: Mapping[int, Collective], waits_ns: Mapping[int, int]
+) -> dict[str, Intervals]:
+    """Return the lanes of device activity; ``kinds`` and ``waits_ns`` map the ``id`` of events to what is known."""
     spans: dict[str, list[Span]] = defaultdict(list)
     for event in filter(_is_on_device, events):
+        begin, end = _span(event)
         if _is_communication(event):
             lane: str = kinds.get(id(event)) or _kind(event)
+            arrived = begin + waits_ns.get(id(event), 0)
+            spans[Lane.WAIT].append((begin, arrived))
+            spans[lane].append((arrived, end))
         else:
-            lane = Lane.COMPUTE if event["cat"] == "kernel" else Lane.COPY
-        spans[lane].append(_span(event))
+            spans[Lane.COMPUTE if event["cat"] == "kernel" else Lane.COPY].append((begin, end))
     return {name: union(rows) for name, rows in spans.items()}
 
 

@@ -1,7 +1,8 @@
 """Computes the breakdown of one rank's profiled steps from intervals of any source. Pure.
 
 Communication is *hidden* while compute runs on the same rank, and *exposed* otherwise; copies hide nothing. The overlap
-ratio is defined as in Holistic Trace Analysis' ``get_comm_comp_overlap``, step by step.
+ratio is defined as in Holistic Trace Analysis' ``get_comm_comp_overlap``, step by step, but of communication alone: a
+rank's wait for late ranks at the beginning of a collective is a lane of its own where it is known.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pytest_aorta.result.measurements import (
     RankResult,
     StepOverlap,
 )
-from pytest_aorta.result.trace.intervals import Intervals, clip, coarsened, intersection, length, union
+from pytest_aorta.result.trace.intervals import Intervals, clip, coarsened, difference, intersection, length, union
 
 # A lane of a timeline is for drawing, and a screen cannot show more than 300 intervals.
 MAX_LANE_INTERVALS = 300
@@ -34,6 +35,7 @@ class Lane(StrEnum):
 
     COMPUTE = "compute"
     COPY = "copy"
+    WAIT = "wait"
     EXPOSED = "exposed"
 
 
@@ -89,8 +91,8 @@ def overlap_of(lanes: Mapping[str, Intervals], windows: Sequence[tuple[int, int]
     """Return the breakdown of the steps that ran in ``windows``.
 
     Args:
-        lanes: sets of moments in nanoseconds, by name: ``compute``, ``copy`` and the kinds of :class:`Collective`. A
-            lane that is absent is empty.
+        lanes: sets of moments in nanoseconds, by name: ``compute``, ``copy``, ``wait`` and the kinds of
+            :class:`Collective`. A lane that is absent is empty.
         windows: ``(begin, end)`` of each step in nanoseconds.
 
     Raises:
@@ -98,7 +100,7 @@ def overlap_of(lanes: Mapping[str, Intervals], windows: Sequence[tuple[int, int]
     """
     if not windows:
         raise ValueError("no step was profiled; at least one profiled step is needed")
-    allowed = [str(name) for name in (Lane.COMPUTE, Lane.COPY, *Collective)]
+    allowed = [str(name) for name in (Lane.COMPUTE, Lane.COPY, Lane.WAIT, *Collective)]
     if unknown := sorted(set(lanes) - set(allowed)):
         raise ValueError(f"no such lanes {unknown}; allowed are {allowed}")
     parts = [{name: clip(lane, *window) for name, lane in lanes.items()} for window in windows]
@@ -107,7 +109,7 @@ def overlap_of(lanes: Mapping[str, Intervals], windows: Sequence[tuple[int, int]
 
 
 def _step(lanes: Mapping[str, Intervals], duration_ns: int) -> StepOverlap:
-    compute, copies = (lanes.get(name, union()) for name in (Lane.COMPUTE, Lane.COPY))
+    compute, copies, waits = (lanes.get(name, union()) for name in (Lane.COMPUTE, Lane.COPY, Lane.WAIT))
     of_kind = {kind.value: lanes[kind] for kind in Collective if kind in lanes and len(lanes[kind])}
     communication = union(*of_kind.values())
     busy = union(*lanes.values())
@@ -121,6 +123,7 @@ def _step(lanes: Mapping[str, Intervals], duration_ns: int) -> StepOverlap:
         collectives={
             kind: CollectiveTime(_ms(lane), _ms(intersection(lane, compute))) for kind, lane in of_kind.items()
         },
+        exposed_wait_ms=_ms(difference(waits, union(communication, compute))),
     )
 
 

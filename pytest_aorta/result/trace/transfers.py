@@ -11,9 +11,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, TypeAlias
+from typing import Any
 
-from pytest_aorta.result.measurements import Collective, CollectiveCalls
+from pytest_aorta.result.measurements import CallKey, Collective, CollectiveCalls
 
 # With more ranks than this, the least, the median and the largest wait are kept.
 MAX_WAITS_BY_RANK = 8
@@ -26,7 +26,11 @@ _BUS_FACTORS = {
     Collective.ALL_TO_ALL: 1,
 }
 
-_Key: TypeAlias = tuple[str, int | None, int | None]
+# Collectives in which every rank needs data of every other, so that no rank can end before the last has arrived.
+_ENDS_TOGETHER = {
+    str(kind)
+    for kind in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_REDUCE, Collective.ALL_TO_ALL)
+}
 
 
 @dataclass(frozen=True)
@@ -94,12 +98,8 @@ def collective_facts(collectives: Sequence[Sequence[CollectiveCalls]], num_steps
     The n-th calls of the ranks of one process group with equal sizes are one collective. If torch records no
     process group, all ranks are one group. A kind is left out if ranks of a group made unequal numbers of calls.
     """
-    groups: dict[tuple[str, _Key], dict[int, list[float]]] = defaultdict(dict)
-    for rank, entries in enumerate(collectives):
-        for entry in entries:
-            groups[entry.kind, (entry.group, entry.group_size, entry.num_bytes)][rank] = entry.ms
     kinds: dict[str, _Kind] = defaultdict(_Kind)
-    for (kind, (group, size, num_bytes)), ranks in groups.items():
+    for (kind, group, size, num_bytes), ranks in _by_call(collectives).items():
         expected = (size or len(ranks)) if group else len(collectives)
         kinds[kind].is_matched &= len(ranks) == expected and len(set(map(len, ranks.values()))) == 1
         kinds[kind].has_bytes &= num_bytes is not None and size is not None
@@ -110,6 +110,31 @@ def collective_facts(collectives: Sequence[Sequence[CollectiveCalls]], num_steps
         for kind in map(str, Collective)
         if (found := kinds.get(kind)) and found.is_matched
     }
+
+
+def waits_ms(collectives: Sequence[Sequence[CollectiveCalls]], rank: int) -> dict[CallKey, list[float]]:
+    """Return the waits of one rank for late ranks at the beginning of its calls, in milliseconds, in order.
+
+    ``collectives[rank]`` are the calls of all ranks. Calls are left out if torch records no process group for them, if
+    the ranks of the group made unequal numbers of calls, or if a rank can end before the last one arrives.
+    """
+    found = {}
+    for key, ranks in _by_call(collectives).items():
+        kind, group, size, _ = key
+        is_matched = len(ranks) == size and len(set(map(len, ranks.values()))) == 1
+        if rank in ranks and group and kind in _ENDS_TOGETHER and is_matched:
+            transfers_ms = map(min, zip(*ranks.values(), strict=True))
+            found[key] = [duration - least for duration, least in zip(ranks[rank], transfers_ms, strict=True)]
+    return found
+
+
+def _by_call(collectives: Sequence[Sequence[CollectiveCalls]]) -> dict[CallKey, dict[int, list[float]]]:
+    """Return the durations of each rank's calls by what the calls of a group have in common."""
+    found: dict[CallKey, dict[int, list[float]]] = defaultdict(dict)
+    for rank, entries in enumerate(collectives):
+        for entry in entries:
+            found[entry.key][rank] = entry.ms
+    return found
 
 
 def _bus_bytes(kind: str, num_bytes: int | None, group_size: int | None) -> float:

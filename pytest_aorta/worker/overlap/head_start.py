@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 
 from pytest_aorta.result.measurements import HeadStart, StepOverlap
 
@@ -98,13 +97,3 @@ def judge(
         succeeded=not (is_blocked or is_idle or is_slow),
         blocked_by=blocking_call if is_blocked else None,
     )
-
-
-def largest_over_ranks(values: Sequence[float], device: torch.device) -> list[float]:
-    """Return each value's maximum over ranks; collective where a process group exists."""
-    if not dist.is_initialized():
-        return list(values)
-    tensor = torch.tensor(values, dtype=torch.float64, device=device)
-    dist.all_reduce(tensor, dist.ReduceOp.MAX)
-    found: list[float] = tensor.tolist()
-    return found

@@ -31,6 +31,7 @@ from pytest_aorta.result.folder import TRACE_FILE, trace_file
 from pytest_aorta.result.measurements import ANOTHER_RANK, RankResult
 from pytest_aorta.result.trace.kineto import (
     BOUNDARY,
+    LearnedStep,
     find_blocking_call,
     learn_step,
     overlap_of_device,
@@ -40,6 +41,8 @@ from pytest_aorta.result.trace.kineto import (
 )
 from pytest_aorta.result.trace.merged import HEAD_START_KEY
 from pytest_aorta.result.trace.overlap import OverlapCapture
+from pytest_aorta.result.trace.transfers import waits_ms
+from pytest_aorta.worker.overlap.exchange import calls_of_all_ranks, largest_over_ranks
 from pytest_aorta.worker.overlap.head_start import (
     BLOCKED_ATTEMPTS,
     MAX_ATTEMPTS,
@@ -47,7 +50,6 @@ from pytest_aorta.worker.overlap.head_start import (
     cycles_per_ms,
     first_lead_ms,
     judge,
-    largest_over_ranks,
     next_lead_ms,
     spin,
 )
@@ -122,7 +124,7 @@ def _capture_ahead(
 
     def attempt(lead_ms: float) -> tuple[OverlapCapture, Pass]:
         profiler, passed = _profile(step, num_steps, device, host=False, lead_ms=lead_ms, warmup=1)
-        return overlap_of_device(_trace_of(profiler), learned, num_steps), passed
+        return _without_waits(_trace_of(profiler), learned, num_steps, device), passed
 
     as_run, passed = attempt(0.0)
     lead_ms = first_lead_ms(largest_over_ranks([passed.host_ms], device)[0])
@@ -137,6 +139,15 @@ def _capture_ahead(
     blocked_by = (own.blocked_by or ANOTHER_RANK) if num_blocked == BLOCKED_ATTEMPTS else None
     own = replace(own, attempts=attempts, succeeded=not has_failed, blocked_by=blocked_by)
     return replace(capture, head_start=own, as_run=as_run.steps)
+
+
+def _without_waits(trace: dict[str, Any], learned: LearnedStep, num_steps: int, device: torch.device) -> OverlapCapture:
+    """Return the capture of this rank's steps without its waits for late ranks; collective."""
+    capture = overlap_of_device(trace, learned, num_steps)
+    if not dist.is_initialized():
+        return capture
+    waits = waits_ms(calls_of_all_ranks(capture.collectives, device), dist.get_rank())
+    return overlap_of_device(trace, learned, num_steps, waits)
 
 
 def _asked_trace_path() -> Path | None:

@@ -64,15 +64,29 @@ def test_file_of_version_2_is_read_with_the_same_values():
         assert (facts.block, facts.step_time_ms) == (entry["sitting"], entry["step_time_ms"])
 
 
-def test_file_of_version_2_is_written_as_version_3(tmp_path):
+def test_file_of_version_2_is_written_as_version_4(tmp_path):
     baseline = parse_baseline(VERSION_2.read_text(), "version 2")
     path = baseline_path(tmp_path, baseline.platform, baseline.case)
     path.parent.mkdir()
     path.write_text(VERSION_2.read_text())
     assert read_again(tmp_path, baseline) == baseline
     document = json.loads(path.read_text())
-    assert document["schema_version"] == 3
+    assert document["schema_version"] == 4
     assert all({"block", "revision", "center"} <= entry.keys() for entry in document["launches"])
+
+
+@pytest.mark.parametrize(("device", "is_kept"), [("cuda", False), ("cpu", True)])
+def test_overlap_of_devices_is_not_read_from_a_file_of_version_3(device, is_kept):
+    facts = make_facts(
+        metrics={"overlap_ratio": 0.8, "exposed_comm_ms": 2.0, "tokens_per_s": 5.0},
+        environment={"device": device},
+        exposed_ms={"all_gather": 2.0},
+    )
+    document = make_baseline(launches=stored(facts)).to_json() | {"schema_version": 3}
+    (launch,) = parse_baseline(json.dumps(document), "version 3").launches
+    assert launch.facts.metrics["tokens_per_s"] == 5.0
+    assert ("overlap_ratio" in launch.facts.metrics) is ("exposed_comm_ms" in launch.facts.metrics) is is_kept
+    assert launch.facts.exposed_ms == ({"all_gather": 2.0} if is_kept else {})
 
 
 def test_document_of_another_version_is_not_upgraded():
@@ -190,10 +204,10 @@ def test_baseline_groups_its_launches_by_revision_and_center():
     assert baseline.revisions == [(old,), (new, extra)]
 
 
-@pytest.mark.parametrize("version", [1, 4, 0, "2", None])
+@pytest.mark.parametrize("version", [1, 5, 0, "2", None])
 def test_other_version_is_refused_with_the_remedy(tmp_path, version):
     message = error_of_edited(tmp_path, lambda document: document.update(schema_version=version))
-    assert f"schema_version is {version!r}, but this pytest-aorta reads versions 2 and 3" in message
+    assert f"schema_version is {version!r}, but this pytest-aorta reads versions 2 to 4" in message
     assert "--update-baselines" in message
 
 

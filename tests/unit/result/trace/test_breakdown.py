@@ -59,6 +59,15 @@ def test_delay_on_one_rank_and_an_exposed_collective_are_told_apart():
     assert found.critical_rank == 1
 
 
+def test_waits_of_the_critical_rank_itself_count_as_its_exposed_communication():
+    (step,) = USUAL
+    waits = replace(step, compute_ms=step.compute_ms - 0.5, exposed_wait_ms=0.5)
+    assert waits.broken_rule() is None
+    found = facts([[waits]], 10.0)
+    expected = {"compute": 7.5, "straggler": 0.0, "exposed_comm": 0.5, "copy": 1.0, "idle": 1.0}
+    assert found.breakdown_ms == pytest.approx(expected, abs=0.01)
+
+
 def test_slower_kernel_and_a_late_host_are_told_apart():
     """Let the product take 2 ms longer on both ranks, and rank 1's host be 4 ms late, which a head start hides."""
     ahead = traced(12, ("gemm", 0, 10), (GATHER, 2, 7), ("copy", 10, 11))

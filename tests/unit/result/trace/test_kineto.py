@@ -16,6 +16,7 @@ from pytest_aorta.result.trace.kineto import (
     read_trace,
     steps_alone,
 )
+from pytest_aorta.result.trace.transfers import waits_ms
 from tests.unit.kineto_traces import BACKWARD, GLOO, boundary, event, kernel, trace
 
 ALL_GATHER, REDUCE_SCATTER = (
@@ -152,6 +153,47 @@ def test_calls_of_collectives_get_group_and_bytes_from_the_step_with_the_host():
     ]
     assert [len(each.ms) for each in found.collectives] == [2, 2, 1]
     assert found.collectives[0].ms == [0.010, 0.010]
+
+
+def skewed(early_us: float) -> dict:
+    """Return a trace of two steps whose gathers transfer 10 us, after a rank has waited ``early_us`` in each."""
+    gathers = [kernel(ALL_GATHER, end - 10 - early_us, 10 + early_us, stream=20) for end in (100, 140, 200, 240)]
+    return alone(*gathers, *(kernel("gemm", begin, 35) for begin in (60, 160)))
+
+
+def test_communication_does_not_depend_on_how_early_a_rank_arrives():
+    """Compare an early rank with the rank that it waits for; the first gather of a step is half hidden."""
+    step = learned(*(kernel(ALL_GATHER, begin, 10, stream=20, **GATHER) for begin in (60, 80)))
+    early, late = (overlap_of_device(skewed(us), step, 2) for us in (12, 0))
+    calls = [early.collectives, late.collectives]
+    assert [entry.ms for entries in calls for entry in entries] == [[0.022] * 4, [0.010] * 4]
+    assert early.metrics() != late.metrics()
+    found = [overlap_of_device(skewed(us), step, 2, waits_ms(calls, rank)) for rank, us in enumerate((12, 0))]
+    assert (
+        found[0].metrics()
+        == found[1].metrics()
+        == {
+            "exposed_comm_ms": pytest.approx(0.015),
+            "overlap_ratio": pytest.approx(0.25),
+        }
+    )
+    assert [entry.ms for entry in found[0].collectives] == [[0.022] * 4]
+    # The wait for the first gather is hidden, that for the second is not.
+    assert [round(one.exposed_wait_ms, 6) for one in found[0].steps] == [0.012, 0.012]
+    assert [one.broken_rule() for one in found[0].steps] == [None, None]
+    assert found[1] == late
+
+
+def test_wait_belongs_to_the_call_of_its_size_and_group():
+    step = learned(
+        kernel(ALL_GATHER, 60, 10, stream=20, dtype="BFloat16", **GATHER),
+        kernel(ALL_GATHER, 80, 10, stream=20, dtype="Float", **GATHER),
+    )
+    document = alone(*named(ALL_GATHER, 60, 80, 160, 180))
+    first, second = (entry.key for entry in overlap_of_device(document, step, 2).collectives)
+    waits = {first: [0.0, 0.004], second: [0.001, 0.0]}
+    found = overlap_of_device(document, step, 2, waits)
+    assert [round(one.collectives["all_gather"].total_ms, 6) for one in found.steps] == [0.019, 0.016]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from pytest_aorta.result.trace.intervals import union
 from pytest_aorta.result.trace.overlap import MAX_LANE_INTERVALS, overlap_of
 
 MS = 1_000_000
-LANES = ("compute", "copy", *Collective)
+LANES = ("compute", "copy", "wait", *Collective)
 
 
 def lane(*rows):
@@ -36,6 +36,7 @@ def test_step_is_split_into_compute_hidden_and_exposed_communication_copies_and_
             "all_gather": {"total_ms": 3, "hidden_ms": 2},
             "reduce_scatter": {"total_ms": 3, "hidden_ms": 1},
         },
+        "exposed_wait_ms": 0,
     }  # fmt: skip
     assert (step.exposed_comm_ms, step.overlap_ratio) == (2, 0.6)
     assert step.collectives["reduce_scatter"].exposed_ms == 2
@@ -46,6 +47,15 @@ def test_step_is_split_into_compute_hidden_and_exposed_communication_copies_and_
 def test_copies_hide_no_communication():
     (step,) = overlap_of({"copy": lane((0, 5)), "all_reduce": lane((0, 5))}, [(0, 5 * MS)]).steps
     assert (step.hidden_comm_ms, step.exposed_comm_ms, step.idle_ms) == (0, 5, 0)
+
+
+def test_wait_for_a_late_rank_is_neither_communication_nor_idle_time():
+    lanes = {"compute": lane((0, 4)), "wait": lane((3, 6)), "all_gather": lane((6, 7)), "send_recv": lane((5, 6))}
+    capture = overlap_of(lanes, [(0, 10 * MS)])
+    (step,) = capture.steps
+    assert (step.comm_ms, step.exposed_comm_ms, step.exposed_wait_ms, step.idle_ms) == (2, 2, 1, 3)
+    assert step.broken_rule() is None
+    assert capture.timeline["wait"] == [[3, 6]]
 
 
 def test_interval_across_a_boundary_counts_in_both_steps_and_the_timeline_is_of_the_last_step():
@@ -104,8 +114,15 @@ GOOD = StepOverlap(10, 6, 5, 2, 1, 3, {"all_gather": CollectiveTime(3, 2), "redu
         ({"hidden_comm_ms": 5.1}, "hidden_comm_ms is more than comm_ms"),
         ({"compute_ms": 2.9}, "hidden_comm_ms is more than compute_ms"),
         ({"comm_ms": 11.0, "hidden_comm_ms": 6.0}, "comm_ms is more than step_ms"),
-        ({"idle_ms": 2.1}, "compute_ms, exposed communication and idle_ms are more than step_ms"),
-        ({"copy_ms": 0.9}, "compute_ms, exposed communication, copy_ms and idle_ms are less than step_ms"),
+        ({"idle_ms": 2.1}, "compute_ms, exposed communication, exposed_wait_ms and idle_ms are more than step_ms"),
+        (
+            {"exposed_wait_ms": 1.1, "copy_ms": 0.0},
+            "compute_ms, exposed communication, exposed_wait_ms and idle_ms are more than step_ms",
+        ),
+        (
+            {"copy_ms": 0.9},
+            "compute_ms, exposed communication, exposed_wait_ms, copy_ms and idle_ms are less than step_ms",
+        ),
         ({"collectives": {"all_gather": CollectiveTime(3, 2)}}, "comm_ms is more than all its collectives"),
         ({"collectives": {"other": CollectiveTime(5, 5.1)}}, "hidden_ms of other is more than its total_ms"),
         ({"collectives": {"other": CollectiveTime(5.1, 3)}}, "other is more than comm_ms"),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pytest_aorta.result.measurements import CollectiveCalls
-from pytest_aorta.result.trace.transfers import CollectiveFacts, collective_facts
+from pytest_aorta.result.trace.transfers import CollectiveFacts, collective_facts, waits_ms
 
 
 def calls(*ms: float, kind="all_gather", group="0 [0, 1]", size=2, num_bytes=1 << 20):
@@ -71,6 +73,43 @@ def test_waits_of_many_ranks_are_kept_as_least_median_and_largest():
 def test_rank_without_the_collective_is_never_the_straggler():
     found = collective_facts([[], [calls(2.0, group="1")], [calls(5.0, group="1")]], 1)["all_gather"]
     assert (found.wait_ms, found.straggler, found.transfer_ms) == ([0.0, 0.0, 3.0], 1, 2.0)
+
+
+def test_wait_of_each_call_is_its_duration_beyond_the_shortest_of_the_group():
+    early, late = calls(5.0, 1.0), calls(1.5, 4.0)
+    far = calls(9.0, 9.0, group="1 [2, 3]")
+    ranks = [[early], [late], [far], [far]]
+    assert waits_ms(ranks, 0) == {early.key: [3.5, 0.0]}
+    assert waits_ms(ranks, 1) == {late.key: [0.0, 3.0]}
+    assert waits_ms(ranks, 2) == {far.key: [0.0, 0.0]}
+
+
+@pytest.mark.parametrize(
+    ("own", "peer"),
+    [
+        (calls(5.0), calls(1.0, 1.0)),
+        (calls(5.0), calls(1.0, num_bytes=4)),
+        (calls(5.0, size=3), calls(1.0, size=3)),
+        (calls(5.0, group="", size=2), calls(1.0, group="", size=2)),
+        (calls(5.0, size=None), calls(1.0, size=None)),
+        (calls(5.0, kind="send_recv"), calls(1.0, kind="send_recv")),
+        (calls(5.0, kind="broadcast"), calls(1.0, kind="broadcast")),
+    ],
+    ids=["count", "bytes", "absent rank", "no group", "no size", "send", "broadcast"],
+)
+def test_calls_that_do_not_match_or_need_not_wait_have_no_waits(own, peer):
+    assert waits_ms([[own], [peer]], 0) == {}
+
+
+@given(st.lists(st.tuples(st.floats(0.01, 1e3), st.floats(0.01, 1e3)), min_size=1, max_size=20))
+def test_waits_and_transfers_add_up_to_the_durations(durations):
+    ranks = [[calls(*own)] for own in zip(*durations, strict=True)]
+    facts = collective_facts(ranks, 1)["all_gather"]
+    for rank, entries in enumerate(ranks):
+        (waits,) = waits_ms(ranks, rank).values()
+        assert min(waits) >= 0
+        assert sum(waits) == pytest.approx(facts.wait_ms[rank], abs=1e-6)
+        assert sum(entries[0].ms) - sum(waits) == pytest.approx(facts.transfer_ms)
 
 
 def test_stored_integers_are_read_as_floats():
