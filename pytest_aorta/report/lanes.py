@@ -26,6 +26,7 @@ class RankOverlap:
     compute_ms: float
     comm_ms: float
     exposed_ms: float
+    exposed_wait_ms: float
     copy_ms: float
     idle_ms: float
     ratio: float | None
@@ -62,6 +63,7 @@ def _rank(rank: int, steps: Sequence[StepOverlap], as_run: Sequence[StepOverlap]
         fmean(step.compute_ms for step in steps),
         comm,
         comm - hidden,
+        fmean(step.exposed_wait_ms for step in steps),
         fmean(step.copy_ms for step in steps),
         fmean(step.idle_ms for step in steps),
         hidden / comm if comm else None,
@@ -99,7 +101,8 @@ def drawn_lanes(lanes: dict[str, list[list[float]]]) -> dict[str, list[list[floa
     Gaps in lanes may be closed, so use lanes for drawing only, not for computing values.
     """
     sets = {name: _to_ns(intervals) for name, intervals in lanes.items()}
-    comm = union(*(moments for name, moments in sets.items() if name not in (Lane.COMPUTE, Lane.COPY)))
+    others = (Lane.COMPUTE, Lane.COPY, Lane.WAIT)
+    comm = union(*(moments for name, moments in sets.items() if name not in others))
     sets[Lane.EXPOSED] = difference(comm, sets.get(Lane.COMPUTE, union()))
     return {name: cast("list[list[float]]", (moments / _NS_PER_MS).tolist()) for name, moments in sets.items()}
 

@@ -21,6 +21,7 @@ _COLORS: dict[str, str] = {
     Lane.COMPUTE: "#0072b2",
     Lane.COPY: "#8c959f",
     Lane.EXPOSED: "#c4162a",
+    Lane.WAIT: "#d0d7de",
     Collective.ALL_GATHER: "#d98e00",
     Collective.REDUCE_SCATTER: "#00875f",
     Collective.ALL_REDUCE: "#b0578f",

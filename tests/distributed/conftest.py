@@ -11,8 +11,8 @@ import pytest
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.world import DistributedWorld
 
-# On CUDA, a step takes the device about twice as long as a late host takes to enqueue it. Otherwise step times are those
-# of the host, which vary by several percent between launches on shared machines.
+# On CUDA, a step takes the device about twice as long as a late host takes to enqueue it. Otherwise step times are
+# those of the host, which vary by several percent between launches on shared machines.
 FSDP = {
     "cpu": {"steps": 20, "warmup": 3, "verify": 3},
     "cuda": {

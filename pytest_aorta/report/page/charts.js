@@ -194,7 +194,7 @@ const aortaCharts = (data) => {
       times.axis] }, values, [0, rarity(1)]);
   }
 
-  // Lanes of each rank: compute, exposed communication, all collectives in one lane, and copies.
+  // Lanes of each rank: compute, exposed communication, all collectives and waits in one lane, and copies.
   function timeline(plots, canvas, figure) {
     const { ranks, step_ms } = plots.timeline;
     const parts = [["compute", (name) => name === "compute"], ["exposed", (name) => name === "exposed"],
@@ -279,7 +279,7 @@ const aortaCharts = (data) => {
     canvas.append(hint, keys);
     return plot;
   }
-  const colors = new Set(["compute", "copy", "exposed", "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send_recv"]);
+  const colors = new Set(["compute", "copy", "exposed", "wait", "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send_recv"]);
 
   return { drawVisible, redraw };
 };

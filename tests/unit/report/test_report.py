@@ -214,9 +214,10 @@ EDGES = st.lists(st.tuples(st.integers(0, 900), st.integers(1, 90)), max_size=12
 )
 
 
-@given(EDGES, EDGES, EDGES)
-def test_exposed_lane_is_as_long_as_the_measured_exposed_communication(compute, gather, scatter):
-    capture = overlap_of({"compute": compute, "all_gather": gather, "reduce_scatter": scatter}, [(0, 10**6)])
+@given(EDGES, EDGES, EDGES, EDGES)
+def test_exposed_lane_is_as_long_as_the_measured_exposed_communication(compute, gather, scatter, wait):
+    lanes = {"compute": compute, "all_gather": gather, "reduce_scatter": scatter, "wait": wait}
+    capture = overlap_of(lanes, [(0, 10**6)])
     exposed = drawn_lanes(capture.timeline)[Lane.EXPOSED]
     assert sum(end - begin for begin, end in exposed) == pytest.approx(capture.steps[0].exposed_comm_ms, abs=1e-6)
 
@@ -240,6 +241,12 @@ def test_rank_without_communication_has_no_ratio_and_unprofiled_rank_has_no_row(
     alone = overlap_of({"compute": union([(0, 10)])}, [(0, 20)]).steps
     (row,) = rank_overlaps(a_result(overlap=[[], alone]))
     assert (row.rank, row.ratio, row.device_idle_ms) == (1, None, None)
+
+
+def test_exposed_wait_of_a_rank_is_the_mean_over_its_steps():
+    waits = [overlap_of({"wait": union([(0, length)])}, [(0, 10**7)]).steps[0] for length in (10**6, 3 * 10**6)]
+    (row,) = rank_overlaps(a_result(overlap=[waits]))
+    assert (row.exposed_wait_ms, row.comm_ms, row.idle_ms) == (2.0, 0.0, 8.0)
 
 
 def test_idle_time_of_a_rank_is_that_of_its_steps_without_a_head_start():
