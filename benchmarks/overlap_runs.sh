@@ -3,7 +3,7 @@
 # Usage: [BUDGET_S=580] [LAUNCHES=10] [RUNS=10] benchmarks/overlap_runs.sh OUT GPUS SECTION...
 #   e.g. benchmarks/overlap_runs.sh /tmp/out 2 record; GPUS 0 is two CPU ranks.
 # Sections, in the order of their use:
-#   record     LAUNCHES launches of each overlap test, as baselines in OUT/baselines
+#   record     LAUNCHES launches of each overlap test, as baselines in OUT/baselines, noisy ones too
 #   lost       one layer of 16 in line with compute, RUNS times
 #   kernel     a slower kernel, RUNS times
 #   host       a late host, RUNS times
@@ -72,7 +72,8 @@ for section in "$@"; do
     record)
         tests=$("$python" -m pytest -p no:cacheprovider --collect-only -q "$suite" benchmarks/overlap/planted.py | grep ::)
         for test in $tests; do
-            run "record-${test##*::}" "$test" --update-baselines --aorta-reset-baselines --aorta-launches="${LAUNCHES:-10}"
+            run "record-${test##*::}" "$test" --update-baselines --aorta-reset-baselines \
+                --aorta-launches="${LAUNCHES:-10}" --aorta-force-baseline="recorded to show the noise of this machine"
         done
         ;;
     lost) planted lost in_line ;;

@@ -17,16 +17,18 @@ from pytest_aorta.session.world import DistributedWorld
 SIZES: dict[str, dict[str, Any]] = {
     "cpu": {"steps": 20, "warmup": 3, "verify": 0, "layers": 16, "gemm_size": 256, "fsdp_shard_size": 1 << 15},
     "cuda": {
-        "steps": 150,
-        "warmup": 20,
+        "steps": 100,
+        "warmup": 10,
         "verify": 0,
+        "profile_steps": 4,
         "layers": 16,
-        "gemm_size": 4096,
-        "fsdp_shard_size": 1 << 23,
+        "gemm_size": 5120,
+        "fsdp_shard_size": 1 << 24,
         "dtype": "bfloat16",
     },
 }
-# On CUDA, a step takes 15 ms: a kernel and a straggler of 2% of the step, and a host that sleeps longer than a step.
+# On CUDA, a step takes 28 ms: a kernel of 0.25% and a straggler of 2% of the step, and a host that sleeps longer than a
+# step.
 FAULTS: dict[str, dict[str, dict[str, Any]]] = {
     "cpu": {
         "in_line": {"kind": "in_line", "layer": 8},
@@ -36,15 +38,15 @@ FAULTS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "cuda": {
         "in_line": {"kind": "in_line", "layer": 8},
-        "kernel": {"kind": "slowdown", "delay_ms": 0.3},
-        "late_host": {"kind": "late_host", "delay_ms": 18.0},
-        "straggler": {"kind": "slowdown", "delay_ms": 0.3, "rank": 1},
+        "kernel": {"kind": "slowdown", "delay_ms": 0.07},
+        "late_host": {"kind": "late_host", "delay_ms": 36.0},
+        "straggler": {"kind": "slowdown", "delay_ms": 0.56, "rank": 1},
     },
 }
 
 
 @pytest.mark.world(size="all", warm=True)
-@pytest.mark.tolerance(step_time_p50="1%", overlap_ratio="3 points", exposed_comm_ms="1% of step")
+@pytest.mark.tolerance(step_time_p50="1%", overlap_ratio="3 points", exposed_comm_ms="1% of step", kernel_ms="2%")
 def test_planted(workload: WorkloadRunner, distributed_world: DistributedWorld) -> None:
     """Compare fsdp with its baseline, with the cause that PLANTED names."""
     name, device = os.environ.get("PLANTED", ""), distributed_world.device
