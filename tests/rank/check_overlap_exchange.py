@@ -1,17 +1,29 @@
-"""Exchange of collectives' calls between two real ranks with gloo."""
+"""Exchange of collectives' calls between two real ranks with gloo, and captures that need it."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from pytest_aorta.result.measurements import CollectiveCalls
 from pytest_aorta.result.trace.transfers import waits_ms
+from pytest_aorta.worker.overlap import profile
 from pytest_aorta.worker.overlap.exchange import calls_of_all_ranks, largest_over_ranks
+from pytest_aorta.worker.overlap.head_start import Pass
+from tests.unit.kineto_traces import boundary, kernel, trace
 
+GATHER = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+CALL = {
+    "Collective name": "_allgather_base", "Process Group Name": "0", "Process Group Ranks": "[0, 1]", "Group size": 2,
+    "In msg nelems": 1024, "Out msg nelems": 2048, "dtype": "BFloat16",
+}  # fmt: skip
 CPU = torch.device("cpu")
 GATHERS = [CollectiveCalls("all_gather", "0 [0, 1]", 2, 1 << 20, [5.0, 1.0])]
 # The ranks of a pipeline make unequal calls, and their texts differ in length.
@@ -35,8 +47,41 @@ def run(rank: int, folder: str) -> None:
     Path(folder, f"{rank}.passed").touch()
 
 
-def test_every_rank_gets_the_calls_of_all(tmp_path):
-    mp.spawn(run, (str(tmp_path),), nprocs=2)
+def device_trace(edges: tuple[int, ...], early_us: float) -> dict:
+    """Return steps between ``edges`` in us, each with a gather of 10 us, half hidden, after a wait of ``early_us``."""
+    steps = [
+        [kernel("gemm", edge + 5, 60), kernel(GATHER, edge + 60 - early_us, 10 + early_us, stream=20, **CALL)]
+        for edge in edges[:-1]
+    ]
+    marks = [boundary(place, place + 1, edge) for place, edge in enumerate(edges)]
+    return trace(*marks, *steps)
+
+
+def capture(rank: int, folder: str) -> None:
+    """Capture steps of recorded kernels; rank 0 arrives early at every gather."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    early_us = 0.0 if rank else 25.0
+    first, two_steps = device_trace((100, 200), early_us), device_trace((100, 200, 300), early_us)
+    profiled = SimpleNamespace(export_chrome_trace=lambda path: Path(path).write_text(json.dumps(two_steps)))
+    with patch.object(profile, "_profile", return_value=(profiled, Pass(1.0, 2.0))):
+        found = profile._capture_ahead(lambda: None, 2, CPU, first, timed_ms=0.1)
+    assert found.head_start.succeeded
+    for steps in (found.steps, found.as_run):
+        assert [(round(step.comm_ms, 6), round(step.hidden_comm_ms, 6)) for step in steps] == [(0.010, 0.005)] * 2
+    assert found.metrics() == {
+        "exposed_comm_ms": pytest.approx(0.005),
+        "overlap_ratio": pytest.approx(0.5),
+        "device_idle_ms": pytest.approx(0.034, abs=0.001),
+    }
+    assert [len(calls.ms) for calls in found.collectives] == [2]
+    assert found.collectives[0].ms[0] == pytest.approx(0.010 + early_us / 1e3)
+    dist.destroy_process_group()
+    Path(folder, f"{rank}.passed").touch()
+
+
+@pytest.mark.parametrize("task", [run, capture], ids=["exchange", "capture"])
+def test_every_rank_gets_the_calls_of_all(tmp_path, task):
+    mp.spawn(task, (str(tmp_path),), nprocs=2)
     assert sorted(path.name for path in tmp_path.glob("*.passed")) == ["0.passed", "1.passed"]
 
 
