@@ -329,7 +329,7 @@ def number_of(name: str) -> int:
 
 
 def processes_on_gpus(scratch: Path) -> list[int]:
-    """Return processes that a GPU lists, and that are of the storm or no longer exist."""
+    """Return processes that a GPU lists, and that use the folder ``scratch`` or no longer exist."""
     pynvml.nvmlInit()
     try:
         handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-import pynvml
 import pytest
 
+from benchmarks.launch.storm import processes_on_gpus
 from pytest_aorta.plan.gpus import visible_devices
 from pytest_aorta.plan.world import World
 from pytest_aorta.session.world import DistributedWorld
@@ -22,16 +22,9 @@ def gpu_failure(folder: Path, kind: str):
     plan = dataclasses.replace(make_plan(folder, kind, LIMIT_S), world=World(2, "cuda", devices))
     failure = failed(plan, LIMIT_S + 30)
     print(failure.text)
-    assert processes_on_devices() == []
+    # Other launches may use the same devices.
+    assert processes_on_gpus(folder) == []
     return failure
-
-
-def processes_on_devices() -> list[int]:
-    pynvml.nvmlInit()
-    handles = [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
-    found = [entry.pid for handle in handles for entry in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
-    pynvml.nvmlShutdown()
-    return found
 
 
 def test_rank_killed_in_a_collective_is_named_with_the_collective(distributed_world: DistributedWorld, tmp_path):
