@@ -24,7 +24,7 @@ def rows():
         yield pytest.param(layout, declared, id=layout.name, marks=[world, pytest.mark.extended])
 
 
-@pytest.mark.parametrize(("layout", "columns"), rows())
+@pytest.mark.parametrize(("layout", "columns"), list(rows()))
 def test_each_backend_does_what_the_table_says(workload, layout, columns):
     eager = None
     if (refused := layout.cells.get(REFERENCE)) is None:

@@ -21,7 +21,7 @@ def rows():
             yield pytest.param(layout, id=layout.name, marks=world)
 
 
-@pytest.mark.parametrize("layout", rows())
+@pytest.mark.parametrize("layout", list(rows()))
 def test_aot_eager_has_every_bit_of_fsdp2(workload, layout):
     eager = workload.run(REFERENCE, **TRAINING | layout.reference)
     assert eager.environment["attention"] == "flex"
