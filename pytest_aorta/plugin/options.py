@@ -29,6 +29,9 @@ def add_options(parser: pytest.Parser) -> None:
         twin = option.help if option.ini_only else f"ini twin of {option.flag}"
         text = f"{twin} (default: {option.shown_default})"
         parser.addini(option.ini, text, type="string", default=option.default)
+    for name, replacement in RENAMED.items():
+        # Pytest tells the value of a registered key only.
+        parser.addini(f"aorta_{name}", f"no longer exists; give {replacement.ini}", type="string", default=None)
     for flag, replacement in renamed_flags().items():
         group.addoption(flag, action=_Renamed, nargs="?", help=argparse.SUPPRESS, dest="_aorta", metavar=replacement)
 
@@ -72,7 +75,6 @@ def _value(config: pytest.Config, option: Option) -> Any:
 
 
 def _refuse_renamed_keys(config: pytest.Config) -> None:
-    overridden = {text.partition("=")[0] for text in config.getoption("override_ini") or ()}
     for name, replacement in RENAMED.items():
-        if (key := f"aorta_{name}") in {*config.inicfg, *overridden}:
+        if config.getini(key := f"aorta_{name}") is not None:
             raise SpecError(f"ini key {key} no longer exists; give {replacement.ini}")
