@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from pytest_aorta.common import variables
 from pytest_aorta.common.errors import ColdLaunchWarning
 from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.plan.launch_plan import LaunchPlan
@@ -441,12 +442,34 @@ server = ForkServer(None, preload())
 assert server.preload(["quiet", "threaded", "forking"]) is None
 assert "quiet" in sys.modules and not {"threaded", "forking"} & set(sys.modules)
 assert num_threads() <= server.num_threads_allowed
+assert server.kept_out == [
+    "each rank imports threaded, because it starts 1 thread when it is imported",
+    "each rank imports forking, because it starts a process when it is imported",
+]
+"""
+LOGGING = """
+import os, socket
+from unittest.mock import patch
+from pytest_aorta.launch.process import forkserver
+server = forkserver.ForkServer(socket.socketpair()[0], 1)
+server.kept_out.append("each rank imports slow, because it starts a process when it is imported")
+lifeline, verdict = os.pipe()
+log = os.open({log!r}, os.O_WRONLY | os.O_CREAT)
+with patch.object(forkserver, "guard_launch"):
+    server.guard({plan!r}, [lifeline, verdict, log])
 """
 TO_PRELOAD = {
     "quiet": "",
     "threaded": "import threading, time; threading.Thread(target=time.sleep, args=[60], daemon=True).start()",
     "forking": "import subprocess; process = subprocess.Popen(['sleep', '5'])",
 }
+
+
+def test_log_of_a_warm_launch_names_modules_that_each_rank_imports(tmp_path):
+    log, plan = tmp_path / "agent.log", {"environ": {variables.LAUNCH_ID: "1"}, "spec": {}}
+    code = LOGGING.format(log=str(log), plan=plan)
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=120)
+    assert log.read_text() == "fork server: each rank imports slow, because it starts a process when it is imported\n"
 
 
 def test_module_that_starts_a_thread_or_a_process_is_left_to_the_ranks(tmp_path):

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.common import variables
+from pytest_aorta.common.text import counted
 from pytest_aorta.launch.process.channel import close_all, receive, send
 from pytest_aorta.launch.process.guard import die_with, guard_launch, prepare_agent
 from pytest_aorta.launch.process.warm_agent import WarmAgent, fork, run_and_exit
@@ -29,8 +30,8 @@ from pytest_aorta.launch.sweep import mark_this_process
 CUDA_PROOF_S = 60.0
 # Importing from a cold network disk takes minutes.
 IMPORT_S = 200.0
-# Answers of a child that has tried an import: the server may import the module too, or must not.
-IMPORTED, KEPT_OUT = "imported", "kept out"
+# Answers of a child that has tried an import: the server may import the module too, or must not, for the reason given.
+IMPORTED, KEPT_OUT = "imported", "it "
 # The constructor of AdamW imports torch._dynamo.
 PRELOADED = ("torch", "torch._dynamo", "torch.distributed.fsdp", "pytest_aorta.worker.lifecycle")
 
@@ -41,6 +42,7 @@ class ForkServer:
     def __init__(self, channel: socket.socket, num_threads_allowed: int) -> None:
         self.channel = channel
         self.num_threads_allowed = num_threads_allowed
+        self.kept_out: list[str] = []
 
     def serve(self) -> None:
         """Answer requests until pytest has closed the channel."""
@@ -79,13 +81,15 @@ class ForkServer:
         """Import modules that a workload's ranks need; return the reason why a module can't be imported, or None.
 
         A forked child tries each import first. A module that starts a thread or a process, as Inductor does on some
-        machines, is left for the ranks to import: a fork would lose the thread.
+        machines, is left for the ranks to import: a fork would lose the thread. The launch's log names such modules.
         """
         for name in modules:
             answer = answer_of_child(partial(_import_one, name), IMPORT_S)
             if answer == IMPORTED:
                 importlib.import_module(name)
-            elif answer != KEPT_OUT:
+            elif answer.startswith(KEPT_OUT):
+                self.kept_out.append(f"each rank imports {name}, because {answer} when it is imported")
+            else:
                 return f"it can't import {name}: {answer}"
         freeze()
         return self.problem()
@@ -110,6 +114,8 @@ class ForkServer:
         for stream in (1, 2):
             os.dup2(log_fd, stream)
         os.close(log_fd)
+        for note in self.kept_out:
+            print(f"fork server: {note}", flush=True)
         mark_this_process(message["environ"][variables.LAUNCH_ID])
         os.environ.clear()
         os.environ.update(message["environ"])
@@ -212,8 +218,11 @@ def _import_one(name: str) -> str:
 
     before = num_threads()
     importlib.import_module(name)
-    harmless = num_threads() <= before and not children() and not torch.cuda.is_initialized()
-    return IMPORTED if harmless else KEPT_OUT
+    if (started := num_threads() - before) > 0:
+        return f"{KEPT_OUT}starts {counted(started, 'thread')}"
+    if children():
+        return f"{KEPT_OUT}starts a process"
+    return f"{KEPT_OUT}initializes CUDA" if torch.cuda.is_initialized() else IMPORTED
 
 
 def main(argv: list[str]) -> None:
