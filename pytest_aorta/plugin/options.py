@@ -30,7 +30,7 @@ def add_options(parser: pytest.Parser) -> None:
         text = f"{twin} (default: {option.shown_default})"
         parser.addini(option.ini, text, type="string", default=option.default)
     for name, replacement in RENAMED.items():
-        # Pytest tells the value of a registered key only.
+        # Pytest gives the value of a registered key only.
         parser.addini(f"aorta_{name}", f"no longer exists; give {replacement.ini}", type="string", default=None)
     for flag, replacement in renamed_flags().items():
         group.addoption(flag, action=_Renamed, nargs="?", help=argparse.SUPPRESS, dest="_aorta", metavar=replacement)
