@@ -32,8 +32,8 @@ def add_options(parser: pytest.Parser) -> None:
     for name, replacement in RENAMED.items():
         # Pytest gives the value of a registered key only.
         parser.addini(f"aorta_{name}", f"no longer exists; give {replacement.ini}", type="string", default=None)
-    for flag, replacement in renamed_flags().items():
-        group.addoption(flag, action=_Renamed, nargs="?", help=argparse.SUPPRESS, dest="_aorta", metavar=replacement)
+    for flag, text in renamed_flags().items():
+        group.addoption(flag, action=_Renamed, nargs="?", help=argparse.SUPPRESS, dest="_aorta", metavar=text)
 
 
 def read_options(config: pytest.Config) -> Options:
