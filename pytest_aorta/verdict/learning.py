@@ -35,6 +35,8 @@ from pytest_aorta.verdict.verdicts import Verdict, format_change
 _TOOTHLESS = 1.0
 # An outlier is this many robust standard deviations away from the median.
 _OUTLIER = 6.0
+# From this fraction of a step on, idle time of the device can explain noise of step times.
+_IDLE = 0.05
 
 
 def launches_to_learn(marked: Mapping[str, Tolerance], facts: LaunchFacts, wanted: int) -> int:
@@ -170,7 +172,7 @@ def _fitted(baseline: Baseline) -> Baseline:
 
 def objections(launches: Sequence[LaunchFacts], marked: Mapping[str, Tolerance], priors: Priors) -> list[str]:
     """Return why launches make a bad baseline: noise, a late host, outliers, growth or throttling."""
-    found, times_count = [], False
+    found, times_count, times_vary = [], False, False
     for name, given in choose_tolerances(marked, launches[0]).items():
         metric, tolerance = METRICS[name], widened(METRICS[name], launches[0], given)
         if tolerance.value is None or not_applicable(metric, given, launches[0], launches[0]):
@@ -181,12 +183,15 @@ def objections(launches: Sequence[LaunchFacts], marked: Mapping[str, Tolerance],
             found += [f"{name}: {problem}" for problem in noisy_parts(metric, launches, tolerance.value)]
             continue
         values = [value for value in transformed_values(metric, launches, launches) if value is not None]
+        problems = []
         if name in marked and len(values) >= MIN_LAUNCHES:
-            found += [f"{name}: {problem}" for problem in _noise_problems(values, tolerance.value, metric.scale)]
+            problems = _noise_problems(values, tolerance.value, metric.scale)
         elif values and (problem := _too_noisy_for_default(metric, tolerance, launches, priors)):
-            found.append(f"{name}: {problem}; measure more steps, or set a tolerance")
+            problems = [f"{problem}; measure more steps, or set a tolerance"]
+        found += [f"{name}: {problem}" for problem in problems]
+        times_vary = times_vary or (metric.kind is MetricKind.TIMING and bool(problems))
     hot = [f"launch {number}: {launch.throttled}" for number, launch in enumerate(launches, 1) if launch.throttled]
-    return found + _growing(launches) + (hot if times_count else [])
+    return found + (_idle(launches) if times_vary else []) + _growing(launches) + (hot if times_count else [])
 
 
 def _late_hosts(metric: Metric, launches: Sequence[LaunchFacts]) -> list[str]:
@@ -195,6 +200,22 @@ def _late_hosts(metric: Metric, launches: Sequence[LaunchFacts]) -> list[str]:
         f"launch {number} has no value: {detail}"
         for number, launch in enumerate(launches, 1)
         if (detail := without_head_start(metric, launch)) and not launch.blocked_by
+    ]
+
+
+def _idle(launches: Sequence[LaunchFacts]) -> list[str]:
+    """Return a line if devices wait for their hosts so long that this can explain why step times vary."""
+    known = [
+        (idle_ms, idle_ms / launch.step_time_ms["p50"])
+        for launch in launches
+        if (idle_ms := launch.metrics.get("device_idle_ms")) is not None
+    ]
+    if not known or max(fraction for _, fraction in known) < _IDLE:
+        return []
+    least, most = min(known)[0], max(known)[0]
+    return [
+        f"device_idle_ms: no stream is busy for {least:.3g} to {most:.3g} ms/step, so a late host can be the cause; "
+        f"give the device larger steps (batch, sequence, model), or reduce other load on the host"
     ]
 
 

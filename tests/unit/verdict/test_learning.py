@@ -203,6 +203,21 @@ def test_launches_that_vary_too_much_are_refused_with_the_remedy():
     assert "too large for a tolerance of 5.00%; measure more steps, or set a tolerance of " in problem
 
 
+@pytest.mark.parametrize(("idle_ms", "is_named"), [(2.0, True), (0.1, False), (None, False)])
+def test_device_that_waits_for_its_host_is_named_beside_noise_of_step_times(idle_ms, is_named):
+    metrics = {} if idle_ms is None else {"device_idle_ms": idle_ms}
+    noisy, stable = (
+        [replace(launch, metrics=metrics) for launch in launches_near(10.0, 10, deviation=deviation, seed=1)]
+        for deviation in (0.05, 0.001)
+    )
+    noise, *causes = objections(noisy, P50, default_priors)
+    assert noise.startswith("step_time_p50: standard deviation of launches is ")
+    assert [cause.partition(",")[0] for cause in causes] == (
+        ["device_idle_ms: no stream is busy for 2 to 2 ms/step"] if is_named else []
+    )
+    assert objections(stable, P50, default_priors) == []
+
+
 def test_tolerance_that_is_advised_is_one_that_is_taken():
     launches = launches_near(10.0, 10, deviation=0.05, seed=1)
     (problem,) = objections(launches, P50, default_priors)
