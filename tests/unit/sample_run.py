@@ -240,12 +240,13 @@ def _profiled(step_ms: float, hides: float, rng: np.random.Generator, layers: in
     """Return a step whose all-gathers run ahead of compute; with little hidden, compute waits for each all-gather."""
     gemm = step_ms / layers / 3.4
     lanes: dict[str, list[tuple[float, float]]] = {
-        name: [] for name in ("compute", "all_gather", "reduce_scatter", "copy")
+        name: [] for name in ("compute", "wait", "all_gather", "reduce_scatter", "copy")
     }
     now, free = 0.3 * gemm, 0.0
     for phase in ("forward", "backward"):
         for _ in range(layers):
             begin = max(free, now - hides * 0.6 * gemm)
+            lanes["wait"].append((max(free, begin - 0.08 * gemm), begin))
             free = begin + gemm * 0.6 * (1 + abs(rng.normal(0, 0.05)))
             lanes["all_gather"].append((begin, free))
             begin = max(now, free)
