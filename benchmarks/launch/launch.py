@@ -1,6 +1,7 @@
 """Cost of a launch: bare torchrun, our cold launch and our warm launch of one rank program, alternating.
 
 Run: python -m pytest benchmarks/launch/launch.py -s
+Environment variable: LAUNCH_ROUNDS, the number of rounds of short programs, 7 by default.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.outcome import LaunchOutcome
 
 NUM_RANKS = 2
+ROUNDS = int(os.environ.get("LAUNCH_ROUNDS", "7"))
 # Bare torchrun runs the same program; the recorder's few lines then do nothing.
 PROGRAM = """
 import os, sys, time
@@ -109,7 +111,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
         servers.close()
 
 
-@pytest.mark.parametrize(("workload_s", "num_rounds"), [(0.2, 7), (10.0, 3)])
+@pytest.mark.parametrize(("workload_s", "num_rounds"), [(0.2, ROUNDS), (10.0, min(ROUNDS, 3))])
 def test_cost_of_a_launch(bench: Bench, workload_s: float, num_rounds: int) -> None:
     """Print wall times, ratios to bare torchrun with their range over rounds, and the phases."""
     walls_s: dict[str, list[float]] = {"bare torchrun": [], "cold": [], "warm": []}

@@ -1,6 +1,7 @@
 """A storm of 200 launches whose processes are killed or stopped at random; no process and no lease may be left.
 
 Run: python -m benchmarks.launch.storm [--seed N] [--launches N] [--cold N] [--controllers N] [--limit S] [--gpus N]
+     [--budget S]
 
 Pytest runs, ``-n 2 --update-baselines`` in a scratch folder, launch two ranks per test, most of them warm, on CPU or,
 with ``--gpus``, on two of N GPUs that both xdist workers share. Each
@@ -11,7 +12,8 @@ runs end early, because their xdist controller gets SIGKILL in the middle of its
 After each run, none of its processes and no lease may exist, and no GPU may list a process of the run or one that no
 longer exists. After the last run, whose controller is not killed, each
 passed test that records a baseline has a complete one, no other test has one, and each failure has a class. Otherwise,
-or if a run exceeds its time limit, the benchmark fails.
+or if a run exceeds its time limit, the benchmark fails. After ``--budget`` seconds the last run gets SIGINT, and the
+same holds for the tests that it has run.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pynvml
+import pytest
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.errors import BaselineError
@@ -229,15 +232,19 @@ def start_pytest(scratch: Path, num_gpus: int, limit_s: int) -> subprocess.Popen
 
 
 def disturb(
-    scratch: Path, process: subprocess.Popen[bytes], rng: random.Random, last_launch: float = math.inf
+    scratch: Path,
+    process: subprocess.Popen[bytes],
+    rng: random.Random,
+    last_launch: float = math.inf,
+    budget_s: float = math.inf,
 ) -> Counter[str]:
     """Kill and stop processes until pytest has ended or its time is over; return signals by kind.
 
-    The controller is killed when ``last_launch`` launches have begun.
+    The controller is killed when ``last_launch`` launches have begun, and gets SIGINT after ``budget_s`` seconds.
     """
     kills: Counter[str] = Counter()
-    deadline_s, next_launch, at_s, kind = time.monotonic() + RUN_LIMIT_S, 1, math.inf, ""
-    while time.monotonic() < deadline_s:
+    began_s, next_launch, at_s, kind = time.monotonic(), 1, math.inf, ""
+    while time.monotonic() < began_s + min(RUN_LIMIT_S, budget_s):
         with suppress(subprocess.TimeoutExpired):
             process.wait(TICK_S)
             return kills
@@ -257,6 +264,11 @@ def disturb(
             kills[hit] += 1
         if hit or time.monotonic() > at_s + PATIENCE_S:
             next_launch, at_s = num_begun + rng.randint(*PAUSE_LAUNCHES), math.inf
+    if time.monotonic() < began_s + RUN_LIMIT_S:
+        process.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(GONE_LIMIT_S)
+            return kills
     process.kill()
     process.wait()
     return kills
@@ -283,12 +295,13 @@ def failure_of(case: ElementTree.Element) -> str:
 
 
 def read_outcomes(scratch: Path) -> dict[str, str]:
-    """Return each test's outcome by its name; empty where pytest did not finish."""
+    """Return the outcome by name of each test that has ended; empty where pytest wrote no report."""
     try:
         cases = ElementTree.parse(scratch / "junit.xml").iter("testcase")
     except (OSError, ElementTree.ParseError):
         return {}
-    return {str(case.get("name")): failure_of(case) for case in cases}
+    # Tests that SIGINT has interrupted have no name.
+    return {name: failure_of(case) for case in cases if (name := case.get("name"))}
 
 
 def launchers(scratch: Path) -> Counter[str]:
@@ -364,10 +377,12 @@ def storm(
     seed: int,
     num_gpus: int = 0,
     limit_s: int = LAUNCH_LIMIT_S,
+    budget_s: float = math.inf,
 ) -> Storm:
     """Run the storm once in the empty folder ``scratch``; every run before the last one loses its controller.
 
-    ``limit_s`` is the time limit of a launch. With ``num_gpus`` 0, the ranks run on CPU.
+    ``limit_s`` is the time limit of a launch. With ``num_gpus`` 0, the ranks run on CPU. After ``budget_s`` seconds the
+    last run is interrupted.
     """
     rng, began_s = random.Random(seed), time.monotonic()
     kills, launched, left, gone_s = Counter[str](), Counter[str](), list[str](), 0.0
@@ -383,13 +398,17 @@ def storm(
     num_launches -= launched.total()
     prepare(run, num_launches, num_cold, num_gpus)
     pytest_process = start_pytest(run, num_gpus, limit_s)
-    kills_of_run = disturb(run, pytest_process, rng)
+    budget_left_s = began_s + budget_s - time.monotonic()
+    kills_of_run = disturb(run, pytest_process, rng, budget_s=budget_left_s)
+    is_interrupted = time.monotonic() > began_s + budget_s
     gone_s = max(gone_s, see_off(run, num_gpus, left))
     ended_s = time.monotonic()
     outcomes = read_outcomes(run)
     left += damaged_baselines(run, outcomes)
     left += unexplained(outcomes, kills_of_run)
-    if len(outcomes) != num_launches or pytest_process.returncode not in (0, 1):
+    # While pytest starts, SIGINT ends it without a report.
+    expected = (pytest.ExitCode.INTERRUPTED, -signal.SIGINT) if is_interrupted else (0, 1)
+    if pytest_process.returncode not in expected or (len(outcomes) != num_launches and not is_interrupted):
         left.append(f"pytest ended with {pytest_process.returncode}, {len(outcomes)} of {num_launches} tests reported")
     return Storm(
         wall_s=ended_s - began_s,
@@ -428,10 +447,15 @@ def main() -> None:
     parser.add_argument("--controllers", type=int, default=3, help="runs whose xdist controller is killed")
     parser.add_argument("--limit", type=int, default=LAUNCH_LIMIT_S, help="time limit of a launch in seconds")
     parser.add_argument("--gpus", type=int, default=0, help="GPUs that the launches share; 0: CPU ranks")
+    parser.add_argument(
+        "--budget", type=float, default=math.inf, help="seconds after which the last run is interrupted"
+    )
     parser.add_argument("--keep", action="store_true", help="leave the scratch folder where it is")
     asked = parser.parse_args()
     scratch = Path(tempfile.mkdtemp(prefix="aorta-storm-")).resolve()
-    result = storm(scratch, asked.launches, asked.cold, asked.controllers, asked.seed, asked.gpus, asked.limit)
+    result = storm(
+        scratch, asked.launches, asked.cold, asked.controllers, asked.seed, asked.gpus, asked.limit, asked.budget
+    )
     print(table(result))
     if asked.keep or result.left:
         print(f"kept: {scratch}")
