@@ -39,6 +39,8 @@ OF_RANKS = [
 def run(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     assert calls_of_all_ranks(OF_RANKS[rank], CPU) == OF_RANKS
+    # A script may compute on another device than that of its process group.
+    assert calls_of_all_ranks(OF_RANKS[rank], torch.device("meta")) == OF_RANKS
     assert calls_of_all_ranks([], CPU) == [[], []]
     assert largest_over_ranks([rank, -rank], CPU) == [1.0, 0.0]
     found = waits_ms(calls_of_all_ranks(OF_RANKS[rank], CPU), rank)
