@@ -4,16 +4,15 @@ Run: python -m benchmarks.launch.storm [--seed N] [--launches N] [--cold N] [--c
      [--budget S]
 
 Pytest runs, ``-n 2 --update-baselines`` in a scratch folder, launch two ranks per test, most of them warm, on CPU or,
-with ``--gpus``, on two of N GPUs that both xdist workers share. Each
-rank has two children in sessions of their own, one with an empty environment. Meanwhile ranks, their children, agents,
-guards and fork servers get SIGKILL or SIGSTOP, and xdist workers get SIGKILL, one process in about two launches. Some
-runs end early, because their xdist controller gets SIGKILL in the middle of its launches.
+with ``--gpus``, on two of N GPUs that both xdist workers share. Each rank has two children in sessions of their own,
+one with an empty environment. Meanwhile ranks, their children, agents, guards and fork servers get SIGKILL or SIGSTOP,
+and xdist workers get SIGKILL, one process in about two launches. Some runs end early, because their xdist controller
+gets SIGKILL in the middle of its launches.
 
 After each run, none of its processes and no lease may exist, and no GPU may list a process of the run or one that no
-longer exists. After the last run, whose controller is not killed, each
-passed test that records a baseline has a complete one, no other test has one, and each failure has a class. Otherwise,
-or if a run exceeds its time limit, the benchmark fails. After ``--budget`` seconds the last run gets SIGINT, and the
-same holds for the tests that it has run.
+longer exists. After the last run, whose controller is not killed, each passed test that records a baseline has a
+complete one, no other test has one, and each failure has a class. Otherwise, or if a run exceeds its time limit, the
+benchmark fails. After ``--budget`` seconds the last run gets SIGINT, and the same holds for the tests that it has run.
 """
 
 from __future__ import annotations
@@ -86,20 +85,15 @@ FAILURES = {
     r"the fork server was lost": "fork server lost",
 }
 SCRIPT = """
-import os
 import subprocess
 import time
 import torch
 import torch.distributed as dist
-from pytest_aorta.worker import recorder
+from pytest_aorta.worker import RankEnv, recorder
 
 subprocess.Popen(["sleep", "177"], start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 subprocess.Popen(["/bin/sleep", "177"], start_new_session=True, env={})
-device = torch.device("cpu")
-if os.environ["AORTA_DEVICE"] == "cuda":
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    torch.cuda.set_device(device)
-dist.init_process_group("gloo" if device.type == "cpu" else "nccl")
+device = RankEnv.read().join("storm")
 recorder.start(device)
 for _ in range(20):
     with recorder.step():

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from statistics import mean, median, quantiles
-from typing import Any, TypeAlias
+from typing import Any
 
 from pytest_aorta.plan.launch_plan import LaunchRequest
 from pytest_aorta.plan.reference import Reference
@@ -31,9 +31,6 @@ PYTHON_TRACER = "python_tracer"
 ANOTHER_RANK = "another rank"
 # Lengths are whole nanoseconds, so the sum of a few of them in milliseconds is exact to far less than this.
 _ROUNDING_MS = 1e-5
-
-# Kind, process group, size of the group and bytes of a collective's calls.
-CallKey: TypeAlias = tuple[str, str, int | None, int | None]
 
 
 class Collective(StrEnum):
@@ -217,6 +214,19 @@ class FamilyTime:
 
 
 @dataclass(frozen=True)
+class Call:
+    """Key of the calls of one collective with one size in one process group, the same on all ranks of the group.
+
+    The attributes are those of :class:`CollectiveCalls`.
+    """
+
+    kind: Collective
+    group: str = ""
+    group_size: int | None = None
+    num_bytes: int | None = None
+
+
+@dataclass(frozen=True)
 class CollectiveCalls:
     """The calls of one collective with one size in one process group, on one rank.
 
@@ -235,9 +245,9 @@ class CollectiveCalls:
     ms: list[float]
 
     @property
-    def key(self) -> CallKey:
-        """Return what the calls of all ranks of the group have in common."""
-        return (self.kind, self.group, self.group_size, self.num_bytes)
+    def call(self) -> Call:
+        """Return the key of these calls, which the calls of the group's other ranks have too."""
+        return Call(Collective(self.kind), self.group, self.group_size, self.num_bytes)
 
 
 @dataclass(frozen=True)

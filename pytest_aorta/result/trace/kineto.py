@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.files import UnreadableFile, read_bytes
 from pytest_aorta.common.text import brief
-from pytest_aorta.result.measurements import CallKey, Collective, CollectiveCalls
+from pytest_aorta.result.measurements import Call, Collective, CollectiveCalls
 from pytest_aorta.result.trace.families import COMMUNICATION, GLOO, MAX_NAME, family_of, family_times
 from pytest_aorta.result.trace.intervals import Intervals, difference, union
 from pytest_aorta.result.trace.overlap import Lane, OverlapCapture, overlap_of
@@ -151,21 +151,6 @@ def _malformed(event: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Call:
-    """One call of a collective; attributes as in :class:`~pytest_aorta.result.measurements.CollectiveCalls`."""
-
-    kind: Collective
-    group: str = ""
-    group_size: int | None = None
-    num_bytes: int | None = None
-
-    @property
-    def key(self) -> CallKey:
-        """Return the key of :class:`~pytest_aorta.result.measurements.CollectiveCalls`."""
-        return (str(self.kind), self.group, self.group_size, self.num_bytes)
-
-
-@dataclass(frozen=True)
 class LearnedStep:
     """The device activity of a step, learned from a trace that has host events too.
 
@@ -222,7 +207,7 @@ def overlap_of_device(
     trace: Mapping[str, Any],
     step: LearnedStep,
     num_steps: int,
-    waits_ms: Mapping[CallKey, Sequence[float]] = MappingProxyType({}),
+    waits_ms: Mapping[Call, Sequence[float]] = MappingProxyType({}),
 ) -> OverlapCapture:
     """Return the breakdown of ``num_steps`` steps like ``step`` from a trace of device activity alone.
 
@@ -253,7 +238,7 @@ def _device_capture(
     edges: list[int],
     boundary: str,
     calls: Mapping[int, Call],
-    waits_ms: Mapping[CallKey, Sequence[float]] = MappingProxyType({}),
+    waits_ms: Mapping[Call, Sequence[float]] = MappingProxyType({}),
 ) -> OverlapCapture:
     """Return the capture of a device's steps; ``calls`` maps the ``id`` of each communication kernel to its call."""
     inside = [event for event in sorted(filter(_is_on_device, events), key=_begin) if _is_within(event, edges)]
@@ -269,14 +254,14 @@ def _device_capture(
 
 
 def _waits_ns(
-    kernels: Iterable[Event], calls: Mapping[int, Call], waits_ms: Mapping[CallKey, Sequence[float]]
+    kernels: Iterable[Event], calls: Mapping[int, Call], waits_ms: Mapping[Call, Sequence[float]]
 ) -> dict[int, int]:
     """Return the known waits at the beginning of communication kernels, by the ``id`` of the kernel."""
     left = {key: iter(waits) for key, waits in waits_ms.items()}
     return {
         id(kernel): round(wait_ms * 1e6)
         for kernel in kernels
-        if (wait_ms := next(left.get(calls[id(kernel)].key, iter(())), None)) is not None
+        if (wait_ms := next(left.get(calls[id(kernel)], iter(())), None)) is not None
     }
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from pytest_aorta.result.measurements import CallKey, Collective, CollectiveCalls
+from pytest_aorta.result.measurements import Call, Collective, CollectiveCalls
 
 # With more ranks than this, the least, the median and the largest wait are kept.
 MAX_WAITS_BY_RANK = 8
@@ -28,8 +28,10 @@ _BUS_FACTORS = {
 
 # Collectives in which every rank needs data of every other, so that no rank can end before the last has arrived.
 _ENDS_TOGETHER = {
-    str(kind)
-    for kind in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_REDUCE, Collective.ALL_TO_ALL)
+    Collective.ALL_GATHER,
+    Collective.REDUCE_SCATTER,
+    Collective.ALL_REDUCE,
+    Collective.ALL_TO_ALL,
 }
 
 
@@ -98,54 +100,61 @@ def collective_facts(collectives: Sequence[Sequence[CollectiveCalls]], num_steps
     The n-th calls of the ranks of one process group with equal sizes are one collective. If torch records no
     process group, all ranks are one group. A kind is left out if ranks of a group made unequal numbers of calls.
     """
-    kinds: dict[str, _Kind] = defaultdict(_Kind)
-    for (kind, group, size, num_bytes), ranks in _by_call(collectives).items():
-        expected = (size or len(ranks)) if group else len(collectives)
-        kinds[kind].is_matched &= len(ranks) == expected and len(set(map(len, ranks.values()))) == 1
-        kinds[kind].has_bytes &= num_bytes is not None and size is not None
-        if kinds[kind].is_matched:
-            _add(kinds[kind], ranks, _bus_bytes(kind, num_bytes, size))
+    kinds: dict[Collective, _Kind] = defaultdict(_Kind)
+    for call, ranks in _by_call(collectives).items():
+        kind = kinds[call.kind]
+        transfers_ms = _transfers_ms(ranks, (call.group_size or len(ranks)) if call.group else len(collectives))
+        kind.has_bytes &= call.num_bytes is not None and call.group_size is not None
+        if transfers_ms is None:
+            kind.is_matched = False
+        else:
+            _add(kind, ranks, transfers_ms, _bus_bytes(call))
     return {
-        kind: _facts(found, num_steps, len(collectives))
-        for kind in map(str, Collective)
+        str(kind): _facts(found, num_steps, len(collectives))
+        for kind in Collective
         if (found := kinds.get(kind)) and found.is_matched
     }
 
 
-def waits_ms(collectives: Sequence[Sequence[CollectiveCalls]], rank: int) -> dict[CallKey, list[float]]:
+def waits_ms(collectives: Sequence[Sequence[CollectiveCalls]], rank: int) -> dict[Call, list[float]]:
     """Return the waits of one rank for late ranks at the beginning of its calls, in milliseconds, in order.
 
     ``collectives[rank]`` are the calls of all ranks. Calls are left out if torch records no process group for them, if
     the ranks of the group made unequal numbers of calls, or if a rank can end before the last one arrives.
     """
     found = {}
-    for key, ranks in _by_call(collectives).items():
-        kind, group, size, _ = key
-        is_matched = len(ranks) == size and len(set(map(len, ranks.values()))) == 1
-        if rank in ranks and group and kind in _ENDS_TOGETHER and is_matched:
-            transfers_ms = map(min, zip(*ranks.values(), strict=True))
-            found[key] = [duration - least for duration, least in zip(ranks[rank], transfers_ms, strict=True)]
+    for call, ranks in _by_call(collectives).items():
+        if rank not in ranks or not call.group or call.group_size is None or call.kind not in _ENDS_TOGETHER:
+            continue
+        if (transfers_ms := _transfers_ms(ranks, call.group_size)) is not None:
+            found[call] = [duration - least for duration, least in zip(ranks[rank], transfers_ms, strict=True)]
     return found
 
 
-def _by_call(collectives: Sequence[Sequence[CollectiveCalls]]) -> dict[CallKey, dict[int, list[float]]]:
+def _by_call(collectives: Sequence[Sequence[CollectiveCalls]]) -> dict[Call, dict[int, list[float]]]:
     """Return the durations of each rank's calls by what the calls of a group have in common."""
-    found: dict[CallKey, dict[int, list[float]]] = defaultdict(dict)
+    found: dict[Call, dict[int, list[float]]] = defaultdict(dict)
     for rank, entries in enumerate(collectives):
         for entry in entries:
-            found[entry.key][rank] = entry.ms
+            found[entry.call][rank] = entry.ms
     return found
 
 
-def _bus_bytes(kind: str, num_bytes: int | None, group_size: int | None) -> float:
-    if num_bytes is None or group_size is None:
+def _transfers_ms(ranks: Mapping[int, Sequence[float]], group_size: int) -> list[float] | None:
+    """Return the shortest duration of each call, or None if not all ranks of the group made equally many calls."""
+    if len(ranks) != group_size or len(set(map(len, ranks.values()))) != 1:
+        return None
+    return list(map(min, zip(*ranks.values(), strict=True)))
+
+
+def _bus_bytes(call: Call) -> float:
+    if call.num_bytes is None or call.group_size is None:
         return 0.0
-    factor = _BUS_FACTORS.get(Collective(kind))
-    return num_bytes * (1.0 if factor is None else factor * (group_size - 1) / group_size)
+    factor = _BUS_FACTORS.get(call.kind)
+    return call.num_bytes * (1.0 if factor is None else factor * (call.group_size - 1) / call.group_size)
 
 
-def _add(kind: _Kind, ranks: Mapping[int, Sequence[float]], bus_bytes: float) -> None:
-    transfers_ms = [min(durations) for durations in zip(*ranks.values(), strict=True)]
+def _add(kind: _Kind, ranks: Mapping[int, Sequence[float]], transfers_ms: Sequence[float], bus_bytes: float) -> None:
     for rank, durations in ranks.items():
         sums = kind.ranks[rank]
         sums.calls += len(durations)

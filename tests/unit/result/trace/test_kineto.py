@@ -190,7 +190,7 @@ def test_wait_belongs_to_the_call_of_its_size_and_group():
         kernel(ALL_GATHER, 80, 10, stream=20, dtype="Float", **GATHER),
     )
     document = alone(*named(ALL_GATHER, 60, 80, 160, 180))
-    first, second = (entry.key for entry in overlap_of_device(document, step, 2).collectives)
+    first, second = (entry.call for entry in overlap_of_device(document, step, 2).collectives)
     waits = {first: [0.0, 0.004], second: [0.001, 0.0]}
     found = overlap_of_device(document, step, 2, waits)
     assert [round(one.collectives["all_gather"].total_ms, 6) for one in found.steps] == [0.019, 0.016]

@@ -79,9 +79,9 @@ def test_wait_of_each_call_is_its_duration_beyond_the_shortest_of_the_group():
     early, late = calls(5.0, 1.0), calls(1.5, 4.0)
     far = calls(9.0, 9.0, group="1 [2, 3]")
     ranks = [[early], [late], [far], [far]]
-    assert waits_ms(ranks, 0) == {early.key: [3.5, 0.0]}
-    assert waits_ms(ranks, 1) == {late.key: [0.0, 3.0]}
-    assert waits_ms(ranks, 2) == {far.key: [0.0, 0.0]}
+    assert waits_ms(ranks, 0) == {early.call: [3.5, 0.0]}
+    assert waits_ms(ranks, 1) == {late.call: [0.0, 3.0]}
+    assert waits_ms(ranks, 2) == {far.call: [0.0, 0.0]}
 
 
 @pytest.mark.parametrize(
