@@ -443,7 +443,7 @@ assert server.preload(["quiet", "threaded", "forking"]) is None
 assert "quiet" in sys.modules and not {"threaded", "forking"} & set(sys.modules)
 assert num_threads() <= server.num_threads_allowed
 assert server.kept_out == [
-    "each rank imports threaded, because it starts 1 thread when it is imported",
+    "each rank imports threaded, because it starts 1 thread (sleeper) when it is imported",
     "each rank imports forking, because it starts a process when it is imported",
 ]
 """
@@ -460,7 +460,9 @@ with patch.object(forkserver, "guard_launch"):
 """
 TO_PRELOAD = {
     "quiet": "",
-    "threaded": "import threading, time; threading.Thread(target=time.sleep, args=[60], daemon=True).start()",
+    "threaded": (
+        "import threading, time; threading.Thread(target=time.sleep, args=[60], daemon=True, name='sleeper').start()"
+    ),
     "forking": "import subprocess; process = subprocess.Popen(['sleep', '5'])",
 }
 

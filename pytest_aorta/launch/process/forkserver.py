@@ -14,6 +14,7 @@ import select
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -187,7 +188,19 @@ def answer_of_child(task: Callable[[], str], limit_s: float) -> str:
 
 def num_threads() -> int:
     """Return the number of this process's threads, including threads of libraries."""
-    return len(list(Path("/proc/self/task").iterdir()))
+    return len(thread_names())
+
+
+def thread_names() -> dict[int, str]:
+    """Return the name of each thread of this process, including threads of libraries, by thread id."""
+    names = dict[int, str]()
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended since
+            names[int(task.name)] = (task / "comm").read_text().strip()
+    for thread in threading.enumerate():
+        if thread.native_id in names:
+            names[thread.native_id] = thread.name
+    return names
 
 
 def reap() -> None:
@@ -216,10 +229,10 @@ def _allocate(environ: dict[str, str]) -> str:
 def _import_one(name: str) -> str:
     import torch
 
-    before = num_threads()
+    before = thread_names()
     importlib.import_module(name)
-    if (started := num_threads() - before) > 0:
-        return f"{KEPT_OUT}starts {counted(started, 'thread')}"
+    if started := [started for thread_id, started in thread_names().items() if thread_id not in before]:
+        return f"{KEPT_OUT}starts {counted(len(started), 'thread')} ({', '.join(sorted(set(started)))})"
     if children():
         return f"{KEPT_OUT}starts a process"
     return f"{KEPT_OUT}initializes CUDA" if torch.cuda.is_initialized() else IMPORTED
