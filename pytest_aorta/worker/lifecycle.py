@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from pytest_aorta.common import variables
@@ -24,6 +25,7 @@ from pytest_aorta.result.outcome import IMPORTED, RAN, SET_UP, leave_mark
 from pytest_aorta.worker.environment import python_tracer
 from pytest_aorta.worker.from_logs import adapted_result
 from pytest_aorta.worker.hashing.finite import refuse_metrics, refuse_parameters, refuse_series
+from pytest_aorta.worker.rank_env import own_device
 from pytest_aorta.worker.recorder import recorder
 from pytest_aorta.worker.telemetry import Telemetry, write_telemetry
 from pytest_aorta.worker.timing.canary import run_canary
@@ -48,7 +50,7 @@ def run_rank(run_dir: Path, folder: Path) -> None:
             refuse_non_finite(recorded)
             refuse_parameters(recorder.named_parameters(), int(os.environ["RANK"]), "at the end of the script")
             write_telemetry(folder, recorded, Telemetry())
-        finish(folder, recorded)
+        finish(folder, recorded, recorder.device)
         keep_process_groups()
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -59,14 +61,15 @@ def run_rank(run_dir: Path, folder: Path) -> None:
     _kept.append(workload)
     workload.setup()
     leave_mark(folder, SET_UP)
-    before = run_canary()
+    device = own_device()
+    before = run_canary(device)
     result = workload.run()
     leave_mark(folder, RAN)
     refuse_leaks(plan["reference"])
     refuse_non_finite(result)
     refuse_parameters(workload.named_parameters(), int(os.environ["RANK"]), "at the end of the run")
     write_telemetry(folder, result, workload.telemetry())
-    finish(folder, replace(result, canary_before=before))
+    finish(folder, replace(result, canary_before=before), device)
     keep_process_groups()
     # The workload may drop models and other objects here that hold process groups.
     _kept.append(dict(vars(workload)))
@@ -151,12 +154,12 @@ def refuse_non_finite(result: RankResult) -> None:
     refuse_metrics(result.metrics, rank)
 
 
-def finish(folder: Path, result: RankResult | None) -> None:
+def finish(folder: Path, result: RankResult | None, device: torch.device) -> None:
     """Write the result, then wait for all ranks: a rank that exits early closes its peers' connections.
 
     The canary after the steps runs last, when all ranks have written their results. The canary is a collective, and a
     rank that arrives at it late must be distinguished from a lost rank. If the rank has no result, the file contains
-    only ``"measured": false``, which shows that the rank ended normally.
+    only ``"measured": false``, which shows that the rank ended normally. The canary runs on ``device``.
     """
     if result is None:
         write_json(folder / RESULT_FILE, {"measured": False})
@@ -167,7 +170,7 @@ def finish(folder: Path, result: RankResult | None) -> None:
     if dist.is_initialized():
         dist.barrier()
         if result is not None and result.canary_before:
-            _write_result(folder, replace(result, canary_after=run_canary()))
+            _write_result(folder, replace(result, canary_after=run_canary(device)))
             dist.barrier()
 
 

@@ -43,7 +43,7 @@ class RankEnv:
             ValueError: The timeout is not a number.
         """
         numbers = {name: _integer(environ, name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-        kind = environ.get(variables.DEVICE) or ("cuda" if torch.cuda.is_available() else "cpu")
+        kind = _device_kind(environ)
         if kind not in list(DeviceKind):
             raise RuntimeError(
                 f"{variables.DEVICE}={kind!r} is unknown; it can be one of {sorted(map(str, DeviceKind))}"
@@ -84,6 +84,16 @@ class RankEnv:
             device_id=device if device.type == "cuda" else None,
         )
         return device
+
+
+def own_device() -> torch.device:
+    """Return this rank's current GPU, or the CPU on CPU ranks."""
+    is_cuda = _device_kind(os.environ) == DeviceKind.CUDA
+    return torch.device("cuda", torch.cuda.current_device()) if is_cuda else torch.device("cpu")
+
+
+def _device_kind(environ: Mapping[str, str]) -> str:
+    return environ.get(variables.DEVICE) or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _integer(environ: Mapping[str, str], name: str) -> int:

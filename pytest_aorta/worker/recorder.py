@@ -22,12 +22,12 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from pytest_aorta.common import variables
 from pytest_aorta.result.measurements import FailureDetail, RankResult, TensorHashes
 from pytest_aorta.result.trace.overlap import OverlapCapture
 from pytest_aorta.worker.environment import environment_facts
 from pytest_aorta.worker.hashing.finite import refuse_parameters, refuse_series
 from pytest_aorta.worker.hashing.weights import hash_parameters
+from pytest_aorta.worker.rank_env import own_device
 from pytest_aorta.worker.timing.canary import run_canary
 from pytest_aorta.worker.timing.timer import StepTimer
 
@@ -71,9 +71,9 @@ class Recorder:
         """
         if self._timer is not None:
             raise RuntimeError("recorder.start() was called twice, or after the first recorder.step()")
-        self._device = device if device is not None else _own_device()
+        self._device = device if device is not None else own_device()
         self._timer, self._warmup_left = StepTimer(self._device), warmup
-        self._canary_before = run_canary()
+        self._canary_before = run_canary(self._device)
 
     @contextmanager
     def step(self, *, tokens: int = 0) -> Iterator[None]:
@@ -145,6 +145,11 @@ class Recorder:
         """Record hashes of single tensors in all steps; ``kind`` is ``weights``, ``gradients`` or ``optimizer``."""
         self._tensor_hashes[kind] = hashes
 
+    @property
+    def device(self) -> torch.device:
+        """The device of the steps; the CPU before the first step."""
+        return self._device
+
     def overlap(self, capture: OverlapCapture) -> None:
         """Record the capture of :func:`~pytest_aorta.worker.capture_overlap`, with its metrics."""
         self._capture = capture
@@ -188,11 +193,6 @@ class Recorder:
 
     def _throughput(self, times_ms: list[float]) -> dict[str, float]:
         return {"tokens_per_s": 1000 * self._tokens / sum(times_ms)} if self._tokens else {}
-
-
-def _own_device() -> torch.device:
-    kind = os.environ.get(variables.DEVICE) or ("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device("cuda", torch.cuda.current_device()) if kind == "cuda" else torch.device("cpu")
 
 
 recorder = Recorder()

@@ -53,12 +53,15 @@ def facts_of_ranks(mesh_shape, make, names=None):
 
 
 def sums_of_ranks(mesh_shape, make, names=None):
-    return weight_hash._logical_sums(*facts_of_ranks(mesh_shape, make, names))
+    signature, facts = facts_of_ranks(mesh_shape, make, names)
+    [sums] = weight_hash._logical_sums([signature], facts[:, None])
+    return sums
 
 
 def sums_of_one_rank(tensor):
     piece = weight_hash._dtensor_or_replica("w", tensor)
-    return weight_hash._logical_sums(piece.signature, weight_hash._local_facts([piece])[None])
+    [sums] = weight_hash._logical_sums([piece.signature], weight_hash._local_facts([piece])[None, None])
+    return sums
 
 
 @given(st.lists(st.integers(0, 7), min_size=1, max_size=3), MESHES, DTYPES, st.data())

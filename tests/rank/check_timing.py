@@ -120,14 +120,14 @@ def test_process_without_nccl_has_no_record():
 
 
 def test_canary_without_a_process_group_is_empty():
-    assert run_canary() == {}
+    assert run_canary(CPU) == {}
 
 
 def test_canary_times_a_product_and_an_all_reduce_and_draws_no_random_number(tmp_path):
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         state = torch.get_rng_state()
-        found = run_canary()
+        found = run_canary(CPU)
         assert torch.equal(torch.get_rng_state(), state)
     finally:
         dist.destroy_process_group()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from pytest_aorta.worker.group_device import group_device
 from pytest_aorta.worker.hashing.grid import Axis, Grid
 from pytest_aorta.worker.hashing.layout import local_grids
 from pytest_aorta.worker.hashing.sums import tensor_sums
@@ -104,7 +105,8 @@ def hash_local(name: str, tensor: torch.Tensor) -> str:
         ValueError: The elements do not have 1, 2, 4 or 8 bytes, or the device is neither CPU nor CUDA.
     """
     piece = _dtensor_or_replica(name, tensor.detach())
-    return _digest((piece.signature, _logical_sums(piece.signature, _local_facts([piece]).unsqueeze(0).cpu()))).hex()
+    [sums] = _logical_sums([piece.signature], _local_facts([piece])[None, None].cpu())
+    return _digest((piece.signature, sums)).hex()
 
 
 class _Signature(NamedTuple):
@@ -146,7 +148,7 @@ def _hash_pieces(pieces: list[_Piece], group: _Group) -> WeightHash:
     if len({signature.name for signature in tensors}) < len(tensors):
         raise ValueError(f"a tensor has two dtypes or shapes in {list(tensors)}")
     facts = _gather(_stacked([_local_facts(parts) for parts in tensors.values()]), list(tensors), group)
-    sums = [_logical_sums(signature, facts[:, number]) for number, signature in enumerate(tensors)]
+    sums = _logical_sums(list(tensors), facts)
     per_tensor = {pair[0].name: _digest(pair).hex() for pair in zip(tensors, sums, strict=True)}
     return WeightHash.of(per_tensor)
 
@@ -200,36 +202,50 @@ def _gather(facts: torch.Tensor, signatures: list[_Signature], group: _Group) ->
 
 
 def _all_gather(tensor: torch.Tensor, group: _Group) -> torch.Tensor:
+    tensor = tensor.to(group_device(tensor.device, group))
     gathered = tensor.new_empty((dist.get_world_size(group), *tensor.shape))
     dist.all_gather(list(gathered.unbind()), tensor, group=group)
     return gathered
 
 
-def _fitting(signature: _Signature, facts: torch.Tensor) -> torch.Tensor:
-    """Return the facts, ``[rank, fact]``, by the grids that have the local block's size on every rank."""
-    misfits = [
-        [rank for rank, fact in enumerate(by_grid.tolist()) if fact[3] == _OTHER_COUNT] for by_grid in facts.unbind(1)
-    ]
-    if all(misfits):
+def _fitting(signatures: Sequence[_Signature], facts: torch.Tensor) -> torch.Tensor:
+    """Return the facts, ``[tensor, rank, fact]``, by the grids that have the local block's size on every rank."""
+    is_misfit = facts[..., 3] == _OTHER_COUNT
+    fits = ~is_misfit.any(0)
+    for number in (~fits.any(1)).nonzero().flatten().tolist():
         raise RuntimeError(
-            f"{signature.name}: ranks {misfits[0]} hold a number of elements that contradicts their placements of "
-            f"{signature.shape}"
+            f"{signatures[number].name}: ranks {is_misfit[:, number, 0].nonzero().flatten().tolist()} hold a number of "
+            f"elements that contradicts their placements of {signatures[number].shape}"
         )
-    return facts[:, misfits.index([])]
+    return facts[:, torch.arange(len(signatures)), fits.int().argmax(1)].transpose(0, 1)
 
 
-def _logical_sums(signature: _Signature, facts: torch.Tensor) -> tuple[int, int]:
-    """Add up the regions of one tensor, each once for any number of replicas."""
+def _logical_sums(signatures: Sequence[_Signature], facts: torch.Tensor) -> list[tuple[int, int]]:
+    """Add up the regions of each tensor, each once for any number of replicas; facts are ``[rank, tensor, 2, fact]``.
+
+    All tensors are handled at once: a loop over them would take a minute at thousands of ranks.
+    """
+    fitting = held = _fitting(signatures, facts)
+    for key in (3, 2):  # replicas of a region then follow each other
+        order = held[..., key].argsort(dim=1, stable=True)
+        held = held.gather(1, order.unsqueeze(2).expand_as(held))
+    is_again = torch.zeros(held.shape[:2], dtype=torch.bool)
+    is_again[:, 1:] = (held[:, 1:, 2:] == held[:, :-1, 2:]).all(2)
+    differs = is_again[:, 1:] & (held[:, 1:, :2] != held[:, :-1, :2]).any(2)
+    for number in differs.any(1).nonzero().flatten().tolist():
+        raise RuntimeError(f"replicas of {signatures[number].name} differ between {_replicas(fitting[number])}")
+    # Sums of int64 wrap around at 2**64, as the hash's do.
+    first, second, _, counts = (held * ~is_again.unsqueeze(2)).sum(1).unbind(1)
+    for signature, num_held in zip(signatures, counts.tolist(), strict=True):
+        if num_held != (size := math.prod(signature.shape)):
+            raise RuntimeError(f"{signature.name}: the ranks hold {num_held} elements of {size} {signature.shape}")
+    return [(one % 2**64, two % 2**64) for one, two in zip(first.tolist(), second.tolist(), strict=True)]
+
+
+def _replicas(facts: torch.Tensor) -> str:
+    """Return the ranks of the first region whose replicas differ, by the sums that they hold."""
     regions: dict[tuple[int, int], dict[tuple[int, int], list[int]]] = defaultdict(lambda: defaultdict(list))
-    for rank, (first, second, region, count) in enumerate(_fitting(signature, facts).tolist()):
-        if count:
-            regions[region, count][first, second].append(rank)
-    for replicas in regions.values():
-        if len(replicas) > 1:
-            ranks = " and ".join(f"ranks {ranks}" for ranks in replicas.values())
-            raise RuntimeError(f"replicas of {signature.name} differ between {ranks}")
-    held, size = sum(count for _, count in regions), math.prod(signature.shape)
-    if held != size:
-        raise RuntimeError(f"{signature.name}: the ranks hold {held} elements of {size} {signature.shape}")
-    sums = [sums for replicas in regions.values() for sums in replicas]
-    return sum(first for first, _ in sums) % 2**64, sum(second for _, second in sums) % 2**64
+    for rank, (first, second, region, count) in enumerate(facts.tolist()):
+        regions[region, count][first, second].append(rank)
+    replicas = next(replicas for replicas in regions.values() if len(replicas) > 1)
+    return " and ".join(f"ranks {ranks}" for ranks in replicas.values())

@@ -1,7 +1,4 @@
-"""Values of all ranks, exchanged between profiled steps. Both functions are collective where a process group exists.
-
-Tensors are on ``device``, except under gloo, which gathers tensors of CPUs only.
-"""
+"""Values of all ranks, exchanged between profiled steps. Both functions are collective where a process group exists."""
 
 from __future__ import annotations
 
@@ -13,13 +10,14 @@ import torch
 import torch.distributed as dist
 
 from pytest_aorta.result.measurements import CollectiveCalls
+from pytest_aorta.worker.group_device import group_device
 
 
 def largest_over_ranks(values: Sequence[float], device: torch.device) -> list[float]:
     """Return each value's maximum over ranks."""
     if not dist.is_initialized():
         return list(values)
-    tensor = torch.tensor(values, dtype=torch.float64, device=_of_group(device))
+    tensor = torch.tensor(values, dtype=torch.float64, device=group_device(device))
     dist.all_reduce(tensor, dist.ReduceOp.MAX)
     found: list[float] = tensor.tolist()
     return found
@@ -31,14 +29,10 @@ def calls_of_all_ranks(own: Sequence[CollectiveCalls], device: torch.device) -> 
         return [list(own)]
     text = json.dumps([asdict(calls) for calls in own], allow_nan=False).encode()
     # Ranks of a pipeline make unequal calls, so the texts differ in length.
-    size, device = int(largest_over_ranks([len(text)], device)[0]), _of_group(device)
+    size, device = int(largest_over_ranks([len(text)], device)[0]), group_device(device)
     # JSON may end with spaces.
     padded = torch.frombuffer(bytearray(text.ljust(size)), dtype=torch.uint8).to(device)
     texts = torch.empty(dist.get_world_size() * size, dtype=torch.uint8, device=device)
     dist.all_gather_into_tensor(texts, padded)
     received = texts.view(-1, size).cpu()
     return [[CollectiveCalls(**calls) for calls in json.loads(bytes(row.numpy()))] for row in received]
-
-
-def _of_group(device: torch.device) -> torch.device:
-    return torch.device("cpu") if dist.get_backend() == dist.Backend.GLOO else device

@@ -9,6 +9,8 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
+from pytest_aorta.worker.group_device import group_device
+
 _REPETITIONS = 9
 # Sizes that take about a millisecond each: long enough to time, and short compared with a launch.
 _GEMM_SIZE = {"cpu": 256, "cuda": 6144}
@@ -16,23 +18,22 @@ _REDUCED_ELEMENTS = {"cpu": 1 << 14, "cuda": 1 << 25}
 _DTYPE = {"cpu": torch.float32, "cuda": torch.bfloat16}
 
 
-def run_canary() -> dict[str, float]:
-    """Return the median milliseconds ``gemm_ms`` and ``all_reduce_ms`` on this rank's device; collective.
+def run_canary(device: torch.device) -> dict[str, float]:
+    """Return the median milliseconds ``gemm_ms`` and ``all_reduce_ms`` on ``device``; collective.
 
     The result is empty without a process group.
     """
     if not dist.is_initialized():
         return {}
-    device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
-    size, dtype = _GEMM_SIZE[device.type], _DTYPE[device.type]
+    reducing, size, dtype = group_device(device), _GEMM_SIZE[device.type], _DTYPE[device.type]
     # Constant operands, since drawing random numbers would change the workload's random numbers.
     operand = torch.full((size, size), 1 / size, dtype=dtype, device=device)
-    product, reduced = torch.empty_like(operand), torch.ones(_REDUCED_ELEMENTS[device.type], device=device)
+    product, reduced = torch.empty_like(operand), torch.ones(_REDUCED_ELEMENTS[reducing.type], device=reducing)
     times_ms: dict[str, list[float]] = {"gemm_ms": [], "all_reduce_ms": []}
     for _ in range(_REPETITIONS):
         times_ms["gemm_ms"].append(_timed_ms(device, lambda: torch.mm(operand, operand, out=product)))
         dist.barrier()
-        times_ms["all_reduce_ms"].append(_timed_ms(device, lambda: dist.all_reduce(reduced, dist.ReduceOp.MAX)))
+        times_ms["all_reduce_ms"].append(_timed_ms(reducing, lambda: dist.all_reduce(reduced, dist.ReduceOp.MAX)))
     # The first two repetitions warm up.
     return {name: median(values[2:]) for name, values in times_ms.items()}
 

@@ -1,0 +1,32 @@
+"""Scripts on GPUs whose process group has NCCL alone, or no backend that the script names."""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = [pytest.mark.world(size="all", device="cuda"), pytest.mark.launch_timeout(120)]
+
+SCRIPT = """
+import os
+import torch
+import torch.distributed as dist
+from pytest_aorta.worker import recorder
+
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group({backend!r})
+torch.manual_seed(0)
+model = torch.nn.Linear(64, 64)  # on the CPU, like parameters that FSDP offloads
+for _ in range(3):
+    with recorder.step():
+        torch.ones(1 << 20, device="cuda").sum()
+recorder.weights(model)
+"""
+
+
+@pytest.mark.parametrize("backend", [None, "nccl", "cpu:gloo,cuda:nccl"])
+def test_script_is_recorded_with_any_backend(workload, tmp_path, backend):
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.format(backend=backend))
+    result = workload.run_script(script)
+    assert list(result.weight_hashes) == ["3"]
+    assert set(result.canary_before) == set(result.canary_after) == {"gemm_ms", "all_reduce_ms"}

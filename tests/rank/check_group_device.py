@@ -1,0 +1,39 @@
+"""The device on which a process group exchanges tensors, by the group's backends."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pytest_aorta.worker.group_device import group_device
+
+
+@pytest.mark.parametrize(
+    ("backends", "device", "expected"),
+    [
+        ("cpu:gloo,cuda:gloo", "cpu", "cpu"),
+        ("cpu:gloo,cuda:gloo", "cuda:1", "cpu"),
+        ("cpu:gloo", "cuda:1", "cpu"),
+        ("cpu:gloo,cuda:nccl", "cpu", "cpu"),
+        ("cpu:gloo,cuda:nccl", "cuda:1", "cuda:1"),
+        ("cuda:nccl", "cpu", "cuda"),
+        ("cuda:nccl", "cuda:1", "cuda:1"),
+        ("cpu:mpi", "cpu", "cpu"),
+    ],
+)
+def test_gloo_exchanges_tensors_of_cpus_and_nccl_those_of_gpus(backends, device, expected):
+    with patch.object(dist, "get_backend_config", return_value=backends):
+        assert group_device(torch.device(device)) == torch.device(expected)
+
+
+@pytest.mark.parametrize("backend", [None, "gloo", "cpu:gloo"])
+def test_group_that_a_script_initializes_with_or_without_a_backend(tmp_path, backend):
+    dist.init_process_group(backend, init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        assert group_device(torch.device("cpu"), dist.group.WORLD) == torch.device("cpu")
+        assert group_device(torch.device("meta")) == torch.device("cpu")
+    finally:
+        dist.destroy_process_group()
