@@ -27,6 +27,8 @@ MAX_RANK_RESULT_BYTES = 16 << 20
 MAX_RESULT_BYTES = 512 << 20
 MAX_FAILURE_DETAILS = 100
 MAX_STEP_MS = 1e12
+_REDUCE = ": reduce it over the ranks, e.g. with dist.all_reduce, and record it on every rank"
+_REMEDIES = {"loss": _REDUCE, "grad_norm": _REDUCE}
 _BY_NAME = ("rank_metrics", "canary_before", "canary_after")
 # The former version that can be read too, the keys that it names differently, and values for the keys that it lacks.
 # These values only satisfy the schema, because WorkloadResult computes its own.
@@ -203,6 +205,12 @@ def _read_rank(path: Path) -> dict[str, Any]:
             f"result invalid: {path}: wait_ms has {len(rank['wait_ms'])} entries for {rank['total_iterations']} steps; "
             f"allowed is at most one per step"
         )
+    for name in ("loss", "grad_norm"):
+        if len(values := rank.get(name, [])) not in (0, rank["total_iterations"]):
+            raise ResultError(
+                f"result invalid: {path}: {name} has {len(values)} values for {rank['total_iterations']} measured "
+                f"steps; record it after every step, as recorder.{name}(value) does, or never"
+            )
     for kind, hashes in {**rank.get("tensor_hashes", {}), **rank.get("boundary_hashes", {})}.items():
         _check_hashes(path, kind, hashes)
     for number, step in enumerate(rank.get("overlap", [])):
@@ -241,7 +249,7 @@ def _check_ranks(plan: LaunchPlan, ranks: list[dict[str, Any]]) -> None:
             if view(rank) != expected:
                 raise ResultError(
                     f"result invalid: {plan.run_dir}: {name} of rank {number} is {brief(repr(view(rank)), 120)}, "
-                    f"of rank 0 {brief(repr(expected), 120)}; they have to be equal"
+                    f"of rank 0 {brief(repr(expected), 120)}; they have to be equal{_REMEDIES.get(name, '')}"
                 )
 
 

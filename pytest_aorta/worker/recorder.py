@@ -46,6 +46,7 @@ class Recorder:
         self._metrics: dict[str, float] = {}
         self._tokens = 0
         self._is_warming_up = False
+        self._is_in_step = False
         self._weight_hashes: dict[str, str] = {}
         self._tensor_hashes: dict[str, TensorHashes] = {}
         # A weak reference: a model that the script drops must not stay in memory.
@@ -91,14 +92,17 @@ class Recorder:
             yield
             return
         self._began_s = self._began_s or time.perf_counter()
+        self._is_in_step = True
         with self._timer.step():
             yield
+        self._is_in_step = False
         self._tokens += tokens
 
     def loss(self, value: float | torch.Tensor) -> None:
         """Record the loss of the last step; a tensor must have one element and is read only at the end.
 
-        Losses of warm-up steps are left out.
+        Every measured step has a loss, or none has. The loss has to be equal on every rank, so reduce it before. Losses
+        of warm-up steps are left out.
         """
         self._series(self._loss, value)
 
@@ -111,7 +115,8 @@ class Recorder:
 
         Raises:
             NotFinite: A loss, gradient norm or parameter of this rank is NaN or infinite.
-            RuntimeError: As in :func:`~pytest_aorta.worker.hash_parameters`.
+            RuntimeError: As in :func:`~pytest_aorta.worker.hash_parameters`, or other weights have been recorded after
+                the same step.
             ValueError: As in :func:`~pytest_aorta.worker.hash_parameters`.
         """
         steps = len(self._timer.step_times_ms()) if self._timer else 0
@@ -138,7 +143,17 @@ class Recorder:
         self._metrics[name] = float(value)
 
     def weight_hash(self, step: int, value: str) -> None:
-        """Record ``value`` as the hash of the logical weights after measured step ``step``, counted from 1."""
+        """Record ``value`` as the hash of the logical weights after measured step ``step``, counted from 1.
+
+        Raises:
+            RuntimeError: The step has another hash already.
+        """
+        # Before the first measured step, the weights of each warm-up step replace the earlier ones.
+        if step > 0 and self._weight_hashes.get(str(step), value) != value:
+            raise RuntimeError(
+                f"two hashes of weights were recorded after measured step {step}: record all models in one call, such "
+                f"as recorder.weights(torch.nn.ModuleList([one, other])), and weights once after a step"
+            )
         self._weight_hashes[str(step)] = value
 
     def tensor_hashes(self, kind: str, hashes: TensorHashes) -> None:
@@ -181,8 +196,8 @@ class Recorder:
             elapsed_sec=time.perf_counter() - self._began_s,
             metrics=self._throughput(times) | self._metrics,
             weight_hashes=self._weight_hashes,
-            loss=[float(value) for value in self._loss],
-            grad_norm=[float(value) for value in self._grad_norm],
+            loss=self._of_steps(self._loss, len(times)),
+            grad_norm=self._of_steps(self._grad_norm, len(times)),
             environment=dict(environment),
             wait_ms=self._timer.wait_ms(),
             memory_bytes=self._timer.memory_bytes(),
@@ -190,6 +205,12 @@ class Recorder:
             tensor_hashes=self._tensor_hashes,
         )
         return result if self._capture is None else self._capture.added_to(result)
+
+    def _of_steps(self, series: list[float | torch.Tensor], num_steps: int) -> list[float]:
+        values = [float(value) for value in series]
+        # If steps end at an optimizer's step, a value recorded after it falls into the step that has begun. Then the
+        # first value is that of the last warm-up step.
+        return values[1:] if self._is_in_step and len(values) == num_steps + 1 else values
 
     def _throughput(self, times_ms: list[float]) -> dict[str, float]:
         return {"tokens_per_s": 1000 * self._tokens / sum(times_ms)} if self._tokens else {}

@@ -76,6 +76,43 @@ def test_weights_are_hashed_after_the_last_step(recorder: Recorder) -> None:
     assert recorder.result().weight_hashes == {"2": hash_parameters(model.named_parameters()).hex}
 
 
+def test_second_model_after_the_same_step_is_refused(recorder: Recorder) -> None:
+    one, other = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+    recorder.start(warmup=1)
+    for _ in range(2):
+        record(recorder, [1.0])
+        # During the warm-up, each step's weights replace those before.
+        recorder.weights(one)
+        torch.nn.init.zeros_(one.weight)
+    with pytest.raises(RuntimeError, match=r"two hashes of weights were recorded after measured step 1: .*ModuleList"):
+        recorder.weights(other)
+
+
+def test_same_weights_may_be_recorded_again(recorder: Recorder) -> None:
+    model = torch.nn.Linear(3, 3)
+    record(recorder, [1.0])
+    recorder.weights(model)
+    recorder.weights(model)
+    assert list(recorder.result().weight_hashes) == ["1"]
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+def test_losses_beside_an_optimizers_steps_belong_to_the_measured_steps(recorder: Recorder, is_before: bool) -> None:
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.SGD([parameter])
+    handle = register_optimizer_step_post_hook(Follower(recorder, 1, False))
+    for number in range(1, 6):
+        if is_before:
+            recorder.loss(number)
+        optimizer.step()
+        if not is_before:
+            recorder.loss(number)
+    handle.remove()
+    result = recorder.result()
+    # The optimizer's first step starts the recorder, and the second ends the warm-up.
+    assert (len(result.step_times_ms), result.loss) == (3, [3.0, 4.0, 5.0])
+
+
 def test_second_start_is_refused(recorder: Recorder) -> None:
     record(recorder, [1.0])
     with pytest.raises(RuntimeError, match="called twice, or after the first"):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import mmap
 import resource
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -108,6 +111,31 @@ def test_collectives_after_the_last_step_are_no_part_of_it():
 def test_collective_without_a_duration_hides_every_wait():
     assert waits_of_steps_ms([at(50), at(110, 2.0), at(310, None)], BEGAN_NS, ENDED_NS) == []
     assert waits_of_steps_ms([at(50, None), at(110, 2.0)], BEGAN_NS, ENDED_NS) == [2.0, 0.0, 0.0]
+
+
+def part(created_ms: float) -> dict:
+    """Return an entry of a send in a batch, which the recorder never completes."""
+    name = {"profiling_name": "nccl:send 0->1", "is_p2p": True}
+    return {"time_created_ns": int(created_ms * MS), "retired": False} | name
+
+
+def test_batch_of_sends_counts_once():
+    batch = at(111, 2.0) | {"profiling_name": "nccl:coalesced", "is_p2p": True}
+    assert waits_of_steps_ms([at(50), part(110), part(110), batch, at(310, 5.0)], BEGAN_NS, ENDED_NS) == [2.0, 0.0, 5.0]
+
+
+def test_send_without_a_batch_and_without_a_duration_hides_every_wait():
+    assert waits_of_steps_ms([at(50), part(110), at(310, 5.0)], BEGAN_NS, ENDED_NS) == []
+
+
+def test_record_is_not_waited_for_because_of_parts_of_a_batch(monkeypatch):
+    batch = at(111, 2.0) | {"profiling_name": "nccl:coalesced", "is_p2p": True}
+    dumped = json.dumps({"entries": [part(110), batch]})
+    found = SimpleNamespace(_dump_nccl_trace_json=lambda **_: dumped)
+    monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", found)
+    began_s = time.monotonic()
+    assert len(recorded_collectives()) == 2
+    assert time.monotonic() - began_s < 1
 
 
 @pytest.mark.parametrize(("entries", "began_ns"), [([], BEGAN_NS), ([at(50)], [])])

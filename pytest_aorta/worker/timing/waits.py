@@ -24,19 +24,22 @@ from pytest_aorta.result.trace.arrivals import Arrivals
 
 # NCCL's watchdog checks every 100 ms which collectives have ended.
 _RETIRED_WITHIN_S = 2.0
+_BATCH = "nccl:coalesced"
 
 
 def waits_of_steps_ms(collectives: Sequence[dict[str, Any]], began_ns: Sequence[int], ended_ns: int) -> list[float]:
     """Return the milliseconds spent in collectives, for each step that the record covers completely.
 
     A record that is too small covers only the last steps. Steps before the first recorded collective are left out; if
-    any collective within the covered steps has no duration, the result is empty.
+    any collective within the covered steps has no duration, the result is empty. Parts of a batch of sends and
+    receives do not count: the recorder has one entry with a duration for the batch.
 
     Args:
         collectives: entries of NCCL's flight recorder.
         began_ns: when the host entered each step, on the clock of ``time.time_ns``.
         ended_ns: when the host left the last step.
     """
+    collectives = _without_parts(collectives)
     created_ns = [entry["time_created_ns"] for entry in collectives]
     if not created_ns or not began_ns:
         return []
@@ -86,6 +89,20 @@ def recorded_collectives() -> list[dict[str, Any]]:
     deadline_s = time.monotonic() + _RETIRED_WITHIN_S
     while True:
         entries: list[dict[str, Any]] = json.loads(dump(includeCollectives=True, onlyActive=False)).get("entries", [])
-        if all(entry.get("retired") for entry in entries) or time.monotonic() > deadline_s:
+        if all(entry.get("retired") for entry in _without_parts(entries)) or time.monotonic() > deadline_s:
             return entries
         time.sleep(0.02)
+
+
+def _without_parts(entries: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+    """Leave out the sends and receives of batches, which never retire and never get a duration.
+
+    Only the batch does, as ``nccl:coalesced`` (https://github.com/pytorch/pytorch/issues/137969).
+    """
+    if not any(entry.get("profiling_name") == _BATCH for entry in entries):
+        return entries
+    return [
+        entry
+        for entry in entries
+        if not entry.get("is_p2p") or entry.get("retired") or entry["profiling_name"] == _BATCH
+    ]

@@ -171,8 +171,23 @@ def test_iterations_have_to_be_equal(tmp_path, changes, numbers):
     assert f"{numbers}; they have to be equal" in rank_value_error(tmp_path, **changes)
 
 
+@pytest.mark.parametrize("name", ["loss", "grad_norm"])
+def test_value_that_only_some_steps_have_is_refused(tmp_path, name):
+    message = rank_value_error(tmp_path, **{name: [2.0, 1.0]})
+    assert f"{name} has 2 values for 3 measured steps; record it after every step, as recorder.{name}(value)" in message
+
+
+@pytest.mark.parametrize("name", ["loss", "grad_norm"])
+def test_loss_of_each_ranks_own_batch_says_how_to_reduce_it(tmp_path, name):
+    message = ranks_error(tmp_path, **{name: [9.0, 8.0, 7.0]})
+    assert f"{name} of rank 1 is [9.0, 8.0, 7.0], of rank 0" in message
+    assert message.endswith("reduce it over the ranks, e.g. with dist.all_reduce, and record it on every rank")
+
+
 def test_ranks_with_unequal_numbers_of_steps_contradict_each_other(tmp_path):
-    message = ranks_error(tmp_path, step_times_ms=[1.0, 2.0], configured_iterations=2, total_iterations=2)
+    message = ranks_error(
+        tmp_path, step_times_ms=[1.0, 2.0], configured_iterations=2, total_iterations=2, loss=[3.0, 2.0]
+    )
     assert "number of step times of rank 1 is 2, of rank 0 3; they have to be equal" in message
 
 
@@ -181,7 +196,7 @@ def test_ranks_with_unequal_numbers_of_steps_contradict_each_other(tmp_path):
     [
         ({"weight_hashes": {"3": "cd" * 8}}, "weight_hashes of rank 1 is {'3': 'cdcdcdcdcdcdcdcd'}, of rank 0"),
         ({"loss": [3.0, 2.0, 9.0]}, "loss of rank 1 is [3.0, 2.0, 9.0], of rank 0 [3.0, 2.0, 1.0]"),
-        ({"grad_norm": [1.5]}, "grad_norm of rank 1 is [1.5], of rank 0 []"),
+        ({"grad_norm": [1.5] * 3}, "grad_norm of rank 1 is [1.5, 1.5, 1.5], of rank 0 []"),
         ({"metrics": {}}, "metrics of rank 1 is [], of rank 0 ['tokens_per_s']"),
     ],
 )

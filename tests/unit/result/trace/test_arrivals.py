@@ -56,7 +56,10 @@ def test_waits_are_unknown_without_comparable_arrivals(ranks):
 def result_of(tmp_path, *documents, nodes=None):
     write_ranks(
         tmp_path,
-        *(rank_values(step_times_ms=[100.0, 100.0], total_iterations=2, configured_iterations=2) for _ in range(2)),
+        *(
+            rank_values(step_times_ms=[100.0, 100.0], total_iterations=2, configured_iterations=2, loss=[])
+            for _ in range(2)
+        ),
     )
     for number, document in enumerate(documents):
         write_rank_file(tmp_path, number, "arrivals.json", json.dumps(document))
