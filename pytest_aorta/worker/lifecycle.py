@@ -63,7 +63,9 @@ def run_rank(run_dir: Path, folder: Path) -> None:
     leave_mark(folder, SET_UP)
     device = own_device()
     before = run_canary(device)
-    result = workload.run()
+    result: object = workload.run()
+    if not isinstance(result, RankResult):
+        raise TypeError(f"{workload_class.__name__}.run() returned {result!r}; it has to return a RankResult")
     leave_mark(folder, RAN)
     refuse_leaks(plan["reference"])
     refuse_non_finite(result)

@@ -64,6 +64,13 @@ def sums_of_one_rank(tensor):
     return sums
 
 
+def test_shards_are_not_hashed_after_the_process_group_has_gone():
+    with rank_of((2,), 1) as mesh, torch.no_grad():
+        shard = distribute_tensor(torch.zeros(4, 2), mesh, [Shard(0)])
+    with pytest.raises(RuntimeError, match=r"^w is a shard and there is no process group: hash weights before leaving"):
+        weight_hash.hash_parameters([("w", shard)])
+
+
 @given(st.lists(st.integers(0, 7), min_size=1, max_size=3), MESHES, DTYPES, st.data())
 def test_any_placement_of_any_tensor_hashes_like_one_rank(shape, mesh_shape, dtype, data):
     place = st.one_of(st.builds(Replicate), st.builds(Shard, st.integers(0, len(shape) - 1)))

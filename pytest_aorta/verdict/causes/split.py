@@ -43,7 +43,10 @@ class Split:
         return self.total_ms - sum(self.parts_ms[part] for part in _NAMES)
 
     def __str__(self) -> str:
-        """Return one line in which the parts add up to the change as printed."""
+        """Return one line in which the parts add up to the change as printed.
+
+        If profiled steps do not show most of the change, they do not show its rank either, so the rank is left out.
+        """
         digits = _digits(self.total_ms)
         shown = {name: round(self.parts_ms[part], digits) for part, name in _NAMES.items()}
         total = round(self.total_ms, digits)
@@ -51,7 +54,8 @@ class Split:
         copies = round(self.parts_ms[Part.COPY], digits)
         parts = [f"{name} {value:+.{digits}f}" for name, value in shown.items() if value]
         parts.append(f"{_REST} {rest:+.{digits}f}" + (f" ({_COPIES} {copies:+.{digits}f})" if copies else ""))
-        where = "" if self.rank is None else f" on rank {self.rank}, the critical rank"
+        is_shown = abs(self.rest_ms - self.parts_ms[Part.COPY]) <= abs(self.total_ms) / 2
+        where = "" if self.rank is None or not is_shown else f" on rank {self.rank}, the critical rank"
         return f"split of {total:+.{digits}f} ms{where}: {', '.join(parts)}"
 
 

@@ -65,7 +65,8 @@ def hash_parameters(named: Iterable[tuple[str, torch.Tensor]], group: _Group = N
     Collective over ``group``, or over all ranks if it is None, once torch.distributed is initialized.
 
     Raises:
-        RuntimeError: Replicas differ, ranks name different tensors, or a shard's size contradicts its placements.
+        RuntimeError: Replicas differ, ranks name different tensors, a shard's size contradicts its placements, or there
+            is a DTensor and no process group.
         ValueError: There are no tensors, a name has two dtypes or shapes, a DTensor is Partial, or elements do not have
             1, 2, 4 or 8 bytes on a CPU or CUDA device.
     """
@@ -128,6 +129,8 @@ def _dtensor_or_replica(name: str, tensor: torch.Tensor) -> _Piece:
     signature = _Signature(name, str(tensor.dtype), tuple(tensor.shape))
     if not isinstance(tensor, DTensor):
         return _Piece(signature, tensor, (Grid.of(Axis(tensor.numel(), range(tensor.numel()))),))
+    if not dist.is_initialized():
+        raise RuntimeError(f"{name} is a shard and there is no process group: hash weights before leaving the group")
     return _Piece(signature, tensor.to_local(), local_grids(name, tensor))
 
 

@@ -51,6 +51,12 @@ def test_copies_are_named_within_the_rest():
     assert str(found) == "split of +3.00 ms on rank 0, the critical rank: rest +3.00 (copies +2.50)"
 
 
+def test_change_that_profiled_steps_do_not_show_has_no_rank():
+    """A sleeping rank computes no longer than its peers, so nothing in the breakdown distinguishes it."""
+    found = split(500.0, launches(510.0, 3, USUAL | {"exposed_comm": 5.0}, rank=1), launches(10.0, 3, USUAL))
+    assert str(found) == "split of +500 ms: exposed communication +4, rest +496"
+
+
 def test_step_time_that_passed_is_not_split():
     assert check(launches(10.0, 3, CHANGED), launches(10.0, 10, USUAL)).notes == ()
 
