@@ -215,26 +215,34 @@ class FamilyTime:
 
 @dataclass(frozen=True)
 class Call:
-    """Key of the calls of one collective with one size in one process group, the same on all ranks of the group.
-
-    The attributes are those of :class:`CollectiveCalls`.
-    """
+    """A call of a collective in a process group. The attributes are those of :class:`CollectiveCalls`."""
 
     kind: Collective
     group: str = ""
     group_size: int | None = None
     num_bytes: int | None = None
 
+    @property
+    def key(self) -> Call:
+        """Return the part of this call that is the same on all ranks of the group.
+
+        The ranks of a group make calls with equal keys in the same order. The size is part of the key except for
+        all-to-all, in which each rank may send and receive another number of bytes, e.g. if experts get unequal numbers
+        of tokens.
+        """
+        return replace(self, num_bytes=None) if self.kind is Collective.ALL_TO_ALL else self
+
 
 @dataclass(frozen=True)
 class CollectiveCalls:
-    """The calls of one collective with one size in one process group, on one rank.
+    """The calls of one rank that have one key (:attr:`Call.key`).
 
     Attributes:
         kind: The :class:`Collective`.
         group: Name and ranks of the process group as torch reports them; empty if unknown.
         group_size: Number of ranks in the group; None if unknown.
-        num_bytes: Size of the larger of input and output of a call; None if unknown.
+        num_bytes: Size of the larger of input and output of a call, for all-to-all a mean over the calls; None if
+            unknown.
         ms: Duration of each call in the profiled steps, in order. All ranks of a group call in the same order.
     """
 
@@ -245,9 +253,9 @@ class CollectiveCalls:
     ms: list[float]
 
     @property
-    def call(self) -> Call:
+    def key(self) -> Call:
         """Return the key of these calls, which the calls of the group's other ranks have too."""
-        return Call(Collective(self.kind), self.group, self.group_size, self.num_bytes)
+        return Call(Collective(self.kind), self.group, self.group_size, self.num_bytes).key
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def run(rank: int, folder: str) -> None:
     assert calls_of_all_ranks([], CPU) == [[], []]
     assert largest_over_ranks([rank, -rank], CPU) == [1.0, 0.0]
     found = waits_ms(calls_of_all_ranks(OF_RANKS[rank], CPU), rank)
-    assert found == {GATHERS[0].call: [[3.5, 0.0], [0.0, 3.25]][rank]}
+    assert found == {GATHERS[0].key: [[3.5, 0.0], [0.0, 3.25]][rank]}
     dist.destroy_process_group()
     Path(folder, f"{rank}.passed").touch()
 

@@ -77,6 +77,9 @@ _ELEMENT_BYTES = {
     "Byte": 1, "Char": 1, "Bool": 1, "Half": 2, "BFloat16": 2, "Short": 2, "Int": 4, "Float": 4, "Long": 8,
     "Double": 8, "ComplexFloat": 8, "ComplexDouble": 16,
 }  # fmt: skip
+# Collectives on lists of tensors, by torch's names. The tensors may have unequal sizes, and torch records only the size
+# of the rank's own.
+_ON_LISTS = {"all_gather", "reduce_scatter"}
 
 
 class TraceError(AortaError, ValueError):
@@ -212,7 +215,7 @@ def overlap_of_device(
     """Return the breakdown of ``num_steps`` steps like ``step`` from a trace of device activity alone.
 
     A stream whose communication does not repeat that of ``step`` is classified by its kernels' names. ``waits_ms``
-    contains waits for late ranks at the beginning of calls, in order, which are no communication
+    contains waits for late ranks at the beginning of calls by :attr:`Call.key`, in order, which are no communication
     (:func:`~pytest_aorta.result.trace.transfers.waits_ms`).
 
     Raises:
@@ -261,7 +264,7 @@ def _waits_ns(
     return {
         id(kernel): round(wait_ms * 1e6)
         for kernel in kernels
-        if (wait_ms := next(left.get(calls[id(kernel)], iter(())), None)) is not None
+        if (wait_ms := next(left.get(calls[id(kernel)].key, iter(())), None)) is not None
     }
 
 
@@ -281,13 +284,20 @@ def _family(event: Event, calls: Mapping[int, Call]) -> str:
 
 
 def _collectives(calls: Iterable[tuple[Call, int]]) -> list[CollectiveCalls]:
-    """Return the durations in ms of equal calls, in groups; the group with the longest total comes first."""
+    """Return the durations in ms of calls with equal keys, in groups; the group with the longest total comes first."""
     durations: dict[Call, list[float]] = defaultdict(list)
+    sizes: dict[Call, list[int | None]] = defaultdict(list)
     for call, duration_ns in calls:
-        if len(durations[call]) < _MAX_KEPT_CALLS:
-            durations[call].append(duration_ns / 1e6)
+        if len(durations[call.key]) < _MAX_KEPT_CALLS:
+            durations[call.key].append(duration_ns / 1e6)
+            sizes[call.key].append(call.num_bytes)
     longest = sorted(durations.items(), key=lambda entry: -sum(entry[1]))[:_MAX_KEPT_COLLECTIVES]
-    return [CollectiveCalls(call.kind, call.group, call.group_size, call.num_bytes, ms) for call, ms in longest]
+    return [CollectiveCalls(key.kind, key.group, key.group_size, _mean_size(sizes[key]), ms) for key, ms in longest]
+
+
+def _mean_size(sizes: Sequence[int | None]) -> int | None:
+    known = [size for size in sizes if size is not None]
+    return sum(known) // len(known) if len(known) == len(sizes) else None
 
 
 def _overlap(edges: list[int], lanes: Mapping[str, Intervals]) -> OverlapCapture:
@@ -425,12 +435,13 @@ def _call(kernel: Event) -> Call:
     counts = [args[key] for key in ("In msg nelems", "Out msg nelems") if _is_count(args.get(key), 0)]
     dtype = str(args.get("dtype", ""))
     element_bytes = 1 if dtype.startswith("Float8") else _ELEMENT_BYTES.get(dtype)
+    is_known = counts and element_bytes and args.get("Collective name") not in _ON_LISTS
     size = args.get("Group size")
     return Call(
         _kind(kernel),
         " ".join(parts)[:_MAX_GROUP_TEXT],
         size if _is_count(size, 1) and size <= _MAX_GROUP_SIZE else None,
-        max(counts) * element_bytes if counts and element_bytes else None,
+        max(counts) * element_bytes if is_known and element_bytes else None,
     )
 
 

@@ -3,6 +3,12 @@
 A collective's kernel runs from the arrival of its own rank to the end of the collective. The rank that arrives last
 does not wait, so the shortest duration of a call over the ranks of its group is the transfer. The rest of a rank's
 duration is the wait for the last rank. Clocks of ranks are not compared.
+
+The ranks of a process group make the same calls in the same order, so the n-th calls of its ranks are one collective.
+Calls of unequal sizes are distinguished first (:attr:`~pytest_aorta.result.measurements.Call.key`), except where ranks may
+legally differ in the size of one call: in all-to-all, whose calls of a group are paired by their order alone, and in
+all-gathers and reduce-scatters of lists of tensors, whose sizes count as unknown. All other collectives of torch
+demand equal sizes of all ranks.
 """
 
 from __future__ import annotations
@@ -44,8 +50,8 @@ class CollectiveFacts:
         bus_bytes: Bytes that the calls of a rank move over the bus per step, by nccl-tests' formula, a mean over ranks;
             0 if sizes are unknown.
         transfer_ms: Time of a rank's calls per step without waits for late ranks, a mean over ranks.
-        wait_ms: Time that each rank waits for late ranks per step; of more than 8 ranks the least, the median and the
-            largest.
+        wait_ms: Time that each rank that makes such calls waits for late ranks per step, in the order of ranks; of more
+            than 8 ranks the least, the median and the largest.
         straggler: The rank that the others wait for.
     """
 
@@ -97,22 +103,20 @@ class _Kind:
 def collective_facts(collectives: Sequence[Sequence[CollectiveCalls]], num_steps: int) -> dict[str, CollectiveFacts]:
     """Return the facts of each kind of collective from ``collectives[rank]``.
 
-    The n-th calls of the ranks of one process group with equal sizes are one collective. If torch records no
-    process group, all ranks are one group. A kind is left out if ranks of a group made unequal numbers of calls.
+    The n-th calls of the ranks of one process group with equal keys are one collective. If torch records no process
+    group, all ranks are one group. A kind is left out if ranks of a group made unequal numbers of calls, or if an older
+    version stored all-to-all calls by size, without their order.
     """
     kinds: dict[Collective, _Kind] = defaultdict(_Kind)
     for call, ranks in _by_call(collectives).items():
         kind = kinds[call.kind]
         transfers_ms = _transfers_ms(ranks, (call.group_size or len(ranks)) if call.group else len(collectives))
-        kind.has_bytes &= call.num_bytes is not None and call.group_size is not None
         if transfers_ms is None:
             kind.is_matched = False
         else:
-            _add(kind, ranks, transfers_ms, _bus_bytes(call))
+            _add(kind, ranks, transfers_ms)
     return {
-        str(kind): _facts(found, num_steps, len(collectives))
-        for kind in Collective
-        if (found := kinds.get(kind)) and found.is_matched
+        str(kind): _facts(found, num_steps) for kind in Collective if (found := kinds.get(kind)) and found.is_matched
     }
 
 
@@ -120,58 +124,67 @@ def waits_ms(collectives: Sequence[Sequence[CollectiveCalls]], rank: int) -> dic
     """Return the waits of one rank for late ranks at the beginning of its calls, in milliseconds, in order.
 
     ``collectives[rank]`` are the calls of all ranks. Calls are left out if torch records no process group for them, if
-    the ranks of the group made unequal numbers of calls, or if a rank can end before the last one arrives.
+    the ranks of the group made unequal numbers of calls, or if a rank can end before the last one arrives. The result's
+    keys are those of calls (:attr:`~pytest_aorta.result.measurements.Call.key`).
     """
     found = {}
     for call, ranks in _by_call(collectives).items():
         if rank not in ranks or not call.group or call.group_size is None or call.kind not in _ENDS_TOGETHER:
             continue
         if (transfers_ms := _transfers_ms(ranks, call.group_size)) is not None:
-            found[call] = [duration - least for duration, least in zip(ranks[rank], transfers_ms, strict=True)]
+            (own,) = ranks[rank]
+            found[call] = [duration - least for duration, least in zip(own.ms, transfers_ms, strict=True)]
     return found
 
 
-def _by_call(collectives: Sequence[Sequence[CollectiveCalls]]) -> dict[Call, dict[int, list[float]]]:
-    """Return the durations of each rank's calls by what the calls of a group have in common."""
-    found: dict[Call, dict[int, list[float]]] = defaultdict(dict)
+def _by_call(collectives: Sequence[Sequence[CollectiveCalls]]) -> dict[Call, dict[int, list[CollectiveCalls]]]:
+    """Return each rank's entries by what the calls of a group have in common; a rank without an entry is left out."""
+    found: dict[Call, dict[int, list[CollectiveCalls]]] = defaultdict(lambda: defaultdict(list))
     for rank, entries in enumerate(collectives):
         for entry in entries:
-            found[entry.call][rank] = entry.ms
+            found[entry.key][rank].append(entry)
     return found
 
 
-def _transfers_ms(ranks: Mapping[int, Sequence[float]], group_size: int) -> list[float] | None:
-    """Return the shortest duration of each call, or None if not all ranks of the group made equally many calls."""
-    if len(ranks) != group_size or len(set(map(len, ranks.values()))) != 1:
+def _transfers_ms(ranks: Mapping[int, Sequence[CollectiveCalls]], group_size: int) -> list[float] | None:
+    """Return the shortest duration of each call, or None if it is not known which calls are one collective.
+
+    All ranks of the group have to have made equally many calls, and each rank's calls have to be one entry, since the
+    order of calls in several entries is not known.
+    """
+    each = [entries[0].ms for entries in ranks.values() if len(entries) == 1]
+    if len(ranks) != group_size or len(each) != len(ranks) or len(set(map(len, each))) != 1:
         return None
-    return list(map(min, zip(*ranks.values(), strict=True)))
+    return list(map(min, zip(*each, strict=True)))
 
 
-def _bus_bytes(call: Call) -> float:
-    if call.num_bytes is None or call.group_size is None:
-        return 0.0
-    factor = _BUS_FACTORS.get(call.kind)
-    return call.num_bytes * (1.0 if factor is None else factor * (call.group_size - 1) / call.group_size)
+def _bus_bytes(calls: CollectiveCalls) -> float | None:
+    """Return the bytes of one of the calls on the bus, a mean; None if sizes are unknown."""
+    if calls.num_bytes is None or calls.group_size is None:
+        return None
+    factor = _BUS_FACTORS.get(calls.key.kind)
+    return calls.num_bytes * (1.0 if factor is None else factor * (calls.group_size - 1) / calls.group_size)
 
 
-def _add(kind: _Kind, ranks: Mapping[int, Sequence[float]], transfers_ms: Sequence[float], bus_bytes: float) -> None:
-    for rank, durations in ranks.items():
-        sums = kind.ranks[rank]
-        sums.calls += len(durations)
-        sums.bus_bytes += bus_bytes * len(durations)
+def _add(kind: _Kind, ranks: Mapping[int, Sequence[CollectiveCalls]], transfers_ms: Sequence[float]) -> None:
+    for rank, (entry,) in ranks.items():
+        sums, bus_bytes = kind.ranks[rank], _bus_bytes(entry)
+        kind.has_bytes &= bus_bytes is not None
+        sums.calls += len(entry.ms)
+        sums.bus_bytes += (bus_bytes or 0.0) * len(entry.ms)
         sums.transfer_ms += sum(transfers_ms)
-        sums.wait_ms += sum(durations) - sum(transfers_ms)
+        sums.wait_ms += sum(entry.ms) - sum(transfers_ms)
 
 
-def _facts(kind: _Kind, num_steps: int, num_ranks: int) -> CollectiveFacts:
-    ranks = [kind.ranks.get(rank, _Sums()) for rank in range(num_ranks)]
+def _facts(kind: _Kind, num_steps: int) -> CollectiveFacts:
+    callers = sorted(kind.ranks)
+    ranks = [kind.ranks[rank] for rank in callers]
     waits_ms = [rank.wait_ms / num_steps for rank in ranks]
-    callers = [rank for rank in range(num_ranks) if ranks[rank].calls]
     each = len(callers) * num_steps
     return CollectiveFacts(
         calls=sum(rank.calls for rank in ranks) / each,
         bus_bytes=sum(rank.bus_bytes for rank in ranks) / each if kind.has_bytes else 0.0,
         transfer_ms=sum(rank.transfer_ms for rank in ranks) / each,
-        wait_ms=waits_ms if num_ranks <= MAX_WAITS_BY_RANK else [min(waits_ms), median(waits_ms), max(waits_ms)],
-        straggler=min(callers, key=lambda rank: waits_ms[rank]),
+        wait_ms=waits_ms if len(callers) <= MAX_WAITS_BY_RANK else [min(waits_ms), median(waits_ms), max(waits_ms)],
+        straggler=callers[waits_ms.index(min(waits_ms))],
     )

@@ -411,6 +411,14 @@ def test_kernels_and_collectives_of_profiled_steps_are_kept_by_rank(tmp_path):
     assert LaunchFacts.from_json(json.loads(json.dumps(facts.to_json()))) == facts
 
 
+def test_older_result_with_all_to_all_calls_by_size_is_read_without_their_waits(tmp_path):
+    gathers = {"kind": "all_gather", "group": "0 [0, 1]", "group_size": 2, "num_bytes": 1 << 20, "ms": [3.0]}
+    exchanges = [gathers | {"kind": "all_to_all", "num_bytes": size, "ms": [size / 10]} for size in (100, 130)]
+    result = collect(tmp_path, *[rank_values(overlap=[STEP], collectives=[gathers, *exchanges])] * 2)
+    assert read_result(tmp_path / "result.json") == result
+    assert set(launch_facts(result).collectives) == {"all_gather"}
+
+
 def test_result_without_profiled_steps_has_none_and_so_has_an_older_file(tmp_path):
     result = collect(tmp_path, rank_values(), rank_values())
     assert (result.overlap, result.timeline, result.kernels, result.collectives) == ([], [], [], [])

@@ -190,14 +190,57 @@ def test_wait_belongs_to_the_call_of_its_size_and_group():
         kernel(ALL_GATHER, 80, 10, stream=20, dtype="Float", **GATHER),
     )
     document = alone(*named(ALL_GATHER, 60, 80, 160, 180))
-    first, second = (entry.call for entry in overlap_of_device(document, step, 2).collectives)
+    first, second = (entry.key for entry in overlap_of_device(document, step, 2).collectives)
     waits = {first: [0.0, 0.004], second: [0.001, 0.0]}
     found = overlap_of_device(document, step, 2, waits)
     assert [round(one.collectives["all_gather"].total_ms, 6) for one in found.steps] == [0.019, 0.016]
 
 
+def routed(*elements: int, asked: str = "all_to_allv"):
+    """Return the step of a rank that exchanges ``elements`` bytes by layer, and two steps with device activity alone."""
+    name, group = "ncclDevKernel_SendRecv", NCCL | {"Collective name": asked, "dtype": "Byte"}
+    rows = [60 + 20 * place for place in range(len(elements))]
+    sizes = zip(rows, elements, strict=True)
+    step = learned(*(kernel(name, row, 10, 20, **group, **{"In msg nelems": count}) for row, count in sizes))
+    return step, [row + 100 * number for number in (0, 1) for row in rows]
+
+
+def uneven(lengths_us, step, rows):
+    rows_us = zip(rows, lengths_us, strict=True)
+    return alone(*(kernel("ncclDevKernel_SendRecv", row, length, 20) for row, length in rows_us)), step
+
+
+@pytest.mark.parametrize("asked", ["all_to_allv", "all_gather", "reduce_scatter"])
+def test_calls_whose_sizes_differ_by_rank_wait_in_their_order(asked):
+    """Route tokens unevenly: the first layer of a rank sends as much as the second layer of its peer."""
+    sizes, lengths_us = [(100, 130), (130, 100)], [(5, 12, 5, 12), (5, 12, 5, 15)]
+    ranks = [uneven(us, *routed(*each, asked=asked)) for each, us in zip(sizes, lengths_us, strict=True)]
+    captures = [overlap_of_device(document, step, 2) for document, step in ranks]
+    calls = [capture.collectives for capture in captures]
+    waits = [waits_ms(calls, rank) for rank in (0, 1)]
+    assert [[[round(ms, 6) for ms in each] for each in rank.values()] for rank in waits] == [
+        [[0.0, 0.0, 0.0, 0.0]],
+        [[0.0, 0.0, 0.0, 0.003]],
+    ]
+    clipped = overlap_of_device(*ranks[1], 2, waits[1])
+    assert [round(each.comm_ms, 6) for each in clipped.steps] == [0.017, 0.017]
+    assert captures[0] == overlap_of_device(*ranks[0], 2, waits[0])
+
+
+def test_all_to_all_calls_of_a_group_keep_their_order_and_their_mean_size():
+    document, step = uneven((5, 12, 6, 13), *routed(100, 130))
+    (entry,) = overlap_of_device(document, step, 2).collectives
+    assert (entry.num_bytes, entry.ms) == (115, [0.005, 0.012, 0.006, 0.013])
+
+
 @pytest.mark.parametrize(
-    "strange", [{"dtype": "QInt8"}, {"dtype": "Float", "Out msg nelems": "many", "In msg nelems": -1}]
+    "strange",
+    [
+        {"dtype": "QInt8"},
+        {"dtype": "Float", "Out msg nelems": "many", "In msg nelems": -1},
+        # Torch records the size of the rank's own part, which other ranks need not share.
+        {"dtype": "Float", "Collective name": "all_gather"},
+    ],
 )
 def test_size_of_a_call_that_is_not_understood_is_unknown(strange):
     step = learned(kernel(ALL_GATHER, 60, 10, stream=20, **GATHER | strange))

@@ -72,16 +72,28 @@ def test_waits_of_many_ranks_are_kept_as_least_median_and_largest():
 
 def test_rank_without_the_collective_is_never_the_straggler():
     found = collective_facts([[], [calls(2.0, group="1")], [calls(5.0, group="1")]], 1)["all_gather"]
-    assert (found.wait_ms, found.straggler, found.transfer_ms) == ([0.0, 0.0, 3.0], 1, 2.0)
+    assert (found.wait_ms, found.straggler, found.transfer_ms) == ([0.0, 3.0], 1, 2.0)
+
+
+def test_ranks_that_never_call_a_collective_do_not_count_among_the_peers_of_its_straggler():
+    """Reduce tied weights over the first and the last stage of a pipeline."""
+    ranks = [[calls(40.0, group="tied [0, 7]")], *[[]] * 6, [calls(1.0, group="tied [0, 7]")]]
+    found = collective_facts(ranks, 1)["all_gather"]
+    assert (found.wait_ms, found.peers_wait_ms, found.straggler) == ([39.0, 0.0], 39.0, 7)
+
+
+def test_waits_of_many_ranks_that_call_leave_out_those_that_do_not():
+    ranks = [[calls(1.0 + rank, group="0", size=9)] for rank in range(9)]
+    assert collective_facts([*ranks, *[[]] * 23], 1)["all_gather"].wait_ms == [0.0, 4.0, 8.0]
 
 
 def test_wait_of_each_call_is_its_duration_beyond_the_shortest_of_the_group():
     early, late = calls(5.0, 1.0), calls(1.5, 4.0)
     far = calls(9.0, 9.0, group="1 [2, 3]")
     ranks = [[early], [late], [far], [far]]
-    assert waits_ms(ranks, 0) == {early.call: [3.5, 0.0]}
-    assert waits_ms(ranks, 1) == {late.call: [0.0, 3.0]}
-    assert waits_ms(ranks, 2) == {far.call: [0.0, 0.0]}
+    assert waits_ms(ranks, 0) == {early.key: [3.5, 0.0]}
+    assert waits_ms(ranks, 1) == {late.key: [0.0, 3.0]}
+    assert waits_ms(ranks, 2) == {far.key: [0.0, 0.0]}
 
 
 @pytest.mark.parametrize(
@@ -99,6 +111,35 @@ def test_wait_of_each_call_is_its_duration_beyond_the_shortest_of_the_group():
 )
 def test_calls_that_do_not_match_or_need_not_wait_have_no_waits(own, peer):
     assert waits_ms([[own], [peer]], 0) == {}
+
+
+def exchange(*ms: float, num_bytes):
+    return calls(*ms, kind="all_to_all", group="ep [0, 1]", num_bytes=num_bytes)
+
+
+def test_all_to_all_calls_are_paired_by_their_order_whatever_each_rank_sends():
+    ranks = [[exchange(20.0, 5.0, num_bytes=1000)], [exchange(5.0, 5.5, num_bytes=2000)]]
+    assert [waits_ms(ranks, rank) for rank in (0, 1)] == [
+        {ranks[0][0].key: [15.0, 0.0]},
+        {ranks[1][0].key: [0.0, 0.5]},
+    ]
+    found = collective_facts(ranks, 1)["all_to_all"]
+    assert (found.transfer_ms, found.wait_ms, found.straggler) == (10.0, [15.0, 0.5], 1)
+    # Half of the mean size goes over the bus between two ranks.
+    assert found.bus_bytes == 2 * 1500 / 2
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        [[exchange(5.0, num_bytes=100), exchange(12.0, num_bytes=130)]] * 2,
+        [[exchange(5.0, num_bytes=100), exchange(12.0, num_bytes=130)], [exchange(5.0, 12.0, num_bytes=115)]],
+    ],
+    ids=["all", "one rank"],
+)
+def test_all_to_all_calls_that_an_older_version_stored_by_size_have_no_order_and_no_waits(ranks):
+    assert waits_ms(ranks, 0) == {}
+    assert collective_facts(ranks, 1) == {}
 
 
 @given(st.lists(st.tuples(st.floats(0.01, 1e3), st.floats(0.01, 1e3)), min_size=1, max_size=20))
