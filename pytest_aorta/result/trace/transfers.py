@@ -5,9 +5,9 @@ does not wait, so the shortest duration of a call over the ranks of its group is
 duration is the wait for the last rank. Clocks of ranks are not compared.
 
 The ranks of a process group make the same calls in the same order, so the n-th calls of its ranks are one collective.
-Calls of unequal sizes are distinguished first (:attr:`~pytest_aorta.result.measurements.Call.key`), except where ranks may
-legally differ in the size of one call: in all-to-all, whose calls of a group are paired by their order alone, and in
-all-gathers and reduce-scatters of lists of tensors, whose sizes count as unknown. All other collectives of torch
+Calls of unequal sizes are distinguished first (:attr:`~pytest_aorta.result.measurements.Call.key`), except where ranks
+may legally differ in the size of one call: in all-to-all, whose calls of a group are paired by their order alone, and
+in all-gathers and reduce-scatters of lists of tensors, whose sizes count as unknown. All other collectives of torch
 demand equal sizes of all ranks.
 """
 

@@ -197,7 +197,7 @@ def test_wait_belongs_to_the_call_of_its_size_and_group():
 
 
 def routed(*elements: int, asked: str = "all_to_allv"):
-    """Return the step of a rank that exchanges ``elements`` bytes by layer, and two steps with device activity alone."""
+    """Return the step of a rank that sends ``elements`` bytes by layer, and where two such steps have their kernels."""
     name, group = "ncclDevKernel_SendRecv", NCCL | {"Collective name": asked, "dtype": "Byte"}
     rows = [60 + 20 * place for place in range(len(elements))]
     sizes = zip(rows, elements, strict=True)
