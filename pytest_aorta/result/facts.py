@@ -42,8 +42,8 @@ NUMERIC_ENVIRONMENT = (
 CHOICES = ("activation_checkpointing", "unsharded_blocks")
 # Optional facts, left out of a baseline if they are empty.
 _OPTIONAL = (
-    "commit", "branch", "dirty", "breakdown_ms", "throttled", "sm_clock_mhz", "profiler", "blocked_by", "kernels",
-    "collectives", "command",
+    "commit", "branch", "dirty", "breakdown_ms", "throttled", "sm_clock_mhz", "profiler", "blocked_by",
+    "overlap_problem", "kernels", "collectives", "command",
 )  # fmt: skip
 # Facts with integers and booleans; every other number is a float.
 _AS_STORED = ("num_steps", "most_exposed_rank", "critical_rank", "environment", "dirty", "collectives")
@@ -91,6 +91,8 @@ class LaunchFacts:
             ranks, e.g. coverage; empty if there was none.
         blocked_by: the runtime call in which profiled steps wait for the device, so that no host could be ahead of
             the device; empty if there was none.
+        overlap_problem: the reason why steps were profiled without a result; empty if there is a result or no step was
+            profiled.
     """
 
     recorded_at: str
@@ -120,6 +122,7 @@ class LaunchFacts:
     sm_clock_mhz: float | None = None
     profiler: str = ""
     blocked_by: str = ""
+    overlap_problem: str = ""
     kernels: dict[str, FamilyTime] = field(default_factory=dict)
     collectives: dict[str, CollectiveFacts] = field(default_factory=dict)
     command: list[str] = field(default_factory=list)
@@ -220,6 +223,7 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
         sm_clock_mhz=lowest_sm_clock_mhz(result.platform_facts),
         profiler=_slowed_by(result),
         blocked_by=_blocking_call(result.head_start),
+        overlap_problem=result.overlap_problem,
         kernels=_kernels(result),
         collectives=_collectives(result),
         command=measured.command,

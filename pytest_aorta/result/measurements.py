@@ -287,6 +287,8 @@ class RankResult:
         kernels: time and calls per profiled step of each kernel family, or on CPU ranks of each operator without the
             operators that it calls; at most 64 entries: if there are more, the last one sums the shortest.
         collectives: the calls of collectives in the profiled steps.
+        overlap_problem: the reason why steps were profiled without a result; empty if ``overlap`` has entries or no
+            step was profiled.
         timeline: lanes of the last profiled step, ``compute``, ``copy`` and the collectives' names, as
             ``[begin_ms, end_ms]`` from the beginning of the step; if a lane has too many intervals to draw, the
             shortest gaps are closed.
@@ -317,6 +319,7 @@ class RankResult:
     overlap_as_run: list[StepOverlap] = field(default_factory=list)
     kernels: dict[str, FamilyTime] = field(default_factory=dict)
     collectives: list[CollectiveCalls] = field(default_factory=list)
+    overlap_problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -403,6 +406,7 @@ class WorkloadResult:
     overlap_as_run: list[list[StepOverlap]] = field(default_factory=list)
     kernels: list[dict[str, FamilyTime]] = field(default_factory=list)
     collectives: list[list[CollectiveCalls]] = field(default_factory=list)
+    overlap_problem: str = ""
     provenance: Provenance | None = None
     launch: LaunchRecord | None = field(init=False, default=None, repr=False, compare=False)
 

@@ -129,6 +129,7 @@ def merge(plan: LaunchPlan, outcome: LaunchOutcome, ranks: list[dict[str, Any]])
         "overlap_as_run": _unless_all_empty([rank.get("overlap_as_run", []) for rank in ranks]),
         "kernels": _unless_all_empty([rank.get("kernels", {}) for rank in ranks]),
         "collectives": _unless_all_empty([rank.get("collectives", []) for rank in ranks]),
+        "overlap_problem": first.get("overlap_problem", ""),
         "environment": first["environment"] | _tracer(ranks),
         "launch_times_s": launch_times_s(outcome),
         "wait_ms": _waits_ms(plan, ranks),
@@ -242,6 +243,7 @@ def _check_ranks(plan: LaunchPlan, ranks: list[dict[str, Any]]) -> None:
         "grad_norm": lambda rank: rank.get("grad_norm", []),
         "tensor_hashes": lambda rank: rank.get("tensor_hashes", {}),
         "number of profiled steps": lambda rank: len(rank.get("overlap", [])),
+        "overlap_problem": lambda rank: rank.get("overlap_problem", ""),
     }
     for name, view in views.items():
         expected = view(ranks[0])

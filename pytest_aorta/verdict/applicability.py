@@ -16,6 +16,8 @@ from pytest_aorta.verdict.verdicts import NotApplicable
 # Step times on shared CPUs vary by tens of percent between launches, so a change below a factor of two is noise. The
 # fraction of hidden communication varies by tens of points.
 CPU_TIMING_TOLERANCE = {Scale.RELATIVE: 1.0, Scale.POINTS: 0.25, Scale.OF_STEP: 0.5}
+# Metrics that a launch lacks if the trace of its profiled steps is too large.
+_OF_PROFILED_STEPS = ("overlap_ratio", "exposed_comm_ms", "device_idle_ms", "kernel_ms")
 # The config key of test hooks. A launch with a planted fault is compared with the baseline of the undisturbed workload.
 TEST_HOOK_KEY = "fault"
 # Facts that can be None because of the host rather than the code under test.
@@ -48,11 +50,14 @@ def under_profiler(metric: Metric, launches: Sequence[LaunchFacts]) -> str | Non
     return f"ranks ran under {found}, which slows them" if found and metric.kind is MetricKind.TIMING else None
 
 
-def without_head_start(metric: Metric, facts: LaunchFacts) -> str | None:
-    """Return why a launch has only the as-run value of a metric, measured without a head start, or None.
+def not_profiled(metric: Metric, facts: LaunchFacts) -> str | None:
+    """Return why profiled steps gave no value of a metric that can be compared, or None.
 
-    The text ends with the as-run value.
+    Either the trace of the steps was not read, or the launch has only the as-run value, measured without a head start,
+    with which the text then ends.
     """
+    if facts.overlap_problem and metric.name in _OF_PROFILED_STEPS:
+        return facts.overlap_problem
     as_run = facts.metrics.get(metric.name + AS_RUN)
     if as_run is None:
         return None
@@ -63,6 +68,11 @@ def without_head_start(metric: Metric, facts: LaunchFacts) -> str | None:
         else "the host was late in the profiled steps in spite of every head start"
     )
     return f"{reason}; as run {format_value(as_run, metric.unit)}"
+
+
+def is_not_profiled_again(facts: LaunchFacts) -> bool:
+    """Return whether further launches of this code lack overlap too: its steps wait, or their trace is too large."""
+    return bool(facts.blocked_by or facts.overlap_problem)
 
 
 def not_applicable(

@@ -13,13 +13,14 @@ from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.text import counted, did_you_mean
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.applicability import (
+    is_not_profiled_again,
     lost_reproducibility,
     not_applicable,
+    not_profiled,
     other_setup,
     other_steps,
     under_profiler,
     widened,
-    without_head_start,
 )
 from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.causes.explain import explanation, notes
@@ -71,7 +72,7 @@ def choose_tolerances(marked: Mapping[str, Tolerance], *facts: LaunchFacts) -> d
                 f"{METRICS[name].min_steps}; measure more steps, or use step_time_tail5"
             )
     for name, metric in METRICS.items():
-        has_it = any(metric.measure(launch) is not None or without_head_start(metric, launch) for launch in facts)
+        has_it = any(metric.measure(launch) is not None or not_profiled(metric, launch) for launch in facts)
         if name not in chosen and metric.default is not None and has_it:
             chosen[name] = metric.default
     return {name: chosen[name] for name in METRICS if name in chosen}
@@ -140,7 +141,7 @@ class StoredComparison:
         if detail := under_profiler(metric, launches):
             return blank.without_comparison(NotApplicable.PROFILER, detail)
         if self.baseline is None:
-            if row := _without_head_start(blank, metric, launches, ()):
+            if row := _not_profiled(blank, metric, launches, ()):
                 return row
             if blank.value is None:
                 return _missing(blank, Missing.CANDIDATE_VALUE, f"the launch has no {metric.name}")
@@ -148,10 +149,10 @@ class StoredComparison:
         center_launches = self.baseline.center_launches
         if detail := other_setup(self.baseline.config, center_launches[-1], self.config, launches):
             return _missing(replace(blank, is_unrecorded=True), Missing.BASELINE, detail)
-        if row := _without_head_start(blank, metric, launches, center_launches):
+        if row := _not_profiled(blank, metric, launches, center_launches):
             return row
-        measured = _with_head_start(metric, launches)
-        known = _with_head_start(metric, center_launches) or center_launches
+        measured = _profiled(metric, launches)
+        known = _profiled(metric, center_launches) or center_launches
         if not measured:
             row = replace(blank, outcome=Outcome.INCONCLUSIVE, baseline=middle(metric, known), is_open=True)
         else:
@@ -278,9 +279,9 @@ class PairedComparison:
             expected = counted(references[-1].num_steps, "measured step")
             return _missing(blank, Missing.BASELINE, f"the reference ran {expected}, the launch {found}")
         for side, other in ((candidates, references), (references, candidates)):
-            if row := _without_head_start(blank, metric, side, other):
+            if row := _not_profiled(blank, metric, side, other):
                 return row
-        pairs = [pair for pair in zip(candidates, references, strict=True) if len(_with_head_start(metric, pair)) == 2]
+        pairs = [pair for pair in zip(candidates, references, strict=True) if len(_profiled(metric, pair)) == 2]
         if not pairs:
             row = replace(blank, outcome=Outcome.INCONCLUSIVE, is_open=True)
         else:
@@ -329,34 +330,37 @@ def _missing(blank: Verdict, part: Missing, detail: str) -> Verdict:
     return replace(blank, missing=Missing.CANDIDATE_VALUE if blank.value is None else part, detail=detail)
 
 
-def _without_head_start(
+def _not_profiled(
     blank: Verdict, metric: Metric, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]
 ) -> Verdict | None:
-    """Return the verdict for a metric that launches lack because the host was late or waited for the device, or None.
+    """Return the verdict for a metric that profiled steps of launches did not give, or None.
 
     The metric does not apply if no launch of the other side has it. If the other side has it, a new wait for the device
-    fails the test. Otherwise a change could avoid the comparison by adding a wait.
+    and a trace that has become too large fail the test. Otherwise a change could avoid the comparison by either. After
+    a late host, the next launch can have the metric.
     """
-    found = [(launch, detail) for launch in launches if (detail := without_head_start(metric, launch))]
+    found = [(launch, detail) for launch in launches if (detail := not_profiled(metric, launch))]
     if not found:
         return None
-    known = _with_head_start(metric, [other for other in others if metric.measure(other) is not None])
+    known = _profiled(metric, [other for other in others if metric.measure(other) is not None])
     if not known:
-        return replace(blank, value=None).without_comparison(NotApplicable.HEAD_START, found[0][1])
-    blocked = [detail for launch, detail in found if launch.blocked_by]
-    if not blocked:
+        launch, detail = found[0]
+        reason = NotApplicable.TRACE if launch.overlap_problem else NotApplicable.HEAD_START
+        return replace(blank, value=None).without_comparison(reason, detail)
+    lasting = [detail for launch, detail in found if is_not_profiled_again(launch)]
+    if not lasting:
         return None
-    return _missing(replace(blank, value=None, baseline=middle(metric, known)), Missing.CANDIDATE_VALUE, blocked[0])
+    return _missing(replace(blank, value=None, baseline=middle(metric, known)), Missing.CANDIDATE_VALUE, lasting[0])
 
 
-def _with_head_start(metric: Metric, launches: Sequence[LaunchFacts]) -> list[LaunchFacts]:
-    """Return the launches without those that have only an as-run value of the metric."""
-    return [launch for launch in launches if without_head_start(metric, launch) is None]
+def _profiled(metric: Metric, launches: Sequence[LaunchFacts]) -> list[LaunchFacts]:
+    """Return the launches without those whose profiled steps gave no value of the metric."""
+    return [launch for launch in launches if not_profiled(metric, launch) is None]
 
 
 def _after_late_hosts(row: Verdict, metric: Metric, launches: Sequence[LaunchFacts], most: int) -> Verdict:
     """Return ``row``. If hosts were late and no further launch is allowed, an open verdict becomes final."""
-    late = [detail for launch in launches if (detail := without_head_start(metric, launch))]
+    late = [detail for launch in launches if (detail := not_profiled(metric, launch))]
     if not late or not row.is_open or len(launches) < most:
         return row
     number = f"{len(late)} of {counted(len(launches), 'launch')}" if len(launches) > 1 else "the launch"
@@ -386,7 +390,7 @@ def _incomparable(
         return replace(blank, baseline=shown).without_comparison(*found)
     if any(value is None for value in known):
         absent = f"the {blank.reference} has no {metric.name}"
-        if reason := without_head_start(metric, others[-1]):
+        if reason := not_profiled(metric, others[-1]):
             absent = f"{absent}: {reason}"
         detail = absent if blank.is_by_ab else f"{absent}; record it again with {RESET}"
         return _missing(blank, Missing.BASELINE_VALUE, detail)

@@ -13,11 +13,12 @@ from pytest_aorta.common.errors import BaselineError
 from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts, growth
 from pytest_aorta.verdict.applicability import (
+    is_not_profiled_again,
     not_applicable,
+    not_profiled,
     other_environment,
     other_setup,
     widened,
-    without_head_start,
 )
 from pytest_aorta.verdict.baseline import MAX_LAUNCHES, Baseline, StoredLaunch, read_baseline
 from pytest_aorta.verdict.causes.explain import MEMORY_GROWTH, STEP_GROWTH
@@ -195,11 +196,11 @@ def objections(launches: Sequence[LaunchFacts], marked: Mapping[str, Tolerance],
 
 
 def _late_hosts(metric: Metric, launches: Sequence[LaunchFacts]) -> list[str]:
-    """Return a line for each launch that lacks a metric because the host was late, not because a step waits."""
+    """Return a line for each launch that lacks a metric because the host was late, which another may not be."""
     return [
         f"launch {number} has no value: {detail}"
         for number, launch in enumerate(launches, 1)
-        if (detail := without_head_start(metric, launch)) and not launch.blocked_by
+        if (detail := not_profiled(metric, launch)) and not is_not_profiled_again(launch)
     ]
 
 

@@ -66,6 +66,7 @@ class NotApplicable(StrEnum):
 
     PROFILER = "a profiler or tracer slows the ranks down"
     HEAD_START = "the host can't run ahead of the device"
+    TRACE = "the trace of the profiled steps is too large"
     LAUNCHER = "the baseline's ranks were started by another launcher"
     UNMARKED_CPU_TIMES = "times of CPU ranks need a tolerance marker"
     OLD_CPU_TIMES = "times of CPU ranks need a baseline of this hour and machine"

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import ClassVar
 
@@ -14,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_aorta.result.measurements import RankResult
+from pytest_aorta.result.trace import kineto
 from pytest_aorta.result.trace.kineto import overlap_of_trace, read_trace
 from pytest_aorta.worker import capture_overlap, profiled
 from pytest_aorta.worker.overlap import profile as overlap
@@ -111,6 +115,43 @@ def test_traces_follow_the_schedule_of_the_launch(group, tmp_path, monkeypatch):
         assert len(overlap_of_trace(kept, on_device=False).steps) == 3
         assert any(event["name"] == "[memory]" for event in kept["traceEvents"])
         assert any("Input Dims" in event.get("args", {}) for event in kept["traceEvents"])
+
+
+@pytest.mark.parametrize(("limit", "unit"), [("MAX_TRACE_BYTES", "bytes"), ("MAX_TRACE_VALUES", "values")])
+def test_trace_beyond_the_limits_costs_the_overlap_and_nothing_else(group, tmp_path, monkeypatch, limit, unit):
+    monkeypatch.setenv("AORTA_RANK_FOLDER", str(tmp_path))
+    monkeypatch.setenv("AORTA_PROFILER", "torch")
+    monkeypatch.setattr(kineto, limit, 2_000)
+    result = RankResult(True, 0, 1, 1, [1.0], 0.1)
+    with pytest.warns(UserWarning, match="overlap is not measured: the trace of one profiled step has"):
+        found = profiled(result, Training(beside=True).step, 1, CPU)
+    assert replace(found, overlap_problem="") == result
+    assert re.fullmatch(
+        rf"the trace of one profiled step has [\d,]+ {unit} on the largest rank, and at most 2,000 are read; set "
+        r"profile_steps: 0 to measure without overlap, or use fewer micro-batches per step",
+        found.overlap_problem,
+    )
+    assert list(tmp_path.glob("trace*")) == []
+
+
+def test_kept_trace_beyond_the_limits_is_left_out(group, tmp_path, monkeypatch):
+    monkeypatch.setenv("AORTA_RANK_FOLDER", str(tmp_path))
+    monkeypatch.setenv("AORTA_PROFILER", "torch")
+    monkeypatch.setenv("AORTA_PROFILER_SCHEDULE", "active=1 repeat=2")
+    numbers = count()
+
+    def read_but_the_first_kept(path):
+        if next(numbers) == 2:
+            raise kineto.TraceTooLarge(path, num_bytes=kineto.MAX_TRACE_BYTES + 1)
+        return read_trace(path)
+
+    monkeypatch.setattr(overlap, "read_trace", read_but_the_first_kept)
+    with pytest.warns(
+        UserWarning, match=r"trace\.json\.gz is not kept: the trace of one profiled step has 268,435,457"
+    ):
+        capture = capture_overlap(Training(beside=True).step, 1, CPU)
+    assert (len(capture.steps), capture.problem) == (1, "")
+    assert [path.name for path in tmp_path.glob("trace*")] == ["trace-2.json.gz"]
 
 
 def test_default_traces_have_neither_shapes_nor_allocations(group, tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from pytest_aorta.result.measurements import CollectiveCalls
+from pytest_aorta.result.trace import kineto
 from pytest_aorta.result.trace.transfers import waits_ms
 from pytest_aorta.worker.overlap import profile
 from pytest_aorta.worker.overlap.exchange import calls_of_all_ranks, largest_over_ranks
@@ -24,7 +25,7 @@ CALL = {
     "Collective name": "_allgather_base", "Process Group Name": "0", "Process Group Ranks": "[0, 1]", "Group size": 2,
     "In msg nelems": 1024, "Out msg nelems": 2048, "dtype": "BFloat16",
 }  # fmt: skip
-CPU = torch.device("cpu")
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 GATHERS = [CollectiveCalls("all_gather", "0 [0, 1]", 2, 1 << 20, [5.0, 1.0])]
 # The ranks of a pipeline make unequal calls, and their texts differ in length.
 OF_RANKS = [
@@ -81,7 +82,31 @@ def capture(rank: int, folder: str) -> None:
     Path(folder, f"{rank}.passed").touch()
 
 
-@pytest.mark.parametrize("task", [run, capture], ids=["exchange", "capture"])
+def overflow(rank: int, folder: str) -> None:
+    """Capture steps whose trace is too large on rank 1 alone: first that of one step, then that of the second pass."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    for large in (0, 2):
+        texts = [json.dumps(device_trace((100, 200), 0.0)), *[json.dumps(device_trace((100, 200, 300), 0.0))] * 3]
+        if rank:
+            texts[large] = texts[large].ljust(30_000)
+        given = [(SimpleNamespace(export_chrome_trace=lambda path, text=text: Path(path).write_text(text)),
+                  Pass(1.0, 2.0)) for text in texts]  # fmt: skip
+        with (
+            patch.object(profile, "_profile", side_effect=given),
+            patch.object(kineto, "MAX_TRACE_BYTES", 29_999),
+            pytest.warns(UserWarning, match="overlap is not measured: the trace of"),
+        ):
+            found = profile.capture_overlap(lambda: None, 2, GPU)
+        assert (found.steps, found.metrics()) == ([], {})
+        traced, remedy = ("2 profiled steps", "lower profile_steps") if large else ("one profiled step", "set")
+        assert found.problem.startswith(
+            f"the trace of {traced} has 30,000 bytes on the largest rank, and at most 29,999 are read; {remedy}"
+        )
+    dist.destroy_process_group()
+    Path(folder, f"{rank}.passed").touch()
+
+
+@pytest.mark.parametrize("task", [run, capture, overflow], ids=["exchange", "capture", "overflow"])
 def test_every_rank_gets_the_calls_of_all(tmp_path, task):
     mp.spawn(task, (str(tmp_path),), nprocs=2)
     assert sorted(path.name for path in tmp_path.glob("*.passed")) == ["0.passed", "1.passed"]

@@ -35,6 +35,8 @@ Span: TypeAlias = tuple[int, int]
 # Limits of one rank's trace, packed and unpacked. A step of an 8B model on one rank has about 30 MB with host events.
 MAX_TRACE_BYTES = 256 << 20
 MAX_TRACE_VALUES = 16_000_000
+# The remedy for a trace that is too large.
+FEWER = "trace fewer steps, or steps with fewer micro-batches"
 # Times are nanoseconds in 64 bits.
 _MAX_NS = 1 << 63
 _NUMBER = (int, float)
@@ -86,19 +88,43 @@ class TraceError(AortaError, ValueError):
     """An error in a file that is not a readable trace; the message names the file and the event."""
 
 
+class TraceTooLarge(TraceError):
+    """An error in a trace beyond the limits; the message names the size and the limit.
+
+    Attributes:
+        num_bytes: the size of the file; 0 if it is within the limit.
+        num_values: the number of JSON values in the trace; 0 if it is within the limit or was not counted.
+    """
+
+    def __init__(self, path: Path, *, num_bytes: int = 0, num_values: int = 0) -> None:
+        super().__init__(f"{path}: {excess(num_bytes, num_values)}; {FEWER}")
+        self.num_bytes, self.num_values = num_bytes, num_values
+
+
+def excess(num_bytes: int, num_values: int, where: str = "") -> str:
+    """Return a trace's size that is beyond its limit, ``where`` it is, and the limit; empty if no size is beyond."""
+    for number, limit, unit in (num_bytes, MAX_TRACE_BYTES, "bytes"), (num_values, MAX_TRACE_VALUES, "values"):
+        if number > limit:
+            return f"{number:,} {unit}{where}, and at most {limit:,} are read"
+    return ""
+
+
 def read_trace(path: Path) -> dict[str, Any]:
     """Return the document of a trace file, gzipped or not.
 
     Raises:
-        TraceError: The file can't be read, is too large, or is not a Chrome trace.
+        TraceTooLarge: The file has too many bytes or values.
+        TraceError: The file can't be read, is too large when unpacked, or is not a Chrome trace.
     """
+    if (num_bytes := _num_bytes(path)) > MAX_TRACE_BYTES:
+        raise TraceTooLarge(path, num_bytes=num_bytes)
     try:
         data = _unzipped(path, read_bytes(path, max_bytes=MAX_TRACE_BYTES))
     except UnreadableFile as error:
         raise TraceError(str(error)) from None
     # A value of two bytes, "[]," for example, takes thirty times as much memory.
-    if (values := sum(map(data.count, (b",", b"[", b"{")))) > MAX_TRACE_VALUES:
-        raise TraceError(f"{path}: {values:,} values; at most {MAX_TRACE_VALUES:,} are read, profile fewer steps")
+    if (num_values := sum(map(data.count, (b",", b"[", b"{")))) > MAX_TRACE_VALUES:
+        raise TraceTooLarge(path, num_values=num_values)
     try:
         document = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -114,6 +140,13 @@ def read_trace(path: Path) -> dict[str, Any]:
     return document
 
 
+def _num_bytes(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except OSError:
+        return 0  # Reading the file raises an error that names the cause.
+
+
 def _unzipped(path: Path, data: bytes) -> bytes:
     if data[:2] != b"\x1f\x8b":
         return data
@@ -125,7 +158,7 @@ def _unzipped(path: Path, data: bytes) -> bytes:
     if len(text) > MAX_TRACE_BYTES:
         raise TraceError(
             f"{path}: {len(data):,} bytes are more than {MAX_TRACE_BYTES:,} bytes when unpacked, which is the limit; "
-            "profile fewer steps"
+            f"{FEWER}"
         )
     return text
 

@@ -41,7 +41,10 @@ class Lane(StrEnum):
 
 @dataclass(frozen=True)
 class OverlapCapture:
-    """The profiled steps of one rank, with timeline, kernels and collectives as in :class:`RankResult`."""
+    """The profiled steps of one rank, with timeline, kernels and collectives as in :class:`RankResult`.
+
+    ``problem`` is the reason why there are no steps; empty if there are steps.
+    """
 
     steps: list[StepOverlap]
     timeline: dict[str, list[list[float]]]
@@ -49,13 +52,16 @@ class OverlapCapture:
     as_run: list[StepOverlap] = field(default_factory=list)
     kernels: dict[str, FamilyTime] = field(default_factory=dict)
     collectives: list[CollectiveCalls] = field(default_factory=list)
+    problem: str = ""
 
     def metrics(self) -> dict[str, float]:
-        """Return the overlap metrics of the steps, and ``device_idle_ms`` of the steps as they run.
+        """Return the overlap metrics of the steps, and ``device_idle_ms`` of the steps as they run; none without steps.
 
         If a head start was tried and failed, the steps show the host's delay. The overlap metrics are then those of the
         steps as they run, with :data:`AS_RUN` after their names, so that nothing compares them with a baseline.
         """
+        if not self.steps:
+            return {}
         suffix = AS_RUN if self.head_start and not self.head_start.succeeded else ""
         found = {
             f"{name}{suffix}": value for name, value in _overlap_metrics(self.as_run if suffix else self.steps).items()
@@ -76,6 +82,7 @@ class OverlapCapture:
             overlap_as_run=self.as_run,
             kernels=self.kernels,
             collectives=self.collectives,
+            overlap_problem=self.problem,
         )
 
 

@@ -31,7 +31,10 @@ from pytest_aorta.result.folder import TRACE_FILE, trace_file
 from pytest_aorta.result.measurements import ANOTHER_RANK, RankResult
 from pytest_aorta.result.trace.kineto import (
     BOUNDARY,
+    FEWER,
     LearnedStep,
+    TraceTooLarge,
+    excess,
     find_blocking_call,
     learn_step,
     overlap_of_device,
@@ -88,6 +91,10 @@ def capture_overlap(
         timed_ms: Median duration of the timed steps in milliseconds, which shows whether the head start sufficed; None:
             unknown.
 
+    If a trace of any rank is too large to be read, the capture of every rank has no steps, but a ``problem`` that names
+    the size, the limit and the remedy, and a warning contains the problem. A trace that is only to be kept is then left
+    out with a warning.
+
     Raises:
         ValueError: ``num_steps`` is below 1, or the trace contains no steps or no device.
     """
@@ -101,19 +108,35 @@ def capture_overlap(
     return capture
 
 
+class _TooLargeError(Exception):
+    """A trace of at least one rank is too large to be read; all ranks raise the error, with the same message."""
+
+    def __init__(self, num_steps: int, beyond: str) -> None:
+        steps = f"{num_steps} profiled steps" if num_steps > 1 else "one profiled step"
+        super().__init__(f"the trace of {steps} has {beyond}")
+        self.num_steps = num_steps
+
+
 def _capture(
     step: Callable[[], object], num_steps: int, device: torch.device, kept: Path | None, timed_ms: float | None
 ) -> OverlapCapture:
-    first = _trace_of(_profile(step, 1, device)[0])
-    if device.type == "cuda":
-        capture = _capture_ahead(step, num_steps, device, first, timed_ms)
-        if kept is not None:
-            _keep(steps_alone(_trace_of(_profile(step, num_steps, device)[0]), on_device=True), kept)
-        return capture
-    trace = _trace_of(_profile(step, num_steps, device)[0])
-    if kept is not None:
+    try:
+        first = _trace_of(_profile(step, 1, device)[0], 1, device)
+        if device.type == "cuda":
+            capture = _capture_ahead(step, num_steps, device, first, timed_ms)
+        else:
+            trace = _trace_of(_profile(step, num_steps, device)[0], num_steps, device)
+            capture = overlap_of_trace(trace, on_device=False)
+    except _TooLargeError as error:
+        remedy = "lower profile_steps, or set it to 0" if error.num_steps > 1 else "set profile_steps: 0"
+        problem = f"{error}; {remedy} to measure without overlap, or use fewer micro-batches per step"
+        warnings.warn(f"overlap is not measured: {problem}", stacklevel=3)
+        return OverlapCapture([], {}, problem=problem)
+    if kept is not None and device.type == "cuda":
+        _keep_profiled(_profile(step, num_steps, device)[0], num_steps, device, kept)
+    elif kept is not None:
         _keep(steps_alone(trace, on_device=False), kept)
-    return overlap_of_trace(trace, on_device=False)
+    return capture
 
 
 def _capture_ahead(
@@ -124,7 +147,7 @@ def _capture_ahead(
 
     def attempt(lead_ms: float) -> tuple[OverlapCapture, Pass]:
         profiler, passed = _profile(step, num_steps, device, host=False, lead_ms=lead_ms, warmup=1)
-        return _without_waits(_trace_of(profiler), learned, num_steps, device), passed
+        return _without_waits(_trace_of(profiler, num_steps, device), learned, num_steps, device), passed
 
     as_run, passed = attempt(0.0)
     lead_ms = first_lead_ms(largest_over_ranks([passed.host_ms], device)[0])
@@ -169,8 +192,7 @@ def _keep_by_schedule(
             step()
         active, recorded = schedule.active or num_steps, {"shapes": schedule.shapes, "memory": schedule.memory}
         profiler, _ = _profile(step, active, device, warmup=schedule.warmup, **recorded)
-        trace = steps_alone(_trace_of(profiler), on_device=device.type == "cuda")
-        _keep(trace, folder / trace_file(repeat))
+        _keep_profiled(profiler, active, device, folder / trace_file(repeat))
 
 
 def profiled(result: RankResult, step: Callable[[], object], num_steps: int, device: torch.device) -> RankResult:
@@ -237,11 +259,24 @@ def _profile(
     return profiler, Pass((first_boundary_s - began_s) * 1e3, (ended_s - began_s) * 1e3)
 
 
-def _trace_of(profiler: profile) -> dict[str, Any]:
+def _trace_of(profiler: profile, num_steps: int, device: torch.device) -> dict[str, Any]:
+    """Return this rank's trace of ``num_steps`` steps; collective, so that all ranks give up together.
+
+    Raises:
+        _TooLargeError: The trace of any rank is too large.
+    """
+    trace, size = {}, (0, 0)
     with tempfile.TemporaryDirectory(prefix="aorta-trace-") as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
-        return read_trace(path)
+        try:
+            trace = read_trace(path)
+        except TraceTooLarge as error:
+            size = error.num_bytes, error.num_values
+    num_bytes, num_values = map(int, largest_over_ranks(size, device))
+    if beyond := excess(num_bytes, num_values, " on the largest rank"):
+        raise _TooLargeError(num_steps, beyond)
+    return trace
 
 
 def _new_mark(device: torch.device) -> torch.Tensor:
@@ -255,6 +290,16 @@ def _leave_boundary(mark: torch.Tensor) -> None:
     """Mark the boundary between two steps; on a device by a kernel behind all work of the training stream so far."""
     with record_function(BOUNDARY):
         mark.fill_(0)
+
+
+def _keep_profiled(profiler: profile, num_steps: int, device: torch.device, path: Path) -> None:
+    """Keep the trace of a profiler at ``path`` unless it is too large on any rank; collective."""
+    try:
+        trace = _trace_of(profiler, num_steps, device)
+    except _TooLargeError as error:
+        warnings.warn(f"{path.name} is not kept: {error}; {FEWER}", stacklevel=2)
+    else:
+        _keep(steps_alone(trace, on_device=device.type == "cuda"), path)
 
 
 def _keep(trace: dict[str, Any], path: Path) -> None:

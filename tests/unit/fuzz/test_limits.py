@@ -190,8 +190,12 @@ def test_pipe_and_link_are_not_read(tmp_path):
 # --- traces -----------------------------------------------------------------------------------------------------------
 
 
-def trace_error(tmp_path: Path, data: bytes) -> str:
-    (tmp_path / "trace.json.gz").write_bytes(data)
+FEWER = "trace fewer steps, or steps with fewer micro-batches"
+
+
+def trace_error(tmp_path: Path, data: bytes | None) -> str:
+    if data is not None:
+        (tmp_path / "trace.json.gz").write_bytes(data)
     with pytest.raises(TraceError) as caught:
         read_trace(tmp_path / "trace.json.gz")
     assert isinstance(caught.value, AortaError)
@@ -206,12 +210,19 @@ def test_truncated_trace_is_refused(tmp_path):
 
 def test_trace_that_unpacks_to_too_much_is_refused(tmp_path):
     bomb = gzip.compress(b" " * (257 << 20), compresslevel=1)
-    assert re.match(r"[\d,]+ bytes are more than 268,435,456 bytes when unpacked", trace_error(tmp_path, bomb))
+    allowed = f"bytes are more than 268,435,456 bytes when unpacked, which is the limit; {FEWER}"
+    assert re.fullmatch(rf"[\d,]+ {allowed}", trace_error(tmp_path, bomb))
+
+
+def test_trace_that_is_too_large_is_refused_with_its_size(tmp_path):
+    with (tmp_path / "trace.json.gz").open("wb") as file:
+        file.truncate(300_000_000)
+    assert trace_error(tmp_path, None) == "300,000,000 bytes, and at most 268,435,456 are read; " + FEWER
 
 
 def test_trace_of_too_many_values_is_refused(tmp_path):
     many = gzip.compress(b'{"traceEvents": [' + b"[]," * 8_000_001 + b"[]]}", compresslevel=1)
-    assert trace_error(tmp_path, many) == ("16,000,005 values; at most 16,000,000 are read, profile fewer steps")
+    assert trace_error(tmp_path, many) == "16,000,005 values, and at most 16,000,000 are read; " + FEWER
 
 
 @pytest.mark.parametrize(

@@ -429,6 +429,17 @@ def test_result_without_profiled_steps_has_none_and_so_has_an_older_file(tmp_pat
     assert read_result(tmp_path / "result.json") == result
 
 
+def test_reason_for_missing_overlap_is_kept_with_the_times(tmp_path):
+    ranks = [rank_values(overlap_problem="the trace is too large")] * 2
+    result = collect(tmp_path, *ranks)
+    assert read_result(tmp_path / "result.json") == result
+    facts = launch_facts(result)
+    assert (facts.overlap_problem, facts.step_time_ms["p50"]) == (
+        "the trace is too large",
+        result.metrics["step_time_p50"],
+    )
+
+
 def test_impossible_overlap_is_refused(tmp_path):
     assert "overlap of profiled step 1: hidden_comm_ms is more than comm_ms" in rank_value_error(
         tmp_path, overlap=[STEP, STEP | {"hidden_comm_ms": 3.5}]

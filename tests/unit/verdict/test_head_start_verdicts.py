@@ -8,7 +8,7 @@ import pytest
 
 from pytest_aorta.common.schema import violation
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
-from pytest_aorta.result.measurements import ANOTHER_RANK, HeadStart
+from pytest_aorta.result.measurements import ANOTHER_RANK, FamilyTime, HeadStart
 from pytest_aorta.session.rounds import settle, settle_pairs
 from pytest_aorta.verdict.baseline import SCHEMA, Baseline
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
@@ -22,6 +22,8 @@ CALL = "cudaStreamSynchronize in aten::item"
 BLOCKED = make_facts(metrics={"overlap_ratio_as_run": 0.61, "exposed_comm_ms_as_run": 3.9}, blocked_by=CALL)
 LATE = replace(BLOCKED, blocked_by="")
 WAITS = f"a step waits for the device in {CALL}, so the host cannot run ahead; as run 0.61"
+LARGE = "the trace of one profiled step has 412,345,678 bytes on the largest rank"
+UNREAD = make_facts(overlap_problem=LARGE)
 LATE_HOST = "the host was late in the profiled steps in spite of every head start; as run 0.61"
 MARKED = {"overlap_ratio": METRICS["overlap_ratio"].parse_tolerance("4 points")}
 
@@ -33,6 +35,7 @@ def ahead(ratio: float) -> LaunchFacts:
 AHEAD = make_baseline(launches=stored(*[ahead(0.86 + number / 1000) for number in range(10)]))
 NEVER = make_baseline(launches=stored(*[make_facts()] * 10))
 SYNCHRONIZED = make_baseline(launches=stored(*[BLOCKED] * 10))
+TOO_LARGE = make_baseline(launches=stored(*[UNREAD] * 10))
 
 
 def compared(launches: list[LaunchFacts], baseline: Baseline | None, marked=None, max_launches=5) -> Verdict:
@@ -41,8 +44,12 @@ def compared(launches: list[LaunchFacts], baseline: Baseline | None, marked=None
 
 
 @pytest.mark.parametrize("marked", [{}, MARKED], ids=["default", "marked"])
-@pytest.mark.parametrize("baseline", [None, NEVER, SYNCHRONIZED], ids=["none", "without overlap", "synchronized"])
-@pytest.mark.parametrize(("launch", "reason"), [(BLOCKED, WAITS), (LATE, LATE_HOST)], ids=["blocked", "late"])
+@pytest.mark.parametrize(
+    "baseline", [None, NEVER, SYNCHRONIZED, TOO_LARGE], ids=["none", "without overlap", "synchronized", "too large"]
+)
+@pytest.mark.parametrize(
+    ("launch", "reason"), [(BLOCKED, WAITS), (LATE, LATE_HOST), (UNREAD, LARGE)], ids=["blocked", "late", "too large"]
+)
 def test_ratio_that_the_baseline_never_had_does_not_apply_with_the_reason(launch, reason, baseline, marked):
     row = compared([launch], baseline, marked)
     assert (row.outcome, row.detail, row.value) == (Outcome.NOT_APPLICABLE, reason, None)
@@ -54,6 +61,24 @@ def test_step_that_now_waits_for_the_device_fails_and_names_the_call(launches, m
     row = compared(launches, AHEAD, marked)
     assert (row.outcome, row.is_lost, row.detail) == (Outcome.MISSING, True, WAITS)
     assert (row.value, row.baseline) == (None, pytest.approx(0.8645))
+
+
+@pytest.mark.parametrize("marked", [{}, MARKED], ids=["default", "marked"])
+@pytest.mark.parametrize("launches", [[UNREAD], [ahead(0.86), ahead(0.86), UNREAD], [LATE, UNREAD]])
+def test_step_whose_trace_is_now_too_large_fails_and_names_the_size(launches, marked):
+    row = compared(launches, AHEAD, marked)
+    assert (row.outcome, row.is_lost, row.detail) == (Outcome.MISSING, True, LARGE)
+    assert (row.value, row.baseline) == (None, pytest.approx(0.8645))
+
+
+@pytest.mark.parametrize("name", ["device_idle_ms", "kernel_ms"])
+def test_every_metric_of_profiled_steps_names_the_trace_that_is_too_large(name):
+    marked = {name: METRICS[name].parse_tolerance("5% of step" if name == "device_idle_ms" else "5%")}
+    kernels = {"gemm": FamilyTime(3.0, 1.0)}
+    known = make_baseline(launches=stored(*[make_facts(metrics={"device_idle_ms": 1.0}, kernels=kernels)] * 10))
+    comparison = StoredComparison("case", known.config, known, marked, default_priors)
+    row = comparison.judge([UNREAD])[name]
+    assert (row.outcome, row.detail) == (Outcome.MISSING, LARGE)
 
 
 def test_ratio_that_only_the_new_code_has_is_to_be_recorded():
@@ -116,17 +141,24 @@ def test_pair_with_a_late_host_is_left_out():
         (BLOCKED, ahead(0.86), Outcome.MISSING),
         (ahead(0.86), BLOCKED, Outcome.MISSING),
         (BLOCKED, BLOCKED, Outcome.NOT_APPLICABLE),
+        (UNREAD, ahead(0.86), Outcome.MISSING),
+        (ahead(0.86), UNREAD, Outcome.MISSING),
+        (UNREAD, UNREAD, Outcome.NOT_APPLICABLE),
     ],
 )
-def test_step_that_waits_in_one_version_of_a_pair_is_missing_and_in_both_does_not_apply(candidate, reference, outcome):
+def test_step_without_overlap_in_one_version_of_a_pair_is_missing_and_in_both_does_not_apply(
+    candidate, reference, outcome
+):
     row, made = paired([candidate], [reference])
-    assert (row.outcome, row.detail, made) == (outcome, WAITS, 1)
+    reason = LARGE if UNREAD in (candidate, reference) else WAITS
+    assert (row.outcome, row.detail, made) == (outcome, reason, 1)
 
 
-def test_blocked_launches_are_recorded_and_compare_with_themselves():
-    assert objections([BLOCKED] * 10, {}, default_priors) == []
-    assert launches_to_learn({}, BLOCKED, 10) == 10
-    assert compared([BLOCKED] * 10, SYNCHRONIZED, max_launches=10).outcome is Outcome.NOT_APPLICABLE
+@pytest.mark.parametrize(("launch", "baseline"), [(BLOCKED, SYNCHRONIZED), (UNREAD, TOO_LARGE)])
+def test_launches_without_overlap_are_recorded_and_compare_with_themselves(launch, baseline):
+    assert objections([launch] * 10, {}, default_priors) == []
+    assert launches_to_learn({}, launch, 10) == 10
+    assert compared([launch] * 10, baseline, max_launches=10).outcome is Outcome.NOT_APPLICABLE
 
 
 def test_late_host_is_not_recorded_and_is_left_out_of_a_center_by_force():
@@ -150,7 +182,8 @@ def test_facts_name_the_call_of_a_rank_before_that_of_another_rank():
     assert facts(None, None).blocked_by == launch_facts(make_result([[1.0] * 3])).blocked_by == ""
 
 
-def test_baseline_stores_the_call_and_nothing_where_no_step_waits():
-    assert violation(SYNCHRONIZED.to_json(), SCHEMA) is None
-    assert Baseline.from_json(SYNCHRONIZED.to_json()) == SYNCHRONIZED
-    assert "blocked_by" not in AHEAD.to_json()["launches"][0]
+@pytest.mark.parametrize("baseline", [SYNCHRONIZED, TOO_LARGE])
+def test_baseline_stores_the_reason_and_nothing_where_overlap_is_known(baseline):
+    assert violation(baseline.to_json(), SCHEMA) is None
+    assert Baseline.from_json(baseline.to_json()) == baseline
+    assert not {"blocked_by", "overlap_problem"} & AHEAD.to_json()["launches"][0].keys()
