@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from math import fsum
 
-from pytest_aorta.result.measurements import FamilyTime
+from pytest_aorta.result.measurements import Collective, FamilyTime
 
 MAX_FAMILIES = 64
 # The sum of the shortest families if there are more than MAX_FAMILIES.
@@ -23,8 +23,13 @@ MAX_NAME = 96
 _MAX_PARSED = 8192
 _UNNAMED = "unnamed"
 
-# Kernels of NCCL and RCCL, by the pattern of Holistic Trace Analysis, and torch's kernels on symmetric memory.
-COMMUNICATION = re.compile(r"^nccl.*Kernel|\b(multimem|one_shot|two_shot)_\w*(reduce|gather)\w*")
+# Kernels of NCCL and RCCL, by the pattern of Holistic Trace Analysis, RCCL's kernels of MSCCL and MSCCL++, and torch's
+# kernels on symmetric memory.
+COMMUNICATION = re.compile(
+    r"^nccl.*Kernel|\bmscclKernel_|\bmscclpp::|\b(multimem|one_shot|two_shot)_\w*(reduce|gather)\w*"
+)
+# A family whose name alone does not show that it communicates ends with the kind of the collective that it served.
+_SERVED = re.compile(rf"\[({'|'.join(Collective)})\]$")
 # Prefix of the families of gloo's work on CPU ranks.
 GLOO = "gloo:"
 _COPY = re.compile(r"^(Memcpy \w+|Memset)\b")
@@ -171,7 +176,12 @@ def _is_stripped(part: str) -> bool:
 
 def is_communication(family: str) -> bool:
     """Return True for a family of kernels of collectives, whose durations include waits for other ranks."""
-    return family.startswith(GLOO) or bool(COMMUNICATION.search(family))
+    return family.startswith(GLOO) or bool(COMMUNICATION.search(family) or _SERVED.search(family))
+
+
+def serving(family: str, kind: Collective) -> str:
+    """Return a family with the kind of the collective that it served; at most :data:`MAX_NAME` characters."""
+    return f"{family[: MAX_NAME - len(kind) - 2]}[{kind}]"
 
 
 def is_copy(family: str) -> bool:

@@ -25,7 +25,15 @@ from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.files import UnreadableFile, read_bytes
 from pytest_aorta.common.text import brief
 from pytest_aorta.result.measurements import Call, Collective, CollectiveCalls
-from pytest_aorta.result.trace.families import COMMUNICATION, GLOO, MAX_NAME, family_of, family_times
+from pytest_aorta.result.trace.families import (
+    COMMUNICATION,
+    GLOO,
+    MAX_NAME,
+    family_of,
+    family_times,
+    is_communication,
+    serving,
+)
 from pytest_aorta.result.trace.intervals import Intervals, difference, union
 from pytest_aorta.result.trace.overlap import Lane, OverlapCapture, overlap_of
 
@@ -59,8 +67,9 @@ _KINDS = {
     "send": Collective.SEND_RECV,
     "recv": Collective.SEND_RECV,
 }
-# Runtime calls that return only after the device has done earlier work: CUDA's, and HIP's of the same names.
-_BLOCKING = re.compile(r"^(cuda|hip|cu)(\w*Synchronize|Free|Memcpy|MemcpyDtoH)(_v\d+)?$")
+# Runtime calls that return only after the device has done earlier work: CUDA's, HIP's of the same names, and the copy
+# that torch's .item() makes on HIP.
+_BLOCKING = re.compile(r"^(cuda|hip|cu)(\w*Synchronize|Free|Memcpy|MemcpyDtoH)(_v\d+)?$|^hipMemcpyWithStream$")
 _COMMUNICATING_NAMESPACES = ("c10d::", "_c10d_functional::", "c10d_functional::", "_c10d_functional_autograd::")
 # Operators that gloo serves with another collective than the requested one -> the collective that serves them.
 _SERVED_AS = {
@@ -193,10 +202,12 @@ class LearnedStep:
     Attributes:
         boundary: the name of the boundary's kernel; no other kernel has this name.
         communication: stream -> the name of each communication kernel, in order, and the call that the kernel served.
+        names: names of kernels that served collectives and did nothing else.
     """
 
     boundary: str
     communication: Mapping[object, list[tuple[str, Call]]]
+    names: frozenset[str]
 
 
 def learn_step(trace: Mapping[str, Any]) -> LearnedStep:
@@ -213,10 +224,10 @@ def learn_step(trace: Mapping[str, Any]) -> LearnedStep:
             f"kernel {name} separates profiled steps, but the workload runs it too; set profile_steps: 0 to measure "
             "without profiled steps"
         )
-    inside = _communication_by_stream(events, _begin(kernels[0]), _begin(kernels[-1]))
-    return LearnedStep(
-        name, {stream: [(kernel["name"], _call(kernel)) for kernel in rows] for stream, rows in inside.items()}
-    )
+    names = _serving_names(events)
+    inside = _communication_by_stream(events, names, _begin(kernels[0]), _begin(kernels[-1]))
+    calls = {stream: [(kernel["name"], _call(kernel)) for kernel in rows] for stream, rows in inside.items()}
+    return LearnedStep(name, calls, names)
 
 
 def overlap_of_trace(trace: Mapping[str, Any], *, on_device: bool) -> OverlapCapture:
@@ -234,9 +245,10 @@ def overlap_of_trace(trace: Mapping[str, Any], *, on_device: bool) -> OverlapCap
         return _cpu_capture(events, [_begin(mark) for mark in marks], marks[0]["tid"])
     kernels = _boundary_kernels(events, marks)
     edges = [_begin(kernel) for kernel in kernels]
-    inside = _communication_by_stream(events, edges[0], edges[-1])
+    names = _serving_names(events)
+    inside = _communication_by_stream(events, names, edges[0], edges[-1])
     calls = {id(kernel): _call(kernel) for rows in inside.values() for kernel in rows}
-    return _device_capture(events, edges, str(kernels[0]["name"]), calls)
+    return _device_capture(events, edges, LearnedStep(str(kernels[0]["name"]), {}, names), calls)
 
 
 def overlap_of_device(
@@ -261,27 +273,27 @@ def overlap_of_device(
             f"the trace has {len(edges)} kernels {step.boundary} between {num_steps} steps: the profiler lost activity"
         )
     calls: dict[int, Call] = {}
-    for stream, kernels in _communication_by_stream(events, edges[0], edges[-1]).items():
+    for stream, kernels in _communication_by_stream(events, step.names, edges[0], edges[-1]).items():
         expected = step.communication.get(stream, []) * num_steps
         is_repeated = [kernel["name"] for kernel in kernels] == [name for name, _ in expected]
         served = [call for _, call in expected] if is_repeated else [_call(kernel) for kernel in kernels]
         calls |= {id(kernel): call for kernel, call in zip(kernels, served, strict=True)}
-    return _device_capture(events, edges, step.boundary, calls, waits_ms)
+    return _device_capture(events, edges, step, calls, waits_ms)
 
 
 def _device_capture(
     events: Iterable[Event],
     edges: list[int],
-    boundary: str,
+    step: LearnedStep,
     calls: Mapping[int, Call],
     waits_ms: Mapping[Call, Sequence[float]] = MappingProxyType({}),
 ) -> OverlapCapture:
     """Return the capture of a device's steps; ``calls`` maps the ``id`` of each communication kernel to its call."""
     inside = [event for event in sorted(filter(_is_on_device, events), key=_begin) if _is_within(event, edges)]
-    durations = [(_family(event, calls), _duration(event)) for event in inside if event["name"] != boundary]
+    durations = [(_family(event, calls), _duration(event)) for event in inside if event["name"] != step.boundary]
     waits_ns = _waits_ns([event for event in inside if id(event) in calls], calls, waits_ms)
     kinds = {number: call.kind for number, call in calls.items()}
-    capture = _overlap(edges, _device_lanes(events, kinds, waits_ns))
+    capture = _overlap(edges, _device_lanes(events, step.names, kinds, waits_ns))
     return replace(
         capture,
         kernels=family_times(durations, len(edges) - 1),
@@ -311,9 +323,11 @@ def _duration(event: Event) -> int:
 
 def _family(event: Event, calls: Mapping[int, Call]) -> str:
     family = family_of(event["name"])
-    # The names of RCCL's kernels do not show the collective.
-    is_generic = id(event) in calls and collective_of(family) is Collective.OTHER
-    return f"{family}[{calls[id(event)].kind}]"[:MAX_NAME] if is_generic else family
+    if id(event) not in calls:
+        return family
+    # The names of RCCL's kernels do not show the collective, and other names do not show that kernels communicate.
+    is_clear = is_communication(family) and collective_of(family) is not Collective.OTHER
+    return family if is_clear else serving(family, calls[id(event)].kind)
 
 
 def _collectives(calls: Iterable[tuple[Call, int]]) -> list[CollectiveCalls]:
@@ -426,23 +440,34 @@ def _boundary_kernels(events: Iterable[Event], marks: list[Event]) -> list[Event
     return found
 
 
-def _communication_by_stream(events: Iterable[Event], begin: int, end: int) -> dict[object, list[Event]]:
+def _serving_names(events: Iterable[Event]) -> frozenset[str]:
+    """Return the names of kernels that only ever served collectives, which torch's host events show."""
+    names: dict[bool, set[str]] = {True: set(), False: set()}
+    for event in events:
+        if event.get("cat") == "kernel":
+            names["Collective name" in event["args"]].add(event["name"])
+    return frozenset(names[True] - names[False])
+
+
+def _communication_by_stream(
+    events: Iterable[Event], names: frozenset[str], begin: int, end: int
+) -> dict[object, list[Event]]:
     """Return the communication kernels of each stream that began in ``[begin, end)``, in order."""
     rows: dict[object, list[Event]] = defaultdict(list)
-    for event in sorted(filter(_is_communication, events), key=_begin):
+    for event in sorted((event for event in events if _is_communication(event, names)), key=_begin):
         if begin <= _begin(event) < end:
             rows[event["args"].get("stream")].append(event)
     return rows
 
 
 def _device_lanes(
-    events: Iterable[Event], kinds: Mapping[int, Collective], waits_ns: Mapping[int, int]
+    events: Iterable[Event], names: frozenset[str], kinds: Mapping[int, Collective], waits_ns: Mapping[int, int]
 ) -> dict[str, Intervals]:
     """Return the lanes of device activity; ``kinds`` and ``waits_ns`` map the ``id`` of events to what is known."""
     spans: dict[str, list[Span]] = defaultdict(list)
     for event in filter(_is_on_device, events):
         begin, end = _span(event)
-        if _is_communication(event):
+        if _is_communication(event, names):
             lane: str = kinds.get(id(event)) or _kind(event)
             arrived = begin + waits_ns.get(id(event), 0)
             spans[Lane.WAIT].append((begin, arrived))
@@ -452,8 +477,9 @@ def _device_lanes(
     return {name: union(rows) for name, rows in spans.items()}
 
 
-def _is_communication(event: Event) -> bool:
-    return event.get("cat") == "kernel" and bool(COMMUNICATION.search(event["name"]))
+def _is_communication(event: Event, names: frozenset[str]) -> bool:
+    """Return True for a kernel of a collective: one of ``names``, or one that its name reveals."""
+    return event.get("cat") == "kernel" and bool(event["name"] in names or COMMUNICATION.search(event["name"]))
 
 
 def _kind(event: Event) -> Collective:

@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from pytest_aorta.result.trace.families import is_communication
 from pytest_aorta.result.trace.kineto import (
     collective_of,
     find_blocking_call,
@@ -300,6 +301,46 @@ def test_kernel_names_of_rccl_are_generic_and_torch_says_the_collective():
     assert list(step.collectives) == ["all_gather"]
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("mscclKernel_Sum_hip_bfloat16_Simple_false(ncclDevComm*, mscclAlgo*, mscclWork*)", "other"),
+        ("void mscclpp::allreduce7<__half>(__half*, unsigned long)", "all_reduce"),
+    ],
+)
+def test_kernels_of_msccl_communicate_whether_or_not_torch_records_the_collective(name, kind):
+    assert list(on_device(kernel(name, 80, 10)).steps[0].collectives) == [kind]
+    (step,) = on_device(kernel(name, 80, 10, **{"Collective name": "_allgather_base"})).steps
+    assert (step.comm_ms, list(step.collectives)) == (pytest.approx(0.010), ["all_gather"])
+
+
+UNKNOWN = "void vendor::exchange<float>(float*)"
+
+
+def test_kernel_that_served_a_collective_communicates_under_any_name():
+    found = on_device(kernel(UNKNOWN, 80, 10, **GATHER, dtype="Byte"), kernel("gemm", 80, 5))
+    assert (found.steps[0].comm_ms, found.steps[0].hidden_comm_ms) == (pytest.approx(0.010), pytest.approx(0.005))
+    assert [(each.kind, each.num_bytes, each.ms) for each in found.collectives] == [("all_gather", 2048, [0.010])]
+    (family,) = set(found.kernels) - {"gemm"}
+    assert family == "exchange[all_gather]"
+    assert is_communication(family)
+
+
+def test_name_of_a_kernel_that_served_a_collective_is_known_in_traces_of_the_device_alone():
+    step = learned(*named(UNKNOWN, 60, asked="_allgather_base"))
+    # The second stream does not repeat the learned step.
+    found = overlap_of_device(alone(*named(UNKNOWN, 60, 160), *named(UNKNOWN, 80, stream=21)), step, 2)
+    assert [round(each.comm_ms, 6) for each in found.steps] == [0.020, 0.010]
+    assert [set(each.collectives) for each in found.steps] == [{"all_gather", "other"}, {"all_gather"}]
+
+
+def test_name_that_other_work_has_too_is_not_learned():
+    """Keep a kernel as compute that fills a buffer within a collective, and tensors elsewhere."""
+    shared = kernel("elementwise", 60, 10, **GATHER), kernel("elementwise", 80, 10)
+    assert on_device(*shared).steps[0].comm_ms == 0
+    assert overlap_of_device(alone(kernel("elementwise", 60, 10)), learned(*shared), 2).steps[0].comm_ms == 0
+
+
 def test_symmetric_memory_kernels_communicate():
     name = "void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>(...)"
     assert list(on_device(kernel(name, 80, 10)).steps[0].collectives) == ["all_reduce"]
@@ -426,7 +467,7 @@ def test_step_without_a_wait_for_the_device_has_no_blocking_call():
 
 @pytest.mark.parametrize(
     "name", ["cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy", "cudaFree",
-             "hipStreamSynchronize", "cuMemcpyDtoH_v2"],
+             "hipStreamSynchronize", "cuMemcpyDtoH_v2", "hipMemcpyWithStream"],
 )  # fmt: skip
 def test_call_that_waits_for_the_device_is_blocking(name):
     assert blocking_call_among(event("cuda_runtime", name, 10, 40)) == name
