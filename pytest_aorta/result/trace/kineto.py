@@ -111,11 +111,11 @@ class TraceTooLarge(TraceError):
 
 
 def excess(num_bytes: int, num_values: int, where: str = "") -> str:
-    """Return a trace's size that is beyond its limit, ``where`` it is, and the limit; empty if no size is beyond."""
-    for number, limit, unit in (num_bytes, MAX_TRACE_BYTES, "bytes"), (num_values, MAX_TRACE_VALUES, "values"):
-        if number > limit:
-            return f"{number:,} {unit}{where}, and at most {limit:,} are read"
-    return ""
+    """Return text on the size of a trace that is too large, ``where`` it is, and the limit; 0 is within a limit."""
+    number, limit, unit = (
+        (num_bytes, MAX_TRACE_BYTES, "bytes") if num_bytes else (num_values, MAX_TRACE_VALUES, "values")
+    )
+    return f"{number:,} {unit}{where}, and at most {limit:,} are read"
 
 
 def read_trace(path: Path) -> dict[str, Any]:

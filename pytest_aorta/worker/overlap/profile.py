@@ -274,8 +274,8 @@ def _trace_of(profiler: profile, num_steps: int, device: torch.device) -> dict[s
         except TraceTooLarge as error:
             size = error.num_bytes, error.num_values
     num_bytes, num_values = map(int, largest_over_ranks(size, device))
-    if beyond := excess(num_bytes, num_values, " on the largest rank"):
-        raise _TooLargeError(num_steps, beyond)
+    if num_bytes or num_values:
+        raise _TooLargeError(num_steps, excess(num_bytes, num_values, " on the largest rank"))
     return trace
 
 
@@ -309,4 +309,6 @@ def _keep(trace: dict[str, Any], path: Path) -> None:
         # The key of torch.profiler, by which tools identify the ranks of several traces.
         who = {"rank": dist.get_rank(), "world_size": dist.get_world_size(), "backend": dist.get_backend()}
         trace = trace | {"distributedInfo": who}
-    write_bytes(path, gzip.compress(json.dumps(trace).encode(), compresslevel=4))
+    # Without spaces, so that the kept trace is not larger than the trace that was read.
+    text = json.dumps(trace, separators=(",", ":"))
+    write_bytes(path, gzip.compress(text.encode(), compresslevel=4))
