@@ -28,7 +28,7 @@ def list_devices(_arguments: argparse.Namespace) -> int:
     rows = [("token", "name", "model", "state")]
     for name in dict.fromkeys([*devices, *held, *bad]):
         device, claim = devices.get(name), held.get(name)
-        states = [f"held by {claim.owner} (pid {claim.pid})"] if claim else []
+        states = [f"held by {claim.owner} ({claim.process})"] if claim else []
         states += [f"bad: {bad[name]}"] if name in bad else []
         rows.append(
             (device.token if device else "-", name, device.model if device else "-", "; ".join(states) or "free")

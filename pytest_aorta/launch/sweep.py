@@ -29,6 +29,8 @@ from pytest_aorta.result.folder import AGENT_LOG, RANKS_FOLDER
 KILL_S = 10.0
 TICK_S = 0.01
 _SEPARATOR = ":"
+# Index of starttime, field 22 of /proc/PID/stat, in what _stat returns: proc_pid_stat(5).
+_START_TICKS = 22 - 3
 
 
 def launch_id(run_dir: Path) -> str:
@@ -103,6 +105,22 @@ def is_stopped(pid: int) -> bool:
 def is_alive(pid: int) -> bool:
     """Return whether the process exists and has not ended."""
     return _stat(pid)[:1] not in ([], ["Z"], ["X"])
+
+
+def start_ticks(pid: int) -> int:
+    """Return the start time of a process in clock ticks since the host's start; 0 if the process does not exist.
+
+    Two processes that have had the same process id one after the other started at different times.
+    """
+    fields = _stat(pid)
+    return int(fields[_START_TICKS]) if fields else 0
+
+
+def pid_namespace() -> int:
+    """Return the inode of this process's PID namespace; 0 if ``/proc`` shows the process ids of another namespace."""
+    # After `unshare --pid` without `--mount-proc`, /proc is that of the outer namespace.
+    is_shown = os.readlink("/proc/self") == str(os.getpid())  # noqa: PTH115 - the text, not a path
+    return Path("/proc/self/ns/pid").stat().st_ino if is_shown else 0
 
 
 def _kill(pid: int, folders: list[Path], pidfds: dict[int, int]) -> None:

@@ -152,9 +152,8 @@ def lease_findings() -> list[Finding]:
         for name, why in sorted(bad.items())
     ]
     for claim in held:
-        is_dead = not Path(f"/proc/{claim.pid}").exists()
-        who = f"{counted(len(claim.resources), 'resource')} held by {claim.owner} (pid {claim.pid})"
-        if is_dead:
+        who = f"{counted(len(claim.resources), 'resource')} held by {claim.owner} ({claim.process})"
+        if claim.is_dead:
             text = f"{who}, which is dead: a process it has started lives"
             found.append(Finding("leases", NOTE, text, "end that process: ps -eo pid,ppid,cmd shows ranks"))
         else:

@@ -20,7 +20,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from pytest_aorta.launch.lease.queue import MAX_TEXT, Claim, ClaimFolder, LeaseError, append_line, takes_lock
-from pytest_aorta.launch.sweep import end_processes, is_alive, processes_of
+from pytest_aorta.launch.sweep import end_processes, pid_namespace, processes_of, start_ticks
 
 # Limit of later competing requests that are served before a waiting request. With 0, devices are busy 8% less
 # (benchmarks/launch/leases.py); the higher the limit, the longer a large request may wait.
@@ -80,7 +80,16 @@ def lease(
         LeaseError: The pool repeats a resource, or has fewer than ``count`` resources that work; the resources were not
             free within ``wait_s``, and the message names the holders; or the lease folder can't be used.
     """
-    claim = Claim(owner[:MAX_TEXT], os.getpid(), tuple(pool), count, exclusive)
+    pid = os.getpid()
+    claim = Claim(
+        owner[:MAX_TEXT],
+        pid,
+        tuple(pool),
+        count,
+        exclusive,
+        pid_namespace=pid_namespace(),
+        start_ticks=start_ticks(pid),
+    )
     _refuse_impossible(claim)
     deadline_s = time.monotonic() + wait_s
     orphans = Orphans()
@@ -104,6 +113,9 @@ class Orphans:
 
     If the claim of a launch is free, its guard is dead too, and the launch is ended at once. Otherwise the launch is
     ended after ``STOP_S``, since something, such as SIGSTOP, keeps its guard from working.
+
+    Claims of another PID namespace, such as a container's, are left alone: their process ids mean nothing here, and a
+    launch there can have the same run folder as a launch here.
     """
 
     def __init__(self) -> None:
@@ -117,8 +129,8 @@ class Orphans:
             return
         with folder.gate():
             claims = folder.claims()
-            free = folder.orphaned
-        dead = [name for name, claim in claims.items() if claim.run_dirs and not is_alive(claim.pid)]
+            free = {name for name in folder.orphaned if claims[name].is_local}
+        dead = [name for name, claim in claims.items() if claim.run_dirs and claim.is_dead]
         self._seen_s = {name: self._seen_s.get(name, now_s) for name in dead}
         over = free.union(name for name, since_s in self._seen_s.items() if now_s - since_s > STOP_S)
         end_processes([launch for name in over for launch in claims[name].launches])
@@ -220,7 +232,7 @@ def _waited_text(name: str, claims: dict[str, Claim], wait_s: float) -> str:
     asked = f"{mine.count} of {len(mine.pool)} resources" + (" and the host alone" if mine.exclusive else "")
     lines = [f"{_listed(claim.resources)} held by {_holder_text(claim)}" for claim in held]
     lines += [
-        f"{claim.count} asked for before by {claim.owner} (pid {claim.pid})"
+        f"{claim.count} asked for before by {claim.owner} ({claim.process})"
         for claim in _ahead(name, mine, claims).values()
     ]
     return "\n  ".join([f"{mine.owner}: waited {wait_s:g} s for {asked}", *lines])
@@ -230,11 +242,11 @@ def _holder_text(claim: Claim) -> str:
     since = time.strftime("%H:%M:%S", time.localtime(claim.since_s))
     alone = ", with the host alone" if claim.exclusive else ""
     dead = ""
-    if not is_alive(claim.pid):
+    if claim.is_dead:
         left = processes_of(claim.launches)
         what = f"processes {left} of its launches live" if left else "a process it started lives"
         dead = f", dead, but {what}"
-    return f"{claim.owner} (pid {claim.pid}{dead}, since {since}{alone})"
+    return f"{claim.owner} ({claim.process}{dead}, since {since}{alone})"
 
 
 def _listed(resources: Sequence[str]) -> str:

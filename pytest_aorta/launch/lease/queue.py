@@ -21,7 +21,7 @@ from pytest_aorta.common import variables
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.files import UnreadableFile, parse_json, read_json, write_json
 from pytest_aorta.common.schema import violation
-from pytest_aorta.launch.sweep import processes_of
+from pytest_aorta.launch.sweep import is_alive, pid_namespace, processes_of, start_ticks
 
 GATE = "gate"
 BAD = "bad.json"
@@ -59,6 +59,8 @@ class Claim:
         resources: Names of the resources held; empty while the claim waits.
         since_s: Unix time in seconds at which the resources were taken.
         run_dirs: Run folders of launches that may still have processes.
+        pid_namespace: Inode of the PID namespace of ``pid``; 0 if unknown, as in claims of older versions.
+        start_ticks: Start time of the requesting process, which distinguishes it from a later one with its ``pid``.
     """
 
     owner: str
@@ -70,6 +72,24 @@ class Claim:
     resources: tuple[str, ...] = ()
     since_s: float = 0.0
     run_dirs: tuple[str, ...] = ()
+    pid_namespace: int = 0
+    start_ticks: int = 0
+
+    @property
+    def is_local(self) -> bool:
+        """True if ``/proc`` here shows the requesting process; False if it may be in another PID namespace."""
+        return self.pid_namespace != 0 and self.pid_namespace == pid_namespace()
+
+    @property
+    def is_dead(self) -> bool:
+        """True if the requesting process has ended; False also if that is unknown here."""
+        return self.is_local and not (is_alive(self.pid) and start_ticks(self.pid) == self.start_ticks)
+
+    @property
+    def process(self) -> str:
+        """The requesting process, for messages."""
+        is_elsewhere = self.pid_namespace != 0 and not self.is_local
+        return f"pid {self.pid}" + (" of another PID namespace" if is_elsewhere else "")
 
     @property
     def launches(self) -> list[Path]:

@@ -606,7 +606,7 @@ def _read_plan(document: Any, folder: Path) -> None:
 
 CLAIM = {
     "owner": "test", "pid": 5, "pool": ["gpu0"], "count": 1, "exclusive": False, "overtaken": 0, "resources": ["gpu0"],
-    "since_s": 1.0,
+    "since_s": 1.0, "pid_namespace": 4026531836, "start_ticks": 7,
 }  # fmt: skip
 CLAIM_FILES = damaged_bytes(json.dumps(CLAIM).encode() + b"\novertaken\n") | damaged(CLAIM).map(
     lambda document: json.dumps(document).encode() + b"\n"
@@ -629,7 +629,7 @@ def _read_claim(case: tuple[str, bytes], folder: Path) -> None:
         for claim in holders(leases):
             claim.competes_with(claim)
             time.localtime(claim.since_s)
-            ", ".join((claim.owner, *claim.pool, *claim.resources))
+            ", ".join((claim.owner, claim.process, *claim.pool, *claim.resources))
         with ClaimFolder.opened(leases) as opened, ExitStack() as undo:
             opened.enter(holders(leases)[0], undo) if holders(leases) else None
     finally:
