@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import select
 import shutil
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from pytest_aorta.common.files import PACKAGE_ROOT, UnreadableFile, parse_json, 
 from pytest_aorta.common.schema import violation
 from pytest_aorta.launch.command import agent_command, launch_environment
 from pytest_aorta.launch.lease.queue import record_end, record_launch
+from pytest_aorta.launch.readiness import is_readable
 from pytest_aorta.launch.sweep import end_processes, is_stopped
 from pytest_aorta.plan.launch_plan import LaunchPlan, rank_document
 from pytest_aorta.plan.options import LauncherKind
@@ -155,7 +155,7 @@ class GuardedLaunch:
                 record_end(fd, self._plan.run_dir)
 
     def fileno(self) -> int:
-        """Return a descriptor for ``select`` that is readable when :meth:`has_ended` does not block."""
+        """Return a descriptor that is readable when :meth:`has_ended` does not block."""
         return self._pipe.fileno()
 
     def has_ended(self) -> bool:
@@ -169,7 +169,7 @@ class GuardedLaunch:
         """Return when the guard has ended or its time limit is over; kill a guard stopped for ``STOPPED_S``."""
         stopped_s, looked_s = 0.0, time.monotonic()
         while not self._has_ended and (left_s := self._deadline_s - time.monotonic()) > 0:
-            if select.select([self._pipe], [], [], min(left_s, LOOK_S))[0]:
+            if is_readable(self._pipe, min(left_s, LOOK_S)):
                 self.has_ended()
             now_s = time.monotonic()
             # Count no more than LOOK_S: if this process was stopped with the guard, the guard is about to go on, too.
@@ -191,7 +191,7 @@ class GuardedLaunch:
 
     def _read_rest(self) -> None:
         # Don't wait for the end of the file: a process that outlived the guard could hold the pipe open.
-        while not self._has_ended and select.select([self._pipe], [], [], 0)[0]:
+        while not self._has_ended and is_readable(self._pipe, 0):
             self.has_ended()
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-import select
 import signal
 import time
 from collections.abc import Iterable, Mapping
@@ -24,6 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from pytest_aorta.common import variables
+from pytest_aorta.launch.readiness import is_readable
 from pytest_aorta.result.folder import AGENT_LOG, RANKS_FOLDER
 
 KILL_S = 10.0
@@ -87,7 +87,7 @@ def end_processes(run_dirs: Iterable[Path], limit_s: float = KILL_S) -> tuple[tu
             for pid in found:
                 _kill(pid, folders, pidfds)
             # Wait for the pidfds: a process's memory is gone before its open files, and an open device is not free yet.
-            alive = {pid for pid, pidfd in pidfds.items() if not select.select([pidfd], [], [], 0)[0]}
+            alive = {pid for pid, pidfd in pidfds.items() if not is_readable(pidfd, 0)}
             left = alive.union(found).difference(pidfds.keys() - alive)
             if not left or time.monotonic() >= deadline_s:
                 return tuple(sorted(pidfds.keys() - left)), tuple(sorted(left))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -21,6 +20,7 @@ from pytest_aorta.launch.command import launch_environment, python_command
 from pytest_aorta.launch.guarded import guard_spec, launch
 from pytest_aorta.launch.nodes.handover import start_coordinator
 from pytest_aorta.launch.process.channel import receive, send
+from pytest_aorta.launch.readiness import is_readable
 from pytest_aorta.launch.sweep import unmarked
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import LauncherKind
@@ -250,7 +250,7 @@ class ForkedGuard:
 
     def wait(self, timeout: float | None = None) -> None:
         """Return when the guard has exited, as ``subprocess.Popen.wait`` does."""
-        if not select.select([self._pidfd], [], [], timeout)[0]:
+        if not is_readable(self._pidfd, timeout):
             raise subprocess.TimeoutExpired("guard", timeout or 0.0)
         os.close(self._pidfd)
 

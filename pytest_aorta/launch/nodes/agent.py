@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import random
-import select
 import shutil
 import signal
 import socket
@@ -33,6 +32,7 @@ from pytest_aorta.launch.nodes.files import node_files
 from pytest_aorta.launch.nodes.handover import on_devices, plan_from_json, versions
 from pytest_aorta.launch.nodes.network import interface_of, listen
 from pytest_aorta.launch.nodes.wire import CHUNK_BYTES, HEARTBEAT_S, LOST_S, Wire, WireError, WrongToken, encode
+from pytest_aorta.launch.readiness import is_readable, readable
 from pytest_aorta.plan.gpus import visible_devices
 from pytest_aorta.plan.launch_plan import LaunchPlan, NodePart
 from pytest_aorta.result.folder import PID_FILE, RANKS_FOLDER, steps_entered
@@ -175,7 +175,7 @@ class Agent:
             WireError: Node 0 has closed the connection, or has sent nothing for LOST_S.
         """
         sources: list[Wire | GuardedLaunch] = [wire, launch] if launch else [wire]
-        ready = select.select(sources, [], [], limit_s)[0]
+        ready = readable(sources, limit_s)
         now_s = time.monotonic()
         messages = []
         if wire in ready:
@@ -254,7 +254,7 @@ class Agent:
             self.turn(wire, launch, {"ranks": started_ranks(plan), "folder": str(plan.run_dir)})
             if self._is_stopping:
                 launch.stop()
-            if select.select([launch], [], [], 0)[0] and launch.has_ended():
+            if is_readable(launch, 0) and launch.has_ended():
                 return
 
     def send_files(self, wire: Wire, plan: LaunchPlan, outcome: dict[str, Any]) -> None:

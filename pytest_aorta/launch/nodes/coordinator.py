@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import select
 import signal
 import socket
 import subprocess
@@ -28,6 +27,7 @@ from pytest_aorta.launch.nodes.network import endpoint_text, listen
 from pytest_aorta.launch.nodes.node import Node, NodeFailed, admitted
 from pytest_aorta.launch.nodes.wire import HEARTBEAT_S, LOST_S, Wire, WireError
 from pytest_aorta.launch.process.guard import IGNORED, PR_SET_CHILD_SUBREAPER, descendants, prctl, prepare_agent
+from pytest_aorta.launch.readiness import readable
 from pytest_aorta.result.folder import AGENT_FILE
 
 TICK_S = 0.25
@@ -169,7 +169,7 @@ class Coordinator:
         """Wait for the next event, at most TICK_S, and handle it."""
         sources: list[Any] = [self.listener, self.spec["lifeline_fd"], *self.strangers]
         sources += [node.wire for node in self.nodes.values() if node.is_running]
-        ready = select.select(sources, [], [], TICK_S)[0]
+        ready = set(readable(sources, TICK_S))
         if self.spec["lifeline_fd"] in ready:
             raise ParentGone
         # Read nodes before strangers: when a stranger becomes a node, its messages have already been read, and reading

@@ -92,7 +92,7 @@ class Wire:
         return str(self._socket.getsockname()[0])
 
     def fileno(self) -> int:
-        """Return a descriptor for ``select`` that is readable when :meth:`receive` returns at once."""
+        """Return a descriptor that is readable when :meth:`receive` returns at once."""
         return self._event
 
     def send(self, message: dict[str, Any]) -> None:

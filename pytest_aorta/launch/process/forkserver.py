@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import importlib
 import os
-import select
 import signal
 import socket
 import sys
@@ -26,6 +25,7 @@ from pytest_aorta.common.text import counted
 from pytest_aorta.launch.process.channel import close_all, receive, send
 from pytest_aorta.launch.process.guard import die_with, guard_launch, prepare_agent
 from pytest_aorta.launch.process.warm_agent import WarmAgent, fork, run_and_exit
+from pytest_aorta.launch.readiness import is_readable
 from pytest_aorta.launch.sweep import mark_this_process
 
 CUDA_PROOF_S = 60.0
@@ -178,7 +178,7 @@ def answer_of_child(task: Callable[[], str], limit_s: float) -> str:
     pid = fork(answer)
     os.close(write_fd)
     text = f"no answer within {limit_s:g} s"
-    if select.select([read_fd], [], [], limit_s)[0]:
+    if is_readable(read_fd, limit_s):
         text = os.read(read_fd, 4000).decode(errors="replace") or "the child died"
     os.close(read_fd)
     with suppress(ProcessLookupError):

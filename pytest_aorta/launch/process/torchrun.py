@@ -7,7 +7,6 @@ only in its log.
 from __future__ import annotations
 
 import os
-import select
 import signal
 import socket
 import sys
@@ -15,6 +14,7 @@ import threading
 from pathlib import Path
 
 from pytest_aorta.common import variables
+from pytest_aorta.launch.readiness import is_readable
 from pytest_aorta.result.folder import AGENT_FILE
 
 
@@ -56,7 +56,7 @@ def die_with_guard(guard_pid: int) -> None:
     guard = os.pidfd_open(guard_pid)
 
     def wait() -> None:
-        select.select([guard], [], [])
+        is_readable(guard, None)
         os._exit(1)
 
     threading.Thread(target=wait, name="aorta-guard", daemon=True).start()

@@ -71,10 +71,10 @@ class StoppableGuard:
     def monotonic(self) -> float:
         return self.now_s
 
-    def select(self, *_: object) -> tuple[list[object], ...]:
+    def is_readable(self, *_: object) -> bool:
         elapsed_s, self.is_stopped = next(self.looks, (3600.0, False))
         self.now_s += elapsed_s
-        return [], [], []
+        return False
 
     def wait(self, timeout: float | None = None) -> None: ...
 
@@ -92,8 +92,8 @@ class StoppableGuard:
 )
 def test_guard_is_killed_only_after_it_was_seen_stopped_for_ten_seconds(tmp_path, monkeypatch, looks, is_killed):
     guard = StoppableGuard(*looks)
-    for name in ("time", "select"):
-        monkeypatch.setattr(guarded, name, guard)
+    monkeypatch.setattr(guarded, "time", guard)
+    monkeypatch.setattr(guarded, "is_readable", guard.is_readable)
     monkeypatch.setattr(guarded, "is_stopped", lambda _: guard.is_stopped)
     with GuardedLaunch(make_plan(tmp_path / "run", timeout_s=600.0), {}, lambda *_: guard) as launched:
         launched.wait()

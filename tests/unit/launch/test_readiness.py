@@ -1,0 +1,172 @@
+"""Waiting for open files, also in a process that has more of them than ``select`` accepts."""
+
+from __future__ import annotations
+
+import os
+import resource
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+
+import pytest
+
+from pytest_aorta.common import variables
+from pytest_aorta.launch.guarded import GuardedLaunch
+from pytest_aorta.launch.nodes.agent import Agent
+from pytest_aorta.launch.process.forkserver import answer_of_child
+from pytest_aorta.launch.readiness import is_readable, readable
+from pytest_aorta.launch.sweep import end_processes, launch_ids
+from pytest_aorta.launch.warm import ForkedGuard
+from pytest_aorta.result.outcome import EndReason
+from tests.unit.builders import make_plan
+from tests.unit.launch.nodes.test_strangers import TOKEN, coordinator
+
+# FD_SETSIZE, from which on select refuses file descriptors.
+SELECT_LIMIT = 1024
+VERDICT = '{"reason": "exit", "agent_status": 0, "stopped": [], "survivors": [], "wall_s": 1.0}'
+GUARD_OF_TORCHRUN = """
+import os, subprocess, time
+from pytest_aorta.launch.process.torchrun import die_with_guard
+while os.open(os.devnull, os.O_RDONLY) < 1024:
+    pass
+guard = subprocess.Popen(["sleep", "60"])
+die_with_guard(guard.pid)
+guard.kill()
+time.sleep(60)
+"""
+
+
+@pytest.fixture(autouse=True)
+def limit() -> Iterator[None]:
+    """Allow more open files than ``select`` accepts."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= hard < 2 * SELECT_LIMIT:
+        pytest.skip(f"this user may have only {hard} files open")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2 * SELECT_LIMIT), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.fixture
+def _crowd(limit: None) -> Iterator[None]:
+    """Give every file that the test opens a descriptor that ``select`` refuses."""
+    with ExitStack() as stack:
+        fd = 0
+        while fd < SELECT_LIMIT:
+            fd = os.open(os.devnull, os.O_RDONLY)
+            stack.callback(os.close, fd)
+        yield
+
+
+crowded = pytest.mark.usefixtures("_crowd")
+
+
+def verdict_of(command: list[str], *fds: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command, pass_fds=fds, stdout=fds[-1])
+
+
+@crowded
+def test_launch_ends_in_a_process_with_many_open_files(tmp_path):
+    with GuardedLaunch(
+        make_plan(tmp_path / "run"), {}, lambda _p, _e, *fds: verdict_of(["echo", VERDICT], *fds)
+    ) as ran:
+        assert ran.fileno() >= SELECT_LIMIT
+        ran.wait()
+    assert ran.outcome().reason == EndReason.EXIT
+
+
+@crowded
+def test_forked_guard_is_awaited_in_a_process_with_many_open_files():
+    with subprocess.Popen(["sleep", "60"]) as process:
+        guard = ForkedGuard(process.pid, os.pidfd_open(process.pid))
+        with pytest.raises(subprocess.TimeoutExpired):
+            guard.wait(0.01)
+        guard.kill()
+        guard.wait(10)
+
+
+@crowded
+def test_processes_of_a_lost_guard_are_ended_in_a_process_with_many_open_files(tmp_path):
+    with subprocess.Popen(["sleep", "60"], env={variables.LAUNCH_ID: launch_ids(tmp_path, {})}) as process:
+        assert end_processes([tmp_path]) == ((process.pid,), ())
+
+
+@crowded
+def test_forked_child_is_asked_in_a_process_with_many_open_files():
+    assert answer_of_child(lambda: "yes", 30) == "yes"
+
+
+@crowded
+def test_node_zero_and_its_agents_join_in_processes_with_many_open_files(tmp_path):
+    with ExitStack() as stack:
+        node_zero = coordinator(stack, tmp_path)
+        agent, received = Agent(node_zero.listener.getsockname(), 0, TOKEN, join_timeout_s=30), list[str]()
+
+        def join() -> None:
+            wire = agent.connect(stack)
+            wire.send(agent.hello(wire, None, {}))
+            received.append(agent.await_message(wire, "bye")["type"])
+
+        node_zero.spec["versions"] = {}
+        thread = threading.Thread(target=join)
+        thread.start()
+        deadline_s = time.monotonic() + 30
+        while not node_zero.nodes and time.monotonic() < deadline_s:
+            node_zero.turn()
+        node_zero.nodes[0].send({"type": "bye"})
+        thread.join(30)
+    assert received == ["bye"]
+
+
+def test_program_of_torchrun_ends_with_its_guard_when_it_has_many_open_files():
+    assert subprocess.run([sys.executable, "-c", GUARD_OF_TORCHRUN], check=False, timeout=50).returncode == 1
+
+
+def test_readable_sources_come_in_the_given_order():
+    pairs = [socket.socketpair() for _ in range(3)]
+    with ExitStack() as stack:
+        for ends in pairs:
+            for end in ends:
+                stack.enter_context(end)
+        for _, far in (pairs[2], pairs[0]):
+            far.send(b".")
+        near = [pair[0] for pair in pairs]
+        assert readable(near, 0) == [near[0], near[2]]
+        assert readable([near[2].fileno(), near[1].fileno()], None) == [near[2].fileno()]
+
+
+def test_end_of_a_pipe_is_readable_as_with_select():
+    reader, writer = os.pipe()
+    with closing(os.fdopen(reader, "rb")) as file:
+        assert not is_readable(file, 0.01)
+        os.close(writer)
+        assert is_readable(file, None)
+        assert select.select([file], [], [], 0)[0] == [file]
+
+
+@pytest.mark.parametrize("limit_s", [-1.0, 0.0, 0.0001, 0.05])
+def test_wait_ends_at_its_limit_and_not_before(limit_s):
+    silent, other = socket.socketpair()
+    with silent, other:
+        began_s = time.monotonic()
+        assert readable([silent], limit_s) == []
+        assert limit_s <= time.monotonic() - began_s < 10
+
+
+def test_signal_does_not_end_a_wait():
+    caught = list[int]()
+    before = signal.signal(signal.SIGALRM, lambda number, _: caught.append(number))
+    near, far = socket.socketpair()
+    try:
+        with near, far:
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            assert not is_readable(near, 0.3)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert caught == [signal.SIGALRM]
