@@ -23,7 +23,7 @@ from typing import Any
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.files import write_json
-from pytest_aorta.launch.nodes.network import endpoint_text, listen
+from pytest_aorta.launch.nodes.network import endpoint_text, listen, open_files_problem
 from pytest_aorta.launch.nodes.node import Node, NodeFailed, admitted
 from pytest_aorta.launch.nodes.wire import HEARTBEAT_S, LOST_S, Wire, WireError
 from pytest_aorta.launch.process.guard import IGNORED, PR_SET_CHILD_SUBREAPER, descendants, prctl, prepare_agent
@@ -37,6 +37,9 @@ LAUNCHER_END_S = 5.0
 TERM_S = 2.0
 KILL_S = 10.0
 MAX_STRANGERS = 64
+# The files of one connection (two descriptors of its socket, and an eventfd), and all other files of this process.
+FILES_PER_WIRE = 3
+OTHER_FILES = 32
 
 
 class ParentGone(Exception):
@@ -53,6 +56,7 @@ class Coordinator:
         self.nodes: dict[int, Node] = {}
         self.strangers: dict[Wire, float] = {}
         self.refusal = ""
+        self.full = ""
         self.launcher: subprocess.Popen[bytes] | None = None
         self.launcher_status: int | None = None
         self.began_s = time.monotonic()
@@ -123,6 +127,8 @@ class Coordinator:
                     raise self.launcher_failed(f"ended with {how} when {self.present()}")
             if time.monotonic() > deadline_s:
                 raise self.launcher_failed(f"{self.spec['join_timeout_s']:g} s after its start {self.present()}")
+            if self.full and not self.strangers:
+                raise NodeFailed("node_launcher", f"{self.full}; {self.present()}{self.refusal}")
 
     def send_plan(self) -> None:
         """Send every node agent the plan and the endpoint at which ranks find each other."""
@@ -167,7 +173,9 @@ class Coordinator:
 
     def turn(self) -> None:
         """Wait for the next event, at most TICK_S, and handle it."""
-        sources: list[Any] = [self.listener, self.spec["lifeline_fd"], *self.strangers]
+        sources: list[Any] = [self.spec["lifeline_fd"], *self.strangers]
+        # Without a free descriptor the listener stays readable, because its next connection can't be accepted.
+        sources += [] if self.full else [self.listener]
         sources += [node.wire for node in self.nodes.values() if node.is_running]
         ready = set(readable(sources, TICK_S))
         if self.spec["lifeline_fd"] in ready:
@@ -185,15 +193,24 @@ class Coordinator:
 
     def accept(self) -> None:
         """Accept a connection that is not authenticated yet; if there are too many of these, close the oldest."""
-        with suppress(OSError, WireError):
+        try:
             connection, _ = self.listener.accept()
             # Close the oldest: a node agent proves the token in milliseconds, and connects again if closed too early.
             unproven = [wire for wire in self.strangers if not wire.is_authenticated]
             for wire in unproven[: max(0, len(unproven) - MAX_STRANGERS + 1)]:
                 self.refusal = f"; {len(unproven)} connections, the oldest from {wire.peer}, proved no token"
-                del self.strangers[wire]
-                wire.close()
+                self.drop(wire)
             self.strangers[Wire(connection, self.token.encode(), is_server=True)] = time.monotonic()
+        except OSError as error:
+            # After any other error the other side has closed the connection already.
+            needed = OTHER_FILES + FILES_PER_WIRE * (self.spec["num_nodes"] + MAX_STRANGERS)
+            self.full = open_files_problem(error.errno, needed)
+
+    def drop(self, wire: Wire) -> None:
+        """Close the connection of a stranger, which makes room for another one."""
+        del self.strangers[wire]
+        wire.close()
+        self.full = ""
 
     def identify(self, wire: Wire) -> None:
         """Read the first message of a stranger, and admit its node."""
@@ -202,20 +219,19 @@ class Coordinator:
             node = admitted(wire, messages[0], self.spec, self.nodes) if messages else None
         except WireError as error:
             self.refusal = f"; a connection from {wire.peer} was refused: {error}"
-            self.strangers.pop(wire)
-            wire.close()
+            self.drop(wire)
             return
-        if messages:
-            self.strangers.pop(wire)
-            if node is not None:
-                self.nodes[node.rank] = node
+        if node is not None:
+            del self.strangers[wire]
+            self.nodes[node.rank] = node
+        elif messages:
+            self.drop(wire)
 
     def keep_time(self) -> None:
         """Send heartbeats, give up silent connections, and check whether the launcher has ended."""
         now_s = time.monotonic()
         for wire in [wire for wire, since_s in self.strangers.items() if now_s - since_s > LOST_S]:
-            del self.strangers[wire]
-            wire.close()
+            self.drop(wire)
         if now_s - self.heartbeat_s > HEARTBEAT_S:
             self.heartbeat_s = now_s
             for node in self.nodes.values():
@@ -288,7 +304,8 @@ class Coordinator:
     def launcher_failed(self, what: str) -> NodeFailed:
         """Return the error for a launcher that did not start the agents."""
         command = " ".join(self.spec["launcher"]) or "(none: agents wait)"
-        return NodeFailed("node_launcher", f"node launcher {command} {what}{self.refusal}")
+        full = f"; {self.full}" if self.full else ""
+        return NodeFailed("node_launcher", f"node launcher {command} {what}{self.refusal}{full}")
 
     def present(self) -> str:
         """Return the number of node agents that have connected, and their hosts, as text."""

@@ -1,8 +1,10 @@
-"""Addresses and listening sockets of this machine."""
+"""Addresses, listening sockets and limits of this machine."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import resource
 import socket
 import struct
 
@@ -17,6 +19,19 @@ def listen(address: str, port: int) -> socket.socket:
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     return socket.create_server((address, port), family=family, backlog=512)
+
+
+def open_files_problem(number: int | None, needed: int) -> str:
+    """Return what to do about the error ``number`` of a process that needs ``needed`` open files; "" if unrelated."""
+    if number == errno.ENFILE:
+        return "node 0 can open no more files: the host's limit is reached (sysctl fs.file-max)"
+    if number != errno.EMFILE:
+        return ""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return (
+        f"node 0 can open no more files: its limit is {limit} (ulimit -n), and this launch needs up to {needed}; "
+        f"run `ulimit -n {needed}` before pytest"
+    )
 
 
 def endpoint_text(address: str, port: int) -> str:

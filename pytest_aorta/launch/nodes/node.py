@@ -227,7 +227,6 @@ def admitted(wire: Wire, hello: dict[str, Any], spec: Mapping[str, Any], nodes: 
     node = Node(hello["node_rank"], wire, hello)
     is_new = node.rank < spec["num_nodes"] and node.rank not in nodes
     if not is_new and hello["is_waiting"]:
-        wire.close()
         return None
     if not is_new:
         there = f", and so does {nodes[node.rank].hello['host']}" if node.rank in nodes else ""

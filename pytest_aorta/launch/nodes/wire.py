@@ -16,7 +16,7 @@ import os
 import socket
 import struct
 import threading
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from queue import Empty, Queue
@@ -56,11 +56,11 @@ class Wire:
             proven the token, at most ``LOST_S`` seconds; node 0 learns the result from :meth:`receive`.
 
     Raises:
+        OSError: This process can't open more files, or the other side has closed the connection already.
         WireError: The connection can't be used any more. Every method raises this error.
     """
 
     def __init__(self, connection: socket.socket, token: bytes, *, is_server: bool) -> None:
-        self.peer = str(connection.getpeername()[0])
         self._socket = connection
         self._token = token
         self._is_server = is_server
@@ -69,15 +69,21 @@ class Wire:
         self._waiting: Queue[dict[str, Any]] = Queue(MAX_WAITING)
         self._failure: WireError | None = None
         self._is_closed = False
-        self._event = os.eventfd(0)
         self._has_greeted = threading.Event()
-        # A Connection reads and writes the plain descriptor: the socket has to block, and the kernel enforces limits.
-        connection.settimeout(None)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(LOST_S), 0))
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._connection = Connection(os.dup(connection.fileno()))
-        self._reader = threading.Thread(target=self._read, name="aorta-wire", daemon=True)
-        self._reader.start()
+        with ExitStack() as undo:
+            undo.callback(connection.close)
+            self.peer = str(connection.getpeername()[0])
+            self._event = os.eventfd(0)
+            undo.callback(os.close, self._event)
+            # A Connection reads and writes the plain descriptor: the socket has to block, and the kernel enforces the
+            # limit.
+            connection.settimeout(None)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(LOST_S), 0))
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._connection = undo.enter_context(Connection(os.dup(connection.fileno())))
+            self._reader = threading.Thread(target=self._read, name="aorta-wire", daemon=True)
+            self._reader.start()
+            undo.pop_all()
         if not is_server:
             self._await_greeting()
 
