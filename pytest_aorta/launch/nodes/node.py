@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Collection, Mapping
@@ -9,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.common.files import UnreadableFile, read_json, write_bytes, write_text
+from pytest_aorta.common.files import UnreadableFile, read_json, write_text
 from pytest_aorta.common.schema import violation
 from pytest_aorta.common.text import brief
 from pytest_aorta.launch.nodes.wire import LOST_S, Wire, WireError, decode
@@ -60,6 +61,9 @@ class Node:
         self.lost = ""
         self.num_bytes = 0
         self.is_stopping = False
+        # By rank, as written into node 0's run folder.
+        self._pids: dict[int, int] = {}
+        self._steps: dict[int, int] = {}
 
     @property
     def name(self) -> str:
@@ -136,12 +140,20 @@ class Node:
                 self.outcome, self.ended_s = dict(message["outcome"]), time.monotonic()
 
     def note_ranks(self, ranks: Mapping[str, Mapping[str, int]], run_dir: Path, world_size: int) -> None:
-        """Write the progress of the node's ranks into node 0's run folder, where the progress line reads it."""
+        """Write the progress of the node's ranks into node 0's run folder, where the progress line reads it.
+
+        Only what has changed is written: node 0 has one thread for the heartbeats of all nodes.
+        """
         for name, state in ranks.items():
             mark = run_dir / self.file_name(f"{RANKS_FOLDER}/{int(name)}/{PID_FILE}", world_size)
-            with suppress(OSError):
-                write_text(mark, str(int(state["pid"])), durable=False)
-                write_bytes(mark.with_name(PROGRESS_FILE), int(state["steps"]).to_bytes(8, "little"), durable=False)
+            pid, steps = int(state["pid"]), int(state["steps"])
+            with suppress(OSError):  # the next heartbeat tries again
+                if self._pids.get(int(name)) != pid:
+                    write_text(mark, str(pid), durable=False)
+                    self._pids[int(name)] = pid
+                if self._steps.get(int(name)) != steps:
+                    _write_steps(mark.with_name(PROGRESS_FILE), steps)
+                    self._steps[int(name)] = steps
         self.ranks = sorted(map(int, ranks))
 
     def file_name(self, name: str, world_size: int) -> str:
@@ -201,6 +213,16 @@ class Node:
         except OSError:
             return ""
         return "\n".join(text.splitlines()[-LOG_LINES:])
+
+
+def _write_steps(path: Path, steps: int) -> None:
+    """Write a count of steps in place, as ranks do: a reader gets the former count or this one."""
+    # O_NONBLOCK: a FIFO in the file's place must not block node 0.
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+    try:
+        os.pwrite(fd, steps.to_bytes(8, "little"), 0)
+    finally:
+        os.close(fd)
 
 
 def check_message(message: Mapping[str, Any], kinds: Collection[str]) -> None:

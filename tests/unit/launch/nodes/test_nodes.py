@@ -251,6 +251,59 @@ def test_files_beyond_the_limit_are_refused(tmp_path):
         node.take({"type": "file", "name": "agent.log", "data": encode(b"a"), "is_first": True}, tmp_path, 2)
 
 
+def heartbeat(**steps: int) -> dict[str, Any]:
+    """Return a heartbeat of ranks 2 and 3, which have entered so many steps."""
+    ranks = {name.removeprefix("rank"): {"pid": 40, "steps": count} for name, count in steps.items()}
+    return {"type": "heartbeat", "ranks": ranks, "folder": "/tmp/here"}
+
+
+def test_heartbeat_replaces_no_file_and_writes_only_counts_that_have_changed(tmp_path):
+    """Replacing a file takes so long on a disk that node 0 could not follow the heartbeats of 100 nodes."""
+
+    def stats() -> dict[str, tuple[int, int]]:
+        files = (path for path in (tmp_path / "ranks").rglob("*") if path.is_file())
+        return {
+            str(path.relative_to(tmp_path / "ranks")): (path.stat().st_ino, path.stat().st_mtime_ns) for path in files
+        }
+
+    node = make_node()
+    for rank in (2, 3):
+        (tmp_path / "ranks" / str(rank)).mkdir(parents=True)
+    node.take(heartbeat(rank2=5, rank3=5), tmp_path, 4)
+    before = stats()
+    assert set(before) == {"2/pid", "2/progress", "3/pid", "3/progress"}
+    node.take(heartbeat(rank2=5, rank3=6), tmp_path, 4)
+    after = stats()
+    assert [name for name in before if after[name] != before[name]] == ["3/progress"]
+    assert after["3/progress"][0] == before["3/progress"][0]
+    assert [steps_entered(tmp_path / "ranks" / rank) for rank in ("2", "3")] == [5, 6]
+
+
+def test_progress_that_could_not_be_written_is_written_with_a_later_heartbeat(tmp_path):
+    node = make_node()
+    node.take(heartbeat(rank2=5), tmp_path, 4)
+    (tmp_path / "ranks" / "2").mkdir(parents=True)
+    node.take(heartbeat(rank2=5), tmp_path, 4)
+    assert (tmp_path / "ranks" / "2" / "pid").read_text() == "40"
+    assert steps_entered(tmp_path / "ranks" / "2") == 5
+
+
+def test_count_of_steps_is_written_through_no_link(tmp_path):
+    node, elsewhere = make_node(), tmp_path / "elsewhere"
+    elsewhere.write_text("kept")
+    (tmp_path / "ranks" / "2").mkdir(parents=True)
+    (tmp_path / "ranks" / "2" / "progress").symlink_to(elsewhere)
+    node.take(heartbeat(rank2=5), tmp_path, 4)
+    assert elsewhere.read_text() == "kept"
+
+
+def test_fifo_in_place_of_a_count_of_steps_does_not_block_node_zero(tmp_path):
+    (tmp_path / "ranks" / "2").mkdir(parents=True)
+    os.mkfifo(tmp_path / "ranks" / "2" / "progress")
+    make_node().take(heartbeat(rank2=5), tmp_path, 4)
+    assert steps_entered(tmp_path / "ranks" / "2") == 0
+
+
 def test_lost_node_is_reported_with_its_ranks_and_folder(tmp_path):
     node = make_node()
     ranks = {"3": {"pid": 33, "steps": 7}, "2": {"pid": 22, "steps": 6}}
