@@ -31,11 +31,18 @@ from pytest_aorta.result.trace.families import mean_over_ranks
 from pytest_aorta.result.trace.transfers import CollectiveFacts, collective_facts
 
 SAMPLE_SIZE = 20
-# Facts of the environment that bitwise numerics depend on, in addition to the world's size and device.
+# Facts of the environment that the code under test can set by itself and that bitwise numerics depend on. Another value
+# of such a fact is a change of the code, so it never keeps numbers from being compared.
+PROGRAM_ENVIRONMENT = (
+    "attention", "bitwise_reproducible", "deterministic_algorithms", "num_threads", "tf32_matmul",
+)  # fmt: skip
+# Facts that the CPU and the code determine together: the pins of CPU kernels, and what the pins leave to be reported.
+CPU_ENVIRONMENT = ("cpu_capability", "cpu_kernels", "cpu_vendor")
+# Facts of the environment that bitwise numerics depend on, in addition to the world's size and device. Those that are
+# not named above belong to the machine or to what is installed on it.
 NUMERIC_ENVIRONMENT = (
-    "torch", "device", "device_name", "cuda", "hip", "nccl", "cpu_capability", "cpu_kernels", "cpu_vendor",
-    "num_threads", "deterministic_algorithms", "bitwise_reproducible", "tf32_matmul", "weight_hash_version",
-    "attention",
+    "torch", "device", "device_name", "cuda", "hip", "nccl", "weight_hash_version",
+    *CPU_ENVIRONMENT, *PROGRAM_ENVIRONMENT,
 )  # fmt: skip
 # Facts of the environment that a workload chooses in setup() by the available memory. They change times and memory, but
 # no bit of the numbers.
@@ -294,7 +301,7 @@ def _canary(result: WorkloadResult) -> dict[str, float]:
 
 def _environment(result: WorkloadResult) -> dict[str, Any]:
     # Numbers that are computed on a GPU do not depend on the host's instruction set and threads.
-    left_out = ("cpu_capability", "cpu_kernels", "cpu_vendor", "num_threads") if result.device == "cuda" else ()
+    left_out = (*CPU_ENVIRONMENT, "num_threads") if result.device == "cuda" else ()
     kept = (*NUMERIC_ENVIRONMENT, *CHOICES)
     names = [name for name in kept if name in result.environment and name not in left_out]
     return {name: result.environment[name] for name in names}

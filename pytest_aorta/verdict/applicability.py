@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pytest_aorta.common.text import brief, counted
-from pytest_aorta.result.facts import CHOICES, LaunchFacts
+from pytest_aorta.result.facts import CHOICES, PROGRAM_ENVIRONMENT, LaunchFacts
 from pytest_aorta.result.measurements import AS_RUN
 from pytest_aorta.verdict.metrics import Metric, MetricKind, Origin, Tolerance, format_value
 from pytest_aorta.verdict.noise.priors import BLOCK_GAP_S
@@ -97,22 +97,55 @@ def not_applicable(
     if not (_reproducible(facts) and _reproducible(recorded)):
         detail = "this workload is not bitwise reproducible here; run it in its deterministic mode"
         return NotApplicable.NOT_REPRODUCIBLE, detail
-    different = other_environment(facts, recorded, side)
+    different = other_machine(facts, recorded, side)
     return None if different is None else (NotApplicable.ENVIRONMENT, different)
 
 
-def other_environment(facts: LaunchFacts, recorded: LaunchFacts, side: str = "baseline") -> str | None:
-    """Return the first difference in the numeric environment as text, or None if there is none.
+def other_machine(facts: LaunchFacts, recorded: LaunchFacts, side: str = "baseline") -> str | None:
+    """Return the first difference in machine or installation as text, or None if there is none.
 
-    The text calls ``recorded`` by the word ``side``. Launches of one session block ran on the same CPUs, so their
-    ``cpu_vendor`` is not compared: only one of them may report the vendor.
+    Numbers of another machine, or of other versions, are not compared bit for bit. The text calls ``recorded`` by the
+    word ``side``.
+    """
+    for key in _different_facts(facts, recorded):
+        if _is_of_machine(key, facts, recorded):
+            return f"{key} is {facts.environment.get(key)!r}, the {side}'s {recorded.environment.get(key)!r}"
+    return None
+
+
+def other_settings(facts: LaunchFacts, recorded: LaunchFacts) -> str:
+    """Return the numeric settings that the code changed, as ``num_threads 1 -> 2``; empty if it changed none."""
+    return ", ".join(
+        f"{key} {recorded.environment.get(key)!r} -> {facts.environment.get(key)!r}"
+        for key in _different_facts(facts, recorded)
+        if not _is_of_machine(key, facts, recorded)
+    )
+
+
+def _different_facts(facts: LaunchFacts, recorded: LaunchFacts) -> list[str]:
+    """Return the facts of the numeric environment that differ, without choices of setup().
+
+    Launches of one session block ran on the same CPUs, so their ``cpu_vendor`` is not compared: only one of them may
+    report the vendor.
     """
     left_out = {*CHOICES, "cpu_vendor"} if facts.block == recorded.block else {*CHOICES}
-    for key in sorted((recorded.environment.keys() | facts.environment.keys()) - left_out):
-        here, there = facts.environment.get(key), recorded.environment.get(key)
-        if here != there:
-            return f"{key} is {here!r}, the {side}'s {there!r}"
-    return None
+    here, there = facts.environment, recorded.environment
+    return [key for key in sorted((here.keys() | there.keys()) - left_out) if here.get(key) != there.get(key)]
+
+
+def _is_of_machine(key: str, facts: LaunchFacts, recorded: LaunchFacts) -> bool:
+    """Return whether a fact that differs belongs to the machine or the installation, not to the code under test."""
+    if key == "cpu_vendor":  # reported unless the code declares that it computes the same bits on every CPU
+        return None not in (facts.environment.get(key), recorded.environment.get(key))
+    if key in ("cpu_capability", "cpu_kernels"):  # both follow the launcher's pins on every CPU that has AVX2
+        return _lacks_avx2(facts) or _lacks_avx2(recorded)
+    return key not in PROGRAM_ENVIRONMENT
+
+
+def _lacks_avx2(facts: LaunchFacts) -> bool:
+    """Return whether a launch ran on a CPU without AVX2, for which the launcher pins no kernels."""
+    capability = str(facts.environment.get("cpu_capability"))
+    return facts.environment.get("cpu_kernels") is None and not capability.startswith("AVX")
 
 
 def lost_reproducibility(launches: Sequence[LaunchFacts], recorded: LaunchFacts, side: str) -> str | None:

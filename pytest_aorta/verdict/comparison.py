@@ -17,6 +17,7 @@ from pytest_aorta.verdict.applicability import (
     lost_reproducibility,
     not_applicable,
     not_profiled,
+    other_settings,
     other_setup,
     other_steps,
     under_profiler,
@@ -407,8 +408,18 @@ def _exact(blank: Verdict, metric: Metric, launches: Sequence[LaunchFacts], othe
     for launch in launches:
         value = metric.measure(launch)
         if different := sorted(expected - {value}, key=str):
-            return replace(blank, outcome=Outcome.REGRESSION, value=value, baseline=different[0])
+            row = replace(blank, outcome=Outcome.REGRESSION, value=value, baseline=different[0])
+            return _with_settings(row, metric, launch, others[-1])
     return _earlier_step(blank, metric, launches, others) or replace(blank, outcome=Outcome.PASS, baseline=blank.value)
+
+
+def _with_settings(row: Verdict, metric: Metric, launch: LaunchFacts, other: LaunchFacts) -> Verdict:
+    """Return a regression of bits with the numeric settings that the code changed, which may explain the regression."""
+    settings = other_settings(launch, other) if metric.kind is MetricKind.NUMERIC else ""
+    if not settings:
+        return row
+    detail = "; ".join(filter(None, [row.detail, f"{settings} since the {row.reference}"]))
+    return replace(row, detail=detail)
 
 
 def _earlier_step(
@@ -422,7 +433,8 @@ def _earlier_step(
         for step in sorted(here.keys() & there.keys()):
             if here[step] != there[step]:
                 detail = f"after step {step}; after the last step, {max(here)}, the weights are equal"
-                return replace(blank, outcome=Outcome.REGRESSION, value=here[step], baseline=there[step], detail=detail)
+                row = replace(blank, value=here[step], baseline=there[step], detail=detail)
+                return _with_settings(replace(row, outcome=Outcome.REGRESSION), metric, launch, other)
     return None
 
 

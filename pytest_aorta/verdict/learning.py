@@ -16,7 +16,8 @@ from pytest_aorta.verdict.applicability import (
     is_not_profiled_again,
     not_applicable,
     not_profiled,
-    other_environment,
+    other_machine,
+    other_settings,
     other_setup,
     widened,
 )
@@ -132,7 +133,7 @@ def _other_setting(recorded: LaunchFacts, launches: Sequence[LaunchFacts]) -> li
     for launch in launches:
         if launch.launcher != recorded.launcher:
             return [f"launcher is {launch.launcher!r}, the baseline's {recorded.launcher!r}"]
-        if difference := other_environment(launch, recorded):
+        if difference := other_machine(launch, recorded) or other_settings(launch, recorded):
             return [difference]
     return []
 

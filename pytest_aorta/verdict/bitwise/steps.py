@@ -10,7 +10,7 @@ from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.text import did_you_mean
 from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.measurements import WorkloadResult
-from pytest_aorta.verdict.applicability import other_environment
+from pytest_aorta.verdict.applicability import other_machine, other_settings
 from pytest_aorta.verdict.metrics import METRICS, Origin, Tolerance
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Missing, NotApplicable, ReferenceKind, Verdict, VerdictReference
@@ -80,7 +80,7 @@ def compare_steps(
     """Return one verdict per metric on the bits of the first ``steps`` measured steps.
 
     The verdict is *missing* if a side lacks some of these steps, and *not applicable* if both the values and the
-    numeric environments differ.
+    machines, or the versions installed there, differ.
     """
     return tuple(_compare(case, STEP_METRICS[name], candidate, reference, steps) for name in metrics)
 
@@ -108,9 +108,12 @@ def _compare(case: str, row: StepMetric, candidate: WorkloadResult, reference: W
         same = f"all {steps} steps" if steps > 1 else "the step"
         return replace(blank, outcome=Outcome.PASS, value=here[steps], baseline=there[steps], detail=same)
     shown = replace(blank, value=here[different[0]], baseline=there[different[0]])
-    if detail := other_environment(launch_facts(candidate), launch_facts(reference), str(reference_kind)):
+    facts, others = launch_facts(candidate), launch_facts(reference)
+    if detail := other_machine(facts, others, str(reference_kind)):
         return shown.without_comparison(NotApplicable.ENVIRONMENT, detail)
     detail = f"first in step {different[0]}, in {len(different)} of {steps} steps"
+    if settings := other_settings(facts, others):
+        detail += f"; {settings}"
     if not all(result.environment.get("bitwise_reproducible", True) for result in (candidate, reference)):
         detail += (
             "; not bitwise reproducible here, so the difference may be chance: run both in their deterministic mode"

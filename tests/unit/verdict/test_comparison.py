@@ -498,17 +498,102 @@ def test_hash_of_a_baseline_without_reproducibility_is_not_applicable(lost):
     assert row.outcome is Outcome.NOT_APPLICABLE
 
 
-def test_fact_that_the_baseline_does_not_have_yet_is_another_environment():
-    newer = make_facts(environment=SURE | {"cpu_vendor": "x"}, block="elsewhere")
-    row = check(newer, baseline=REPRODUCIBLE)["weight_hash"]
-    assert (row.outcome, row.detail) == (Outcome.NOT_APPLICABLE, "cpu_vendor is 'x', the baseline's None")
+def test_fact_of_the_machine_that_the_baseline_does_not_have_yet_is_another_environment():
+    row = check(make_facts(environment=SURE | {"nccl": "2.27"}), baseline=REPRODUCIBLE)["weight_hash"]
+    assert (row.outcome, row.detail) == (Outcome.NOT_APPLICABLE, "nccl is '2.27', the baseline's None")
 
 
-def test_hash_under_another_kernel_of_attention_is_not_applicable():
-    flash = make_baseline(launches=stored(make_facts(environment=SURE | {"attention": "flash"})))
-    flex = make_facts(environment=SURE | {"attention": "flex"}, weight_hashes=OTHER_WEIGHTS)
-    row = check(flex, baseline=flash)["weight_hash"]
-    assert (row.outcome, row.detail) == (Outcome.NOT_APPLICABLE, "attention is 'flex', the baseline's 'flash'")
+PINNED = "ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=AVX2"
+PINNED_CPU = {
+    "torch": "2.11.0",
+    "device": "cpu",
+    "cpu_capability": "AVX2",
+    "cpu_kernels": PINNED,
+    "num_threads": 1,
+    "deterministic_algorithms": False,
+    "bitwise_reproducible": True,
+}
+CUDA = SURE | {"attention": "flash", "tf32_matmul": False}
+SETTINGS = [
+    (PINNED_CPU, {"num_threads": 2}, "num_threads 1 -> 2"),
+    (PINNED_CPU, {"deterministic_algorithms": True}, "deterministic_algorithms False -> True"),
+    (PINNED_CPU, {"cpu_kernels": "MKL_CBWR=AVX2"}, f"cpu_kernels '{PINNED}' -> 'MKL_CBWR=AVX2'"),
+    (PINNED_CPU, {"cpu_kernels": None}, f"cpu_kernels '{PINNED}' -> None"),
+    (
+        PINNED_CPU,
+        {"cpu_kernels": "MKL_CBWR=AVX2", "cpu_capability": "DEFAULT"},
+        f"cpu_capability 'AVX2' -> 'DEFAULT', cpu_kernels '{PINNED}' -> 'MKL_CBWR=AVX2'",
+    ),
+    (PINNED_CPU, {"cpu_vendor": "x"}, "cpu_vendor None -> 'x'"),
+    (CUDA, {"tf32_matmul": True}, "tf32_matmul False -> True"),
+    (CUDA, {"attention": "flex"}, "attention 'flash' -> 'flex'"),
+    (SURE, {"attention": "flex"}, "attention None -> 'flex'"),
+]
+
+
+@pytest.mark.parametrize(("recorded", "changed", "text"), SETTINGS)
+@pytest.mark.parametrize("metric", ["weight_hash", "final_loss"])
+def test_changed_number_of_code_that_changed_a_numeric_setting_fails_and_names_the_setting(
+    recorded, changed, text, metric
+):
+    baseline = make_baseline(launches=stored(make_facts(environment=recorded, final_loss=1.0)))
+    candidate = make_facts(
+        environment=recorded | changed, weight_hashes=OTHER_WEIGHTS, final_loss=2.0, block="elsewhere"
+    )
+    row = check(candidate, baseline=baseline, marked={"final_loss": Tolerance(None)})[metric]
+    assert (row.outcome, row.detail) == (Outcome.REGRESSION, f"{text} since the baseline")
+
+
+@pytest.mark.parametrize(("recorded", "changed", "text"), SETTINGS)
+def test_equal_hash_of_code_that_changed_a_numeric_setting_passes(recorded, changed, text):
+    baseline = make_baseline(launches=stored(make_facts(environment=recorded)))
+    row = check(make_facts(environment=recorded | changed, block="elsewhere"), baseline=baseline)["weight_hash"]
+    assert (row.outcome, row.detail) == (Outcome.PASS, ""), text
+
+
+@pytest.mark.parametrize(
+    ("machine", "text"),
+    [
+        ({"torch": "2.12.0"}, "torch is '2.12.0', the baseline's '2.11.0'"),
+        ({"cpu_capability": "DEFAULT", "cpu_kernels": None}, "cpu_capability is 'DEFAULT', the baseline's 'AVX2'"),
+    ],
+)
+def test_number_of_code_with_another_setting_on_another_machine_is_not_applicable(machine, text):
+    baseline = make_baseline(launches=stored(make_facts(environment=PINNED_CPU)))
+    elsewhere = make_facts(environment=PINNED_CPU | machine | {"num_threads": 2}, weight_hashes=OTHER_WEIGHTS)
+    row = check(elsewhere, baseline=baseline)["weight_hash"]
+    assert (row.outcome, row.detail) == (Outcome.NOT_APPLICABLE, text)
+
+
+def test_other_vendor_is_another_machine_if_both_sides_report_the_vendor():
+    intel, amd = (PINNED_CPU | {"cpu_vendor": name} for name in ("GenuineIntel", "AuthenticAMD"))
+    baseline = make_baseline(launches=stored(make_facts(environment=intel)))
+    row = check(make_facts(environment=amd, block="elsewhere"), baseline=baseline)["weight_hash"]
+    assert row.detail == "cpu_vendor is 'AuthenticAMD', the baseline's 'GenuineIntel'"
+    assert row.outcome is Outcome.NOT_APPLICABLE
+
+
+def test_setting_is_named_for_an_earlier_step_that_differs():
+    baseline = make_baseline(launches=stored(make_facts(environment=PINNED_CPU)))
+    hashes = make_facts().weight_hashes | {"9": "f" * 16}
+    candidate = make_facts(environment=PINNED_CPU | {"num_threads": 2}, weight_hashes=hashes)
+    row = check(candidate, baseline=baseline)["weight_hash"]
+    assert row.detail == (
+        "after step 9; after the last step, 10, the weights are equal; num_threads 1 -> 2 since the baseline"
+    )
+
+
+def test_setting_says_nothing_of_a_count():
+    baseline = make_baseline(launches=stored(make_facts(environment=PINNED_CPU, metrics={"num_parameters": 4.0})))
+    candidate = make_facts(environment=PINNED_CPU | {"num_threads": 2}, metrics={"num_parameters": 5.0})
+    row = check(candidate, baseline=baseline)["num_parameters"]
+    assert (row.outcome, row.detail) == (Outcome.REGRESSION, "")
+
+
+def test_variant_with_another_setting_is_compared_and_its_setting_named():
+    candidate = make_facts(environment=PINNED_CPU | {"num_threads": 2}, weight_hashes=OTHER_WEIGHTS)
+    row = compare([candidate], [make_facts(environment=PINNED_CPU)])["weight_hash"]
+    assert (row.outcome, row.detail) == (Outcome.REGRESSION, "num_threads 1 -> 2 since the reference")
 
 
 def test_equal_hash_of_an_earlier_step_is_lost():

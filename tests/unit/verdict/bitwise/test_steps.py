@@ -67,6 +67,13 @@ def test_too_few_measured_steps_are_reported_as_such():
     assert "not for step 4; use config steps=25; it measured 3" in row.reason
 
 
+def test_bits_that_differ_between_settings_of_the_code_are_a_regression_that_names_the_setting():
+    facts = {"torch": "2.11.0", "device": "cpu", "num_threads": 1}
+    candidate = trained(loss=[3.0, 2.0, 9.0], environment=facts | {"num_threads": 2})
+    row = rows(candidate, trained(environment=facts))["loss"]
+    assert (row.outcome, row.detail) == (Outcome.REGRESSION, "first in step 3, in 1 of 3 steps; num_threads 1 -> 2")
+
+
 def test_bits_that_differ_between_environments_are_not_applicable():
     other = trained(loss=[3.0, 2.0, 9.0], environment={"torch": "2.13.0", "device": "cpu"})
     found = rows(other, trained())
