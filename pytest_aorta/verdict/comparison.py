@@ -29,7 +29,8 @@ from pytest_aorta.verdict.causes.split import split_note
 from pytest_aorta.verdict.kernel_gate import judge_pairs, judge_stored
 from pytest_aorta.verdict.metrics import METRICS, Direction, Metric, MetricKind, Origin, Tolerance, Value, middle
 from pytest_aorta.verdict.noise.priors import (
-    blocks,
+    metric_blocks,
+    next_block,
     reference_step_ms,
     transformed_by_block,
     transformed_by_revision,
@@ -181,7 +182,7 @@ class StoredComparison:
         allowed = allowed_tolerance(metric, tolerance, stored)
         decision = decide_stored(
             values,
-            blocks([*center_launches, *launches])[-1],
+            metric_blocks(metric, [*center_launches, *launches])[-1],
             stored,
             allowed.value or 0.0,
             max_launches=self.max_launches,
@@ -206,8 +207,7 @@ class StoredComparison:
         center_launches, stored = self.baseline.center_launches, self.estimate(metric)
         if problem := too_noisy(metric, tolerance, stored):
             return f"{problem}; record the baseline again with {RESET}, or set a tolerance"
-        # Times of CPU ranks are compared within one block only.
-        block = blocks(center_launches)[-1] if center_launches[-1].device == "cpu" else "another"
+        block = next_block(metric, center_launches)
         return unresolved(metric, allowed_tolerance(metric, tolerance, stored), stored, block, self.max_launches)
 
     def _undecided(

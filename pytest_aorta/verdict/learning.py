@@ -26,7 +26,7 @@ from pytest_aorta.verdict.causes.explain import MEMORY_GROWTH, STEP_GROWTH
 from pytest_aorta.verdict.comparison import MIN_LAUNCHES, Priors, StoredComparison, choose_tolerances
 from pytest_aorta.verdict.kernel_gate import detectable_of_step, noisy_parts
 from pytest_aorta.verdict.metrics import METRICS, Direction, Metric, MetricKind, Origin, Tolerance
-from pytest_aorta.verdict.noise.priors import blocks, platform_priors, transformed_by_block, transformed_values
+from pytest_aorta.verdict.noise.priors import next_block, platform_priors, transformed_by_block, transformed_values
 from pytest_aorta.verdict.noise.resolution import allowed_tolerance, too_noisy
 from pytest_aorta.verdict.statistics.decision import LOOKS, MIN_LAUNCHES_TO_FAIL, RESOLVED_BY, Outcome, detectable
 from pytest_aorta.verdict.statistics.scale import Scale
@@ -288,8 +288,7 @@ def detection_lines(
         if is_small:
             continue
         allowed = allowed_tolerance(metric, tolerance, stored)
-        # Times of CPU ranks are compared within one block only.
-        block = blocks(center_launches)[-1] if center_launches[-1].device == "cpu" else "another"
+        block = next_block(metric, center_launches)
         if metric.by_family:
             shown = [
                 detectable_of_step(

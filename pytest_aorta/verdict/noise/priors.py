@@ -34,10 +34,16 @@ _FRACTION = {
     "cpu": {Scale.POINTS: 0.1, Scale.OF_STEP: 0.1},
 }
 _IDLE = {"cuda": 0.05, "cpu": 0.1}
+# A loss has no noise, unless recorded launches show noise, which then outweighs this prior.
+_NUMERIC, _NUMERIC_DF = 1e-12, 0.1
+# The block of all values that do not depend on the state of a machine.
+_EVERY_BLOCK = "every block"
 
 
 def default_variance(metric: Metric, device: str) -> VarianceComponents:
     """Return the variance that is assumed without any measurement; ``device`` is ``cuda`` or ``cpu``."""
+    if metric.kind is MetricKind.NUMERIC:
+        return VarianceComponents.of(_NUMERIC, _NUMERIC, _NUMERIC_DF)
     if metric.kind is MetricKind.MEMORY:
         side = Variance(_MEMORY**2, _WITHIN_DF)
         return VarianceComponents(side, side, Variance(_MEMORY**2, _BETWEEN_DF))
@@ -51,8 +57,13 @@ def default_variance(metric: Metric, device: str) -> VarianceComponents:
 
 
 def prior_variance(metric: Metric, device: str, cases: Sequence[Baseline]) -> VarianceComponents:
-    """Return the median variance of a platform's other cases, or the default if fewer than three have one."""
+    """Return the median variance of a platform's other cases, or the default if fewer than three have one.
+
+    The default also applies to a loss, whose noise depends on the workload and not on the platform.
+    """
     default = default_variance(metric, device)
+    if metric.kind is MetricKind.NUMERIC:
+        return default
     variances = [observed(transformed_by_revision(metric, case)) for case in cases]
     measured = [variance for variance in variances if variance.slower.df > 0]
     if len(measured) < MIN_CASES:
@@ -82,7 +93,8 @@ def transformed_by_block(
 ) -> dict[Hashable, list[float]]:
     """Return the transformed values of a metric, by the key of the block; absent values are left out."""
     groups: dict[Hashable, list[float]] = defaultdict(list)
-    for value, key in zip(transformed_values(metric, launches, center_launches), blocks(launches), strict=True):
+    keys = metric_blocks(metric, launches)
+    for value, key in zip(transformed_values(metric, launches, center_launches), keys, strict=True):
         if value is not None:
             groups[key].append(value)
     return dict(groups)
@@ -119,6 +131,23 @@ def blocks(launches: Sequence[LaunchFacts]) -> list[Hashable]:
         last[launch.block] = launch.moment_s, stretch
         keys[number] = (launch.block, stretch)
     return [keys[number] for number in range(len(launches))]
+
+
+def metric_blocks(metric: Metric, launches: Sequence[LaunchFacts]) -> list[Hashable]:
+    """Return a key for each launch that is equal for launches whose values of ``metric`` share a block's noise.
+
+    Session blocks do not change a loss, so its launches are all of one block.
+    """
+    return [_EVERY_BLOCK] * len(launches) if metric.kind is MetricKind.NUMERIC else blocks(launches)
+
+
+def next_block(metric: Metric, center_launches: Sequence[LaunchFacts]) -> Hashable:
+    """Return the key of the block in which further launches are expected to be compared with ``center_launches``.
+
+    Times of CPU ranks are compared within one block only.
+    """
+    is_known = metric.kind is MetricKind.NUMERIC or center_launches[-1].device == "cpu"
+    return metric_blocks(metric, center_launches)[-1] if is_known else "another"
 
 
 def platform_priors(folder: Path, platform: str, device: str, case: str) -> Callable[[Metric], VarianceComponents]:

@@ -1,16 +1,18 @@
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 import pytest
 
 from pytest_aorta.common.errors import SpecError
+from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.applicability import TEST_HOOK_KEY, identity
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.metrics import METRICS, Tolerance
-from pytest_aorta.verdict.noise.priors import BLOCK_GAP_S
+from pytest_aorta.verdict.noise.priors import BLOCK_GAP_S, default_variance
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import Verdicts
+from pytest_aorta.verdict.verdicts import Verdict, Verdicts
 from tests.unit.builders import (
     default_priors,
     launches_near,
@@ -624,3 +626,51 @@ def test_stored_launches_of_one_cpu_block_are_compared_later_too():
 def test_vendor_that_the_launch_drops_is_lost_on_another_host_only(block, outcome):
     baseline = make_baseline(launches=stored(make_facts(environment=SURE | {"cpu_vendor": "x"}, block="here")))
     assert check(make_facts(environment=SURE, block=block), baseline=baseline)["weight_hash"].outcome is outcome
+
+
+def lost_by(*losses: float, build=on_cpu) -> list[LaunchFacts]:
+    """Return launches with these final losses, a day apart on different machines."""
+    return [
+        build(final_loss=loss, block=f"{number:012}", recorded_at=stamp(86400 * (1 + number)))
+        for number, loss in enumerate(losses)
+    ]
+
+
+LOSS = {"final_loss": Tolerance(0.02)}
+NOISY_LOSSES = (2.0, 2.004, 1.996, 2.002, 1.998, 2.001, 1.999, 2.003, 1.997, 2.0)
+
+
+def check_loss(*losses: float, recorded=(2.0,) * 10, build=on_cpu, max_launches=6) -> Verdict:
+    baseline = make_baseline(launches=stored(*lost_by(*recorded, build=build)))
+    comparison = StoredComparison(
+        "case", CONFIG, baseline, LOSS, lambda metric: default_variance(metric, build().device), max_launches
+    )
+    return comparison.judge([build(final_loss=loss, block="here") for loss in losses])["final_loss"]
+
+
+@pytest.mark.parametrize("build", [on_cpu, make_facts])
+@pytest.mark.parametrize("recorded", [(2.0,), (2.0,) * 10, NOISY_LOSSES])
+def test_unchanged_loss_passes_its_tolerance_at_the_first_launch(build, recorded):
+    row = check_loss(2.0, recorded=recorded, build=build)
+    assert (row.outcome, row.is_open) == (Outcome.PASS, False)
+
+
+@pytest.mark.parametrize("build", [on_cpu, make_facts])
+@pytest.mark.parametrize("recorded", [(2.0,), (2.0,) * 10, NOISY_LOSSES])
+@pytest.mark.parametrize("loss", [2.1, 12.0])
+def test_loss_beyond_its_tolerance_is_a_regression_whatever_the_noise_of_times(build, recorded, loss):
+    assert check_loss(*[loss] * 3, recorded=recorded, build=build).outcome is Outcome.REGRESSION
+
+
+def test_loss_within_the_noise_of_its_baseline_is_no_regression():
+    noisy = tuple(2.0 + 10 * (loss - 2.0) for loss in NOISY_LOSSES)
+    row = check_loss(2.045, 2.05, 2.045, recorded=noisy, max_launches=3)
+    assert row.outcome is Outcome.INCONCLUSIVE
+
+
+def test_loss_of_an_ab_is_decided_by_its_own_pairs():
+    priors = functools.partial(default_variance, device="cpu")
+    comparison = PairedComparison("case", LOSS, priors, ["final_loss"], 6)
+    for loss, outcome in ((2.0, Outcome.PASS), (2.1, Outcome.REGRESSION)):
+        rows = comparison.judge([on_cpu(final_loss=loss)] * 3, [on_cpu(final_loss=2.0)] * 3)
+        assert rows["final_loss"].outcome is outcome

@@ -12,6 +12,7 @@ from pytest_aorta.verdict.noise.priors import (
     MIN_CASES,
     blocks,
     default_variance,
+    metric_blocks,
     platform_priors,
     prior_variance,
     transformed_by_revision,
@@ -155,3 +156,20 @@ def test_unreadable_neighbour_is_passed_over(tmp_path):
 
 def test_platform_without_baselines_has_the_default(tmp_path):
     assert platform_priors(tmp_path / "absent", "cpu-x2-gloo", "cpu", "case")(P50) == default_variance(P50, "cpu")
+
+
+def test_other_cases_say_nothing_of_the_noise_of_a_loss():
+    noisy = [
+        make_baseline(
+            case=f"case {number}", launches=stored(*[make_facts(final_loss=loss) for loss in (1.0, 2.0, 3.0)])
+        )
+        for number in range(MIN_CASES)
+    ]
+    loss = METRICS["final_loss"]
+    assert prior_variance(loss, "cpu", noisy) == default_variance(loss, "cpu")
+
+
+def test_launches_of_a_loss_are_one_block_whatever_the_machine():
+    launches = [at(0), at(1, block="f" * 12), at(9 * BLOCK_GAP_S["cuda"])]
+    assert len(set(metric_blocks(METRICS["final_loss"], launches))) == 1
+    assert len(set(metric_blocks(P50, launches))) == 3
