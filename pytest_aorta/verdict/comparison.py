@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any, TypeAlias
 
 from pytest_aorta.common.errors import SpecError
-from pytest_aorta.common.text import counted, did_you_mean
+from pytest_aorta.common.text import brief, counted, did_you_mean
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.applicability import (
     is_not_profiled_again,
@@ -382,8 +382,7 @@ def _incomparable(
         return _missing(lost, Missing.CANDIDATE_VALUE, f"the launch has no {metric.name}")
     remedy = "" if blank.is_by_ab else "; if this is intended, record the baseline again with " + RESET
     # A test may compare a reproducible variant with a variant that is not.
-    are_variants = blank.is_by_ab and not blank.reference.name
-    is_bitwise = metric.kind is MetricKind.NUMERIC and tolerance.value is None and not are_variants
+    is_bitwise = metric.kind is MetricKind.NUMERIC and tolerance.value is None and not _are_variants(blank)
     if is_bitwise and (detail := lost_reproducibility(launches, others[-1], str(blank.reference))):
         return _missing(replace(blank, baseline=known[-1]), Missing.CANDIDATE_VALUE, detail + remedy)
     if found := not_applicable(metric, tolerance, launches[0], others[-1], str(blank.reference)):
@@ -410,7 +409,9 @@ def _exact(blank: Verdict, metric: Metric, launches: Sequence[LaunchFacts], othe
         if different := sorted(expected - {value}, key=str):
             row = replace(blank, outcome=Outcome.REGRESSION, value=value, baseline=different[0])
             return _with_settings(row, metric, launch, others[-1])
-    return _earlier_step(blank, metric, launches, others) or replace(blank, outcome=Outcome.PASS, baseline=blank.value)
+    blank = replace(blank, baseline=blank.value)
+    problem = _earlier_step(blank, metric, launches, others) or _lost_steps(blank, metric, launches, others[-1])
+    return problem or replace(blank, outcome=Outcome.PASS)
 
 
 def _with_settings(row: Verdict, metric: Metric, launch: LaunchFacts, other: LaunchFacts) -> Verdict:
@@ -436,6 +437,26 @@ def _earlier_step(
                 row = replace(blank, value=here[step], baseline=there[step], detail=detail)
                 return _with_settings(replace(row, outcome=Outcome.REGRESSION), metric, launch, other)
     return None
+
+
+def _lost_steps(blank: Verdict, metric: Metric, launches: Sequence[LaunchFacts], other: LaunchFacts) -> Verdict | None:
+    """Return *missing* if a launch has no value for a step for which ``other`` has one, or None.
+
+    Variants of a test may hash different steps.
+    """
+    if metric.by_step is None or _are_variants(blank):
+        return None
+    for launch in launches:
+        if lost := sorted(metric.by_step(other).keys() - metric.by_step(launch).keys()):
+            steps = f"{counted(len(lost), 'step')} for which the {blank.reference} has one"
+            detail = f"the launch has no hash of {steps}: {brief(', '.join(map(str, lost)))}"
+            return _missing(blank, Missing.CANDIDATE_VALUE, detail)
+    return None
+
+
+def _are_variants(row: Verdict) -> bool:
+    """Return True if both sides are variants that the test itself chose."""
+    return row.is_by_ab and not row.reference.name
 
 
 def _within_range(

@@ -237,7 +237,7 @@ def test_cpu_timing_keeps_a_tolerance_wider_than_a_doubling():
 
 @pytest.mark.parametrize(
     "recorded",
-    [on_cpu(block="f" * 12), on_cpu(recorded_at=stamp(BLOCK_GAP_S["cpu"] + 60))],
+    [on_cpu(block="f" * 12), on_cpu(recorded_at=stamp(BLOCK_GAP_S["cpu"] + 120))],
     ids=["another machine", "an hour ago"],
 )
 def test_cpu_timing_of_another_block_is_not_applicable(recorded):
@@ -611,9 +611,43 @@ def test_other_hash_of_an_earlier_step_is_a_regression():
     assert row.detail == "after step 9; after the last step, 10, the weights are equal"
 
 
-def test_hash_of_an_earlier_step_that_one_side_lacks_is_not_compared():
-    last = {"10": make_facts().weight_hashes["10"]}
-    assert check(make_facts(weight_hashes=last), baseline=STABLE)["weight_hash"].outcome is Outcome.PASS
+HASHES = {str(step): f"{step:x}" * 16 for step in range(1, 11)}
+LAST = {"10": HASHES["10"]}
+
+
+def test_hashes_of_earlier_steps_that_a_launch_lacks_are_lost_and_named():
+    baseline = make_baseline(launches=stored(make_facts(weight_hashes=HASHES)))
+    kept = {step: value for step, value in HASHES.items() if step not in ("3", "9")}
+    row = check(make_facts(weight_hashes=HASHES), make_facts(weight_hashes=kept), baseline=baseline)["weight_hash"]
+    assert (row.outcome, row.is_lost) == (Outcome.MISSING, True)
+    assert row.detail == "the launch has no hash of 2 steps for which the baseline has one: 3, 9"
+
+
+def test_list_of_lost_steps_is_short():
+    many = {str(step): "a" * 16 for step in range(1, 101)}
+    baseline = make_baseline(launches=stored(make_facts(weight_hashes=many)))
+    row = check(make_facts(weight_hashes={"100": "a" * 16}), baseline=baseline)["weight_hash"]
+    assert row.detail.startswith("the launch has no hash of 99 steps for which the baseline has one: 1, 2, 3, ")
+    assert len(row.detail) < 200
+
+
+def test_hashes_of_earlier_steps_that_a_version_under_test_lacks_are_lost():
+    comparison = PairedComparison("case", {}, default_priors, ["weight_hash"], version="main")
+    row = comparison.judge([make_facts(weight_hashes=LAST)], [make_facts(weight_hashes=HASHES)])["weight_hash"]
+    assert row.is_lost
+
+
+def test_hashes_of_earlier_steps_that_only_the_launch_has_are_not_compared():
+    baseline = make_baseline(launches=stored(make_facts(weight_hashes=LAST)))
+    assert check(make_facts(weight_hashes=HASHES), baseline=baseline)["weight_hash"].outcome is Outcome.PASS
+
+
+def test_variants_that_hash_other_steps_are_compared_in_the_steps_of_both():
+    row = compare([make_facts(weight_hashes=LAST)], [make_facts(weight_hashes=HASHES)])["weight_hash"]
+    assert row.outcome is Outcome.PASS
+    assert compare([make_facts(weight_hashes=HASHES | {"4": "f" * 16})], [make_facts(weight_hashes=HASHES)])[
+        "weight_hash"
+    ].detail.startswith("after step 4; ")
 
 
 def test_stored_launches_of_one_cpu_block_are_compared_later_too():
