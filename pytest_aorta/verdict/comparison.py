@@ -117,7 +117,8 @@ class StoredComparison:
             for name, tolerance in tolerances.items()
         ]
         center_launches = () if self.baseline is None else self.baseline.center_launches
-        found = split_note(rows, launches, center_launches) + notes(launches, center_launches)
+        side = str(VerdictReference(self.kind, self.file))
+        found = split_note(rows, launches, center_launches) + notes(launches, center_launches, side)
         return Verdicts(self.case, tuple(rows), tuple(found))
 
     def variance(self, metric: Metric) -> VarianceComponents:
@@ -263,7 +264,8 @@ class PairedComparison:
             (decided or {}).get(name) or self._judge_one(METRICS[name], candidates, references, tolerance)
             for name, tolerance in tolerances.items()
         ]
-        found = split_note(rows, candidates, references) + notes(candidates, references)
+        side = str(VerdictReference(ReferenceKind.AB, self.version))
+        found = split_note(rows, candidates, references) + notes(candidates, references, side)
         return Verdicts(self.case, tuple(rows), tuple(found))
 
     def _judge_one(

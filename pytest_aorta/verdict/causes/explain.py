@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.applicability import changed_choice
 from pytest_aorta.verdict.causes.kernels import moved
@@ -36,10 +37,19 @@ class Straggler:
     Attributes:
         rank: Its number.
         lag_ms: The difference between its peers' wait and its own wait, in ms per step.
+        increase_ms: The increase of this difference over the reference; None if the reference has no known waits.
     """
 
     rank: int
     lag_ms: float
+    increase_ms: float | None = None
+
+    def note(self, side: str) -> str:
+        """Return the line for a failure; ``side`` is the word for the reference."""
+        if self.increase_ms is None:
+            return f"straggler: rank {self.rank} waits {self.lag_ms:.3g} ms/step less than its peers"
+        more = f"{self.increase_ms:.3g} ms/step more than in the {side}"
+        return f"straggler: rank {self.rank} waits less than its peers, by {more}"
 
 
 def straggler(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts] = ()) -> Straggler | None:
@@ -47,29 +57,32 @@ def straggler(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts] 
 
     Ranks of unchanged launches differ too, depending on their position in the machine. So with ``reference`` launches,
     the increase of a rank's lag over its lag in the reference counts. With three or more of them, it has to be at least
-    half of the increase of the step time, and more than three standard deviations of the reference's lags.
+    half of the increase of the step time, and more than three standard deviations of the reference's lags. The lag
+    itself has to exceed the same threshold, because a rank whose peers became as slow is not waited for.
     """
     lags, usual = _lags(launches), _lags(reference)
     if not lags:
         return None
     known = bool(usual) and len(usual[0]) == len(lags[0])
-    shifts = _medians(lags)
-    if known:
-        shifts = [lag - before for lag, before in zip(shifts, _medians(usual), strict=True)]
-    last = max(range(len(shifts)), key=lambda rank: shifts[rank])
+    now = _medians(lags)
+    before = _medians(usual) if known else [0.0] * len(now)
+    shifts = [lag - earlier for lag, earlier in zip(now, before, strict=True)]
     p50_ms, device = _p50_ms(launches), launches[0].device
     needed = STRAGGLER_FRACTION[device] * p50_ms
     if known and len(usual) >= _MIN_REFERENCE:
         noise = _NOISES * _lag_deviation(usual) * math.sqrt(median_variance(len(lags)) + median_variance(len(usual)))
         needed = max(_SHIFT_FRACTION[device] * p50_ms, noise, (p50_ms - _p50_ms(reference)) / 2)
-    return Straggler(last, shifts[last]) if shifts[last] > needed else None
+    last = max((rank for rank, lag in enumerate(now) if lag > needed), key=lambda rank: shifts[rank], default=None)
+    if last is None or shifts[last] <= needed:
+        return None
+    return Straggler(last, now[last], shifts[last] if known else None)
 
 
-def notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts]) -> list[str]:
-    """Return one line for each observation that helps to explain a verdict."""
+def notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts], side: str) -> list[str]:
+    """Return one line for each observation that helps to explain a verdict; ``side`` is the word for the reference."""
     found = []
     if slow := straggler(launches, reference):
-        found.append(f"straggler: rank {slow.rank} waits {slow.lag_ms:.3g} ms/step less than its peers")
+        found.append(slow.note(side))
     elif not any(launch.rank_lag_ms for launch in launches) and any(map(_has_several_ranks, launches)):
         found.append("straggler unknown: no collective waits recorded")
     device = launches[0].device
@@ -81,18 +94,18 @@ def notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts]) -> 
         found.append(f"memory grows within a launch by at least {memory:.1%}; look for a leak")
     return (
         found
-        + _choice_notes(launches, reference)
-        + throttle_notes(launches, reference)
-        + canary_notes(launches, reference)
+        + _choice_notes(launches, reference, side)
+        + _throttle_notes(launches, reference, side)
+        + _canary_notes(launches, reference, side)
     )
 
 
-def _choice_notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts]) -> list[str]:
+def _choice_notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts], side: str) -> list[str]:
     """Return a line on a setting that setup() chose differently in the reference; it changes times and memory."""
     pairs = ((launch, other) for launch in launches for other in reference)
     for launch, other in pairs:
         if key := changed_choice(launch, other):
-            return [f"{key} is {launch.environment.get(key)!r}, the reference's {other.environment.get(key)!r}"]
+            return [f"{key} is {launch.environment.get(key)!r}, the {side}'s {other.environment.get(key)!r}"]
     return []
 
 
@@ -101,16 +114,16 @@ def _has_several_ranks(launch: LaunchFacts) -> bool:
     return launch.fastest_rank_p50_ms < launch.slowest_rank_p50_ms
 
 
-def throttle_notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts]) -> list[str]:
+def _throttle_notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts], side: str) -> list[str]:
     """Return lines on throttled devices, and on SM clocks below those of the reference launches."""
     found = [f"launch {number}: {launch.throttled}" for number, launch in enumerate(launches, 1) if launch.throttled]
     hot = [launch.throttled for launch in reference if launch.throttled]
     if hot:
-        found.append(f"{len(hot)} of the {len(reference)} reference launches: {hot[-1]}")
+        found.append(f"{len(hot)} of the {side}'s {counted(len(reference), 'launch')}: {hot[-1]}")
     here, there = _clocks_mhz(launches), _clocks_mhz(reference)
     if here and there and median(here) < (1 - CLOCK_CHANGE) * median(there):
         found.append(
-            f"the SM clock was {1 - median(here) / median(there):.0%} lower than at the baseline: "
+            f"the SM clock was {1 - median(here) / median(there):.0%} lower than in the {side}: "
             f"{median(here):,.0f} against {median(there):,.0f} MHz"
         )
     return found
@@ -120,7 +133,7 @@ def _clocks_mhz(launches: Sequence[LaunchFacts]) -> list[float]:
     return [launch.sm_clock_mhz for launch in launches if launch.sm_clock_mhz is not None]
 
 
-def canary_notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts]) -> list[str]:
+def _canary_notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts], side: str) -> list[str]:
     """Return lines on parts of the canary that were slower than in the reference launches."""
     found = []
     for name, part in _CANARY_PARTS.items():
@@ -130,7 +143,7 @@ def canary_notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFact
             continue
         change = median(here) / median(there) - 1
         if change > CANARY_CHANGE[launches[0].device]:
-            found.append(f"the canary's {part} was {change:.0%} slower than at the baseline; suspect the machine")
+            found.append(f"the canary's {part} was {change:.0%} slower than in the {side}; suspect the machine")
     return found
 
 

@@ -708,3 +708,10 @@ def test_loss_of_an_ab_is_decided_by_its_own_pairs():
     for loss, outcome in ((2.0, Outcome.PASS), (2.1, Outcome.REGRESSION)):
         rows = comparison.judge([on_cpu(final_loss=loss)] * 3, [on_cpu(final_loss=2.0)] * 3)
         assert rows["final_loss"].outcome is outcome
+
+
+def test_notes_of_an_ab_speak_of_its_reference():
+    slow = make_facts(rank_lag_ms=[-1.0, 1.0], canary_ms={"gemm_ms": 2.0}, sm_clock_mhz=1000.0)
+    verdicts = compare([slow], [make_facts(canary_ms={"gemm_ms": 1.0}, sm_clock_mhz=2000.0)])
+    assert len(verdicts.notes) == 3
+    assert all("in the reference" in note for note in verdicts.notes)

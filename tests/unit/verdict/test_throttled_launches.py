@@ -108,15 +108,15 @@ def test_memory_that_grew_is_not_put_down_to_throttling():
 def test_throttled_reference_is_noted_since_it_can_hide_a_regression():
     candidates, references = launches_near(12, 3), launches_near(12, 3, throttled=HOT)
     verdicts = PairedComparison("case", {}, default_priors, max_pairs=3).judge(candidates, references)
-    assert f"3 of the 3 reference launches: {HOT}" in verdicts.notes
+    assert f"3 of the reference's 3 launches: {HOT}" in verdicts.notes
 
 
 @pytest.mark.parametrize(("clock", "is_noted"), [(1700.0, False), (1600.0, True)])
 def test_clock_well_below_the_baselines_is_noted(clock, is_noted):
     here, there = [make_facts(sm_clock_mhz=clock)] * 3, [make_facts(sm_clock_mhz=1755.0)] * 3
-    expected = ["the SM clock was 9% lower than at the baseline: 1,600 against 1,755 MHz"] if is_noted else []
-    assert notes(here, there) == expected
-    assert notes(here, [make_facts()]) == []
+    expected = ["the SM clock was 9% lower than in the baseline: 1,600 against 1,755 MHz"] if is_noted else []
+    assert notes(here, there, "baseline") == expected
+    assert notes(here, [make_facts()], "baseline") == []
 
 
 def test_throttled_launch_is_no_part_of_a_baseline_of_times():

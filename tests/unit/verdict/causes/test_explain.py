@@ -28,20 +28,35 @@ def test_rank_that_was_as_slow_at_the_baseline_is_none():
 
 
 def test_lag_is_reported_beyond_that_of_the_baseline():
-    assert straggler(lagging(-0.5, 0.9), lagging(0.0, 0.5)) == Straggler(1, pytest.approx(0.4))
+    assert straggler(lagging(-0.5, 0.9), lagging(0.0, 0.5)) == Straggler(1, 0.9, pytest.approx(0.4))
+
+
+@pytest.mark.parametrize("launches", [1, 3])
+def test_rank_whose_peers_became_as_slow_is_not_blamed(launches):
+    assert straggler(lagging(0.0, 0.0), lagging(-5.0, 5.0)[:launches]) is None
+    assert straggler(lagging(-0.1, 0.1), lagging(-5.0, 5.0)[:launches]) is None
+
+
+@pytest.mark.parametrize("launches", [1, 3])
+def test_rank_that_still_waits_longer_than_its_peers_is_not_blamed(launches):
+    assert straggler(lagging(-2.0, 2.0), lagging(-5.0, 5.0)[:launches]) is None
+
+
+def test_rank_that_the_others_wait_for_is_named_even_if_another_rank_caught_up_by_more():
+    assert straggler(lagging(-1.0, -0.5, 1.5), lagging(-9.0, 5.0, 0.5)) == Straggler(2, 1.5, pytest.approx(1.0))
 
 
 def test_lag_within_the_noise_of_the_baseline_names_no_straggler():
     scattered = [make_facts(rank_lag_ms=[-lag, lag]) for lag in (0.0, 0.6, -0.6, 0.3, -0.3)]
     assert straggler(lagging(-0.4, 0.4), scattered) is None
-    assert straggler(lagging(-0.4, 0.4), lagging(0.0, 0.0) * 2) == Straggler(1, pytest.approx(0.4))
+    assert straggler(lagging(-0.4, 0.4), lagging(0.0, 0.0) * 2) == Straggler(1, 0.4, pytest.approx(0.4))
 
 
 def test_lag_of_less_than_half_of_what_steps_got_longer_names_nobody():
     slower = [with_p50(launch, 11.0) for launch in lagging(-0.4, 0.4)]
     assert straggler(slower, lagging(0.0, 0.0)) is None
     slower = [with_p50(launch, 11.0) for launch in lagging(-0.6, 0.6)]
-    assert straggler(slower, lagging(0.0, 0.0)) == Straggler(1, pytest.approx(0.6))
+    assert straggler(slower, lagging(0.0, 0.0)) == Straggler(1, 0.6, pytest.approx(0.6))
 
 
 def test_baseline_of_another_number_of_ranks_tells_nothing_of_lags():
@@ -59,18 +74,24 @@ def test_cpu_ranks_that_share_cores_may_differ_by_more():
 
 def test_straggler_is_unknown_only_if_several_ranks_recorded_no_waits():
     unknown = ["straggler unknown: no collective waits recorded"]
-    assert notes([make_facts(rank_lag_ms=[])], []) == unknown
-    assert notes([make_facts(rank_lag_ms=[]), make_facts()], []) == []
+    assert notes([make_facts(rank_lag_ms=[])], [], "baseline") == unknown
+    assert notes([make_facts(rank_lag_ms=[]), make_facts()], [], "baseline") == []
     one_rank = make_facts(rank_lag_ms=[], slowest_rank_p50_ms=1.0, fastest_rank_p50_ms=1.0)
-    assert notes([one_rank], []) == []
+    assert notes([one_rank], [], "baseline") == []
 
 
 def test_nothing_odd_has_no_notes():
-    assert notes([make_facts()] * 3, [make_facts()]) == []
+    assert notes([make_facts()] * 3, [make_facts()], "baseline") == []
 
 
 def test_slow_rank_is_noted_with_what_the_others_wait():
-    assert notes(lagging(-0.5, 0.9), []) == ["straggler: rank 1 waits 0.9 ms/step less than its peers"]
+    assert notes(lagging(-0.5, 0.9), [], "baseline") == ["straggler: rank 1 waits 0.9 ms/step less than its peers"]
+
+
+@pytest.mark.parametrize("side", ["baseline", "reference"])
+def test_lag_beyond_that_of_the_other_side_is_noted_as_a_difference(side):
+    found = notes(lagging(-0.5, 0.9), lagging(0.0, 0.5), side)
+    assert found == [f"straggler: rank 1 waits less than its peers, by 0.4 ms/step more than in the {side}"]
 
 
 @pytest.mark.parametrize(
@@ -81,26 +102,29 @@ def test_slow_rank_is_noted_with_what_the_others_wait():
     ],
 )
 def test_steps_that_change_within_a_launch_are_noted(growth, text):
-    assert notes([make_facts(step_time_growth=growth)], []) == [text]
+    assert notes([make_facts(step_time_growth=growth)], [], "baseline") == [text]
 
 
 def test_growth_in_one_launch_out_of_three_is_not_noted():
-    assert notes([make_facts(), make_facts(), make_facts(step_time_growth=0.5, memory_growth=0.5)], []) == []
+    assert (
+        notes([make_facts(), make_facts(), make_facts(step_time_growth=0.5, memory_growth=0.5)], [], "baseline") == []
+    )
 
 
 def test_memory_that_grows_is_noted_and_memory_that_shrinks_is_not():
-    assert notes([make_facts(memory_growth=0.1)], []) == [
+    assert notes([make_facts(memory_growth=0.1)], [], "baseline") == [
         "memory grows within a launch by at least 10.0%; look for a leak"
     ]
-    assert notes([make_facts(memory_growth=-0.1)], []) == []
+    assert notes([make_facts(memory_growth=-0.1)], [], "baseline") == []
 
 
 @pytest.mark.parametrize(("name", "part"), [("gemm_ms", "GEMM"), ("all_reduce_ms", "all-reduce")])
-def test_slower_canary_suspects_the_machine(name, part):
-    found = notes([make_facts(canary_ms={name: 1.2})], [make_facts(canary_ms={name: 1.0})])
-    assert found == [f"the canary's {part} was 20% slower than at the baseline; suspect the machine"]
+@pytest.mark.parametrize("side", ["baseline", "reference"])
+def test_slower_canary_suspects_the_machine(name, part, side):
+    found = notes([make_facts(canary_ms={name: 1.2})], [make_facts(canary_ms={name: 1.0})], side)
+    assert found == [f"the canary's {part} was 20% slower than in the {side}; suspect the machine"]
 
 
 @pytest.mark.parametrize("there", [{}, {"gemm_ms": 0.0}, {"gemm_ms": 1.19}])
 def test_canary_that_has_nothing_slower_to_compare_with_is_no_note(there):
-    assert notes([make_facts(canary_ms={"gemm_ms": 1.2})], [make_facts(canary_ms=there)]) == []
+    assert notes([make_facts(canary_ms={"gemm_ms": 1.2})], [make_facts(canary_ms=there)], "baseline") == []
