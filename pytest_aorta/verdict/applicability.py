@@ -176,11 +176,20 @@ def other_config(recorded: dict[str, Any], config: dict[str, Any]) -> str | None
     """Return why a baseline belongs to another config, with every changed key, or None if the configs are equal."""
     nothing = object()  # unequal to every value
     keys = sorted(recorded.keys() | config.keys())
-    changed = [key for key in keys if recorded.get(key, nothing) != config.get(key, nothing)]
+    changed = [key for key in keys if not _is_same(recorded.get(key, nothing), config.get(key, nothing))]
     if not changed:
         return None
     there, here = (", ".join(_setting(side, key) for key in changed) for side in (recorded, config))
     return f"the baseline was recorded with {there}, the test has {here}"
+
+
+def _is_same(one: object, other: object) -> bool:
+    """Return whether two values of a config are equal. In Python ``True == 1``, but a config can allow both."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_is_same(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    return isinstance(one, bool) == isinstance(other, bool) and one == other
 
 
 def _setting(config: dict[str, Any], key: str) -> str:
