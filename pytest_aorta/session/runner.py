@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +28,7 @@ from pytest_aorta.verdict.bitwise.locate import difference_text, locate_first
 from pytest_aorta.verdict.bitwise.steps import compare_steps, first_difference, from_first_step, split
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.learning import NewLaunches, detection_lines, launches_to_learn, objections
-from pytest_aorta.verdict.metrics import measured_values
+from pytest_aorta.verdict.metrics import METRICS, check_compared, measured_values
 from pytest_aorta.verdict.noise.priors import platform_priors
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Verdict, Verdicts
@@ -129,7 +129,7 @@ class WorkloadRunner:
         reference: WorkloadResult | Mapping[str, Any],
         *,
         steps: int | None = None,
-        metrics: Collection[str] | None = None,
+        metrics: Iterable[str] | None = None,
         label: str = "A/B",
         locate: bool | None = None,
     ) -> Verdicts:
@@ -156,7 +156,10 @@ class WorkloadRunner:
         """
         if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
             raise SpecError(f"compare: steps is {steps!r}, allowed is an integer of 1 or more, or None")
-        by_step, by_launch = split(metrics) if steps is not None else ([], metrics)
+        chosen = None if metrics is None else tuple(metrics)
+        if steps is None and chosen is not None:
+            check_compared(chosen, METRICS)
+        by_step, by_launch = split(chosen) if steps is not None else ([], chosen)
         for side, given in (("candidate", candidate), ("reference", reference)):
             _check_variant(side, given)
         there, here = self._variant(reference, steps), self._variant(candidate, steps)

@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any, TypeAlias
 
 from pytest_aorta.common.errors import SpecError
-from pytest_aorta.common.text import brief, counted, did_you_mean
+from pytest_aorta.common.text import brief, counted
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.applicability import (
     is_not_profiled_again,
@@ -27,7 +27,17 @@ from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.causes.explain import explanation, notes
 from pytest_aorta.verdict.causes.split import split_note
 from pytest_aorta.verdict.kernel_gate import judge_pairs, judge_stored
-from pytest_aorta.verdict.metrics import METRICS, Direction, Metric, MetricKind, Origin, Tolerance, Value, middle
+from pytest_aorta.verdict.metrics import (
+    METRICS,
+    Direction,
+    Metric,
+    MetricKind,
+    Origin,
+    Tolerance,
+    Value,
+    check_compared,
+    middle,
+)
 from pytest_aorta.verdict.noise.priors import (
     metric_blocks,
     next_block,
@@ -252,13 +262,11 @@ class PairedComparison:
         ``decided`` is as in :meth:`StoredComparison.judge`.
 
         Raises:
-            SpecError: ``only`` names an unknown metric, or as in :func:`choose_tolerances`.
+            SpecError: ``only`` is empty or names an unknown metric, or as in :func:`choose_tolerances`.
         """
         tolerances = choose_tolerances(self.marked, candidates[0], references[0])
         if self.only is not None:
-            if unknown := sorted(set(self.only) - set(METRICS)):
-                hint = did_you_mean(unknown, METRICS)
-                raise SpecError(f"compare: metrics {unknown} are unknown{hint}; allowed are {sorted(METRICS)}")
+            check_compared(self.only, METRICS)
             tolerances = {name: tolerances.get(name, Tolerance(None, origin=Origin.COMPARE)) for name in self.only}
         rows = [
             (decided or {}).get(name) or self._judge_one(METRICS[name], candidates, references, tolerance)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
@@ -360,6 +360,20 @@ def format_value(value: Value, unit: str, *, exact: bool = False) -> str:
         return f"{value / 2**20:.5g} MiB"
     digits = f"{value:.4g}" if value == 0 or 1e-3 <= math.fabs(value) < 1e5 else f"{value:.3e}"
     return f"{digits} {unit}".rstrip()
+
+
+def check_compared(metrics: Collection[str], known: Collection[str]) -> None:
+    """Check the metrics that ``workload.compare`` is given.
+
+    Raises:
+        SpecError: There is none, or one is not among the ``known`` metrics.
+    """
+    if not metrics:
+        raise SpecError(f"compare: metrics is empty; allowed are {sorted(known)}, or None for the default")
+    if unknown := sorted(set(metrics) - set(known)):
+        raise SpecError(
+            f"compare: metrics {unknown} are unknown{did_you_mean(unknown, known)}; allowed are {sorted(known)}"
+        )
 
 
 def parse_tolerances(given: Mapping[str, object], source: str) -> dict[str, Tolerance]:

@@ -113,7 +113,15 @@ def test_metrics_of_launches_come_after_those_of_steps(paired):
         "print([row.metric for row in workload.compare(*pair, steps=4, metrics=['num_parameters', 'loss']).rows])"
     )
     project.plant(weight_hashes=HASHES, losses=LOSSES, metrics={"num_parameters": 3.0})
-    project.run("-s").stdout.fnmatch_lines(["*['loss', 'num_parameters']*"])
+    project.run("-s").stdout.fnmatch_lines(["*[[]'loss', 'num_parameters']*"])
+
+
+def test_metrics_may_be_any_iterable(paired):
+    project = paired(
+        "print([row.metric for row in workload.compare(*pair, metrics=filter(None, ['final_loss'])).rows])"
+    )
+    project.plant(losses=LOSSES)
+    project.run("-s").stdout.fnmatch_lines(["*[[]'final_loss']*"])
 
 
 @pytest.mark.parametrize(
@@ -123,6 +131,13 @@ def test_metrics_of_launches_come_after_those_of_steps(paired):
         (
             "workload.compare(*pair, steps=4, metrics=['los'])",
             "compare: metrics ['los'] are unknown (did you mean 'loss'?); allowed are *",
+        ),
+        ("workload.compare(*pair, steps=4, metrics=[])", "compare: metrics is empty; allowed are ['all_gather_bytes*"),
+        ("workload.compare(*pair, metrics=[])", "compare: metrics is empty; allowed are ['all_gather_bytes*"),
+        ("workload.compare(*pair, metrics=filter(None, ['']))", "compare: metrics is empty; allowed are *"),
+        (
+            "workload.compare(*pair, metrics=filter(None, ['los']))",
+            "compare: metrics ['los'] are unknown (did you mean 'final_loss'?); allowed are *",
         ),
         ("workload.compare({'steps': 3}, pair[1])", "compare: the candidate is {'steps': 3}, allowed is a result *"),
         (

@@ -6,12 +6,10 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from pytest_aorta.common.errors import SpecError
-from pytest_aorta.common.text import did_you_mean
 from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.verdict.applicability import other_machine, other_settings
-from pytest_aorta.verdict.metrics import METRICS, Origin, Tolerance
+from pytest_aorta.verdict.metrics import METRICS, Origin, Tolerance, check_compared
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Missing, NotApplicable, ReferenceKind, Verdict, VerdictReference
 
@@ -61,15 +59,12 @@ def split(metrics: Collection[str] | None) -> tuple[list[str], list[str]]:
     """Split the metrics to compare into metrics of steps and of whole launches; None selects all metrics of steps.
 
     Raises:
-        SpecError: A metric is unknown.
+        SpecError: ``metrics`` is empty, or a metric is unknown.
     """
     if metrics is None:
         return list(STEP_METRICS), []
     known = [*STEP_METRICS, *(name for name in METRICS if name not in STEP_METRICS)]
-    if unknown := sorted(set(metrics) - set(known)):
-        raise SpecError(
-            f"compare: metrics {unknown} are unknown{did_you_mean(unknown, known)}; allowed are {sorted(known)}"
-        )
+    check_compared(metrics, known)
     by_step = [name for name in STEP_METRICS if name in metrics]
     return by_step, [name for name in METRICS if name in metrics and name not in by_step]
 

@@ -715,3 +715,36 @@ def test_notes_of_an_ab_speak_of_its_reference():
     verdicts = compare([slow], [make_facts(canary_ms={"gemm_ms": 1.0}, sm_clock_mhz=2000.0)])
     assert len(verdicts.notes) == 3
     assert all("in the reference" in note for note in verdicts.notes)
+
+
+@pytest.mark.parametrize("none", [[], (), frozenset()])
+def test_ab_of_no_metric_is_an_error_that_names_what_is_allowed(none):
+    with pytest.raises(SpecError, match=r"compare: metrics is empty; allowed are \[.*'weight_hash'\], or None"):
+        compare([make_facts()], [make_facts()], only=none)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "config"),
+    [
+        ({"shard": 1}, {"shard": True}),
+        ({"shard": False}, {"shard": 0}),
+        ({"shard": True}, {"shard": 1.0}),
+        ({"model": {"layers": [4, {"shard": 1}]}}, {"model": {"layers": [4, {"shard": True}]}}),
+        ({"model": {"shard": 1}}, {"model": {"shard": 1, "tie": True}}),
+        ({"sizes": [1, 2]}, {"sizes": [1]}),
+    ],
+)
+def test_truth_value_is_another_config_than_the_number_it_equals(recorded, config):
+    row = check(make_facts(), baseline=make_baseline(config=recorded), config=config)["step_time_p50"]
+    assert row.outcome is Outcome.MISSING
+    assert row.detail.startswith("the baseline was recorded with ")
+
+
+@pytest.mark.parametrize(
+    ("recorded", "config"),
+    [({"lr": 1}, {"lr": 1.0}), ({"shard": True, "sizes": [1, 2.0]}, {"shard": True, "sizes": [1.0, 2]})],
+)
+def test_integer_is_the_same_config_as_the_float_it_equals(recorded, config):
+    launches = stored(*[make_facts()] * 10)
+    row = check(make_facts(), baseline=make_baseline(config=recorded, launches=launches), config=config)
+    assert row["step_time_p50"].outcome is Outcome.PASS

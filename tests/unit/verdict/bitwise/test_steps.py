@@ -114,3 +114,10 @@ def test_metrics_are_distinguished_by_what_they_are_about():
     assert split(["step_time_p50", "weight_hash"]) == (["weight_hash"], ["step_time_p50"])
     with pytest.raises(SpecError, match=r"metrics \['los'\] are unknown"):
         split(["los"])
+
+
+def test_comparison_of_no_metric_is_an_error_that_names_what_is_allowed():
+    with pytest.raises(
+        SpecError, match=r"compare: metrics is empty; allowed are \[.*'loss', .*'weight_hash'\], or None"
+    ):
+        split([])
