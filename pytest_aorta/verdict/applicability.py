@@ -137,15 +137,21 @@ def _is_of_machine(key: str, facts: LaunchFacts, recorded: LaunchFacts) -> bool:
     """Return whether a fact that differs belongs to the machine or the installation, not to the code under test."""
     if key == "cpu_vendor":  # reported unless the code declares that it computes the same bits on every CPU
         return None not in (facts.environment.get(key), recorded.environment.get(key))
-    if key in ("cpu_capability", "cpu_kernels"):  # both follow the launcher's pins on every CPU that has AVX2
-        return _lacks_avx2(facts) or _lacks_avx2(recorded)
+    if key in ("cpu_capability", "cpu_kernels"):
+        return _is_other_cpu(facts, recorded)
     return key not in PROGRAM_ENVIRONMENT
 
 
-def _lacks_avx2(facts: LaunchFacts) -> bool:
-    """Return whether a launch ran on a CPU without AVX2, for which the launcher pins no kernels."""
-    capability = str(facts.environment.get("cpu_capability"))
-    return facts.environment.get("cpu_kernels") is None and not capability.startswith("AVX")
+def _is_other_cpu(facts: LaunchFacts, recorded: LaunchFacts) -> bool:
+    """Return whether two launches ran on CPUs of different capability, as far as the code did not change the pins.
+
+    The launcher pins the kernels of a CPU with AVX2, so that all of these CPUs report the capability of the pins.
+    """
+    sides = (facts.environment, recorded.environment)
+    has_avx2 = [str(side.get("cpu_capability")).startswith("AVX") for side in sides]
+    is_pinned = [side.get("cpu_kernels") is not None for side in sides]
+    has_other_capability = facts.environment.get("cpu_capability") != recorded.environment.get("cpu_capability")
+    return has_other_capability and is_pinned == has_avx2 and not all(is_pinned)
 
 
 def lost_reproducibility(launches: Sequence[LaunchFacts], recorded: LaunchFacts, side: str) -> str | None:

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import functools
+import json
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.verdict.applicability import TEST_HOOK_KEY, identity
+from pytest_aorta.verdict.applicability import TEST_HOOK_KEY, identity, other_config
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.metrics import METRICS, Tolerance
 from pytest_aorta.verdict.noise.priors import BLOCK_GAP_S, default_variance
@@ -567,6 +570,27 @@ def test_number_of_code_with_another_setting_on_another_machine_is_not_applicabl
     assert (row.outcome, row.detail) == (Outcome.NOT_APPLICABLE, text)
 
 
+def test_pins_that_code_sets_on_a_cpu_that_the_launcher_does_not_pin_are_a_setting():
+    arm = PINNED_CPU | {"cpu_capability": "SVE256", "cpu_kernels": None}
+    baseline = make_baseline(launches=stored(make_facts(environment=arm)))
+    for changed in (
+        {"cpu_kernels": "MKL_CBWR=AVX2"},
+        {"cpu_kernels": "ATEN_CPU_CAPABILITY=default", "cpu_capability": "DEFAULT"},
+    ):
+        row = check(make_facts(environment=arm | changed, weight_hashes=OTHER_WEIGHTS), baseline=baseline)[
+            "weight_hash"
+        ]
+        assert row.outcome is Outcome.REGRESSION
+
+
+@pytest.mark.parametrize("capability", ["DEFAULT", "SVE256"])
+def test_cpus_that_the_launcher_does_not_pin_are_other_machines_by_their_capability(capability):
+    old = PINNED_CPU | {"cpu_capability": "NO AVX", "cpu_kernels": None}
+    baseline = make_baseline(launches=stored(make_facts(environment=old)))
+    elsewhere = make_facts(environment=old | {"cpu_capability": capability}, weight_hashes=OTHER_WEIGHTS)
+    assert check(elsewhere, baseline=baseline)["weight_hash"].outcome is Outcome.NOT_APPLICABLE
+
+
 def test_other_vendor_is_another_machine_if_both_sides_report_the_vendor():
     intel, amd = (PINNED_CPU | {"cpu_vendor": name} for name in ("GenuineIntel", "AuthenticAMD"))
     baseline = make_baseline(launches=stored(make_facts(environment=intel)))
@@ -748,3 +772,16 @@ def test_integer_is_the_same_config_as_the_float_it_equals(recorded, config):
     launches = stored(*[make_facts()] * 10)
     row = check(make_facts(), baseline=make_baseline(config=recorded, launches=launches), config=config)
     assert row["step_time_p50"].outcome is Outcome.PASS
+
+
+_VALUES = st.recursive(
+    st.booleans() | st.sampled_from([0, 1, "1", None]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from("ab"), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+@given(_VALUES, _VALUES)
+def test_configs_are_equal_exactly_if_their_json_is(one, other):
+    is_same = json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+    assert (other_config({"key": one}, {"key": other}) is None) is is_same

@@ -157,6 +157,11 @@ def test_other_launcher_is_refused():
     assert "launcher is 'forkserver', the baseline's 'torchrun'" in message
 
 
+def test_launches_of_code_with_another_numeric_setting_are_not_added():
+    old, new = (baseline_of(environment=make_facts().environment | {"num_threads": count}) for count in (1, 2))
+    assert "num_threads 1 -> 2" in refusal(old, new)
+
+
 @pytest.mark.parametrize("hashes", [{}, {"10": "0" * 16}], ids=["no hash", "hash"])
 def test_other_numeric_environment_is_refused_whichever_metrics_there_are(hashes):
     newer = make_facts().environment | {"torch": "2.12.0"}
