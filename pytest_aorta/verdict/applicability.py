@@ -114,12 +114,13 @@ def other_machine(facts: LaunchFacts, recorded: LaunchFacts, side: str = "baseli
 
 
 def other_settings(facts: LaunchFacts, recorded: LaunchFacts) -> str:
-    """Return the numeric settings that the code changed, as ``num_threads 1 -> 2``; empty if it changed none."""
-    return ", ".join(
+    """Return text on the numeric settings that the code changed, with both values; empty if it changed none."""
+    changed = [
         f"{key} {recorded.environment.get(key)!r} -> {facts.environment.get(key)!r}"
         for key in _different_facts(facts, recorded)
         if not _is_of_machine(key, facts, recorded)
-    )
+    ]
+    return f"changed settings: {', '.join(changed)}" if changed else ""
 
 
 def _different_facts(facts: LaunchFacts, recorded: LaunchFacts) -> list[str]:

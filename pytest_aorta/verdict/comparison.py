@@ -427,10 +427,7 @@ def _exact(blank: Verdict, metric: Metric, launches: Sequence[LaunchFacts], othe
 def _with_settings(row: Verdict, metric: Metric, launch: LaunchFacts, other: LaunchFacts) -> Verdict:
     """Return a regression of bits with the numeric settings that the code changed, which may explain the regression."""
     settings = other_settings(launch, other) if metric.kind is MetricKind.NUMERIC else ""
-    if not settings:
-        return row
-    detail = "; ".join(filter(None, [row.detail, f"{settings} since the {row.reference}"]))
-    return replace(row, detail=detail)
+    return replace(row, detail="; ".join(filter(None, [row.detail, settings])))
 
 
 def _earlier_step(

@@ -546,7 +546,7 @@ def test_changed_number_of_code_that_changed_a_numeric_setting_fails_and_names_t
         environment=recorded | changed, weight_hashes=OTHER_WEIGHTS, final_loss=2.0, block="elsewhere"
     )
     row = check(candidate, baseline=baseline, marked={"final_loss": Tolerance(None)})[metric]
-    assert (row.outcome, row.detail) == (Outcome.REGRESSION, f"{text} since the baseline")
+    assert (row.outcome, row.detail) == (Outcome.REGRESSION, f"changed settings: {text}")
 
 
 @pytest.mark.parametrize(("recorded", "changed", "text"), SETTINGS)
@@ -605,7 +605,7 @@ def test_setting_is_named_for_an_earlier_step_that_differs():
     candidate = make_facts(environment=PINNED_CPU | {"num_threads": 2}, weight_hashes=hashes)
     row = check(candidate, baseline=baseline)["weight_hash"]
     assert row.detail == (
-        "after step 9; after the last step, 10, the weights are equal; num_threads 1 -> 2 since the baseline"
+        "after step 9; after the last step, 10, the weights are equal; changed settings: num_threads 1 -> 2"
     )
 
 
@@ -619,7 +619,7 @@ def test_setting_says_nothing_of_a_count():
 def test_variant_with_another_setting_is_compared_and_its_setting_named():
     candidate = make_facts(environment=PINNED_CPU | {"num_threads": 2}, weight_hashes=OTHER_WEIGHTS)
     row = compare([candidate], [make_facts(environment=PINNED_CPU)])["weight_hash"]
-    assert (row.outcome, row.detail) == (Outcome.REGRESSION, "num_threads 1 -> 2 since the reference")
+    assert (row.outcome, row.detail) == (Outcome.REGRESSION, "changed settings: num_threads 1 -> 2")
 
 
 def test_equal_hash_of_an_earlier_step_is_lost():

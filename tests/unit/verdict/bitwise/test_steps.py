@@ -71,7 +71,10 @@ def test_bits_that_differ_between_settings_of_the_code_are_a_regression_that_nam
     facts = {"torch": "2.11.0", "device": "cpu", "num_threads": 1}
     candidate = trained(loss=[3.0, 2.0, 9.0], environment=facts | {"num_threads": 2})
     row = rows(candidate, trained(environment=facts))["loss"]
-    assert (row.outcome, row.detail) == (Outcome.REGRESSION, "first in step 3, in 1 of 3 steps; num_threads 1 -> 2")
+    assert (row.outcome, row.detail) == (
+        Outcome.REGRESSION,
+        "first in step 3, in 1 of 3 steps; changed settings: num_threads 1 -> 2",
+    )
 
 
 def test_bits_that_differ_between_environments_are_not_applicable():
