@@ -105,6 +105,23 @@ def test_script_is_launched_with_its_arguments(project, script):
     assert json.loads(plan.read_text())["args"] == ["--lr", "1"]
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("'--steps 3'", "args are '--steps 3', allowed is a list with one text per argument, such as ['--steps', '3']"),
+        ("b'--steps 3'", "args are b'--steps 3', allowed is a list with one text per argument, such as ['--steps', '3']"),
+        ("3", "args are 3, allowed is a list with one text per argument\n"),
+        ("'it\\'s'", 'args are "it\'s", allowed is a list with one text per argument, such as ["it\'s"]'),
+    ],
+)
+def test_arguments_that_are_not_a_list_are_refused_and_nothing_is_launched(project, given, message):
+    project.write("train.py", "")
+    project.one_test(f"workload.run_script('train.py', {given})")
+    result = failing(project)
+    assert f"SpecError: script 'train.py': {message}" in result.stdout.str()
+    assert "aorta: no test launched; " in result.stdout.str()
+
+
 def test_scripts_results_are_compared_with_baselines_too(project):
     project.write("train.py", "")
     project.one_test("workload.check(workload.run_script('train.py'))")
