@@ -114,17 +114,26 @@ def merged(
         present = [replace(stored, revision=old.revision + 1) for stored in new.launches]
         forced = old.forced | {str(old.revision + 1): reason for reason in new.forced.values()}
         return _fitted(replace(new, launches=(*past, *present), forced=forced))
-    if found := _other_setting(old.center_launches[-1], facts) or _differences(old, new, marked, priors):
-        lines = [
-            f"{new.case}: not added to the stored baseline, because it is not shown to be unchanged:",
-            *(f"  {row}" for row in found),
-            "  next: if the code is unchanged, add more launches at once (--aorta-launches=10)",
-            "  next: if the change is intended, replace the baseline with --update-baselines --aorta-reset-baselines",
-        ]
-        raise BaselineError("\n".join(lines))
+    if settings := _other_setting(old.center_launches[-1], facts):
+        raise BaselineError(_refusal(new.case, settings, can_settle=False))
+    if rows := _differences(old, new, marked, priors):
+        is_exact = any(METRICS[row.metric].direction is Direction.EXACT for row in rows)
+        raise BaselineError(_refusal(new.case, rows, can_settle=not is_exact))
     added = [StoredLaunch(launch, old.revision, center=False) for launch in facts]
     forced = old.forced | {str(old.revision): reason for reason in new.forced.values()}
     return _fitted(replace(old, launches=(*old.launches, *added), forced=forced))
+
+
+def _refusal(case: str, found: Sequence[object], *, can_settle: bool) -> str:
+    """Return why launches are not added; ``can_settle`` is True if more launches could show that nothing changed."""
+    more = "  next: if the code is unchanged, add more launches at once (--aorta-launches=10)"
+    lines = [
+        f"{case}: not added to the stored baseline, because it is not shown to be unchanged:",
+        *(f"  {row}" for row in found),
+        *([more] if can_settle else []),
+        "  next: if the change is intended, replace the baseline with --update-baselines --aorta-reset-baselines",
+    ]
+    return "\n".join(lines)
 
 
 def _other_setting(recorded: LaunchFacts, launches: Sequence[LaunchFacts]) -> list[str]:
@@ -137,12 +146,12 @@ def _other_setting(recorded: LaunchFacts, launches: Sequence[LaunchFacts]) -> li
     return []
 
 
-def _differences(old: Baseline, new: Baseline, marked: Mapping[str, Tolerance], priors: Priors) -> list[str]:
+def _differences(old: Baseline, new: Baseline, marked: Mapping[str, Tolerance], priors: Priors) -> list[Verdict]:
     facts = [stored.facts for stored in new.launches]
     comparison = StoredComparison(new.case, new.config, old, marked, priors, max_launches=len(facts))
     tolerances = choose_tolerances(marked, facts[0], old.center_launches[-1])
     return [
-        str(row)
+        row
         for row in comparison.judge(facts).rows
         # A metric that can't be compared even with itself is not a difference.
         if not _is_unchanged(row)

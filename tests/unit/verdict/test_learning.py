@@ -69,6 +69,21 @@ def test_single_launch_that_noise_leaves_undecided_is_refused_with_the_remedy():
     assert "  next: if the code is unchanged, add more launches at once (--aorta-launches=10)\n" in message
 
 
+@pytest.mark.parametrize("p50", [10.0, 20.0])
+def test_more_launches_are_not_proposed_if_an_exact_metric_differs(p50):
+    message = refusal(
+        baseline_of(weight_hashes={"20": "a" * 16}), baseline_of(p50, count=1, seed=1, weight_hashes={"20": "b" * 16})
+    )
+    assert "weight_hash: regression" in message
+    assert "add more launches" not in message
+
+
+def test_more_launches_are_not_proposed_if_the_launcher_differs():
+    message = refusal(baseline_of(), baseline_of(seed=1, launcher="forkserver"))
+    assert "launcher is 'forkserver', the baseline's 'torchrun'" in message
+    assert "add more launches" not in message
+
+
 def test_other_number_of_measured_steps_is_a_new_revision_unasked():
     learned = learn(baseline_of(), baseline_of(20.0, num_steps=40))
     assert (learned.revision, {launch.num_steps for launch in learned.center_launches}) == (2, {40})
