@@ -195,7 +195,7 @@ def objections(launches: Sequence[LaunchFacts], marked: Mapping[str, Tolerance],
         values = [value for value in transformed_values(metric, launches, launches) if value is not None]
         problems = []
         if name in marked and len(values) >= MIN_LAUNCHES:
-            problems = _noise_problems(values, tolerance.value, metric.scale)
+            problems = _noise_problems(values, given, tolerance.value, metric.scale)
         elif values and (problem := _too_noisy_for_default(metric, tolerance, launches, priors)):
             problems = [f"{problem}; measure more steps, or set a tolerance"]
         found += [f"{name}: {problem}" for problem in problems]
@@ -238,16 +238,21 @@ def _too_noisy_for_default(
     return too_noisy(metric, tolerance, stored)
 
 
-def _noise_problems(values: Sequence[float], tolerance: float, scale: Scale) -> list[str]:
+def _noise_problems(values: Sequence[float], given: Tolerance, tolerance: float, scale: Scale) -> list[str]:
+    """Return why values are too noisy for ``tolerance``, to which the marker's tolerance ``given`` was widened."""
     allowed, center = scale.difference(tolerance), median(values)
     deviation = math.sqrt(observed([[list(values)]]).within.value)
     found = []
     if deviation * RESOLVED_BY > allowed:
         changes = (scale.change(deviation), tolerance, scale.change(RESOLVED_BY * deviation))
         deviation_text, allowed_text, needed = (format_change(change, scale).lstrip("+") for change in changes)
+        shown, remedy = allowed_text, f"or set a tolerance of {needed}"
+        if given.value != tolerance:
+            shown = f"{given}, widened to {scale.text(tolerance)} on CPU ranks"
+            remedy = f"set a tolerance of {needed}, or remove the marker"
         found.append(
-            f"standard deviation of launches is {deviation_text}, too large for a tolerance of {allowed_text}; "
-            f"measure more steps, or set a tolerance of {needed}"
+            f"standard deviation of launches is {deviation_text}, too large for a tolerance of {shown}; "
+            f"measure more steps, {remedy}"
         )
     for number, value in enumerate(values, 1):
         if abs(value - center) > max(_OUTLIER * deviation, allowed):

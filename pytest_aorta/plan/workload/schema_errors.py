@@ -62,7 +62,7 @@ def _meta_validators() -> tuple[Draft202012Validator, Draft202012Validator]:
     from jsonschema import Draft202012Validator
 
     standard = Draft202012Validator.META_SCHEMA
-    # The parts of the standard's schema refer to "#meta", which this anchor overrides, for their subschemas.
+    # The parts of the standard's schema refer to "#meta" for subschemas; the strict schema takes that name over.
     strict = {"$id": "urn:aorta:fragment", "$schema": standard["$id"], "$dynamicAnchor": "meta"}
     strict |= {"$ref": standard["$id"], "unevaluatedProperties": False}
     formats = Draft202012Validator.FORMAT_CHECKER

@@ -216,6 +216,15 @@ def test_launches_that_vary_too_much_are_refused_with_the_remedy():
     (problem,) = objections(launches_near(10.0, 10, deviation=0.05, seed=1), P50, default_priors)
     assert problem.startswith("step_time_p50: standard deviation of launches is ")
     assert "too large for a tolerance of 5.00%; measure more steps, or set a tolerance of " in problem
+    assert problem.endswith("%")
+
+
+def test_widened_tolerance_is_refused_with_the_tolerance_that_the_marker_sets():
+    launches = launches_near(10.0, 10, deviation=0.6, seed=1, environment=on_cpu().environment)
+    problem = objections(launches, P50, default_priors)[0]
+    shown = "too large for a tolerance of 5%, widened to 100% on CPU ranks; measure more steps, set a tolerance of "
+    assert shown in problem
+    assert problem.endswith("%, or remove the marker")
 
 
 @pytest.mark.parametrize(("idle_ms", "is_named"), [(2.0, True), (0.1, False), (None, False)])
