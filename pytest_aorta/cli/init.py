@@ -97,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises:
         UsageError: The script does not exist in this folder.
-        AortaError: A file can't be written, or a driver does not list the GPUs; in the second case, nothing was written.
+        AortaError: A file can't be written, or a driver does not list the GPUs; then nothing was written.
     """
     root = Path.cwd()
     settings = _settings_of_pytest(root)
