@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import configparser
 import re
+import textwrap
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ from pathlib import Path
 
 from pytest_aorta.cli.exit_codes import ExitCode
 from pytest_aorta.common.errors import AortaError, UsageError
-from pytest_aorta.common.text import emit
+from pytest_aorta.common.text import did_you_mean, emit
+from pytest_aorta.plan.gpus import visible_devices
 
 # Folders that runs write to; baselines are committed.
 _IGNORED = ("results/",)
@@ -29,7 +31,7 @@ _BUILT_IN_TEST = '''\
 import pytest
 
 
-@pytest.mark.world(size=2)
+{markers}
 def test_training(workload):
     result = workload.run("llama_fsdp2", size="debug", steps=10)
     workload.check(result)
@@ -40,11 +42,10 @@ _SCRIPT_TEST = '''\
 import pytest
 
 
-@pytest.mark.world(size=2)
-@pytest.mark.tolerance(step_time_p50="5%")
+{markers}
 def test_{name}(workload):
     result = workload.run_script({measured!r}{arguments})
-    workload.check(result)
+{note}    workload.check(result)
 '''
 _MEASURED = '''\
 """Runs {script} unchanged and records its steps, from one step of the optimizer to the next."""
@@ -57,19 +58,30 @@ from pytest_aorta.worker import record_optimizer_steps
 
 SCRIPT = Path(__file__).with_name({file!r})
 
-record_optimizer_steps(warmup=3, hash_weights={hash_weights})
+{note}record_optimizer_steps(warmup=3, hash_weights={hash_weights})
 sys.argv[0] = str(SCRIPT)
 runpy.run_path(str(SCRIPT), run_name="__main__")
 '''
-# Weights are reproducible only if the script calls both.
-_DETERMINISTIC = (r"\bmanual_seed\(", r"\buse_deterministic_algorithms\(")
+# The lanes of docs/ci.md: bits are compared on any machine, times only on GPUs.
+_CPU_MARKERS = ("numerics", "world(size=2)")
+_GPU_MARKERS = ("overlap", "world(size=2)")
+_STEP_TIMES = 'tolerance(step_time_p50="5%")'
+# Weights are reproducible only if the script makes both calls.
+_DETERMINISTIC = {
+    r"\bmanual_seed\(": "manual_seed(SEED)",
+    r"\buse_deterministic_algorithms\(": "use_deterministic_algorithms(True)",
+}
 _USES_RECORDER = r"\brecorder\.step\("
+_RECORDS_WEIGHTS = r"\brecorder\.weights\("
+_WIDTH = 100
 
 
 @dataclass(frozen=True)
 class _NewFile:
     path: Path
     text: str
+    # A line about what the file lacks.
+    note: str = ""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,35 +97,73 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises:
         UsageError: The script does not exist in this folder.
-        AortaError: A file can't be written.
+        AortaError: A file can't be written, or a driver does not list the GPUs; then nothing was written.
     """
     root = Path.cwd()
     settings = _settings_of_pytest(root)
     files = _files(root, arguments.script, arguments.args)
+    notes = [f"note: {file.note}" for file in files if file.note and not file.path.exists()]
     emit(_written(root, file) for file in files)
     emit([_write_settings(root, settings), *_write_ignored(root)])
-    emit(["next: record the baseline with pytest --update-baselines, and commit baselines/"])
+    emit([*notes, "next: record the baseline with pytest --update-baselines, and commit baselines/"])
     return ExitCode.OK
 
 
 def _files(root: Path, script: Path | None, args: Sequence[str]) -> list[_NewFile]:
     if script is None:
-        return [_NewFile(_test_folder(root) / "test_training.py", _BUILT_IN_TEST)]
+        return [_NewFile(_test_folder(root) / "test_training.py", _BUILT_IN_TEST.format(markers=_markers()))]
     path = (root / script).resolve()
+    if path.suffix == ".py" and not path.exists():
+        similar = did_you_mean([path.name], sorted(found.name for found in path.parent.glob("*.py")))
+        raise UsageError(f"script {str(script)!r}: there is no file {path}{similar}")
     if path.suffix != ".py" or not path.is_file() or not path.is_relative_to(root.resolve()):
         raise UsageError(f"got {str(script)!r}, allowed is a file ending in .py in this folder or below it")
     source = path.read_text(encoding="utf-8", errors="replace")
     relative = path.relative_to(root.resolve())
-    measured, files = relative, []
-    if not re.search(_USES_RECORDER, source):
+    measured, note, files = relative, "", []
+    if re.search(_USES_RECORDER, source):
+        note = _unrecorded_weights(relative, source)
+    else:
         measured = relative.with_name(f"{relative.stem}_measured.py")
-        hashes = all(re.search(pattern, source) for pattern in _DETERMINISTIC)
-        text = _MEASURED.format(script=relative, file=relative.name, hash_weights=hashes)
-        files = [_NewFile(root / measured, text)]
+        files = [_measured(root, measured, relative, source)]
     name = re.sub(r"\W", "_", relative.stem)
     arguments = f", {list(args)!r}" if args else ""
-    text = _SCRIPT_TEST.format(script=relative, name=name, measured=str(measured), arguments=arguments)
-    return [*files, _NewFile(_test_folder(root) / f"test_{name}.py", text)]
+    values = {"script": relative, "name": name, "measured": str(measured), "arguments": arguments}
+    text = _SCRIPT_TEST.format(**values, markers=_markers(_STEP_TIMES), note=_comment(note, "    "))
+    return [*files, _NewFile(_test_folder(root) / f"test_{name}.py", text, note)]
+
+
+def _markers(*of_times: str) -> str:
+    """Return the lines of a test's markers; ``of_times`` are needed where step times are compared, on GPUs."""
+    names = (*_GPU_MARKERS, *of_times) if visible_devices() else _CPU_MARKERS
+    return "\n".join(f"@pytest.mark.{name}" for name in names)
+
+
+def _measured(root: Path, measured: Path, script: Path, source: str) -> _NewFile:
+    """Return the script that records another script's steps, and the weights if the other script is deterministic."""
+    absent = [call for pattern, call in _DETERMINISTIC.items() if not re.search(pattern, source)]
+    note = (
+        f"weights are not compared, because {script} does not call torch's {' and '.join(absent)}; "
+        f"add this, then set hash_weights=True in {measured}"
+        if absent
+        else ""
+    )
+    values = {"script": script, "file": script.name, "hash_weights": not absent}
+    return _NewFile(root / measured, _MEASURED.format(**values, note=_comment(note)), note)
+
+
+def _unrecorded_weights(script: Path, source: str) -> str:
+    if re.search(_RECORDS_WEIGHTS, source):
+        return ""
+    return f"weights are not compared, because {script} does not call recorder.weights(model); add this"
+
+
+def _comment(note: str, indent: str = "") -> str:
+    """Return a note as a comment of one or more lines."""
+    lines = textwrap.wrap(
+        note[:1].upper() + note[1:], _WIDTH - len(indent) - 2, break_long_words=False, break_on_hyphens=False
+    )
+    return "".join(f"{indent}# {line}\n" for line in lines)
 
 
 def _test_folder(root: Path) -> Path:

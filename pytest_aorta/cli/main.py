@@ -142,7 +142,8 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             flags = dict.fromkeys(argument.partition("=")[0] for argument in unknown)
             replaced = [f"; for {flag}: {self.hints[flag]}" for flag in flags if flag in self.hints]
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{''.join(replaced)}")
+            script = "; arguments of the script follow --" if getattr(known, "script", None) else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{''.join(replaced)}{script}")
         return known, unknown
 
     def error(self, message: str) -> NoReturn:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from pytest_aorta.common.text import visible
+
 
 class AortaError(Exception):
-    """Base class of the errors that pytest-aorta raises on purpose."""
+    """Base class of the errors that pytest-aorta raises on purpose.
+
+    Messages quote logs and errors of ranks, so control characters in them are shown as escapes.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(visible(message))
 
     def __init_subclass__(cls) -> None:
         """Set every subclass's module to builtins, so that tracebacks show its name alone, as for pytest's errors."""
@@ -55,4 +63,10 @@ class WorkloadFailed(AortaError):
 
 
 class ColdLaunchWarning(UserWarning):
-    """A warm launch was requested, but torchrun was used because the fork server was unfit."""
+    """A warm launch was requested, but torchrun was used because the fork server was unfit.
+
+    The message quotes the server's log, so control characters in it are shown as escapes.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(visible(message))

@@ -16,6 +16,8 @@ _MIN_PART = 3
 _MAX_SUGGESTED = 3
 # Similarity, as difflib measures it, of a name with one wrong or missing character.
 _NEARLY = 0.85
+# Control characters (C0, DEL and C1) other than tab and newline. A terminal interprets them as commands.
+_ESCAPES = {code: rf"\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"}
 
 
 def output_width() -> int:
@@ -113,3 +115,8 @@ def emit(lines: Iterable[str]) -> None:
 def printable(text: str) -> str:
     """Return text with every unprintable character escaped."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def visible(text: str) -> str:
+    """Return text with every control character other than tab and newline as an escape such as ``\\x1b``."""
+    return text.translate(_ESCAPES)

@@ -14,6 +14,7 @@ from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.files import is_source_of, locked
 from pytest_aorta.common.programs import run_program
 from pytest_aorta.common.signals import uninterrupted
+from pytest_aorta.common.text import did_you_mean
 
 GIT_S = 60.0
 # Git filters may download large files during a checkout.
@@ -97,21 +98,18 @@ def commit_of(folder: Path, ref: str) -> str:
     """Return the full hash of the commit that ``ref`` names in the repository that contains ``folder``.
 
     Raises:
-        SpecError: Git, the repository or the commit does not exist; the message contains git's output.
+        SpecError: Git, the repository or the commit does not exist; the message says how to fetch a commit.
     """
     try:
         return git(folder, "rev-parse", "--verify", f"{ref}^{{commit}}")
-    except SpecError as error:
-        if _is_shallow(folder):
-            raise SpecError(f"{error}; this clone is shallow: fetch the ref first") from None
-        raise
-
-
-def _is_shallow(folder: Path) -> bool:
-    try:
-        return git(folder, "rev-parse", "--is-shallow-repository") == "true"
-    except SpecError:  # not a repository
-        return False
+    except SpecError:
+        # Outside a repository this command fails too, and its message says so.
+        shallow = ", which is shallow" * (git(folder, "rev-parse", "--is-shallow-repository") == "true")
+        names = git(folder, "for-each-ref", "--format=%(refname:short)").split("\n")
+        raise SpecError(
+            f"{ref!r} is not a commit of this clone{shallow}{did_you_mean([ref], names)}; if it exists elsewhere, "
+            f"fetch it first: git fetch, or fetch-depth: 0 in the checkout of CI"
+        ) from None
 
 
 def git(folder: Path, *arguments: str, limit_s: float = GIT_S) -> str:

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 from pytest_aorta.common.frames import is_library, traceback_lines
 from pytest_aorta.plan.launch_plan import LaunchPlan, command_of
+from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.result.evidence import Frame, RankEvidence, log_tail, read_evidence
 from pytest_aorta.result.flight import FlightVerdict, flight_verdict
-from pytest_aorta.result.folder import AGENT_LOG, ERROR_FILE, OUTPUT_LOG, RANKS_FOLDER
+from pytest_aorta.result.folder import AGENT_LOG, ERROR_FILE, OUTPUT_LOG, PLAN_FILE, RANKS_FOLDER
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome
 
 _TRACEBACK_LINES = 24
@@ -27,6 +28,7 @@ _PEER_ERROR = re.compile(
     r"|timed out waiting \d+ ?ms for (recv|send)",
     re.IGNORECASE,
 )
+_OTHER_FOLDER = "next: choose a folder of results that the script keeps (--aorta-results; aorta run: --results)"
 _NUMBER = re.compile(r"\d+")
 # Classes of failures whose headline names the class by itself, such as "rank 1 failed first: exit code 3".
 _NAMED_BY_HEADLINE = ("exit code", "signal")
@@ -46,10 +48,10 @@ class LaunchFailure:
 
     Attributes:
         kind: rank exception, out of memory, exit code, signal, hang in collective, hang elsewhere, output
-            cap, rendezvous, result missing, process left, interrupted or guard lost; over several nodes also node lost,
-            node launcher or node mismatch.
+            cap, rendezvous, result missing, process left, results deleted, interrupted or guard lost; over several
+            nodes also node lost, node launcher or node mismatch.
         rank: the rank that failed first; None if no rank failed.
-        text: a line with the kind and the rank, then the evidence, then the run folder.
+        text: a line with the kind and the rank, then the evidence, then the run folder if it exists.
     """
 
     kind: str
@@ -89,12 +91,16 @@ def launch_failure(plan: LaunchPlan, outcome: LaunchOutcome) -> LaunchFailure | 
     lines = [f"{name} on {plan.world.size} {plan.world.device} ranks{nodes}: {headline}", *details, *damaged]
     if outcome.survivors:
         lines.append(f"processes {list(outcome.survivors)} could not be ended; their devices are not usable")
-    return LaunchFailure(kind, rank, "\n".join([*lines, f"plan, logs and stacks: {plan.run_dir}"]))
+    lines.append(f"plan, logs and stacks: {plan.run_dir}" if _has_folder(plan) else _OTHER_FOLDER)
+    return LaunchFailure(kind, rank, "\n".join(lines))
 
 
 def _classify(
     plan: LaunchPlan, outcome: LaunchOutcome, ranks: list[RankEvidence]
 ) -> tuple[str, int | None, str, list[str]]:
+    if not _has_folder(plan):
+        headline = f"the launch's folder {plan.run_dir} was deleted during the launch, e.g. by the script"
+        return "results deleted", None, f"{headline}; {_agent_end(outcome)}", []
     if outcome.reason == EndReason.PARENT_GONE:
         return "interrupted", None, "pytest ended before the launch did", []
     if outcome.reason == EndReason.GUARD_LOST:
@@ -115,7 +121,7 @@ def _classify(
         headline = f"logs exceed {plan.limits.output_cap_bytes >> 20} MiB, rank {largest.rank} wrote most"
         return "output cap", largest.rank, f"{headline}; {waiting} left no result", _log_lines(largest)[-2:]
     if not any(rank.started for rank in ranks):
-        return "rendezvous", None, f"no rank started; torchrun {_agent_end(outcome)}", _agent_tail(plan)
+        return "rendezvous", None, f"no rank started; {_agent_end(outcome)}", _agent_tail(plan)
     if outcome.reason in (EndReason.TIME_LIMIT, EndReason.STRAGGLER):
         if all(rank.returned for rank in ranks):
             return _not_left(plan, outcome, ranks)
@@ -135,7 +141,7 @@ def _classify(
     return (
         "rendezvous",
         None,
-        f"torchrun {_agent_end(outcome)} before any rank failed; {waiting} left no result",
+        f"{_agent_end(outcome)} before any rank failed; {waiting} left no result",
         _agent_tail(plan),
     )
 
@@ -363,10 +369,16 @@ def exit_text(code: int) -> str:
         return f"signal {-code}"
 
 
+def _has_folder(plan: LaunchPlan) -> bool:
+    """Return whether the run folder still exists. Its plan is written first, so other files can't replace it."""
+    return (plan.run_dir / PLAN_FILE).is_file()
+
+
 def _agent_end(outcome: LaunchOutcome) -> str:
+    agent = "torchrun" if outcome.launcher == LauncherKind.TORCHRUN else "the fork server's agent"
     if outcome.agent_status is None:
-        return "was still running"
-    return f"ended with {exit_text(outcome.agent_status)}"
+        return f"{agent} was still running"
+    return f"{agent} ended with {exit_text(outcome.agent_status)}"
 
 
 def _agent_tail(plan: LaunchPlan) -> list[str]:

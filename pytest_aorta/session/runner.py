@@ -70,7 +70,7 @@ class WorkloadRunner:
 
         ``environment`` contains environment variables of the ranks.
         """
-        return passed(self._world.launch_script(script, tuple(map(str, args)), environment))
+        return passed(self._world.launch_script(script, args, environment))
 
     @in_test
     def check(self, result: WorkloadResult, *, label: str | None = None) -> Verdicts:

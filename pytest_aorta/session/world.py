@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -113,7 +114,10 @@ class DistributedWorld:
 
     @in_test
     def launch_script(
-        self, script: str | Path, args: tuple[str, ...] = (), environment: Mapping[str, str] | None = None
+        self,
+        script: str | Path,
+        args: tuple[str, ...] | list[str] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> WorkloadResult:
         """Launch a script (a path ending in ``.py``, or a dotted module) that measures through the recorder.
 
@@ -123,7 +127,8 @@ class DistributedWorld:
             environment: environment variables of the ranks.
 
         Raises:
-            SpecError: The script does not exist, or an environment variable is not allowed; nothing was started.
+            SpecError: The script does not exist, ``args`` is not a list or tuple, or an environment variable is not
+                allowed; nothing was started.
             LaunchError, ResultError: As in :meth:`launch`.
         """
         target = str(script)
@@ -134,11 +139,12 @@ class DistributedWorld:
             target = str(path)
         elif not all(part.isidentifier() for part in target.split(".")):
             raise SpecError(f"script {target!r}: allowed is a path ending in .py or a dotted module name")
-        config: dict[str, Any] = {"args": list(args)}
+        words = _words(str(script), args)
+        config: dict[str, Any] = {"args": list(words)}
         if environment:
             check_environment(f"script {target!r}", environment)
             config[ENVIRONMENT_KEY] = dict(environment)
-        return self._launch(LaunchRequest(Path(script).name, None, config, target, args), self.base)
+        return self._launch(LaunchRequest(Path(script).name, None, config, target, words), self.base)
 
     @in_test
     def again(self, result: WorkloadResult, *, reference: bool | Reference = False, **config: Any) -> WorkloadResult:
@@ -240,6 +246,14 @@ class DistributedWorld:
             self._record.traces.append(f"all ranks' traces on one clock: {', '.join(map(str, merged))}")
         self._run_dirs.add(plan.run_dir)
         return result.launched_by(LaunchRecord(request, plan.reference, plan.run_dir))
+
+
+def _words(script: str, args: object) -> tuple[str, ...]:
+    """Return the arguments of a script as texts; a text in place of the list would be split into characters."""
+    if isinstance(args, list | tuple):
+        return tuple(map(str, args))
+    example = f", such as {os.fsdecode(args).split()!r}" if isinstance(args, str | bytes) else ""
+    raise SpecError(f"script {script!r}: args are {args!r}, allowed is a list with one text per argument{example}")
 
 
 @contextmanager

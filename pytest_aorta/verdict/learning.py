@@ -115,17 +115,26 @@ def merged(
         present = [replace(stored, revision=old.revision + 1) for stored in new.launches]
         forced = old.forced | {str(old.revision + 1): reason for reason in new.forced.values()}
         return _fitted(replace(new, launches=(*past, *present), forced=forced))
-    if found := _other_setting(old.center_launches[-1], facts) or _differences(old, new, marked, priors):
-        lines = [
-            f"{new.case}: not added to the stored baseline, because it is not shown to be unchanged:",
-            *(f"  {row}" for row in found),
-            "  next: if the code is unchanged, add more launches at once (--aorta-launches=10)",
-            "  next: if the change is intended, replace the baseline with --update-baselines --aorta-reset-baselines",
-        ]
-        raise BaselineError("\n".join(lines))
+    if settings := _other_setting(old.center_launches[-1], facts):
+        raise BaselineError(_refusal(new.case, settings, can_settle=False))
+    if rows := _differences(old, new, marked, priors):
+        is_exact = any(METRICS[row.metric].direction is Direction.EXACT for row in rows)
+        raise BaselineError(_refusal(new.case, rows, can_settle=not is_exact))
     added = [StoredLaunch(launch, old.revision, center=False) for launch in facts]
     forced = old.forced | {str(old.revision): reason for reason in new.forced.values()}
     return _fitted(replace(old, launches=(*old.launches, *added), forced=forced))
+
+
+def _refusal(case: str, found: Sequence[object], *, can_settle: bool) -> str:
+    """Return why launches are not added; ``can_settle`` is True if more launches could show that nothing changed."""
+    more = "  next: if the code is unchanged, add more launches at once (--aorta-launches=10)"
+    lines = [
+        f"{case}: not added to the stored baseline, because it is not shown to be unchanged:",
+        *(f"  {row}" for row in found),
+        *([more] if can_settle else []),
+        "  next: if the change is intended, replace the baseline with --update-baselines --aorta-reset-baselines",
+    ]
+    return "\n".join(lines)
 
 
 def _other_setting(recorded: LaunchFacts, launches: Sequence[LaunchFacts]) -> list[str]:
@@ -138,12 +147,12 @@ def _other_setting(recorded: LaunchFacts, launches: Sequence[LaunchFacts]) -> li
     return []
 
 
-def _differences(old: Baseline, new: Baseline, marked: Mapping[str, Tolerance], priors: Priors) -> list[str]:
+def _differences(old: Baseline, new: Baseline, marked: Mapping[str, Tolerance], priors: Priors) -> list[Verdict]:
     facts = [stored.facts for stored in new.launches]
     comparison = StoredComparison(new.case, new.config, old, marked, priors, max_launches=len(facts))
     tolerances = choose_tolerances(marked, facts[0], old.center_launches[-1])
     return [
-        str(row)
+        row
         for row in comparison.judge(facts).rows
         # A metric that can't be compared even with itself is not a difference.
         if not _is_unchanged(row)
@@ -187,7 +196,7 @@ def objections(launches: Sequence[LaunchFacts], marked: Mapping[str, Tolerance],
         values = [value for value in transformed_values(metric, launches, launches) if value is not None]
         problems = []
         if name in marked and len(values) >= MIN_LAUNCHES:
-            problems = _noise_problems(values, tolerance.value, metric.scale)
+            problems = _noise_problems(values, given, tolerance.value, metric.scale)
         elif values and (problem := _too_noisy_for_default(metric, tolerance, launches, priors)):
             problems = [f"{problem}; measure more steps, or set a tolerance"]
         found += [f"{name}: {problem}" for problem in problems]
@@ -230,16 +239,21 @@ def _too_noisy_for_default(
     return too_noisy(metric, tolerance, stored)
 
 
-def _noise_problems(values: Sequence[float], tolerance: float, scale: Scale) -> list[str]:
+def _noise_problems(values: Sequence[float], given: Tolerance, tolerance: float, scale: Scale) -> list[str]:
+    """Return why values are too noisy for ``tolerance``, to which the marker's tolerance ``given`` was widened."""
     allowed, center = scale.difference(tolerance), median(values)
     deviation = math.sqrt(observed([[list(values)]]).within.value)
     found = []
     if deviation * RESOLVED_BY > allowed:
         changes = (scale.change(deviation), tolerance, scale.change(RESOLVED_BY * deviation))
         deviation_text, allowed_text, needed = (format_change(change, scale).lstrip("+") for change in changes)
+        shown, remedy = allowed_text, f"or set a tolerance of {needed}"
+        if given.value != tolerance:
+            shown = f"{given}, widened to {scale.text(tolerance)} on CPU ranks"
+            remedy = f"set a tolerance of {needed}, or remove the marker"
         found.append(
-            f"standard deviation of launches is {deviation_text}, too large for a tolerance of {allowed_text}; "
-            f"measure more steps, or set a tolerance of {needed}"
+            f"standard deviation of launches is {deviation_text}, too large for a tolerance of {shown}; "
+            f"measure more steps, {remedy}"
         )
     for number, value in enumerate(values, 1):
         if abs(value - center) > max(_OUTLIER * deviation, allowed):

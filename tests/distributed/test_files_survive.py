@@ -319,7 +319,7 @@ def test_results_folder_that_is_lost_while_ranks_run_hides_no_verdict(tmp_path):
     assert (outcome.reason, outcome.agent_status) == ("exit", 1)
     failure = launch_failure(plan, outcome)
     assert failure is not None
-    assert failure.kind == "rendezvous"
+    assert failure.kind == "results deleted"
 
 
 def test_result_that_can_not_be_stored_is_an_error_with_its_path(tmp_path, small_files):

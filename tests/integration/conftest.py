@@ -54,7 +54,8 @@ def fake_launch(plan, rootpath):
     for rank in range(plan.world.size):
         folder = plan.run_dir / "ranks" / str(rank)
         if config.get("raises") == rank:
-            error = {"time_ns": 1, "type": "ValueError", "message": "boom", "traceback": "  at train.py:7"}
+            message = config.get("message", "boom")
+            error = {"time_ns": 1, "type": "ValueError", "message": message, "traceback": "  at train.py:7"}
             (folder / "error.json").write_text(json.dumps(error))
         elif config.get("raises") is None:
             (folder / "result.json").write_text(json.dumps(rank_result(config, rank, plan.world.device)))

@@ -267,7 +267,7 @@ with open(sys.argv[2], "a") as runs:
     ("arguments", "message"),
     [
         (["HEAD", "HEAD"], "GOOD and BAD are the same commit"),
-        (["nowhere", "HEAD"], "GOOD: 'nowhere' is not a commit of this repository"),
+        (["nowhere", "HEAD"], "GOOD: 'nowhere' is not a commit of this clone; if it"),
         (["HEAD", "HEAD~1"], "is not on the line of first parents of BAD"),
         (["HEAD~1", "HEAD", "--setup", "no-such-program x"], "'no-such-program' is not a program on the path"),
         (["HEAD~1", "HEAD", "--setup", "echo 'x"], "allowed is a command, quoted as for a shell"),

@@ -105,6 +105,33 @@ def test_script_is_launched_with_its_arguments(project, script):
     assert json.loads(plan.read_text())["args"] == ["--lr", "1"]
 
 
+@pytest.mark.parametrize(
+    ("given", "example"),
+    [
+        ("'--steps 3'", ", such as ['--steps', '3']"),
+        ("b'--steps 3'", ", such as ['--steps', '3']"),
+        ("3", ""),
+        ('"it\'s"', """, such as ["it's"]"""),
+    ],
+)
+def test_arguments_that_are_not_a_list_are_refused_and_nothing_is_launched(project, given, example):
+    project.write("train.py", "")
+    project.one_test(f"workload.run_script('train.py', {given})")
+    result = failing(project)
+    message = f"script 'train.py': args are {given}, allowed is a list with one text per argument{example}"
+    assert f"SpecError: {message}\n" in result.stdout.str()
+    assert "aorta: no test launched; " in result.stdout.str()
+
+
+def test_control_characters_of_a_rank_reach_neither_the_terminal_nor_a_file(project):
+    project.one_test("workload.run('toy', fault={'raises': 1, 'message': '\\x1b[2Jgone \\x9b31m'})")
+    result = failing(project, "-rf", "--junitxml=junit.xml", "--aorta-markdown=aorta.md")
+    written = [result.stdout.str(), *((project.path / name).read_text() for name in ("junit.xml", "aorta.md"))]
+    shown = r"rank 1 failed first: ValueError: \x1b[2Jgone \x9b31m"
+    assert [text.count("\x1b") + text.count("\x9b") for text in written] == [0, 0, 0]
+    assert all(shown in text for text in written)
+
+
 def test_scripts_results_are_compared_with_baselines_too(project):
     project.write("train.py", "")
     project.one_test("workload.check(workload.run_script('train.py'))")

@@ -90,7 +90,7 @@ def test_missing_option_fails_the_test_that_wants_the_reference(versioned):
 @pytest.mark.parametrize(
     ("reference", "message"),
     [
-        ("nowhere", "git rev-parse --verify in *: fatal: *"),
+        ("nowhere", "'nowhere' is not a commit of this clone; *fetch*"),
         ("python:/absent", "there is no program /absent"),
     ],
 )

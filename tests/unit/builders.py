@@ -13,6 +13,7 @@ from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import FailOn, LauncherKind, Options
 from pytest_aorta.plan.world import Device, World
 from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.result.folder import PLAN_FILE
 from pytest_aorta.result.measurements import SCHEMA_VERSION, RankResult, WorkloadResult
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome
 from pytest_aorta.result.provenance import Provenance
@@ -170,6 +171,12 @@ def rank_values(**changes: Any) -> dict[str, Any]:
 def write_ranks(run_dir: Path, *ranks: dict[str, Any]) -> None:
     for number, document in enumerate(ranks):
         write_rank_file(run_dir, number, "result.json", json.dumps(document))
+
+
+def write_plan_file(run_dir: Path) -> None:
+    """Write a plan without values; a run folder without a plan counts as deleted."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    (run_dir / PLAN_FILE).write_text("{}", encoding="utf-8")
 
 
 def write_rank_file(run_dir: Path, rank: int, name: str, text: str) -> Path:

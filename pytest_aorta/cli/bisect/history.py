@@ -57,7 +57,7 @@ def _commit(folder: Path, name: str, side: str) -> str:
     try:
         return commit_of(folder, name)
     except SpecError as error:
-        raise UsageError(f"{side}: {name!r} is not a commit of this repository: {error}") from None
+        raise UsageError(f"{side}: {error}") from None
 
 
 def _log(folder: Path, *arguments: str) -> list[Commit]:

@@ -9,19 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.files import UnreadableFile, parse_json, read_yaml
-from pytest_aorta.common.schema import allowed
 from pytest_aorta.common.text import brief, did_you_mean
 from pytest_aorta.plan.workload.adapter import ADAPTER_SCHEMA, Adapter, AdapterError
 from pytest_aorta.plan.workload.command import COMMAND_SCHEMA, refuse_unknown_names, refuse_variables, texts_of
 from pytest_aorta.plan.workload.environment import ENVIRONMENT_KEY, ENVIRONMENT_SCHEMA, check_environment
 from pytest_aorta.plan.workload.logs import make_adapter
-
-if TYPE_CHECKING:
-    from jsonschema import ValidationError
+from pytest_aorta.plan.workload.schema_errors import refuse_unknown_keywords, refuse_violation, refuse_wrong_fragment
 
 ENTRY_POINT_GROUP = "aorta.workloads"
 YAML_NAME = "default.yaml"
@@ -99,7 +96,11 @@ def find_workload(name: str, own_dirs: Sequence[Path]) -> WorkloadSpec:
     place = found[0]
     if place.folder is None:
         raise SpecError(f"entry point {ENTRY_POINT_GROUP}: {name} = {place.module!r} is not a package with a folder")
-    return read_workload(name, place.folder, place.module)
+    spec = read_workload(name, place.folder, place.module)
+    # Not for an A/B reference: an older commit may have keywords that were accepted then.
+    for key, fragment in spec.properties.items():
+        refuse_unknown_keywords(f"{spec.yaml}: config.{key}", fragment)
+    return spec
 
 
 def workload_places(own_dirs: Sequence[Path]) -> dict[str, list[Place]]:
@@ -135,7 +136,7 @@ def read_workload(name: str, folder: Path, module: str | None) -> WorkloadSpec:
         raise SpecError(f"{yaml}: keys {absent} are required")
     if ("class" in document) == ("command" in document):
         raise SpecError(f"{yaml}: give one of the keys 'class' and 'command', not both")
-    _check(yaml, document, _YAML_SCHEMA)
+    refuse_violation(f"{yaml}: workload", document, _YAML_SCHEMA)
     properties = document.get("config", {})
     if ENVIRONMENT_KEY in properties:
         raise SpecError(f"{yaml}: config key {ENVIRONMENT_KEY!r} exists for every workload and can't be declared")
@@ -247,13 +248,8 @@ def _check_command(spec: WorkloadSpec) -> None:
 
 
 def _check_defaults(spec: WorkloadSpec) -> None:
-    from jsonschema import Draft202012Validator, SchemaError
-
     for key, schema in spec.properties.items():
-        try:
-            Draft202012Validator.check_schema(schema)
-        except SchemaError as error:
-            raise SpecError(f"{spec.yaml}: config.{key} is not a JSON Schema: {error.message}") from None
+        refuse_wrong_fragment(f"{spec.yaml}: config.{key}", schema)
     for key, by_value in spec.presets.items():
         overridden = {name for values in by_value.values() for name in values} | {key}
         if unknown := sorted(map(str, overridden - set(spec.properties))):
@@ -268,7 +264,7 @@ def _check_defaults(spec: WorkloadSpec) -> None:
 
 def _check_values(spec: WorkloadSpec, config: dict[str, Any], which: str = "") -> None:
     schema = {"type": "object", "properties": spec.properties}
-    _check(spec.yaml, config, schema, what=f"{which}config of workload {spec.name!r}")
+    refuse_violation(f"{spec.yaml}: {which}config of workload {spec.name!r}", config, schema)
 
 
 def _plain(spec: WorkloadSpec, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -283,25 +279,6 @@ def _plain(spec: WorkloadSpec, config: Mapping[str, Any]) -> dict[str, Any]:
                 f"allowed is plain JSON: {error}"
             ) from None
     return plain
-
-
-def _check(yaml: Path, document: Any, schema: dict[str, Any], what: str = "workload") -> None:
-    from jsonschema import Draft202012Validator  # takes 0.1 s to import, which collection does not need
-    from jsonschema.exceptions import best_match
-
-    error = best_match(Draft202012Validator(schema).iter_errors(document))
-    if error is not None:
-        path = ".".join(map(str, error.absolute_path)) or "top level"
-        raise SpecError(f"{yaml}: {what}: {path}: got {brief(repr(error.instance))}, {_allowed(error)}")
-
-
-def _allowed(error: ValidationError) -> str:
-    rule, value = error.validator, cast(Any, error.validator_value)
-    if rule == "additionalProperties" and value is False:
-        known = sorted(cast(Any, error.schema)["properties"])
-        unknown = sorted(map(str, set(cast(Any, error.instance)) - set(known)))
-        return f"allowed is keys {known}{did_you_mean(unknown, known)}"
-    return f"{allowed(rule, value)}{did_you_mean([error.instance], map(str, value)) if rule == 'enum' else ''}"
 
 
 def package_folder(dotted: str) -> Path | None:

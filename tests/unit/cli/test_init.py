@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from pytest_aorta.cli.main import main
+from pytest_aorta.plan.world import Device
 
 PLAIN = "import torch\ntorch.manual_seed(0)\n"
 DETERMINISTIC = PLAIN + "torch.use_deterministic_algorithms(True)\n"
@@ -15,7 +16,19 @@ RECORDED = "from pytest_aorta.worker import recorder\nwith recorder.step():\n   
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("pytest_aorta.cli.init.visible_devices", list)
     return tmp_path
+
+
+@pytest.fixture
+def gpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pytest_aorta.cli.init.visible_devices", lambda: [Device("0", "Toy GPU", "GPU-0")])
+
+
+def marks(folder: Path, file: str) -> list[str]:
+    """Return the decorators of the test in a file, as the file contains them."""
+    [test] = [node for node in ast.parse((folder / file).read_text()).body if isinstance(node, ast.FunctionDef)]
+    return [ast.unparse(decorator) for decorator in test.decorator_list]
 
 
 def files(folder: Path) -> dict[str, str]:
@@ -96,7 +109,93 @@ def test_files_without_settings_of_pytest_do_not_count(folder, name, text):
     assert (folder / "pytest.ini").exists()
 
 
-@pytest.mark.parametrize("script", ["absent.py", "train.txt", "../outside.py", "."])
+NUMERICS, OVERLAP, WORLD = "pytest.mark.numerics", "pytest.mark.overlap", "pytest.mark.world(size=2)"
+
+
+@pytest.mark.parametrize(("arguments", "file"), [([], "test_training.py"), (["train.py"], "test_train.py")])
+def test_without_gpus_the_test_is_of_the_numerics_lane_and_compares_no_times(folder, arguments, file):
+    (folder / "train.py").write_text(DETERMINISTIC)
+    assert main(["init", *arguments]) == 0
+    assert marks(folder, file) == [NUMERICS, WORLD]
+
+
+@pytest.mark.usefixtures("gpu")
+def test_on_gpus_the_test_is_of_the_overlap_lane_and_compares_times(folder):
+    (folder / "train.py").write_text(DETERMINISTIC)
+    assert main(["init"]) == main(["init", "train.py"]) == 0
+    assert marks(folder, "test_training.py") == [OVERLAP, WORLD]
+    assert marks(folder, "test_train.py") == [OVERLAP, WORLD, "pytest.mark.tolerance(step_time_p50='5%')"]
+
+
+SEEDED = "torch.manual_seed(0)\n"
+ALGORITHMS = "torch.use_deterministic_algorithms(True)\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "missing"),
+    [
+        (SEEDED, "use_deterministic_algorithms(True)"),
+        (ALGORITHMS, "manual_seed(SEED)"),
+        ("import torch\n", "manual_seed(SEED) and use_deterministic_algorithms(True)"),
+    ],
+)
+def test_weights_that_are_not_compared_are_reported_with_what_to_add(folder, capsys, source, missing):
+    (folder / "train.py").write_text(source)
+    assert main(["init", "train.py"]) == 0
+    note = (
+        f"weights are not compared, because train.py does not call torch's {missing}; "
+        "add this, then set hash_weights=True in train_measured.py"
+    )
+    assert f"note: {note}" in capsys.readouterr().out.splitlines()
+    written = (folder / "train_measured.py").read_text()
+    comment = " ".join(line.removeprefix("# ") for line in written.splitlines() if line.startswith("#"))
+    assert comment == f"W{note[1:]}"
+    assert max(map(len, written.splitlines())) <= 100
+
+
+def test_script_that_records_no_weights_is_reported_with_what_to_add(folder, capsys):
+    (folder / "train.py").write_text(RECORDED)
+    assert main(["init", "train.py"]) == 0
+    note = "weights are not compared, because train.py does not call recorder.weights(model)"
+    assert f"note: {note}; add this" in capsys.readouterr().out.splitlines()
+    assert f"    # W{note[1:]}; add this\n" in (folder / "test_train.py").read_text()
+
+
+@pytest.mark.parametrize("source", [DETERMINISTIC, f"{RECORDED}recorder.weights(model)\n"])
+def test_script_whose_weights_are_compared_gets_no_note(folder, capsys, source):
+    (folder / "train.py").write_text(source)
+    assert main(["init", "train.py"]) == 0
+    assert "not compared" not in "".join([*capsys.readouterr(), *files(folder).values()])
+
+
+def test_recording_that_exists_is_not_called_incomplete(folder, capsys):
+    (folder / "train.py").write_text(PLAIN)
+    (folder / "train_measured.py").write_text("mine")
+    assert main(["init", "train.py"]) == 0
+    assert "not compared" not in capsys.readouterr().out
+
+
+def test_script_that_does_not_exist_is_named_with_a_similar_one(folder, capsys):
+    (folder / "train.py").write_text(PLAIN)
+    assert main(["init", "trian.py"]) == 2
+    message = f"script 'trian.py': there is no file {folder}/trian.py (did you mean 'train.py'?)"
+    assert capsys.readouterr().err == f"aorta: {message}\n"
+    assert files(folder).keys() == {"train.py"}
+
+
+@pytest.mark.parametrize(
+    "arguments", [["init", "train.py", "--steps", "50"], ["run", "--script", "train.py", "--steos=5"]]
+)
+def test_arguments_of_the_script_without_two_dashes_are_refused_with_the_form(folder, capsys, arguments):
+    (folder / "train.py").write_text(PLAIN)
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert "; arguments of the script follow --; " in capsys.readouterr().err
+    assert files(folder).keys() == {"train.py"}
+
+
+@pytest.mark.parametrize("script", ["train.txt", "../outside.py", "."])
 def test_other_scripts_are_refused_and_nothing_is_written(folder, capsys, script):
     (folder / "train.txt").write_text("")
     (folder.parent / "outside.py").write_text("")

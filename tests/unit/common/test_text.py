@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import unicodedata
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.common.text import did_you_mean
+from pytest_aorta.common.text import did_you_mean, visible
 
 METRICS = ["step_time_p50", "step_time_p99", "step_time_mean", "step_time_tail5", "weight_hash", "overlap_ratio"]
 
@@ -35,3 +37,21 @@ def test_name_with_one_wrong_character_is_suggested_before_longer_names():
 def test_only_known_names_are_suggested(unknown, known):
     hint = did_you_mean(unknown, known)
     assert hint == "" or any(repr(name) in hint for name in known)
+
+
+@given(st.text(st.one_of(st.characters(), st.characters(categories=["Cc"]))))
+def test_visible_text_has_no_control_characters_and_is_else_the_same(text):
+    shown = visible(text)
+    assert {char for char in shown if unicodedata.category(char) == "Cc"} <= {"\n", "\t"}
+    parts = [
+        rf"\x{ord(char):02x}" if unicodedata.category(char) == "Cc" and char not in "\n\t" else char for char in text
+    ]
+    assert shown == "".join(parts)
+    assert visible(shown) == shown
+
+
+def test_terminal_commands_become_visible():
+    assert (
+        visible("\x1b]0;title\x07 caf\u00e9 \x9b2J\r50%\t\n")
+        == r"\x1b]0;title\x07 caf" + "\u00e9" + r" \x9b2J\x0d50%" + "\t\n"
+    )

@@ -72,6 +72,7 @@ from tests.unit.builders import (
     make_result,
     rank_values,
     stored,
+    write_plan_file,
 )
 from tests.unit.fuzz.mutations import HOSTILE, JUNK, damaged, damaged_bytes, damaged_json
 from tests.unit.kineto_traces import rank_trace
@@ -354,6 +355,7 @@ def _read_left(files: Mapping[str, bytes], folder: Path) -> None:
     plan = make_plan(folder)
     place = folder / "ranks/1"
     place.mkdir(parents=True, exist_ok=True)
+    write_plan_file(folder)
     for name in ("error.json", "collectives.json", "../../agent.json", "stacks.txt", "output.log", "progress", "marks"):
         (place / name).unlink(missing_ok=True)
     for name, content in files.items():
@@ -372,6 +374,7 @@ VERDICT = {
 
 
 def _read_verdict(data: bytes, folder: Path) -> None:
+    write_plan_file(folder)
     outcome = _outcome(make_plan(folder), data)
     launch_failure(make_plan(folder), outcome)
 

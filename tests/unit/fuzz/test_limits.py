@@ -28,7 +28,7 @@ from pytest_aorta.result.outcome import EndReason, LaunchOutcome
 from pytest_aorta.result.reading import read_result
 from pytest_aorta.result.trace.kineto import TraceError, read_trace
 from pytest_aorta.verdict.baseline import read_baseline_file
-from tests.unit.builders import make_plan, write_rank_file
+from tests.unit.builders import make_plan, write_plan_file, write_rank_file
 from tests.unit.fuzz.mutations import paths_of
 from tests.unit.fuzz.readers import BASELINE, DUMP, DUMPS, HELLO, HOSTILE_DUMPS, LONG_LINES, RESULT, VERDICT
 from tests.unit.kineto_traces import rank_trace
@@ -160,6 +160,7 @@ def test_ragged_result_is_refused_by_key(tmp_path, path, value, message):
 
 
 def test_files_of_another_shape_are_named_beside_the_diagnosis(tmp_path):
+    write_plan_file(tmp_path)
     write_rank_file(tmp_path, 0, "error.json", '{"type": 3}')
     write_rank_file(tmp_path, 1, "collectives.json", '{"entries": {}}')
     (tmp_path / "agent.json").write_text('{"failures": [{"rank": "one", "exit_code": 1}]}')

@@ -2,13 +2,22 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome
-from tests.unit.builders import ENDED_WELL, make_plan, rank_values, write_rank_file, write_ranks
+from tests.unit.builders import ENDED_WELL, make_plan, rank_values, write_plan_file, write_rank_file, write_ranks
+
+
+@pytest.fixture(autouse=True)
+def plan_file(tmp_path: Path) -> None:
+    write_plan_file(tmp_path)
 
 
 def raised(
@@ -338,6 +347,32 @@ def test_agent_that_failed_before_any_rank_is_reported_with_its_log(tmp_path):
     lines = failure(tmp_path, ended(status=1)).splitlines()
     assert lines[0].endswith("rendezvous: no rank started; torchrun ended with exit code 1")
     assert "  | rendezvous failed" in lines
+
+
+def test_agent_of_a_warm_launch_is_not_called_torchrun(tmp_path):
+    outcome = replace(ended(status=1), launcher=LauncherKind.FORKSERVER)
+    headline = "rendezvous: no rank started; the fork server's agent ended with exit code 1"
+    assert failure(tmp_path, outcome).splitlines()[0].endswith(headline)
+    write_rank_file(tmp_path, 0, "pid", "7")
+    headline = (
+        "rendezvous: the fork server's agent ended with exit code 1 before any rank failed; ranks 0, 1 left no result"
+    )
+    assert failure(tmp_path, outcome).splitlines()[0].endswith(headline)
+
+
+@pytest.mark.parametrize("reason", [EndReason.EXIT, EndReason.TIME_LIMIT, EndReason.RANK_GONE, EndReason.GUARD_LOST])
+@pytest.mark.parametrize("is_partly_there", [False, True])
+def test_run_folder_that_the_script_deleted_is_named(tmp_path, reason, is_partly_there):
+    shutil.rmtree(tmp_path)
+    if is_partly_there:
+        write_rank_file(tmp_path, 1, "result.json", "{}")
+    found = launch_failure(make_plan(tmp_path), ended(reason))
+    assert (found.kind, found.rank) == ("results deleted", None)
+    assert found.text.splitlines() == [
+        f"toy on 2 cpu ranks: results deleted: the launch's folder {tmp_path} was deleted during the launch, "
+        "e.g. by the script; torchrun ended with exit code 1",
+        "next: choose a folder of results that the script keeps (--aorta-results; aorta run: --results)",
+    ]
 
 
 def test_rank_that_failed_after_its_result_is_a_failure(tmp_path):

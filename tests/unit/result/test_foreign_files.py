@@ -13,7 +13,7 @@ from pytest_aorta.result import folder as names
 from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.evidence import read_evidence
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome, phases_s
-from tests.unit.builders import make_plan
+from tests.unit.builders import make_plan, write_plan_file
 
 NAMES = [
     names.PID_FILE,
@@ -30,6 +30,7 @@ LIMIT_S = 60
 
 def read_everything(run_dir: Path) -> None:
     """Read all files that pytest reads of a failed launch."""
+    write_plan_file(run_dir)
     plan = make_plan(run_dir)
     read_evidence(plan)
     phases_s(names.rank_folders(run_dir, 2), 0.0, 1.0)

@@ -69,6 +69,21 @@ def test_single_launch_that_noise_leaves_undecided_is_refused_with_the_remedy():
     assert "  next: if the code is unchanged, add more launches at once (--aorta-launches=10)\n" in message
 
 
+@pytest.mark.parametrize("p50", [10.0, 20.0])
+def test_more_launches_are_not_proposed_if_an_exact_metric_differs(p50):
+    message = refusal(
+        baseline_of(weight_hashes={"20": "a" * 16}), baseline_of(p50, count=1, seed=1, weight_hashes={"20": "b" * 16})
+    )
+    assert "weight_hash: regression" in message
+    assert "add more launches" not in message
+
+
+def test_more_launches_are_not_proposed_if_the_launcher_differs():
+    message = refusal(baseline_of(), baseline_of(seed=1, launcher="forkserver"))
+    assert "launcher is 'forkserver', the baseline's 'torchrun'" in message
+    assert "add more launches" not in message
+
+
 def test_other_number_of_measured_steps_is_a_new_revision_unasked():
     learned = learn(baseline_of(), baseline_of(20.0, num_steps=40))
     assert (learned.revision, {launch.num_steps for launch in learned.center_launches}) == (2, {40})
@@ -206,6 +221,15 @@ def test_launches_that_vary_too_much_are_refused_with_the_remedy():
     (problem,) = objections(launches_near(10.0, 10, deviation=0.05, seed=1), P50, default_priors)
     assert problem.startswith("step_time_p50: standard deviation of launches is ")
     assert "too large for a tolerance of 5.00%; measure more steps, or set a tolerance of " in problem
+    assert problem.endswith("%")
+
+
+def test_widened_tolerance_is_refused_with_the_tolerance_that_the_marker_sets():
+    launches = launches_near(10.0, 10, deviation=0.6, seed=1, environment=on_cpu().environment)
+    problem = objections(launches, P50, default_priors)[0]
+    shown = "too large for a tolerance of 5%, widened to 100% on CPU ranks; measure more steps, set a tolerance of "
+    assert shown in problem
+    assert problem.endswith("%, or remove the marker")
 
 
 @pytest.mark.parametrize(("idle_ms", "is_named"), [(2.0, True), (0.1, False), (None, False)])

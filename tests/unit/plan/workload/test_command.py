@@ -66,7 +66,7 @@ def test_adapter_is_filled_in_for_each_rank(tmp_path):
     ("old", "new", "said"),
     [
         ("script: train.py", "script: other.py", "there is no file"),
-        ("script: train.py", "scrip: train.py", "command: got"),
+        ("script: train.py", "scrip: train.py", "command: unknown keys ['scrip'] (did you mean 'script'?)"),
         ("script: train.py", "module: a-b", "command.module: got 'a-b'"),
         (
             "{steps}",

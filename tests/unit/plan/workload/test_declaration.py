@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,7 @@ presets:
     small: {steps: 5}
     large: {steps: 50, scale: 8.0}
 """
+TYPES = 'allowed is one of ["array", "boolean", "integer", "null", "number", "object", "string"]'
 
 
 def write(folder: Path, text: str) -> Path:
@@ -122,10 +124,74 @@ def test_wrong_yaml_value_is_named_with_what_is_allowed(tmp_path, old, new, mess
     assert message in yaml_error(tmp_path, GOOD.replace(old, new, 1))
 
 
-@pytest.mark.parametrize("fragment", ["type: intger", "type: integer, minimum: low", "type: [integer, integer]"])
-def test_config_key_whose_schema_is_none_is_named(tmp_path, fragment):
+@pytest.mark.parametrize(
+    ("fragment", "problem"),
+    [
+        ("type: int", f"type: got 'int', {TYPES} (did you mean 'integer'?)"),
+        ("type: [integer, nul]", f"type.1: got 'nul', {TYPES} (did you mean 'null'?)"),
+        ("type: array, items: {type: int}", f"items.type: got 'int', {TYPES} (did you mean 'integer'?)"),
+        ("type: integer, minimum: low", "minimum: got 'low', allowed is type \"number\""),
+        ("type: [integer, integer]", "type: got ['integer', 'integer'], allowed is uniqueItems true"),
+        ("type: string, pattern: (", "pattern: got '(', allowed is format \"regex\""),
+    ],
+)
+def test_wrong_value_in_the_schema_of_a_config_key_is_named_with_what_is_allowed(tmp_path, fragment, problem):
     message = yaml_error(tmp_path, GOOD.replace("type: integer, minimum: 1", fragment))
-    assert "config.steps is not a JSON Schema" in message
+    assert message.endswith(f"config.steps is not a JSON Schema: {problem}")
+
+
+@pytest.mark.parametrize(
+    ("fragment", "problem"),
+    [
+        ("type: integer, minimun: 1", "config.steps: unknown keywords ['minimun'] (did you mean 'minimum'?)"),
+        ("type: integer, minimum: 1, range: [1, 2], max: 9", "config.steps: unknown keywords ['max', 'range'] (did"),
+        ("type: [integer, array], items: {typ: text}", "config.steps.items: unknown keywords ['typ'] (did you mean"),
+        (
+            "type: integer, anyOf: [{minimum: 1}, {minimun: 1}]",
+            "config.steps.anyOf.1: unknown keywords ['minimun'] (did you mean 'minimum'?)",
+        ),
+        ("type: integer, 1: 2", "config.steps: unknown keywords ['1']; there are"),
+        ("type: integer, title: steps, measured", "a text with a comma needs quotes"),
+    ],
+)
+def test_unknown_keyword_in_the_schema_of_a_config_key_is_refused(tmp_path, fragment, problem):
+    folder = write(tmp_path / "toy", GOOD.replace("type: integer, minimum: 1", fragment))
+    with pytest.raises(SpecError) as caught:
+        find_workload("toy", [tmp_path])
+    message = str(caught.value)
+    assert message.startswith(f"{folder}/default.yaml: ")
+    assert problem in message
+    assert re.search(
+        r"; there are \[.*'default', .*'description', .*'enum', .*'maximum', .*'minimum', .*'type'", message
+    )
+
+
+def test_unknown_keyword_in_the_yaml_of_an_older_commit_is_accepted(tmp_path):
+    spec = read_workload("toy", write(tmp_path / "toy", GOOD.replace("minimum: 1", "minimun: 1")), None)
+    assert resolve_config(spec, {"steps": 0})["steps"] == 0
+
+
+def test_values_in_a_schema_are_not_taken_for_keywords(tmp_path):
+    layout = "type: object, examples: [{minimun: 1}], properties: {minimun: {type: integer}}, default: {minimun: 2}"
+    text = GOOD.replace("type: object, default: {}", layout)
+    write(tmp_path / "toy", text)
+    assert resolve_config(find_workload("toy", [tmp_path]), {})["layout"] == {"minimun": 2}
+
+
+@pytest.mark.parametrize("name", sorted(workload_places([])))
+def test_texts_of_installed_workloads_are_complete(name):
+    find_workload(name, [])
+
+
+def test_unknown_key_of_an_adapter_is_named_first(tmp_path):
+    adapter = f"adapter: {{kind: log, pattern: '{'x' * 90}', last_stp: 11}}"
+    folder = write(tmp_path / "toy", f"description: a toy\ncommand: {{script: train.py}}\n{adapter}\n")
+    (folder / "train.py").touch()
+    with pytest.raises(
+        SpecError,
+        match=r"yaml: workload: adapter: unknown keys \['last_stp'\] \(did you mean 'last_step'\?\); there are \[",
+    ):
+        read_workload("toy", folder, None)
 
 
 def test_repeated_yaml_key_is_refused(tmp_path):
@@ -328,5 +394,7 @@ def test_variable_that_is_no_text_is_refused(tmp_path, value):
 def test_unknown_key_of_an_object_is_refused_with_those_it_has(tmp_path):
     layout = "{type: object, additionalProperties: false, properties: {rows: {type: integer}}, default: {}, "
     folder = write(tmp_path / "toy", GOOD.replace("{type: object, default: {}, ", layout))
-    with pytest.raises(SpecError, match=r"layout: got \{'row': 1\}, allowed is keys \['rows'\]"):
+    with pytest.raises(
+        SpecError, match=r"layout: unknown keys \['row'\] \(did you mean 'rows'\?\); there are \['rows'\]"
+    ):
         resolve_config(read_workload("toy", folder, None), {"layout": {"row": 1}})
