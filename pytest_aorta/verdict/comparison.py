@@ -24,7 +24,7 @@ from pytest_aorta.verdict.applicability import (
     widened,
 )
 from pytest_aorta.verdict.baseline import Baseline
-from pytest_aorta.verdict.causes.explain import explanation, notes
+from pytest_aorta.verdict.causes.explain import canary_notes, explanation, notes
 from pytest_aorta.verdict.causes.split import split_note
 from pytest_aorta.verdict.kernel_gate import judge_pairs, judge_stored
 from pytest_aorta.verdict.metrics import (
@@ -128,8 +128,7 @@ class StoredComparison:
         ]
         center_launches = () if self.baseline is None else self.baseline.center_launches
         side = str(VerdictReference(self.kind, self.file))
-        found = split_note(rows, launches, center_launches) + notes(launches, center_launches, side)
-        return Verdicts(self.case, tuple(rows), tuple(found))
+        return Verdicts(self.case, tuple(rows), _notes(rows, launches, center_launches, side))
 
     def variance(self, metric: Metric) -> VarianceComponents:
         """Return the variance of a metric in the baseline, or the prior if a center launch lacks the metric."""
@@ -273,8 +272,7 @@ class PairedComparison:
             for name, tolerance in tolerances.items()
         ]
         side = str(VerdictReference(ReferenceKind.AB, self.version))
-        found = split_note(rows, candidates, references) + notes(candidates, references, side)
-        return Verdicts(self.case, tuple(rows), tuple(found))
+        return Verdicts(self.case, tuple(rows), _notes(rows, candidates, references, side))
 
     def _judge_one(
         self,
@@ -524,6 +522,18 @@ def _with_throttling(row: Verdict, metric: Metric, launches: Sequence[LaunchFact
         return row
     of = f"{num_hot} of {len(launches)} launches" if len(launches) > 1 else "the launch"
     return replace(row, detail=", ".join(filter(None, [f"GPUs throttled in {of}", row.detail])))
+
+
+def _notes(
+    rows: Sequence[Verdict], launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], side: str
+) -> tuple[str, ...]:
+    """Return the notes on a comparison. A slow machine explains times, but no other metric."""
+    undecided_or_failed = (Outcome.REGRESSION, Outcome.INCONCLUSIVE)
+    are_times_in_question = any(
+        row.outcome in undecided_or_failed and METRICS[row.metric].kind is MetricKind.TIMING for row in rows
+    )
+    found = split_note(rows, launches, others) + notes(launches, others, side)
+    return tuple(found + (canary_notes(launches, others, side) if are_times_in_question else []))
 
 
 def _explanation(row: Verdict, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str:

@@ -92,12 +92,7 @@ def notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts], sid
     memory = median(launch.memory_growth for launch in launches)
     if memory > MEMORY_GROWTH:
         found.append(f"memory grows within a launch by at least {memory:.1%}; look for a leak")
-    return (
-        found
-        + _choice_notes(launches, reference, side)
-        + _throttle_notes(launches, reference, side)
-        + _canary_notes(launches, reference, side)
-    )
+    return found + _choice_notes(launches, reference, side) + _throttle_notes(launches, reference, side)
 
 
 def _choice_notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts], side: str) -> list[str]:
@@ -133,7 +128,7 @@ def _clocks_mhz(launches: Sequence[LaunchFacts]) -> list[float]:
     return [launch.sm_clock_mhz for launch in launches if launch.sm_clock_mhz is not None]
 
 
-def _canary_notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts], side: str) -> list[str]:
+def canary_notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts], side: str) -> list[str]:
     """Return lines on parts of the canary that were slower than in the reference launches."""
     found = []
     for name, part in _CANARY_PARTS.items():

@@ -121,7 +121,7 @@ def test_each_trial_is_a_launch_and_a_valid_file(toy, capsys):
 
 
 def test_summary_has_step_times_hash_loss_and_metrics(toy, capsys):
-    toy.all_ranks(loss=[3.0, 2.0], weight_hashes={"2": "a" * 16, "10": "b" * 16}, metrics={"peak_x": 2.0})
+    toy.all_ranks(loss=[3.0, 2.5, 2.0], weight_hashes={"2": "a" * 16, "10": "b" * 16}, metrics={"peak_x": 2.0})
     toy.ranks[1] = toy.ranks[1] | {"step_times_ms": [2.0, 4.0, 6.0]}
     assert run() == 0
     out = capsys.readouterr().out
@@ -148,9 +148,9 @@ def test_trials_that_are_there_are_not_overwritten(toy, capsys):
     assert run("--append") == 0
     assert toy.trials() == ["trial_0.json", "trial_1.json", "trial_2.json"]
     was = read_result(toy.path / "results/toy/trial_0.json").loss
-    toy.all_ranks(loss=[7.0])
+    toy.all_ranks(loss=[7.0] * 3)
     assert run("--overwrite") == 0
-    assert [read_result(toy.path / "results/toy" / name).loss for name in toy.trials()] == [[7.0], was, was]
+    assert [read_result(toy.path / "results/toy" / name).loss for name in toy.trials()] == [[7.0] * 3, was, was]
 
 
 @pytest.mark.parametrize("options", [[], ["--append"]])

@@ -741,6 +741,12 @@ def test_notes_of_an_ab_speak_of_its_reference():
     assert all("in the reference" in note for note in verdicts.notes)
 
 
+def test_slow_machine_explains_no_change_of_bits():
+    slow = make_facts(canary_ms={"gemm_ms": 2.0}, weight_hashes={"10": "b" * 16, "9": "1" * 16})
+    verdicts = compare([slow], [make_facts(canary_ms={"gemm_ms": 1.0})], only=["weight_hash"])
+    assert (verdicts["weight_hash"].outcome, verdicts.notes) == (Outcome.REGRESSION, ())
+
+
 @pytest.mark.parametrize("none", [[], (), frozenset()])
 def test_ab_of_no_metric_is_an_error_that_names_what_is_allowed(none):
     with pytest.raises(SpecError, match=r"compare: metrics is empty; allowed are \[.*'weight_hash'\], or None"):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_aorta.verdict.causes.explain import Straggler, notes, straggler
+from pytest_aorta.verdict.causes.explain import Straggler, canary_notes, notes, straggler
 from tests.unit.builders import make_facts, on_cpu, with_p50
 
 
@@ -121,10 +121,10 @@ def test_memory_that_grows_is_noted_and_memory_that_shrinks_is_not():
 @pytest.mark.parametrize(("name", "part"), [("gemm_ms", "GEMM"), ("all_reduce_ms", "all-reduce")])
 @pytest.mark.parametrize("side", ["baseline", "reference"])
 def test_slower_canary_suspects_the_machine(name, part, side):
-    found = notes([make_facts(canary_ms={name: 1.2})], [make_facts(canary_ms={name: 1.0})], side)
+    found = canary_notes([make_facts(canary_ms={name: 1.2})], [make_facts(canary_ms={name: 1.0})], side)
     assert found == [f"the canary's {part} was 20% slower than in the {side}; suspect the machine"]
 
 
 @pytest.mark.parametrize("there", [{}, {"gemm_ms": 0.0}, {"gemm_ms": 1.19}])
 def test_canary_that_has_nothing_slower_to_compare_with_is_no_note(there):
-    assert notes([make_facts(canary_ms={"gemm_ms": 1.2})], [make_facts(canary_ms=there)], "baseline") == []
+    assert canary_notes([make_facts(canary_ms={"gemm_ms": 1.2})], [make_facts(canary_ms=there)], "baseline") == []
