@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -16,6 +17,33 @@ from pytest_aorta.verdict.metrics import Tolerance, parse_tolerances
 
 MAX_TIMEOUT_S = 7 * 86400
 _WORLD_KEYWORDS = ("device", "nodes", "size", "warm")
+
+
+def marks_closest_first(item: pytest.Item) -> Iterator[pytest.Mark]:
+    """Yield the marks of a test and of its parents, the closest to the test first.
+
+    Those of ``pytest.param`` come before the function's decorators, and those of a class before those of its base
+    classes. :meth:`pytest.Item.iter_markers` yields both the other way round.
+    """
+    for node in reversed(item.listchain()):
+        # A mark that two of the places share counts where it is closest.
+        places = {id(mark): place for place, mark in reversed(list(enumerate(_declared(node))))}
+        declared = [mark for mark in node.own_markers if id(mark) in places]
+        ordered = iter(sorted(declared, key=lambda mark: places[id(mark)]))
+        # A mark that add_marker added stays before or behind the declared marks.
+        yield from (next(ordered) if id(mark) in places else mark for mark in node.own_markers)
+
+
+def _declared(node: object) -> list[pytest.Mark]:
+    """Return the marks that the source declares for a test or a class, the closest first; none for other nodes."""
+    target = getattr(node, "obj", None)
+    if isinstance(target, type):
+        given = [vars(parent).get("pytestmark", []) for parent in target.__mro__]
+    else:
+        callspec = getattr(node, "callspec", None)
+        given = [callspec.marks if callspec else [], getattr(target, "pytestmark", [])]
+    listed = itertools.chain.from_iterable(each if isinstance(each, list) else [each] for each in given)
+    return [getattr(mark, "mark", mark) for mark in listed]
 
 
 def read_markers(marks: Iterable[pytest.Mark], *, refuse_timeout: bool = False) -> TestSpec:
