@@ -33,7 +33,8 @@ _SHOWING = ("collectonly", "showfixtures", "show_fixtures_per_test", "markers")
 
 RUN = pytest.StashKey[Run]()
 NODE_ID = pytest.StashKey[str]()
-SPEC = pytest.StashKey["TestSpec"]()
+# The markers that a test's world was made from.
+SPEC: pytest.StashKey[TestSpec] = pytest.StashKey()
 RECORD = pytest.StashKey["TestRecord"]()
 # Whether the setup, the call or the teardown of a test is running.
 IS_RUNNING = pytest.StashKey[bool]()
@@ -111,7 +112,7 @@ def pytest_make_collect_report(
     for item in report.result or ():
         if isinstance(item, pytest.Item):
             try:
-                _read_markers(item)
+                _check_markers(item)
             except AortaError as error:
                 problems[item.nodeid] = str(error)
             # The node id is stored now, because xdist's loadgroup mode later appends the group to it.
@@ -131,16 +132,12 @@ def _refuse(text: object) -> NoReturn:
     raise pytest.Collector.CollectError(text)
 
 
-def _read_markers(item: pytest.Item) -> None:
-    marks = list(item.iter_markers())
+def _check_markers(item: pytest.Item) -> None:
     is_ours = FIXTURE in getattr(item, "fixturenames", ())
-    if not is_ours and not any(mark.name in MARKERS for mark in marks):
-        return
-    from pytest_aorta.plugin.read_markers import read_markers  # needs the table of metrics
+    if is_ours or any(mark.name in MARKERS for mark in item.iter_markers()):
+        from pytest_aorta.plugin.read_markers import read_spec  # needs the table of metrics
 
-    plugins = item.config.pluginmanager
-    has_pytest_timeout = plugins.has_plugin("timeout") or plugins.is_blocked("timeout")
-    item.stash[SPEC] = read_markers(marks, refuse_timeout=is_ours and not has_pytest_timeout)
+        read_spec(item)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -180,23 +177,18 @@ def _running(item: pytest.Item) -> Generator[None, object, object]:
 @pytest.fixture
 def distributed_world(request: pytest.FixtureRequest) -> Iterator[DistributedWorld]:
     """The ranks that the test may start, as its ``world`` marker asks; skips the test if devices are missing."""
-    from pytest_aorta.plugin.fixtures import make_world  # only tests with a launch need it
+    from pytest_aorta.plugin.fixtures import make_spec, make_world  # only tests with a launch need them
 
-    yield from make_world(request, request.config.stash[RUN].session, *_state(request.node))
+    stash = request.node.stash
+    stash[SPEC] = make_spec(request.node)
+    yield from make_world(request, request.config.stash[RUN].session, stash[SPEC], stash[RECORD])
 
 
 @pytest.fixture
 def workload(request: pytest.FixtureRequest, distributed_world: DistributedWorld) -> WorkloadRunner:
     """Runs workloads on ``distributed_world`` and compares their results."""
-    run = request.config.stash[RUN]
-    return run.session.runner(distributed_world, run.options, *_state(request.node))
-
-
-def _state(item: pytest.Item) -> tuple[TestSpec, TestRecord]:
-    """Return a test's markers as read at collection, or the defaults without markers, and the record of this run."""
-    from pytest_aorta.session.spec import TestSpec
-
-    return item.stash.get(SPEC, TestSpec()), item.stash[RECORD]
+    run, stash = request.config.stash[RUN], request.node.stash
+    return run.session.runner(distributed_world, run.options, stash[SPEC], stash[RECORD])
 
 
 @pytest.hookimpl(wrapper=True)

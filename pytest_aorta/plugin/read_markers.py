@@ -1,4 +1,4 @@
-"""Reading of a test's markers into a frozen :class:`TestSpec`, at collection."""
+"""Reading of a test's markers into a frozen :class:`TestSpec`: at collection, in its fixtures, and at each launch."""
 
 from __future__ import annotations
 
@@ -11,12 +11,41 @@ import pytest
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.text import did_you_mean
 from pytest_aorta.plan.world import ANY_DEVICE, DEVICES, MAX_NODES, MAX_WORLD_SIZE, WorldSpec
-from pytest_aorta.plugin.markers import MARKERS
+from pytest_aorta.plugin.markers import FIXTURE, MARKERS
 from pytest_aorta.session.spec import TestSpec
 from pytest_aorta.verdict.metrics import Tolerance, parse_tolerances
 
 MAX_TIMEOUT_S = 7 * 86400
 _WORLD_KEYWORDS = ("device", "nodes", "size", "warm")
+# Field of TestSpec -> the marker that sets it.
+_MARKER_OF = {"world": "world", "tolerances": "tolerance", "timeout_s": "launch_timeout", "measures_overlap": "overlap"}
+
+
+def read_spec(item: pytest.Item) -> TestSpec:
+    """Check and merge the markers that a test has now.
+
+    Raises:
+        SpecError: An argument of a marker is unknown or not allowed, or the test launches ranks and has the marker of
+            pytest-timeout without that plugin.
+    """
+    plugins = item.config.pluginmanager
+    has_pytest_timeout = plugins.has_plugin("timeout") or plugins.is_blocked("timeout")
+    refuse_timeout = FIXTURE in getattr(item, "fixturenames", ()) and not has_pytest_timeout
+    return read_markers(marks_closest_first(item), refuse_timeout=refuse_timeout)
+
+
+def check_unchanged(item: pytest.Item, spec: TestSpec) -> None:
+    """Check that a test still has the markers that its world was made from.
+
+    Raises:
+        SpecError: A marker was added or removed since, or is wrong.
+    """
+    now = vars(read_spec(item))
+    if changed := [_MARKER_OF[name] for name, value in vars(spec).items() if now[name] != value]:
+        raise SpecError(
+            f"marker {changed[0]}: added or removed after the fixture {FIXTURE} was set up, so the change can't apply; "
+            f"add it in pytest_collection_modifyitems, or in a fixture that is set up before {FIXTURE}"
+        )
 
 
 def marks_closest_first(item: pytest.Item) -> Iterator[pytest.Mark]:
@@ -58,6 +87,7 @@ def read_markers(marks: Iterable[pytest.Mark], *, refuse_timeout: bool = False) 
     """
     world: WorldSpec | None = None
     timeout_s: float | None = None
+    measures_overlap = False
     tolerances: dict[str, Tolerance] = {}
     for mark in marks:
         if mark.name == "world":
@@ -75,7 +105,8 @@ def read_markers(marks: Iterable[pytest.Mark], *, refuse_timeout: bool = False) 
             )
         elif mark.name in MARKERS and (mark.args or mark.kwargs):
             raise SpecError(f"marker {mark.name} takes no arguments, got {_arguments(mark)}")
-    return TestSpec(world or WorldSpec(), tolerances, timeout_s)
+        measures_overlap |= mark.name == "overlap"
+    return TestSpec(world or WorldSpec(), tolerances, timeout_s, measures_overlap)
 
 
 def _world(mark: pytest.Mark) -> WorldSpec:

@@ -85,10 +85,11 @@ class WorkloadRunner:
             ComparisonFailed: A verdict fails the test.
             BaselineError: The baseline can't be read, or the launches can't be added to it.
             WorkloadFailed: The workload's own checks failed in a further launch.
-            SpecError: An earlier comparison of this test has the same label, or as in
-                :meth:`~pytest_aorta.session.world.DistributedWorld.again`.
+            SpecError: An earlier comparison of this test has the same label, a marker was added after the world was
+                made, or as in :meth:`~pytest_aorta.session.world.DistributedWorld.again`.
             LaunchError, ResultError: As in :meth:`~pytest_aorta.session.world.DistributedWorld.again`.
         """
+        self._world.check_markers()
         environment = case_suffix(result.config.get(ENVIRONMENT_KEY, {}))
         case = f"{self._record.nodeid}::{label or result.workload}{environment}"
         if case in self._record.used_cases:
@@ -154,6 +155,7 @@ class WorkloadRunner:
             LaunchError, ResultError: As in :meth:`~pytest_aorta.session.world.DistributedWorld.launch` and
                 :meth:`~pytest_aorta.session.world.DistributedWorld.again`.
         """
+        self._world.check_markers()
         if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
             raise SpecError(f"compare: steps is {steps!r}, allowed is an integer of 1 or more, or None")
         chosen = None if metrics is None else tuple(metrics)
