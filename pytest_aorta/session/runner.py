@@ -84,12 +84,13 @@ class WorkloadRunner:
         Raises:
             ComparisonFailed: A verdict fails the test.
             BaselineError: The baseline can't be read, or the launches can't be added to it.
-            WorkloadFailed: The workload's own checks failed in a further launch.
+            WorkloadFailed: The workload's own checks failed in the launch of ``result`` or in a further launch.
             SpecError: An earlier comparison of this test has the same label, a marker was added after the world was
                 made, or as in :meth:`~pytest_aorta.session.world.DistributedWorld.again`.
             LaunchError, ResultError: As in :meth:`~pytest_aorta.session.world.DistributedWorld.again`.
         """
         self._world.check_markers()
+        passed(result)
         environment = case_suffix(result.config.get(ENVIRONMENT_KEY, {}))
         case = f"{self._record.nodeid}::{label or result.workload}{environment}"
         if case in self._record.used_cases:
@@ -351,6 +352,8 @@ def _check_variant(side: str, given: object) -> None:
             f"compare: the {side} is {given!r}, allowed is a result of this test, or a mapping with the name of a "
             f"workload at the key 'workload' and with config keys"
         )
+    if isinstance(given, WorkloadResult):
+        passed(given)
 
 
 def _new_baseline(
