@@ -196,9 +196,11 @@ class WorkloadRunner:
 
         Raises:
             SpecError: ``metrics`` is empty or contains an unknown name.
-            ComparisonFailed: No comparison failed in the block, or a comparison failed for another reason as well.
+            ComparisonFailed: No comparison failed in the block, or a comparison failed for another reason as well, such
+                as a verdict that ``--aorta-fail-on`` names. A metric that is still open, because the regression ended
+                the launches, is no reason.
         """
-        return expected_regression(self._record, metrics)
+        return expected_regression(self._record, metrics, self._fail_on)
 
     def _variant(self, given: WorkloadResult | Mapping[str, Any], steps: int | None) -> WorkloadResult:
         if isinstance(given, WorkloadResult):
