@@ -124,7 +124,7 @@ class Controller:
     def _keep(self, report: pytest.TestReport, record: TestRecord) -> None:
         """Add the record of a test; the record of its teardown replaces that of its call."""
         key = _worker_and_id(report)
-        if report.when == "teardown":
+        if report.when == "teardown" and key in self.latest:
             self.run.records[self.latest[key]] = record
         else:
             self.latest[key] = len(self.run.records)
