@@ -143,6 +143,7 @@ def _check_markers(item: pytest.Item) -> None:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
     """Give the test a new record each time pytest, or a plugin such as pytest-rerunfailures, runs the test."""
+    __tracebackhide__ = True
     from pytest_aorta.session.record import TestRecord  # not needed to collect tests
 
     former = item.stash.get(RECORD, None)
@@ -157,16 +158,19 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Note that the test is running, while pytest calls its function."""
+    __tracebackhide__ = True
     return (yield from _running(item))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
     """Note that the test is running, while pytest tears its fixtures down."""
+    __tracebackhide__ = True
     return (yield from _running(item))
 
 
 def _running(item: pytest.Item) -> Generator[None, object, object]:
+    __tracebackhide__ = True
     item.stash[IS_RUNNING] = True
     try:
         return (yield)
@@ -177,6 +181,7 @@ def _running(item: pytest.Item) -> Generator[None, object, object]:
 @pytest.fixture
 def distributed_world(request: pytest.FixtureRequest) -> Iterator[DistributedWorld]:
     """The ranks that the test may start, as its ``world`` marker asks; skips the test if devices are missing."""
+    __tracebackhide__ = True
     from pytest_aorta.plugin.fixtures import make_spec, make_world  # only tests with a launch need them
 
     stash = request.node.stash
