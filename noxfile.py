@@ -22,6 +22,8 @@ TOOLS = [*PLUGINS, "hypothesis", "build", "setuptools", "setuptools-scm", "check
 @nox.parametrize("pytest", ["8.2", "9"])
 def unit(session: nox.Session, pytest: str) -> None:
     """Run the tests of the pytest process with the oldest and the newest supported pytest."""
-    session.install(f"pytest=={pytest}.*", *WITHOUT_TORCH, *EXTRAS, *TOOLS)
+    # Subtests are built into pytest 9.
+    subtests = [] if pytest == "9" else ["pytest-subtests"]
+    session.install(f"pytest=={pytest}.*", *subtests, *WITHOUT_TORCH, *EXTRAS, *TOOLS)
     session.install("--no-deps", "-e", ".")
     session.run("python", "-m", "pytest", "tests/unit", "tests/integration", *session.posargs)

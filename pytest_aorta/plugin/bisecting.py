@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import functools
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.files import locked
-from pytest_aorta.plugin.hooks import RUN, SPEC
+from pytest_aorta.plugin.hooks import RUN
 from pytest_aorta.session.search.bisection import Bisection, BisectionRunner
 from pytest_aorta.session.search.log import SearchLog
-from pytest_aorta.session.spec import TestSpec
-from pytest_aorta.verdict.metrics import parse_tolerances
 
 BISECTION = pytest.StashKey[Bisection]()
 LOCK_FILE = "pytest.lock"
@@ -59,10 +56,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Check that a single test is selected and give it the tolerances of the search, after collection."""
     if len(items) != 1:
         raise pytest.UsageError(f"aorta bisect: one test has to be selected, and these arguments select {len(items)}")
-    request = config.stash[BISECTION].log.request
-    spec = items[0].stash.get(SPEC, TestSpec())
-    tolerances = {**spec.tolerances, **parse_tolerances(request.tolerances, "--tolerance")}
-    items[0].stash[SPEC] = replace(spec, tolerances=tolerances)
+    if tolerances := config.stash[BISECTION].log.request.tolerances:
+        # In front, since the tolerances of the search take precedence over all others.
+        items[0].add_marker(pytest.mark.tolerance(**tolerances), append=False)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

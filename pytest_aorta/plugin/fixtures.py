@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import NoReturn
 
 import pytest
 
-from pytest_aorta.common.errors import DevicesUnavailable
+from pytest_aorta.common.errors import DevicesUnavailable, SpecError
 from pytest_aorta.common.files import slug
 from pytest_aorta.plan.options import Options
 from pytest_aorta.plan.world import resolve_world
+from pytest_aorta.plugin.read_markers import check_unchanged, read_spec
 from pytest_aorta.session.record import TestRecord
 from pytest_aorta.session.session import Session
 from pytest_aorta.session.spec import TestSpec
 from pytest_aorta.session.world import DistributedWorld
 from pytest_aorta.verdict.metrics import METRICS, MetricKind
+
+
+def make_spec(item: pytest.Item) -> TestSpec:
+    """Return the markers that a test has when its world is made, with those that hooks and fixtures have added.
+
+    Raises:
+        SpecError: A marker is wrong.
+    """
+    __tracebackhide__ = True
+    try:
+        return read_spec(item)
+    except SpecError as error:
+        failure = error
+    raise failure.with_traceback(None) from None
 
 
 def make_world(
@@ -24,16 +40,15 @@ def make_world(
     """Yield the world of a test and release its lease at the end; skip or fail the test if devices are missing."""
     options = session.options
     base = options.results_dir or request.getfixturevalue("tmp_path_factory").getbasetemp() / "aorta"
-    timed = request.node.get_closest_marker("overlap") or any(
-        METRICS[name].kind is MetricKind.TIMING for name in spec.tolerances
-    )
+    timed = spec.measures_overlap or any(METRICS[name].kind is MetricKind.TIMING for name in spec.tolerances)
     # Outside of the try: a driver that does not answer is an error, not a reason to skip the test.
     devices = session.devices
     try:
         world = resolve_world(spec.world, options, devices)
     except DevicesUnavailable as error:
         _refuse(record, str(error), options)
-    with session.leased(world, spec, record, base / slug(record.nodeid), timed=bool(timed)) as leased:
+    with session.leased(world, spec, record, base / slug(record.nodeid), timed=timed) as leased:
+        leased.check_markers = functools.partial(check_unchanged, request.node, spec)
         yield leased
 
 

@@ -33,8 +33,13 @@ _SHOWING = ("collectonly", "showfixtures", "show_fixtures_per_test", "markers")
 
 RUN = pytest.StashKey[Run]()
 NODE_ID = pytest.StashKey[str]()
-SPEC = pytest.StashKey["TestSpec"]()
+# The markers that a test's world was made from.
+SPEC: pytest.StashKey[TestSpec] = pytest.StashKey()
 RECORD = pytest.StashKey["TestRecord"]()
+# Whether the setup, the call or the teardown of a test is running.
+IS_RUNNING = pytest.StashKey[bool]()
+# The record as JSON, as the last report of the test carries it.
+SENT = pytest.StashKey[str]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -107,7 +112,7 @@ def pytest_make_collect_report(
     for item in report.result or ():
         if isinstance(item, pytest.Item):
             try:
-                _read_markers(item)
+                _check_markers(item)
             except AortaError as error:
                 problems[item.nodeid] = str(error)
             # The node id is stored now, because xdist's loadgroup mode later appends the group to it.
@@ -127,21 +132,18 @@ def _refuse(text: object) -> NoReturn:
     raise pytest.Collector.CollectError(text)
 
 
-def _read_markers(item: pytest.Item) -> None:
-    marks = list(item.iter_markers())
+def _check_markers(item: pytest.Item) -> None:
     is_ours = FIXTURE in getattr(item, "fixturenames", ())
-    if not is_ours and not any(mark.name in MARKERS for mark in marks):
-        return
-    from pytest_aorta.plugin.read_markers import read_markers  # needs the table of metrics
+    if is_ours or any(mark.name in MARKERS for mark in item.iter_markers()):
+        from pytest_aorta.plugin.read_markers import read_spec  # needs the table of metrics
 
-    plugins = item.config.pluginmanager
-    has_pytest_timeout = plugins.has_plugin("timeout") or plugins.is_blocked("timeout")
-    item.stash[SPEC] = read_markers(marks, refuse_timeout=is_ours and not has_pytest_timeout)
+        read_spec(item)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
     """Give the test a new record each time pytest, or a plugin such as pytest-rerunfailures, runs the test."""
+    __tracebackhide__ = True
     from pytest_aorta.session.record import TestRecord  # not needed to collect tests
 
     former = item.stash.get(RECORD, None)
@@ -149,51 +151,92 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     attempt = getattr(item, "execution_count", former.attempt + 1 if former else 1)
     can_launch = FIXTURE in getattr(item, "fixturenames", ())
     item.stash[RECORD] = TestRecord(item.stash[NODE_ID], attempt=attempt, can_launch=can_launch)
+    item.stash[SENT] = ""
+    return (yield from _running(item))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Note that the test is running, while pytest calls its function."""
+    __tracebackhide__ = True
+    return (yield from _running(item))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
+    """Note that the test is running, while pytest tears its fixtures down."""
+    __tracebackhide__ = True
+    return (yield from _running(item))
+
+
+def _running(item: pytest.Item) -> Generator[None, object, object]:
+    __tracebackhide__ = True
+    item.stash[IS_RUNNING] = True
+    try:
+        return (yield)
+    finally:
+        item.stash[IS_RUNNING] = False
 
 
 @pytest.fixture
 def distributed_world(request: pytest.FixtureRequest) -> Iterator[DistributedWorld]:
     """The ranks that the test may start, as its ``world`` marker asks; skips the test if devices are missing."""
-    from pytest_aorta.plugin.fixtures import make_world  # only tests with a launch need it
+    __tracebackhide__ = True
+    from pytest_aorta.plugin.fixtures import make_spec, make_world  # only tests with a launch need them
 
-    yield from make_world(request, request.config.stash[RUN].session, *_state(request.node))
+    stash = request.node.stash
+    stash[SPEC] = make_spec(request.node)
+    yield from make_world(request, request.config.stash[RUN].session, stash[SPEC], stash[RECORD])
 
 
 @pytest.fixture
 def workload(request: pytest.FixtureRequest, distributed_world: DistributedWorld) -> WorkloadRunner:
     """Runs workloads on ``distributed_world`` and compares their results."""
-    run = request.config.stash[RUN]
-    return run.session.runner(distributed_world, run.options, *_state(request.node))
-
-
-def _state(item: pytest.Item) -> tuple[TestSpec, TestRecord]:
-    """Return a test's markers as read at collection, or the defaults without markers, and the record of this run."""
-    from pytest_aorta.session.spec import TestSpec
-
-    return item.stash.get(SPEC, TestSpec()), item.stash[RECORD]
+    run, stash = request.config.stash[RUN], request.node.stash
+    return run.session.runner(distributed_world, run.options, stash[SPEC], stash[RECORD])
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Attach the test's record to its report, which xdist sends to the controller."""
+    """Attach the test's record to its report, which xdist sends to the controller.
+
+    The reports of subtests carry no record, because the record of a test is one for all its subtests.
+    """
     report = yield
     record = item.stash.get(RECORD, None)
-    if record is not None and (report.when == "call" or (report.when == "setup" and not report.passed)):
-        from pytest_aorta.session.record import outcome_of, properties
-
-        others = [entry for entry in item.user_properties if not entry[0].startswith("aorta.")]
-        item.user_properties[:] = others + properties(record)
-        report.user_properties = list(item.user_properties)
-        record.outcome = outcome_of(report)
-        # The message of an AortaError is complete; for any other error the traceback helps.
-        if report.outcome != "passed" and call.excinfo is not None:
-            ours = isinstance(call.excinfo.value, AortaError)
-            record.failure = str(call.excinfo.value) if ours else report.longreprtext
-        # JSON text, because xdist transfers only plain values.
-        vars(report)["aorta"] = json.dumps(record.to_json())
+    if record is None:
+        return report
+    # A test is reported when its call has ended, and a subtest before.
+    is_subtest = item.stash[IS_RUNNING]
+    is_end = not is_subtest and (report.when == "call" or (report.when == "setup" and not report.passed))
+    if is_end or report.failed:
+        record.note_end(report, _failure_text(report, call))
+    if not is_subtest:
+        _attach(item, report, record, is_end=is_end)
     return report
+
+
+def _failure_text(report: pytest.TestReport, call: pytest.CallInfo[None]) -> str:
+    if report.passed or call.excinfo is None:
+        return ""
+    # The message of an AortaError is complete; for any other error the traceback helps.
+    return str(call.excinfo.value) if isinstance(call.excinfo.value, AortaError) else report.longreprtext
+
+
+def _attach(item: pytest.Item, report: pytest.TestReport, record: TestRecord, *, is_end: bool) -> None:
+    """Attach the record to the report that ends the test, and to that of a teardown which has changed the record."""
+    from pytest_aorta.session.record import properties  # not needed to collect tests
+
+    # JSON text, because xdist transfers only plain values.
+    text = json.dumps(record.to_json())
+    if not is_end and (not item.stash[SENT] or text == item.stash[SENT]):
+        return
+    others = [entry for entry in item.user_properties if not entry[0].startswith("aorta.")]
+    item.user_properties[:] = others + properties(record)
+    report.user_properties = list(item.user_properties)
+    vars(report)["aorta"] = item.stash[SENT] = text
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -204,7 +247,7 @@ def pytest_report_teststatus(
     if report.when != "call" or not report.passed or hasattr(report, "wasxfail"):
         return None
     record = record_of(report)
-    if record is None or not record.is_undecided:
+    if record is None or not record.is_undecided or record.has_failed:  # by a subtest
         return None
     return "inconclusive", "I", ("INCONCLUSIVE", {"yellow": True})
 

@@ -1,8 +1,9 @@
-"""Reading of a test's markers into a frozen :class:`TestSpec`, at collection."""
+"""Reading of a test's markers into a frozen :class:`TestSpec`: at collection, in its fixtures, and at each launch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -10,12 +11,68 @@ import pytest
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.text import did_you_mean
 from pytest_aorta.plan.world import ANY_DEVICE, DEVICES, MAX_NODES, MAX_WORLD_SIZE, WorldSpec
-from pytest_aorta.plugin.markers import MARKERS
+from pytest_aorta.plugin.markers import FIXTURE, MARKERS
 from pytest_aorta.session.spec import TestSpec
 from pytest_aorta.verdict.metrics import Tolerance, parse_tolerances
 
 MAX_TIMEOUT_S = 7 * 86400
 _WORLD_KEYWORDS = ("device", "nodes", "size", "warm")
+# Field of TestSpec -> the marker that sets it.
+_MARKER_OF = {"world": "world", "tolerances": "tolerance", "timeout_s": "launch_timeout", "measures_overlap": "overlap"}
+
+
+def read_spec(item: pytest.Item) -> TestSpec:
+    """Check and merge the markers that a test has now.
+
+    Raises:
+        SpecError: An argument of a marker is unknown or not allowed, or the test launches ranks and has the marker of
+            pytest-timeout without that plugin.
+    """
+    plugins = item.config.pluginmanager
+    has_pytest_timeout = plugins.has_plugin("timeout") or plugins.is_blocked("timeout")
+    refuse_timeout = FIXTURE in getattr(item, "fixturenames", ()) and not has_pytest_timeout
+    return read_markers(marks_closest_first(item), refuse_timeout=refuse_timeout)
+
+
+def check_unchanged(item: pytest.Item, spec: TestSpec) -> None:
+    """Check that a test still has the markers that its world was made from.
+
+    Raises:
+        SpecError: A marker was added or removed since, or is wrong.
+    """
+    now = vars(read_spec(item))
+    if changed := [_MARKER_OF[name] for name, value in vars(spec).items() if now[name] != value]:
+        raise SpecError(
+            f"marker {changed[0]}: added or removed after the fixture {FIXTURE} was set up, so the change can't apply; "
+            f"add it in pytest_collection_modifyitems, or in a fixture that is set up before {FIXTURE}"
+        )
+
+
+def marks_closest_first(item: pytest.Item) -> Iterator[pytest.Mark]:
+    """Yield the marks of a test and of its parents, the closest to the test first.
+
+    Those of ``pytest.param`` come before the function's decorators, and those of a class before those of its base
+    classes. :meth:`pytest.Item.iter_markers` yields both the other way round.
+    """
+    for node in reversed(item.listchain()):
+        # A mark that two of the places share counts where it is closest.
+        places = {id(mark): place for place, mark in reversed(list(enumerate(_declared(node))))}
+        declared = [mark for mark in node.own_markers if id(mark) in places]
+        ordered = iter(sorted(declared, key=lambda mark: places[id(mark)]))
+        # A mark that add_marker added stays before or behind the declared marks.
+        yield from (next(ordered) if id(mark) in places else mark for mark in node.own_markers)
+
+
+def _declared(node: object) -> list[pytest.Mark]:
+    """Return the marks that the source declares for a test or a class, the closest first; none for other nodes."""
+    target = getattr(node, "obj", None)
+    if isinstance(target, type):
+        given = [vars(parent).get("pytestmark", []) for parent in target.__mro__]
+    else:
+        callspec = getattr(node, "callspec", None)
+        given = [callspec.marks if callspec else [], getattr(target, "pytestmark", [])]
+    listed = itertools.chain.from_iterable(each if isinstance(each, list) else [each] for each in given)
+    return [getattr(mark, "mark", mark) for mark in listed]
 
 
 def read_markers(marks: Iterable[pytest.Mark], *, refuse_timeout: bool = False) -> TestSpec:
@@ -30,6 +87,7 @@ def read_markers(marks: Iterable[pytest.Mark], *, refuse_timeout: bool = False) 
     """
     world: WorldSpec | None = None
     timeout_s: float | None = None
+    measures_overlap = False
     tolerances: dict[str, Tolerance] = {}
     for mark in marks:
         if mark.name == "world":
@@ -47,7 +105,8 @@ def read_markers(marks: Iterable[pytest.Mark], *, refuse_timeout: bool = False) 
             )
         elif mark.name in MARKERS and (mark.args or mark.kwargs):
             raise SpecError(f"marker {mark.name} takes no arguments, got {_arguments(mark)}")
-    return TestSpec(world or WorldSpec(), tolerances, timeout_s)
+        measures_overlap |= mark.name == "overlap"
+    return TestSpec(world or WorldSpec(), tolerances, timeout_s, measures_overlap)
 
 
 def _world(mark: pytest.Mark) -> WorldSpec:

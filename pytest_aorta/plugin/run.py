@@ -91,8 +91,8 @@ class Controller:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        # Worker and node id -> record. In xdist's mode `each`, every worker runs every test.
-        self.latest: dict[tuple[str, str], TestRecord] = {}
+        # Worker and node id -> index of the last record. In xdist's mode `each`, every worker runs every test.
+        self.latest: dict[tuple[str, str], int] = {}
         self.failed: set[str] = set()
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
@@ -108,19 +108,27 @@ class Controller:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep the record of each test that ended, in this process or in a worker."""
         if (record := record_of(report)) is not None:
-            self.run.records.append(record)
-            self.latest[_worker_and_id(report)] = record
-            if report.passed and not hasattr(report, "wasxfail") and report.nodeid not in self.failed:
+            self._keep(report, record)
+            is_pass = report.when == "call" and report.passed and not hasattr(report, "wasxfail")
+            if is_pass and report.nodeid not in self.failed:
                 self.run.passed[report.nodeid] = record.nodeid
-        if report.failed:  # includes a teardown after a call that passed
+        if report.failed:  # includes a subtest, and a teardown after a call that passed
             self.failed.add(report.nodeid)
             self.run.passed.pop(report.nodeid, None)
-            if report.when == "teardown" and (ended := self.latest.get(_worker_and_id(report))):
-                ended.outcome, ended.failure = "error", ended.failure or report.longreprtext
         # pytest-rerunfailures runs the test again, even after a failed teardown.
-        if str(report.outcome) == "rerun" and (ended := self.latest.get(_worker_and_id(report))):
+        if str(report.outcome) == "rerun" and (index := self.latest.get(_worker_and_id(report))) is not None:
             self.run.passed.pop(report.nodeid, None)
+            ended = self.run.records[index]
             ended.outcome, ended.failure = str(report.outcome), ended.failure or report.longreprtext
+
+    def _keep(self, report: pytest.TestReport, record: TestRecord) -> None:
+        """Add the record of a test; the record of its teardown replaces that of its call."""
+        key = _worker_and_id(report)
+        if report.when == "teardown" and key in self.latest:
+            self.run.records[self.latest[key]] = record
+        else:
+            self.latest[key] = len(self.run.records)
+            self.run.records.append(record)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self) -> Generator[None, object, object]:

@@ -27,13 +27,15 @@ class ExpectedRegression:
 
 
 @contextmanager
-def expected_regression(record: TestRecord, metrics: Collection[str]) -> Iterator[ExpectedRegression]:
+def expected_regression(
+    record: TestRecord, metrics: Collection[str], fail_on: Collection[Outcome] = ()
+) -> Iterator[ExpectedRegression]:
     """Require that a comparison in the block finds a regression of exactly ``metrics``, and mark their verdicts.
 
     Raises:
         SpecError: ``metrics`` is empty or contains an unknown name.
-        ComparisonFailed: No comparison failed in the block, or the failed comparison has other regressions or a missing
-            metric.
+        ComparisonFailed: No comparison failed in the block, or the failed comparison has other regressions, a missing
+            metric, or another verdict of ``fail_on``.
     """
     __tracebackhide__ = True
     _check_metrics(metrics)
@@ -42,7 +44,7 @@ def expected_regression(record: TestRecord, metrics: Collection[str]) -> Iterato
         yield found
     except ComparisonFailed as failure:
         rows = record.verdicts[begin:]
-        if not _have_regressed(rows, metrics):
+        if not _have_regressed(rows, metrics, {Outcome.MISSING, *fail_on}):
             raise
         record.verdicts[begin:] = [replace(row, is_expected=row.outcome is Outcome.REGRESSION) for row in rows]
         found.text = str(failure)
@@ -61,10 +63,13 @@ def _check_metrics(metrics: Collection[str]) -> None:
         )
 
 
-def _have_regressed(rows: Sequence[Verdict], metrics: Collection[str]) -> bool:
-    """Return True if exactly these metrics regressed, and no other metric is missing."""
+def _have_regressed(rows: Sequence[Verdict], metrics: Collection[str], fail_on: Collection[Outcome]) -> bool:
+    """Return True if exactly these metrics regressed, and no other verdict fails the test."""
     regressed = {row.metric for row in rows if row.outcome is Outcome.REGRESSION}
-    return regressed == set(metrics) and all(row.outcome is not Outcome.MISSING for row in rows)
+    # An open metric is undecided because the regression ended the launches.
+    others = [row for row in rows if not (row.outcome is Outcome.INCONCLUSIVE and row.is_open)]
+    failing = {row.outcome for row in others} & set(fail_on)
+    return regressed == set(metrics) and failing <= {Outcome.REGRESSION}
 
 
 def _unmet_text(rows: Sequence[Verdict], metrics: Collection[str]) -> str:

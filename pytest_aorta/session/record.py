@@ -134,6 +134,12 @@ class TestRecord:
         """Return True if a verdict of the test is inconclusive."""
         return any(verdict.outcome is Outcome.INCONCLUSIVE for verdict in self.verdicts)
 
+    def note_end(self, report: pytest.TestReport, failure: str) -> None:
+        """Note the end of a subtest, or of the setup, call or teardown. What ends later does not undo a failure."""
+        if report.failed or not self.has_failed:
+            self.outcome = outcome_of(report)
+        self.failure = "\n".join(filter(None, [self.failure, failure]))
+
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
         return {

@@ -84,11 +84,13 @@ class WorkloadRunner:
         Raises:
             ComparisonFailed: A verdict fails the test.
             BaselineError: The baseline can't be read, or the launches can't be added to it.
-            WorkloadFailed: The workload's own checks failed in a further launch.
-            SpecError: An earlier comparison of this test has the same label, or as in
-                :meth:`~pytest_aorta.session.world.DistributedWorld.again`.
+            WorkloadFailed: The workload's own checks failed in the launch of ``result`` or in a further launch.
+            SpecError: An earlier comparison of this test has the same label, a marker was added after the world was
+                made, or as in :meth:`~pytest_aorta.session.world.DistributedWorld.again`.
             LaunchError, ResultError: As in :meth:`~pytest_aorta.session.world.DistributedWorld.again`.
         """
+        self._world.check_markers()
+        passed(result)
         environment = case_suffix(result.config.get(ENVIRONMENT_KEY, {}))
         case = f"{self._record.nodeid}::{label or result.workload}{environment}"
         if case in self._record.used_cases:
@@ -154,6 +156,7 @@ class WorkloadRunner:
             LaunchError, ResultError: As in :meth:`~pytest_aorta.session.world.DistributedWorld.launch` and
                 :meth:`~pytest_aorta.session.world.DistributedWorld.again`.
         """
+        self._world.check_markers()
         if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
             raise SpecError(f"compare: steps is {steps!r}, allowed is an integer of 1 or more, or None")
         chosen = None if metrics is None else tuple(metrics)
@@ -193,9 +196,11 @@ class WorkloadRunner:
 
         Raises:
             SpecError: ``metrics`` is empty or contains an unknown name.
-            ComparisonFailed: No comparison failed in the block, or a comparison failed for another reason as well.
+            ComparisonFailed: No comparison failed in the block, or a comparison failed for another reason as well, such
+                as a verdict that ``--aorta-fail-on`` names. A metric that is still open, because the regression ended
+                the launches, is no reason.
         """
-        return expected_regression(self._record, metrics)
+        return expected_regression(self._record, metrics, self._fail_on)
 
     def _variant(self, given: WorkloadResult | Mapping[str, Any], steps: int | None) -> WorkloadResult:
         if isinstance(given, WorkloadResult):
@@ -349,6 +354,8 @@ def _check_variant(side: str, given: object) -> None:
             f"compare: the {side} is {given!r}, allowed is a result of this test, or a mapping with the name of a "
             f"workload at the key 'workload' and with config keys"
         )
+    if isinstance(given, WorkloadResult):
+        passed(given)
 
 
 def _new_baseline(

@@ -15,6 +15,7 @@ class TestSpec:
     Attributes:
         tolerances: Metric -> the change that a marker allows.
         timeout_s: Time limit of one launch, in seconds; None for the limit of the options.
+        measures_overlap: Whether the test measures overlap, which needs the host exclusively.
     """
 
     __test__ = False
@@ -22,3 +23,4 @@ class TestSpec:
     world: WorldSpec = field(default_factory=WorldSpec)
     tolerances: dict[str, Tolerance] = field(default_factory=dict)
     timeout_s: float | None = None
+    measures_overlap: bool = False

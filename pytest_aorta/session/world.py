@@ -61,6 +61,8 @@ class DistributedWorld:
         platform: the platform's name, which is part of the key of baselines.
         timeout_s: time limit of one launch, in seconds.
         base: the version that :meth:`launch` and :meth:`launch_script` run; None for the code under test.
+        check_markers: raises an error if the test's markers have changed since this world was made; called before each
+            launch and comparison. It does nothing without a test.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class DistributedWorld:
         line: StateLine | None = None,
     ) -> None:
         self.base: Reference | None = None
+        self.check_markers: Callable[[], None] = lambda: None
         self._line = line
         self._leased = leased
         self._references = references
@@ -199,6 +202,7 @@ class DistributedWorld:
         return result.launch if result.launch and result.launch.run_dir in self._run_dirs else None
 
     def _launch(self, request: LaunchRequest, reference: Reference | None = None) -> WorkloadResult:
+        self.check_markers()
         if reference is not None and self._num_nodes > 1:
             raise SpecError(
                 f"--aorta-ab={reference.name}: the A/B reference exists on this node only; use it with nodes=1"

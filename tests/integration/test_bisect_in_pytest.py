@@ -263,6 +263,18 @@ with open(sys.argv[2], "a") as runs:
     assert sorted(runs.read_text().splitlines()) == sorted(built)
 
 
+def test_tolerance_of_the_search_takes_precedence_over_the_markers_of_the_test(repository):
+    repository.project.write("test_toy.py", TIMED)
+    for number in range(3):
+        repository.commit(step_ms=10.0 if number < 2 else 40.0, noise=0.001)
+    code, output = repository.bisect("--tolerance", "step_time_p50=900%")
+    assert code == 1
+    assert "not found: the ends do not differ" in output
+    code, output = repository.bisect("--results=elsewhere")
+    assert code == 0, output
+    assert f"found: {repository.commits[2][:12]} change 2" in output
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

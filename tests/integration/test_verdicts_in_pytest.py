@@ -147,6 +147,24 @@ def test_what_differs_from_an_expected_regression_fails_the_test(recorded, fault
     assert "expected" not in next(line for line in result.outlines if line.startswith("aorta: 1 test"))
 
 
+def test_verdict_beside_an_expected_regression_fails_the_test_if_the_options_name_it(recorded):
+    recorded.test_file(EXPECTED)
+    recorded.plant(slowdown=3, torch="2.12.0")
+    recorded.run().assert_outcomes(passed=1)
+    result = recorded.run("--aorta-fail-on=not-applicable")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["E  *weight_hash: not applicable: *"])
+    assert "regression expected" not in result.stdout.str()
+
+
+def test_metric_that_an_expected_regression_leaves_open_may_be_inconclusive(learned):
+    learned.one_test("with workload.expect_regression('weight_hash'): workload.check(workload.run('toy'))")
+    learned.plant(slowdown=1.2, weight_hash="f" * 16)
+    result = learned.run("--aorta-fail-on=inconclusive", "-v")
+    assert result.ret == pytest.ExitCode.OK
+    result.stdout.fnmatch_lines(["test_toy::test_one::toy  step_time_p50 * inconclusive*"])
+
+
 def test_expected_regression_that_is_never_compared_fails_the_test(project):
     project.one_test("with workload.expect_regression('step_time_p50'): pass")
     result = project.run()

@@ -96,7 +96,9 @@ class BisectionRunner(WorkloadRunner):
         Raises:
             ComparisonFailed: The search ended in any other way. The log contains the end.
             LaunchError, SpecError: The good or the bad commit does not start.
+            WorkloadFailed: The workload's own checks failed in the launch of ``result``.
         """
+        passed(result)
         environment = case_suffix(result.config.get(ENVIRONMENT_KEY, {}))
         case = f"{self._record.nodeid}::{label or result.workload}{environment}"
         log = self._bisection.log

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
 
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.plan.world import MAX_WORLD_SIZE, WorldSpec
-from pytest_aorta.plugin.read_markers import read_markers
+from pytest_aorta.plugin.read_markers import marks_closest_first, read_markers
 from pytest_aorta.session.spec import TestSpec
 from pytest_aorta.verdict.metrics import METRICS, Tolerance
 
@@ -163,3 +164,76 @@ def test_tolerances_merge_and_the_closest_wins_a_metric():
         [mark("tolerance", step_time_p50="2%"), mark("tolerance", step_time_p50="50%", weight_hash="exact")]
     )
     assert spec.tolerances == {"step_time_p50": Tolerance(0.02), "weight_hash": Tolerance(None)}
+
+
+# The places of a marker, the closest to the test first, with a metric that only the marker of this place names.
+PLACES = {
+    "param": "step_time_mean",
+    "decorator": "step_time_p99",
+    "class": "samples_per_s",
+    "base": "step_time_tail5",
+    "module": "tokens_per_s",
+}
+NUMBERS = {place: number for number, place in enumerate(PLACES, start=1)}
+SOURCE = """
+import pytest
+
+def marked(function):
+    for mark in {decorator}:
+        function = mark(function)
+    return function
+
+pytestmark = {module}
+
+class Base:
+    pytestmark = {base}
+
+    @marked
+    @pytest.mark.parametrize("x", [pytest.param(1, marks={param})])
+    def test_one(self, x): pass
+
+class TestDerived(Base):
+    pytestmark = {class}
+"""
+
+
+def marks_at(place: str) -> str:
+    number = NUMBERS[place]
+    tolerance = f"tolerance(step_time_p50='{number}%', {PLACES[place]}='9%')"
+    return f"[pytest.mark.world({number}), pytest.mark.launch_timeout({number}), pytest.mark.{tolerance}]"
+
+
+@pytest.mark.parametrize(
+    "present", [places for count in range(1, 6) for places in itertools.combinations(PLACES, count)], ids=" and ".join
+)
+def test_marker_closest_to_the_test_wins(pytester, present):
+    source = SOURCE.format(**{place: marks_at(place) if place in present else [] for place in PLACES})
+    spec = read_markers(marks_closest_first(pytester.getitem(source, "test_one[1]")))
+    number = NUMBERS[present[0]]
+    tolerances = {PLACES[place]: Tolerance(0.09) for place in present} | {"step_time_p50": Tolerance(number / 100)}
+    assert spec == TestSpec(WorldSpec(number), tolerances, float(number))
+
+
+@pytest.mark.parametrize(("append", "size"), [(True, 2), (False, 9)])
+def test_marker_that_is_added_takes_the_place_that_add_marker_documents(pytester, append, size):
+    source = "import pytest\n@pytest.mark.parametrize('x', [pytest.param(1, marks=pytest.mark.world(2))])\n"
+    item = pytester.getitem(source + "@pytest.mark.world(3)\ndef test_one(x): pass\n", "test_one[1]")
+    item.add_marker(pytest.mark.world(9), append=append)
+    assert read_markers(marks_closest_first(item)).world == WorldSpec(size)
+
+
+def test_marker_that_is_added_to_a_test_is_closer_than_those_of_its_module(pytester):
+    item = pytester.getitem("import pytest\npytestmark = pytest.mark.world(3)\ndef test_one(): pass\n", "test_one")
+    item.add_marker(pytest.mark.world(9))
+    assert read_markers(marks_closest_first(item)).world == WorldSpec(9)
+
+
+def test_marker_that_was_removed_from_a_test_is_not_read(pytester):
+    item = pytester.getitem("import pytest\n@pytest.mark.world(3)\ndef test_one(): pass\n", "test_one")
+    item.own_markers.clear()
+    assert list(marks_closest_first(item)) == []
+
+
+def test_decorator_next_to_the_function_wins(pytester):
+    source = "import pytest\n@pytest.mark.world(3)\n@pytest.mark.world(4)\ndef test_one(): pass\n"
+    assert read_markers(marks_closest_first(pytester.getitem(source, "test_one"))).world == WorldSpec(4)

@@ -1,0 +1,127 @@
+"""Markers that hooks, fixtures and tests add, and the precedence of several markers of a test."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integration.conftest import FAKE_LAUNCHER
+
+SHAPE = "(distributed_world.size, distributed_world.timeout_s)"
+ADDED_BY_HOOK = """
+def pytest_collection_modifyitems(items):
+    for item in items:
+        item.add_marker(pytest.mark.{mark})
+"""
+ADDED_BY_FIXTURE = """
+@pytest.fixture(autouse=True)
+def added(request):
+    request.node.add_marker(pytest.mark.{mark})
+"""
+ADDED = pytest.mark.parametrize("adding", [ADDED_BY_HOOK, ADDED_BY_FIXTURE], ids=["hook", "fixture"])
+
+
+def add(project, adding: str, mark: str) -> None:
+    project.write("conftest.py", FAKE_LAUNCHER + adding.format(mark=mark))
+
+
+def failing(project, message: str, **outcomes: int) -> None:
+    """Run one test, which has to fail with this message without a launch."""
+    result = project.run("--aorta-results=kept")
+    result.assert_outcomes(**outcomes)
+    result.stdout.fnmatch_lines([f"E  *SpecError: {message}"])
+    assert not list((project.path / "kept").glob("*/*"))
+
+
+@ADDED
+@pytest.mark.parametrize(("mark", "shape"), [("world(size=3)", (3, 300.0)), ("launch_timeout(7)", (2, 7.0))])
+def test_added_marker_shapes_the_world(project, adding, mark, shape):
+    add(project, adding, mark)
+    project.one_test(f"assert {SHAPE} == {shape}")
+    project.run().assert_outcomes(passed=1)
+
+
+@ADDED
+def test_added_tolerance_takes_precedence_over_that_of_the_module(recorded, adding):
+    recorded.plant(slowdown=3)
+    recorded.run("-k", "speed").assert_outcomes(failed=1)
+    add(recorded, adding, "tolerance(step_time_p50='900%')")
+    recorded.run("-k", "speed").assert_outcomes(passed=1)
+
+
+@ADDED
+def test_wrong_marker_that_is_added_fails_the_setup(project, adding):
+    add(project, adding, "tolerance(step_time='5%')")
+    project.one_test("workload.run('toy')")
+    failing(project, "marker tolerance: metrics [[]'step_time'[]] are unknown (did you mean *", errors=1)
+
+
+def test_wrong_marker_of_a_test_that_requests_the_fixture_by_name_fails_the_test(project):
+    add(project, ADDED_BY_FIXTURE, "tolerance(step_time='5%')")
+    project.test_file("def test_one(request): request.getfixturevalue('workload')\n")
+    failing(project, "marker tolerance: metrics [[]'step_time'[]] are unknown (did you mean *", failed=1)
+
+
+@pytest.mark.parametrize(
+    ("mark", "message"),
+    [
+        ("world(size=3)", "marker world: added or removed after the fixture distributed_world was set up, so *"),
+        ("tolerance(step_time_p50='7%')", "marker tolerance: added or removed *"),
+        ("launch_timeout(7)", "marker launch_timeout: added or removed *"),
+        ("overlap", "marker overlap: added or removed *"),
+        ("tolerance(bogus='7%')", "marker tolerance: metrics [[]'bogus'[]] are unknown*"),
+    ],
+)
+@pytest.mark.parametrize("call", ["workload.run('toy')", "distributed_world.launch('toy')"])
+def test_marker_that_is_added_too_late_fails_the_next_launch(project, mark, message, call):
+    project.test_file(
+        "import pytest\n"
+        "def test_one(workload, distributed_world, request):\n"
+        f"    request.node.add_marker(pytest.mark.{mark})\n"
+        f"    {call}\n"
+    )
+    failing(project, message, failed=1)
+
+
+@pytest.mark.parametrize("call", ["check(result)", "compare(result, result, metrics=['weight_hash'])"])
+def test_tolerance_that_is_added_after_the_launch_fails_the_next_comparison(project, call):
+    project.test_file(
+        "import pytest\n"
+        "def test_one(workload, request):\n"
+        "    result = workload.run('toy')\n"
+        "    request.node.add_marker(pytest.mark.tolerance(step_time_p50='7%'))\n"
+        f"    workload.{call}\n"
+    )
+    result = project.run()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["E  *SpecError: marker tolerance: added or removed after the fixture *"])
+
+
+def test_markers_of_other_plugins_can_be_added_at_any_time(project):
+    project.test_file(
+        "import pytest\n"
+        "def test_one(workload, request):\n"
+        "    request.node.add_marker(pytest.mark.xfail(reason='later'))\n"
+        "    workload.run('toy')\n"
+    )
+    assert project.run().ret == pytest.ExitCode.OK
+
+
+CLOSER = """
+import pytest
+
+@pytest.mark.world(size=4)
+class Base:
+    @pytest.mark.launch_timeout(60)
+    @pytest.mark.parametrize("shape", [(3, 60.0), pytest.param((3, 7.0), marks=pytest.mark.launch_timeout(7))])
+    def test_one(self, distributed_world, shape):
+        assert (distributed_world.size, distributed_world.timeout_s) == shape
+
+@pytest.mark.world(size=3)
+class TestDerived(Base):
+    pass
+"""
+
+
+def test_markers_of_a_parameter_and_of_a_derived_class_shape_the_world(project):
+    project.test_file(CLOSER)
+    project.run().assert_outcomes(passed=2)

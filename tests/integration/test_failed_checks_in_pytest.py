@@ -1,0 +1,51 @@
+"""Comparisons of results whose workload's own checks failed, as ``distributed_world`` returns them."""
+
+from __future__ import annotations
+
+import pytest
+
+FAILED = "distributed_world.launch('toy')"
+GOOD = "distributed_world.launch('toy', step_ms=11.0)"
+MESSAGE = "E  *WorkloadFailed: toy: 9 of its own checks failed on cpu-x2-gloo"
+
+
+@pytest.fixture
+def wrong(project):
+    """The project, whose first launch has nine failed checks."""
+    project.plant(by_launch={"1": {"wrong": 9}})
+    return project
+
+
+def test_result_with_failed_checks_is_not_compared_with_its_baseline(recorded):
+    recorded.test_file("def test_speed(workload, distributed_world): workload.check(distributed_world.launch('toy'))\n")
+    recorded.run().assert_outcomes(passed=1)
+    recorded.plant(wrong=9)
+    result = recorded.run()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([MESSAGE, "aorta: 1 test; 1 test failed without a verdict"])
+
+
+def test_result_with_failed_checks_is_not_recorded(wrong):
+    wrong.one_test(f"workload.check({FAILED})")
+    result = wrong.run("--update-baselines", "--aorta-launches=2", "--aorta-results=kept")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([MESSAGE])
+    assert wrong.baseline_files() == []
+    assert len(list(wrong.path.glob("kept/*/*"))) == 1
+
+
+@pytest.mark.parametrize("arguments", ["metrics=['weight_hash']", "steps=1, metrics=['weight_hash']"])
+@pytest.mark.parametrize("order", ["failed, good", "good, failed"], ids=["candidate", "reference"])
+def test_result_with_failed_checks_is_not_compared_with_a_variant(wrong, arguments, order):
+    wrong.one_test(f"failed, good = {FAILED}, {GOOD}; workload.compare({order}, {arguments})")
+    result = wrong.run()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([MESSAGE])
+
+
+def test_mapping_is_not_launched_for_a_comparison_with_failed_checks(wrong):
+    wrong.one_test(f"failed = {FAILED}; workload.compare(failed, {{'workload': 'toy'}})")
+    result = wrong.run("--aorta-results=kept")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([MESSAGE])
+    assert len(list(wrong.path.glob("kept/*/*"))) == 1

@@ -1,0 +1,158 @@
+"""Tests with subtests: the fixture of pytest 9, or of pytest-subtests with an older pytest, and those of unittest."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from pytest_aorta.verdict.baseline import read_baseline_file
+
+# The first check is that of a subtest, and two more subtests end after it.
+THREE_SUBTESTS = """
+def test_one(workload, subtests):
+    result = workload.run("toy")
+    with subtests.test("hash"):
+        workload.check(result)
+    for number in range(2):
+        with subtests.test(number=number):
+            pass
+"""
+
+TWO_CHECKS = """
+def test_one(workload, subtests):
+    result = workload.run("toy")
+    for label in ("a", "b"):
+        with subtests.test(label=label):
+            assert label != "wrong"
+            workload.check(result, label=label)
+"""
+
+UNITTEST = """
+import unittest
+import pytest
+
+class TestOne(unittest.TestCase):
+    @pytest.fixture(autouse=True)
+    def keep(self, workload):
+        self.workload = workload
+
+    def test_one(self):
+        result = self.workload.run("toy")
+        for label in ("a", "b"):
+            with self.subTest(label=label):
+                assert label != "wrong"
+                self.workload.check(result, label=label)
+"""
+
+# The first attempt measures other weights than the second and fails after its subtest has passed.
+FAILS_ONCE = """
+import pathlib
+
+def test_one(workload, subtests):
+    is_first = not pathlib.Path("second").exists()
+    pathlib.Path("second").touch()
+    result = workload.run("toy", weight_hash=("1" if is_first else "2") * 16)
+    with subtests.test("hash"):
+        workload.check(result)
+    assert not is_first
+"""
+
+WITH_FIXTURE_AND_UNITTEST = pytest.mark.parametrize("source", [TWO_CHECKS, UNITTEST], ids=["fixture", "unittest"])
+IN_ONE_PROCESS_AND_XDIST = pytest.mark.parametrize("workers", [[], ["-n1"]], ids=["one process", "xdist"])
+REPORT = "--aorta-report=out/report.html"
+UPDATE = ("--update-baselines", "--aorta-launches=2")
+
+
+@pytest.fixture
+def subtested(project):
+    """The project in a pytest process of its own, because xdist and pytest-rerunfailures leave threads behind."""
+
+    def run(*arguments: str) -> pytest.RunResult:
+        return project.pytester.runpytest_subprocess("-p", "no:cacheprovider", *arguments, timeout=150)
+
+    project.run = run
+    return project
+
+
+def summary(project) -> dict:
+    return json.loads((project.path / "out/summary.json").read_text())
+
+
+@IN_ONE_PROCESS_AND_XDIST
+def test_launches_of_a_test_with_subtests_are_stored_once(subtested, workers):
+    subtested.test_file(THREE_SUBTESTS)
+    result = subtested.run(*UPDATE, *workers)
+    assert result.parseoutcomes()["passed"] == 1
+    result.stdout.fnmatch_lines(["aorta: 1 test, *; 1 baseline measured*"])
+    [file] = subtested.baseline_files()
+    baseline = read_baseline_file(file)
+    assert (len(baseline.launches), baseline.revision) == (2, 1)
+
+
+@IN_ONE_PROCESS_AND_XDIST
+@WITH_FIXTURE_AND_UNITTEST
+def test_regressions_in_subtests_fail_their_test_once(subtested, workers, source):
+    subtested.test_file(source)
+    assert subtested.run(*UPDATE).ret == pytest.ExitCode.OK
+    subtested.plant(weight_hash="1" * 16)
+    result = subtested.run(REPORT, "--aorta-markdown=aorta.md", "--junitxml=junit.xml", *workers)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["aorta: 1 test, 2 regression, *"])
+    found = summary(subtested)
+    assert found["tests"] == {"failed": 1}
+    assert found["verdicts"]["regression"] == 2
+    comment = (subtested.path / "aorta.md").read_text()
+    assert [comment.count(f"baseline: {file}") for file in subtested.baseline_files()] == [1, 1]
+    cases = list(ElementTree.parse(subtested.path / "junit.xml").iter("testcase"))
+    names = [entry.get("name") for case in cases for entry in case.iter("property")]
+    assert names.count("aorta.a.weight_hash.verdict") == 1
+
+
+@IN_ONE_PROCESS_AND_XDIST
+@WITH_FIXTURE_AND_UNITTEST
+def test_baselines_of_a_test_with_a_failed_subtest_are_not_written(subtested, workers, source):
+    subtested.test_file(source.replace('"b"', '"wrong"'))
+    result = subtested.run(*UPDATE, REPORT, *workers)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["not recorded, because the test failed: *::a"])
+    assert subtested.baseline_files() == []
+    assert summary(subtested)["tests"] == {"failed": 1}
+
+
+def test_attempt_that_failed_after_a_subtest_writes_nothing(subtested):
+    subtested.let_in("rerunfailures")
+    subtested.test_file(FAILS_ONCE)
+    result = subtested.run("--reruns=1", *UPDATE, REPORT)
+    assert result.ret == pytest.ExitCode.OK
+    result.stdout.fnmatch_lines(["aorta: 1 test, *; 1 attempt retried*"])
+    assert summary(subtested)["tests"] == {"passed": 1}
+    [file] = subtested.baseline_files()
+    hashes = {one for launch in read_baseline_file(file).launches for one in launch.facts.weight_hashes.values()}
+    assert hashes == {"2" * 16}
+
+
+def test_skipped_or_expected_failures_of_subtests_do_not_fail_the_test(subtested):
+    subtested.test_file(
+        "import pytest\n"
+        "def test_one(workload, subtests):\n"
+        "    for name in ('skip', 'xfail'):\n"
+        "        with subtests.test(name=name):\n"
+        "            getattr(pytest, name)('reason')\n"
+        "    workload.check(workload.run('toy'))\n"
+    )
+    assert subtested.run(*UPDATE, REPORT).ret == pytest.ExitCode.OK
+    assert len(subtested.baseline_files()) == 1
+    assert summary(subtested)["tests"] == {"passed": 1}
+
+
+def test_undecided_test_with_a_failed_subtest_is_failed_and_not_inconclusive(learned):
+    checked = "def test_one(workload, subtests):\n    workload.check(workload.run('toy'))\n"
+    learned.plant(slowdown=[1.06, 1.06, 1])
+    learned.test_file(checked)
+    assert learned.run().parseoutcomes() == {"inconclusive": 1}
+    learned.test_file(checked + "    with subtests.test('fails'): raise ValueError\n")
+    result = learned.run("-v")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert "INCONCLUSIVE" not in result.stdout.str()

@@ -1,0 +1,82 @@
+"""Comparisons that run while pytest tears a test's fixtures down."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pytest_aorta.verdict.baseline import read_baseline_file
+
+UPDATE = ("--update-baselines", "--aorta-launches=2")
+
+
+@pytest.fixture
+def reported(project):
+    """The project in a pytest process of its own, with reports, because xdist leaves threads behind."""
+
+    def run(*arguments: str) -> pytest.RunResult:
+        given = ("-p", "no:cacheprovider", "--aorta-report=out/report.html", "--junitxml=junit.xml", *arguments)
+        return project.pytester.runpytest_subprocess(*given, timeout=150)
+
+    project.run = run
+    return project
+
+
+def summary(project) -> dict:
+    return json.loads((project.path / "out/summary.json").read_text())
+
+
+# The fixture checks the result of the test's launch while pytest tears it down.
+CHECKS_IN_TEARDOWN = """
+import pytest
+
+@pytest.fixture
+def checked(workload):
+    results = []
+    yield results
+    workload.check(results[0])
+
+def test_one(workload, checked):
+    checked.append(workload.run("toy"))
+"""
+
+
+@pytest.mark.parametrize("workers", [[], ["-n1"]], ids=["one process", "xdist"])
+def test_comparison_in_the_teardown_of_a_fixture_is_recorded_and_counted(reported, workers):
+    reported.test_file(CHECKS_IN_TEARDOWN)
+    result = reported.run(*UPDATE, *workers)
+    assert result.parseoutcomes() == {"passed": 1}
+    result.stdout.fnmatch_lines(["aorta: 1 test, 2 launches; 1 baseline measured"])
+    [file] = reported.baseline_files()
+    assert len(read_baseline_file(file).launches) == 2
+    result = reported.run(*workers)
+    result.stdout.fnmatch_lines(["aorta: 1 test, 2 metrics match *"])
+    assert (summary(reported)["tests"], summary(reported)["verdicts"]) == ({"passed": 1}, {"pass": 2})
+    assert 'name="aorta.weight_hash.verdict" value="pass"' in (reported.path / "junit.xml").read_text()
+
+
+@pytest.mark.parametrize("workers", [[], ["-n1"]], ids=["one process", "xdist"])
+def test_regression_in_the_teardown_of_a_fixture_fails_the_test_once(reported, workers):
+    reported.test_file(CHECKS_IN_TEARDOWN)
+    assert reported.run(*UPDATE).ret == pytest.ExitCode.OK
+    reported.plant(weight_hash="1" * 16)
+    result = reported.run(*workers)
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines(["aorta: 1 test, 1 regression, 1 metric matches *"])
+    assert (summary(reported)["tests"], summary(reported)["verdicts"]) == ({"error": 1}, {"regression": 1, "pass": 1})
+
+
+def test_baselines_of_a_teardown_that_fails_afterwards_are_not_written(reported):
+    reported.test_file(CHECKS_IN_TEARDOWN.replace("check(results[0])", "check(results[0])\n    raise ValueError"))
+    result = reported.run(*UPDATE)
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines(["not recorded, because the test failed: *"])
+    assert reported.baseline_files() == []
+
+
+def test_skipped_test_does_not_pass_by_a_comparison_in_the_teardown(reported):
+    reported.test_file(CHECKS_IN_TEARDOWN + "    pytest.skip('reason')\n")
+    result = reported.run(*UPDATE)
+    assert result.parseoutcomes() == {"skipped": 1}
+    assert reported.baseline_files() == []

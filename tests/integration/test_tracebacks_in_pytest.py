@@ -1,0 +1,44 @@
+"""Tracebacks of errors that pytest shows while this plugin's hooks run around a test."""
+
+from __future__ import annotations
+
+PLACES = """
+import pytest
+
+@pytest.fixture
+def broken():
+    raise ValueError("in the setup")
+
+@pytest.fixture
+def torn():
+    yield
+    raise ValueError("in the teardown")
+
+def test_setup(broken): pass
+def test_call(): raise ValueError("in the call")
+def test_teardown(torn): pass
+"""
+
+
+def test_tracebacks_of_other_tests_contain_no_frame_of_the_plugin(project):
+    project.write("test_plain.py", PLACES)
+    result = project.run()
+    result.assert_outcomes(failed=1, errors=2, passed=1)
+    text = result.stdout.str()
+    for place in ("setup", "call", "teardown"):
+        assert f"ValueError: in the {place}" in text
+    assert "hooks.py" not in text
+
+
+def test_error_of_an_added_marker_shows_no_frame_of_the_plugin(project):
+    project.write(
+        "test_toy.py",
+        "import pytest\n"
+        "@pytest.fixture(autouse=True)\n"
+        "def added(request): request.node.add_marker(pytest.mark.tolerance(bogus='5%'))\n"
+        "def test_one(workload): pass\n",
+    )
+    result = project.run()
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["E  *SpecError: marker tolerance: metrics [[]'bogus'[]] are unknown*"])
+    assert "hooks.py" not in result.stdout.str()

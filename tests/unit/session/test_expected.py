@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import pytest
+
+from pytest_aorta.common.errors import ComparisonFailed
+from pytest_aorta.session.expected import expected_regression
+from pytest_aorta.session.record import TestRecord
+from pytest_aorta.verdict.statistics.decision import Outcome
+from tests.unit.builders import make_verdict
+
+REGRESSED = make_verdict(Outcome.REGRESSION, metric="weight_hash")
+SLOWER = make_verdict(Outcome.REGRESSION)
+OTHERS = [outcome for outcome in Outcome if outcome is not Outcome.REGRESSION]
+
+
+def compare(record: TestRecord, *rows) -> None:
+    record.verdicts += rows
+    raise ComparisonFailed("the text")
+
+
+def is_accepted(*rows, fail_on: frozenset[Outcome]) -> bool:
+    """Return True if a block whose comparison has these verdicts passes, with its regression marked as expected."""
+    record = TestRecord("test_a.py::test_x")
+    try:
+        with expected_regression(record, ["weight_hash"], fail_on) as found:
+            compare(record, *rows)
+    except ComparisonFailed:
+        assert not any(row.is_expected for row in record.verdicts)
+        return False
+    assert found.text == "the text"
+    assert [row.is_expected for row in record.verdicts] == [row.outcome is Outcome.REGRESSION for row in rows]
+    return True
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["named", "not named"])
+@pytest.mark.parametrize("outcome", OTHERS)
+def test_other_verdict_fails_the_block_if_the_options_name_it_or_it_is_missing(outcome, named):
+    fail_on = frozenset({outcome} if named else set(OTHERS) - {outcome})
+    accepted = is_accepted(REGRESSED, make_verdict(outcome), fail_on=fail_on)
+    assert accepted is (not named and outcome is not Outcome.MISSING)
+
+
+@pytest.mark.parametrize(("is_open", "accepted"), [(True, True), (False, False)])
+def test_only_a_metric_that_is_still_open_may_be_inconclusive(is_open, accepted):
+    row = make_verdict(Outcome.INCONCLUSIVE, is_open=is_open)
+    assert is_accepted(REGRESSED, row, fail_on=frozenset({Outcome.INCONCLUSIVE})) is accepted
+
+
+@pytest.mark.parametrize(
+    "rows", [(), (make_verdict(Outcome.REGRESSION),), (REGRESSED, make_verdict(Outcome.REGRESSION))]
+)
+def test_regression_of_other_metrics_fails_the_block(rows):
+    assert not is_accepted(*rows, fail_on=frozenset())
