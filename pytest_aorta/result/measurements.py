@@ -235,7 +235,7 @@ class Call:
 
 @dataclass(frozen=True)
 class CollectiveCalls:
-    """The calls of one rank that have one key (:attr:`Call.key`).
+    """The calls of one rank that have one key (``Call.key``).
 
     Attributes:
         kind: The :class:`Collective`.
