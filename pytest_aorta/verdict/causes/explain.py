@@ -47,9 +47,9 @@ class Straggler:
     def note(self, side: str) -> str:
         """Return the line for a failure; ``side`` is the word for the reference."""
         if self.increase_ms is None:
-            return f"straggler: rank {self.rank} waits {self.lag_ms:.3g} ms/step less than its peers"
-        more = f"{self.increase_ms:.3g} ms/step more than in the {side}"
-        return f"straggler: rank {self.rank} waits less than its peers, by {more}"
+            return f"straggler: the other ranks wait {self.lag_ms:.3g} ms/step for rank {self.rank}"
+        more = f"{self.increase_ms:.3g} ms/step longer"
+        return f"straggler: the other ranks wait {more} for rank {self.rank} than in the {side}"
 
 
 def straggler(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts] = ()) -> Straggler | None:

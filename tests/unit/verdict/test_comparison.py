@@ -428,7 +428,7 @@ def test_a_b_by_an_unknown_metric_is_refused():
 def test_slow_rank_is_noted_beside_the_verdicts():
     slow = make_facts(rank_lag_ms=[-1.0, 1.0])
     (note,) = check(slow, baseline=STABLE).notes
-    assert note.startswith("straggler: rank 1 waits")
+    assert note.startswith("straggler: the other ranks wait")
 
 
 def test_estimate_of_a_metric_is_known_before_any_launch():

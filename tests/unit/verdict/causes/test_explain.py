@@ -85,13 +85,13 @@ def test_nothing_odd_has_no_notes():
 
 
 def test_slow_rank_is_noted_with_what_the_others_wait():
-    assert notes(lagging(-0.5, 0.9), [], "baseline") == ["straggler: rank 1 waits 0.9 ms/step less than its peers"]
+    assert notes(lagging(-0.5, 0.9), [], "baseline") == ["straggler: the other ranks wait 0.9 ms/step for rank 1"]
 
 
 @pytest.mark.parametrize("side", ["baseline", "reference"])
 def test_lag_beyond_that_of_the_other_side_is_noted_as_a_difference(side):
     found = notes(lagging(-0.5, 0.9), lagging(0.0, 0.5), side)
-    assert found == [f"straggler: rank 1 waits less than its peers, by 0.4 ms/step more than in the {side}"]
+    assert found == [f"straggler: the other ranks wait 0.4 ms/step longer for rank 1 than in the {side}"]
 
 
 @pytest.mark.parametrize(
