@@ -58,6 +58,7 @@ def assert_green(result):
     assert sum(outcomes.values()) == 4
 
 
+@pytest.mark.long
 def test_each_planted_change_turns_the_right_test_red(suite, pytester):
     # On a machine with other work, launches may vary by more than those of a good baseline.
     assert_green(suite({}, "--update-baselines", "--aorta-launches=3", "--aorta-force-baseline=a test"))
