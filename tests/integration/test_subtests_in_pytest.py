@@ -59,8 +59,11 @@ def test_one(workload, subtests):
     assert not is_first
 """
 
-WITH_FIXTURE_AND_UNITTEST = pytest.mark.parametrize("source", [TWO_CHECKS, UNITTEST], ids=["fixture", "unittest"])
-IN_ONE_PROCESS_AND_XDIST = pytest.mark.parametrize("workers", [[], ["-n1"]], ids=["one process", "xdist"])
+EACH_KIND = pytest.mark.parametrize(
+    ("source", "workers"),
+    [(TWO_CHECKS, []), (TWO_CHECKS, ["-n1"]), (UNITTEST, [])],
+    ids=["fixture", "fixture with xdist", "unittest"],
+)
 REPORT = "--aorta-report=out/report.html"
 UPDATE = ("--update-baselines", "--aorta-launches=2")
 
@@ -80,7 +83,7 @@ def summary(project) -> dict:
     return json.loads((project.path / "out/summary.json").read_text())
 
 
-@IN_ONE_PROCESS_AND_XDIST
+@pytest.mark.parametrize("workers", [[], ["-n1"]], ids=["one process", "xdist"])
 def test_launches_of_a_test_with_subtests_are_stored_once(subtested, workers):
     subtested.test_file(THREE_SUBTESTS)
     result = subtested.run(*UPDATE, *workers)
@@ -91,8 +94,7 @@ def test_launches_of_a_test_with_subtests_are_stored_once(subtested, workers):
     assert (len(baseline.launches), baseline.revision) == (2, 1)
 
 
-@IN_ONE_PROCESS_AND_XDIST
-@WITH_FIXTURE_AND_UNITTEST
+@EACH_KIND
 def test_regressions_in_subtests_fail_their_test_once(subtested, workers, source):
     subtested.test_file(source)
     assert subtested.run(*UPDATE).ret == pytest.ExitCode.OK
@@ -110,8 +112,7 @@ def test_regressions_in_subtests_fail_their_test_once(subtested, workers, source
     assert names.count("aorta.a.weight_hash.verdict") == 1
 
 
-@IN_ONE_PROCESS_AND_XDIST
-@WITH_FIXTURE_AND_UNITTEST
+@EACH_KIND
 def test_baselines_of_a_test_with_a_failed_subtest_are_not_written(subtested, workers, source):
     subtested.test_file(source.replace('"b"', '"wrong"'))
     result = subtested.run(*UPDATE, REPORT, *workers)

@@ -56,12 +56,11 @@ def test_comparison_in_the_teardown_of_a_fixture_is_recorded_and_counted(reporte
     assert 'name="aorta.weight_hash.verdict" value="pass"' in (reported.path / "junit.xml").read_text()
 
 
-@pytest.mark.parametrize("workers", [[], ["-n1"]], ids=["one process", "xdist"])
-def test_regression_in_the_teardown_of_a_fixture_fails_the_test_once(reported, workers):
+def test_regression_in_the_teardown_of_a_fixture_fails_the_test_once(reported):
     reported.test_file(CHECKS_IN_TEARDOWN)
     assert reported.run(*UPDATE).ret == pytest.ExitCode.OK
     reported.plant(weight_hash="1" * 16)
-    result = reported.run(*workers)
+    result = reported.run()
     result.assert_outcomes(passed=1, errors=1)
     result.stdout.fnmatch_lines(["aorta: 1 test, 1 regression, 1 metric matches *"])
     assert (summary(reported)["tests"], summary(reported)["verdicts"]) == ({"error": 1}, {"regression": 1, "pass": 1})
