@@ -93,9 +93,11 @@ class Recorder:
             return
         self._began_s = self._began_s or time.perf_counter()
         self._is_in_step = True
-        with self._timer.step():
-            yield
-        self._is_in_step = False
+        try:
+            with self._timer.step():
+                yield
+        finally:
+            self._is_in_step = False
         self._tokens += tokens
 
     def loss(self, value: float | torch.Tensor) -> None:

@@ -107,10 +107,24 @@ def test_losses_beside_an_optimizers_steps_belong_to_the_measured_steps(recorder
         optimizer.step()
         if not is_before:
             recorder.loss(number)
-    handle.remove()
     result = recorder.result()
+    handle.remove()
     # The optimizer's first step starts the recorder, and the second ends the warm-up.
     assert (len(result.step_times_ms), result.loss) == (3, [3.0, 4.0, 5.0])
+
+
+def test_loss_of_a_step_that_did_not_end_is_not_taken_for_another_steps(recorder: Recorder) -> None:
+    def last_step() -> None:
+        with recorder.step():
+            recorder.loss(1.0)
+            raise SystemExit
+
+    record(recorder, [3.0, 2.0])
+    with pytest.raises(SystemExit):
+        last_step()
+    result = recorder.result()
+    # Reading the result refuses a loss without a step.
+    assert (len(result.step_times_ms), result.loss) == (2, [3.0, 2.0, 1.0])
 
 
 def test_second_start_is_refused(recorder: Recorder) -> None:
