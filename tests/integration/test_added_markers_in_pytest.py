@@ -61,17 +61,20 @@ def test_wrong_marker_of_a_test_that_requests_the_fixture_by_name_fails_the_test
     failing(project, "marker tolerance: metrics [[]'step_time'[]] are unknown (did you mean *", failed=1)
 
 
+RUN, LAUNCH = "workload.run('toy')", "distributed_world.launch('toy')"
+
+
 @pytest.mark.parametrize(
-    ("mark", "message"),
+    ("mark", "message", "call"),
     [
-        ("world(size=3)", "marker world: added or removed after the fixture distributed_world was set up, so *"),
-        ("tolerance(step_time_p50='7%')", "marker tolerance: added or removed *"),
-        ("launch_timeout(7)", "marker launch_timeout: added or removed *"),
-        ("overlap", "marker overlap: added or removed *"),
-        ("tolerance(bogus='7%')", "marker tolerance: metrics [[]'bogus'[]] are unknown*"),
+        ("world(size=3)", "marker world: added or removed after the fixture distributed_world was set up, so *", RUN),
+        ("world(size=3)", "marker world: added or removed *", LAUNCH),
+        ("tolerance(step_time_p50='7%')", "marker tolerance: added or removed *", RUN),
+        ("launch_timeout(7)", "marker launch_timeout: added or removed *", RUN),
+        ("overlap", "marker overlap: added or removed *", RUN),
+        ("tolerance(bogus='7%')", "marker tolerance: metrics [[]'bogus'[]] are unknown*", RUN),
     ],
 )
-@pytest.mark.parametrize("call", ["workload.run('toy')", "distributed_world.launch('toy')"])
 def test_marker_that_is_added_too_late_fails_the_next_launch(project, mark, message, call):
     project.test_file(
         "import pytest\n"

@@ -204,7 +204,7 @@ def marks_at(place: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "present", [places for count in range(1, 6) for places in itertools.combinations(PLACES, count)], ids=" and ".join
+    "present", [places for count in (2, 5) for places in itertools.combinations(PLACES, count)], ids=" and ".join
 )
 def test_marker_closest_to_the_test_wins(pytester, present):
     source = SOURCE.format(**{place: marks_at(place) if place in present else [] for place in PLACES})
