@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import jsonschema  # noqa: F401
 import numpy  # noqa: F401 - pytester forgets what an inner run imported, and numpy refuses to be loaded twice
@@ -195,6 +196,15 @@ class Project:
 
     def run(self, *arguments: str) -> pytest.RunResult:
         return self.pytester.runpytest_inprocess("-p", "no:cacheprovider", *arguments)
+
+    def run_apart(self, *arguments: str) -> pytest.RunResult:
+        """Run pytest in a process of its own: xdist and pytest-rerunfailures leave threads and sockets behind."""
+        return self.pytester.runpytest_subprocess("-p", "no:cacheprovider", *arguments, timeout=150)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the summary beside the report ``out/report.html`` of the last run."""
+        found: dict[str, Any] = json.loads((self.path / "out/summary.json").read_text())
+        return found
 
     def obstacle(self, name: str) -> str:
         """Return a statement for a test that puts a file in the place of a folder, after options were checked."""

@@ -32,13 +32,8 @@ def many(project):
     return project
 
 
-def alone(project, *arguments: str) -> pytest.RunResult:
-    """Run pytest in a separate process."""
-    return project.pytester.runpytest_subprocess("-p", "no:cacheprovider", *arguments, timeout=150)
-
-
 def cases(project) -> list[dict]:
-    return json.loads((project.path / "out/summary.json").read_text())["cases"]
+    return project.summary()["cases"]
 
 
 def verdicts(project) -> list[tuple]:
@@ -66,7 +61,7 @@ def test_shuffled_tests_keep_their_verdicts(many):
 
 def test_shuffled_tests_are_distributed_over_workers(many):
     many.let_in("randomly")
-    alone(many, "-n2", "--randomly-seed=3", *SUMMARY).assert_outcomes(passed=COUNT)
+    many.run_apart("-n2", "--randomly-seed=3", *SUMMARY).assert_outcomes(passed=COUNT)
     assert {outcome for _, _, outcome in verdicts(many)} == {"pass"}
 
 
@@ -119,7 +114,7 @@ def test_only_failed_launches_are_retried_on_request(many):
     many.let_in("rerunfailures")
     many.plant(only="test-one-4", by_launch={"1": {"raises": 1}})
     many.write("test_worse.py", "def test_worse(workload): workload.check(workload.run('toy'))" + TIMED)
-    result = alone(many, "--reruns=1", "--only-rerun=LaunchError", "--aorta-fail-on=missing")
+    result = many.run_apart("--reruns=1", "--only-rerun=LaunchError", "--aorta-fail-on=missing")
     # A missing baseline is not a failed launch.
     assert result.parseoutcomes() == {"passed": COUNT, "failed": 1, "rerun": 1}
 
@@ -134,7 +129,7 @@ NIGHTLY = [pytest.param(mode, marks=pytest.mark.extended) for mode in ("loadscop
 def test_each_mode_of_distribution_finds_the_same_baselines(many, mode):
     text = (many.path / "test_toy.py").read_text()
     many.write("test_toy.py", text.replace("def test_one", "@pytest.mark.xdist_group('gpu')\ndef test_one"))
-    result = alone(many, "-n2", f"--dist={mode}", *SUMMARY)
+    result = many.run_apart("-n2", f"--dist={mode}", *SUMMARY)
     result.assert_outcomes(passed=COUNT)
     assert {case["test"].partition("[")[0] for case in cases(many)} == {"test_toy.py::test_one"}
     assert {outcome for _, _, outcome in verdicts(many)} == {"pass"}
@@ -147,7 +142,7 @@ def test_run_that_stops_at_the_first_failure_records_what_passed(project):
         "def test_b(workload): assert False\n"
         "def test_c(workload): workload.check(workload.run('toy'))\n"
     )
-    result = alone(project, "-n1", "-x", "--update-baselines", "--aorta-launches=2")
+    result = project.run_apart("-n1", "-x", "--update-baselines", "--aorta-launches=2")
     result.assert_outcomes(passed=1, failed=1)
     [file] = project.baseline_files()
     assert read_baseline_file(file).test == "test_toy.py::test_a"
@@ -172,7 +167,7 @@ def test_one(workload, worker_id):
 def test_baseline_is_not_recorded_if_the_test_failed_on_another_worker(project):
     # No time is compared, so both workers may hold devices at once.
     project.write("test_toy.py", FAILS_ON_ONE_WORKER)
-    result = alone(project, "-n2", "--dist=each", "--update-baselines", "--aorta-launches=2")
+    result = project.run_apart("-n2", "--dist=each", "--update-baselines", "--aorta-launches=2")
     result.assert_outcomes(passed=1, failed=1)
     assert project.baseline_files() == []
 
@@ -242,7 +237,7 @@ def test_collection_for_an_editor_prints_node_ids_only_and_imports_no_torch(decl
     # The fake launcher would import the packages that a launch needs.
     declared.write("conftest.py", "")
     options = ("--collect-only", "-q", f"--rootdir={declared.path}", "-p", "editor", "--aorta-results=kept")
-    result = alone(declared, *options)
+    result = declared.run_apart(*options)
     assert result.ret == 0
     assert result.outlines[:-2] == node_ids()
     assert result.errlines == []
@@ -272,7 +267,7 @@ def pytest_exception_interact(node, call, report):
 def test_editor_receives_the_message_about_a_wrong_marker(declared, options):
     declared.write("conftest.py", SHOWS_ERRORS)
     declared.write("test_bad.py", "import pytest\n@pytest.mark.world(ranks=2)\ndef test_bad(workload): pass\n")
-    alone(declared, *options).assert_outcomes(errors=1)
+    declared.run_apart(*options).assert_outcomes(errors=1)
     shown = (declared.path / "shown.txt").read_text()
     assert shown.startswith("test_bad.py: ")
     assert "test_bad.py::test_bad: marker world has no keywords ['ranks']" in shown

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import functools
 import xml.etree.ElementTree as ElementTree
 
 import pytest
@@ -10,6 +10,7 @@ import pytest
 from pytest_aorta.verdict.baseline import read_baseline_file
 
 ATTEMPT = "aorta.attempt"
+REPORTS = ("--aorta-report=out/report.html", "--junitxml=junit.xml")
 
 
 @pytest.fixture
@@ -17,18 +18,8 @@ def reported(project, monkeypatch):
     """The project in a pytest process of its own, with all reports, and with pytest-rerunfailures."""
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(project.path / "step.md"))
     project.let_in("rerunfailures")
-
-    def run(*arguments: str) -> pytest.RunResult:
-        # If it ran in this process, pytest-rerunfailures would leave a socket and a thread behind.
-        given = ("-p", "no:cacheprovider", "--aorta-report=out/report.html", "--junitxml=junit.xml", *arguments)
-        return project.pytester.runpytest_subprocess(*given, timeout=150)
-
-    project.run = run
+    project.run = functools.partial(project.run_apart, *REPORTS)
     return project
-
-
-def summary(project) -> dict:
-    return json.loads((project.path / "out/summary.json").read_text())
 
 
 def page(project) -> str:
@@ -70,7 +61,7 @@ def test_test_that_passes_in_its_second_attempt_counts_once_and_both_are_labelle
     result.stdout.fnmatch_lines(
         ["aorta: 2 tests, 3 launches, 5 metrics match (2 exact, 3 within tolerance); 1 attempt retried [[]-v *[]]"]
     )
-    found = summary(compared)
+    found = compared.summary()
     assert (found["tests"], found["verdicts"]) == ({"passed": 2}, {"pass": 5})
     rows = {(case["test"], case["attempt"], case["outcome"]) for case in found["cases"]}
     speed, weights = "test_toy.py::test_speed", "test_toy.py::test_weights"
@@ -90,8 +81,8 @@ def test_test_that_fails_in_every_attempt_is_one_failure_with_its_last_evidence(
     compared.plant(**wrong_weights_in_launch(1, 2))
     result = compared.run("--reruns=1")
     assert result.parseoutcomes() == {"passed": 1, "failed": 1, "rerun": 1}
-    assert (summary(compared)["tests"]) == {"passed": 1, "failed": 1}
-    assert summary(compared)["verdicts"] == {"pass": 4, "regression": 1}
+    assert (compared.summary()["tests"]) == {"passed": 1, "failed": 1}
+    assert compared.summary()["verdicts"] == {"pass": 4, "regression": 1}
     text = step_summary(compared)
     assert text.startswith("## \N{CROSS MARK} pytest-aorta")
     assert text.count("<details><summary><code>test_toy.py::test_speed (attempt 2)</code></summary>") == 1
@@ -107,7 +98,7 @@ def test_teardown_that_is_retried_supersedes_the_call_that_passed(reported):
     )
     result = reported.run("--reruns=1", "--update-baselines")
     assert result.parseoutcomes() == {"passed": 2, "rerun": 1}  # pytest counts the call of the first attempt too
-    assert summary(reported)["tests"] == {"passed": 1}
+    assert reported.summary()["tests"] == {"passed": 1}
     result.stdout.fnmatch_lines(["aorta: *; 1 attempt retried"])
     assert "too early" in page(reported)
 
@@ -132,7 +123,7 @@ def test_attempt_that_fails_in_setup_is_labelled(reported):
     result = reported.run("--reruns=1")
     assert result.parseoutcomes() == {"passed": 1, "rerun": 1}
     result.stdout.fnmatch_lines(["aorta: 1 test; 1 test without a comparison; 1 attempt retried"])
-    assert summary(reported)["tests"] == {"passed": 1}
+    assert reported.summary()["tests"] == {"passed": 1}
     assert attempts(reported, "test_one") == ["1", "2"]
 
 
@@ -176,7 +167,7 @@ def test_tests_that_failed_before_a_launch_are_counted(reported):
     assert result.parseoutcomes() == {"passed": 1, "failed": 4, "errors": 1, "skipped": 1}
     totals = "1 test; 1 test without a comparison; 4 tests failed before a launch; 1 test skipped for lack of devices"
     result.stdout.fnmatch_lines([f"aorta: {totals}"])
-    assert summary(reported)["tests"] == {"failed": 3, "error": 1, "skipped": 1, "passed": 1}
+    assert reported.summary()["tests"] == {"failed": 3, "error": 1, "skipped": 1, "passed": 1}
     text, html = step_summary(reported), page(reported)
     assert text.startswith(f"## \N{CROSS MARK} pytest-aorta: 4 of 6 tests failed\n\n{totals}\n")
     assert "<span>6 in total</span>" in html
@@ -192,7 +183,7 @@ def test_devices_that_had_to_be_there_are_a_failure_before_a_launch(reported):
     result = reported.run("--aorta-require-gpus", "-k", "test_devices")
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["aorta: no test launched; 1 test failed before a launch"])
-    assert summary(reported)["tests"] == {"error": 1}
+    assert reported.summary()["tests"] == {"error": 1}
 
 
 @pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["one process", "xdist"])
@@ -201,7 +192,7 @@ def test_wrong_marker_is_counted_once(reported, workers):
     result = reported.run(*workers)
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["aorta: no test launched; 1 test failed before a launch"])
-    assert summary(reported)["tests"] == {"error": 1}
+    assert reported.summary()["tests"] == {"error": 1}
     assert "test_toy.py::test_one" in page(reported)
     assert "<details><summary><code>test_toy.py::test_one</code></summary>" in step_summary(reported)
     assert "ranks" in step_summary(reported)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import xml.etree.ElementTree as ElementTree
 
 import pytest
@@ -71,16 +70,8 @@ UPDATE = ("--update-baselines", "--aorta-launches=2")
 @pytest.fixture
 def subtested(project):
     """The project in a pytest process of its own, because xdist and pytest-rerunfailures leave threads behind."""
-
-    def run(*arguments: str) -> pytest.RunResult:
-        return project.pytester.runpytest_subprocess("-p", "no:cacheprovider", *arguments, timeout=150)
-
-    project.run = run
+    project.run = project.run_apart
     return project
-
-
-def summary(project) -> dict:
-    return json.loads((project.path / "out/summary.json").read_text())
 
 
 @pytest.mark.parametrize("workers", [[], ["-n1"]], ids=["one process", "xdist"])
@@ -102,7 +93,7 @@ def test_regressions_in_subtests_fail_their_test_once(subtested, workers, source
     result = subtested.run(REPORT, "--aorta-markdown=aorta.md", "--junitxml=junit.xml", *workers)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(["aorta: 1 test, 2 regression, *"])
-    found = summary(subtested)
+    found = subtested.summary()
     assert found["tests"] == {"failed": 1}
     assert found["verdicts"]["regression"] == 2
     comment = (subtested.path / "aorta.md").read_text()
@@ -119,7 +110,7 @@ def test_baselines_of_a_test_with_a_failed_subtest_are_not_written(subtested, wo
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(["not recorded, because the test failed: *::a"])
     assert subtested.baseline_files() == []
-    assert summary(subtested)["tests"] == {"failed": 1}
+    assert subtested.summary()["tests"] == {"failed": 1}
 
 
 def test_attempt_that_failed_after_a_subtest_writes_nothing(subtested):
@@ -128,7 +119,7 @@ def test_attempt_that_failed_after_a_subtest_writes_nothing(subtested):
     result = subtested.run("--reruns=1", *UPDATE, REPORT)
     assert result.ret == pytest.ExitCode.OK
     result.stdout.fnmatch_lines(["aorta: 1 test, *; 1 attempt retried*"])
-    assert summary(subtested)["tests"] == {"passed": 1}
+    assert subtested.summary()["tests"] == {"passed": 1}
     [file] = subtested.baseline_files()
     hashes = {one for launch in read_baseline_file(file).launches for one in launch.facts.weight_hashes.values()}
     assert hashes == {"2" * 16}
@@ -145,7 +136,7 @@ def test_skipped_or_expected_failures_of_subtests_do_not_fail_the_test(subtested
     )
     assert subtested.run(*UPDATE, REPORT).ret == pytest.ExitCode.OK
     assert len(subtested.baseline_files()) == 1
-    assert summary(subtested)["tests"] == {"passed": 1}
+    assert subtested.summary()["tests"] == {"passed": 1}
 
 
 def test_undecided_test_with_a_failed_subtest_is_failed_and_not_inconclusive(learned):

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import json
+import functools
 
 import pytest
 
 from pytest_aorta.verdict.baseline import read_baseline_file
 
+REPORTS = ("--aorta-report=out/report.html", "--junitxml=junit.xml")
 UPDATE = ("--update-baselines", "--aorta-launches=2")
 
 
 @pytest.fixture
 def reported(project):
     """The project in a pytest process of its own, with reports, because xdist leaves threads behind."""
-
-    def run(*arguments: str) -> pytest.RunResult:
-        given = ("-p", "no:cacheprovider", "--aorta-report=out/report.html", "--junitxml=junit.xml", *arguments)
-        return project.pytester.runpytest_subprocess(*given, timeout=150)
-
-    project.run = run
+    project.run = functools.partial(project.run_apart, *REPORTS)
     return project
-
-
-def summary(project) -> dict:
-    return json.loads((project.path / "out/summary.json").read_text())
 
 
 # The fixture checks the result of the test's launch while pytest tears it down.
@@ -52,7 +44,7 @@ def test_comparison_in_the_teardown_of_a_fixture_is_recorded_and_counted(reporte
     assert len(read_baseline_file(file).launches) == 2
     result = reported.run(*workers)
     result.stdout.fnmatch_lines(["aorta: 1 test, 2 metrics match *"])
-    assert (summary(reported)["tests"], summary(reported)["verdicts"]) == ({"passed": 1}, {"pass": 2})
+    assert (reported.summary()["tests"], reported.summary()["verdicts"]) == ({"passed": 1}, {"pass": 2})
     assert 'name="aorta.weight_hash.verdict" value="pass"' in (reported.path / "junit.xml").read_text()
 
 
@@ -63,7 +55,7 @@ def test_regression_in_the_teardown_of_a_fixture_fails_the_test_once(reported):
     result = reported.run()
     result.assert_outcomes(passed=1, errors=1)
     result.stdout.fnmatch_lines(["aorta: 1 test, 1 regression, 1 metric matches *"])
-    assert (summary(reported)["tests"], summary(reported)["verdicts"]) == ({"error": 1}, {"regression": 1, "pass": 1})
+    assert (reported.summary()["tests"], reported.summary()["verdicts"]) == ({"error": 1}, {"regression": 1, "pass": 1})
 
 
 def test_baselines_of_a_teardown_that_fails_afterwards_are_not_written(reported):
