@@ -188,7 +188,7 @@ def answer_of_child(task: Callable[[], str], limit_s: float) -> str:
 
 def num_threads() -> int:
     """Return the number of this process's threads, including threads of libraries."""
-    return len(thread_names())
+    return len(list(Path("/proc/self/task").iterdir()))
 
 
 def thread_names() -> dict[int, str]:
