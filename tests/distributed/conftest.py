@@ -72,6 +72,8 @@ DDP = {
         "compute_dtype": "bfloat16",
     },
 }
+# Exposed communication of some workloads varies from step to step on GPUs, so more steps are profiled.
+VARYING = {"cpu": {}, "cuda": {"profile_steps": 8}}
 COPY = {
     "cpu": {"steps": 20},
     "cuda": {"steps": 100, "warmup": 10, "matrix_size": 8192, "gemms": 8, "dtype": "bfloat16", "copy_mb": 256},
@@ -88,6 +90,12 @@ def fsdp_config(distributed_world: DistributedWorld) -> dict[str, Any]:
 def llama_config(distributed_world: DistributedWorld) -> dict[str, Any]:
     """Config of the Llama workloads that takes a second or two of steps on the world's device."""
     return dict(LLAMA[distributed_world.device])
+
+
+@pytest.fixture
+def varying_config(distributed_world: DistributedWorld) -> dict[str, Any]:
+    """Config of workloads whose exposed communication varies from step to step on the world's device."""
+    return dict(VARYING[distributed_world.device])
 
 
 @pytest.fixture

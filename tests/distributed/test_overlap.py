@@ -12,8 +12,9 @@ pytestmark = [
 ]
 
 
-def test_fsdp_overlapping(workload, fsdp_config):
-    result = workload.run("fsdp", comm_stream=True, h2d_prefetch=True, optimizer="sgd", **fsdp_config)
+def test_fsdp_overlapping(workload, fsdp_config, varying_config):
+    config = fsdp_config | varying_config
+    result = workload.run("fsdp", comm_stream=True, h2d_prefetch=True, optimizer="sgd", **config)
     workload.check(result)
 
 
@@ -27,9 +28,9 @@ def test_llama_fsdp2(workload, llama_config):
     workload.check(result)
 
 
-def test_llama_simple_fsdp(workload, llama_config):
+def test_llama_simple_fsdp(workload, llama_config, varying_config):
     """Compare the traced model with one bucket per block."""
-    result = workload.run("llama_simple_fsdp", bucketing="transformer_block", **llama_config)
+    result = workload.run("llama_simple_fsdp", bucketing="transformer_block", **llama_config | varying_config)
     workload.check(result)
 
 
