@@ -125,12 +125,13 @@ class CollectiveTime:
 
 @dataclass(frozen=True)
 class HeadStart:
-    """Lead of the host over the device in the profiled steps of one rank.
+    """Lead of the host over the device in the profiled steps of one rank, which are captured a few at a time.
 
     Attributes:
-        lead_ms: Time that a spin kernel held the device back, in milliseconds.
-        attempts: Number of passes over the profiled steps until the lead sufficed or no longer lead was allowed.
-        step_ratio: The longest profiled step divided by the median timed step; None if none was timed.
+        lead_ms: Longest time that a spin kernel held the device back, in milliseconds.
+        attempts: Largest number of captures of some steps until the lead sufficed or no longer lead was allowed.
+        step_ratio: The median of the steps that were captured at once, the longest one, divided by the median timed
+            step; None if none was timed.
         succeeded: Whether the profiled steps ran without delay by the host.
         blocked_by: The runtime call in which the host waits for the device in each step, and because of which it could
             not be ahead; None if there is none.

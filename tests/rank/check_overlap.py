@@ -249,8 +249,39 @@ def test_head_start_that_is_too_short_is_repeated_with_a_longer_one(device):
 def test_head_start_that_never_suffices_gives_no_ratio_to_compare(device):
     capture, _ = captured([with_host(), *[device_alone(*DELAYED)] * 4], timed_ms=0.1)
     assert (capture.head_start.succeeded, capture.head_start.attempts) == (False, 3)
-    assert capture.head_start.step_ratio == pytest.approx(2.0)
+    assert capture.head_start.step_ratio == pytest.approx(1.5)
     assert set(capture.metrics()) == {"overlap_ratio_as_run", "exposed_comm_ms_as_run", "device_idle_ms"}
+
+
+def test_many_steps_get_head_starts_two_at_a_time(device):
+    whole, two, one = (device_alone(*range(50, 51 + 100 * steps, 100)) for steps in (5, 2, 1))
+    capture, count = captured([with_host(), whole, two, device_alone(*DELAYED), two, one], 5, timed_ms=0.1)
+    assert [step.step_ms for step in capture.steps] == [0.1] * 5
+    assert (len(capture.as_run), capture.head_start.attempts, capture.head_start.succeeded) == (5, 2, True)
+    # One step with the host's side, then captures of 5, 2, 2, 2 and 1 steps, each after an additional one.
+    assert count == 1 + 6 + 3 + 3 + 3 + 2
+    assert {time.calls for time in capture.kernels.values()} == {1}
+    assert [len(calls.ms) for calls in capture.collectives] == [5]
+    first, repeated, longer, last = [lead for lead in device if lead]
+    assert (first, longer) == (repeated, 2 * repeated)
+    assert capture.head_start.lead_ms == longer
+    assert last <= first
+
+
+def test_steps_after_those_that_are_delayed_in_every_attempt_are_left_out(device):
+    whole, two = device_alone(*range(50, 651, 100)), device_alone(*STEADY)
+    capture, _ = captured([with_host(), whole, two, *[device_alone(*DELAYED)] * 3], 6, timed_ms=0.1)
+    assert (capture.head_start.succeeded, capture.head_start.attempts) == (False, 3)
+    assert (len(capture.steps), len(capture.as_run)) == (4, 6)
+    assert set(capture.metrics()) == {"overlap_ratio_as_run", "exposed_comm_ms_as_run", "device_idle_ms"}
+
+
+def test_single_longer_step_that_is_not_idle_was_not_delayed(device):
+    longer = device_alone(50, 150, 255)
+    longer["traceEvents"].append(kernel("gemm", 200, 5))
+    capture, _ = captured([with_host(), longer, longer], timed_ms=0.1)
+    assert [step.step_ms for step in capture.steps] == [0.1, 0.105]
+    assert (capture.head_start.succeeded, capture.head_start.attempts) == (True, 1)
 
 
 def waiting():

@@ -212,6 +212,16 @@ def mean_over_ranks(ranks: Sequence[Mapping[str, FamilyTime]]) -> dict[str, Fami
     )
 
 
+def mean_over_steps(parts: Sequence[tuple[Mapping[str, FamilyTime], int]]) -> dict[str, FamilyTime]:
+    """Return each family's mean over all steps, from pairs of means and the number of their steps."""
+    total = sum(num_steps for _, num_steps in parts)
+    return _summed(
+        (family, FamilyTime(time.ms * num_steps / total, time.calls * num_steps / total))
+        for kernels, num_steps in parts
+        for family, time in kernels.items()
+    )
+
+
 def _summed(times: Iterable[tuple[str, FamilyTime]]) -> dict[str, FamilyTime]:
     parts: dict[str, list[FamilyTime]] = defaultdict(list)
     for family, time in times:

@@ -23,7 +23,9 @@ from pytest_aorta.result.measurements import (
     RankResult,
     StepOverlap,
 )
+from pytest_aorta.result.trace.families import mean_over_steps
 from pytest_aorta.result.trace.intervals import Intervals, clip, coarsened, difference, intersection, length, union
+from pytest_aorta.result.trace.transfers import joined_calls
 
 # A lane of a timeline is for drawing, and a screen cannot show more than 300 intervals.
 MAX_LANE_INTERVALS = 300
@@ -113,6 +115,18 @@ def overlap_of(lanes: Mapping[str, Intervals], windows: Sequence[tuple[int, int]
     parts = [{name: clip(lane, *window) for name, lane in lanes.items()} for window in windows]
     steps = [_step(inside, end - begin) for inside, (begin, end) in zip(parts, windows, strict=True)]
     return OverlapCapture(steps, _timeline(parts[-1], windows[-1][0]))
+
+
+def joined(parts: Sequence[OverlapCapture]) -> OverlapCapture:
+    """Return the capture of all steps of ``parts``, captured one after the other; the timeline is of the last step."""
+    if len(parts) == 1:
+        return parts[0]
+    return OverlapCapture(
+        [step for part in parts for step in part.steps],
+        parts[-1].timeline,
+        kernels=mean_over_steps([(part.kernels, len(part.steps)) for part in parts]),
+        collectives=joined_calls([part.collectives for part in parts]),
+    )
 
 
 def _step(lanes: Mapping[str, Intervals], duration_ns: int) -> StepOverlap:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
@@ -135,6 +135,22 @@ def waits_ms(collectives: Sequence[Sequence[CollectiveCalls]], rank: int) -> dic
             (own,) = ranks[rank]
             found[call] = [duration - least for duration, least in zip(own.ms, transfers_ms, strict=True)]
     return found
+
+
+def joined_calls(parts: Sequence[Sequence[CollectiveCalls]]) -> list[CollectiveCalls]:
+    """Return the calls that one rank made in several captures, one after the other; sizes are means over all calls."""
+    found: dict[Call, list[CollectiveCalls]] = defaultdict(list)
+    for part in parts:
+        for calls in part:
+            found[calls.key].append(calls)
+    return [_joined(same) for same in found.values()]
+
+
+def _joined(same: Sequence[CollectiveCalls]) -> CollectiveCalls:
+    durations_ms = [duration for calls in same for duration in calls.ms]
+    sizes = [calls.num_bytes * len(calls.ms) for calls in same if calls.num_bytes is not None]
+    num_bytes = sum(sizes) // len(durations_ms) if len(sizes) == len(same) else None
+    return replace(same[0], num_bytes=num_bytes, ms=durations_ms)
 
 
 def _by_call(collectives: Sequence[Sequence[CollectiveCalls]]) -> dict[Call, dict[int, list[CollectiveCalls]]]:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import median
 
 import torch
 
 from pytest_aorta.result.measurements import HeadStart, StepOverlap
 
+# Steps of one head start. A device queues a limited number of launches, so the host cannot run ahead of many steps.
+MAX_STEPS = 2
 MAX_ATTEMPTS = 3
 # A step counts as blocked after this many blocked attempts; a late host can also cause a single blocked attempt.
 BLOCKED_ATTEMPTS = 2
@@ -21,7 +24,7 @@ BLOCKED_ATTEMPTS = 2
 MARGIN = 1.5
 MIN_LEAD_MS = 20.0
 MAX_LEAD_MS = 2_000.0
-# A profiled step at most this many times as long as the median timed step was not delayed.
+# Profiled steps whose median is at most this many times the median timed step were not delayed.
 MAX_STEP_RATIO = 1.03
 # Allowed idle time of a step beyond that of the least idle step, as a fraction of the step's time.
 MAX_EXTRA_IDLE = 0.03
@@ -72,6 +75,24 @@ def next_lead_ms(lead_ms: float) -> float:
     return min(2 * lead_ms, MAX_LEAD_MS)
 
 
+def parts_of(num_steps: int) -> list[int]:
+    """Return the numbers of steps, at most :data:`MAX_STEPS` each, that get head starts of their own."""
+    whole, rest = divmod(num_steps, MAX_STEPS)
+    return [MAX_STEPS] * whole + [rest] * (rest > 0)
+
+
+def joined(parts: Sequence[HeadStart]) -> HeadStart:
+    """Return the head start of all parts of a capture: the least favorable values of any part."""
+    ratios = [part.step_ratio for part in parts if part.step_ratio is not None]
+    return replace(
+        parts[-1],
+        lead_ms=max(part.lead_ms for part in parts),
+        attempts=max(part.attempts for part in parts),
+        step_ratio=max(ratios, default=None),
+        succeeded=all(part.succeeded for part in parts),
+    )
+
+
 def judge(
     steps: Sequence[StepOverlap], passed: Pass, lead_ms: float, timed_ms: float | None, blocking_call: str | None
 ) -> HeadStart:
@@ -86,7 +107,7 @@ def judge(
             can't enqueue the next step while the spin kernel runs.
     """
     is_blocked = blocking_call is not None and passed.first_boundary_ms >= lead_ms
-    ratio = max(step.step_ms for step in steps) / timed_ms if timed_ms else None
+    ratio = median(step.step_ms for step in steps) / timed_ms if timed_ms else None
     least_idle_ms = min(step.idle_ms for step in steps)
     is_idle = any(step.idle_ms > least_idle_ms + MAX_EXTRA_IDLE * step.step_ms for step in steps)
     is_slow = ratio is not None and ratio > MAX_STEP_RATIO

@@ -6,6 +6,7 @@ activity is recorded. Facts that only host events contain are learned from one f
 
 from __future__ import annotations
 
+import functools
 import gzip
 import json
 import os
@@ -28,7 +29,7 @@ from pytest_aorta.common import variables
 from pytest_aorta.common.files import write_bytes
 from pytest_aorta.plan.profiler import TORCH, WRAPPERS, ProfilerSchedule
 from pytest_aorta.result.folder import TRACE_FILE, trace_file
-from pytest_aorta.result.measurements import ANOTHER_RANK, RankResult
+from pytest_aorta.result.measurements import ANOTHER_RANK, HeadStart, RankResult
 from pytest_aorta.result.trace.kineto import (
     BOUNDARY,
     FEWER,
@@ -43,7 +44,7 @@ from pytest_aorta.result.trace.kineto import (
     steps_alone,
 )
 from pytest_aorta.result.trace.merged import HEAD_START_KEY
-from pytest_aorta.result.trace.overlap import OverlapCapture
+from pytest_aorta.result.trace.overlap import OverlapCapture, joined
 from pytest_aorta.result.trace.transfers import waits_ms
 from pytest_aorta.worker.overlap.exchange import calls_of_all_ranks, largest_over_ranks
 from pytest_aorta.worker.overlap.head_start import (
@@ -54,8 +55,10 @@ from pytest_aorta.worker.overlap.head_start import (
     first_lead_ms,
     judge,
     next_lead_ms,
+    parts_of,
     spin,
 )
+from pytest_aorta.worker.overlap.head_start import joined as joined_leads
 
 # Steps of a trace that the launch asks for if the config asks for none.
 TRACED_STEPS = 3
@@ -74,9 +77,10 @@ def capture_overlap(
     ``step`` runs once before the captured steps, since the first profiled step pays for the profiler's start. Ranks
     enter together. At the end of ``step`` the current stream has to wait for everything that ``step`` enqueued.
 
-    On a device the steps are captured at least twice, each time after one further step: first as they run, then with a
-    head start of the host. While the profiled steps of any rank were delayed, the second capture is repeated with a
-    longer head start (``worker/overlap/head_start.py``).
+    On a device the steps are captured at least twice: first as they run, after one further step, then with a head start
+    of the host, two at a time, each time after one further step. While such steps of any rank were delayed, their
+    capture is repeated with a longer head start (``worker/overlap/head_start.py``). If they were delayed in all
+    attempts, the steps after them are left out.
 
     A gzipped Chrome trace of ``num_steps`` steps, with the host's operators, is kept at ``trace_path``, or in the
     rank's folder if the launch asks for traces. On a device the trace shows ``num_steps`` further steps, which run last
@@ -142,15 +146,38 @@ def _capture(
 def _capture_ahead(
     step: Callable[[], object], num_steps: int, device: torch.device, first: dict[str, Any], timed_ms: float | None
 ) -> OverlapCapture:
-    """Capture steps as they run, then with the host ahead; retry until it was ahead on all ranks, or blocked twice."""
+    """Capture steps as they run, then with the host ahead, a few at a time; stop at steps that it could not precede."""
     learned, blocking_call = learn_step(first), find_blocking_call(first)
 
-    def attempt(lead_ms: float) -> tuple[OverlapCapture, Pass]:
-        profiler, passed = _profile(step, num_steps, device, host=False, lead_ms=lead_ms, warmup=1)
-        return _without_waits(_trace_of(profiler, num_steps, device), learned, num_steps, device), passed
+    def attempt(size: int, lead_ms: float) -> tuple[OverlapCapture, Pass]:
+        profiler, passed = _profile(step, size, device, host=False, lead_ms=lead_ms, warmup=1)
+        return _without_waits(_trace_of(profiler, size, device), learned, size, device), passed
 
-    as_run, passed = attempt(0.0)
-    lead_ms = first_lead_ms(largest_over_ranks([passed.host_ms], device)[0])
+    as_run, passed = attempt(num_steps, 0.0)
+    # Each capture runs one further step.
+    each_ms = largest_over_ranks([passed.host_ms], device)[0] / (num_steps + 1)
+    captures: list[OverlapCapture] = []
+    leads: list[HeadStart] = []
+    for size in parts_of(num_steps):
+        capture, lead = _part_ahead(
+            functools.partial(attempt, size), (size + 1) * each_ms, device, timed_ms, blocking_call
+        )
+        captures.append(capture)
+        leads.append(lead)
+        if not lead.succeeded:
+            break
+    return replace(joined(captures), head_start=joined_leads(leads), as_run=as_run.steps)
+
+
+def _part_ahead(
+    attempt: Callable[[float], tuple[OverlapCapture, Pass]],
+    host_ms: float,
+    device: torch.device,
+    timed_ms: float | None,
+    blocking_call: str | None,
+) -> tuple[OverlapCapture, HeadStart]:
+    """Capture one part of the steps with the host ahead; retry until it was ahead on all ranks, or blocked twice."""
+    lead_ms = first_lead_ms(host_ms)
     attempts, num_blocked, has_failed = 0, 0, True
     while has_failed and num_blocked < BLOCKED_ATTEMPTS and attempts < MAX_ATTEMPTS:
         attempts += 1
@@ -160,8 +187,7 @@ def _capture_ahead(
         has_failed, is_blocked = map(bool, largest_over_ranks([not own.succeeded, own.blocked_by is not None], device))
         num_blocked += is_blocked
     blocked_by = (own.blocked_by or ANOTHER_RANK) if num_blocked == BLOCKED_ATTEMPTS else None
-    own = replace(own, attempts=attempts, succeeded=not has_failed, blocked_by=blocked_by)
-    return replace(capture, head_start=own, as_run=as_run.steps)
+    return capture, replace(own, attempts=attempts, succeeded=not has_failed, blocked_by=blocked_by)
 
 
 def _without_waits(trace: dict[str, Any], learned: LearnedStep, num_steps: int, device: torch.device) -> OverlapCapture:

@@ -9,9 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.result.measurements import Collective, CollectiveTime, RankResult, StepOverlap
+from pytest_aorta.result.measurements import (
+    Collective,
+    CollectiveCalls,
+    CollectiveTime,
+    FamilyTime,
+    RankResult,
+    StepOverlap,
+)
 from pytest_aorta.result.trace.intervals import union
-from pytest_aorta.result.trace.overlap import MAX_LANE_INTERVALS, overlap_of
+from pytest_aorta.result.trace.overlap import MAX_LANE_INTERVALS, OverlapCapture, joined, overlap_of
 
 MS = 1_000_000
 LANES = ("compute", "copy", "wait", *Collective)
@@ -140,3 +147,33 @@ def test_capture_is_added_to_a_result_beside_its_own_metrics():
     found = capture.added_to(result)
     assert found.metrics == {"tokens_per_s": 5.0, "exposed_comm_ms": 0.0, "overlap_ratio": 1.0}
     assert (found.overlap, found.timeline) == (capture.steps, capture.timeline)
+
+
+def test_captures_of_some_steps_each_are_joined():
+    """Compare with the capture of all steps at once."""
+    bounds = [0, 5 * MS, 9 * MS, 15 * MS]
+    lanes = {"compute": lane((0, 4), (6, 8), (10, 12)), "all_gather": lane((3, 6), (11, 13))}
+    whole, two, one = (overlap_of(lanes, list(pairwise(edges))) for edges in (bounds, bounds[:3], bounds[2:]))
+    gathers = CollectiveCalls("all_gather", "g", 2, 8, [1.0, 2.0, 3.0])
+    exchanges = CollectiveCalls("all_to_all", "g", 2, 20, [1.0, 2.0, 3.0])
+    two = replace(
+        two,
+        kernels={"gemm": FamilyTime(3.0, 2.0), "rare": FamilyTime(1.5, 0.5)},
+        collectives=[replace(gathers, ms=[1.0, 2.0]), replace(exchanges, ms=[1.0, 2.0], num_bytes=15)],
+    )
+    one = replace(
+        one,
+        kernels={"gemm": FamilyTime(6.0, 2.0)},
+        collectives=[replace(exchanges, ms=[3.0], num_bytes=30), replace(gathers, ms=[3.0])],
+    )
+    found = joined([two, one])
+    assert (found.steps, found.timeline) == (whole.steps, whole.timeline)
+    assert found.kernels == {"gemm": FamilyTime(4.0, 2.0), "rare": FamilyTime(1.0, pytest.approx(1 / 3))}
+    assert found.collectives == [gathers, exchanges]
+    assert joined([two]) is two
+
+
+def test_size_that_one_capture_does_not_know_is_unknown():
+    capture = OverlapCapture([GOOD], {}, collectives=[CollectiveCalls("all_to_all", "g", 2, 8, [1.0])])
+    unknown = replace(capture, collectives=[CollectiveCalls("all_to_all", "g", 2, None, [2.0])])
+    assert joined([capture, unknown]).collectives == [CollectiveCalls("all_to_all", "g", 2, None, [1.0, 2.0])]
