@@ -115,10 +115,15 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 def test_cost_of_a_launch(bench: Bench, workload_s: float, num_rounds: int) -> None:
     """Print wall times, ratios to bare torchrun with their range over rounds, and the phases."""
     walls_s: dict[str, list[float]] = {"bare torchrun": [], "cold": [], "warm": []}
-    for _ in range(num_rounds):
+    for number in range(1, num_rounds + 1):
         walls_s["bare torchrun"].append(bench.bare(workload_s))
         walls_s["cold"].append(bench.ours(LauncherKind.TORCHRUN, workload_s))
         walls_s["warm"].append(bench.ours(LauncherKind.FORKSERVER, workload_s))
+        # The rounds so far also count if a time limit ends the run.
+        print(
+            f"round {number}: " + ", ".join(f"{name} {values[-1]:.2f} s" for name, values in walls_s.items()),
+            flush=True,
+        )
     print(f"workload of {workload_s:g} s, {bench.world.platform}, {num_rounds} rounds")
     for name, values in walls_s.items():
         ratios = sorted(value / bare for value, bare in zip(values, walls_s["bare torchrun"], strict=True))

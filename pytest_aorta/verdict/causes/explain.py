@@ -10,7 +10,7 @@ from statistics import median
 from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.applicability import changed_choice
-from pytest_aorta.verdict.causes.kernels import moved
+from pytest_aorta.verdict.causes.kernels import clearly_above, moved
 from pytest_aorta.verdict.statistics.variance import median_variance
 
 # The least difference in waiting time, as a fraction of the median step, that makes a rank the straggler. Ranks of
@@ -129,7 +129,7 @@ def _clocks_mhz(launches: Sequence[LaunchFacts]) -> list[float]:
 
 
 def canary_notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts], side: str) -> list[str]:
-    """Return lines on parts of the canary that were slower than in the reference launches."""
+    """Return lines on parts of the canary that were slower than in the reference launches, beyond their range."""
     found = []
     for name, part in _CANARY_PARTS.items():
         here = [launch.canary_ms[name] for launch in launches if name in launch.canary_ms]
@@ -137,7 +137,7 @@ def canary_notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFact
         if not here or not there or not median(there):
             continue
         change = median(here) / median(there) - 1
-        if change > CANARY_CHANGE[launches[0].device]:
+        if change > CANARY_CHANGE[launches[0].device] and clearly_above(here, there):
             found.append(f"the canary's {part} was {change:.0%} slower than in the {side}; suspect the machine")
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from statistics import median, mode
 
@@ -15,14 +16,16 @@ LEAST_OF_STEP = 0.001
 _LEAST_OF_LARGEST = 0.1
 _LEAST_OF_CHANGE = 0.05
 _MOST_NAMED = 3
+_ABSENT = FamilyTime(0.0, 0.0)
 
 
 def moved(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str:
     """Return text on the families and collectives whose times changed from ``others`` to ``launches``.
 
     The text names families that increased, are new or are gone, slower transfers of collectives, and ranks that arrive
-    late. It is empty if one side has no profiled steps, or if nothing changed by a thousandth of the step and by a
-    twentieth of the step's own change: smaller changes do not explain the regression.
+    late, unless launches of one side differ as much. It is empty if one side has no profiled steps, or if nothing
+    changed by a thousandth of the step and by a twentieth of the step's own change: smaller changes do not explain the
+    regression.
     """
     now_ms, before_ms = (median(launch.step_time_ms["p50"] for launch in side) for side in (launches, others))
     least_ms = max(LEAST_OF_STEP * before_ms, _LEAST_OF_CHANGE * (now_ms - before_ms))
@@ -30,40 +33,66 @@ def moved(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str
     return "; ".join(filter(None, parts))
 
 
+def clearly_above(here: Sequence[float], there: Sequence[float]) -> bool:
+    """Return True if nine tenths of the values ``here`` are above nine tenths of those ``there``."""
+    return sorted(here)[len(here) // 10] > sorted(there)[-1 - len(there) // 10]
+
+
 def median_times(launches: Sequence[LaunchFacts]) -> dict[str, FamilyTime]:
     """Return the median time and calls of each family that is not communication; a launch without a family counts 0."""
+    return {family: _median_time(times) for family, times in _times(launches).items()}
+
+
+def _times(launches: Sequence[LaunchFacts]) -> dict[str, list[FamilyTime]]:
+    """Return the times of each family in each launch that has kernels."""
     known = [launch.kernels for launch in launches if launch.kernels]
-    absent = FamilyTime(0.0, 0.0)
     names = sorted({family for kernels in known for family in kernels if not is_communication(family)})
-    each = {family: [kernels.get(family, absent) for kernels in known] for family in names}
-    return {
-        family: FamilyTime(median(time.ms for time in times), median(time.calls for time in times))
-        for family, times in each.items()
-    }
+    return {family: [kernels.get(family, _ABSENT) for kernels in known] for family in names}
+
+
+def _median_time(times: Sequence[FamilyTime]) -> FamilyTime:
+    return FamilyTime(median(time.ms for time in times), median(time.calls for time in times))
 
 
 def _families(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], least_ms: float) -> str:
-    here, there = median_times(launches), median_times(others)
+    here, there = _times(launches), _times(others)
     if not here or not there:
         return ""
-    absent = FamilyTime(0.0, 0.0)
-    pairs = {family: (here.get(family, absent), there.get(family, absent)) for family in here | there}
-    changes = {family: now.ms - before.ms for family, (now, before) in pairs.items()}
+    pairs = {family: (here.get(family, [_ABSENT]), there.get(family, [_ABSENT])) for family in here | there}
+    middles = {family: (_median_time(now), _median_time(before)) for family, (now, before) in pairs.items()}
+    changes = {family: now.ms - before.ms for family, (now, before) in middles.items()}
     least_ms = max(least_ms, _LEAST_OF_LARGEST * max(map(abs, changes.values())))
-    increased, new, gone = [], [], []
+    texts: list[str] = []
+    named: Counter[str] = Counter()
     for family in sorted(pairs, key=lambda name: -abs(changes[name])):
-        now, before = pairs[family]
-        if abs(changes[family]) < least_ms:
+        if abs(changes[family]) < least_ms or not _is_clear(*pairs[family]):
             continue
-        if not before.calls:
-            new.append(f"new {family} {now.ms:.3g} ms ({now.calls:.4g} calls)")
-        elif not now.calls:
-            gone.append(f"gone {family} {before.ms:.3g} ms ({before.calls:.4g} calls)")
-        elif changes[family] > 0:
-            increased.append(f"{family} {changes[family]:+.3g} ms ({now.calls:.4g} calls, was {before.calls:.4g})")
-    named = [text for group in (increased, new, gone) for text in group[:_MOST_NAMED]]
+        kind, text = _change(family, *middles[family])
+        named[kind] += 1
+        if text and named[kind] <= _MOST_NAMED:
+            texts.append(text)
     what = "operators" if launches[0].device == "cpu" else "kernels"
-    return f"{what} per step: {', '.join(named)}" if named else ""
+    return f"{what} per step: {', '.join(texts)}" if texts else ""
+
+
+def _is_clear(now: Sequence[FamilyTime], before: Sequence[FamilyTime]) -> bool:
+    now_ms, before_ms = ([one.ms for one in side] for side in (now, before))
+    return clearly_above(now_ms, before_ms) or clearly_above(before_ms, now_ms)
+
+
+def _change(family: str, now: FamilyTime, before: FamilyTime) -> tuple[str, str]:
+    """Return the kind of a family's change and its text, which is empty for a family that got faster."""
+    if not before.calls:
+        return "new", f"new {family} {now.ms:.3g} ms ({_calls(now.calls)})"
+    if not now.calls:
+        return "gone", f"gone {family} {before.ms:.3g} ms ({_calls(before.calls)})"
+    if now.ms < before.ms:
+        return "faster", ""
+    return "slower", f"{family} {now.ms - before.ms:+.3g} ms ({_calls(now.calls)}, was {before.calls:.4g})"
+
+
+def _calls(number: float) -> str:
+    return f"{number:.4g} call{'' if number == 1 else 's'}"
 
 
 def _collectives(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], least_ms: float) -> list[str]:
@@ -83,11 +112,12 @@ def _collectives(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts],
 
 def _transfer(here: Sequence[CollectiveFacts], there: Sequence[CollectiveFacts], least_ms: float) -> str:
     now_ms, before_ms = _median(here, lambda facts: facts.transfer_ms), _median(there, lambda facts: facts.transfer_ms)
-    if now_ms - before_ms < least_ms:
+    is_clear = clearly_above([facts.transfer_ms for facts in here], [facts.transfer_ms for facts in there])
+    if now_ms - before_ms < least_ms or not is_clear:
         return ""
     text = f"transfer {now_ms:.3g} ms/step, was {before_ms:.3g}"
     now_calls, before_calls = (_median(side, lambda facts: facts.calls) for side in (here, there))
-    text += f", {now_calls:.4g} calls, was {before_calls:.4g}"
+    text += f", {_calls(now_calls)}, was {before_calls:.4g}"
     speeds = [[facts.bus_gb_per_s for facts in side if facts.bus_gb_per_s] for side in (here, there)]
     if not all(speeds):
         return text
@@ -98,7 +128,8 @@ def _transfer(here: Sequence[CollectiveFacts], there: Sequence[CollectiveFacts],
 
 def _late_rank(here: Sequence[CollectiveFacts], there: Sequence[CollectiveFacts], least_ms: float) -> str:
     now_ms, before_ms = (_median(side, lambda facts: facts.peers_wait_ms) for side in (here, there))
-    if now_ms - before_ms < least_ms:
+    is_clear = clearly_above([facts.peers_wait_ms for facts in here], [facts.peers_wait_ms for facts in there])
+    if now_ms - before_ms < least_ms or not is_clear:
         return ""
     rank = mode(facts.straggler for facts in here)
     return f"rank {rank} arrives late, its peers wait {now_ms:.3g} ms/step, was {before_ms:.3g}"

@@ -125,6 +125,20 @@ def test_slower_canary_suspects_the_machine(name, part, side):
     assert found == [f"the canary's {part} was 20% slower than in the {side}; suspect the machine"]
 
 
+def test_canary_within_the_range_of_the_reference_suspects_nothing():
+    """Compare with ten launches of one hour on 2 H200s."""
+    times_ms = (0.511, 0.513, 0.509, 0.51, 0.521, 0.52, 0.526, 0.512, 0.562, 0.55)
+    usual = [make_facts(canary_ms={"all_reduce_ms": ms}) for ms in times_ms]
+
+    def notes_on(*here_ms):
+        return canary_notes([make_facts(canary_ms={"all_reduce_ms": ms}) for ms in here_ms], usual, "baseline")
+
+    assert notes_on(0.53, 0.56, 0.58) == []
+    assert notes_on(0.56, 0.57, 0.58) == [
+        "the canary's all-reduce was 10% slower than in the baseline; suspect the machine"
+    ]
+
+
 @pytest.mark.parametrize("there", [{}, {"gemm_ms": 0.0}, {"gemm_ms": 1.19}])
 def test_canary_that_has_nothing_slower_to_compare_with_is_no_note(there):
     assert canary_notes([make_facts(canary_ms={"gemm_ms": 1.2})], [make_facts(canary_ms=there)], "baseline") == []

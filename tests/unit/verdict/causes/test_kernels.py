@@ -28,9 +28,54 @@ def launch(kernels, build=make_facts, **collectives):
 
 def test_increased_new_and_gone_families_are_named_with_their_calls():
     assert moved([launch(NOW)] * 3, [launch(BEFORE)] * 3) == (
-        "kernels per step: nvjet_tst_NTT +1.9 ms (32 calls, was 32), new triton_poi_fused_add 0.4 ms (16 calls), "
-        "gone reduce_kernel[sum_functor] 0.5 ms (16 calls)"
+        "kernels per step: nvjet_tst_NTT +1.9 ms (32 calls, was 32), gone reduce_kernel[sum_functor] 0.5 ms "
+        "(16 calls), new triton_poi_fused_add 0.4 ms (16 calls)"
     )
+
+
+def test_at_most_three_families_of_a_kind_are_named_the_largest_change_first():
+    slower = {f"kernel_{number}": FamilyTime(1.0 + number, 1) for number in range(5)}
+    new = {f"new_{number}": FamilyTime(2.5 + number, 1) for number in range(2)}
+    text = moved([launch(slower | new)], [launch(dict.fromkeys(slower, FamilyTime(0.5, 1)))])
+    assert text == (
+        "kernels per step: kernel_4 +4.5 ms (1 call, was 1), kernel_3 +3.5 ms (1 call, was 1), new new_1 3.5 ms "
+        "(1 call), kernel_2 +2.5 ms (1 call, was 1), new new_0 2.5 ms (1 call)"
+    )
+
+
+def test_changes_within_the_range_of_launches_are_not_named():
+    """Compare three launches with ten, as measured: matrix products of 9 ms vary by 1% between launches."""
+    before_ms = (9.0, 9.01, 9.02, 9.03, 9.04, 9.05, 9.06, 9.08, 9.09, 9.3)
+    before = [
+        launch(
+            {"gemm": FamilyTime(ms, 16), "rare": FamilyTime(ms % 9, 1)},
+            all_gather=replace(GATHERS, transfer_ms=ms, wait_ms=[0.0, ms]),
+        )
+        for ms in before_ms
+    ]
+
+    def after(*gemm_ms):
+        return [
+            launch(
+                {"gemm": FamilyTime(ms, 16), "rare": FamilyTime(0.03, 1), "spin": FamilyTime(0.08, 1)},
+                all_gather=replace(GATHERS, transfer_ms=ms, wait_ms=[0.0, ms]),
+            )
+            for ms in gemm_ms
+        ]
+
+    assert moved(after(9.085, 9.1, 9.12), before) == "kernels per step: new spin 0.08 ms (1 call)"
+    # One launch in ten may be an outlier.
+    text = moved(after(9.095, 9.1, 9.12), before)
+    assert "gemm +0.055 ms" in text
+    assert "transfer 9.1 ms/step" in text
+    assert "its peers wait 9.1 ms/step" in text
+    assert "rare" not in text
+
+
+def test_family_that_only_some_launches_lack_is_not_new():
+    chosen, other = {"cutlass": FamilyTime(1.0, 4)}, {"nvjet": FamilyTime(1.0, 4)}
+    text = moved([launch(chosen)] * 3, [launch(other)] * 7 + [launch(chosen)] * 3)
+    assert text == ""
 
 
 def test_on_cpu_ranks_they_are_operators():
@@ -81,7 +126,7 @@ def test_regression_of_step_time_names_the_kernel_and_a_pass_does_not():
     comparison = StoredComparison("case", baseline.config, baseline, {}, default_priors, 3)
     row = comparison.judge(slow)["step_time_p50"]
     assert row.outcome is Outcome.REGRESSION
-    assert "kernels per step: nvjet_tst_NTT +1.9 ms (32 calls, was 32), new triton" in str(row)
+    assert "kernels per step: nvjet_tst_NTT +1.9 ms (32 calls, was 32), gone reduce" in str(row)
     assert "kernels" not in str(comparison.judge(before)["step_time_p50"])
     paired = PairedComparison("case", {}, default_priors, max_pairs=3)
     assert "kernels per step: nvjet_tst_NTT +1.9 ms" in str(paired.judge(slow, before)["step_time_p50"])
