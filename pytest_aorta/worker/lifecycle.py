@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.util
 import json
@@ -52,8 +53,7 @@ def run_rank(run_dir: Path, folder: Path) -> None:
             write_telemetry(folder, recorded, Telemetry())
         finish(folder, recorded, recorder.device)
         keep_process_groups()
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        leave_process_groups()
         return
     workload_class = load_workload(plan["workload"])
     leave_mark(folder, IMPORTED)
@@ -122,6 +122,21 @@ def keep_process_groups() -> None:
         # Only this private table lists every group. Without the table, only the default group is kept.
         groups = getattr(getattr(dist.distributed_c10d, "_world", None), "pg_map", {dist.group.WORLD: None})
         _kept.extend(groups)
+
+
+def leave_process_groups() -> None:
+    """Destroy the process groups of a script, unless a CUDA graph exists.
+
+    NCCL does not return from the call while a graph contains collectives of the group
+    (https://github.com/pytorch/pytorch/issues/115388), and the script's graphs live as long as its globals.
+    """
+    if dist.is_initialized() and not (torch.cuda.is_initialized() and _has_graphs()):
+        dist.destroy_process_group()
+
+
+def _has_graphs() -> bool:
+    # isinstance would call code of objects such as weak proxies.
+    return any(issubclass(type(found), torch.cuda.CUDAGraph) for found in gc.get_objects())
 
 
 def refuse_leaks(reference: dict[str, str] | None) -> None:

@@ -1,4 +1,4 @@
-"""Scripts on GPUs whose process group has NCCL alone, or no backend that the script names."""
+"""Scripts on GPUs whose process group has NCCL alone, or no backend that the script names, and scripts with graphs."""
 
 from __future__ import annotations
 
@@ -30,3 +30,30 @@ def test_script_is_recorded_with_any_backend(workload, tmp_path, backend):
     result = workload.run_script(script)
     assert list(result.weight_hashes) == ["3"]
     assert set(result.canary_before) == set(result.canary_after) == {"gemm_ms", "all_reduce_ms"}
+
+
+GRAPH = """
+import os
+import torch
+import torch.distributed as dist
+from pytest_aorta.worker import recorder
+
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl")
+summed = torch.ones(1 << 20, device="cuda")
+dist.all_reduce(summed)  # makes the communicator, which a capture can't
+torch.cuda.synchronize()
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    dist.all_reduce(summed)
+for _ in range(3):
+    with recorder.step():
+        graph.replay()
+"""
+
+
+@pytest.mark.launch_timeout(60)
+def test_script_that_leaves_a_graph_with_collectives_ends(workload, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(GRAPH)
+    assert len(workload.run_script(script).step_times_ms) == 3

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
+import torch.distributed as dist
 
-from pytest_aorta.worker.lifecycle import run_rank
+from pytest_aorta.worker.lifecycle import leave_process_groups, run_rank
 
 FORGETFUL = """
 from pytest_aorta.worker import Workload
@@ -36,3 +38,39 @@ def test_run_without_a_result_names_the_class_and_what_it_has_to_return(tmp_path
     with pytest.raises(TypeError, match=r"^Forgetful\.run\(\) returned None; it has to return a RankResult$"):
         run_rank(tmp_path, folder)
     assert not (folder / "result.json").exists()
+
+
+class Graph:
+    """A stand-in for a CUDA graph."""
+
+
+class FullGraph(Graph):
+    """A graph of a library."""
+
+
+@pytest.fixture
+def group(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("kind", [Graph, FullGraph])
+def test_groups_whose_collectives_a_graph_may_contain_are_not_destroyed(group, monkeypatch, kind):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    graph = kind()
+    leave_process_groups()
+    assert dist.is_initialized()
+    del graph
+    leave_process_groups()
+    assert not dist.is_initialized()
+    leave_process_groups()
+
+
+def test_graphs_are_not_looked_for_without_cuda(group, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    graph = Graph()
+    leave_process_groups()
+    assert not dist.is_initialized(), graph
