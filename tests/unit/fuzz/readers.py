@@ -61,7 +61,8 @@ from pytest_aorta.session.search.log import SearchLog, SearchRequest
 from pytest_aorta.verdict.baseline import read_baseline_file
 from pytest_aorta.verdict.bitwise.operators import locate_operator
 from pytest_aorta.verdict.commit_search import CommitSearch, NextLaunch, Probe
-from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
+from pytest_aorta.verdict.comparison.paired import PairedComparison
+from pytest_aorta.verdict.comparison.stored import StoredComparison
 from tests.unit.builders import (
     ENDED_WELL,
     default_priors,
