@@ -23,7 +23,7 @@ from textwrap import dedent
 import pytest
 
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
-from pytest_aorta.result.measurements import FamilyTime
+from pytest_aorta.result.trace.profiled_steps import FamilyTime
 from pytest_aorta.session.world import DistributedWorld
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch
 from pytest_aorta.verdict.comparison.stored import StoredComparison

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.result.measurements import FamilyTime
+from pytest_aorta.result.trace.profiled_steps import FamilyTime
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch
 from pytest_aorta.verdict.comparison.stored import StoredComparison
 from pytest_aorta.verdict.kernel_gate import MIN_FRACTION

@@ -8,7 +8,7 @@ from typing import Any
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.text import brief, counted
 from pytest_aorta.result.facts import CHOICES, PROGRAM_ENVIRONMENT, LaunchFacts
-from pytest_aorta.result.measurements import AS_RUN
+from pytest_aorta.result.trace.profiled_steps import AS_RUN
 from pytest_aorta.verdict.metrics import METRICS, Metric, MetricKind, Origin, Tolerance, format_value
 from pytest_aorta.verdict.noise.priors import BLOCK_GAP_S
 from pytest_aorta.verdict.statistics.scale import Scale

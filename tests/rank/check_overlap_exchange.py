@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from pytest_aorta.result.measurements import CollectiveCalls
 from pytest_aorta.result.trace.kineto import reading
+from pytest_aorta.result.trace.profiled_steps import CollectiveCalls
 from pytest_aorta.result.trace.transfers import waits_ms
 from pytest_aorta.worker.overlap import profile
 from pytest_aorta.worker.overlap.exchange import calls_of_all_ranks, largest_over_ranks

@@ -8,7 +8,7 @@ import pytest
 
 from pytest_aorta.common.schema import violation
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
-from pytest_aorta.result.measurements import ANOTHER_RANK, FamilyTime, HeadStart
+from pytest_aorta.result.trace.profiled_steps import ANOTHER_RANK, FamilyTime, HeadStart
 from pytest_aorta.session.rounds import settle, settle_pairs
 from pytest_aorta.verdict.baseline import SCHEMA, Baseline
 from pytest_aorta.verdict.comparison.paired import PairedComparison

@@ -15,7 +15,7 @@ from pytest_aorta.cli.baselines.diff import diff_lines
 from pytest_aorta.cli.baselines.find import StoredFile
 from pytest_aorta.cli.baselines.show import show_lines
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
-from pytest_aorta.result.measurements import CollectiveTime, StepOverlap
+from pytest_aorta.result.trace.profiled_steps import CollectiveTime, StepOverlap
 from pytest_aorta.verdict.baseline import Baseline, parse_baseline
 from pytest_aorta.verdict.causes.explain import exposure
 from pytest_aorta.verdict.comparison.paired import PairedComparison

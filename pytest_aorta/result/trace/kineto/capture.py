@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from pytest_aorta.result.measurements import Call, CollectiveCalls
 from pytest_aorta.result.trace.families import family_times
 from pytest_aorta.result.trace.intervals import Intervals
 from pytest_aorta.result.trace.overlap import OverlapCapture, overlap_of
+from pytest_aorta.result.trace.profiled_steps import Call, CollectiveCalls
 
 # Limits on the stored calls of a rank's collectives; the schema has the same limits.
 _MAX_KEPT_COLLECTIVES = 64

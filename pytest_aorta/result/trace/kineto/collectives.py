@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from pytest_aorta.result.measurements import Call, Collective
 from pytest_aorta.result.trace.kineto.events import Event
+from pytest_aorta.result.trace.profiled_steps import Call, Collective
 
 # Searched in the lower-case letters of a collective's or kernel's name, in this order.
 _KINDS = {

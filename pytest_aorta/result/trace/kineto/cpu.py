@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pytest_aorta.result.measurements import Call, Collective
 from pytest_aorta.result.trace.families import GLOO, MAX_NAME
 from pytest_aorta.result.trace.intervals import Intervals, difference, union
 from pytest_aorta.result.trace.kineto.capture import capture_of
@@ -27,6 +26,7 @@ from pytest_aorta.result.trace.kineto.events import (
     span_of,
 )
 from pytest_aorta.result.trace.overlap import Lane, OverlapCapture
+from pytest_aorta.result.trace.profiled_steps import Call, Collective
 
 _COMMUNICATING_NAMESPACES = ("c10d::", "_c10d_functional::", "c10d_functional::", "_c10d_functional_autograd::")
 # Operators that gloo serves with another collective than the requested one -> the collective that serves them.

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from pytest_aorta.result.measurements import Call, Collective
 from pytest_aorta.result.trace.families import COMMUNICATION, family_of, is_communication, serving
 from pytest_aorta.result.trace.intervals import Intervals, union
 from pytest_aorta.result.trace.kineto.capture import capture_of
@@ -30,6 +29,7 @@ from pytest_aorta.result.trace.kineto.events import (
     with_duration,
 )
 from pytest_aorta.result.trace.overlap import Lane, OverlapCapture
+from pytest_aorta.result.trace.profiled_steps import Call, Collective
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_aorta.result.measurements import FamilyTime
+from pytest_aorta.result.trace.profiled_steps import FamilyTime
 from pytest_aorta.result.trace.transfers import CollectiveFacts
 from pytest_aorta.verdict.causes.kernels import moved
 from pytest_aorta.verdict.comparison.paired import PairedComparison
