@@ -13,7 +13,8 @@ import pytest
 
 from benchmarks.overlap.profiled_steps import SIZES
 from pytest_aorta.result.facts import launch_facts
-from pytest_aorta.result.measurements import StepOverlap, WorkloadResult
+from pytest_aorta.result.measurements import WorkloadResult
+from pytest_aorta.result.trace.profiled_steps import StepOverlap
 from pytest_aorta.session.world import DistributedWorld
 
 LAUNCHES = int(os.environ.get("LAUNCHES", "4"))

@@ -16,7 +16,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from pytest_aorta.result.trace.kineto import overlap_of_trace, read_trace
+from pytest_aorta.result.trace.kineto.device import overlap_with_host
+from pytest_aorta.result.trace.kineto.reading import read_trace
 
 # HTA rounds to microseconds by default, which moves the edges of short kernels. overlap_ratio uses nanoseconds.
 os.environ.setdefault("HTA_DISABLE_NS_ROUNDING", "1")
@@ -70,7 +71,7 @@ def compare(paths: Sequence[Path]) -> int:
     theirs = analysis.get_comm_comp_overlap(visualize=False).set_index("rank")["comp_comm_overlap_pctg"]
     worst = 0.0
     for rank, path in enumerate(paths):
-        capture = overlap_of_trace(read_trace(path), on_device=True)
+        capture = overlap_with_host(read_trace(path))
         ours = 100 * capture.metrics()["overlap_ratio"]
         worst = max(worst, abs(ours - float(theirs[rank])))
         print(f"rank {rank}: overlap_ratio {ours:.3f} points, HTA {theirs[rank]:.2f}, {len(capture.steps)} steps")

@@ -11,7 +11,8 @@ from statistics import median
 import pytest
 
 from pytest_aorta.result.facts import launch_facts
-from pytest_aorta.result.trace.kineto import overlap_of_trace, read_trace
+from pytest_aorta.result.trace.kineto.device import overlap_with_host
+from pytest_aorta.result.trace.kineto.reading import read_trace
 from pytest_aorta.result.trace.overlap import OverlapCapture
 from pytest_aorta.session.world import DistributedWorld
 
@@ -38,7 +39,7 @@ def test_profiled_steps(distributed_world: DistributedWorld, name: str) -> None:
         assert folder is not None, "give --aorta-results"
         timed_ms = launch_facts(result).step_time_ms["p50"]
         kept = [read_trace(folder / "ranks" / str(rank) / "trace.json.gz") for rank in range(result.world_size)]
-        with_host = [overlap_of_trace(trace, on_device=True) for trace in kept]
+        with_host = [overlap_with_host(trace) for trace in kept]
         print(f"\n{name}: timed p50 {timed_ms:.2f} ms")
         print(f"  device alone {described([OverlapCapture(steps, {}) for steps in result.overlap], timed_ms)}")
         print(f"  with host    {described(with_host, timed_ms)}")

@@ -20,7 +20,7 @@ from pytest_aorta.result.provenance import UTC_FORMAT
 from pytest_aorta.session.text import failed_checks_text
 from pytest_aorta.verdict.applicability import identity
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch
-from pytest_aorta.verdict.comparison import StoredComparison
+from pytest_aorta.verdict.comparison.stored import StoredComparison
 from pytest_aorta.verdict.noise.priors import default_variance
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import ReferenceKind, Verdicts

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import cast
 
-from pytest_aorta.result.measurements import StepOverlap, WorkloadResult
+from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.result.trace.intervals import Intervals, difference, union
 from pytest_aorta.result.trace.overlap import Lane
+from pytest_aorta.result.trace.profiled_steps import StepOverlap
 
 _NS_PER_MS = 1_000_000
 

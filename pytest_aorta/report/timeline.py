@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from pytest_aorta.report.data import Launch, Report
 from pytest_aorta.report.lanes import drawn_lanes
-from pytest_aorta.result.measurements import Collective
 from pytest_aorta.result.trace.overlap import Lane
+from pytest_aorta.result.trace.profiled_steps import Collective
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -16,18 +16,11 @@ from typing import Any
 
 from pytest_aorta.plan.profiler import WRAPPERS
 from pytest_aorta.result.gpu_facts import lowest_sm_clock_mhz, throttled
-from pytest_aorta.result.measurements import (
-    ANOTHER_RANK,
-    PYTHON_TRACER,
-    FamilyTime,
-    HeadStart,
-    StepOverlap,
-    WorkloadResult,
-    over_ranks,
-)
+from pytest_aorta.result.measurements import PYTHON_TRACER, WorkloadResult, over_ranks
 from pytest_aorta.result.provenance import UNKNOWN, UTC_FORMAT, version_text
 from pytest_aorta.result.trace.breakdown import Breakdown, break_down
 from pytest_aorta.result.trace.families import mean_over_ranks
+from pytest_aorta.result.trace.profiled_steps import ANOTHER_RANK, FamilyTime, HeadStart, StepOverlap
 from pytest_aorta.result.trace.transfers import CollectiveFacts, collective_facts
 
 SAMPLE_SIZE = 20

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from enum import StrEnum
 from pathlib import Path
 from statistics import mean, median, quantiles
 from typing import Any
@@ -17,32 +16,15 @@ from pytest_aorta.plan.launch_plan import LaunchRequest
 from pytest_aorta.plan.reference import Reference
 from pytest_aorta.result.gpu_facts import PlatformFacts
 from pytest_aorta.result.provenance import Provenance
+from pytest_aorta.result.trace.profiled_steps import CollectiveCalls, FamilyTime, HeadStart, StepOverlap
 
 SCHEMA_VERSION = 3
 # With fewer steps the 99th percentile is the largest or second-largest value.
 MIN_STEPS_P99 = 100
 # Prefix of metrics whose value over ranks is the maximum; for every other metric it is the mean.
 _PEAK = "peak_"
-# Suffix of the names of overlap metrics if the host could not be ahead of the device.
-AS_RUN = "_as_run"
 # The fact about a rank whose Python code was traced, e.g. by coverage. Other ranks do not have the fact.
 PYTHON_TRACER = "python_tracer"
-# The blocking call that a rank reports if only another rank was blocked.
-ANOTHER_RANK = "another rank"
-# Lengths are whole nanoseconds, so the sum of a few of them in milliseconds is exact to far less than this.
-_ROUNDING_MS = 1e-5
-
-
-class Collective(StrEnum):
-    """A kind of communication. The order is the one in which reports list the kinds."""
-
-    ALL_GATHER = "all_gather"
-    REDUCE_SCATTER = "reduce_scatter"
-    ALL_REDUCE = "all_reduce"
-    ALL_TO_ALL = "all_to_all"
-    BROADCAST = "broadcast"
-    SEND_RECV = "send_recv"
-    OTHER = "other"
 
 
 @dataclass(frozen=True)
@@ -105,158 +87,6 @@ class TensorHashes:
     names: list[str]
     shapes: list[list[int]]
     steps: dict[str, list[str]]
-
-
-@dataclass(frozen=True)
-class CollectiveTime:
-    """The communication of one kind in a profiled step on one rank, as lengths of unions of intervals.
-
-    ``hidden_ms`` is the part of ``total_ms`` during which the rank also computes. Both are in milliseconds.
-    """
-
-    total_ms: float
-    hidden_ms: float
-
-    @property
-    def exposed_ms(self) -> float:
-        """Return the communication of this kind during which the rank does not compute."""
-        return self.total_ms - self.hidden_ms
-
-
-@dataclass(frozen=True)
-class HeadStart:
-    """Lead of the host over the device in the profiled steps of one rank, which are captured a few at a time.
-
-    Attributes:
-        lead_ms: Longest time that a spin kernel held the device back, in milliseconds.
-        attempts: Largest number of captures of some steps until the lead sufficed or no longer lead was allowed.
-        step_ratio: The median of the steps that were captured at once, the longest one, divided by the median timed
-            step; None if none was timed.
-        succeeded: Whether the profiled steps ran without delay by the host.
-        blocked_by: The runtime call in which the host waits for the device in each step, and because of which it could
-            not be ahead; None if there is none.
-    """
-
-    lead_ms: float
-    attempts: int
-    step_ratio: float | None
-    succeeded: bool
-    blocked_by: str | None = None
-
-
-@dataclass(frozen=True)
-class StepOverlap:
-    """The breakdown of one profiled step's time on one rank, as lengths of unions of intervals within the step.
-
-    Lengths are in milliseconds. ``idle_ms`` is the time without compute, communication, waits and copies.
-    ``collectives`` contains every :class:`~pytest_aorta.result.measurements.Collective` that the step ran; if two kinds
-    run at once, each counts in full. ``exposed_wait_ms`` is the time in collectives before the last rank arrives,
-    during which the rank neither computes nor communicates; it is 0 where waits are not separated from communication.
-    """
-
-    step_ms: float
-    compute_ms: float
-    comm_ms: float
-    copy_ms: float
-    idle_ms: float
-    hidden_comm_ms: float
-    collectives: dict[str, CollectiveTime] = field(default_factory=dict)
-    exposed_wait_ms: float = 0.0
-
-    @property
-    def exposed_comm_ms(self) -> float:
-        """Return the communication during which the rank does not compute."""
-        return self.comm_ms - self.hidden_comm_ms
-
-    @property
-    def overlap_ratio(self) -> float | None:
-        """Return the fraction of communication that compute hides; None without communication."""
-        return self.hidden_comm_ms / self.comm_ms if self.comm_ms else None
-
-    def broken_rule(self) -> str | None:
-        """Return the rule of unions within one step that these lengths break; None if all rules hold."""
-        beside_ms = self.compute_ms + self.exposed_comm_ms + self.exposed_wait_ms + self.idle_ms
-        kinds_ms = sum(time.total_ms for time in self.collectives.values())
-        excess_ms = {
-            "hidden_comm_ms is more than comm_ms": self.hidden_comm_ms - self.comm_ms,
-            "hidden_comm_ms is more than compute_ms": self.hidden_comm_ms - self.compute_ms,
-            "comm_ms is more than step_ms": self.comm_ms - self.step_ms,
-            "compute_ms, exposed communication, exposed_wait_ms and idle_ms are more than step_ms": beside_ms
-            - self.step_ms,
-            "compute_ms, exposed communication, exposed_wait_ms, copy_ms and idle_ms are less than step_ms": (
-                self.step_ms - beside_ms - self.copy_ms
-            ),
-            "comm_ms is more than all its collectives": self.comm_ms - kinds_ms,
-        }
-        for kind, time in self.collectives.items():
-            excess_ms[f"hidden_ms of {kind} is more than its total_ms"] = time.hidden_ms - time.total_ms
-            excess_ms[f"{kind} is more than comm_ms"] = time.total_ms - self.comm_ms
-            excess_ms[f"hidden_ms of {kind} is more than hidden_comm_ms"] = time.hidden_ms - self.hidden_comm_ms
-        return next((rule for rule, excess in excess_ms.items() if excess > _ROUNDING_MS), None)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> StepOverlap:
-        """Build the step from an entry of a validated document."""
-        times = {kind: CollectiveTime(**time) for kind, time in data["collectives"].items()}
-        return cls(**{**data, "collectives": times})
-
-
-@dataclass(frozen=True)
-class FamilyTime:
-    """The kernels of one family in a profiled step on one rank.
-
-    Attributes:
-        ms: Sum of the kernels' durations per step, a mean over steps.
-        calls: Number of kernels per step, a mean over steps.
-    """
-
-    ms: float
-    calls: float
-
-
-@dataclass(frozen=True)
-class Call:
-    """A call of a collective in a process group. The attributes are those of :class:`CollectiveCalls`."""
-
-    kind: Collective
-    group: str = ""
-    group_size: int | None = None
-    num_bytes: int | None = None
-
-    @property
-    def key(self) -> Call:
-        """Return the part of this call that is the same on all ranks of the group.
-
-        The ranks of a group make calls with equal keys in the same order. The size is part of the key except for
-        all-to-all, in which each rank may send and receive another number of bytes, e.g. if experts get unequal numbers
-        of tokens.
-        """
-        return replace(self, num_bytes=None) if self.kind is Collective.ALL_TO_ALL else self
-
-
-@dataclass(frozen=True)
-class CollectiveCalls:
-    """The calls of one rank that have one key (``Call.key``).
-
-    Attributes:
-        kind: The :class:`Collective`.
-        group: Name and ranks of the process group as torch reports them; empty if unknown.
-        group_size: Number of ranks in the group; None if unknown.
-        num_bytes: Size of the larger of input and output of a call, for all-to-all a mean over the calls; None if
-            unknown.
-        ms: Duration of each call in the profiled steps, in order. All ranks of a group call in the same order.
-    """
-
-    kind: str
-    group: str
-    group_size: int | None
-    num_bytes: int | None
-    ms: list[float]
-
-    @property
-    def key(self) -> Call:
-        """Return the key of these calls, which the calls of the group's other ranks have too."""
-        return Call(Collective(self.kind), self.group, self.group_size, self.num_bytes).key
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,11 @@ from pytest_aorta.plan.launch_plan import LaunchPlan, adapters_of
 from pytest_aorta.plan.workload.adapter import FIRST
 from pytest_aorta.result.folder import ARRIVALS_FILE, RESULT_FILE, rank_folders
 from pytest_aorta.result.gpu_facts import PlatformFacts
-from pytest_aorta.result.measurements import PYTHON_TRACER, SCHEMA_VERSION, StepOverlap, WorkloadResult, derived
+from pytest_aorta.result.measurements import PYTHON_TRACER, SCHEMA_VERSION, WorkloadResult, derived
 from pytest_aorta.result.outcome import LaunchOutcome, launch_times_s
 from pytest_aorta.result.provenance import provenance
 from pytest_aorta.result.trace.arrivals import Arrivals, read_arrivals, waits_of_ranks_ms
+from pytest_aorta.result.trace.profiled_steps import StepOverlap
 
 SCHEMA = "workload_result.schema.json"
 MAX_RANK_RESULT_BYTES = 16 << 20

@@ -1,14 +1,15 @@
-"""Rules that decide whether a metric can be compared between two launches."""
+"""Rules that decide which metrics are compared, and whether a metric can be compared between two launches."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.text import brief, counted
 from pytest_aorta.result.facts import CHOICES, PROGRAM_ENVIRONMENT, LaunchFacts
-from pytest_aorta.result.measurements import AS_RUN
-from pytest_aorta.verdict.metrics import Metric, MetricKind, Origin, Tolerance, format_value
+from pytest_aorta.result.trace.profiled_steps import AS_RUN
+from pytest_aorta.verdict.metrics import METRICS, Metric, MetricKind, Origin, Tolerance, format_value
 from pytest_aorta.verdict.noise.priors import BLOCK_GAP_S
 from pytest_aorta.verdict.statistics.scale import Scale
 from pytest_aorta.verdict.verdicts import NotApplicable
@@ -29,6 +30,30 @@ _REPRODUCIBILITY = ("deterministic_algorithms", "bitwise_reproducible")
 def identity(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of a config that identifies its baseline: all keys except the test hook."""
     return {key: value for key, value in config.items() if key != TEST_HOOK_KEY}
+
+
+def choose_tolerances(marked: Mapping[str, Tolerance], *facts: LaunchFacts) -> dict[str, Tolerance]:
+    """Return the tolerances of the metrics to compare.
+
+    These are the metrics that a marker names, and the metrics with a default tolerance that any launch has. The launch
+    under test is the first of ``facts``.
+
+    Raises:
+        SpecError: A marker names a metric that needs more steps than the launch under test has.
+    """
+    chosen = dict(marked)
+    num_steps = facts[0].num_steps
+    for name in marked:
+        if num_steps < METRICS[name].min_steps:
+            raise SpecError(
+                f"tolerance of {name}: {num_steps} steps were measured, but {name} needs at least "
+                f"{METRICS[name].min_steps}; measure more steps, or use step_time_tail5"
+            )
+    for name, metric in METRICS.items():
+        has_it = any(metric.measure(launch) is not None or not_profiled(metric, launch) for launch in facts)
+        if name not in chosen and metric.default is not None and has_it:
+            chosen[name] = metric.default
+    return {name: chosen[name] for name in METRICS if name in chosen}
 
 
 def widened(metric: Metric, facts: LaunchFacts, tolerance: Tolerance) -> Tolerance:

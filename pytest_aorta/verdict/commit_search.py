@@ -17,7 +17,7 @@ from statistics import mean, variance
 
 from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.verdict.comparison import PairedComparison
+from pytest_aorta.verdict.comparison.paired import PairedComparison
 from pytest_aorta.verdict.metrics import METRICS, Metric
 from pytest_aorta.verdict.noise.priors import transformed_values
 from pytest_aorta.verdict.statistics.bisection import (

@@ -13,6 +13,7 @@ from pytest_aorta.common.errors import BaselineError
 from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts, growth
 from pytest_aorta.verdict.applicability import (
+    choose_tolerances,
     is_not_profiled_again,
     not_applicable,
     not_profiled,
@@ -23,10 +24,16 @@ from pytest_aorta.verdict.applicability import (
 )
 from pytest_aorta.verdict.baseline import MAX_LAUNCHES, Baseline, StoredLaunch, read_baseline
 from pytest_aorta.verdict.causes.explain import MEMORY_GROWTH, STEP_GROWTH
-from pytest_aorta.verdict.comparison import MIN_LAUNCHES, Priors, StoredComparison, choose_tolerances
+from pytest_aorta.verdict.comparison.stored import MIN_LAUNCHES, StoredComparison
 from pytest_aorta.verdict.kernel_gate import detectable_of_step, noisy_parts
 from pytest_aorta.verdict.metrics import METRICS, Direction, Metric, MetricKind, Origin, Tolerance
-from pytest_aorta.verdict.noise.priors import next_block, platform_priors, transformed_by_block, transformed_values
+from pytest_aorta.verdict.noise.priors import (
+    Priors,
+    next_block,
+    platform_priors,
+    transformed_by_block,
+    transformed_values,
+)
 from pytest_aorta.verdict.noise.resolution import allowed_tolerance, too_noisy
 from pytest_aorta.verdict.statistics.decision import LOOKS, MIN_LAUNCHES_TO_FAIL, RESOLVED_BY, Outcome, detectable
 from pytest_aorta.verdict.statistics.scale import Scale

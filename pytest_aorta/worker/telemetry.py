@@ -10,8 +10,9 @@ from typing import Any
 
 from pytest_aorta.common.files import write_text
 from pytest_aorta.result.folder import TELEMETRY_FILE
-from pytest_aorta.result.measurements import RankResult, StepOverlap
+from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.result.trace.overlap import OverlapCapture
+from pytest_aorta.result.trace.profiled_steps import StepOverlap
 
 # A run with more steps keeps only every second, third, ... step; a lane with more segments loses its last segments.
 MAX_LINES = 5000

@@ -17,8 +17,10 @@ import torch
 import torch.distributed as dist
 
 from pytest_aorta.result.measurements import RankResult
-from pytest_aorta.result.trace import kineto
-from pytest_aorta.result.trace.kineto import overlap_of_trace, read_trace
+from pytest_aorta.result.trace.kineto import reading
+from pytest_aorta.result.trace.kineto.cpu import overlap_of_cpu
+from pytest_aorta.result.trace.kineto.device import overlap_with_host
+from pytest_aorta.result.trace.kineto.reading import read_trace
 from pytest_aorta.worker import capture_overlap, profiled
 from pytest_aorta.worker.overlap import profile as overlap
 from tests.unit.kineto_traces import boundary, event, kernel, trace
@@ -88,7 +90,7 @@ def test_step_time_is_that_of_the_step():
 def test_trace_is_kept_where_it_is_asked_for_and_reads_the_same(group, tmp_path, monkeypatch):
     path = tmp_path / "mine.json.gz"
     capture = capture_overlap(Training(beside=True).step, 2, CPU, trace_path=path)
-    assert overlap_of_trace(read_trace(path), on_device=False) == capture
+    assert overlap_of_cpu(read_trace(path)) == capture
     assert read_trace(path)["distributedInfo"] == {"rank": 0, "world_size": 1, "backend": "gloo"}
     assert read_trace(path)["headStart"] is False
     monkeypatch.setenv("AORTA_RANK_FOLDER", str(tmp_path))
@@ -96,7 +98,7 @@ def test_trace_is_kept_where_it_is_asked_for_and_reads_the_same(group, tmp_path,
     assert not (tmp_path / "trace.json.gz").exists()
     monkeypatch.setenv("AORTA_PROFILER", "torch")
     capture = capture_overlap(Training(beside=True).step, 1, CPU)
-    assert overlap_of_trace(read_trace(tmp_path / "trace.json.gz"), on_device=False) == capture
+    assert overlap_of_cpu(read_trace(tmp_path / "trace.json.gz")) == capture
 
 
 def test_traces_follow_the_schedule_of_the_launch(group, tmp_path, monkeypatch):
@@ -112,7 +114,7 @@ def test_traces_follow_the_schedule_of_the_launch(group, tmp_path, monkeypatch):
     assert [path.name for path in paths] == ["trace-2.json.gz", "trace.json.gz"]
     for path in paths:
         kept = read_trace(path)
-        assert len(overlap_of_trace(kept, on_device=False).steps) == 3
+        assert len(overlap_of_cpu(kept).steps) == 3
         assert any(event["name"] == "[memory]" for event in kept["traceEvents"])
         assert any("Input Dims" in event.get("args", {}) for event in kept["traceEvents"])
 
@@ -121,7 +123,7 @@ def test_traces_follow_the_schedule_of_the_launch(group, tmp_path, monkeypatch):
 def test_trace_beyond_the_limits_costs_the_overlap_and_nothing_else(group, tmp_path, monkeypatch, limit, unit):
     monkeypatch.setenv("AORTA_RANK_FOLDER", str(tmp_path))
     monkeypatch.setenv("AORTA_PROFILER", "torch")
-    monkeypatch.setattr(kineto, limit, 2_000)
+    monkeypatch.setattr(reading, limit, 2_000)
     result = RankResult(True, 0, 1, 1, [1.0], 0.1)
     with pytest.warns(UserWarning, match="overlap is not measured: the trace of one profiled step has"):
         found = profiled(result, Training(beside=True).step, 1, CPU)
@@ -142,7 +144,7 @@ def test_kept_trace_beyond_the_limits_is_left_out(group, tmp_path, monkeypatch):
 
     def read_but_the_first_kept(path):
         if next(numbers) == 2:
-            raise kineto.TraceTooLarge(path, num_bytes=kineto.MAX_TRACE_BYTES + 1)
+            raise reading.TraceTooLarge(path, num_bytes=reading.MAX_TRACE_BYTES + 1)
         return read_trace(path)
 
     monkeypatch.setattr(overlap, "read_trace", read_but_the_first_kept)
@@ -227,7 +229,7 @@ def test_device_is_recorded_alone_and_read_by_the_step_before(device, tmp_path):
     # One step with the host's side; then, as run and with a head start, two steps after an additional one each; then
     # the two steps of the kept trace.
     assert count == 1 + 3 + 3 + 2
-    assert overlap_of_trace(read_trace(kept), on_device=True).steps
+    assert overlap_with_host(read_trace(kept)).steps
 
 
 def test_head_start_that_suffices_gives_the_ratio_and_the_idle_time_as_run(device):

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from pytest_aorta.result.measurements import CollectiveCalls
-from pytest_aorta.result.trace import kineto
+from pytest_aorta.result.trace.kineto import reading
+from pytest_aorta.result.trace.profiled_steps import CollectiveCalls
 from pytest_aorta.result.trace.transfers import waits_ms
 from pytest_aorta.worker.overlap import profile
 from pytest_aorta.worker.overlap.exchange import calls_of_all_ranks, largest_over_ranks
@@ -87,7 +87,7 @@ def overflow(rank: int) -> None:
                   Pass(1.0, 2.0)) for text in texts]  # fmt: skip
         with (
             patch.object(profile, "_profile", side_effect=given),
-            patch.object(kineto, "MAX_TRACE_BYTES", 29_999),
+            patch.object(reading, "MAX_TRACE_BYTES", 29_999),
             pytest.warns(UserWarning, match="overlap is not measured: the trace of"),
         ):
             found = profile.capture_overlap(lambda: None, 2, GPU)

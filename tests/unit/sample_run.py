@@ -18,7 +18,8 @@ from pytest_aorta.session.record import Compared, TestRecord
 from pytest_aorta.session.rounds import joined, settle, settle_pairs
 from pytest_aorta.session.text import comparison_text
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch, baseline_path, read_baseline_file, write_baseline
-from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
+from pytest_aorta.verdict.comparison.paired import PairedComparison
+from pytest_aorta.verdict.comparison.stored import StoredComparison
 from pytest_aorta.verdict.metrics import METRICS, MetricKind, Tolerance, measured_values
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Verdicts

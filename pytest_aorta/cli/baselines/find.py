@@ -9,7 +9,7 @@ from pathlib import Path
 from pytest_aorta.common.errors import BaselineError, SpecError, UsageError
 from pytest_aorta.plan.worktree import git
 from pytest_aorta.verdict.baseline import Baseline, parse_baseline, read_baseline_file
-from pytest_aorta.verdict.comparison import StoredComparison
+from pytest_aorta.verdict.comparison.stored import StoredComparison
 from pytest_aorta.verdict.metrics import Direction, Metric
 from pytest_aorta.verdict.noise.priors import prior_variance, transformed_values
 from pytest_aorta.verdict.statistics.variance import Estimate

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median_low
 
-from pytest_aorta.result.measurements import StepOverlap
+from pytest_aorta.result.trace.profiled_steps import StepOverlap
 
 
 class Part(StrEnum):

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from math import fsum
 
-from pytest_aorta.result.measurements import Collective, FamilyTime
+from pytest_aorta.result.trace.profiled_steps import Collective, FamilyTime
 
 MAX_FAMILIES = 64
 # The sum of the shortest families if there are more than MAX_FAMILIES.

@@ -13,18 +13,18 @@ from enum import StrEnum
 from statistics import median
 from typing import cast
 
-from pytest_aorta.result.measurements import (
+from pytest_aorta.result.measurements import RankResult
+from pytest_aorta.result.trace.families import mean_over_steps
+from pytest_aorta.result.trace.intervals import Intervals, clip, coarsened, difference, intersection, length, union
+from pytest_aorta.result.trace.profiled_steps import (
     AS_RUN,
     Collective,
     CollectiveCalls,
     CollectiveTime,
     FamilyTime,
     HeadStart,
-    RankResult,
     StepOverlap,
 )
-from pytest_aorta.result.trace.families import mean_over_steps
-from pytest_aorta.result.trace.intervals import Intervals, clip, coarsened, difference, intersection, length, union
 from pytest_aorta.result.trace.transfers import joined_calls
 
 # A lane of a timeline is for drawing, and a screen cannot show more than 300 intervals.

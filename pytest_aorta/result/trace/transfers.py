@@ -5,10 +5,10 @@ does not wait, so the shortest duration of a call over the ranks of its group is
 duration is the wait for the last rank. Clocks of ranks are not compared.
 
 The ranks of a process group make the same calls in the same order, so the n-th calls of its ranks are one collective.
-Calls of unequal sizes are distinguished first (:attr:`~pytest_aorta.result.measurements.Call.key`), except where ranks
-may legally differ in the size of one call: in all-to-all, whose calls of a group are paired by their order alone, and
-in all-gathers and reduce-scatters of lists of tensors, whose sizes count as unknown. All other collectives of torch
-demand equal sizes of all ranks.
+Calls of unequal sizes are distinguished first (:attr:`~pytest_aorta.result.trace.profiled_steps.Call.key`), except
+where ranks may legally differ in the size of one call: in all-to-all, whose calls of a group are paired by their order
+alone, and in all-gathers and reduce-scatters of lists of tensors, whose sizes count as unknown. All other collectives
+of torch demand equal sizes of all ranks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
-from pytest_aorta.result.measurements import Call, Collective, CollectiveCalls
+from pytest_aorta.result.trace.profiled_steps import Call, Collective, CollectiveCalls
 
 # With more ranks than this, the least, the median and the largest wait are kept.
 MAX_WAITS_BY_RANK = 8
@@ -125,7 +125,7 @@ def waits_ms(collectives: Sequence[Sequence[CollectiveCalls]], rank: int) -> dic
 
     ``collectives[rank]`` are the calls of all ranks. Calls are left out if torch records no process group for them, if
     the ranks of the group made unequal numbers of calls, or if a rank can end before the last one arrives. The result's
-    keys are those of calls (:attr:`~pytest_aorta.result.measurements.Call.key`).
+    keys are those of calls (:attr:`~pytest_aorta.result.trace.profiled_steps.Call.key`).
     """
     found = {}
     for call, ranks in _by_call(collectives).items():

@@ -27,7 +27,7 @@ from pytest_aorta.verdict.commit_search import (
     SearchEnd,
     SearchOutcome,
 )
-from pytest_aorta.verdict.comparison import PairedComparison
+from pytest_aorta.verdict.comparison.paired import PairedComparison
 from pytest_aorta.verdict.noise.priors import platform_priors
 from pytest_aorta.verdict.verdicts import Verdicts
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from statistics import median, mode
 
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.result.measurements import FamilyTime
 from pytest_aorta.result.trace.families import is_communication
+from pytest_aorta.result.trace.profiled_steps import FamilyTime
 from pytest_aorta.result.trace.transfers import CollectiveFacts
 
 # The least change that is named, as a fraction of the step, of the largest change, and of the change of the step.

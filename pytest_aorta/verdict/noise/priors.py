@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import median
+from typing import TypeAlias
 
 from pytest_aorta.common.errors import BaselineError
 from pytest_aorta.result.facts import LaunchFacts
@@ -14,6 +15,9 @@ from pytest_aorta.verdict.baseline import Baseline, read_baseline_file
 from pytest_aorta.verdict.metrics import METRICS, Metric, MetricKind
 from pytest_aorta.verdict.statistics.scale import Scale
 from pytest_aorta.verdict.statistics.variance import Revision, Variance, VarianceComponents, observed, typical
+
+# Returns the prior of a metric's variance.
+Priors: TypeAlias = Callable[[Metric], VarianceComponents]
 
 # After a pause of this length the state of a machine has changed: clocks, temperature, other jobs.
 BLOCK_GAP_S = {"cuda": 6 * 3600, "cpu": 3600}

@@ -9,7 +9,7 @@ from dataclasses import asdict
 import torch
 import torch.distributed as dist
 
-from pytest_aorta.result.measurements import CollectiveCalls
+from pytest_aorta.result.trace.profiled_steps import CollectiveCalls
 from pytest_aorta.worker.group_device import group_device
 
 

@@ -13,7 +13,7 @@ from statistics import median
 
 import torch
 
-from pytest_aorta.result.measurements import HeadStart, StepOverlap
+from pytest_aorta.result.trace.profiled_steps import HeadStart, StepOverlap
 
 # Steps of one head start. A device queues a limited number of launches, so the host cannot run ahead of many steps.
 MAX_STEPS = 2

@@ -29,22 +29,15 @@ from pytest_aorta.common import variables
 from pytest_aorta.common.files import write_bytes
 from pytest_aorta.plan.profiler import TORCH, WRAPPERS, ProfilerSchedule
 from pytest_aorta.result.folder import TRACE_FILE, trace_file
-from pytest_aorta.result.measurements import ANOTHER_RANK, HeadStart, RankResult
-from pytest_aorta.result.trace.kineto import (
-    BOUNDARY,
-    FEWER,
-    LearnedStep,
-    TraceTooLarge,
-    excess,
-    find_blocking_call,
-    learn_step,
-    overlap_of_device,
-    overlap_of_trace,
-    read_trace,
-    steps_alone,
-)
+from pytest_aorta.result.measurements import RankResult
+from pytest_aorta.result.trace.kineto.blocking import find_blocking_call
+from pytest_aorta.result.trace.kineto.cpu import overlap_of_cpu
+from pytest_aorta.result.trace.kineto.device import LearnedStep, learn_step, overlap_of_device
+from pytest_aorta.result.trace.kineto.events import BOUNDARY, steps_alone
+from pytest_aorta.result.trace.kineto.reading import FEWER, TraceTooLarge, excess, read_trace
 from pytest_aorta.result.trace.merged import HEAD_START_KEY
 from pytest_aorta.result.trace.overlap import OverlapCapture, joined
+from pytest_aorta.result.trace.profiled_steps import ANOTHER_RANK, HeadStart
 from pytest_aorta.result.trace.transfers import waits_ms
 from pytest_aorta.worker.overlap.exchange import calls_of_all_ranks, largest_over_ranks
 from pytest_aorta.worker.overlap.head_start import (
@@ -130,7 +123,7 @@ def _capture(
             capture = _capture_ahead(step, num_steps, device, first, timed_ms)
         else:
             trace = _trace_of(_profile(step, num_steps, device)[0], num_steps, device)
-            capture = overlap_of_trace(trace, on_device=False)
+            capture = overlap_of_cpu(trace)
     except _TooLargeError as error:
         remedy = "lower profile_steps, or set it to 0" if error.num_steps > 1 else "set profile_steps: 0"
         problem = f"{error}; {remedy} to measure without overlap, or use fewer micro-batches per step"

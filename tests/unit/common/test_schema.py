@@ -18,9 +18,9 @@ from jsonschema import Draft202012Validator
 
 from pytest_aorta.common.schema import fast_validator, load_schema, violation
 from pytest_aorta.plan.world import World
-from pytest_aorta.result.measurements import CollectiveTime, StepOverlap
 from pytest_aorta.result.outcome import LaunchOutcome
 from pytest_aorta.result.reading import SCHEMA, merge
+from pytest_aorta.result.trace.profiled_steps import CollectiveTime, StepOverlap
 from tests.unit.builders import make_plan, rank_values
 
 WHOLE = load_schema(SCHEMA)

@@ -49,11 +49,12 @@ from pytest_aorta.plugin.read_markers import read_markers
 from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.flight import refusal
-from pytest_aorta.result.measurements import CollectiveCalls, CollectiveTime, FamilyTime, StepOverlap, TensorHashes
+from pytest_aorta.result.measurements import TensorHashes
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome, phases_s
 from pytest_aorta.result.reading import collect_result, read_result
 from pytest_aorta.result.trace.merged import merge_run
 from pytest_aorta.result.trace.operators import OperatorCall, operators_document, read_operators
+from pytest_aorta.result.trace.profiled_steps import CollectiveCalls, CollectiveTime, FamilyTime, StepOverlap
 from pytest_aorta.result.trace.telemetry import read_iterations
 from pytest_aorta.result.trace.transfers import CollectiveFacts
 from pytest_aorta.session.history.entries import parse_entry, read_history
@@ -61,7 +62,8 @@ from pytest_aorta.session.search.log import SearchLog, SearchRequest
 from pytest_aorta.verdict.baseline import read_baseline_file
 from pytest_aorta.verdict.bitwise.operators import locate_operator
 from pytest_aorta.verdict.commit_search import CommitSearch, NextLaunch, Probe
-from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
+from pytest_aorta.verdict.comparison.paired import PairedComparison
+from pytest_aorta.verdict.comparison.stored import StoredComparison
 from tests.unit.builders import (
     ENDED_WELL,
     default_priors,

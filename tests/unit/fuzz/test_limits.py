@@ -26,7 +26,7 @@ from pytest_aorta.result.diagnosis import launch_failure
 from pytest_aorta.result.flight import MAX_OPCODES, flight_verdict, refusal
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome
 from pytest_aorta.result.reading import read_result
-from pytest_aorta.result.trace.kineto import TraceError, read_trace
+from pytest_aorta.result.trace.kineto.reading import TraceError, read_trace
 from pytest_aorta.verdict.baseline import read_baseline_file
 from tests.unit.builders import make_plan, write_plan_file, write_rank_file
 from tests.unit.fuzz.mutations import paths_of

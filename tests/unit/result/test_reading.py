@@ -11,8 +11,9 @@ import pytest
 from pytest_aorta.common.errors import ResultError
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
-from pytest_aorta.result.measurements import FailureDetail, FamilyTime
+from pytest_aorta.result.measurements import FailureDetail
 from pytest_aorta.result.reading import MAX_RANK_RESULT_BYTES, collect_result, read_result
+from pytest_aorta.result.trace.profiled_steps import FamilyTime
 from pytest_aorta.result.trace.transfers import CollectiveFacts
 from tests.unit.builders import ENDED_WELL, make_plan, rank_values, write_rank_file, write_ranks
 

@@ -19,7 +19,7 @@ from pytest_aorta.verdict.commit_search import (
     SearchEnd,
     SearchOutcome,
 )
-from pytest_aorta.verdict.comparison import PairedComparison
+from pytest_aorta.verdict.comparison.paired import PairedComparison
 from pytest_aorta.verdict.metrics import Tolerance
 from pytest_aorta.verdict.statistics.confirmation import LOOKS
 from tests.unit.builders import default_priors, make_facts, with_p50

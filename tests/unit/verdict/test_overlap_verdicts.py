@@ -15,10 +15,11 @@ from pytest_aorta.cli.baselines.diff import diff_lines
 from pytest_aorta.cli.baselines.find import StoredFile
 from pytest_aorta.cli.baselines.show import show_lines
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
-from pytest_aorta.result.measurements import CollectiveTime, StepOverlap
+from pytest_aorta.result.trace.profiled_steps import CollectiveTime, StepOverlap
 from pytest_aorta.verdict.baseline import Baseline, parse_baseline
 from pytest_aorta.verdict.causes.explain import exposure
-from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
+from pytest_aorta.verdict.comparison.paired import PairedComparison
+from pytest_aorta.verdict.comparison.stored import StoredComparison
 from pytest_aorta.verdict.learning import detection_lines, objections
 from pytest_aorta.verdict.metrics import METRICS, measured_values
 from pytest_aorta.verdict.statistics.decision import FALSE_ALARM_RATE, MISS_RATE, Outcome, decide_stored

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
-from pytest_aorta.result.measurements import HeadStart, StepOverlap
 from pytest_aorta.result.trace.breakdown import Part, break_down
-from pytest_aorta.result.trace.kineto import overlap_of_trace
+from pytest_aorta.result.trace.kineto.device import overlap_with_host
+from pytest_aorta.result.trace.profiled_steps import HeadStart, StepOverlap
 from tests.unit.builders import make_result
 from tests.unit.kineto_traces import boundary, event, kernel, trace
 
@@ -29,7 +29,7 @@ def traced(step_ms: float, *kernels: tuple[str, float, float]) -> list[StepOverl
         for name, begin, end in kernels
     ]
     document = trace(boundary(-50, 1, 0), boundary(-40, 2, step_ms * MS), rows)
-    return overlap_of_trace(document, on_device=True).steps
+    return overlap_with_host(document).steps
 
 
 def facts(ranks: list[list[StepOverlap]], p50_ms: float, as_run: list[list[StepOverlap]] | None = None) -> LaunchFacts:

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.result.measurements import FamilyTime
 from pytest_aorta.result.trace.families import (
     MAX_FAMILIES,
     MAX_NAME,
@@ -17,6 +16,7 @@ from pytest_aorta.result.trace.families import (
     is_copy,
     mean_over_ranks,
 )
+from pytest_aorta.result.trace.profiled_steps import FamilyTime
 
 NATIVE = "at::native::"
 ANONYMOUS = "at::native::(anonymous namespace)::"

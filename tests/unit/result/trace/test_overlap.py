@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.result.measurements import (
+from pytest_aorta.result.measurements import RankResult
+from pytest_aorta.result.trace.intervals import union
+from pytest_aorta.result.trace.overlap import MAX_LANE_INTERVALS, OverlapCapture, joined, overlap_of
+from pytest_aorta.result.trace.profiled_steps import (
     Collective,
     CollectiveCalls,
     CollectiveTime,
     FamilyTime,
-    RankResult,
     StepOverlap,
 )
-from pytest_aorta.result.trace.intervals import union
-from pytest_aorta.result.trace.overlap import MAX_LANE_INTERVALS, OverlapCapture, joined, overlap_of
 
 MS = 1_000_000
 LANES = ("compute", "copy", "wait", *Collective)

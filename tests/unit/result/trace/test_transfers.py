@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.result.measurements import CollectiveCalls
+from pytest_aorta.result.trace.profiled_steps import CollectiveCalls
 from pytest_aorta.result.trace.transfers import CollectiveFacts, collective_facts, waits_ms
 
 

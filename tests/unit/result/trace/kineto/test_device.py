@@ -1,24 +1,13 @@
-"""Traces of known events, as Kineto writes them, read into lanes."""
+"""Traces of known kernels, with the host's events and without, read into lanes."""
 
 from __future__ import annotations
-
-import gzip
-import json
 
 import pytest
 
 from pytest_aorta.result.trace.families import is_communication
-from pytest_aorta.result.trace.kineto import (
-    collective_of,
-    find_blocking_call,
-    learn_step,
-    overlap_of_device,
-    overlap_of_trace,
-    read_trace,
-    steps_alone,
-)
+from pytest_aorta.result.trace.kineto.device import learn_step, overlap_of_device, overlap_with_host
 from pytest_aorta.result.trace.transfers import waits_ms
-from tests.unit.kineto_traces import BACKWARD, GLOO, boundary, event, kernel, trace
+from tests.unit.kineto_traces import boundary, event, kernel, trace
 
 ALL_GATHER, REDUCE_SCATTER = (
     "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
@@ -27,11 +16,7 @@ ALL_GATHER, REDUCE_SCATTER = (
 
 
 def on_device(*events):
-    return overlap_of_trace(trace(boundary(0, 1, 50), *events, boundary(30, 2, 150)), on_device=True)
-
-
-def on_cpu(*events):
-    return overlap_of_trace(trace(boundary(0), *events, boundary(100)), on_device=False)
+    return overlap_with_host(trace(boundary(0, 1, 50), *events, boundary(30, 2, 150)))
 
 
 def test_device_step_lies_between_its_boundaries_kernels_and_not_its_launches():
@@ -59,8 +44,8 @@ def test_kernels_of_all_streams_are_classified_by_kind():
 
 
 def test_steps_are_those_between_neighbouring_boundaries():
-    found = overlap_of_trace(
-        trace(boundary(0, 1, 50), boundary(10, 2, 80), boundary(20, 3, 150), kernel("gemm", 70, 20)), on_device=True
+    found = overlap_with_host(
+        trace(boundary(0, 1, 50), boundary(10, 2, 80), boundary(20, 3, 150), kernel("gemm", 70, 20))
     )
     assert [round(step.step_ms, 6) for step in found.steps] == [0.03, 0.07]
     assert [round(step.compute_ms, 6) for step in found.steps] == [0.011, 0.010]
@@ -274,28 +259,6 @@ def test_workload_that_runs_the_boundarys_kernel_is_an_error():
         learned(kernel("fill", 70, 1))
 
 
-@pytest.mark.parametrize(
-    ("names", "kind"),
-    [
-        (("", ALL_GATHER), "all_gather"),
-        (("", "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL"), "reduce_scatter"),
-        (("", "ncclDevKernel_AllReduce_Sum_bf16_TREE_LL"), "all_reduce"),
-        (("", "ncclDevKernel_Broadcast_RING_LL"), "broadcast"),
-        (("", "ncclDevKernel_SendRecv"), "send_recv"),
-        (("all_to_allv", "ncclDevKernel_SendRecv"), "all_to_all"),
-        (("_allgather_base", "ncclDevKernel_Generic_1"), "all_gather"),
-        (("reduce_scatter_tensor_coalesced", "ncclDevKernel_Generic_4"), "reduce_scatter"),
-        (("", "ncclDevKernel_Generic_4"), "other"),
-        (("", "ncclDevKernel_Reduce_Sum"), "other"),
-        (("", "ncclSymkDevKernel_AllGather_LL"), "all_gather"),
-        (("gloo:all_to_all",), "all_to_all"),
-        (("gloo:barrier",), "other"),
-    ],
-)
-def test_collective_is_what_was_asked_for_or_what_the_kernel_says(names, kind):
-    assert collective_of(*names) == kind
-
-
 def test_kernel_names_of_rccl_are_generic_and_torch_says_the_collective():
     (step,) = on_device(kernel("ncclDevKernel_Generic_1", 80, 10, **{"Collective name": "_allgather_base"})).steps
     assert list(step.collectives) == ["all_gather"]
@@ -344,143 +307,3 @@ def test_name_that_other_work_has_too_is_not_learned():
 def test_symmetric_memory_kernels_communicate():
     name = "void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>(...)"
     assert list(on_device(kernel(name, 80, 10)).steps[0].collectives) == ["all_reduce"]
-
-
-def test_boundary_whose_kernel_was_not_recorded_is_refused():
-    lost = trace(boundary(0, 1, 50), boundary(30, 2, 150)[:2])
-    with pytest.raises(ValueError, match="did not record the device"):
-        overlap_of_trace(lost, on_device=True)
-
-
-def test_trace_without_two_boundaries_is_refused():
-    with pytest.raises(ValueError, match=r"the trace has 1 annotations 'aorta::boundary'"):
-        overlap_of_trace(trace(boundary(0)), on_device=False)
-
-
-def test_compute_of_a_cpu_rank_is_its_training_threads_outermost_operators():
-    (step,) = on_cpu(
-        event("cpu_op", "autograd::engine::evaluate_function: MmBackward0", 10, 60),
-        event("cpu_op", "MmBackward0", 12, 40),
-        event("cpu_op", "aten::mm", 15, 30),
-        event("cpu_op", "aten::resolve_conj", 16, 1),
-        event("cpu_op", "aten::copy_", 50, 4),
-        event("cpu_op", "aten::mm", 60, 20, BACKWARD),
-        event("user_annotation", "FSDP::all_gather", 80, 15),
-    ).steps
-    assert (step.compute_ms, step.copy_ms) == (pytest.approx(0.030), pytest.approx(0.004))
-
-
-def test_communication_of_a_cpu_rank_is_its_gloo_threads_work():
-    (step,) = on_cpu(
-        event("cpu_op", "c10d::_allgather_base_", 5, 3),
-        event("user_annotation", "gloo:all_gather", 10, 40, GLOO),
-        event("cpu_op", "aten::copy_", 45, 5, GLOO),
-        event("cpu_op", "aten::mm", 20, 20),
-    ).steps
-    assert step.collectives["all_gather"].total_ms == pytest.approx(0.040)
-    assert step.overlap_ratio == pytest.approx(0.5)
-
-
-def test_operators_of_a_cpu_rank_count_without_those_that_they_call():
-    found = on_cpu(
-        event("cpu_op", "aten::linear", 10, 40),
-        event("cpu_op", "autograd::engine::evaluate_function: MmBackward0", 15, 35),
-        event("cpu_op", "aten::addmm", 20, 25),
-        event("cpu_op", "aten::copy_", 22, 5),
-        event("cpu_op", "_c10d_functional::wait_tensor", 30, 10),
-        event("cpu_op", "aten::mm", 60, 10),
-        event("cpu_op", "aten::mm", 60, 10, BACKWARD),
-        event("cpu_op", "aten::mm", 200, 10),
-        event("user_annotation", "gloo:all_gather", 20, 20, GLOO),
-    )
-    assert {family: (round(time.ms, 6), time.calls) for family, time in found.kernels.items()} == {
-        "gloo:all_gather": (0.020, 1.0),
-        "aten::linear": (0.015, 1.0),
-        "aten::addmm": (0.010, 1.0),
-        "aten::mm": (0.010, 1.0),
-        "aten::copy_": (0.005, 1.0),
-    }
-    assert [(each.kind, each.num_bytes, each.ms) for each in found.collectives] == [("all_gather", None, [0.020])]
-
-
-def test_waiting_within_an_operator_is_no_compute():
-    (step,) = on_cpu(
-        event("cpu_op", "aten::linear", 10, 40),
-        event("cpu_op", "_c10d_functional::wait_tensor", 20, 20),
-        event("user_annotation", "gloo:all_gather", 20, 20, GLOO),
-    ).steps
-    assert (step.compute_ms, step.overlap_ratio) == (pytest.approx(0.020), 0)
-
-
-def test_reduce_scatter_that_gloo_serves_with_an_all_reduce_keeps_its_name():
-    (step,) = on_cpu(
-        event("cpu_op", "c10d::_reduce_scatter_base_", 5, 3),
-        event("cpu_op", "c10d::allreduce_", 30, 3),
-        event("user_annotation", "gloo:all_reduce", 8, 10, GLOO),
-        event("user_annotation", "gloo:all_reduce", 34, 20, GLOO),
-    ).steps
-    times = {kind: round(time.total_ms, 6) for kind, time in step.collectives.items()}
-    assert times == {"reduce_scatter": 0.01, "all_reduce": 0.02}
-
-
-def test_work_that_no_known_call_asked_for_is_named_as_gloo_names_it():
-    (step,) = on_cpu(
-        event("cpu_op", "c10d::_reduce_scatter_base_", 5, 3),
-        event("user_annotation", "gloo:all_reduce", 8, 10, GLOO),
-        event("user_annotation", "gloo:all_reduce", 34, 20, GLOO),
-    ).steps
-    assert list(step.collectives) == ["all_reduce"]
-
-
-def test_trace_is_read_gzipped_or_not_and_anything_else_is_refused(tmp_path):
-    document = trace(boundary(0))
-    plain, packed, other = tmp_path / "plain.json", tmp_path / "packed.json.gz", tmp_path / "other.json"
-    plain.write_text(json.dumps(document))
-    packed.write_bytes(gzip.compress(plain.read_bytes()))
-    other.write_text("[]")
-    assert read_trace(plain) == read_trace(packed) == document
-    with pytest.raises(ValueError, match="not a Chrome trace"):
-        read_trace(other)
-
-
-def test_kept_trace_has_the_steps_alone_and_reads_the_same():
-    meeting = kernel("ncclDevKernel_AllReduce_Sum", 20, 10)
-    whole = trace(meeting, boundary(0, 1, 50), kernel(ALL_GATHER, 60, 30), boundary(30, 2, 150), kernel("late", 170, 5))
-    alone = steps_alone(whole, on_device=True)
-    names = [one["name"] for one in alone["traceEvents"]]
-    assert meeting["name"] not in names
-    assert "late" not in names
-    assert {"process_name", ALL_GATHER, "cudaLaunchKernel"} <= set(names)
-    assert overlap_of_trace(alone, on_device=True) == overlap_of_trace(whole, on_device=True)
-
-
-LAUNCH = event("cuda_runtime", "cudaLaunchKernel", 5, 1, correlation=9)
-
-
-def blocking_call_among(*events):
-    return find_blocking_call(trace(boundary(0, 1, 50), LAUNCH, *events, boundary(100, 2, 150)))
-
-
-def test_step_without_a_wait_for_the_device_has_no_blocking_call():
-    assert blocking_call_among(event("cuda_runtime", "cudaEventQuery", 10, 40)) is None
-
-
-@pytest.mark.parametrize(
-    "name", ["cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy", "cudaFree",
-             "hipStreamSynchronize", "cuMemcpyDtoH_v2", "hipMemcpyWithStream"],
-)  # fmt: skip
-def test_call_that_waits_for_the_device_is_blocking(name):
-    assert blocking_call_among(event("cuda_runtime", name, 10, 40)) == name
-
-
-def test_longest_blocking_call_is_named_with_its_outermost_operator():
-    operators = event("cpu_op", "aten::item", 20, 30), event("cpu_op", "aten::_local_scalar_dense", 21, 28)
-    short = event("cuda_runtime", "cudaEventSynchronize", 10, 2)
-    long = event("cuda_runtime", "cudaStreamSynchronize", 22, 20)
-    assert blocking_call_among(*operators, short, long) == "cudaStreamSynchronize in aten::item"
-
-
-def test_wait_outside_the_steps_or_of_a_thread_that_launches_nothing_does_not_block():
-    after = event("cuda_runtime", "cudaDeviceSynchronize", 120, 40)
-    watchdog = event("cuda_runtime", "cudaEventSynchronize", 10, 40, BACKWARD + 7)
-    assert blocking_call_among(after, watchdog) is None

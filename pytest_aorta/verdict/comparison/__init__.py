@@ -1,0 +1,1 @@
+"""Comparison of launches with a stored baseline or with an A/B reference, metric by metric."""

@@ -1,0 +1,344 @@
+"""Rules on what is compared: config, choices of setup(), steps, machine, versions, and settings of the code."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_aorta.common.errors import SpecError
+from pytest_aorta.verdict.applicability import TEST_HOOK_KEY, identity, other_config
+from pytest_aorta.verdict.metrics import Tolerance
+from pytest_aorta.verdict.noise.priors import BLOCK_GAP_S
+from pytest_aorta.verdict.statistics.decision import Outcome
+from tests.unit.builders import launches_near, make_baseline, make_facts, on_cpu, stamp, stored, with_p50
+from tests.unit.verdict.compared import (
+    CONFIG,
+    LONG,
+    OTHER_WEIGHTS,
+    PINNED_CPU,
+    STABLE,
+    SURE,
+    check,
+    chose,
+    compare,
+    outcomes,
+)
+
+
+def test_p99_of_few_steps_is_not_compared_by_default():
+    for steps, compared in ((99, False), (100, True)):
+        launch = make_facts(num_steps=steps)
+        verdicts = check(launch, baseline=make_baseline(launches=stored(launch)))
+        assert ("step_time_p99" in outcomes(verdicts)) is compared
+
+
+def test_marked_p99_of_few_steps_is_refused_with_the_remedy():
+    with pytest.raises(SpecError) as caught:
+        check(make_facts(num_steps=20), baseline=make_baseline(), marked={"step_time_p99": Tolerance(0.1)})
+    assert str(caught.value) == (
+        "tolerance of step_time_p99: 20 steps were measured, but step_time_p99 needs at least 100; measure more steps, "
+        "or use step_time_tail5"
+    )
+
+
+def test_baseline_of_another_config_is_missing_and_names_the_key():
+    row = check(make_facts(), baseline=make_baseline(), config=CONFIG | {"steps": 30})["step_time_p50"]
+    assert row.outcome is Outcome.MISSING
+    assert row.reason == (
+        "the baseline was recorded with steps=20, the test has steps=30; record it again with --update-baselines"
+    )
+
+
+def test_every_changed_config_key_is_named():
+    recorded = make_baseline(config={"lr": 0.1, "steps": 20, "old": "x", "model": {"layers": 2}})
+    row = check(make_facts(), baseline=recorded, config={"lr": 0.2, "steps": 20, "new": None, "model": {"layers": 3}})[
+        "step_time_p50"
+    ]
+    assert row.detail == (
+        "the baseline was recorded with lr=0.1, model={'layers': 2}, no key new, old='x', "
+        "the test has lr=0.2, model={'layers': 3}, new=None, no key old"
+    )
+
+
+@pytest.mark.parametrize("config", [{"steps": 20}, {"steps": 20, "dtype": "float32", "new": 1}])
+def test_config_key_that_one_side_lacks_makes_another_config(config):
+    row = check(make_facts(), baseline=make_baseline(), config=config)["step_time_p50"]
+    assert row.outcome is Outcome.MISSING
+
+
+@pytest.mark.parametrize(
+    ("recorded", "config"),
+    [
+        ({"shard": 1}, {"shard": True}),
+        ({"shard": False}, {"shard": 0}),
+        ({"shard": True}, {"shard": 1.0}),
+        ({"model": {"layers": [4, {"shard": 1}]}}, {"model": {"layers": [4, {"shard": True}]}}),
+        ({"model": {"shard": 1}}, {"model": {"shard": 1, "tie": True}}),
+        ({"sizes": [1, 2]}, {"sizes": [1]}),
+    ],
+)
+def test_truth_value_is_another_config_than_the_number_it_equals(recorded, config):
+    row = check(make_facts(), baseline=make_baseline(config=recorded), config=config)["step_time_p50"]
+    assert row.outcome is Outcome.MISSING
+    assert row.detail.startswith("the baseline was recorded with ")
+
+
+@pytest.mark.parametrize(
+    ("recorded", "config"),
+    [({"lr": 1}, {"lr": 1.0}), ({"shard": True, "sizes": [1, 2.0]}, {"shard": True, "sizes": [1.0, 2]})],
+)
+def test_integer_is_the_same_config_as_the_float_it_equals(recorded, config):
+    launches = stored(*[make_facts()] * 10)
+    row = check(make_facts(), baseline=make_baseline(config=recorded, launches=launches), config=config)
+    assert row["step_time_p50"].outcome is Outcome.PASS
+
+
+_VALUES = st.recursive(
+    st.booleans() | st.sampled_from([0, 1, "1", None]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from("ab"), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+@given(_VALUES, _VALUES)
+def test_configs_are_equal_exactly_if_their_json_is(one, other):
+    is_same = json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+    assert (other_config({"key": one}, {"key": other}) is None) is is_same
+
+
+def test_fault_is_no_part_of_the_identity():
+    assert identity({"steps": 20, TEST_HOOK_KEY: {"kind": "slowdown"}}) == {"steps": 20}
+
+
+@pytest.mark.parametrize("launches", [[chose("full on all 4 blocks")], [chose("none on all 4 blocks"), make_facts()]])
+def test_baseline_of_another_choice_of_checkpointing_is_missing_and_names_both(launches):
+    baseline = make_baseline(launches=stored(*[chose("none on all 4 blocks")] * 10))
+    row = check(*launches, baseline=baseline)["step_time_p50"]
+    chosen = launches[-1].environment.get("activation_checkpointing")
+    assert (row.outcome, row.reason) == (
+        Outcome.MISSING,
+        f"the baseline was recorded with activation_checkpointing='none on all 4 blocks', which setup chose, and a "
+        f"launch with {chosen!r}; record it again with --update-baselines",
+    )
+
+
+def test_same_choice_of_checkpointing_is_compared():
+    launches = [chose("none on all 4 blocks")] * 3
+    verdicts = check(*launches, baseline=make_baseline(launches=stored(*launches * 3)))
+    assert set(outcomes(verdicts).values()) == {Outcome.PASS}
+
+
+@pytest.mark.parametrize("num_steps", [1, 99, 101])
+def test_launch_of_another_number_of_steps_misses_every_metric_of_the_baseline(num_steps):
+    slow_tail = LONG["step_time_ms"] | {"p99": 36.0}
+    candidate = make_facts(**LONG | {"num_steps": num_steps, "step_time_ms": slow_tail})
+    baseline = make_baseline(launches=stored(*[make_facts(**LONG)] * 10))
+    verdicts = check(*[candidate] * 3, baseline=baseline)
+    assert outcomes(verdicts) == dict.fromkeys(["step_time_p50", "step_time_p99", "weight_hash"], Outcome.MISSING)
+    assert verdicts["step_time_p99"].reason == (
+        f"the baseline was recorded with 100 measured steps, the test has {num_steps}; "
+        "record it again with --update-baselines"
+    )
+    # The percentile needs 100 steps, so a launch of fewer steps has lost it and fails whatever --aorta-fail-on says.
+    assert verdicts["step_time_p99"].is_lost is (num_steps < 100)
+
+
+def test_one_of_several_launches_with_another_number_of_steps_is_enough():
+    launches = [make_facts(), make_facts(), make_facts(num_steps=19)]
+    assert set(outcomes(check(*launches, baseline=STABLE)).values()) == {Outcome.MISSING}
+
+
+def test_marked_percentile_of_a_baseline_with_too_few_steps_is_missing():
+    row = check(make_facts(**LONG), baseline=STABLE, marked={"step_time_p99": Tolerance(0.1)})["step_time_p99"]
+    assert row.outcome is Outcome.MISSING
+    assert row.detail.startswith("the baseline was recorded with 20 measured steps, the test has 100")
+
+
+NAMED = {"step_time_p50": Tolerance(0.05)}
+ON_CPU = make_baseline(launches=stored(*[on_cpu()] * 10))
+
+
+def test_cpu_timing_of_this_block_is_judged_no_finer_than_a_doubling():
+    assert (
+        check(*[with_p50(on_cpu(), 15.0)] * 3, baseline=ON_CPU, marked=NAMED)["step_time_p50"].outcome is Outcome.PASS
+    )
+    row = check(*[with_p50(on_cpu(), 30.0)] * 3, baseline=ON_CPU, marked=NAMED)["step_time_p50"]
+    assert (row.outcome, str(row.tolerance)) == (Outcome.REGRESSION, "100%")
+
+
+def test_cpu_timing_keeps_a_tolerance_wider_than_a_doubling():
+    marked = {"step_time_p50": Tolerance(3.0)}
+    row = check(*[with_p50(on_cpu(), 30.0)] * 3, baseline=ON_CPU, marked=marked)["step_time_p50"]
+    assert (row.outcome, str(row.tolerance)) == (Outcome.PASS, "300%")
+
+
+@pytest.mark.parametrize(
+    "recorded",
+    [on_cpu(block="f" * 12), on_cpu(recorded_at=stamp(BLOCK_GAP_S["cpu"] + 120))],
+    ids=["another machine", "an hour ago"],
+)
+def test_cpu_timing_of_another_block_is_not_applicable(recorded):
+    verdicts = check(on_cpu(), baseline=make_baseline(launches=stored(recorded)), marked=NAMED)
+    assert outcomes(verdicts) == {"step_time_p50": Outcome.NOT_APPLICABLE, "weight_hash": Outcome.PASS}
+    row = verdicts["step_time_p50"]
+    assert row.reason == "times of CPU ranks are compared only within one hour on one machine"
+    assert row.baseline == 10.0
+
+
+def test_gpu_timing_carries_over_between_blocks():
+    elsewhere = launches_near(10.0, 10, block="f" * 12, recorded_at="2020-01-01T00:00:00Z")
+    assert (
+        check(make_facts(), baseline=make_baseline(launches=stored(*elsewhere)))["step_time_p50"].outcome
+        is Outcome.PASS
+    )
+
+
+def test_timing_of_another_launcher_is_not_applicable_and_its_numbers_are():
+    verdicts = check(make_facts(launcher="forkserver"), baseline=make_baseline())
+    assert outcomes(verdicts) == {"step_time_p50": Outcome.NOT_APPLICABLE, "weight_hash": Outcome.PASS}
+    assert verdicts["step_time_p50"].reason == "ranks were started by forkserver, the baseline's by torchrun"
+
+
+def test_cpu_timing_that_no_marker_names_is_not_applicable():
+    slow = [with_p50(on_cpu(), 90.0)] * 3
+    for verdicts in (check(*slow, baseline=ON_CPU), compare(slow, [on_cpu()] * 3)):
+        row = verdicts["step_time_p50"]
+        assert row.outcome is Outcome.NOT_APPLICABLE
+        assert row.reason == "times of CPU ranks are compared only if a tolerance marker names the metric"
+
+
+def test_stored_exact_time_is_not_asked_of_cpu_ranks():
+    row = check(with_p50(on_cpu(), 11.0), baseline=ON_CPU, marked={"step_time_p50": Tolerance(None)})["step_time_p50"]
+    assert str(row.tolerance) == "100%"
+
+
+def test_stored_launches_of_one_cpu_block_are_compared_later_too():
+    old = [on_cpu(recorded_at=stamp(48 * 3600 + age)) for age in (60, 30, 0)]
+    row = check(*old, baseline=make_baseline(launches=stored(*old)), marked={"step_time_p50": Tolerance(1.0)})
+    assert row["step_time_p50"].outcome is not Outcome.NOT_APPLICABLE
+
+
+NEWER = make_facts().environment | {"torch": "2.12.0"}
+
+
+def test_numeric_environment_that_differs_is_not_applicable_and_named():
+    row = check(make_facts(environment=NEWER), baseline=STABLE)["weight_hash"]
+    assert row.outcome is Outcome.NOT_APPLICABLE
+    assert row.reason == "torch is '2.12.0', the baseline's '2.11.0'"
+
+
+def test_reasons_of_an_ab_speak_of_its_reference_not_of_a_baseline():
+    hashed = compare([make_facts(environment=NEWER)] * 2, [make_facts()] * 2)["weight_hash"]
+    assert (hashed.outcome, hashed.reason) == (Outcome.NOT_APPLICABLE, "torch is '2.12.0', the reference's '2.11.0'")
+    timed = compare([make_facts(launcher="forkserver")] * 2, [make_facts()] * 2)["step_time_p50"]
+    assert timed.reason == "ranks were started by forkserver, the reference's by torchrun"
+
+
+def test_timing_is_compared_in_another_numeric_environment():
+    assert check(make_facts(environment=NEWER), baseline=STABLE)["step_time_p50"].outcome is Outcome.PASS
+
+
+def test_environment_value_none_means_the_same_as_an_absent_one():
+    recorded = make_facts(environment=make_facts().environment | {"hip": None})
+    row = check(make_facts(), baseline=make_baseline(launches=stored(recorded)))["weight_hash"]
+    assert row.outcome is Outcome.PASS
+
+
+def test_hash_of_a_run_that_is_not_reproducible_is_not_applicable():
+    loose = make_facts(environment=make_facts().environment | {"bitwise_reproducible": False}, weight_hashes={"1": "f"})
+    row = check(loose, baseline=make_baseline(launches=stored(loose)))["weight_hash"]
+    assert row.outcome is Outcome.NOT_APPLICABLE
+    assert "not bitwise reproducible" in row.reason
+
+
+def test_number_with_a_tolerance_is_compared_in_another_numeric_environment():
+    newer = make_facts(environment=NEWER, final_loss=2.02)
+    baseline = make_baseline(launches=stored(*[make_facts(final_loss=2.0)] * 5))
+    assert check(newer, baseline=baseline, marked={"final_loss": Tolerance(0.05)})["final_loss"].outcome is Outcome.PASS
+    row = check(newer, baseline=baseline, marked={"final_loss": Tolerance(None)})["final_loss"]
+    assert row.outcome is Outcome.NOT_APPLICABLE
+
+
+REPRODUCIBLE = make_baseline(launches=stored(make_facts(environment=SURE)))
+
+
+@pytest.mark.parametrize("dropped", ["torch", "deterministic_algorithms", "bitwise_reproducible"])
+def test_changed_hash_of_a_launch_that_drops_a_fact_is_lost(dropped):
+    environment = {key: value for key, value in SURE.items() if key != dropped}
+    row = check(make_facts(environment=environment, weight_hashes=OTHER_WEIGHTS), baseline=REPRODUCIBLE)["weight_hash"]
+    assert (row.outcome, row.is_lost) == (Outcome.MISSING, True)
+    assert row.detail.startswith(f"the launch does not report {dropped}, which is {SURE[dropped]!r} in the baseline; ")
+
+
+@pytest.mark.parametrize("fact", ["deterministic_algorithms", "bitwise_reproducible"])
+@pytest.mark.parametrize("metric", ["weight_hash", "final_loss"])
+def test_changed_number_of_a_launch_that_is_no_longer_reproducible_is_lost(fact, metric):
+    candidate = make_facts(environment=SURE | {fact: False}, weight_hashes=OTHER_WEIGHTS, final_loss=2.0)
+    baseline = make_baseline(launches=stored(make_facts(environment=SURE, final_loss=1.0)))
+    row = check(candidate, baseline=baseline, marked={"final_loss": Tolerance(None)})[metric]
+    assert (row.outcome, row.is_lost) == (Outcome.MISSING, True)
+    assert row.detail.startswith(f"{fact} is False, but True in the baseline; ")
+
+
+@pytest.mark.parametrize("lost", [{}, {"bitwise_reproducible": False}], ids=["kept", "lost"])
+def test_hash_of_a_baseline_without_reproducibility_is_not_applicable(lost):
+    loose = make_baseline(launches=stored(make_facts(environment=SURE | {"bitwise_reproducible": False})))
+    row = check(make_facts(environment=SURE | lost, weight_hashes=OTHER_WEIGHTS), baseline=loose)["weight_hash"]
+    assert row.outcome is Outcome.NOT_APPLICABLE
+
+
+def test_fact_of_the_machine_that_the_baseline_does_not_have_yet_is_another_environment():
+    row = check(make_facts(environment=SURE | {"nccl": "2.27"}), baseline=REPRODUCIBLE)["weight_hash"]
+    assert (row.outcome, row.detail) == (Outcome.NOT_APPLICABLE, "nccl is '2.27', the baseline's None")
+
+
+@pytest.mark.parametrize(
+    ("machine", "text"),
+    [
+        ({"torch": "2.12.0"}, "torch is '2.12.0', the baseline's '2.11.0'"),
+        ({"cpu_capability": "DEFAULT", "cpu_kernels": None}, "cpu_capability is 'DEFAULT', the baseline's 'AVX2'"),
+    ],
+)
+def test_number_of_code_with_another_setting_on_another_machine_is_not_applicable(machine, text):
+    baseline = make_baseline(launches=stored(make_facts(environment=PINNED_CPU)))
+    elsewhere = make_facts(environment=PINNED_CPU | machine | {"num_threads": 2}, weight_hashes=OTHER_WEIGHTS)
+    row = check(elsewhere, baseline=baseline)["weight_hash"]
+    assert (row.outcome, row.detail) == (Outcome.NOT_APPLICABLE, text)
+
+
+def test_pins_that_code_sets_on_a_cpu_that_the_launcher_does_not_pin_are_a_setting():
+    arm = PINNED_CPU | {"cpu_capability": "SVE256", "cpu_kernels": None}
+    baseline = make_baseline(launches=stored(make_facts(environment=arm)))
+    for changed in (
+        {"cpu_kernels": "MKL_CBWR=AVX2"},
+        {"cpu_kernels": "ATEN_CPU_CAPABILITY=default", "cpu_capability": "DEFAULT"},
+    ):
+        row = check(make_facts(environment=arm | changed, weight_hashes=OTHER_WEIGHTS), baseline=baseline)[
+            "weight_hash"
+        ]
+        assert row.outcome is Outcome.REGRESSION
+
+
+@pytest.mark.parametrize("capability", ["DEFAULT", "SVE256"])
+def test_cpus_that_the_launcher_does_not_pin_are_other_machines_by_their_capability(capability):
+    old = PINNED_CPU | {"cpu_capability": "NO AVX", "cpu_kernels": None}
+    baseline = make_baseline(launches=stored(make_facts(environment=old)))
+    elsewhere = make_facts(environment=old | {"cpu_capability": capability}, weight_hashes=OTHER_WEIGHTS)
+    assert check(elsewhere, baseline=baseline)["weight_hash"].outcome is Outcome.NOT_APPLICABLE
+
+
+def test_other_vendor_is_another_machine_if_both_sides_report_the_vendor():
+    intel, amd = (PINNED_CPU | {"cpu_vendor": name} for name in ("GenuineIntel", "AuthenticAMD"))
+    baseline = make_baseline(launches=stored(make_facts(environment=intel)))
+    row = check(make_facts(environment=amd, block="elsewhere"), baseline=baseline)["weight_hash"]
+    assert row.detail == "cpu_vendor is 'AuthenticAMD', the baseline's 'GenuineIntel'"
+    assert row.outcome is Outcome.NOT_APPLICABLE
+
+
+@pytest.mark.parametrize(("block", "outcome"), [("here", Outcome.PASS), ("elsewhere", Outcome.MISSING)])
+def test_vendor_that_the_launch_drops_is_lost_on_another_host_only(block, outcome):
+    baseline = make_baseline(launches=stored(make_facts(environment=SURE | {"cpu_vendor": "x"}, block="here")))
+    assert check(make_facts(environment=SURE, block=block), baseline=baseline)["weight_hash"].outcome is outcome
