@@ -301,7 +301,7 @@ def detection_lines(
         metric = METRICS[name]
         if given.value is None or not_applicable(metric, given, center_launches[-1], center_launches[-1]):
             continue
-        if None in transformed_values(metric, center_launches, center_launches):
+        if not comparison.has_estimate(metric):
             continue
         tolerance, stored = widened(metric, center_launches[-1], given), comparison.estimate(metric)
         if not metric.by_family and (problem := comparison.undecidable(metric, tolerance)):

@@ -11,7 +11,7 @@ from pytest_aorta.plan.worktree import git
 from pytest_aorta.verdict.baseline import Baseline, parse_baseline, read_baseline_file
 from pytest_aorta.verdict.comparison.stored import StoredComparison
 from pytest_aorta.verdict.metrics import Direction, Metric
-from pytest_aorta.verdict.noise.priors import prior_variance, transformed_values
+from pytest_aorta.verdict.noise.priors import prior_variance
 from pytest_aorta.verdict.statistics.variance import Estimate
 
 
@@ -27,10 +27,7 @@ class StoredFile:
     others: tuple[Baseline, ...]
 
     def estimate(self, metric: Metric) -> Estimate | None:
-        """Return the baseline estimate of a metric, or None if a center launch has no value on the metric's scale."""
-        center_launches = self.baseline.center_launches
-        if metric.direction is Direction.EXACT or None in transformed_values(metric, center_launches, center_launches):
-            return None
+        """Return the baseline estimate of a metric, or None if the baseline has none."""
         device = self.baseline.center_launches[-1].device
         comparison = StoredComparison(
             self.baseline.case,
@@ -39,7 +36,8 @@ class StoredFile:
             marked={},
             priors=lambda asked: prior_variance(asked, device, self.others),
         )
-        return comparison.estimate(metric)
+        is_known = metric.direction is not Direction.EXACT and comparison.has_estimate(metric)
+        return comparison.estimate(metric) if is_known else None
 
 
 def stored_files(folder: Path, platform: str | None) -> tuple[list[StoredFile], list[str]]:

@@ -77,14 +77,17 @@ class StoredComparison:
         return Verdicts(self.case, tuple(rows), notes_on(rows, launches, center_launches, side))
 
     def variance(self, metric: Metric) -> VarianceComponents:
-        """Return the variance of a metric in the baseline, or the prior if a center launch lacks the metric."""
-        center = () if self.baseline is None else self.baseline.center_launches
-        if not center or None in transformed_values(metric, center, center):
-            return self.priors(metric)
-        return self.estimate(metric).variance
+        """Return the variance of a metric in the baseline, or the prior if the baseline has no estimate."""
+        return self.estimate(metric).variance if self.has_estimate(metric) else self.priors(metric)
+
+    def has_estimate(self, metric: Metric) -> bool:
+        """Return True if all center launches but those with a late host have a value on the metric's scale."""
+        center_launches = () if self.baseline is None else self.baseline.center_launches
+        known = profiled(metric, center_launches)
+        return bool(known) and None not in transformed_values(metric, known, center_launches)
 
     def estimate(self, metric: Metric) -> Estimate:
-        """Return the baseline estimate of a metric. The baseline must exist and contain the metric."""
+        """Return the baseline estimate of a metric, which the baseline must have (:meth:`has_estimate`)."""
         assert self.baseline is not None
         center_values = transformed_by_block(metric, self.baseline.center_launches, self.baseline.center_launches)
         return baseline_estimate(center_values, transformed_by_revision(metric, self.baseline), self.priors(metric))

@@ -15,7 +15,7 @@ from pytest_aorta.cli.baselines.diff import diff_lines
 from pytest_aorta.cli.baselines.find import StoredFile
 from pytest_aorta.cli.baselines.show import show_lines
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
-from pytest_aorta.result.trace.profiled_steps import CollectiveTime, StepOverlap
+from pytest_aorta.result.trace.profiled_steps import AS_RUN, CollectiveTime, StepOverlap
 from pytest_aorta.verdict.baseline import Baseline, parse_baseline
 from pytest_aorta.verdict.causes.explain import exposure
 from pytest_aorta.verdict.comparison.paired import PairedComparison
@@ -164,6 +164,28 @@ def test_stored_overlap_is_shown_and_compared_on_its_scale():
     differing = "\n".join(diff_lines(*files, 200))
     assert re.search(r"overlap_ratio .* -3[56]\.\d points +beyond the uncertainty", differing)
     assert re.search(r"exposed_comm_ms .* \+3[56]\.\d% of step +beyond the uncertainty", differing)
+
+
+@pytest.mark.parametrize("late", [(0, 4, 9), (9,), (0,)])
+def test_stored_launches_with_late_hosts_leave_the_others_values(late):
+    """Compare what is shown and reported with a baseline of the other launches alone."""
+    name = "overlap_ratio"
+    launches = [
+        replace(launch, metrics={f"{name}{AS_RUN}": 0.61}) if number in late else launch
+        for number, launch in enumerate(around(0.86, 10))
+    ]
+    others = [launch for launch in launches if name in launch.metrics]
+    some, whole = (make_baseline(launches=stored(*part)) for part in (launches, others))
+    shown = [
+        next(line.split() for line in show_lines(StoredFile("A", baseline, ()), 200) if name in line)
+        for baseline in (some, whole)
+    ]
+    assert shown[0] == shown[1]
+    reported = [
+        next(line for line in detection_lines(baseline, {}, default_priors, 5) if name in line)
+        for baseline in (some, whole)
+    ]
+    assert reported[0] == reported[1]
 
 
 def test_detection_of_lost_overlap_is_reported_in_points():
