@@ -10,8 +10,19 @@ from typing import Any
 
 import jsonschema  # noqa: F401
 import numpy  # noqa: F401 - pytester forgets what an inner run imported, and numpy refuses to be loaded twice
+import pynvml  # noqa: F401
 import pytest
 import scipy.stats  # noqa: F401 - as numpy
+
+# What a run imports late: without these lines, each of the several hundred inner runs would import it again.
+import pytest_aorta.plugin.fixtures
+import pytest_aorta.plugin.header
+import pytest_aorta.plugin.read_markers
+import pytest_aorta.plugin.summary
+import pytest_aorta.report.write
+import pytest_aorta.session.baselines
+import pytest_aorta.session.history.keep
+import pytest_aorta.session.session  # noqa: F401
 
 TOY_YAML = """
 description: a toy
@@ -141,7 +152,7 @@ pytestmark = pytest.mark.tolerance(step_time_p50="5%")
 
 # The inner pytest runs in this process, where the plugin has been imported already.
 INI = """[pytest]
-addopts = --strict-markers -p no:rerunfailures -p no:randomly
+addopts = --strict-markers -p no:rerunfailures -p no:randomly -p no:hypothesispytest
 filterwarnings =
     error
     ignore:Module already imported:pytest.PytestAssertRewriteWarning
