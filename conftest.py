@@ -15,8 +15,9 @@ settings.register_profile("no time limits", deadline=None, suppress_health_check
 settings.load_profile("no time limits")
 
 
-# pytest-randomly, which the tests of other plugins need, would shuffle and seed every run that a test starts.
-ADDOPTS = "-p no:randomly"
+# pytest-randomly, which the tests of other plugins need, would shuffle and seed every run that a test starts. Importing
+# hypothesis takes a third of a run's start, and no run needs it.
+ADDOPTS = "-p no:randomly -p no:hypothesispytest"
 
 
 def pytest_configure() -> None:

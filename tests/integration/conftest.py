@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import jsonschema  # noqa: F401
 import numpy  # noqa: F401 - pytester forgets what an inner run imported, and numpy refuses to be loaded twice
+import pynvml  # noqa: F401
 import pytest
 import scipy.stats  # noqa: F401 - as numpy
+
+# What a run imports late: without these lines, each of the several hundred inner runs would import it again.
+import pytest_aorta.plugin.fixtures
+import pytest_aorta.plugin.header
+import pytest_aorta.plugin.read_markers
+import pytest_aorta.plugin.summary
+import pytest_aorta.report.write
+import pytest_aorta.session.baselines
+import pytest_aorta.session.history.keep
+import pytest_aorta.session.session  # noqa: F401
 
 TOY_YAML = """
 description: a toy
@@ -141,7 +153,7 @@ pytestmark = pytest.mark.tolerance(step_time_p50="5%")
 
 # The inner pytest runs in this process, where the plugin has been imported already.
 INI = """[pytest]
-addopts = --strict-markers -p no:rerunfailures -p no:randomly
+addopts = --strict-markers -p no:rerunfailures -p no:randomly -p no:hypothesispytest
 filterwarnings =
     error
     ignore:Module already imported:pytest.PytestAssertRewriteWarning
@@ -195,10 +207,17 @@ class Project:
         return self.test_file(f"import pytest\n\n{marks}\ndef test_one(workload, distributed_world):\n    {body}\n")
 
     def run(self, *arguments: str) -> pytest.RunResult:
+        """Run pytest in this process, or apart if xdist or pytest-rerunfailures would leave threads and sockets behind.
+
+        A process of its own takes five times as much processor time.
+        """
+        lets_in_reruns = "-p no:rerunfailures" not in (self.path / "tox.ini").read_text()
+        if lets_in_reruns or any(re.match(r"-n\d", argument) for argument in arguments):
+            return self.run_apart(*arguments)
         return self.pytester.runpytest_inprocess("-p", "no:cacheprovider", *arguments)
 
     def run_apart(self, *arguments: str) -> pytest.RunResult:
-        """Run pytest in a process of its own: xdist and pytest-rerunfailures leave threads and sockets behind."""
+        """Run pytest in a process of its own."""
         return self.pytester.runpytest_subprocess("-p", "no:cacheprovider", *arguments, timeout=150)
 
     def summary(self) -> dict[str, Any]:

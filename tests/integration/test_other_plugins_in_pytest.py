@@ -267,7 +267,7 @@ def pytest_exception_interact(node, call, report):
 def test_editor_receives_the_message_about_a_wrong_marker(declared, options):
     declared.write("conftest.py", SHOWS_ERRORS)
     declared.write("test_bad.py", "import pytest\n@pytest.mark.world(ranks=2)\ndef test_bad(workload): pass\n")
-    declared.run_apart(*options).assert_outcomes(errors=1)
+    declared.run(*options).assert_outcomes(errors=1)
     shown = (declared.path / "shown.txt").read_text()
     assert shown.startswith("test_bad.py: ")
     assert "test_bad.py::test_bad: marker world has no keywords ['ranks']" in shown

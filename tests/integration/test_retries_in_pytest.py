@@ -15,11 +15,17 @@ REPORTS = ("--aorta-report=out/report.html", "--junitxml=junit.xml")
 
 @pytest.fixture
 def reported(project, monkeypatch):
-    """The project in a pytest process of its own, with all reports, and with pytest-rerunfailures."""
+    """The project, with all reports of each run."""
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(project.path / "step.md"))
-    project.let_in("rerunfailures")
-    project.run = functools.partial(project.run_apart, *REPORTS)
+    project.run = functools.partial(project.run, *REPORTS)
     return project
+
+
+@pytest.fixture
+def retried(reported):
+    """The project, with all reports of each run, and with pytest-rerunfailures."""
+    reported.let_in("rerunfailures")
+    return reported
 
 
 def page(project) -> str:
@@ -47,6 +53,7 @@ def compared(reported, recordings, monkeypatch):
     """The project with its two tests and their baselines."""
     reported.test_file()
     reported.record(recordings["recorded"])
+    reported.let_in("rerunfailures")
     (reported.path / "step.md").unlink(missing_ok=True)
     return reported
 
@@ -89,42 +96,42 @@ def test_test_that_fails_in_every_attempt_is_one_failure_with_its_last_evidence(
     assert "<summary><code>test_toy.py::test_speed (attempt 1)</code></summary>" not in text
 
 
-def test_teardown_that_is_retried_supersedes_the_call_that_passed(reported):
-    reported.write(
+def test_teardown_that_is_retried_supersedes_the_call_that_passed(retried):
+    retried.write(
         "test_toy.py",
         "import pytest\n\nfailures = [ValueError('too early')]\n\n"
         "@pytest.fixture\ndef late():\n    yield\n    if failures:\n        raise failures.pop()\n\n"
         "def test_one(late, workload):\n    workload.check(workload.run('toy'))\n",
     )
-    result = reported.run("--reruns=1", "--update-baselines")
+    result = retried.run("--reruns=1", "--update-baselines")
     assert result.parseoutcomes() == {"passed": 2, "rerun": 1}  # pytest counts the call of the first attempt too
-    assert reported.summary()["tests"] == {"passed": 1}
+    assert retried.summary()["tests"] == {"passed": 1}
     result.stdout.fnmatch_lines(["aorta: *; 1 attempt retried"])
-    assert "too early" in page(reported)
+    assert "too early" in page(retried)
 
 
-def test_launches_of_a_retried_attempt_are_not_recorded(reported):
-    reported.test_file(
+def test_launches_of_a_retried_attempt_are_not_recorded(retried):
+    retried.test_file(
         "attempts = []\n\ndef test_one(workload):\n    workload.check(workload.run('toy'))\n"
         "    attempts.append(1)\n    assert len(attempts) == 2\n"
     )
-    reported.run("--reruns=1", "--update-baselines", "--aorta-launches=2").assert_outcomes(passed=1)
-    [file] = reported.baseline_files()
+    retried.run("--reruns=1", "--update-baselines", "--aorta-launches=2").assert_outcomes(passed=1)
+    [file] = retried.baseline_files()
     assert len(read_baseline_file(file).launches) == 2
 
 
-def test_attempt_that_fails_in_setup_is_labelled(reported):
-    reported.write(
+def test_attempt_that_fails_in_setup_is_labelled(retried):
+    retried.write(
         "test_toy.py",
         "import pytest\n\nfailures = [ValueError('not yet')]\n\n"
         "@pytest.fixture\ndef early():\n    if failures:\n        raise failures.pop()\n\n"
         "def test_one(early, workload):\n    workload.run('toy')\n",
     )
-    result = reported.run("--reruns=1")
+    result = retried.run("--reruns=1")
     assert result.parseoutcomes() == {"passed": 1, "rerun": 1}
     result.stdout.fnmatch_lines(["aorta: 1 test; 1 test without a comparison; 1 attempt retried"])
-    assert reported.summary()["tests"] == {"passed": 1}
-    assert attempts(reported, "test_one") == ["1", "2"]
+    assert retried.summary()["tests"] == {"passed": 1}
+    assert attempts(retried, "test_one") == ["1", "2"]
 
 
 # --- failed before a launch -------------------------------------------------------------------------------------------

@@ -67,66 +67,59 @@ REPORT = "--aorta-report=out/report.html"
 UPDATE = ("--update-baselines", "--aorta-launches=2")
 
 
-@pytest.fixture
-def subtested(project):
-    """The project in a pytest process of its own, because xdist and pytest-rerunfailures leave threads behind."""
-    project.run = project.run_apart
-    return project
-
-
 @pytest.mark.parametrize("workers", [[], ["-n1"]], ids=["one process", "xdist"])
-def test_launches_of_a_test_with_subtests_are_stored_once(subtested, workers):
-    subtested.test_file(THREE_SUBTESTS)
-    result = subtested.run(*UPDATE, *workers)
+def test_launches_of_a_test_with_subtests_are_stored_once(project, workers):
+    project.test_file(THREE_SUBTESTS)
+    result = project.run(*UPDATE, *workers)
     assert result.parseoutcomes()["passed"] == 1
     result.stdout.fnmatch_lines(["aorta: 1 test, *; 1 baseline measured*"])
-    [file] = subtested.baseline_files()
+    [file] = project.baseline_files()
     baseline = read_baseline_file(file)
     assert (len(baseline.launches), baseline.revision) == (2, 1)
 
 
 @EACH_KIND
-def test_regressions_in_subtests_fail_their_test_once(subtested, workers, source):
-    subtested.test_file(source)
-    assert subtested.run(*UPDATE).ret == pytest.ExitCode.OK
-    subtested.plant(weight_hash="1" * 16)
-    result = subtested.run(REPORT, "--aorta-markdown=aorta.md", "--junitxml=junit.xml", *workers)
+def test_regressions_in_subtests_fail_their_test_once(project, workers, source):
+    project.test_file(source)
+    assert project.run(*UPDATE).ret == pytest.ExitCode.OK
+    project.plant(weight_hash="1" * 16)
+    result = project.run(REPORT, "--aorta-markdown=aorta.md", "--junitxml=junit.xml", *workers)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(["aorta: 1 test, 2 regression, *"])
-    found = subtested.summary()
+    found = project.summary()
     assert found["tests"] == {"failed": 1}
     assert found["verdicts"]["regression"] == 2
-    comment = (subtested.path / "aorta.md").read_text()
-    assert [comment.count(f"baseline: {file}") for file in subtested.baseline_files()] == [1, 1]
-    cases = list(ElementTree.parse(subtested.path / "junit.xml").iter("testcase"))
+    comment = (project.path / "aorta.md").read_text()
+    assert [comment.count(f"baseline: {file}") for file in project.baseline_files()] == [1, 1]
+    cases = list(ElementTree.parse(project.path / "junit.xml").iter("testcase"))
     names = [entry.get("name") for case in cases for entry in case.iter("property")]
     assert names.count("aorta.a.weight_hash.verdict") == 1
 
 
 @EACH_KIND
-def test_baselines_of_a_test_with_a_failed_subtest_are_not_written(subtested, workers, source):
-    subtested.test_file(source.replace('"b"', '"wrong"'))
-    result = subtested.run(*UPDATE, REPORT, *workers)
+def test_baselines_of_a_test_with_a_failed_subtest_are_not_written(project, workers, source):
+    project.test_file(source.replace('"b"', '"wrong"'))
+    result = project.run(*UPDATE, REPORT, *workers)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(["not recorded, because the test failed: *::a"])
-    assert subtested.baseline_files() == []
-    assert subtested.summary()["tests"] == {"failed": 1}
+    assert project.baseline_files() == []
+    assert project.summary()["tests"] == {"failed": 1}
 
 
-def test_attempt_that_failed_after_a_subtest_writes_nothing(subtested):
-    subtested.let_in("rerunfailures")
-    subtested.test_file(FAILS_ONCE)
-    result = subtested.run("--reruns=1", *UPDATE, REPORT)
+def test_attempt_that_failed_after_a_subtest_writes_nothing(project):
+    project.let_in("rerunfailures")
+    project.test_file(FAILS_ONCE)
+    result = project.run("--reruns=1", *UPDATE, REPORT)
     assert result.ret == pytest.ExitCode.OK
     result.stdout.fnmatch_lines(["aorta: 1 test, *; 1 attempt retried*"])
-    assert subtested.summary()["tests"] == {"passed": 1}
-    [file] = subtested.baseline_files()
+    assert project.summary()["tests"] == {"passed": 1}
+    [file] = project.baseline_files()
     hashes = {one for launch in read_baseline_file(file).launches for one in launch.facts.weight_hashes.values()}
     assert hashes == {"2" * 16}
 
 
-def test_skipped_or_expected_failures_of_subtests_do_not_fail_the_test(subtested):
-    subtested.test_file(
+def test_skipped_or_expected_failures_of_subtests_do_not_fail_the_test(project):
+    project.test_file(
         "import pytest\n"
         "def test_one(workload, subtests):\n"
         "    for name in ('skip', 'xfail'):\n"
@@ -134,9 +127,9 @@ def test_skipped_or_expected_failures_of_subtests_do_not_fail_the_test(subtested
         "            getattr(pytest, name)('reason')\n"
         "    workload.check(workload.run('toy'))\n"
     )
-    assert subtested.run(*UPDATE, REPORT).ret == pytest.ExitCode.OK
-    assert len(subtested.baseline_files()) == 1
-    assert subtested.summary()["tests"] == {"passed": 1}
+    assert project.run(*UPDATE, REPORT).ret == pytest.ExitCode.OK
+    assert len(project.baseline_files()) == 1
+    assert project.summary()["tests"] == {"passed": 1}
 
 
 def test_undecided_test_with_a_failed_subtest_is_failed_and_not_inconclusive(learned):

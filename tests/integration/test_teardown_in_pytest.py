@@ -14,8 +14,8 @@ UPDATE = ("--update-baselines", "--aorta-launches=2")
 
 @pytest.fixture
 def reported(project):
-    """The project in a pytest process of its own, with reports, because xdist leaves threads behind."""
-    project.run = functools.partial(project.run_apart, *REPORTS)
+    """The project, with reports of each run."""
+    project.run = functools.partial(project.run, *REPORTS)
     return project
 
 

@@ -32,7 +32,6 @@ updates.write_baseline = write_baseline
 def spread(project):
     for name, source in TWO_FILES.items():
         project.write(name, f"import pytest\n{TIMED}\n{source}\n")
-    project.write("conftest.py", (project.path / "conftest.py").read_text() + SPY)
     return project
 
 
@@ -41,6 +40,7 @@ def run(project, *arguments: str) -> pytest.RunResult:
 
 
 def test_verdicts_of_all_workers_are_in_one_summary_and_baselines_are_written_once(spread):
+    spread.write("conftest.py", (spread.path / "conftest.py").read_text() + SPY)
     update = run(spread, "--update-baselines")
     update.assert_outcomes(passed=2)
     writers = (spread.path / "writers.txt").read_text().split()
@@ -59,7 +59,7 @@ def test_verdicts_of_all_workers_are_in_one_summary_and_baselines_are_written_on
 def test_orphans_are_reported_once_by_the_controller(spread):
     path = spread.path / "test_a.py"
     path.write_text(TWO_FILES["test_a.py"].replace("test_a(", "test_other("))
-    run(spread, "--update-baselines").assert_outcomes(passed=2)
+    spread.run("--update-baselines", "--aorta-launches=2").assert_outcomes(passed=2)
     path.write_text(TWO_FILES["test_a.py"])
     result = run(spread, "--aorta-fail-on=none", f"--junitxml={spread.path}/report.xml")
     assert result.stdout.str().count("test_a.py::test_other does not exist; delete the file") == 1

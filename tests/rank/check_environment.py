@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import cProfile
-import subprocess
 import sys
-import textwrap
 import warnings
 
+import coverage
 import pytest
 import torch
 from aorta_workloads.llama_fsdp2.workload import LlamaFsdp2Workload
@@ -71,16 +70,11 @@ def test_profiler_of_python_is_named():
 
 @pytest.mark.parametrize("core", ["ctrace", "pytrace", *(["sysmon"] if sys.version_info >= (3, 12) else [])])
 def test_each_core_of_coverage_is_named(tmp_path, core):
-    (tmp_path / "traced.ini").write_text(f"[run]\ncore = {core}\n")
-    (tmp_path / "traced.py").write_text(
-        textwrap.dedent("""
-            from pytest_aorta.worker.environment import python_tracer
-            print(python_tracer())
-        """)
-    )
-    command = [sys.executable, "-m", "coverage", "run", "--rcfile=traced.ini", "traced.py"]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert ended.stdout.startswith("coverage")
+    config = tmp_path / "traced.ini"
+    config.write_text(f"[run]\ncore = {core}\n")
+    with coverage.Coverage(data_file=None, config_file=str(config)).collect():
+        tracer = python_tracer()
+    assert (tracer or "").startswith("coverage")
 
 
 @pytest.mark.parametrize("workload_class", [LlamaFsdp2Workload, LlamaSimpleFsdpWorkload])

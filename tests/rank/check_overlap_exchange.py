@@ -10,7 +10,6 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from pytest_aorta.result.trace.kineto import reading
 from pytest_aorta.result.trace.profiled_steps import CollectiveCalls
@@ -18,6 +17,7 @@ from pytest_aorta.result.trace.transfers import waits_ms
 from pytest_aorta.worker.overlap import profile
 from pytest_aorta.worker.overlap.exchange import calls_of_all_ranks, largest_over_ranks
 from pytest_aorta.worker.overlap.head_start import Pass
+from tests.rank.ranks import run_two_ranks
 from tests.unit.kineto_traces import boundary, kernel, trace
 
 GATHER = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -108,7 +108,7 @@ def run(rank: int, folder: str) -> None:
 
 def test_ranks_exchange_their_calls_and_capture_together(tmp_path):
     """Run all tasks in one pair of ranks, since starting the ranks takes longest."""
-    mp.spawn(run, (str(tmp_path),), nprocs=2)
+    run_two_ranks(run, str(tmp_path))
     passed = sorted(path.name for path in tmp_path.glob("*.[01]"))
     assert passed == ["capture.0", "capture.1", "exchange.0", "exchange.1", "overflow.0", "overflow.1"]
 

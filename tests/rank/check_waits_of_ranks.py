@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from pytest_aorta.common import variables
 from pytest_aorta.result.facts import rank_lags_ms
 from pytest_aorta.result.folder import ARRIVALS_FILE
 from pytest_aorta.result.trace.arrivals import read_arrivals, waits_of_ranks_ms
 from pytest_aorta.worker import Delay, StepTimer
+from tests.rank.ranks import run_two_ranks
 
 STEPS, SLOW_RANK, DELAY_MS = 15, 1, 30.0
 
@@ -40,7 +40,7 @@ def run(rank: int, folder: str, sleeps: bool, records: str) -> None:
 
 
 def waits_ms(folder: Path, sleeps: bool, records: str = "20000") -> list[list[float]]:
-    mp.spawn(run, (str(folder), sleeps, records), nprocs=2)
+    run_two_ranks(run, str(folder), sleeps, records)
     return waits_of_ranks_ms([read_arrivals(folder / str(rank) / ARRIVALS_FILE) for rank in range(2)])
 
 

@@ -357,15 +357,15 @@ def _spent(rate: float, count: int, looks: tuple[int, ...]) -> float:
     This is the spending function of Lan and DeMets (Biometrika 70, 1983) that resembles O'Brien and Fleming's boundary.
     Each look spends the increase since the previous look.
     """
-    from scipy.stats import norm  # imported here, because it would add 0.5 s to collection
+    from scipy.special import ndtr, ndtri  # imported here, because it would add 0.2 s to collection
 
     failing = [look for look in looks if look >= MIN_PAIRS_TO_FAIL] or [count]
     earlier = max((look for look in failing if look < count), default=0)
-    bound = float(norm.ppf(1 - rate / 2))
+    bound = float(ndtri(1 - rate / 2))
 
     def total(pairs: int) -> float:
         information = min(1.0, pairs / failing[-1])
-        return 2 * float(norm.sf(bound / math.sqrt(information))) if information else 0.0
+        return 2 * float(ndtr(-bound / math.sqrt(information))) if information else 0.0
 
     return total(count) - (0.0 if count > failing[-1] else total(earlier))
 
@@ -395,9 +395,11 @@ def _pair_variance(prior: Variance, own: Variance) -> Variance:
 
 @lru_cache(maxsize=4096)
 def _quantile_t(fraction: float, df: float) -> float:
-    from scipy.stats import t  # imported here, because it would add 0.5 s to collection
+    from scipy.special import stdtrit  # importing scipy.stats takes more than twice as long
 
-    return float(t.ppf(fraction, df))
+    if fraction in (0.0, 1.0):  # stdtrit returns NaN
+        return math.inf if fraction else -math.inf
+    return float(stdtrit(df, fraction))
 
 
 def quantile_t(fraction: float, df: float) -> float:

@@ -6,6 +6,7 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import t
 
 from pytest_aorta.verdict.statistics.decision import (
     FALSE_ALARM_RATE,
@@ -250,6 +251,16 @@ def test_what_passes_lies_within_its_tolerance(changes, tolerance):
 def test_quantile_errs_to_the_careful_side():
     assert quantile_t(0.999, 4.19) == quantile_t(0.999, 4.1) > quantile_t(0.999, 4.2)
     assert quantile_t(0.999, 0.01) == quantile_t(0.999, 0.5)
+
+
+@pytest.mark.parametrize(("fraction", "quantile"), [(0.0, -math.inf), (1.0, math.inf)])
+def test_quantile_at_an_end_of_the_distribution_is_infinite(fraction, quantile):
+    assert quantile_t(fraction, 5) == quantile
+
+
+@given(fraction=st.floats(0, 1), tenths=st.integers(5, 10_000))
+def test_quantile_has_the_bits_of_scipys_distribution(fraction, tenths):
+    assert quantile_t(fraction, tenths / 10) == t.ppf(fraction, tenths / 10)
 
 
 # Normal noise as the prior states it; the tolerance is so small that noise alone decides.
