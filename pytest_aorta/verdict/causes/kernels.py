@@ -111,10 +111,10 @@ def _collectives(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts],
 
 
 def _transfer(here: Sequence[CollectiveFacts], there: Sequence[CollectiveFacts], least_ms: float) -> str:
-    now_ms, before_ms = _median(here, lambda facts: facts.transfer_ms), _median(there, lambda facts: facts.transfer_ms)
-    is_clear = clearly_above([facts.transfer_ms for facts in here], [facts.transfer_ms for facts in there])
-    if now_ms - before_ms < least_ms or not is_clear:
+    increase = _increase(here, there, lambda facts: facts.transfer_ms, least_ms)
+    if increase is None:
         return ""
+    now_ms, before_ms = increase
     text = f"transfer {now_ms:.3g} ms/step, was {before_ms:.3g}"
     now_calls, before_calls = (_median(side, lambda facts: facts.calls) for side in (here, there))
     text += f", {_calls(now_calls)}, was {before_calls:.4g}"
@@ -127,12 +127,24 @@ def _transfer(here: Sequence[CollectiveFacts], there: Sequence[CollectiveFacts],
 
 
 def _late_rank(here: Sequence[CollectiveFacts], there: Sequence[CollectiveFacts], least_ms: float) -> str:
-    now_ms, before_ms = (_median(side, lambda facts: facts.peers_wait_ms) for side in (here, there))
-    is_clear = clearly_above([facts.peers_wait_ms for facts in here], [facts.peers_wait_ms for facts in there])
-    if now_ms - before_ms < least_ms or not is_clear:
+    increase = _increase(here, there, lambda facts: facts.peers_wait_ms, least_ms)
+    if increase is None:
         return ""
+    now_ms, before_ms = increase
     rank = mode(facts.straggler for facts in here)
     return f"rank {rank} arrives late, its peers wait {now_ms:.3g} ms/step, was {before_ms:.3g}"
+
+
+def _increase(
+    here: Sequence[CollectiveFacts],
+    there: Sequence[CollectiveFacts],
+    value: Callable[[CollectiveFacts], float],
+    least_ms: float,
+) -> tuple[float, float] | None:
+    """Return the medians of a time after and before a clear increase by ``least_ms`` or more, or None."""
+    now_ms, before_ms = _median(here, value), _median(there, value)
+    is_clear = clearly_above([*map(value, here)], [*map(value, there)])
+    return (now_ms, before_ms) if is_clear and now_ms - before_ms >= least_ms else None
 
 
 def _median(side: Sequence[CollectiveFacts], value: Callable[[CollectiveFacts], float]) -> float:
