@@ -93,7 +93,7 @@ class PairedComparison:
         self, blank: Verdict, metric: Metric, candidates: Sequence[LaunchFacts], references: Sequence[LaunchFacts]
     ) -> Verdict:
         tolerance = blank.tolerance
-        if problem := incomparable_row(blank, metric, tolerance, candidates, references):
+        if problem := incomparable_row(blank, metric, candidates, references):
             return problem
         if tolerance.value is None or isinstance(blank.value, str):
             return judge_exact(blank, metric, candidates, references)
@@ -104,7 +104,7 @@ class PairedComparison:
         values, others = (transformed_values(metric, side, references) for side in (candidates, references))
         differences = [a - b for a, b in zip(values, others, strict=True) if a is not None and b is not None]
         if len(differences) < len(candidates):
-            return judge_ranges(blank, metric, tolerance, candidates, references, self.max_pairs)
+            return judge_ranges(blank, metric, candidates, references, self.max_pairs)
         decision = decide_pairs(
             differences,
             self.variance(metric).within,

@@ -14,7 +14,7 @@ from pytest_aorta.verdict.applicability import (
     not_profiled,
 )
 from pytest_aorta.verdict.comparison.rows import are_variants, missing_row
-from pytest_aorta.verdict.metrics import Direction, Metric, MetricKind, Tolerance, middle
+from pytest_aorta.verdict.metrics import Direction, Metric, MetricKind, middle
 from pytest_aorta.verdict.noise.resolution import RESET
 from pytest_aorta.verdict.verdicts import Missing, NotApplicable, Verdict
 
@@ -57,11 +57,7 @@ def after_late_hosts(row: Verdict, metric: Metric, launches: Sequence[LaunchFact
 
 
 def incomparable_row(
-    blank: Verdict,
-    metric: Metric,
-    tolerance: Tolerance,
-    launches: Sequence[LaunchFacts],
-    others: Sequence[LaunchFacts],
+    blank: Verdict, metric: Metric, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]
 ) -> Verdict | None:
     """Return the verdict for a metric that one side lacks or that does not apply, or None if it can be compared."""
     known = [metric.measure(other) for other in others]
@@ -70,10 +66,10 @@ def incomparable_row(
         return missing_row(lost, Missing.CANDIDATE_VALUE, f"the launch has no {metric.name}")
     remedy = "" if blank.is_by_ab else "; if this is intended, record the baseline again with " + RESET
     # A test may compare a reproducible variant with a variant that is not.
-    is_bitwise = metric.kind is MetricKind.NUMERIC and tolerance.value is None and not are_variants(blank)
+    is_bitwise = metric.kind is MetricKind.NUMERIC and blank.tolerance.value is None and not are_variants(blank)
     if is_bitwise and (detail := lost_reproducibility(launches, others[-1], str(blank.reference))):
         return missing_row(replace(blank, baseline=known[-1]), Missing.CANDIDATE_VALUE, detail + remedy)
-    if found := not_applicable(metric, tolerance, launches[0], others[-1], str(blank.reference)):
+    if found := not_applicable(metric, blank.tolerance, launches[0], others[-1], str(blank.reference)):
         shown = blank.baseline if metric.direction is Direction.EXACT else middle(metric, others)
         return replace(blank, baseline=shown).without_comparison(*found)
     if any(value is None for value in known):

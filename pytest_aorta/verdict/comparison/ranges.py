@@ -8,7 +8,7 @@ from dataclasses import replace
 from statistics import median
 
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.verdict.metrics import Metric, Tolerance, middle
+from pytest_aorta.verdict.metrics import Metric, middle
 from pytest_aorta.verdict.statistics.decision import FALSE_ALARM_RATE, MIN_LAUNCHES_TO_FAIL, Outcome
 from pytest_aorta.verdict.verdicts import Verdict
 
@@ -16,7 +16,6 @@ from pytest_aorta.verdict.verdicts import Verdict
 def judge_ranges(
     blank: Verdict,
     metric: Metric,
-    tolerance: Tolerance,
     launches: Sequence[LaunchFacts],
     others: Sequence[LaunchFacts],
     max_launches: int,
@@ -31,7 +30,7 @@ def judge_ranges(
     row = replace(
         blank, baseline=middle(metric, others), detail="values are not positive, so their ranges are compared"
     )
-    allowed = (tolerance.value or 0.0) * abs(median(there))
+    allowed = (blank.tolerance.value or 0.0) * abs(median(there))
     if min(there) <= median(here) <= max(there) or abs(median(here) - median(there)) <= allowed:
         return replace(row, outcome=Outcome.PASS)
     if _are_separate(here, there) and min(here) > max(there):

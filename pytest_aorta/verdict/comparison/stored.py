@@ -125,7 +125,7 @@ class StoredComparison:
     ) -> Verdict:
         assert self.baseline is not None
         tolerance = blank.tolerance
-        if problem := incomparable_row(blank, metric, tolerance, launches, center_launches):
+        if problem := incomparable_row(blank, metric, launches, center_launches):
             return problem
         if tolerance.value is None or isinstance(blank.value, str):
             return judge_exact(blank, metric, launches, center_launches)
@@ -135,8 +135,8 @@ class StoredComparison:
                 row = replace(row, detail=f"{row.detail}; {STALE}")
             return with_throttling(row, metric, launches)
         values = [value for value in transformed_values(metric, launches, center_launches) if value is not None]
-        if len(values) < len(launches) or None in transformed_values(metric, center_launches, center_launches):
-            return judge_ranges(blank, metric, tolerance, launches, center_launches, self.max_launches)
+        if len(values) < len(launches) or not self.has_estimate(metric):
+            return judge_ranges(blank, metric, launches, center_launches, self.max_launches)
         stored = self.estimate(metric)
         allowed = allowed_tolerance(metric, tolerance, stored)
         decision = decide_stored(
