@@ -27,11 +27,13 @@ python=${PYTHON:-python3}
 deadline=$(($(date +%s) + ${BUDGET_S:-580}))
 failed=0
 is_left=0
+# Tests of the next run.
+copies=1
 
 # longest_s SECTION: seconds of the section's longest run so far; 20 for each test of a run if it has none.
 longest_s() {
     sed -n 's/.*<testsuite [^>]*time="\([0-9]*\).*/\1/p' "$out/$1"*.xml 2>/dev/null | sort -n | tail -n 1 | grep . ||
-        echo $((20 * ${copies:-1}))
+        echo $((20 * copies))
 }
 
 # run NAME PYTEST_ARGUMENT...: leaves OUT/NAME.xml. A test that failed is a result; an interrupted run is none.

@@ -81,7 +81,7 @@ def parts_of(num_steps: int) -> list[int]:
     return [MAX_STEPS] * whole + [rest] * (rest > 0)
 
 
-def joined(parts: Sequence[HeadStart]) -> HeadStart:
+def joined_leads(parts: Sequence[HeadStart]) -> HeadStart:
     """Return the head start of all parts of a capture: the least favorable values of any part."""
     ratios = [part.step_ratio for part in parts if part.step_ratio is not None]
     return replace(

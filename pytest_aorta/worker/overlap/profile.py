@@ -46,12 +46,12 @@ from pytest_aorta.worker.overlap.head_start import (
     Pass,
     cycles_per_ms,
     first_lead_ms,
+    joined_leads,
     judge,
     next_lead_ms,
     parts_of,
     spin,
 )
-from pytest_aorta.worker.overlap.head_start import joined as joined_leads
 
 # Steps of a trace that the launch asks for if the config asks for none.
 TRACED_STEPS = 3
