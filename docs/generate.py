@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.common.schema import load_schema
-from pytest_aorta.plan.options import OPTIONS, Option
+from pytest_aorta.plan.options.table import OPTIONS, Option
 from pytest_aorta.plan.workload.declaration import WorkloadSpec, read_workload
 from pytest_aorta.plugin.markers import MARKERS
 from pytest_aorta.result.facts import LaunchFacts

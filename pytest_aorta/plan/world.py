@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pytest_aorta.common.errors import DevicesUnavailable
 from pytest_aorta.plan.device_kind import BACKENDS, Backend, DeviceKind
-from pytest_aorta.plan.options import Options
+from pytest_aorta.plan.options.run import Options
 
 CUDA_VARIABLE, HIP_VARIABLE, ROCR_VARIABLE = VISIBLE_VARIABLES = (
     "CUDA_VISIBLE_DEVICES",

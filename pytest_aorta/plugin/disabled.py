@@ -14,7 +14,7 @@ MAIN_PLUGIN = "aorta"
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     """Declare the ini keys when the plugin is loaded, so that ``--strict-config`` accepts them."""
     if pluginmanager.is_blocked(MAIN_PLUGIN):
-        from pytest_aorta.plan.options import OPTIONS  # only while the main plugin is disabled
+        from pytest_aorta.plan.options.table import OPTIONS  # only while the main plugin is disabled
 
         for option in OPTIONS:
             parser.addini(option.ini, "not used, since the plugin aorta is disabled", type="string", default=None)

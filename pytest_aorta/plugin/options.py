@@ -9,7 +9,8 @@ from typing import Any, NoReturn
 import pytest
 
 from pytest_aorta.common.errors import SpecError
-from pytest_aorta.plan.options import OPTIONS, RENAMED, Option, Options, make_options, renamed_flags
+from pytest_aorta.plan.options.run import Options, make_options
+from pytest_aorta.plan.options.table import OPTIONS, RENAMED, Option, renamed_flags
 
 
 class _Renamed(argparse.Action):

@@ -14,7 +14,7 @@ import pytest
 
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.signals import terminable
-from pytest_aorta.plan.options import Options
+from pytest_aorta.plan.options.run import Options
 
 if TYPE_CHECKING:
     from pytest_aorta.plan.world import Device

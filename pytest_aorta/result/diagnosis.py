@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pytest_aorta.common.frames import is_library, traceback_lines
 from pytest_aorta.plan.launch_plan import LaunchPlan, command_of
-from pytest_aorta.plan.options import LauncherKind
+from pytest_aorta.plan.options.values import LauncherKind
 from pytest_aorta.result.evidence import Frame, RankEvidence, log_tail, read_evidence
 from pytest_aorta.result.flight import FlightVerdict, flight_verdict
 from pytest_aorta.result.folder import AGENT_LOG, ERROR_FILE, OUTPUT_LOG, PLAN_FILE, RANKS_FOLDER

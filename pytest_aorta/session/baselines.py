@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from pytest_aorta.common.errors import AortaError
-from pytest_aorta.plan.options import Options
+from pytest_aorta.plan.options.run import Options
 from pytest_aorta.session.record import TestRecord
 from pytest_aorta.session.text import change_lines
 from pytest_aorta.verdict.baseline import locked_baselines, orphans, read_baseline, write_baseline

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.common.errors import BaselineError, ComparisonFailed, SpecError, WorkloadFailed
-from pytest_aorta.plan.options import Options
+from pytest_aorta.plan.options.run import Options
 from pytest_aorta.plan.workload.declaration import find_workload
 from pytest_aorta.plan.workload.environment import ENVIRONMENT_KEY, case_suffix
 from pytest_aorta.result.facts import LaunchFacts, launch_facts

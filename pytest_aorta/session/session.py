@@ -12,7 +12,7 @@ from pytest_aorta.launch.lease.world import LeasedWorld
 from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.launch.watch import StateLine
 from pytest_aorta.plan.gpus import visible_devices
-from pytest_aorta.plan.options import Options
+from pytest_aorta.plan.options.run import Options
 from pytest_aorta.plan.reference import References
 from pytest_aorta.plan.world import Device, World
 from pytest_aorta.session.record import TestRecord

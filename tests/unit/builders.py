@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.plan.launch_plan import LaunchPlan
-from pytest_aorta.plan.options import FailOn, LauncherKind, Options
+from pytest_aorta.plan.options.run import Options
+from pytest_aorta.plan.options.values import FailOn, LauncherKind
 from pytest_aorta.plan.world import Device, World
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.folder import PLAN_FILE

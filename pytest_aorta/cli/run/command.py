@@ -18,7 +18,9 @@ from pytest_aorta.cli.run.trials import APPEND, OVERWRITE, REFUSE, trial_paths, 
 from pytest_aorta.common.errors import AortaError, BaselineError, DevicesUnavailable, UsageError
 from pytest_aorta.common.signals import terminable
 from pytest_aorta.common.text import counted, emit
-from pytest_aorta.plan.options import OPTIONS, Options, integer_from, make_options
+from pytest_aorta.plan.options.run import Options, make_options
+from pytest_aorta.plan.options.table import OPTIONS
+from pytest_aorta.plan.options.values import integer_from
 from pytest_aorta.plan.profiler import check_profiler
 from pytest_aorta.plan.workload.declaration import find_workload
 from pytest_aorta.plan.world import MAX_WORLD_SIZE, World, WorldSpec, check_budget, resolve_world

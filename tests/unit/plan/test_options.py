@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.plan.options import FAIL_ON_NOTHING, OPTIONS, FailOn
+from pytest_aorta.plan.options.table import OPTIONS
+from pytest_aorta.plan.options.values import FAIL_ON_NOTHING, FailOn
 
 BY_NAME = {option.name: option for option in OPTIONS}
 VALUES = {
