@@ -24,8 +24,8 @@ from pytest_aorta.verdict.applicability import (
 )
 from pytest_aorta.verdict.baseline import MAX_LAUNCHES, Baseline, StoredLaunch, read_baseline
 from pytest_aorta.verdict.causes.explain import MEMORY_GROWTH, STEP_GROWTH
+from pytest_aorta.verdict.comparison.kernel_gate import detectable_of_step, noisy_parts
 from pytest_aorta.verdict.comparison.stored import MIN_LAUNCHES, StoredComparison
-from pytest_aorta.verdict.kernel_gate import detectable_of_step, noisy_parts
 from pytest_aorta.verdict.metrics import METRICS, Direction, Metric, MetricKind, Origin, Tolerance
 from pytest_aorta.verdict.noise.priors import (
     Priors,
@@ -35,8 +35,9 @@ from pytest_aorta.verdict.noise.priors import (
     transformed_values,
 )
 from pytest_aorta.verdict.noise.resolution import allowed_tolerance, too_noisy
-from pytest_aorta.verdict.statistics.decision import LOOKS, MIN_LAUNCHES_TO_FAIL, RESOLVED_BY, Outcome, detectable
+from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.statistics.scale import Scale
+from pytest_aorta.verdict.statistics.stored import LOOKS, MIN_LAUNCHES_TO_FAIL, RESOLVED_BY, detectable
 from pytest_aorta.verdict.statistics.variance import baseline_estimate, observed
 from pytest_aorta.verdict.verdicts import Verdict, format_change
 

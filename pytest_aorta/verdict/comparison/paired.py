@@ -10,13 +10,14 @@ from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.applicability import choose_tolerances, other_steps, under_profiler
 from pytest_aorta.verdict.comparison.exact import judge_exact
 from pytest_aorta.verdict.comparison.explained import cause_of, notes_on, with_throttling
+from pytest_aorta.verdict.comparison.kernel_gate import judge_pairs
 from pytest_aorta.verdict.comparison.presence import after_late_hosts, incomparable_row, profiled, unprofiled_row
 from pytest_aorta.verdict.comparison.ranges import judge_ranges
 from pytest_aorta.verdict.comparison.rows import blank_row, decided_row, missing_row
-from pytest_aorta.verdict.kernel_gate import judge_pairs
 from pytest_aorta.verdict.metrics import METRICS, Metric, Origin, Tolerance, check_compared, middle
 from pytest_aorta.verdict.noise.priors import Priors, transformed_values
-from pytest_aorta.verdict.statistics.decision import Outcome, decide_pairs
+from pytest_aorta.verdict.statistics.decision import Outcome
+from pytest_aorta.verdict.statistics.pairs import decide_pairs
 from pytest_aorta.verdict.statistics.scale import Scale
 from pytest_aorta.verdict.verdicts import Missing, NotApplicable, ReferenceKind, Verdict, VerdictReference, Verdicts
 

@@ -9,7 +9,8 @@ from statistics import median
 
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.metrics import Metric, middle
-from pytest_aorta.verdict.statistics.decision import FALSE_ALARM_RATE, MIN_LAUNCHES_TO_FAIL, Outcome
+from pytest_aorta.verdict.statistics.decision import Outcome
+from pytest_aorta.verdict.statistics.stored import FALSE_ALARM_RATE, MIN_LAUNCHES_TO_FAIL
 from pytest_aorta.verdict.verdicts import Verdict
 
 

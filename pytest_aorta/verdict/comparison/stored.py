@@ -12,10 +12,10 @@ from pytest_aorta.verdict.applicability import choose_tolerances, other_setup, u
 from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.comparison.exact import judge_exact
 from pytest_aorta.verdict.comparison.explained import cause_of, notes_on, with_throttling
+from pytest_aorta.verdict.comparison.kernel_gate import judge_stored
 from pytest_aorta.verdict.comparison.presence import after_late_hosts, incomparable_row, profiled, unprofiled_row
 from pytest_aorta.verdict.comparison.ranges import judge_ranges
 from pytest_aorta.verdict.comparison.rows import STALE, blank_row, decided_row, missing_row
-from pytest_aorta.verdict.kernel_gate import judge_stored
 from pytest_aorta.verdict.metrics import METRICS, Metric, Tolerance, middle
 from pytest_aorta.verdict.noise.priors import (
     Priors,
@@ -27,8 +27,9 @@ from pytest_aorta.verdict.noise.priors import (
     transformed_values,
 )
 from pytest_aorta.verdict.noise.resolution import RESET, allowed_tolerance, too_noisy, unresolved
-from pytest_aorta.verdict.statistics.decision import Outcome, decide_stored, last_look
+from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.statistics.scale import Scale
+from pytest_aorta.verdict.statistics.stored import decide_stored, last_look
 from pytest_aorta.verdict.statistics.variance import Estimate, VarianceComponents, baseline_estimate
 from pytest_aorta.verdict.verdicts import Missing, NotApplicable, ReferenceKind, Verdict, VerdictReference, Verdicts
 

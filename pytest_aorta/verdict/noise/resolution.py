@@ -7,8 +7,8 @@ from collections.abc import Hashable
 
 from pytest_aorta.common.text import counted
 from pytest_aorta.verdict.metrics import Metric, Origin, Tolerance
-from pytest_aorta.verdict.statistics.decision import RESOLVED_BY, least_tolerance
 from pytest_aorta.verdict.statistics.scale import Scale
+from pytest_aorta.verdict.statistics.stored import RESOLVED_BY, least_tolerance
 from pytest_aorta.verdict.statistics.variance import Estimate
 from pytest_aorta.verdict.verdicts import format_change
 

@@ -10,15 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.verdict.commit_search import (
-    CONFIDENCE,
-    MIN_PAIRS,
-    CommitSearch,
-    NextLaunch,
-    Probe,
-    SearchEnd,
-    SearchOutcome,
-)
+from pytest_aorta.verdict.commit_search.probes import NextLaunch, Probe, SearchEnd, SearchOutcome
+from pytest_aorta.verdict.commit_search.search import CONFIDENCE, MIN_PAIRS, CommitSearch
 from pytest_aorta.verdict.comparison.paired import PairedComparison
 from pytest_aorta.verdict.metrics import Tolerance
 from pytest_aorta.verdict.statistics.confirmation import LOOKS

@@ -22,7 +22,8 @@ from pytest_aorta.verdict.comparison.paired import PairedComparison
 from pytest_aorta.verdict.comparison.stored import StoredComparison
 from pytest_aorta.verdict.learning import detection_lines, objections
 from pytest_aorta.verdict.metrics import METRICS, measured_values
-from pytest_aorta.verdict.statistics.decision import FALSE_ALARM_RATE, MISS_RATE, Outcome, decide_stored
+from pytest_aorta.verdict.statistics.decision import MISS_RATE, Outcome
+from pytest_aorta.verdict.statistics.stored import FALSE_ALARM_RATE, decide_stored
 from pytest_aorta.verdict.statistics.variance import VarianceComponents, baseline_estimate
 from pytest_aorta.verdict.verdicts import Missing
 from tests.unit.builders import default_priors, make_baseline, make_facts, make_result, on_cpu, stored, with_p50

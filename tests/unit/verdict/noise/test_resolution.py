@@ -16,7 +16,8 @@ from pytest_aorta.verdict.learning import detection_lines
 from pytest_aorta.verdict.metrics import METRICS, Tolerance
 from pytest_aorta.verdict.noise.priors import platform_priors
 from pytest_aorta.verdict.noise.resolution import unresolved
-from pytest_aorta.verdict.statistics.decision import Outcome, least_tolerance
+from pytest_aorta.verdict.statistics.decision import Outcome
+from pytest_aorta.verdict.statistics.stored import least_tolerance
 from pytest_aorta.verdict.statistics.variance import Variance, VarianceComponents, baseline_estimate
 from tests.unit.builders import launches_near, make_baseline, make_facts, stored, with_p50
 from tests.unit.simulated import run_stored

@@ -8,18 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import t
 
-from pytest_aorta.verdict.statistics.decision import (
+from pytest_aorta.verdict.statistics.decision import MISS_RATE, Decision, Outcome, quantile_t
+from pytest_aorta.verdict.statistics.pairs import PAIR_FALSE_ALARM_RATE, decide_pairs
+from pytest_aorta.verdict.statistics.stored import (
     FALSE_ALARM_RATE,
-    MISS_RATE,
-    PAIR_FALSE_ALARM_RATE,
     REGRESSION_CHANCE,
-    Decision,
-    Outcome,
-    decide_pairs,
     decide_stored,
     detectable,
     least_tolerance,
-    quantile_t,
 )
 from pytest_aorta.verdict.statistics.variance import Variance, VarianceComponents, baseline_estimate
 from tests.unit.simulated import (

@@ -28,17 +28,10 @@ from pytest_aorta.verdict.noise.priors import (
     transformed_by_revision,
     transformed_values,
 )
-from pytest_aorta.verdict.statistics.decision import (
-    FALSE_ALARM_RATE,
-    PAIR_FALSE_ALARM_RATE,
-    RESOLVED_BY,
-    Decision,
-    Outcome,
-    decide_pairs,
-    decide_stored,
-    detectable,
-)
+from pytest_aorta.verdict.statistics.decision import Decision, Outcome
+from pytest_aorta.verdict.statistics.pairs import PAIR_FALSE_ALARM_RATE, decide_pairs
 from pytest_aorta.verdict.statistics.scale import Scale
+from pytest_aorta.verdict.statistics.stored import FALSE_ALARM_RATE, RESOLVED_BY, decide_stored, detectable
 from pytest_aorta.verdict.statistics.variance import (
     Estimate,
     Variance,
@@ -193,7 +186,7 @@ def detectable_of_step(
 ) -> float:
     """Return the smallest slowdown, as a fraction of the step, that is detected whichever family it is in.
 
-    Other arguments are as in :func:`~pytest_aorta.verdict.statistics.decision.detectable`.
+    Other arguments are as in :func:`~pytest_aorta.verdict.statistics.stored.detectable`.
     """
     parts = parts_of(metric, baseline.center_launches, baseline.center_launches)
     estimates = estimates_of(parts, baseline)

@@ -11,12 +11,19 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 from statistics import mean, variance
 
 from pytest_aorta.common.text import counted
-from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.verdict.commit_search.probes import (
+    NextLaunch,
+    Probe,
+    ProbedCommit,
+    SearchEnd,
+    SearchOutcome,
+    differences_of,
+    transformed,
+)
 from pytest_aorta.verdict.comparison.paired import PairedComparison
 from pytest_aorta.verdict.metrics import METRICS, Metric
 from pytest_aorta.verdict.noise.priors import transformed_values
@@ -43,100 +50,6 @@ MIN_PAIRS = 3
 MIN_END_PAIRS = 2
 # Probability of a false note that a commit has only a part of the change.
 _PART_RATE = 1e-3
-
-
-class SearchOutcome(StrEnum):
-    """The outcome of a search."""
-
-    FOUND = "found"
-    ABSENT = "absent"
-    """The ends do not differ."""
-    UNDECIDED = "undecided"
-
-
-@dataclass(frozen=True)
-class Probe:
-    """A launch of a commit, in a pair with a launch of another commit unless only bits are compared.
-
-    Attributes:
-        reference: The launch of the other commit: the good commit, or ``before``.
-        before: Number of the commit before ``commit`` that starts, if the pair confirms that ``commit`` brought the
-            change in.
-    """
-
-    commit: int
-    candidate: LaunchFacts
-    reference: LaunchFacts | None
-    before: int | None = None
-
-
-@dataclass(frozen=True)
-class NextLaunch:
-    """The launch to make next.
-
-    Attributes:
-        commit: Number of the commit to launch.
-        paired: Whether another commit is launched too: the good commit, or ``before``.
-        candidate_first: Whether the commit is launched before the other one. The order alternates, so that a drift of
-            the machine affects both sides equally.
-        before: Number of the commit before ``commit`` that starts, if the pair confirms that ``commit`` brought the
-            change in.
-    """
-
-    commit: int
-    paired: bool
-    candidate_first: bool
-    before: int | None = None
-
-
-@dataclass(frozen=True)
-class ProbedCommit:
-    """A row of the table of probes.
-
-    Attributes:
-        launches: Number of launches of the commit.
-        change: Mean change against the good commit on the metric's scale, e.g. 0.05 for 5%; None if bits are compared
-            or if the commit has no pair.
-        probability: Probability that the commit has the change.
-        detail: Why the commit was skipped, or a remark; else empty.
-    """
-
-    commit: int
-    launches: int
-    change: float | None
-    probability: float
-    detail: str = ""
-
-
-@dataclass(frozen=True)
-class SearchEnd:
-    """The end of a search.
-
-    Attributes:
-        reason: Explanation of an outcome other than *found*.
-        suspects: Numbers of the commits that may have introduced the change; empty if the search can't name any.
-        probability: Probability that the first commit with the change is one of ``suspects``.
-        metric: The metric that was searched; empty if the ends do not differ.
-        change, low, high: The change on the metric's scale with its 95% interval; None without suspects, or if bits are
-            compared.
-        num_confirming: Number of pairs that confirm the named commit; 0 if it is not confirmed or bits are compared.
-        probed: Every commit that was launched or skipped, in order.
-        verdicts: The comparison of the ends.
-        notes: Remarks.
-    """
-
-    outcome: SearchOutcome
-    reason: str = ""
-    suspects: tuple[int, ...] = ()
-    probability: float = 0.0
-    metric: str = ""
-    change: float | None = None
-    low: float | None = None
-    high: float | None = None
-    num_confirming: int = 0
-    probed: tuple[ProbedCommit, ...] = ()
-    verdicts: tuple[Verdict, ...] = ()
-    notes: tuple[str, ...] = ()
 
 
 class CommitSearch:
@@ -208,7 +121,7 @@ class CommitSearch:
             if row is not None and row.outcome not in (Outcome.PASS, Outcome.REGRESSION, Outcome.MISSING):
                 yield probe.commit, f"{aim.metric} can't be compared: {row.detail}"
         elif probe.reference is not None:
-            sides = zip((probe.commit, probe.before or 0), _values(METRICS[aim.metric], probe), strict=True)
+            sides = zip((probe.commit, probe.before or 0), transformed(METRICS[aim.metric], probe), strict=True)
             yield from ((commit, f"has no {aim.metric}") for commit, value in sides if value is None)
 
     def _without_aim(self) -> SearchEnd:
@@ -257,7 +170,7 @@ class CommitSearch:
 
     def _next_of_pairs(self, aim: Verdict) -> NextLaunch | SearchEnd:
         metric = METRICS[aim.metric]
-        differences = _differences(metric, self._usable())
+        differences = differences_of(metric, self._usable())
         posterior = posterior_of_pairs(
             self._count, differences, self._comparison.variance(metric).within, _least_change(metric, aim)
         )
@@ -305,7 +218,7 @@ class CommitSearch:
 
         The pairs of the ends do not count: they were repeated until they showed a change, so they exaggerate it.
         """
-        fresh = _differences(metric, self._usable(self._num_end_pairs))
+        fresh = differences_of(metric, self._usable(self._num_end_pairs))
         beside = [best.commits[-1], *([best.commits[0] - 1] if best.commits[0] > 1 else [])]
         return [commit for commit in beside if len(fresh.get(commit, ())) < MIN_PAIRS]
 
@@ -320,7 +233,7 @@ class CommitSearch:
         self, outcome: SearchOutcome, aim: Verdict, posterior: Posterior, best: Suspects | None, reason: str = ""
     ) -> SearchEnd:
         metric = METRICS[aim.metric]
-        differences = {} if _is_exact(aim) else _differences(metric, self._usable())
+        differences = {} if _is_exact(aim) else differences_of(metric, self._usable())
         end = SearchEnd(
             outcome,
             reason,
@@ -356,31 +269,6 @@ class CommitSearch:
     def _other_metrics(self, aim: Verdict) -> list[str]:
         others = [row.metric for row in self._changed() if row.metric != aim.metric]
         return [f"the ends also differ in {', '.join(others)}; search one of them with --metric"] if others else []
-
-
-def difference(metric: Metric, probe: Probe) -> float | None:
-    """Return how much worse a probe's metric is than the good commit's, as a difference of transformed values.
-
-    None if the good commit was not launched, or if a launch has no value that can be transformed.
-    """
-    here, there = _values(metric, probe)
-    return None if here is None or there is None else metric.worse * (here - there)
-
-
-def _values(metric: Metric, probe: Probe) -> tuple[float | None, float | None]:
-    """Return the transformed value of both launches of a pair; None for a launch without one."""
-    if probe.reference is None:
-        return None, None
-    here, there = transformed_values(metric, [probe.candidate, probe.reference], [probe.reference])
-    return here, there
-
-
-def _differences(metric: Metric, probes: Sequence[Probe]) -> dict[int, list[float]]:
-    found: dict[int, list[float]] = defaultdict(list)
-    for probe in probes:
-        if (value := difference(metric, probe)) is not None:
-            found[probe.commit].append(value)
-    return dict(found)
 
 
 def _is_exact(row: Verdict) -> bool:

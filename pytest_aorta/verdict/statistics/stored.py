@@ -1,0 +1,205 @@
+"""Comparison of launches with a stored baseline, and what such a comparison can detect.
+
+Both error rates are divided over the looks (Bonferroni), so their totals stay below ``FALSE_ALARM_RATE`` and
+``MISS_RATE`` however much the looks depend on each other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from pytest_aorta.verdict.statistics.decision import MISS_RATE, Decision, Outcome, Rule, own_variance, quantile_t
+from pytest_aorta.verdict.statistics.scale import difference
+from pytest_aorta.verdict.statistics.variance import Estimate, Variance, median_variance
+
+# Probability that unchanged code is called a regression in a comparison, over all looks.
+FALSE_ALARM_RATE = 5e-4
+LOOKS = (1, 3, 5, 7, 9, 11, 13)
+MIN_LAUNCHES_TO_FAIL = 3
+# A tolerance of fewer standard deviations of launches leaves most comparisons undecided.
+RESOLVED_BY = 2.5
+# Further launches count as unable to show a regression if the probability of one is below this.
+REGRESSION_CHANCE = 0.01
+
+
+def decide_stored(
+    candidate: Sequence[float],
+    block: Hashable,
+    baseline: Estimate,
+    tolerance: float,
+    *,
+    max_launches: int,
+    worse: int,
+    relative: bool = True,
+    may_pass: bool = True,
+    false_alarm_rate: float = FALSE_ALARM_RATE,
+) -> Decision:
+    """Compare launches of one session block with a stored baseline.
+
+    Between two looks the outcome is None. The outcome is final at the last look that ``max_launches`` allows, or at an
+    earlier look after which no further launch could change it.
+
+    Args:
+        candidate: Transformed values of at least one launch.
+        block: The session block of these launches.
+        baseline: The baseline estimate.
+        tolerance: A relative change if ``relative`` is set, else a difference of transformed values.
+        max_launches: The most launches of the candidate.
+        worse: 1 if a larger value is worse, else -1.
+        relative: Whether transformed values are logs.
+        may_pass: Whether a pass is possible; False if the baseline is too noisy for its tolerance.
+        false_alarm_rate: Probability that unchanged code is called a regression, over all looks.
+    """
+    rule = _StoredRule(block, baseline, tolerance, _looks(max_launches), worse, relative, may_pass, false_alarm_rate)
+    decision = rule.decide(candidate, rule.effect(candidate), own_variance(candidate), len(candidate))
+    if decision.outcome is not None or len(candidate) not in rule.looks:
+        return decision
+    return replace(decision, outcome=rule.foreseen(candidate))
+
+
+@dataclass(frozen=True)
+class _StoredRule:
+    """The rule of :func:`decide_stored`, for launches that were made and for launches that could be made."""
+
+    block: Hashable
+    baseline: Estimate
+    tolerance: float
+    looks: tuple[int, ...]
+    worse: int
+    relative: bool
+    may_pass: bool
+    false_alarm_rate: float
+
+    def effect(self, candidate: Sequence[float]) -> float:
+        """Return the change of the median, positive if the metric got worse."""
+        return self.worse * (median(candidate) - self.baseline.center)
+
+    def decide(
+        self, candidate: Sequence[float], effect: float, own: Variance, count: int, *, is_last: bool = False
+    ) -> Decision:
+        """Return the decision after ``count`` launches with this effect and variance.
+
+        The launches begin with those of ``candidate``. With ``is_last``, the decision is final.
+        """
+        baseline, worse = self.baseline, self.worse
+        slower, faster = baseline.variance.slower, baseline.variance.faster
+        up, down = (slower, faster) if worse > 0 else (faster, slower)
+        within = baseline.variance.within
+        both = within.pooled(own)
+        # The largest of several estimates, with the degrees of freedom of both sides.
+        noisy = replace(both, value=max(both.value, replace(within, value=up.value).pooled(own).value, own.value))
+        alarm = baseline.error(self.block, count, noisy)
+        miss = baseline.error(self.block, count, replace(within, value=down.value).pooled(own))
+        failing = [look for look in self.looks if look >= MIN_LAUNCHES_TO_FAIL]
+        allowed, doubled = (difference(times * self.tolerance, relative=self.relative) for times in (1, 2))
+        # A single launch that another job disturbed must not decide, so every launch has to be slow.
+        all_worse = min(worse * (value - baseline.center) for value in candidate) > allowed / 2
+        all_better = max(worse * (value - baseline.center) for value in candidate) < -allowed / 2
+        rates = _fraction(self.false_alarm_rate, failing), _miss_fraction(count, self.looks)
+        last = is_last or count >= self.looks[-1]
+        looked = last or count in self.looks
+        may_fail = looked and count >= MIN_LAUNCHES_TO_FAIL
+        return Rule(allowed, doubled, *rates).decide(
+            effect,
+            alarm,
+            miss,
+            count,
+            can_fail=may_fail and all_worse,
+            can_improve=may_fail and all_better,
+            can_pass=looked and self.may_pass,
+            last=last,
+        )
+
+    def foreseen(self, candidate: Sequence[float]) -> Outcome | None:
+        """Return the final outcome after ``candidate`` if further launches are not worth making, or None.
+
+        Further launches are worth making if they could show a regression, even by chance. They are also worth making if
+        launches like those so far would show an improvement, or a pass that ``candidate`` alone does not show.
+        """
+        ahead = {outcome for look in self.looks if look > len(candidate) for outcome in self._ahead(candidate, look)}
+        if ahead & {Outcome.REGRESSION, Outcome.IMPROVED}:
+            return None
+        own, count = own_variance(candidate), len(candidate)
+        now = self.decide(candidate, self.effect(candidate), own, count, is_last=True).outcome
+        return None if Outcome.PASS in ahead and now is not Outcome.PASS else now
+
+    def _ahead(self, candidate: Sequence[float], look: int) -> set[Outcome | None]:
+        """Return the outcome of a later look if the median does not change, and a regression if one is possible.
+
+        Further launches are assumed to be as noisy as those of the baseline and ``candidate``. A regression is possible
+        if the later look would show it after an increase of the median that has the probability ``REGRESSION_CHANCE``.
+        """
+        count, effect = len(candidate), self.effect(candidate)
+        within = self.baseline.variance.within.pooled(own_variance(candidate))
+        moved = within.value * (median_variance(count) + median_variance(look - count))
+        increase = quantile_t(1 - REGRESSION_CHANCE, within.df) * math.sqrt(moved)
+        own = Variance(within.value, look - 1)
+        same, worse = (self.decide(candidate, effect + more, own, look).outcome for more in (0.0, increase))
+        return {same} | {worse} & {Outcome.REGRESSION}
+
+
+def detectable(
+    baseline: Estimate,
+    block: Hashable,
+    num_launches: int,
+    *,
+    tolerance: float = 0.0,
+    max_launches: int = 1,
+    power: float = 0.95,
+    relative: bool = True,
+    false_alarm_rate: float = FALSE_ALARM_RATE,
+) -> float:
+    """Return the smallest slowdown beyond the tolerance that ``num_launches`` of a block detect.
+
+    The slowdown is a relative change if ``relative`` is set, else a difference. It is detected with probability
+    ``power`` and with looks up to ``max_launches``. Fewer than three launches never fail a test; for them, the result
+    is the smallest slowdown that does not pass.
+    """
+    error = baseline.error(block, num_launches, baseline.variance.within)
+    looks = _looks(max(num_launches, max_launches))
+    failing = [look for look in looks if look >= MIN_LAUNCHES_TO_FAIL]
+    may_fail = num_launches >= MIN_LAUNCHES_TO_FAIL
+    alarm = _fraction(false_alarm_rate, failing) if may_fail else _fraction(MISS_RATE, looks)
+    deviation = math.sqrt(error.value)
+    beyond = max(difference(tolerance, relative=relative), quantile_t(1 - alarm, error.df) * deviation)
+    least = beyond + quantile_t(power, error.df) * deviation
+    return math.expm1(least) if relative else least
+
+
+def least_tolerance(
+    baseline: Estimate, block: Hashable, *, max_launches: int = 1, power: float = 0.9, relative: bool = True
+) -> float:
+    """Return the smallest tolerance at which unchanged code passes with probability ``power``.
+
+    The tolerance is a relative change if ``relative`` is set, else a difference. A comparison may use up to
+    ``max_launches`` launches of the block.
+    """
+    looks, least = _looks(max_launches), math.inf
+    for look in looks:
+        error = baseline.error(block, look, baseline.variance.within)
+        quantiles = quantile_t(1 - _miss_fraction(look, looks), error.df) + quantile_t(power, error.df)
+        least = min(least, quantiles * math.sqrt(error.value))
+    return (math.expm1(least) if relative else least) / 2
+
+
+def last_look(max_launches: int) -> int:
+    """Return the number of launches after which every outcome is final."""
+    return _looks(max_launches)[-1]
+
+
+def _looks(max_launches: int) -> tuple[int, ...]:
+    return tuple(look for look in LOOKS if look <= max_launches) or (1,)
+
+
+def _fraction(rate: float, looks: Sequence[int]) -> float:
+    return rate / max(1, len(looks))
+
+
+def _miss_fraction(count: int, looks: Sequence[int]) -> float:
+    """Return the miss rate of a look: half for the first look, where most unchanged code passes; equal parts after."""
+    if len(looks) == 1:
+        return MISS_RATE
+    return MISS_RATE / 2 if count == looks[0] else MISS_RATE / 2 / (len(looks) - 1)
