@@ -19,8 +19,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from pytest_aorta.common.documents import UnreadableFile, parse_json
 from pytest_aorta.common.errors import LaunchError
-from pytest_aorta.common.files import PACKAGE_ROOT, UnreadableFile, parse_json, remove_scratch, write_json
+from pytest_aorta.common.files import PACKAGE_ROOT, remove_scratch, write_json
 from pytest_aorta.common.schema import violation
 from pytest_aorta.launch.command import agent_command, launch_environment
 from pytest_aorta.launch.lease.queue import record_end, record_launch

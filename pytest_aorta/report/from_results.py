@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
+from pytest_aorta.common.documents import UnreadableFile, read_json
 from pytest_aorta.common.errors import UsageError
-from pytest_aorta.common.files import UnreadableFile, files_below, read_json
+from pytest_aorta.common.files import files_below
 from pytest_aorta.report.data import Case, Launch, Report, Test, read_launches
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.folder import OUTCOME_FILE, PLAN_FILE, RESULT_FILE, is_rank_file

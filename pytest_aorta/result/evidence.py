@@ -10,7 +10,7 @@ from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.common.files import UnreadableFile, read_json
+from pytest_aorta.common.documents import UnreadableFile, read_json
 from pytest_aorta.common.frames import is_harness, without_harness
 from pytest_aorta.common.regular import open_regular
 from pytest_aorta.common.schema import violation

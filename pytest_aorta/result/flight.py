@@ -15,7 +15,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_aorta.common.files import UnreadableFile, read_bytes, write_text
+from pytest_aorta.common.documents import UnreadableFile, read_bytes
+from pytest_aorta.common.files import write_text
 from pytest_aorta.common.text import brief
 from pytest_aorta.result.folder import FLIGHT_FOLDER, FLIGHT_PREFIX, FLIGHT_REPORT
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from pytest_aorta.common.documents import UnreadableFile, read_json
 from pytest_aorta.common.errors import ResultError
-from pytest_aorta.common.files import UnreadableFile, read_json, write_json_rows
+from pytest_aorta.common.files import write_json_rows
 from pytest_aorta.common.schema import violation
 from pytest_aorta.common.text import brief
 from pytest_aorta.plan.launch_plan import LaunchPlan, adapters_of

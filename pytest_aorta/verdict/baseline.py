@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pytest_aorta.common.documents import UnreadableFile, parse_json, read_json
 from pytest_aorta.common.errors import BaselineError
-from pytest_aorta.common.files import UnreadableFile, locked, parse_json, read_json, slug, write_json
+from pytest_aorta.common.files import locked, slug, write_json
 from pytest_aorta.common.schema import violation
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.provenance import UTC_FORMAT

@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
+from pytest_aorta.common.documents import UnreadableFile, parse_json
 from pytest_aorta.common.errors import AortaError, UsageError
-from pytest_aorta.common.files import UnreadableFile, parse_json
 from pytest_aorta.common.text import brief, printable
 
 _ATTEMPTS = 4

@@ -14,8 +14,8 @@ from pytest_aorta.cli.exit_codes import ExitCode
 from pytest_aorta.cli.report.client import AccessDenied, NotFound, Unanswered
 from pytest_aorta.cli.report.hosts import Comment, Host
 from pytest_aorta.cli.report.pull_request import GITHUB, GITLAB, find_host
+from pytest_aorta.common.documents import read_bytes
 from pytest_aorta.common.errors import AortaError
-from pytest_aorta.common.files import read_bytes
 from pytest_aorta.common.text import emit
 from pytest_aorta.plan.options.values import integer_from
 from pytest_aorta.report.markdown import escaped

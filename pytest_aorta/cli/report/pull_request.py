@@ -10,8 +10,8 @@ from typing import Any
 
 from pytest_aorta.cli.report.client import Client, checked_base, checked_token
 from pytest_aorta.cli.report.hosts import GitHub, GitLab, Host, pull_request_of
+from pytest_aorta.common.documents import UnreadableFile, read_json
 from pytest_aorta.common.errors import UsageError
-from pytest_aorta.common.files import UnreadableFile, read_json
 
 GITHUB, GITLAB = "github", "gitlab"
 _MAX_EVENT = 32 << 20

@@ -18,8 +18,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from pytest_aorta.common import variables
+from pytest_aorta.common.documents import UnreadableFile, parse_json, read_json
 from pytest_aorta.common.errors import AortaError
-from pytest_aorta.common.files import UnreadableFile, parse_json, read_json, write_json
+from pytest_aorta.common.files import write_json
 from pytest_aorta.common.schema import violation
 from pytest_aorta.launch.sweep import is_alive, pid_namespace, processes_of, start_ticks
 

@@ -10,7 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.common.files import UnreadableFile, read_json, write_text
+from pytest_aorta.common.documents import UnreadableFile, read_json
+from pytest_aorta.common.files import write_text
 from pytest_aorta.common.schema import violation
 from pytest_aorta.common.text import brief
 from pytest_aorta.launch.nodes.wire import LOST_S, Wire, WireError, decode

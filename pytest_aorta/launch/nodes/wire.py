@@ -23,7 +23,7 @@ from queue import Empty, Queue
 from typing import Any
 
 from pytest_aorta.common import variables
-from pytest_aorta.common.files import UnreadableFile, parse_json
+from pytest_aorta.common.documents import UnreadableFile, parse_json
 from pytest_aorta.common.text import brief
 
 NONCE_BYTES = 16

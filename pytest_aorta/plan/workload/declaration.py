@@ -11,8 +11,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from pytest_aorta.common.documents import UnreadableFile, parse_json, read_yaml
 from pytest_aorta.common.errors import SpecError
-from pytest_aorta.common.files import UnreadableFile, parse_json, read_yaml
 from pytest_aorta.common.text import brief, did_you_mean
 from pytest_aorta.plan.workload.adapter import ADAPTER_SCHEMA, Adapter, AdapterError
 from pytest_aorta.plan.workload.command import COMMAND_SCHEMA, refuse_unknown_names, refuse_variables, texts_of

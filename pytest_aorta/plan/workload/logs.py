@@ -12,7 +12,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from pytest_aorta.common.files import UnreadableFile, files_below, read_bytes
+from pytest_aorta.common.documents import UnreadableFile, read_bytes
+from pytest_aorta.common.files import files_below
 from pytest_aorta.common.regular import open_regular
 from pytest_aorta.common.text import brief
 from pytest_aorta.plan.workload.adapter import (

@@ -14,8 +14,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from pytest_aorta.common.documents import UnreadableFile, read_json
 from pytest_aorta.common.errors import ResultError
-from pytest_aorta.common.files import UnreadableFile, read_json
 
 MAX_ARRIVALS_BYTES = 16 << 20
 

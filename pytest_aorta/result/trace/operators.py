@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pytest_aorta.common.documents import UnreadableFile, read_json
 from pytest_aorta.common.errors import ResultError
-from pytest_aorta.common.files import UnreadableFile, read_json
 from pytest_aorta.common.schema import violation
 from pytest_aorta.result.folder import OPERATORS_FILE, rank_folder
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from pytest_aorta.common.documents import UnreadableFile, parse_json, read_bytes
 from pytest_aorta.common.errors import ResultError
-from pytest_aorta.common.files import UnreadableFile, parse_json, read_bytes
 from pytest_aorta.common.schema import violation
 from pytest_aorta.result.folder import TELEMETRY_FILE, rank_folder
 

@@ -10,8 +10,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from pytest_aorta.common.documents import UnreadableFile, parse_json, read_bytes
 from pytest_aorta.common.errors import AortaError
-from pytest_aorta.common.files import UnreadableFile, parse_json, read_bytes
 from pytest_aorta.common.schema import violation
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.provenance import UTC_FORMAT

@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from pytest_aorta.common.documents import UnreadableFile, parse_json, read_bytes
 from pytest_aorta.common.errors import SpecError
-from pytest_aorta.common.files import UnreadableFile, parse_json, read_bytes, write_text
+from pytest_aorta.common.files import write_text
 from pytest_aorta.common.schema import violation
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.commit_search.probes import NextLaunch, Probe, ProbedCommit, SearchEnd, SearchOutcome

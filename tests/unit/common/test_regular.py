@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_aorta.common.files import UnreadableFile, read_json
+from pytest_aorta.common.documents import UnreadableFile, read_json
 from pytest_aorta.common.regular import read_regular
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from pytest_aorta.common.documents import UnreadableFile, parse_yaml, read_bytes
 from pytest_aorta.common.errors import AortaError, BaselineError, ResultError, SpecError
-from pytest_aorta.common.files import UnreadableFile, parse_yaml, read_bytes
 from pytest_aorta.launch.guarded import _outcome
 from pytest_aorta.launch.nodes.node import NodeFailed, admitted
 from pytest_aorta.launch.nodes.wire import WireError

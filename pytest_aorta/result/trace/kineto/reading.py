@@ -9,8 +9,8 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from pytest_aorta.common.documents import UnreadableFile, read_bytes
 from pytest_aorta.common.errors import AortaError
-from pytest_aorta.common.files import UnreadableFile, read_bytes
 from pytest_aorta.common.text import brief
 
 # Limits of one rank's trace, packed and unpacked. A step of an 8B model on one rank has about 30 MB with host events.
