@@ -122,26 +122,15 @@ def parse_endpoint(text: str) -> tuple[str, int]:
     return match["v6"] or match["host"], int(match["port"] or 0)
 
 
-def parse_page_name(text: str) -> str:
-    """Return the name of an HTML file.
+def file_with_suffix(suffix: str) -> Callable[[str], str]:
+    """Return an argparse ``type`` for names of files that end in ``suffix``."""
 
-    Raises:
-        ArgumentTypeError: The text is not allowed.
-    """
-    if not text.endswith(".html") or text.endswith("/.html"):
-        raise not_allowed(text, "a file whose name ends in .html")
-    return text
+    def parse(text: str) -> str:
+        if not text.endswith(suffix) or text.endswith(f"/{suffix}"):
+            raise not_allowed(text, f"a file whose name ends in {suffix}")
+        return text
 
-
-def parse_markdown_name(text: str) -> str:
-    """Return the name of a Markdown file.
-
-    Raises:
-        ArgumentTypeError: The text is not allowed.
-    """
-    if not text.endswith(".md") or text.endswith("/.md"):
-        raise not_allowed(text, "a file whose name ends in .md")
-    return text
+    return parse
 
 
 def parse_schedule(text: str) -> ProfilerSchedule:
