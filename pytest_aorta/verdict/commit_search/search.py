@@ -15,6 +15,7 @@ from dataclasses import replace
 from statistics import mean, variance
 
 from pytest_aorta.common.text import counted
+from pytest_aorta.verdict.applicability import is_not_profiled_again, not_profiled
 from pytest_aorta.verdict.commit_search.probes import (
     NextLaunch,
     Probe,
@@ -25,7 +26,7 @@ from pytest_aorta.verdict.commit_search.probes import (
     transformed,
 )
 from pytest_aorta.verdict.comparison.paired import PairedComparison
-from pytest_aorta.verdict.metrics import METRICS, Metric
+from pytest_aorta.verdict.metrics import METRICS, Metric, MetricKind, Tolerance
 from pytest_aorta.verdict.noise.priors import transformed_values
 from pytest_aorta.verdict.statistics.bisection import (
     Posterior,
@@ -50,6 +51,8 @@ MIN_PAIRS = 3
 MIN_END_PAIRS = 2
 # Probability of a false note that a commit has only a part of the change.
 _PART_RATE = 1e-3
+# A tolerance that a message proposes.
+_EXAMPLE = 0.05
 
 
 class CommitSearch:
@@ -115,14 +118,22 @@ class CommitSearch:
             self._aim = _chosen(self._changed())
 
     def _incomparable(self, aim: Verdict, probe: Probe) -> Iterator[tuple[int, str]]:
-        """Yield each commit of a probe whose launch can't be compared, and the reason."""
+        """Yield each commit of a probe whose launch can't be compared, and the reason.
+
+        A commit whose host was late is not among them, since its next launch can have the metric.
+        """
+        if aim.missing is not None:
+            return
         if _is_exact(aim):
             row = self._row_of_bits(aim, probe)
             if row is not None and row.outcome not in (Outcome.PASS, Outcome.REGRESSION, Outcome.MISSING):
                 yield probe.commit, f"{aim.metric} can't be compared: {row.detail}"
         elif probe.reference is not None:
-            sides = zip((probe.commit, probe.before or 0), transformed(METRICS[aim.metric], probe), strict=True)
-            yield from ((commit, f"has no {aim.metric}") for commit, value in sides if value is None)
+            metric = METRICS[aim.metric]
+            sides = ((probe.commit, probe.candidate), (probe.before or 0, probe.reference))
+            for (commit, launch), value in zip(sides, transformed(metric, probe), strict=True):
+                if value is None and (is_not_profiled_again(launch) or not not_profiled(metric, launch)):
+                    yield commit, f"has no {aim.metric}"
 
     def _without_aim(self) -> SearchEnd:
         assert self._ends is not None
@@ -145,12 +156,10 @@ class CommitSearch:
     def _next_of_bits(self, aim: Verdict) -> NextLaunch | SearchEnd:
         found: dict[int, set[bool]] = defaultdict(set)
         for probe in self._usable():
-            row = self._row_of_bits(aim, probe)
-            found[probe.commit].add(row is not None and row.outcome is not Outcome.PASS)
+            found[probe.commit].add(self._has_other_bits(aim, probe))
         goods = {METRICS[aim.metric].measure(probe.reference) for probe in self._probes if probe.reference is not None}
-        if found[self._count] != {True} or len(goods) > 1:
-            reason = f"{aim.metric} differs between launches of one commit; run the test in its deterministic mode"
-            return self._end(SearchOutcome.UNDECIDED, aim, posterior_of_bits(self._count, {}), None, reason)
+        if found[self._count] != {True} or (aim.missing is None and len(goods) > 1):
+            return self._end(SearchOutcome.UNDECIDED, aim, posterior_of_bits(self._count, {}), None, _varies(aim))
         changed = {commit: True in values for commit, values in found.items()}
         posterior = posterior_of_bits(self._count, changed)
         best = _likeliest(posterior, self._skipped)
@@ -160,6 +169,13 @@ class CommitSearch:
         end = min(commit for commit, has_it in changed.items() if has_it)
         commit = next_commit(posterior, self._skipped, range(begin + 1, end))
         return NextLaunch(commit, paired=False, candidate_first=True)
+
+    def _has_other_bits(self, aim: Verdict, probe: Probe) -> bool:
+        """Return whether a launch differs from the good commit as the bad commit does: in its bits, or in what it lacks."""
+        row = self._row_of_bits(aim, probe)
+        if row is None:
+            return False
+        return row.outcome is not Outcome.PASS if aim.missing is None else row.missing is aim.missing
 
     def _row_of_bits(self, aim: Verdict, probe: Probe) -> Verdict | None:
         """Return the verdict of a launch against the good commit; None if both lack the metric."""
@@ -273,6 +289,20 @@ class CommitSearch:
 
 def _is_exact(row: Verdict) -> bool:
     return row.outcome is Outcome.MISSING or row.tolerance.is_exact or isinstance(row.value, str)
+
+
+def _varies(aim: Verdict) -> str:
+    """Return why launches of one commit do not agree on a metric that is searched without noise."""
+    metric = METRICS[aim.metric]
+    if aim.missing is not None:
+        return f"{metric.name} is missing in some launches of one commit, but not in all of them"
+    if metric.kind in (MetricKind.TIMING, MetricKind.MEMORY):
+        example = Tolerance(_EXAMPLE, metric.scale)
+        return (
+            f"{metric.name} varies between launches of one commit, and without a tolerance it has to be equal bit for "
+            f"bit; give one, such as --tolerance {metric.name}={example}"
+        )
+    return f"{metric.name} differs between launches of one commit; run the test in its deterministic mode"
 
 
 def _chosen(rows: Sequence[Verdict]) -> Verdict | None:

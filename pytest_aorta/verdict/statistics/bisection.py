@@ -31,6 +31,8 @@ NONE_PRIOR = 0.5
 TAILS_DF = 4.0
 # The most degrees of freedom of the prior variance, as in an A/B.
 PRIOR_DF = 8.0
+# The least variance of a pair: a metric that never varied in the launches of a prior has none, but a density needs one.
+_LEAST_VARIANCE = 1e-18
 # Number of points of the grid of changes and noises, and half the grid's width: in standard errors, and in logs.
 _CHANGES, _NOISES = 81, 25
 _CHANGE_WIDTH, _NOISE_WIDTH = 6.0, 3.0
@@ -104,7 +106,7 @@ def posterior_of_pairs(
     """
     import numpy as np  # imported here, since importing numpy would add 0.1 s to every collection
 
-    prior = Variance(2 * variance.value, min(variance.df, PRIOR_DF))
+    prior = Variance(max(2 * variance.value, _LEAST_VARIANCE), min(variance.df, PRIOR_DF))
     changes, noises, weights = _grid(differences[num_commits], prior, least)
     probed = sorted(differences)
     without = [_log_likelihood(differences[commit], np.zeros(1), noises) for commit in probed]

@@ -15,6 +15,7 @@ from pytest_aorta.verdict.commit_search.search import CONFIDENCE, MIN_PAIRS, Com
 from pytest_aorta.verdict.comparison.paired import PairedComparison
 from pytest_aorta.verdict.metrics import Tolerance
 from pytest_aorta.verdict.statistics.confirmation import LOOKS
+from pytest_aorta.verdict.statistics.variance import VarianceComponents
 from tests.unit.builders import default_priors, make_facts, with_p50
 
 Launch = Callable[[int], LaunchFacts]
@@ -263,3 +264,64 @@ def test_order_of_the_sides_alternates():
         orders.append(step.candidate_first)
         search.add(probe(step, launch))
     assert orders == [number % 2 == 1 for number in range(len(orders))]
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_metric_with_noise_that_a_commit_lost_or_gained_is_searched_by_its_presence(is_lost):
+    rng = random.Random(8)
+
+    def launch(commit: int) -> LaunchFacts:
+        memory = {"peak_memory_bytes": rng.gauss(1e9, 1e5)}
+        return make_facts(metrics=memory if (commit < 6) is is_lost else {})
+
+    end, launches = run(CommitSearch(16, comparison(["peak_memory_bytes"])), launch)
+    assert (end.outcome, end.suspects, end.probability) == (SearchOutcome.FOUND, (6,), pytest.approx(1))
+    assert launches.total() <= 2 + 4
+
+
+def test_metric_that_only_some_launches_of_a_commit_lack_is_undecided():
+    numbers = iter(range(100))
+
+    def launch(commit: int) -> LaunchFacts:
+        lacks = commit == 8 and next(numbers) == 0
+        return make_facts(metrics={} if lacks else {"peak_memory_bytes": 1e9})
+
+    end, _ = run(CommitSearch(8, comparison(["peak_memory_bytes"])), launch)
+    assert end.outcome is SearchOutcome.UNDECIDED
+    assert end.reason == "peak_memory_bytes is missing in some launches of one commit, but not in all of them"
+
+
+def test_metric_without_noise_in_all_baselines_of_the_platform_is_searched():
+    never = VarianceComponents.of(0.0, 0.0, 2.0)
+    search = CommitSearch(8, PairedComparison("case", {}, lambda _: never, ["peak_memory_bytes"], 12, "good"))
+    end, _ = run(search, lambda commit: make_facts(metrics={"peak_memory_bytes": 1.1e9 if commit >= 5 else 1e9}))
+    assert (end.outcome, end.suspects) == (SearchOutcome.FOUND, (5,))
+    assert end.change == pytest.approx(0.1)
+
+
+def test_commit_whose_host_was_late_once_is_launched_again():
+    rng = random.Random(9)
+
+    def launch(commit: int) -> LaunchFacts:
+        overlap = rng.gauss(0.7 if commit >= 9 else 0.9, 0.003)
+        return make_facts(metrics={"overlap_ratio" if rng.random() > 0.2 else "overlap_ratio_as_run": overlap})
+
+    end, _ = run(CommitSearch(16, comparison(["overlap_ratio"])), launch)
+    assert (end.outcome, end.suspects) == (SearchOutcome.FOUND, (9,))
+    assert not any(row.detail for row in end.probed)
+
+
+def test_time_without_a_tolerance_asks_for_one():
+    slow = timed(5)
+
+    def launch(commit: int) -> LaunchFacts:
+        facts = slow(commit)
+        return replace(facts, step_time_ms=facts.step_time_ms | {"mean": facts.step_time_ms["p50"]})
+
+    end, launches = run(CommitSearch(8, comparison(["step_time_mean"])), launch)
+    assert end.outcome is SearchOutcome.UNDECIDED
+    assert end.reason == (
+        "step_time_mean varies between launches of one commit, and without a tolerance it has to be equal bit for bit; "
+        "give one, such as --tolerance step_time_mean=5%"
+    )
+    assert launches.total() == 2
