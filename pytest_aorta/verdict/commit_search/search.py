@@ -26,6 +26,7 @@ from pytest_aorta.verdict.commit_search.probes import (
     transformed,
 )
 from pytest_aorta.verdict.comparison.paired import PairedComparison
+from pytest_aorta.verdict.comparison.kernel_gate import of_family
 from pytest_aorta.verdict.metrics import METRICS, Metric, MetricKind, Tolerance
 from pytest_aorta.verdict.noise.priors import transformed_values
 from pytest_aorta.verdict.statistics.bisection import (
@@ -129,7 +130,7 @@ class CommitSearch:
             if row is not None and row.outcome not in (Outcome.PASS, Outcome.REGRESSION, Outcome.MISSING):
                 yield probe.commit, f"{aim.metric} can't be compared: {row.detail}"
         elif probe.reference is not None:
-            metric = METRICS[aim.metric]
+            metric = _searched(aim)
             sides = ((probe.commit, probe.candidate), (probe.before or 0, probe.reference))
             for (commit, launch), value in zip(sides, transformed(metric, probe), strict=True):
                 if value is None and (is_not_profiled_again(launch) or not not_profiled(metric, launch)):
@@ -185,7 +186,7 @@ class CommitSearch:
         return next((row for row in rows if row.metric == aim.metric), None)
 
     def _next_of_pairs(self, aim: Verdict) -> NextLaunch | SearchEnd:
-        metric = METRICS[aim.metric]
+        metric = _searched(aim)
         differences = differences_of(metric, self._usable())
         posterior = posterior_of_pairs(
             self._count, differences, self._comparison.variance(metric).within, _least_change(metric, aim)
@@ -248,7 +249,7 @@ class CommitSearch:
     def _end(
         self, outcome: SearchOutcome, aim: Verdict, posterior: Posterior, best: Suspects | None, reason: str = ""
     ) -> SearchEnd:
-        metric = METRICS[aim.metric]
+        metric = _searched(aim)
         differences = {} if _is_exact(aim) else differences_of(metric, self._usable())
         end = SearchEnd(
             outcome,
@@ -256,7 +257,7 @@ class CommitSearch:
             metric=aim.metric,
             probed=tuple(self._table(metric, posterior, differences)),
             verdicts=() if self._ends is None else self._ends.rows,
-            notes=tuple(self._other_metrics(aim)),
+            notes=(*_of_part(aim), *self._other_metrics(aim)),
         )
         if best is None:
             return end
@@ -318,8 +319,19 @@ def _clearness(row: Verdict) -> float:
     return abs(row.delta) / max(row.high - row.low, 1e-12)
 
 
+def _searched(aim: Verdict) -> Metric:
+    """Return the metric to search: of kernel families, the time of the worst one, since their sum can be unchanged."""
+    metric = METRICS[aim.metric]
+    return of_family(metric, aim.part) if aim.part else metric
+
+
+def _of_part(aim: Verdict) -> list[str]:
+    return [f"{aim.metric}: the time of {aim.part} was searched"] if aim.part else []
+
+
 def _least_change(metric: Metric, aim: Verdict) -> float:
-    least = metric.scale.difference(aim.tolerance.value or 0.0) / 2
+    """Return half of the tolerance, or of the change between the ends: a family may change by less than its tolerance."""
+    least = metric.scale.difference(min(aim.tolerance.value or 0.0, abs(aim.delta or 0.0))) / 2
     return -least if aim.outcome is Outcome.IMPROVED else least
 
 

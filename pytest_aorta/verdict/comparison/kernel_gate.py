@@ -110,6 +110,11 @@ def parts_of(metric: Metric, launches: Sequence[LaunchFacts], others: Sequence[L
     return [replace(part, fraction=part.median_ms(others) / step_ms) for part in parts]
 
 
+def of_family(metric: Metric, name: str) -> Metric:
+    """Return a metric that is the time of one family; its changes are relative to this time."""
+    return replace(metric, measure=_time_of(name))
+
+
 def _time_of(name: str) -> Callable[[LaunchFacts], float | None]:
     return lambda facts: facts.kernel_ms.get(name)
 
@@ -321,6 +326,7 @@ def verdict_of(
         baseline=part.median_ms(others),
         launches=decision.launches,
         detail=_detail(worst, outcome, deciding, launches, others),
+        part=part.name,
     )
     if part.name == REST:
         # The tolerance of the rest is a fraction of the step. Its own time can be 0, so it has no relative change.
