@@ -337,7 +337,9 @@ def test_slower_kernel_family_is_searched_by_its_own_time():
         return make_facts(kernels={name: FamilyTime(ms * rng.gauss(1, 5e-4), 8) for name, ms in times.items()})
 
     tolerances = parse_tolerances({"kernel_ms": "2%"}, "test")
-    end, _ = run(CommitSearch(8, PairedComparison("case", tolerances, default_priors, ["kernel_ms"], 12, "good")), launch)
+    end, _ = run(
+        CommitSearch(8, PairedComparison("case", tolerances, default_priors, ["kernel_ms"], 12, "good")), launch
+    )
     assert (end.outcome, end.suspects, end.metric) == (SearchOutcome.FOUND, (5,), "kernel_ms")
     assert end.low < 0.05 / 0.9 < end.high
     assert end.notes == ("kernel_ms: the time of flash_fwd_kernel was searched",)
@@ -350,6 +352,8 @@ def test_slower_small_kernels_together_have_no_scale_to_search_on():
         return make_facts(kernels={"nvjet_tst_NTT": FamilyTime(6.0, 8)} | new)
 
     tolerances = parse_tolerances({"kernel_ms": "2%"}, "test")
-    end, _ = run(CommitSearch(8, PairedComparison("case", tolerances, default_priors, ["kernel_ms"], 12, "good")), launch)
+    end, _ = run(
+        CommitSearch(8, PairedComparison("case", tolerances, default_priors, ["kernel_ms"], 12, "good")), launch
+    )
     assert end.outcome is SearchOutcome.UNDECIDED
     assert "kernel_ms: differs between the ends, but has no scale to search on" in end.reason
