@@ -172,7 +172,7 @@ class CommitSearch:
         return NextLaunch(commit, paired=False, candidate_first=True)
 
     def _has_other_bits(self, aim: Verdict, probe: Probe) -> bool:
-        """Return whether a launch differs from the good commit as the bad commit does: in its bits, or in what it lacks."""
+        """Return whether a launch differs from the good commit as the bad one does: in bits, or in what it lacks."""
         row = self._row_of_bits(aim, probe)
         if row is None:
             return False
@@ -330,7 +330,7 @@ def _of_part(aim: Verdict) -> list[str]:
 
 
 def _least_change(metric: Metric, aim: Verdict) -> float:
-    """Return half of the tolerance, or of the change between the ends: a family may change by less than its tolerance."""
+    """Return half of the tolerance, or of a smaller change of the ends: families may change by less than it."""
     least = metric.scale.difference(min(aim.tolerance.value or 0.0, abs(aim.delta or 0.0))) / 2
     return -least if aim.outcome is Outcome.IMPROVED else least
 
