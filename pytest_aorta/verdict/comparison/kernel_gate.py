@@ -1,8 +1,9 @@
 """Comparison of each kernel family with the baseline, as one metric.
 
 A family is compared by itself if it takes at least ``MIN_FRACTION`` of the step and both sides call it equally often.
-All other kernels are compared as one sum: small families, families of one side only, and families whose number of calls
-changed. If one kernel replaces another, this sum changes by the difference of their times, not by either time.
+All other kernels are compared as one sum: small families, families that took no time on the other side, and families
+whose number of calls changed. If one kernel replaces another, this sum changes by the difference of their times, not by
+either time.
 
 Holm's step-down procedure divides the false-alarm rate (Holm, Scandinavian Journal of Statistics 6, 1979).
 """
@@ -101,6 +102,7 @@ def parts_of(metric: Metric, launches: Sequence[LaunchFacts], others: Sequence[L
         name
         for name in sorted(common)
         if math.isclose(here[name].calls, there[name].calls, rel_tol=_SAME_CALLS)
+        and there[name].ms > 0
         and max(here[name].ms, there[name].ms) >= MIN_FRACTION * step_ms
     ]
     measures = {name: _time_of(name) for name in alone} | {REST: _time_of_others(frozenset(alone))}
@@ -211,12 +213,13 @@ def detectable_of_step(
 
 def noisy_parts(metric: Metric, launches: Sequence[LaunchFacts], tolerance: float) -> list[str]:
     """Return a line for each part whose time varies too much between launches for the part's own tolerance."""
-    parts = parts_of(metric, launches, launches) if all(launch.kernels for launch in launches) else []
+    is_known = len(launches) > 1 and all(launch.kernels for launch in launches)
+    parts = parts_of(metric, launches, launches) if is_known else []
     found = []
     for part in parts:
         variance = observed([[_values(part, launches, launches)]]).within
         deviation, allowed = math.sqrt(variance.value), allowed_change(part, tolerance, math.inf)
-        if variance.df and RESOLVED_BY * deviation > allowed:
+        if RESOLVED_BY * deviation > allowed:
             shown, limit = (format_change(value, Scale.OF_STEP).lstrip("+") for value in (deviation, allowed))
             found.append(
                 f"{part.name}: standard deviation of launches is {shown}, too large for {limit} allowed; profile more "

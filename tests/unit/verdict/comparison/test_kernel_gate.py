@@ -289,3 +289,15 @@ def test_most_launches_with_most_families_of_the_longest_names_fit_in_a_file(tmp
     path = write_baseline(tmp_path, baseline)
     assert path.stat().st_size < MAX_BYTES / 2
     assert read_baseline_file(path) == baseline
+
+
+@pytest.mark.parametrize("before_ms", [0.0, 1e-5])
+def test_family_that_took_no_time_in_the_baseline_is_a_regression_by_its_time(before_ms):
+    free = make_baseline(launches=stored(*launches(10, 0, kernels=STEP | {ADDED: FamilyTime(before_ms, 4)})))
+    row = check(launches(kernels=STEP | {ADDED: FamilyTime(0.1, 4)}), free)
+    assert row.outcome is Outcome.REGRESSION
+    assert f"{ADDED} +0.1 ms (4 calls, was 4)" in row.detail
+
+
+def test_a_single_launch_is_no_objection_and_has_no_noise():
+    assert objections(launches(1), MARKED, default_priors) == []
