@@ -24,7 +24,7 @@ from pytest_aorta.verdict.applicability import (
 )
 from pytest_aorta.verdict.baseline import MAX_LAUNCHES, Baseline, StoredLaunch, read_baseline
 from pytest_aorta.verdict.causes.explain import MEMORY_GROWTH, STEP_GROWTH
-from pytest_aorta.verdict.comparison.kernel_gate import detectable_of_step, noisy_parts
+from pytest_aorta.verdict.comparison.kernel_gate import detectable_of_step, is_within, noisy_parts
 from pytest_aorta.verdict.comparison.stored import MIN_LAUNCHES, StoredComparison
 from pytest_aorta.verdict.metrics import METRICS, Direction, Metric, MetricKind, Origin, Tolerance
 from pytest_aorta.verdict.noise.priors import (
@@ -163,15 +163,19 @@ def _differences(old: Baseline, new: Baseline, marked: Mapping[str, Tolerance], 
         row
         for row in comparison.judge(facts).rows
         # A metric that can't be compared even with itself is not a difference.
-        if not _is_unchanged(row)
+        if not _is_unchanged(row, facts, old)
         and not not_applicable(METRICS[row.metric], tolerances[row.metric], facts[0], facts[0])
     ]
 
 
-def _is_unchanged(row: Verdict) -> bool:
+def _is_unchanged(row: Verdict, launches: Sequence[LaunchFacts], old: Baseline) -> bool:
     """Return True if a verdict shows no change. A single launch is never called improved, so the change is checked."""
-    if row.outcome is not Outcome.PASS or row.delta is None or row.tolerance.value is None:
+    if row.outcome is not Outcome.PASS or row.tolerance.value is None:
         return row.outcome is Outcome.PASS
+    if METRICS[row.metric].by_family:
+        return is_within(METRICS[row.metric], launches, old, row.tolerance.value)
+    if row.delta is None:  # the ranges of the values were compared
+        return True
     return abs(row.tolerance.scale.difference(row.delta)) <= row.tolerance.scale.difference(row.tolerance.value)
 
 

@@ -166,6 +166,19 @@ def judge_stored(
     max_launches: int,
 ) -> Verdict:
     """Return the verdict on all families of launches of one session block, compared with a stored baseline."""
+    judged = _judged_stored(metric, launches, baseline, tolerance, max_launches)
+    return verdict_of(blank, judged, launches, baseline.center_launches)
+
+
+def is_within(metric: Metric, launches: Sequence[LaunchFacts], baseline: Baseline, tolerance: float) -> bool:
+    """Return whether no part changed by more than its allowed change, in either direction."""
+    judged = _judged_stored(metric, launches, baseline, tolerance, len(launches))
+    return all(abs(one.excess) <= 1 for one in judged)
+
+
+def _judged_stored(
+    metric: Metric, launches: Sequence[LaunchFacts], baseline: Baseline, tolerance: float, max_launches: int
+) -> list[Judged]:
     center = baseline.center_launches
     parts = parts_of(metric, launches, center)
     estimates = estimates_of(parts, baseline)
@@ -184,8 +197,7 @@ def judge_stored(
             false_alarm_rate=rate,
         )
 
-    judged = _judged(parts, allowed, FALSE_ALARM_RATE, decide)
-    return verdict_of(blank, judged, launches, center)
+    return _judged(parts, allowed, FALSE_ALARM_RATE, decide)
 
 
 def detectable_of_step(

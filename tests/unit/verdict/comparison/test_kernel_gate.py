@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_aorta.common.errors import SpecError
+from pytest_aorta.common.errors import BaselineError, SpecError
 from pytest_aorta.result.trace.families import MAX_FAMILIES, MAX_NAME
 from pytest_aorta.result.trace.profiled_steps import Collective, FamilyTime
 from pytest_aorta.result.trace.transfers import CollectiveFacts
@@ -19,7 +19,7 @@ from pytest_aorta.verdict.baseline import MAX_BYTES, MAX_LAUNCHES, read_baseline
 from pytest_aorta.verdict.comparison.kernel_gate import REST, STEP_PART, allowed_change, parts_of, step_down
 from pytest_aorta.verdict.comparison.paired import PairedComparison
 from pytest_aorta.verdict.comparison.stored import StoredComparison
-from pytest_aorta.verdict.learning import detection_lines, objections
+from pytest_aorta.verdict.learning import detection_lines, merged, objections
 from pytest_aorta.verdict.metrics import METRICS, parse_tolerances
 from pytest_aorta.verdict.statistics.decision import Decision, Outcome
 from pytest_aorta.verdict.verdicts import Missing
@@ -301,3 +301,22 @@ def test_family_that_took_no_time_in_the_baseline_is_a_regression_by_its_time(be
 
 def test_a_single_launch_is_no_objection_and_has_no_noise():
     assert objections(launches(1), MARKED, default_priors) == []
+
+
+GONE = {name: time for name, time in STEP.items() if name != "vectorized_elementwise_kernel[MulFunctor]"}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("kernels", [GONE, slower("nvjet_tst_NTT", -0.07)], ids=["gone", "faster"])
+def test_few_launches_with_a_kernel_that_is_gone_or_faster_are_not_added_to_a_baseline(count, kernels):
+    new = make_baseline(launches=stored(*launches(count, 7, kernels=kernels)))
+    with pytest.raises(
+        BaselineError, match=r"not shown to be unchanged:\n  kernel_ms: pass: .*-\d\.\d+% of step, 0\.1"
+    ):
+        merged(BASELINE, new, MARKED, default_priors, fresh=False)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_few_launches_with_unchanged_kernels_are_added_to_a_baseline(count):
+    new = make_baseline(launches=stored(*launches(count, 7)))
+    assert len(merged(BASELINE, new, MARKED, default_priors, fresh=False).launches) == 10 + count
