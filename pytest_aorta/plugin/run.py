@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from pytest_aorta.session.record import TestRecord
     from pytest_aorta.session.session import Session
 
+# xdist gives the report of a test whose worker crashed none of these.
+_PHASES = ("setup", "call", "teardown")
+
 
 class Run:
     """The state that hooks share during one run of pytest.
@@ -31,6 +34,8 @@ class Run:
         line: Progress line on the terminal; None where it is not wanted.
         collected: Node ids of collected tests.
         records: Records of tests that ended, in order.
+        lost: Records of tests whose worker of xdist crashed, and of files that could not be collected. Nothing is known
+            of their launches, but a run with one of them is not a success.
         passed: Node id of each test that passed, as pytest reports it -> the id at collection.
         notes: Lines for the end of the summary.
     """
@@ -40,6 +45,7 @@ class Run:
         self.line: ProgressLine | None = None
         self.collected: set[str] = set()
         self.records: list[TestRecord] = []
+        self.lost: list[TestRecord] = []
         self.passed: dict[str, str] = {}
         self.notes: list[str] = []
 
@@ -81,6 +87,12 @@ def record_of(report: pytest.CollectReport | pytest.TestReport) -> TestRecord | 
     return TestRecord.from_json(json.loads(text))
 
 
+def _lost(report: pytest.CollectReport | pytest.TestReport) -> TestRecord:
+    from pytest_aorta.session.record import TestRecord  # not needed to collect tests
+
+    return TestRecord(report.nodeid, outcome="error", failure=report.longreprtext)
+
+
 def _worker_and_id(report: pytest.TestReport) -> tuple[str, str]:
     """Return the worker of xdist that ran a test, empty without workers, and the test's node id."""
     return getattr(report, "worker_id", ""), report.nodeid
@@ -96,9 +108,10 @@ class Controller:
         self.failed: set[str] = set()
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Keep a record of each test that does not run because its markers are wrong."""
+        """Keep a record of each test that does not run because its markers are wrong, and of files with other errors."""
         text: str | None = getattr(report, "aorta_problems", None)
         if text is None:
+            self.run.lost += [_lost(report)] if report.failed else []
             return
         from pytest_aorta.session.record import TestRecord  # not needed to collect tests
 
@@ -115,6 +128,8 @@ class Controller:
         if report.failed:  # includes a subtest, and a teardown after a call that passed
             self.failed.add(report.nodeid)
             self.run.passed.pop(report.nodeid, None)
+        if report.failed and report.when not in _PHASES:
+            self._keep_crash(report)
         # pytest-rerunfailures runs the test again, even after a failed teardown.
         if str(report.outcome) == "rerun" and (index := self.latest.get(_worker_and_id(report))) is not None:
             self.run.passed.pop(report.nodeid, None)
@@ -129,6 +144,15 @@ class Controller:
         else:
             self.latest[key] = len(self.run.records)
             self.run.records.append(record)
+
+    def _keep_crash(self, report: pytest.TestReport) -> None:
+        """Keep the failure of a test whose worker of xdist has crashed, which the worker could not report."""
+        known = [index for (_, nodeid), index in self.latest.items() if nodeid == report.nodeid]
+        if not known or self.run.records[known[-1]].is_retried:
+            self.run.lost.append(_lost(report))
+            return
+        ended = self.run.records[known[-1]]
+        ended.outcome, ended.failure = "error", "\n".join(filter(None, [ended.failure, report.longreprtext]))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self) -> Generator[None, object, object]:
@@ -152,7 +176,9 @@ class Controller:
         run = self.run
         # Before baselines are written: the report shows the baselines that the run was compared with.
         is_cut_short = exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
-        reported, has_reports = write_session_reports(run.records, run.options, is_cut_short=is_cut_short)
+        reported, has_reports = write_session_reports(
+            run.records, run.options, lost=run.lost, is_cut_short=is_cut_short
+        )
         notes, has_baselines = write_new_baselines(run.records, run.passed.values(), run.options)
         good = has_reports and has_baselines
         run.notes += [*notes, *reported]

@@ -15,10 +15,13 @@ from pytest_aorta.verdict.baseline import Baseline, read_baseline_file
 from pytest_aorta.verdict.verdicts import ReferenceKind
 
 
-def session_report(records: Sequence[TestRecord], *, title: str) -> Report:
-    """Return the report of a session; results and baselines that can't be read become warnings."""
+def session_report(records: Sequence[TestRecord], *, title: str, lost: Sequence[TestRecord] = ()) -> Report:
+    """Return the report of a session; results and baselines that can't be read become warnings.
+
+    ``lost`` are records that are part of the report although nothing is known of their launches.
+    """
     warnings: list[str] = []
-    tests = tuple(_test(record, warnings) for record in reported(records))
+    tests = tuple(_test(record, warnings) for record in (*reported(records), *lost))
     created_at = time.strftime(UTC_FORMAT, time.gmtime())
     return Report(
         title,

@@ -21,6 +21,7 @@ from pytest_aorta.session.record import TestRecord
 SUMMARY_FILE = "summary.json"
 # Set by GitHub Actions: the file that a job's step appends its Markdown summary to.
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
+_TITLE = "pytest-aorta"
 _PACKAGES = ("jinja2", "matplotlib", "numpy")
 
 
@@ -39,6 +40,7 @@ def write_session_reports(
     options: Options,
     environ: Mapping[str, str] = os.environ,
     *,
+    lost: Sequence[TestRecord] = (),
     is_cut_short: bool = False,
 ) -> tuple[list[str], bool]:
     """Write the reports that the options and the environment ask for.
@@ -51,13 +53,15 @@ def write_session_reports(
         records: The records of all tests.
         options: The options of the run.
         environ: The environment, which names the summary of a CI step.
+        lost: The records of tests without a result, and of files that could not be collected. They are part of every
+            report, but do not make a run one with launches, to whose CI step a summary is appended.
         is_cut_short: Whether pytest ended before all tests had run.
     """
-    shown = reported(records)
+    shown = [*(launched := reported(records)), *lost]
     run = RunFacts(options.command, options.repeated, is_cut_short)
     lines: list[str] = []
     errors: list[str] = []
-    if shown and environ.get(STEP_SUMMARY):
+    if launched and environ.get(STEP_SUMMARY):
         lines += _append_step_summary(markdown(shown, run), Path(environ[STEP_SUMMARY]))
     if options.markdown is not None:
         try:
@@ -66,7 +70,7 @@ def write_session_reports(
             errors.append(f"ERROR {options.markdown}: no Markdown was written: {error.strerror or error}")
     if options.report is not None:
         try:
-            lines += _write_page(shown, options.report, options)
+            lines += _write_page(session_report(records, title=_TITLE, lost=lost), options.report, options)
         except Exception as error:  # noqa: BLE001 - a failed report must not take the session's verdicts with it
             errors.append(f"ERROR {options.report}: no report was written: {type(error).__name__}: {error}")
     return lines + errors, not errors
@@ -108,8 +112,7 @@ def _write_markdown(text: str, file: Path) -> list[str]:
     return [f"markdown: {file}"]
 
 
-def _write_page(records: Sequence[TestRecord], file: Path, options: Options) -> list[str]:
-    report = session_report(records, title="pytest-aorta")
+def _write_page(report: Report, file: Path, options: Options) -> list[str]:
     if not report.has_result:
         report = replace(report, run=tuple(run_pairs(code_version(options.rootdir), options.command)))
     written = write_report(report, file)

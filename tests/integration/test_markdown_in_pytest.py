@@ -89,3 +89,13 @@ def test_file_that_can_not_be_written_fails_the_run(learned):
     result.assert_outcomes(passed=1)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(["ERROR *file/aorta.md: no Markdown was written: *"])
+
+
+def test_run_with_a_file_that_can_not_be_imported_has_failed(learned):
+    learned.write("test_broken.py", "import nothing_of_this_name\n")
+    options = ("--continue-on-collection-errors", "--aorta-markdown=aorta.md", "--aorta-report=out/report.html")
+    learned.run(*options).assert_outcomes(passed=1, errors=1)
+    text = (learned.path / "aorta.md").read_text()
+    assert text.startswith("## \N{CROSS MARK} pytest-aorta: 1 of 2 tests failed\n")
+    assert "No module named 'nothing_of_this_name'" in text
+    assert learned.summary()["tests"] == {"passed": 1, "error": 1}

@@ -1,0 +1,75 @@
+"""Tests of which pytest has no result: their worker of xdist crashed, or their file can't be imported."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from pytest_aorta.plugin.run import Controller, Run
+from pytest_aorta.report.markdown import headline
+from pytest_aorta.report.write import write_session_reports
+from pytest_aorta.session.record import TestRecord
+from tests.unit.builders import make_options
+
+PASSED = TestRecord("test_a.py::test_one", outcome="passed", num_launches=1, can_launch=True)
+CRASHED = TestRecord("test_a.py::test_two", outcome="error", failure="worker 'gw1' crashed")
+
+
+@pytest.fixture
+def controller():
+    return Controller(Run(make_options()))
+
+
+def report(record: TestRecord, when: str = "call", outcome: str = "passed") -> pytest.TestReport:
+    found = pytest.TestReport(record.nodeid, ("test_a.py", 1, ""), {}, outcome, record.failure, when)
+    vars(found)["aorta"] = json.dumps(record.to_json())
+    return found
+
+
+def crash(nodeid: str) -> pytest.TestReport:
+    """Return the report that xdist makes of a test whose worker has crashed."""
+    return pytest.TestReport(nodeid, ("test_a.py", None, ""), {}, "failed", CRASHED.failure, "???")
+
+
+def test_test_whose_worker_crashed_has_failed(controller):
+    controller.pytest_runtest_logreport(report(PASSED))
+    controller.pytest_runtest_logreport(crash(CRASHED.nodeid))
+    assert controller.run.records == [PASSED]
+    assert controller.run.lost == [CRASHED]
+    assert list(controller.run.passed) == [PASSED.nodeid]
+
+
+def test_test_that_passed_and_crashed_its_worker_in_the_teardown_has_failed_once(controller):
+    controller.pytest_runtest_logreport(report(PASSED))
+    controller.pytest_runtest_logreport(crash(PASSED.nodeid))
+    assert controller.run.records == [replace(PASSED, outcome="error", failure=CRASHED.failure)]
+    assert (controller.run.lost, controller.run.passed) == ([], {})
+
+
+def test_crash_after_a_retried_attempt_is_kept_beside_it(controller):
+    first = replace(PASSED, outcome="rerun")
+    controller.pytest_runtest_logreport(report(first))
+    controller.pytest_runtest_logreport(crash(PASSED.nodeid))
+    assert controller.run.records == [first]
+    assert controller.run.lost == [replace(CRASHED, nodeid=PASSED.nodeid)]
+
+
+def test_file_that_can_not_be_collected_is_kept_with_its_error(controller):
+    controller.pytest_collectreport(pytest.CollectReport("test_b.py", "passed", None, []))
+    controller.pytest_collectreport(pytest.CollectReport("test_b.py", "skipped", ("test_b.py", 1, "no GPU"), []))
+    controller.pytest_collectreport(pytest.CollectReport("test_c.py", "failed", "ImportError: nothing", []))
+    assert controller.run.lost == [TestRecord("test_c.py", outcome="error", failure="ImportError: nothing")]
+
+
+@pytest.mark.parametrize(("records", "is_in_summary"), [([PASSED], True), ([], False)])
+def test_lost_tests_are_in_the_markdown_but_alone_not_in_the_summary_of_the_job(tmp_path, records, is_in_summary):
+    options = make_options(markdown=tmp_path / "aorta.md")
+    environ = {"GITHUB_STEP_SUMMARY": str(tmp_path / "step.md")}
+    write_session_reports(records, options, environ, lost=[CRASHED])
+    text = (tmp_path / "aorta.md").read_text()
+    assert text.startswith(f"## {headline([*records, CRASHED])}\n")
+    assert "1 of " in headline([*records, CRASHED])
+    assert "worker 'gw1' crashed" in text
+    assert (tmp_path / "step.md").exists() is is_in_summary
