@@ -108,7 +108,7 @@ class Controller:
         self.failed: set[str] = set()
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Keep a record of each test that does not run because its markers are wrong, and of files with another error."""
+        """Keep a record of each test that does not run because its markers are wrong, and of files with errors."""
         text: str | None = getattr(report, "aorta_problems", None)
         if text is None:
             self.run.lost += [_lost(report)] if report.failed else []

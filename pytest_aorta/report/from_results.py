@@ -19,7 +19,7 @@ from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.folder import OUTCOME_FILE, PLAN_FILE, RESULT_FILE, is_rank_file
 from pytest_aorta.result.provenance import UTC_FORMAT
 from pytest_aorta.session.text import failed_checks_text
-from pytest_aorta.verdict.applicability import identity
+from pytest_aorta.verdict.applicability import changed_settings, identity
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch
 from pytest_aorta.verdict.comparison.stored import StoredComparison
 from pytest_aorta.verdict.noise.priors import default_variance
@@ -45,6 +45,8 @@ class Key:
 
 
 Launches: TypeAlias = dict[Key, list[Launch]]
+# The configs of each folder and workload on either side, in the order of their numbers.
+Configs: TypeAlias = dict[tuple[str, str], list[str]]
 
 
 def dataset_report(paths: Mapping[str, Sequence[Path]], candidate: str, reference: str) -> Report:
@@ -58,7 +60,8 @@ def dataset_report(paths: Mapping[str, Sequence[Path]], candidate: str, referenc
         UsageError: A path does not exist or contains no result.
     """
     warnings: list[str] = []
-    here, there = (_read(label, paths[label], warnings) for label in (candidate, reference))
+    configs: Configs = {}
+    here, there = (_read(label, paths[label], configs, warnings) for label in (candidate, reference))
     if len(here) == len(there) == 1:  # one kind of launch on each side, so these two match whatever their names
         there = dict(zip(here, there.values(), strict=True))
     keys = list(dict.fromkeys([*here, *there]))
@@ -78,9 +81,8 @@ def dataset_report(paths: Mapping[str, Sequence[Path]], candidate: str, referenc
     )
 
 
-def _read(label: str, paths: Sequence[Path], warnings: list[str]) -> Launches:
+def _read(label: str, paths: Sequence[Path], configs: Configs, warnings: list[str]) -> Launches:
     found: Launches = {}
-    configs: dict[tuple[str, str], list[str]] = {}
     for path in paths:
         files = list(_result_files(path))
         if not files:
@@ -118,7 +120,7 @@ def _is_reference(file: Path) -> bool:
     return isinstance(plan, dict) and bool(plan.get("reference"))
 
 
-def _key(path: Path, file: Path, launch: Launch, configs: dict[tuple[str, str], list[str]]) -> Key:
+def _key(path: Path, file: Path, launch: Launch, configs: Configs) -> Key:
     folder = "" if path == file else file.parent.relative_to(path).parent.as_posix()
     workload = launch.result.workload
     config = json.dumps(identity(launch.result.config), sort_keys=True)
@@ -139,7 +141,18 @@ def _test(key: Key, here: Sequence[Launch], there: Sequence[Launch], candidate: 
     outcome = "failed" if has_failed else "compared" if verdicts.rows else "measured"
     failure = "\n".join(map(failed_checks_text, wrong))
     case = Case(key.name, verdicts.rows, tuple(here), tuple(there), reference_name=reference)
-    return Test(name, outcome, failure, verdicts.notes, (case,))
+    differences = [_difference(here[0], there[0], candidate, reference)] if here and there else []
+    return Test(name, outcome, failure, (*filter(None, differences), *verdicts.notes), (case,))
+
+
+def _difference(here: Launch, there: Launch, candidate: str, reference: str) -> str:
+    """Return a note on the workloads and configs of two launches that were named on their own, if they differ."""
+    before, after = changed_settings(identity(there.result.config), identity(here.result.config))
+    ran = [one.result.workload for one in (there, here)]
+    if not before and ran[0] == ran[1]:
+        return ""
+    sides = zip((reference, candidate), ran, (before, after), strict=True)
+    return "; ".join(" with ".join(filter(None, [f"{label} ran {name}", keys])) for label, name, keys in sides)
 
 
 def _verdicts(name: str, here: Sequence[Launch], there: Sequence[Launch], candidate: str, reference: str) -> Verdicts:

@@ -206,13 +206,17 @@ def _reproducible(facts: LaunchFacts) -> bool:
 
 def other_config(recorded: dict[str, Any], config: dict[str, Any]) -> str | None:
     """Return why a baseline belongs to another config, with every changed key, or None if the configs are equal."""
+    there, here = changed_settings(recorded, config)
+    return f"the baseline was recorded with {there}, the test has {here}" if there else None
+
+
+def changed_settings(one: dict[str, Any], other: dict[str, Any]) -> tuple[str, str]:
+    """Return the settings of two configs that differ, as text for each config; empty texts if the configs are equal."""
     nothing = object()  # unequal to every value
-    keys = sorted(recorded.keys() | config.keys())
-    changed = [key for key in keys if not _is_same(recorded.get(key, nothing), config.get(key, nothing))]
-    if not changed:
-        return None
-    there, here = (", ".join(_setting(side, key) for key in changed) for side in (recorded, config))
-    return f"the baseline was recorded with {there}, the test has {here}"
+    keys = sorted(one.keys() | other.keys())
+    changed = [key for key in keys if not _is_same(one.get(key, nothing), other.get(key, nothing))]
+    there, here = (", ".join(_setting(side, key) for key in changed) for side in (one, other))
+    return there, here
 
 
 def _is_same(one: object, other: object) -> bool:

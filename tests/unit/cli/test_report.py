@@ -89,6 +89,27 @@ def test_launches_of_another_config_of_a_test_are_a_case_of_their_own(tmp_path):
     assert [case.reference[0].result.config for case in cases] == [{"overlap": True}, {"overlap": False}]
 
 
+def test_launches_of_different_configs_are_not_compared_if_one_side_lacks_a_config(tmp_path):
+    old, new = tmp_path / "old", tmp_path / "new"
+    for number, overlap in ((1, True), (2, False)):
+        keep(old, "test-a", 10.0, number=number, config={"overlap": overlap})
+    keep(old, "test-b", 10.0)
+    # In the new results, the launch with overlap has failed.
+    keep(new, "test-a", 30.0, config={"overlap": False})
+    keep(new, "test-b", 10.0)
+    without, _, overlapped = report_of(old, new).tests
+    assert [launch.result.config for launch in without.cases[0].reference] == [{"overlap": False}]
+    assert (overlapped.outcome, overlapped.notes) == ("measured", ("only in old: no result to compare with",))
+
+
+def test_two_single_files_of_different_configs_and_workloads_are_compared_with_a_note(tmp_path):
+    old = keep(tmp_path, "x", 10.0, config={"steps": 20, "overlap": True})
+    new = keep(tmp_path, "y", 10.0, config={"steps": 20, "batch": 4}, workload="other")
+    (test,) = report_of(old, new).tests
+    assert test.verdicts
+    assert "old ran toy with no key batch, overlap=True; new ran other with batch=4, no key overlap" in test.notes
+
+
 def test_reasons_name_the_other_label_not_a_baseline(tmp_path):
     hashes = {"old": "a" * 32, "new": "b" * 32}
     for name, torch in (("old", "2.11.0"), ("new", "2.12.0")):
