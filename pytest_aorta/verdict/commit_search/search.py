@@ -16,6 +16,7 @@ from statistics import mean, variance
 
 from pytest_aorta.common.text import counted
 from pytest_aorta.verdict.applicability import is_not_profiled_again, not_profiled
+from pytest_aorta.verdict.commit_search.aim import chosen, is_exact, least_change, part_notes, searched, varies
 from pytest_aorta.verdict.commit_search.probes import (
     NextLaunch,
     Probe,
@@ -26,8 +27,7 @@ from pytest_aorta.verdict.commit_search.probes import (
     transformed,
 )
 from pytest_aorta.verdict.comparison.paired import PairedComparison
-from pytest_aorta.verdict.comparison.kernel_gate import of_family
-from pytest_aorta.verdict.metrics import METRICS, Metric, MetricKind, Tolerance
+from pytest_aorta.verdict.metrics import METRICS, Metric
 from pytest_aorta.verdict.noise.priors import transformed_values
 from pytest_aorta.verdict.statistics.bisection import (
     Posterior,
@@ -52,8 +52,6 @@ MIN_PAIRS = 3
 MIN_END_PAIRS = 2
 # Probability of a false note that a commit has only a part of the change.
 _PART_RATE = 1e-3
-# A tolerance that a message proposes.
-_EXAMPLE = 0.05
 
 
 class CommitSearch:
@@ -91,13 +89,13 @@ class CommitSearch:
             return self._pair(self._count)
         if self._aim is None:
             return self._without_aim()
-        return self._next_of_bits(self._aim) if _is_exact(self._aim) else self._next_of_pairs(self._aim)
+        return self._next_of_bits(self._aim) if is_exact(self._aim) else self._next_of_pairs(self._aim)
 
     @property
     def _needs_ends(self) -> bool:
         if self._ends is None or self._ends.need_launches:
             return True
-        return len(self._probes) < MIN_END_PAIRS and any(map(_is_exact, self._changed()))
+        return len(self._probes) < MIN_END_PAIRS and any(map(is_exact, self._changed()))
 
     def _changed(self) -> list[Verdict]:
         """Return the metrics that got worse or were lost between the ends, or else those that got better."""
@@ -116,7 +114,7 @@ class CommitSearch:
         self._num_end_pairs = len(self._probes)
         self._ends = self._comparison.judge(candidates, references, self._ends.decided if self._ends else None)
         if not self._needs_ends:
-            self._aim = _chosen(self._changed())
+            self._aim = chosen(self._changed())
 
     def _incomparable(self, aim: Verdict, probe: Probe) -> Iterator[tuple[int, str]]:
         """Yield each commit of a probe whose launch can't be compared, and the reason.
@@ -125,12 +123,12 @@ class CommitSearch:
         """
         if aim.missing is not None:
             return
-        if _is_exact(aim):
+        if is_exact(aim):
             row = self._row_of_bits(aim, probe)
             if row is not None and row.outcome not in (Outcome.PASS, Outcome.REGRESSION, Outcome.MISSING):
                 yield probe.commit, f"{aim.metric} can't be compared: {row.detail}"
         elif probe.reference is not None:
-            metric = _searched(aim)
+            metric = searched(aim)
             sides = ((probe.commit, probe.candidate), (probe.before or 0, probe.reference))
             for (commit, launch), value in zip(sides, transformed(metric, probe), strict=True):
                 if value is None and (is_not_profiled_again(launch) or not not_profiled(metric, launch)):
@@ -160,7 +158,7 @@ class CommitSearch:
             found[probe.commit].add(self._has_other_bits(aim, probe))
         goods = {METRICS[aim.metric].measure(probe.reference) for probe in self._probes if probe.reference is not None}
         if found[self._count] != {True} or (aim.missing is None and len(goods) > 1):
-            return self._end(SearchOutcome.UNDECIDED, aim, posterior_of_bits(self._count, {}), None, _varies(aim))
+            return self._end(SearchOutcome.UNDECIDED, aim, posterior_of_bits(self._count, {}), None, varies(aim))
         changed = {commit: True in values for commit, values in found.items()}
         posterior = posterior_of_bits(self._count, changed)
         best = _likeliest(posterior, self._skipped)
@@ -186,10 +184,10 @@ class CommitSearch:
         return next((row for row in rows if row.metric == aim.metric), None)
 
     def _next_of_pairs(self, aim: Verdict) -> NextLaunch | SearchEnd:
-        metric = _searched(aim)
+        metric = searched(aim)
         differences = differences_of(metric, self._usable())
         posterior = posterior_of_pairs(
-            self._count, differences, self._comparison.variance(metric).within, _least_change(metric, aim)
+            self._count, differences, self._comparison.variance(metric).within, least_change(metric, aim)
         )
         best = _likeliest(posterior, self._skipped)
         if posterior.none >= CONFIDENCE:
@@ -221,7 +219,7 @@ class CommitSearch:
         references = [probe.reference for probe in probes if probe.reference is not None]
         if not references:
             return []
-        sign = metric.worse * math.copysign(1.0, _least_change(metric, aim))
+        sign = metric.worse * math.copysign(1.0, least_change(metric, aim))
         named = transformed_values(metric, [probe.candidate for probe in probes], references)
         before = transformed_values(metric, references, references)
         return [
@@ -249,20 +247,20 @@ class CommitSearch:
     def _end(
         self, outcome: SearchOutcome, aim: Verdict, posterior: Posterior, best: Suspects | None, reason: str = ""
     ) -> SearchEnd:
-        metric = _searched(aim)
-        differences = {} if _is_exact(aim) else differences_of(metric, self._usable())
+        metric = searched(aim)
+        differences = {} if is_exact(aim) else differences_of(metric, self._usable())
         end = SearchEnd(
             outcome,
             reason,
             metric=aim.metric,
             probed=tuple(self._table(metric, posterior, differences)),
             verdicts=() if self._ends is None else self._ends.rows,
-            notes=(*_of_part(aim), *self._other_metrics(aim)),
+            notes=(*part_notes(aim), *self._other_metrics(aim)),
         )
         if best is None:
             return end
         end = replace(end, suspects=best.commits, probability=best.probability)
-        if _is_exact(aim):
+        if is_exact(aim):
             return end
         low, high = sorted(_shown_change(metric, edge) for edge in (posterior.low, posterior.high))
         return replace(end, change=_shown_change(metric, posterior.change), low=low, high=high)
@@ -286,53 +284,6 @@ class CommitSearch:
     def _other_metrics(self, aim: Verdict) -> list[str]:
         others = [row.metric for row in self._changed() if row.metric != aim.metric]
         return [f"the ends also differ in {', '.join(others)}; search one of them with --metric"] if others else []
-
-
-def _is_exact(row: Verdict) -> bool:
-    return row.outcome is Outcome.MISSING or row.tolerance.is_exact or isinstance(row.value, str)
-
-
-def _varies(aim: Verdict) -> str:
-    """Return why launches of one commit do not agree on a metric that is searched without noise."""
-    metric = METRICS[aim.metric]
-    if aim.missing is not None:
-        return f"{metric.name} is missing in some launches of one commit, but not in all of them"
-    if metric.kind in (MetricKind.TIMING, MetricKind.MEMORY):
-        example = Tolerance(_EXAMPLE, metric.scale)
-        return (
-            f"{metric.name} varies between launches of one commit, and without a tolerance it has to be equal bit for "
-            f"bit; give one, such as --tolerance {metric.name}={example}"
-        )
-    return f"{metric.name} differs between launches of one commit; run the test in its deterministic mode"
-
-
-def _chosen(rows: Sequence[Verdict]) -> Verdict | None:
-    """Return the metric to search: one without noise if there is one, else the metric with the clearest change."""
-    if exact := [row for row in rows if _is_exact(row)]:
-        return exact[0]
-    return max((row for row in rows if row.delta is not None), key=_clearness, default=None)
-
-
-def _clearness(row: Verdict) -> float:
-    if row.delta is None or row.low is None or row.high is None:
-        return 0.0
-    return abs(row.delta) / max(row.high - row.low, 1e-12)
-
-
-def _searched(aim: Verdict) -> Metric:
-    """Return the metric to search: of kernel families, the time of the worst one, since their sum can be unchanged."""
-    metric = METRICS[aim.metric]
-    return of_family(metric, aim.part) if aim.part else metric
-
-
-def _of_part(aim: Verdict) -> list[str]:
-    return [f"{aim.metric}: the time of {aim.part} was searched"] if aim.part else []
-
-
-def _least_change(metric: Metric, aim: Verdict) -> float:
-    """Return half of the tolerance, or of a smaller change of the ends: families may change by less than it."""
-    least = metric.scale.difference(min(aim.tolerance.value or 0.0, abs(aim.delta or 0.0))) / 2
-    return -least if aim.outcome is Outcome.IMPROVED else least
 
 
 def _likeliest(posterior: Posterior, skipped: Collection[int]) -> Suspects:

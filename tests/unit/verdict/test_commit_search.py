@@ -322,8 +322,8 @@ def test_time_without_a_tolerance_asks_for_one():
     end, launches = run(CommitSearch(8, comparison(["step_time_mean"])), launch)
     assert end.outcome is SearchOutcome.UNDECIDED
     assert end.reason == (
-        "step_time_mean varies between launches of one commit, and without a tolerance it has to be equal bit for bit; "
-        "give one, such as --tolerance step_time_mean=5%"
+        "step_time_mean varies between launches of one commit, but has to be equal bit for bit; give a tolerance, such "
+        "as --tolerance step_time_mean=5%"
     )
     assert launches.total() == 2
 
