@@ -1,9 +1,10 @@
 """The search for the commit that changed a metric: which launch is next, and when the search ends.
 
 Commit 0 is the good commit, and the last commit is the bad one. First the search compares these two ends in pairs of
-launches, like an A/B. If the metric has no noise, the search then compares bits, with one launch per probe. If the
-metric has noise, each probe pairs a commit with the good commit, until the posterior names a commit. Pairs of this
-commit and the one before then confirm it. Pure: this module reads no file and no clock, and launches nothing.
+launches, like an A/B. If the metric has no noise, the search then compares bits, with one launch per probe, and a second
+launch of the commits beside the change. If the metric has noise, each probe pairs a commit with the good commit, until
+the posterior names a commit. Pairs of this commit and the one before then confirm it. Pure: this module reads no file
+and no clock, and launches nothing.
 """
 
 from __future__ import annotations
@@ -48,8 +49,9 @@ MAX_END_PAIRS = 12
 MAX_PROBES = 100
 # A single disturbed launch must not decide, so the named commit and the one before have three further pairs each.
 MIN_PAIRS = 3
-# Pairs of the ends if bits are compared: two show whether bits differ from launch to launch.
-MIN_END_PAIRS = 2
+# Pairs of the ends if bits are compared, and launches of the commits beside the change: two show whether bits differ
+# from launch to launch.
+MIN_LAUNCHES_OF_BITS = 2
 # Probability of a false note that a commit has only a part of the change.
 _PART_RATE = 1e-3
 
@@ -95,7 +97,7 @@ class CommitSearch:
     def _needs_ends(self) -> bool:
         if self._ends is None or self._ends.need_launches:
             return True
-        return len(self._probes) < MIN_END_PAIRS and any(map(is_exact, self._changed()))
+        return len(self._probes) < MIN_LAUNCHES_OF_BITS and any(map(is_exact, self._changed()))
 
     def _changed(self) -> list[Verdict]:
         """Return the metrics that got worse or were lost between the ends, or else those that got better."""
@@ -153,21 +155,23 @@ class CommitSearch:
         return SearchEnd(SearchOutcome.UNDECIDED, reason, verdicts=rows)
 
     def _next_of_bits(self, aim: Verdict) -> NextLaunch | SearchEnd:
-        found: dict[int, set[bool]] = defaultdict(set)
+        found: dict[int, list[bool]] = defaultdict(list)
         for probe in self._usable():
-            found[probe.commit].add(self._has_other_bits(aim, probe))
+            found[probe.commit].append(self._has_other_bits(aim, probe))
         goods = {METRICS[aim.metric].measure(probe.reference) for probe in self._probes if probe.reference is not None}
-        if found[self._count] != {True} or (aim.missing is None and len(goods) > 1):
+        does_vary = any(len(set(values)) > 1 for values in found.values()) or (aim.missing is None and len(goods) > 1)
+        if does_vary or not found[self._count][0]:
             return self._end(SearchOutcome.UNDECIDED, aim, posterior_of_bits(self._count, {}), None, varies(aim))
-        changed = {commit: True in values for commit, values in found.items()}
+        changed = {commit: values[0] for commit, values in found.items()}
         posterior = posterior_of_bits(self._count, changed)
         best = _likeliest(posterior, self._skipped)
         if best.probability >= CONFIDENCE:
-            return self._end(SearchOutcome.FOUND, aim, posterior, best)
+            # Bits that only most launches of a commit have would lead to a wrong commit.
+            few = [commit for commit in _beside(best) if len(found[commit]) < MIN_LAUNCHES_OF_BITS]
+            return _alone(few[0]) if few else self._end(SearchOutcome.FOUND, aim, posterior, best)
         begin = max((commit for commit, has_it in changed.items() if not has_it), default=0)
         end = min(commit for commit, has_it in changed.items() if has_it)
-        commit = next_commit(posterior, self._skipped, range(begin + 1, end))
-        return NextLaunch(commit, paired=False, candidate_first=True)
+        return _alone(next_commit(posterior, self._skipped, range(begin + 1, end)))
 
     def _has_other_bits(self, aim: Verdict, probe: Probe) -> bool:
         """Return whether a launch differs from the good commit as the bad one does: in bits, or in what it lacks."""
@@ -234,8 +238,7 @@ class CommitSearch:
         The pairs of the ends do not count: they were repeated until they showed a change, so they exaggerate it.
         """
         fresh = differences_of(metric, self._usable(self._num_end_pairs))
-        beside = [best.commits[-1], *([best.commits[0] - 1] if best.commits[0] > 1 else [])]
-        return [commit for commit in beside if len(fresh.get(commit, ())) < MIN_PAIRS]
+        return [commit for commit in _beside(best) if len(fresh.get(commit, ())) < MIN_PAIRS]
 
     def _usable(self, begin: int = 0) -> list[Probe]:
         """Return the probes, from number ``begin`` on, of commits that start, without pairs that confirm a commit."""
@@ -284,6 +287,15 @@ class CommitSearch:
     def _other_metrics(self, aim: Verdict) -> list[str]:
         others = [row.metric for row in self._changed() if row.metric != aim.metric]
         return [f"the ends also differ in {', '.join(others)}; search one of them with --metric"] if others else []
+
+
+def _alone(commit: int) -> NextLaunch:
+    return NextLaunch(commit, paired=False, candidate_first=True)
+
+
+def _beside(best: Suspects) -> list[int]:
+    """Return the commits on either side of the change, without the good commit."""
+    return [best.commits[-1], *([best.commits[0] - 1] if best.commits[0] > 1 else [])]
 
 
 def _likeliest(posterior: Posterior, skipped: Collection[int]) -> Suspects:

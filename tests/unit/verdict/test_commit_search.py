@@ -18,6 +18,7 @@ from pytest_aorta.verdict.metrics import Tolerance, parse_tolerances
 from pytest_aorta.verdict.statistics.confirmation import LOOKS
 from pytest_aorta.verdict.statistics.variance import VarianceComponents
 from tests.unit.builders import default_priors, make_facts, with_p50
+from tests.unit.simulated import at_most
 
 Launch = Callable[[int], LaunchFacts]
 EXACT = {"weight_hash": Tolerance(None)}
@@ -71,8 +72,9 @@ def test_changed_bits_are_found_wherever_they_are(num_commits, data):
     planted = data.draw(st.integers(1, num_commits))
     end, launches = run(CommitSearch(num_commits, comparison(["weight_hash"])), hashed(planted))
     assert (end.outcome, end.suspects) == (SearchOutcome.FOUND, (planted,))
-    # Two pairs of the ends, and a bisection.
-    assert launches.total() <= 2 + (num_commits - 1).bit_length()
+    # Two pairs of the ends, a bisection, and a further launch of the commit and of the one before.
+    assert launches.total() <= 2 + (num_commits - 1).bit_length() + 2
+    assert all(launches[commit] >= 2 for commit in (planted - 1, planted) if commit > 0)
 
 
 @pytest.mark.parametrize("planted", [1, 13, 32])
@@ -196,6 +198,32 @@ def test_bits_that_differ_between_launches_of_the_good_commit_are_undecided():
     assert "weight_hash differs between launches of one commit" in end.reason
 
 
+def test_commit_is_rarely_named_if_later_commits_have_its_bits_in_nine_of_ten_launches():
+    wrong = 0
+    for seed in range(300):
+        rng = random.Random(seed)
+
+        def launch(commit: int, rng: random.Random = rng) -> LaunchFacts:
+            return hashed(5 if rng.random() < 0.9 else 99)(commit)
+
+        end, _ = run(CommitSearch(16, comparison(["weight_hash"])), launch)
+        wrong += end.outcome is SearchOutcome.FOUND and end.suspects != (5,)
+    # One launch of each commit would name a wrong one in 17% of searches.
+    assert wrong < at_most(0.03, 300)
+
+
+def test_bits_that_differ_between_launches_of_a_commit_in_between_are_undecided():
+    numbers = iter(range(100))
+
+    def launch(commit: int) -> LaunchFacts:
+        return hashed(5 if commit != 5 or next(numbers) == 0 else 99)(commit)
+
+    end, launches = run(CommitSearch(16, comparison(["weight_hash"])), launch)
+    assert end.outcome is SearchOutcome.UNDECIDED
+    assert "weight_hash differs between launches of one commit" in end.reason
+    assert launches[5] == 2
+
+
 def test_metric_that_the_bad_commit_lost_is_searched_as_bits():
     launch = hashed(0)
     end, _ = run(
@@ -277,7 +305,7 @@ def test_metric_with_noise_that_a_commit_lost_or_gained_is_searched_by_its_prese
 
     end, launches = run(CommitSearch(16, comparison(["peak_memory_bytes"])), launch)
     assert (end.outcome, end.suspects, end.probability) == (SearchOutcome.FOUND, (6,), pytest.approx(1))
-    assert launches.total() <= 2 + 4
+    assert launches.total() <= 2 + 4 + 2
 
 
 def test_metric_that_only_some_launches_of_a_commit_lack_is_undecided():

@@ -129,7 +129,7 @@ def test_log_of_another_search_is_refused(log):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda lines: [*lines[:-1], lines[-1][:-40]], "line 8: not valid JSON"),
+        (lambda lines: [*lines[:-1], lines[-1][:-40]], "line 10: not valid JSON"),
         (lambda lines: ["", *lines], "line 1: not valid JSON"),
         (lambda lines: [], "the first line, and no other, has to describe the search"),
         (lambda lines: lines[1:], "the first line, and no other, has to describe the search"),
