@@ -164,6 +164,18 @@ def test_commits_that_do_not_start_are_skipped_and_named_with_the_one_that_start
     assert "ValueError: boom" in output
 
 
+def test_commit_that_started_before_is_launched_again_if_a_launch_fails(repository):
+    repository.project.write("test_toy.py", EXACT)
+    for number in range(4):
+        repository.commit(weight_hash=HASHES[number >= 2])
+    # The good commit in the second pair of the ends, and the named commit in its second launch.
+    repository.project.plant(by_launch={number: {"raises": 0} for number in ("4", "8")})
+    code, output = repository.bisect()
+    assert code == 0, output
+    assert f"found: {repository.commits[2][:12]} change 2" in output
+    assert not repository.events("skip")
+
+
 @pytest.mark.parametrize(("broken", "side"), [(0, "good"), (3, "bad")])
 def test_end_that_does_not_start_ends_the_search_with_its_reason(repository, broken, side):
     repository.project.write("test_toy.py", EXACT)

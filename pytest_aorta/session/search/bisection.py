@@ -146,15 +146,26 @@ class BisectionRunner(WorkloadRunner):
         return Probe(step.commit, launched[step.commit], launched[other] if step.paired else None, step.before)
 
     def _at(self, result: WorkloadResult, number: int) -> LaunchFacts:
-        """Launch a commit and return its facts. An error of the good or the bad commit names the commit."""
+        """Launch a commit and return its facts. An error of the good or the bad commit names the commit.
+
+        If a commit that started before fails now, it is launched once more, because the machine can be the cause.
+        """
         is_end = number in self._ends
         reference = self._end_reference(number) if is_end else self._bisection.reference(number)
         try:
-            return launch_facts(passed(self._world.again(result, reference=reference)))
+            try:
+                return self._launched(result, reference)
+            except UNTESTABLE:
+                if number not in self._bisection.log.started():
+                    raise
+            return self._launched(result, reference)
         except UNTESTABLE as error:
             if is_end:
                 raise self._end_failed(number, error) from None
             raise
+
+    def _launched(self, result: WorkloadResult, reference: CommitReference) -> LaunchFacts:
+        return launch_facts(passed(self._world.again(result, reference=reference)))
 
     def _end_reference(self, number: int) -> CommitReference:
         try:

@@ -122,6 +122,12 @@ class SearchLog:
         """Return the probes and skipped commits of all comparisons, in order."""
         return [self._event(entry) for entry in self._entries if entry["kind"] in ("probe", "skip")]
 
+    def started(self) -> set[int]:
+        """Return the numbers of the commits that were launched with a result; the good commit is always among them."""
+        entries = [entry for entry in self._entries if entry["kind"] == "probe"]
+        named = (entry[key] for entry in entries for key in ("commit", "before") if key in entry)
+        return {0, *(self._numbers[commit] for commit in named)}
+
     def replay(self, case: str, search: CommitSearch) -> bool:
         """Give a search the logged probes of its comparison; return True if there are any.
 

@@ -1,10 +1,10 @@
 """The search for the commit that changed a metric: which launch is next, and when the search ends.
 
 Commit 0 is the good commit, and the last commit is the bad one. First the search compares these two ends in pairs of
-launches, like an A/B. If the metric has no noise, the search then compares bits, with one launch per probe, and a second
-launch of the commits beside the change. If the metric has noise, each probe pairs a commit with the good commit, until
-the posterior names a commit. Pairs of this commit and the one before then confirm it. Pure: this module reads no file
-and no clock, and launches nothing.
+launches, like an A/B. If the metric has no noise, the search then compares bits, with one launch per probe, and a
+second launch of the commits beside the change. If the metric has noise, each probe pairs a commit with the good commit,
+until the posterior names a commit. Pairs of this commit and the one before then confirm it. Pure: this module reads no
+file and no clock, and launches nothing.
 """
 
 from __future__ import annotations
