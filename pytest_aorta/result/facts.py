@@ -43,7 +43,7 @@ CHOICES = ("activation_checkpointing", "unsharded_blocks")
 # Optional facts, left out of a baseline if they are empty.
 _OPTIONAL = (
     "commit", "branch", "dirty", "breakdown_ms", "throttled", "sm_clock_mhz", "profiler", "blocked_by",
-    "overlap_problem", "kernels", "collectives", "command",
+    "late_steps", "overlap_problem", "kernels", "collectives", "command",
 )  # fmt: skip
 # Facts with integers and booleans; every other number is a float.
 _AS_STORED = ("num_steps", "most_exposed_rank", "critical_rank", "environment", "dirty", "collectives")
@@ -91,6 +91,7 @@ class LaunchFacts:
             ranks, e.g. coverage; empty if there was none.
         blocked_by: the runtime call in which profiled steps wait for the device, so that no host could be ahead of
             the device; empty if there was none.
+        late_steps: how many profiled steps do not count because the host was late in them; empty if all of them count.
         overlap_problem: the reason why steps were profiled without a result; empty if there is a result or no step was
             profiled.
     """
@@ -122,6 +123,7 @@ class LaunchFacts:
     sm_clock_mhz: float | None = None
     profiler: str = ""
     blocked_by: str = ""
+    late_steps: str = ""
     overlap_problem: str = ""
     kernels: dict[str, FamilyTime] = field(default_factory=dict)
     collectives: dict[str, CollectiveFacts] = field(default_factory=dict)
@@ -223,6 +225,7 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
         sm_clock_mhz=lowest_sm_clock_mhz(result.platform_facts),
         profiler=_slowed_by(result),
         blocked_by=_blocking_call(result.head_start),
+        late_steps=_late_steps(result),
         overlap_problem=result.overlap_problem,
         kernels=_kernels(result),
         collectives=_collectives(result),
@@ -273,6 +276,16 @@ def _blocking_call(head_starts: Sequence[HeadStart]) -> str:
     """Return the call that blocked a rank itself, if known, else the report of the first blocked rank."""
     calls = [lead.blocked_by for lead in head_starts if lead.blocked_by]
     return next((call for call in calls if call != ANOTHER_RANK), calls[0] if calls else "")
+
+
+def _late_steps(result: WorkloadResult) -> str:
+    # All ranks leave out the same steps.
+    num_late = max((lead.late_steps for lead in result.head_start), default=0)
+    num_ahead = max(map(len, result.overlap), default=0)
+    if not num_late:
+        return ""
+    of_all = f"{num_late} of {num_late + num_ahead} profiled steps"
+    return f"the host was late in {of_all} in spite of every head start; the other {num_ahead} count"
 
 
 def _breakdown(result: WorkloadResult, p50_ms: float) -> Breakdown | None:

@@ -21,6 +21,9 @@ from typing import Any
 
 from pytest_aorta.result.trace.profiled_steps import Call, Collective, CollectiveCalls
 
+# Limits on the stored calls of a rank's collectives; the schema has the same limits.
+MAX_COLLECTIVES = 64
+MAX_CALLS = 4096
 # With more ranks than this, the least, the median and the largest wait are kept.
 MAX_WAITS_BY_RANK = 8
 # nccl-tests (doc/PERFORMANCE.md): bytes on the bus per byte of a call of n ranks, as a multiple of (n - 1) / n; calls
@@ -138,12 +141,19 @@ def waits_ms(collectives: Sequence[Sequence[CollectiveCalls]], rank: int) -> dic
 
 
 def joined_calls(parts: Sequence[Sequence[CollectiveCalls]]) -> list[CollectiveCalls]:
-    """Return the calls that one rank made in several captures, one after the other; sizes are means over all calls."""
+    """Return the calls that one rank made in several captures, one after the other; sizes are means over all calls.
+
+    At most :data:`MAX_CALLS` calls of a key are kept, the first ones, and the :data:`MAX_COLLECTIVES` longest keys.
+    """
     found: dict[Call, list[CollectiveCalls]] = defaultdict(list)
     for part in parts:
         for calls in part:
             found[calls.key].append(calls)
-    return [_joined(same) for same in found.values()]
+    every = [_joined(same) for same in found.values()]
+    longest = (
+        sorted(every, key=lambda calls: -sum(calls.ms))[:MAX_COLLECTIVES] if len(every) > MAX_COLLECTIVES else every
+    )
+    return [replace(calls, ms=calls.ms[:MAX_CALLS]) for calls in longest]
 
 
 def _joined(same: Sequence[CollectiveCalls]) -> CollectiveCalls:

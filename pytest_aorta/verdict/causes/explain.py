@@ -92,6 +92,7 @@ def notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts], sid
     memory = median(launch.memory_growth for launch in launches)
     if memory > MEMORY_GROWTH:
         found.append(f"memory grows within a launch by at least {memory:.1%}; look for a leak")
+    found += _launch_notes([launch.late_steps for launch in launches])
     return found + _choice_notes(launches, reference, side) + _throttle_notes(launches, reference, side)
 
 
@@ -109,9 +110,14 @@ def _has_several_ranks(launch: LaunchFacts) -> bool:
     return launch.fastest_rank_p50_ms < launch.slowest_rank_p50_ms
 
 
+def _launch_notes(texts: Sequence[str]) -> list[str]:
+    """Return a line for each launch that has a text; ``texts`` are in order of the launches."""
+    return [f"launch {number}: {text}" for number, text in enumerate(texts, 1) if text]
+
+
 def _throttle_notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts], side: str) -> list[str]:
     """Return lines on throttled devices, and on SM clocks below those of the reference launches."""
-    found = [f"launch {number}: {launch.throttled}" for number, launch in enumerate(launches, 1) if launch.throttled]
+    found = _launch_notes([launch.throttled for launch in launches])
     hot = [launch.throttled for launch in reference if launch.throttled]
     if hot:
         found.append(f"{len(hot)} of the {side}'s {counted(len(reference), 'launch')}: {hot[-1]}")

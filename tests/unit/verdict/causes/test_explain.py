@@ -142,3 +142,8 @@ def test_canary_within_the_range_of_the_reference_suspects_nothing():
 @pytest.mark.parametrize("there", [{}, {"gemm_ms": 0.0}, {"gemm_ms": 1.19}])
 def test_canary_that_has_nothing_slower_to_compare_with_is_no_note(there):
     assert canary_notes([make_facts(canary_ms={"gemm_ms": 1.2})], [make_facts(canary_ms=there)], "baseline") == []
+
+
+def test_launch_with_late_steps_is_noted():
+    late = make_facts(late_steps="the host was late in 2 of 8 profiled steps")
+    assert notes([make_facts(), late], [], "baseline") == ["launch 2: the host was late in 2 of 8 profiled steps"]
