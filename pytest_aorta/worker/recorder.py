@@ -16,7 +16,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 import torch.distributed as dist
@@ -82,23 +82,30 @@ class Recorder:
 
         If tokens are given, the result has the metric ``tokens_per_s``: the tokens of all recorded steps, divided by
         the sum of the steps' times.
+
+        Raises:
+            RuntimeError: The step is inside of another step.
         """
+        if self._is_in_step:
+            raise RuntimeError(
+                "recorder.step() was called inside of another step, whose time would count twice: do not call it "
+                "around micro-batches, nor under record_optimizer_steps(), which records all steps"
+            )
         if self._timer is None:
             self.start()
         assert self._timer is not None
         self._is_warming_up = self._warmup_left > 0
-        if self._is_warming_up:
-            self._warmup_left -= 1
-            yield
-            return
-        self._began_s = self._began_s or time.perf_counter()
+        if not self._is_warming_up:
+            self._began_s = self._began_s or time.perf_counter()
         self._is_in_step = True
         try:
-            with self._timer.step():
+            with nullcontext() if self._is_warming_up else self._timer.step():
                 yield
         finally:
             self._is_in_step = False
-        self._tokens += tokens
+            self._warmup_left -= self._is_warming_up
+        if not self._is_warming_up:
+            self._tokens += tokens
 
     def loss(self, value: float | torch.Tensor) -> None:
         """Record the loss of the last step; a tensor must have one element and is read only at the end.

@@ -127,6 +127,23 @@ def test_loss_of_a_step_that_did_not_end_is_not_taken_for_another_steps(recorder
     assert (len(result.step_times_ms), result.loss) == (2, [3.0, 2.0, 1.0])
 
 
+@pytest.mark.parametrize("warmup", [0, 1])
+def test_step_inside_of_a_step_is_refused_since_its_time_would_count_twice(recorder: Recorder, warmup: int) -> None:
+    recorder.start(warmup=warmup)
+    with recorder.step(), pytest.raises(RuntimeError, match="inside of another step"), recorder.step():
+        pass
+    record(recorder, [1.0])
+    assert len(recorder.result().step_times_ms) == 2 - warmup
+
+
+def test_step_inside_of_a_recorded_optimizers_step_is_refused(recorder: Recorder) -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))])
+    follower = Follower(recorder, 0, False)
+    follower(optimizer, (), {})
+    with pytest.raises(RuntimeError, match=r"record_optimizer_steps\(\), which records all steps"), recorder.step():
+        pass
+
+
 def test_second_start_is_refused(recorder: Recorder) -> None:
     record(recorder, [1.0])
     with pytest.raises(RuntimeError, match="called twice, or after the first"):

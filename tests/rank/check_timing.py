@@ -8,6 +8,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
 
@@ -64,6 +65,17 @@ def test_step_that_raises_is_not_counted():
     with pytest.raises(RuntimeError, match="lost"), timer.step():
         raise RuntimeError("lost")
     assert (timer.step_times_ms(), timer.wait_ms()) == ([], [])
+
+
+def test_steps_that_raise_and_are_caught_add_neither_times_nor_samples_of_memory():
+    timer = StepTimer(CPU)
+    for number in range(MEMORY_EVERY_STEPS + 1):
+        for lost in (True, False):
+            with suppress(RuntimeError), timer.step():
+                if lost:
+                    raise RuntimeError(number)
+    assert len(timer.step_times_ms()) == MEMORY_EVERY_STEPS + 1
+    assert len(timer.memory_bytes()) == 2
 
 
 @pytest.mark.parametrize("steps", [1, MEMORY_EVERY_STEPS, MEMORY_EVERY_STEPS + 1, 5 * MEMORY_EVERY_STEPS])
