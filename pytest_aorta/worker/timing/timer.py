@@ -62,7 +62,7 @@ class StepTimer:
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._times_ms: list[float] = []
         self._began_ns: list[int] = []
-        self._ended_ns = 0
+        self._ended_ns: list[int] = []
         self._memory_bytes: list[int] = []
 
     @contextmanager
@@ -81,7 +81,7 @@ class StepTimer:
             clock_ns = time.perf_counter_ns()
             yield
             self._times_ms.append((time.perf_counter_ns() - clock_ns) / 1e6)
-        self._ended_ns = time.time_ns()
+        self._ended_ns.append(time.time_ns())
         self._began_ns.append(began_ns)
         self._memory_bytes += memory_bytes
 
