@@ -20,6 +20,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from pytest_aorta.result.measurements import FailureDetail, RankResult, TensorHashes
@@ -122,6 +123,8 @@ class Recorder:
     def weights(self, model: torch.nn.Module) -> None:
         """Record the hash of a model's weights after the measured steps so far; collective; call it outside of steps.
 
+        A model under DistributedDataParallel has the hash of the model itself.
+
         Raises:
             NotFinite: A loss, gradient norm or parameter of this rank is NaN or infinite.
             RuntimeError: As in :func:`~pytest_aorta.worker.hash_parameters`, or other weights have been recorded after
@@ -130,6 +133,7 @@ class Recorder:
         """
         steps = len(self._timer.step_times_ms()) if self._timer else 0
         rank = int(os.environ.get("RANK", "0"))
+        model = model.module if isinstance(model, DistributedDataParallel) else model
         self._model = weakref.ref(model)
         # A loss is NaN before the weights are, so the loss shows the first bad step.
         refuse_series("loss", [float(value) for value in self._loss], rank, steps)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from pytest_aorta.plan.workload.adapter import AdapterError
@@ -74,6 +76,18 @@ def test_weights_are_hashed_after_the_last_step(recorder: Recorder) -> None:
     record(recorder, [1.0, 1.0])
     recorder.weights(model)
     assert recorder.result().weight_hashes == {"2": hash_parameters(model.named_parameters()).hex}
+
+
+def test_weights_under_ddp_have_the_hash_of_the_model(recorder: Recorder, tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 3)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        record(recorder, [1.0])
+        recorder.weights(torch.nn.parallel.DistributedDataParallel(model))
+        recorder.weights(model)
+    finally:
+        dist.destroy_process_group()
+    assert [name for name, _ in recorder.named_parameters()] == ["weight", "bias"]
 
 
 def test_second_model_after_the_same_step_is_refused(recorder: Recorder) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from pytest_aorta.worker.hashing import keys, sums
 from pytest_aorta.worker.hashing.grid import Axis, Grid
@@ -238,6 +239,27 @@ def test_names_may_come_in_any_order():
     named = [("a", torch.ones(2)), ("b", torch.zeros(2))]
 
     assert hash_parameters(named) == hash_parameters(reversed(named))
+
+
+class Compiled(torch.nn.Module):
+    """A module that renames parameters as torch.compile does, which would import the compiler."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self._orig_mod = inner
+
+
+def test_wrappers_of_torch_that_rename_parameters_change_no_hash():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 2))
+    plain = hash_parameters(model.named_parameters())
+    wrapped = torch.nn.Sequential(checkpoint_wrapper(model[0]), Compiled(model[1]))
+    names = [name for name, _ in wrapped.named_parameters()]
+    assert {"0._checkpoint_wrapped_module.weight", "1._orig_mod.bias"} <= set(names)
+
+    assert hash_parameters(Compiled(wrapped).named_parameters()) == plain
+    assert sorted(plain.per_tensor) == ["0.bias", "0.weight", "1.bias", "1.weight"]
+    own = [("my_orig_mod.weight", torch.ones(1)), ("_fsdp_wrapped_module", torch.ones(2))]
+    assert sorted(hash_parameters(own).per_tensor) == ["_fsdp_wrapped_module", "my_orig_mod.weight"]
 
 
 def test_tensors_swapped_between_names_are_seen_and_each_is_named():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from pytest_aorta.worker.hashing.layout import local_grids
 from pytest_aorta.worker.hashing.sums import tensor_sums
 
 _Group: TypeAlias = dist.ProcessGroup | None
+# Names of modules with which torch wraps others: torch.compile, activation checkpointing and FSDP1.
+_WRAPPERS = re.compile(r"(?<![^.])(_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)\.")
 # Replaces the number of elements in the facts of a grid whose size differs from its block's.
 _OTHER_COUNT = -1
 
@@ -63,7 +66,8 @@ class LocalShard:
 def hash_parameters(named: Iterable[tuple[str, torch.Tensor]], group: _Group = None) -> WeightHash:
     """Hash named tensors, in any order: DTensors of any sharding, and plain tensors replicated on every rank.
 
-    Collective over ``group``, or over all ranks if it is None, once torch.distributed is initialized.
+    Names count without the modules with which torch wraps others, e.g. ``_orig_mod`` of ``torch.compile``. Collective
+    over ``group``, or over all ranks if it is None, once torch.distributed is initialized.
 
     Raises:
         RuntimeError: Replicas differ, ranks name different tensors, a shard's size contradicts its placements, or there
@@ -71,7 +75,8 @@ def hash_parameters(named: Iterable[tuple[str, torch.Tensor]], group: _Group = N
         ValueError: There are no tensors, a name has two dtypes or shapes, a DTensor is Partial, elements do not have 1,
             2, 4 or 8 bytes on a CPU or CUDA device, or a tensor is quantized, nested, sparse or opaque.
     """
-    return _hash_pieces([_dtensor_or_replica(name, tensor.detach()) for name, tensor in named], group)
+    unwrapped = ((_WRAPPERS.sub("", name), tensor) for name, tensor in named)
+    return _hash_pieces([_dtensor_or_replica(name, tensor.detach()) for name, tensor in unwrapped], group)
 
 
 def hash_optimizer(
