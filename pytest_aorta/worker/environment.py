@@ -69,7 +69,8 @@ def environment_facts(
             "cuda": torch.version.cuda,
             "hip": torch.version.hip,
             "nccl": ".".join(map(str, torch.cuda.nccl.version())),
-            "tf32_matmul": torch.backends.cuda.matmul.allow_tf32,
+            # allow_tf32 raises an error if the code has set the precision by this newer name.
+            "tf32_matmul": torch.backends.cuda.matmul.fp32_precision == "tf32",
         }
     # The config or the caller has set these variables; inductor itself sets the folder of its cache.
     given = (name for name in sorted(os.environ) if is_allowed(name) and name != "TORCHINDUCTOR_CACHE_DIR")

@@ -16,10 +16,11 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from pytest_aorta.result.measurements import FailureDetail, RankResult, TensorHashes
@@ -82,23 +83,30 @@ class Recorder:
 
         If tokens are given, the result has the metric ``tokens_per_s``: the tokens of all recorded steps, divided by
         the sum of the steps' times.
+
+        Raises:
+            RuntimeError: The step is inside of another step.
         """
+        if self._is_in_step:
+            raise RuntimeError(
+                "recorder.step() was called inside of another step, whose time would count twice: do not call it "
+                "around micro-batches, nor under record_optimizer_steps(), which records all steps"
+            )
         if self._timer is None:
             self.start()
         assert self._timer is not None
         self._is_warming_up = self._warmup_left > 0
-        if self._is_warming_up:
-            self._warmup_left -= 1
-            yield
-            return
-        self._began_s = self._began_s or time.perf_counter()
+        if not self._is_warming_up:
+            self._began_s = self._began_s or time.perf_counter()
         self._is_in_step = True
         try:
-            with self._timer.step():
+            with nullcontext() if self._is_warming_up else self._timer.step():
                 yield
         finally:
             self._is_in_step = False
-        self._tokens += tokens
+            self._warmup_left -= self._is_warming_up
+        if not self._is_warming_up:
+            self._tokens += tokens
 
     def loss(self, value: float | torch.Tensor) -> None:
         """Record the loss of the last step; a tensor must have one element and is read only at the end.
@@ -115,6 +123,8 @@ class Recorder:
     def weights(self, model: torch.nn.Module) -> None:
         """Record the hash of a model's weights after the measured steps so far; collective; call it outside of steps.
 
+        A model under DistributedDataParallel has the hash of the model itself.
+
         Raises:
             NotFinite: A loss, gradient norm or parameter of this rank is NaN or infinite.
             RuntimeError: As in :func:`~pytest_aorta.worker.hash_parameters`, or other weights have been recorded after
@@ -123,6 +133,7 @@ class Recorder:
         """
         steps = len(self._timer.step_times_ms()) if self._timer else 0
         rank = int(os.environ.get("RANK", "0"))
+        model = model.module if isinstance(model, DistributedDataParallel) else model
         self._model = weakref.ref(model)
         # A loss is NaN before the weights are, so the loss shows the first bad step.
         refuse_series("loss", [float(value) for value in self._loss], rank, steps)

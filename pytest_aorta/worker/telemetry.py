@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,16 +44,26 @@ def write_telemetry(folder: Path, result: RankResult, telemetry: Telemetry) -> P
         ValueError: The length of a series differs from the number of steps, or a value is NaN or infinite.
     """
     num_steps = len(result.step_times_ms)
-    for name, values in telemetry.series.items():
-        if len(values) != num_steps:
-            raise ValueError(f"telemetry of {name}: {len(values)} values for {num_steps} steps; they have to be equal")
+    series = {name: _numbers(name, values, num_steps) for name, values in telemetry.series.items()}
     # A script may record losses of only some steps, and the result does not contain the numbers of these steps.
     recorded = {"loss": result.loss, "grad_norm": result.grad_norm}
-    columns = {name: values for name, values in recorded.items() if len(values) == num_steps} | dict(telemetry.series)
+    columns = {name: values for name, values in recorded.items() if len(values) == num_steps} | series
     lines = _lines(result.step_times_ms, columns, telemetry.captures)
     path = folder / TELEMETRY_FILE
     write_text(path, "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
     return path
+
+
+def _numbers(name: str, values: Sequence[float], num_steps: int) -> list[float]:
+    if len(values) != num_steps:
+        raise ValueError(f"telemetry of {name}: {len(values)} values for {num_steps} steps; they have to be equal")
+    # A value may be a tensor, such as the learning rate of a capturable optimizer.
+    numbers = [float(value) for value in values]
+    if bad := [step for step, number in enumerate(numbers) if not math.isfinite(number)]:
+        raise ValueError(
+            f"telemetry of {name}: the value of step {bad[0]} is {numbers[bad[0]]}; record a finite number in each step"
+        )
+    return numbers
 
 
 def _lines(

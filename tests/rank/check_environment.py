@@ -48,6 +48,30 @@ def test_vendor_is_recorded_where_kernels_are_not_pinned(monkeypatch):
     assert facts["cpu_vendor"]
 
 
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """Make a GPU that exists in name only, and restore the precision of matrix products."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "NVIDIA H200")
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 5))
+    precision = torch.backends.cuda.matmul.fp32_precision
+    yield torch.device("cuda")
+    torch.backends.cuda.matmul.fp32_precision = precision
+
+
+def test_precision_of_products_is_known_by_either_interface_of_torch(on_gpu):
+    assert environment_facts(on_gpu)["tf32_matmul"] is False
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    assert environment_facts(on_gpu)["tf32_matmul"] is True
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    assert environment_facts(on_gpu)["tf32_matmul"] is False
+    torch.set_float32_matmul_precision("high")
+    try:
+        assert environment_facts(on_gpu)["tf32_matmul"] is True
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert environment_facts(on_gpu)["tf32_matmul"] is False
+
+
 def test_rank_without_a_tracer_reports_none():
     assert python_tracer() is None
 

@@ -63,6 +63,15 @@ def test_parameters_without_data_are_left_out():
         refuse(workload)
 
 
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64], ids=str
+)
+def test_every_kind_of_floating_number_is_checked(dtype):
+    refuse_parameters([("w", torch.tensor([1.0, 2.0]).to(dtype))], 0, "now")
+    with pytest.raises(NotFinite, match=r"^parameter w of rank 0 has 1 of 2 elements"):
+        refuse_parameters([("w", torch.tensor([1.0, NAN]).to(dtype))], 0, "now")
+
+
 @pytest.mark.parametrize("optimizer", ["none", "sgd"])
 def test_own_shards_of_fsdp_are_checked_where_it_trains(optimizer):
     config = default_config("fsdp", layers=2, optimizer=optimizer)

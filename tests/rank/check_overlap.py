@@ -270,12 +270,30 @@ def test_many_steps_get_head_starts_two_at_a_time(device):
     assert last <= first
 
 
-def test_steps_after_those_that_are_delayed_in_every_attempt_are_left_out(device):
-    whole, two = device_alone(*range(50, 651, 100)), device_alone(*STEADY)
-    capture, _ = captured([with_host(), whole, two, *[device_alone(*DELAYED)] * 3], 6, timed_ms=0.1)
-    assert (capture.head_start.succeeded, capture.head_start.attempts) == (False, 3)
+def of_steps(count):
+    return device_alone(*range(50, 51 + 100 * count, 100))
+
+
+LATE_PART = [device_alone(*DELAYED)] * 3
+
+
+def test_steps_after_late_ones_are_captured_and_late_ones_do_not_count(device):
+    capture, count = captured([with_host(), of_steps(5), of_steps(2), *LATE_PART, of_steps(1)], 5, timed_ms=0.1)
+    assert (capture.head_start.succeeded, capture.head_start.attempts, capture.head_start.late_steps) == (True, 3, 2)
+    assert [step.step_ms for step in capture.steps] == [0.1] * 3
+    assert (len(capture.as_run), capture.head_start.step_ratio) == (5, pytest.approx(1.0))
+    assert {time.calls for time in capture.kernels.values()} == {1}
+    assert [len(calls.ms) for calls in capture.collectives] == [3]
+    assert set(capture.metrics()) == {"overlap_ratio", "exposed_comm_ms", "device_idle_ms"}
+    assert count == 1 + 6 + 3 + 3 * 3 + 2
+
+
+def test_capture_ends_when_the_host_was_late_in_more_than_half_of_the_steps(device):
+    capture, count = captured([with_host(), of_steps(6), *LATE_PART, *LATE_PART], 6, timed_ms=0.1)
+    assert (capture.head_start.succeeded, capture.head_start.late_steps) == (False, 0)
     assert (len(capture.steps), len(capture.as_run)) == (4, 6)
     assert set(capture.metrics()) == {"overlap_ratio_as_run", "exposed_comm_ms_as_run", "device_idle_ms"}
+    assert count == 1 + 7 + 2 * 3 * 3
 
 
 def test_single_longer_step_that_is_not_idle_was_not_delayed(device):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from pytest_aorta.plan.workload.adapter import AdapterError
@@ -76,6 +78,18 @@ def test_weights_are_hashed_after_the_last_step(recorder: Recorder) -> None:
     assert recorder.result().weight_hashes == {"2": hash_parameters(model.named_parameters()).hex}
 
 
+def test_weights_under_ddp_have_the_hash_of_the_model(recorder: Recorder, tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 3)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        record(recorder, [1.0])
+        recorder.weights(torch.nn.parallel.DistributedDataParallel(model))
+        recorder.weights(model)
+    finally:
+        dist.destroy_process_group()
+    assert [name for name, _ in recorder.named_parameters()] == ["weight", "bias"]
+
+
 def test_second_model_after_the_same_step_is_refused(recorder: Recorder) -> None:
     one, other = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
     recorder.start(warmup=1)
@@ -125,6 +139,23 @@ def test_loss_of_a_step_that_did_not_end_is_not_taken_for_another_steps(recorder
     result = recorder.result()
     # Reading the result refuses a loss without a step.
     assert (len(result.step_times_ms), result.loss) == (2, [3.0, 2.0, 1.0])
+
+
+@pytest.mark.parametrize("warmup", [0, 1])
+def test_step_inside_of_a_step_is_refused_since_its_time_would_count_twice(recorder: Recorder, warmup: int) -> None:
+    recorder.start(warmup=warmup)
+    with recorder.step(), pytest.raises(RuntimeError, match="inside of another step"), recorder.step():
+        pass
+    record(recorder, [1.0])
+    assert len(recorder.result().step_times_ms) == 2 - warmup
+
+
+def test_step_inside_of_a_recorded_optimizers_step_is_refused(recorder: Recorder) -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))])
+    follower = Follower(recorder, 0, False)
+    follower(optimizer, (), {})
+    with pytest.raises(RuntimeError, match=r"record_optimizer_steps\(\), which records all steps"), recorder.step():
+        pass
 
 
 def test_second_start_is_refused(recorder: Recorder) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -147,6 +148,19 @@ def test_line_has_what_is_known_of_its_step(tmp_path):
 def test_series_of_another_length_is_refused_and_leaves_no_file(tmp_path):
     with pytest.raises(ValueError, match="telemetry of lr: 1 values for 2 steps"):
         write_telemetry(tmp_path, result_of([1.0, 1.0]), Telemetry({"lr": [0.1]}))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_series_may_be_tensors_and_numbers_of_numpy(tmp_path):
+    series = {"lr": [torch.tensor(0.5), torch.tensor(0.25)], "scale": list(np.float32([1.0, 2.0])), "batch": [8, 16]}
+    lines = lines_of(write_telemetry(tmp_path, result_of([1.0, 2.0]), Telemetry(series)))
+    assert [(line["lr"], line["scale"], line["batch"]) for line in lines] == [(0.5, 1.0, 8.0), (0.25, 2.0, 16.0)]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), torch.tensor(float("nan"))], ids=str)
+def test_series_that_is_not_finite_is_named_with_its_step(tmp_path, value):
+    with pytest.raises(ValueError, match=r"^telemetry of lr: the value of step 1 is (nan|inf); record a finite number"):
+        write_telemetry(tmp_path, result_of([1.0, 2.0]), Telemetry({"lr": [0.5, value]}))
     assert list(tmp_path.iterdir()) == []
 
 

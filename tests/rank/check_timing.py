@@ -8,6 +8,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
 
@@ -19,6 +20,7 @@ from pytest_aorta.common import variables
 from pytest_aorta.result.folder import ARRIVALS_FILE
 from pytest_aorta.result.trace.arrivals import read_arrivals
 from pytest_aorta.worker import Delay, StepTimer
+from pytest_aorta.worker.timing import timer as timer_module
 from pytest_aorta.worker.timing.canary import run_canary
 from pytest_aorta.worker.timing.timer import MEMORY_EVERY_STEPS
 from pytest_aorta.worker.timing.waits import recorded_collectives, waits_of_steps_ms
@@ -26,8 +28,8 @@ from pytest_aorta.worker.timing.waits import recorded_collectives, waits_of_step
 CPU = torch.device("cpu")
 KEPT_BYTES = 4 << 20
 MS = 1_000_000
-# Three steps that begin every 100 ms; the last step ends at 400 ms.
-BEGAN_NS, ENDED_NS = [100 * MS, 200 * MS, 300 * MS], 400 * MS
+# Three steps of 100 ms.
+BEGAN_NS, ENDED_NS = [100 * MS, 200 * MS, 300 * MS], [200 * MS, 300 * MS, 400 * MS]
 
 
 def at(created_ms: float, duration_ms: float | None = 1.0) -> dict:
@@ -56,7 +58,7 @@ def test_time_without_work_and_without_a_collective_is_no_wait(tmp_path, monkeyp
         time.sleep(0.01)
     assert timer.wait_ms() == []
     arrivals = read_arrivals(tmp_path / ARRIVALS_FILE)
-    assert (len(arrivals.began_ns), arrivals.ended_ns - arrivals.began_ns[0] >= 10 * MS) == (1, True)
+    assert (len(arrivals.began_ns), arrivals.ended_ns[0] - arrivals.began_ns[0] >= 10 * MS) == (1, True)
 
 
 def test_step_that_raises_is_not_counted():
@@ -64,6 +66,17 @@ def test_step_that_raises_is_not_counted():
     with pytest.raises(RuntimeError, match="lost"), timer.step():
         raise RuntimeError("lost")
     assert (timer.step_times_ms(), timer.wait_ms()) == ([], [])
+
+
+def test_steps_that_raise_and_are_caught_add_neither_times_nor_samples_of_memory():
+    timer = StepTimer(CPU)
+    for number in range(MEMORY_EVERY_STEPS + 1):
+        for lost in (True, False):
+            with suppress(RuntimeError), timer.step():
+                if lost:
+                    raise RuntimeError(number)
+    assert len(timer.step_times_ms()) == MEMORY_EVERY_STEPS + 1
+    assert len(timer.memory_bytes()) == 2
 
 
 @pytest.mark.parametrize("steps", [1, MEMORY_EVERY_STEPS, MEMORY_EVERY_STEPS + 1, 5 * MEMORY_EVERY_STEPS])
@@ -106,6 +119,25 @@ def test_step_that_a_short_record_may_hold_in_part_is_left_out(oldest, known):
 
 def test_collectives_after_the_last_step_are_no_part_of_it():
     assert waits_of_steps_ms([at(50), at(310, 5.0), at(401, 99.0)], BEGAN_NS, ENDED_NS) == [0.0, 0.0, 5.0]
+
+
+def test_collectives_between_steps_are_part_of_none():
+    """Reduce the loss for a log, or hash weights, after a step has ended."""
+    entries = [at(50), at(110, 2.0), at(170, 99.0), at(199, None), at(310, 5.0)]
+    assert waits_of_steps_ms(entries, BEGAN_NS, [160 * MS, 260 * MS, 400 * MS]) == [2.0, 0.0, 5.0]
+
+
+def test_timer_knows_when_each_step_ended(monkeypatch):
+    timer = StepTimer(CPU)
+    moments = iter([10, 20, 50, 90])
+    monkeypatch.setattr(time, "time_ns", lambda: next(moments))
+    for _ in range(2):
+        with timer.step():
+            pass
+    left = []
+    monkeypatch.setattr(timer_module, "leave_arrivals", lambda *steps: left.append(steps))
+    timer.wait_ms()
+    assert left == [([10, 50], [20, 90])]
 
 
 def test_collective_without_a_duration_hides_every_wait():

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from collections import defaultdict
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from pytest_aorta.worker.hashing import keys, sums
 from pytest_aorta.worker.hashing.grid import Axis, Grid
@@ -214,10 +216,50 @@ def test_values_count_and_not_how_they_lie_in_memory():
     assert digest(tensor.t().contiguous().t()) == digest(tensor)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_dtype_may_be_a_view_with_gaps_or_repeated_elements(dtype):
+    numbers = torch.arange(1, 13).to(dtype)
+
+    views = [numbers[::3], numbers[5:6:2], numbers[3], numbers[:1].expand(5), numbers.view(3, 4)[:, 1], numbers[2:2:3]]
+    for view in views:
+        assert digest(view) == digest(view.clone(memory_format=torch.contiguous_format))
+
+
+def test_views_that_conjugate_or_negate_lazily_have_the_hash_of_their_values():
+    numbers = torch.complex(torch.randn(6), torch.randn(6))
+    conjugate, negated = numbers.conj(), numbers.conj().imag
+
+    assert conjugate.is_conj()
+    assert negated.is_neg()
+    assert digest(conjugate) == digest(conjugate.resolve_conj()) != digest(numbers)
+    assert digest(negated) == digest(negated.resolve_neg()) != digest(numbers.imag)
+
+
 def test_names_may_come_in_any_order():
     named = [("a", torch.ones(2)), ("b", torch.zeros(2))]
 
     assert hash_parameters(named) == hash_parameters(reversed(named))
+
+
+class Compiled(torch.nn.Module):
+    """A module that renames parameters as torch.compile does, which would import the compiler."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self._orig_mod = inner
+
+
+def test_wrappers_of_torch_that_rename_parameters_change_no_hash():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 2))
+    plain = hash_parameters(model.named_parameters())
+    wrapped = torch.nn.Sequential(checkpoint_wrapper(model[0]), Compiled(model[1]))
+    names = [name for name, _ in wrapped.named_parameters()]
+    assert {"0._checkpoint_wrapped_module.weight", "1._orig_mod.bias"} <= set(names)
+
+    assert hash_parameters(Compiled(wrapped).named_parameters()) == plain
+    assert sorted(plain.per_tensor) == ["0.bias", "0.weight", "1.bias", "1.weight"]
+    own = [("my_orig_mod.weight", torch.ones(1)), ("_fsdp_wrapped_module", torch.ones(2))]
+    assert sorted(hash_parameters(own).per_tensor) == ["_fsdp_wrapped_module", "my_orig_mod.weight"]
 
 
 def test_tensors_swapped_between_names_are_seen_and_each_is_named():
@@ -279,6 +321,61 @@ def test_the_state_of_an_optimizer_is_hashed_by_names():
     assert [name for name in before.per_tensor if before.per_tensor[name] != after.per_tensor[name]] == ["bias.exp_avg"]
 
 
+class Keeping(torch.optim.Optimizer):
+    """An optimizer with any state for one parameter."""
+
+    def __init__(self, state):
+        self.parameter = torch.nn.Parameter(torch.ones(2))
+        super().__init__([self.parameter], {})
+        self.state[self.parameter] = state
+
+    def hashed(self):
+        return hash_optimizer(self, [("w", self.parameter)])
+
+
+def test_numbers_in_the_state_of_an_optimizer_are_hashed_to_the_last_bit():
+    for one, other in [(0.1, 0.1 + 2**-55), (2**60, 2**60 + 1), (True, False), (0.0, -0.0), (1, 1.0)]:
+        assert Keeping({"number": one}).hashed() != Keeping({"number": other}).hashed()
+    before = Keeping({"number": 0.1}).hashed()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert Keeping({"number": 0.1}).hashed() == before
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_lists_and_tables_in_the_state_of_an_optimizer_are_hashed_part_by_part():
+    state = {"step": 3, "old": [torch.ones(2), None, torch.zeros(3)], "by_axis": {"rows": torch.ones(1), 7: (1.0, 2)}}
+    found = Keeping(state).hashed().per_tensor
+    assert sorted(found) == ["w.by_axis.7.0", "w.by_axis.7.1", "w.by_axis.rows", "w.old.0", "w.old.2", "w.step"]
+    state["old"][2][1] = 1
+    changed = Keeping(state).hashed().per_tensor
+    assert [name for name in found if found[name] != changed[name]] == ["w.old.2"]
+
+
+@pytest.mark.parametrize("value", ["adam", 2**70, object()], ids=["text", "large integer", "object"])
+def test_state_that_cannot_be_hashed_is_an_error_that_names_it(value):
+    with pytest.raises(
+        ValueError, match=r"^w\.key\.0 is .*; tensors, numbers, and lists and dicts of them can be hashed"
+    ):
+        Keeping({"key": [value]}).hashed()
+
+
+def test_state_of_lbfgs_has_a_hash():
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.LBFGS(model.parameters())
+
+    def closure():
+        optimizer.zero_grad()
+        loss = (model(torch.ones(1, 3)) - 1).pow(2).sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    names = hash_optimizer(optimizer, model.named_parameters()).per_tensor
+    assert {"weight.n_iter", "weight.old_dirs.0", "weight.t"} <= set(names)
+
+
 def test_a_scalar_and_an_empty_tensor_have_hashes():
     assert digest(torch.tensor(1.0)) != digest(torch.ones(1))
     assert len(digest(torch.zeros(0, 3))) == 32
@@ -307,6 +404,25 @@ def test_a_run_outside_its_tensor_is_an_error():
 @pytest.mark.parametrize("tensor", [torch.zeros(2, dtype=torch.complex128), torch.zeros(2, device="meta")])
 def test_what_cannot_be_hashed_is_an_error_that_names_it(tensor):
     with pytest.raises(ValueError, match=r"w is torch\..* can be hashed"):
+        digest(tensor)
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (lambda: torch.quantize_per_tensor(torch.ones(8), 0.1, 0, torch.quint8), "quantized"),
+        (lambda: torch.eye(3).to_sparse(), "torch.sparse_coo"),
+        (lambda: torch.eye(3).to_sparse_csr(), "torch.sparse_csr"),
+        (lambda: torch.eye(3).to_mkldnn(), "torch._mkldnn"),
+        (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged), "nested"),
+    ],
+    ids=["quantized", "sparse", "rows", "mkldnn", "nested"],
+)
+def test_tensor_that_is_not_dense_is_an_error_that_names_it(make, kind):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tensor = make()
+    with pytest.raises(ValueError, match=rf"^w is {kind}.*; dense tensors can be hashed"):
         digest(tensor)
 
 

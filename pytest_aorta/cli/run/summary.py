@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from pytest_aorta.result.facts import launch_facts
+from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.measurements import WorkloadResult, over_ranks
 from pytest_aorta.verdict.metrics import METRICS, Direction, format_value
 
@@ -16,7 +16,10 @@ _SHOWN = ("step_time_p50", "step_time_p99")
 
 def summary_lines(result: WorkloadResult) -> list[str]:
     """Return lines about step times, ranks, metrics, weight hash and loss, as far as the result has them."""
-    lines = [_step_times(result), *_ranks(result), *_metrics(result)]
+    facts = launch_facts(result)
+    lines = [_step_times(result, facts), *_ranks(result), *_metrics(result)]
+    if facts.late_steps:
+        lines.append(f"overlap: {facts.late_steps}")
     if result.weight_hashes:
         step = max(result.weight_hashes, key=int)
         lines.append(f"weight hash after step {step}: {result.weight_hashes[step]}")
@@ -25,8 +28,7 @@ def summary_lines(result: WorkloadResult) -> list[str]:
     return lines
 
 
-def _step_times(result: WorkloadResult) -> str:
-    facts = launch_facts(result)
+def _step_times(result: WorkloadResult, facts: LaunchFacts) -> str:
     # A percentile that needs more steps is not printed; the file has all step times.
     named = [METRICS[name] for name in _SHOWN if facts.num_steps >= METRICS[name].min_steps]
     shown = [

@@ -10,7 +10,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +25,13 @@ class Arrivals:
 
     Attributes:
         began_ns: when the rank entered each step.
-        ended_ns: when the rank left the last step.
+        ended_ns: when the rank left each step.
         known_from_ns: the moment from which on every arrival is recorded.
         arrived_ns: when the rank arrived at each collective, by a name that is the same on every rank.
     """
 
     began_ns: list[int]
-    ended_ns: int
+    ended_ns: list[int]
     known_from_ns: int
     arrived_ns: dict[str, int]
 
@@ -49,7 +48,7 @@ def read_arrivals(path: Path) -> Arrivals | None:
         document = read_json(path, max_bytes=MAX_ARRIVALS_BYTES)
     except UnreadableFile as error:
         raise ResultError(f"result invalid: {error}") from None
-    wanted = {"began_ns": list, "ended_ns": int, "known_from_ns": int, "arrived_ns": dict}
+    wanted = {"began_ns": list, "ended_ns": list, "known_from_ns": int, "arrived_ns": dict}
     for key, kind in wanted.items():
         value: Any = document.get(key) if isinstance(document, dict) else None
         numbers = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
@@ -57,13 +56,20 @@ def read_arrivals(path: Path) -> Arrivals | None:
             raise ResultError(
                 f"result invalid: {path}: {key} has to be {kind.__name__} of integers; run the workload again"
             )
-    return Arrivals(**{key: document[key] for key in wanted})
+    found = Arrivals(**{key: document[key] for key in wanted})
+    if len(found.ended_ns) != len(found.began_ns):
+        raise ResultError(
+            f"result invalid: {path}: ended_ns has {len(found.ended_ns)} moments, began_ns {len(found.began_ns)}; they "
+            "have to be equal; run the workload again"
+        )
+    return found
 
 
 def waits_of_ranks_ms(ranks: Sequence[Arrivals]) -> list[list[float]]:
     """Return ``wait_ms[rank][step]`` of the last steps that every rank has recorded completely.
 
     A step's wait is the time in which the rank has arrived at some collective of the step and another rank has not.
+    Collectives between steps are part of no step.
     The lists are empty without recorded collectives, for one rank, and for ranks with unequal numbers of steps.
     """
     counts = {len(rank.began_ns) for rank in ranks}
@@ -80,14 +86,13 @@ def waits_of_ranks_ms(ranks: Sequence[Arrivals]) -> list[list[float]]:
 
 def _waits_ms(rank: Arrivals, last_ns: dict[str, int]) -> list[float]:
     waits_ns = [0] * len(rank.began_ns)
-    bounds = list(pairwise([*rank.began_ns, rank.ended_ns]))
     covered_ns = 0
     for arrived_ns, name in sorted((moment, name) for name, moment in rank.arrived_ns.items()):
         step = bisect_right(rank.began_ns, arrived_ns) - 1
-        if step < 0 or arrived_ns > rank.ended_ns:
+        if step < 0 or arrived_ns > rank.ended_ns[step]:
             continue
         # A rank may wait for several collectives at once, but each moment counts once.
-        end_ns = min(last_ns[name], bounds[step][1])
+        end_ns = min(last_ns[name], rank.ended_ns[step])
         waits_ns[step] += max(0, end_ns - max(arrived_ns, covered_ns))
         covered_ns = max(covered_ns, end_ns)
     return [wait_ns / 1e6 for wait_ns in waits_ns]

@@ -23,10 +23,20 @@ MAX_NAME = 96
 _MAX_PARSED = 8192
 _UNNAMED = "unnamed"
 
-# Kernels of NCCL and RCCL, by the pattern of Holistic Trace Analysis, RCCL's kernels of MSCCL and MSCCL++, and torch's
-# kernels on symmetric memory.
+# Kernels of collectives by their names alone, for kernels that torch does not record as parts of a collective.
 COMMUNICATION = re.compile(
-    r"^nccl.*Kernel|\bmscclKernel_|\bmscclpp::|\b(multimem|one_shot|two_shot)_\w*(reduce|gather)\w*"
+    r"""
+    ^(_Z\d+)?nccl([A-Z]\w*)?Kernel                               # NCCL and RCCL
+    | \bmscclKernel_ | \bmscclpp::                              # MSCCL and MSCCL++ in RCCL
+    | \b(multimem|one_shot|two_shot)_\w*(reduce|gather)\w*      # symmetric memory, in torch and in Triton
+    | \bc10d::(symmetric_memory|\w+_extension)::                # symmetric memory of torch, NCCL, NVSHMEM, rocSHMEM
+    | ^(void\ )?(nvshmem|rocshmem)\w+                            # NVSHMEM and rocSHMEM
+    | ^(void\ )?(barrier|sync|broadcast|fcollect|alltoall|reduce|rdxn|signal|put|get)\w*_on_stream_kernel
+    | \bcross_device_reduce_\dstage                             # custom all-reduces of vLLM, SGLang and AITER
+    | \b(one|two)[sS]hot\w*[aA]ll_?[rR]educe                     # custom all-reduces of torch and TensorRT-LLM
+    | \bdeep_ep::int(er|ra)node(_ll)?::                          # DeepEP
+    """,
+    re.VERBOSE,
 )
 # A family whose name alone does not show that it communicates ends with the kind of the collective that it served.
 _SERVED = re.compile(rf"\[({'|'.join(Collective)})\]$")

@@ -27,6 +27,9 @@ from pytest_aorta.result.trace.profiled_steps import (
 )
 from pytest_aorta.result.trace.transfers import joined_calls
 
+# The least fraction of the profiled steps in which the host has to be ahead of the device. The variance of a mean over
+# half of the steps is at most twice the variance of the mean over all of them.
+LEAST_AHEAD = 0.5
 # A lane of a timeline is for drawing, and a screen cannot show more than 300 intervals.
 MAX_LANE_INTERVALS = 300
 _NS_PER_MS = 1e6
@@ -96,6 +99,14 @@ def _overlap_metrics(steps: Sequence[StepOverlap]) -> dict[str, float]:
     return found | ({"overlap_ratio": (comm_ms - exposed_ms) / comm_ms} if comm_ms else {})
 
 
+@dataclass(frozen=True)
+class PartAhead:
+    """Some of the profiled steps, captured at once with a head start of their own."""
+
+    capture: OverlapCapture
+    lead: HeadStart
+
+
 def overlap_of(lanes: Mapping[str, Intervals], windows: Sequence[tuple[int, int]]) -> OverlapCapture:
     """Return the breakdown of the steps that ran in ``windows``.
 
@@ -127,6 +138,35 @@ def joined(parts: Sequence[OverlapCapture]) -> OverlapCapture:
         kernels=mean_over_steps([(part.kernels, len(part.steps)) for part in parts]),
         collectives=joined_calls([part.collectives for part in parts]),
     )
+
+
+def is_too_late(parts: Sequence[PartAhead], num_steps: int) -> bool:
+    """Return whether too few of ``num_steps`` steps can count, whatever the parts show that are not captured yet.
+
+    A wait for the device is in the code of every step, so one blocked part is enough.
+    """
+    num_late = sum(len(part.capture.steps) for part in parts if not part.lead.succeeded)
+    return any(part.lead.blocked_by for part in parts) or num_steps - num_late < LEAST_AHEAD * num_steps
+
+
+def joined_ahead(parts: Sequence[PartAhead], num_steps: int) -> OverlapCapture:
+    """Return the capture of ``num_steps`` steps that were captured in ``parts``, one after the other.
+
+    Parts in which the host was late are left out and counted, unless too few steps remain (:func:`is_too_late`). The
+    head start has the least favorable values of the parts.
+    """
+    failed = is_too_late(parts, num_steps)
+    kept = [part for part in parts if failed or part.lead.succeeded]
+    capture = joined([part.capture for part in kept])
+    lead = HeadStart(
+        lead_ms=max(part.lead.lead_ms for part in parts),
+        attempts=max(part.lead.attempts for part in parts),
+        step_ratio=max((part.lead.step_ratio for part in kept if part.lead.step_ratio is not None), default=None),
+        succeeded=not failed,
+        blocked_by=parts[-1].lead.blocked_by,
+        late_steps=0 if failed else num_steps - len(capture.steps),
+    )
+    return replace(capture, head_start=lead)
 
 
 def _step(lanes: Mapping[str, Intervals], duration_ns: int) -> StepOverlap:

@@ -52,9 +52,10 @@ class HeadStart:
         attempts: Largest number of captures of some steps until the lead sufficed or no longer lead was allowed.
         step_ratio: The median of the steps that were captured at once, the longest one, divided by the median timed
             step; None if none was timed.
-        succeeded: Whether the profiled steps ran without delay by the host.
+        succeeded: Whether the steps of the capture ran without delay by the host.
         blocked_by: The runtime call in which the host waits for the device in each step, and because of which it could
             not be ahead; None if there is none.
+        late_steps: Number of further steps that do not count, since the host was late in all attempts to capture them.
     """
 
     lead_ms: float
@@ -62,6 +63,7 @@ class HeadStart:
     step_ratio: float | None
     succeeded: bool
     blocked_by: str | None = None
+    late_steps: int = 0
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,10 @@ from typing import Any
 
 from pytest_aorta.result.trace.profiled_steps import Call, Collective, CollectiveCalls
 
-# With more ranks than this, the least, the median and the largest wait are kept.
+# Limits on the stored calls of a rank's collectives; the schema has the same limits.
+MAX_COLLECTIVES = 64
+MAX_CALLS = 4096
+# With more ranks than this, the least wait and the median of the others are kept.
 MAX_WAITS_BY_RANK = 8
 # nccl-tests (doc/PERFORMANCE.md): bytes on the bus per byte of a call of n ranks, as a multiple of (n - 1) / n; calls
 # of other collectives count as they are.
@@ -51,7 +54,7 @@ class CollectiveFacts:
             0 if sizes are unknown.
         transfer_ms: Time of a rank's calls per step without waits for late ranks, a mean over ranks.
         wait_ms: Time that each rank that makes such calls waits for late ranks per step, in the order of ranks; of more
-            than 8 ranks the least, the median and the largest.
+            than 8 ranks the least wait and the median of the others.
         straggler: The rank that the others wait for.
     """
 
@@ -70,6 +73,11 @@ class CollectiveFacts:
     def peers_wait_ms(self) -> float:
         """Return the median wait of the ranks other than the straggler, in ms per step; 0 for one rank."""
         return median(sorted(self.wait_ms)[1:] or [0.0])
+
+    @property
+    def straggler_wait_ms(self) -> float:
+        """Return the wait of the straggler itself, the least of any rank, in ms per step."""
+        return min(self.wait_ms)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CollectiveFacts:
@@ -138,12 +146,19 @@ def waits_ms(collectives: Sequence[Sequence[CollectiveCalls]], rank: int) -> dic
 
 
 def joined_calls(parts: Sequence[Sequence[CollectiveCalls]]) -> list[CollectiveCalls]:
-    """Return the calls that one rank made in several captures, one after the other; sizes are means over all calls."""
+    """Return the calls that one rank made in several captures, one after the other; sizes are means over all calls.
+
+    At most :data:`MAX_CALLS` calls of a key are kept, the first ones, and the :data:`MAX_COLLECTIVES` longest keys.
+    """
     found: dict[Call, list[CollectiveCalls]] = defaultdict(list)
     for part in parts:
         for calls in part:
             found[calls.key].append(calls)
-    return [_joined(same) for same in found.values()]
+    every = [_joined(same) for same in found.values()]
+    longest = (
+        sorted(every, key=lambda calls: -sum(calls.ms))[:MAX_COLLECTIVES] if len(every) > MAX_COLLECTIVES else every
+    )
+    return [replace(calls, ms=calls.ms[:MAX_CALLS]) for calls in longest]
 
 
 def _joined(same: Sequence[CollectiveCalls]) -> CollectiveCalls:
@@ -201,6 +216,6 @@ def _facts(kind: _Kind, num_steps: int) -> CollectiveFacts:
         calls=sum(rank.calls for rank in ranks) / each,
         bus_bytes=sum(rank.bus_bytes for rank in ranks) / each if kind.has_bytes else 0.0,
         transfer_ms=sum(rank.transfer_ms for rank in ranks) / each,
-        wait_ms=waits_ms if len(callers) <= MAX_WAITS_BY_RANK else [min(waits_ms), median(waits_ms), max(waits_ms)],
+        wait_ms=waits_ms if len(callers) <= MAX_WAITS_BY_RANK else [min(waits_ms), median(sorted(waits_ms)[1:])],
         straggler=callers[waits_ms.index(min(waits_ms))],
     )

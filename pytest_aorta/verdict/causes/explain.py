@@ -9,6 +9,7 @@ from statistics import median
 
 from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.result.trace.breakdown import Part
 from pytest_aorta.verdict.applicability import changed_choice
 from pytest_aorta.verdict.causes.kernels import clearly_above, moved
 from pytest_aorta.verdict.statistics.variance import median_variance
@@ -20,6 +21,13 @@ STRAGGLER_FRACTION = {"cuda": 0.03, "cpu": 0.3}
 _SHIFT_FRACTION = {"cuda": 0.01, "cpu": 0.1}
 _MIN_REFERENCE = 3
 _NOISES = 3.0
+# One launch of this many may show a lag of the other sign.
+_LAUNCHES_PER_OUTLIER = 10
+# The least increase of the devices' mean idle time, as a fraction of a rank's lag, that explains the lag by late hosts
+# of all ranks. While one host of two is late, the other rank's device is in a collective: half of the lag is idle time.
+_IDLE_OF_LAG = 0.75
+# The largest increase of the straggler's own compute, as a fraction of its lag, beside such an explanation.
+_COMPUTE_OF_LAG = 0.5
 # The least growth from a launch's first step to its last that is reported.
 STEP_GROWTH = {"cuda": 0.03, "cpu": 0.5}
 MEMORY_GROWTH = 0.03
@@ -38,14 +46,23 @@ class Straggler:
         rank: Its number.
         lag_ms: The difference between its peers' wait and its own wait, in ms per step.
         increase_ms: The increase of this difference over the reference; None if the reference has no known waits.
+        idle_ms: The increase of the time per step in which no stream of a device is busy, a mean over ranks, if late
+            hosts of all ranks explain the lag; None if they do not.
     """
 
     rank: int
     lag_ms: float
     increase_ms: float | None = None
+    idle_ms: float | None = None
 
     def note(self, side: str) -> str:
         """Return the line for a failure; ``side`` is the word for the reference."""
+        if self.idle_ms is not None and self.increase_ms is not None:
+            late = (
+                f"the hosts are late, since no stream is busy for {self.idle_ms:.3g} ms/step longer than in the {side}"
+            )
+            last = f"rank {self.rank} arrives last, its peers wait {self.increase_ms:.3g} ms/step longer"
+            return f"no straggler: {late}; {last}"
         if self.increase_ms is None:
             return f"straggler: the other ranks wait {self.lag_ms:.3g} ms/step for rank {self.rank}"
         more = f"{self.increase_ms:.3g} ms/step longer"
@@ -58,7 +75,8 @@ def straggler(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts] 
     Ranks of unchanged launches differ too, depending on their position in the machine. So with ``reference`` launches,
     the increase of a rank's lag over its lag in the reference counts. With three or more of them, it has to be at least
     half of the increase of the step time, and more than three standard deviations of the reference's lags. The lag
-    itself has to exceed the same threshold, because a rank whose peers became as slow is not waited for.
+    itself has to exceed the same threshold, because a rank whose peers became as slow is not waited for. A rank that
+    was as far ahead of its peers in another launch is not the straggler either: ranks are late in turns.
     """
     lags, usual = _lags(launches), _lags(reference)
     if not lags:
@@ -72,10 +90,41 @@ def straggler(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts] 
     if known and len(usual) >= _MIN_REFERENCE:
         noise = _NOISES * _lag_deviation(usual) * math.sqrt(median_variance(len(lags)) + median_variance(len(usual)))
         needed = max(_SHIFT_FRACTION[device] * p50_ms, noise, (p50_ms - _p50_ms(reference)) / 2)
-    last = max((rank for rank, lag in enumerate(now) if lag > needed), key=lambda rank: shifts[rank], default=None)
+    late = [rank for rank, lag in enumerate(now) if lag > needed and _least_lag(lags, rank) > -needed]
+    last = max(late, key=lambda rank: shifts[rank], default=None)
     if last is None or shifts[last] <= needed:
         return None
-    return Straggler(last, now[last], shifts[last] if known else None)
+    if not known:
+        return Straggler(last, now[last])
+    return Straggler(last, now[last], shifts[last], _late_hosts_ms(launches, reference, shifts[last]))
+
+
+def _least_lag(lags: Sequence[Sequence[float]], rank: int) -> float:
+    """Return the least lag of a rank in any launch, without the outliers that are allowed."""
+    return sorted(launch[rank] for launch in lags)[len(lags) // _LAUNCHES_PER_OUTLIER]
+
+
+def _late_hosts_ms(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts], lag_ms: float) -> float | None:
+    """Return the increase of the devices' idle time if it explains that a rank lags by ``lag_ms`` more, else None.
+
+    Hosts that are late by themselves drift apart, and one of them is the last. The devices of all ranks are then idle
+    in the profiled steps, which all hosts begin together.
+    """
+    now, before = ([idle for side in part if (idle := _idle_ms(side)) is not None] for part in (launches, reference))
+    if not now or not before or not clearly_above(now, before):
+        return None
+    increase_ms = median(now) - median(before)
+    compute_ms = _extra_compute_ms(launches) - _extra_compute_ms(reference)
+    is_explained = increase_ms >= _IDLE_OF_LAG * lag_ms and compute_ms < _COMPUTE_OF_LAG * lag_ms
+    return increase_ms if is_explained else None
+
+
+def _idle_ms(launch: LaunchFacts) -> float | None:
+    return launch.metrics.get("device_idle_ms")
+
+
+def _extra_compute_ms(launches: Sequence[LaunchFacts]) -> float:
+    return median(launch.breakdown_ms.get(Part.STRAGGLER, 0.0) for launch in launches)
 
 
 def notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts], side: str) -> list[str]:
@@ -92,6 +141,7 @@ def notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts], sid
     memory = median(launch.memory_growth for launch in launches)
     if memory > MEMORY_GROWTH:
         found.append(f"memory grows within a launch by at least {memory:.1%}; look for a leak")
+    found += _launch_notes([launch.late_steps for launch in launches])
     return found + _choice_notes(launches, reference, side) + _throttle_notes(launches, reference, side)
 
 
@@ -109,9 +159,14 @@ def _has_several_ranks(launch: LaunchFacts) -> bool:
     return launch.fastest_rank_p50_ms < launch.slowest_rank_p50_ms
 
 
+def _launch_notes(texts: Sequence[str]) -> list[str]:
+    """Return a line for each launch that has a text; ``texts`` are in order of the launches."""
+    return [f"launch {number}: {text}" for number, text in enumerate(texts, 1) if text]
+
+
 def _throttle_notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts], side: str) -> list[str]:
     """Return lines on throttled devices, and on SM clocks below those of the reference launches."""
-    found = [f"launch {number}: {launch.throttled}" for number, launch in enumerate(launches, 1) if launch.throttled]
+    found = _launch_notes([launch.throttled for launch in launches])
     hot = [launch.throttled for launch in reference if launch.throttled]
     if hot:
         found.append(f"{len(hot)} of the {side}'s {counted(len(reference), 'launch')}: {hot[-1]}")

@@ -16,6 +16,9 @@ LEAST_OF_STEP = 0.001
 _LEAST_OF_LARGEST = 0.1
 _LEAST_OF_CHANGE = 0.05
 _MOST_NAMED = 3
+# The longest wait of a late rank itself, as a fraction of its peers' wait. Of two ranks, the one that is late in two
+# thirds of the calls waits half as long as the other. A rank that waits longer is late in turns with its peers.
+_MOST_OWN_WAIT = 0.5
 _ABSENT = FamilyTime(0.0, 0.0)
 
 
@@ -96,7 +99,7 @@ def _calls(number: float) -> str:
 
 
 def _collectives(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], least_ms: float) -> list[str]:
-    """Return a text for each collective whose transfer got slower or whose ranks wait longer for a late rank."""
+    """Return a text for each collective whose transfer got slower or whose ranks wait longer for late ranks."""
     found = []
     for kind in sorted({kind for launch in launches for kind in launch.collectives}):
         here, there = (
@@ -104,7 +107,7 @@ def _collectives(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts],
         )
         if not there:
             continue
-        texts = [_transfer(here, there, least_ms), _late_rank(here, there, least_ms)]
+        texts = [_transfer(here, there, least_ms), _late_ranks(here, there, least_ms)]
         if any(texts):
             found.append(f"{kind}: {', '.join(filter(None, texts))}")
     return found
@@ -126,11 +129,15 @@ def _transfer(here: Sequence[CollectiveFacts], there: Sequence[CollectiveFacts],
     return f"{text}, {now_mb:.4g} MB on the bus, was {before_mb:.4g}, at {now_speed:.3g} GB/s, was {before_speed:.3g}"
 
 
-def _late_rank(here: Sequence[CollectiveFacts], there: Sequence[CollectiveFacts], least_ms: float) -> str:
+def _late_ranks(here: Sequence[CollectiveFacts], there: Sequence[CollectiveFacts], least_ms: float) -> str:
+    """Return text on the rank that arrives late, or on all ranks if they wait for each other in turns."""
     increase = _increase(here, there, lambda facts: facts.peers_wait_ms, least_ms)
     if increase is None:
         return ""
     now_ms, before_ms = increase
+    own_now_ms, own_before_ms = (_median(side, lambda facts: facts.straggler_wait_ms) for side in (here, there))
+    if own_now_ms - own_before_ms > _MOST_OWN_WAIT * (now_ms - before_ms):
+        return f"ranks arrive late in turns, each waits {own_now_ms:.3g} ms/step or more, was {own_before_ms:.3g}"
     rank = mode(facts.straggler for facts in here)
     return f"rank {rank} arrives late, its peers wait {now_ms:.3g} ms/step, was {before_ms:.3g}"
 

@@ -10,7 +10,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
 # torch.isfinite supports these types on every device.
-_CHECKED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_CHECKED = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
+# Types of 8 bits that torch.isfinite does not support, and whose numbers bfloat16 represents exactly.
+_CHECKED_AS_BFLOAT16 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 
 
 class NotFinite(ArithmeticError):
@@ -50,19 +52,25 @@ def refuse_parameters(named: Iterable[tuple[str, torch.Tensor]], rank: int, when
         NotFinite: An element is NaN or infinite.
     """
     parts = [(name, _local(tensor.detach())) for name, tensor in named if _has_data(tensor)]
-    checked = [(name, part) for name, part in parts if part.dtype in _CHECKED and part.numel()]
+    checked = [
+        (name, part) for name, part in parts if part.dtype in (*_CHECKED, *_CHECKED_AS_BFLOAT16) and part.numel()
+    ]
     if not checked:
         return
     # Read from the device once, not once per parameter.
     device = checked[0][1].device
-    are_finite = torch.stack([part.isfinite().all().to(device) for _, part in checked]).tolist()
+    are_finite = torch.stack([_is_finite(part).all().to(device) for _, part in checked]).tolist()
     for (name, part), is_finite in zip(checked, are_finite, strict=True):
         if not is_finite:
-            count = int((~part.isfinite()).sum())
+            count = int((~_is_finite(part)).sum())
             raise NotFinite(
                 f"parameter {name} of rank {rank} has {count} of {part.numel()} elements that are NaN or infinite "
                 f"{when}; look at the learning rate and the gradients of the steps before"
             )
+
+
+def _is_finite(part: torch.Tensor) -> torch.Tensor:
+    return (part.to(torch.bfloat16) if part.dtype in _CHECKED_AS_BFLOAT16 else part).isfinite()
 
 
 def _has_data(tensor: torch.Tensor) -> bool:

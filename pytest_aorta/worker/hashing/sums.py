@@ -24,13 +24,22 @@ def tensor_sums(tensor: torch.Tensor, grid: Grid) -> torch.Tensor:
     """Return both lanes' sums, int64 ``[2]``, of a local block at ``grid``, on the block's device.
 
     Raises:
-        ValueError: The elements do not have 1, 2, 4 or 8 bytes, or the device is neither CPU nor CUDA.
+        ValueError: The elements do not have 1, 2, 4 or 8 bytes, the device is neither CPU nor CUDA, or the tensor is
+            quantized, nested, sparse or opaque.
     """
+    if tensor.is_quantized or tensor.is_nested or tensor.layout is not torch.strided:
+        kind = "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else tensor.layout
+        raise ValueError(f"{kind}; dense tensors can be hashed, such as the parts of this one")
     size, device = tensor.element_size(), tensor.device.type
     if size not in _ELEMENT_DTYPES or device not in _CHUNK:
         allowed = f"{[*_ELEMENT_DTYPES]}-byte elements on {[*_CHUNK]} can be hashed"
         raise ValueError(f"{tensor.dtype} on {tensor.device}; {allowed}")
-    elements = tensor.reshape(-1).view(_ELEMENT_DTYPES[size])
+    # The values count, so a conjugation or negation that a view has put off is done first.
+    values = tensor.resolve_conj().resolve_neg().reshape(-1)
+    if size == 8 and values.stride(0) != 1:
+        # The halves of an element have to lie in one row with those of the next.
+        values = values.clone(memory_format=torch.contiguous_format)
+    elements = values.view(_ELEMENT_DTYPES[size])
     grid = grid.repeated(2) if size == 8 else grid
     if device == "cuda" and importlib.util.find_spec("triton"):
         from pytest_aorta.worker.hashing.kernel import takes, triton_sums

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -13,12 +14,15 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from pytest_aorta.common.text import brief
 from pytest_aorta.worker.group_device import group_device
 from pytest_aorta.worker.hashing.grid import Axis, Grid
 from pytest_aorta.worker.hashing.layout import local_grids
 from pytest_aorta.worker.hashing.sums import tensor_sums
 
 _Group: TypeAlias = dist.ProcessGroup | None
+# Names of modules with which torch wraps others: torch.compile, activation checkpointing and FSDP1.
+_WRAPPERS = re.compile(r"(?<![^.])(_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)\.")
 # Replaces the number of elements in the facts of a grid whose size differs from its block's.
 _OTHER_COUNT = -1
 
@@ -62,15 +66,17 @@ class LocalShard:
 def hash_parameters(named: Iterable[tuple[str, torch.Tensor]], group: _Group = None) -> WeightHash:
     """Hash named tensors, in any order: DTensors of any sharding, and plain tensors replicated on every rank.
 
-    Collective over ``group``, or over all ranks if it is None, once torch.distributed is initialized.
+    Names count without the modules with which torch wraps others, e.g. ``_orig_mod`` of ``torch.compile``. Collective
+    over ``group``, or over all ranks if it is None, once torch.distributed is initialized.
 
     Raises:
         RuntimeError: Replicas differ, ranks name different tensors, a shard's size contradicts its placements, or there
             is a DTensor and no process group.
-        ValueError: There are no tensors, a name has two dtypes or shapes, a DTensor is Partial, or elements do not have
-            1, 2, 4 or 8 bytes on a CPU or CUDA device.
+        ValueError: There are no tensors, a name has two dtypes or shapes, a DTensor is Partial, elements do not have 1,
+            2, 4 or 8 bytes on a CPU or CUDA device, or a tensor is quantized, nested, sparse or opaque.
     """
-    return _hash_pieces([_dtensor_or_replica(name, tensor.detach()) for name, tensor in named], group)
+    unwrapped = ((_WRAPPERS.sub("", name), tensor) for name, tensor in named)
+    return _hash_pieces([_dtensor_or_replica(name, tensor.detach()) for name, tensor in unwrapped], group)
 
 
 def hash_optimizer(
@@ -78,11 +84,36 @@ def hash_optimizer(
 ) -> WeightHash:
     """Hash an optimizer's state, as tensors named ``<parameter>.<key>``; numbers count as tensors.
 
-    Collective, with the errors of :func:`hash_parameters`.
+    Parts of lists and dicts are named ``<parameter>.<key>.<index or key>``; None is left out. Collective, with the
+    errors of :func:`hash_parameters`.
+
+    Raises:
+        ValueError: The state has a value that is neither a tensor, a number of 64 bits, a list nor a dict.
     """
     state = [(name, optimizer.state.get(parameter, {})) for name, parameter in named_parameters]
-    named = [(f"{name}.{key}", value) for name, values in state for key, value in values.items() if value is not None]
-    return hash_parameters([(name, torch.as_tensor(value)) for name, value in named], group)
+    return hash_parameters([entry for name, values in state for entry in _state_tensors(name, values)], group)
+
+
+def _state_tensors(name: str, value: object) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _state_tensors(f"{name}.{key}", part)
+    elif isinstance(value, list | tuple):
+        for index, part in enumerate(value):
+            yield from _state_tensors(f"{name}.{index}", part)
+    elif value is not None:
+        yield name, _state_tensor(name, value)
+
+
+def _state_tensor(name: str, value: object) -> torch.Tensor:
+    # Without a dtype, torch rounds numbers of Python to the default dtype.
+    dtype = torch.float64 if isinstance(value, float) else None
+    try:
+        return torch.as_tensor(value, dtype=dtype)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(
+            f"{name} is {brief(repr(value))}; tensors, numbers, and lists and dicts of them can be hashed"
+        ) from None
 
 
 def hash_shards(shards: Iterable[LocalShard], group: _Group = None) -> WeightHash:

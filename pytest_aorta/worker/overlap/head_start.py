@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 
 import torch
@@ -79,18 +79,6 @@ def parts_of(num_steps: int) -> list[int]:
     """Return the numbers of steps, at most :data:`MAX_STEPS` each, that get head starts of their own."""
     whole, rest = divmod(num_steps, MAX_STEPS)
     return [MAX_STEPS] * whole + [rest] * (rest > 0)
-
-
-def joined_leads(parts: Sequence[HeadStart]) -> HeadStart:
-    """Return the head start of all parts of a capture: the least favorable values of any part."""
-    ratios = [part.step_ratio for part in parts if part.step_ratio is not None]
-    return replace(
-        parts[-1],
-        lead_ms=max(part.lead_ms for part in parts),
-        attempts=max(part.attempts for part in parts),
-        step_ratio=max(ratios, default=None),
-        succeeded=all(part.succeeded for part in parts),
-    )
 
 
 def judge(

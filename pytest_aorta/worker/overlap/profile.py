@@ -36,8 +36,8 @@ from pytest_aorta.result.trace.kineto.device import LearnedStep, learn_step, ove
 from pytest_aorta.result.trace.kineto.events import BOUNDARY, steps_alone
 from pytest_aorta.result.trace.kineto.reading import FEWER, TraceTooLarge, excess, read_trace
 from pytest_aorta.result.trace.merged import HEAD_START_KEY
-from pytest_aorta.result.trace.overlap import OverlapCapture, joined
-from pytest_aorta.result.trace.profiled_steps import ANOTHER_RANK, HeadStart
+from pytest_aorta.result.trace.overlap import OverlapCapture, PartAhead, is_too_late, joined_ahead
+from pytest_aorta.result.trace.profiled_steps import ANOTHER_RANK
 from pytest_aorta.result.trace.transfers import waits_ms
 from pytest_aorta.worker.overlap.exchange import calls_of_all_ranks, largest_over_ranks
 from pytest_aorta.worker.overlap.head_start import (
@@ -46,7 +46,6 @@ from pytest_aorta.worker.overlap.head_start import (
     Pass,
     cycles_per_ms,
     first_lead_ms,
-    joined_leads,
     judge,
     next_lead_ms,
     parts_of,
@@ -72,8 +71,8 @@ def capture_overlap(
 
     On a device the steps are captured at least twice: first as they run, after one further step, then with a head start
     of the host, two at a time, each time after one further step. While such steps of any rank were delayed, their
-    capture is repeated with a longer head start (``worker/overlap/head_start.py``). If they were delayed in all
-    attempts, the steps after them are left out.
+    capture is repeated with a longer head start (``worker/overlap/head_start.py``). Steps that were delayed in all
+    attempts do not count. If these are more than half of the steps, the capture ends and its head start has failed.
 
     A gzipped Chrome trace of ``num_steps`` steps, with the host's operators, is kept at ``trace_path``, or in the
     rank's folder if the launch asks for traces. On a device the trace shows ``num_steps`` further steps, which run last
@@ -139,7 +138,7 @@ def _capture(
 def _capture_ahead(
     step: Callable[[], object], num_steps: int, device: torch.device, first: dict[str, Any], timed_ms: float | None
 ) -> OverlapCapture:
-    """Capture steps as they run, then with the host ahead, a few at a time; stop at steps that it could not precede."""
+    """Capture steps as they run, then with the host ahead, a few at a time, as long as enough of them can count."""
     learned, blocking_call = learn_step(first), find_blocking_call(first)
 
     def attempt(size: int, lead_ms: float) -> tuple[OverlapCapture, Pass]:
@@ -149,17 +148,14 @@ def _capture_ahead(
     as_run, passed = attempt(num_steps, 0.0)
     # Each capture runs one further step.
     each_ms = largest_over_ranks([passed.host_ms], device)[0] / (num_steps + 1)
-    captures: list[OverlapCapture] = []
-    leads: list[HeadStart] = []
+    parts: list[PartAhead] = []
     for size in parts_of(num_steps):
-        capture, lead = _part_ahead(
-            functools.partial(attempt, size), (size + 1) * each_ms, device, timed_ms, blocking_call
+        parts.append(
+            _part_ahead(functools.partial(attempt, size), (size + 1) * each_ms, device, timed_ms, blocking_call)
         )
-        captures.append(capture)
-        leads.append(lead)
-        if not lead.succeeded:
+        if is_too_late(parts, num_steps):
             break
-    return replace(joined(captures), head_start=joined_leads(leads), as_run=as_run.steps)
+    return replace(joined_ahead(parts, num_steps), as_run=as_run.steps)
 
 
 def _part_ahead(
@@ -168,7 +164,7 @@ def _part_ahead(
     device: torch.device,
     timed_ms: float | None,
     blocking_call: str | None,
-) -> tuple[OverlapCapture, HeadStart]:
+) -> PartAhead:
     """Capture one part of the steps with the host ahead; retry until it was ahead on all ranks, or blocked twice."""
     lead_ms = first_lead_ms(host_ms)
     attempts, num_blocked, has_failed = 0, 0, True
@@ -180,7 +176,7 @@ def _part_ahead(
         has_failed, is_blocked = map(bool, largest_over_ranks([not own.succeeded, own.blocked_by is not None], device))
         num_blocked += is_blocked
     blocked_by = (own.blocked_by or ANOTHER_RANK) if num_blocked == BLOCKED_ATTEMPTS else None
-    return capture, replace(own, attempts=attempts, succeeded=not has_failed, blocked_by=blocked_by)
+    return PartAhead(capture, replace(own, attempts=attempts, succeeded=not has_failed, blocked_by=blocked_by))
 
 
 def _without_waits(trace: dict[str, Any], learned: LearnedStep, num_steps: int, device: torch.device) -> OverlapCapture:

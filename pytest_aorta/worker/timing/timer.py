@@ -62,15 +62,14 @@ class StepTimer:
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._times_ms: list[float] = []
         self._began_ns: list[int] = []
-        self._ended_ns = 0
+        self._ended_ns: list[int] = []
         self._memory_bytes: list[int] = []
 
     @contextmanager
     def step(self) -> Iterator[None]:
         """Time the body as one step; a body that raises adds no time."""
         self._progress.advance()
-        if len(self._began_ns) % MEMORY_EVERY_STEPS == 0:
-            self._memory_bytes.append(self._memory_in_use())
+        memory_bytes = [self._memory_in_use()] if len(self._began_ns) % MEMORY_EVERY_STEPS == 0 else []
         began_ns = time.time_ns()
         if self._on_device:
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -82,8 +81,9 @@ class StepTimer:
             clock_ns = time.perf_counter_ns()
             yield
             self._times_ms.append((time.perf_counter_ns() - clock_ns) / 1e6)
-        self._ended_ns = time.time_ns()
+        self._ended_ns.append(time.time_ns())
         self._began_ns.append(began_ns)
+        self._memory_bytes += memory_bytes
 
     def step_times_ms(self) -> list[float]:
         """Return every step's duration in order, in milliseconds. Waits for the device."""

@@ -27,17 +27,20 @@ _RETIRED_WITHIN_S = 2.0
 _BATCH = "nccl:coalesced"
 
 
-def waits_of_steps_ms(collectives: Sequence[dict[str, Any]], began_ns: Sequence[int], ended_ns: int) -> list[float]:
+def waits_of_steps_ms(
+    collectives: Sequence[dict[str, Any]], began_ns: Sequence[int], ended_ns: Sequence[int]
+) -> list[float]:
     """Return the milliseconds spent in collectives, for each step that the record covers completely.
 
-    A record that is too small covers only the last steps. Steps before the first recorded collective are left out; if
-    any collective within the covered steps has no duration, the result is empty. Parts of a batch of sends and
-    receives do not count: the recorder has one entry with a duration for the batch.
+    Collectives between steps, e.g. of a loss for a log, are part of no step. A record that is too small covers only the
+    last steps. Steps before the first recorded collective are left out; if any collective within the covered steps has
+    no duration, the result is empty. Parts of a batch of sends and receives do not count: the recorder has one entry
+    with a duration for the batch.
 
     Args:
         collectives: entries of NCCL's flight recorder.
         began_ns: when the host entered each step, on the clock of ``time.time_ns``.
-        ended_ns: when the host left the last step.
+        ended_ns: when the host left each step.
     """
     collectives = _without_parts(collectives)
     created_ns = [entry["time_created_ns"] for entry in collectives]
@@ -48,7 +51,7 @@ def waits_of_steps_ms(collectives: Sequence[dict[str, Any]], began_ns: Sequence[
     sums_ms = [0.0] * len(began_ns)
     for entry, created in zip(collectives, created_ns, strict=True):
         step = bisect_right(began_ns, created) - 1
-        if step < first or created > ended_ns:
+        if step < first or created > ended_ns[step]:
             continue
         if entry.get("duration_ms") is None:
             return []
@@ -56,7 +59,7 @@ def waits_of_steps_ms(collectives: Sequence[dict[str, Any]], began_ns: Sequence[
     return sums_ms[first:]
 
 
-def leave_arrivals(began_ns: Sequence[int], ended_ns: int) -> None:
+def leave_arrivals(began_ns: Sequence[int], ended_ns: Sequence[int]) -> None:
     """Write this rank's steps and its arrivals at collectives into the rank's folder, if the launch names one."""
     folder = os.environ.get(variables.RANK_FOLDER)
     c10d: Any = sys.modules.get("torch._C._distributed_c10d")
@@ -66,10 +69,11 @@ def leave_arrivals(began_ns: Sequence[int], ended_ns: int) -> None:
     entries = json.loads(dump(includeCollectives=True, onlyActive=False)).get("entries", [])
     # The record is a ring: its first entry has the number 0 until a later entry replaces the first entry.
     is_whole = any(entry["record_id"] == 0 for entry in entries)
+    last_ns = max(ended_ns, default=0)
     document = Arrivals(
         began_ns=list(began_ns),
-        ended_ns=ended_ns,
-        known_from_ns=0 if is_whole else min((entry["time_created_ns"] for entry in entries), default=ended_ns),
+        ended_ns=list(ended_ns),
+        known_from_ns=0 if is_whole else min((entry["time_created_ns"] for entry in entries), default=last_ns),
         arrived_ns={_name(entry): entry["time_created_ns"] for entry in entries if not entry["is_p2p"]},
     )
     write_json(Path(folder) / ARRIVALS_FILE, asdict(document))

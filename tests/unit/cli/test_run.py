@@ -13,6 +13,7 @@ import pytest
 from pytest_aorta.cli import main as cli
 from pytest_aorta.cli.run import command as run_command
 from pytest_aorta.cli.run import trials
+from pytest_aorta.cli.run.summary import summary_lines
 from pytest_aorta.cli.run.trials import APPEND, write_trial
 from pytest_aorta.common.errors import ResultError
 from pytest_aorta.launch.guarded import prepare_folder
@@ -20,6 +21,7 @@ from pytest_aorta.plan.profiler import ProfilerSchedule
 from pytest_aorta.result.folder import rank_folders
 from pytest_aorta.result.outcome import LaunchOutcome
 from pytest_aorta.result.reading import read_result
+from pytest_aorta.result.trace.profiled_steps import HeadStart, StepOverlap
 from pytest_aorta.session.session import Session
 from pytest_aorta.verdict.baseline import write_baseline
 from tests.unit.builders import ENDED_WELL, make_baseline, make_result, on_cpu, rank_values, stored, with_p50
@@ -118,6 +120,14 @@ def test_each_trial_is_a_launch_and_a_valid_file(toy, capsys):
     result = read_result(toy.path / "results/toy/trial_2.json")
     assert (result.workload, result.world_size, result.config["steps"]) == ("toy", 2, 3)
     assert capsys.readouterr().out.splitlines()[-1] == "3 trials: ok"
+
+
+def test_summary_says_how_many_profiled_steps_count():
+    lead = HeadStart(40.0, 3, 1.0, succeeded=True, late_steps=2)
+    step = StepOverlap(10.0, 6.0, 2.0, 0.0, 2.0, 2.0)
+    lines = summary_lines(make_result([[1.0, 2.0]], overlap=[[step] * 6], head_start=[lead]))
+    text = "the host was late in 2 of 8 profiled steps in spite of every head start; the other 6 count"
+    assert f"overlap: {text}" in lines
 
 
 def test_summary_has_step_times_hash_loss_and_metrics(toy, capsys):

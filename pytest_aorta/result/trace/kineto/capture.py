@@ -11,10 +11,7 @@ from pytest_aorta.result.trace.families import family_times
 from pytest_aorta.result.trace.intervals import Intervals
 from pytest_aorta.result.trace.overlap import OverlapCapture, overlap_of
 from pytest_aorta.result.trace.profiled_steps import Call, CollectiveCalls
-
-# Limits on the stored calls of a rank's collectives; the schema has the same limits.
-_MAX_KEPT_COLLECTIVES = 64
-_MAX_KEPT_CALLS = 4096
+from pytest_aorta.result.trace.transfers import MAX_CALLS, MAX_COLLECTIVES
 
 
 def capture_of(
@@ -45,10 +42,10 @@ def _collectives(calls: Iterable[tuple[Call, int]]) -> list[CollectiveCalls]:
     durations: dict[Call, list[float]] = defaultdict(list)
     sizes: dict[Call, list[int | None]] = defaultdict(list)
     for call, duration_ns in calls:
-        if len(durations[call.key]) < _MAX_KEPT_CALLS:
+        if len(durations[call.key]) < MAX_CALLS:
             durations[call.key].append(duration_ns / 1e6)
             sizes[call.key].append(call.num_bytes)
-    longest = sorted(durations.items(), key=lambda entry: -sum(entry[1]))[:_MAX_KEPT_COLLECTIVES]
+    longest = sorted(durations.items(), key=lambda entry: -sum(entry[1]))[:MAX_COLLECTIVES]
     return [CollectiveCalls(key.kind, key.group, key.group_size, _mean_size(sizes[key]), ms) for key, ms in longest]
 
 

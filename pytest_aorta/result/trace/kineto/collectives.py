@@ -16,6 +16,10 @@ _KINDS = {
     "broadcast": Collective.BROADCAST,
     "send": Collective.SEND_RECV,
     "recv": Collective.SEND_RECV,
+    # A gather of NVSHMEM, a custom all-reduce of vLLM, and the exchange of tokens of DeepEP.
+    "fcollect": Collective.ALL_GATHER,
+    "crossdevicereduce": Collective.ALL_REDUCE,
+    "deepep": Collective.ALL_TO_ALL,
 }
 # Limits on what a call says of its group and size; the schema has the same limits.
 _MAX_GROUP_TEXT = 160

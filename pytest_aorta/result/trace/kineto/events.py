@@ -26,8 +26,9 @@ def events_and_boundaries(trace: Mapping[str, Any]) -> tuple[list[Event], list[E
 
 
 def with_duration(trace: Mapping[str, Any]) -> list[Event]:
-    """Return the events that have a duration."""
-    return [event for event in trace["traceEvents"] if event.get("ph") == "X"]
+    """Return the events that have a duration, with arguments; an event without arguments gets empty ones."""
+    events = (event for event in trace["traceEvents"] if event.get("ph") == "X")
+    return [event if "args" in event else {**event, "args": {}} for event in events]
 
 
 def boundary_kernels(events: Iterable[Event], marks: list[Event]) -> list[Event]:
@@ -38,6 +39,8 @@ def boundary_kernels(events: Iterable[Event], marks: list[Event]) -> list[Event]
     """
     launches = [event for event in events if is_runtime_call(event)]
     activity = {event["args"].get("correlation"): event for event in events if is_on_device(event)}
+    # A call without a correlation does not belong to activity without one, such as kernels of a graph.
+    activity.pop(None, None)
     found = []
     for mark in marks:
         begin, end = span_of(mark)
@@ -103,8 +106,8 @@ def begin_of(event: Event) -> int:
 
 
 def end_of(event: Event) -> int:
-    """Return the end in nanoseconds."""
-    return begin_of(event) + round(float(event["dur"]) * 1000)
+    """Return the end in nanoseconds; a clock that was set back can make a duration negative, which counts as 0."""
+    return begin_of(event) + max(0, round(float(event["dur"]) * 1000))
 
 
 def duration_of(event: Event) -> int:

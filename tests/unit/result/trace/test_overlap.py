@@ -9,14 +9,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_aorta.common.schema import violation
 from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.result.trace.intervals import union
-from pytest_aorta.result.trace.overlap import MAX_LANE_INTERVALS, OverlapCapture, joined, overlap_of
+from pytest_aorta.result.trace.overlap import (
+    MAX_LANE_INTERVALS,
+    OverlapCapture,
+    PartAhead,
+    is_too_late,
+    joined,
+    joined_ahead,
+    overlap_of,
+)
 from pytest_aorta.result.trace.profiled_steps import (
     Collective,
     CollectiveCalls,
     CollectiveTime,
     FamilyTime,
+    HeadStart,
     StepOverlap,
 )
 
@@ -177,3 +187,51 @@ def test_size_that_one_capture_does_not_know_is_unknown():
     capture = OverlapCapture([GOOD], {}, collectives=[CollectiveCalls("all_to_all", "g", 2, 8, [1.0])])
     unknown = replace(capture, collectives=[CollectiveCalls("all_to_all", "g", 2, None, [2.0])])
     assert joined([capture, unknown]).collectives == [CollectiveCalls("all_to_all", "g", 2, None, [1.0, 2.0])]
+
+
+@pytest.mark.parametrize(("each", "keys"), [(4096, 1), (1, 64)], ids=["calls", "keys"])
+def test_joined_calls_stay_within_the_limits_of_a_result(each, keys):
+    """Keep the first calls of a key, which are those of the same steps on every rank, and the longest keys."""
+    parts = [
+        [CollectiveCalls("all_gather", f"group {part if keys > 1 else 0} {key}", 2, 8, [float(key + 1)] * each)
+         for key in range(keys)]
+        for part in range(3)
+    ]  # fmt: skip
+    found = joined([OverlapCapture([GOOD], {}, collectives=calls) for calls in parts]).collectives
+    assert (len(found), len(found[0].ms)) == (keys, each)
+    assert min(calls.ms[0] for calls in found) > (40 if keys > 1 else 0)
+    assert all(violation(asdict(calls), "workload_result.schema.json", "collective_calls") is None for calls in found)
+
+
+def part(num_steps: int, *, late: bool = False, ratio: float | None = 1.0, call: str | None = None, lead_ms=20.0):
+    step = replace(GOOD, copy_ms=GOOD.copy_ms + late)
+    lead = HeadStart(lead_ms, 3 if late else 1, ratio, succeeded=not late, blocked_by=call)
+    return PartAhead(OverlapCapture([step] * num_steps, {}), lead)
+
+
+def test_steps_of_late_parts_do_not_count_and_are_reported():
+    found = joined_ahead([part(2), part(2, late=True, ratio=1.4, lead_ms=80.0), part(2, ratio=1.02), part(1)], 7)
+    assert found.steps == [GOOD] * 5
+    assert found.head_start == HeadStart(80.0, 3, 1.02, succeeded=True, late_steps=2)
+    assert not {name for name in found.metrics() if name.endswith("_as_run")}
+
+
+def test_half_of_the_steps_is_enough_and_fewer_are_not():
+    assert not is_too_late([part(2, late=True)], 4)
+    assert joined_ahead([part(2, late=True), part(2)], 4).head_start.succeeded
+    assert is_too_late([part(2, late=True)], 3)
+    assert is_too_late([part(2), part(2, late=True), part(1, late=True)], 5)
+    assert is_too_late([part(1, late=True)], 1)
+
+
+def test_capture_without_enough_steps_keeps_all_of_them_as_a_failed_head_start():
+    found = joined_ahead([part(2), part(2, late=True, ratio=1.4), part(2, late=True, ratio=None)], 7)
+    assert len(found.steps) == 6
+    assert found.head_start == HeadStart(20.0, 3, 1.4, succeeded=False)
+
+
+def test_one_part_that_waits_for_the_device_is_enough_to_fail():
+    blocked = part(2, late=True, call="cudaStreamSynchronize in aten::item")
+    assert is_too_late([part(2), part(2), part(2), blocked], 8)
+    found = joined_ahead([part(2), part(2), part(2), blocked], 8)
+    assert (found.head_start.succeeded, found.head_start.blocked_by) == (False, blocked.lead.blocked_by)

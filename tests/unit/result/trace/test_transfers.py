@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -67,7 +69,7 @@ def test_calls_that_do_not_match_are_left_out_and_others_stay(ranks):
 def test_waits_of_many_ranks_are_kept_as_least_median_and_largest():
     ranks = [[calls(1.0 + rank, group="0", size=9)] for rank in range(9)]
     found = collective_facts(ranks, 1)["all_gather"]
-    assert (found.wait_ms, found.straggler) == ([0.0, 4.0, 8.0], 0)
+    assert (found.wait_ms, found.straggler) == ([0.0, 4.5], 0)
 
 
 def test_rank_without_the_collective_is_never_the_straggler():
@@ -84,7 +86,14 @@ def test_ranks_that_never_call_a_collective_do_not_count_among_the_peers_of_its_
 
 def test_waits_of_many_ranks_that_call_leave_out_those_that_do_not():
     ranks = [[calls(1.0 + rank, group="0", size=9)] for rank in range(9)]
-    assert collective_facts([*ranks, *[[]] * 23], 1)["all_gather"].wait_ms == [0.0, 4.0, 8.0]
+    assert collective_facts([*ranks, *[[]] * 23], 1)["all_gather"].wait_ms == [0.0, 4.5]
+
+
+@given(st.lists(st.floats(1.0, 100.0), min_size=2, max_size=40))
+def test_wait_of_the_peers_is_their_median_for_any_number_of_ranks(ms):
+    facts = collective_facts([[calls(duration, group="0", size=len(ms))] for duration in ms], 1)["all_gather"]
+    waits = sorted(duration - min(ms) for duration in ms)
+    assert (facts.straggler_wait_ms, facts.peers_wait_ms) == (0.0, pytest.approx(median(waits[1:])))
 
 
 def test_wait_of_each_call_is_its_duration_beyond_the_shortest_of_the_group():

@@ -23,6 +23,54 @@ def test_lag_of_one_launch_out_of_three_is_none():
     assert straggler([*lagging(0.1, -0.1)[:2], *lagging(9.0, -9.0)[:1]]) is None
 
 
+def test_ranks_that_are_late_in_turns_from_launch_to_launch_are_none():
+    """Two hosts sleep out of phase, and chance decides which one is ahead in a launch."""
+    turns = [make_facts(rank_lag_ms=[lag, -lag]) for lag in (20.0, -19.0, 21.0)]
+    assert straggler(turns) is None
+    assert straggler(turns, lagging(0.0, 0.0)) is None
+    assert notes(turns, lagging(0.0, 0.0), "baseline") == []
+
+
+def test_rank_that_is_late_in_all_but_one_of_ten_launches_is_the_straggler():
+    launches = [*lagging(-20.0, 20.0) * 3, make_facts(rank_lag_ms=[19.0, -19.0])]
+    assert straggler(launches) == Straggler(1, 20.0)
+
+
+def idle(idle_ms: float, *lags_ms: float, extra_ms: float = 0.0):
+    """Return three launches with 10 ms steps, in which no stream is busy for ``idle_ms``."""
+    breakdown = {"compute": 5.0, "straggler": extra_ms}
+    changes = {"metrics": {"device_idle_ms": idle_ms}, "breakdown_ms": breakdown, "rank_lag_ms": list(lags_ms)}
+    return [make_facts(**changes)] * 3
+
+
+@pytest.mark.parametrize("side", ["baseline", "reference"])
+def test_rank_that_arrives_last_while_all_hosts_are_late_is_not_the_straggler(side):
+    """On 2 H200s, both hosts slept for 36 ms in each step, and one rank waited 20 ms for the other."""
+    usual = idle(0.3, 0.0, 0.0)
+    assert notes(idle(21.0, -20.0, 20.0), usual, side) == [
+        f"no straggler: the hosts are late, since no stream is busy for 20.7 ms/step longer than in the {side}; rank 1 "
+        "arrives last, its peers wait 20 ms/step longer"
+    ]
+    # Of two hosts, one is late: the other rank's device is in a collective meanwhile.
+    found = notes(idle(10.3, -20.0, 20.0), usual, side)
+    assert found == [f"straggler: the other ranks wait 20 ms/step longer for rank 1 than in the {side}"]
+
+
+def test_late_hosts_do_not_hide_a_rank_with_more_compute():
+    found = straggler(idle(4.3, -4.0, 4.0, extra_ms=4.0), idle(0.3, 0.0, 0.0))
+    assert found == Straggler(1, 4.0, pytest.approx(4.0))
+
+
+def test_idle_time_within_the_range_of_the_reference_does_not_explain_a_lag():
+    usual = [*idle(0.3, 0.0, 0.0), *idle(4.2, 0.0, 0.0)]
+    assert straggler(idle(4.1, -4.0, 4.0), usual) == Straggler(1, 4.0, pytest.approx(4.0))
+
+
+def test_idle_time_without_a_reference_does_not_explain_a_lag():
+    assert straggler(idle(21.0, -20.0, 20.0)) == Straggler(1, 20.0)
+    assert straggler(idle(21.0, -20.0, 20.0), lagging(0.0, 0.0)) == Straggler(1, 20.0, pytest.approx(20.0))
+
+
 def test_rank_that_was_as_slow_at_the_baseline_is_none():
     assert straggler(lagging(-0.5, 0.9), lagging(-0.5, 0.8)) is None
 
@@ -142,3 +190,8 @@ def test_canary_within_the_range_of_the_reference_suspects_nothing():
 @pytest.mark.parametrize("there", [{}, {"gemm_ms": 0.0}, {"gemm_ms": 1.19}])
 def test_canary_that_has_nothing_slower_to_compare_with_is_no_note(there):
     assert canary_notes([make_facts(canary_ms={"gemm_ms": 1.2})], [make_facts(canary_ms=there)], "baseline") == []
+
+
+def test_launch_with_late_steps_is_noted():
+    late = make_facts(late_steps="the host was late in 2 of 8 profiled steps")
+    assert notes([make_facts(), late], [], "baseline") == ["launch 2: the host was late in 2 of 8 profiled steps"]

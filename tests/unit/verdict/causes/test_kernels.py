@@ -111,6 +111,26 @@ def test_slower_transfer_is_told_from_a_late_rank():
     )
 
 
+def test_ranks_that_wait_about_equally_arrive_late_in_turns():
+    def text(*wait_ms):
+        turns = CollectiveFacts(32.0, 2e8, 1.0, list(wait_ms), wait_ms.index(min(wait_ms)))
+        return moved([launch({}, all_gather=turns)], [launch({}, all_gather=GATHERS)])
+
+    in_turns = "all_gather: ranks arrive late in turns, each waits {} ms/step or more, was 0"
+    assert text(19.0, 21.0) == in_turns.format("19")
+    assert text(19.0, 21.0, 20.0, 20.0) == in_turns.format("19")
+    # A rank that is late in two thirds of the calls waits half as long as its peer.
+    assert text(10.5, 20.0) == in_turns.format("10.5")
+    assert text(9.9, 20.0) == "all_gather: rank 0 arrives late, its peers wait 20 ms/step, was 0.1"
+
+
+def test_waits_that_the_reference_has_too_are_no_turns():
+    before = CollectiveFacts(32.0, 2e8, 1.0, [5.0, 5.0], 0)
+    late = CollectiveFacts(32.0, 2e8, 1.0, [5.0, 9.0], 0)
+    text = moved([launch({}, all_gather=late)], [launch({}, all_gather=before)])
+    assert text == "all_gather: rank 0 arrives late, its peers wait 9 ms/step, was 5"
+
+
 def test_transfer_of_unknown_size_has_no_bandwidth():
     before, now = (CollectiveFacts(4.0, 0.0, ms, [0.0, 0.0], 0) for ms in (1.0, 2.0))
     text = moved([launch({}, all_reduce=now)], [launch({}, all_reduce=before)])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pytest_aorta.result.trace.families import is_communication
 from pytest_aorta.result.trace.kineto.device import learn_step, overlap_of_device, overlap_with_host
@@ -304,6 +306,115 @@ def test_name_that_other_work_has_too_is_not_learned():
     assert overlap_of_device(alone(kernel("elementwise", 60, 10)), learned(*shared), 2).steps[0].comm_ms == 0
 
 
-def test_symmetric_memory_kernels_communicate():
-    name = "void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>(...)"
-    assert list(on_device(kernel(name, 80, 10)).steps[0].collectives) == ["all_reduce"]
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>(...)", "all_reduce"),
+        ("void (anonymous namespace)::multimem_one_shot_reduce_kernel<float, 16>(...)", "other"),
+        ("void c10d::symmetric_memory::barrier_kernel(unsigned int**, int, int, int, unsigned long)", "other"),
+        ("c10d::nccl_extension::nccl_wait_for_signal_kernel(void**, int, unsigned long)", "other"),
+        ("c10d::nvshmem_extension::allToAllV(void*, void*, long*, unsigned long, int)", "all_to_all"),
+        ("void c10d::nvshmem_extension::exchangeSplitAndOffset_2d<true>(long*, long*, int, int)", "other"),
+        ("void c10d::rocshmem_extension::allToAllVPush(void*, void*, long*, long*, long)", "all_to_all"),
+        ("void barrier_on_stream_kernel_threadgroup<(threadgroup_t)1>(int, int)", "other"),
+        ("void alltoall_on_stream_kernel<char, (threadgroup_t)2>(int, char*, char const*)", "all_to_all"),
+        ("void fcollect_on_stream_kernel<char, (threadgroup_t)2>(int, char*, char const*)", "all_gather"),
+        ("nvshmemi_proxy_rma_entrypoint_blocking(rma_verb_t)", "other"),
+        ("void vllm::cross_device_reduce_2stage<__nv_bfloat16, 8>(vllm::RankData*, vllm::RankSignals)", "all_reduce"),
+        ("void oneShotAllReduceKernel<8u, true>(unsigned long, unsigned long)", "all_reduce"),
+        ("void deep_ep::intranode::dispatch<8, 768, 8192>(int4*, float*, int*)", "all_to_all"),
+        ("void primus_turbo::deep_ep::internode_ll::combine<true, 8>(void*)", "all_to_all"),
+        ("_Z23ncclDevKernel_Generic_424ncclDevKernelArgsStorageILm4096EE", "other"),
+        ("ncclAllReduceRingLLKernel_sum_f32(ncclColl)", "all_reduce"),
+    ],
+)
+def test_kernels_on_symmetric_memory_and_of_other_libraries_communicate(name, kind):
+    found = on_device(kernel(name, 80, 10))
+    assert (list(found.steps[0].collectives), found.steps[0].comm_ms) == ([kind], pytest.approx(0.010))
+    assert all(map(is_communication, found.kernels))
+    (step,) = overlap_of_device(alone(kernel(name, 80, 10), edges=(50, 150)), learned(), 1).steps
+    assert list(step.collectives) == [kind]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "triton_poi_fused_all_reduce_add_3",
+        "triton_nccl_all_gather_Kernel",
+        "nccl_layout_Kernel_0d1d2d",
+        "void all_reduce_softmax<float>(float*)",
+        "void c10d::checkForNaN<float>(float*, unsigned long)",
+        "void split_with_sizes_copy_out_contiguous_no_cast_kernel<16>(char**, char**)",
+        "void at::native::(anonymous namespace)::CatArrayBatchedCopy<Opaque<2u>, 2, 128, 1>(...)",
+        "void deep_ep::layout::get_dispatch_layout<256, 32, 8>(long const*, int*)",
+        "void copy_kernel<c10d::ReduceOp>(float*)",
+    ],
+)
+def test_kernels_that_only_sound_like_communication_compute(name):
+    found = on_device(kernel(name, 80, 10))
+    assert (found.steps[0].comm_ms, found.steps[0].compute_ms) == (0, pytest.approx(0.011))
+    assert not any(map(is_communication, found.kernels))
+
+
+DEVICE = st.lists(
+    st.tuples(
+        st.sampled_from(["gemm", "attention", ALL_GATHER, REDUCE_SCATTER, "Memcpy HtoD", GENERIC]),
+        st.integers(0, 300),
+        st.integers(0, 90),
+        st.integers(0, 3),
+    ),
+    max_size=25,
+)
+
+
+@given(DEVICE)
+def test_lengths_of_any_kernels_on_any_streams_are_those_of_single_moments(kernels):
+    """Compare with sets of moments of one microsecond; a kernel may be empty or cross the steps' boundaries."""
+    lanes = {"gemm": "compute", "attention": "compute", ALL_GATHER: "all_gather", REDUCE_SCATTER: "reduce_scatter"}
+    lanes |= {"Memcpy HtoD": "copy", GENERIC: "other"}
+    moments = {lane: set() for lane in lanes.values()}
+    moments["compute"] |= {50, 150, 250}
+    events = []
+    for name, begin, duration, stream in kernels:
+        category = "gpu_memcpy" if lanes[name] == "copy" else "kernel"
+        events.append(event(category, name, begin, duration, stream, stream=stream))
+        moments[lanes[name]] |= set(range(begin, begin + duration))
+    for number, step in enumerate(overlap_of_device(alone(*events), learned(), 2).steps):
+        inside = set(range(50 + 100 * number, 150 + 100 * number))
+        kinds = {kind: moments[kind] & inside for kind in ("all_gather", "reduce_scatter", "other")}
+        communication, compute = set().union(*kinds.values()), moments["compute"] & inside
+        assert [round(1000 * ms) for ms in (step.comm_ms, step.hidden_comm_ms, step.compute_ms, step.copy_ms)] == [
+            len(part) for part in (communication, communication & compute, compute, moments["copy"] & inside)
+        ]
+        assert round(1000 * step.idle_ms) == len(inside - communication - compute - moments["copy"])
+        assert {kind: round(1000 * time.hidden_ms) for kind, time in step.collectives.items()} == {
+            kind: len(part & compute) for kind, part in kinds.items() if part
+        }
+        assert step.broken_rule() is None
+
+
+def test_event_that_ends_before_it_begins_takes_no_time():
+    """Clocks of host and device are adjusted while a trace is recorded."""
+    found = on_device(kernel("gemm", 80, -10), kernel(ALL_GATHER, 90, -0.001), kernel("gemm", 100, 5))
+    assert (found.steps[0].compute_ms, found.steps[0].comm_ms) == (pytest.approx(0.006), 0)
+    assert found.kernels["gemm"].ms == pytest.approx(0.005)
+    assert [call.ms for call in found.collectives] == [[0.0]]
+
+
+def test_events_without_arguments_are_read():
+    bare = [{key: value for key, value in one.items() if key != "args"} for one in (kernel(ALL_GATHER, 80, 10),)]
+    assert on_device(*bare).steps[0].comm_ms == pytest.approx(0.010)
+    assert overlap_of_device(alone(*bare), learned(*bare), 2).steps[0].comm_ms == pytest.approx(0.010)
+
+
+def test_repeated_events_count_once_in_every_length():
+    rows = kernel("gemm", 60, 40), kernel(ALL_GATHER, 80, 40, stream=20)
+    assert on_device(*rows, *rows).steps == on_device(*rows).steps
+
+
+def test_boundary_is_never_another_kernel_without_a_correlation():
+    """Kernels of a replayed graph, and calls of some runtimes, have no correlation."""
+    first = boundary(0, 1, 50)
+    first[1]["args"] = {}
+    with pytest.raises(ValueError, match="did not record the device"):
+        overlap_with_host(trace(first[:2], kernel("gemm", 60, 40), boundary(30, 2, 150)))
