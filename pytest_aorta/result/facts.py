@@ -10,12 +10,11 @@ import calendar
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
-from itertools import pairwise
-from statistics import median
 from typing import Any
 
 from pytest_aorta.plan.profiler import WRAPPERS
 from pytest_aorta.result.gpu_facts import lowest_sm_clock_mhz, throttled
+from pytest_aorta.result.growth import DEPENDENT_STEPS, growth
 from pytest_aorta.result.measurements import PYTHON_TRACER, WorkloadResult, over_ranks
 from pytest_aorta.result.provenance import UNKNOWN, UTC_FORMAT, version_text
 from pytest_aorta.result.trace.breakdown import Breakdown, break_down
@@ -48,13 +47,6 @@ _OPTIONAL = (
 # Facts with integers and booleans; every other number is a float.
 _AS_STORED = ("num_steps", "most_exposed_rank", "critical_rank", "environment", "dirty", "collectives")
 _EMPTY: tuple[object, ...] = (None, "", {}, [])
-# Parameters of growth(): medians of at most 16 groups of steps; fewer values or groups show no growth.
-_MAX_GROUPS = 16
-_MIN_VALUES = 10
-_MIN_GROUPS = 7
-# Neighboring steps are correlated, often with a lag-1 autocorrelation of 0.6, so a group has at least this many steps.
-DEPENDENT_STEPS = 5
-_GROWTH_CONFIDENCE = 0.99
 
 
 @dataclass(frozen=True)
@@ -328,24 +320,3 @@ def rank_lags_ms(wait_ms: Sequence[Sequence[float]]) -> list[float]:
     peers = [np.where(position <= middle, in_order[middle + 1], in_order[middle]) for middle in (low, high)]
     lags: list[float] = np.median((peers[0] + peers[1]) / 2 - waits, axis=1).tolist()
     return lags
-
-
-def growth(values: Sequence[float], dependent: int = 1) -> float:
-    """Return the relative growth from the first value to the last that is certain at 99% confidence, else 0.
-
-    The slope is the Theil-Sen estimate (Sen, J. Am. Stat. Assoc. 63, 1968) over the medians of up to 16 groups of
-    consecutive values, each of at least ``dependent`` values because neighboring values are correlated. The bound of
-    its confidence interval that is closer to 0 counts. A decline is negative. Fewer than 10 values or 7 groups show no
-    growth.
-    """
-    groups = min(_MAX_GROUPS, len(values) // dependent)
-    if len(values) < _MIN_VALUES or groups < _MIN_GROUPS or min(values) <= 0:
-        return 0.0
-    from scipy.stats import theilslopes  # imported here, since importing scipy would add 0.5 s to every collection
-
-    bounds = [len(values) * number // groups for number in range(groups + 1)]
-    medians = [median(values[begin:end]) for begin, end in pairwise(bounds)]
-    slopes = theilslopes(medians, alpha=_GROWTH_CONFIDENCE)
-    low, high = float(slopes.low_slope), float(slopes.high_slope)
-    certain = low if low > 0 else high if high < 0 else 0.0
-    return certain * (groups - 1) / median(medians)
