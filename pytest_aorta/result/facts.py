@@ -10,6 +10,7 @@ import calendar
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
 from typing import Any
 
 from pytest_aorta.plan.profiler import WRAPPERS
@@ -134,7 +135,7 @@ class LaunchFacts:
         """Return the time of each kernel family per step, in ms; empty if no step was profiled."""
         return {family: time.ms for family, time in self.kernels.items()}
 
-    @property
+    @cached_property  # parsing takes longer than anything else that is done with a stored launch
     def moment_s(self) -> int:
         """Return :attr:`recorded_at` in seconds since 1970."""
         return calendar.timegm(time.strptime(self.recorded_at, UTC_FORMAT))
