@@ -7,22 +7,11 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from pytest_aorta.cli import agent as agent_command
-from pytest_aorta.cli import devices as devices_command
-from pytest_aorta.cli import init as init_command
-from pytest_aorta.cli import workloads as workloads_command
-from pytest_aorta.cli.baselines import command as baselines_command
-from pytest_aorta.cli.bisect import command as bisect_command
-from pytest_aorta.cli.doctor import command as doctor_command
 from pytest_aorta.cli.exit_codes import ExitCode
-from pytest_aorta.cli.history import command as history_command
-from pytest_aorta.cli.report import command as report_command
-from pytest_aorta.cli.report import comment as comment_command
-from pytest_aorta.cli.run import command as run_command
 from pytest_aorta.cli.run.migration import AORTA_OPTIONS
 from pytest_aorta.common.errors import AortaError, SpecError, UsageError
 from pytest_aorta.common.signals import Terminated
@@ -43,7 +32,8 @@ class Command:
     Attributes:
         name: Word after ``aorta``.
         help: One line for the help.
-        add_arguments: Declares the options of the subcommand, and sets the default ``run``: arguments -> exit code.
+        add_arguments: Declares the options of the subcommand, and sets the default ``run``: arguments -> exit code. It
+            imports the subcommand's module: importing all of them takes ten times as long as showing the help.
         hints: Option that does not exist here -> its replacement.
     """
 
@@ -51,6 +41,15 @@ class Command:
     help: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
     hints: Mapping[str, str] = field(default_factory=dict)
+
+
+def _of(module: str) -> Callable[[argparse.ArgumentParser], None]:
+    """Return a function that imports a module of this package and calls its ``add_arguments``."""
+
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        importlib.import_module(f"{__package__}.{module}").add_arguments(parser)
+
+    return add_arguments
 
 
 def _add_completion(parser: argparse.ArgumentParser) -> None:
@@ -71,29 +70,27 @@ def _print_completion(arguments: argparse.Namespace) -> int:
         shtab = importlib.import_module("shtab")
     except ImportError:
         raise AortaError("completion needs shtab: pip install 'pytest-aorta[completion]'") from None
-    print(shtab.complete(arguments.parser, shell=arguments.shell))
+    print(shtab.complete(parser(), shell=arguments.shell))
     return 0
 
 
 COMMANDS = (
-    Command("init", "write a first test, settings of pytest and .gitignore", init_command.add_arguments),
+    Command("init", "write a first test, settings of pytest and .gitignore", _of("init")),
     Command(
         "run",
         "launch a workload or a training script and keep each trial's result",
-        run_command.add_arguments,
+        _of("run.command"),
         AORTA_OPTIONS,
     ),
-    Command("bisect", "find the commit that changed a metric of a test", bisect_command.add_arguments),
-    Command("workloads", "list workloads, or the config keys of one workload", workloads_command.add_arguments),
-    Command("agent", "run this node's part of launches over several nodes", agent_command.add_arguments),
-    Command("baselines", "list, show, compare and thin out stored baselines", baselines_command.add_arguments),
-    Command(
-        "history", "draw, check and export what --aorta-history has kept over commits", history_command.add_arguments
-    ),
-    Command("devices", "list devices and leases of this host, clear bad marks", devices_command.add_arguments),
-    Command("report", "write a page that compares two sets of kept results", report_command.add_arguments),
-    Command("comment", "write or update one comment on a pull request", comment_command.add_arguments),
-    Command("doctor", "look for problems that would break a run", doctor_command.add_arguments),
+    Command("bisect", "find the commit that changed a metric of a test", _of("bisect.command")),
+    Command("workloads", "list workloads, or the config keys of one workload", _of("workloads")),
+    Command("agent", "run this node's part of launches over several nodes", _of("agent")),
+    Command("baselines", "list, show, compare and thin out stored baselines", _of("baselines.command")),
+    Command("history", "draw, check and export what --aorta-history has kept over commits", _of("history.command")),
+    Command("devices", "list devices and leases of this host, clear bad marks", _of("devices")),
+    Command("report", "write a page that compares two sets of kept results", _of("report.command")),
+    Command("comment", "write or update one comment on a pull request", _of("report.comment")),
+    Command("doctor", "look for problems that would break a run", _of("doctor.command")),
     Command("completion", "print the completion script of a shell", _add_completion),
 )
 
@@ -104,8 +101,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: argparse found wrong usage, and the code is 2.
     """
-    arguments = parser().parse_args(argv)
-    arguments.command_line = ("aorta", *(sys.argv[1:] if argv is None else argv))
+    given = sys.argv[1:] if argv is None else list(argv)
+    arguments = parser(given).parse_args(given)
+    arguments.command_line = ("aorta", *given)
     try:
         code = int(arguments.run(arguments))
         sys.stdout.flush()
@@ -151,14 +149,18 @@ class Parser(argparse.ArgumentParser):
         self.exit(ExitCode.USAGE, f"{self.prog}: error: {message}; `{self.prog} --help` names what is allowed\n")
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the whole command."""
+def parser(words: Collection[str] | None = None) -> argparse.ArgumentParser:
+    """Return the parser of the whole command.
+
+    Args:
+        words: The words of a command line. Only the subcommands among them get their arguments; None: all get them.
+    """
     parser = Parser(
         prog="aorta", description="Run training workloads as pytest-aorta does, and manage its baselines and results."
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in COMMANDS:
         subparser = commands.add_parser(command.name, help=command.help, description=command.help, hints=command.hints)
-        command.add_arguments(subparser)
-    parser.set_defaults(parser=parser)
+        if words is None or command.name in words:
+            command.add_arguments(subparser)
     return parser

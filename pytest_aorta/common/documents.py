@@ -6,6 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Hashable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,10 @@ def _finite(text: str) -> float:
 
 
 def _is_finite(value: Any, depth: int) -> bool:
-    """Return whether every number in ``value`` is finite; a list of floats is checked at once, by its sum.
+    """Return whether every number in ``value`` is finite.
+
+    A list of floats is checked at once, by its sum, and lists or objects of one list as one: profiles contain many
+    short lists.
 
     Raises:
         ValueError: An integer is too large, or there are more than ``depth`` levels.
@@ -141,11 +145,15 @@ def _is_finite(value: Any, depth: int) -> bool:
         return True
     if depth == 0:
         raise ValueError(f"more than the {MAX_DEPTH} levels allowed")
-    if isinstance(value, dict):
-        return all(_is_finite(item, depth - 1) for item in value.values())
-    if set(map(type, value)) <= {float} and math.isfinite(sum(value)):
+    items = value.values() if isinstance(value, dict) else value
+    kinds = set(map(type, items))
+    if kinds <= {str} or (kinds == {float} and math.isfinite(sum(items))):
         return True
-    return all(_is_finite(item, depth - 1) for item in value)
+    if kinds == {list}:
+        return _is_finite(list(chain.from_iterable(items)), depth - 1)
+    if kinds == {dict}:
+        return _is_finite(list(chain.from_iterable(map(dict.values, items))), depth - 1)
+    return all(_is_finite(item, depth - 1) for item in items)
 
 
 class _StrictLoader(yaml.SafeLoader):

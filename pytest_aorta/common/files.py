@@ -26,22 +26,22 @@ _LOCK_POLL_S = 0.02
 _INSTALLED = {"site-packages", "dist-packages"}
 
 
-def write_json(path: Path, document: Any) -> None:
-    """Write ``document`` atomically, with sorted keys and indentation.
+def write_json(path: Path, document: Any, *, durable: bool = True) -> None:
+    """Write ``document`` in the way of :func:`write_bytes`, with sorted keys and indentation.
 
     Raises:
         ValueError: A number is NaN or infinite.
         OSError: The file can't be written.
     """
-    write_text(path, json.dumps(document, allow_nan=False, indent=2, sort_keys=True) + "\n")
+    write_text(path, json.dumps(document, allow_nan=False, indent=2, sort_keys=True) + "\n", durable=durable)
 
 
-def write_json_rows(path: Path, document: Mapping[str, Any]) -> None:
+def write_json_rows(path: Path, document: Mapping[str, Any], *, durable: bool = True) -> None:
     """Write ``document`` as :func:`write_json` does, but with one line per key, which takes a tenth of the time."""
     rows = [
         f"{json.dumps(key)}: {json.dumps(document[key], allow_nan=False, sort_keys=True)}" for key in sorted(document)
     ]
-    write_text(path, "{\n" + ",\n".join(rows) + "\n}\n")
+    write_text(path, "{\n" + ",\n".join(rows) + "\n}\n", durable=durable)
 
 
 def write_text(path: Path, text: str, *, durable: bool = True) -> None:
@@ -57,7 +57,7 @@ def write_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
         path: The file to replace.
         data: The file's new content.
         durable: Whether the content must also survive a loss of power, for which the call waits for the disk. Pass
-            False for files that are written often and matter only during a launch.
+            False for files of a launch that pytest reads at the launch's end: the ranks of a host share its disk.
 
     Raises:
         OSError: The file can't be written; the old file remains.

@@ -202,7 +202,7 @@ def prepare_folder(plan: LaunchPlan) -> None:
         folder.mkdir(parents=True)
     if plan.world.device == "cuda":
         (plan.run_dir / FLIGHT_FOLDER).mkdir()
-    write_json(plan.run_dir / PLAN_FILE, rank_document(plan))
+    write_json(plan.run_dir / PLAN_FILE, rank_document(plan), durable=False)
 
 
 def clear_scratch(run_dir: Path) -> None:

@@ -142,17 +142,26 @@ def _check_markers(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
-    """Give the test a new record each time pytest, or a plugin such as pytest-rerunfailures, runs the test."""
+    """Give the test a new record each time pytest, or a plugin such as pytest-rerunfailures, runs the test.
+
+    A test without a fixture that launches gets its record when it asks for such a fixture by name.
+    """
     __tracebackhide__ = True
-    from pytest_aorta.session.record import TestRecord  # not needed to collect tests
+    if FIXTURE in getattr(item, "fixturenames", ()):
+        _add_record(item, can_launch=True)
+    elif RECORD in item.stash:
+        _add_record(item, can_launch=False)
+    return (yield from _running(item))
+
+
+def _add_record(item: pytest.Item, *, can_launch: bool) -> None:
+    from pytest_aorta.session.record import TestRecord  # only tests with a launch need it
 
     former = item.stash.get(RECORD, None)
     # pytest-rerunfailures counts attempts across all xdist workers.
     attempt = getattr(item, "execution_count", former.attempt + 1 if former else 1)
-    can_launch = FIXTURE in getattr(item, "fixturenames", ())
     item.stash[RECORD] = TestRecord(item.stash[NODE_ID], attempt=attempt, can_launch=can_launch)
     item.stash[SENT] = ""
-    return (yield from _running(item))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -185,6 +194,8 @@ def distributed_world(request: pytest.FixtureRequest) -> Iterator[DistributedWor
     from pytest_aorta.plugin.fixtures import make_spec, make_world  # only tests with a launch need them
 
     stash = request.node.stash
+    if RECORD not in stash:
+        _add_record(request.node, can_launch=False)
     stash[SPEC] = make_spec(request.node)
     yield from make_world(request, request.config.stash[RUN].session, stash[SPEC], stash[RECORD])
 
@@ -205,11 +216,13 @@ def pytest_runtest_makereport(
     The reports of subtests carry no record, because the record of a test is one for all its subtests.
     """
     report = yield
+    # A test is reported when its call has ended, and a subtest before.
+    is_subtest = item.stash.get(IS_RUNNING, False)
+    if not is_subtest and NODE_ID in item.stash:
+        vars(report)["aorta_nodeid"] = item.stash[NODE_ID]
     record = item.stash.get(RECORD, None)
     if record is None:
         return report
-    # A test is reported when its call has ended, and a subtest before.
-    is_subtest = item.stash[IS_RUNNING]
     is_end = not is_subtest and (report.when == "call" or (report.when == "setup" and not report.passed))
     if is_end or report.failed:
         record.note_end(report, _failure_text(report, call))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_aorta.launch.watch import LaunchState
+if TYPE_CHECKING:
+    from pytest_aorta.launch.watch import LaunchState
 
 # With fewer free columns, the line is not shown.
 MIN_WIDTH = 20

@@ -119,12 +119,13 @@ class Controller:
             self.run.records.append(TestRecord(nodeid, outcome="error", failure=problem, can_launch=True))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep the record of each test that ended, in this process or in a worker."""
+        """Keep the id of each test that passed, in this process or in a worker, and the records of tests."""
         if (record := record_of(report)) is not None:
             self._keep(report, record)
-            is_pass = report.when == "call" and report.passed and not hasattr(report, "wasxfail")
-            if is_pass and report.nodeid not in self.failed:
-                self.run.passed[report.nodeid] = record.nodeid
+        collected: str | None = getattr(report, "aorta_nodeid", None)
+        is_pass = report.when == "call" and report.passed and not hasattr(report, "wasxfail")
+        if is_pass and collected is not None and report.nodeid not in self.failed:
+            self.run.passed[report.nodeid] = collected
         if report.failed:  # includes a subtest, and a teardown after a call that passed
             self.failed.add(report.nodeid)
             self.run.passed.pop(report.nodeid, None)
@@ -167,10 +168,21 @@ class Controller:
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
         """Write reports, baselines of tests that passed, and the history; what can't be written fails the run."""
+        run = self.run
         if session.config.option.collectonly:  # reading baselines takes longer than collecting
             return
-        from pytest_aorta.report.write import write_session_reports  # not needed to collect tests
-        from pytest_aorta.session.baselines import unused_baselines, write_new_baselines
+        if run.records or run.options.report or run.options.markdown:
+            self._write_results(session, exitstatus)
+        if run.options.baselines_dir.is_dir():
+            from pytest_aorta.session.baselines import unused_baselines  # reads baselines
+
+            # Where the command line names single tests, the other tests of their files were not collected.
+            whole = set() if any("::" in arg for arg in session.config.args) else run.collected
+            run.notes += unused_baselines(run.records, set(run.passed.values()), whole, run.options)
+
+    def _write_results(self, session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
+        from pytest_aorta.report.write import write_session_reports  # only for a run that can launch
+        from pytest_aorta.session.baselines import write_new_baselines
         from pytest_aorta.session.history.keep import keep_history
 
         run = self.run
@@ -179,7 +191,7 @@ class Controller:
         reported, has_reports = write_session_reports(
             run.records, run.options, lost=run.lost, is_cut_short=is_cut_short
         )
-        notes, has_baselines = write_new_baselines(run.records, run.passed.values(), run.options)
+        notes, has_baselines = write_new_baselines(run.records, set(run.passed.values()), run.options)
         good = has_reports and has_baselines
         run.notes += [*notes, *reported]
         try:
@@ -190,9 +202,6 @@ class Controller:
             good = False
         if not good and exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        # Where the command line names single tests, the other tests of their files were not collected.
-        whole = set() if any("::" in arg for arg in session.config.args) else run.collected
-        run.notes += unused_baselines(run.records, run.passed.values(), whole, run.options)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Write durations on request, findings or with ``-v`` every verdict, the totals, and what was written.

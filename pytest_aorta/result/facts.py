@@ -10,12 +10,12 @@ import calendar
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
-from itertools import pairwise
-from statistics import median
+from functools import cached_property
 from typing import Any
 
 from pytest_aorta.plan.profiler import WRAPPERS
 from pytest_aorta.result.gpu_facts import lowest_sm_clock_mhz, throttled
+from pytest_aorta.result.growth import DEPENDENT_STEPS, growth
 from pytest_aorta.result.measurements import PYTHON_TRACER, WorkloadResult, over_ranks
 from pytest_aorta.result.provenance import UNKNOWN, UTC_FORMAT, version_text
 from pytest_aorta.result.trace.breakdown import Breakdown, break_down
@@ -48,13 +48,6 @@ _OPTIONAL = (
 # Facts with integers and booleans; every other number is a float.
 _AS_STORED = ("num_steps", "most_exposed_rank", "critical_rank", "environment", "dirty", "collectives")
 _EMPTY: tuple[object, ...] = (None, "", {}, [])
-# Parameters of growth(): medians of at most 16 groups of steps; fewer values or groups show no growth.
-_MAX_GROUPS = 16
-_MIN_VALUES = 10
-_MIN_GROUPS = 7
-# Neighboring steps are correlated, often with a lag-1 autocorrelation of 0.6, so a group has at least this many steps.
-DEPENDENT_STEPS = 5
-_GROWTH_CONFIDENCE = 0.99
 # A rank's steps of one sign of lag, at least, per step of the other sign. Ranks that are late in turns lag in as many
 # steps as they are ahead; with 1 ms of work on one rank of four H200s, this rank lagged in 92% of the steps or more.
 _MOST_IN_TURN = 2
@@ -147,7 +140,7 @@ class LaunchFacts:
         """Return the time of each kernel family per step, in ms; empty if no step was profiled."""
         return {family: time.ms for family, time in self.kernels.items()}
 
-    @property
+    @cached_property  # parsing takes longer than anything else that is done with a stored launch
     def moment_s(self) -> int:
         """Return :attr:`recorded_at` in seconds since 1970."""
         return calendar.timegm(time.strptime(self.recorded_at, UTC_FORMAT))
@@ -348,24 +341,3 @@ def rank_lags_ms(wait_ms: Sequence[Sequence[float]]) -> list[float]:
     late, ahead = (by_step > 0).sum(axis=1), (by_step < 0).sum(axis=1)
     is_clear = np.maximum(late, ahead) >= _MOST_IN_TURN * np.minimum(late, ahead)
     return [float(lag) for lag in np.where(is_clear, np.median(by_step, axis=1), 0.0)]
-
-
-def growth(values: Sequence[float], dependent: int = 1) -> float:
-    """Return the relative growth from the first value to the last that is certain at 99% confidence, else 0.
-
-    The slope is the Theil-Sen estimate (Sen, J. Am. Stat. Assoc. 63, 1968) over the medians of up to 16 groups of
-    consecutive values, each of at least ``dependent`` values because neighboring values are correlated. The bound of
-    its confidence interval that is closer to 0 counts. A decline is negative. Fewer than 10 values or 7 groups show no
-    growth.
-    """
-    groups = min(_MAX_GROUPS, len(values) // dependent)
-    if len(values) < _MIN_VALUES or groups < _MIN_GROUPS or min(values) <= 0:
-        return 0.0
-    from scipy.stats import theilslopes  # imported here, since importing scipy would add 0.5 s to every collection
-
-    bounds = [len(values) * number // groups for number in range(groups + 1)]
-    medians = [median(values[begin:end]) for begin, end in pairwise(bounds)]
-    slopes = theilslopes(medians, alpha=_GROWTH_CONFIDENCE)
-    low, high = float(slopes.low_slope), float(slopes.high_slope)
-    certain = low if low > 0 else high if high < 0 else 0.0
-    return certain * (groups - 1) / median(medians)

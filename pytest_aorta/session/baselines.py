@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence, Set
 
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.plan.options.run import Options
@@ -11,9 +11,7 @@ from pytest_aorta.session.text import change_lines
 from pytest_aorta.verdict.baseline import locked_baselines, orphans, read_baseline, write_baseline
 
 
-def write_new_baselines(
-    records: Sequence[TestRecord], passed: Collection[str], options: Options
-) -> tuple[list[str], bool]:
+def write_new_baselines(records: Sequence[TestRecord], passed: Set[str], options: Options) -> tuple[list[str], bool]:
     """Write the new baselines of passed tests; return lines for the summary, and True if every write succeeded.
 
     If a test was retried, only its last attempt counts.
@@ -42,8 +40,12 @@ def write_new_baselines(
 
 
 def unused_baselines(
-    records: Sequence[TestRecord], passed: Collection[str], collected: set[str], options: Options
+    records: Sequence[TestRecord], passed: Set[str], collected: set[str], options: Options
 ) -> list[str]:
-    """Return a line for each baseline whose test does not exist, or passed without a comparison with the baseline."""
-    used = {record.nodeid: set(record.used_cases) for record in records if record.nodeid in passed}
+    """Return a line for each baseline whose test does not exist, or passed without a comparison with the baseline.
+
+    A test that can't launch has no record.
+    """
+    used: dict[str, set[str]] = {nodeid: set() for nodeid in passed}
+    used |= {record.nodeid: set(record.used_cases) for record in records if record.nodeid in passed}
     return orphans(options.baselines_dir, collected, used, options.rootdir)

@@ -11,7 +11,8 @@ from typing import Any
 
 from pytest_aorta.common.errors import BaselineError
 from pytest_aorta.common.text import counted
-from pytest_aorta.result.facts import LaunchFacts, growth
+from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.result.growth import growth
 from pytest_aorta.verdict.applicability import (
     choose_tolerances,
     is_not_profiled_again,

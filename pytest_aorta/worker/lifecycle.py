@@ -179,7 +179,7 @@ def finish(folder: Path, result: RankResult | None, device: torch.device) -> Non
     only ``"measured": false``, which shows that the rank ended normally. The canary runs on ``device``.
     """
     if result is None:
-        write_json(folder / RESULT_FILE, {"measured": False})
+        write_json(folder / RESULT_FILE, {"measured": False}, durable=False)
     else:
         if tracer := python_tracer():
             result = replace(result, environment=result.environment | {PYTHON_TRACER: tracer})
@@ -195,7 +195,7 @@ def _write_result(folder: Path, result: RankResult) -> None:
     document = asdict(result)
     if field := _non_finite(document):
         raise ValueError(f"the result of rank {os.environ['RANK']} contains a number that is not finite: {field}")
-    write_json_rows(folder / RESULT_FILE, document)
+    write_json_rows(folder / RESULT_FILE, document, durable=False)
 
 
 def _load_folder(name: str, folder: str) -> ModuleType:

@@ -50,7 +50,7 @@ def write_telemetry(folder: Path, result: RankResult, telemetry: Telemetry) -> P
     columns = {name: values for name, values in recorded.items() if len(values) == num_steps} | series
     lines = _lines(result.step_times_ms, columns, telemetry.captures)
     path = folder / TELEMETRY_FILE
-    write_text(path, "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
+    write_text(path, "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines), durable=False)
     return path
 
 

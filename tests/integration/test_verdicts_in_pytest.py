@@ -522,12 +522,15 @@ def test_update_returns_verdicts_that_a_test_can_index(project):
     project.run("--update-baselines").assert_outcomes(passed=1)
 
 
-def test_baseline_of_a_label_that_a_test_dropped_is_reported(recorded):
-    recorded.test_file(
-        """
-def test_speed(workload):
-    workload.check(workload.run("toy"), label="renamed")
-"""
-    )
+@pytest.mark.parametrize(
+    "test",
+    [
+        'def test_speed(workload):\n    workload.check(workload.run("toy"), label="renamed")\n',
+        "def test_speed():\n    pass\n",
+    ],
+    ids=["other label", "no launch"],
+)
+def test_baseline_that_a_test_no_longer_compares_is_reported(recorded, test):
+    recorded.test_file(test)
     result = recorded.run("--aorta-fail-on=none", "-k", "speed")
     assert "the test test_toy.py::test_speed does not compare this case; delete the file" in text_of(result)

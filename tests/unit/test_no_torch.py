@@ -57,7 +57,6 @@ def test_blocked_torch_is_not_importable(tmp_path):
         "plugin.fixtures",
         "plugin.disabled",
         "session.runner",
-        "cli.main",
         "launch.guarded",
         "launch.process.guard",
         "launch.process.rank",
@@ -66,6 +65,19 @@ def test_blocked_torch_is_not_importable(tmp_path):
 def test_module_of_the_controller_is_imported_without_torch(tmp_path, module):
     done = run(tmp_path, "-c", f"import pytest_aorta.{module}")
     assert done.returncode == 0, done.stderr
+
+
+def test_every_subcommand_is_imported_without_torch(tmp_path):
+    done = run(tmp_path, "-c", "from pytest_aorta.cli.main import parser; parser()")
+    assert done.returncode == 0, done.stderr
+
+
+def test_help_of_the_command_imports_no_subcommand(tmp_path):
+    done = run(tmp_path, "-X", "importtime", "-m", "pytest_aorta.cli", "--help", block=False)
+    assert "baselines" in done.stdout
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "pytest_aorta.cli.main" in imported
+    assert {"numpy", "yaml", "pytest", "pytest_aorta.plan", "pytest_aorta.result"} & imported == set()
 
 
 def test_help_works_without_torch(tmp_path):

@@ -11,7 +11,7 @@ from pytest_aorta.plan.worktree import git
 from pytest_aorta.verdict.baseline import Baseline, parse_baseline, read_baseline_file
 from pytest_aorta.verdict.comparison.stored import StoredComparison
 from pytest_aorta.verdict.metrics import Direction, Metric
-from pytest_aorta.verdict.noise.priors import prior_variance
+from pytest_aorta.verdict.noise.priors import StoredCase, prior_variance
 from pytest_aorta.verdict.statistics.variance import Estimate
 
 
@@ -24,7 +24,7 @@ class StoredFile:
 
     name: str
     baseline: Baseline
-    others: tuple[Baseline, ...]
+    others: tuple[StoredCase, ...]
 
     def estimate(self, metric: Metric) -> Estimate | None:
         """Return the baseline estimate of a metric, or None if the baseline has none."""
@@ -51,7 +51,8 @@ def stored_files(folder: Path, platform: str | None) -> tuple[list[StoredFile], 
     problems: list[str] = []
     for platform_folder in folders:
         read, unreadable = _read_all(sorted(platform_folder.glob("*.json")))
-        found += [_stored(str(path), read[path], list(read.values())) for path in read]
+        cases = list(map(StoredCase, read.values()))
+        found += [_stored(str(path), read[path], cases) for path in read]
         problems += unreadable
     return found, problems
 
@@ -63,7 +64,7 @@ def stored_file(path: Path) -> StoredFile:
         BaselineError: The file is unreadable.
     """
     read, _ = _read_all([other for other in sorted(path.parent.glob("*.json")) if other.name != path.name])
-    return _stored(str(path), read_baseline_file(path), list(read.values()))
+    return _stored(str(path), read_baseline_file(path), list(map(StoredCase, read.values())))
 
 
 def find_file(name: str, folder: Path, platform: str | None) -> StoredFile:
@@ -89,7 +90,7 @@ def find_file(name: str, folder: Path, platform: str | None) -> StoredFile:
     raise UsageError(f"{name!r} is not a file and is not part of any of the {len(files)} cases of {folder}{unread}")
 
 
-def file_or_blob(name: str, others: Sequence[Baseline] = ()) -> StoredFile:
+def file_or_blob(name: str, others: Sequence[StoredCase] = ()) -> StoredFile:
     """Return a file, or with ``REF:PATH`` the file of a commit of the current folder's repository.
 
     Raises:
@@ -111,10 +112,9 @@ def file_or_blob(name: str, others: Sequence[Baseline] = ()) -> StoredFile:
     return _stored(name, parse_baseline(text, name), others)
 
 
-def _stored(name: str, baseline: Baseline, others: Sequence[Baseline]) -> StoredFile:
-    return StoredFile(
-        name, baseline, tuple(o for o in others if o.case != baseline.case and o.platform == baseline.platform)
-    )
+def _stored(name: str, baseline: Baseline, cases: Sequence[StoredCase]) -> StoredFile:
+    of_platform = (case for case in cases if case.baseline.platform == baseline.platform)
+    return StoredFile(name, baseline, tuple(other for other in of_platform if other.baseline.case != baseline.case))
 
 
 def require_folder(folder: Path) -> None:

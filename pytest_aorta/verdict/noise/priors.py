@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from statistics import median
 from typing import TypeAlias
@@ -60,7 +60,25 @@ def default_variance(metric: Metric, device: str) -> VarianceComponents:
     return VarianceComponents(within, within, Variance(between, _BETWEEN_DF))
 
 
-def prior_variance(metric: Metric, device: str, cases: Sequence[Baseline]) -> VarianceComponents:
+class StoredCase:
+    """A stored baseline and the variance of its metrics, which the priors of all other cases of its platform need.
+
+    Attributes:
+        baseline: The baseline.
+    """
+
+    def __init__(self, baseline: Baseline) -> None:
+        self.baseline = baseline
+        self._variances: dict[str, VarianceComponents] = {}
+
+    def variance(self, metric: Metric) -> VarianceComponents:
+        """Return the variance of a metric's launches without a prior; it is computed once."""
+        if metric.name not in self._variances:
+            self._variances[metric.name] = observed(transformed_by_revision(metric, self.baseline))
+        return self._variances[metric.name]
+
+
+def prior_variance(metric: Metric, device: str, cases: Sequence[StoredCase]) -> VarianceComponents:
     """Return the median variance of a platform's other cases, or the default if fewer than three have one.
 
     The default also applies to a loss, whose noise depends on the workload and not on the platform.
@@ -68,7 +86,7 @@ def prior_variance(metric: Metric, device: str, cases: Sequence[Baseline]) -> Va
     default = default_variance(metric, device)
     if metric.kind is MetricKind.NUMERIC:
         return default
-    variances = [observed(transformed_by_revision(metric, case)) for case in cases]
+    variances = [case.variance(metric) for case in cases]
     measured = [variance for variance in variances if variance.slower.df > 0]
     if len(measured) < MIN_CASES:
         return default
@@ -158,17 +176,27 @@ def platform_priors(folder: Path, platform: str, device: str, case: str) -> Call
     """Return a function that computes :func:`prior_variance` from a platform's baselines other than ``case``."""
 
     @cache
-    def others() -> tuple[Baseline, ...]:
-        found = []
-        for path in sorted((folder / platform).glob("*.json")):
-            try:
-                found.append(read_baseline_file(path))
-            except BaselineError:  # reported by the test of that baseline
-                continue
-        return tuple(baseline for baseline in found if baseline.case != case)
+    def others() -> tuple[StoredCase, ...]:
+        found = map(_stored_case, sorted((folder / platform).glob("*.json")))
+        return tuple(stored for stored in found if stored is not None and stored.baseline.case != case)
 
     @cache
     def of(name: str) -> VarianceComponents:
         return prior_variance(METRICS[name], device, others())
 
     return lambda metric: of(metric.name)
+
+
+def _stored_case(path: Path) -> StoredCase | None:
+    """Return the case of a file; None if it can't be read, which the test of that baseline reports."""
+    try:
+        status = path.stat()
+        return _read_case(path, (status.st_ino, status.st_mtime_ns, status.st_size))
+    except (OSError, BaselineError):
+        return None
+
+
+@lru_cache(maxsize=4096)
+def _read_case(path: Path, _version: tuple[int, int, int]) -> StoredCase:
+    # Each test of a platform reads the baselines of all others; files are replaced, so a new content has a new version.
+    return StoredCase(read_baseline_file(path))

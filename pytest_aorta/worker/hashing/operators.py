@@ -123,7 +123,7 @@ class OperatorCapture(TorchDispatchMode):
             return
         self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         if folder := os.environ.get(variables.RANK_FOLDER):
-            write_json(Path(folder) / OPERATORS_FILE, operators_document(self._step, self.calls()))
+            write_json(Path(folder) / OPERATORS_FILE, operators_document(self._step, self.calls()), durable=False)
         self._step = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

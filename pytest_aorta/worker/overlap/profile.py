@@ -326,4 +326,4 @@ def _keep(trace: dict[str, Any], path: Path) -> None:
         trace = trace | {"distributedInfo": who}
     # Without spaces, so that the kept trace is not larger than the trace that was read.
     text = json.dumps(trace, separators=(",", ":"))
-    write_bytes(path, gzip.compress(text.encode(), compresslevel=4))
+    write_bytes(path, gzip.compress(text.encode(), compresslevel=4), durable=False)

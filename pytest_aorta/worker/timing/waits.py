@@ -76,7 +76,7 @@ def leave_arrivals(began_ns: Sequence[int], ended_ns: Sequence[int]) -> None:
         known_from_ns=0 if is_whole else min((entry["time_created_ns"] for entry in entries), default=last_ns),
         arrived_ns={_name(entry): entry["time_created_ns"] for entry in entries if not entry["is_p2p"]},
     )
-    write_json(Path(folder) / ARRIVALS_FILE, asdict(document))
+    write_json(Path(folder) / ARRIVALS_FILE, asdict(document), durable=False)
 
 
 def _name(entry: dict[str, Any]) -> str:

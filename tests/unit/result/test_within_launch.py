@@ -6,8 +6,10 @@ from statistics import median
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import theilslopes
 
-from pytest_aorta.result.facts import DEPENDENT_STEPS, growth, rank_lags_ms
+from pytest_aorta.result.facts import rank_lags_ms
+from pytest_aorta.result.growth import DEPENDENT_STEPS, growth, slope_bounds
 
 
 def autocorrelated(rng: random.Random, count: int, rho: float = 0.6, deviation: float = 0.02) -> list[float]:
@@ -102,3 +104,13 @@ def test_autocorrelated_steps_rarely_look_like_growth(count):
     found = sum(growth(autocorrelated(rng, count), DEPENDENT_STEPS) != 0 for _ in range(400))
     # The stated rate is 1%, and up to 2% at 42 steps; at 2%, more than 16 of 400 have a chance of 1e-3.
     assert found <= 16
+
+
+# Small integers have ties.
+@given(
+    st.lists(st.floats(1e-3, 1e9), min_size=7, max_size=16) | st.lists(st.integers(1, 4), min_size=7, max_size=16),
+    st.sampled_from([0.9, 0.99, 0.999]),
+)
+def test_bounds_of_the_slope_are_those_of_scipy(values, confidence):
+    known = theilslopes(values, alpha=confidence)
+    assert slope_bounds(values, confidence) == (known.low_slope, known.high_slope)

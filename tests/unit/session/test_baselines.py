@@ -17,7 +17,7 @@ def baseline_of(p50: float, seed: int, count: int = 5, **changes) -> Baseline:
 
 def write(folder, *new: NewLaunches) -> tuple[list[str], bool]:
     record = TestRecord(NODE, new_launches=list(new))
-    return write_new_baselines([record], [NODE], make_options(baselines_dir=folder))
+    return write_new_baselines([record], {NODE}, make_options(baselines_dir=folder))
 
 
 def stored_in(folder) -> Baseline:

@@ -5,11 +5,13 @@ import time
 
 import pytest
 
-from pytest_aorta.verdict.baseline import baseline_path, write_baseline
+from pytest_aorta.verdict.baseline import baseline_path, read_baseline_file, write_baseline
 from pytest_aorta.verdict.metrics import METRICS
+from pytest_aorta.verdict.noise import priors
 from pytest_aorta.verdict.noise.priors import (
     BLOCK_GAP_S,
     MIN_CASES,
+    StoredCase,
     blocks,
     default_variance,
     metric_blocks,
@@ -107,12 +109,12 @@ def test_tails_vary_more_than_medians_and_memory_less():
 
 
 def test_too_few_cases_leave_the_default():
-    cases = [noisy_case(str(number), 0.1) for number in range(MIN_CASES - 1)]
+    cases = [StoredCase(noisy_case(str(number), 0.1)) for number in range(MIN_CASES - 1)]
     assert prior_variance(P50, "cuda", cases) == default_variance(P50, "cuda")
 
 
 def test_other_cases_give_the_prior_of_launches():
-    cases = [noisy_case(str(number), deviation) for number, deviation in enumerate((0.02, 0.02, 0.5))]
+    cases = [StoredCase(noisy_case(str(number), deviation)) for number, deviation in enumerate((0.02, 0.02, 0.5))]
     variance = prior_variance(P50, "cuda", cases)
     assert math.sqrt(variance.within.value) == pytest.approx(0.02, rel=0.5)
     # Each case has one block, so nothing is known about other blocks.
@@ -121,18 +123,18 @@ def test_other_cases_give_the_prior_of_launches():
 
 def test_cases_of_several_blocks_give_the_prior_of_blocks():
     late = 2 * BLOCK_GAP_S["cuda"]
-    cases = [noisy_case(str(number), 0.001, (0, late)) for number in range(MIN_CASES)]
+    cases = [StoredCase(noisy_case(str(number), 0.001, (0, late))) for number in range(MIN_CASES)]
     assert prior_variance(P50, "cuda", cases).between.value < default_variance(P50, "cuda").between.value / 10
 
 
 def test_cases_of_single_launches_tell_nothing():
-    cases = [make_baseline(case=str(number)) for number in range(5)]
+    cases = [StoredCase(make_baseline(case=str(number))) for number in range(5)]
     assert prior_variance(P50, "cuda", cases) == default_variance(P50, "cuda")
 
 
 def test_difference_between_revisions_is_not_variance():
     launches = (*stored(*launches_near(1.0, 10), center=False), *stored(*launches_near(10.0, 10), revision=2))
-    cases = [make_baseline(case=str(number), launches=launches) for number in range(MIN_CASES)]
+    cases = [StoredCase(make_baseline(case=str(number), launches=launches)) for number in range(MIN_CASES)]
     variance = prior_variance(P50, "cuda", cases)
     assert math.sqrt(variance.within.value) < 0.003
     assert variance.between == default_variance(P50, "cuda").between
@@ -144,6 +146,18 @@ def test_stored_neighbours_are_read_and_the_case_itself_is_not(tmp_path):
     known = platform_priors(tmp_path, PLATFORM, "cuda", "a new case")(P50)
     assert known.within.value > 10 * default_variance(P50, "cuda").within.value
     assert platform_priors(tmp_path, PLATFORM, "cuda", "case 1")(P50) == default_variance(P50, "cuda")
+
+
+def test_stored_neighbours_are_read_once_by_all_tests_and_again_when_they_change(tmp_path, monkeypatch):
+    for number in range(MIN_CASES):
+        write_baseline(tmp_path, noisy_case(f"case {number}", 0.1))
+    read = []
+    monkeypatch.setattr(priors, "read_baseline_file", lambda path: read.append(path) or read_baseline_file(path))
+    first, second = (platform_priors(tmp_path, PLATFORM, "cuda", case)(P50) for case in ("new", "newer"))
+    assert (first == second, len(read)) == (True, MIN_CASES)
+    changed = [write_baseline(tmp_path, noisy_case(f"case {number}", 0.001)) for number in range(2)]
+    assert platform_priors(tmp_path, PLATFORM, "cuda", "new")(P50).within.value < first.within.value / 100
+    assert read[MIN_CASES:] == changed
 
 
 def test_unreadable_neighbour_is_passed_over(tmp_path):
@@ -166,7 +180,7 @@ def test_other_cases_say_nothing_of_the_noise_of_a_loss():
         for number in range(MIN_CASES)
     ]
     loss = METRICS["final_loss"]
-    assert prior_variance(loss, "cpu", noisy) == default_variance(loss, "cpu")
+    assert prior_variance(loss, "cpu", list(map(StoredCase, noisy))) == default_variance(loss, "cpu")
 
 
 def test_launches_of_a_loss_are_one_block_whatever_the_machine():
