@@ -24,7 +24,7 @@ def controller():
 
 def report(record: TestRecord, when: str = "call", outcome: str = "passed") -> pytest.TestReport:
     found = pytest.TestReport(record.nodeid, ("test_a.py", 1, ""), {}, outcome, record.failure, when)
-    vars(found)["aorta"] = json.dumps(record.to_json())
+    vars(found).update(aorta=json.dumps(record.to_json()), aorta_nodeid=record.nodeid)
     return found
 
 
