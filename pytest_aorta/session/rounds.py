@@ -33,16 +33,18 @@ def settle_pairs(
     references: list[LaunchFacts],
     again: Again,
     reference_again: Again,
+    *,
+    reference_first: bool = False,
 ) -> Verdicts:
     """Compare with an A/B reference, in pairs of adjacent launches whose order alternates.
 
-    The lists may be empty; launches are appended to them.
+    The lists may be empty; launches are appended to them. ``reference_first`` is the order of the first pair.
     """
     verdicts: Verdicts | None = None
     while verdicts is None or verdicts.need_launches:
         if verdicts is not None or not candidates:
             # Alternate the order, so that a drift of the machine affects both sides equally.
-            first_is_candidate = len(candidates) % 2 == 0
+            first_is_candidate = (len(candidates) % 2 == 0) is not reference_first
             turns = [(candidates, again), (references, reference_again)]
             for launches, launch in turns if first_is_candidate else turns[::-1]:
                 launches.append(launch())

@@ -184,7 +184,8 @@ class WorkloadRunner:
             functools.partial(self._again, here, compared, Side.CANDIDATE),
             functools.partial(self._again, there, compared, Side.REFERENCE),
         )
-        verdicts = settle_pairs(comparison, candidates, references, *again)
+        reference_first = self._world.has_launched_before(there, here)
+        verdicts = settle_pairs(comparison, candidates, references, *again, reference_first=reference_first)
         self._judge(verdicts, here, candidates, None, compared)
         return replace(verdicts, rows=(*rows, *verdicts.rows))
 

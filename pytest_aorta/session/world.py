@@ -84,7 +84,7 @@ class DistributedWorld:
         self._leased = leased
         self._references = references
         # No two launches have the same run folder, so this set identifies the launches of this world.
-        self._run_dirs: set[Path] = set()
+        self._run_dirs: list[Path] = []
         self._launcher = launcher
         self._options = options
         self._run_base = run_base
@@ -198,6 +198,11 @@ class DistributedWorld:
         record = self._launch_of(result)
         return record.run_dir if record else None
 
+    def has_launched_before(self, result: WorkloadResult, other: WorkloadResult) -> bool:
+        """Return whether ``result`` was launched before ``other``; False unless both were launched in this world."""
+        first, second = self.folder(result), self.folder(other)
+        return first is not None and second is not None and self._run_dirs.index(first) < self._run_dirs.index(second)
+
     def _launch_of(self, result: WorkloadResult) -> LaunchRecord | None:
         """Return the launch of a result of this world; None for a result of another world or one built by hand."""
         return result.launch if result.launch and result.launch.run_dir in self._run_dirs else None
@@ -249,7 +254,7 @@ class DistributedWorld:
         result = collect_result(plan, outcome, watch.platform_facts)
         if plan.profiler == TORCH and (merged := merge_run(plan.run_dir)):
             self._record.traces.append(f"all ranks' traces on one clock: {', '.join(map(str, merged))}")
-        self._run_dirs.add(plan.run_dir)
+        self._run_dirs.append(plan.run_dir)
         return result.launched_by(LaunchRecord(request, plan.reference, plan.run_dir))
 
 

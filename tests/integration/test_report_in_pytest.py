@@ -33,9 +33,11 @@ def test_report_of_baselines_that_are_recorded_holds_them_against_nothing(gpu):
     assert (len(plots["launches"]), plots["bands"]) == (3, [])
 
 
-def test_ab_in_one_test_shows_the_launches_of_both_sides(gpu):
-    gpu.one_test("workload.compare({'workload': 'toy', 'step_ms': 10.0}, {'workload': 'toy', 'step_ms': 10.0})")
-    gpu.run("--aorta-report=out/report.html")
+def test_ab_in_one_test_shows_the_launches_of_both_sides_whose_order_alternates(gpu):
+    gpu.one_test("workload.compare({'workload': 'toy', 'step_ms': 10.0}, {'workload': 'toy', 'step_ms': 10.01})")
+    gpu.run("--aorta-report=out/report.html", "--aorta-results=kept")
+    plans = [json.loads(file.read_text()) for file in sorted((gpu.path / "kept").rglob("plan.json"))]
+    assert [plan["config"]["step_ms"] for plan in plans] == [10.01, 10.0, 10.0, 10.01]
     plots = in_page(gpu)["plots"]["0-0"]
     assert [band["name"] for band in plots["bands"]] == ["A/B reference"]
     sides = [launch["side"] for launch in plots["launches"]]

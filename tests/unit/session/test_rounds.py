@@ -80,7 +80,9 @@ def test_exact_difference_is_not_launched_again():
     assert verdicts["weight_hash"].outcome is Outcome.REGRESSION
 
 
-def pairs(candidate_p50s: tuple[float, ...], reference_p50: float, max_pairs: int, made: int):
+def pairs(
+    candidate_p50s: tuple[float, ...], reference_p50: float, max_pairs: int, made: int, *, reference_first: bool = False
+):
     """Return the verdict, and the order of the launched sides, after ``made`` launches of both."""
     order: list[str] = []
     candidate_p50 = cycle(candidate_p50s)
@@ -96,6 +98,7 @@ def pairs(candidate_p50s: tuple[float, ...], reference_p50: float, max_pairs: in
         references,
         lambda: launch("new", next(candidate_p50)),
         lambda: launch("old", reference_p50),
+        reference_first=reference_first,
     )
     assert len(candidates) == len(references)
     return verdicts["step_time_p50"], order
@@ -107,10 +110,11 @@ def test_order_within_pairs_alternates():
     assert order == ["new", "old", "old", "new", "new", "old"]
 
 
-def test_launches_that_are_there_are_the_first_pair():
-    row, order = pairs((10.0,), 10.0, 6, made=1)
+@pytest.mark.parametrize(("reference_first", "expected"), [(False, ["old", "new"]), (True, ["new", "old"])])
+def test_launches_that_are_there_are_the_first_pair_and_the_next_has_the_other_order(reference_first, expected):
+    row, order = pairs((10.0,), 10.0, 6, made=1, reference_first=reference_first)
     assert (row.outcome, row.launches) == (Outcome.PASS, 2)
-    assert order == ["old", "new"]
+    assert order == expected
 
 
 @pytest.mark.parametrize("allowed", [2, 3, 4, 6])
