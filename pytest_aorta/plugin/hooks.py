@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -267,14 +268,21 @@ def pytest_report_teststatus(
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Open the progress line and register the controller's hooks, unless this process is a worker of xdist."""
+    """Open the progress line and, unless this process is a worker of xdist, register the controller's hooks.
+
+    The Markdown of an earlier run is removed, so that it can't be taken for that of this run if the process is killed.
+    """
     run = session.config.stash[RUN]
     if not session.config.option.collectonly:
         from pytest_aorta.plugin.progress_line import open_line
 
         run.line = open_line(run.options.progress, session.config)
-    if not hasattr(session.config, "workerinput"):
-        session.config.pluginmanager.register(Controller(run), "aorta-controller")
+    if hasattr(session.config, "workerinput"):
+        return
+    session.config.pluginmanager.register(Controller(run), "aorta-controller")
+    if run.options.markdown is not None and not session.config.option.collectonly:
+        with suppress(OSError):  # reported when the file is written
+            run.options.markdown.unlink(missing_ok=True)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
