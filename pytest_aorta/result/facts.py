@@ -202,7 +202,7 @@ def launch_facts(result: WorkloadResult) -> LaunchFacts:
         step_time_sample_ms=[_short(value) for value in steps[::stride]],
         slowest_rank_p50_ms=_short(rank_p50.max()),
         fastest_rank_p50_ms=_short(rank_p50.min()),
-        metrics={name: _short(over_ranks(name, values)) for name, values in sorted(result.rank_metrics.items())},
+        metrics={name: _over_ranks(name, values) for name, values in sorted(result.rank_metrics.items())},
         weight_hashes=result.weight_hashes,
         final_loss=result.loss[-1] if result.loss else None,
         environment=_environment(result),
@@ -307,6 +307,12 @@ def _environment(result: WorkloadResult) -> dict[str, Any]:
     kept = (*NUMERIC_ENVIRONMENT, *CHOICES)
     names = [name for name in kept if name in result.environment and name not in left_out]
     return {name: result.environment[name] for name in names}
+
+
+def _over_ranks(name: str, values: Sequence[float]) -> float:
+    """Return a metric over ranks. Counts are compared exactly, so the mean of integers keeps all digits."""
+    value = over_ranks(name, values)
+    return value if all(float(one).is_integer() for one in values) else _short(value)
 
 
 def _short(value: Any) -> float:

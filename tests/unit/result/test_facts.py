@@ -157,3 +157,9 @@ def test_late_steps_are_a_fact_that_a_baseline_can_store():
     assert Baseline.from_json(baseline.to_json()).launches[0].facts.late_steps == text
     none_late = launch_facts(make_result(TWO_RANKS, overlap=[[step] * 8] * 2, head_start=[replace(lead, late_steps=0)]))
     assert "late_steps" not in none_late.to_json()
+
+
+def test_counts_that_differ_between_ranks_keep_all_digits_of_their_mean():
+    counts = {"reduce_scatter_bytes_per_step": [10_000_001.0, 10_000_000.0], "tokens_per_s": [1234567.25, 1234567.0]}
+    facts = launch_facts(make_result(TWO_RANKS, rank_metrics=counts))
+    assert facts.metrics == {"reduce_scatter_bytes_per_step": 10_000_000.5, "tokens_per_s": 1.23457e6}
