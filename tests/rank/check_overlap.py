@@ -348,3 +348,12 @@ def test_profiler_does_not_load_the_compiler():
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize("profiler", ["nsys", "rocprofv3"])
+def test_nothing_is_captured_under_a_profiler_that_has_the_device(monkeypatch, profiler):
+    monkeypatch.setenv("AORTA_PROFILER", profiler)
+    training = Training(beside=True)
+    capture = capture_overlap(training.step, 2, torch.device("cuda"))
+    assert (capture.steps, capture.metrics(), training.count) == ([], {}, 0)
+    assert capture.problem == f"{profiler} profiles the ranks, and a device serves one profiler at a time"

@@ -89,13 +89,16 @@ def capture_overlap(
 
     If a trace of any rank is too large to be read, the capture of every rank has no steps, but a ``problem`` that names
     the size, the limit and the remedy, and a warning contains the problem. A trace that is only to be kept is then left
-    out with a warning.
+    out with a warning. Under a profiler that starts torchrun, nothing runs, and the ``problem`` names the profiler.
 
     Raises:
         ValueError: ``num_steps`` is below 1, or the trace contains no steps or no device.
     """
     if num_steps < 1:
         raise ValueError(f"num_steps is {num_steps!r}, allowed is an integer from 1")
+    if (profiler := os.environ.get(variables.PROFILER)) in WRAPPERS:
+        problem = f"{profiler} profiles the ranks, and a device serves one profiler at a time"
+        return OverlapCapture([], {}, problem=problem)
     asked, schedule = _asked_trace_path(), _asked_schedule()
     if trace_path is not None or asked is None or schedule is None:
         return _capture(step, num_steps, device, trace_path or asked, timed_ms)
@@ -214,11 +217,8 @@ def profiled(result: RankResult, step: Callable[[], object], num_steps: int, dev
     """Return ``result`` with the overlap of ``num_steps`` further steps from :func:`capture_overlap`; 0 captures none.
 
     Collective. Call this last, since ``step`` continues the training. With ``num_steps`` 0, a launch that asks for
-    traces still gets traces of some steps, and its result stays the same. Under a profiler that starts torchrun,
-    nothing is captured, since a device serves one profiler at a time.
+    traces still gets traces of some steps, and its result stays the same.
     """
-    if os.environ.get(variables.PROFILER) in WRAPPERS:
-        return result
     if num_steps:
         return capture_overlap(step, num_steps, device, timed_ms=median(result.step_times_ms)).added_to(result)
     if _asked_trace_path() is not None:
