@@ -78,7 +78,7 @@ def hash_parameters(named: Iterable[tuple[str, torch.Tensor]], group: _Group = N
             not initialized.
     """
     unwrapped = ((_WRAPPERS.sub("", name), tensor) for name, tensor in named)
-    return _hash_pieces([_dtensor_or_replica(name, tensor) for name, tensor in unwrapped], group)
+    return _hash_pieces([_dtensor_or_replica(name, _detached(name, tensor)) for name, tensor in unwrapped], group)
 
 
 def hash_optimizer(
@@ -138,7 +138,7 @@ def hash_local(name: str, tensor: torch.Tensor) -> str:
     Raises:
         ValueError: The elements do not have 1, 2, 4 or 8 bytes, or the device is neither CPU nor CUDA.
     """
-    piece = _dtensor_or_replica(name, tensor)
+    piece = _dtensor_or_replica(name, _detached(name, tensor))
     [sums] = _logical_sums([piece.signature], _local_facts([piece])[None, None].cpu())
     return _digest((piece.signature, sums)).hex()
 
@@ -158,10 +158,13 @@ class _Piece:
     grids: tuple[Grid, ...]
 
 
-def _dtensor_or_replica(name: str, tensor: torch.Tensor) -> _Piece:
+def _detached(name: str, tensor: torch.Tensor) -> torch.Tensor:
     if is_lazy(tensor):
         raise ValueError(f"{name} is not initialized; run the model once before its weights are hashed")
-    tensor = tensor.detach()
+    return tensor.detach()
+
+
+def _dtensor_or_replica(name: str, tensor: torch.Tensor) -> _Piece:
     signature = _Signature(name, str(tensor.dtype), tuple(tensor.shape))
     if not isinstance(tensor, DTensor):
         return _Piece(signature, tensor, (Grid.of(Axis(tensor.numel(), range(tensor.numel()))),))
