@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._autograd import _profiler_enabled
 
 # The classes of torch.profiler import inductor when they start, which takes seconds; these take milliseconds.
 from torch.autograd.profiler import profile, record_function
@@ -92,6 +93,7 @@ def capture_overlap(
     out with a warning. Under a profiler that starts torchrun, nothing runs, and the ``problem`` names the profiler.
 
     Raises:
+        RuntimeError: The step or its caller runs ``torch.profiler``.
         ValueError: ``num_steps`` is below 1, or the trace contains no steps or no device.
     """
     if num_steps < 1:
@@ -242,6 +244,10 @@ def _profile(
     ``host=False`` records only the device. ``lead_ms`` gives the host a head start. ``shapes`` and ``memory`` record
     the shapes of operators' inputs and allocations.
     """
+    if _profiler_enabled():
+        raise RuntimeError(
+            "capture_overlap was called while torch.profiler runs, and torch has one profiler per thread"
+        )
     on_device = device.type == "cuda"
     mark = _new_mark(device)
     profiler = profile(
@@ -271,6 +277,9 @@ def _profile(
         ended_s = time.perf_counter()
         if on_device:
             torch.cuda.synchronize(device)
+        # Without this check, the export of the profiler's trace would crash the process.
+        if not _profiler_enabled():
+            raise RuntimeError("the step runs torch.profiler itself, which ends the capture; capture steps without it")
     return profiler, Pass((first_boundary_s - began_s) * 1e3, (ended_s - began_s) * 1e3)
 
 
