@@ -133,7 +133,7 @@ class Recorder:
         """
         steps = len(self._timer.step_times_ms()) if self._timer else 0
         rank = int(os.environ.get("RANK", "0"))
-        model = model.module if isinstance(model, DistributedDataParallel) else model
+        model = _without_ddp(model)
         self._model = weakref.ref(model)
         # A loss is NaN before the weights are, so the loss shows the first bad step.
         refuse_series("loss", [float(value) for value in self._loss], rank, steps)
@@ -227,6 +227,12 @@ class Recorder:
 
     def _throughput(self, times_ms: list[float]) -> dict[str, float]:
         return {"tokens_per_s": 1000 * self._tokens / sum(times_ms)} if self._tokens else {}
+
+
+def _without_ddp(model: torch.nn.Module) -> torch.nn.Module:
+    """Return the model that DDP wraps, compiled or not, or ``model`` itself."""
+    inner = getattr(model, "_orig_mod", model)
+    return inner.module if isinstance(inner, DistributedDataParallel) else model
 
 
 recorder = Recorder()

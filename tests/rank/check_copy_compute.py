@@ -6,10 +6,13 @@ import threading
 
 import pytest
 import torch
+import torch.distributed as dist
+from aorta_workloads.copy_compute import CopyComputeWorkload
 from aorta_workloads.copy_compute.copies import KINDS, Copy
 from aorta_workloads.copy_compute.lanes import ThreadLane
 
-from pytest_aorta.worker import StreamSpans
+from pytest_aorta.worker import RankEnv, StreamSpans
+from tests.rank.settings import default_config
 
 CPU = torch.device("cpu")
 NUMEL = 2**18
@@ -84,3 +87,43 @@ def test_span_of_a_copy_is_that_of_its_thread():
         ticket.wait()
     timeline = spans.captures()[0].timeline
     assert timeline["copy"][0][0] > timeline["compute"][0][1]
+
+
+def launched(tmp_path, monkeypatch, **config):
+    """Run the workload on one rank."""
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "AORTA_DEVICE": "cpu"}.items():
+        monkeypatch.setenv(name, value)
+
+    def join(_env, _workload, **_limits):
+        dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+        return CPU
+
+    monkeypatch.setattr(RankEnv, "join", join)
+    small = {"matrix_size": 8, "gemms": 1, "copy_mb": 1, "steps": 2, "warmup": 0} | config
+    workload = CopyComputeWorkload(default_config("copy_compute", **small))
+    workload.setup()
+    try:
+        return workload.run()
+    finally:
+        workload.cleanup()
+
+
+def test_profiled_steps_add_no_metric_of_communication(tmp_path, monkeypatch):
+    result = launched(tmp_path, monkeypatch, profile_steps=2)
+    assert len(result.overlap) == 2
+    assert result.kernels
+    assert not {"overlap_ratio", "exposed_comm_ms"} & set(result.metrics)
+
+
+def test_launch_under_a_profiler_is_not_profiled_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("AORTA_PROFILER", "nsys")
+    result = launched(tmp_path, monkeypatch, profile_steps=2)
+    assert (result.overlap, result.kernels) == ([], {})
+    assert result.overlap_problem.startswith("nsys profiles the ranks")
+
+
+def test_launch_without_profiled_steps_leaves_the_trace_that_is_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("AORTA_RANK_FOLDER", str(tmp_path))
+    monkeypatch.setenv("AORTA_PROFILER", "torch")
+    assert launched(tmp_path, monkeypatch, profile_steps=0).overlap == []
+    assert (tmp_path / "trace.json.gz").exists()

@@ -15,6 +15,7 @@ from typing import ClassVar
 import pytest
 import torch
 import torch.distributed as dist
+from torch.autograd.profiler import profile
 
 from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.result.trace.kineto import reading
@@ -169,15 +170,17 @@ class FakeProfiler:
 
     asked: ClassVar[list[dict]] = []
     traces: ClassVar[list[dict]] = []
+    is_on: ClassVar[bool] = False
 
     def __init__(self, **options):
         self.asked.append(options)
 
     def __enter__(self):
+        FakeProfiler.is_on = True
         return self
 
     def __exit__(self, *_raised):
-        pass
+        FakeProfiler.is_on = False
 
     def export_chrome_trace(self, path):
         Path(path).write_text(json.dumps(self.traces.pop(0)))
@@ -188,6 +191,7 @@ def device(monkeypatch):
     """A CUDA device that exists in name only: no kernel runs, and the profiler returns the traces of the test."""
     leads = []
     monkeypatch.setattr(overlap, "profile", FakeProfiler)
+    monkeypatch.setattr(overlap, "_profiler_enabled", lambda: FakeProfiler.is_on)
     monkeypatch.setattr(overlap, "_new_mark", lambda _device: torch.zeros(1))
     monkeypatch.setattr(overlap, "cycles_per_ms", lambda _device: 1.0)
     monkeypatch.setattr(overlap, "spin", lambda lead_ms, _device: leads.append(lead_ms))
@@ -348,3 +352,32 @@ def test_profiler_does_not_load_the_compiler():
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize("profiler", ["nsys", "rocprofv3"])
+def test_nothing_is_captured_under_a_profiler_that_has_the_device(monkeypatch, profiler):
+    monkeypatch.setenv("AORTA_PROFILER", profiler)
+    training = Training(beside=True)
+    capture = capture_overlap(training.step, 2, torch.device("cuda"))
+    assert (capture.steps, capture.metrics(), training.count) == ([], {}, 0)
+    assert capture.problem == f"{profiler} profiles the ranks, and a device serves one profiler at a time"
+
+
+def test_step_that_runs_the_profiler_itself_is_refused():
+    """Torch has one profiler per thread: the inner one ends the outer, whose export then crashes the process."""
+
+    def step():
+        with profile(use_cpu=True):
+            torch.ones(3) + 1
+
+    with pytest.raises(RuntimeError, match=r"^the step runs torch\.profiler itself, which ends the capture"):
+        capture_overlap(step, 1, CPU)
+    assert len(capture_overlap(lambda: torch.ones(3) + 1, 1, CPU).steps) == 1
+
+
+def test_capture_under_a_profiler_of_the_script_is_refused_and_leaves_it_running():
+    with profile(use_cpu=True) as own:
+        with pytest.raises(RuntimeError, match=r"^capture_overlap was called while torch\.profiler runs"):
+            capture_overlap(lambda: None, 1, CPU)
+        torch.ones(3) + 1
+    assert any(one.name == "aten::add" for one in own.function_events)

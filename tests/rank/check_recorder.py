@@ -83,7 +83,12 @@ def test_weights_under_ddp_have_the_hash_of_the_model(recorder: Recorder, tmp_pa
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         record(recorder, [1.0])
-        recorder.weights(torch.nn.parallel.DistributedDataParallel(model))
+        wrapped = torch.nn.parallel.DistributedDataParallel(model)
+        # The compiler holds the module that it compiles as _orig_mod.
+        compiled = torch.nn.Module()
+        compiled._orig_mod = wrapped
+        recorder.weights(compiled)
+        recorder.weights(wrapped)
         recorder.weights(model)
     finally:
         dist.destroy_process_group()

@@ -426,6 +426,11 @@ def test_tensor_that_is_not_dense_is_an_error_that_names_it(make, kind):
         digest(tensor)
 
 
+def test_parameter_that_is_not_initialized_is_an_error_that_names_it():
+    with pytest.raises(ValueError, match=r"^weight is not initialized; run the model once before"):
+        hash_parameters(torch.nn.LazyLinear(2, bias=False).named_parameters())
+
+
 def test_no_tensors_is_an_error():
     with pytest.raises(ValueError, match="no tensors"):
         hash_parameters([])

@@ -17,9 +17,9 @@ from pytest_aorta.worker import (
     StreamSpans,
     Telemetry,
     Workload,
-    capture_overlap,
     environment_facts,
     measure,
+    profiled,
 )
 
 from ..common.lanes import InlineLane, Lane, StreamLane
@@ -80,11 +80,9 @@ class CopyComputeWorkload(Workload):
             environment=environment_facts(self._device),
             memory_bytes=timer.memory_bytes(),
         )
-        if not settings.profile_steps:
-            return result
-        capture = capture_overlap(self._overlapped, settings.profile_steps, self._device)
+        found = profiled(result, self._overlapped, settings.profile_steps, self._device)
         # Overlap metrics are about communication, which this workload does not have, so none are added.
-        return replace(result, overlap=capture.steps, timeline=capture.timeline)
+        return replace(found, metrics=result.metrics)
 
     def telemetry(self) -> Telemetry:
         """Return the stream spans of the sampled steps."""

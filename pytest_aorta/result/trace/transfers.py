@@ -180,11 +180,12 @@ def _by_call(collectives: Sequence[Sequence[CollectiveCalls]]) -> dict[Call, dic
 def _transfers_ms(ranks: Mapping[int, Sequence[CollectiveCalls]], group_size: int) -> list[float] | None:
     """Return the shortest duration of each call, or None if it is not known which calls are one collective.
 
-    All ranks of the group have to have made equally many calls, and each rank's calls have to be one entry, since the
-    order of calls in several entries is not known.
+    All ranks of the group have to have made equally many calls, fewer than are kept, and each rank's calls have to be
+    one entry, since the order of calls in several entries is not known.
     """
     each = [entries[0].ms for entries in ranks.values() if len(entries) == 1]
-    if len(ranks) != group_size or len(each) != len(ranks) or len(set(map(len, each))) != 1:
+    counts = set(map(len, each))
+    if len(ranks) != group_size or len(each) != len(ranks) or len(counts) != 1 or max(counts) >= MAX_CALLS:
         return None
     return list(map(min, zip(*each, strict=True)))
 

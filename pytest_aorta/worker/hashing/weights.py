@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
+from torch.nn.parameter import is_lazy
 
 from pytest_aorta.common.text import brief
 from pytest_aorta.worker.group_device import group_device
@@ -73,10 +74,11 @@ def hash_parameters(named: Iterable[tuple[str, torch.Tensor]], group: _Group = N
         RuntimeError: Replicas differ, ranks name different tensors, a shard's size contradicts its placements, or there
             is a DTensor and no process group.
         ValueError: There are no tensors, a name has two dtypes or shapes, a DTensor is Partial, elements do not have 1,
-            2, 4 or 8 bytes on a CPU or CUDA device, or a tensor is quantized, nested, sparse or opaque.
+            2, 4 or 8 bytes on a CPU or CUDA device, or a tensor is quantized, nested, sparse, opaque or
+            not initialized.
     """
     unwrapped = ((_WRAPPERS.sub("", name), tensor) for name, tensor in named)
-    return _hash_pieces([_dtensor_or_replica(name, tensor.detach()) for name, tensor in unwrapped], group)
+    return _hash_pieces([_dtensor_or_replica(name, _detached(name, tensor)) for name, tensor in unwrapped], group)
 
 
 def hash_optimizer(
@@ -136,7 +138,7 @@ def hash_local(name: str, tensor: torch.Tensor) -> str:
     Raises:
         ValueError: The elements do not have 1, 2, 4 or 8 bytes, or the device is neither CPU nor CUDA.
     """
-    piece = _dtensor_or_replica(name, tensor.detach())
+    piece = _dtensor_or_replica(name, _detached(name, tensor))
     [sums] = _logical_sums([piece.signature], _local_facts([piece])[None, None].cpu())
     return _digest((piece.signature, sums)).hex()
 
@@ -154,6 +156,12 @@ class _Piece:
     signature: _Signature
     tensor: torch.Tensor
     grids: tuple[Grid, ...]
+
+
+def _detached(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    if is_lazy(tensor):
+        raise ValueError(f"{name} is not initialized; run the model once before its weights are hashed")
+    return tensor.detach()
 
 
 def _dtensor_or_replica(name: str, tensor: torch.Tensor) -> _Piece:

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._autograd import _profiler_enabled
 
 # The classes of torch.profiler import inductor when they start, which takes seconds; these take milliseconds.
 from torch.autograd.profiler import profile, record_function
@@ -89,13 +90,17 @@ def capture_overlap(
 
     If a trace of any rank is too large to be read, the capture of every rank has no steps, but a ``problem`` that names
     the size, the limit and the remedy, and a warning contains the problem. A trace that is only to be kept is then left
-    out with a warning.
+    out with a warning. Under a profiler that starts torchrun, nothing runs, and the ``problem`` names the profiler.
 
     Raises:
+        RuntimeError: The step or its caller runs ``torch.profiler``.
         ValueError: ``num_steps`` is below 1, or the trace contains no steps or no device.
     """
     if num_steps < 1:
         raise ValueError(f"num_steps is {num_steps!r}, allowed is an integer from 1")
+    if (profiler := os.environ.get(variables.PROFILER)) in WRAPPERS:
+        problem = f"{profiler} profiles the ranks, and a device serves one profiler at a time"
+        return OverlapCapture([], {}, problem=problem)
     asked, schedule = _asked_trace_path(), _asked_schedule()
     if trace_path is not None or asked is None or schedule is None:
         return _capture(step, num_steps, device, trace_path or asked, timed_ms)
@@ -214,11 +219,8 @@ def profiled(result: RankResult, step: Callable[[], object], num_steps: int, dev
     """Return ``result`` with the overlap of ``num_steps`` further steps from :func:`capture_overlap`; 0 captures none.
 
     Collective. Call this last, since ``step`` continues the training. With ``num_steps`` 0, a launch that asks for
-    traces still gets traces of some steps, and its result stays the same. Under a profiler that starts torchrun,
-    nothing is captured, since a device serves one profiler at a time.
+    traces still gets traces of some steps, and its result stays the same.
     """
-    if os.environ.get(variables.PROFILER) in WRAPPERS:
-        return result
     if num_steps:
         return capture_overlap(step, num_steps, device, timed_ms=median(result.step_times_ms)).added_to(result)
     if _asked_trace_path() is not None:
@@ -242,6 +244,10 @@ def _profile(
     ``host=False`` records only the device. ``lead_ms`` gives the host a head start. ``shapes`` and ``memory`` record
     the shapes of operators' inputs and allocations.
     """
+    if _profiler_enabled():
+        raise RuntimeError(
+            "capture_overlap was called while torch.profiler runs, and torch has one profiler per thread"
+        )
     on_device = device.type == "cuda"
     mark = _new_mark(device)
     profiler = profile(
@@ -271,6 +277,9 @@ def _profile(
         ended_s = time.perf_counter()
         if on_device:
             torch.cuda.synchronize(device)
+        # Without this check, the export of the profiler's trace would crash the process.
+        if not _profiler_enabled():
+            raise RuntimeError("the step runs torch.profiler itself, which ends the capture; capture steps without it")
     return profiler, Pass((first_boundary_s - began_s) * 1e3, (ended_s - began_s) * 1e3)
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_aorta.result.trace.profiled_steps import CollectiveCalls
-from pytest_aorta.result.trace.transfers import CollectiveFacts, collective_facts, waits_ms
+from pytest_aorta.result.trace.transfers import MAX_CALLS, CollectiveFacts, collective_facts, waits_ms
 
 
 def calls(*ms: float, kind="all_gather", group="0 [0, 1]", size=2, num_bytes=1 << 20):
@@ -165,3 +165,11 @@ def test_waits_and_transfers_add_up_to_the_durations(durations):
 def test_stored_integers_are_read_as_floats():
     stored = {"calls": 2, "bus_bytes": 3, "transfer_ms": 1, "wait_ms": [0, 1], "straggler": 0}
     assert CollectiveFacts.from_json(stored) == CollectiveFacts(2.0, 3.0, 1.0, [0.0, 1.0], 0)
+
+
+def test_more_calls_than_a_result_keeps_give_no_figures_since_steps_would_lack_calls():
+    most = [[calls(*[1.0 + rank] * MAX_CALLS)] for rank in range(2)]
+    assert collective_facts(most, 8) == {}
+    assert waits_ms(most, 1) == {}
+    fewer = [[calls(*[1.0 + rank] * (MAX_CALLS - 1))] for rank in range(2)]
+    assert collective_facts(fewer, 8)["all_gather"].wait_ms == [0.0, (MAX_CALLS - 1) / 8]
