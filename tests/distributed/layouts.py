@@ -74,10 +74,6 @@ TRAINING: dict[str, Any] = {
 
 _ROUNDS = Cell(Outcome.DIFFERS, "fused kernels round differently")
 _NOT_RUN = {"inductor": None}
-_STAGES = {
-    "inductor": None,
-    "aot_eager, manual": Cell(Outcome.REFUSED, "bucket_modules names modules of the whole model"),
-}
 _SPLIT = Cell(Outcome.REFUSED, "matrices of experts are not split")
 _BF16 = {"param_dtype": "bfloat16", "reduce_dtype": "bfloat16"}
 _EXPERTS = {"num_experts": 4}
@@ -94,7 +90,7 @@ LAYOUTS = (
     Layout("replicas 2", 2, _BF16 | {"data_parallel_replicate_degree": 2}, _NOT_RUN),
     Layout("TP 2", 2, _BF16 | {"tensor_parallel_degree": 2}, _NOT_RUN),
     Layout("CP 2", 2, _BF16 | {"context_parallel_degree": 2}, _NOT_RUN),
-    Layout("PP 2", 2, _BF16 | _PP, _STAGES),
+    Layout("PP 2", 2, _BF16 | _PP, _NOT_RUN),
     Layout("4 experts, FSDP 2, float32", 2, _EXPERTS, _NOT_RUN),
     Layout("4 experts, EP 2", 2, _EP | _BF16, _NOT_RUN),
     Layout("4 experts, EP 2, float32", 2, _EP, {"inductor": _ROUNDS}, in_ci=True),
@@ -110,12 +106,12 @@ LAYOUTS = (
     Layout("HSDP 2x2", 4, _BF16 | {"data_parallel_replicate_degree": 2}, _NOT_RUN),
     Layout("FSDP 2, TP 2", 4, _BF16 | {"tensor_parallel_degree": 2}, _NOT_RUN),
     Layout("FSDP 2, CP 2", 4, _BF16 | {"context_parallel_degree": 2}, _NOT_RUN),
-    Layout("PP 2, FSDP 2", 4, _BF16 | _PP, _STAGES, in_ci=True),
-    Layout("PP 2, TP 2", 4, _BF16 | _PP | {"tensor_parallel_degree": 2}, _STAGES),
-    Layout("PP 2, CP 2", 4, _BF16 | _PP | {"context_parallel_degree": 2}, _STAGES),
-    Layout("PP 2, replicas 2", 4, _BF16 | _PP | {"data_parallel_replicate_degree": 2}, _STAGES),
-    Layout("PP 2, 4 experts, EP 2", 4, _BF16 | _PP | _EP, _STAGES),
-    Layout("PP 2, 4 experts, EP 2, AC selective", 4, _PP | _EP | _SELECTIVE, _STAGES),
+    Layout("PP 2, FSDP 2", 4, _BF16 | _PP, _NOT_RUN, in_ci=True),
+    Layout("PP 2, TP 2", 4, _BF16 | _PP | {"tensor_parallel_degree": 2}, _NOT_RUN),
+    Layout("PP 2, CP 2", 4, _BF16 | _PP | {"context_parallel_degree": 2}, _NOT_RUN),
+    Layout("PP 2, replicas 2", 4, _BF16 | _PP | {"data_parallel_replicate_degree": 2}, _NOT_RUN),
+    Layout("PP 2, 4 experts, EP 2", 4, _BF16 | _PP | _EP, _NOT_RUN),
+    Layout("PP 2, 4 experts, EP 2, AC selective", 4, _PP | _EP | _SELECTIVE, _NOT_RUN),
     Layout("4 experts, FSDP 2 x EP 2", 4, _EP | _BF16, _NOT_RUN),
     Layout("2 experts, each sharded over 2 ranks, EP 2", 4, _EP | {"num_experts": 2}, _NOT_RUN),
     Layout("4 experts, HSDP 2 with EP 2", 4, _EP | _BF16 | {"data_parallel_replicate_degree": 2}, _NOT_RUN),
