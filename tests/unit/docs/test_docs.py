@@ -68,6 +68,28 @@ def test_lists_of_workloads_are_those_that_the_command_prints(capsys, monkeypatc
         assert difference(transcript, capsys.readouterr().out) is None
 
 
+def knobs_and_tests() -> list[tuple[str, list[str]]]:
+    """Return each knob of docs/tuning.md with the names of the files that test it."""
+    table = (
+        (DOCS / "tuning.md").read_text(encoding="utf-8").partition("| knob | expected effect")[2].partition("\n\n")[0]
+    )
+    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()[2:]]
+    keys = {key for name in workload_places([]) for key in find_workload(name, []).properties}
+    return [
+        (knob, re.findall(r"`(\w+\.py)`", tests))
+        for knobs, _, tests in rows
+        for knob in re.findall(r"`(\w+)`", knobs)
+        if knob in keys and tests != "every test"
+    ]
+
+
+@pytest.mark.parametrize(("knob", "files"), knobs_and_tests())
+def test_every_knob_is_in_a_test_that_its_row_names(knob, files):
+    paths = [path for name in files for path in (ROOT / "tests").rglob(name)]
+    assert len(paths) == len(files) > 0
+    assert any(knob in path.read_text(encoding="utf-8") for path in paths)
+
+
 @pytest.mark.parametrize("key", ADAPTER_SCHEMA["properties"])
 def test_every_key_of_an_adapter_is_on_its_page(key):
     assert f"`{key}`" in (DOCS / "own-scripts.md").read_text(encoding="utf-8")
