@@ -261,6 +261,8 @@ LAYOUTS = {
     "FSDP 2, not resharded": (2, {"reshard_after_forward": False}),
     "FSDP 2, TP 2": (4, {"tensor_parallel_degree": 2}),
     "FSDP 2, CP 2": (4, {"context_parallel_degree": 2}),
+    "FSDP 2, latent attention": (2, {"kv_latent_dim": 64, "q_latent_dim": 96, "rotary_dim": 16}),
+    "FSDP 2, shared experts": (2, {"num_experts": 4, "shared_experts": 1, "expert_hidden": 128}),
 }
 
 
