@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_aorta.common.files import write_text
 from pytest_aorta.report.data import Case, Launch, Report
+from pytest_aorta.result.trace.profiled_steps import Collective, CollectiveTime
 from pytest_aorta.result.trace.telemetry import Iteration
 
 if TYPE_CHECKING:
@@ -26,12 +27,16 @@ _PANEL_INCHES, _WIDTH_INCHES = 2.4, 11.0
 
 def write_iterations(report: Report, folder: Path) -> list[Path]:
     """Write ``overlap.csv`` and ``{label}_overlap.png``; write nothing if no launch has telemetry with overlap."""
-    rows = list(_rows(report))
+    kinds = _kinds(step for _, step in _steps(report))
+    rows = [
+        [*place, *(getattr(step, name) for name in _COLUMNS), *_times(step, kinds)] for place, step in _steps(report)
+    ]
     if not rows:
         return []
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(("test", "case", "label", "launch", *_COLUMNS))
+    times = [f"{kind}_{part}_ms" for kind in kinds for part in ("hidden", "exposed")]
+    table.writerow(("test", "case", "label", "launch", *_COLUMNS, *times))
     table.writerows(rows)
     path = folder / TABLE_FILE
     write_text(path, text.getvalue())
@@ -60,17 +65,47 @@ def _means(launches: Sequence[Launch]) -> dict[str, Any] | None:
         "mean_loss": fmean(losses) if losses else None,
         **{f"mean_{name}": value for name, value in means.items()},
         "overlap_ratio": means["hidden_comm_ms"] / comm_ms if comm_ms else None,
+        "collectives": _mean_times(steps),
     }
 
 
-def _rows(report: Report) -> Iterator[tuple[object, ...]]:
+def _mean_times(steps: Sequence[Iteration]) -> dict[str, dict[str, float]] | None:
+    """Return the means of each collective; None if a step's are unknown."""
+    known = [step.collectives for step in steps if step.collectives is not None]
+    if len(known) < len(steps):
+        return None
+    absent = CollectiveTime(0.0, 0.0)
+    times = {kind: [step.get(kind, absent) for step in known] for kind in _kinds(steps)}
+    return {
+        kind: {
+            "mean_hidden_ms": fmean(time.hidden_ms for time in found),
+            "mean_exposed_ms": fmean(time.exposed_ms for time in found),
+        }
+        for kind, found in times.items()
+    }
+
+
+def _kinds(steps: Iterable[Iteration]) -> list[str]:
+    """Return the kinds of collectives that any of the steps ran, in the order in which reports list them."""
+    found = {kind for step in steps for kind in step.collectives or ()}
+    return [str(kind) for kind in Collective if kind in found]
+
+
+def _times(step: Iteration, kinds: Sequence[str]) -> Iterator[float | None]:
+    """Yield the hidden and the exposed time of each kind, None where the step did not run the kind."""
+    for kind in kinds:
+        time = (step.collectives or {}).get(kind)
+        yield from (None, None) if time is None else (time.hidden_ms, time.exposed_ms)
+
+
+def _steps(report: Report) -> Iterator[tuple[tuple[object, ...], Iteration]]:
+    """Yield each step with the test, case, label and launch that it belongs to."""
     for test in report.tests:
         for case in test.cases:
             for label, launches in _sides(report, case):
                 for launch in launches:
                     for step in launch.iterations:
-                        values = (getattr(step, name) for name in _COLUMNS)
-                        yield test.nodeid, case.name, label, launch.number, *values
+                        yield (test.nodeid, case.name, label, launch.number), step
 
 
 def _sides(report: Report, case: Case) -> Iterable[tuple[str, Sequence[Launch]]]:

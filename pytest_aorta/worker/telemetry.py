@@ -38,7 +38,8 @@ def write_telemetry(folder: Path, result: RankResult, telemetry: Telemetry) -> P
 
     A line contains ``step`` (from 0), ``step_time_ms`` and, if known, ``loss``, ``grad_norm`` and the value of each
     series. Lines of captured steps also contain ``stream_ms`` by lane, ``utilisation`` (compute as a fraction of the
-    step), ``hidden_comm_ms``, ``exposed_comm_ms`` and ``segments``: ``[begin_ms, end_ms]`` by lane.
+    step), ``hidden_comm_ms``, ``exposed_comm_ms``, ``hidden_ms`` by collective and ``segments``: ``[begin_ms, end_ms]``
+    by lane.
 
     Raises:
         ValueError: The length of a series differs from the number of steps, or a value is NaN or infinite.
@@ -83,6 +84,7 @@ def _of_capture(capture: OverlapCapture) -> dict[str, Any]:
         "utilisation": round(step.compute_ms / step.step_ms, 4),
         "hidden_comm_ms": step.hidden_comm_ms,
         "exposed_comm_ms": round(step.exposed_comm_ms, 6),
+        "hidden_ms": {kind: time.hidden_ms for kind, time in step.collectives.items()},
         "segments": {name: rows[:MAX_SEGMENTS] for name, rows in capture.timeline.items()},
     }
 

@@ -8,7 +8,7 @@ from pytest_aorta.common.errors import WorkloadFailed
 
 pytestmark = [pytest.mark.world(size=1, device="cpu"), pytest.mark.launch_timeout(120)]
 
-SMALL = {"steps": 4, "warmup": 1, "matrix_size": 64, "copy_mb": 0.5}
+SMALL = {"steps": 4, "warmup": 1, "matrix_size": 64, "gemms": 5, "copy_mb": 0.5}
 
 
 def test_each_variant_is_timed_and_variables_are_set_before_the_rank_starts(workload, captured_steps):
@@ -19,6 +19,8 @@ def test_each_variant_is_timed_and_variables_are_set_before_the_rank_starts(work
     assert result.rank_metrics["overlap_saving"][0] == pytest.approx(1 - times["overlapped"] / times["serial"])
     assert times["overlapped"] == pytest.approx(sum(result.rank_step_times_ms[0]) / 4)
     assert result.rank_metrics["copy_bytes_per_step"] == [3 * 2**19]
+    tflops = 5 * 2 * 64**3 / times["compute"] / 1e9
+    assert result.rank_metrics["gemm_throughput_tflops"][0] == pytest.approx(tflops)
     [[step]] = captured_steps(result)
     assert step["step_time_ms"] == result.rank_step_times_ms[0][0]
     assert set(step["segments"]) == set(step["stream_ms"]) == {"compute", "copy"}

@@ -25,9 +25,10 @@ TRAINING = {
     "ffn_hidden": 64,
     "batch_size": 32,
 }
-SERIAL = {"one_stream": True, "h2d_prefetch": False, "forward_prefetch": 0, "backward_prefetch": 0}
+# A power of two scales without rounding.
+SERIAL = {"one_stream": True, "h2d_prefetch": False, "forward_prefetch": 0, "backward_prefetch": 0, "loss_scale": 1024}
 STRESSED = {"bucket_cap_mb": 0.02, "overlap_reduce_scatter": True, "static_graph": True}
-LATE = {"enable_overlap": False, "gradient_as_bucket_view": False, "h2d_prefetch": False}
+LATE = {"enable_overlap": False, "gradient_as_bucket_view": False, "h2d_prefetch": False, "loss_scale": 4096}
 
 
 def test_overlap_changes_no_bit_of_any_step(workload, captured_steps):
@@ -91,9 +92,26 @@ def _assert_spans(captured_steps, results):
 def test_accumulated_and_compiled_training_is_the_same_under_fsdp2_and_ddp(workload):
     compiled = {"enabled": True, "backend": "aot_eager"}
     training = TRAINING | {"steps": 2, "gradient_accumulation": 2, "span_every": 1, "compile": compiled}
+    # Gradients below the limit are multiplied by 1, although the norms of the two round differently.
+    training |= {"max_grad_norm": 1000.0}
     sharded, replicated = workload.run("ranking", **training), workload.run("ddp_overlap", **training)
     assert sharded.weight_hashes == replicated.weight_hashes
     assert sharded.loss == replicated.loss
+
+
+@pytest.mark.extended
+def test_training_in_float16_is_near_float32_and_clipped_alike_under_fsdp2_and_ddp(workload):
+    training = TRAINING | {"steps": 8, "span_every": 0, "max_grad_norm": 0.5}
+    whole = workload.run("ranking", **training)
+    assert min(whole.grad_norm) > 0.5
+    assert whole.loss == pytest.approx(workload.run("ddp_overlap", **training).loss, rel=1e-5)
+    scaled = training | {"loss_scale": 65536}
+    sharded = workload.run("ranking", param_dtype="float16", **scaled)
+    replicated = workload.run("ddp_overlap", compute_dtype="float16", **scaled)
+    for half in (sharded, replicated):
+        assert half.weight_hashes != whole.weight_hashes
+        assert half.loss == pytest.approx(whole.loss, rel=0.02)
+        assert half.grad_norm == pytest.approx(whole.grad_norm, rel=0.05)
 
 
 @pytest.mark.extended

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from aorta_workloads.llama.data import initial_value
-from aorta_workloads.llama.model.experts import Experts, MoeFeedForward, group_rows, route
+from aorta_workloads.llama.model.experts import Experts, MixtureConfig, MoeFeedForward, group_rows, route
 from aorta_workloads.llama.parallel.expert import ExchangedExperts
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,8 +16,12 @@ from hypothesis import strategies as st
 DIM, HIDDEN = 8, 12
 
 
-def make_moe(num_experts, experts_per_token):
-    moe = MoeFeedForward(DIM, HIDDEN, num_experts, experts_per_token)
+SOFTMAX = MixtureConfig()
+SIGMOID = MixtureConfig(shared_experts=2, expert_scores="sigmoid", expert_scale=2.5)
+
+
+def make_moe(num_experts, experts_per_token, mixture=SOFTMAX):
+    moe = MoeFeedForward(DIM, HIDDEN, num_experts, experts_per_token, mixture)
     for name, parameter in moe.named_parameters():
         # The distribution is wide, so that the outputs of experts differ.
         torch.nn.init.normal_(parameter, std=0.5, generator=torch.Generator().manual_seed(len(name) + ord(name[-1])))
@@ -26,15 +30,20 @@ def make_moe(num_experts, experts_per_token):
 
 def every_expert(moe, x):
     """Apply every expert to every token, and sum the outputs by the router's weights, which are 0 for most experts."""
-    scores = torch.softmax(moe.router(x), dim=-1)
+    logits = moe.router(x)
+    scores = torch.softmax(logits, dim=-1) if moe.mixture == SOFTMAX else torch.sigmoid(logits)
     kept = torch.zeros_like(scores).scatter(-1, scores.topk(moe.experts_per_token).indices, 1.0) * scores
-    weights = kept / kept.sum(dim=-1, keepdim=True)
+    weights = moe.mixture.expert_scale * kept / kept.sum(dim=-1, keepdim=True)
     experts = moe.experts
     outputs = [
         F.linear(F.silu(F.linear(x, w1)) * F.linear(x, w3), w2)
         for w1, w2, w3 in zip(experts.w1, experts.w2, experts.w3, strict=True)
     ]
-    return sum(weights[..., number : number + 1] * out for number, out in enumerate(outputs))
+    routed = sum(weights[..., number : number + 1] * out for number, out in enumerate(outputs))
+    if moe.shared is None:
+        return routed
+    shared = moe.shared
+    return routed + F.linear(F.silu(F.linear(x, shared.w1.weight)) * F.linear(x, shared.w3.weight), shared.w2.weight)
 
 
 def gradients(moe, out, x):
@@ -61,6 +70,15 @@ def test_weights_are_the_shares_of_the_scores_that_are_kept():
     torch.testing.assert_close(routing.weights, torch.tensor([[0.6, 0.4]]), atol=1e-2, rtol=0)
 
 
+def test_weights_of_sigmoids_add_up_to_the_scale_even_where_all_scores_vanish():
+    mixture = MixtureConfig(expert_scores="sigmoid", expert_scale=2.5)
+    routing = route(torch.tensor([[0.0, 4.0, 2.0], [-200.0, -200.0, -200.0]]), 2, mixture)
+
+    assert routing.experts.tolist() == [[1, 2], [0, 1]]
+    torch.testing.assert_close(routing.weights[0].sum(), torch.tensor(2.5))
+    assert routing.weights[1].tolist() == [0.0, 0.0]
+
+
 @given(groups=st.lists(st.integers(0, 4), max_size=20))
 def test_grouped_rows_are_in_order_and_come_back(groups):
     numbers = torch.tensor(groups, dtype=torch.int64)
@@ -75,7 +93,7 @@ def test_grouped_rows_are_in_order_and_come_back(groups):
 @settings(max_examples=25, deadline=None)
 @given(data=st.data(), num_experts=st.integers(1, 6), batch=st.integers(1, 3), seq_len=st.integers(1, 5))
 def test_chosen_experts_give_what_all_would_and_its_gradients(data, num_experts, batch, seq_len):
-    moe = make_moe(num_experts, data.draw(st.integers(1, num_experts)))
+    moe = make_moe(num_experts, data.draw(st.integers(1, num_experts)), data.draw(st.sampled_from([SOFTMAX, SIGMOID])))
     x = tokens(batch, seq_len)
 
     out, expected = moe(x), every_expert(moe, x)

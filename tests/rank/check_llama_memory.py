@@ -255,6 +255,7 @@ def estimated(workload, kind):
     return step.peak([kind] * len(step.blocks))
 
 
+KINDS = ("none", "full")
 LAYOUTS = {
     "FSDP 2": (2, {}),
     "FSDP 2, bfloat16": (2, {"param_dtype": "bfloat16"}),
@@ -262,13 +263,19 @@ LAYOUTS = {
     "FSDP 2, TP 2": (4, {"tensor_parallel_degree": 2}),
     "FSDP 2, CP 2": (4, {"context_parallel_degree": 2}),
 }
+LATENT = {"kv_latent_dim": 64, "q_latent_dim": 96, "rotary_dim": 16}
+DEEPSEEK = LATENT | {"num_experts": 4, "shared_experts": 1, "expert_hidden": 128}
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("kind", ["none", "full"])
+@pytest.mark.parametrize(
+    ("size", "changes", "kind"),
+    [
+        *[pytest.param(*layout, kind, id=f"{kind}-{name}") for name, layout in LAYOUTS.items() for kind in KINDS],
+        pytest.param(2, DEEPSEEK, "none", id="none-FSDP 2, latent attention and experts"),
+    ],
+)
 @pytest.mark.filterwarnings("ignore")  # of DTensor, on the order of its collectives
-def test_the_estimate_is_up_to_a_tenth_above_what_torchs_tracker_measures(monkeypatch, world, layout, kind):
-    size, changes = LAYOUTS[layout]
+def test_the_estimate_is_up_to_a_tenth_above_what_torchs_tracker_measures(monkeypatch, world, size, changes, kind):
     workload = make_workload(monkeypatch, world, size, activation_checkpointing=kind, **changes)
     # This step makes the optimizer's state.
     workload._train_step(0, workload._batches[0])

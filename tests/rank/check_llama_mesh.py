@@ -64,6 +64,7 @@ def parallelism(**changes):
 
 
 STAGES = {"n_layers": 2, "gradient_accumulation": 2, "pipeline_parallel_degree": 2}
+LATENT = {"kv_latent_dim": 16, "rotary_dim": 4}
 CONFIG = {"n_layers": 1, "n_heads": 8, "batch_size": 1}
 
 
@@ -101,6 +102,18 @@ CONFIG = {"n_layers": 1, "n_heads": 8, "batch_size": 1}
             {"num_experts": 4, "param_dtype": "bfloat16", "ffn_hidden": 100},
             r"in bfloat16 experts take multiples of 8: \{'ffn_hidden': 100\} are not",
         ),
+        (
+            {"num_experts": 4, "expert_hidden": 30},
+            r"in float32 experts take multiples of 4: \{'expert_hidden': 30\} are",
+        ),
+        ({"shared_experts": 1}, "num_experts is 0, and there are no experts for .*shared_experts=1"),
+        ({"num_experts": 4, "dense_blocks": 1}, "dense_blocks is 1 and n_layers is 1: no block has experts"),
+        (
+            {"num_experts": 4, "dense_blocks": 1, "n_layers": 2, "unsharded_blocks": None},
+            "dense_blocks is 1, activation_checkpointing is 'none' and unsharded_blocks is None: memory is estimated",
+        ),
+        (LATENT | {"tensor_parallel_degree": 2}, "kv_latent_dim is 16 and tensor_parallel_degree is 2: latent"),
+        (LATENT | {"float8_linear": True}, "kv_latent_dim is 16 and float8_linear is True: latent"),
     ],
 )
 def test_combinations_that_can_not_be_are_errors_that_name_them(given, message):

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from aorta_workloads.common.compiling import CompileSettings
 from aorta_workloads.common.lanes import InlineLane
+from aorta_workloads.ddp_overlap.settings import DdpOverlapSettings
 from aorta_workloads.ranking.data import InputFeed, make_batch, uniform
 from aorta_workloads.ranking.model import RankingModel, initialize
 from aorta_workloads.ranking.replicated import GradientSum
@@ -153,6 +154,21 @@ def test_gradients_that_backward_did_not_make_are_an_error():
     gradients = GradientSum(nn.Linear(2, 2), CountingLane(), StreamSpans(CPU, every=0))
     with pytest.raises(RuntimeError, match="backward has not made all of them"):
         gradients.finish()
+
+
+@pytest.mark.parametrize(
+    ("settings_type", "changes", "message"),
+    [
+        (RankingSettings, {"loss_scale": 1000}, "loss_scale is 1000, allowed are powers of 2"),
+        (RankingSettings, {"param_dtype": "float16"}, "param_dtype is float16 and loss_scale is 1: .*underflow"),
+        (DdpOverlapSettings, {"compute_dtype": "float16"}, "compute_dtype is float16 and loss_scale is 1: .*underflow"),
+    ],
+)
+def test_scale_of_the_loss_that_rounds_or_lacks_is_an_error(settings_type, changes, message):
+    workload = "ranking" if settings_type is RankingSettings else "ddp_overlap"
+    with pytest.raises(ValueError, match=message):
+        make_settings(settings_type, workload, **changes).check()
+    make_settings(settings_type, workload, **changes | {"loss_scale": 2**16}).check()
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from aorta_workloads.llama.model.decoder import Llama, LlamaConfig
 from aorta_workloads.llama.parallel.mesh import Degrees, ParallelMesh
+from aorta_workloads.llama.parallel.pipeline import keep_stage
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -18,7 +19,12 @@ with warnings.catch_warnings():
     # Inductor imports a module of torch that uses the deprecated decorator.
     warnings.filterwarnings("ignore", message="`torch.jit.script_method`", category=DeprecationWarning)
     from aorta_workloads.llama_simple_fsdp import passes
-    from aorta_workloads.llama_simple_fsdp.buckets import block_buckets, buckets_in_place, module_buckets
+    from aorta_workloads.llama_simple_fsdp.buckets import (
+        block_buckets,
+        buckets_in_place,
+        buckets_of_stage,
+        module_buckets,
+    )
     from aorta_workloads.llama_simple_fsdp.estimation import estimate_ms
     from aorta_workloads.llama_simple_fsdp.parametrization import (
         MixedPrecision,
@@ -45,8 +51,10 @@ def make_model(config=DEBUG):
         return Llama(config)
 
 
-def make_sharded(mesh, dtype=torch.float32, config=DEBUG):
+def make_sharded(mesh, dtype=torch.float32, config=DEBUG, stage=None):
     model = make_model(config)
+    if stage is not None:
+        keep_stage(model, 2, stage)
     shard_parameters(model, mesh, MixedPrecision(dtype, torch.float32))
     model.to_empty(device="cpu")
     for parameter in model.parameters():
@@ -66,18 +74,19 @@ def count(profile, name):
     return sum(event.count for event in profile.key_averages() if event.key.startswith(f"_c10d_functional::{name}"))
 
 
-def collectives_of_a_step(mesh, blocks_per_bucket=1, kept="layers.none.", **given):
+def collectives_of_a_step(mesh, blocks_per_bucket=1, kept="layers.none.", stage=None, **given):
     """Return the number of all-gathers in forward, and of all-gathers and reduce-scatters in backward.
 
-    ``kept`` is the prefix of the names of the parameters whose gathered values are kept for backward.
+    ``kept`` is the prefix of the names of the parameters whose gathered values are kept for backward, ``stage`` the
+    number of a stage of two.
     """
     torch.compiler.reset()
-    model = make_sharded(mesh)
+    model, whole = make_sharded(mesh, stage=stage), make_model()
     settings = replace(PLANNED, **given)
     buckets = block_buckets(model, blocks_per_bucket) if settings.bucketing == "transformer_block" else ()
     if settings.bucketing == "manual":
-        buckets = module_buckets(model, settings.bucket_modules)
-    in_place = buckets_in_place(model, buckets, settings.overlap_reorder_modules)
+        buckets = buckets_of_stage(model, module_buckets(whole, settings.bucket_modules))
+    in_place = buckets_in_place(whole, buckets, settings.overlap_reorder_modules)
     parameters, groups = dict(model.named_parameters()), gathering_groups(model, mesh)
     backend = passes.make_backend(settings, parameters, buckets, groups, in_place, names_of(model, kept))
     model.compile(backend=backend, fullgraph=True, dynamic=False)
@@ -179,12 +188,19 @@ def test_schedules_by_time_are_refused_where_ranks_attend_to_different_lengths()
         by_time.check_context_parallel(2)
 
 
-def test_groups_of_the_whole_models_modules_are_refused_where_a_rank_holds_a_stage():
-    manual = replace(PLANNED, bucketing="manual", bucket_modules=("norm",))
-    manual.check_pipeline_parallel(1)
-    PLANNED.check_pipeline_parallel(2)
-    with pytest.raises(ValueError, match="pipeline_parallel_degree is 2 and bucketing is 'manual'"):
-        manual.check_pipeline_parallel(2)
+def test_a_stage_buckets_its_own_parameters_of_each_group():
+    whole = make_model(replace(DEBUG, n_layers=4))
+    buckets = module_buckets(whole, ["tok_embeddings", "layers.0", "layers.[1-2]+layers.3", "norm+output"])
+    first, last = make_model(whole.config), make_model(whole.config)
+    keep_stage(first, 2, 0)
+    keep_stage(last, 2, 1)
+
+    assert buckets_of_stage(whole, buckets) == buckets
+    assert buckets_of_stage(first, buckets) == (*buckets[:2], names_of(whole, "layers.1."))
+    assert buckets_of_stage(last, buckets) == (
+        (*names_of(whole, "layers.2."), *names_of(whole, "layers.3.")),
+        buckets[3],
+    )
 
 
 def test_optimizer_and_state_dict_see_shards_and_the_module_whole_parameters(mesh):
@@ -259,6 +275,17 @@ def test_only_the_buckets_of_named_modules_are_reordered(mesh, monkeypatch, modu
     assert orders_of_a_step(mesh, monkeypatch, overlap_reorder_modules=modules) == orders
 
 
+@pytest.mark.parametrize(
+    ("modules", "orders"),
+    [
+        ((), ["g0 g1 wg0 wg1", "g0 wg0 r0 r1 wr0 wr1"]),
+        (("layers.1",), ["g0 wg0 g1 wg1", "g0 wg0 r0 wr0 r1 wr1"]),
+    ],
+)
+def test_a_stage_reorders_the_named_modules_that_it_has(mesh, monkeypatch, modules, orders):
+    assert orders_of_a_step(mesh, monkeypatch, stage=0, overlap_reorder_modules=modules, **MANUAL) == orders
+
+
 def test_nothing_is_reordered_without_overlap_reorder(mesh, monkeypatch):
     forward, backward = orders_of_a_step(mesh, monkeypatch, overlap_reorder=False)
     assert forward == "g0 wg0 g1 wg1 g2 wg2 g3 wg3"
@@ -293,11 +320,6 @@ def test_modules_that_cover_no_whole_bucket_are_refused(modules, message):
 def test_modules_without_buckets_to_reorder_are_refused(given):
     with pytest.raises(ValueError, match="modules choose among buckets that are reordered"):
         replace(PLANNED, overlap_reorder_modules=("norm",), **given).check()
-
-
-def test_modules_to_reorder_are_refused_with_pipeline_stages():
-    with pytest.raises(ValueError, match=r"pipeline_parallel_degree is 2 and overlap_reorder_modules is \['norm'\]"):
-        replace(PLANNED, overlap_reorder_modules=("norm",)).check_pipeline_parallel(2)
 
 
 def test_torch_that_marks_no_buckets_is_refused(mesh, monkeypatch):

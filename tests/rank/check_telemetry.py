@@ -140,7 +140,7 @@ def test_line_has_what_is_known_of_its_step(tmp_path):
     assert second == {
         "step": 1, "step_time_ms": 11.0, "loss": 1.5, "grad_norm": 0.4, "lr": 0.1,
         "stream_ms": {"compute": 6.0, "copy": 0.0, "all_gather": 4.0}, "utilisation": 0.6,
-        "hidden_comm_ms": 2.0, "exposed_comm_ms": 2.0,
+        "hidden_comm_ms": 2.0, "exposed_comm_ms": 2.0, "hidden_ms": {"all_gather": 2.0},
         "segments": {"compute": [[0.0, 6.0]], "all_gather": [[4.0, 8.0]]},
     }  # fmt: skip
 

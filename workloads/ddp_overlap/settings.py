@@ -20,3 +20,8 @@ class DdpOverlapSettings(TrainingSettings):
     bucket_cap_mb: float
     gradient_as_bucket_view: bool
     static_graph: bool
+
+    def check(self) -> None:
+        """Raise ValueError for keys that contradict each other."""
+        super().check()
+        self.check_scale("compute_dtype", self.compute_dtype)

@@ -43,7 +43,7 @@ class DdpOverlapWorkload(RankingTraining[DdpOverlapSettings]):
             bucket_view=settings.gradient_as_bucket_view,
             static_graph=settings.static_graph,
         )
-        return self._forward_in_bfloat16 if settings.compute_dtype == torch.bfloat16 else self._wrapped
+        return self._wrapped if settings.compute_dtype == torch.float32 else self._forward_by_autocast
 
     def micro_batch(self, *, is_last: bool) -> AbstractContextManager[None]:
         """Have DDP fill buckets only in the backward pass of the last micro-batch."""
@@ -66,7 +66,7 @@ class DdpOverlapWorkload(RankingTraining[DdpOverlapSettings]):
         drop(self, "_forward", "_wrapped", "_reduction", "_stress")
         super().cleanup()
 
-    def _forward_in_bfloat16(self, dense: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        with torch.autocast(self._device.type, dtype=torch.bfloat16):
+    def _forward_by_autocast(self, dense: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(self._device.type, dtype=self._settings.compute_dtype):
             logits: torch.Tensor = self._wrapped(dense, rows)
         return logits

@@ -16,7 +16,12 @@ from ..common.seeding import generator
 _STD = 0.02
 # The products of these matrices add to the residual stream, twice per block, so the matrices are scaled down as in
 # GPT-2.
-_RESIDUAL_SUFFIXES = ("attention.wo.weight", "feed_forward.w2.weight", "feed_forward.experts.w2")
+_RESIDUAL_SUFFIXES = (
+    "attention.wo.weight",
+    "feed_forward.w2.weight",
+    "feed_forward.experts.w2",
+    "feed_forward.shared.w2.weight",
+)
 
 
 def initial_value(name: str, like: torch.Tensor, n_layers: int, seed: int) -> torch.Tensor:

@@ -208,10 +208,10 @@ class LlamaWorkload(Workload, Generic[_Settings]):
         inputs = AttentionInputs(
             batch_size=settings.batch_size,
             num_heads=model.n_heads // degrees.tensor_parallel,
-            num_kv_heads=model.n_kv_heads // degrees.tensor_parallel,
+            num_kv_heads=model.num_key_heads // degrees.tensor_parallel,
             num_queries=num_positions // len(num_keys),
             num_keys=num_keys,
-            head_dim=model.head_dim,
+            head_dim=model.key_dim,
             dtype=settings.param_dtype,
             device=self._device,
         )

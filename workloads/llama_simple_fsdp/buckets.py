@@ -83,6 +83,13 @@ def buckets_in_place(model: nn.Module, buckets: Sequence[Bucket], modules: Seque
     return tuple(bucket for bucket in buckets if not inside.intersection(bucket))
 
 
+def buckets_of_stage(stage: nn.Module, buckets: Sequence[Bucket]) -> tuple[Bucket, ...]:
+    """Return the parts of the whole model's ``buckets`` that a pipeline's ``stage`` has; empty parts are left out."""
+    own = {name for name, _ in stage.named_parameters()}
+    parts = (tuple(name for name in bucket if name in own) for bucket in buckets)
+    return tuple(part for part in parts if part)
+
+
 def _check_known(key: str, model: nn.Module, modules: Sequence[str]) -> None:
     known = {name for name, _ in model.named_modules() if name}
     if unknown := [module for module in modules if module not in known]:

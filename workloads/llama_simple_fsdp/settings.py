@@ -61,20 +61,6 @@ class GraphSettings:
                 f"none without overlap_reorder"
             )
 
-    def check_pipeline_parallel(self, degree: int) -> None:
-        """Raise ValueError for groups of the whole model's modules if each rank holds only one stage of the model."""
-        if degree > 1 and self.bucketing == "manual":
-            raise ValueError(
-                f"pipeline_parallel_degree is {degree} and bucketing is 'manual': bucket_modules names modules of the "
-                f"whole model, and each stage holds some of them; allowed are none, transformer_block and auto"
-            )
-        if degree > 1 and self.overlap_reorder_modules:
-            raise ValueError(
-                f"pipeline_parallel_degree is {degree} and overlap_reorder_modules is "
-                f"{list(self.overlap_reorder_modules)}: they name modules of the whole model, and each stage holds "
-                f"some of them; allowed is an empty list"
-            )
-
 
 @dataclass(frozen=True)
 class LlamaSimpleFsdpSettings(LlamaSettings):
@@ -91,7 +77,6 @@ class LlamaSimpleFsdpSettings(LlamaSettings):
         """Raise ValueError if the keys of ``graph`` contradict each other or ``degrees``."""
         self.graph.check()
         self.graph.check_context_parallel(degrees.context_parallel)
-        self.graph.check_pipeline_parallel(degrees.pipeline_parallel)
         self._check_communication(degrees)
 
     def _check_communication(self, degrees: Degrees) -> None:

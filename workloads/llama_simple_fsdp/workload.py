@@ -11,7 +11,7 @@ from ..llama.memory.estimate import Gathering
 from ..llama.model.decoder import Llama
 from ..llama.parallel.mesh import ParallelMesh
 from ..llama.training import LlamaWorkload
-from .buckets import Bucket, block_buckets, buckets_in_place, module_buckets, num_blocks
+from .buckets import Bucket, block_buckets, buckets_in_place, buckets_of_stage, module_buckets, num_blocks
 from .parametrization import MixedPrecision, gathering_groups, shard_parameters
 from .passes import make_backend
 from .settings import LlamaSimpleFsdpSettings
@@ -40,7 +40,7 @@ class LlamaSimpleFsdpWorkload(LlamaWorkload[LlamaSimpleFsdpSettings]):
         kept_by = LADDER if not graph.reshard_after_forward else ()
         return Gathering(
             compiler=None if is_eager else graph.backend,
-            blocks_per_unit=max([1, *map(num_blocks, _buckets(self._settings, model))]),
+            blocks_per_unit=max([1, *map(num_blocks, self._buckets(model))]),
             kept_by=frozenset(LADDER[:1] if is_eager else kept_by),
         )
 
@@ -48,8 +48,8 @@ class LlamaSimpleFsdpWorkload(LlamaWorkload[LlamaSimpleFsdpSettings]):
         """Compile the model as one graph when it first runs."""
         graph = self._settings.graph
         groups = gathering_groups(model, self._mesh)
-        buckets = _buckets(self._settings, model)
-        in_place = buckets_in_place(model, buckets, graph.overlap_reorder_modules)
+        buckets = self._buckets(model)
+        in_place = buckets_in_place(self._whole(model), buckets, graph.overlap_reorder_modules)
         parameters, kept = dict(model.named_parameters()), _kept(self._settings, model)
         backend = make_backend(graph, parameters, buckets, groups, in_place, kept)
         if self._mesh.experts is not None:
@@ -57,11 +57,21 @@ class LlamaSimpleFsdpWorkload(LlamaWorkload[LlamaSimpleFsdpSettings]):
             torch._dynamo.config.capture_scalar_outputs = True
         model.compile(backend=backend, fullgraph=True, dynamic=False)
 
+    def _buckets(self, model: Llama) -> tuple[Bucket, ...]:
+        """Return the buckets of ``model``, which is the whole model or this rank's stage of it."""
+        graph = self._settings.graph
+        if graph.bucketing == "transformer_block":
+            return block_buckets(model, self._settings.communication.blocks_per_bucket)
+        if graph.bucketing == "manual":
+            return buckets_of_stage(model, module_buckets(self._whole(model), graph.bucket_modules))
+        return ()
 
-def _buckets(settings: LlamaSimpleFsdpSettings, model: Llama) -> tuple[Bucket, ...]:
-    if settings.graph.bucketing == "transformer_block":
-        return block_buckets(model, settings.communication.blocks_per_bucket)
-    return module_buckets(model, settings.graph.bucket_modules) if settings.graph.bucketing == "manual" else ()
+    def _whole(self, model: Llama) -> Llama:
+        """Return the whole model, whose modules config keys name; it is on the meta device if ``model`` is a stage."""
+        if self._mesh.pipeline is None:
+            return model
+        with torch.device("meta"):
+            return Llama(self._settings.model)
 
 
 def _kept(settings: LlamaSimpleFsdpSettings, model: Llama) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +27,8 @@ class TrainingSettings:
     h2d_prefetch: bool
     host_batches: int
     compile: CompileSettings
+    loss_scale: float
+    max_grad_norm: float | None
     lr: float
     betas: tuple[float, float]
     weight_decay: float
@@ -38,6 +41,15 @@ class TrainingSettings:
         """Raise ValueError for keys that contradict each other."""
         self.compile.check()
         self.lr_schedule.check()
+        if not math.log2(self.loss_scale).is_integer():
+            raise ValueError(f"loss_scale is {self.loss_scale}, allowed are powers of 2, which scale without rounding")
+
+    def check_scale(self, key: str, dtype: torch.dtype) -> None:
+        """Raise ValueError if gradients in ``dtype``, the value of ``key``, would underflow."""
+        if dtype == torch.float16 and self.loss_scale == 1:
+            raise ValueError(
+                f"{key} is float16 and loss_scale is 1: small gradients underflow to 0; add a loss_scale, e.g. 65536"
+            )
 
     @property
     def samples_per_step(self) -> int:
@@ -55,3 +67,8 @@ class RankingSettings(TrainingSettings):
     forward_prefetch: int
     backward_prefetch: int
     one_stream: bool
+
+    def check(self) -> None:
+        """Raise ValueError for keys that contradict each other."""
+        super().check()
+        self.check_scale("param_dtype", self.param_dtype)

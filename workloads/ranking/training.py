@@ -24,7 +24,7 @@ from pytest_aorta.worker import (
 )
 
 from ..common.determinism import use_deterministic_algorithms
-from ..common.gradients import by_mesh, total_norm
+from ..common.gradients import by_mesh, clip_gradients, total_norm
 from ..common.lanes import InlineLane, StreamLane
 from ..common.learning_rate import LearningRate
 from ..common.training import MeasuredSteps, is_hashed, leave_process_group, peak_memory_metrics
@@ -139,18 +139,34 @@ class RankingTraining(Workload, Generic[_Settings]):
         lane = StreamLane(self._device) if on_stream else InlineLane()
         return InputFeed(batches, self._device, lane, int(beside), self._spans)
 
-    def _train_step(self) -> torch.Tensor:
-        """Run one optimizer step and return this rank's part of the global batch's loss."""
+    def _train_step(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Run one optimizer step; return this rank's part of the loss, and the gradient norm if clipping needs it."""
         batch = self._feed.take(self._step)
         self._step += 1
         with self._spans.span("compute"):
             self._optimizer.zero_grad()
             loss = self._accumulate(batch)
         self.finish_gradients()
+        norm = self._scale_gradients()
         with self._spans.span("compute"):
             self._learning_rate.apply(self._optimizer)
             self._optimizer.step()
-        return loss
+        return loss, norm
+
+    def _scale_gradients(self) -> torch.Tensor | None:
+        """Undo the scale of the loss and clip gradients; return the norm before clipping if it was computed."""
+        settings = self._settings
+        if settings.loss_scale != 1:
+            with self._spans.span("compute"):
+                for parameter in self._model.parameters():
+                    assert parameter.grad is not None
+                    parameter.grad.mul_(1 / settings.loss_scale)
+        if settings.max_grad_norm is None:
+            return None
+        norm = total_norm(self._model)
+        with self._spans.span("compute"):
+            clip_gradients(self._model, settings.max_grad_norm, norm)
+        return norm
 
     def _accumulate(self, batch: Batch) -> torch.Tensor:
         """Add the gradients of all micro-batches, one after another, and return the sum of their losses."""
@@ -160,7 +176,7 @@ class RankingTraining(Workload, Generic[_Settings]):
             with self.micro_batch(is_last=number == len(micro_batches)):
                 loss = F.binary_cross_entropy_with_logits(self._forward(dense, rows), clicks, reduction="sum")
                 loss = loss / self._global_batch
-                loss.backward()
+                loss.backward(torch.full_like(loss, self._settings.loss_scale))
                 # Hooks hold the compute span after the last gradient; none of them runs at the end of backward.
                 self._spans.resume()
             total += loss.detach()
@@ -175,9 +191,9 @@ class RankingTraining(Workload, Generic[_Settings]):
 
         def run_step(number: int, timer: StepTimer) -> None:
             with timer.step(), self._spans.step(number):
-                loss = self._train_step()
+                loss, norm = self._train_step()
             losses.append(loss)
-            grad_norms.append(total_norm(self._model))
+            grad_norms.append(total_norm(self._model) if norm is None else norm)
             if is_hashed(number + 1, settings.steps, settings.hash_every):
                 weight_hashes[str(number + 1)] = hash_parameters(self._model.named_parameters()).hex
 

@@ -1,4 +1,4 @@
-"""Options of AORTA's command ``aorta run`` that this command does not have, with their replacements."""
+"""Options of AORTA's ``aorta run`` and ``train.py`` that this command does not have, with their replacements."""
 
 from __future__ import annotations
 
@@ -8,5 +8,7 @@ AORTA_OPTIONS = {
     "--mitigations": "--set environment.KEY=VALUE for each variable of the mitigation",
     "--mitigations-file": "--config FILE with the variables under the key environment",
     "--environment": "run the interpreter of that environment, or compare with it by pytest --aorta-ab=python:PATH",
-    "--collect": "pytest --aorta-profiler for traces, and workload.compare(..., steps=N) in a test for numerics",
+    "--collect": "--profiler rocprofv3 for traces, and workload.compare(..., steps=N) in a test for numerics",
+    "--override": "--set KEY=VALUE with a key of the workload, which `aorta workloads NAME` lists",
+    "--enable-rocm-metrics": "nothing, since GPUs are always read during the measured steps",
 }

@@ -279,7 +279,9 @@ def test_value_that_an_option_does_not_take_is_a_usage_error_of_argparse(toy, ca
         ("--mitigations", "--set environment.KEY=VALUE"),
         ("--mitigations-file", "--config FILE"),
         ("--environment", "pytest --aorta-ab=python:PATH"),
-        ("--collect", "pytest --aorta-profiler"),
+        ("--collect", "--profiler rocprofv3 for traces"),
+        ("--override", "--set KEY=VALUE"),
+        ("--enable-rocm-metrics", "nothing"),
     ],
 )
 def test_option_of_aorta_is_an_error_that_names_the_replacement(toy, capsys, option, replacement):

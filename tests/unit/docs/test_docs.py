@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 import yaml
 
-from pytest_aorta.cli.main import COMMANDS
+from pytest_aorta.cli.main import COMMANDS, main
 from pytest_aorta.cli.run import command as run_command
 from pytest_aorta.plan.options.table import OPTIONS
 from pytest_aorta.plan.workload.adapter import ADAPTER_SCHEMA
@@ -19,6 +19,7 @@ from pytest_aorta.plan.workload.declaration import find_workload, workload_place
 from pytest_aorta.plugin.markers import MARKERS
 from pytest_aorta.verdict.metrics import METRICS
 from pytest_aorta.verdict.statistics.decision import Outcome
+from tests.unit.docs.transcripts import difference
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
@@ -55,6 +56,38 @@ def test_every_option_of_a_run_is_on_its_page():
     flags = {action.option_strings[0] for action in parser._actions if action.option_strings} - {"-h"}
     page = (DOCS / "command.md").read_text(encoding="utf-8")
     assert {flag for flag in flags if f"`{flag}" not in page} == set()
+
+
+def test_lists_of_workloads_are_those_that_the_command_prints(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "125")
+    page = (DOCS / "command.md").read_text(encoding="utf-8")
+    shown = page.partition("## `aorta workloads`")[2].partition("```console\n")[2].partition("```")[0]
+    for part in shown.split("$ aorta ")[1:]:
+        command, _, transcript = part.partition("\n")
+        assert main(command.split()) == 0
+        assert difference(transcript, capsys.readouterr().out) is None
+
+
+def knobs_and_tests() -> list[tuple[str, list[str]]]:
+    """Return each knob of docs/tuning.md with the names of the files that test it."""
+    table = (
+        (DOCS / "tuning.md").read_text(encoding="utf-8").partition("| knob | expected effect")[2].partition("\n\n")[0]
+    )
+    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()[2:]]
+    keys = {key for name in workload_places([]) for key in find_workload(name, []).properties}
+    return [
+        (knob, re.findall(r"`(\w+\.py)`", tests))
+        for knobs, _, tests in rows
+        for knob in re.findall(r"`(\w+)`", knobs)
+        if knob in keys and tests != "every test"
+    ]
+
+
+@pytest.mark.parametrize(("knob", "files"), knobs_and_tests())
+def test_every_knob_is_in_a_test_that_its_row_names(knob, files):
+    paths = [path for name in files for path in (ROOT / "tests").rglob(name)]
+    assert len(paths) == len(files) > 0
+    assert any(knob in path.read_text(encoding="utf-8") for path in paths)
 
 
 @pytest.mark.parametrize("key", ADAPTER_SCHEMA["properties"])

@@ -404,7 +404,8 @@ def _read_operators(data: bytes, folder: Path) -> None:
 
 TELEMETRY = {
     "step": 3, "step_time_ms": 10.5, "loss": 2.0, "stream_ms": {"compute": 6.0, "all_gather": 4.0}, "utilisation": 0.6,
-    "hidden_comm_ms": 3.0, "exposed_comm_ms": 1.0, "segments": {"compute": [[0.0, 6.0]]},
+    "hidden_comm_ms": 3.0, "exposed_comm_ms": 1.0, "hidden_ms": {"all_gather": 3.0},
+    "segments": {"compute": [[0.0, 6.0]]},
 }  # fmt: skip
 
 

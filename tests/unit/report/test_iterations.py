@@ -30,6 +30,17 @@ def keep(folder: Path, *hidden_ms: float, spans: bool = True) -> Path:
     return folder
 
 
+def with_collectives(folder: Path, **total_and_hidden_ms: tuple[float, float]) -> Path:
+    """Add collectives to each line of a kept launch's telemetry."""
+    for path in folder.glob("test_a/0-toy/ranks/*/telemetry.jsonl"):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        for line in lines:
+            line["stream_ms"] |= {kind: total for kind, (total, _) in total_and_hidden_ms.items()}
+            line["hidden_ms"] = {kind: hidden for kind, (_, hidden) in total_and_hidden_ms.items()}
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
 def report_of(new: Path, old: Path):
     return dataset_report({"new": [new], "old": [old]}, "new", "old")
 
@@ -49,9 +60,28 @@ def test_overlap_of_both_sides_is_tabulated_drawn_and_compared(tmp_path):
     compared = document["cases"][0]["iterations"]
     assert compared["candidate"] == {
         "count": 2, "mean_loss": 2.0, "mean_compute_ms": 6.0, "mean_hidden_comm_ms": 1.5, "mean_exposed_comm_ms": 2.5,
-        "overlap_ratio": 0.375,
+        "overlap_ratio": 0.375, "collectives": None,
     }  # fmt: skip
     assert compared["overlap_ratio_delta"] == 0.375 - 0.875
+
+
+def test_each_collective_is_tabulated_and_compared(tmp_path):
+    new = with_collectives(keep(tmp_path / "new", 1.0, 1.0), all_gather=(3.0, 1.0), all_reduce=(1.0, 0.0))
+    old = with_collectives(keep(tmp_path / "old", 3.0, 3.0), all_gather=(4.0, 3.0))
+    report = report_of(new, old)
+    write_iterations(report, tmp_path)
+    rows = list(csv.DictReader((tmp_path / "overlap.csv").read_text().splitlines()))
+    names = ("all_gather_hidden_ms", "all_gather_exposed_ms", "all_reduce_hidden_ms", "all_reduce_exposed_ms")
+    shown = {row["label"]: [row[name] for name in names] for row in rows}
+    assert shown == {"new": ["1.0", "2.0", "0.0", "1.0"], "old": ["3.0", "1.0", "", ""]}
+    document = summary(report)
+    assert violation(document, SCHEMA) is None
+    compared = document["cases"][0]["iterations"]
+    assert compared["candidate"]["collectives"] == {
+        "all_gather": {"mean_hidden_ms": 1.0, "mean_exposed_ms": 2.0},
+        "all_reduce": {"mean_hidden_ms": 0.0, "mean_exposed_ms": 1.0},
+    }
+    assert compared["reference"]["collectives"] == {"all_gather": {"mean_hidden_ms": 3.0, "mean_exposed_ms": 1.0}}
 
 
 def test_side_without_timed_streams_has_no_means(tmp_path):

@@ -147,7 +147,8 @@ def _workspace(settings: LlamaSettings, mesh: ParallelMesh, shapes: Shapes) -> i
     if shapes.device.type != "cuda":
         return 0
     # Attention's backward pass adds up the gradients of the queries in float32.
-    queries = shapes.batch_size * shapes.num_positions * settings.model.dim // mesh.degrees.tensor_parallel
+    width = settings.model.n_heads * settings.model.key_dim // mesh.degrees.tensor_parallel
+    queries = shapes.batch_size * shapes.num_positions * width
     return _MATMUL_WORKSPACE + queries * torch.float32.itemsize
 
 

@@ -1,21 +1,24 @@
 """A decoder of the shape of Llama 3 (arXiv 2407.21783): RMSNorm, rotary positions, grouped-query attention, SwiGLU.
 
-The output matrix is not tied to the embedding.
+With latent attention and a mixture of experts, the decoder has the shape of DeepSeek-V3 (arXiv 2412.19437). The output
+matrix is not tied to the embedding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from .attention import Attend
 from .checkpointing import run_checkpointed
 from .chunked_loss import Output
-from .experts import MoeFeedForward
+from .experts import MixtureConfig, MoeFeedForward
+from .feed_forward import FeedForward
+from .latent import LatentAttention, LatentConfig
+from .rotary import apply_rope, rope_rotations
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,7 @@ class LlamaConfig:
     """The model's dimensions; every field is a config key of the workload.
 
     ``attention`` names a kernel of :class:`Attend`, and ``rotary`` is the form of :meth:`rotations`, ``real`` or
-    ``complex``; a workload replaces ``auto`` of both before it builds the model.
+    ``complex``; a workload replaces ``auto`` of both before it builds the model. ``mixture`` and ``latent`` group keys.
     """
 
     dim: int
@@ -39,6 +42,8 @@ class LlamaConfig:
     rotary: str = "real"
     num_experts: int = 0
     experts_per_token: int = 2
+    mixture: MixtureConfig = field(default_factory=MixtureConfig)
+    latent: LatentConfig = field(default_factory=LatentConfig)
 
     def __post_init__(self) -> None:
         """Raise ValueError if one dimension does not divide another as it must."""
@@ -52,37 +57,20 @@ class LlamaConfig:
         """Return the width of one head."""
         return self.dim // self.n_heads
 
+    @property
+    def key_dim(self) -> int:
+        """Return the width of one head's keys, which is that of queries too."""
+        return self.head_dim + self.latent.rotary_dim
+
+    @property
+    def num_key_heads(self) -> int:
+        """Return the number of heads of keys and values that attention takes."""
+        return self.n_heads if self.latent.kv_latent_dim else self.n_kv_heads
+
     def rotations(self, positions: torch.Tensor) -> torch.Tensor:
         """Return :func:`rope_rotations` of ``positions`` ``[n]`` for this model's heads, in the form of ``rotary``."""
-        rotations = rope_rotations(positions, self.head_dim, self.rope_theta)
+        rotations = rope_rotations(positions, self.latent.rotary_dim or self.head_dim, self.rope_theta)
         return torch.complex(*rotations) if self.rotary == "complex" else rotations
-
-
-def rope_rotations(positions: torch.Tensor, head_dim: int, theta: float) -> torch.Tensor:
-    """Return cosines and sines of every pair's angle at ``positions`` ``[n]``, float32 ``[2, n, head_dim / 2]``.
-
-    The angle of pair ``i`` at ``position`` is ``position * theta ** (-2 * i / head_dim)`` (RoFormer, arXiv 2104.09864).
-    """
-    exponents = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim
-    angles = torch.outer(positions.float(), theta**-exponents)
-    return torch.stack((angles.cos(), angles.sin()))
-
-
-def apply_rope(x: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
-    """Rotate each pair of adjacent features of ``[..., seq_len, heads, head_dim]`` by its angle, in float32.
-
-    ``rotations`` are cosines and sines ``[2, seq_len, head_dim / 2]``, or complex numbers ``[seq_len, head_dim / 2]``.
-    One product of complex numbers takes less memory traffic than four of real ones, but inductor fuses only the latter.
-    """
-    pairs = x.float().unflatten(-1, (-1, 2))
-    if rotations.is_complex():
-        turned = torch.view_as_complex(pairs) * rotations.unsqueeze(-2)
-        return torch.view_as_real(turned).flatten(-2).type_as(x)
-    even, odd = pairs.unbind(-1)
-    cos, sin = rotations.unsqueeze(-2)
-    # Both halves are rounded before they are joined, so that the joined tensor is written once, in the dtype of x.
-    turned_even, turned_odd = (even * cos - odd * sin).type_as(x), (even * sin + odd * cos).type_as(x)
-    return torch.stack((turned_even, turned_odd), dim=-1).flatten(-2)
 
 
 class Attention(nn.Module):
@@ -113,42 +101,34 @@ class Attention(nn.Module):
         return out
 
 
-class FeedForward(nn.Module):
-    """A SwiGLU feed-forward (arXiv 2002.05202).
-
-    The matrices ``w1`` and ``w3`` are ``[ffn_hidden, dim]``, and ``w2`` is ``[dim, ffn_hidden]``.
-    """
-
-    def __init__(self, config: LlamaConfig) -> None:
-        super().__init__()
-        self.w1 = nn.Linear(config.dim, config.ffn_hidden, bias=False)
-        self.w2 = nn.Linear(config.ffn_hidden, config.dim, bias=False)
-        self.w3 = nn.Linear(config.dim, config.ffn_hidden, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return ``w2(silu(w1(x)) * w3(x))``, of the shape of ``x``."""
-        out: torch.Tensor = self.w2(F.silu(self.w1(x)) * self.w3(x))
-        return out
+def _attention(config: LlamaConfig) -> nn.Module:
+    if not config.latent.kv_latent_dim:
+        return Attention(config)
+    return LatentAttention(
+        config.dim, config.n_heads, config.head_dim, config.latent, norm_eps=config.norm_eps, kernel=config.attention
+    )
 
 
-def _feed_forward(config: LlamaConfig) -> nn.Module:
-    if not config.num_experts:
-        return FeedForward(config)
-    return MoeFeedForward(config.dim, config.ffn_hidden, config.num_experts, config.experts_per_token)
+def _feed_forward(config: LlamaConfig, number: int) -> nn.Module:
+    mixture = config.mixture
+    if not config.num_experts or number < mixture.dense_blocks:
+        return FeedForward(config.dim, config.ffn_hidden)
+    hidden = mixture.expert_hidden or config.ffn_hidden
+    return MoeFeedForward(config.dim, hidden, config.num_experts, config.experts_per_token, mixture)
 
 
 class Block(nn.Module):
-    """One pre-norm transformer block.
+    """One pre-norm transformer block, with its number in the model.
 
     ``checkpointing`` is the kind of activation checkpointing, which may differ between blocks.
     """
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: LlamaConfig, number: int) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
-        self.attention = Attention(config)
+        self.attention = _attention(config)
         self.ffn_norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
-        self.feed_forward = _feed_forward(config)
+        self.feed_forward = _feed_forward(config, number)
         self.checkpointing = config.activation_checkpointing
 
     def forward(self, x: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
@@ -170,7 +150,7 @@ class Llama(nn.Module):
         super().__init__()
         self.config = config
         self.tok_embeddings = nn.Embedding(config.vocab_size, config.dim)
-        self.layers = nn.ModuleList(Block(config) for _ in range(config.n_layers))
+        self.layers = nn.ModuleList(Block(config, number) for number in range(config.n_layers))
         self.norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
         self.output = Output(config.dim, config.vocab_size)
 

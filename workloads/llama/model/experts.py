@@ -1,17 +1,25 @@
 """A feed-forward of experts: each token goes to the few experts that a router scores highest (arXiv 1701.06538).
 
+Shared experts get every token besides (DeepSeekMoE, arXiv 2401.06066).
+
 No token is dropped, and no expert has a capacity. No auxiliary loss balances the experts' loads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.tensor import DTensor
+
+from .feed_forward import FeedForward
+
+# Added to sums of sigmoids, which are 0 in float32 for very negative scores.
+_NOT_ZERO = 1e-20
 
 
 class Routing(NamedTuple):
@@ -32,15 +40,43 @@ class Grouping(NamedTuple):
     counts: torch.Tensor
 
 
-def route(logits: torch.Tensor, experts_per_token: int) -> Routing:
-    """Choose the experts with the highest of ``[tokens, num_experts]`` scores, and weights that add up to 1.
+@dataclass(frozen=True)
+class MixtureConfig:
+    """The keys of experts besides their number.
 
-    Scores are a float32 softmax over all experts; of equal scores the first wins.
+    Attributes:
+        shared_experts: experts that get every token, computed as one feed-forward as wide as all of them.
+        dense_blocks: first blocks that have a single feed-forward in place of experts.
+        expert_hidden: width of each expert; None is ``ffn_hidden``.
+        expert_scores: ``softmax`` over all experts, or ``sigmoid`` of each expert's score.
+        expert_scale: sum of the weights of a token's experts.
     """
+
+    shared_experts: int = 0
+    dense_blocks: int = 0
+    expert_hidden: int | None = None
+    expert_scores: str = "softmax"
+    expert_scale: float = 1.0
+
+
+_PLAIN = MixtureConfig()
+
+
+def route(logits: torch.Tensor, experts_per_token: int, mixture: MixtureConfig = _PLAIN) -> Routing:
+    """Choose the experts with the highest of ``[tokens, num_experts]`` scores, and weights that add up to the scale.
+
+    Scores are a float32 softmax over all experts or sigmoids; of equal scores the first wins.
+    """
+    is_softmax = mixture.expert_scores == "softmax"
+    scored = torch.softmax(logits.float(), dim=-1) if is_softmax else logits.float().sigmoid()
     # A stable sort, since topk does not define which of equal scores it takes.
-    scores, experts = torch.softmax(logits.float(), dim=-1).sort(dim=-1, descending=True, stable=True)
+    scores, experts = scored.sort(dim=-1, descending=True, stable=True)
     kept = scores[:, :experts_per_token]
-    return Routing(experts[:, :experts_per_token], kept / kept.sum(dim=-1, keepdim=True))
+    total = kept.sum(dim=-1, keepdim=True)
+    weights = kept / (total if is_softmax else total + _NOT_ZERO)
+    return Routing(
+        experts[:, :experts_per_token], weights if mixture.expert_scale == 1 else weights * mixture.expert_scale
+    )
 
 
 def group_rows(groups: torch.Tensor, num_groups: int) -> Grouping:
@@ -148,25 +184,36 @@ def evaluate_here(experts: Experts, rows: torch.Tensor, counts: torch.Tensor) ->
 
 
 class MoeFeedForward(nn.Module):
-    """A router and its experts.
+    """A router and its experts, and shared experts that get every token.
 
     ``evaluate`` maps the experts, rows in the order of all experts, and the count of rows per expert to the outputs.
     """
 
-    def __init__(self, dim: int, hidden: int, num_experts: int, experts_per_token: int) -> None:
+    def __init__(
+        self,
+        dim: int,
+        hidden: int,
+        num_experts: int,
+        experts_per_token: int,
+        mixture: MixtureConfig = _PLAIN,
+    ) -> None:
         super().__init__()
-        self.num_experts, self.experts_per_token = num_experts, experts_per_token
+        self.num_experts, self.experts_per_token, self.mixture = num_experts, experts_per_token, mixture
         self.router = nn.Linear(dim, num_experts, bias=False)
         self.experts = Experts(num_experts, dim, hidden)
+        self.shared = FeedForward(dim, mixture.shared_experts * hidden) if mixture.shared_experts else None
         self.evaluate: Callable[[Experts, torch.Tensor, torch.Tensor], torch.Tensor] = evaluate_here
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the weighted sum of the outputs of each token's experts, ``[batch, seq_len, dim]``."""
+        """Return the weighted sum of the outputs of each token's experts, ``[batch, seq_len, dim]``.
+
+        The outputs of shared experts are added to it.
+        """
         tokens = x.flatten(0, 1)
-        routing = route(self.router(tokens), self.experts_per_token)
+        routing = route(self.router(tokens), self.experts_per_token, self.mixture)
         groups = group_rows(routing.experts.flatten(), self.num_experts)
         copies = tokens.unsqueeze(1).expand(-1, self.experts_per_token, -1).flatten(0, 1)
         out = self.evaluate(self.experts, copies[groups.order], groups.counts)[groups.inverse]
         out = out.unflatten(0, (-1, self.experts_per_token)) * routing.weights.unsqueeze(-1).type_as(out)
-        summed: torch.Tensor = out.sum(dim=1)
-        return summed.view_as(x)
+        summed: torch.Tensor = out.sum(dim=1).view_as(x)
+        return summed if self.shared is None else summed + self.shared(x)

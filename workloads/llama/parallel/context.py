@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from ..model.attention import Attend
 from ..model.decoder import Attention, Llama
+from ..model.latent import LatentAttention
 
 _SEQUENCE_DIM = 2
 
@@ -48,7 +49,7 @@ def apply_context_parallel(model: Llama, mesh: DeviceMesh, seq_len: int) -> None
     """Make each block attend to keys and values of all ranks of the one-dimensional ``mesh``."""
     attend = GatheredAttention(mesh, seq_len, Attend(model.config.attention))
     for module in model.modules():
-        if isinstance(module, Attention):
+        if isinstance(module, Attention | LatentAttention):
             module.attend = attend
 
 

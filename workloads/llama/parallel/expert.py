@@ -9,7 +9,7 @@ from torch.distributed._functional_collectives import all_to_all_single, all_to_
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from ..model.experts import Experts, MoeFeedForward, group_rows, local_experts
+from ..model.experts import Experts, MixtureConfig, MoeFeedForward, group_rows, local_experts
 from ..settings import LlamaSettings
 from .mesh import Degrees
 
@@ -30,6 +30,8 @@ def check_experts(settings: LlamaSettings, degrees: Degrees) -> None:
             raise ValueError(
                 f"expert_parallel_degree is {degree} and num_experts is 0: there are no experts to distribute"
             )
+        if model.mixture != MixtureConfig():
+            raise ValueError(f"num_experts is 0, and there are no experts for the keys of {model.mixture}")
         return
     if per_token > num_experts:
         raise ValueError(f"experts_per_token is {per_token}, allowed is up to num_experts {num_experts}")
@@ -37,7 +39,8 @@ def check_experts(settings: LlamaSettings, degrees: Degrees) -> None:
         raise ValueError(f"num_experts is {num_experts}, not a multiple of expert_parallel_degree {degree}")
     _check_combinations(settings, degrees)
     multiple = _STRIDE_BYTES // settings.param_dtype.itemsize
-    sizes = {"dim": model.dim, "ffn_hidden": model.ffn_hidden}
+    width = "ffn_hidden" if model.mixture.expert_hidden is None else "expert_hidden"
+    sizes = {"dim": model.dim, width: model.mixture.expert_hidden or model.ffn_hidden}
     if uneven := {key: size for key, size in sizes.items() if size % multiple}:
         dtype = str(settings.param_dtype).removeprefix("torch.")
         raise ValueError(
@@ -56,6 +59,17 @@ def _check_combinations(settings: LlamaSettings, degrees: Degrees) -> None:
         raise ValueError(
             f"num_experts is {num_experts} and float8_linear is true: experts are not linear layers, and a rounded "
             f"router would choose other experts; use one of the two"
+        )
+    if (dense := settings.model.mixture.dense_blocks) >= settings.model.n_layers:
+        raise ValueError(
+            f"dense_blocks is {dense} and n_layers is {settings.model.n_layers}: no block has experts; use fewer, or "
+            f"num_experts 0"
+        )
+    if dense and settings.has_memory_choices:
+        raise ValueError(
+            f"dense_blocks is {dense}, activation_checkpointing is {settings.model.activation_checkpointing!r} and "
+            f"unsharded_blocks is {settings.communication.unsharded_blocks}: memory is estimated for equal blocks; "
+            f"name a kind and a number"
         )
 
 

@@ -34,11 +34,28 @@ def check_parallelism(settings: LlamaSettings, world_size: int, device: torch.de
     }
     check_tensor_parallel(degrees.tensor_parallel, split)
     check_experts(settings, degrees)
+    _check_latent(settings, degrees)
     settings.check_degrees(degrees)
     settings.communication.check_device(device.type)
     if settings.float8_linear:
         check_float8(device, degrees, model, settings.batch_size * num_positions)
     return degrees
+
+
+def _check_latent(settings: LlamaSettings, degrees: Degrees) -> None:
+    """Raise ValueError for latent attention with a key that would change its projections."""
+    if not (width := settings.model.latent.kv_latent_dim):
+        return
+    others = {
+        "tensor_parallel_degree": degrees.tensor_parallel if degrees.tensor_parallel > 1 else None,
+        "float8_linear": settings.float8_linear or None,
+    }
+    for key, value in others.items():
+        if value is not None:
+            raise ValueError(
+                f"kv_latent_dim is {width} and {key} is {value}: latent projections are neither split nor converted; "
+                f"use one of the two"
+            )
 
 
 def parallelize(model: Llama, mesh: ParallelMesh, settings: LlamaSettings) -> None:

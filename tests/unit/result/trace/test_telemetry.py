@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_aorta.common.errors import ResultError
+from pytest_aorta.result.trace.profiled_steps import CollectiveTime
 from pytest_aorta.result.trace.telemetry import Iteration, read_iterations
 
 
@@ -35,6 +36,22 @@ def test_steps_with_overlap_on_every_rank_are_means_over_ranks(tmp_path):
     assert (last.step, last.loss, last.overlap_ratio) == (2, None, None)
 
 
+def test_each_collective_is_a_mean_over_ranks_and_absent_on_a_rank_is_zero(tmp_path):
+    reduced = {"compute": 6.0, "all_gather": 4.0, "all_reduce": 2.0}
+    leave(tmp_path, 0, timed(0, 6.0, 3.0, 1.0, stream_ms=reduced, hidden_ms={"all_gather": 3.0, "all_reduce": 0.5}))
+    gathered = {"compute": 6.0, "all_gather": 2.0}
+    leave(tmp_path, 1, timed(0, 6.0, 3.0, 1.0, stream_ms=gathered, hidden_ms={"all_gather": 1.0}))
+    (step,) = read_iterations(tmp_path, 2)
+    assert step.collectives == {"all_gather": CollectiveTime(3.0, 2.0), "all_reduce": CollectiveTime(1.0, 0.25)}
+
+
+def test_collectives_are_unknown_in_telemetry_of_older_versions(tmp_path):
+    leave(tmp_path, 0, timed(0, 6.0, 3.0, 1.0, hidden_ms={}))
+    leave(tmp_path, 1, timed(0, 6.0, 3.0, 1.0))
+    assert [step.collectives for step in read_iterations(tmp_path, 2)] == [None]
+    assert [step.collectives for step in read_iterations(tmp_path, 1)] == [{}]
+
+
 def test_launch_in_which_a_rank_has_no_telemetry_has_no_iterations(tmp_path):
     leave(tmp_path, 0, timed(0, 6.0, 3.0, 1.0))
     assert read_iterations(tmp_path, 2) == ()
@@ -46,6 +63,8 @@ def test_launch_in_which_a_rank_has_no_telemetry_has_no_iterations(tmp_path):
         ({"hidden_comm_ms": -1.0}, r"line 1: \$.hidden_comm_ms: got -1.0, allowed is at least 0"),
         ({"step": 1.5}, r"line 1: \$.step: got 1.5"),
         ({"stream_ms": {"copy": 1.0}}, r"line 1: \$.stream_ms: 'compute' is a required property"),
+        ({"hidden_ms": {"all_gather": -1.0}}, r"line 1: \$.hidden_ms.all_gather: got -1.0, allowed is at least 0"),
+        ({"hidden_ms": {"all_gather": 1.0}}, "line 1: hidden_ms of all_gather is 1.0, more than its stream_ms 0.0"),
         ({"step_time_ms": "1"}, r"line 1: \$.step_time_ms: got \"1\""),
     ],
 )

@@ -1,0 +1,103 @@
+"""Latent attention against the formulas of its paper, head by head, and the DeepSeek shape of the Llama workloads."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from aorta_workloads.llama.model.decoder import Llama
+from aorta_workloads.llama.model.experts import MoeFeedForward
+from aorta_workloads.llama.model.feed_forward import FeedForward
+from aorta_workloads.llama.model.latent import LatentAttention, LatentConfig
+from aorta_workloads.llama.model.rotary import apply_rope, rope_rotations
+from aorta_workloads.llama_fsdp2.settings import LlamaFsdp2Settings
+
+from tests.rank.settings import make_settings
+
+DIM, HEADS, HEAD_DIM, SEQ_LEN = 24, 3, 8, 7
+
+
+def make_attention(q_latent_dim, kernel="flash"):
+    latent = LatentConfig(kv_latent_dim=10, q_latent_dim=q_latent_dim, rotary_dim=4)
+    attention = LatentAttention(DIM, HEADS, HEAD_DIM, latent, norm_eps=1e-6, kernel=kernel)
+    random = torch.Generator().manual_seed(0)
+    for parameter in attention.parameters():
+        torch.nn.init.normal_(parameter, std=0.5, generator=random)
+    return attention
+
+
+def head_by_head(attention, x, rotations):
+    """Evaluate the paper's formulas for one sequence, one head and one query at a time."""
+    latent = attention.latent
+    queries = attention.q_norm(attention.wq_down(x)) if latent.q_latent_dim else x
+    shared = apply_rope((x @ attention.wkv_down.weight[latent.kv_latent_dim :].T)[:, None], rotations)[:, 0]
+    compressed = F.rms_norm(
+        x @ attention.wkv_down.weight[: latent.kv_latent_dim].T,
+        (latent.kv_latent_dim,), attention.kv_norm.weight, 1e-6,
+    )  # fmt: skip
+    width = HEAD_DIM + latent.rotary_dim
+    outputs = []
+    for head in range(HEADS):
+        q = queries @ attention.wq.weight[head * width : (head + 1) * width].T
+        k, v = (compressed @ attention.wkv.weight[head * 2 * HEAD_DIM :][: 2 * HEAD_DIM].T).chunk(2, dim=-1)
+        turned = apply_rope(q[:, None, HEAD_DIM:], rotations)[:, 0]
+        rows = []
+        for position in range(len(x)):
+            scores = k[: position + 1] @ q[position, :HEAD_DIM] + shared[: position + 1] @ turned[position]
+            rows.append(torch.softmax(scores / math.sqrt(width), dim=0) @ v[: position + 1])
+        outputs.append(torch.stack(rows))
+    return torch.cat(outputs, dim=-1) @ attention.wo.weight.T
+
+
+@pytest.mark.parametrize("kernel", ["flash", "math", "flex"])
+@pytest.mark.parametrize("q_latent_dim", [0, 6])
+def test_attention_and_its_gradients_are_those_of_the_formulas(q_latent_dim, kernel):
+    attention = make_attention(q_latent_dim, kernel)
+    x = torch.randn(2, SEQ_LEN, DIM, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    rotations = rope_rotations(torch.arange(SEQ_LEN), 4, 10000.0)
+    direction = torch.randn(x.shape, generator=torch.Generator().manual_seed(2))
+
+    out = attention(x, rotations)
+    expected = torch.stack([head_by_head(attention, sequence, rotations) for sequence in x])
+
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+    wanted = [x, *attention.parameters()]
+    found, known = (torch.autograd.grad(result, wanted, direction) for result in (out, expected))
+    torch.testing.assert_close(found, known, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"rotary_dim": 2}, "kv_latent_dim is 0, q_latent_dim is 0 and rotary_dim is 2"),
+        ({"q_latent_dim": 8}, "kv_latent_dim is 0, q_latent_dim is 8"),
+        ({"kv_latent_dim": 8}, "kv_latent_dim is 8 and rotary_dim is 0"),
+        ({"kv_latent_dim": 8, "rotary_dim": 3}, "kv_latent_dim is 8 and rotary_dim is 3"),
+    ],
+)
+def test_widths_that_contradict_each_other_are_an_error(given, message):
+    with pytest.raises(ValueError, match=message):
+        LatentConfig(**given)
+
+
+def model_of(size, **changes):
+    settings = make_settings(LlamaFsdp2Settings, "llama_fsdp2", size=size, **changes)
+    with torch.device("meta"):
+        return Llama(settings.with_kernels("math").model)
+
+
+def test_preset_has_the_parameters_of_deepseek_v2_lite():
+    # The count of the published checkpoint, whose shape torchtitan uses for its 16B.
+    assert sum(parameter.numel() for parameter in model_of("deepseek_16b").parameters()) == 15_706_484_224
+
+
+def test_first_blocks_are_dense_and_the_others_have_shared_experts():
+    dense, *others = model_of("deepseek_debug").layers
+    assert type(dense.feed_forward) is FeedForward
+    assert dense.feed_forward.w1.out_features == 192
+    for block in others:
+        assert isinstance(block.feed_forward, MoeFeedForward)
+        assert block.feed_forward.experts.w1.shape == (8, 64, 64)
+        assert block.feed_forward.shared.w1.out_features == 2 * 64
