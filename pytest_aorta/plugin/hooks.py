@@ -11,11 +11,13 @@ import os
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
 from pytest_aorta.common.errors import AortaError
+from pytest_aorta.plan.options.run import Options
 from pytest_aorta.plan.profiler import check_profiler
 from pytest_aorta.plan.world import check_budget
 from pytest_aorta.plugin.markers import FIXTURE, MARKERS
@@ -53,7 +55,8 @@ def pytest_configure(config: pytest.Config) -> None:
     for text in MARKERS.values():
         config.addinivalue_line("markers", text)
     try:
-        run = Run(replace(read_options(config), command=_command(config)))
+        options = replace(read_options(config), command=_command(config))
+        run = Run(replace(options, unfinished=_unfinished(config, options)))
         if run.options.report is not None:
             from pytest_aorta.report.write import require_packages  # only for a run with a report
 
@@ -76,6 +79,17 @@ def _command(config: pytest.Config) -> tuple[str, ...]:
     if (given := getattr(config, "workerinput", {}).get("aorta_command")) is not None:
         return tuple(given)
     return ("pytest", *map(os.fspath, config.invocation_params.args))
+
+
+def _unfinished(config: pytest.Config, options: Options) -> Path | None:
+    """Return the folder in pytest's cache for recordings that are interrupted; None if there is no cache."""
+    # Without the plugin cacheprovider, the attribute does not exist.
+    cache = getattr(config, "cache", None)
+    if cache is None or not options.update_baselines or any(config.getoption(name, False) for name in _SHOWING):
+        return None
+    with suppress(OSError):  # an interrupted recording starts over if the cache can't be written
+        return Path(cache.mkdir("aorta-recordings"))
+    return None
 
 
 @pytest.hookimpl(optionalhook=True)

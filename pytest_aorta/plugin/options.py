@@ -41,11 +41,17 @@ def read_options(config: pytest.Config) -> Options:
     """Read every option; the command line wins over the ini file.
 
     Raises:
-        SpecError: A value is not allowed, two options contradict each other, or the ini file has a key of an earlier
-            version.
+        SpecError: A value is not allowed, two options contradict each other, a flag has no effect without another, or
+            the ini file has a key of an earlier version.
     """
     _refuse_renamed_keys(config)
     options = make_options({option.name: _value(config, option) for option in OPTIONS}, config.rootpath)
+    # The ini key says how baselines are recorded in every later run; only the flag expects an effect on this one.
+    if (launches := config.getoption("aorta_launches")) is not None and not options.update_baselines:
+        raise SpecError(
+            f"--aorta-launches={launches} sets the number of launches to record; give --update-baselines too, or limit "
+            f"the launches of a comparison with --aorta-max-launches"
+        )
     return replace(options, repeated=_repeated(config))
 
 

@@ -173,6 +173,10 @@ class Controller:
             return
         if run.records or run.options.report or run.options.markdown:
             self._write_results(session, exitstatus)
+        if run.options.unfinished is not None:  # a test that was interrupted has no record
+            from pytest_aorta.session.baselines import unfinished_recordings  # only for a run that records
+
+            run.notes += unfinished_recordings(run.options)
         if run.options.baselines_dir.is_dir():
             from pytest_aorta.session.baselines import unused_baselines  # reads baselines
 

@@ -1,14 +1,130 @@
-"""The end of a session: writing the baselines of passed tests, and reporting unused baselines."""
+"""Recording of baselines: launches of an interrupted recording, the files of passed tests, and unused baselines."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+import shlex
+from collections.abc import Callable, Sequence, Set
+from dataclasses import replace
+from pathlib import Path
 
 from pytest_aorta.common.errors import AortaError
+from pytest_aorta.common.text import counted
 from pytest_aorta.plan.options.run import Options
+from pytest_aorta.result.facts import LaunchFacts
+from pytest_aorta.result.provenance import code_digest
 from pytest_aorta.session.record import TestRecord
 from pytest_aorta.session.text import change_lines
-from pytest_aorta.verdict.baseline import locked_baselines, orphans, read_baseline, write_baseline
+from pytest_aorta.verdict.applicability import other_setup
+from pytest_aorta.verdict.baseline import (
+    Baseline,
+    StoredLaunch,
+    baseline_path,
+    locked_baselines,
+    orphans,
+    read_baseline,
+    read_baseline_file,
+    write_baseline,
+)
+from pytest_aorta.verdict.learning import other_setting
+from pytest_aorta.verdict.noise.priors import blocks
+
+# Begin of a line on an interrupted recording.
+_UNUSED = "launches of an interrupted recording are not used"
+
+
+class Recording:
+    """The launches of one case that become a baseline, kept in a file until the last launch has ended.
+
+    An interruption leaves the file behind, and the next recording of the same code, config and session block continues
+    with its launches. A launch that fails leaves no file. Without ``options.unfinished``, or if git does not report the
+    version of the code, no file is written.
+
+    Attributes:
+        note: A line on the launches of an interrupted recording, whether they are used or not; empty without any.
+    """
+
+    def __init__(self, options: Options, first: Baseline) -> None:
+        """Start a recording with the launch of ``first``, a baseline of its own."""
+        self.note = ""
+        self._first = first
+        self._kept = options.unfinished
+        code = code_digest(options.rootdir, options.baselines_dir) if options.unfinished else None
+        self._folder = options.unfinished / code if options.unfinished and code else None
+
+    def launches(self, wanted: int, again: Callable[[], LaunchFacts]) -> list[LaunchFacts]:
+        """Return ``wanted`` launches: those of an interrupted recording, the first one, and further ones by ``again``.
+
+        Raises:
+            BaselineError: The file of an interrupted recording can't be read or written.
+        """
+        launches = [*(self._earlier()[1 - wanted :] if wanted > 1 else ()), *self._first.center_launches]
+        try:
+            while len(launches) < wanted:
+                if self._folder:
+                    write_baseline(self._folder, _with_launches(self._first, launches))
+                launches.append(again())
+        except AortaError:
+            self._drop()
+            raise
+        self._drop()
+        return launches
+
+    def _earlier(self) -> Sequence[LaunchFacts]:
+        """Return the launches of an interrupted recording that this recording continues, in order."""
+        first = self._first
+        kept = read_baseline(self._folder, first.platform, first.case) if self._folder else None
+        if kept is None:
+            self.note = f"{_UNUSED}: the code has changed since" if self._files() else ""
+            return ()
+        if problem := _difference(kept, first):
+            self.note = f"{_UNUSED}: {problem}"
+            return ()
+        self.note = f"{counted(len(kept.launches), 'launch')} of an interrupted recording among them"
+        return kept.center_launches
+
+    def _drop(self) -> None:
+        for path in self._files():
+            path.unlink(missing_ok=True)
+
+    def _files(self) -> list[Path]:
+        """Return the files of the case, of any version of the code."""
+        pattern = baseline_path(Path("*"), self._first.platform, self._first.case)
+        return sorted(self._kept.glob(str(pattern))) if self._kept else []
+
+
+def _with_launches(first: Baseline, launches: Sequence[LaunchFacts]) -> Baseline:
+    return replace(first, launches=tuple(StoredLaunch(launch) for launch in launches))
+
+
+def _difference(kept: Baseline, first: Baseline) -> str | None:
+    """Return why launches of an interrupted recording differ from the first launch of this one, or None."""
+    last, facts = kept.center_launches[-1], first.center_launches[0]
+    if detail := other_setup(kept.config, last, first.config, [facts]):
+        return detail
+    if settings := other_setting(last, [facts]):
+        return settings[0]
+    # The launches of a recording share the noise of one session block.
+    return "they belong to another session block" if len(set(blocks([last, facts]))) > 1 else None
+
+
+def unfinished_recordings(options: Options) -> list[str]:
+    """Return a line for each interrupted recording that the next recording of the same code continues."""
+    code = code_digest(options.rootdir, options.baselines_dir) if options.unfinished else None
+    if not options.unfinished or not code:
+        return []
+    lines = []
+    for path in sorted((options.unfinished / code).glob("*/*.json")):
+        try:
+            kept = read_baseline_file(path)
+        except AortaError as error:
+            lines.append(f"ERROR {error}")
+            continue
+        launches = counted(len(kept.launches), "launch")
+        lines += [
+            f"not recorded, because the run was interrupted: {kept.case}; {launches} kept",
+            f"  next: to continue, run pytest {shlex.quote(kept.test)} --update-baselines; --cache-clear starts over",
+        ]
+    return lines
 
 
 def write_new_baselines(records: Sequence[TestRecord], passed: Set[str], options: Options) -> tuple[list[str], bool]:

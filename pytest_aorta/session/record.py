@@ -60,7 +60,7 @@ class TestRecord:
 
     Attributes:
         notes: Explanations of the verdicts.
-        detection: Case -> lines on the changes that the case's new baseline detects.
+        detection: Case -> lines on an interrupted recording, and on the changes that the new baseline detects.
         lacked_devices: The reason why the host has too few devices for the test; None if it has enough.
         outcome: pytest's word for the outcome.
         failure: The text of the failure.

@@ -15,6 +15,7 @@ from pytest_aorta.plan.workload.declaration import find_workload
 from pytest_aorta.plan.workload.environment import ENVIRONMENT_KEY, case_suffix
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.measurements import WorkloadResult
+from pytest_aorta.session.baselines import Recording
 from pytest_aorta.session.expected import ExpectedRegression, expected_regression
 from pytest_aorta.session.history.entries import MeasuredLaunch, Side
 from pytest_aorta.session.record import Compared, TestRecord
@@ -281,8 +282,9 @@ class WorkloadRunner:
             raise BaselineError(
                 f"{case}: not recorded: ranks ran under {profiler}, which slows them; record without {profiler}"
             )
-        while len(launches) < launches_to_learn(marked, launches[0], options.launches):
-            launches.append(self._again(result, compared))
+        recording = Recording(options, _new_baseline(case, self._record.nodeid, result, config, launches))
+        wanted = launches_to_learn(marked, launches[0], options.launches)
+        launches = recording.launches(wanted, functools.partial(self._again, result, compared))
         priors = platform_priors(options.baselines_dir, result.platform, result.device, case)
         problems = objections(launches, marked, priors)
         if problems and options.force_baseline is None:
@@ -300,7 +302,8 @@ class WorkloadRunner:
         # since other sessions may have updated the baseline by then.
         stored = new_launches.merged(options.baselines_dir)
         self._record.new_launches.append(new_launches)
-        self._record.detection[case] = detection_lines(stored, marked, priors, options.max_launches)
+        noted = [f"  {recording.note}"] if recording.note else []
+        self._record.detection[case] = [*noted, *detection_lines(stored, marked, priors, options.max_launches)]
         return verdicts
 
     def _compared(self, case: str, result: WorkloadResult, facts: LaunchFacts, baseline: Path | None) -> Compared:

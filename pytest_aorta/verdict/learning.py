@@ -124,7 +124,7 @@ def merged(
         present = [replace(stored, revision=old.revision + 1) for stored in new.launches]
         forced = old.forced | {str(old.revision + 1): reason for reason in new.forced.values()}
         return _fitted(replace(new, launches=(*past, *present), forced=forced))
-    if settings := _other_setting(old.center_launches[-1], facts):
+    if settings := other_setting(old.center_launches[-1], facts):
         raise BaselineError(_refusal(new.case, settings, can_settle=False))
     if rows := _differences(old, new, marked, priors):
         is_exact = any(METRICS[row.metric].direction is Direction.EXACT for row in rows)
@@ -146,7 +146,7 @@ def _refusal(case: str, found: Sequence[object], *, can_settle: bool) -> str:
     return "\n".join(lines)
 
 
-def _other_setting(recorded: LaunchFacts, launches: Sequence[LaunchFacts]) -> list[str]:
+def other_setting(recorded: LaunchFacts, launches: Sequence[LaunchFacts]) -> list[str]:
     """Return the first difference in launcher or environment; both change times and numbers without a code change."""
     for launch in launches:
         if launch.launcher != recorded.launcher:

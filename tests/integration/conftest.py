@@ -64,6 +64,8 @@ def fake_launch(plan, rootpath):
     config = {"steps": 4, "step_ms": 10.0, "weight_hash": None, "fault": {}} | plan.config
     config |= config["fault"] | planted(plan, rootpath)
     time.sleep(config.get("sleeps", 0))
+    if config.get("interrupted"):
+        raise KeyboardInterrupt
     for rank in range(plan.world.size):
         folder = plan.run_dir / "ranks" / str(rank)
         if config.get("raises") == rank:

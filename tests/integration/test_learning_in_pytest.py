@@ -6,6 +6,9 @@ import json
 
 import pytest
 
+from pytest_aorta.result.provenance import code_digest
+from tests.integration.conftest import TOY_YAML
+
 STEADY = [10.0, 10.02, 9.98, 10.01, 9.99, 10.0, 10.03, 9.97, 10.01, 10.0]
 
 
@@ -189,3 +192,53 @@ def test_hash_that_differs_from_launch_to_launch_is_not_recorded(gpu):
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["E  *weight_hash: regression: *"])
     assert gpu.baseline_files() == []
+
+
+@pytest.fixture
+def interrupted(versioned, gpu, monkeypatch):
+    """The project in a repository, after Ctrl-C in the fourth of ten launches of a recording."""
+    monkeypatch.delenv("CI", raising=False)
+    gpu.git("add", "test_toy.py")
+    gpu.git("commit", "-qm", "test")
+    gpu.plant(step_ms=STEADY, by_launch={"4": {"interrupted": True}})
+    stopped = gpu.pytester.runpytest_inprocess("--update-baselines", no_reraise_ctrlc=True)
+    assert stopped.ret == pytest.ExitCode.INTERRUPTED
+    assert gpu.baseline_files() == []
+    stopped.stdout.fnmatch_lines(
+        [
+            "not recorded, because the run was interrupted: test_toy.py::test_one::toy; 3 launches kept",
+            "  next: to continue, run pytest test_toy.py::test_one --update-baselines; --cache-clear starts over",
+        ]
+    )
+    gpu.plant(step_ms=STEADY)
+    return gpu
+
+
+def test_interrupted_recording_continues_with_its_launches_and_once_only(interrupted):
+    for used in (7, 10):
+        result = interrupted.pytester.runpytest_inprocess("--update-baselines")
+        result.stdout.fnmatch_lines([f"aorta: 1 test, {used} launches; 1 baseline measured"])
+        assert ("  3 launches of an interrupted recording among them" in result.outlines) == (used == 7)
+        result.stdout.no_fnmatch_line("not recorded*")
+    assert center_flags(interrupted) == [(1, True)] * 10 + [(1, False)] * 10
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "reason"),
+    [
+        ("workloads/toy/default.yaml", TOY_YAML + "# changed", "the code has changed since"),
+        ("sample.py", "", "the baseline was recorded with steps=5, the test has steps=4"),
+    ],
+    ids=["code", "config"],
+)
+def test_interrupted_recording_of_other_code_or_config_is_not_continued(interrupted, file, text, reason):
+    interrupted.write(file, text)
+    if file == "sample.py":
+        [kept] = interrupted.path.glob(".pytest_cache/d/aorta-recordings/*/*/*.json")
+        kept.write_text(kept.read_text().replace('"steps": 4', '"steps": 5'))
+    code_digest.cache_clear()
+    result = interrupted.pytester.runpytest_inprocess("--update-baselines")
+    result.stdout.fnmatch_lines(
+        ["aorta: 1 test, 10 launches; *", f"  launches of an interrupted recording are not used: {reason}"]
+    )
+    assert list(interrupted.path.glob(".pytest_cache/d/aorta-recordings/*/*/*.json")) == []

@@ -160,6 +160,11 @@ def test_ini_keys_without_a_flag_are_taken_from_the_command_line_too(project):
             ["--aorta-force-baseline=noisy"],
             "--aorta-force-baseline changes how baselines are recorded; give --update-baselines too",
         ),
+        (
+            ["--aorta-launches=3"],
+            "--aorta-launches=3 sets the number of launches to record; give --update-baselines too, or limit the launches "
+            "of a comparison with --aorta-max-launches",
+        ),
         (["--aorta-gpus=2"], "--aorta-gpus=2: 0 GPUs are visible"),
     ],
 )

@@ -51,6 +51,7 @@ class Options:
         history: Folder that each run adds its comparisons to; None: no history.
         rootdir: pytest's root folder, from which relative folders start.
         command: Words of the command line of the run, which results and baselines store; empty if unknown.
+        unfinished: Folder for interrupted recordings, which pytest keeps between runs; None: they are not kept.
         repeated: Words that repeat the options of the run in the command that reproduces a failure.
     """
 
@@ -85,6 +86,7 @@ class Options:
     rootdir: Path
     command: tuple[str, ...] = ()
     repeated: tuple[str, ...] = ()
+    unfinished: Path | None = None
 
 
 def make_options(values: Mapping[str, Any], rootdir: Path) -> Options:

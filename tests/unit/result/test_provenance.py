@@ -21,6 +21,7 @@ from pytest_aorta.result.provenance import (
     MAX_WORDS,
     CodeVersion,
     block_id,
+    code_digest,
     code_version,
     launched_version,
     parse_status,
@@ -70,6 +71,37 @@ def test_changed_tracked_file_makes_the_version_dirty(repository):
 def test_untracked_file_leaves_the_version_clean(repository):
     (repository / "notes.txt").write_text("note")
     assert code_version(repository).dirty is False
+
+
+def digest(repository):
+    code_digest.cache_clear()
+    return code_digest(repository, repository / "baselines")
+
+
+def test_digest_changes_with_tracked_files_and_commits_but_not_with_baselines(repository):
+    (repository / "baselines").mkdir()
+    (repository / "baselines/a.json").write_text("{}")
+    git(repository, "add", ".")
+    git(repository, "commit", "-q", "-m", "second")
+    committed = digest(repository)
+    (repository / "baselines/a.json").write_text("[]")
+    assert digest(repository) == committed
+    (repository / "train.py").write_text("lr = 2\n")
+    changed = digest(repository)
+    (repository / "train.py").write_text("lr = 3\n")
+    assert len({committed, changed, digest(repository)}) == 3
+    git(repository, "checkout", "-q", "train.py")
+    git(repository, "commit", "-q", "--allow-empty", "-m", "third")
+    assert digest(repository) != committed
+
+
+def test_digest_is_known_if_baselines_are_outside_of_the_repository(repository, tmp_path):
+    code_digest.cache_clear()
+    assert code_digest(repository, tmp_path / "elsewhere") == digest(repository)
+
+
+def test_digest_is_unknown_outside_of_a_repository(tmp_path):
+    assert digest(tmp_path) is None
 
 
 def test_detached_head_has_no_branch(repository):
