@@ -185,7 +185,8 @@ def _written(root: Path, file: _NewFile) -> str:
 
 def _settings_of_pytest(root: Path) -> Path | None:
     """Return the file of this folder in which pytest finds its settings, or None."""
-    sections = {"pytest.ini": None, ".pytest.ini": None, "tox.ini": "pytest", "setup.cfg": "tool:pytest"}
+    whole = dict.fromkeys(("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini"))
+    sections = {**whole, "tox.ini": "pytest", "setup.cfg": "tool:pytest"}
     for name, section in sections.items():
         if (root / name).is_file() and (section is None or _has_section(root / name, section)):
             return root / name
@@ -213,7 +214,12 @@ def _has_tool(path: Path) -> bool:
 def _write_settings(root: Path, found: Path | None) -> str:
     if found is None:
         return _written(root, _NewFile(root / "pytest.ini", _INI))
-    return f"kept {found.name}, which has settings of pytest; aorta_launcher = forkserver there starts ranks faster"
+    # TOML has no text without quotes.
+    launcher, folder = ('"forkserver"', '"results"') if found.suffix == ".toml" else ("forkserver", "results")
+    return (
+        f"kept {found.name}, which has settings of pytest; add aorta_launcher = {launcher} there to start ranks "
+        f"faster, and aorta_results = {folder} to keep logs and results"
+    )
 
 
 def _write_ignored(root: Path) -> list[str]:

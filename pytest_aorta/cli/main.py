@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.metadata
 import os
 import signal
 import sys
@@ -121,6 +122,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
+class _Version(argparse.Action):
+    """Prints the version of the installed package, which only this option looks up."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        print(f"aorta {importlib.metadata.version('pytest-aorta')}")
+        parser.exit()
+
+
 class Parser(argparse.ArgumentParser):
     """A parser whose errors name the subcommand and its help.
 
@@ -158,6 +167,7 @@ def parser(words: Collection[str] | None = None) -> argparse.ArgumentParser:
     parser = Parser(
         prog="aorta", description="Run training workloads as pytest-aorta does, and manage its baselines and results."
     )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version of pytest-aorta and exit")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in COMMANDS:
         subparser = commands.add_parser(command.name, help=command.help, description=command.help, hints=command.hints)

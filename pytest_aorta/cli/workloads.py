@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.cli.exit_codes import ExitCode
-from pytest_aorta.common.errors import SpecError
+from pytest_aorta.common.errors import SpecError, UsageError
 from pytest_aorta.common.text import counted, emit, output_width, table, wrapped
 from pytest_aorta.plan.workload.declaration import WorkloadSpec, find_workload, workload_places
 
+# Folder of the user's own workloads that need not exist.
+DEFAULT_FOLDER = Path("workloads")
 _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 
 
@@ -25,8 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--workloads",
         metavar="DIR",
         type=Path,
-        default=Path("workloads"),
-        help="folder of your own workloads (default: workloads)",
+        default=DEFAULT_FOLDER,
+        help=f"folder of your own workloads (default: {DEFAULT_FOLDER})",
     )
     parser.set_defaults(run=run)
 
@@ -35,8 +37,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Print all workloads, or one of them.
 
     Raises:
+        UsageError: The folder of ``--workloads`` does not exist.
         SpecError: The named workload does not exist or can't be read.
     """
+    require_folder(arguments.workloads)
     if arguments.name is not None:
         spec = find_workload(arguments.name, (arguments.workloads,))
         emit(json.dumps(_document(spec), indent=2).splitlines() if arguments.json else _one(spec))
@@ -53,6 +57,16 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         emit(_all(specs, problems))
     return ExitCode.PROBLEM if problems else ExitCode.OK
+
+
+def require_folder(folder: Path) -> None:
+    """Check the option ``--workloads``, whose default may be absent.
+
+    Raises:
+        UsageError: The folder does not exist.
+    """
+    if folder != DEFAULT_FOLDER and not folder.is_dir():
+        raise UsageError(f"--workloads: there is no folder {folder}")
 
 
 def allowed(schema: Mapping[str, Any]) -> str:

@@ -77,11 +77,24 @@ def _value(config: pytest.Config, option: Option) -> Any:
     if not option.ini_only and (given := config.getoption(option.ini)) is not None:
         return given
     # The ini file and -o give text; the default is already parsed.
-    given = config.getini(option.ini)
+    given = _ini_value(config, option.ini)
     return option.parse(given, f"ini key {option.ini}") if type(given) is str else given
+
+
+def _ini_value(config: pytest.Config, key: str) -> Any:
+    """Return the text of an ini key, or its default.
+
+    Raises:
+        SpecError: A TOML file, which pytest 9 reads with its types, has another value than a text.
+    """
+    try:
+        return config.getini(key)
+    except TypeError as error:
+        value = str(error).rpartition(": ")[2].lower()
+        raise SpecError(f'ini key {key}: {error}; write the value in quotes, as in {key} = "{value}"') from None
 
 
 def _refuse_renamed_keys(config: pytest.Config) -> None:
     for name, replacement in RENAMED.items():
-        if config.getini(key := f"aorta_{name}") is not None:
+        if _ini_value(config, key := f"aorta_{name}") is not None:
             raise SpecError(f"ini key {key} no longer exists; give {replacement.ini}")

@@ -70,7 +70,7 @@ def _next_steps(failing: Sequence[Verdict], baseline: Path | None) -> list[str]:
             "if the change is intended, run --update-baselines --aorta-reset-baselines and say why in the commit"
         )
     if Outcome.INCONCLUSIVE in outcomes:
-        steps.append("allow more launches (--aorta-max-launches=13), measure more steps, or widen the tolerance")
+        steps.append("allow more launches (--aorta-max-launches=12), measure more steps, or widen the tolerance")
     # An A/B in one session block adds nothing for metrics without noise, which have no delta.
     if not paired and any(verdict.delta is not None for verdict in present):
         steps.append("if in doubt, compare with another version side by side: --aorta-ab=main (any git ref)")

@@ -300,9 +300,7 @@ def detection_lines(
         return [f"  fewer than {MIN_LAUNCHES_TO_FAIL} launches never fail a test for a metric with noise"]
     comparison = StoredComparison(baseline.case, baseline.config, baseline, marked, priors, max_launches)
     center_launches, lines = baseline.center_launches, []
-    if is_small := len(center_launches) < MIN_LAUNCHES:
-        center = counted(len(center_launches), "launch")
-        lines.append(f"  {center} in the center: detectable changes are reported from {MIN_LAUNCHES} on")
+    few = ""
     for name, given in choose_tolerances(marked, center_launches[-1]).items():
         metric = METRICS[name]
         if given.value is None or not_applicable(metric, given, center_launches[-1], center_launches[-1]):
@@ -312,7 +310,9 @@ def detection_lines(
         tolerance, stored = widened(metric, center_launches[-1], given), comparison.estimate(metric)
         if not metric.by_family and (problem := comparison.undecidable(metric, tolerance)):
             lines.append(f"  {name}: unchanged code may be inconclusive: {problem}")
-        if is_small:
+        if len(center_launches) < MIN_LAUNCHES:
+            center = counted(len(center_launches), "launch")
+            few = f"  {center} in the center: detectable changes are reported from {MIN_LAUNCHES} on"
             continue
         allowed = allowed_tolerance(metric, tolerance, stored)
         block = next_block(metric, center_launches)
@@ -342,7 +342,7 @@ def detection_lines(
         if scale is Scale.RELATIVE and min(least) >= _TOOTHLESS:
             wide += f"; this test cannot see changes below {1 + min(least):.1f}x"
         lines.append(_detection_line(name, scale, looks, shown) + wide)
-    return lines
+    return [*lines, few] if few else lines
 
 
 def _detection_line(name: str, scale: Scale, looks: Sequence[int], changes: Sequence[float]) -> str:

@@ -95,7 +95,7 @@ def test_strict_run_fails_an_inconclusive_test_and_says_what_to_do(restless):
         [
             "E  *step_time_p50: inconclusive: 10.7 ms, baseline 10 ms, change +7.00% [[]*], tolerance 5%, 3 launches "
             "(further launches could not decide)",
-            "E  *next: allow more launches (--aorta-max-launches=13), measure more steps, or widen the tolerance",
+            "E  *next: allow more launches (--aorta-max-launches=12), measure more steps, or widen the tolerance",
             "E  *next: if in doubt, compare with another version side by side: --aorta-ab=main (any git ref)",
         ]
     )
@@ -218,7 +218,7 @@ def test_comparison_that_decides_nothing_says_what_to_do(gpu):
     gpu.one_test(COMPARE.format(10.7))
     result = gpu.run("--aorta-max-launches=2", "--aorta-fail-on=inconclusive")
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["E  *next: allow more launches (--aorta-max-launches=13), measure more steps, *"])
+    result.stdout.fnmatch_lines(["E  *next: allow more launches (--aorta-max-launches=12), measure more steps, *"])
     assert "--aorta-ab=main" not in text_of(result)
 
 

@@ -162,8 +162,8 @@ def test_ini_keys_without_a_flag_are_taken_from_the_command_line_too(project):
         ),
         (
             ["--aorta-launches=3"],
-            "--aorta-launches=3 sets the number of launches to record; give --update-baselines too, or limit the launches "
-            "of a comparison with --aorta-max-launches",
+            "--aorta-launches=3 sets the number of launches to record; give --update-baselines too, or limit the "
+            "launches of a comparison with --aorta-max-launches",
         ),
         (["--aorta-gpus=2"], "--aorta-gpus=2: 0 GPUs are visible"),
     ],
@@ -205,6 +205,19 @@ def test_ini_values_are_as_good_as_options(project):
     project.run().assert_outcomes(passed=2)
     assert len(list((project.path / "stored").rglob("*.json"))) == 2
     assert len(list((project.path / "kept").iterdir())) == 2
+
+
+@pytest.mark.skipif(pytest.version_tuple < (9,), reason="older versions of pytest do not read pytest.toml")
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("aorta_timeout = 60", 'expects a string, got int: 60; write the value in quotes, as in aorta_timeout = "60"'),
+        ("aorta_strict = true", 'got bool: True; write the value in quotes, as in aorta_strict = "true"'),
+    ],
+)
+def test_toml_value_without_quotes_is_a_usage_error_that_shows_the_quotes(project, line, shown):
+    project.write("pytest.toml", f"[pytest]\n{line}\n")
+    assert_usage_error(project.run(), shown)
 
 
 def test_command_line_wins_over_ini(project):

@@ -124,7 +124,10 @@ def require_folder(folder: Path) -> None:
         UsageError: The folder does not exist.
     """
     if not folder.is_dir():
-        raise UsageError(f"--folder {folder}: is not a folder; give the folder of the baselines")
+        raise UsageError(
+            f"{folder}: there is no such folder of baselines; name it with --folder, or record baselines with "
+            f"pytest --update-baselines"
+        )
 
 
 def _platform_folders(folder: Path, platform: str | None) -> list[Path]:

@@ -15,6 +15,7 @@ from pytest_aorta.cli.exit_codes import ExitCode
 from pytest_aorta.cli.run.config import given_config, tolerance_texts
 from pytest_aorta.cli.run.summary import failure_lines, summary_lines
 from pytest_aorta.cli.run.trials import APPEND, OVERWRITE, REFUSE, trial_paths, write_trial
+from pytest_aorta.cli.workloads import require_folder
 from pytest_aorta.common.errors import AortaError, BaselineError, DevicesUnavailable, UsageError
 from pytest_aorta.common.signals import terminable
 from pytest_aorta.common.text import counted, emit
@@ -251,4 +252,5 @@ def _baseline(given: Path, result: WorkloadResult) -> Path:
 
 def _options(arguments: argparse.Namespace) -> Options:
     values = {option.name: getattr(arguments, option.ini, option.default) for option in OPTIONS}
+    require_folder(Path(values["workloads"]))
     return replace(make_options(values, Path.cwd()), command=arguments.command_line)

@@ -178,7 +178,7 @@ def read_history(folder: Path) -> tuple[list[HistoryEntry], list[str]]:
     files = sorted(folder.glob(f"*{SUFFIX}"))
     if not files:
         raise AortaError(
-            f"{folder}: contains no history, i.e. no file whose name ends in {SUFFIX}; the ini key "
+            f"{folder}: contains no history, i.e. no file whose name ends in {SUFFIX}; the option "
             f"--aorta-history={folder} makes pytest write such a file in each run"
         )
     entries: list[HistoryEntry] = []

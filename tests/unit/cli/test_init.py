@@ -87,19 +87,24 @@ def test_nothing_that_exists_is_overwritten_and_each_file_is_reported(folder, ca
 
 
 @pytest.mark.parametrize(
-    ("name", "text"),
+    ("name", "text", "launcher"),
     [
-        ("pyproject.toml", "[tool.pytest.ini_options]\naddopts = ''\n"),
-        ("setup.cfg", "[tool:pytest]\n"),
-        ("tox.ini", "[pytest]\n"),
+        ("pyproject.toml", "[tool.pytest.ini_options]\naddopts = ''\n", '"forkserver"'),
+        ("pyproject.toml", "[tool.pytest]\naddopts = []\n", '"forkserver"'),
+        ("pytest.toml", "[pytest]\n", '"forkserver"'),
+        (".pytest.toml", "", '"forkserver"'),
+        ("setup.cfg", "[tool:pytest]\n", "forkserver"),
+        ("tox.ini", "[pytest]\n", "forkserver"),
     ],
 )
-def test_settings_elsewhere_are_kept_and_no_ini_file_hides_them(folder, capsys, name, text):
+def test_settings_elsewhere_are_kept_and_no_ini_file_hides_them(folder, capsys, name, text, launcher):
     (folder / name).write_text(text)
     assert main(["init"]) == 0
     assert not (folder / "pytest.ini").exists()
     assert (folder / name).read_text() == text
-    assert f"kept {name}, which has settings of pytest" in capsys.readouterr().out
+    assert (
+        f"kept {name}, which has settings of pytest; add aorta_launcher = {launcher} there to start ranks faster"
+    ) in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("name", "text"), [("pyproject.toml", "[project]\n"), ("setup.cfg", "[metadata]\n")])

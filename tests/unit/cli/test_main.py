@@ -3,6 +3,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -118,7 +119,17 @@ def test_list_of_an_empty_folder_is_its_totals(here, capsys):
 
 
 def test_list_of_no_folder_is_wrong_usage(here, capsys):
-    assert "--folder absent: is not a folder" in refused(capsys, "baselines", "list", "--folder", "absent")
+    assert refused(capsys, "baselines", "list", "--folder", "absent") == (
+        "aorta: absent: there is no such folder of baselines; name it with --folder, or record baselines with "
+        "pytest --update-baselines\n"
+    )
+
+
+def test_version_is_that_of_the_package(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"aorta {version('pytest-aorta')}\n"
 
 
 def test_unknown_platform_is_wrong_usage_and_names_those_that_are_there(here, capsys):

@@ -42,6 +42,12 @@ def test_list_has_built_in_and_own_workloads(own, capsys):
     ]
 
 
+@pytest.mark.parametrize("arguments", [["workloads"], ["workloads", "fsdp"], ["run", "--workload", "fsdp"]])
+def test_folder_of_own_workloads_that_does_not_exist_is_wrong_usage(own, capsys, arguments):
+    assert cli.main([*arguments, "--workloads", "wrkloads"]) == 2
+    assert capsys.readouterr().err == "aorta: --workloads: there is no folder wrkloads\n"
+
+
 def test_yaml_that_can_not_be_read_is_reported_beside_the_others(own, capsys):
     (own / "workloads" / "bad").mkdir()
     (own / "workloads" / "bad" / "default.yaml").write_text("clas: x")

@@ -17,6 +17,8 @@ from pytest_aorta.plan.options.table import OPTIONS
 from pytest_aorta.plan.workload.adapter import ADAPTER_SCHEMA
 from pytest_aorta.plan.workload.declaration import find_workload, workload_places
 from pytest_aorta.plugin.markers import MARKERS
+from pytest_aorta.result import measurements
+from pytest_aorta.verdict import baseline
 from pytest_aorta.verdict.metrics import METRICS
 from pytest_aorta.verdict.statistics.decision import Outcome
 from tests.unit.docs.transcripts import difference
@@ -88,6 +90,21 @@ def test_every_knob_is_in_a_test_that_its_row_names(knob, files):
     paths = [path for name in files for path in (ROOT / "tests").rglob(name)]
     assert len(paths) == len(files) > 0
     assert any(knob in path.read_text(encoding="utf-8") for path in paths)
+
+
+def test_reference_names_the_versions_of_the_files():
+    assert f"A result, version {measurements.SCHEMA_VERSION}," in REFERENCE
+    assert f"A baseline, version {baseline.SCHEMA_VERSION}," in REFERENCE
+
+
+def test_numbers_that_pages_and_messages_suggest_for_options_are_allowed():
+    options = {option.flag: option for option in OPTIONS}
+    found = set()
+    for source in (*PAGES, *(ROOT / "pytest_aorta").rglob("*.py")):
+        found |= set(re.findall(r"(--aorta-[a-z-]+)=(\d+)\b", source.read_text(encoding="utf-8")))
+    for flag, number in found:
+        options[flag].parse(number, flag)
+    assert len(found) > 5
 
 
 @pytest.mark.parametrize("key", ADAPTER_SCHEMA["properties"])

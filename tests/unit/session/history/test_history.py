@@ -140,5 +140,5 @@ def test_history_beyond_the_limit_is_refused(tmp_path, monkeypatch):
 
 
 def test_folder_without_a_history_says_how_to_keep_one(tmp_path):
-    with pytest.raises(AortaError, match=r"contains no history, .*--aorta-history="):
+    with pytest.raises(AortaError, match=r"contains no history, .*; the option --aorta-history="):
         read_history(tmp_path)
