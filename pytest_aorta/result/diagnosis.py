@@ -29,6 +29,9 @@ _PEER_ERROR = re.compile(
     re.IGNORECASE,
 )
 _OTHER_FOLDER = "next: choose a folder of results that the script keeps (--aorta-results; aorta run: --results)"
+_LOOK_INTO_DMESG = (
+    "  next: look for rank {} in dmesg, since the kernel sends SIGKILL if the host or a container runs out of memory"
+)
 _NUMBER = re.compile(r"\d+")
 # Classes of failures whose headline names the class by itself, such as "rank 1 failed first: exit code 3".
 _NAMED_BY_HEADLINE = ("exit code", "signal")
@@ -125,7 +128,7 @@ def _classify(
     if outcome.reason in (EndReason.TIME_LIMIT, EndReason.STRAGGLER):
         if all(rank.returned for rank in ranks):
             return _not_left(plan, outcome, ranks)
-        return _hang(plan, outcome, [rank for rank in ranks if not rank.has_result])
+        return _hang(plan, outcome, ranks)
     if outcome.reason == EndReason.RANK_GONE:
         return _ended_early(ranks)
     if outcome.agent_status == 0:
@@ -197,6 +200,8 @@ def _first_failure(failures: list[_RankFailure], ranks: Sequence[RankEvidence]) 
         details += _positions(located)
         stopped = [other for other in stopped if other not in located]
     details += _others([other for other in ranks if other is not rank], rank.rank, first)
+    if first.is_victim and (done := [other for other in ranks if other.has_result]):
+        details.append(f"  {_ended(done, ' had')}")
     if stopped:
         details.append(f"  then {_names([other.rank for other in stopped])}: stopped{_in_steps(stopped)}")
     return first.kind, rank.rank, f"rank {rank.rank} failed first: {headline[:_HEADLINE]}", details
@@ -205,7 +210,8 @@ def _first_failure(failures: list[_RankFailure], ranks: Sequence[RankEvidence]) 
 def _place(rank: RankEvidence) -> list[str]:
     """Return lines with the location of a rank's failure and the end of its output."""
     if rank.error is None:
-        return [*(f"  at {frame}" for frame in rank.frames[:_FRAMES_SHOWN]), *_log_lines(rank)]
+        killed = [_LOOK_INTO_DMESG.format(rank.rank)] if rank.exit_code == -signal.SIGKILL else []
+        return [*killed, *(f"  at {frame}" for frame in rank.frames[:_FRAMES_SHOWN]), *_log_lines(rank)]
     error_type, message = rank.error["type"], rank.error["message"]
     lines = traceback_lines(rank.error["traceback"], error_type, message, _TRACEBACK_LINES, _file(rank, ERROR_FILE))
     lines = [line[:300] for line in lines]
@@ -244,6 +250,11 @@ def _consequence(failure: _RankFailure, origin: int | None, first: _RankFailure 
     if failure.is_victim:
         return f"connection to a peer lost (follows from rank {origin})"
     return f"{failure.message} (follows from rank {origin})" if failure.is_reaction else ""
+
+
+def _ended(ranks: Sequence[RankEvidence], how: str) -> str:
+    """Return ranks that left a result, with their steps; ``how`` joins their names and the verb."""
+    return f"{_names([rank.rank for rank in ranks])}{how} ended without an error{_in_steps(ranks)}"
 
 
 def _in_steps(ranks: Sequence[RankEvidence]) -> str:
@@ -301,22 +312,25 @@ def _limit(plan: LaunchPlan, outcome: LaunchOutcome) -> str:
 
 
 def _hang(
-    plan: LaunchPlan, outcome: LaunchOutcome, unfinished: Sequence[RankEvidence]
+    plan: LaunchPlan, outcome: LaunchOutcome, ranks: Sequence[RankEvidence]
 ) -> tuple[str, int | None, str, list[str]]:
-    limit = _limit(plan, outcome)
+    """Diagnose a launch in which ranks were still running at the limit."""
+    limit, unfinished = _limit(plan, outcome), [rank for rank in ranks if not rank.has_result]
     if not unfinished:
         return "process left", None, f"{limit}; every rank left its result", []
     waiting = [rank for rank in unfinished if _is_waiting(rank.frames)]
     absent = [rank for rank in unfinished if rank not in waiting]
     first = min(absent or waiting, key=lambda rank: rank.steps)
     details = _positions((first, *(rank for rank in unfinished if rank is not first)))
-    if waiting and absent:
+    done = [rank for rank in ranks if rank.has_result]
+    if waiting and (absent or done):
         wait = "waits" if len(waiting) == 1 else "wait"
-        headline = f"{_names([rank.rank for rank in waiting])} {wait} for {_names([rank.rank for rank in absent])}"
-        return "hang in collective", first.rank, f"{limit}; {headline}", details
+        peers = _names([rank.rank for rank in absent]) if absent else _ended(done, ", which")
+        suspect = first.rank if absent else done[0].rank
+        headline = f"{_names([rank.rank for rank in waiting])} {wait} for {peers}"
+        return "hang in collective", suspect, f"{limit}; {headline}", details
     if waiting:
-        who = "the others" if outcome.reason == EndReason.STRAGGLER else "all"
-        headline = f"{who} wait in collectives, rank {first.rank} in the earliest step"
+        headline = f"all wait in collectives, rank {first.rank} in the earliest step"
         return "hang in collective", first.rank, f"{limit}; {headline}", details
     headline = f"{_names([rank.rank for rank in absent])} in no collective"
     if not any(rank.steps for rank in unfinished):

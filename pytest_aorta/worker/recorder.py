@@ -113,12 +113,15 @@ class Recorder:
 
         Every measured step has a loss, or none has. The loss has to be equal on every rank, so reduce it before. Losses
         of warm-up steps are left out.
+
+        Raises:
+            ValueError: A tensor has more or fewer elements than one.
         """
-        self._series(self._loss, value)
+        self._series("loss", self._loss, value)
 
     def grad_norm(self, value: float | torch.Tensor) -> None:
         """Record the norm of the last step's gradients before clipping; handled as in :meth:`loss`."""
-        self._series(self._grad_norm, value)
+        self._series("grad_norm", self._grad_norm, value)
 
     def weights(self, model: torch.nn.Module) -> None:
         """Record the hash of a model's weights after the measured steps so far; collective; call it outside of steps.
@@ -129,8 +132,14 @@ class Recorder:
             NotFinite: A loss, gradient norm or parameter of this rank is NaN or infinite.
             RuntimeError: As in :func:`~pytest_aorta.worker.hash_parameters`, or other weights have been recorded after
                 the same step.
+            TypeError: ``model`` is not a module.
             ValueError: As in :func:`~pytest_aorta.worker.hash_parameters`.
         """
+        if not isinstance(model, torch.nn.Module):
+            raise TypeError(
+                f"recorder.weights: got a {type(model).__name__}, allowed is a torch.nn.Module, or several in a "
+                f"torch.nn.ModuleList"
+            )
         steps = len(self._timer.step_times_ms()) if self._timer else 0
         rank = int(os.environ.get("RANK", "0"))
         model = _without_ddp(model)
@@ -146,7 +155,12 @@ class Recorder:
         model = self._model()
         return () if model is None else model.named_parameters()
 
-    def _series(self, series: list[float | torch.Tensor], value: float | torch.Tensor) -> None:
+    def _series(self, name: str, series: list[float | torch.Tensor], value: float | torch.Tensor) -> None:
+        if isinstance(value, torch.Tensor) and value.numel() != 1:
+            raise ValueError(
+                f"recorder.{name}: got a tensor of shape {list(value.shape)}, allowed is a number or a tensor with one "
+                f"element, e.g. its mean()"
+            )
         if not self._is_warming_up:
             # A copy: the script may write the next step's value into the same memory.
             series.append(value.detach().clone() if isinstance(value, torch.Tensor) else float(value))

@@ -95,6 +95,22 @@ def test_weights_under_ddp_have_the_hash_of_the_model(recorder: Recorder, tmp_pa
     assert [name for name, _ in recorder.named_parameters()] == ["weight", "bias"]
 
 
+@pytest.mark.parametrize("given", [7, {"w": torch.zeros(1)}, [torch.nn.Linear(2, 2)]], ids=["number", "state", "list"])
+def test_weights_of_something_else_than_a_module_are_refused(recorder: Recorder, given: object) -> None:
+    expected = rf"recorder.weights: got a {type(given).__name__}, allowed is a torch.nn.Module, .*ModuleList"
+    with pytest.raises(TypeError, match=expected):
+        recorder.weights(given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["loss", "grad_norm"])
+def test_tensor_of_several_elements_is_refused_where_it_is_recorded(recorder: Recorder, kind: str) -> None:
+    with recorder.step():
+        pass
+    expected = rf"recorder.{kind}: got a tensor of shape \[4\], allowed is a number or a tensor with one element"
+    with pytest.raises(ValueError, match=expected):
+        getattr(recorder, kind)(torch.ones(4))
+
+
 def test_second_model_after_the_same_step_is_refused(recorder: Recorder) -> None:
     one, other = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
     recorder.start(warmup=1)

@@ -95,7 +95,11 @@ def test_rank_that_is_killed_while_torchrun_is_stopped_is_named_with_its_signal(
     write_rank_file(tmp_path, 0, "pid", "7")
     write_rank_file(tmp_path, 1, "pid", "8")
     exited(tmp_path, _1=-9)
-    assert "rank 1 failed first: signal SIGKILL" in failure(tmp_path, ended(EndReason.RANK_GONE, -9))
+    lines = failure(tmp_path, ended(EndReason.RANK_GONE, -9)).splitlines()
+    assert lines[0] == "toy on 2 cpu ranks: rank 1 failed first: signal SIGKILL"
+    assert lines[1] == (
+        "  next: look for rank 1 in dmesg, since the kernel sends SIGKILL if the host or a container runs out of memory"
+    )
 
 
 @pytest.mark.parametrize(("code", "name"), [(-11, "SIGSEGV"), (-9, "SIGKILL"), (-15, "SIGTERM"), (-99, "99")])
@@ -417,6 +421,10 @@ def frames(*places: str) -> str:
 def stuck(run_dir, rank: int, stacks: str, steps: int) -> None:
     write_rank_file(run_dir, rank, "pid", "7")
     write_rank_file(run_dir, rank, "stacks.txt", stacks)
+    entered(run_dir, rank, steps)
+
+
+def entered(run_dir, rank: int, steps: int) -> None:
     (run_dir / "ranks" / str(rank) / "progress").write_bytes(steps.to_bytes(8, "little"))
 
 
@@ -440,6 +448,34 @@ def test_when_all_wait_in_collectives_the_earliest_is_named(tmp_path):
     stuck(tmp_path, 1, WAITING, 4)
     found = launch_failure(make_plan(tmp_path), ended(EndReason.TIME_LIMIT, None))
     assert (found.kind, found.rank) == ("hang in collective", 1)
+
+
+@pytest.mark.parametrize(
+    ("reason", "limit"),
+    [
+        (EndReason.TIME_LIMIT, "time limit of 60 s reached"),
+        (EndReason.STRAGGLER, "a rank was done for 60 s and others were not"),
+    ],
+)
+def test_rank_that_ended_before_the_others_is_named_as_the_one_they_wait_for(tmp_path, reason, limit):
+    write_ranks(tmp_path, rank_values())
+    entered(tmp_path, 0, 4)
+    for rank in (1, 2, 3):
+        stuck(tmp_path, rank, WAITING, 5)
+    text = failure(tmp_path, ended(reason, None), 4)
+    assert text.splitlines()[0] == (
+        f"toy on 4 cpu ranks: hang in collective: {limit}; "
+        f"ranks 1-3 wait for rank 0, which ended without an error in step 4"
+    )
+
+
+def test_rank_that_ended_without_an_error_before_its_peers_lost_it_is_named(tmp_path):
+    write_ranks(tmp_path, rank_values())
+    entered(tmp_path, 0, 5)
+    raised(tmp_path, 1, 1, "Connection reset by peer", "RuntimeError")
+    lines = failure(tmp_path, ended()).splitlines()
+    assert lines[0].endswith("rank exception: rank 1 failed first: RuntimeError: Connection reset by peer")
+    assert lines[-2] == "  rank 0 had ended without an error in step 5"
 
 
 def test_straggler_is_named_with_where_it_is(tmp_path):
