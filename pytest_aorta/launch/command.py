@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import sys
 from collections.abc import Mapping
 
 from pytest_aorta.common import variables
+from pytest_aorta.common.errors import LaunchError
 from pytest_aorta.common.files import PACKAGE_ROOT
 from pytest_aorta.launch.sweep import launch_ids
 from pytest_aorta.plan.device_kind import DeviceKind
@@ -25,6 +27,23 @@ _SCRUBBED = {
 _FLIGHT_RECORDS = "20000"
 # Collectives time out before the launch does, so that the flight recorder can be dumped.
 _COLLECTIVE_FRACTION = 0.8
+
+
+def require_torch() -> None:
+    """Check that this interpreter, which starts the ranks, has torch; torch is not imported.
+
+    Raises:
+        LaunchError: torch is not installed.
+    """
+    try:
+        found = importlib.util.find_spec("torch")
+    except (ImportError, ValueError):
+        found = None
+    if found is None:
+        raise LaunchError(
+            f"torch is not installed for {sys.executable}, which starts the ranks; install it as "
+            f"https://pytorch.org/get-started says for this machine, or use an environment that has it"
+        )
 
 
 def agent_command(plan: LaunchPlan) -> list[str]:

@@ -16,7 +16,7 @@ from typing import IO, Any, TypeAlias
 from pytest_aorta.common import variables
 from pytest_aorta.common.errors import ColdLaunchWarning, LaunchError
 from pytest_aorta.common.files import PACKAGE_ROOT, files_below
-from pytest_aorta.launch.command import launch_environment, python_command
+from pytest_aorta.launch.command import launch_environment, python_command, require_torch
 from pytest_aorta.launch.guarded import guard_spec, launch
 from pytest_aorta.launch.nodes.handover import start_coordinator
 from pytest_aorta.launch.process.channel import receive, send
@@ -67,8 +67,10 @@ class ForkServers:
         The coordinator starts a launch over several nodes.
 
         Raises:
-            LaunchError: See :func:`pytest_aorta.launch.guarded.launch`.
+            LaunchError: torch is not installed, or as in :func:`pytest_aorta.launch.guarded.launch`.
         """
+        if plan.reference is None:
+            require_torch()
         if plan.group is not None:
             return launch(plan, self._environ, start_coordinator)
         if plan.launcher != LauncherKind.FORKSERVER:

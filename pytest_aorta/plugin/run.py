@@ -215,14 +215,17 @@ class Controller:
         run = self.run
         if terminalreporter.config.option.collectonly:  # tests with wrong markers are among the errors
             return
-        if not any(record.is_reported for record in run.records) and not run.notes:
+        is_reported = any(record.is_reported for record in run.records)
+        if not is_reported and not run.notes:
             return
         from pytest_aorta.plugin.summary import durations_lines, summary_lines  # only for a run with launches
 
         given = terminalreporter.config.option  # pytest's own options, --durations and --durations-min
         wanted = given.durations is not None
         durations = durations_lines(run.records, given.durations, given.durations_min or 0.0) if wanted else []
-        lines = [*durations, *summary_lines(run.records, terminalreporter.verbosity), *run.notes]
+        # A test that was interrupted has no record, and may have launched.
+        found = summary_lines(run.records, terminalreporter.verbosity) if is_reported else []
+        lines = [*durations, *found, *run.notes]
         if len(lines) > 1:
             terminalreporter.section("aorta")
         for line in lines:

@@ -339,6 +339,15 @@ def test_wait_that_is_longer_than_allowed_is_an_error_at_once(job, server):
     assert job.slept == []
 
 
+def test_failed_server_without_time_for_another_attempt_is_reported_by_its_status(job, server):
+    server.faults.append(Fault("GET", 503, path="comments", times=9))
+    code, _, err = job.on("github").run("--wait", "2")
+    assert code == 1
+    assert "status 503: a fault" in err
+    assert "asks to wait" not in err
+    assert job.slept == [1.0]
+
+
 def test_waits_are_bounded_together(job, server):
     server.faults.append(Fault("GET", 429, {"Retry-After": "40"}, path="comments", times=9))
     code, _, err = job.on("github").run("--wait", "100")

@@ -210,6 +210,7 @@ def interrupted(versioned, gpu, monkeypatch):
             "  next: to continue, run pytest test_toy.py::test_one --update-baselines; --cache-clear starts over",
         ]
     )
+    stopped.stdout.no_fnmatch_line("aorta: no test launched*")
     gpu.plant(step_ms=STEADY)
     return gpu
 

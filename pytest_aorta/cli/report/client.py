@@ -191,6 +191,9 @@ class Client:
             delay_s = _delay(answer, attempt, is_repeatable=method != "POST")
             if delay_s is None or attempt == _ATTEMPTS - 1:
                 break
+            # Only a server that limits requests asks to wait; any other failure is reported as it is.
+            if delay_s > self.wait_s and not answer.is_throttled:
+                break
             self._wait(delay_s, answer)
         raise self._error(f"{method} {urlsplit(url).path}", answer)
 

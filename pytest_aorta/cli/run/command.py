@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import sys
 from collections.abc import Sequence
 from contextlib import closing
@@ -16,9 +15,10 @@ from pytest_aorta.cli.run.config import given_config, tolerance_texts
 from pytest_aorta.cli.run.summary import failure_lines, summary_lines
 from pytest_aorta.cli.run.trials import APPEND, OVERWRITE, REFUSE, trial_paths, write_trial
 from pytest_aorta.cli.workloads import require_folder
-from pytest_aorta.common.errors import AortaError, BaselineError, DevicesUnavailable, UsageError
+from pytest_aorta.common.errors import BaselineError, DevicesUnavailable, UsageError
 from pytest_aorta.common.signals import terminable
 from pytest_aorta.common.text import counted, emit
+from pytest_aorta.launch.command import require_torch
 from pytest_aorta.plan.options.run import Options, make_options
 from pytest_aorta.plan.options.table import OPTIONS
 from pytest_aorta.plan.options.values import integer_from
@@ -107,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
         _refuse_other_baseline(arguments.check, launch, world)
         # Checked last: --append and --overwrite help only if the rest of the command line is right.
         paths = trial_paths(arguments.results / launch.folder, trials, arguments.existing)
-        _refuse_no_torch()
+        require_torch()
         launches = arguments.results / launch.folder / "launches"
         with session.leased(world, spec, record, launches, timed=True) as leased:
             results = []
@@ -181,18 +181,6 @@ def _world(session: Session, spec: TestSpec, launch: _Launch) -> World:
             f"fewer ranks have nothing to shard or to communicate; ask for more with --nproc, or --device=cpu"
         )
     return world
-
-
-def _refuse_no_torch() -> None:
-    try:
-        found = importlib.util.find_spec("torch")
-    except (ImportError, ValueError):
-        found = None
-    if found is None:
-        raise AortaError(
-            f"torch is not installed for {sys.executable}, which starts the ranks; install it as "
-            f"https://pytorch.org/get-started says for this machine, or run another environment's aorta"
-        )
 
 
 def _shown(result: WorkloadResult) -> list[str]:

@@ -84,7 +84,7 @@ def toy(tmp_path, monkeypatch):
             self.launcher = launcher
 
     monkeypatch.setattr(run_command, "Session", FakeSession)
-    monkeypatch.setattr(run_command.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AORTA_LEASE_DIR", str(tmp_path / "leases"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -330,7 +330,7 @@ def test_wrong_workload_names_those_that_are_there(toy, capsys):
 
 
 def test_without_torch_nothing_is_launched(toy, capsys, monkeypatch):
-    monkeypatch.setattr(run_command.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert run() == 1
     out, err = capsys.readouterr()
     assert (out, err.count("\n"), toy.plans) == ("", 1, [])

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
+from pytest_aorta.common.errors import LaunchError
 from pytest_aorta.launch import command
 from pytest_aorta.launch.command import agent_command, launch_environment
+from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.plan.launch_plan import rank_document
 from pytest_aorta.plan.workload.declaration import WorkloadSpec
 from pytest_aorta.plan.workload.environment import CPU_KERNELS, case_suffix, pinned_cpu_kernels
@@ -16,6 +19,13 @@ from tests.unit.builders import gpus, make_plan
 
 ON_GPUS = World(2, "cuda", tuple(gpus(4)[2:]))
 SPEC = WorkloadSpec("toy", Path("/own/toy"), None, "Toy", "a toy", "torchrun", 2, {}, {})
+
+
+def test_launch_without_torch_is_refused_with_the_interpreter_that_lacks_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(LaunchError, match=f"^torch is not installed for {re.escape(sys.executable)}, which starts"):
+        ForkServers().launch(make_plan(tmp_path))
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
