@@ -62,6 +62,23 @@ SCRIPT = Path(__file__).with_name({file!r})
 sys.argv[0] = str(SCRIPT)
 runpy.run_path(str(SCRIPT), run_name="__main__")
 '''
+_MEASURED_MODULE = '''\
+"""Runs the module {module} unchanged and records its steps, from one step of the optimizer to the next."""
+
+import runpy
+import sys
+from pathlib import Path
+
+from pytest_aorta.worker import record_optimizer_steps
+
+# The package of this folder comes before an installed one.
+sys.path.insert(0, str(Path(__file__).parent / {top!r}))
+
+{note}record_optimizer_steps(warmup=3, hash_weights={hash_weights})
+runpy.run_module({module!r}, run_name="__main__", alter_sys=True)
+'''
+# Folders that contain packages, from the root.
+_TOPS = (".", "src")
 # The lanes of docs/ci.md: bits are compared on any machine, times only on GPUs.
 _CPU_MARKERS = ("numerics", "world(size=2)")
 _GPU_MARKERS = ("overlap", "world(size=2)")
@@ -84,10 +101,18 @@ class _NewFile:
     note: str = ""
 
 
+@dataclass(frozen=True)
+class _Module:
+    """A module of a package; ``top`` is the folder that contains the package, from the root."""
+
+    name: str
+    top: str
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the subcommand."""
     parser.usage = "aorta init [SCRIPT] [-- ARG ...]"
-    parser.add_argument("script", nargs="?", metavar="SCRIPT", type=Path, help="training script (.py) to test")
+    parser.add_argument("script", nargs="?", metavar="SCRIPT", help="training script (.py) or dotted module to test")
     parser.add_argument("args", nargs="*", metavar="ARG", help="arguments of the script in the test, after --")
     parser.set_defaults(run=run)
 
@@ -109,28 +134,56 @@ def run(arguments: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
-def _files(root: Path, script: Path | None, args: Sequence[str]) -> list[_NewFile]:
+def _files(root: Path, script: str | None, args: Sequence[str]) -> list[_NewFile]:
     if script is None:
         return [_NewFile(_test_folder(root) / "test_training.py", _BUILT_IN_TEST.format(markers=_markers()))]
-    path = (root / script).resolve()
-    if path.suffix == ".py" and not path.exists():
-        similar = did_you_mean([path.name], sorted(found.name for found in path.parent.glob("*.py")))
-        raise UsageError(f"script {str(script)!r}: there is no file {path}{similar}")
-    if path.suffix != ".py" or not path.is_file() or not path.is_relative_to(root.resolve()):
-        raise UsageError(f"got {str(script)!r}, allowed is a file ending in .py in this folder or below it")
-    source = path.read_text(encoding="utf-8", errors="replace")
-    relative = path.relative_to(root.resolve())
-    measured, note, files = relative, "", []
+    relative = _find(root, script).relative_to(root.resolve())
+    source = (root / relative).read_text(encoding="utf-8", errors="replace")
+    module = _module(root, relative)
+    measured, note, files = module.name if module else str(relative), "", []
     if re.search(_USES_RECORDER, source):
         note = _unrecorded_weights(relative, source)
     else:
-        measured = relative.with_name(f"{relative.stem}_measured.py")
-        files = [_measured(root, measured, relative, source)]
+        # The folder of a script is on the path of its ranks, where modules of a package would hide others.
+        path = Path(f"{relative.stem}_measured.py") if module else relative.with_name(f"{relative.stem}_measured.py")
+        measured, files = str(path), [_measured(root, path, relative, module, source)]
     name = re.sub(r"\W", "_", relative.stem)
     arguments = f", {list(args)!r}" if args else ""
-    values = {"script": relative, "name": name, "measured": str(measured), "arguments": arguments}
+    values = {"script": relative, "name": name, "measured": measured, "arguments": arguments}
     text = _SCRIPT_TEST.format(**values, markers=_markers(_STEP_TIMES), note=_comment(note, "    "))
     return [*files, _NewFile(_test_folder(root) / f"test_{name}.py", text, note)]
+
+
+def _find(root: Path, given: str) -> Path:
+    """Return the absolute path of a script, given as a path or as a dotted module.
+
+    Raises:
+        UsageError: There is no such file in ``root`` or below it.
+    """
+    path = (root / given).resolve()
+    if path.suffix == ".py" and not path.exists():
+        similar = did_you_mean([path.name], sorted(found.name for found in path.parent.glob("*.py")))
+        raise UsageError(f"script {given!r}: there is no file {path}{similar}")
+    allowed = "allowed is a script ending in .py, or a module, in this folder or below it"
+    if "." in given.strip(".") and not path.exists() and all(part.isidentifier() for part in given.split(".")):
+        file = f"{given.replace('.', '/')}.py"
+        found = [place for top in _TOPS if (place := (root / top / file).resolve()).is_file()]
+        if not found:
+            raise UsageError(f"module {given!r}: there is no file {file}, also not below src; {allowed}")
+        path = found[0]
+    if path.suffix != ".py" or not path.is_file() or not path.is_relative_to(root.resolve()):
+        raise UsageError(f"got {given!r}, {allowed}")
+    return path
+
+
+def _module(root: Path, script: Path) -> _Module | None:
+    """Return the module that a script below ``root`` is; None for a script outside of packages."""
+    top = script.parent
+    while top != Path() and (root / top / "__init__.py").is_file():
+        top = top.parent
+    parts = script.relative_to(top).with_suffix("").parts
+    is_module = len(parts) > 1 and all(part.isidentifier() for part in parts)
+    return _Module(".".join(parts), str(top)) if is_module else None
 
 
 def _markers(*of_times: str) -> str:
@@ -139,7 +192,7 @@ def _markers(*of_times: str) -> str:
     return "\n".join(f"@pytest.mark.{name}" for name in names)
 
 
-def _measured(root: Path, measured: Path, script: Path, source: str) -> _NewFile:
+def _measured(root: Path, measured: Path, script: Path, module: _Module | None, source: str) -> _NewFile:
     """Return the script that records another script's steps, and the weights if the other script is deterministic."""
     absent = [call for pattern, call in _DETERMINISTIC.items() if not re.search(pattern, source)]
     note = (
@@ -148,8 +201,12 @@ def _measured(root: Path, measured: Path, script: Path, source: str) -> _NewFile
         if absent
         else ""
     )
-    values = {"script": script, "file": script.name, "hash_weights": not absent}
-    return _NewFile(root / measured, _MEASURED.format(**values, note=_comment(note)), note)
+    values = {"hash_weights": not absent, "note": _comment(note)}
+    if module:
+        text = _MEASURED_MODULE.format(**values, module=module.name, top=module.top)
+    else:
+        text = _MEASURED.format(**values, script=script, file=script.name)
+    return _NewFile(root / measured, text, note)
 
 
 def _unrecorded_weights(script: Path, source: str) -> str:

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import ast
+import runpy
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -206,7 +209,7 @@ def test_other_scripts_are_refused_and_nothing_is_written(folder, capsys, script
     (folder.parent / "outside.py").write_text("")
     before = files(folder)
     assert main(["init", script]) == 2
-    assert "allowed is a file ending in .py in this folder or below it" in capsys.readouterr().err
+    assert "allowed is a script ending in .py, or a module, in this folder or below it" in capsys.readouterr().err
     assert files(folder) == before
 
 
@@ -215,3 +218,45 @@ def test_unreadable_settings_are_an_error(folder, capsys):
     assert main(["init"]) == 1
     assert "pyproject.toml: can't be read" in capsys.readouterr().err
     assert files(folder).keys() == {"pyproject.toml"}
+
+
+@pytest.fixture
+def package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package in the folder src, whose module train starts as ``python -m`` starts it."""
+    package = folder / "src/torchtrain"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "model.py").write_text("SIZE = 3\n")
+    # Would hide the standard library's module if the package's folder were on the path.
+    (package / "types.py").write_text("raise ImportError('hidden')\n")
+    (package / "train.py").write_text(
+        "import pathlib, sys\nfrom .model import SIZE\npathlib.Path('out').write_text(f'{SIZE} {sys.argv}')\n"
+    )
+    monkeypatch.setitem(sys.modules, "pytest_aorta.worker", SimpleNamespace(record_optimizer_steps=lambda **_: None))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("torchtrain", "torchtrain.model"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return package
+
+
+@pytest.mark.parametrize("given", ["src/torchtrain/train.py", "torchtrain.train"])
+def test_module_of_a_package_is_measured_as_a_module(folder, package, monkeypatch, given):
+    assert main(["init", given]) == 0
+    monkeypatch.setattr(sys, "argv", ["train_measured.py", "--steps=5"])
+    runpy.run_path(str(folder / "train_measured.py"), run_name="__main__")
+    assert (folder / "out").read_text() == f"3 {[str(package / 'train.py'), '--steps=5']}"
+    assert "run_script('train_measured.py')" in (folder / "test_train.py").read_text()
+
+
+def test_module_with_the_recorder_is_launched_by_its_name(folder, package):
+    (package / "train.py").write_text(RECORDED)
+    assert main(["init", "src/torchtrain/train.py"]) == 0
+    assert "run_script('torchtrain.train')" in (folder / "test_train.py").read_text()
+
+
+def test_module_that_does_not_exist_is_named_with_the_files_looked_for(folder, package, capsys):
+    assert main(["init", "torchtrain.trian"]) == 2
+    assert capsys.readouterr().err == (
+        "aorta: module 'torchtrain.trian': there is no file torchtrain/trian.py, also not below src; "
+        "allowed is a script ending in .py, or a module, in this folder or below it\n"
+    )
