@@ -12,7 +12,7 @@ from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.record import TestRecord
 from pytest_aorta.verdict.baseline import Baseline
-from pytest_aorta.verdict.metrics import METRICS, Direction, format_value, middle
+from pytest_aorta.verdict.metrics import METRICS, Direction, MetricKind, format_value, middle
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import FINDINGS, Verdict
 
@@ -39,6 +39,8 @@ def comparison_text(
 ) -> str:
     """Return the failing verdicts, the notes on the launches, the baseline's file, and what to do next.
 
+    The range of the ranks' step times is shown if a time fails.
+
     Metrics without a baseline share one line, which names the command that records it for ``test``, a node id.
     """
     unrecorded = [_unrecorded_line(verdict, test) for verdict in failing if verdict.remedy][:1]
@@ -49,7 +51,8 @@ def comparison_text(
     used = f"{len(launches)} launches of {last.num_steps} steps" if len(launches) > 1 else f"{last.num_steps} steps"
     lines = [f"{result.workload} on {result.platform}, {used}:"]
     lines += [f"  {line}" for line in (*failing, *unrecorded, *notes)]
-    lines.append(f"  median step time by rank: {last.fastest_rank_p50_ms:g} to {last.slowest_rank_p50_ms:g} ms")
+    if any(METRICS[verdict.metric].kind is MetricKind.TIMING for verdict in failing):
+        lines.append(f"  median step time by rank: {last.fastest_rank_p50_ms:g} to {last.slowest_rank_p50_ms:g} ms")
     if baseline is not None and not unrecorded:
         lines.append(f"  baseline: {baseline}")
     return "\n".join([*lines, *(f"  next: {step}" for step in _next_steps(failing, baseline))])

@@ -23,7 +23,9 @@ def judge_exact(
     for launch in launches:
         value = metric.measure(launch)
         if different := sorted(expected - {value}, key=str):
+            other = next(other for other in others if metric.measure(other) == different[0])
             row = replace(blank, outcome=Outcome.REGRESSION, value=value, baseline=different[0])
+            row = replace(row, detail=_first_difference(metric, launch, other))
             return _with_settings(row, metric, launch, others[-1])
     blank = replace(blank, baseline=blank.value)
     problem = _earlier_step(blank, metric, launches, others) or _lost_steps(blank, metric, launches, others[-1])
@@ -34,6 +36,20 @@ def _with_settings(row: Verdict, metric: Metric, launch: LaunchFacts, other: Lau
     """Return a regression of bits with the numeric settings that the code changed, which may explain the regression."""
     settings = other_settings(launch, other) if metric.kind is MetricKind.NUMERIC else ""
     return replace(row, detail="; ".join(filter(None, [row.detail, settings])))
+
+
+def _first_difference(metric: Metric, launch: LaunchFacts, other: LaunchFacts) -> str:
+    """Return after which step two sides first differ; empty if both have a value for one step only, or for none."""
+    if metric.by_step is None:
+        return ""
+    here, there = metric.by_step(launch), metric.by_step(other)
+    common = sorted(here.keys() & there.keys())
+    first = next((step for step in common if here[step] != there[step]), None)
+    if len(common) < 2 or first is None:
+        return ""
+    equal = max((step for step in common if step < first), default=None)
+    before = "" if equal is None else f", and are equal after step {equal}"
+    return f"the weights first differ after step {first}{before}"
 
 
 def _earlier_step(

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from pytest_aorta.session.text import comparison_text
 from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.comparison.stored import StoredComparison
@@ -17,12 +19,14 @@ def text_of(
     baseline: Baseline | None,
     config: dict[str, object] = CONFIG,
     test: str = "tests/test_a.py::test_x",
+    marked: dict[str, Tolerance] | None = None,
+    num_launches: int = 1,
     **facts: object,
 ) -> list[str]:
-    launches = [make_facts(**facts)]
-    marked = {"peak_memory_bytes": Tolerance(0.02)}
+    launches = [make_facts(**facts)] * num_launches
+    marked = marked or {"peak_memory_bytes": Tolerance(0.02)}
     comparison = StoredComparison(
-        "tests/test_a.py::test_x::fsdp", config, baseline, marked, default_priors, 1, str(FILE)
+        "tests/test_a.py::test_x::fsdp", config, baseline, marked, default_priors, num_launches, str(FILE)
     )
     verdicts = comparison.judge(launches)
     failing = verdicts.failing({Outcome.MISSING})
@@ -47,6 +51,26 @@ def test_changed_config_is_one_line_with_every_key():
         "the test has dtype='bfloat16', steps=30; "
         "record it again with: pytest tests/test_a.py::test_x --update-baselines"
     ]
+
+
+@pytest.mark.parametrize(
+    ("facts", "is_shown"),
+    [
+        ({"weight_hashes": {"10": "f" * 16}}, False),
+        (
+            {
+                "weight_hashes": {"10": "f" * 16},
+                "step_time_ms": dict.fromkeys(("mean", "p50", "p99", "tail5", "max"), 40.0),
+            },
+            True,
+        ),
+    ],
+    ids=["weights", "weights and times"],
+)
+def test_times_by_rank_are_shown_only_if_a_time_fails(facts, is_shown):
+    lines = text_of(make_baseline(), marked={"step_time_p50": Tolerance(0.05)}, num_launches=3, **facts)
+    assert any(line.startswith("  weight_hash: regression") for line in lines)
+    assert any(line.startswith("  median step time by rank: ") for line in lines) == is_shown
 
 
 def test_other_number_of_steps_is_one_line_also_for_a_metric_that_needs_more():

@@ -137,3 +137,26 @@ def test_variants_that_hash_other_steps_are_compared_in_the_steps_of_both():
     assert compare([make_facts(weight_hashes=HASHES | {"4": "f" * 16})], [make_facts(weight_hashes=HASHES)])[
         "weight_hash"
     ].detail.startswith("after step 4; ")
+
+
+@pytest.mark.parametrize(
+    ("first", "detail"),
+    [
+        (1, "the weights first differ after step 1"),
+        (4, "the weights first differ after step 4, and are equal after step 2"),
+        (8, "the weights first differ after step 8, and are equal after step 4"),
+    ],
+)
+def test_weights_that_differ_to_the_end_say_after_which_step_they_first_do(first, detail):
+    steps = (1, 2, 4, 8)
+    recorded = {str(step): "0" * 16 for step in steps}
+    changed = {str(step): ("f" if step >= first else "0") * 16 for step in steps}
+    baseline = make_baseline(launches=stored(make_facts(weight_hashes=recorded)))
+    row = check(make_facts(weight_hashes=changed), baseline=baseline)["weight_hash"]
+    assert (row.outcome, row.detail) == (Outcome.REGRESSION, detail)
+
+
+def test_weights_that_were_hashed_after_one_common_step_have_no_first_step():
+    baseline = make_baseline(launches=stored(make_facts(weight_hashes={"8": "0" * 16})))
+    row = check(make_facts(weight_hashes={"4": "f" * 16, "8": "f" * 16}), baseline=baseline)["weight_hash"]
+    assert (row.outcome, row.detail) == (Outcome.REGRESSION, "")
