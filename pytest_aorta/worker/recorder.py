@@ -210,7 +210,8 @@ class Recorder:
         if self._timer is None or not times:
             raise RuntimeError(
                 "the script recorded no step: wrap each training step in `with recorder.step():`, or let an optimizer "
-                "step after record_optimizer_steps(), and run more steps than the warm-up has"
+                "step after record_optimizer_steps(), as the script does that `aorta init SCRIPT` writes; and run more "
+                "steps than the warm-up has"
             )
         environment: Mapping[str, str | int | float | bool | None] = environment_facts(self._device)
         result = RankResult(

@@ -200,6 +200,8 @@ def _refuse_other_baseline(given: Path | None, launch: _Launch, world: World) ->
     """Check before any launch that the file of --check exists and belongs to this workload and platform."""
     if given is None or given.is_dir():
         return
+    if not given.exists():
+        raise UsageError(f"--check: there is no file or folder {given}")
     baseline = read_baseline_file(given)
     of_run = launch.result_name, world.platform
     if (baseline.workload, baseline.platform) != of_run:

@@ -422,8 +422,7 @@ def test_check_of_a_baseline_of_something_else_launches_nothing(toy, capsys, cha
 
 
 def test_check_of_no_file_launches_nothing(toy, capsys):
-    assert run("--check", "absent.json") == 1
-    assert "absent.json: can't be read" in capsys.readouterr().err
+    assert refused(capsys, "--check", "absent.json") == "aorta: --check: there is no file or folder absent.json\n"
     assert toy.plans == []
 
 
