@@ -30,7 +30,10 @@ MAX_RESULT_BYTES = 512 << 20
 MAX_FAILURE_DETAILS = 100
 MAX_STEP_MS = 1e12
 _REDUCE = ": reduce it over the ranks, e.g. with dist.all_reduce, and record it on every rank"
-_REMEDIES = {"loss": _REDUCE, "grad_norm": _REDUCE}
+_LOG_REDUCED = (
+    "; log a {} that is reduced over the ranks, or set `ranks: first` in the adapter to read the log of rank 0 alone"
+)
+_REDUCED = ("loss", "grad_norm")
 _BY_NAME = ("rank_metrics", "canary_before", "canary_after")
 # The former version that can be read too, the keys that it names differently, and values for the keys that it lacks.
 # These values only satisfy the schema, because WorkloadResult computes its own.
@@ -253,8 +256,14 @@ def _check_ranks(plan: LaunchPlan, ranks: list[dict[str, Any]]) -> None:
             if view(rank) != expected:
                 raise ResultError(
                     f"result invalid: {plan.run_dir}: {name} of rank {number} is {brief(repr(view(rank)), 120)}, "
-                    f"of rank 0 {brief(repr(expected), 120)}; they have to be equal{_REMEDIES.get(name, '')}"
+                    f"of rank 0 {brief(repr(expected), 120)}; they have to be equal{_remedy(plan, name)}"
                 )
+
+
+def _remedy(plan: LaunchPlan, name: str) -> str:
+    if name not in _REDUCED:
+        return ""
+    return _LOG_REDUCED.format(name) if adapters_of(plan) else _REDUCE
 
 
 def check_document(path: Path, document: Any) -> None:

@@ -4,12 +4,15 @@ import json
 import re
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pytest_aorta.common.errors import ResultError
+from pytest_aorta.plan.workload.adapter import ALL
 from pytest_aorta.plan.world import World
+from pytest_aorta.result import reading
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.measurements import FailureDetail
 from pytest_aorta.result.reading import MAX_RANK_RESULT_BYTES, collect_result, read_result
@@ -183,6 +186,14 @@ def test_loss_of_each_ranks_own_batch_says_how_to_reduce_it(tmp_path, name):
     message = ranks_error(tmp_path, **{name: [9.0, 8.0, 7.0]})
     assert f"{name} of rank 1 is [9.0, 8.0, 7.0], of rank 0" in message
     assert message.endswith("reduce it over the ranks, e.g. with dist.all_reduce, and record it on every rank")
+
+
+def test_loss_of_each_ranks_own_batch_in_a_log_says_how_to_read_rank_0_alone(tmp_path, monkeypatch):
+    adapter = SimpleNamespace(ranks=ALL)
+    monkeypatch.setattr(reading, "adapters_of", lambda plan: [adapter] * 2)
+    assert ranks_error(tmp_path, loss=[9.0, 8.0, 7.0]).endswith(
+        "; log a loss that is reduced over the ranks, or set `ranks: first` in the adapter to read the log of rank 0 alone"
+    )
 
 
 def test_ranks_with_unequal_numbers_of_steps_contradict_each_other(tmp_path):
