@@ -191,9 +191,8 @@ def test_loss_of_each_ranks_own_batch_says_how_to_reduce_it(tmp_path, name):
 def test_loss_of_each_ranks_own_batch_in_a_log_says_how_to_read_rank_0_alone(tmp_path, monkeypatch):
     adapter = SimpleNamespace(ranks=ALL)
     monkeypatch.setattr(reading, "adapters_of", lambda plan: [adapter] * 2)
-    assert ranks_error(tmp_path, loss=[9.0, 8.0, 7.0]).endswith(
-        "; log a loss that is reduced over the ranks, or set `ranks: first` in the adapter to read the log of rank 0 alone"
-    )
+    message = ranks_error(tmp_path, loss=[9.0, 8.0, 7.0])
+    assert "; log a loss that is reduced over the ranks, or set `ranks: first` in the adapter to read" in message
 
 
 def test_ranks_with_unequal_numbers_of_steps_contradict_each_other(tmp_path):
