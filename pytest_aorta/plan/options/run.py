@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -93,12 +94,16 @@ def make_options(values: Mapping[str, Any], rootdir: Path) -> Options:
     """Return the options from converted values, one per row of the table; folders are relative to ``rootdir``.
 
     Raises:
-        SpecError: Two options contradict each other, or a file is in the place of a folder, or the reverse.
+        SpecError: Two options contradict each other, a file is in the place of a folder or the reverse, or the folder
+            of the baselines to record can't be written.
     """
     for name in ("baselines", "results", "history", "report", "markdown"):
         if values[name] is not None:
             with suppress(OSError):  # a path that can't be read is reported where it is used
                 _check_place(name, values[name], rootdir / values[name], is_file=name in ("report", "markdown"))
+    if values["update_baselines"]:
+        with suppress(OSError):
+            _check_writable(values["baselines"], rootdir / values["baselines"])
     options = Options(
         gpus=values["gpus"],
         device=values["device"],
@@ -137,10 +142,22 @@ def make_options(values: Mapping[str, Any], rootdir: Path) -> Options:
 def _check_place(name: str, given: str, path: Path, *, is_file: bool) -> None:
     if is_file and path.is_dir():
         raise SpecError(f"{flag_of(name)}={given}: {path} is a folder, allowed is a file")
-    folder = path.parent if is_file else path
-    nearest = next(place for place in (folder, *folder.parents) if place.exists())
+    nearest = _nearest(path.parent if is_file else path)
     if not nearest.is_dir():
         raise SpecError(f"{flag_of(name)}={given}: {nearest} is a file, allowed is a folder")
+
+
+def _check_writable(given: str, folder: Path) -> None:
+    if not os.access(nearest := _nearest(folder), os.W_OK):
+        raise SpecError(
+            f"{flag_of('baselines')}={given}: {nearest} can't be written, and --update-baselines writes there; make it "
+            f"writable, or name another folder"
+        )
+
+
+def _nearest(folder: Path) -> Path:
+    """Return the folder, or the closest of its parents that exists."""
+    return next(place for place in (folder, *folder.parents) if place.exists())
 
 
 def _refuse_contradictions(options: Options) -> None:

@@ -6,6 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_aorta.common.errors import SpecError
+from pytest_aorta.plan.options import run
+from pytest_aorta.plan.options.run import make_options
 from pytest_aorta.plan.options.table import OPTIONS
 from pytest_aorta.plan.options.values import FAIL_ON_NOTHING, FailOn
 
@@ -43,3 +46,14 @@ def test_options_that_write_are_those_of_files_and_of_recording():
 def test_markdown_is_a_file_that_is_named_so(text):
     with pytest.raises(ArgumentTypeError, match=r"a file whose name ends in \.md"):
         BY_NAME["markdown"].type(text)
+
+
+def test_baselines_that_can_not_be_written_are_refused_before_they_are_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(run.os, "access", lambda path, mode: path != tmp_path)
+    values = {option.name: option.default for option in OPTIONS} | {"baselines": "stored/here"}
+    make_options(values, tmp_path)
+    expected = rf"--aorta-baselines=stored/here: {tmp_path} can't be written, and --update-baselines writes there"
+    with pytest.raises(SpecError, match=expected):
+        make_options(values | {"update_baselines": True}, tmp_path)
+    (tmp_path / "stored").mkdir()
+    make_options(values | {"update_baselines": True}, tmp_path)
