@@ -75,7 +75,7 @@ def test_dry_run_takes_no_lock(tmp_path, command):
 def test_folder_that_does_not_exist_is_not_made(tmp_path, capsys, command):
     folder = tmp_path / "baselines"
     assert cli.main(["baselines", *command, f"--folder={folder}"]) == 2
-    assert capsys.readouterr().err.startswith(f"aorta: --folder {folder}: is not a folder")
+    assert capsys.readouterr().err.startswith(f"aorta: {folder}: there is no such folder of baselines")
     assert not folder.exists()
 
 
