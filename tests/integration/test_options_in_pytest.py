@@ -216,7 +216,8 @@ def test_ini_values_are_as_good_as_options(project):
     ],
 )
 def test_toml_value_without_quotes_is_a_usage_error_that_shows_the_quotes(project, line, shown):
-    project.write("pytest.toml", f"[pytest]\n{line}\n")
+    # pytest.toml replaces the ini file, which turns this plugin off.
+    project.write("pytest.toml", f"[pytest]\naddopts = ['-p', 'no:hypothesispytest']\n{line}\n")
     assert_usage_error(project.run(), shown)
 
 
