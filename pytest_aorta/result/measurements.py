@@ -10,13 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from statistics import mean, median, quantiles
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pytest_aorta.plan.launch_plan import LaunchRequest
-from pytest_aorta.plan.reference import Reference
 from pytest_aorta.result.gpu_facts import PlatformFacts
 from pytest_aorta.result.provenance import Provenance
 from pytest_aorta.result.trace.profiled_steps import CollectiveCalls, FamilyTime, HeadStart, StepOverlap
+
+if TYPE_CHECKING:  # ranks import this module, and need no plan
+    from pytest_aorta.plan.launch_plan import LaunchRequest
+    from pytest_aorta.plan.reference import Reference
 
 SCHEMA_VERSION = 3
 # With fewer steps the 99th percentile is the largest or second-largest value.

@@ -10,11 +10,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.text import brief
-from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.worktree import git
+
+if TYPE_CHECKING:  # ranks import this module, and need no plan
+    from pytest_aorta.plan.launch_plan import LaunchPlan
 
 UTC_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 # `git status` of a large repository on a cold network disk takes seconds; the launch must not wait for longer.

@@ -1,4 +1,4 @@
-"""The harness end to end: a planted change fails exactly the right test, and after undoing it all tests pass."""
+"""The harness end to end: a planted change fails exactly the right test, and after undoing it the test passes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_training(workload):
 """
 
 
-# There are sixteen launches; other tests show that cold launches give the same results.
+# There are more than ten launches; other tests show that cold launches give the same results.
 WARM = "--aorta-launcher=forkserver"
 
 
@@ -63,8 +63,7 @@ def test_each_planted_change_turns_the_right_test_red(suite, pytester):
     # On a machine with other work, launches may vary by more than those of a good baseline.
     assert_green(suite({}, "--update-baselines", "--aorta-launches=3", "--aorta-force-baseline=a test"))
     speed = next(pytester.path.glob("baselines/cpu-x2-gloo/*test-speed*.json"))
-    recorded = speed.read_bytes()
-    median_ms = json.loads(recorded)["launches"][0]["step_time_ms"]["p50"]
+    median_ms = json.loads(speed.read_bytes())["launches"][0]["step_time_ms"]["p50"]
 
     slow_and_corrupt = {
         "speed": {"kind": "slowdown", "delay_ms": 40 * median_ms},
@@ -79,16 +78,12 @@ def test_each_planted_change_turns_the_right_test_red(suite, pytester):
         ]
     )
 
-    speed.unlink()
+    # The change that fails the two other tests undoes the first one.
     result = suite({"weights": {"kind": "weight", "rank": 1}, "training": {"kind": "weight_ulp", "step": 2, "rank": 1}})
-    assert failed(result) == {"test_speed", "test_weights", "test_training"}
+    assert failed(result) == {"test_weights", "test_training"}
     result.stdout.re_match_lines_random(
         [
-            r"E .*: no baseline in .*; record one with: pytest test_inner.py::test_speed --update-baselines",
             r"test_inner::test_weights::fsdp +weight_hash .* regression",
             r"test_inner::test_training::llama_fsdp2 +weight_hash .* regression",
         ]
     )
-
-    speed.write_bytes(recorded)
-    assert_green(suite({}))

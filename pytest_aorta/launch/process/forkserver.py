@@ -24,6 +24,7 @@ from pytest_aorta.common import variables
 from pytest_aorta.common.text import counted
 from pytest_aorta.launch.process.channel import close_all, receive, send
 from pytest_aorta.launch.process.guard import die_with, guard_launch, prepare_agent
+from pytest_aorta.launch.process.imports import without_collection
 from pytest_aorta.launch.process.warm_agent import WarmAgent, fork, run_and_exit
 from pytest_aorta.launch.readiness import is_readable
 from pytest_aorta.launch.sweep import mark_this_process
@@ -87,7 +88,8 @@ class ForkServer:
         for name in modules:
             answer = answer_of_child(partial(_import_one, name), IMPORT_S)
             if answer == IMPORTED:
-                importlib.import_module(name)
+                with without_collection():
+                    importlib.import_module(name)
             elif answer.startswith(KEPT_OUT):
                 self.kept_out.append(f"each rank imports {name}, because {answer} when it is imported")
             else:
@@ -131,11 +133,12 @@ def preload() -> int:
     Raises:
         RuntimeError: An import has started a process.
     """
-    importlib.import_module("numpy")
-    # OpenBLAS ends its own threads before a fork.
-    num_threads_allowed = num_threads()
-    for name in PRELOADED:
-        importlib.import_module(name)
+    with without_collection():
+        importlib.import_module("numpy")
+        # OpenBLAS ends its own threads before a fork.
+        num_threads_allowed = num_threads()
+        for name in PRELOADED:
+            importlib.import_module(name)
     if children():
         raise RuntimeError("importing torch has started a process, which forked ranks would share")
     freeze()
@@ -230,7 +233,8 @@ def _import_one(name: str) -> str:
     import torch
 
     before = thread_names()
-    importlib.import_module(name)
+    with without_collection():
+        importlib.import_module(name)
     if started := [started for thread_id, started in thread_names().items() if thread_id not in before]:
         return f"{KEPT_OUT}starts {counted(len(started), 'thread')} ({', '.join(sorted(set(started)))})"
     if children():

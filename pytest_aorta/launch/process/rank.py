@@ -15,6 +15,7 @@ from pathlib import Path
 from pytest_aorta.common import variables
 from pytest_aorta.common.files import write_text
 from pytest_aorta.launch.process.guard import die_with
+from pytest_aorta.launch.process.imports import without_collection
 from pytest_aorta.launch.process.last_words import leave_last_words
 from pytest_aorta.launch.process.rank_error import write_error
 from pytest_aorta.plan.profiler import WRAPPERS
@@ -32,7 +33,8 @@ def main(run_dir: Path) -> None:
     prepare(folder)
     exit_code = 0
     try:
-        from pytest_aorta.worker.lifecycle import run_rank
+        with without_collection():
+            from pytest_aorta.worker.lifecycle import run_rank
 
         run_rank(run_dir, folder)
     except SystemExit as error:

@@ -14,15 +14,18 @@ import threading
 from pathlib import Path
 
 from pytest_aorta.common import variables
+from pytest_aorta.launch.process.imports import without_collection
 from pytest_aorta.launch.readiness import is_readable
+from pytest_aorta.plan.profiler import WRAPPERS
 from pytest_aorta.result.folder import AGENT_FILE
 
 
 def main(argv: list[str]) -> int:
     """Run torchrun with ``argv[1:]`` and return its exit code."""
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.run import parse_args, run
+    with without_collection():
+        from torch.distributed.elastic.multiprocessing.api import SignalException
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.run import parse_args, run
 
     from pytest_aorta.common.files import write_json
 
@@ -79,4 +82,10 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # The guard of another version may not set the variable.
     die_with_guard(int(os.environ.pop(variables.GUARD_PID, os.getppid())))
-    sys.exit(main(sys.argv[1:]))
+    exit_code = main(sys.argv[1:])
+    if os.environ.get(variables.PROFILER) in WRAPPERS:
+        sys.exit(exit_code)  # these profilers write their traces when the process exits normally
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    # Python would take a third of a second to free the objects of torch, and the guard waits for the agent's end.
+    os._exit(exit_code)

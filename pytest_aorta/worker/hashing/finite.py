@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
-from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
+
+from pytest_aorta.worker.hashing.layout import local_part
 
 # torch.isfinite supports these types on every device.
 _CHECKED = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
@@ -51,7 +52,7 @@ def refuse_parameters(named: Iterable[tuple[str, torch.Tensor]], rank: int, when
     Raises:
         NotFinite: An element is NaN or infinite.
     """
-    parts = [(name, _local(tensor.detach())) for name, tensor in named if _has_data(tensor)]
+    parts = [(name, local_part(tensor.detach())) for name, tensor in named if _has_data(tensor)]
     checked = [
         (name, part) for name, part in parts if part.dtype in (*_CHECKED, *_CHECKED_AS_BFLOAT16) and part.numel()
     ]
@@ -75,7 +76,3 @@ def _is_finite(part: torch.Tensor) -> torch.Tensor:
 
 def _has_data(tensor: torch.Tensor) -> bool:
     return not (tensor.is_meta or is_lazy(tensor))
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

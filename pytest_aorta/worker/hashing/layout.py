@@ -1,15 +1,41 @@
-"""The grids of a DTensor's local part, from its mesh and placements."""
+"""The grids of a DTensor's local part, from its mesh and placements.
+
+Importing ``torch.distributed.tensor`` takes a rank half a second, so it is left to the ranks whose program uses it.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.placement_types import Placement, Shard, _StridedShard
+import torch
 
 from pytest_aorta.worker.hashing.grid import Axis, Grid
 
-_Sharding = tuple[int, Shard | _StridedShard]
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor.placement_types import Placement, Shard, _StridedShard
+
+_Sharding: TypeAlias = "tuple[int, Shard | _StridedShard]"
+
+
+def dtensor_type() -> type[DTensor] | None:
+    """Return the class of DTensors; None if this process has not imported it, and has no DTensor."""
+    module = sys.modules.get("torch.distributed.tensor")
+    found: type[DTensor] | None = getattr(module, "DTensor", None)
+    return found
+
+
+def is_dtensor(tensor: torch.Tensor) -> TypeGuard[DTensor]:
+    """Return whether a tensor is a DTensor."""
+    kind = dtensor_type()
+    return kind is not None and isinstance(tensor, kind)
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a DTensor, or any other tensor itself."""
+    return tensor.to_local() if is_dtensor(tensor) else tensor
 
 
 def local_grids(name: str, tensor: DTensor) -> tuple[Grid, ...]:
@@ -35,6 +61,8 @@ def placed_grids(
     that the ``split_factor`` shards to its right were made first: FSDP2 shards the parts that tensor parallelism
     leaves. If pieces are uneven, the two readings may give a rank different numbers of elements.
     """
+    from torch.distributed.tensor.placement_types import Shard, _StridedShard
+
     left_to_right = [Axis(size, range(size)) for size in shape]
     as_made = list(left_to_right)
     shardings = [(at, place) for at, place in enumerate(placements) if isinstance(place, Shard | _StridedShard)]
@@ -57,6 +85,8 @@ def _order_of_making(shardings: Sequence[_Sharding], mesh_shape: Sequence[int]) 
 
     Mesh dims that the factor of a ``_StridedShard`` counts come before that ``_StridedShard``.
     """
+    from torch.distributed.tensor.placement_types import _StridedShard
+
     if not shardings:
         return []
     (mesh_dim, place), *rest = shardings

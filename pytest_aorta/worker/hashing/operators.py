@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
@@ -30,6 +29,7 @@ from pytest_aorta.common.files import write_json
 from pytest_aorta.result.folder import OPERATORS_FILE
 from pytest_aorta.result.trace.operators import MAX_CALLS, OperatorCall, operators_document
 from pytest_aorta.worker.hashing.grid import Axis, Grid
+from pytest_aorta.worker.hashing.layout import dtensor_type, local_part
 from pytest_aorta.worker.hashing.sums import tensor_sums
 
 _TORCH = str(Path(torch.__file__).parent)
@@ -129,7 +129,8 @@ class OperatorCapture(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator and keep its hashes."""
         kwargs = kwargs or {}
-        if any(issubclass(kind, DTensor) for kind in types):
+        dtensor = dtensor_type()
+        if dtensor is not None and any(issubclass(kind, dtensor) for kind in types):
             # The DTensor runs the operator on its local part, and this method receives that call too.
             return NotImplemented
         leaves = tree_leaves((args, kwargs))
@@ -214,8 +215,7 @@ class OperatorCapture(TorchDispatchMode):
             return _Place("", "")
         variable = getattr(node, "variable", None)
         if variable is not None:
-            local = variable.to_local() if isinstance(variable, DTensor) else variable
-            name = self._parameters.get(local.data_ptr(), "")
+            name = self._parameters.get(local_part(variable).data_ptr(), "")
             return _Place(name.rpartition(".")[0], "")
         number = node._sequence_nr()
         return self._forward_places.get(number, _Place("", "")) if number < _NO_SEQUENCE_NUMBER else _Place("", "")
@@ -236,7 +236,7 @@ def _sequence_number() -> int:
 
 def _local_parameters(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     for name, parameter in model.named_parameters():
-        yield name, (parameter.to_local() if isinstance(parameter, DTensor) else parameter).detach()
+        yield name, local_part(parameter).detach()
 
 
 def _is_untracked(func: Any) -> bool:

@@ -12,13 +12,12 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
 from pytest_aorta.common.text import brief
 from pytest_aorta.worker.group_device import group_device
 from pytest_aorta.worker.hashing.grid import Axis, Grid
-from pytest_aorta.worker.hashing.layout import local_grids
+from pytest_aorta.worker.hashing.layout import is_dtensor, local_grids
 from pytest_aorta.worker.hashing.sums import tensor_sums
 
 _Group: TypeAlias = dist.ProcessGroup | None
@@ -166,7 +165,7 @@ def _detached(name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 def _dtensor_or_replica(name: str, tensor: torch.Tensor) -> _Piece:
     signature = _Signature(name, str(tensor.dtype), tuple(tensor.shape))
-    if not isinstance(tensor, DTensor):
+    if not is_dtensor(tensor):
         return _Piece(signature, tensor, (Grid.of(Axis(tensor.numel(), range(tensor.numel()))),))
     if not dist.is_initialized():
         raise RuntimeError(f"{name} is a shard and there is no process group: hash weights before leaving the group")
