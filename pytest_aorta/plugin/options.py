@@ -49,8 +49,9 @@ def read_options(config: pytest.Config) -> Options:
     # The ini key says how baselines are recorded in every later run; only the flag expects an effect on this one.
     if (launches := config.getoption("aorta_launches")) is not None and not options.update_baselines:
         raise SpecError(
-            f"--aorta-launches={launches} sets the number of launches to record; give --update-baselines too, or limit "
-            f"the launches of a comparison with --aorta-max-launches"
+            f"--aorta-launches={launches} sets the number of launches to record; give --update-baselines too, set the "
+            f"ini key aorta_launches in place of the flag, or limit the launches of a comparison with "
+            f"--aorta-max-launches"
         )
     return replace(options, repeated=_repeated(config))
 

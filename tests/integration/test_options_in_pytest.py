@@ -162,8 +162,8 @@ def test_ini_keys_without_a_flag_are_taken_from_the_command_line_too(project):
         ),
         (
             ["--aorta-launches=3"],
-            "--aorta-launches=3 sets the number of launches to record; give --update-baselines too, or limit the "
-            "launches of a comparison with --aorta-max-launches",
+            "--aorta-launches=3 sets the number of launches to record; give --update-baselines too, set the ini key "
+            "aorta_launches in place of the flag, or limit the launches of a comparison with --aorta-max-launches",
         ),
         (["--aorta-gpus=2"], "--aorta-gpus=2: 0 GPUs are visible"),
     ],
