@@ -73,7 +73,7 @@ def parse_json(text: str, name: str) -> Any:
             json.loads(text, parse_float=_finite)
         return document
     except (ValueError, RecursionError) as error:
-        raise UnreadableFile(f"{name}: not valid JSON: {error}") from None
+        raise UnreadableFile(f"{name}: not valid JSON: {_conflict(text) or error}") from None
 
 
 def read_yaml(path: Path, *, max_bytes: int = MAX_YAML_BYTES) -> Any:
@@ -94,7 +94,7 @@ def parse_yaml(text: str, name: str) -> Any:
     try:
         return yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a SafeLoader
     except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:
-        raise UnreadableFile(f"{name}: not valid YAML: {error}") from None
+        raise UnreadableFile(f"{name}: not valid YAML: {_conflict(text) or error}") from None
 
 
 def _read_text(path: Path, max_bytes: int, *, follow_links: bool = True) -> str:
@@ -105,6 +105,15 @@ def _read_text(path: Path, max_bytes: int, *, follow_links: bool = True) -> str:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UnreadableFile(f"{path}: not UTF-8: {error}") from None
+
+
+def _conflict(text: str) -> str:
+    """Return where a merge has left git's conflict markers and what to do, or an empty text."""
+    lines = text.splitlines()
+    begin = next((number for number, line in enumerate(lines, 1) if line.startswith("<<<<<<< ")), None)
+    if begin is None or not any(line.startswith(">>>>>>> ") for line in lines):
+        return ""
+    return f"conflict markers of git from line {begin} on; keep one side, by git checkout --ours or --theirs"
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -96,6 +96,14 @@ def test_number_of_too_many_digits_is_refused(tmp_path):
     assert "not valid JSON" in read_error(tmp_path, b"1" * 5000)
 
 
+@pytest.mark.parametrize("reader", [read_json, read_yaml])
+def test_conflict_of_a_merge_is_named_with_its_line_and_what_to_do(tmp_path, reader):
+    conflict = b'{\n<<<<<<< HEAD\n"a": 1\n=======\n"a": 2\n>>>>>>> other\n}\n'
+    text = read_error(tmp_path, conflict, reader)
+    assert "conflict markers of git from line 2 on; keep one side, by git checkout --ours or --theirs" in text
+    assert "markers of git" not in read_error(tmp_path, b'{"a": <<<<<<< ', reader)
+
+
 def test_repeated_json_key_is_named(tmp_path):
     assert "key 'b' is given twice" in read_error(tmp_path, b'{"a": 1, "n": {"b": 1, "c": 2, "b": 1}}')
 
