@@ -258,7 +258,8 @@ def record_optimizer_steps(*, warmup: int = 3, hash_weights: bool = False) -> No
 
     A recorded step lasts from one step of the optimizer to the next, so it includes loading a batch. The time before
     the optimizer's first step and the time after its last step are not recorded. If a script has several optimizers,
-    the recorder follows the optimizer that steps first.
+    the recorder follows the optimizer that steps first. An iteration in which a ``GradScaler`` skips the optimizer is
+    part of the next recorded step.
 
     Args:
         warmup: Number of steps that are not recorded, after the optimizer's first one.
