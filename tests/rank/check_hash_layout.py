@@ -144,6 +144,19 @@ def test_replicas_that_differ_are_an_error_that_names_the_ranks():
         sums_of_ranks((4,), lambda mesh: next(ranks))
 
 
+@pytest.mark.parametrize("digests", [[1, 2], [1, 1]])
+def test_shards_of_fsdp1_are_an_error_that_says_what_to_do(monkeypatch, digests):
+    flat = torch.nn.Parameter(torch.ones(4))
+    flat._is_flat_param = True
+
+    def all_gather(tensor, group):
+        return torch.tensor(digests) if tensor.ndim == 0 else torch.stack([tensor, tensor + 1])
+
+    monkeypatch.setattr(weight_hash, "_all_gather", all_gather)
+    with rank_of((2,), 0), pytest.raises(RuntimeError, match=r"inside of FullyShardedDataParallel.summon_full_params"):
+        weight_hash.hash_parameters([("_flat_param", flat)])
+
+
 def test_replicas_of_a_shard_that_differ_are_an_error():
     tensors = iter([torch.zeros(4), torch.zeros(4), torch.zeros(4), torch.ones(4)])
 

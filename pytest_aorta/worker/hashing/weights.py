@@ -23,6 +23,7 @@ from pytest_aorta.worker.hashing.sums import tensor_sums
 _Group: TypeAlias = dist.ProcessGroup | None
 # Names of modules with which torch wraps others: torch.compile, activation checkpointing and FSDP1.
 _WRAPPERS = re.compile(r"(?<![^.])(_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)\.")
+_FSDP1 = "parameters of FSDP1 can be hashed inside of FullyShardedDataParallel.summon_full_params(model)"
 # Replaces the number of elements in the facts of a grid whose size differs from its block's.
 _OTHER_COUNT = -1
 
@@ -76,8 +77,13 @@ def hash_parameters(named: Iterable[tuple[str, torch.Tensor]], group: _Group = N
             2, 4 or 8 bytes on a CPU or CUDA device, or a tensor is quantized, nested, sparse, opaque or
             not initialized.
     """
-    unwrapped = ((_WRAPPERS.sub("", name), tensor) for name, tensor in named)
-    return _hash_pieces([_dtensor_or_replica(name, _detached(name, tensor)) for name, tensor in unwrapped], group)
+    unwrapped = [(_WRAPPERS.sub("", name), tensor) for name, tensor in named]
+    try:
+        return _hash_pieces([_dtensor_or_replica(name, _detached(name, tensor)) for name, tensor in unwrapped], group)
+    except RuntimeError as error:
+        if not any(getattr(tensor, "_is_flat_param", False) for _, tensor in unwrapped):
+            raise
+        raise RuntimeError(f"{error}; {_FSDP1}") from None
 
 
 def hash_optimizer(
@@ -238,7 +244,9 @@ def _gather(facts: torch.Tensor, signatures: list[_Signature], group: _Group) ->
     # The digests are compared first: the gather of facts could hang if ranks had different numbers of tensors.
     first, *others = _all_gather(facts.new_tensor(_short_digest(signatures)), group).tolist()
     if mismatched := [rank for rank, digest in enumerate(others, 1) if digest != first]:
-        raise RuntimeError(f"ranks {mismatched} hash tensors of other names, dtypes or shapes than rank 0 does")
+        raise RuntimeError(
+            f"ranks {mismatched} hash tensors of other names, dtypes or shapes than rank 0 does; {_FSDP1}"
+        )
     return _all_gather(facts, group).cpu()
 
 
