@@ -22,7 +22,7 @@ from pytest_aorta.plan.gpus import visible_devices
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options.values import LauncherKind
 from pytest_aorta.plan.world import World
-from pytest_aorta.result.diagnosis import launch_failure
+from pytest_aorta.result.diagnosis.launch import launch_failure
 from pytest_aorta.result.outcome import LaunchOutcome
 
 NUM_RANKS = 2

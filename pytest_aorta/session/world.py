@@ -23,7 +23,7 @@ from pytest_aorta.plan.reference import Reference, References
 from pytest_aorta.plan.workload.declaration import default_config, find_workload, resolve_config
 from pytest_aorta.plan.workload.environment import ENVIRONMENT_KEY, check_environment
 from pytest_aorta.plan.world import World
-from pytest_aorta.result.diagnosis import launch_failure
+from pytest_aorta.result.diagnosis.launch import launch_failure
 from pytest_aorta.result.measurements import LaunchRecord, WorkloadResult
 from pytest_aorta.result.outcome import LaunchOutcome, launch_times_s
 from pytest_aorta.result.reading import collect_result

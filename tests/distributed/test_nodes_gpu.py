@@ -14,7 +14,7 @@ from pytest_aorta.plan.gpus import visible_devices
 from pytest_aorta.plan.launch_plan import LaunchPlan, NodeGroup
 from pytest_aorta.plan.workload.declaration import find_workload, resolve_config
 from pytest_aorta.plan.world import World
-from pytest_aorta.result.diagnosis import launch_failure
+from pytest_aorta.result.diagnosis.launch import launch_failure
 from pytest_aorta.result.reading import collect_result
 
 

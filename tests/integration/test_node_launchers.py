@@ -15,7 +15,7 @@ from pytest_aorta.launch.guarded import launch
 from pytest_aorta.launch.nodes.handover import start_coordinator
 from pytest_aorta.plan.launch_plan import LaunchPlan, NodeGroup
 from pytest_aorta.plan.world import World
-from pytest_aorta.result.diagnosis import launch_failure
+from pytest_aorta.result.diagnosis.launch import launch_failure
 
 TOKEN = "secret"
 # Only an agent or a launcher that hangs reaches this limit.

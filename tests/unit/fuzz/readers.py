@@ -46,7 +46,7 @@ from pytest_aorta.plan.workload.declaration import (
 )
 from pytest_aorta.plan.workload.logs import TORCHTITAN_PATTERN, log_records, read_records
 from pytest_aorta.plugin.read_markers import read_markers
-from pytest_aorta.result.diagnosis import launch_failure
+from pytest_aorta.result.diagnosis.launch import launch_failure
 from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.flight import refusal
 from pytest_aorta.result.measurements import TensorHashes

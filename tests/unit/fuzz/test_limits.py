@@ -22,7 +22,7 @@ from pytest_aorta.plan.options.table import OPTIONS
 from pytest_aorta.plan.workload.command import command_line
 from pytest_aorta.plan.workload.environment import check_environment
 from pytest_aorta.plan.workload.logs import TORCHTITAN_PATTERN, log_records
-from pytest_aorta.result.diagnosis import launch_failure
+from pytest_aorta.result.diagnosis.launch import launch_failure
 from pytest_aorta.result.flight import MAX_OPCODES, flight_verdict, refusal
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome
 from pytest_aorta.result.reading import read_result

@@ -1,0 +1,177 @@
+"""Launches in which a rank failed or ended early: the first failure, and what followed from it."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pytest_aorta.common.frames import is_library, traceback_lines
+from pytest_aorta.result.diagnosis.describe import (
+    FRAMES_SHOWN,
+    RANKS_SHOWN,
+    ended,
+    exit_text,
+    file_of,
+    in_steps,
+    log_lines,
+    names_of,
+    positions,
+)
+from pytest_aorta.result.evidence import RankEvidence
+from pytest_aorta.result.folder import ERROR_FILE
+
+_TRACEBACK_LINES = 24
+_MESSAGE_LINES = 12
+# Long enough for a message with several paths.
+_HEADLINE = 1000
+# Errors of a rank whose peer is gone. Such a rank is a victim of the failure, even if its error is the earliest.
+_PEER_ERROR = re.compile(
+    r"connection (was )?(closed|reset|refused)|closed by peer|reset by peer|broken pipe|remote process exited"
+    r"|ncclRemoteError|recvValue failed|peer (has )?(closed|gone)|socket (closed|timeout)|EPIPE|ECONNRESET"
+    r"|timed out waiting \d+ ?ms for (recv|send)",
+    re.IGNORECASE,
+)
+_LOOK_INTO_DMESG = (
+    "  next: look for rank {} in dmesg, since the kernel sends SIGKILL if the host or a container runs out of memory"
+)
+_NUMBER = re.compile(r"\d+")
+
+
+@dataclass(frozen=True)
+class RankFailure:
+    """A rank's failure.
+
+    Attributes:
+        kind: Class of the failure, as in ``LaunchFailure``.
+        message: The error or the exit status, in words.
+        evidence: What the rank left.
+        order: Sorts failures, the first one first: victims and reactions come last, errors by time.
+    """
+
+    kind: str
+    message: str
+    evidence: RankEvidence
+    order: tuple[bool, bool, bool, int]
+
+    @property
+    def is_victim(self) -> bool:
+        """Return True if the failure follows from another rank's end."""
+        return self.order[0]
+
+    @property
+    def is_reaction(self) -> bool:
+        """Return True if the rank was stopped, or aborted by a thread that reacted to another rank's end."""
+        return self.order[1]
+
+
+def own_failure(rank: RankEvidence) -> RankFailure | None:
+    """Return a rank's own failure, or None. The order is: exits and signals, errors by time, reactions, victims."""
+    if rank.error is not None:
+        if rank.error["type"] == "SystemExit":
+            message = _exit_message(rank.error["message"])
+            return RankFailure("exit code", message, rank, (False, False, True, rank.error["time_ns"]))
+        message = f"{rank.error['type']}: {rank.error['message']}".removesuffix(": ")
+        kind = "out of memory" if "OutOfMemory" in rank.error["type"] else "rank exception"
+        is_victim = bool(_PEER_ERROR.search(rank.error["message"]))
+        return RankFailure(kind, message, rank, (is_victim, False, True, rank.error["time_ns"]))
+    if rank.exit_code is None:
+        return None
+    # Threads of NCCL and gloo abort in reaction to a failure elsewhere, and SIGTERM is sent to ranks that are stopped.
+    is_reaction = rank.exit_code in (-signal.SIGABRT, -signal.SIGTERM)
+    kind = "signal" if rank.exit_code < 0 else "exit code"
+    return RankFailure(kind, exit_text(rank.exit_code), rank, (False, is_reaction, False, rank.exit_code))
+
+
+def _exit_message(given: str) -> str:
+    """Return the argument of ``sys.exit`` in words. For a text, the interpreter exits with code 1."""
+    return exit_text(int(given)) if re.fullmatch(r"\d{1,9}", given) else f"{exit_text(1)}: {given}"
+
+
+def first_failure(failures: list[RankFailure], ranks: Sequence[RankEvidence]) -> tuple[str, int, str, list[str]]:
+    """Diagnose a launch by the first of its ``failures``, which are in order."""
+    first = failures[0]
+    rank = first.evidence
+    headline, *message = first.message.splitlines() or [""]
+    shown = (line[:300] for line in message[:_MESSAGE_LINES])
+    details = [line if line.startswith("  ") else f"    {line}" for line in shown]
+    if len(message) > _MESSAGE_LINES:
+        details.append(f"    ... {len(message) - _MESSAGE_LINES} more lines in {file_of(rank, ERROR_FILE)}")
+    details += _place(rank)
+    stopped = [other for other in ranks if other is not rank and not other.error and other.frames]
+    # If the rank itself shows no cause, the stacks of its peers show the call that it was missing from.
+    if first.is_victim or not (rank.error or rank.frames):
+        located = [other for other in stopped if any(not is_library(frame.file) for frame in other.frames)]
+        details += positions(located)
+        stopped = [other for other in stopped if other not in located]
+    details += _others([other for other in ranks if other is not rank], rank.rank, first)
+    if first.is_victim and (done := [other for other in ranks if other.has_result]):
+        details.append(f"  {ended(done, ' had')}")
+    if stopped:
+        details.append(f"  then {names_of([other.rank for other in stopped])}: stopped{in_steps(stopped)}")
+    return first.kind, rank.rank, f"rank {rank.rank} failed first: {headline[:_HEADLINE]}", details
+
+
+def _place(rank: RankEvidence) -> list[str]:
+    """Return lines with the location of a rank's failure and the end of its output."""
+    if rank.error is None:
+        killed = [_LOOK_INTO_DMESG.format(rank.rank)] if rank.exit_code == -signal.SIGKILL else []
+        return [*killed, *(f"  at {frame}" for frame in rank.frames[:FRAMES_SHOWN]), *log_lines(rank)]
+    error_type, message = rank.error["type"], rank.error["message"]
+    lines = traceback_lines(rank.error["traceback"], error_type, message, _TRACEBACK_LINES, file_of(rank, ERROR_FILE))
+    lines = [line[:300] for line in lines]
+    if error_type == "SystemExit":
+        return [*lines, *log_lines(rank)]
+    # Without frames, the harness itself raised the error, and the message of the error is complete.
+    return [*lines, *log_lines(rank)] if lines and rank.log_tail else lines
+
+
+def _others(ranks: Iterable[RankEvidence], origin: int | None, first: RankFailure | None = None) -> list[str]:
+    """Return one line per way in which the other ranks failed; ``first`` is the failure that they followed."""
+    summaries: dict[str, list[int]] = {}
+    errors: dict[str, list[int]] = {}
+    for rank in ranks:
+        failure = own_failure(rank)
+        if failure is None or (failure.is_reaction and rank.frames):
+            continue
+        if text := _consequence(failure, origin, first):
+            summaries.setdefault(text, []).append(rank.rank)
+        else:
+            errors.setdefault(failure.message.partition("\n")[0][:300], []).append(rank.rank)
+    rest = [rank for numbers in list(errors.values())[RANKS_SHOWN:] for rank in numbers]
+    lines = [*summaries.items(), *list(errors.items())[:RANKS_SHOWN], *([("other errors", rest)] if rest else [])]
+    return [f"  then {names_of(numbers)}: {text}" for text, numbers in sorted(lines, key=lambda line: line[1])]
+
+
+def _consequence(failure: RankFailure, origin: int | None, first: RankFailure | None) -> str:
+    """Return how a failure follows from the first failure; empty for an independent failure."""
+    if first is not None and first.evidence.error and failure.evidence.error:
+        if failure.message == first.message:
+            return "the same error"
+        if _NUMBER.sub("0", failure.message) == _NUMBER.sub("0", first.message):
+            return "the same error with other numbers"
+    if first is not None and first.is_victim:
+        return ""
+    if failure.is_victim:
+        return f"connection to a peer lost (follows from rank {origin})"
+    return f"{failure.message} (follows from rank {origin})" if failure.is_reaction else ""
+
+
+def ended_early(ranks: Sequence[RankEvidence]) -> tuple[str, int | None, str, list[str]]:
+    """Diagnose a launch in which a rank ended before the others, without a result, an error or a failing exit code."""
+    unfinished = [rank for rank in ranks if rank.started and not rank.has_result]
+    gone = without_trace(ranks) or unfinished
+    headline = f"{names_of([rank.rank for rank in gone])} exited with code 0 and left no result while others ran"
+    details = log_lines(gone[0]) if gone else []
+    others = [rank for rank in unfinished if rank not in gone]
+    details += _others(others, gone[0].rank if gone else None)
+    details += positions(rank for rank in others if not rank.error)
+    return "result missing", gone[0].rank if gone else None, f"{headline}, by os._exit(0) for example", details
+
+
+def without_trace(ranks: Sequence[RankEvidence]) -> list[RankEvidence]:
+    """Return the ranks that ended by themselves and left neither a result nor an error nor a failing exit code."""
+    # Ranks that were still alive have written their stacks.
+    silent = [rank for rank in ranks if rank.exit_code is None and not rank.error and not rank.frames]
+    return [rank for rank in silent if rank.started and not rank.has_result]

@@ -1,0 +1,127 @@
+"""Diagnoses a failed launch: the class of the failure, the rank that failed first, and a short text of evidence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pytest_aorta.plan.launch_plan import LaunchPlan
+from pytest_aorta.plan.options.values import LauncherKind
+from pytest_aorta.result.diagnosis.describe import RANKS_SHOWN, exit_text, log_lines, names_of, positions
+from pytest_aorta.result.diagnosis.failed import ended_early, first_failure, own_failure, without_trace
+from pytest_aorta.result.diagnosis.stalled import collective_timeout, hang, not_left
+from pytest_aorta.result.evidence import RankEvidence, log_tail, read_evidence
+from pytest_aorta.result.flight import flight_verdict
+from pytest_aorta.result.folder import AGENT_LOG, PLAN_FILE
+from pytest_aorta.result.outcome import EndReason, LaunchOutcome
+
+_OTHER_FOLDER = "next: choose a folder of results that the script keeps (--aorta-results; aorta run: --results)"
+# Classes of failures whose headline names the class by itself, such as "rank 1 failed first: exit code 3".
+_NAMED_BY_HEADLINE = ("exit code", "signal")
+# Reasons that the coordinator of several nodes reports; the outcome's detail names the node.
+_NODE_REASONS = {
+    EndReason.NODE_LOST: "node lost",
+    EndReason.NODE_LAUNCHER: "node launcher",
+    EndReason.NODE_MISMATCH: "node mismatch",
+}
+
+
+@dataclass(frozen=True)
+class LaunchFailure:
+    """The diagnosis of a failed launch.
+
+    Attributes:
+        kind: rank exception, out of memory, exit code, signal, hang in collective, hang elsewhere, output
+            cap, rendezvous, result missing, process left, results deleted, interrupted or guard lost; over several
+            nodes also node lost, node launcher or node mismatch.
+        rank: the rank that failed first; None if no rank failed.
+        text: a line with the kind and the rank, then the evidence, then the run folder if it exists.
+    """
+
+    kind: str
+    rank: int | None
+    text: str
+
+
+def launch_failure(plan: LaunchPlan, outcome: LaunchOutcome) -> LaunchFailure | None:
+    """Return the diagnosis of a launch; None if every rank succeeded and left a result."""
+    ranks = read_evidence(plan)
+    finished = all(rank.has_result for rank in ranks)
+    if outcome.reason == EndReason.EXIT and outcome.agent_status == 0 and finished and not outcome.survivors:
+        return None
+    kind, rank, headline, details = _classify(plan, outcome, ranks)
+    name = f"{plan.name} at {plan.reference.name}" if plan.reference else plan.name
+    nodes = f" of {plan.world.nodes} nodes" if plan.world.nodes > 1 else ""
+    damaged = [f"damaged: {problem}" for rank in ranks for problem in rank.damaged][:RANKS_SHOWN]
+    headline = headline if kind in _NAMED_BY_HEADLINE else f"{kind}: {headline}"
+    lines = [f"{name} on {plan.world.size} {plan.world.device} ranks{nodes}: {headline}", *details, *damaged]
+    if outcome.survivors:
+        lines.append(f"processes {list(outcome.survivors)} could not be ended; their devices are not usable")
+    lines.append(f"plan, logs and stacks: {plan.run_dir}" if _has_folder(plan) else _OTHER_FOLDER)
+    return LaunchFailure(kind, rank, "\n".join(lines))
+
+
+def _classify(
+    plan: LaunchPlan, outcome: LaunchOutcome, ranks: list[RankEvidence]
+) -> tuple[str, int | None, str, list[str]]:
+    if not _has_folder(plan):
+        headline = f"the launch's folder {plan.run_dir} was deleted during the launch, e.g. by the script"
+        return "results deleted", None, f"{headline}; {_agent_end(outcome)}", []
+    if outcome.reason == EndReason.PARENT_GONE:
+        return "interrupted", None, "pytest ended before the launch did", []
+    if outcome.reason == EndReason.GUARD_LOST:
+        return "guard lost", None, outcome.detail or "the process that watches the ranks was killed", _agent_tail(plan)
+    if outcome.reason in _NODE_REASONS:
+        stacks = positions(rank for rank in ranks if rank.frames)
+        return _NODE_REASONS[outcome.reason], None, outcome.detail, [*stacks, *_agent_tail(plan)]
+    if any(rank.timed_out for rank in ranks):
+        return collective_timeout(ranks, flight_verdict(plan.run_dir))
+    failures = sorted((failure for rank in ranks if (failure := own_failure(rank))), key=lambda item: item.order)
+    if failures and outcome.reason in (EndReason.EXIT, EndReason.RANK_ERROR, EndReason.RANK_GONE):
+        if failures[0].is_victim and without_trace(ranks):
+            return ended_early(ranks)
+        return first_failure(failures, ranks)
+    waiting = names_of([rank.rank for rank in ranks if not rank.has_result])
+    if outcome.reason == EndReason.OUTPUT_CAP:
+        largest = max(ranks, key=lambda rank: rank.log_bytes)
+        headline = f"logs exceed {plan.limits.output_cap_bytes >> 20} MiB, rank {largest.rank} wrote most"
+        return "output cap", largest.rank, f"{headline}; {waiting} left no result", log_lines(largest)[-2:]
+    if not any(rank.started for rank in ranks):
+        return "rendezvous", None, f"no rank started; {_agent_end(outcome)}", _agent_tail(plan)
+    if outcome.reason in (EndReason.TIME_LIMIT, EndReason.STRAGGLER):
+        if all(rank.returned for rank in ranks):
+            return not_left(plan, outcome, ranks)
+        return hang(plan, outcome, ranks)
+    if outcome.reason == EndReason.RANK_GONE:
+        return ended_early(ranks)
+    if outcome.agent_status == 0:
+        missing = next((rank for rank in ranks if not rank.has_result), None)
+        if missing is None:
+            return "process left", None, "a process outlived the launch", []
+        return (
+            "result missing",
+            missing.rank,
+            f"{waiting} exited with code 0 and left no result",
+            log_lines(missing),
+        )
+    return (
+        "rendezvous",
+        None,
+        f"{_agent_end(outcome)} before any rank failed; {waiting} left no result",
+        _agent_tail(plan),
+    )
+
+
+def _has_folder(plan: LaunchPlan) -> bool:
+    """Return whether the run folder still exists. Its plan is written first, so other files can't replace it."""
+    return (plan.run_dir / PLAN_FILE).is_file()
+
+
+def _agent_end(outcome: LaunchOutcome) -> str:
+    agent = "torchrun" if outcome.launcher == LauncherKind.TORCHRUN else "the fork server's agent"
+    if outcome.agent_status is None:
+        return f"{agent} was still running"
+    return f"{agent} ended with {exit_text(outcome.agent_status)}"
+
+
+def _agent_tail(plan: LaunchPlan) -> list[str]:
+    return [f"  | {line}" for line in log_tail(plan.run_dir / AGENT_LOG)] or [f"  {AGENT_LOG} is empty"]
