@@ -28,6 +28,8 @@ from pytest_aorta.result.folder import AGENT_LOG, RANKS_FOLDER
 
 KILL_S = 10.0
 TICK_S = 0.01
+# A process that is just starting a program shows no environment for a moment, so several passes have to find nothing.
+_EMPTY_PASSES = 2
 _SEPARATOR = ":"
 # Index of starttime, field 22 of /proc/PID/stat, in what _stat returns: proc_pid_stat(5).
 _START_TICKS = 22 - 3
@@ -81,6 +83,7 @@ def end_processes(run_dirs: Iterable[Path], limit_s: float = KILL_S) -> tuple[tu
     folders = list(run_dirs)
     pidfds: dict[int, int] = {}
     deadline_s = time.monotonic() + limit_s
+    empty_passes = 0
     try:
         while True:
             found = processes_of(folders)
@@ -89,7 +92,8 @@ def end_processes(run_dirs: Iterable[Path], limit_s: float = KILL_S) -> tuple[tu
             # Wait for the pidfds: a process's memory is gone before its open files, and an open device is not free yet.
             alive = {pid for pid, pidfd in pidfds.items() if not is_readable(pidfd, 0)}
             left = alive.union(found).difference(pidfds.keys() - alive)
-            if not left or time.monotonic() >= deadline_s:
+            empty_passes = 0 if left else empty_passes + 1
+            if empty_passes == _EMPTY_PASSES or time.monotonic() >= deadline_s:
                 return tuple(sorted(pidfds.keys() - left)), tuple(sorted(left))
             time.sleep(TICK_S)
     finally:

@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from pytest_aorta.common import variables
+from pytest_aorta.launch import sweep
 from pytest_aorta.launch.lease.lease import holders, lease
 from pytest_aorta.launch.lease.queue import record_end, record_launch
 from pytest_aorta.launch.sweep import end_processes, is_stopped, launch_ids, processes_of, unmarked
@@ -35,6 +37,9 @@ def start() -> Iterator[Starter]:
     def starter(*command: str, ids: str = "", **options: object) -> subprocess.Popen[bytes]:
         given = {"env": dict(os.environ) | {variables.LAUNCH_ID: ids}} | options
         started.append(subprocess.Popen(command or ("sleep", "60"), **given))  # type: ignore[call-overload]
+        # A process that is just starting a program shows no environment and no arguments for a moment.
+        while started[-1].poll() is None and not Path(f"/proc/{started[-1].pid}/cmdline").read_bytes():
+            time.sleep(0.001)
         return started[-1]
 
     yield starter
@@ -52,6 +57,13 @@ def test_only_processes_of_the_launch_are_ended_also_stopped_ones(tmp_path, star
     assert end_processes([mine]) == (tuple(sorted([running.pid, stopped.pid])), ())
     assert (running.wait(), stopped.wait()) == (-signal.SIGKILL, -signal.SIGKILL)
     assert stranger.poll() is None
+
+
+def test_process_that_shows_no_environment_while_it_starts_a_program_is_ended(tmp_path, start, monkeypatch):
+    process = start(ids=launch_ids(tmp_path, {}))
+    first_pass = iter([[]])
+    monkeypatch.setattr(sweep, "processes_of", lambda folders: next(first_pass, processes_of(folders)))
+    assert end_processes([tmp_path]) == ((process.pid,), ())
 
 
 def test_launch_inside_a_launch_belongs_to_both(tmp_path, start):
