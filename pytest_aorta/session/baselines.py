@@ -48,8 +48,7 @@ class Recording:
         self.note = ""
         self._first = first
         self._kept = options.unfinished
-        code = code_digest(options.rootdir, options.baselines_dir) if options.unfinished else None
-        self._folder = options.unfinished / code if options.unfinished and code else None
+        self._folder = _folder_of_code(options)
 
     def launches(self, wanted: int, again: Callable[[], LaunchFacts]) -> list[LaunchFacts]:
         """Return ``wanted`` launches: those of an interrupted recording, the first one, and further ones by ``again``.
@@ -92,6 +91,12 @@ class Recording:
         return sorted(self._kept.glob(str(pattern))) if self._kept else []
 
 
+def _folder_of_code(options: Options) -> Path | None:
+    """Return the folder of recordings of this version of the code; None if none are kept or git gives no version."""
+    code = code_digest(options.rootdir, options.baselines_dir) if options.unfinished else None
+    return options.unfinished / code if options.unfinished and code else None
+
+
 def _with_launches(first: Baseline, launches: Sequence[LaunchFacts]) -> Baseline:
     return replace(first, launches=tuple(StoredLaunch(launch) for launch in launches))
 
@@ -109,11 +114,9 @@ def _difference(kept: Baseline, first: Baseline) -> str | None:
 
 def unfinished_recordings(options: Options) -> list[str]:
     """Return a line for each interrupted recording that the next recording of the same code continues."""
-    code = code_digest(options.rootdir, options.baselines_dir) if options.unfinished else None
-    if not options.unfinished or not code:
-        return []
+    folder = _folder_of_code(options)
     lines = []
-    for path in sorted((options.unfinished / code).glob("*/*.json")):
+    for path in sorted(folder.glob("*/*.json")) if folder else ():
         try:
             kept = read_baseline_file(path)
         except AortaError as error:
