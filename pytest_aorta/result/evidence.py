@@ -50,6 +50,7 @@ class RankEvidence:
             the first frame that is not of the harness.
         exit_code: the exit code of a rank that ended by itself, negative for a signal; None if the torchrun agent
             reported none.
+        suspended: a signal such as SIGSTOP had suspended the rank when the launch ended.
         frames: frames of the rank's main thread, innermost first and without those of the harness, at a time limit or
             a fatal signal.
         steps: measured steps that the rank has entered.
@@ -72,6 +73,7 @@ class RankEvidence:
     log_bytes: int
     in_flight: str | None
     timed_out: str | None
+    suspended: bool = False
     damaged: tuple[str, ...] = ()
 
 
@@ -109,6 +111,7 @@ def _read_rank(plan: LaunchPlan, rank: int, exit_code: int | None) -> RankEviden
         log_bytes=_size(log),
         in_flight=_in_flight(_json(folder / names.IN_FLIGHT_FILE, "collectives", damaged)),
         timed_out=_timed_out(_text(log)),
+        suspended=(folder / names.SUSPENDED_FILE).exists(),
         damaged=tuple(damaged),
     )
 

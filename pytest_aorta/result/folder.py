@@ -35,6 +35,8 @@ MARKS_FILE: Final = "marks"
 PROGRESS_FILE: Final = "progress"
 OUTPUT_LOG: Final = "output.log"
 STACKS_FILE: Final = "stacks.txt"
+# Empty; the guard leaves this file for a rank that a signal such as SIGSTOP has suspended.
+SUSPENDED_FILE: Final = "suspended"
 NATIVE_STACKS_FILE: Final = "py-spy.txt"
 ERROR_FILE: Final = "error.json"
 IN_FLIGHT_FILE: Final = "collectives.json"

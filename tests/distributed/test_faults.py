@@ -54,6 +54,7 @@ MATRIX = {
     ),
     "one_long_line": ("output cap", 1, "logs exceed 32 MiB, rank 1 wrote most"),
     "many_lines": ("output cap", 1, "logs exceed 32 MiB, rank 1 wrote most"),
+    "suspended": ("hang in collective", 1, "rank 1 suspended by a signal such as SIGSTOP in step 2"),
     "done_alone": ("hang elsewhere", 1, "a rank was done for 3 s and others were not"),
 }
 # These faults end at the time limit.
@@ -124,7 +125,7 @@ VARIANTS = {"exit_code", "full_disk_at_result", "many_lines", "spin", "deaf", "g
 
 
 # Kinds whose diagnosis reads the files of ranks, whoever started the ranks: warm in CI, cold every night.
-WARM = ("exception", "segfault", "nan_result", "nan_parameter", "one_long_line", "done_alone")
+WARM = ("exception", "segfault", "nan_result", "nan_parameter", "one_long_line", "suspended", "done_alone")
 
 
 def marks(kind: str) -> list[pytest.MarkDecorator]:

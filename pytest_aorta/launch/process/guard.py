@@ -28,8 +28,12 @@ from typing import Any
 GUARD_PID_VARIABLE = "AORTA_GUARD_PID"
 # A copy of result.folder.AGENT_FILE, for the same reason.
 AGENT_FILE = "agent.json"
+# A copy of result.folder.SUSPENDED_FILE.
+SUSPENDED_FILE = "suspended"
 # The states of a process that has ended and that its parent has not waited for.
 ENDED = ("Z", "X")
+# The state of a process that SIGSTOP or a similar signal has suspended.
+SUSPENDED = "T"
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 TICK_S = 0.05
@@ -61,6 +65,7 @@ class Guard:
         self.first_error_s: float | None = None
         self.first_result_s: float | None = None
         self.first_gone_s: float | None = None
+        self.suspended: set[Path] = set()
         self.looked_s = 0.0
 
     def run(self) -> dict[str, Any]:
@@ -69,6 +74,7 @@ class Guard:
         self.agent_pid = self.start_agent()
         reason = self.watch(began_s + self.spec["time_limit_s"])
         leftover = sorted(descendants())
+        self.mark_suspended()
         if reason not in ("exit", "parent_gone"):
             self.dump_stacks()
         if reason == "rank_gone":
@@ -120,11 +126,28 @@ class Guard:
             return "straggler"
         if now_s - self.looked_s > LOOK_S:
             self.looked_s = now_s
-            gone = any(map(is_gone, self.started())) and not self.is_stopping()
+            states = {folder: state_of(folder) for folder in self.started()}
+            self.note_suspended(states)
+            gone = any(is_gone(folder, state) for folder, state in states.items()) and not self.is_stopping()
             self.first_gone_s = (self.first_gone_s or now_s) if gone else None
         if self.first_gone_s is not None and now_s - self.first_gone_s > GONE_S:
             return "rank_gone"
         return None
+
+    def note_suspended(self, states: dict[Path, str | None]) -> None:
+        """Keep the folders of ranks that are suspended, or were suspended when they were last seen alive."""
+        for folder, state in states.items():
+            if state == SUSPENDED:
+                self.suspended.add(folder)
+            elif state not in ENDED:
+                self.suspended.discard(folder)
+
+    def mark_suspended(self) -> None:
+        """Leave a file in the folder of each rank that is suspended, since such a rank can't write its stacks."""
+        self.note_suspended({folder: state_of(folder) for folder in self.started()})
+        for folder in self.suspended:
+            with suppress(OSError), (folder / SUSPENDED_FILE).open("xb"):
+                pass
 
     def leave_exit_codes(self) -> None:
         """Write the exit codes of ranks that the agent has not waited for, since the agent may be stopped."""
@@ -258,17 +281,22 @@ def prepare_agent(guard_pid: int) -> None:
         signal.signal(ignored, signal.SIG_DFL)
 
 
-def is_gone(folder: Path) -> bool:
-    """Return whether the rank of a folder has ended without a result and without an error."""
+def state_of(folder: Path) -> str | None:
+    """Return the state of a folder's rank, as in proc_pid_stat(5), X if the process is gone; None without its id."""
     try:
         pid = int(_tail(folder / "pid"))
     except (OSError, ValueError):
-        return False
-    with suppress(OSError):
-        if fields_of(pid)[0] not in ENDED:
-            return False
+        return None
+    try:
+        return fields_of(pid)[0]
+    except OSError:
+        return ENDED[-1]
+
+
+def is_gone(folder: Path, state: str | None) -> bool:
+    """Return whether a folder's rank, which is in ``state``, has ended without a result and without an error."""
     # Look for these files last: a rank writes them before it ends.
-    return not (folder / "result.json").exists() and not (folder / "error.json").exists()
+    return state in ENDED and not (folder / "result.json").exists() and not (folder / "error.json").exists()
 
 
 def exit_code(folder: Path) -> int | None:

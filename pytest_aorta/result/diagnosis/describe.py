@@ -11,6 +11,8 @@ from pytest_aorta.result.folder import OUTPUT_LOG, RANKS_FOLDER
 
 FRAMES_SHOWN = 3
 RANKS_SHOWN = 4
+# A signal such as SIGTSTP suspends a process, too.
+SUSPENDED = "suspended by a signal such as SIGSTOP"
 # Innermost functions of a rank that waits for its peers or for the device.
 _WAITING_FUNCTIONS = {"wait", "barrier", "synchronize", "elapsed_time", "item", "tolist", "cpu"}
 
@@ -50,6 +52,8 @@ def positions(ranks: Iterable[RankEvidence]) -> list[str]:
 
 
 def _position(rank: RankEvidence) -> str:
+    if rank.suspended:
+        return SUSPENDED
     shown = list(map(str, rank.frames[:FRAMES_SHOWN]))
     own = next((number for number, frame in enumerate(rank.frames) if not is_library(frame.file)), 0)
     if own >= FRAMES_SHOWN:
@@ -68,14 +72,14 @@ def is_waiting(frames: Sequence[Frame]) -> bool:
 
 
 def log_lines(rank: RankEvidence) -> list[str]:
-    """Return the end of a rank\'s output, or a line that says that it is empty."""
+    """Return the end of a rank's output, or a line that says that it is empty."""
     if not rank.log_bytes:
         return [f"  {file_of(rank, OUTPUT_LOG)} is empty"]
     return [f"  | {line}" for line in rank.log_tail]
 
 
 def file_of(rank: RankEvidence, name: str) -> str:
-    """Return the name of a rank\'s file in the run folder."""
+    """Return the name of a rank's file in the run folder."""
     return f"{RANKS_FOLDER}/{rank.rank}/{name}"
 
 

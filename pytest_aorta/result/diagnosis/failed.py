@@ -11,6 +11,7 @@ from pytest_aorta.common.frames import is_library, traceback_lines
 from pytest_aorta.result.diagnosis.describe import (
     FRAMES_SHOWN,
     RANKS_SHOWN,
+    SUSPENDED,
     ended,
     exit_text,
     file_of,
@@ -158,6 +159,16 @@ def _consequence(failure: RankFailure, origin: int | None, first: RankFailure | 
     return f"{failure.message} (follows from rank {origin})" if failure.is_reaction else ""
 
 
+def peer_suspended(ranks: Sequence[RankEvidence]) -> tuple[str, int | None, str, list[str]]:
+    """Diagnose a launch in which ranks gave up waiting for a rank that a signal had suspended."""
+    suspended = [rank for rank in ranks if rank.suspended]
+    others = [rank for rank in ranks if not rank.suspended]
+    first = min(suspended, key=lambda rank: rank.steps)
+    headline = f"{names_of([rank.rank for rank in suspended])} {SUSPENDED}{in_steps(suspended)}"
+    details = _others(others, first.rank) + positions(rank for rank in others if rank.frames and not rank.error)
+    return "hang in collective", first.rank, headline, details
+
+
 def ended_early(ranks: Sequence[RankEvidence]) -> tuple[str, int | None, str, list[str]]:
     """Diagnose a launch in which a rank ended before the others, without a result, an error or a failing exit code."""
     unfinished = [rank for rank in ranks if rank.started and not rank.has_result]
@@ -172,6 +183,6 @@ def ended_early(ranks: Sequence[RankEvidence]) -> tuple[str, int | None, str, li
 
 def without_trace(ranks: Sequence[RankEvidence]) -> list[RankEvidence]:
     """Return the ranks that ended by themselves and left neither a result nor an error nor a failing exit code."""
-    # Ranks that were still alive have written their stacks.
+    # Ranks that were still alive have written their stacks, unless they were suspended.
     silent = [rank for rank in ranks if rank.exit_code is None and not rank.error and not rank.frames]
-    return [rank for rank in silent if rank.started and not rank.has_result]
+    return [rank for rank in silent if rank.started and not rank.has_result and not rank.suspended]

@@ -19,6 +19,7 @@ def test_names_are_distinct_and_carry_the_prefix():
 def test_guard_uses_the_same_names_although_it_runs_without_the_package():
     assert guard.GUARD_PID_VARIABLE == variables.GUARD_PID
     assert guard.AGENT_FILE == folder.AGENT_FILE
+    assert guard.SUSPENDED_FILE == folder.SUSPENDED_FILE
 
 
 def test_no_other_module_spells_a_name_out():

@@ -478,6 +478,31 @@ def test_rank_that_ended_without_an_error_before_its_peers_lost_it_is_named(tmp_
     assert lines[-2] == "  rank 0 had ended without an error in step 5"
 
 
+@pytest.mark.parametrize("reason", [EndReason.EXIT, EndReason.RANK_ERROR])
+def test_suspended_rank_is_named_before_the_peers_that_timed_out(tmp_path, reason):
+    for rank in range(3):
+        write_rank_file(tmp_path, rank, "pid", "7")
+        entered(tmp_path, rank, 4)
+    write_rank_file(tmp_path, 1, "suspended", "")
+    raised(tmp_path, 0, 1, "Timed out waiting 800ms for recv operation to complete", "RuntimeError")
+    write_rank_file(tmp_path, 2, "stacks.txt", WAITING)
+    lines = failure(tmp_path, ended(reason), 3).splitlines()
+    assert lines[:-1] == [
+        "toy on 3 cpu ranks: hang in collective: rank 1 suspended by a signal such as SIGSTOP in step 4",
+        "  then rank 0: connection to a peer lost (follows from rank 1)",
+        "  rank 2, step 4: all_reduce (torch/distributed/distributed_c10d.py:1) < step (train.py:1)",
+    ]
+
+
+def test_suspended_rank_is_named_at_the_time_limit(tmp_path):
+    stuck(tmp_path, 0, WAITING, 4)
+    stuck(tmp_path, 1, "", 4)
+    write_rank_file(tmp_path, 1, "suspended", "")
+    lines = failure(tmp_path, ended(EndReason.TIME_LIMIT, None)).splitlines()
+    assert lines[0].endswith("rank 0 waits for rank 1")
+    assert lines[1] == "  rank 1, step 4: suspended by a signal such as SIGSTOP"
+
+
 def test_straggler_is_named_with_where_it_is(tmp_path):
     write_ranks(tmp_path, rank_values())
     stuck(tmp_path, 1, COMPUTING, 4)

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -28,6 +29,9 @@ class Faulty(Workload):
         """Join the process group."""
         self.env = RankEnv.read()
         self.device = self.env.join("faulty", min_world_size=2)
+        # Peers of a suspended rank give up soon, long before the time limit of the launch.
+        timeout = timedelta(seconds=2) if self.config["kind"] == "suspended" else None
+        self.group = dist.new_group(timeout=timeout)
         self.model = torch.nn.Linear(3, 2, device=self.device)
 
     def run(self) -> RankResult:
@@ -37,7 +41,7 @@ class Faulty(Workload):
             with timer.step():
                 if step == 1 and self.env.rank == self.config["rank"]:
                     getattr(self, self.config["kind"])()
-                dist.all_reduce(tensor)
+                dist.all_reduce(tensor, group=self.group)
         times = timer.step_times_ms()
         return RankResult(
             passed=True,
@@ -68,6 +72,10 @@ class Faulty(Workload):
 
     def killed(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
+
+    def suspended(self) -> None:
+        """Stay suspended, so that not even SIGTERM makes this rank write its stacks."""
+        os.kill(os.getpid(), signal.SIGSTOP)
 
     def absent(self) -> None:
         """Never enter the collective."""

@@ -172,6 +172,24 @@ def test_exit_code_of_a_rank_that_the_agent_does_not_wait_for_is_left_in_the_age
     assert json.loads((watched.run_dir / "agent.json").read_text()) == {"failures": [{"rank": 1, "exit_code": -9}]}
 
 
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_rank_that_is_suspended_at_the_end_is_marked(guard, is_resumed):
+    program = "pid = fork()\nif pid == 0:\n    while True: time.sleep(60)\n"
+    program += "rank_file(1, 'pid', str(pid))\nos.kill(pid, signal.SIGSTOP)\nos.waitpid(pid, os.WUNTRACED)\n"
+    program += "time.sleep(1)\nos.kill(pid, signal.SIGCONT)\nos.waitpid(pid, os.WCONTINUED)\n" if is_resumed else ""
+    watched = guard(program + "rank_file(0, 'error.json')\nwait_for_the_time_limit()", error_grace_s=2)
+    assert watched.end()["reason"] == "rank_error"
+    assert (watched.run_dir / "ranks" / "1" / "suspended").exists() == (not is_resumed)
+
+
+def test_rank_that_was_suspended_until_its_agent_killed_it_is_marked(guard):
+    program = "pid = fork()\nif pid == 0: time.sleep(60)\n"
+    program += "rank_file(1, 'pid', str(pid))\nos.kill(pid, signal.SIGSTOP)\ntime.sleep(2)\n"
+    watched = guard(program + "os.kill(pid, signal.SIGKILL)\nos.wait()\nsys.exit(1)")
+    assert watched.end()["reason"] == "exit"
+    assert (watched.run_dir / "ranks" / "1" / "suspended").exists()
+
+
 @pytest.mark.parametrize("name", ["result.json", "error.json"])
 def test_rank_that_has_left_its_result_or_error_may_end(guard, name):
     program = f"rank_file(1, '{name}', '{{}}')\npid = fork()\nif pid == 0: os._exit(0)\n"
