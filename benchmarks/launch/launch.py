@@ -1,6 +1,7 @@
 """Cost of a launch: bare torchrun, our cold launch and our warm launch of one rank program, alternating.
 
 Run: python -m pytest benchmarks/launch/launch.py -s
+There are two ranks, on CPU if there is no GPU; on a machine with one GPU, there is one rank.
 Environment variable: LAUNCH_ROUNDS, the number of rounds of short programs, 7 by default.
 """
 
@@ -25,7 +26,7 @@ from pytest_aorta.plan.world import World
 from pytest_aorta.result.diagnosis.launch import launch_failure
 from pytest_aorta.result.outcome import LaunchOutcome
 
-NUM_RANKS = 2
+MAX_RANKS = 2
 ROUNDS = int(os.environ.get("LAUNCH_ROUNDS", "7"))
 # Bare torchrun runs the same program; the recorder's few lines then do nothing.
 PROGRAM = """
@@ -60,15 +61,15 @@ class Bench:
     def __init__(self, folder: Path, servers: ForkServers) -> None:
         self.folder = folder
         self.servers = servers
-        gpus = tuple(visible_devices()[:NUM_RANKS])
-        self.world = World(NUM_RANKS, "cuda", gpus) if len(gpus) == NUM_RANKS else World(NUM_RANKS, "cpu")
+        gpus = tuple(visible_devices()[:MAX_RANKS])
+        self.world = World(len(gpus), "cuda", gpus) if gpus else World(MAX_RANKS, "cpu")
         self.script = folder / "program.py"
         self.script.write_text(PROGRAM, encoding="utf-8")
         self.outcomes: dict[str, list[LaunchOutcome]] = {LauncherKind.TORCHRUN: [], LauncherKind.FORKSERVER: []}
 
     def bare(self, workload_s: float) -> float:
         """Return the wall time under torchrun alone."""
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={NUM_RANKS}"]
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.world.size}"]
         environ = launch_environment(self.plan(LauncherKind.TORCHRUN, workload_s), os.environ)
         began_s = time.monotonic()
         with (self.folder / "bare.log").open("ab") as log:

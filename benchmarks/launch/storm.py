@@ -1,13 +1,13 @@
 """A storm of 200 launches whose processes are killed or stopped at random; no process and no lease may be left.
 
 Run: python -m benchmarks.launch.storm [--seed N] [--launches N] [--cold N] [--controllers N] [--limit S] [--gpus N]
-     [--budget S]
+     [--ranks N] [--budget S]
 
-Pytest runs, ``-n 2 --update-baselines`` in a scratch folder, launch two ranks per test, most of them warm, on CPU or,
-with ``--gpus``, on two of N GPUs that both xdist workers share. Each rank has two children in sessions of their own,
-one with an empty environment. Meanwhile ranks, their children, agents, guards and fork servers get SIGKILL or SIGSTOP,
-and xdist workers get SIGKILL, one process in about two launches. Some runs end early, because their xdist controller
-gets SIGKILL in the middle of its launches.
+Pytest runs, ``-n 2 --update-baselines`` in a scratch folder, launch two ranks per test (or ``--ranks``), most of them
+warm, on CPU or, with ``--gpus``, on N GPUs that both xdist workers share. Each rank has two children in sessions of
+their own, one with an empty environment. Meanwhile ranks, their children, agents, guards and fork servers get SIGKILL
+or SIGSTOP, and xdist workers get SIGKILL, one process in about two launches. Some runs end early, because their xdist
+controller gets SIGKILL in the middle of its launches.
 
 After each run, none of its processes and no lease may exist, and no GPU may list a process of the run or one that no
 longer exists. After the last run, whose controller is not killed, each passed test that records a baseline has a
@@ -79,8 +79,8 @@ CLASSES = {"signal", "rendezvous", "guard lost", "fork server lost", "xdist work
 CLASSES |= {"hang in collective", "hang elsewhere", "process left"}
 # Text of a failure -> its class; None where the text contains the class.
 FAILURES = {
-    r"on 2 (?:cpu|cuda) ranks: ([a-z ]+): ": None,
-    r"on 2 (?:cpu|cuda) ranks: rank \d failed first: signal ": "signal",
+    r"on \d (?:cpu|cuda) ranks?: ([a-z ]+): ": None,
+    r"on \d (?:cpu|cuda) ranks?: rank \d failed first: signal ": "signal",
     r"worker '\w+' crashed": "xdist worker crashed",
     r"the fork server was lost": "fork server lost",
 }
@@ -107,7 +107,7 @@ import pytest
 
 def case(number):
     cold = number * {cold} // {launches} != (number + 1) * {cold} // {launches}
-    return pytest.param(number, marks=pytest.mark.world(size=2, device="{device}", warm=not cold))
+    return pytest.param(number, marks=pytest.mark.world(size={ranks}, device="{device}", warm=not cold))
 
 @pytest.mark.parametrize("number", map(case, range({launches})))
 def test_launch(workload, number):
@@ -199,11 +199,12 @@ def hit_one(scratch: Path, controller_pid: int, kind: str, rng: random.Random) -
     return None
 
 
-def prepare(scratch: Path, num_launches: int, num_cold: int, num_gpus: int) -> None:
+def prepare(scratch: Path, num_launches: int, num_cold: int, num_gpus: int, num_ranks: int) -> None:
     """Write the tests and their script."""
     (scratch / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
     (scratch / "train.py").write_text(SCRIPT, encoding="utf-8")
-    text = TESTS.format(launches=num_launches, cold=num_cold, device="cuda" if num_gpus else "cpu")
+    device = "cuda" if num_gpus else "cpu"
+    text = TESTS.format(launches=num_launches, cold=num_cold, device=device, ranks=num_ranks)
     (scratch / "test_storm.py").write_text(text, encoding="utf-8")
 
 
@@ -370,27 +371,28 @@ def storm(
     num_controllers: int,
     seed: int,
     num_gpus: int = 0,
+    num_ranks: int = 2,
     limit_s: int = LAUNCH_LIMIT_S,
     budget_s: float = math.inf,
 ) -> Storm:
     """Run the storm once in the empty folder ``scratch``; every run before the last one loses its controller.
 
-    ``limit_s`` is the time limit of a launch. With ``num_gpus`` 0, the ranks run on CPU. After ``budget_s`` seconds the
-    last run is interrupted.
+    ``limit_s`` is the time limit of a launch of ``num_ranks``. With ``num_gpus`` 0, the ranks run on CPU. After
+    ``budget_s`` seconds the last run is interrupted.
     """
     rng, began_s = random.Random(seed), time.monotonic()
     kills, launched, left, gone_s = Counter[str](), Counter[str](), list[str](), 0.0
     for number in range(num_controllers):
         run = scratch / str(number)
         run.mkdir()
-        prepare(run, SHORT_LAUNCHES, 2, num_gpus)
+        prepare(run, SHORT_LAUNCHES, 2, num_gpus, num_ranks)
         kills += disturb(run, start_pytest(run, num_gpus, limit_s), rng, rng.randint(*LAUNCHES_BEFORE_END))
         gone_s = max(gone_s, see_off(run, num_gpus, left))
         launched += launchers(run)
     run = scratch / "last"
     run.mkdir()
     num_launches -= launched.total()
-    prepare(run, num_launches, num_cold, num_gpus)
+    prepare(run, num_launches, num_cold, num_gpus, num_ranks)
     pytest_process = start_pytest(run, num_gpus, limit_s)
     budget_left_s = began_s + budget_s - time.monotonic()
     kills_of_run = disturb(run, pytest_process, rng, budget_s=budget_left_s)
@@ -441,6 +443,7 @@ def main() -> None:
     parser.add_argument("--controllers", type=int, default=3, help="runs whose xdist controller is killed")
     parser.add_argument("--limit", type=int, default=LAUNCH_LIMIT_S, help="time limit of a launch in seconds")
     parser.add_argument("--gpus", type=int, default=0, help="GPUs that the launches share; 0: CPU ranks")
+    parser.add_argument("--ranks", type=int, default=2, help="ranks of a launch")
     parser.add_argument(
         "--budget", type=float, default=math.inf, help="seconds after which the last run is interrupted"
     )
@@ -448,7 +451,15 @@ def main() -> None:
     asked = parser.parse_args()
     scratch = Path(tempfile.mkdtemp(prefix="aorta-storm-")).resolve()
     result = storm(
-        scratch, asked.launches, asked.cold, asked.controllers, asked.seed, asked.gpus, asked.limit, asked.budget
+        scratch,
+        asked.launches,
+        asked.cold,
+        asked.controllers,
+        asked.seed,
+        asked.gpus,
+        asked.ranks,
+        asked.limit,
+        asked.budget,
     )
     print(table(result))
     if asked.keep or result.left:

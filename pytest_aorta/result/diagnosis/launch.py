@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pytest_aorta.common.text import counted
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options.values import LauncherKind
 from pytest_aorta.result.diagnosis.describe import RANKS_SHOWN, exit_text, log_lines, names_of, positions
@@ -53,7 +54,8 @@ def launch_failure(plan: LaunchPlan, outcome: LaunchOutcome) -> LaunchFailure | 
     nodes = f" of {plan.world.nodes} nodes" if plan.world.nodes > 1 else ""
     damaged = [f"damaged: {problem}" for rank in ranks for problem in rank.damaged][:RANKS_SHOWN]
     headline = headline if kind in _NAMED_BY_HEADLINE else f"{kind}: {headline}"
-    lines = [f"{name} on {plan.world.size} {plan.world.device} ranks{nodes}: {headline}", *details, *damaged]
+    ranks_named = counted(plan.world.size, f"{plan.world.device} rank")
+    lines = [f"{name} on {ranks_named}{nodes}: {headline}", *details, *damaged]
     if outcome.survivors:
         lines.append(f"processes {list(outcome.survivors)} could not be ended; their devices are not usable")
     lines.append(f"plan, logs and stacks: {plan.run_dir}" if _has_folder(plan) else _OTHER_FOLDER)
