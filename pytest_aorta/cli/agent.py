@@ -18,14 +18,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subcommand."""
     parser.add_argument("--connect", metavar="HOST:PORT", type=parse_endpoint, required=True, help="address of node 0")
     parser.add_argument(
-        "--node-rank", metavar="N", type=integer_from(0), help="number of this node, from 0 (default: environment)"
+        "--node-rank", metavar="N", type=integer_from(0), help="number of this node, from 0 (default: AORTA_NODE_RANK, or the number that Slurm or Kubernetes gives)"
     )
     parser.add_argument(
         "--join-timeout",
         metavar="SECONDS",
         type=float,
         default=0.0,
-        help="try for so long to connect to node 0 (default: once)",
+        help="time to keep trying to connect to node 0 (default: try once)",
     )
     parser.add_argument("--wait", action="store_true", help="wait for launches, and run one after the other")
     parser.add_argument(
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         type=float,
         default=3600.0,
-        help="end after so long without a launch (default: 3600)",
+        help="with --wait: end after this time without a launch (default: 3600)",
     )
     parser.set_defaults(run=run)
 

@@ -86,7 +86,7 @@ COMMANDS = (
     Command("bisect", "find the commit that changed a metric of a test", _of("bisect.command")),
     Command("workloads", "list workloads, or the config keys of one workload", _of("workloads")),
     Command("agent", "run this node's part of launches over several nodes", _of("agent")),
-    Command("baselines", "list, show, compare and thin out stored baselines", _of("baselines.command")),
+    Command("baselines", "list, show, compare, rename and prune stored baselines", _of("baselines.command")),
     Command("history", "draw, check and export what --aorta-history has kept over commits", _of("history.command")),
     Command("devices", "list devices and leases of this host, clear bad marks", _of("devices")),
     Command("report", "write a page that compares two sets of kept results", _of("report.command")),

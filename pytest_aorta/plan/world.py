@@ -163,7 +163,7 @@ def _refuse_nodes(nodes: int, options: Options) -> None:
 
 def _cpu_world(spec: WorldSpec, options: Options, given: str) -> World:
     if options.require_gpus and spec.device == ANY_DEVICE:
-        raise DevicesUnavailable(f"needs GPUs, {given}; --aorta-require-gpus does not allow CPU ranks instead")
+        raise DevicesUnavailable(f"needs GPUs, {given}; CPU ranks are not allowed instead")
     if options.device == DeviceKind.CUDA:
         raise DevicesUnavailable("runs on CPU ranks only, and --aorta-device=cuda was given")
     size = CPU_WORLD_SIZE * spec.nodes if spec.size == "all" else int(spec.size)

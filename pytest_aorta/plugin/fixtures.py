@@ -55,5 +55,5 @@ def make_world(
 def _refuse(record: TestRecord, reason: str, options: Options) -> NoReturn:
     record.lacked_devices = reason
     if options.require_gpus:
-        pytest.fail(f"{reason}; a skip is an error under --aorta-require-gpus", pytrace=False)
+        raise pytest.fail.Exception(f"--aorta-require-gpus: {reason}", pytrace=False) from None
     pytest.skip(reason)

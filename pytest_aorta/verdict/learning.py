@@ -340,7 +340,7 @@ def detection_lines(
         shown = [scale.change(metric.worse * scale.difference(change)) for change in least]
         wide = "" if allowed.origin is not Origin.WIDENED else f"; the tolerance is widened to {allowed}"
         if scale is Scale.RELATIVE and min(least) >= _TOOTHLESS:
-            wide += f"; this test cannot see changes below {1 + min(least):.1f}x"
+            wide += f"; this test cannot detect changes below {1 + min(least):.1f}x"
         lines.append(_detection_line(name, scale, looks, shown) + wide)
     return [*lines, few] if few else lines
 

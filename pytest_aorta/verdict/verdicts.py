@@ -196,7 +196,7 @@ class Verdict:
         """Return one line for the text of a failure."""
         metric, value, baseline, change, tolerance, launches, outcome = self.cells()
         used = f", {launches} launches" if self.launches > 1 else ""
-        change_text = "" if self.delta is None and self.is_by_ab else f", change {change}"
+        change_text = "" if self.delta is None else f", change {change}"
         text = f"{metric}: {outcome}: {value}, {self.reference} {baseline}{change_text}, tolerance {tolerance}{used}"
         return f"{text} ({self.reason})" if self.reason else text
 

@@ -114,7 +114,7 @@ def test_commit_that_changes_bits_is_found_in_few_launches_and_no_worktree_is_le
     code, output = repository.bisect()
     assert code == 0, output
     assert f"found: {repository.commits[21][:12]} change 21" in output
-    assert "weight_hash is not that of the good commit any more; probability 99.99% or more" in output
+    assert "weight_hash differs from that of the good commit; probability 99.99% or more" in output
     assert len(repository.launched()) <= 10
     repository.project.assert_no_worktree_left()
 

@@ -29,7 +29,7 @@ def test_update_writes_baselines_and_prints_before_and_after(project):
             "  step_time_p50: - -> 10 ms",
             "  weight_hash: - -> 0000*",
             "  step_time_p50: detects from +1*% with 3, +1*% with 5 launches; the tolerance is widened to 100%; "
-            "this test cannot see changes below 2.2x",
+            "this test cannot detect changes below 2.2x",
         ]
     )
     assert text_of(first).count("detects from") == 3
@@ -220,7 +220,7 @@ def test_changed_weights_fail_exactly_their_test_and_name_the_metric(recorded):
     result = recorded.run()
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(
-        ["E  *weight_hash: regression: ffffffffffff, baseline 000000000000, change -, tolerance exact"]
+        ["E  *weight_hash: regression: ffffffffffff, baseline 000000000000, tolerance exact"]
     )
 
 

@@ -14,7 +14,7 @@ from pytest_aorta.cli.baselines.history import history_lines
 from pytest_aorta.cli.baselines.prune import Pruning, prune
 from pytest_aorta.cli.baselines.rename import rename_files, renamings
 from pytest_aorta.cli.baselines.show import list_lines, show_lines
-from pytest_aorta.common.text import emit, output_width, printable
+from pytest_aorta.common.text import counted, emit, output_width, printable
 from pytest_aorta.verdict.baseline import locked_baselines
 
 KEPT_LAUNCHES = 40
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the actions and their arguments to ``parser``."""
     ways = parser.add_subparsers(metavar="ACTION", required=True)
     where = argparse.ArgumentParser(add_help=False)
-    where.add_argument("--folder", type=Path, default=Path("baselines"), help="folder of the baselines (baselines)")
+    where.add_argument("--folder", type=Path, default=Path("baselines"), help="folder of the baselines (default: baselines)")
     where.add_argument("--platform", help="only this platform, e.g. nvidia-h200-x8-nccl")
     listed = ways.add_parser("list", parents=[where], help="list all cases")
     listed.set_defaults(run=list_all)
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_rename(ways.add_parser("rename", parents=[where], help="move baselines to the new node id of a test"))
     changed = ways.add_parser("history", parents=[where], help="show change points over time; needs Apache Otava")
     changed.add_argument("name", metavar="PATH|CASE", help="as for show")
-    changed.add_argument("--metric", default="step_time_p50", help="metric to search for changes (step_time_p50)")
+    changed.add_argument("--metric", default="step_time_p50", help="metric to search for changes (default: step_time_p50)")
     changed.set_defaults(run=history)
     _add_prune(
         ways.add_parser("prune", parents=[where], help="drop old launches, and files whose test file was deleted")
@@ -59,11 +59,11 @@ def _add_prune(parser: argparse.ArgumentParser) -> None:
         type=_count,
         default=KEPT_LAUNCHES,
         metavar="N",
-        help=f"number of launches outside the center to keep in each file, the newest ({KEPT_LAUNCHES})",
+        help=f"number of launches outside the center to keep in each file, the newest (default: {KEPT_LAUNCHES})",
     )
     parser.add_argument("--orphans", action="store_true", help="also delete files whose test file does not exist")
     parser.add_argument(
-        "--rootdir", type=Path, default=Path(), help="pytest's root folder, for --orphans (the current folder)"
+        "--rootdir", type=Path, default=Path(), help="pytest's root folder, for --orphans (default: the current folder)"
     )
     parser.set_defaults(run=thin_out)
 
@@ -106,7 +106,7 @@ def rename(arguments: argparse.Namespace) -> int:
         if not arguments.dry_run:
             rename_files(found, arguments.folder)
     verb = "would be renamed" if arguments.dry_run else "renamed"
-    emit([*map(str, found), f"{len(found)} of {len(files)} baselines {verb}"])
+    emit([*map(str, found), f"{len(found)} of {counted(len(files), 'baseline')} {verb}"])
     return 0
 
 
@@ -116,7 +116,7 @@ def thin_out(arguments: argparse.Namespace) -> int:
     with _locked_unless_dry(arguments):
         files, problems = stored_files(arguments.folder, arguments.platform)
         done, failed = prune(files, Pruning(arguments.folder, arguments.keep, rootdir, arguments.dry_run))
-    emit([*done, f"{len(done)} of {len(files)} files {'would change' if arguments.dry_run else 'changed'}"])
+    emit([*done, f"{len(done)} of {counted(len(files), 'file')} {'would change' if arguments.dry_run else 'changed'}"])
     return _report([*problems, *failed])
 
 

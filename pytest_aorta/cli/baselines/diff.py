@@ -9,7 +9,7 @@ from typing import Any
 
 from pytest_aorta.cli.baselines.find import StoredFile
 from pytest_aorta.cli.baselines.show import center, size, summary_text, uncertainty
-from pytest_aorta.common.text import table, wrapped
+from pytest_aorta.common.text import counted, table, wrapped
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.metrics import METRICS, Direction, Metric, format_value
@@ -91,7 +91,7 @@ def _hash_lines(first: StoredFile, second: StoredFile) -> list[str]:
         return ["weight hashes: no step has a hash in both"]
     different = next((step for step in both if before[step] != after[step]), None)
     if different is None:
-        return [f"weight hashes: equal in all {len(both)} steps that have a hash in both"]
+        return [f"weight hashes: equal in {counted(len(both), 'step')} with a hash in both"]
     return [f"weight hashes: differ from step {different} on, {before[different][:12]} -> {after[different][:12]}"]
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_aorta.common.errors import BaselineError, SpecError, UsageError
+from pytest_aorta.common.text import counted
 from pytest_aorta.plan.worktree import git
 from pytest_aorta.verdict.baseline import Baseline, parse_baseline, read_baseline_file
 from pytest_aorta.verdict.comparison.stored import StoredComparison
@@ -87,7 +88,7 @@ def find_file(name: str, folder: Path, platform: str | None) -> StoredFile:
             f"{name!r} matches {len(chosen)} cases; give a longer part, the path of the file or --platform:{listed}"
         )
     unread = f", {len(problems)} more can't be read" if problems else ""
-    raise UsageError(f"{name!r} is not a file and is not part of any of the {len(files)} cases of {folder}{unread}")
+    raise UsageError(f"{name!r} is not a file and not part of any of {counted(len(files), 'case')} in {folder}{unread}")
 
 
 def file_or_blob(name: str, others: Sequence[StoredCase] = ()) -> StoredFile:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pytest_aorta.cli.baselines.find import StoredFile
 from pytest_aorta.common.errors import BaselineError, UsageError
+from pytest_aorta.common.text import counted
 from pytest_aorta.verdict.baseline import Baseline, baseline_path, outside, write_baseline
 
 _SEPARATOR = "::"
@@ -52,7 +53,7 @@ def renamings(files: Sequence[StoredFile], old: str, new: str, folder: Path) -> 
         raise UsageError(f"OLD and NEW are both {old!r}")
     matches = [file for file in files if _begins_with(file.baseline.case, old)]
     if not matches:
-        raise UsageError(f"OLD {old!r} matches none of the {len(files)} cases of {folder}{_similar(old, files)}")
+        raise UsageError(f"OLD {old!r} matches none of {counted(len(files), 'case')} in {folder}{_similar(old, files)}")
     found = [_renaming(file, old, new, folder) for file in matches]
     for renaming in found:
         if os.path.lexists(renaming.new_path):

@@ -36,7 +36,7 @@ def end_lines(logged: LoggedEnd, commits: Sequence[Commit]) -> list[str]:
     return [*lines, *(f"  note: {note}" for note in end.notes)]
 
 
-_HEADS = ("commit", "launches", "change", "has it", "")
+_HEADS = ("commit", "launches", "change", "has the change", "")
 
 
 def _row(row: ProbedCommit, end: SearchEnd, commits: Sequence[Commit]) -> tuple[str, ...]:
@@ -66,7 +66,7 @@ def _change(end: SearchEnd) -> str:
     """Return the metric, its change and the probability of the named commits."""
     probability = f"probability {min(end.probability, 0.9999):.2%}" + (" or more" if end.probability > 0.9999 else "")
     if end.change is None or end.low is None or end.high is None:
-        return f"{end.metric} is not that of the good commit any more; {probability}"
+        return f"{end.metric} differs from that of the good commit; {probability}"
     if end.num_confirming:
         probability += f", confirmed in {counted(end.num_confirming, 'pair')} with the commit before"
     scale = METRICS[end.metric].scale

@@ -59,7 +59,7 @@ def labelled(given: list[str]) -> dict[str, list[Path]]:
         label, _, path = text.partition("=")
         if not path or not _LABEL.fullmatch(label):
             raise UsageError(
-                f"got {text!r}, allowed is LABEL=PATH, where a label has up to 64 letters, digits, '.', '_', '+', '-'"
+                f"LABEL=PATH: got {text!r}, allowed is a label and a path, where a label has up to 64 letters, digits, '.', '_', '+', '-'"
             )
         if not Path(path).exists():
             raise UsageError(f"{text}: {path} does not exist")

@@ -43,7 +43,7 @@ def find_host(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Host
 
 
 def _github(arguments: argparse.Namespace, environ: Mapping[str, str]) -> GitHub:
-    name = "GITHUB_TOKEN" if environ.get("GITHUB_TOKEN") else "GH_TOKEN"
+    name = "GH_TOKEN" if environ.get("GH_TOKEN") and not environ.get("GITHUB_TOKEN") else "GITHUB_TOKEN"
     token = checked_token(_required(environ, name, "GITHUB_TOKEN: ${{ github.token }} in the step's env"), name)
     base = checked_base(environ.get("GITHUB_API_URL") or "https://api.github.com", "GITHUB_API_URL")
     repository = arguments.repository or _required(environ, "GITHUB_REPOSITORY", "--repository OWNER/NAME")

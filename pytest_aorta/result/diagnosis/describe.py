@@ -67,7 +67,9 @@ def _position(rank: RankEvidence) -> str:
 
 def is_waiting(frames: Sequence[Frame]) -> bool:
     """Return whether a stack is that of a rank that waits for its peers or for the device."""
-    in_library = any("/torch/distributed/" in frame.file for frame in frames[:FRAMES_SHOWN])
+    shown = frames[:FRAMES_SHOWN]
+    # A rank that imports torch.distributed is in no collective.
+    in_library = any("/torch/distributed/" in frame.file and frame.function != "<module>" for frame in shown)
     return in_library or (bool(frames) and frames[0].function in _WAITING_FUNCTIONS)
 
 

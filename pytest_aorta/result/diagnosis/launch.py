@@ -90,7 +90,10 @@ def _classify(
         headline = f"logs exceed {plan.limits.output_cap_bytes >> 20} MiB, rank {largest.rank} wrote most"
         return "output cap", largest.rank, f"{headline}; {waiting} left no result", log_lines(largest)[-2:]
     if not any(rank.started for rank in ranks):
-        return "rendezvous", None, f"no rank started; {_agent_end(outcome)}", _agent_tail(plan)
+        # At the limit the guard ends the agent, so how the agent ended is not the cause.
+        at_limit = outcome.reason == EndReason.TIME_LIMIT
+        cause = f"time limit of {plan.timeout_s:g} s reached" if at_limit else _agent_end(outcome)
+        return "rendezvous", None, f"no rank started; {cause}", _agent_tail(plan)
     if outcome.reason in (EndReason.TIME_LIMIT, EndReason.STRAGGLER):
         if all(rank.returned for rank in ranks):
             return not_left(plan, outcome, ranks)

@@ -111,13 +111,13 @@ def test_existing_case_is_never_overwritten_and_nothing_is_renamed(capsys, platf
 def test_unknown_old_is_wrong_usage_and_lists_similar_names(capsys):
     code, out, err = rename(capsys, "tests/a.py::test_xx", "tests/b.py::test_x")
     assert (code, out) == (2, "")
-    assert "OLD 'tests/a.py::test_xx' matches none of the 8 cases of baselines; similar are:" in err
+    assert "OLD 'tests/a.py::test_xx' matches none of 8 cases in baselines; similar are:" in err
     assert "\n  tests/a.py::test_x\n" in err
 
 
 def test_unknown_old_without_similar_names_lists_none(capsys):
     _, _, err = rename(capsys, "zzz", "yyy")
-    assert err == "aorta: OLD 'zzz' matches none of the 8 cases of baselines\n"
+    assert err == "aorta: OLD 'zzz' matches none of 8 cases in baselines\n"
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def test_test_that_takes_any_device_runs_on_cpu_ranks_where_no_gpu_is(options):
         ("all", "cuda", {}, 0, "needs at least 1 GPU, 0 given"),
         (2, "any", {"device": "cuda"}, 0, "needs 2 GPUs, 0 given"),
         (2, "cpu", {"device": "cuda"}, 4, "runs on CPU ranks only, and --aorta-device=cuda was given"),
-        (2, "any", {"require_gpus": True}, 0, "needs GPUs, 0 given; --aorta-require-gpus does not allow CPU ranks"),
+        (2, "any", {"require_gpus": True}, 0, "needs GPUs, 0 given; CPU ranks are not allowed instead"),
     ],
 )
 def test_lacking_devices_are_reported_with_needed_and_given(size, device, options, visible, message):

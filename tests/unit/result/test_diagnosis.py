@@ -314,6 +314,19 @@ def test_time_limit_before_any_step_says_that_the_start_may_just_be_slow(tmp_pat
     )
 
 
+def test_rank_that_imports_torch_distributed_waits_in_no_collective(tmp_path):
+    stack = (
+        '  File "/v/torch/autograd/__init__.py", line 16 in <module>\n'
+        '  File "/v/torch/distributed/rpc/__init__.py", line 85 in <module>\n'
+    )
+    for rank in (0, 1):
+        write_rank_file(tmp_path, rank, "pid", "7")
+        write_rank_file(tmp_path, rank, "stacks.txt", "Current thread 0x02:\n" + stack)
+    assert "hang elsewhere: time limit of 60 s reached; ranks 0, 1 in no collective" in failure(
+        tmp_path, ended(EndReason.TIME_LIMIT, None)
+    )
+
+
 def test_rank_without_stacks_is_reported_with_the_end_of_its_log(tmp_path):
     write_rank_file(tmp_path, 0, "output.log", "\n".join(f"line {number}" for number in range(50)))
     write_rank_file(tmp_path, 0, "pid", "7")
@@ -325,7 +338,7 @@ def test_rank_without_stacks_is_reported_with_the_end_of_its_log(tmp_path):
 @pytest.mark.parametrize(
     ("reason", "headline"),
     [
-        (EndReason.TIME_LIMIT, "rendezvous: no rank started; torchrun was still running"),
+        (EndReason.TIME_LIMIT, "rendezvous: no rank started; time limit of 60 s reached"),
         (EndReason.OUTPUT_CAP, "output cap: logs exceed 64 MiB, rank 0 wrote most; ranks 0, 1 left no result"),
         (EndReason.PARENT_GONE, "interrupted: pytest ended before the launch did"),
         (EndReason.GUARD_LOST, "guard lost: the process that watches the ranks was killed"),

@@ -322,6 +322,6 @@ def test_baseline_that_detects_no_change_below_a_doubling_says_so():
     )
     undecided, line = detection_lines(toothless, {}, default_priors, 5)
     assert "step_time_p50: unchanged code may be inconclusive: " in undecided
-    assert re.search(r"; this test cannot see changes below \d+\.\dx$", line)
+    assert re.search(r"; this test cannot detect changes below \d+\.\dx$", line)
     (line,) = detection_lines(baseline_of(), {}, default_priors, 5)
-    assert "cannot see" not in line
+    assert "cannot detect" not in line

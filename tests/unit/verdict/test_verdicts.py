@@ -31,7 +31,7 @@ def test_verdict_is_one_line_with_everything_it_was_made_from():
 
 def test_verdict_of_one_launch_without_a_change_names_neither():
     assert str(make_verdict(Outcome.MISSING, baseline=None)) == (
-        "step_time_p50: missing: 1 ms, baseline -, change -, tolerance 5%"
+        "step_time_p50: missing: 1 ms, baseline -, tolerance 5%"
     )
 
 
