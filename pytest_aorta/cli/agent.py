@@ -18,7 +18,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the subcommand."""
     parser.add_argument("--connect", metavar="HOST:PORT", type=parse_endpoint, required=True, help="address of node 0")
     parser.add_argument(
-        "--node-rank", metavar="N", type=integer_from(0), help="number of this node, from 0 (default: AORTA_NODE_RANK, or the number that Slurm or Kubernetes gives)"
+        "--node-rank",
+        metavar="N",
+        type=integer_from(0),
+        help="number of this node, from 0 (default: AORTA_NODE_RANK, or the number that Slurm or Kubernetes gives)",
     )
     parser.add_argument(
         "--join-timeout",

@@ -56,7 +56,8 @@ class WorkloadRunner:
 
         Raises:
             WorkloadFailed: The workload's own checks found wrong values; the message locates them.
-            SpecError, LaunchError, ResultError: As in :meth:`~pytest_aorta.session.world.DistributedWorld.launch`.
+            SpecError, LeaseError, LaunchError, ResultError: As in
+                :meth:`~pytest_aorta.session.world.DistributedWorld.launch`.
         """
         return passed(self._world.launch(name, **config))
 

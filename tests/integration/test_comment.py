@@ -561,7 +561,11 @@ def test_comment_on_a_pull_request_starts_a_job_that_finds_it(job, server):
 @pytest.mark.parametrize(
     ("service", "variables", "message"),
     [
-        ("github", {"GITHUB_TOKEN": ""}, "the variable GITHUB_TOKEN is not set; give GITHUB_TOKEN: ${{ github.token }}"),
+        (
+            "github",
+            {"GITHUB_TOKEN": ""},
+            "the variable GITHUB_TOKEN is not set; give GITHUB_TOKEN: ${{ github.token }}",
+        ),
         ("github", {"GITHUB_TOKEN": "two words"}, "GITHUB_TOKEN: not a token"),
         ("github", {"GITHUB_TOKEN": "bad\n x"}, "GITHUB_TOKEN: not a token"),
         ("github", {"GITHUB_REPOSITORY": "octo/../x"}, "--repository: got 'octo/../x', allowed is OWNER/NAME"),

@@ -219,9 +219,7 @@ def test_changed_weights_fail_exactly_their_test_and_name_the_metric(recorded):
     recorded.plant(weight_hash="f" * 16, only="test-weights")
     result = recorded.run()
     result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(
-        ["E  *weight_hash: regression: ffffffffffff, baseline 000000000000, tolerance exact"]
-    )
+    result.stdout.fnmatch_lines(["E  *weight_hash: regression: ffffffffffff, baseline 000000000000, tolerance exact"])
 
 
 def test_deleted_baseline_fails_its_test_and_says_how_to_record_it(recorded):

@@ -24,7 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the actions and their arguments to ``parser``."""
     ways = parser.add_subparsers(metavar="ACTION", required=True)
     where = argparse.ArgumentParser(add_help=False)
-    where.add_argument("--folder", type=Path, default=Path("baselines"), help="folder of the baselines (default: baselines)")
+    where.add_argument(
+        "--folder", type=Path, default=Path("baselines"), help="folder of the baselines (default: baselines)"
+    )
     where.add_argument("--platform", help="only this platform, e.g. nvidia-h200-x8-nccl")
     listed = ways.add_parser("list", parents=[where], help="list all cases")
     listed.set_defaults(run=list_all)
@@ -38,7 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_rename(ways.add_parser("rename", parents=[where], help="move baselines to the new node id of a test"))
     changed = ways.add_parser("history", parents=[where], help="show change points over time; needs Apache Otava")
     changed.add_argument("name", metavar="PATH|CASE", help="as for show")
-    changed.add_argument("--metric", default="step_time_p50", help="metric to search for changes (default: step_time_p50)")
+    changed.add_argument(
+        "--metric", default="step_time_p50", help="metric to search for changes (default: step_time_p50)"
+    )
     changed.set_defaults(run=history)
     _add_prune(
         ways.add_parser("prune", parents=[where], help="drop old launches, and files whose test file was deleted")

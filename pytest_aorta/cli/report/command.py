@@ -58,9 +58,7 @@ def labelled(given: list[str]) -> dict[str, list[Path]]:
     for text in given:
         label, _, path = text.partition("=")
         if not path or not _LABEL.fullmatch(label):
-            raise UsageError(
-                f"LABEL=PATH: got {text!r}, allowed is a label and a path, where a label has up to 64 letters, digits, '.', '_', '+', '-'"
-            )
+            raise UsageError(f"LABEL=PATH: got {text!r}; a label has up to 64 letters, digits, '.', '_', '+', '-'")
         if not Path(path).exists():
             raise UsageError(f"{text}: {path} does not exist")
         found.setdefault(label, []).append(Path(path))

@@ -46,7 +46,8 @@ class Lane(StrEnum):
 
 @dataclass(frozen=True)
 class OverlapCapture:
-    """The profiled steps of one rank, with timeline, kernels and collectives as in :class:`RankResult`.
+    """The profiled steps of one rank, with timeline, kernels and collectives as in
+    :class:`~pytest_aorta.result.measurements.RankResult`.
 
     ``problem`` is the reason why there are no steps; empty if there are steps.
     """
@@ -63,7 +64,7 @@ class OverlapCapture:
         """Return the overlap metrics of the steps, and ``device_idle_ms`` of the steps as they run; none without steps.
 
         If a head start was tried and failed, the steps show the host's delay. The overlap metrics are then those of the
-        steps as they run, with :data:`AS_RUN` after their names, so that nothing compares them with a baseline.
+        steps as they run, with ``_as_run`` after their names, so that nothing compares them with a baseline.
         """
         if not self.steps:
             return {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib.util
 import re
 from pathlib import Path
@@ -39,6 +40,15 @@ def test_every_option_and_metric_is_in_the_reference(name):
 @pytest.mark.parametrize("marker", MARKERS)
 def test_every_marker_is_in_the_reference(marker):
     assert f"`{marker}" in REFERENCE
+
+
+def test_every_public_name_of_the_rank_side_is_on_the_page_of_the_api():
+    tree = ast.parse((ROOT / "pytest_aorta/worker/__init__.py").read_text(encoding="utf-8"))
+    public = next(node.value for node in tree.body if isinstance(node, ast.Assign) and node.targets[0].id == "__all__")
+    names = re.findall(
+        r":: pytest_aorta\.[\w.]*?\.(\w+)(?:\(\))?$", (DOCS / "api.md").read_text(encoding="utf-8"), re.M
+    )
+    assert set(ast.literal_eval(public)) - set(names) == set()
 
 
 @pytest.mark.parametrize("outcome", list(Outcome))
