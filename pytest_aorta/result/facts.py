@@ -64,13 +64,15 @@ class LaunchFacts:
         num_steps: measured steps.
         step_time_ms: mean, p50, p99, tail5 (mean of the slowest 5%) and max of the steps' maxima over ranks.
         step_time_sample_ms: at most 20 of the steps' maxima over ranks, evenly spaced in time.
-        slowest_rank_p50_ms, fastest_rank_p50_ms: the largest and the smallest of the ranks' own medians.
+        slowest_rank_p50_ms: the largest of the ranks' own median step times.
+        fastest_rank_p50_ms: the smallest of the ranks' own median step times.
         metrics: the workload's metrics over ranks: the maximum of a peak, the mean of every other metric.
         weight_hashes: step -> hash.
         final_loss: the loss of the last measured step; None if nothing was trained.
         environment: the versions and settings that bitwise numerics depend on, and what setup() chose.
         rank_lag_ms: how much less each rank waits per step than its peers; empty if waits are not known.
-        step_time_growth, memory_growth: relative growth within the launch that noise does not explain.
+        step_time_growth: relative growth of the step time within the launch that noise does not explain.
+        memory_growth: likewise of the memory in use, on the rank on which it is largest.
         canary_ms: the times of the canary's parts on the slowest rank, the better of before and after the steps.
         exposed_ms: exposed communication of a profiled step by collective, mean over steps and ranks.
         most_exposed_rank: the rank with the most exposed communication; None if no step was profiled.

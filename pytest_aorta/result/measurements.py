@@ -98,7 +98,8 @@ class RankResult:
     Attributes:
         passed: whether the workload's own checks held on this rank.
         failure_count: number of failed checks; ``failures`` details the first few.
-        configured_iterations, total_iterations: measured steps that were requested, and that were done.
+        configured_iterations: measured steps that were requested.
+        total_iterations: measured steps that were done.
         step_times_ms: this rank's duration of each measured step, in order.
         elapsed_sec: wall time of the measured loop, in seconds.
         main_work_started: whether the measured loop was entered.
@@ -110,7 +111,8 @@ class RankResult:
         wait_ms: time in collectives in each step, from this rank's arrival at a collective to the collective's end; of
             all steps, or of as many of the last steps as are known.
         memory_bytes: memory in use before every tenth step.
-        canary_before, canary_after: milliseconds of a fixed program that runs before and after the steps.
+        canary_before: milliseconds that the parts of a fixed program took before the steps.
+        canary_after: the same after the steps.
         tensor_hashes: hashes of the logical ``weights``, ``gradients`` and ``optimizer`` state, tensor by tensor; the
             same on every rank.
         boundary_hashes: hashes of the inputs and outputs of this rank's modules, ``forward`` and ``backward``.
