@@ -172,7 +172,7 @@ def _find(root: Path, given: str) -> Path:
             raise UsageError(f"module {given!r}: there is no file {file}, also not below src; {allowed}")
         path = found[0]
     if path.suffix != ".py" or not path.is_file() or not path.is_relative_to(root.resolve()):
-        raise UsageError(f"got {given!r}, {allowed}")
+        raise UsageError(f"SCRIPT: got {given!r}, {allowed}")
     return path
 
 

@@ -142,8 +142,9 @@ def check_budget(options: Options, devices: list[Device], environ: Mapping[str, 
     if options.device != DeviceKind.CPU and options.gpus is not None and options.gpus > len(devices):
         given = [f"{name}={environ[name]!r}" for name in VISIBLE_VARIABLES if name in environ]
         limited = f" with {' and '.join(given)}" if given else ""
+        visible = "1 GPU is" if len(devices) == 1 else f"{len(devices)} GPUs are"
         raise DevicesUnavailable(
-            f"--aorta-gpus={options.gpus}: {len(devices)} GPUs are visible{limited}; ask for at most that many, "
+            f"--aorta-gpus={options.gpus}: {visible} visible{limited}; ask for at most that many, "
             f"or for 0 to run on CPU ranks"
         )
 

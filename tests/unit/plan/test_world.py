@@ -119,7 +119,7 @@ def test_promised_gpus_that_are_not_there_are_refused():
     with pytest.raises(DevicesUnavailable) as caught:
         check_budget(make_options(gpus=4), gpus(1), {"CUDA_VISIBLE_DEVICES": "3"})
     assert str(caught.value) == (
-        "--aorta-gpus=4: 1 GPUs are visible with CUDA_VISIBLE_DEVICES='3'; ask for at most that many, "
+        "--aorta-gpus=4: 1 GPU is visible with CUDA_VISIBLE_DEVICES='3'; ask for at most that many, "
         "or for 0 to run on CPU ranks"
     )
 
