@@ -126,13 +126,13 @@ def pytest_make_collect_report(
     problems: dict[str, str] = {}
     for item in report.result or ():
         if isinstance(item, pytest.Item):
+            # The node id is stored now, because xdist's loadgroup mode later appends the group to it.
+            nodeid = item.stash[NODE_ID] = _full_id(item)
             try:
                 _check_markers(item)
             except AortaError as error:
-                problems[item.nodeid] = str(error)
-            # The node id is stored now, because xdist's loadgroup mode later appends the group to it.
-            item.stash[NODE_ID] = item.nodeid
-            collector.config.stash[RUN].collected.add(item.nodeid)
+                problems[nodeid] = str(error)
+            collector.config.stash[RUN].collected.add(nodeid)
     if problems:
         lines = [f"{nodeid}: {problem}" for nodeid, problem in problems.items()]
         report.outcome, report.longrepr, report.result = "failed", "\n".join(lines), []
@@ -141,6 +141,18 @@ def pytest_make_collect_report(
         # JSON text, because xdist transfers only plain values.
         vars(report)["aorta_problems"] = json.dumps(problems)
     return report
+
+
+def _full_id(item: pytest.Item) -> str:
+    """Return the node id of a test, with the path of its file relative to pytest's root folder.
+
+    For a file outside of the root folder, such as ``tests/test_a.py`` under ``-c ci/pytest.ini``, pytest's node id
+    depends on the command line, and tests of several files can have the same one.
+    """
+    root = item.config.rootpath
+    if item.path.is_relative_to(root):
+        return item.nodeid
+    return f"{os.path.relpath(item.path.resolve(), root.resolve())}::{item.nodeid.partition('::')[2]}"
 
 
 def _refuse(text: object) -> NoReturn:

@@ -36,7 +36,8 @@ class Run:
         records: Records of tests that ended, in order.
         lost: Records of tests whose worker of xdist crashed, and of files that could not be collected. Nothing is known
             of their launches, but a run with one of them is not a success.
-        passed: Node id of each test that passed, as pytest reports it -> the id at collection.
+        passed: Node id of each test that passed, as pytest reports it -> the ids at collection. Tests of several files
+            outside of pytest's root folder can share an id of pytest.
         notes: Lines for the end of the summary.
     """
 
@@ -46,8 +47,13 @@ class Run:
         self.collected: set[str] = set()
         self.records: list[TestRecord] = []
         self.lost: list[TestRecord] = []
-        self.passed: dict[str, str] = {}
+        self.passed: dict[str, set[str]] = {}
         self.notes: list[str] = []
+
+    @property
+    def passed_ids(self) -> set[str]:
+        """The ids at collection of the tests that passed."""
+        return set().union(*self.passed.values())
 
     @cached_property
     def devices(self) -> list[Device]:
@@ -125,7 +131,7 @@ class Controller:
         collected: str | None = getattr(report, "aorta_nodeid", None)
         is_pass = report.when == "call" and report.passed and not hasattr(report, "wasxfail")
         if is_pass and collected is not None and report.nodeid not in self.failed:
-            self.run.passed[report.nodeid] = collected
+            self.run.passed.setdefault(report.nodeid, set()).add(collected)
         if report.failed:  # includes a subtest, and a teardown after a call that passed
             self.failed.add(report.nodeid)
             self.run.passed.pop(report.nodeid, None)
@@ -182,7 +188,7 @@ class Controller:
 
             # Where the command line names single tests, the other tests of their files were not collected.
             whole = set() if any("::" in arg for arg in session.config.args) else run.collected
-            run.notes += unused_baselines(run.records, set(run.passed.values()), whole, run.options)
+            run.notes += unused_baselines(run.records, run.passed_ids, whole, run.options)
 
     def _write_results(self, session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
         from pytest_aorta.report.write import write_session_reports  # only for a run that can launch
@@ -195,7 +201,7 @@ class Controller:
         reported, has_reports = write_session_reports(
             run.records, run.options, lost=run.lost, is_cut_short=is_cut_short
         )
-        notes, has_baselines = write_new_baselines(run.records, set(run.passed.values()), run.options)
+        notes, has_baselines = write_new_baselines(run.records, run.passed_ids, run.options)
         good = has_reports and has_baselines
         run.notes += [*notes, *reported]
         try:
