@@ -140,19 +140,26 @@ def pytest_make_collect_report(
         vars(report)["call"] = pytest.CallInfo.from_call(lambda: _refuse(report.longrepr), "collect")
         # JSON text, because xdist transfers only plain values.
         vars(report)["aorta_problems"] = json.dumps(problems)
+    if report.failed:
+        collector.config.stash[RUN].incomplete.add(_file_id(collector))
     return report
 
 
 def _full_id(item: pytest.Item) -> str:
-    """Return the node id of a test, with the path of its file relative to pytest's root folder.
+    """Return the node id of a test, with the path of its file relative to pytest's root folder."""
+    return "::".join([_file_id(item), *item.nodeid.split("::")[1:]])
+
+
+def _file_id(node: pytest.Item | pytest.Collector) -> str:
+    """Return the first part of a node id: the path of the file relative to pytest's root folder.
 
     For a file outside of the root folder, such as ``tests/test_a.py`` under ``-c ci/pytest.ini``, pytest's node id
     depends on the command line, and tests of several files can have the same one.
     """
-    root = item.config.rootpath
-    if item.path.is_relative_to(root):
-        return item.nodeid
-    return f"{os.path.relpath(item.path.resolve(), root.resolve())}::{item.nodeid.partition('::')[2]}"
+    root = node.config.rootpath
+    if node.path.is_relative_to(root):
+        return node.nodeid.split("::")[0]
+    return os.path.relpath(node.path.resolve(), root.resolve())
 
 
 def _refuse(text: object) -> NoReturn:
@@ -312,7 +319,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Send the collected node ids of a worker of xdist to the controller."""
+    """Send the node ids that a worker of xdist has collected to the controller."""
     output = getattr(session.config, "workeroutput", None)
     if output is not None:
-        output["aorta_collected"] = sorted(session.config.stash[RUN].collected)
+        output["aorta_collected"] = sorted(session.config.stash[RUN].completely_collected)

@@ -33,6 +33,7 @@ class Run:
         options: Options of the run.
         line: Progress line on the terminal; None where it is not wanted.
         collected: Node ids of collected tests.
+        incomplete: Files of which some tests could not be collected, as the first part of node ids.
         records: Records of tests that ended, in order.
         lost: Records of tests whose worker of xdist crashed, and of files that could not be collected. Nothing is known
             of their launches, but a run with one of them is not a success.
@@ -45,10 +46,16 @@ class Run:
         self.options = options
         self.line: ProgressLine | None = None
         self.collected: set[str] = set()
+        self.incomplete: set[str] = set()
         self.records: list[TestRecord] = []
         self.lost: list[TestRecord] = []
         self.passed: dict[str, set[str]] = {}
         self.notes: list[str] = []
+
+    @property
+    def completely_collected(self) -> set[str]:
+        """The node ids of the collected tests in files without an error of collection."""
+        return {nodeid for nodeid in self.collected if nodeid.split("::")[0] not in self.incomplete}
 
     @property
     def passed_ids(self) -> set[str]:
@@ -187,7 +194,7 @@ class Controller:
             from pytest_aorta.session.baselines import unused_baselines  # reads baselines
 
             # Where the command line names single tests, the other tests of their files were not collected.
-            whole = set() if any("::" in arg for arg in session.config.args) else run.collected
+            whole = set() if any("::" in arg for arg in session.config.args) else run.completely_collected
             run.notes += unused_baselines(run.records, run.passed_ids, whole, run.options)
 
     def _write_results(self, session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:

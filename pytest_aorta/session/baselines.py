@@ -167,4 +167,5 @@ def unused_baselines(
     """
     used: dict[str, set[str]] = {nodeid: set() for nodeid in passed}
     used |= {record.nodeid: set(record.used_cases) for record in records if record.nodeid in passed}
-    return orphans(options.baselines_dir, collected, used, options.rootdir)
+    platforms = {record.nodeid: record.platform for record in records}
+    return orphans(options.baselines_dir, collected, used, platforms, options.rootdir)
