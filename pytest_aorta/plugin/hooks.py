@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -31,8 +31,10 @@ if TYPE_CHECKING:
     from pytest_aorta.session.world import DistributedWorld
 
 
-# Options of pytest that run no tests. An editor collects tests even on a machine that lacks GPUs and profilers.
-_SHOWING = ("collectonly", "showfixtures", "show_fixtures_per_test", "markers")
+# Options of pytest that only show something. They work on a machine that lacks GPUs and profilers, too.
+_SHOWING = ("collectonly", "showfixtures", "show_fixtures_per_test", "markers", "help", "cacheshow", "setupplan")
+# Options of pytest with which no test is called, so that the run has no results.
+_WITHOUT_RESULTS = (*_SHOWING, "setuponly")
 
 RUN = pytest.StashKey[Run]()
 NODE_ID = pytest.StashKey[str]()
@@ -61,7 +63,7 @@ def pytest_configure(config: pytest.Config) -> None:
             from pytest_aorta.report.write import require_packages  # only for a run with a report
 
             require_packages()
-        if not any(config.getoption(name, False) for name in _SHOWING):
+        if not _is_given(config, _SHOWING):
             if run.options.gpus is not None:
                 check_budget(run.options, run.devices)
             check_profiler(run.options.profiler)
@@ -72,6 +74,10 @@ def pytest_configure(config: pytest.Config) -> None:
     except AortaError as error:
         raise pytest.UsageError(str(error)) from None
     config.stash[RUN] = run
+
+
+def _is_given(config: pytest.Config, names: Iterable[str]) -> bool:
+    return any(config.getoption(name, False) for name in names)
 
 
 def _command(config: pytest.Config) -> tuple[str, ...]:
@@ -85,7 +91,7 @@ def _unfinished(config: pytest.Config, options: Options) -> Path | None:
     """Return the folder in pytest's cache for recordings that are interrupted; None if there is no cache."""
     # Without the plugin cacheprovider, the attribute does not exist.
     cache = getattr(config, "cache", None)
-    if cache is None or not options.update_baselines or any(config.getoption(name, False) for name in _SHOWING):
+    if cache is None or not options.update_baselines or _is_given(config, _WITHOUT_RESULTS):
         return None
     with suppress(OSError):  # an interrupted recording starts over if the cache can't be written
         return Path(cache.mkdir("aorta-recordings"))
@@ -301,19 +307,21 @@ def pytest_report_teststatus(
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Open the progress line and, unless this process is a worker of xdist, register the controller's hooks.
+    """Open the progress line and, in the process that owns the terminal, register the controller's hooks.
 
-    The Markdown of an earlier run is removed, so that it can't be taken for that of this run if the process is killed.
+    A worker of xdist and a run in which no test is called have no results to write. The Markdown of an earlier run is
+    removed, so that it can't be taken for that of this run if the process is killed.
     """
-    run = session.config.stash[RUN]
-    if not session.config.option.collectonly:
-        from pytest_aorta.plugin.progress_line import open_line
+    if _is_given(session.config, _WITHOUT_RESULTS):
+        return
+    from pytest_aorta.plugin.progress_line import open_line
 
-        run.line = open_line(run.options.progress, session.config)
+    run = session.config.stash[RUN]
+    run.line = open_line(run.options.progress, session.config)
     if hasattr(session.config, "workerinput"):
         return
     session.config.pluginmanager.register(Controller(run), "aorta-controller")
-    if run.options.markdown is not None and not session.config.option.collectonly:
+    if run.options.markdown is not None:
         with suppress(OSError):  # reported when the file is written
             run.options.markdown.unlink(missing_ok=True)
 

@@ -182,8 +182,6 @@ class Controller:
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
         """Write reports, baselines of tests that passed, and the history; what can't be written fails the run."""
         run = self.run
-        if session.config.option.collectonly:  # reading baselines takes longer than collecting
-            return
         if run.records or run.options.report or run.options.markdown:
             self._write_results(session, exitstatus)
         if run.options.unfinished is not None:  # a test that was interrupted has no record
@@ -226,8 +224,6 @@ class Controller:
         A single line has no section of its own.
         """
         run = self.run
-        if terminalreporter.config.option.collectonly:  # tests with wrong markers are among the errors
-            return
         is_reported = any(record.is_reported for record in run.records)
         if not is_reported and not run.notes:
             return
