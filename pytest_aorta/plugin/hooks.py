@@ -198,6 +198,10 @@ def _add_record(item: pytest.Item, *, can_launch: bool) -> None:
     from pytest_aorta.session.record import TestRecord  # only tests with a launch need it
 
     former = item.stash.get(RECORD, None)
+    for launches in former.new_launches if former else ():
+        from pytest_aorta.session.baselines import drop_unfinished  # only for a test that records and runs again
+
+        drop_unfinished(item.config.stash[RUN].options, launches.baseline)
     # pytest-rerunfailures counts attempts across all xdist workers.
     attempt = getattr(item, "execution_count", former.attempt + 1 if former else 1)
     item.stash[RECORD] = TestRecord(item.stash[NODE_ID], attempt=attempt, can_launch=can_launch)
