@@ -28,6 +28,12 @@ from pytest_aorta.verdict.baseline import (
 from pytest_aorta.verdict.learning import other_setting
 from pytest_aorta.verdict.noise.priors import blocks
 
+# pytest's word for the outcome of a test that neither passed nor failed -> the outcome in words.
+_ENDS = {
+    "skipped": "was skipped after its comparison",
+    "xfailed": "failed, as its mark xfail expects",
+    "xpassed": "passed in spite of its mark xfail",
+}
 # Begin of a line on an interrupted recording.
 _UNUSED = "launches of an interrupted recording are not used"
 
@@ -153,7 +159,7 @@ def write_new_baselines(records: Sequence[TestRecord], passed: Set[str], options
         for launches in () if record.is_retried else record.new_launches:
             platform, case = launches.baseline.platform, launches.baseline.case
             if record.nodeid not in passed:
-                notes.append(f"not recorded, because the test failed: {case}")
+                notes.append(f"not recorded, because the test {_ENDS.get(record.outcome, 'failed')}: {case}")
                 drop_unfinished(options, launches.baseline)
                 continue
             try:

@@ -245,6 +245,22 @@ def test_interrupted_recording_of_other_code_or_config_is_not_continued(interrup
     assert list(interrupted.path.glob(".pytest_cache/d/aorta-recordings/*/*/*.json")) == []
 
 
+@pytest.mark.parametrize(
+    ("end", "marks", "reason"),
+    [
+        ("pytest.skip('enough')", "", "was skipped after its comparison"),
+        ("assert False", "@pytest.mark.xfail", "failed, as its mark xfail expects"),
+        ("pass", "@pytest.mark.xfail", "passed in spite of its mark xfail"),
+        ("pass", "@pytest.mark.xfail(strict=True)", "failed"),
+    ],
+)
+def test_test_that_is_not_recorded_is_reported_with_its_outcome(gpu, end, marks, reason):
+    gpu.one_test(f"workload.check(workload.run('toy')); {end}", marks)
+    result = gpu.run("--update-baselines", "--aorta-launches=2")
+    result.stdout.fnmatch_lines([f"not recorded, because the test {reason}: test_toy.py::test_one::toy"])
+    assert gpu.baseline_files() == []
+
+
 TWO_LABELS = "result = workload.run('toy'); [workload.check(result, label=label) for label in 'ab']"
 
 
