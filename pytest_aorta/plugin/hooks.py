@@ -198,10 +198,6 @@ def _add_record(item: pytest.Item, *, can_launch: bool) -> None:
     from pytest_aorta.session.record import TestRecord  # only tests with a launch need it
 
     former = item.stash.get(RECORD, None)
-    for launches in former.new_launches if former else ():
-        from pytest_aorta.session.baselines import drop_unfinished  # only for a test that records and runs again
-
-        drop_unfinished(item.config.stash[RUN].options, launches.baseline)
     # pytest-rerunfailures counts attempts across all xdist workers.
     attempt = getattr(item, "execution_count", former.attempt + 1 if former else 1)
     item.stash[RECORD] = TestRecord(item.stash[NODE_ID], attempt=attempt, can_launch=can_launch)
@@ -272,7 +268,17 @@ def pytest_runtest_makereport(
         record.note_end(report, _failure_text(report, call))
     if not is_subtest:
         _attach(item, report, record, is_end=is_end)
+        if report.when == "teardown":
+            _drop_unfinished(item, record)
     return report
+
+
+def _drop_unfinished(item: pytest.Item, record: TestRecord) -> None:
+    """Remove the launches that were kept in case the test was interrupted; its report contains them now."""
+    for launches in record.new_launches:
+        from pytest_aorta.session.baselines import drop_unfinished  # only for a test that records
+
+        drop_unfinished(item.config.stash[RUN].options, launches.baseline)
 
 
 def _failure_text(report: pytest.TestReport, call: pytest.CallInfo[None]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Sequence, Set
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,7 +40,7 @@ _UNUSED = "launches of an interrupted recording are not used"
 
 
 class Recording:
-    """The launches of one case that become a baseline, kept in a file until the baseline is written.
+    """The launches of one case that become a baseline, kept in a file until the test ends.
 
     An interruption leaves the file behind, and the next recording of the same code, config and session block continues
     with its launches. A launch or a test that fails leaves no file. Without ``options.unfinished``, or if git does not
@@ -77,7 +78,7 @@ class Recording:
         return launches
 
     def keep(self, launches: Sequence[LaunchFacts]) -> None:
-        """Keep all launches until the session has ended and the baseline is written."""
+        """Keep launches until further ones are kept or the test ends."""
         if self._folder:
             write_baseline(self._folder, _with_launches(self._first, launches))
 
@@ -160,19 +161,25 @@ def write_new_baselines(records: Sequence[TestRecord], passed: Set[str], options
             platform, case = launches.baseline.platform, launches.baseline.case
             if record.nodeid not in passed:
                 notes.append(f"not recorded, because the test {_ENDS.get(record.outcome, 'failed')}: {case}")
-                drop_unfinished(options, launches.baseline)
                 continue
             try:
                 with locked_baselines(options.baselines_dir):
                     old = read_baseline(options.baselines_dir, platform, case)
                     baseline = launches.merged(options.baselines_dir)
                     write_baseline(options.baselines_dir, baseline)
-                drop_unfinished(options, launches.baseline)
                 notes += [*change_lines(old, baseline), *record.detection.get(case, ())]
             except AortaError as error:
                 notes.append(f"ERROR {error}")
                 good = False
+                _keep_unwritten(options, launches.baseline)
     return notes, good
+
+
+def _keep_unwritten(options: Options, new: Baseline) -> None:
+    """Keep the launches of a baseline that can't be written, so that the next recording continues with them."""
+    if folder := _folder_of_code(options):
+        with suppress(AortaError):  # the disk of the baselines may be that of the cache
+            write_baseline(folder, new)
 
 
 def unused_baselines(

@@ -323,3 +323,13 @@ def test_attempt_does_not_continue_with_the_launches_of_the_attempt_before(inter
     result.stdout.fnmatch_lines(["aorta: 1 test, 20 launches; 1 baseline measured; 1 attempt retried"])
     result.stdout.no_fnmatch_line("*among them")
     assert kept_files(interrupted) == []
+
+
+def test_second_run_of_a_test_in_one_session_does_not_continue_with_the_launches_of_the_first(interrupted):
+    interrupted.git("commit", "-qam", "same test", "--allow-empty")
+    code_digest.cache_clear()
+    twice = ("--keep-duplicates", "test_toy.py", "test_toy.py")
+    result = interrupted.pytester.runpytest_inprocess(*twice, "--update-baselines")
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["aorta: 2 tests, 20 launches; *"])
+    result.stdout.no_fnmatch_line("*among them")
