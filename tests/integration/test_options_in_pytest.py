@@ -301,6 +301,12 @@ def test_marker_of_pytest_timeout_is_ignored_where_that_plugin_is_installed(proj
     project.run(*options).assert_outcomes(passed=1)
 
 
+def test_marker_of_pytest_timeout_is_ignored_if_that_plugin_is_loaded_by_the_name_of_its_module(project, monkeypatch):
+    project.one_test("pass", "@pytest.mark.timeout(90)")
+    result = without_installed_plugins(project, monkeypatch, "-p", "pytest_timeout")
+    result.assert_outcomes(passed=1)
+
+
 def test_marker_named_timeout_of_a_test_without_launches_is_ignored(project, monkeypatch):
     project.test_file("import pytest\n@pytest.mark.timeout('long')\ndef test_other(): pass\n")
     without_installed_plugins(project, monkeypatch).assert_outcomes(passed=1)
