@@ -119,6 +119,11 @@ class Controller:
         # Worker and node id -> index of the last record. In xdist's mode `each`, every worker runs every test.
         self.latest: dict[tuple[str, str], int] = {}
         self.failed: set[str] = set()
+        self.is_interrupted = False
+
+    def pytest_keyboard_interrupt(self) -> None:
+        """Note Ctrl-C or ``pytest.exit``, which can give the run any exit status."""
+        self.is_interrupted = True
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Keep a record of each test that does not run because its markers are wrong, and of files with errors."""
@@ -202,7 +207,7 @@ class Controller:
 
         run = self.run
         # Before baselines are written: the report shows the baselines that the run was compared with.
-        is_cut_short = exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
+        is_cut_short = self.is_interrupted or exitstatus == pytest.ExitCode.INTERNAL_ERROR
         reported, has_reports = write_session_reports(
             run.records, run.options, lost=run.lost, is_cut_short=is_cut_short
         )
