@@ -47,6 +47,7 @@ def make_world(
         world = resolve_world(spec.world, options, devices)
     except DevicesUnavailable as error:
         _refuse(record, str(error), options)
+    record.platform = world.platform
     with session.leased(world, spec, record, base / slug(record.nodeid), timed=timed) as leased:
         leased.check_markers = functools.partial(check_unchanged, request.node, spec)
         yield leased

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -31,8 +31,10 @@ if TYPE_CHECKING:
     from pytest_aorta.session.world import DistributedWorld
 
 
-# Options of pytest that run no tests. An editor collects tests even on a machine that lacks GPUs and profilers.
-_SHOWING = ("collectonly", "showfixtures", "show_fixtures_per_test", "markers")
+# Options of pytest that only show something. They work on a machine that lacks GPUs and profilers, too.
+_SHOWING = ("collectonly", "showfixtures", "show_fixtures_per_test", "markers", "help", "cacheshow", "setupplan")
+# Options of pytest with which no test is called, so that the run has no results.
+_WITHOUT_RESULTS = (*_SHOWING, "setuponly")
 
 RUN = pytest.StashKey[Run]()
 NODE_ID = pytest.StashKey[str]()
@@ -61,7 +63,7 @@ def pytest_configure(config: pytest.Config) -> None:
             from pytest_aorta.report.write import require_packages  # only for a run with a report
 
             require_packages()
-        if not any(config.getoption(name, False) for name in _SHOWING):
+        if not _is_given(config, _SHOWING):
             if run.options.gpus is not None:
                 check_budget(run.options, run.devices)
             check_profiler(run.options.profiler)
@@ -72,6 +74,10 @@ def pytest_configure(config: pytest.Config) -> None:
     except AortaError as error:
         raise pytest.UsageError(str(error)) from None
     config.stash[RUN] = run
+
+
+def _is_given(config: pytest.Config, names: Iterable[str]) -> bool:
+    return any(config.getoption(name, False) for name in names)
 
 
 def _command(config: pytest.Config) -> tuple[str, ...]:
@@ -85,7 +91,7 @@ def _unfinished(config: pytest.Config, options: Options) -> Path | None:
     """Return the folder in pytest's cache for recordings that are interrupted; None if there is no cache."""
     # Without the plugin cacheprovider, the attribute does not exist.
     cache = getattr(config, "cache", None)
-    if cache is None or not options.update_baselines or any(config.getoption(name, False) for name in _SHOWING):
+    if cache is None or not options.update_baselines or _is_given(config, _WITHOUT_RESULTS):
         return None
     with suppress(OSError):  # an interrupted recording starts over if the cache can't be written
         return Path(cache.mkdir("aorta-recordings"))
@@ -126,13 +132,13 @@ def pytest_make_collect_report(
     problems: dict[str, str] = {}
     for item in report.result or ():
         if isinstance(item, pytest.Item):
+            # The node id is stored now, because xdist's loadgroup mode later appends the group to it.
+            nodeid = item.stash[NODE_ID] = _full_id(item)
             try:
                 _check_markers(item)
             except AortaError as error:
-                problems[item.nodeid] = str(error)
-            # The node id is stored now, because xdist's loadgroup mode later appends the group to it.
-            item.stash[NODE_ID] = item.nodeid
-            collector.config.stash[RUN].collected.add(item.nodeid)
+                problems[nodeid] = str(error)
+            collector.config.stash[RUN].collected.add(nodeid)
     if problems:
         lines = [f"{nodeid}: {problem}" for nodeid, problem in problems.items()]
         report.outcome, report.longrepr, report.result = "failed", "\n".join(lines), []
@@ -140,7 +146,26 @@ def pytest_make_collect_report(
         vars(report)["call"] = pytest.CallInfo.from_call(lambda: _refuse(report.longrepr), "collect")
         # JSON text, because xdist transfers only plain values.
         vars(report)["aorta_problems"] = json.dumps(problems)
+    if report.failed:
+        collector.config.stash[RUN].incomplete.add(_file_id(collector))
     return report
+
+
+def _full_id(item: pytest.Item) -> str:
+    """Return the node id of a test, with the path of its file relative to pytest's root folder."""
+    return "::".join([_file_id(item), *item.nodeid.split("::")[1:]])
+
+
+def _file_id(node: pytest.Item | pytest.Collector) -> str:
+    """Return the first part of a node id: the path of the file relative to pytest's root folder.
+
+    For a file outside of the root folder, such as ``tests/test_a.py`` under ``-c ci/pytest.ini``, pytest's node id
+    depends on the command line, and tests of several files can have the same one.
+    """
+    root = node.config.rootpath
+    if node.path.is_relative_to(root):
+        return node.nodeid.split("::")[0]
+    return os.path.relpath(node.path.resolve(), root.resolve())
 
 
 def _refuse(text: object) -> NoReturn:
@@ -148,8 +173,8 @@ def _refuse(text: object) -> NoReturn:
 
 
 def _check_markers(item: pytest.Item) -> None:
-    is_ours = FIXTURE in getattr(item, "fixturenames", ())
-    if is_ours or any(mark.name in MARKERS for mark in item.iter_markers()):
+    # The markers of other tests may belong to their suite. A test that requests the fixture by name is checked then.
+    if FIXTURE in getattr(item, "fixturenames", ()):
         from pytest_aorta.plugin.read_markers import read_spec  # needs the table of metrics
 
         read_spec(item)
@@ -243,7 +268,17 @@ def pytest_runtest_makereport(
         record.note_end(report, _failure_text(report, call))
     if not is_subtest:
         _attach(item, report, record, is_end=is_end)
+        if report.when == "teardown":
+            _drop_unfinished(item, record)
     return report
+
+
+def _drop_unfinished(item: pytest.Item, record: TestRecord) -> None:
+    """Remove the launches that were kept in case the test was interrupted; its report contains them now."""
+    for launches in record.new_launches:
+        from pytest_aorta.session.baselines import drop_unfinished  # only for a test that records
+
+        drop_unfinished(item.config.stash[RUN].options, launches.baseline)
 
 
 def _failure_text(report: pytest.TestReport, call: pytest.CallInfo[None]) -> str:
@@ -282,25 +317,27 @@ def pytest_report_teststatus(
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Open the progress line and, unless this process is a worker of xdist, register the controller's hooks.
+    """Open the progress line and, in the process that owns the terminal, register the controller's hooks.
 
-    The Markdown of an earlier run is removed, so that it can't be taken for that of this run if the process is killed.
+    A worker of xdist and a run in which no test is called have no results to write. The Markdown of an earlier run is
+    removed, so that it can't be taken for that of this run if the process is killed.
     """
-    run = session.config.stash[RUN]
-    if not session.config.option.collectonly:
-        from pytest_aorta.plugin.progress_line import open_line
+    if _is_given(session.config, _WITHOUT_RESULTS):
+        return
+    from pytest_aorta.plugin.progress_line import open_line
 
-        run.line = open_line(run.options.progress, session.config)
+    run = session.config.stash[RUN]
+    run.line = open_line(run.options.progress, session.config)
     if hasattr(session.config, "workerinput"):
         return
     session.config.pluginmanager.register(Controller(run), "aorta-controller")
-    if run.options.markdown is not None and not session.config.option.collectonly:
+    if run.options.markdown is not None:
         with suppress(OSError):  # reported when the file is written
             run.options.markdown.unlink(missing_ok=True)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Send the collected node ids of a worker of xdist to the controller."""
+    """Send the node ids that a worker of xdist has collected to the controller."""
     output = getattr(session.config, "workeroutput", None)
     if output is not None:
-        output["aorta_collected"] = sorted(session.config.stash[RUN].collected)
+        output["aorta_collected"] = sorted(session.config.stash[RUN].completely_collected)

@@ -16,6 +16,8 @@ from pytest_aorta.session.spec import TestSpec
 from pytest_aorta.verdict.metrics import Tolerance, parse_tolerances
 
 MAX_TIMEOUT_S = 7 * 86400
+# The names of pytest-timeout: that of its entry point, and that of its module, which -p can load.
+_PYTEST_TIMEOUT = ("timeout", "pytest_timeout")
 _WORLD_KEYWORDS = ("device", "nodes", "size", "warm")
 # Field of TestSpec -> the marker that sets it.
 _MARKER_OF = {"world": "world", "tolerances": "tolerance", "timeout_s": "launch_timeout", "measures_overlap": "overlap"}
@@ -29,7 +31,7 @@ def read_spec(item: pytest.Item) -> TestSpec:
             pytest-timeout without that plugin.
     """
     plugins = item.config.pluginmanager
-    has_pytest_timeout = plugins.has_plugin("timeout") or plugins.is_blocked("timeout")
+    has_pytest_timeout = any(plugins.has_plugin(name) or plugins.is_blocked(name) for name in _PYTEST_TIMEOUT)
     refuse_timeout = FIXTURE in getattr(item, "fixturenames", ()) and not has_pytest_timeout
     return read_markers(marks_closest_first(item), refuse_timeout=refuse_timeout)
 

@@ -33,10 +33,12 @@ class Run:
         options: Options of the run.
         line: Progress line on the terminal; None where it is not wanted.
         collected: Node ids of collected tests.
+        incomplete: Files of which some tests could not be collected, as the first part of node ids.
         records: Records of tests that ended, in order.
         lost: Records of tests whose worker of xdist crashed, and of files that could not be collected. Nothing is known
             of their launches, but a run with one of them is not a success.
-        passed: Node id of each test that passed, as pytest reports it -> the id at collection.
+        passed: Node id of each test that passed, as pytest reports it -> the ids at collection. Tests of several files
+            outside of pytest's root folder can share an id of pytest.
         notes: Lines for the end of the summary.
     """
 
@@ -44,10 +46,21 @@ class Run:
         self.options = options
         self.line: ProgressLine | None = None
         self.collected: set[str] = set()
+        self.incomplete: set[str] = set()
         self.records: list[TestRecord] = []
         self.lost: list[TestRecord] = []
-        self.passed: dict[str, str] = {}
+        self.passed: dict[str, set[str]] = {}
         self.notes: list[str] = []
+
+    @property
+    def completely_collected(self) -> set[str]:
+        """The node ids of the collected tests in files without an error of collection."""
+        return {nodeid for nodeid in self.collected if nodeid.split("::")[0] not in self.incomplete}
+
+    @property
+    def passed_ids(self) -> set[str]:
+        """The ids at collection of the tests that passed."""
+        return set().union(*self.passed.values())
 
     @cached_property
     def devices(self) -> list[Device]:
@@ -106,6 +119,11 @@ class Controller:
         # Worker and node id -> index of the last record. In xdist's mode `each`, every worker runs every test.
         self.latest: dict[tuple[str, str], int] = {}
         self.failed: set[str] = set()
+        self.is_interrupted = False
+
+    def pytest_keyboard_interrupt(self) -> None:
+        """Note Ctrl-C or ``pytest.exit``, which can give the run any exit status."""
+        self.is_interrupted = True
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Keep a record of each test that does not run because its markers are wrong, and of files with errors."""
@@ -125,7 +143,7 @@ class Controller:
         collected: str | None = getattr(report, "aorta_nodeid", None)
         is_pass = report.when == "call" and report.passed and not hasattr(report, "wasxfail")
         if is_pass and collected is not None and report.nodeid not in self.failed:
-            self.run.passed[report.nodeid] = collected
+            self.run.passed.setdefault(report.nodeid, set()).add(collected)
         if report.failed:  # includes a subtest, and a teardown after a call that passed
             self.failed.add(report.nodeid)
             self.run.passed.pop(report.nodeid, None)
@@ -169,8 +187,6 @@ class Controller:
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
         """Write reports, baselines of tests that passed, and the history; what can't be written fails the run."""
         run = self.run
-        if session.config.option.collectonly:  # reading baselines takes longer than collecting
-            return
         if run.records or run.options.report or run.options.markdown:
             self._write_results(session, exitstatus)
         if run.options.unfinished is not None:  # a test that was interrupted has no record
@@ -181,8 +197,8 @@ class Controller:
             from pytest_aorta.session.baselines import unused_baselines  # reads baselines
 
             # Where the command line names single tests, the other tests of their files were not collected.
-            whole = set() if any("::" in arg for arg in session.config.args) else run.collected
-            run.notes += unused_baselines(run.records, set(run.passed.values()), whole, run.options)
+            whole = set() if any("::" in arg for arg in session.config.args) else run.completely_collected
+            run.notes += unused_baselines(run.records, run.passed_ids, whole, run.options)
 
     def _write_results(self, session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
         from pytest_aorta.report.write import write_session_reports  # only for a run that can launch
@@ -191,11 +207,11 @@ class Controller:
 
         run = self.run
         # Before baselines are written: the report shows the baselines that the run was compared with.
-        is_cut_short = exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
+        is_cut_short = self.is_interrupted or exitstatus == pytest.ExitCode.INTERNAL_ERROR
         reported, has_reports = write_session_reports(
             run.records, run.options, lost=run.lost, is_cut_short=is_cut_short
         )
-        notes, has_baselines = write_new_baselines(run.records, set(run.passed.values()), run.options)
+        notes, has_baselines = write_new_baselines(run.records, run.passed_ids, run.options)
         good = has_reports and has_baselines
         run.notes += [*notes, *reported]
         try:
@@ -213,8 +229,6 @@ class Controller:
         A single line has no section of its own.
         """
         run = self.run
-        if terminalreporter.config.option.collectonly:  # tests with wrong markers are among the errors
-            return
         is_reported = any(record.is_reported for record in run.records)
         if not is_reported and not run.notes:
             return

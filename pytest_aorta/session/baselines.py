@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Sequence, Set
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,16 +29,22 @@ from pytest_aorta.verdict.baseline import (
 from pytest_aorta.verdict.learning import other_setting
 from pytest_aorta.verdict.noise.priors import blocks
 
+# pytest's word for the outcome of a test that neither passed nor failed -> the outcome in words.
+_ENDS = {
+    "skipped": "was skipped after its comparison",
+    "xfailed": "failed, as its mark xfail expects",
+    "xpassed": "passed in spite of its mark xfail",
+}
 # Begin of a line on an interrupted recording.
 _UNUSED = "launches of an interrupted recording are not used"
 
 
 class Recording:
-    """The launches of one case that become a baseline, kept in a file until the last launch has ended.
+    """The launches of one case that become a baseline, kept in a file until the test ends.
 
     An interruption leaves the file behind, and the next recording of the same code, config and session block continues
-    with its launches. A launch that fails leaves no file. Without ``options.unfinished``, or if git does not report the
-    version of the code, no file is written.
+    with its launches. A launch or a test that fails leaves no file. Without ``options.unfinished``, or if git does not
+    report the version of the code, no file is written.
 
     Attributes:
         note: A line on the launches of an interrupted recording, whether they are used or not; empty without any.
@@ -47,7 +54,7 @@ class Recording:
         """Start a recording with the launch of ``first``, a baseline of its own."""
         self.note = ""
         self._first = first
-        self._kept = options.unfinished
+        self._options = options
         self._folder = _folder_of_code(options)
 
     def launches(self, wanted: int, again: Callable[[], LaunchFacts]) -> list[LaunchFacts]:
@@ -56,39 +63,48 @@ class Recording:
         Raises:
             BaselineError: The file of an interrupted recording can't be read or written.
         """
-        launches = [*(self._earlier()[1 - wanted :] if wanted > 1 else ()), *self._first.center_launches]
+        earlier = self._earlier()[1 - wanted :] if wanted > 1 else ()
+        if earlier:
+            self.note = f"{counted(len(earlier), 'launch')} of an interrupted recording among them"
+        launches = [*earlier, *self._first.center_launches]
         try:
             while len(launches) < wanted:
-                if self._folder:
-                    write_baseline(self._folder, _with_launches(self._first, launches))
+                self.keep(launches)
                 launches.append(again())
         except AortaError:
-            self._drop()
+            drop_unfinished(self._options, self._first)
             raise
-        self._drop()
+        drop_unfinished(self._options, self._first)
         return launches
+
+    def keep(self, launches: Sequence[LaunchFacts]) -> None:
+        """Keep launches until further ones are kept or the test ends."""
+        if self._folder:
+            write_baseline(self._folder, _with_launches(self._first, launches))
 
     def _earlier(self) -> Sequence[LaunchFacts]:
         """Return the launches of an interrupted recording that this recording continues, in order."""
         first = self._first
         kept = read_baseline(self._folder, first.platform, first.case) if self._folder else None
         if kept is None:
-            self.note = f"{_UNUSED}: the code has changed since" if self._files() else ""
+            self.note = f"{_UNUSED}: the code has changed since" if _unfinished_files(self._options, first) else ""
             return ()
         if problem := _difference(kept, first):
             self.note = f"{_UNUSED}: {problem}"
             return ()
-        self.note = f"{counted(len(kept.launches), 'launch')} of an interrupted recording among them"
         return kept.center_launches
 
-    def _drop(self) -> None:
-        for path in self._files():
-            path.unlink(missing_ok=True)
 
-    def _files(self) -> list[Path]:
-        """Return the files of the case, of any version of the code."""
-        pattern = baseline_path(Path("*"), self._first.platform, self._first.case)
-        return sorted(self._kept.glob(str(pattern))) if self._kept else []
+def _unfinished_files(options: Options, baseline: Baseline) -> list[Path]:
+    """Return the files of a case's unfinished recordings, of any version of the code."""
+    pattern = baseline_path(Path("*"), baseline.platform, baseline.case)
+    return sorted(options.unfinished.glob(str(pattern))) if options.unfinished else []
+
+
+def drop_unfinished(options: Options, baseline: Baseline) -> None:
+    """Remove the launches of ``baseline``'s case that were kept while they were recorded."""
+    for path in _unfinished_files(options, baseline):
+        path.unlink(missing_ok=True)
 
 
 def _folder_of_code(options: Options) -> Path | None:
@@ -113,7 +129,7 @@ def _difference(kept: Baseline, first: Baseline) -> str | None:
 
 
 def unfinished_recordings(options: Options) -> list[str]:
-    """Return a line for each interrupted recording that the next recording of the same code continues."""
+    """Return a line for each recording without a baseline that the next recording of the same code continues."""
     folder = _folder_of_code(options)
     lines = []
     for path in sorted(folder.glob("*/*.json")) if folder else ():
@@ -124,7 +140,7 @@ def unfinished_recordings(options: Options) -> list[str]:
             continue
         launches = counted(len(kept.launches), "launch")
         lines += [
-            f"not recorded, because the run was interrupted: {kept.case}; {launches} kept",
+            f"not recorded yet: {kept.case}; {launches} kept",
             f"  next: to continue, run pytest {shlex.quote(kept.test)} --update-baselines; --cache-clear starts over",
         ]
     return lines
@@ -144,7 +160,7 @@ def write_new_baselines(records: Sequence[TestRecord], passed: Set[str], options
         for launches in () if record.is_retried else record.new_launches:
             platform, case = launches.baseline.platform, launches.baseline.case
             if record.nodeid not in passed:
-                notes.append(f"not recorded, because the test failed: {case}")
+                notes.append(f"not recorded, because the test {_ENDS.get(record.outcome, 'failed')}: {case}")
                 continue
             try:
                 with locked_baselines(options.baselines_dir):
@@ -155,7 +171,15 @@ def write_new_baselines(records: Sequence[TestRecord], passed: Set[str], options
             except AortaError as error:
                 notes.append(f"ERROR {error}")
                 good = False
+                _keep_unwritten(options, launches.baseline)
     return notes, good
+
+
+def _keep_unwritten(options: Options, new: Baseline) -> None:
+    """Keep the launches of a baseline that can't be written, so that the next recording continues with them."""
+    if folder := _folder_of_code(options):
+        with suppress(AortaError):  # the disk of the baselines may be that of the cache
+            write_baseline(folder, new)
 
 
 def unused_baselines(
@@ -167,4 +191,5 @@ def unused_baselines(
     """
     used: dict[str, set[str]] = {nodeid: set() for nodeid in passed}
     used |= {record.nodeid: set(record.used_cases) for record in records if record.nodeid in passed}
-    return orphans(options.baselines_dir, collected, used, options.rootdir)
+    platforms = {record.nodeid: record.platform for record in records}
+    return orphans(options.baselines_dir, collected, used, platforms, options.rootdir)

@@ -68,6 +68,7 @@ class TestRecord:
         can_launch: Whether the test has a fixture that launches.
         traces: Notes on the files that a profiler left.
         num_failed_launches: Number of launches that left no valid result.
+        platform: Platform of the test's world; empty if the test has no world.
     """
 
     __test__ = False
@@ -88,6 +89,7 @@ class TestRecord:
     can_launch: bool = False
     traces: list[str] = field(default_factory=list)
     num_failed_launches: int = 0
+    platform: str = ""
 
     @property
     def is_retried(self) -> bool:
@@ -159,6 +161,7 @@ class TestRecord:
             "attempt": self.attempt,
             "can_launch": self.can_launch,
             "traces": self.traces,
+            "platform": self.platform,
         }
 
     @classmethod
@@ -181,6 +184,7 @@ class TestRecord:
             attempt=data["attempt"],
             can_launch=data["can_launch"],
             traces=data["traces"],
+            platform=data["platform"],
         )
 
 

@@ -302,6 +302,8 @@ class WorkloadRunner:
         # Merge now, so that launches that can't be added fail the test. They are merged again when the session ends,
         # since other sessions may have updated the baseline by then.
         stored = new_launches.merged(options.baselines_dir)
+        # The rest of the test may be interrupted.
+        recording.keep(launches)
         self._record.new_launches.append(new_launches)
         noted = [f"  {recording.note}"] if recording.note else []
         self._record.detection[case] = [*noted, *detection_lines(stored, marked, priors, options.max_launches)]

@@ -263,16 +263,23 @@ def outside(folder: Path, platform_folder: Path) -> str | None:
     return f"the platform's folder is a link out of {folder}, to {real}"
 
 
-def orphans(folder: Path, collected: set[str], used_cases: Mapping[str, Collection[str]], rootdir: Path) -> list[str]:
+def orphans(
+    folder: Path,
+    collected: set[str],
+    used_cases: Mapping[str, Collection[str]],
+    platforms: Mapping[str, str],
+    rootdir: Path,
+) -> list[str]:
     """Return a line for each baseline file that no test uses, with the reason.
 
     A baseline is unused if the file of its test is deleted, if that file was collected without the test, or if the
-    test passed and compared other cases. Unreadable and misnamed files have a line, too.
+    test passed on its platform and compared other cases. Unreadable and misnamed files have a line, too.
 
     Args:
         folder: The folder of the baselines.
         collected: Node ids of all tests in the collected files.
         used_cases: The cases that each passed test compared, by node id.
+        platforms: The platform that each test with a world ran on, by node id.
         rootdir: The folder that node ids are relative to.
     """
     collected_files = {node.split("::", 1)[0] for node in collected}
@@ -290,11 +297,20 @@ def orphans(folder: Path, collected: set[str], used_cases: Mapping[str, Collecti
                 f"{path}: unused: the test {baseline.test} does not exist; delete the file, or if the test was "
                 f"moved, run aorta baselines rename"
             )
-        elif baseline.test in used_cases and baseline.case not in used_cases[baseline.test]:
+        elif _is_no_longer_compared(baseline, used_cases, platforms):
             found.append(f"{path}: unused: the test {baseline.test} does not compare this case; delete the file")
         elif path != baseline_path(folder, baseline.platform, baseline.case):
             found.append(f"{path}: the file name is not that of its case {baseline.case!r}; delete or rename the file")
     return found
+
+
+def _is_no_longer_compared(
+    baseline: Baseline, used_cases: Mapping[str, Collection[str]], platforms: Mapping[str, str]
+) -> bool:
+    # A test may compare other cases on another platform.
+    ran_on = platforms.get(baseline.test, baseline.platform)
+    cases = used_cases.get(baseline.test, {baseline.case})
+    return ran_on == baseline.platform and baseline.case not in cases
 
 
 def has_test_file(baseline: Baseline, rootdir: Path) -> bool:

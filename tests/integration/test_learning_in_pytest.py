@@ -206,7 +206,7 @@ def interrupted(versioned, gpu, monkeypatch):
     assert gpu.baseline_files() == []
     stopped.stdout.fnmatch_lines(
         [
-            "not recorded, because the run was interrupted: test_toy.py::test_one::toy; 3 launches kept",
+            "not recorded yet: test_toy.py::test_one::toy; 3 launches kept",
             "  next: to continue, run pytest test_toy.py::test_one --update-baselines; --cache-clear starts over",
         ]
     )
@@ -243,3 +243,93 @@ def test_interrupted_recording_of_other_code_or_config_is_not_continued(interrup
         ["aorta: 1 test, 10 launches; *", f"  launches of an interrupted recording are not used: {reason}"]
     )
     assert list(interrupted.path.glob(".pytest_cache/d/aorta-recordings/*/*/*.json")) == []
+
+
+@pytest.mark.parametrize(
+    ("end", "marks", "reason"),
+    [
+        ("pytest.skip('enough')", "", "was skipped after its comparison"),
+        ("assert False", "@pytest.mark.xfail", "failed, as its mark xfail expects"),
+        ("pass", "@pytest.mark.xfail", "passed in spite of its mark xfail"),
+        ("pass", "@pytest.mark.xfail(strict=True)", "failed"),
+    ],
+)
+def test_test_that_is_not_recorded_is_reported_with_its_outcome(gpu, end, marks, reason):
+    gpu.one_test(f"workload.check(workload.run('toy')); {end}", marks)
+    result = gpu.run("--update-baselines", "--aorta-launches=2")
+    result.stdout.fnmatch_lines([f"not recorded, because the test {reason}: test_toy.py::test_one::toy"])
+    assert gpu.baseline_files() == []
+
+
+TWO_LABELS = "result = workload.run('toy'); [workload.check(result, label=label) for label in 'ab']"
+
+
+def kept_files(project) -> list:
+    return list(project.path.glob(".pytest_cache/d/aorta-recordings/*/*/*.json"))
+
+
+def test_comparison_that_was_recorded_before_the_interruption_of_its_test_is_kept_too(interrupted):
+    before = kept_files(interrupted)
+    interrupted.one_test(TWO_LABELS)
+    interrupted.git("commit", "-qam", "two labels")
+    code_digest.cache_clear()
+    interrupted.plant(step_ms=STEADY, by_launch={"13": {"interrupted": True}})
+    stopped = interrupted.pytester.runpytest_inprocess("--update-baselines", no_reraise_ctrlc=True)
+    assert stopped.ret == pytest.ExitCode.INTERRUPTED
+    stopped.stdout.fnmatch_lines(
+        ["not recorded yet: *::a; 10 launches kept", "not recorded yet: *::b; 3 launches kept"]
+    )
+    interrupted.plant(step_ms=STEADY)
+    result = interrupted.pytester.runpytest_inprocess("--update-baselines")
+    result.stdout.fnmatch_lines(
+        [
+            "aorta: 1 test, 7 launches; 2 baselines measured",
+            "  9 launches of an interrupted recording among them",
+            "  3 launches of an interrupted recording among them",
+        ]
+    )
+    assert kept_files(interrupted) == before
+
+
+def test_launches_are_kept_if_their_baseline_can_not_be_written(interrupted):
+    write = interrupted.obstacle("baselines")
+    interrupted.one_test(f"workload.check(workload.run('toy')); {write}")
+    interrupted.git("commit", "-qam", "obstacle")
+    code_digest.cache_clear()
+    result = interrupted.pytester.runpytest_inprocess("--update-baselines")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["ERROR */baselines: can't be locked: *", "not recorded yet: *; 10 launches kept"])
+
+
+def test_launches_of_a_test_that_fails_after_its_comparison_are_not_kept(interrupted):
+    interrupted.one_test("workload.check(workload.run('toy')); assert False")
+    interrupted.git("commit", "-qam", "failing")
+    code_digest.cache_clear()
+    result = interrupted.pytester.runpytest_inprocess("--update-baselines")
+    result.stdout.fnmatch_lines(["not recorded, because the test failed: *"])
+    result.stdout.no_fnmatch_line("not recorded yet: *")
+    assert kept_files(interrupted) == []
+
+
+def test_attempt_does_not_continue_with_the_launches_of_the_attempt_before(interrupted):
+    interrupted.let_in("rerunfailures")
+    interrupted.test_file(
+        "attempts = []\n\ndef test_one(workload):\n    workload.check(workload.run('toy'))\n"
+        "    attempts.append(1)\n    assert len(attempts) == 2\n"
+    )
+    interrupted.git("commit", "-qam", "failing once")
+    result = interrupted.pytester.runpytest_subprocess("--reruns=1", "--update-baselines", timeout=150)
+    assert result.parseoutcomes() == {"passed": 1, "rerun": 1}
+    result.stdout.fnmatch_lines(["aorta: 1 test, 20 launches; 1 baseline measured; 1 attempt retried"])
+    result.stdout.no_fnmatch_line("*among them")
+    assert kept_files(interrupted) == []
+
+
+def test_second_run_of_a_test_in_one_session_does_not_continue_with_the_launches_of_the_first(interrupted):
+    interrupted.git("commit", "-qam", "same test", "--allow-empty")
+    code_digest.cache_clear()
+    twice = ("--keep-duplicates", "test_toy.py", "test_toy.py")
+    result = interrupted.pytester.runpytest_inprocess(*twice, "--update-baselines")
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["aorta: 2 tests, 20 launches; *"])
+    result.stdout.no_fnmatch_line("*among them")

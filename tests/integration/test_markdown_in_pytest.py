@@ -76,6 +76,17 @@ def test_interrupted_run_says_so(project):
     assert "the run ended early, 0 of 1 test failed until then" in (project.path / "aorta.md").read_text()
 
 
+@pytest.mark.parametrize("code", [0, 1, 7])
+def test_run_that_a_test_ends_is_no_success_whatever_its_exit_code(project, code):
+    project.test_file(
+        "import pytest\ndef test_first(workload): workload.run('toy')\n"
+        f"def test_exit(): pytest.exit('the GPU is lost', returncode={code})\n"
+        "def test_last(workload): workload.run('toy')\n"
+    )
+    assert project.run("--aorta-markdown=out.md").ret == code
+    assert "the run ended early, 0 of 1 test failed until then" in (project.path / "out.md").read_text()
+
+
 def test_interrupted_run_whose_file_can_not_be_written_is_still_interrupted(project):
     project.test_file(
         "import pytest\n\ndef test_one(workload): workload.run('toy')\n\n"

@@ -273,11 +273,22 @@ def test_bad_marker_is_a_collection_error_that_names_the_test(project, mark, mes
 def test_bad_marker_of_a_class_is_found_in_each_of_its_tests(project):
     project.test_file(
         "import pytest\n@pytest.mark.world(size=-1)\nclass TestToy:\n"
-        "    def test_a(self): pass\n    def test_b(self): pass\n"
+        "    def test_a(self, workload): pass\n    def test_b(self, workload): pass\n"
     )
     text = project.run("--collect-only").stdout.str()
     assert "test_toy.py::TestToy::test_a: marker world: size=-1" in text
     assert "test_toy.py::TestToy::test_b: marker world: size=-1" in text
+
+
+def test_markers_of_the_same_names_belong_to_the_suite_on_tests_without_a_launch(project):
+    project.test_file(
+        "import pytest\n@pytest.mark.tolerance(rtol=0.001)\n@pytest.mark.world(4, backend='gloo')\n"
+        "@pytest.mark.numerics('fp8')\ndef test_other(): pass\n"
+        "@pytest.mark.world(4, backend='gloo')\ndef test_by_name(request): request.getfixturevalue('workload')\n"
+    )
+    result = project.run()
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["E *SpecError: marker world has no keywords [[]'backend'[]]; *"])
 
 
 def without_installed_plugins(project, monkeypatch, *options: str) -> pytest.RunResult:
@@ -299,6 +310,12 @@ def test_marker_of_pytest_timeout_is_an_error_that_names_launch_timeout_where_th
 def test_marker_of_pytest_timeout_is_ignored_where_that_plugin_is_installed(project, options):
     project.one_test("assert distributed_world.timeout_s == 300", "@pytest.mark.timeout(90)")
     project.run(*options).assert_outcomes(passed=1)
+
+
+def test_marker_of_pytest_timeout_is_ignored_if_that_plugin_is_loaded_by_the_name_of_its_module(project, monkeypatch):
+    project.one_test("pass", "@pytest.mark.timeout(90)")
+    result = without_installed_plugins(project, monkeypatch, "-p", "pytest_timeout")
+    result.assert_outcomes(passed=1)
 
 
 def test_marker_named_timeout_of_a_test_without_launches_is_ignored(project, monkeypatch):

@@ -247,12 +247,29 @@ def test_collection_for_an_editor_prints_node_ids_only_and_imports_no_torch(decl
     assert_nothing_was_launched(declared)
 
 
-@pytest.mark.parametrize("options", [["--collect-only", "-q"], ["--fixtures"], ["--fixtures-per-test"], ["--markers"]])
+SHOWING = ["--fixtures", "--fixtures-per-test", "--markers", "--cache-show", "--setup-plan", "--help"]
+
+
+@pytest.mark.parametrize("options", [["--collect-only", "-q"], *([option] for option in SHOWING)])
 def test_suite_for_more_gpus_than_the_editors_machine_has_is_shown(declared, options):
     declared.ini("aorta_gpus = 8", "aorta_profiler = rocprofv3")
-    result = declared.run(*options)
+    # Without the plugin cacheprovider there is no --cache-show.
+    result = declared.pytester.runpytest_inprocess(*options)
     assert (result.ret, result.errlines) == (0, [])
     assert declared.run("--setup-only").ret == pytest.ExitCode.USAGE_ERROR
+
+
+@pytest.mark.parametrize("option", ["--collect-only", "--setup-only", *SHOWING])
+def test_option_that_runs_no_test_keeps_the_reports_of_the_last_run(many, option):
+    many.ini("aorta_report = out/report.html", "aorta_markdown = out/report.md")
+    many.run().assert_outcomes(passed=COUNT)
+    files = [many.path / "out" / name for name in ("report.html", "report.md", "summary.json")]
+    before = [path.read_bytes() for path in files]
+    many.write("test_toy.py", "def test_other(workload): workload.run('toy')\n")
+    result = many.pytester.runpytest_inprocess(option)
+    assert result.ret == 0
+    assert [path.read_bytes() for path in files] == before
+    result.stdout.no_fnmatch_line("*delete the file*")
 
 
 # Editors show what this hook receives.

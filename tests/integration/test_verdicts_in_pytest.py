@@ -474,7 +474,7 @@ def test_baseline_of_a_test_that_was_not_selected_is_no_orphan(project, argument
     project.test_file(IN_CLASS)
     project.write("test_other.py", "def test_other(): pass")
     project.run("--update-baselines").assert_outcomes(passed=3)
-    assert "is gone" not in text_of(project.run(*arguments))
+    assert "delete the file" not in text_of(project.run(*arguments))
 
 
 def test_collection_alone_reads_no_baseline(recorded):
@@ -489,7 +489,7 @@ def test_baseline_of_a_test_that_passed_last_time_is_no_orphan(recorded):
     recorded.pytester.runpytest_inprocess().assert_outcomes(passed=1, failed=1)
     result = recorded.pytester.runpytest_inprocess("--lf")
     result.assert_outcomes(failed=1)
-    assert "is gone" not in text_of(result)
+    assert "delete the file" not in text_of(result)
 
 
 def test_folder_of_baselines_can_be_elsewhere(recorded):
@@ -532,3 +532,40 @@ def test_baseline_that_a_test_no_longer_compares_is_reported(recorded, test):
     recorded.test_file(test)
     result = recorded.run("--aorta-fail-on=none", "-k", "speed")
     assert "the test test_toy.py::test_speed does not compare this case; delete the file" in text_of(result)
+
+
+COMPARES_ON_GPUS = """
+def test_labels(workload, distributed_world):
+    workload.check(workload.run("toy"), label=distributed_world.device.value)
+
+def test_on_gpus(workload, distributed_world):
+    if distributed_world.device == "cuda":
+        workload.check(workload.run("toy"))
+"""
+
+
+def test_baseline_of_a_platform_that_the_test_did_not_run_on_is_no_orphan(project):
+    project.test_file(COMPARES_ON_GPUS)
+    project.gpus(2)
+    project.run("--update-baselines", "--aorta-launches=2").assert_outcomes(passed=2)
+    project.gpus(0)
+    assert "delete the file" not in text_of(project.run("--aorta-fail-on=none"))
+
+
+WRONG_PARAMETER = '    @pytest.mark.parametrize("x", [1])\n    def test_wrong(self): pass\n'
+WRONG_MARKER = "@pytest.mark.world(ranks=2)\ndef test_wrong(workload): pass\n"
+
+
+@pytest.mark.parametrize("workers", [[], ["-n1"]], ids=["one process", "xdist"])
+@pytest.mark.parametrize(
+    ("before", "after"), [("", WRONG_PARAMETER), (WRONG_MARKER, "")], ids=["error in the class", "wrong marker"]
+)
+def test_baseline_of_a_test_that_could_not_be_collected_is_no_orphan(project, workers, before, after):
+    inner, plain = IN_CLASS.split("def test_plain")
+    project.test_file(IN_CLASS)
+    project.run("--update-baselines", "--aorta-launches=2").assert_outcomes(passed=2)
+    project.test_file(f"import pytest\n{before}{inner}{after}\ndef test_plain{plain}")
+    for more in ([], ["--continue-on-collection-errors"]):
+        result = project.run(*workers, *more)
+        assert "test_wrong" in text_of(result)
+        assert "delete the file" not in text_of(result)

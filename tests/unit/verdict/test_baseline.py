@@ -321,7 +321,7 @@ def found_orphans(tmp_path, baseline: Baseline, *, file_exists: bool = True, col
         (tmp_path / "tests").mkdir()
         (tmp_path / "tests" / "test_a.py").touch()
     write_baseline(tmp_path / "baselines", baseline)
-    return orphans(tmp_path / "baselines", collected, {}, tmp_path)
+    return orphans(tmp_path / "baselines", collected, {}, {}, tmp_path)
 
 
 def test_baseline_of_a_collected_test_is_no_orphan(tmp_path):
@@ -358,7 +358,7 @@ def test_baseline_under_a_name_that_is_not_its_cases_is_an_orphan(tmp_path):
     path.rename(path.with_name("by-hand.json"))
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_a.py").touch()
-    (line,) = orphans(tmp_path / "baselines", COLLECTED, {}, tmp_path)
+    (line,) = orphans(tmp_path / "baselines", COLLECTED, {}, {}, tmp_path)
     assert line.endswith(
         "by-hand.json: the file name is not that of its case 'tests/test_a.py::test_x::fsdp'; delete or rename the file"
     )
@@ -367,7 +367,7 @@ def test_baseline_under_a_name_that_is_not_its_cases_is_an_orphan(tmp_path):
 def test_unreadable_baseline_is_reported_with_the_orphans(tmp_path):
     path = write_baseline(tmp_path, make_baseline())
     path.write_text("{")
-    (line,) = orphans(tmp_path, set(), {}, tmp_path)
+    (line,) = orphans(tmp_path, set(), {}, {}, tmp_path)
     assert line.startswith(f"{path}: not valid JSON")
 
 
@@ -377,10 +377,10 @@ def test_baseline_that_its_test_no_longer_compares_is_an_orphan(tmp_path):
     (tmp_path / baseline.test.split("::")[0]).parent.mkdir(exist_ok=True)
     (tmp_path / baseline.test.split("::")[0]).touch()
     used = {baseline.test: {f"{baseline.test}::another"}}
-    (line,) = orphans(tmp_path / "baselines", {baseline.test}, used, tmp_path)
+    (line,) = orphans(tmp_path / "baselines", {baseline.test}, used, {}, tmp_path)
     assert line.endswith(f"unused: the test {baseline.test} does not compare this case; delete the file")
-    assert orphans(tmp_path / "baselines", {baseline.test}, {baseline.test: {baseline.case}}, tmp_path) == []
+    assert orphans(tmp_path / "baselines", {baseline.test}, {baseline.test: {baseline.case}}, {}, tmp_path) == []
 
 
 def test_no_folder_has_no_orphans(tmp_path):
-    assert orphans(tmp_path / "absent", COLLECTED, {}, tmp_path) == []
+    assert orphans(tmp_path / "absent", COLLECTED, {}, {}, tmp_path) == []
