@@ -28,6 +28,8 @@ MAX_NODES = 1 << 12
 # Value of the world marker's device that leaves the choice to the options of the run.
 ANY_DEVICE = "any"
 DEVICES = (ANY_DEVICE, *DeviceKind)
+# Value of the world marker's size that asks for all devices of the run.
+ALL_DEVICES = "all"
 
 
 @dataclass(frozen=True)
@@ -116,11 +118,11 @@ def resolve_world(spec: WorldSpec, options: Options, devices: list[Device]) -> W
     _refuse_nodes(spec.nodes, options)
     if not takes_gpu and spec.device != DeviceKind.CUDA:
         return _cpu_world(spec, options, given)
-    size = budget * spec.nodes if spec.size == "all" else int(spec.size)
+    size = budget * spec.nodes if spec.size == ALL_DEVICES else int(spec.size)
     here = size // spec.nodes
     if here > budget or size == 0:
         where = " on each node" if spec.nodes > 1 else ""
-        needed = "at least 1 GPU" if spec.size == "all" else f"{here} GPUs"
+        needed = "at least 1 GPU" if spec.size == ALL_DEVICES else f"{here} GPUs"
         raise DevicesUnavailable(f"needs {needed}{where}, {given}")
     return World(size, DeviceKind.CUDA, tuple(devices[:here]), spec.nodes)
 
@@ -167,7 +169,7 @@ def _cpu_world(spec: WorldSpec, options: Options, given: str) -> World:
         raise DevicesUnavailable(f"needs GPUs, {given}; CPU ranks are not allowed instead")
     if options.device == DeviceKind.CUDA:
         raise DevicesUnavailable("runs on CPU ranks only, and --aorta-device=cuda was given")
-    size = CPU_WORLD_SIZE * spec.nodes if spec.size == "all" else int(spec.size)
+    size = CPU_WORLD_SIZE * spec.nodes if spec.size == ALL_DEVICES else int(spec.size)
     world = World(size, DeviceKind.CPU, nodes=spec.nodes)
     limit = MAX_CPU_RANKS_PER_CORE * (os.cpu_count() or 1)
     if world.ranks_per_node > limit:

@@ -46,14 +46,15 @@ def make_world(
     try:
         world = resolve_world(spec.world, options, devices)
     except DevicesUnavailable as error:
-        _refuse(record, str(error), options)
+        _refuse(record, options, str(error))
     record.platform = world.platform
     with session.leased(world, spec, record, base / slug(record.nodeid), timed=timed) as leased:
+        leased.lack_devices = functools.partial(_refuse, record, options)
         leased.check_markers = functools.partial(check_unchanged, request.node, spec)
         yield leased
 
 
-def _refuse(record: TestRecord, reason: str, options: Options) -> NoReturn:
+def _refuse(record: TestRecord, options: Options, reason: str) -> NoReturn:
     record.lacked_devices = reason
     if options.require_gpus:
         raise pytest.fail.Exception(f"--aorta-require-gpus: {reason}", pytrace=False) from None

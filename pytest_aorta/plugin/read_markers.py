@@ -10,7 +10,7 @@ import pytest
 
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.text import did_you_mean
-from pytest_aorta.plan.world import ANY_DEVICE, DEVICES, MAX_NODES, MAX_WORLD_SIZE, WorldSpec
+from pytest_aorta.plan.world import ALL_DEVICES, ANY_DEVICE, DEVICES, MAX_NODES, MAX_WORLD_SIZE, WorldSpec
 from pytest_aorta.plugin.markers import FIXTURE, MARKERS
 from pytest_aorta.session.spec import TestSpec
 from pytest_aorta.verdict.metrics import Tolerance, parse_tolerances
@@ -121,7 +121,7 @@ def _world(mark: pytest.Mark) -> WorldSpec:
     size, device, warm = given.get("size", 2), given.get("device", ANY_DEVICE), given.get("warm")
     nodes = given.get("nodes", 1)
     is_count = isinstance(size, int) and not isinstance(size, bool) and 1 <= size <= MAX_WORLD_SIZE
-    if not is_count and size != "all":
+    if not is_count and size != ALL_DEVICES:
         raise SpecError(f"marker world: size={size!r}, allowed is an integer from 1 to {MAX_WORLD_SIZE} or 'all'")
     if device not in DEVICES:
         raise SpecError(f"marker world: device={device!r}, allowed is one of {', '.join(DEVICES)}")

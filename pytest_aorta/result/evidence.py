@@ -76,6 +76,11 @@ class RankEvidence:
     suspended: bool = False
     damaged: tuple[str, ...] = ()
 
+    @property
+    def left_anything(self) -> bool:
+        """Return whether the rank left at least its process id or an error."""
+        return self.started or self.error is not None
+
 
 def read_evidence(plan: LaunchPlan) -> list[RankEvidence]:
     """Return every rank's evidence, in order of rank."""

@@ -124,7 +124,7 @@ class TestRecord:
     @property
     def is_skipped(self) -> bool:
         """Return True if the test was skipped because it lacked devices."""
-        return self.lacked_devices is not None and not self.failed_before_launch
+        return self.lacked_devices is not None and not self.has_failed
 
     @property
     def is_reported(self) -> bool:

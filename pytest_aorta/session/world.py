@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ParamSpec, TypeAlias, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeAlias, TypeVar
 
-from pytest_aorta.common.errors import AortaError, LaunchError, SpecError
+from pytest_aorta.common.errors import AortaError, DevicesUnavailable, LaunchError, SpecError
 from pytest_aorta.common.files import create_numbered_folder, slug
 from pytest_aorta.launch.lease.world import LeasedWorld
 from pytest_aorta.launch.nodes.handover import node_group
 from pytest_aorta.launch.watch import LaunchWatch, StateLine
+from pytest_aorta.plan.device_kind import DeviceKind
 from pytest_aorta.plan.launch_plan import LaunchPlan, LaunchRequest, at_reference, limits_under
 from pytest_aorta.plan.options.run import Options
 from pytest_aorta.plan.options.values import LauncherKind
@@ -22,7 +23,7 @@ from pytest_aorta.plan.profiler import TORCH, WRAPPERS
 from pytest_aorta.plan.reference import Reference, References
 from pytest_aorta.plan.workload.declaration import default_config, find_workload, resolve_config
 from pytest_aorta.plan.workload.environment import ENVIRONMENT_KEY, check_environment
-from pytest_aorta.plan.world import World
+from pytest_aorta.plan.world import ALL_DEVICES, World
 from pytest_aorta.result.diagnosis.launch import launch_failure
 from pytest_aorta.result.measurements import LaunchRecord, WorkloadResult
 from pytest_aorta.result.outcome import LaunchOutcome, launch_times_s
@@ -52,6 +53,10 @@ def in_test(method: Callable[P, T]) -> Callable[P, T]:
     return wrapper
 
 
+def _raise_unavailable(reason: str) -> NoReturn:
+    raise DevicesUnavailable(reason)
+
+
 class DistributedWorld:
     """The devices that a test has leased, and launches on them.
 
@@ -64,6 +69,7 @@ class DistributedWorld:
         base: the version that :meth:`launch` and :meth:`launch_script` run; None for the code under test.
         check_markers: raises an error if the test's markers have changed since this world was made; called before each
             launch and comparison. It does nothing without a test.
+        lack_devices: ends a test whose world of all GPUs is too small for a workload, given the reason.
     """
 
     def __init__(
@@ -80,6 +86,7 @@ class DistributedWorld:
     ) -> None:
         self.base: Reference | None = None
         self.check_markers: Callable[[], None] = lambda: None
+        self.lack_devices: Callable[[str], NoReturn] = _raise_unavailable
         self._line = line
         self._leased = leased
         self._references = references
@@ -93,6 +100,7 @@ class DistributedWorld:
         # A fork server can start ranks on its own host only.
         self._kind_of_launcher = wanted if world.nodes == 1 else LauncherKind.TORCHRUN
         self._num_nodes = world.nodes
+        self._takes_all_gpus = world.device == DeviceKind.CUDA and spec.world.size == ALL_DEVICES
         self.size = world.size
         self.device = world.device
         self.backend = world.backend
@@ -109,11 +117,15 @@ class DistributedWorld:
 
         Raises:
             SpecError: The workload or a config key is unknown, or a value is not allowed; nothing was started.
+            DevicesUnavailable: The test asks for all GPUs of the run, and the workload needs more ranks than these; in
+                pytest, the test is skipped, or fails under ``--aorta-require-gpus``.
             LeaseError: The devices can't be leased, e.g. because other processes hold them; nothing was started.
             LaunchError: A rank failed; the message names the rank that failed first.
             ResultError: The ranks left no valid result.
         """
         spec = find_workload(name, self._options.workload_dirs)
+        if self._takes_all_gpus and self.size < spec.min_world_size:
+            self.lack_devices(f"workload {name!r} needs at least {spec.min_world_size} GPUs, {self.size} given")
         return self._launch(LaunchRequest(name, spec, resolve_config(spec, config), None, ()), self.base)
 
     @in_test

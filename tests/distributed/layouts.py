@@ -74,11 +74,12 @@ TRAINING: dict[str, Any] = {
 
 _ROUNDS = Cell(Outcome.DIFFERS, "fused kernels round differently")
 _NOT_RUN = {"inductor": None}
-_SPLIT = Cell(Outcome.REFUSED, "matrices of experts are not split")
+_EITHER = Cell(Outcome.REFUSED, "experts are either distributed or split")
 _BF16 = {"param_dtype": "bfloat16", "reduce_dtype": "bfloat16"}
 _EXPERTS = {"num_experts": 4}
 _OF_TWO = {"expert_parallel_degree": 2}
 _EP = _EXPERTS | _OF_TWO
+_TP = {"tensor_parallel_degree": 2}
 _DEEPSEEK = {"size": "deepseek_debug", "n_layers": 2}
 _PP = {"pipeline_parallel_degree": 2, "gradient_accumulation": 3}
 _SELECTIVE, _FULL = {"activation_checkpointing": "selective"}, {"activation_checkpointing": "full"}
@@ -90,7 +91,7 @@ LAYOUTS = (
     Layout("FSDP 2, AC full", 2, _FULL, {"inductor": _ROUNDS}),
     Layout("FSDP 2, 2 micro-batches", 2, _BF16 | {"gradient_accumulation": 2}, _NOT_RUN),
     Layout("replicas 2", 2, _BF16 | {"data_parallel_replicate_degree": 2}, _NOT_RUN),
-    Layout("TP 2", 2, _BF16 | {"tensor_parallel_degree": 2}, _NOT_RUN),
+    Layout("TP 2", 2, _BF16 | _TP, _NOT_RUN),
     Layout("CP 2", 2, _BF16 | {"context_parallel_degree": 2}, _NOT_RUN),
     Layout("PP 2", 2, _BF16 | _PP, _NOT_RUN),
     Layout("4 experts, FSDP 2, float32", 2, _EXPERTS, _NOT_RUN),
@@ -99,22 +100,20 @@ LAYOUTS = (
     Layout("4 experts, EP 2, AC selective", 2, _EP | _BF16 | _SELECTIVE, _NOT_RUN),
     Layout("4 experts, EP 2, AC selective, float32", 2, _EP | _SELECTIVE, _NOT_RUN),
     Layout("4 experts, EP 2, AC full", 2, _EP | _FULL, _NOT_RUN),
-    Layout(
-        "4 experts, TP 2",
-        2,
-        _EXPERTS | {"tensor_parallel_degree": 2},
-        dict.fromkeys((REFERENCE, *COLUMNS), _SPLIT),
-    ),
+    Layout("4 experts, TP 2", 2, _EXPERTS | _BF16 | _TP, _NOT_RUN),
+    Layout("4 experts, TP 2, AC full, float32", 2, _EXPERTS | _FULL | _TP, _NOT_RUN),
     Layout("DeepSeek, FSDP 2", 2, _DEEPSEEK | _BF16, {"inductor": _ROUNDS}),
     Layout("DeepSeek, EP 2, float32", 2, _DEEPSEEK | _OF_TWO, _NOT_RUN, in_ci=True),
     Layout("DeepSeek, EP 2, AC selective", 2, _DEEPSEEK | _OF_TWO | _BF16 | _SELECTIVE, _NOT_RUN),
     Layout("DeepSeek, EP 2, AC full", 2, _DEEPSEEK | _OF_TWO | _FULL, _NOT_RUN),
+    Layout("DeepSeek, TP 2", 2, _DEEPSEEK | _BF16 | _TP, _NOT_RUN, in_ci=True),
+    Layout("DeepSeek, TP 2, AC selective, float32", 2, _DEEPSEEK | _SELECTIVE | _TP, _NOT_RUN),
     Layout("DeepSeek, CP 2", 2, _DEEPSEEK | _BF16 | {"context_parallel_degree": 2}, _NOT_RUN),
     Layout("HSDP 2x2", 4, _BF16 | {"data_parallel_replicate_degree": 2}, _NOT_RUN),
-    Layout("FSDP 2, TP 2", 4, _BF16 | {"tensor_parallel_degree": 2}, _NOT_RUN),
+    Layout("FSDP 2, TP 2", 4, _BF16 | _TP, _NOT_RUN),
     Layout("FSDP 2, CP 2", 4, _BF16 | {"context_parallel_degree": 2}, _NOT_RUN),
     Layout("PP 2, FSDP 2", 4, _BF16 | _PP, _NOT_RUN, in_ci=True),
-    Layout("PP 2, TP 2", 4, _BF16 | _PP | {"tensor_parallel_degree": 2}, _NOT_RUN),
+    Layout("PP 2, TP 2", 4, _BF16 | _PP | _TP, _NOT_RUN),
     Layout("PP 2, CP 2", 4, _BF16 | _PP | {"context_parallel_degree": 2}, _NOT_RUN),
     Layout("PP 2, replicas 2", 4, _BF16 | _PP | {"data_parallel_replicate_degree": 2}, _NOT_RUN),
     Layout("PP 2, 4 experts, EP 2", 4, _BF16 | _PP | _EP, _NOT_RUN),
@@ -131,5 +130,10 @@ LAYOUTS = (
     Layout(
         "DeepSeek, HSDP 2 with EP 2", 4, _DEEPSEEK | _OF_TWO | _BF16 | {"data_parallel_replicate_degree": 2}, _NOT_RUN
     ),
+    Layout("4 experts, FSDP 2, TP 2", 4, _EXPERTS | _BF16 | _TP, _NOT_RUN),
+    Layout("4 experts, EP 2 with TP 2", 4, _EP | _TP, dict.fromkeys((REFERENCE, *COLUMNS), _EITHER)),
+    Layout("DeepSeek, FSDP 2, TP 2", 4, _DEEPSEEK | _BF16 | _TP, _NOT_RUN),
+    Layout("DeepSeek, CP 2, TP 2", 4, _DEEPSEEK | _BF16 | _TP | {"context_parallel_degree": 2}, _NOT_RUN),
+    Layout("DeepSeek, PP 2, TP 2", 4, _DEEPSEEK | _BF16 | _TP | _PP, _NOT_RUN),
     Layout("DeepSeek, PP 2, EP 2", 4, _DEEPSEEK | _OF_TWO | _BF16 | _PP, _NOT_RUN),
 )

@@ -31,7 +31,10 @@ LAYOUTS = {
     "hsdp 2, ep 2": {"batch_size": 1, "data_parallel_replicate_degree": 2, "expert_parallel_degree": 2},
     "cp 2, ep 4": {"batch_size": 2, "context_parallel_degree": 2, "expert_parallel_degree": 4},
     "ep 2": {"batch_size": 1, "expert_parallel_degree": 2},
+    "fsdp 2, tp 2": {"batch_size": 2, "tensor_parallel_degree": 2},
+    "cp 2, tp 2": {"batch_size": 4, "context_parallel_degree": 2, "tensor_parallel_degree": 2},
 }
+DEEPSEEK = {"size": "deepseek_debug", "n_layers": 2, "steps": 5, "warmup": 0, "hash_every": 1}
 # AdamW then does not change any bit of a weight, and its first moment is a tenth of the gradient.
 UNCHANGED = {"lr": 1e-60, "steps": 1, "max_grad_norm": None}
 
@@ -43,10 +46,17 @@ def differences(first, second):
 
 
 @pytest.mark.extended
-def test_shared_out_experts_begin_with_the_same_weights_and_train_alike(workload, tmp_path):
+@pytest.mark.parametrize(
+    ("model", "block", "last"),
+    [(TRAINING, 0, "cp 2, ep 4"), (DEEPSEEK, 1, "cp 2, tp 2")],
+    ids=["experts", "DeepSeek"],
+)
+def test_distributed_and_split_experts_begin_with_the_same_weights_and_train_alike(
+    workload, tmp_path, model, block, last
+):
     initial, trained = {}, {}
-    for layout in ("fsdp 4", "ep 2", "hsdp 2, ep 2", "cp 2, ep 4"):
-        training = TRAINING | LAYOUTS[layout]
+    for layout in ("fsdp 4", "ep 2", "hsdp 2, ep 2", "fsdp 2, tp 2", last):
+        training = model | LAYOUTS[layout]
         folder = str(tmp_path / layout)
         initial[layout] = workload.run("llama_fsdp2", save_checkpoint=folder, **training | UNCHANGED).weight_hashes["1"]
         trained[layout] = workload.run("llama_fsdp2", **training)
@@ -59,11 +69,11 @@ def test_shared_out_experts_begin_with_the_same_weights_and_train_alike(workload
         assert result.grad_norm == pytest.approx(reference.grad_norm, rel=1e-4), layout
         # AdamW hides a wrong factor of all gradients, and the norm hides a wrong factor of a small gradient.
         apart = differences(str(tmp_path / "fsdp 4"), str(tmp_path / layout))
-        assert "optimizer.layers.0.feed_forward.experts.w1.exp_avg" in apart
+        assert f"optimizer.layers.{block}.feed_forward.experts.w1.exp_avg" in apart
         assert max(apart.values()) < 1e-4, apart
 
     loading = UNCHANGED | {"load_checkpoint": str(tmp_path / "hsdp 2, ep 2")}
-    loaded = workload.run("llama_fsdp2", **TRAINING | LAYOUTS["cp 2, ep 4"] | loading)
+    loaded = workload.run("llama_fsdp2", **model | LAYOUTS[last] | loading)
     assert loaded.weight_hashes["1"] == initial["fsdp 4"]
 
 

@@ -50,8 +50,13 @@ def test_layouts_begin_with_the_same_weights_and_train_alike(workload, layouts):
 
 
 @pytest.mark.extended
-def test_compiled_blocks_under_tensor_parallelism_train_as_eager_ones(workload):
-    training = TRAINING | LAYOUTS["fsdp 2, tp 2"] | {"n_layers": 1, "steps": 2}
+@pytest.mark.parametrize(
+    "model",
+    [{}, {"activation_checkpointing": "full"}, {"size": "deepseek_debug", "n_layers": 2}],
+    ids=["Llama", "recomputed", "DeepSeek"],
+)
+def test_compiled_blocks_under_tensor_parallelism_train_as_eager_ones(workload, model):
+    training = TRAINING | LAYOUTS["fsdp 2, tp 2"] | {"steps": 2} | model
     eager = workload.run("llama_fsdp2", **training)
     compiled = workload.run("llama_fsdp2", compile_blocks=True, **training)
     assert compiled.loss == pytest.approx(eager.loss, rel=1e-6)

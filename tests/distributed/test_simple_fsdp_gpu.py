@@ -30,6 +30,7 @@ def test_aot_eager_has_every_bit_of_fsdp2(workload, training, steps, reduce_dtyp
         workload.compare(traced | training, eager, steps=steps, label=bucketing, metrics=["loss", "weight_hash"])
 
 
+@pytest.mark.world(size=2, device="cuda", warm=True)
 def test_fault_is_located_to_parameter_module_and_rank(workload):
     """Locate the fault with the kernel of the weight hash, backward's own thread and compiled graphs on CUDA."""
     reference = {"workload": "llama_fsdp2"} | TRAINING

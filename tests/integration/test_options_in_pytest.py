@@ -339,6 +339,40 @@ def test_gpu_test_is_skipped_with_needed_and_given_and_counted(project):
     )
 
 
+ALL_GPUS = "@pytest.mark.world(size='all')"
+
+
+@pytest.mark.parametrize(
+    ("options", "outcome"),
+    [([], "skipped"), (["--aorta-require-gpus"], "failed"), (["-n1"], "skipped")],
+    ids=["skip", "required", "xdist"],
+)
+def test_workload_that_needs_more_than_all_gpus_of_the_run_lacks_devices(project, options, outcome):
+    project.gpus(1)
+    project.one_test("workload.check(workload.run('toy'))", ALL_GPUS)
+    result = project.run("-rs", *options)
+    result.assert_outcomes(**{outcome: 1})
+    result.stdout.fnmatch_lines(["*workload 'toy' needs at least 2 GPUs, 1 given*"])
+    result.stdout.fnmatch_lines(
+        ["aorta: no test launched; 1 test " + ("skipped for lack of devices" if outcome == "skipped" else "failed*")]
+    )
+
+
+def test_world_that_a_test_chose_itself_is_launched_however_small(project):
+    project.gpus(1)
+    project.one_test("workload.run('toy')", "@pytest.mark.world(size=1)")
+    project.run().assert_outcomes(passed=1)
+
+
+def test_required_gpus_that_a_later_workload_lacks_fail_the_test(project):
+    project.gpus(1)
+    project.write("train.py", "")
+    project.one_test("workload.run_script('train.py'); workload.run('toy')", ALL_GPUS)
+    result = project.run("--aorta-require-gpus")
+    result.assert_outcomes(failed=1)
+    result.stdout.no_fnmatch_line("*skipped for lack of devices*")
+
+
 @pytest.mark.parametrize("marks", [GPU_TEST, ""])
 def test_required_gpus_that_are_lacking_fail_the_run(project, marks):
     project.one_test("workload.run('toy')", marks)

@@ -18,6 +18,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 with warnings.catch_warnings():
     # Inductor imports a module of torch that uses the deprecated decorator.
     warnings.filterwarnings("ignore", message="`torch.jit.script_method`", category=DeprecationWarning)
+    from aorta_workloads.llama.partitioner import order_saved
     from aorta_workloads.llama_simple_fsdp import passes
     from aorta_workloads.llama_simple_fsdp.buckets import (
         block_buckets,
@@ -386,7 +387,7 @@ def saved_graphs(*names):
 def test_states_of_generators_are_saved_before_meshes_and_sizes_last():
     forward, backward = saved_graphs("tensor", "mesh", "state", "size")
 
-    passes.order_saved(forward, backward, 1)
+    order_saved(forward, backward, 1)
 
     output = forward.graph.output_node()
     assert [node.name for node in output.args[0]] == ["tensor", "tensor", "state", "mesh", "size"]
@@ -400,7 +401,7 @@ def test_generators_that_torch_gives_to_backward_stay_behind_the_tangents():
         generator = backward.graph.placeholder("bwd_rng_state_0")
     generator.meta["val"] = torch.Generator()
 
-    passes.order_saved(forward, backward, 1)
+    order_saved(forward, backward, 1)
 
     inputs = backward.graph.find_nodes(op="placeholder")
     assert [node.name for node in inputs] == ["tensor", "mesh", "tangents_1", "bwd_rng_state_0"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
@@ -54,7 +55,7 @@ class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
             blocks = [layers[number] for number in bucket.blocks]
             for block in blocks:
                 if settings.compile_blocks:
-                    block.compile(fullgraph=True)
+                    block.compile(fullgraph=True, options=_inductor_options(mesh))
                 _shard_experts(block, mesh, policy, bucket.is_resharded)
             fully_shard(blocks, mesh=mesh.data, mp_policy=policy, reshard_after_forward=bucket.is_resharded)
             # All blocks of a group share its FSDP2 state.
@@ -88,6 +89,16 @@ class LlamaFsdp2Workload(LlamaWorkload[LlamaFsdp2Settings]):
         """Free the wrapped model too."""
         super().cleanup()
         drop(self, "_root")
+
+
+def _inductor_options(mesh: ParallelMesh) -> dict[str, Any] | None:
+    """Return inductor's settings for blocks, whose graphs have meshes only under tensor parallelism."""
+    if mesh.tensor is None:
+        return None
+    # Imports a part of inductor, which eager models don't need.
+    from ..llama.partitioner import Partitioner
+
+    return {"custom_partitioner_fn": Partitioner()}
 
 
 def _shard_experts(layer: nn.Module, mesh: ParallelMesh, policy: MixedPrecisionPolicy, reshard: bool) -> None:

@@ -1,4 +1,4 @@
-"""Graph passes: every use of torch's private compiler interfaces, and every difference between their versions.
+"""Graph passes: uses of torch's private compiler interfaces, and the differences between their versions.
 
 Written for torch 2.11 to 2.15; importing the workload fails if the installed version lacks a name used here.
 """
@@ -19,15 +19,16 @@ from torch import fx, nn
 try:
     from torch._dynamo.backends.common import aot_autograd
     from torch._dynamo.backends.debugging import boxed_nop
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
     from torch._inductor.compile_fx import compile_fx
-    from torch._inductor.custom_graph_pass import CustomGraphPass, CustomPartitionerFn
+    from torch._inductor.custom_graph_pass import CustomGraphPass
     from torch._inductor.fx_passes.overlap_manual_scheduling import ManualOverlapScheduler
     from torch._inductor.fx_passes.overlap_scheduling import (
         OverlapScheduler,
         is_compute_node,
         schedule_overlap_bucketing,
     )
+
+    from ..llama.partitioner import Partitioner
 except ImportError as error:
     raise RuntimeError(f"llama_simple_fsdp does not support torch {torch.__version__}: {error}") from error
 
@@ -326,56 +327,6 @@ def _schedule(graph_module: fx.GraphModule, bucketing: bool, insert_overlap_deps
     }
     _WithoutFormulas(graph_module, **options).run()
     graph_module.recompile()
-
-
-class Partitioner(CustomPartitionerFn):
-    """Torch's partitioner, followed by a sort of the saved values into the order that torch reads."""
-
-    def __call__(
-        self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
-    ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Divide a joint graph into forward and backward."""
-        forward, backward = min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
-        order_saved(forward, backward, kwargs["num_fwd_outputs"])
-        return forward, backward
-
-    def uuid(self) -> Any:
-        """Return the key of this partitioner in torch's caches of compiled graphs."""
-        return _uuid("partitioner")
-
-
-def order_saved(forward: fx.GraphModule, backward: fx.GraphModule, num_outputs: int) -> None:
-    """Move saved values that are neither tensors nor symbols (meshes of DTensors) behind all saved tensors.
-
-    Torch reads the saved values by their position. From torch 2.13 on, if an operator that can be random is computed
-    again, e.g. attention with dropout, the partitioner adds states of random generators after the meshes.
-    """
-    output = forward.graph.output_node()
-    values = list(output.args[0])  # type: ignore[arg-type]
-    order = [*range(num_outputs), *sorted(range(num_outputs, len(values)), key=lambda number: _order(values[number]))]
-    output.args = (tuple(values[number] for number in order),)
-    if (descriptions := output.meta.get("desc")) is not None:
-        output.meta["desc"] = [descriptions[number] for number in order]
-    inputs = backward.graph.find_nodes(op="placeholder")
-    number = next(number for number, node in enumerate(inputs) if node.name.startswith("tangents"))
-    # On CUDA, torch gives backward a generator for each state, behind the tangents.
-    for node in inputs[:number]:
-        if _order(node) == _MESHES:
-            inputs[number].prepend(node)
-    for module in (forward, backward):
-        module.graph.lint()
-        module.recompile()
-
-
-_TENSORS, _MESHES, _SYMBOLS = range(3)
-
-
-def _order(node: fx.Node) -> int:
-    """Return the sort key of a value that is saved for backward: tensors, then meshes, then symbols."""
-    value = node.meta.get("val")
-    if isinstance(value, torch.Tensor):
-        return _TENSORS
-    return _SYMBOLS if isinstance(value, torch.SymInt | torch.SymBool | torch.SymFloat) else _MESHES
 
 
 def _compile_aot_eager(

@@ -24,7 +24,7 @@ from pytest_aorta.plan.options.table import OPTIONS
 from pytest_aorta.plan.options.values import integer_from
 from pytest_aorta.plan.profiler import check_profiler
 from pytest_aorta.plan.workload.declaration import find_workload
-from pytest_aorta.plan.world import MAX_WORLD_SIZE, World, WorldSpec, check_budget, resolve_world
+from pytest_aorta.plan.world import ALL_DEVICES, MAX_WORLD_SIZE, World, WorldSpec, check_budget, resolve_world
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.record import TestRecord
 from pytest_aorta.session.runner import WorkloadRunner
@@ -166,7 +166,7 @@ def _checked(arguments: argparse.Namespace, options: Options) -> _Launch:
 
 
 def _world_spec(arguments: argparse.Namespace) -> WorldSpec:
-    return WorldSpec("all" if arguments.nproc is None else arguments.nproc)
+    return WorldSpec(ALL_DEVICES if arguments.nproc is None else arguments.nproc)
 
 
 def _world(session: Session, spec: TestSpec, launch: _Launch) -> World:

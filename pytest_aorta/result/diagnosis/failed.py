@@ -31,7 +31,7 @@ _HEADLINE = 1000
 _PEER_ERROR = re.compile(
     r"connection (was )?(closed|reset|refused)|closed by peer|reset by peer|broken pipe|remote process exited"
     r"|ncclRemoteError|recvValue failed|peer (has )?(closed|gone)|socket (closed|timeout)|EPIPE|ECONNRESET"
-    r"|timed out waiting \d+ ?ms for (recv|send)",
+    r"|timed out waiting \d+ ?ms for (recv|send)|wait timeout after \d+ ?ms, keys",
     re.IGNORECASE,
 )
 _LOOK_INTO_DMESG = (
@@ -167,6 +167,14 @@ def peer_suspended(ranks: Sequence[RankEvidence]) -> tuple[str, int | None, str,
     headline = f"{names_of([rank.rank for rank in suspended])} {SUSPENDED}{in_steps(suspended)}"
     details = _others(others, first.rank) + positions(rank for rank in others if rank.frames and not rank.error)
     return "hang in collective", first.rank, headline, details
+
+
+def not_started(ranks: Sequence[RankEvidence]) -> tuple[str, int | None, str, list[str]]:
+    """Diagnose a launch in which ranks gave up waiting for a rank that left nothing, not even its process id."""
+    absent = [rank.rank for rank in ranks if not rank.left_anything]
+    others = [rank for rank in ranks if rank.left_anything]
+    headline = f"{names_of(absent)} did not start, and {names_of([rank.rank for rank in others])} gave up waiting"
+    return "rendezvous", absent[0], headline, _others(others, absent[0])
 
 
 def ended_early(ranks: Sequence[RankEvidence]) -> tuple[str, int | None, str, list[str]]:

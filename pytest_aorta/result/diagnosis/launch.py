@@ -8,7 +8,14 @@ from pytest_aorta.common.text import counted
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options.values import LauncherKind
 from pytest_aorta.result.diagnosis.describe import RANKS_SHOWN, exit_text, log_lines, names_of, positions
-from pytest_aorta.result.diagnosis.failed import ended_early, first_failure, own_failure, peer_suspended, without_trace
+from pytest_aorta.result.diagnosis.failed import (
+    ended_early,
+    first_failure,
+    not_started,
+    own_failure,
+    peer_suspended,
+    without_trace,
+)
 from pytest_aorta.result.diagnosis.stalled import collective_timeout, hang, not_left
 from pytest_aorta.result.evidence import RankEvidence, log_tail, read_evidence
 from pytest_aorta.result.flight import flight_verdict
@@ -81,6 +88,8 @@ def _classify(
     if failures and outcome.reason in (EndReason.EXIT, EndReason.RANK_ERROR, EndReason.RANK_GONE):
         if failures[0].is_victim and any(rank.suspended for rank in ranks):
             return peer_suspended(ranks)
+        if failures[0].is_victim and not all(rank.left_anything for rank in ranks):
+            return not_started(ranks)
         if failures[0].is_victim and without_trace(ranks):
             return ended_early(ranks)
         return first_failure(failures, ranks)

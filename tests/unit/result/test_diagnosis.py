@@ -70,6 +70,7 @@ def test_first_failing_rank_is_the_earliest_by_nanoseconds(tmp_path):
         "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting",
         "[c10d] recvValue failed on SocketImpl",
         "Timed out waiting 800ms for recv operation to complete",
+        "wait timeout after 32000ms, keys: /default_pg/0//cpu//0/1",
     ],
 )
 def test_rank_that_complains_about_its_peer_comes_last_however_early(tmp_path, complaint):
@@ -504,6 +505,16 @@ def test_suspended_rank_is_named_before_the_peers_that_timed_out(tmp_path, reaso
         "toy on 3 cpu ranks: hang in collective: rank 1 suspended by a signal such as SIGSTOP in step 4",
         "  then rank 0: connection to a peer lost (follows from rank 1)",
         "  rank 2, step 4: all_reduce (torch/distributed/distributed_c10d.py:1) < step (train.py:1)",
+    ]
+
+
+def test_rank_that_did_not_start_is_named_before_the_peers_that_waited_for_it(tmp_path):
+    write_rank_file(tmp_path, 0, "pid", "7")
+    raised(tmp_path, 0, 1, "wait timeout after 800ms, keys: /default_pg/0//cpu//0/1", "DistStoreError")
+    lines = failure(tmp_path, ended()).splitlines()
+    assert lines[:-1] == [
+        "toy on 2 cpu ranks: rendezvous: rank 1 did not start, and rank 0 gave up waiting",
+        "  then rank 0: connection to a peer lost (follows from rank 1)",
     ]
 
 

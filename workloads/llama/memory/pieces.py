@@ -1,7 +1,7 @@
 """The bytes of one rank's parts of a step, measured by running each part once on fake tensors.
 
 Fake tensors have shapes, dtypes and a device but no memory, so the parts run without allocating and without
-communicating. Every use of torch's compiler interfaces in this package is in this module.
+communicating. This module and ``llama/partitioner.py`` contain this package's uses of torch's compiler interfaces.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
@@ -152,6 +151,8 @@ def _compiled(function: Callable[..., torch.Tensor], compiler: str, live: LiveBy
     from torch._dynamo.backends.common import aot_autograd
     from torch._inductor.decomposition import select_decomp_table
 
+    from ..partitioner import Partitioner
+
     def interpreted(graph: fx.GraphModule, _: Any) -> Any:
         def run(inputs: list[Any]) -> Any:
             results = fx.Interpreter(graph).boxed_run(inputs)
@@ -164,7 +165,7 @@ def _compiled(function: Callable[..., torch.Tensor], compiler: str, live: LiveBy
     backend = aot_autograd(
         fw_compiler=interpreted,
         bw_compiler=interpreted,
-        partition_fn=min_cut_rematerialization_partition,
+        partition_fn=Partitioner(),
         decompositions=select_decomp_table() if compiler == INDUCTOR else {},
     )
     return torch.compile(function, backend=backend, fullgraph=True, dynamic=False)

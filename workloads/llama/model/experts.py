@@ -17,6 +17,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from .feed_forward import FeedForward
+from .local import local_value
 
 # Added to sums of sigmoids, which are 0 in float32 for very negative scores.
 _NOT_ZERO = 1e-20
@@ -174,7 +175,7 @@ class Experts(nn.Module):
 
 
 def local_experts(weight: torch.Tensor) -> torch.Tensor:
-    """Return this rank's experts: all of them, or under expert parallelism a part of them."""
+    """Return this rank's part: some experts under expert parallelism, a part of each under tensor parallelism."""
     return weight.to_local() if isinstance(weight, DTensor) else weight
 
 
@@ -210,10 +211,11 @@ class MoeFeedForward(nn.Module):
         The outputs of shared experts are added to it.
         """
         tokens = x.flatten(0, 1)
-        routing = route(self.router(tokens), self.experts_per_token, self.mixture)
+        routing = route(local_value(self.router(tokens)), self.experts_per_token, self.mixture)
+        tokens = local_value(tokens)
         groups = group_rows(routing.experts.flatten(), self.num_experts)
         copies = tokens.unsqueeze(1).expand(-1, self.experts_per_token, -1).flatten(0, 1)
         out = self.evaluate(self.experts, copies[groups.order], groups.counts)[groups.inverse]
         out = out.unflatten(0, (-1, self.experts_per_token)) * routing.weights.unsqueeze(-1).type_as(out)
-        summed: torch.Tensor = out.sum(dim=1).view_as(x)
+        summed: torch.Tensor = out.sum(dim=1).view(x.shape)
         return summed if self.shared is None else summed + self.shared(x)

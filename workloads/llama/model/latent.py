@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from .attention import Attend
+from .local import local_value
 from .rotary import apply_rope
 
 
@@ -85,5 +86,6 @@ class LatentAttention(nn.Module):
         """Return keys ``[batch, seq_len, heads, head_dim + rotary_dim]``, and values with ``head_dim`` features."""
         compressed, turned = self.wkv_down(x).split((self.latent.kv_latent_dim, self.latent.rotary_dim), dim=-1)
         plain, v = self.wkv(self.kv_norm(compressed)).unflatten(-1, (-1, 2 * self.head_dim)).chunk(2, dim=-1)
-        shared = apply_rope(turned.unsqueeze(-2), rotations).expand(*plain.shape[:-1], -1)
+        # All heads share this part; under tensor parallelism a rank has a part of the heads.
+        shared = apply_rope(local_value(turned).unsqueeze(-2), rotations).expand(*plain.shape[:-1], -1)
         return torch.cat((plain, shared), dim=-1), v

@@ -12,6 +12,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from ..model.experts import Experts, MixtureConfig, MoeFeedForward, group_rows, local_experts
 from ..settings import LlamaSettings
 from .mesh import Degrees
+from .tensor import check_tensor_parallel
 
 # Torch's grouped matrix products need every stride to be a multiple of this size.
 _STRIDE_BYTES = 16
@@ -40,7 +41,9 @@ def check_experts(settings: LlamaSettings, degrees: Degrees) -> None:
     _check_combinations(settings, degrees)
     multiple = _STRIDE_BYTES // settings.param_dtype.itemsize
     width = "ffn_hidden" if model.mixture.expert_hidden is None else "expert_hidden"
-    sizes = {"dim": model.dim, width: model.mixture.expert_hidden or model.ffn_hidden}
+    hidden = model.mixture.expert_hidden or model.ffn_hidden
+    check_tensor_parallel(degrees.tensor_parallel, {width: hidden})
+    sizes = {"dim": model.dim, width: hidden // degrees.tensor_parallel}
     if uneven := {key: size for key, size in sizes.items() if size % multiple}:
         dtype = str(settings.param_dtype).removeprefix("torch.")
         raise ValueError(
@@ -50,10 +53,10 @@ def check_experts(settings: LlamaSettings, degrees: Degrees) -> None:
 
 def _check_combinations(settings: LlamaSettings, degrees: Degrees) -> None:
     num_experts = settings.model.num_experts
-    if degrees.tensor_parallel > 1:
+    if degrees.tensor_parallel > 1 and degrees.expert_parallel > 1:
         raise ValueError(
-            f"num_experts is {num_experts} and tensor_parallel_degree is {degrees.tensor_parallel}: matrices of "
-            f"experts are not split; use one of the two"
+            f"expert_parallel_degree is {degrees.expert_parallel} and tensor_parallel_degree is "
+            f"{degrees.tensor_parallel}: experts are either distributed or split; use one of the two"
         )
     if settings.float8_linear:
         raise ValueError(

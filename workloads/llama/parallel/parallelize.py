@@ -34,7 +34,7 @@ def check_parallelism(settings: LlamaSettings, world_size: int, device: torch.de
     }
     check_tensor_parallel(degrees.tensor_parallel, split)
     check_experts(settings, degrees)
-    _check_latent(settings, degrees)
+    _check_latent(settings)
     settings.check_degrees(degrees)
     settings.communication.check_device(device.type)
     if settings.float8_linear:
@@ -42,20 +42,13 @@ def check_parallelism(settings: LlamaSettings, world_size: int, device: torch.de
     return degrees
 
 
-def _check_latent(settings: LlamaSettings, degrees: Degrees) -> None:
-    """Raise ValueError for latent attention with a key that would change its projections."""
-    if not (width := settings.model.latent.kv_latent_dim):
-        return
-    others = {
-        "tensor_parallel_degree": degrees.tensor_parallel if degrees.tensor_parallel > 1 else None,
-        "float8_linear": settings.float8_linear or None,
-    }
-    for key, value in others.items():
-        if value is not None:
-            raise ValueError(
-                f"kv_latent_dim is {width} and {key} is {value}: latent projections are neither split nor converted; "
-                f"use one of the two"
-            )
+def _check_latent(settings: LlamaSettings) -> None:
+    """Raise ValueError for latent attention with converted projections."""
+    if (width := settings.model.latent.kv_latent_dim) and settings.float8_linear:
+        raise ValueError(
+            f"kv_latent_dim is {width} and float8_linear is true: latent projections are not converted; use one of "
+            f"the two"
+        )
 
 
 def parallelize(model: Llama, mesh: ParallelMesh, settings: LlamaSettings) -> None:

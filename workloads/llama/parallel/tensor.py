@@ -7,18 +7,22 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
     PrepareModuleInput,
+    PrepareModuleInputOutput,
     RowwiseParallel,
     SequenceParallel,
     parallelize_module,
 )
 
 from ..model.chunked_loss import Output, Vocabulary
-from ..model.decoder import Llama
+from ..model.decoder import Block, Llama
+from ..model.experts import MoeFeedForward
+from ..model.latent import LatentAttention
+from ..model.local import local_value
 
 # Activations between attention and feed-forward are [batch, sequence, dim], split along the sequence.
 _SEQUENCE = Shard(1)
@@ -49,7 +53,8 @@ def apply_tensor_parallel(model: Llama, mesh: DeviceMesh, *, chunked_loss: bool)
     kept = [name for name in outer if not isinstance(model.get_submodule(name), nn.Identity)]
     parallelize_module(model, mesh, {name: outer[name] for name in kept})
     for layer in model.layers:
-        parallelize_module(layer, mesh, _block_plan())
+        assert isinstance(layer, Block)
+        parallelize_module(layer, mesh, _block_plan(layer))
     model.tok_embeddings.register_forward_hook(_waited)
 
 
@@ -58,8 +63,7 @@ class _VocabularyParallel(ParallelStyle):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         assert isinstance(module, Output)
-        weight = distribute_tensor(module.weight, device_mesh, [Shard(0)], src_data_rank=None)
-        module.register_parameter("weight", nn.Parameter(weight))
+        _Distributed(weight=Shard(0))._apply(module, device_mesh)
         num_rows = module.out_features // device_mesh.size()
         group = device_mesh.get_group().group_name
         module.vocabulary = Vocabulary(device_mesh.get_local_rank() * num_rows, group)
@@ -68,26 +72,82 @@ class _VocabularyParallel(ParallelStyle):
             # The norm before it returns a DTensor that is split along the sequence.
             whole = inputs[0].redistribute(placements=[Replicate()])
             # Each rank has the gradient of its own part of the vocabulary.
-            return whole.to_local(grad_placements=[Partial("sum")]), *inputs[1:]
+            return local_value(whole), *inputs[1:]
 
         module.register_forward_pre_hook(gather)
         return module
 
 
-def _block_plan() -> dict[str, ParallelStyle]:
+class _Distributed(ParallelStyle):
+    """Gives the parameters of a module their placements; inputs and outputs stay as they are."""
+
+    def __init__(self, **placements: Placement) -> None:
+        super().__init__()
+        self._placements = placements
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        for name, placement in self._placements.items():
+            # There is no data to send: the model is on the meta device.
+            own = distribute_tensor(module.get_parameter(name), device_mesh, [placement], src_data_rank=None)
+            module.register_parameter(name, nn.Parameter(own))
+        return module
+
+
+def _block_plan(block: Block) -> dict[str, ParallelStyle]:
+    attention = _latent_plan(block.attention) if isinstance(block.attention, LatentAttention) else _grouped_plan()
+    feed_forward = (
+        _mixture_plan(block.feed_forward) if isinstance(block.feed_forward, MoeFeedForward) else _dense_plan()
+    )
     return {
         "attention_norm": SequenceParallel(),
         # The second input, rotations, is a plain tensor.
         "attention": PrepareModuleInput(input_layouts=(_SEQUENCE, None), desired_input_layouts=(Replicate(), None)),
-        "attention.wq": ColwiseParallel(),
-        "attention.wk": ColwiseParallel(),
-        "attention.wv": ColwiseParallel(),
+        **{f"attention.{name}": style for name, style in attention.items()},
         "attention.wo": RowwiseParallel(output_layouts=_SEQUENCE),
         "ffn_norm": SequenceParallel(),
-        "feed_forward": PrepareModuleInput(input_layouts=(_SEQUENCE,), desired_input_layouts=(Replicate(),)),
-        "feed_forward.w1": ColwiseParallel(),
-        "feed_forward.w2": RowwiseParallel(output_layouts=_SEQUENCE),
-        "feed_forward.w3": ColwiseParallel(),
+        **{f"feed_forward{name}": style for name, style in feed_forward.items()},
+    }
+
+
+def _grouped_plan() -> dict[str, ParallelStyle]:
+    return {"wq": ColwiseParallel(), "wk": ColwiseParallel(), "wv": ColwiseParallel()}
+
+
+def _latent_plan(attention: LatentAttention) -> dict[str, ParallelStyle]:
+    """Split heads; latent vectors, which all heads share, are computed on each rank."""
+    whole = [name for name in ("wq_down", "q_norm", "wkv_down", "kv_norm") if hasattr(attention, name)]
+    return {"wq": ColwiseParallel(), "wkv": ColwiseParallel()} | {
+        name: _Distributed(weight=Replicate()) for name in whole
+    }
+
+
+def _dense_plan() -> dict[str, ParallelStyle]:
+    return {
+        "": PrepareModuleInput(input_layouts=(_SEQUENCE,), desired_input_layouts=(Replicate(),)),
+        ".w1": ColwiseParallel(),
+        ".w2": RowwiseParallel(output_layouts=_SEQUENCE),
+        ".w3": ColwiseParallel(),
+    }
+
+
+def _mixture_plan(mixture: MoeFeedForward) -> dict[str, ParallelStyle]:
+    """Split each expert; each rank routes all tokens, with the same result."""
+    shared: dict[str, ParallelStyle] = {
+        ".shared.w1": ColwiseParallel(),
+        # The outputs of shared and of other experts are added before they are summed over ranks.
+        ".shared.w2": RowwiseParallel(output_layouts=Partial()),
+        ".shared.w3": ColwiseParallel(),
+    }
+    return {
+        "": PrepareModuleInputOutput(
+            input_layouts=(_SEQUENCE,),
+            desired_input_layouts=(Replicate(),),
+            output_layouts=(Partial(),),
+            desired_output_layouts=(_SEQUENCE,),
+        ),
+        ".router": _Distributed(weight=Replicate()),
+        ".experts": _Distributed(w1=Shard(1), w2=Shard(2), w3=Shard(1)),
+        **(shared if mixture.shared is not None else {}),
     }
 
 
