@@ -74,7 +74,6 @@ TRAINING: dict[str, Any] = {
 
 _ROUNDS = Cell(Outcome.DIFFERS, "fused kernels round differently")
 _NOT_RUN = {"inductor": None}
-_EITHER = Cell(Outcome.REFUSED, "experts are either distributed or split")
 _BF16 = {"param_dtype": "bfloat16", "reduce_dtype": "bfloat16"}
 _EXPERTS = {"num_experts": 4}
 _OF_TWO = {"expert_parallel_degree": 2}
@@ -131,7 +130,9 @@ LAYOUTS = (
         "DeepSeek, HSDP 2 with EP 2", 4, _DEEPSEEK | _OF_TWO | _BF16 | {"data_parallel_replicate_degree": 2}, _NOT_RUN
     ),
     Layout("4 experts, FSDP 2, TP 2", 4, _EXPERTS | _BF16 | _TP, _NOT_RUN),
-    Layout("4 experts, EP 2 with TP 2", 4, _EP | _TP, dict.fromkeys((REFERENCE, *COLUMNS), _EITHER)),
+    Layout("4 experts, EP 2 with TP 2", 4, _EP | _BF16 | _TP, _NOT_RUN),
+    Layout("4 experts, EP 2 with TP 2, AC full, float32", 4, _EP | _FULL | _TP, _NOT_RUN),
+    Layout("DeepSeek, EP 2 with TP 2", 4, _DEEPSEEK | _OF_TWO | _BF16 | _TP, _NOT_RUN),
     Layout("DeepSeek, FSDP 2, TP 2", 4, _DEEPSEEK | _BF16 | _TP, _NOT_RUN),
     Layout("DeepSeek, CP 2, TP 2", 4, _DEEPSEEK | _BF16 | _TP | {"context_parallel_degree": 2}, _NOT_RUN),
     Layout("DeepSeek, PP 2, TP 2", 4, _DEEPSEEK | _BF16 | _TP | _PP, _NOT_RUN),

@@ -32,6 +32,7 @@ LAYOUTS = {
     "cp 2, ep 4": {"batch_size": 2, "context_parallel_degree": 2, "expert_parallel_degree": 4},
     "ep 2": {"batch_size": 1, "expert_parallel_degree": 2},
     "fsdp 2, tp 2": {"batch_size": 2, "tensor_parallel_degree": 2},
+    "ep 2, tp 2": {"batch_size": 2, "expert_parallel_degree": 2, "tensor_parallel_degree": 2},
     "cp 2, tp 2": {"batch_size": 4, "context_parallel_degree": 2, "tensor_parallel_degree": 2},
 }
 DEEPSEEK = {"size": "deepseek_debug", "n_layers": 2, "steps": 5, "warmup": 0, "hash_every": 1}
@@ -55,7 +56,7 @@ def test_distributed_and_split_experts_begin_with_the_same_weights_and_train_ali
     workload, tmp_path, model, block, last
 ):
     initial, trained = {}, {}
-    for layout in ("fsdp 4", "ep 2", "hsdp 2, ep 2", "fsdp 2, tp 2", last):
+    for layout in ("fsdp 4", "ep 2", "hsdp 2, ep 2", "fsdp 2, tp 2", "ep 2, tp 2", last):
         training = model | LAYOUTS[layout]
         folder = str(tmp_path / layout)
         initial[layout] = workload.run("llama_fsdp2", save_checkpoint=folder, **training | UNCHANGED).weight_hashes["1"]

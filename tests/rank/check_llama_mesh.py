@@ -11,7 +11,7 @@ from aorta_workloads.llama.data import local_part
 from aorta_workloads.llama.model.attention import Attend
 from aorta_workloads.llama.model.experts import MoeFeedForward
 from aorta_workloads.llama.parallel.context import GatheredAttention, own_positions
-from aorta_workloads.llama.parallel.expert import apply_expert_parallel, expert_placement
+from aorta_workloads.llama.parallel.expert import expert_placement, split_experts
 from aorta_workloads.llama.parallel.mesh import AxisDegrees, Degrees, ParallelMesh
 from aorta_workloads.llama.parallel.parallelize import check_parallelism
 from aorta_workloads.llama_fsdp2.settings import LlamaFsdp2Settings
@@ -92,7 +92,10 @@ CONFIG = {"n_layers": 1, "n_heads": 8, "batch_size": 1}
             {"num_experts": 6, "expert_parallel_degree": 4},
             "num_experts is 6, not a multiple of expert_p.* 4",
         ),
-        ({"num_experts": 4, "tensor_parallel_degree": 2}, "num_experts is 4 and tensor_parallel_degree is 2"),
+        (
+            {"num_experts": 4, "expert_hidden": 31, "expert_parallel_degree": 2, "tensor_parallel_degree": 2},
+            r"tensor_parallel_degree is 2, .* not multiples of 2 are \{'expert_hidden': 31\}",
+        ),
         ({"num_experts": 4, "float8_linear": True}, "num_experts is 4 and float8_linear is true"),
         (
             {"num_experts": 4, "expert_parallel_degree": 2, "compile_blocks": True},
@@ -112,8 +115,7 @@ CONFIG = {"n_layers": 1, "n_heads": 8, "batch_size": 1}
             {"num_experts": 4, "dense_blocks": 1, "n_layers": 2, "unsharded_blocks": None},
             "dense_blocks is 1, activation_checkpointing is 'none' and unsharded_blocks is None: memory is estimated",
         ),
-        (LATENT | {"tensor_parallel_degree": 2}, "kv_latent_dim is 16 and tensor_parallel_degree is 2: latent"),
-        (LATENT | {"float8_linear": True}, "kv_latent_dim is 16 and float8_linear is True: latent"),
+        (LATENT | {"float8_linear": True}, "kv_latent_dim is 16 and float8_linear is true: latent"),
     ],
 )
 def test_combinations_that_can_not_be_are_errors_that_name_them(given, message):
@@ -214,10 +216,32 @@ def test_data_parallelism_shards_experts_along_a_dim_that_divides(make_mesh, num
     with torch.device("meta"):
         moe = MoeFeedForward(dim, 64, num_experts, 2)
 
-    apply_expert_parallel(moe, mesh.experts)
+    split_experts(moe, mesh.experts, distributed=True, tensor_parallel=False)
 
     assert moe.experts.w1.to_local().shape == (num_experts // 4, 64, dim)
     assert expert_placement(moe.experts, mesh.expert_data) == Shard(along)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "distributed", "shares"),
+    [
+        (Degrees(2, 4, 1, 2, expert_parallel=4), True, (4, 2)),
+        (Degrees(1, 8, 1, 2, expert_parallel=2), True, (2, 2)),
+        (Degrees(2, 4, 1, 2), False, (1, 2)),
+    ],
+    ids=["replicas", "shards", "tensor parallel alone"],
+)
+def test_tensor_parallelism_splits_the_hidden_dimension_of_each_expert(make_mesh, degrees, distributed, shares):
+    mesh = make_mesh(5, degrees)
+    with torch.device("meta"):
+        moe = MoeFeedForward(32, 64, 8, 2)
+
+    split_experts(moe, mesh.expert_axes.split, distributed=distributed, tensor_parallel=True)
+
+    experts, hidden = 8 // shares[0], 64 // shares[1]
+    assert moe.experts.w1.to_local().shape == moe.experts.w3.to_local().shape == (experts, hidden, 32)
+    assert moe.experts.w2.to_local().shape == (experts, 32, hidden)
+    assert mesh.tensor.get_local_rank() == mesh.expert_axes.split.get_local_rank("tp") == 1
 
 
 @given(rows=st.integers(0, 9), columns=st.integers(1, 6), shards=st.integers(1, 4), splits=st.integers(1, 3))

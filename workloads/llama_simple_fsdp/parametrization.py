@@ -68,7 +68,9 @@ def _shard(parameter: nn.Parameter, axes: ParameterAxes, along: Shard) -> DTenso
     placements: list[Placement] = []
     factor = 1
     if isinstance(local, DTensor):
-        placements, factor, local = list(local.placements), local.device_mesh.size(), local.to_local()
+        placements = list(local.placements)
+        factor = math.prod(local.device_mesh.size(axis) for axis, kind in enumerate(placements) if kind == along)
+        local = local.to_local()
     placements.insert(0, _StridedShard(along.dim, split_factor=factor) if along in placements else along)
     if axes.replicas is not None:
         placements.insert(0, Replicate())
@@ -100,13 +102,14 @@ class _Gather:
 
     def __call__(self, parameter: DTensor) -> torch.Tensor:
         """Return this rank's whole part of the parameter in the dtype of compute; a DTensor if an axis splits it."""
-        shape = list(parameter.shape)
-        placement, split = parameter.placements[-1], self.axes.split
-        if split is not None and isinstance(placement, Shard):
-            shape[placement.dim] //= split.size()
+        shape, split = list(parameter.shape), self.axes.split
+        placements = [] if split is None else list(parameter.placements[-split.ndim :])
+        for axis, placement in enumerate(placements):
+            if split is not None and isinstance(placement, Shard):
+                shape[placement.dim] //= split.size(axis)
         local = parameter.to_local(grad_placements=parameter.placements)
         whole = self._over_shards(self._over_replicas(local), shape)
-        return whole if split is None else _dtensor(whole, split, [placement], parameter.shape)
+        return whole if split is None else _dtensor(whole, split, placements, parameter.shape)
 
     def _over_replicas(self, local: torch.Tensor) -> torch.Tensor:
         """Return the same value, whose gradient is summed over replicas in the dtype of reductions."""

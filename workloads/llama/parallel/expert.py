@@ -16,6 +16,8 @@ from .tensor import check_tensor_parallel
 
 # Torch's grouped matrix products need every stride to be a multiple of this size.
 _STRIDE_BYTES = 16
+# The hidden dimension of each stacked matrix.
+_HIDDEN = {"w1": 1, "w2": 2, "w3": 1}
 
 
 def check_experts(settings: LlamaSettings, degrees: Degrees) -> None:
@@ -38,7 +40,7 @@ def check_experts(settings: LlamaSettings, degrees: Degrees) -> None:
         raise ValueError(f"experts_per_token is {per_token}, allowed is up to num_experts {num_experts}")
     if num_experts % degree:
         raise ValueError(f"num_experts is {num_experts}, not a multiple of expert_parallel_degree {degree}")
-    _check_combinations(settings, degrees)
+    _check_combinations(settings)
     multiple = _STRIDE_BYTES // settings.param_dtype.itemsize
     width = "ffn_hidden" if model.mixture.expert_hidden is None else "expert_hidden"
     hidden = model.mixture.expert_hidden or model.ffn_hidden
@@ -51,13 +53,8 @@ def check_experts(settings: LlamaSettings, degrees: Degrees) -> None:
         )
 
 
-def _check_combinations(settings: LlamaSettings, degrees: Degrees) -> None:
+def _check_combinations(settings: LlamaSettings) -> None:
     num_experts = settings.model.num_experts
-    if degrees.tensor_parallel > 1 and degrees.expert_parallel > 1:
-        raise ValueError(
-            f"expert_parallel_degree is {degrees.expert_parallel} and tensor_parallel_degree is "
-            f"{degrees.tensor_parallel}: experts are either distributed or split; use one of the two"
-        )
     if settings.float8_linear:
         raise ValueError(
             f"num_experts is {num_experts} and float8_linear is true: experts are not linear layers, and a rounded "
@@ -76,14 +73,25 @@ def _check_combinations(settings: LlamaSettings, degrees: Degrees) -> None:
         )
 
 
-def apply_expert_parallel(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Keep on each rank of the one-dimensional ``mesh`` its own experts, and make ranks exchange tokens."""
+def split_experts(model: nn.Module, mesh: DeviceMesh, *, distributed: bool, tensor_parallel: bool) -> None:
+    """Keep on each rank of ``mesh`` its part of the experts.
+
+    The first dimension of ``mesh`` distributes the experts if ``distributed``, and the last one splits the hidden
+    dimension of each expert if ``tensor_parallel``.
+    """
+    for module in model.modules():
+        if isinstance(module, Experts):
+            for name, parameter in list(module.named_parameters()):
+                placements = [Shard(0)] * distributed + [Shard(_HIDDEN[name])] * tensor_parallel
+                # There is no data to send: the model is on the meta device.
+                own = distribute_tensor(parameter, mesh, placements, src_data_rank=None)
+                module.register_parameter(name, nn.Parameter(own))
+
+
+def exchange_tokens(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Make the ranks of the one-dimensional ``mesh``, which distributes experts, exchange tokens."""
     for module in model.modules():
         if isinstance(module, MoeFeedForward):
-            for name, parameter in list(module.experts.named_parameters()):
-                # There is no data to send: the model is on the meta device.
-                own = distribute_tensor(parameter, mesh, [Shard(0)], src_data_rank=None)
-                module.experts.register_parameter(name, nn.Parameter(own))
             module.evaluate = ExchangedExperts(mesh.get_group(), mesh.size())
 
 

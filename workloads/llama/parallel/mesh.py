@@ -87,7 +87,7 @@ class ParameterAxes:
         whole: all dimensions.
         replicas: the dimension along which the parameters are replicated.
         shards: the dimension along which they are sharded for data parallelism, which gathers them.
-        split: the dimension along which each rank computes with a part of them: of matrices, or of all experts.
+        split: the dimensions along which each rank computes with a part of them: of all experts, and of matrices.
     """
 
     whole: DeviceMesh
@@ -173,11 +173,12 @@ class ParallelMesh:
         """Return the axes of the parameters of experts."""
         if self._experts is None:
             return self.dense_axes
+        split = (_EXPERT,) if self.tensor is None else (_EXPERT, TENSOR)
         shards = self._experts[_EXPERT_SHARD]
         if self.replicas is None:
-            return ParameterAxes(self._experts[_EXPERT_SHARD, _EXPERT], None, shards, self.experts)
-        whole = self._experts[REPLICATE, _EXPERT_SHARD, _EXPERT]
-        return ParameterAxes(whole, self._experts[REPLICATE], shards, self.experts)
+            return ParameterAxes(self._experts[_EXPERT_SHARD, *split], None, shards, self._experts[split])
+        whole = self._experts[REPLICATE, _EXPERT_SHARD, *split]
+        return ParameterAxes(whole, self._experts[REPLICATE], shards, self._experts[split])
 
     @property
     def data_rank(self) -> int:

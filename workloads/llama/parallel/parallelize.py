@@ -8,7 +8,7 @@ from ..model.decoder import Llama
 from ..settings import LlamaSettings
 from .communication import divide_products
 from .context import apply_context_parallel, own_positions
-from .expert import apply_expert_parallel, check_experts
+from .expert import check_experts, exchange_tokens, split_experts
 from .float8 import check_float8, convert_blocks
 from .mesh import Degrees, ParallelMesh
 from .pipeline import check_pipeline, keep_stage
@@ -63,5 +63,7 @@ def parallelize(model: Llama, mesh: ParallelMesh, settings: LlamaSettings) -> No
             divide_products(mesh.tensor)
     if mesh.context is not None:
         apply_context_parallel(model, mesh.context, settings.seq_len)
+    if (split := mesh.expert_axes.split) is not None:
+        split_experts(model, split, distributed=mesh.experts is not None, tensor_parallel=mesh.tensor is not None)
     if mesh.experts is not None:
-        apply_expert_parallel(model, mesh.experts)
+        exchange_tokens(model, mesh.experts)

@@ -131,7 +131,7 @@ def _dense_plan() -> dict[str, ParallelStyle]:
 
 
 def _mixture_plan(mixture: MoeFeedForward) -> dict[str, ParallelStyle]:
-    """Split each expert; each rank routes all tokens, with the same result."""
+    """Sum the outputs of experts, which ``split_experts`` splits; each rank routes all tokens, with the same result."""
     shared: dict[str, ParallelStyle] = {
         ".shared.w1": ColwiseParallel(),
         # The outputs of shared and of other experts are added before they are summed over ranks.
@@ -146,7 +146,6 @@ def _mixture_plan(mixture: MoeFeedForward) -> dict[str, ParallelStyle]:
             desired_output_layouts=(_SEQUENCE,),
         ),
         ".router": _Distributed(weight=Replicate()),
-        ".experts": _Distributed(w1=Shard(1), w2=Shard(2), w3=Shard(1)),
         **(shared if mixture.shared is not None else {}),
     }
 
