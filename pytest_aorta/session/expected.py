@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 
 from pytest_aorta.common.errors import ComparisonFailed, SpecError
@@ -26,19 +26,25 @@ class ExpectedRegression:
     text: str = ""
 
 
-@contextmanager
 def expected_regression(
     record: TestRecord, metrics: Collection[str], fail_on: Collection[Outcome] = ()
-) -> Iterator[ExpectedRegression]:
-    """Require that a comparison in the block finds a regression of exactly ``metrics``, and mark their verdicts.
+) -> AbstractContextManager[ExpectedRegression]:
+    """Return a context manager that requires a regression of exactly ``metrics``, and marks their verdicts.
 
     Raises:
         SpecError: ``metrics`` is empty or contains an unknown name.
-        ComparisonFailed: No comparison failed in the block, or the failed comparison has other regressions, a missing
-            metric, or another verdict of ``fail_on``.
+        ComparisonFailed: When the block ends, no comparison has failed in it, or the failed comparison has other
+            regressions, a missing metric, or another verdict of ``fail_on``.
     """
-    __tracebackhide__ = True
     _check_metrics(metrics)
+    return _requirement(record, metrics, fail_on)
+
+
+@contextmanager
+def _requirement(
+    record: TestRecord, metrics: Collection[str], fail_on: Collection[Outcome]
+) -> Iterator[ExpectedRegression]:
+    __tracebackhide__ = True
     found, begin = ExpectedRegression(), len(record.verdicts)
     try:
         yield found
@@ -56,7 +62,7 @@ def _check_metrics(metrics: Collection[str]) -> None:
     known = [*METRICS, *(name for name in STEP_METRICS if name not in METRICS)]
     if not metrics:
         raise SpecError("expect_regression: names no metric; name each metric whose regression the test expects")
-    if unknown := sorted(set(metrics) - set(known)):
+    if unknown := sorted(str(name) for name in metrics if name not in known):
         raise SpecError(
             f"expect_regression: metrics {unknown} are unknown{did_you_mean(unknown, known)}; "
             f"allowed are {sorted(known)}"

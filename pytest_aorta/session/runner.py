@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.common.errors import BaselineError, ComparisonFailed, SpecError, WorkloadFailed
+from pytest_aorta.common.text import brief
 from pytest_aorta.plan.options.run import Options
 from pytest_aorta.plan.workload.declaration import find_workload
 from pytest_aorta.plan.workload.environment import ENVIRONMENT_KEY, case_suffix
@@ -22,7 +23,7 @@ from pytest_aorta.session.record import Compared, TestRecord
 from pytest_aorta.session.rounds import joined, settle, settle_pairs, unsettled
 from pytest_aorta.session.spec import TestSpec
 from pytest_aorta.session.text import comparison_text, failed_checks_text, noisy_baseline_text
-from pytest_aorta.session.world import DistributedWorld, in_test
+from pytest_aorta.session.world import DistributedWorld, check_result, in_test
 from pytest_aorta.verdict.applicability import TEST_HOOK_KEY, identity
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch, baseline_path, read_baseline, read_baseline_file
 from pytest_aorta.verdict.bitwise.locate import difference_text, locate_first
@@ -88,11 +89,15 @@ class WorkloadRunner:
             ComparisonFailed: A verdict fails the test.
             BaselineError: The baseline can't be read, or the launches can't be added to it.
             WorkloadFailed: The workload's own checks failed in the launch of ``result`` or in a further launch.
-            SpecError: An earlier comparison of this test has the same label, a marker was added after the world was
-                made, or as in :meth:`~pytest_aorta.session.world.DistributedWorld.again`.
+            SpecError: An argument is not allowed, an earlier comparison of this test has the same label, a marker was
+                added after the world was made, or as in
+                :meth:`~pytest_aorta.session.world.DistributedWorld.again`.
             LaunchError, ResultError: As in :meth:`~pytest_aorta.session.world.DistributedWorld.again`.
         """
         self._world.check_markers()
+        check_result("check", result)
+        if label is not None:
+            _check_label("check", label)
         passed(result)
         environment = case_suffix(result.config.get(ENVIRONMENT_KEY, {}))
         case = f"{self._record.nodeid}::{label or result.workload}{environment}"
@@ -162,7 +167,10 @@ class WorkloadRunner:
         self._world.check_markers()
         if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
             raise SpecError(f"compare: steps is {steps!r}, allowed is an integer of 1 or more, or None")
-        chosen = None if metrics is None else tuple(metrics)
+        if locate is not None and not isinstance(locate, bool):
+            raise SpecError(f"compare: locate is {locate!r}, allowed is True, False or None")
+        _check_label("compare", label)
+        chosen = None if metrics is None else _names(metrics)
         if steps is None and chosen is not None:
             check_compared(chosen, METRICS)
         by_step, by_launch = split(chosen) if steps is not None else ([], chosen)
@@ -353,6 +361,20 @@ class WorkloadRunner:
         failing = verdicts.failing(self._fail_on | {Outcome.MISSING} if baseline is None else self._fail_on)
         if failing:
             raise ComparisonFailed(comparison_text(failing, result, launches, baseline, verdicts.notes, test))
+
+
+def _check_label(method: str, label: object) -> None:
+    if not isinstance(label, str) or not label.strip() or not label.isprintable():
+        raise SpecError(f"{method}: label is {brief(repr(label))}, allowed is a text of one line")
+
+
+def _names(metrics: object) -> tuple[str, ...]:
+    """Return the names of metrics; a text in place of the list would be split into characters."""
+    names = tuple(metrics) if isinstance(metrics, Iterable) and not isinstance(metrics, str) else (None,)
+    if not all(isinstance(name, str) for name in names):
+        example = [metrics] if isinstance(metrics, str) else ["final_loss"]
+        raise SpecError(f"compare: metrics is {metrics!r}, allowed is a list of names such as {example}, or None")
+    return names
 
 
 def _check_variant(side: str, given: object) -> None:

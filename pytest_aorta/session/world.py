@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -12,6 +13,7 @@ from typing import Any, NoReturn, ParamSpec, TypeAlias, TypeVar
 
 from pytest_aorta.common.errors import AortaError, DevicesUnavailable, LaunchError, SpecError
 from pytest_aorta.common.files import create_numbered_folder, slug
+from pytest_aorta.common.text import brief
 from pytest_aorta.launch.lease.world import LeasedWorld
 from pytest_aorta.launch.nodes.handover import node_group
 from pytest_aorta.launch.watch import LaunchWatch, StateLine
@@ -143,8 +145,8 @@ class DistributedWorld:
             environment: environment variables of the ranks.
 
         Raises:
-            SpecError: The script does not exist, ``args`` is not a list or tuple, or an environment variable is not
-                allowed; nothing was started.
+            SpecError: The script does not exist, ``args`` is not a list or tuple, ``environment`` is not a mapping, or
+                an environment variable is not allowed; nothing was started.
             LaunchError, ResultError: As in :meth:`launch`.
         """
         target = str(script)
@@ -174,10 +176,13 @@ class DistributedWorld:
             config: config keys to change.
 
         Raises:
-            SpecError: The result comes from another world, ``config`` is not allowed (a script has none), or there is
-                no A/B reference; nothing was started.
+            SpecError: ``result`` is no result of this world, ``config`` is not allowed (a script has none), or there
+                is no A/B reference; nothing was started.
             LaunchError, ResultError: As in :meth:`launch`.
         """
+        check_result("again", result)
+        if not isinstance(reference, bool | Reference):
+            raise SpecError(f"again: reference is {reference!r}, allowed is True or False")
         record = self._launch_of(result)
         if record is None:
             raise SpecError(
@@ -270,6 +275,12 @@ class DistributedWorld:
         return result.launched_by(LaunchRecord(request, plan.reference, plan.run_dir))
 
 
+def check_result(method: str, given: object) -> None:
+    """Raise SpecError, which names ``method``, unless ``given`` is a result."""
+    if not isinstance(given, WorkloadResult):
+        raise SpecError(f"{method}: got {brief(repr(given))}, allowed is a result that run() or run_script() returned")
+
+
 def _words(script: str, args: object) -> tuple[str, ...]:
     """Return the arguments of a script as texts; a text in place of the list would be split into characters."""
     if isinstance(args, list | tuple):
@@ -286,6 +297,8 @@ def _named_in_errors(plan: LaunchPlan) -> Iterator[None]:
     except AortaError:
         raise
     except BaseException as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise _unwritable(plan.run_dir, error) from None
         error.add_note(
             f"launch of {plan.name!r} ended before its own time limit of {plan.timeout_s:g} s; see {plan.run_dir}"
         )
@@ -297,4 +310,8 @@ def _new_run_folder(base: Path, name: str) -> Path:
     try:
         return create_numbered_folder(base, slug(name, max_length=40))
     except OSError as error:
-        raise LaunchError(f"results folder {base} can't be written: {error.strerror or error}") from None
+        raise _unwritable(base, error) from None
+
+
+def _unwritable(folder: Path, error: OSError) -> LaunchError:
+    return LaunchError(f"results folder {folder} can't be written: {error.strerror or error}")

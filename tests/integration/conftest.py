@@ -40,7 +40,9 @@ config:
 """
 
 FAKE_LAUNCHER = """
+import errno
 import json
+import os
 import time
 
 import pytest
@@ -66,6 +68,8 @@ def fake_launch(plan, rootpath):
     time.sleep(config.get("sleeps", 0))
     if config.get("interrupted"):
         raise KeyboardInterrupt
+    if config.get("full_disk"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     for rank in range(plan.world.size):
         folder = plan.run_dir / "ranks" / str(rank)
         if config.get("raises") == rank:

@@ -155,6 +155,14 @@ def test_results_folder_that_can_not_be_written_fails_the_test(project):
     )
 
 
+def test_results_folder_on_a_full_disk_is_named(project):
+    project.plant(full_disk=True)
+    project.one_test("workload.run('toy')")
+    failing(project, "--aorta-results=kept").stdout.fnmatch_lines(
+        [f"E  *LaunchError: results folder {project.path}/kept/*/01-toy-* can't be written: No space left on device"]
+    )
+
+
 def test_markers_shape_the_world(project):
     project.one_test(
         "world = distributed_world; assert (world.size, world.device, world.backend, world.platform, world.timeout_s)"

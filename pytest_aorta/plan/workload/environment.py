@@ -60,13 +60,17 @@ def is_allowed(name: str) -> bool:
     return name not in _LAUNCHERS_OWN and (name in ALLOWED or name.startswith(ALLOWED_PREFIXES))
 
 
-def check_environment(where: str, environment: Mapping[str, Any]) -> None:
+def check_environment(where: str, environment: object) -> None:
     """Check the value of the config key ``environment``; ``where`` starts the message.
 
     Raises:
         SpecError: A variable is not allowed in a config, or its value is not text.
     """
-    if wrong := sorted(name for name in environment if not is_allowed(name)):
+    if not isinstance(environment, Mapping):
+        raise SpecError(
+            f"{where}: {ENVIRONMENT_KEY}: got {brief(ascii(environment))}, allowed is a mapping from names to texts"
+        )
+    if wrong := sorted(str(name) for name in environment if not isinstance(name, str) or not is_allowed(name)):
         patterns = sorted([*(f"{prefix}*" for prefix in ALLOWED_PREFIXES), *ALLOWED])
         raise SpecError(
             f"{where}: {ENVIRONMENT_KEY}: got {wrong}, allowed is {patterns} without {list(_LAUNCHERS_OWN)}, which "
