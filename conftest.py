@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -21,8 +22,11 @@ ADDOPTS = "-p no:randomly -p no:hypothesispytest"
 
 
 def pytest_configure() -> None:
-    """Give options to the runs that tests start as programs."""
+    """Give options to the runs that tests start as programs, and let them receive SIGINT."""
     os.environ["PYTEST_ADDOPTS"] = ADDOPTS
+    # A script's background job ignores SIGINT, and so would every program that it starts.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from itertools import dropwhile
@@ -22,6 +23,16 @@ _SCHEMA = "rank_files.schema.json"
 _MAX_BYTES = 1 << 20
 _LOG_LINES = 8
 _WATCHDOG = re.compile(r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(\d+), OpType=(\w+)")
+_FATAL = re.compile(r"(?m)^Fatal Python error: (.+)$")
+# Python's words for fatal signals.
+_FATAL_SIGNALS = {
+    "Segmentation fault": signal.SIGSEGV,
+    "Aborted": signal.SIGABRT,
+    "Bus error": signal.SIGBUS,
+    "Floating point exception": signal.SIGFPE,
+    "Floating-point exception": signal.SIGFPE,
+    "Illegal instruction": signal.SIGILL,
+}
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]*)", line (?P<line>\d{1,9}) in (?P<function>.*)$')
 
 
@@ -48,8 +59,8 @@ class RankEvidence:
         has_result: the rank left its result.
         error: type, message, traceback and time_ns of the exception that ended the rank; the traceback begins with
             the first frame that is not of the harness.
-        exit_code: the exit code of a rank that ended by itself, negative for a signal; None if the torchrun agent
-            reported none.
+        exit_code: the exit code of a rank that ended by itself, negative for a signal; None if neither the torchrun
+            agent nor the rank's stack reports one.
         suspended: a signal such as SIGSTOP had suspended the rank when the launch ended.
         frames: frames of the rank's main thread, innermost first and without those of the harness, at a time limit or
             a fatal signal.
@@ -102,15 +113,16 @@ def _read_rank(plan: LaunchPlan, rank: int, exit_code: int | None) -> RankEviden
     folder = names.rank_folder(plan.run_dir, rank)
     log = folder / names.OUTPUT_LOG
     damaged: list[str] = []
-    error = _json(folder / names.ERROR_FILE, "error", damaged)
+    error, stacks = _json(folder / names.ERROR_FILE, "error", damaged), _text(folder / names.STACKS_FILE)
     return RankEvidence(
         rank=rank,
         started=(folder / names.PID_FILE).exists() or (folder / names.RESULT_FILE).exists(),
         returned=RAN in read_marks(folder),
         has_result=(folder / names.RESULT_FILE).exists(),
         error=error,
-        exit_code=exit_code,
-        frames=_main_frames(_text(folder / names.STACKS_FILE)),
+        # The torchrun agent reports no exit code of a rank that is still ending when the agent sees a peer's failure.
+        exit_code=_fatal_signal(stacks) if exit_code is None else exit_code,
+        frames=_main_frames(stacks),
         steps=names.steps_entered(folder),
         log_tail=log_tail(log, set(f"{error['traceback']}\n{error['message']}".splitlines()) if error else ()),
         log_bytes=_size(log),
@@ -119,6 +131,13 @@ def _read_rank(plan: LaunchPlan, rank: int, exit_code: int | None) -> RankEviden
         suspended=(folder / names.SUSPENDED_FILE).exists(),
         damaged=tuple(damaged),
     )
+
+
+def _fatal_signal(stacks: str) -> int | None:
+    """Return the exit code of the fatal signal that wrote the stacks; None if they were requested."""
+    match = _FATAL.search(stacks)
+    number = _FATAL_SIGNALS.get(match[1].strip()) if match else None
+    return None if number is None else -number
 
 
 def _main_frames(stacks: str) -> tuple[Frame, ...]:

@@ -112,6 +112,14 @@ def test_signal_is_named_before_its_peers_complaints(tmp_path, code, name):
     assert name in headline
 
 
+def test_fatal_signal_of_a_rank_that_was_still_ending_is_read_from_its_stack(tmp_path):
+    raised(tmp_path, 0, 1, "Connection closed by peer", "RuntimeError")
+    stuck(tmp_path, 1, f"Fatal Python error: Segmentation fault\n\n{COMPUTING}", 3)
+    lines = failure(tmp_path, ended()).splitlines()
+    assert lines[0] == "toy on 2 cpu ranks: rank 1 failed first: signal SIGSEGV"
+    assert "  then rank 0: connection to a peer lost (follows from rank 1)" in lines
+
+
 def test_rank_stopped_by_the_agent_comes_after_the_rank_that_raised(tmp_path):
     raised(tmp_path, 1, 5)
     exited(tmp_path, _0=-15, _1=1)
