@@ -102,7 +102,7 @@ LAYOUTS = (
     Layout("4 experts, TP 2", 2, _EXPERTS | _BF16 | _TP, _NOT_RUN),
     Layout("4 experts, TP 2, AC full, float32", 2, _EXPERTS | _FULL | _TP, _NOT_RUN),
     Layout("DeepSeek, FSDP 2", 2, _DEEPSEEK | _BF16, {"inductor": _ROUNDS}),
-    Layout("DeepSeek, EP 2, float32", 2, _DEEPSEEK | _OF_TWO, _NOT_RUN, in_ci=True),
+    Layout("DeepSeek, EP 2, float32", 2, _DEEPSEEK | _OF_TWO, _NOT_RUN),
     Layout("DeepSeek, EP 2, AC selective", 2, _DEEPSEEK | _OF_TWO | _BF16 | _SELECTIVE, _NOT_RUN),
     Layout("DeepSeek, EP 2, AC full", 2, _DEEPSEEK | _OF_TWO | _FULL, _NOT_RUN),
     Layout("DeepSeek, TP 2", 2, _DEEPSEEK | _BF16 | _TP, _NOT_RUN, in_ci=True),

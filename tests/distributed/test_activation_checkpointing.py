@@ -78,9 +78,8 @@ def test_memory_that_is_left_keeps_blocks_unsharded_with_the_same_bits(workload,
     }
 
 
-@pytest.mark.parametrize(
-    ("dtype", "more_than_full"), [("bfloat16", 1.15), pytest.param("float32", 1.3, marks=pytest.mark.extended)]
-)
+@pytest.mark.extended
+@pytest.mark.parametrize(("dtype", "more_than_full"), [("bfloat16", 1.15), ("float32", 1.3)])
 def test_mixed_kinds_in_one_graph_have_the_bits_of_none_under_fsdp2(workload, dtype, more_than_full):
     training = TRAINING | {"param_dtype": dtype, "n_layers": 2}
     with pytest.raises(LaunchError, match=r"even full recomputation of all 2 blocks needs") as refused:

@@ -29,6 +29,7 @@ def test_options_that_move_work_keep_every_bit(workload):
         workload.compare({"workload": "llama_fsdp2"} | TRAINING | options, plain, steps=STEPS, label=label)
 
 
+@pytest.mark.extended
 def test_buckets_of_several_blocks_have_every_bit_in_both_implementations(workload):
     keys = {"n_layers": 3, "blocks_per_bucket": 2, "unsharded_blocks": 1, "rotary": "real"}
     plain = workload.run("llama_fsdp2", **HASHED | {"n_layers": 3})

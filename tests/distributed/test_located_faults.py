@@ -53,6 +53,7 @@ def test_fault_is_located_from_the_hashes_of_both_launches(workload):
         assert [part for part in expected if part not in regression.text] == [], regression.text
 
 
+@pytest.mark.extended
 def test_launches_without_hashes_of_tensors_are_made_once_more(workload):
     plain = {"workload": "llama_fsdp2"} | TRAINING
     flip = {"kind": "operator_output", "operator": "aten.mm.default", "call": 9}

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 OLDER = "5cecbb673d1988f6ccccdc0c7e1ae0fa8dd25d67"
 
 
+@pytest.mark.extended
 def test_workloads_and_a_script_of_an_older_commit_train_with_the_same_bits():
     if subprocess.run(["git", "cat-file", "-e", f"{OLDER}^{{commit}}"], cwd=ROOT, capture_output=True).returncode:
         pytest.skip(f"commit {OLDER[:7]} is not in this clone; fetch the whole history")

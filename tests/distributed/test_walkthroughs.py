@@ -65,7 +65,7 @@ def follow(console: str, folder: Path) -> None:
         assert done.returncode == (FAILED if is_red else 0), f"$ {command}\n{done.stdout}{done.stderr}"
 
 
-@pytest.mark.parametrize("page", [pytest.param("tutorial.md", marks=pytest.mark.long), "add-a-workload.md"])
+@pytest.mark.parametrize("page", [pytest.param("tutorial.md", marks=pytest.mark.extended), "add-a-workload.md"])
 def test_page_works_as_written(page, tmp_path):
     followed = 0
     for block in blocks(DOCS / page):
