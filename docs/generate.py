@@ -88,9 +88,7 @@ def layouts() -> str:
 
 
 def _layout(layout: Layout) -> tuple[str, ...]:
-    refused = layout.cells.get(REFERENCE)
-    cells = (_cell(layout.cell(column)) for column in COLUMNS)
-    return layout.name, str(layout.world_size), "reference" if refused is None else _cell(refused), *cells
+    return layout.name, str(layout.world_size), "reference", *(_cell(layout.cell(column)) for column in COLUMNS)
 
 
 def _cell(cell: Cell | None) -> str:

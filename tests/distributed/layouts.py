@@ -17,12 +17,11 @@ class Outcome(Enum):
 
     EQUAL = "equal"
     DIFFERS = "differs"
-    REFUSED = "refused"
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One layout with one backend; `reason` says why it differs, or in which words `setup()` refuses it."""
+    """One layout with one backend; `reason` says why it differs."""
 
     outcome: Outcome = Outcome.EQUAL
     reason: str = ""
