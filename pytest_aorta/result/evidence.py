@@ -120,7 +120,7 @@ def _read_rank(plan: LaunchPlan, rank: int, exit_code: int | None) -> RankEviden
         returned=RAN in read_marks(folder),
         has_result=(folder / names.RESULT_FILE).exists(),
         error=error,
-        # The torchrun agent reports no exit code of a rank that is still ending when the agent sees a peer's failure.
+        # The torchrun agent reports no exit code of a rank that was still ending when the agent found a peer's failure.
         exit_code=_fatal_signal(stacks) if exit_code is None else exit_code,
         frames=_main_frames(stacks),
         steps=names.steps_entered(folder),
