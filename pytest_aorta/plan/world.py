@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_aorta.common.errors import DevicesUnavailable
+from pytest_aorta.common.text import counted
 from pytest_aorta.plan.device_kind import BACKENDS, Backend, DeviceKind
 from pytest_aorta.plan.options.run import Options
 
@@ -122,7 +123,7 @@ def resolve_world(spec: WorldSpec, options: Options, devices: list[Device]) -> W
     here = size // spec.nodes
     if here > budget or size == 0:
         where = " on each node" if spec.nodes > 1 else ""
-        needed = "at least 1 GPU" if spec.size == ALL_DEVICES else f"{here} GPUs"
+        needed = "at least 1 GPU" if spec.size == ALL_DEVICES else counted(here, "GPU")
         raise DevicesUnavailable(f"needs {needed}{where}, {given}")
     return World(size, DeviceKind.CUDA, tuple(devices[:here]), spec.nodes)
 
@@ -144,7 +145,7 @@ def check_budget(options: Options, devices: list[Device], environ: Mapping[str, 
     if options.device != DeviceKind.CPU and options.gpus is not None and options.gpus > len(devices):
         given = [f"{name}={environ[name]!r}" for name in VISIBLE_VARIABLES if name in environ]
         limited = f" with {' and '.join(given)}" if given else ""
-        visible = "1 GPU is" if len(devices) == 1 else f"{len(devices)} GPUs are"
+        visible = f"{counted(len(devices), 'GPU')} {'is' if len(devices) == 1 else 'are'}"
         raise DevicesUnavailable(
             f"--aorta-gpus={options.gpus}: {visible} visible{limited}; ask for at most that many, "
             f"or for 0 to run on CPU ranks"
