@@ -30,6 +30,27 @@ def test_aot_eager_has_every_bit_of_fsdp2(workload, training, steps, reduce_dtyp
         workload.compare(traced | training, eager, steps=steps, label=bucketing, metrics=["loss", "weight_hash"])
 
 
+DEEPSEEK = {"size": "deepseek_debug", "n_layers": 2, "seq_len": 256, "batch_size": 1, "deterministic": True}
+
+
+@pytest.mark.world(size=1, device="cuda", warm=True)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"param_dtype": "bfloat16", "reduce_dtype": "bfloat16"},
+        {"activation_checkpointing": "full"},
+        {"param_dtype": "bfloat16", "activation_checkpointing": "selective"},
+    ],
+    ids=["float32", "bfloat16", "full", "selective"],
+)
+def test_latent_attention_and_experts_on_one_gpu_have_every_bit_of_fsdp2(workload, options):
+    training = DEEPSEEK | {"steps": 5, "warmup": 0, "hash_every": 1} | options
+    eager = workload.run("llama_fsdp2", **training)
+    traced = {"workload": "llama_simple_fsdp", "bucketing": "transformer_block"}
+    workload.compare(traced | training, eager, steps=5, label="aot_eager")
+
+
 @pytest.mark.world(size=2, device="cuda", warm=True)
 def test_fault_is_located_to_parameter_module_and_rank(workload):
     """Locate the fault with the kernel of the weight hash, backward's own thread and compiled graphs on CUDA."""
