@@ -7,12 +7,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed._functional_collectives import all_to_all_single, all_to_all_single_autograd
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import Shard
 
 from ..model.experts import Experts, MixtureConfig, MoeFeedForward, group_rows, local_experts
 from ..settings import LlamaSettings
 from .mesh import Degrees
-from .tensor import check_tensor_parallel
+from .tensor import check_tensor_parallel, distribute_parameter
 
 # Torch's grouped matrix products need every stride to be a multiple of this size.
 _STRIDE_BYTES = 16
@@ -81,11 +81,9 @@ def split_experts(model: nn.Module, mesh: DeviceMesh, *, distributed: bool, tens
     """
     for module in model.modules():
         if isinstance(module, Experts):
-            for name, parameter in list(module.named_parameters()):
-                placements = [Shard(0)] * distributed + [Shard(_HIDDEN[name])] * tensor_parallel
-                # There is no data to send: the model is on the meta device.
-                own = distribute_tensor(parameter, mesh, placements, src_data_rank=None)
-                module.register_parameter(name, nn.Parameter(own))
+            for name, hidden in _HIDDEN.items():
+                placements = [Shard(0)] * distributed + [Shard(hidden)] * tensor_parallel
+                distribute_parameter(module, name, mesh, placements)
 
 
 def exchange_tokens(model: nn.Module, mesh: DeviceMesh) -> None:

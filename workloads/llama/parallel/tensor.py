@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -36,6 +37,13 @@ def check_tensor_parallel(degree: int, sizes: dict[str, int]) -> None:
         )
 
 
+def distribute_parameter(module: nn.Module, name: str, mesh: DeviceMesh, placements: Sequence[Placement]) -> None:
+    """Make a parameter of ``module``, which is on the meta device, a DTensor on ``mesh``."""
+    # There is no data to send on the meta device.
+    own = distribute_tensor(module.get_parameter(name), mesh, placements, src_data_rank=None)
+    module.register_parameter(name, nn.Parameter(own))
+
+
 def apply_tensor_parallel(model: Llama, mesh: DeviceMesh, *, chunked_loss: bool) -> None:
     """Make every parameter a DTensor on the one-dimensional ``mesh``, and add the collectives between modules.
 
@@ -63,7 +71,7 @@ class _VocabularyParallel(ParallelStyle):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         assert isinstance(module, Output)
-        _Distributed(weight=Shard(0))._apply(module, device_mesh)
+        distribute_parameter(module, "weight", device_mesh, [Shard(0)])
         num_rows = module.out_features // device_mesh.size()
         group = device_mesh.get_group().group_name
         module.vocabulary = Vocabulary(device_mesh.get_local_rank() * num_rows, group)
@@ -87,9 +95,7 @@ class _Distributed(ParallelStyle):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         for name, placement in self._placements.items():
-            # There is no data to send: the model is on the meta device.
-            own = distribute_tensor(module.get_parameter(name), device_mesh, [placement], src_data_rank=None)
-            module.register_parameter(name, nn.Parameter(own))
+            distribute_parameter(module, name, device_mesh, [placement])
         return module
 
 
