@@ -26,7 +26,7 @@ DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 # Layouts are declared beside the test that launches them.
 sys.path.insert(0, str(ROOT))
-from tests.distributed.layouts import COLUMNS, LAYOUTS, REFERENCE, Cell, Layout, Outcome  # noqa: E402
+from tests.distributed.layouts import COLUMNS, LAYOUTS, REFERENCE, Layout  # noqa: E402
 
 BLOCK = re.compile(r"(?P<begin><!-- generated: (?P<name>[\w-]+) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
 
@@ -88,13 +88,13 @@ def layouts() -> str:
 
 
 def _layout(layout: Layout) -> tuple[str, ...]:
-    return layout.name, str(layout.world_size), "reference", *(_cell(layout.cell(column)) for column in COLUMNS)
+    return layout.name, str(layout.world_size), "reference", *(_cell(layout.difference(column)) for column in COLUMNS)
 
 
-def _cell(cell: Cell | None) -> str:
-    if cell is None:
+def _cell(difference: str | None) -> str:
+    if difference is None:
         return "no test"
-    return cell.outcome.value if cell.outcome is Outcome.EQUAL else f"{cell.outcome.value}: {cell.reason}"
+    return f"differs: {difference}" if difference else "equal"
 
 
 def config_keys() -> str:

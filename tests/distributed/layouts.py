@@ -8,41 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
-
-
-class Outcome(Enum):
-    """The result of comparing `llama_simple_fsdp` with `llama_fsdp2` in the same layout."""
-
-    EQUAL = "equal"
-    DIFFERS = "differs"
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One layout with one backend; `reason` says why it differs."""
-
-    outcome: Outcome = Outcome.EQUAL
-    reason: str = ""
 
 
 @dataclass(frozen=True)
 class Layout:
     """A row of the table: the keys of both workloads, in a world of `world_size` CPU ranks.
 
-    `cells` holds the columns that are not equal; None is a cell that no test launches.
+    `cells` holds the columns that are not equal, with the reason why bits differ; None is a cell that no test launches.
     """
 
     name: str
     world_size: int
     config: Mapping[str, Any]
-    cells: Mapping[str, Cell | None] = field(default_factory=dict)
+    cells: Mapping[str, str | None] = field(default_factory=dict)
     in_ci: bool = False
 
-    def cell(self, column: str) -> Cell | None:
-        """Return the cell of a column."""
-        return self.cells.get(column, Cell())
+    def difference(self, column: str) -> str | None:
+        """Return why the bits of a column differ: empty if they are equal, None if no test launches the cell."""
+        return self.cells.get(column, "")
 
     @property
     def reference(self) -> dict[str, Any]:
@@ -71,7 +55,7 @@ TRAINING: dict[str, Any] = {
     "batch_size": 1,
 }
 
-_ROUNDS = Cell(Outcome.DIFFERS, "fused kernels round differently")
+_ROUNDS = "fused kernels round differently"
 _NOT_RUN = {"inductor": None}
 _BF16 = {"param_dtype": "bfloat16", "reduce_dtype": "bfloat16"}
 _EXPERTS = {"num_experts": 4}
