@@ -165,8 +165,7 @@ class WorkloadRunner:
                 :meth:`~pytest_aorta.session.world.DistributedWorld.again`.
         """
         self._world.check_markers()
-        if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
-            raise SpecError(f"compare: steps is {steps!r}, allowed is an integer of 1 or more, or None")
+        _check_steps(steps)
         if locate is not None and not isinstance(locate, bool):
             raise SpecError(f"compare: locate is {locate!r}, allowed is True, False or None")
         _check_label("compare", label)
@@ -363,6 +362,11 @@ class WorkloadRunner:
             raise ComparisonFailed(comparison_text(failing, result, launches, baseline, verdicts.notes, test))
 
 
+def _check_steps(steps: object) -> None:
+    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
+        raise SpecError(f"compare: steps is {steps!r}, allowed is an integer of 1 or more, or None")
+
+
 def _check_label(method: str, label: object) -> None:
     if not isinstance(label, str) or not label.strip() or not label.isprintable():
         raise SpecError(f"{method}: label is {brief(repr(label))}, allowed is a text of one line")
@@ -370,8 +374,8 @@ def _check_label(method: str, label: object) -> None:
 
 def _names(metrics: object) -> tuple[str, ...]:
     """Return the names of metrics; a text in place of the list would be split into characters."""
-    names = tuple(metrics) if isinstance(metrics, Iterable) and not isinstance(metrics, str) else (None,)
-    if not all(isinstance(name, str) for name in names):
+    names = tuple(metrics) if isinstance(metrics, Iterable) and not isinstance(metrics, str) else None
+    if names is None or not all(isinstance(name, str) for name in names):
         example = [metrics] if isinstance(metrics, str) else ["final_loss"]
         raise SpecError(f"compare: metrics is {metrics!r}, allowed is a list of names such as {example}, or None")
     return names
