@@ -62,6 +62,7 @@ class RankEvidence:
         exit_code: the exit code of a rank that ended by itself, negative for a signal; None if neither the torchrun
             agent nor the rank's stack reports one.
         suspended: a signal such as SIGSTOP had suspended the rank when the launch ended.
+        was_running: the rank was still running when the agent of a warm launch found a peer's failure.
         frames: frames of the rank's main thread, innermost first and without those of the harness, at a time limit or
             a fatal signal.
         steps: measured steps that the rank has entered.
@@ -85,6 +86,7 @@ class RankEvidence:
     in_flight: str | None
     timed_out: str | None
     suspended: bool = False
+    was_running: bool = False
     damaged: tuple[str, ...] = ()
 
     @property
@@ -98,7 +100,11 @@ def read_evidence(plan: LaunchPlan) -> list[RankEvidence]:
     damaged: list[str] = []
     agent = _json(plan.run_dir / names.AGENT_FILE, "agent", damaged) or {}
     exit_codes = {entry["rank"]: entry["exit_code"] for entry in agent.get("failures", ())}
-    ranks = [_read_rank(plan, rank, exit_codes.get(rank)) for rank in range(plan.world.size)]
+    running = set(agent.get("running", ()))
+    ranks = [
+        replace(_read_rank(plan, rank, exit_codes.get(rank)), was_running=rank in running)
+        for rank in range(plan.world.size)
+    ]
     # The torchrun agent's file describes all ranks, so the first rank's evidence reports damage to the file.
     return [replace(ranks[0], damaged=(*damaged, *ranks[0].damaged)), *ranks[1:]]
 

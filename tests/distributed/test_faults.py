@@ -55,6 +55,7 @@ MATRIX = {
     "one_long_line": ("output cap", 1, "logs exceed 32 MiB, rank 1 wrote most"),
     "many_lines": ("output cap", 1, "logs exceed 32 MiB, rank 1 wrote most"),
     "suspended": ("hang in collective", 1, "rank 1 suspended by a signal such as SIGSTOP in step 2"),
+    "given_up": ("rank exception", 0, "rank 1, step 2: gil ("),
     "done_alone": ("hang elsewhere", 1, "a rank was done for 3 s and others were not"),
 }
 # These faults end at the time limit.
@@ -126,10 +127,12 @@ VARIANTS = {"exit_code", "full_disk_at_result", "many_lines", "spin", "deaf", "g
 
 # Kinds whose diagnosis reads the files of ranks, whoever started the ranks: warm in CI, cold every night.
 WARM = ("exception", "segfault", "nan_result", "nan_parameter", "one_long_line", "suspended", "done_alone")
+# Every night with both launchers.
+NIGHTLY = ("given_up",)
 
 
 def marks(kind: str) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.extended] if kind in {*VARIANTS, *WARM} else []
+    return [pytest.mark.extended] if kind in {*VARIANTS, *WARM, *NIGHTLY} else []
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +146,10 @@ def servers() -> Iterator[ForkServers]:
     ("kind", "launcher"),
     [
         *(pytest.param(kind, LauncherKind.FORKSERVER, id=f"{kind}, warm") for kind in WARM),
+        *(
+            pytest.param(kind, LauncherKind.FORKSERVER, id=f"{kind}, warm", marks=pytest.mark.extended)
+            for kind in NIGHTLY
+        ),
         *(pytest.param(kind, LauncherKind.TORCHRUN, id=kind, marks=marks(kind)) for kind in MATRIX),
     ],
 )

@@ -32,6 +32,11 @@ AGENT_FILE = "agent.json"
 SUSPENDED_FILE = "suspended"
 # The states of a process that has ended and that its parent has not waited for.
 ENDED = ("Z", "X")
+# In place of the state of a process that is ending: the kernel calls it running until it has taken back its memory.
+ENDING = "ending"
+# A flag of the kernel (PF_EXITING), and the bit of SIGKILL among the signals that are pending.
+EXITING_FLAG = 0x4
+SIGKILL_BIT = 1 << (signal.SIGKILL - 1)
 # The state of a process that SIGSTOP or a similar signal has suspended.
 SUSPENDED = "T"
 PR_SET_PDEATHSIG = 1
@@ -139,7 +144,7 @@ class Guard:
         for folder, state in states.items():
             if state == SUSPENDED:
                 self.suspended.add(folder)
-            elif state not in ENDED:
+            elif state not in (ENDING, *ENDED):
                 self.suspended.discard(folder)
 
     def mark_suspended(self) -> None:
@@ -282,15 +287,18 @@ def prepare_agent(guard_pid: int) -> None:
 
 
 def state_of(folder: Path) -> str | None:
-    """Return the state of a folder's rank, as in proc_pid_stat(5), X if the process is gone; None without its id."""
+    """Return the state of a folder's rank, as in proc_pid_stat(5), or ENDING; X if it is gone; None without its id."""
     try:
         pid = int(_tail(folder / "pid"))
     except (OSError, ValueError):
         return None
     try:
-        return fields_of(pid)[0]
+        fields = fields_of(pid)
     except OSError:
         return ENDED[-1]
+    # Fields 9 and 31, the flags and the pending signals. A suspended process has neither before it is killed.
+    is_ending = int(fields[6]) & EXITING_FLAG or int(fields[28]) & SIGKILL_BIT
+    return ENDING if is_ending and fields[0] not in (SUSPENDED, *ENDED) else fields[0]
 
 
 def is_gone(folder: Path, state: str | None) -> bool:

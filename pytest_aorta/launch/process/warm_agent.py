@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from pytest_aorta.common.files import write_json
 from pytest_aorta.launch.process import rank as rank_program
-from pytest_aorta.launch.process.guard import die_with
+from pytest_aorta.launch.process.guard import STACKS_S, die_with
 from pytest_aorta.result.folder import AGENT_FILE
 
 TERM_S = 2.0
@@ -51,8 +51,9 @@ class WarmAgent:
             return 128 + signal.SIGTERM
         if not self.failures:
             return 0
-        # The file, in the format of torchrun.py, contains only ranks that failed on their own.
-        write_json(self.run_dir / AGENT_FILE, {"failures": [entry for _, entry in sorted(self.failures.items())]})
+        # The failures, in the format of torchrun.py, are only those of ranks that failed on their own.
+        failures = [entry for _, entry in sorted(self.failures.items())]
+        write_json(self.run_dir / AGENT_FILE, {"failures": failures, "running": sorted(self.running.values())})
         self.stop()
         return 1
 
@@ -105,7 +106,8 @@ class WarmAgent:
         """End the ranks that still run, by SIGTERM, then by SIGKILL."""
         # The guard may send SIGTERM again.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        for number, limit_s in ((signal.SIGTERM, TERM_S), (signal.SIGKILL, TERM_S)):
+        # A rank whose main thread holds the GIL can't act on SIGTERM, but writes its stacks on SIGUSR1.
+        for number, limit_s in ((signal.SIGTERM, TERM_S), (signal.SIGUSR1, STACKS_S), (signal.SIGKILL, TERM_S)):
             for pid in self.running:
                 # SIGTERM may have arrived after this process had waited for a rank, and before it recorded the end.
                 with suppress(ProcessLookupError):

@@ -104,7 +104,7 @@ def first_failure(failures: list[RankFailure], ranks: Sequence[RankEvidence]) ->
     # If the rank itself shows no cause, the stacks of its peers show the call that it was missing from.
     if first.is_victim or not (rank.error or rank.frames):
         located = [other for other in stopped if any(not is_library(frame.file) for frame in other.frames)]
-        details += positions(located)
+        details += positions([*located, *(other for other in ranks if _is_silent(other) and other.was_running)])
         stopped = [other for other in stopped if other not in located]
     details += _others([other for other in ranks if other is not rank], rank.rank, first)
     if first.is_victim and (done := [other for other in ranks if other.has_result]):
@@ -192,5 +192,9 @@ def ended_early(ranks: Sequence[RankEvidence]) -> tuple[str, int | None, str, li
 def without_trace(ranks: Sequence[RankEvidence]) -> list[RankEvidence]:
     """Return the ranks that ended by themselves and left neither a result nor an error nor a failing exit code."""
     # Ranks that were still alive have written their stacks, unless they were suspended.
-    silent = [rank for rank in ranks if rank.exit_code is None and not rank.error and not rank.frames]
-    return [rank for rank in silent if rank.started and not rank.has_result and not rank.suspended]
+    return [rank for rank in ranks if _is_silent(rank) and not rank.suspended and not rank.was_running]
+
+
+def _is_silent(rank: RankEvidence) -> bool:
+    has_ended = rank.has_result or rank.exit_code is not None or rank.error is not None
+    return rank.started and not has_ended and not rank.frames

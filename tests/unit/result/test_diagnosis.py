@@ -526,6 +526,17 @@ def test_rank_that_did_not_start_is_named_before_the_peers_that_waited_for_it(tm
     ]
 
 
+def test_rank_that_was_killed_without_a_trace_is_not_said_to_have_exited(tmp_path):
+    for rank in range(2):
+        write_rank_file(tmp_path, rank, "pid", "7")
+        entered(tmp_path, rank, 4)
+    raised(tmp_path, 0, 1, "Timed out waiting 800ms for recv operation to complete", "RuntimeError")
+    (tmp_path / "agent.json").write_text('{"failures": [{"rank": 0, "exit_code": 1}], "running": [1]}')
+    lines = failure(tmp_path, ended()).splitlines()
+    assert "rank 0 failed first: RuntimeError: Timed out" in lines[0]
+    assert lines[-2] == "  rank 1, step 4: no stack, and output.log is empty"
+
+
 def test_suspended_rank_is_named_at_the_time_limit(tmp_path):
     stuck(tmp_path, 0, WAITING, 4)
     stuck(tmp_path, 1, "", 4)

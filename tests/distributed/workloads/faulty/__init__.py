@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -29,9 +30,6 @@ class Faulty(Workload):
         """Join the process group."""
         self.env = RankEnv.read()
         self.device = self.env.join("faulty", min_world_size=2)
-        # Peers of a suspended rank give up soon, long before the time limit of the launch.
-        timeout = timedelta(seconds=2) if self.config["kind"] == "suspended" else None
-        self.group = dist.new_group(timeout=timeout)
         self.model = torch.nn.Linear(3, 2, device=self.device)
 
     def run(self) -> RankResult:
@@ -40,8 +38,11 @@ class Faulty(Workload):
         for step in range(self.config["steps"]):
             with timer.step():
                 if step == 1 and self.env.rank == self.config["rank"]:
+                    self.reached().touch()
                     getattr(self, self.config["kind"])()
-                dist.all_reduce(tensor, group=self.group)
+                elif step == 1 and self.config["kind"] in ("suspended", "given_up"):
+                    self.give_up_soon()
+                dist.all_reduce(tensor)
         times = timer.step_times_ms()
         return RankResult(
             passed=True,
@@ -57,6 +58,16 @@ class Faulty(Workload):
     def cleanup(self) -> None:
         """Leave the process group, unless the fault is not to leave."""
         dist.destroy_process_group()
+
+    def reached(self) -> Path:
+        """Return the file that the faulty rank leaves when it reaches the fault."""
+        return Path(os.environ["AORTA_RANK_FOLDER"]).parent / str(self.config["rank"]) / "reached"
+
+    def give_up_soon(self) -> None:
+        """Wait for the fault, then for a peer at most 2 s, long before the time limit of the launch."""
+        while not self.reached().exists():
+            time.sleep(0.01)
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=2))
 
     def none(self) -> None:
         """Do nothing."""
@@ -88,6 +99,10 @@ class Faulty(Workload):
     def gil(self) -> None:
         """Loop in C, which never gives up the GIL."""
         sum(itertools.repeat(0))
+
+    def given_up(self) -> None:
+        """Hold the GIL until the peers have given up and the agent kills this rank."""
+        self.gil()
 
     def deaf(self) -> None:
         """Ignore SIGTERM, and hang."""

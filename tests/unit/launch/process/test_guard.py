@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from pytest_aorta.launch.guarded import GUARD, guard_spec
+from pytest_aorta.launch.process.guard import ENDED, ENDING, Guard, state_of
 from tests.unit.builders import make_plan
 
 # Only a guard that hangs reaches this limit.
@@ -188,6 +189,30 @@ def test_rank_that_was_suspended_until_its_agent_killed_it_is_marked(guard):
     watched = guard(program + "os.kill(pid, signal.SIGKILL)\nos.wait()\nsys.exit(1)")
     assert watched.end()["reason"] == "exit"
     assert (watched.run_dir / "ranks" / "1" / "suspended").exists()
+
+
+def test_suspended_rank_stays_so_while_the_kernel_ends_it(tmp_path):
+    # The kernel needs about 0.1 s to take back this much memory, and shows the state of a running process meanwhile.
+    program = "import os, signal; memory = bytearray(200 << 20); os.kill(os.getpid(), signal.SIGSTOP)"
+    states: list[str | None] = []
+    # On busy cores, one look may miss the whole time.
+    while ENDING not in states:
+        rank = subprocess.Popen([sys.executable, "-I", "-S", "-c", program])
+        try:
+            os.waitid(os.P_PID, rank.pid, os.WSTOPPED | os.WNOWAIT)
+            (tmp_path / "pid").write_text(str(rank.pid))
+            watch = Guard({"run_dir": str(tmp_path)}, start_agent=int)
+            states = [state_of(tmp_path)]
+            watch.note_suspended({tmp_path: states[-1]})
+            rank.kill()
+            while states[-1] not in ENDED:
+                time.sleep(0.001)
+                states.append(state_of(tmp_path))
+                watch.note_suspended({tmp_path: states[-1]})
+        finally:
+            rank.kill()
+            rank.wait()
+        assert watch.suspended == {tmp_path}, states
 
 
 @pytest.mark.parametrize("name", ["result.json", "error.json"])
