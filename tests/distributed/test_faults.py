@@ -121,8 +121,8 @@ def failed(plan: LaunchPlan, bound_s: float, start: Callable[[LaunchPlan], Launc
     return failure
 
 
-# Faults that differ from another kind only in their cause.
-VARIANTS = {"exit_code", "full_disk_at_result", "many_lines", "spin", "deaf", "grandchildren"}
+# Faults that differ from another kind only in their cause, or whose stacks a unit test shows.
+VARIANTS = {"exit_code", "full_disk_at_result", "many_lines", "spin", "gil", "deaf", "grandchildren"}
 
 
 # Kinds whose diagnosis reads the files of ranks, whoever started the ranks: warm in CI, cold every night.

@@ -139,7 +139,7 @@ def test_train(workload):
 
 @pytest.mark.parametrize(
     ("patch", "tracer", "covered"),
-    [("subprocess, _exit", "coverage", "100%"), ("", None, "0%")],
+    [("subprocess, _exit", "coverage", "100%"), pytest.param("", None, "0%", marks=pytest.mark.extended)],
     ids=["ranks traced", "pytest alone"],
 )
 def test_coverage_of_ranks_makes_their_times_not_applicable(suite, patch, tracer, covered):

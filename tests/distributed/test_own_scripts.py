@@ -85,6 +85,7 @@ def test_three_lines_record_step_times_tokens_loss_and_weights(tmp_path):
     assert result.rank_metrics["tokens_per_s"] == pytest.approx([5 * 32 / each for each in seconds])
 
 
+@pytest.mark.extended
 def test_loss_that_is_nan_fails_the_run_with_quantity_rank_and_first_step(tmp_path):
     script = RECORDED.replace("recorder.loss(", "recorder.loss(float('nan') if dist.get_rank() == 1 and step > 1 else ")
     (tmp_path / "train.py").write_text(script)
@@ -115,6 +116,7 @@ def test_adapter_reads_each_rank_s_log_without_a_line_in_the_script(tmp_path):
     assert (result.rank_metrics, result.environment["step_clock"]) == ({}, "logged step_time_ms")
 
 
+@pytest.mark.extended
 def test_pattern_that_matches_nothing_fails_with_pattern_file_and_last_lines(tmp_path):
     write_logged(tmp_path, "duration")
     done = aorta(tmp_path, "--workload", "logged")

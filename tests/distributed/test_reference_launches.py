@@ -254,7 +254,8 @@ def test_warm_launches_of_both_versions_run_their_own_code_all_of_it(run, projec
     assert "ImportError: the launch of HEAD has imported elsewhere from the code under test: " in said
 
 
-@pytest.mark.parametrize("launcher", [pytest.param("torchrun", marks=pytest.mark.extended), "forkserver"])
+@pytest.mark.extended
+@pytest.mark.parametrize("launcher", ["torchrun", "forkserver"])
 def test_other_environments_reference_runs_what_is_installed_there(run, project, tmp_path, launcher):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "other")], check=True, timeout=150)
     [there] = (tmp_path / "other").glob("lib/python*/site-packages")

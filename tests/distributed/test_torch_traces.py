@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 
+import pytest
+
 INNER = """
 import pytest
 
@@ -39,6 +41,7 @@ def test_scheduled(workload):
 """
 
 
+@pytest.mark.extended
 def test_schedule_keeps_a_trace_of_each_repeat(pytester):
     pytester.makepyfile(test_inner=SCHEDULED)
     pytester.makeini("[pytest]\naorta_profiler_schedule = wait=1 active=2 repeat=2 shapes\n")

@@ -66,6 +66,7 @@ def terminate_in_mid_run(agent: subprocess.Popen[str], run_dir: Path) -> None:
     agent.terminate()
 
 
+@pytest.mark.extended
 @pytest.mark.long
 def test_waiting_agent_takes_part_in_one_launch_after_the_other(tmp_path, port):
     # The other node has its own leases.

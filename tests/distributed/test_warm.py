@@ -265,7 +265,7 @@ def test_ten_warm_launches_of_a_ddp_script_end_beside_busy_processes(servers, sc
             process.wait()
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", ["fsdp", pytest.param("llama_fsdp2", marks=pytest.mark.extended)])
 def test_warm_launch_computes_the_same_as_a_cold_launch(servers, tmp_path, name):
     warm = run(servers, workload_plan(LauncherKind.FORKSERVER, name, tmp_path / "warm"))
     cold = run(servers, workload_plan(LauncherKind.TORCHRUN, name, tmp_path / "cold"))
@@ -344,8 +344,17 @@ EARLY = {
 }
 
 
-@pytest.mark.parametrize("launcher", [LauncherKind.FORKSERVER, LauncherKind.TORCHRUN])
-@pytest.mark.parametrize("code", EARLY.values(), ids=EARLY)
+@pytest.mark.parametrize(
+    ("code", "launcher"),
+    [
+        pytest.param(EARLY["peer in a collective"], LauncherKind.FORKSERVER, id="peer in a collective, warm"),
+        pytest.param(EARLY["peer at the store"], LauncherKind.FORKSERVER, id="peer at the store, warm"),
+        pytest.param(EARLY["peer in a collective"], LauncherKind.TORCHRUN, id="peer in a collective"),
+        pytest.param(
+            EARLY["peer at the store"], LauncherKind.TORCHRUN, id="peer at the store", marks=pytest.mark.extended
+        ),
+    ],
+)
 def test_rank_that_exits_early_with_code_0_is_reported_at_once(servers, script_plan, tmp_path, launcher, code):
     (tmp_path / "train.py").write_text(SCRIPT.replace("if dist.get_rank() == 1:", "if True:"), encoding="utf-8")
     code = code if "if" in code else f"{code} if dist.get_rank() else None"

@@ -55,6 +55,7 @@ def test_wrapped_launch_has_a_result_and_a_trace(tmp_path, environ):
     assert mentioning(str(plan.run_dir)) == []
 
 
+@pytest.mark.extended
 def test_rank_that_fails_under_a_wrapper_is_reported_and_leaves_no_process(tmp_path, environ):
     plan = wrapped(tmp_path, "exception")
     failure = launch_failure(plan, launch(plan, environ))

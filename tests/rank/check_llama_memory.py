@@ -299,6 +299,7 @@ H200 = {
 }
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("launch", H200)
 def test_llama_8b_on_h200s_took_what_is_estimated_to_a_twentieth(world, launch):
     size, compiler, kind, measured_gib = H200[launch]

@@ -224,14 +224,25 @@ MANUAL = {"bucketing": "manual", "bucket_modules": ["tok_embeddings", "layers.[0
         # Backward does not need the embedding.
         ({"bucketing": "none"}, (21, 20, 21)),
         ({}, (4, 3, 4)),
+        ({"kept": "layers.1."}, (4, 2, 4)),
+    ],
+    ids=["reordered", "blocks", "last block kept"],
+)
+def test_collectives_of_a_step(mesh, given, expected):
+    assert collectives_of_a_step(mesh, **given) == expected
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
         ({"overlap_reorder": False, "reshard_after_forward": False}, (4, 0, 4)),
         (MANUAL | {"bucket_order": "graph"}, (4, 3, 4)),
         ({"blocks_per_bucket": 2}, (3, 2, 3)),
-        ({"kept": "layers.1."}, (4, 2, 4)),
     ],
-    ids=["reordered", "blocks", "kept", "manual", "two blocks in a bucket", "last block kept"],
+    ids=["kept", "manual", "two blocks in a bucket"],
 )
-def test_collectives_of_a_step(mesh, given, expected):
+def test_collectives_of_a_step_with_other_buckets(mesh, given, expected):
     assert collectives_of_a_step(mesh, **given) == expected
 
 
@@ -407,8 +418,18 @@ def test_generators_that_torch_gives_to_backward_stay_behind_the_tangents():
     assert [node.name for node in inputs] == ["tensor", "mesh", "tangents_1", "bwd_rng_state_0"]
 
 
-@pytest.mark.parametrize("kind", ["none", "elementwise", "selective", "full"])
+@pytest.mark.parametrize("kind", ["selective", "full"])
 def test_a_traced_block_saves_no_more_than_its_checkpointing_keeps(mesh, kind):
+    assert_saved(mesh, kind)
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("kind", ["none", "elementwise"])
+def test_a_traced_block_without_checkpointed_products_saves_them(mesh, kind):
+    assert_saved(mesh, kind)
+
+
+def assert_saved(mesh, kind):
     torch.compiler.reset()
     model = make_sharded(mesh, config=replace(DEBUG, activation_checkpointing=kind))
     backend = passes.make_backend(

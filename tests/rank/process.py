@@ -20,16 +20,20 @@ ROOT = FOLDER.parents[1]
 LIMIT_S = 300.0
 
 
-def checks_of(pattern: str) -> list[str]:
-    """Return ``file::function`` for each test function of the files in this folder that match ``pattern``."""
+def checks_of(pattern: str) -> list[Any]:
+    """Return a pytest parameter, ``file::function``, for each test function of this folder's files like ``pattern``.
+
+    Functions with the marker ``extended`` keep it. A marker of a single case has no effect.
+    """
     return list(_checks(pattern))
 
 
-def _checks(pattern: str) -> Iterator[str]:
+def _checks(pattern: str) -> Iterator[Any]:
     for path in sorted(FOLDER.glob(pattern)):
         for node in ast.parse(path.read_bytes()).body:
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
-                yield f"{path.stem}::{node.name}"
+                is_extended = "pytest.mark.extended" in map(ast.unparse, node.decorator_list)
+                yield pytest.param(f"{path.stem}::{node.name}", marks=[pytest.mark.extended] if is_extended else [])
 
 
 class CheckProcess:
@@ -88,7 +92,7 @@ class CheckProcess:
         command = [sys.executable, "-m", "pytest", "-p", "tests.rank.server", f"--checks-fd={theirs.fileno()}"]
         with self.log.open("wb") as log, theirs:
             self.process = subprocess.Popen(
-                [*command, "-p", "no:cacheprovider", "-p", "no:xdist", str(FOLDER)],
+                [*command, "-m", "", "-p", "no:cacheprovider", "-p", "no:xdist", str(FOLDER)],
                 cwd=ROOT,
                 env={name: value for name, value in self.environ.items() if not name.startswith("PYTEST_")},
                 stdout=log,
