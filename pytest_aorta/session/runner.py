@@ -70,9 +70,12 @@ class WorkloadRunner:
         *,
         environment: Mapping[str, str] | None = None,
     ) -> WorkloadResult:
-        """Launch your own training script and return its result; errors as in :meth:`run`.
+        """Launch your own training script and return its result.
 
-        ``environment`` contains environment variables of the ranks.
+        The arguments are those of :meth:`~pytest_aorta.session.world.DistributedWorld.launch_script`.
+
+        Raises:
+            WorkloadFailed, SpecError, LeaseError, LaunchError, ResultError: As in :meth:`run`.
         """
         return passed(self._world.launch_script(script, args, environment))
 

@@ -186,6 +186,13 @@ def test_generated_table_has_rows(name):
     assert generator().TABLES[name]().count("\n| `") >= 3
 
 
+@pytest.mark.parametrize("name", ["schemas", "config-keys", "metrics", "options", "ini-keys"])
+def test_every_row_of_a_generated_table_has_a_meaning(name):
+    rows = [line.split(" | ") for line in generator().TABLES[name]().splitlines() if line.startswith("| `")]
+    column = 1 if name == "metrics" else -1
+    assert [row[0] for row in rows if not row[column].strip(" |")] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_generated_tables_are_current(page):
     text = page.read_text(encoding="utf-8")
