@@ -34,7 +34,7 @@ class Handle(Protocol):
         """Wait until the operation is done, or order the current stream behind it."""
 
 
-#: A callable that runs a transfer; with True as its argument, it returns the handle of an asynchronous collective.
+# Runs a transfer; with True as its argument, returns the handle of an asynchronous collective.
 Transfer: TypeAlias = Callable[[bool], "Handle | None"]
 _Moment: TypeAlias = "torch.cuda.Event | int"
 
