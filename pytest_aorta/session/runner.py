@@ -38,7 +38,7 @@ from pytest_aorta.verdict.verdicts import Verdict, Verdicts
 
 
 class WorkloadRunner:
-    """Launches workloads in a test's world and compares their results."""
+    """The object of the fixture ``workload``, which launches workloads in a test's world and compares their results."""
 
     def __init__(self, world: DistributedWorld, options: Options, spec: TestSpec, record: TestRecord) -> None:
         self._world = world

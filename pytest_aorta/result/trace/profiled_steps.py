@@ -169,7 +169,7 @@ class Call:
 
 @dataclass(frozen=True)
 class CollectiveCalls:
-    """The calls of one rank that have one key (``Call.key``).
+    """The calls of one rank that are of one kind, group and size, in the order of all ranks of the group.
 
     Attributes:
         kind: Kind of :class:`Collective`.
@@ -177,8 +177,7 @@ class CollectiveCalls:
         group_size: Number of ranks in the group; None if unknown.
         num_bytes: Size of the larger of input and output of a call in bytes, for all-to-all a mean over the calls; None
             if unknown.
-        ms: Duration of each call in the profiled steps in milliseconds, in order. All ranks of a group call in the same
-            order.
+        ms: Duration of each call in the profiled steps in milliseconds, in order.
     """
 
     kind: str
