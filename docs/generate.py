@@ -6,11 +6,12 @@ that the table is also in the repository. ``tests/unit/docs/test_docs.py`` fails
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,16 @@ from pytest_aorta.plan.options.table import OPTIONS, Option
 from pytest_aorta.plan.workload.declaration import WorkloadSpec, read_workload
 from pytest_aorta.plugin.markers import MARKERS
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.result.measurements import RankResult, TensorHashes
+from pytest_aorta.result.gpu_facts import DeviceFacts, PlatformFacts, Reading
+from pytest_aorta.result.measurements import FailureDetail, RankResult, TensorHashes, WorkloadResult
+from pytest_aorta.result.trace.profiled_steps import (
+    CollectiveCalls,
+    CollectiveTime,
+    FamilyTime,
+    HeadStart,
+    StepOverlap,
+)
+from pytest_aorta.result.trace.transfers import CollectiveFacts
 from pytest_aorta.verdict.metrics import METRICS, Metric
 
 DOCS = Path(__file__).parent
@@ -121,18 +131,23 @@ def _key(key: str, schema: dict[str, Any]) -> list[tuple[str, ...]]:
     return rows
 
 
-def _values(schema: dict[str, Any]) -> str:
+def _values(schema: dict[str, Any], root: dict[str, Any] | None = None) -> str:
+    """Return the allowed values in words; ``root`` is the whole schema, to which references point."""
     if "enum" in schema:
-        return ", ".join(f"`{value}`" for value in schema["enum"])
+        return ", ".join("null" if value is None else f"`{value}`" for value in schema["enum"])
     if "const" in schema:
         return f"`{schema['const']}`"
+    if "anyOf" in schema:
+        return " or ".join(_values(part, root) for part in schema["anyOf"])
     if "$ref" in schema:
-        return str(schema["$ref"]).rpartition("/")[2].replace("_", " ")
+        target = functools.reduce(lambda part, name: part[name], schema["$ref"].split("/")[1:], root or {})
+        is_described = schema["$ref"].startswith("#/$defs/") and "properties" in target
+        return schema["$ref"].rpartition("/")[2].replace("_", " ") if is_described else _values(target, root)
     given = schema.get("type", "any")
     kinds = [given] if isinstance(given, str) else given
     limits = [f"{words} {schema[key]}" for key, words in _LIMITS.items() if key in schema]
     text = " or ".join(kinds) + (f", {' and '.join(limits)}" if limits else "")
-    return f"{text} of {_values(schema['items'])}" if isinstance(schema.get("items"), dict) else text
+    return f"{text} of {_values(schema['items'], root)}" if isinstance(schema.get("items"), dict) else text
 
 
 _LIMITS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
@@ -148,37 +163,62 @@ def schemas() -> str:
 
 # A key without a description in the schema has the one of the attribute that is read from the key.
 _CLASSES = {
-    "WorkloadResult": RankResult,
-    "rank_result": RankResult,
-    "tensor_hashes": TensorHashes,
-    "launch": LaunchFacts,
+    "WorkloadResult": (RankResult, WorkloadResult),
+    "rank_result": (RankResult,),
+    "tensor_hashes": (TensorHashes,),
+    "launch": (LaunchFacts,),
+    "launch.kernels": (FamilyTime,),
+    "launch.collectives": (CollectiveFacts,),
+    "WorkloadResult.platform_facts": (PlatformFacts,),
+    "step_overlap.collectives": (CollectiveTime,),
+    "head_start": (HeadStart,),
+    "family_time": (FamilyTime,),
+    "collective_calls": (CollectiveCalls,),
+    "device_facts": (DeviceFacts,),
+    "reading": (Reading,),
+    "step_overlap": (StepOverlap,),
+    "failure": (FailureDetail,),
 }
 
 
 def _schema(name: str, schema: dict[str, Any]) -> str:
     text = f"## {schema['title']}\n\n{_sentence(schema['description'])} `pytest_aorta/common/schemas/{name}`.\n\n"
-    text += _properties(schema, schema["title"])
+    text += _properties(schema, schema["title"], schema)
     for part, inner in schema.get("$defs", {}).items():
         if "properties" in inner:
-            text += f"\n### {schema['title']}: {part.replace('_', ' ')}\n\n{_properties(inner, part)}"
+            text += f"\n### {schema['title']}: {part.replace('_', ' ')}\n\n{_properties(inner, part, schema)}"
     return text
 
 
-def _properties(schema: dict[str, Any], part: str) -> str:
-    required, said = set(schema.get("required", ())), _attributes(_CLASSES.get(part))
-    rows = [
-        (f"`{key}`", _values(inner), "yes" if key in required else "", inner.get("description", said.get(key, "")))
-        for key, inner in schema["properties"].items()
-    ]
-    return table(("key", "values", "required", "meaning"), rows)
+def _properties(schema: dict[str, Any], part: str, root: dict[str, Any]) -> str:
+    return table(("key", "values", "required", "meaning"), _rows(schema, part, root))
 
 
-def _attributes(described: type | None) -> dict[str, str]:
+def _rows(schema: dict[str, Any], described: str, root: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, ...]]:
+    """Yield a row for each key, followed by the keys of the object or objects in it."""
+    said = {name: text for cls in _CLASSES.get(described, ()) for name, text in _attributes(cls).items()}
+    required = set(schema.get("required", ()))
+    for key, inner in schema["properties"].items():
+        name, meaning = f"{prefix}{key}", inner.get("description", said.get(key, ""))
+        yield f"`{name}`", _values(inner, root), "yes" if key in required else "", meaning
+        for brackets, part in (("", inner), ("[]", inner.get("items")), ("[name]", inner.get("additionalProperties"))):
+            if isinstance(part, dict) and "properties" in part:
+                yield from _rows(part, f"{described}.{key}", root, f"{name}{brackets}.")
+
+
+def _attributes(described: type) -> dict[str, str]:
     """Return the section `Attributes:` of a class's docstring, by name."""
-    text = (inspect.getdoc(described) or "").partition("Attributes:\n")[2].partition("\n\n")[0] if described else ""
+    text = (inspect.getdoc(described) or "").partition("Attributes:\n")[2].partition("\n\n")[0]
     entries = re.findall(r"^    (\w[\w, ]*): (.*(?:\n     +.*)*)", text, re.MULTILINE)
-    words = [(names, " ".join(said.split()).rstrip(".").replace("``", "`")) for names, said in entries]
+    words = [(names, _cell_text(" ".join(said.split()).rstrip("."))) for names, said in entries]
     return {name: said for names, said in words for name in names.split(", ")}
+
+
+def _cell_text(text: str) -> str:
+    """Return the text of an attribute for a table: Markdown with JSON's null, without a capital at the beginning."""
+    text = re.sub(r":\w+:`~?(?:[\w.]+\.)?(\w+)`", r"`\1`", text).replace("``", "`")
+    text = re.sub(r"\bNone\b", "null", text)
+    return text if text[1:2].isupper() else text[0].lower() + text[1:]
 
 
 def _pairs(keys: dict[str, Any]) -> str:

@@ -176,7 +176,7 @@ def check(path: Path, root: Path = ROOT) -> list[Finding]:
 def files(root: Path = ROOT) -> list[Path]:
     """Return every file that is checked."""
     patterns = ["*.md", "*.toml", "dev", "docs/*.md", "changelog.d/*.md", "examples/*/*", ".github/**/*.yml"]
-    patterns += ["*.py", "docs/*.py", "benchmarks/**/*.py", "tests/**/*.py"]
+    patterns += ["*.py", "docs/**/*.py", "docs/examples/**/*.yaml", "benchmarks/**/*.py", "tests/**/*.py"]
     for package in ("pytest_aorta", "workloads"):
         patterns += [f"{package}/**/*.{suffix}" for suffix in ("py", "json", "yaml", "jinja")]
     patterns.append("pytest_aorta/report/page/*.js")

@@ -23,7 +23,15 @@ MIN_FRACTION = 0.05
 
 @dataclass(frozen=True)
 class Reading:
-    """The sensors of one device at one moment; None for a sensor that the device lacks."""
+    """The sensors of one device at one moment; None for a sensor that the device lacks.
+
+    Attributes:
+        sm_clock_mhz: clock of the multiprocessors; None if the device has no such sensor.
+        memory_clock_mhz: clock of the memory; None if the device has no such sensor.
+        power_w: power in watts; None if the device has no such sensor.
+        temperature_c: temperature in degrees Celsius; None if the device has no such sensor.
+        throttle_reasons: reasons why the device runs below its highest clock.
+    """
 
     sm_clock_mhz: float | None = None
     memory_clock_mhz: float | None = None
@@ -60,8 +68,11 @@ class DeviceFacts:
             are those of the whole launch.
         sm_clock_mhz, memory_clock_mhz, power_w, temperature_c: ``min``, ``median`` and ``max``; empty if not known.
         throttle_reasons: reason -> fraction of the samples that report the reason.
-        max_sm_clock_mhz, power_limit_w, default_power_limit_w: as in :class:`Capability`.
-        before, after: the first and the last reading of the launch.
+        max_sm_clock_mhz: the highest SM clock of the device; None if unknown.
+        power_limit_w: the power limit in watts; None if unknown.
+        default_power_limit_w: the default power limit in watts; None if unknown.
+        before: the first reading of the launch.
+        after: the last reading of the launch.
     """
 
     device: str
@@ -81,7 +92,13 @@ class DeviceFacts:
 
 @dataclass(frozen=True)
 class PlatformFacts:
-    """The devices of a launch, one entry per rank of this host; ``problem`` says why readings are missing or ended."""
+    """The sensor readings of a launch's devices.
+
+    Attributes:
+        source: ``NVML`` or ``amdsmi``.
+        problem: the reason why readings are missing or ended early; None if there is none.
+        devices: clocks, power, temperature and throttling of each device, one entry per rank of this host.
+    """
 
     source: str
     problem: str | None = None

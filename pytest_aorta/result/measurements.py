@@ -40,8 +40,10 @@ class FailureDetail:
         layer: the layer, if the check works layer by layer.
         source_rank: the rank that sent the data.
         index: the first wrong position within the source rank's chunk.
-        count, total: wrong elements, and elements that were checked.
-        expected, actual: the values at ``index``.
+        count: number of wrong elements.
+        total: number of elements that were checked.
+        expected: the right value at ``index``.
+        actual: the value that was found at ``index``.
         cause: the likely fault.
     """
 
@@ -180,23 +182,28 @@ class WorkloadResult:
     writes. Attributes without a description are those of :class:`RankResult`, over all ranks.
 
     Attributes:
-        workload, config: name of the workload or script, and its config.
-        world_size, device, backend: number of ranks, ``cuda`` or ``cpu``, and the backend of the process group.
+        workload: name of the workload or script.
+        config: value of every config key; for a script, its arguments and environment variables.
+        world_size: number of ranks.
+        device: ``cuda`` or ``cpu``.
+        backend: backend of the process group.
         platform: the platform's name, which is part of the key of baselines.
         launcher: the program that started the ranks, torchrun or forkserver.
         failure_details: the first failures of all ranks, at most 100, by iteration, layer and rank.
         first_failure_iteration: iteration of the first of ``failure_details``; None without failures.
-        launch_times_s: duration of the launch as ``wall``, and of the phases that are known.
+        launch_times_s: duration of the launch as ``wall``, and of the phases that are known, in seconds.
         rank_step_times_ms: ``rank_step_times_ms[rank][step]``.
         rank_metrics: ``rank_metrics[name][rank]``.
         wait_ms, memory_bytes: one list per rank.
-        canary_before, canary_after: ``canary_before[name][rank]``; empty if the workload has no process group at that
-            time.
+        canary_before: ``canary_before[name][rank]``, milliseconds that the parts of a fixed program took before the
+            steps; empty if the workload has no process group at that time.
+        canary_after: the same after the steps.
         head_start: one entry per rank that has one.
         boundary_hashes, overlap, overlap_as_run, timeline, kernels, collectives: ``boundary_hashes[rank]``,
             ``overlap[rank][profiled step]``, ``overlap_as_run[rank][profiled step]``, ``timeline[rank]``,
             ``kernels[rank][family]`` and ``collectives[rank][number]``; empty if every rank's entry is empty.
         profiler: the profiler that the ranks ran under; None if there was none.
+        elapsed_sec: the largest of the ranks' wall times of the measured loop, in seconds.
         platform_facts: readings of the devices' sensors; None on CPU ranks.
         provenance: time, host and code version of the launch; None for a result that was stored before results had a
             provenance.
@@ -262,7 +269,7 @@ class WorkloadResult:
 
     @property
     def executed_iterations(self) -> int:
-        """Return AORTA's name of ``total_iterations``."""
+        """Return ``total_iterations``, under the name that AORTA gives it."""
         return self.total_iterations
 
     @classmethod

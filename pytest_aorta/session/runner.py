@@ -38,7 +38,7 @@ from pytest_aorta.verdict.verdicts import Verdict, Verdicts
 
 
 class WorkloadRunner:
-    """Launches workloads in a test's world and compares their results."""
+    """The object of the fixture ``workload``, which launches workloads in a test's world and compares their results."""
 
     def __init__(self, world: DistributedWorld, options: Options, spec: TestSpec, record: TestRecord) -> None:
         self._world = world
@@ -70,9 +70,12 @@ class WorkloadRunner:
         *,
         environment: Mapping[str, str] | None = None,
     ) -> WorkloadResult:
-        """Launch your own training script and return its result; errors as in :meth:`run`.
+        """Launch your own training script and return its result.
 
-        ``environment`` contains environment variables of the ranks.
+        The arguments are those of :meth:`~pytest_aorta.session.world.DistributedWorld.launch_script`.
+
+        Raises:
+            WorkloadFailed, SpecError, LeaseError, LaunchError, ResultError: As in :meth:`run`.
         """
         return passed(self._world.launch_script(script, args, environment))
 

@@ -139,6 +139,8 @@ class DistributedWorld:
     ) -> WorkloadResult:
         """Launch a script (a path ending in ``.py``, or a dotted module) that measures through the recorder.
 
+        Return its validated result, even if its own checks failed.
+
         Args:
             script: the path, relative to pytest's root folder, or the module's name.
             args: command line arguments of the script.
@@ -147,7 +149,7 @@ class DistributedWorld:
         Raises:
             SpecError: The script does not exist, ``args`` is not a list or tuple, ``environment`` is not a mapping, or
                 an environment variable is not allowed; nothing was started.
-            LaunchError, ResultError: As in :meth:`launch`.
+            LeaseError, LaunchError, ResultError: As in :meth:`launch`.
         """
         target = str(script)
         if target.endswith(".py"):
@@ -176,7 +178,7 @@ class DistributedWorld:
             config: config keys to change.
 
         Raises:
-            SpecError: ``result`` is no result of this world, ``config`` is not allowed (a script has none), or there
+            SpecError: ``result`` is not a result of this world, ``config`` is not allowed (a script has none), or there
                 is no A/B reference; nothing was started.
             LaunchError, ResultError: As in :meth:`launch`.
         """

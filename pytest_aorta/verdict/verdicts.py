@@ -85,6 +85,9 @@ class Verdict:
     """The outcome for one metric.
 
     Attributes:
+        case: The test's node id and the comparison's label.
+        metric: Name of the metric.
+        outcome: The outcome.
         value: The median over the candidate's launches.
         baseline: The value of the other side: the baseline center, or the median of the A/B reference.
         delta: The change on the metric's scale, e.g. 0.05 for 5%; positive if the value is larger.
@@ -203,7 +206,13 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Verdicts:
-    """All verdicts of one comparison, with notes on its launches."""
+    """All verdicts of one comparison, with notes on its launches.
+
+    Attributes:
+        case: The test's node id and the comparison's label.
+        rows: One verdict per metric.
+        notes: Lines that explain the verdicts, such as the straggler.
+    """
 
     case: str
     rows: tuple[Verdict, ...]

@@ -34,7 +34,11 @@ class Workload(ABC):
 
     @abstractmethod
     def setup(self) -> None:
-        """Join the process group and allocate memory; raise RuntimeError below ``min_world_size`` ranks."""
+        """Join the process group and allocate memory.
+
+        Raises:
+            RuntimeError, ValueError: There are fewer than ``min_world_size`` ranks, or the config cannot be satisfied.
+        """
 
     @abstractmethod
     def run(self) -> RankResult:

@@ -9,5 +9,5 @@ import pytest
 @pytest.mark.world(size="all")
 @pytest.mark.tolerance(step_time_p50="10%", final_loss="exact")
 def test_debug_model(workload):
-    """Its step time and its loss are those of the baseline."""
+    """Compare step time and loss with the baseline."""
     workload.check(workload.run("titan"))

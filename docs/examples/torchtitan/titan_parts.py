@@ -1,6 +1,6 @@
-"""What the debug model of torchtitan needs here: random tokens, and a stand-in for the GPU on CPU ranks.
+"""Parts of torchtitan that the example replaces: random tokens for the debug model, and a GPU's functions on CPU ranks.
 
-torchtitan imports it, as ``--experimental.custom-import`` says, before it builds anything.
+torchtitan imports this module by ``--experimental.custom-import`` before it builds anything.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ON_CPU = os.environ.get("AORTA_DEVICE") == "cpu"
 
 
 class RandomTokens(BaseDataLoader):
-    """Endless random tokens, others on each rank; TITAN_SLEEP_S delays each batch."""
+    """An endless loader of random tokens, with other tokens on each rank; TITAN_SLEEP_S delays each batch."""
 
     def __init__(self, dp_rank: int, job_config: JobConfig, vocab_size: int) -> None:
         self._generator = torch.Generator().manual_seed(dp_rank)
@@ -42,11 +42,11 @@ class RandomTokens(BaseDataLoader):
             yield {"input": tokens[:, :-1]}, tokens[:, 1:]
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: no checkpoint is written."""
+        """Return an empty state, because no checkpoint is written."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take nothing back."""
+        """Do nothing, because no checkpoint is read."""
 
 
 def register_random(name: str) -> None:
@@ -60,7 +60,7 @@ def register_random(name: str) -> None:
         model = spec.parallelize_fn(*args, **kwargs)
         for module in model.modules():
             if ON_CPU and isinstance(module, FSDPModule):
-                # Gloo has no multiply-and-sum, which FSDP2 would ask for even where the factor is 1.
+                # FSDP2 would request a multiply-and-sum even if the factor is 1, and gloo has none.
                 module.set_force_sum_reduction_for_comms(True)
         return model
 
@@ -69,10 +69,10 @@ def register_random(name: str) -> None:
 
 
 def stand_in_for_gpu() -> None:
-    """Have torchtitan compute on the CPU.
+    """Make torchtitan compute on the CPU.
 
-    Without an accelerator it takes ``cuda`` all the same, and asks its device for memory, which a CPU does not tell:
-    it has no way to run there. It looks these names up when it uses them.
+    Without an accelerator, torchtitan uses ``cuda`` and queries its memory. It looks up these names of its modules when
+    it uses them, so replacing them is enough.
     """
     cpu = SimpleNamespace(
         set_device=lambda _device: None,

@@ -156,7 +156,7 @@ OPTIONS = (
     Option("launches", "launches per test that --update-baselines records where step times are compared", 10,
            integer_from(1, 50), metavar="N", writes=True),
     Option("max_launches", "launches per test, pairs in an A/B, before an open verdict is inconclusive; fewer than 3 "
-           "never fail a test", 6, integer_from(2, 12), metavar="N"),
+           "never fail a test for a metric with noise", 6, integer_from(2, 12), metavar="N"),
     Option("locate", "after a numeric difference launch both sides again to find the parameter and the module", False,
            parse_boolean),
     Option("ab", "A/B reference to launch: a git ref, or python:PATH of an interpreter", None, parse_version,

@@ -46,10 +46,13 @@ class Lane(StrEnum):
 
 @dataclass(frozen=True)
 class OverlapCapture:
-    """The profiled steps of one rank, with timeline, kernels and collectives as in
-    :class:`~pytest_aorta.result.measurements.RankResult`.
+    """The profiled steps of one rank.
 
-    ``problem`` is the reason why there are no steps; empty if there are steps.
+    Attributes:
+        steps: One breakdown per step; empty if there is a ``problem``.
+        timeline, head_start, kernels, collectives: As in :class:`~pytest_aorta.result.measurements.RankResult`.
+        as_run: Breakdowns of the same steps without a head start; empty on CPU ranks.
+        problem: The reason why there are no steps; empty if there are steps.
     """
 
     steps: list[StepOverlap]

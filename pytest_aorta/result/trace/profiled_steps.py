@@ -31,7 +31,9 @@ class Collective(StrEnum):
 class CollectiveTime:
     """The communication of one kind in a profiled step on one rank, as lengths of unions of intervals.
 
-    ``hidden_ms`` is the part of ``total_ms`` during which the rank also computes. Both are in milliseconds.
+    Attributes:
+        total_ms: Time during which a collective of this kind runs, in milliseconds.
+        hidden_ms: The part of ``total_ms`` during which the rank also computes.
     """
 
     total_ms: float
@@ -39,7 +41,7 @@ class CollectiveTime:
 
     @property
     def exposed_ms(self) -> float:
-        """Return the communication of this kind during which the rank does not compute."""
+        """Return the communication of this kind during which the rank does not compute, in milliseconds."""
         return self.total_ms - self.hidden_ms
 
 
@@ -70,10 +72,19 @@ class HeadStart:
 class StepOverlap:
     """The breakdown of one profiled step's time on one rank, as lengths of unions of intervals within the step.
 
-    Lengths are in milliseconds. ``idle_ms`` is the time without compute, communication, waits and copies.
-    ``collectives`` contains every :class:`Collective` that the step ran; if two kinds run at once, each counts in full.
-    ``exposed_wait_ms`` is the time in collectives before the last rank arrives, during which the rank neither computes
-    nor communicates; it is 0 where waits are not separated from communication.
+    Lengths are in milliseconds.
+
+    Attributes:
+        step_ms: Length of the step.
+        compute_ms: Time of kernels that are neither communication nor copies, on any stream.
+        comm_ms: Time of communication, without waits for late ranks where these are known.
+        copy_ms: Time of copies and memsets.
+        idle_ms: Time without compute, communication, waits and copies.
+        hidden_comm_ms: Communication during which the rank also computes.
+        collectives: Kind of :class:`Collective` -> :class:`CollectiveTime`, for each kind that the step ran; if two
+            kinds run at once, each counts in full.
+        exposed_wait_ms: Time in collectives before the last rank arrives, during which the rank neither computes nor
+            communicates; 0 where waits are not separated from communication.
     """
 
     step_ms: float
@@ -87,7 +98,7 @@ class StepOverlap:
 
     @property
     def exposed_comm_ms(self) -> float:
-        """Return the communication during which the rank does not compute."""
+        """Return the communication during which the rank does not compute, in milliseconds."""
         return self.comm_ms - self.hidden_comm_ms
 
     @property
@@ -128,7 +139,7 @@ class FamilyTime:
     """The kernels of one family in a profiled step on one rank.
 
     Attributes:
-        ms: Sum of the kernels' durations per step, a mean over steps.
+        ms: Sum of the kernels' durations per step in milliseconds, a mean over steps.
         calls: Number of kernels per step, a mean over steps.
     """
 
@@ -158,15 +169,15 @@ class Call:
 
 @dataclass(frozen=True)
 class CollectiveCalls:
-    """The calls of one rank that have one key (``Call.key``).
+    """The calls of one rank that are of one kind, group and size, in the order of all ranks of the group.
 
     Attributes:
-        kind: The :class:`Collective`.
+        kind: Kind of :class:`Collective`.
         group: Name and ranks of the process group as torch reports them; empty if unknown.
         group_size: Number of ranks in the group; None if unknown.
-        num_bytes: Size of the larger of input and output of a call, for all-to-all a mean over the calls; None if
-            unknown.
-        ms: Duration of each call in the profiled steps, in order. All ranks of a group call in the same order.
+        num_bytes: Size of the larger of input and output of a call in bytes, for all-to-all a mean over the calls; None
+            if unknown.
+        ms: Duration of each call in the profiled steps in milliseconds, in order.
     """
 
     kind: str

@@ -220,6 +220,15 @@ def profiled(result: RankResult, step: Callable[[], object], num_steps: int, dev
 
     Collective. Call this last, since ``step`` continues the training. With ``num_steps`` 0, a launch that asks for
     traces still gets traces of some steps, and its result stays the same.
+
+    Args:
+        result: Result of this rank, whose step times are those of the timed steps.
+        step: Runs one training step.
+        num_steps: Number of steps to capture.
+        device: The device that the steps run on.
+
+    Raises:
+        RuntimeError, ValueError: As in :func:`capture_overlap`.
     """
     if num_steps:
         return capture_overlap(step, num_steps, device, timed_ms=median(result.step_times_ms)).added_to(result)

@@ -118,7 +118,7 @@ class StreamSpans:
         self._resume = _do_nothing
 
     def captures(self) -> dict[int, OverlapCapture]:
-        """Return, by step number, each recorded step's overlap and timeline in milliseconds. Waits for the device."""
+        """Return step number -> the step's overlap and timeline, in milliseconds, and wait for the device."""
         if self._on_device:
             torch.cuda.synchronize()
         return {number: self._capture(number) for number in self._steps}

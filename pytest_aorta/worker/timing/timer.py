@@ -86,7 +86,7 @@ class StepTimer:
         self._memory_bytes += memory_bytes
 
     def step_times_ms(self) -> list[float]:
-        """Return every step's duration in order, in milliseconds. Waits for the device."""
+        """Return every step's duration in order, in milliseconds, and wait for the device."""
         if self._events:
             self._events[-1][1].synchronize()
             self._times_ms += [begin.elapsed_time(end) for begin, end in self._events]

@@ -22,6 +22,7 @@ from pytest_aorta.result import measurements
 from pytest_aorta.verdict import baseline
 from pytest_aorta.verdict.metrics import METRICS
 from pytest_aorta.verdict.statistics.decision import Outcome
+from pytest_aorta.verdict.verdicts import NotApplicable
 from tests.unit.docs.transcripts import difference
 
 ROOT = Path(__file__).parents[3]
@@ -54,6 +55,11 @@ def test_every_public_name_of_the_rank_side_is_on_the_page_of_the_api():
 @pytest.mark.parametrize("outcome", list(Outcome))
 def test_every_verdict_is_in_the_reference(outcome):
     assert f"| {outcome.value} |" in REFERENCE
+
+
+@pytest.mark.parametrize("reason", list(NotApplicable))
+def test_every_reason_of_a_verdict_that_is_not_applicable_has_a_remedy(reason):
+    assert f"| {reason} |" in (DOCS / "read-a-failure.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("command", [command.name for command in COMMANDS])
@@ -184,6 +190,13 @@ def test_generated_table_is_in_one_page(name):
 @pytest.mark.parametrize("name", ["options", "markers", "metrics", "config-keys", "schemas"])
 def test_generated_table_has_rows(name):
     assert generator().TABLES[name]().count("\n| `") >= 3
+
+
+@pytest.mark.parametrize("name", ["schemas", "config-keys", "metrics", "options", "ini-keys"])
+def test_every_row_of_a_generated_table_has_a_meaning(name):
+    rows = [line.split(" | ") for line in generator().TABLES[name]().splitlines() if line.startswith("| `")]
+    column = 1 if name == "metrics" else -1
+    assert [row[0] for row in rows if not row[column].strip(" |")] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
