@@ -74,7 +74,7 @@ def _have_regressed(rows: Sequence[Verdict], metrics: Collection[str], fail_on: 
     regressed = {row.metric for row in rows if row.outcome is Outcome.REGRESSION}
     # An open metric is undecided because the regression ended the launches.
     others = [row for row in rows if not (row.outcome is Outcome.INCONCLUSIVE and row.is_open)]
-    failing = {row.outcome for row in others} & set(fail_on)
+    failing = {row.outcome for row in others if row.is_one_of(fail_on)}
     return regressed == set(metrics) and failing <= {Outcome.REGRESSION}
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from pytest_aorta.verdict.metrics import METRICS, Tolerance, Value, format_value
+from pytest_aorta.verdict.metrics import METRICS, Origin, Tolerance, Value, format_value
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.statistics.scale import Scale
 
@@ -74,6 +74,8 @@ class NotApplicable(StrEnum):
     ENVIRONMENT = "bitwise comparison needs the same versions and device"
 
 
+# Reasons for which a metric is compared only if a marker names it, or if the workload is deterministic.
+_ON_REQUEST = (NotApplicable.UNMARKED_CPU_TIMES, NotApplicable.NOT_REPRODUCIBLE)
 # The outcomes that a reader must know about, the most urgent first.
 FINDINGS = (Outcome.REGRESSION, Outcome.MISSING, Outcome.INCONCLUSIVE, Outcome.IMPROVED)
 # The label of a regression that its test expects.
@@ -137,6 +139,15 @@ class Verdict:
     def is_lost(self) -> bool:
         """Return True if the launch lacks the metric or a fact needed to compare it. This always fails the test."""
         return self.missing is Missing.CANDIDATE_VALUE
+
+    @property
+    def is_unrequested(self) -> bool:
+        """Return True if the metric is not compared because neither a marker nor the workload's config asks for it."""
+        return self.not_applicable in _ON_REQUEST and self.tolerance.origin is Origin.DEFAULT
+
+    def is_one_of(self, outcomes: Collection[Outcome]) -> bool:
+        """Return True if the outcome is in ``outcomes``, such as those of ``--aorta-fail-on``, and was requested."""
+        return self.outcome in outcomes and not self.is_unrequested
 
     @property
     def is_by_ab(self) -> bool:
@@ -242,9 +253,12 @@ class Verdicts:
         return {row.metric: row for row in self.rows if not row.is_open}
 
     def failing(self, fail_on: Collection[Outcome] = ()) -> list[Verdict]:
-        """Return the verdicts that fail the test: regressions, lost metrics, and the outcomes in ``fail_on``."""
+        """Return the verdicts that fail the test: regressions, lost metrics, and the outcomes in ``fail_on``.
+
+        A metric that is not applicable because nothing asks for its comparison does not fail the test.
+        """
         # A metric that the launch itself lost fails the test even if missing baselines do not.
-        return [row for row in self.rows if row.outcome in {Outcome.REGRESSION, *fail_on} or row.is_lost]
+        return [row for row in self.rows if row.is_one_of({Outcome.REGRESSION, *fail_on}) or row.is_lost]
 
 
 def format_change(change: float, scale: Scale = Scale.RELATIVE) -> str:

@@ -9,6 +9,7 @@ from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.statistics.scale import Scale
 from pytest_aorta.verdict.verdicts import (
     Missing,
+    NotApplicable,
     ReferenceKind,
     Verdict,
     VerdictReference,
@@ -99,6 +100,22 @@ def test_regression_always_fails_and_missing_where_it_shall():
 def test_each_other_outcome_fails_where_it_is_listed_and_only_there(outcome):
     verdicts = Verdicts("case", tuple(map(make_verdict, Outcome)))
     assert {row.outcome for row in verdicts.failing({outcome})} == {Outcome.REGRESSION, outcome}
+
+
+@pytest.mark.parametrize(
+    ("reason", "origin", "fails"),
+    [
+        (NotApplicable.UNMARKED_CPU_TIMES, Origin.DEFAULT, False),
+        (NotApplicable.NOT_REPRODUCIBLE, Origin.DEFAULT, False),
+        (NotApplicable.NOT_REPRODUCIBLE, Origin.MARKER, True),
+        (NotApplicable.NOT_REPRODUCIBLE, Origin.COMPARE, True),
+        (NotApplicable.ENVIRONMENT, Origin.DEFAULT, True),
+        (NotApplicable.OLD_CPU_TIMES, Origin.MARKER, True),
+    ],
+)
+def test_metric_whose_comparison_nothing_asks_for_does_not_fail_where_not_applicable_is_listed(reason, origin, fails):
+    row = make_verdict(Outcome.NOT_APPLICABLE, not_applicable=reason, tolerance=Tolerance(None, origin=origin))
+    assert Verdicts("case", (row,)).failing({Outcome.NOT_APPLICABLE}) == [row] * fails
 
 
 def test_metric_that_the_launch_lost_fails_also_where_missing_baselines_do_not():
