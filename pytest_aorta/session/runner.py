@@ -188,7 +188,8 @@ class WorkloadRunner:
                 return Verdicts(case, rows)
         candidates, references = [facts], [reference_facts]
         priors = platform_priors(self._options.baselines_dir, here.platform, here.device, case)
-        comparison = PairedComparison(case, self._spec.tolerances, priors, by_launch, self._options.max_launches)
+        version, most = _other_version(here, there), self._options.max_launches
+        comparison = PairedComparison(case, self._spec.tolerances, priors, by_launch, most, version)
         again = (
             functools.partial(self._again, here, compared, Side.CANDIDATE),
             functools.partial(self._again, there, compared, Side.REFERENCE),
@@ -390,6 +391,14 @@ def _check_variant(side: str, given: object) -> None:
         )
     if isinstance(given, WorkloadResult):
         passed(given)
+
+
+def _other_version(candidate: WorkloadResult, reference: WorkloadResult) -> str:
+    """Return the name of the version that ``reference`` ran, if only the version differs between both; else empty."""
+    here, there = candidate.launch, reference.launch
+    if here is None or there is None or there.reference is None:
+        return ""
+    return there.reference.name if (here.request, here.reference) == (there.request, None) else ""
 
 
 def _new_baseline(
