@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from statistics import median
 from typing import TypeAlias
@@ -61,7 +61,7 @@ class VarianceComponents:
     slower: Variance
     faster: Variance
     between: Variance
-    otherwise: VarianceComponents | None = None
+    otherwise: VarianceComponents | None = field(default=None, kw_only=True)
 
     @classmethod
     def of(cls, within: float, between: float, df: float) -> VarianceComponents:
