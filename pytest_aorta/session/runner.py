@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -157,6 +158,9 @@ class WorkloadRunner:
         baseline would use. Metrics with noise need more launches: both variants are launched alternately, up to
         ``--aorta-max-launches`` pairs.
 
+        ``label`` names the comparison in reports and in the history. If a test compares several times with one label,
+        later comparisons are numbered from 2.
+
         Raises:
             ComparisonFailed: The variants differ, the candidate is worse, or one variant lacks a metric.
             WorkloadFailed: The workload's own checks failed in a launch.
@@ -176,7 +180,7 @@ class WorkloadRunner:
         for side, given in (("candidate", candidate), ("reference", reference)):
             _check_variant(side, given)
         there, here = self._variant(reference, steps), self._variant(candidate, steps)
-        case = f"{self._record.nodeid}::{label}"
+        case = self._case_of_variants(label)
         facts = launch_facts(here)
         compared = self._compared(case, here, facts, None)
         reference_facts = self._kept(compared, there, Side.REFERENCE)
@@ -213,6 +217,12 @@ class WorkloadRunner:
                 the launches, is no reason.
         """
         return expected_regression(self._record, metrics, self._fail_on)
+
+    def _case_of_variants(self, label: str) -> str:
+        """Return the case of a comparison of variants; a number distinguishes comparisons with the same label."""
+        first, taken = f"{self._record.nodeid}::{label}", {compared.case for compared in self._record.compared}
+        numbered = (f"{first} {number}" for number in itertools.count(2))
+        return next(case for case in itertools.chain([first], numbered) if case not in taken)
 
     def _variant(self, given: WorkloadResult | Mapping[str, Any], steps: int | None) -> WorkloadResult:
         if isinstance(given, WorkloadResult):
