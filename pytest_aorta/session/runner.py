@@ -274,9 +274,8 @@ class WorkloadRunner:
     ) -> Verdicts:
         options, marked, case = self._options, self._spec.tolerances, compared.case
         priors = platform_priors(options.baselines_dir, result.platform, result.device, case)
-        stored = StoredComparison(
-            case, config, baseline, marked, priors, options.max_launches, str(compared.baseline or "")
-        )
+        file, workload = str(compared.baseline or ""), result.workload
+        stored = StoredComparison(case, config, baseline, marked, priors, options.max_launches, file, workload=workload)
         again = functools.partial(self._again, result, compared)
         # Under a profiler no times are compared, and the other metrics need no second launch.
         if options.ab is None or launches[0].profiler:

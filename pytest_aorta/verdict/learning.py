@@ -110,8 +110,8 @@ def merged(
 ) -> Baseline:
     """Return the baseline to store: the launches of ``new`` appended to those of ``old``, or in a new revision.
 
-    A new revision keeps the old launches for the variance. It starts if ``fresh`` is set, or if the config, a choice of
-    setup() or the number of measured steps changed. Appended launches never count for the center.
+    A new revision keeps the old launches for the variance. It starts if ``fresh`` is set, or if the workload, the
+    config, a choice of setup() or the number of measured steps changed. Appended launches never count for the center.
 
     Raises:
         BaselineError: The new launches are not shown to equal the center, so appending them could hide a change.
@@ -119,7 +119,7 @@ def merged(
     if old is None:
         return new
     facts = [stored.facts for stored in new.launches]
-    if fresh or other_setup(old.config, old.center_launches[-1], new.config, facts):
+    if fresh or old.workload != new.workload or other_setup(old.config, old.center_launches[-1], new.config, facts):
         past = [replace(stored, center=False) for stored in old.launches]
         present = [replace(stored, revision=old.revision + 1) for stored in new.launches]
         forced = old.forced | {str(old.revision + 1): reason for reason in new.forced.values()}

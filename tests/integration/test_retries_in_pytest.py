@@ -134,7 +134,8 @@ def test_attempt_that_fails_in_setup_is_labelled(retried):
     assert attempts(retried, "test_one") == ["1", "2"]
 
 
-# pytest-retry repeats a test inside of pytest_runtest_makereport. It reports the last attempt with the report of the first.
+# pytest-retry repeats a test inside of pytest_runtest_makereport, and reports the last attempt with the report of the
+# first.
 RETRY_IN_HOOK = """
 
 @pytest.hookimpl(hookwrapper=True, tryfirst=True)

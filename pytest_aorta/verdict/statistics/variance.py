@@ -22,8 +22,8 @@ _QUANTILE_EFFICIENCY = 0.65
 _HIGH = 0.9
 # From this number of values on, the extreme value is left out, so that no single launch determines a scale.
 _ENOUGH_TO_TRIM = 8
-# If launches with the variance of a prior vary as little as those of a baseline with a probability below this, the prior
-# comes from another noise regime.
+# If launches with the variance of a prior vary as little as those of a baseline with a probability below this, the
+# prior comes from another noise regime.
 _OTHER_REGIME = 1e-3
 # Variance of the median of n normal values, times n.
 _MEDIAN_VARIANCE = {1: 1.0, 2: 1.0, 3: 1.345, 4: 1.193, 5: 1.434, 6: 1.288, 7: 1.474, 8: 1.345, 9: 1.494}

@@ -91,4 +91,6 @@ def test_slow_machine_explains_no_change_of_bits():
 def test_version_that_computes_on_another_device_is_lost_and_a_variant_may_do_so(version, outcome):
     here = make_facts(environment={"torch": "2.11.0", "device": "cpu"}, weight_hashes={"10": "f" * 16})
     comparison = PairedComparison("case", {}, default_priors, version=version)
-    assert outcomes(comparison.judge([here], [make_facts()])) == dict.fromkeys(["step_time_p50", "weight_hash"], outcome)
+    assert outcomes(comparison.judge([here], [make_facts()])) == dict.fromkeys(
+        ["step_time_p50", "weight_hash"], outcome
+    )
