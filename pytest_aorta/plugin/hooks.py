@@ -289,12 +289,15 @@ def _failure_text(report: pytest.TestReport, call: pytest.CallInfo[None]) -> str
 
 
 def _attach(item: pytest.Item, report: pytest.TestReport, record: TestRecord, *, is_end: bool) -> None:
-    """Attach the record to the report that ends the test, and to that of a teardown which has changed the record."""
+    """Attach the record to the report that ends the test, and to that of a teardown unless the record was sent before.
+
+    A teardown can change the record. The attempts of plugins such as pytest-retry have no report of their own.
+    """
     from pytest_aorta.session.record import properties  # not needed to collect tests
 
     # JSON text, because xdist transfers only plain values.
     text = json.dumps(record.to_json())
-    if not is_end and (not item.stash[SENT] or text == item.stash[SENT]):
+    if not is_end and (report.when != "teardown" or text == item.stash[SENT]):
         return
     others = [entry for entry in item.user_properties if not entry[0].startswith("aorta.")]
     item.user_properties[:] = others + properties(record)

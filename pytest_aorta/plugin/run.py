@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 # xdist gives the report of a test whose worker crashed none of these.
 _PHASES = ("setup", "call", "teardown")
+# pytest's own outcomes. A plugin that runs a test again has another word, such as `rerun` or `retried`.
+_OUTCOMES = ("passed", "failed", "skipped")
 
 
 class Run:
@@ -106,6 +108,18 @@ def _lost(report: pytest.CollectReport | pytest.TestReport) -> TestRecord:
     return TestRecord(report.nodeid, outcome="error", failure=report.longreprtext)
 
 
+def _later_attempt(report: pytest.TestReport, first: TestRecord) -> TestRecord:
+    """Return a record with the end of a test whose report carries the record of its first attempt.
+
+    pytest-retry repeats a test while pytest makes the report of the first attempt. The record of the last attempt comes
+    with the report of the teardown.
+    """
+    from pytest_aorta.session.record import TestRecord, outcome_of  # not needed to collect tests
+
+    failure = report.longreprtext if report.failed else ""
+    return TestRecord(first.nodeid, outcome=outcome_of(report), failure=failure, attempt=first.attempt + 1)
+
+
 def _worker_and_id(report: pytest.TestReport) -> tuple[str, str]:
     """Return the worker of xdist that ran a test, empty without workers, and the test's node id."""
     return getattr(report, "worker_id", ""), report.nodeid
@@ -149,20 +163,27 @@ class Controller:
             self.run.passed.pop(report.nodeid, None)
         if report.failed and report.when not in _PHASES:
             self._keep_crash(report)
-        # pytest-rerunfailures runs the test again, even after a failed teardown.
-        if str(report.outcome) == "rerun" and (index := self.latest.get(_worker_and_id(report))) is not None:
+        # Plugins run the test again, pytest-rerunfailures even after a failed teardown.
+        if report.outcome not in _OUTCOMES and (index := self.latest.get(_worker_and_id(report))) is not None:
+            from pytest_aorta.session.record import RETRIED  # not needed to collect tests
+
             self.run.passed.pop(report.nodeid, None)
             ended = self.run.records[index]
-            ended.outcome, ended.failure = str(report.outcome), ended.failure or report.longreprtext
+            ended.outcome, ended.failure = RETRIED, ended.failure or report.longreprtext
 
     def _keep(self, report: pytest.TestReport, record: TestRecord) -> None:
         """Add the record of a test; the record of its teardown replaces that of its call."""
         key = _worker_and_id(report)
-        if report.when == "teardown" and key in self.latest:
+        former = self.run.records[self.latest[key]] if key in self.latest else None
+        if report.when == "teardown" and former is not None:
+            if not record.outcome:
+                record.outcome, record.failure = former.outcome, former.failure
             self.run.records[self.latest[key]] = record
-        else:
-            self.latest[key] = len(self.run.records)
-            self.run.records.append(record)
+            return
+        if former is not None and former.is_retried and former.attempt == record.attempt:
+            record = _later_attempt(report, record)
+        self.latest[key] = len(self.run.records)
+        self.run.records.append(record)
 
     def _keep_crash(self, report: pytest.TestReport) -> None:
         """Keep the failure of a test whose worker of xdist has crashed, which the worker could not report."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -160,6 +161,9 @@ class WorkloadRunner:
         baseline would use. Metrics with noise need more launches: both variants are launched alternately, up to
         ``--aorta-max-launches`` pairs.
 
+        ``label`` names the comparison in reports and in the history. If a test compares several times with one label,
+        later comparisons are numbered from 2.
+
         Raises:
             ComparisonFailed: The variants differ, the candidate is worse, or one variant lacks a metric.
             WorkloadFailed: The workload's own checks failed in a launch.
@@ -179,7 +183,7 @@ class WorkloadRunner:
         for side, given in (("candidate", candidate), ("reference", reference)):
             _check_variant(side, given)
         there, here = self._variant(reference, steps), self._variant(candidate, steps)
-        case = f"{self._record.nodeid}::{label}"
+        case = self._case_of_variants(label)
         facts = launch_facts(here)
         compared = self._compared(case, here, facts, None)
         reference_facts = self._kept(compared, there, Side.REFERENCE)
@@ -191,7 +195,8 @@ class WorkloadRunner:
                 return Verdicts(case, rows)
         candidates, references = [facts], [reference_facts]
         priors = platform_priors(self._options.baselines_dir, here.platform, here.device, case)
-        comparison = PairedComparison(case, self._spec.tolerances, priors, by_launch, self._options.max_launches)
+        version, most = _other_version(here, there), self._options.max_launches
+        comparison = PairedComparison(case, self._spec.tolerances, priors, by_launch, most, version)
         again = (
             functools.partial(self._again, here, compared, Side.CANDIDATE),
             functools.partial(self._again, there, compared, Side.REFERENCE),
@@ -215,6 +220,12 @@ class WorkloadRunner:
                 the launches, is no reason.
         """
         return expected_regression(self._record, metrics, self._fail_on)
+
+    def _case_of_variants(self, label: str) -> str:
+        """Return the case of a comparison of variants; a number distinguishes comparisons with the same label."""
+        first, taken = f"{self._record.nodeid}::{label}", {compared.case for compared in self._record.compared}
+        numbered = (f"{first} {number}" for number in itertools.count(2))
+        return next(case for case in itertools.chain([first], numbered) if case not in taken)
 
     def _variant(self, given: WorkloadResult | Mapping[str, Any], steps: int | None) -> WorkloadResult:
         if isinstance(given, WorkloadResult):
@@ -266,9 +277,8 @@ class WorkloadRunner:
     ) -> Verdicts:
         options, marked, case = self._options, self._spec.tolerances, compared.case
         priors = platform_priors(options.baselines_dir, result.platform, result.device, case)
-        stored = StoredComparison(
-            case, config, baseline, marked, priors, options.max_launches, str(compared.baseline or "")
-        )
+        file, workload = str(compared.baseline or ""), result.workload
+        stored = StoredComparison(case, config, baseline, marked, priors, options.max_launches, file, workload=workload)
         again = functools.partial(self._again, result, compared)
         # Under a profiler no times are compared, and the other metrics need no second launch.
         if options.ab is None or launches[0].profiler:
@@ -393,6 +403,14 @@ def _check_variant(side: str, given: object) -> None:
         )
     if isinstance(given, WorkloadResult):
         passed(given)
+
+
+def _other_version(candidate: WorkloadResult, reference: WorkloadResult) -> str:
+    """Return the name of the version that ``reference`` ran, if only the version differs between both; else empty."""
+    here, there = candidate.launch, reference.launch
+    if here is None or there is None or there.reference is None:
+        return ""
+    return there.reference.name if (here.request, here.reference) == (there.request, None) else ""
 
 
 def _new_baseline(

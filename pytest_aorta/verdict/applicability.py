@@ -210,6 +210,13 @@ def other_config(recorded: dict[str, Any], config: dict[str, Any]) -> str | None
     return f"the baseline was recorded with {there}, the test has {here}" if there else None
 
 
+def other_workload(recorded: str, workload: str) -> str | None:
+    """Return why a baseline belongs to another workload or script, or None if the names are equal."""
+    if recorded == workload:
+        return None
+    return f"the baseline was recorded with the workload {recorded!r}, the test has {workload!r}"
+
+
 def changed_settings(one: dict[str, Any], other: dict[str, Any]) -> tuple[str, str]:
     """Return the settings of two configs that differ, as text for each config; empty texts if the configs are equal."""
     nothing = object()  # unequal to every value

@@ -110,8 +110,8 @@ def merged(
 ) -> Baseline:
     """Return the baseline to store: the launches of ``new`` appended to those of ``old``, or in a new revision.
 
-    A new revision keeps the old launches for the variance. It starts if ``fresh`` is set, or if the config, a choice of
-    setup() or the number of measured steps changed. Appended launches never count for the center.
+    A new revision keeps the old launches for the variance. It starts if ``fresh`` is set, or if the workload, the
+    config, a choice of setup() or the number of measured steps changed. Appended launches never count for the center.
 
     Raises:
         BaselineError: The new launches are not shown to equal the center, so appending them could hide a change.
@@ -119,7 +119,7 @@ def merged(
     if old is None:
         return new
     facts = [stored.facts for stored in new.launches]
-    if fresh or other_setup(old.config, old.center_launches[-1], new.config, facts):
+    if fresh or old.workload != new.workload or other_setup(old.config, old.center_launches[-1], new.config, facts):
         past = [replace(stored, center=False) for stored in old.launches]
         present = [replace(stored, revision=old.revision + 1) for stored in new.launches]
         forced = old.forced | {str(old.revision + 1): reason for reason in new.forced.values()}
@@ -127,8 +127,7 @@ def merged(
     if settings := other_setting(old.center_launches[-1], facts):
         raise BaselineError(_refusal(new.case, settings, can_settle=False))
     if rows := _differences(old, new, marked, priors):
-        is_exact = any(METRICS[row.metric].direction is Direction.EXACT for row in rows)
-        raise BaselineError(_refusal(new.case, rows, can_settle=not is_exact))
+        raise BaselineError(_refusal(new.case, rows, can_settle=not any(map(_is_settled, rows))))
     added = [StoredLaunch(launch, old.revision, center=False) for launch in facts]
     forced = old.forced | {str(old.revision): reason for reason in new.forced.values()}
     return _fitted(replace(old, launches=(*old.launches, *added), forced=forced))
@@ -167,6 +166,11 @@ def _differences(old: Baseline, new: Baseline, marked: Mapping[str, Tolerance], 
         if not _is_unchanged(row, facts, old)
         and not not_applicable(METRICS[row.metric], tolerances[row.metric], facts[0], facts[0])
     ]
+
+
+def _is_settled(row: Verdict) -> bool:
+    """Return True if no further launch can show that the metric is unchanged."""
+    return METRICS[row.metric].direction is Direction.EXACT or row.outcome is Outcome.NOT_APPLICABLE
 
 
 def _is_unchanged(row: Verdict, launches: Sequence[LaunchFacts], old: Baseline) -> bool:

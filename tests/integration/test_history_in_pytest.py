@@ -51,6 +51,19 @@ def test_commit_is_kept_and_launches_of_a_reference_are_marked(versioned):
     assert sides.count(Side.CANDIDATE) == sides.count(Side.REFERENCE) >= 2
 
 
+def test_comparisons_of_variants_in_one_test_have_a_case_and_verdicts_each(gpu):
+    gpu.test_file(
+        "def test_one(workload):\n    for step_ms in (10.0, 30.0, 20.0):\n"
+        "        variant = {'workload': 'toy', 'step_ms': step_ms}\n"
+        "        workload.compare(variant, variant, label='B' if step_ms == 20 else 'A')\n"
+    )
+    gpu.run("--junitxml=junit.xml", *HISTORY).assert_outcomes(passed=1)
+    times = {entry.case: [row.value for row in entry.verdicts if row.metric == "step_time_p50"] for entry in kept(gpu)}
+    name = "test_toy.py::test_one"
+    assert times == {f"{name}::A": [10.0], f"{name}::A 2": [30.0], f"{name}::B": [20.0]}
+    assert (gpu.path / "junit.xml").read_text().count('"aorta.A.step_time_p50.baseline"') == 1
+
+
 def test_history_that_cannot_be_written_fails_the_run(learned):
     learned.one_test(f"workload.check(workload.run('toy')); {learned.obstacle('file')}")
     result = learned.run("--aorta-history=file")

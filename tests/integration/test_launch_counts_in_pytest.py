@@ -264,6 +264,42 @@ def test_reference_that_decides_nothing_is_inconclusive(versioned_gpu):
     result.stdout.fnmatch_lines(["* step_time_p50 * *6 *inconclusive: A/B with HEAD", "aorta: 1 test, 13 launches, *"])
 
 
+SURE = {"deterministic_algorithms": True, "bitwise_reproducible": True}
+UNSURE = {"deterministic_algorithms": False, "bitwise_reproducible": False}
+LAST = {"4": "4" * 16}
+
+
+@pytest.mark.parametrize(
+    ("plant", "line"),
+    [
+        (
+            {"candidate": {"facts": UNSURE, "weight_hash": "f" * 16}, "reference": {"facts": SURE}},
+            "deterministic_algorithms is False, but True in the reference",
+        ),
+        (
+            {"candidate": {"weight_hashes": LAST}, "reference": {"weight_hashes": {"2": "2" * 16, **LAST}}},
+            "the launch has no hash of 1 step for which the reference has one: 2",
+        ),
+    ],
+    ids=["reproducibility", "hash of a step"],
+)
+def test_what_the_code_lost_since_the_reference_version_fails_a_comparison_by_the_test_too(versioned_gpu, plant, line):
+    versioned_gpu.one_test("a = workload.run('toy'); workload.compare(a, distributed_world.again(a, reference=True))")
+    versioned_gpu.plant(**plant)
+    result = versioned_gpu.run("--aorta-ab=HEAD")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([f"E  *weight_hash: missing: *(A/B with HEAD, {line})"])
+
+
+def test_variants_of_two_versions_may_differ_in_what_they_record(versioned_gpu):
+    versioned_gpu.one_test(
+        "a = workload.run('toy', hash_every=2); b = workload.run('toy')\n"
+        "    workload.compare(a, distributed_world.again(b, reference=True))"
+    )
+    versioned_gpu.plant(candidate={"weight_hashes": LAST}, reference={"weight_hashes": {"2": "2" * 16, **LAST}})
+    versioned_gpu.run("--aorta-ab=HEAD").assert_outcomes(passed=1)
+
+
 def test_failing_launch_of_the_reference_names_it(versioned_gpu):
     versioned_gpu.plant(candidate={"slowdown": 1.2}, reference={"raises": 0})
     result = versioned_gpu.run("--aorta-ab=HEAD")

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from pytest_aorta.result.provenance import code_digest
+from pytest_aorta.verdict.baseline import read_baseline_file
 from tests.integration.conftest import TOY_YAML
 
 STEADY = [10.0, 10.02, 9.98, 10.01, 9.99, 10.0, 10.03, 9.97, 10.01, 10.0]
@@ -127,6 +128,23 @@ def test_another_config_is_a_new_revision_unasked(learned):
 
 
 NOISY = [0.8, 1.1] * 5
+
+
+def test_baseline_of_another_workload_is_missing_and_recording_starts_a_new_revision(gpu):
+    gpu.write("workloads/toy2/default.yaml", (gpu.path / "workloads/toy/default.yaml").read_text())
+    gpu.plant(step_ms=[10.0, 10.01, 9.99])
+    for name in ("toy", "toy2"):
+        gpu.one_test(f"workload.check(workload.run({name!r}), label='speed')")
+        if name == "toy2":
+            result = gpu.run()
+            result.assert_outcomes(failed=1)
+            result.stdout.fnmatch_lines(
+                ["E *the baseline was recorded with the workload 'toy', the test has 'toy2'*; record it again with: *"]
+            )
+        gpu.run("--update-baselines", "--aorta-launches=3").assert_outcomes(passed=1)
+    [file] = gpu.baseline_files()
+    stored = read_baseline_file(file)
+    assert (stored.workload, stored.revision, len(stored.center_launches)) == ("toy2", 2, 3)
 
 
 def test_noisy_launches_are_refused_with_their_noise_and_the_remedies(gpu):

@@ -134,6 +134,68 @@ def test_attempt_that_fails_in_setup_is_labelled(retried):
     assert attempts(retried, "test_one") == ["1", "2"]
 
 
+# pytest-retry repeats a test inside of pytest_runtest_makereport, and reports the last attempt with the report of the
+# first.
+RETRY_IN_HOOK = """
+
+@pytest.hookimpl(hookwrapper=True, tryfirst=True)
+def pytest_runtest_makereport(item, call):
+    report = (yield).get_result()
+    if call.when != "call" or call.excinfo is None:
+        return
+    item.ihook.pytest_runtest_teardown(item=item, nextitem=pytest.Class.from_parent(item.session, name="Other"))
+    report.outcome = "retried"
+    item.ihook.pytest_runtest_logreport(report=report)
+    item._initrequest()
+    item.ihook.pytest_runtest_setup(item=item)
+    again = pytest.CallInfo.from_call(lambda: item.ihook.pytest_runtest_call(item=item), when="call")
+    last = pytest.TestReport.from_item_and_call(item, again)
+    report.outcome, report.longrepr = last.outcome, last.longrepr
+
+
+def pytest_report_teststatus(report):
+    return ("retried", "R", "RETRY") if report.outcome == "retried" else None
+"""
+
+
+@pytest.fixture
+def retried_in_hook(reported):
+    """The project, with all reports of each run, and with a plugin that retries as pytest-retry does."""
+    conftest = reported.path / "conftest.py"
+    conftest.write_text(conftest.read_text() + RETRY_IN_HOOK)
+    return reported
+
+
+@pytest.mark.parametrize("workers", [(), ("-n1",)], ids=["alone", "xdist"])
+def test_launches_of_an_attempt_that_was_retried_inside_of_a_hook_are_not_recorded(retried_in_hook, workers):
+    retried_in_hook.test_file(
+        "attempts = []\n\ndef test_one(workload):\n    workload.check(workload.run('toy'))\n"
+        "    attempts.append(1)\n    assert len(attempts) == 2\n"
+    )
+    retried_in_hook.plant(by_launch={"1": {"weight_hash": "1" * 16}, "2": {"weight_hash": "2" * 16}})
+    result = retried_in_hook.run("--update-baselines", "--aorta-launches=1", *workers)
+    assert result.parseoutcomes() == {"passed": 1, "retried": 1}
+    [file] = retried_in_hook.baseline_files()
+    assert [stored.facts.weight_hashes for stored in read_baseline_file(file).launches] == [{"4": "2" * 16}]
+    result.stdout.fnmatch_lines(["aorta: 1 test, 2 launches; 1 baseline measured; 1 attempt retried"])
+    assert retried_in_hook.summary()["tests"] == {"passed": 1}
+
+
+def test_attempts_that_fail_inside_of_a_hook_are_one_failure_with_the_last_evidence(retried_in_hook, recordings):
+    retried_in_hook.test_file()
+    retried_in_hook.record(recordings["recorded"])
+    retried_in_hook.plant(**wrong_weights_in_launch(1))
+    result = retried_in_hook.run()
+    assert result.parseoutcomes() == {"passed": 2, "retried": 1}
+    result.stdout.fnmatch_lines(["aorta: 2 tests, 3 launches, 5 metrics match *; 1 attempt retried*"])
+    assert retried_in_hook.summary()["tests"] == {"passed": 2}
+    retried_in_hook.plant(only="test-speed", weight_hash="1" * 16)
+    result = retried_in_hook.run()
+    assert result.parseoutcomes() == {"passed": 1, "failed": 1, "retried": 1}
+    result.stdout.fnmatch_lines(["aorta: 2 tests, 3 launches, 1 regression, *; 1 attempt retried*"])
+    assert retried_in_hook.summary()["tests"] == {"passed": 1, "failed": 1}
+
+
 # --- failed before a launch -------------------------------------------------------------------------------------------
 
 FAILING = """

@@ -16,7 +16,7 @@ from pytest_aorta.verdict.applicability import (
 from pytest_aorta.verdict.comparison.rows import are_variants, missing_row
 from pytest_aorta.verdict.metrics import Direction, Metric, MetricKind, middle
 from pytest_aorta.verdict.noise.resolution import RESET
-from pytest_aorta.verdict.verdicts import Missing, NotApplicable, Verdict
+from pytest_aorta.verdict.verdicts import Missing, NotApplicable, ReferenceKind, Verdict
 
 
 def unprofiled_row(
@@ -65,6 +65,8 @@ def incomparable_row(
         lost = replace(blank, value=None, baseline=known[-1])
         return missing_row(lost, Missing.CANDIDATE_VALUE, f"the launch has no {metric.name}")
     remedy = "" if blank.is_by_ab else "; if this is intended, record the baseline again with " + RESET
+    if detail := _other_device(blank, launches, others[-1]):
+        return missing_row(replace(blank, baseline=known[-1]), Missing.CANDIDATE_VALUE, detail + remedy)
     # A test may compare a reproducible variant with a variant that is not.
     is_bitwise = metric.kind is MetricKind.NUMERIC and blank.tolerance.value is None and not are_variants(blank)
     if is_bitwise and (detail := lost_reproducibility(launches, others[-1], str(blank.reference))):
@@ -83,4 +85,19 @@ def incomparable_row(
         if here != there:
             detail = f"the last hash is that of step {here}, the {blank.reference}'s that of step {there}"
             return missing_row(replace(blank, baseline=known[-1]), Missing.CANDIDATE_VALUE, detail)
+    return None
+
+
+def _other_device(blank: Verdict, launches: Sequence[LaunchFacts], other: LaunchFacts) -> str | None:
+    """Return text if a launch computed on another kind of device than the other side on the same platform, or None.
+
+    The code has left the devices of its world, e.g. because torch finds no GPU and a script then takes the CPU.
+    """
+    if are_variants(blank) or blank.reference.kind is ReferenceKind.RESULTS:
+        return None
+    there = other.environment.get("device")
+    for launch in launches:
+        here = launch.environment.get("device")
+        if None not in (here, there) and here != there:
+            return f"the ranks computed on {here}, those of the {blank.reference} on {there}"
     return None

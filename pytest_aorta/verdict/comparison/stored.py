@@ -8,7 +8,13 @@ from typing import Any
 
 from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.verdict.applicability import choose_tolerances, other_setup, under_profiler, widened
+from pytest_aorta.verdict.applicability import (
+    choose_tolerances,
+    other_setup,
+    other_workload,
+    under_profiler,
+    widened,
+)
 from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.comparison.exact import judge_exact
 from pytest_aorta.verdict.comparison.explained import cause_of, notes_on, with_throttling
@@ -48,6 +54,8 @@ class StoredComparison:
         max_launches: Number of the candidate's launches after which every verdict is final.
         file: Path of the baseline's file for reports, or the label of other results.
         kind: ``RESULTS`` if the baseline was built from other results.
+        workload: The candidate's workload or script; a baseline of another one is not compared. Empty if it is known to
+            be that of the baseline.
     """
 
     case: str
@@ -58,6 +66,7 @@ class StoredComparison:
     max_launches: int = 1
     file: str = ""
     kind: ReferenceKind = ReferenceKind.BASELINE
+    workload: str = ""
 
     def judge(self, launches: Sequence[LaunchFacts], decided: Mapping[str, Verdict] | None = None) -> Verdicts:
         """Return one verdict per metric. A metric that only one of the two sides has is *missing*.
@@ -109,7 +118,8 @@ class StoredComparison:
                 return missing_row(blank, Missing.CANDIDATE_VALUE, f"the launch has no {metric.name}")
             return missing_row(replace(blank, is_unrecorded=True), Missing.BASELINE, "no baseline")
         center_launches = self.baseline.center_launches
-        if detail := other_setup(self.baseline.config, center_launches[-1], self.config, launches):
+        detail = other_workload(self.baseline.workload, self.workload or self.baseline.workload)
+        if detail := detail or other_setup(self.baseline.config, center_launches[-1], self.config, launches):
             return missing_row(replace(blank, is_unrecorded=True), Missing.BASELINE, detail)
         if row := unprofiled_row(blank, metric, launches, center_launches):
             return row

@@ -81,7 +81,8 @@ class StoredCase:
 def prior_variance(metric: Metric, device: str, cases: Sequence[StoredCase]) -> VarianceComponents:
     """Return the median variance of a platform's other cases, or the default if fewer than three have one.
 
-    The default also applies to a loss, whose noise depends on the workload and not on the platform.
+    The default also applies to a loss, whose noise depends on the workload and not on the platform, and to launches
+    that vary far less than those of the other cases.
     """
     default = default_variance(metric, device)
     if metric.kind is MetricKind.NUMERIC:
@@ -101,6 +102,7 @@ def prior_variance(metric: Metric, device: str, cases: Sequence[StoredCase]) -> 
         within.slower if within else default.slower,
         within.faster if within else default.faster,
         shared.between if shared else default.between,
+        otherwise=default,
     )
 
 

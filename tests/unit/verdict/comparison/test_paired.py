@@ -11,7 +11,7 @@ from pytest_aorta.verdict.comparison.paired import PairedComparison
 from pytest_aorta.verdict.metrics import Tolerance
 from pytest_aorta.verdict.noise.priors import default_variance
 from pytest_aorta.verdict.statistics.decision import Outcome
-from tests.unit.builders import make_facts, on_cpu, with_p50
+from tests.unit.builders import default_priors, make_facts, on_cpu, with_p50
 from tests.unit.verdict.compared import LONG, chose, compare, outcomes
 
 
@@ -85,3 +85,12 @@ def test_slow_machine_explains_no_change_of_bits():
     slow = make_facts(canary_ms={"gemm_ms": 2.0}, weight_hashes={"10": "b" * 16, "9": "1" * 16})
     verdicts = compare([slow], [make_facts(canary_ms={"gemm_ms": 1.0})], only=["weight_hash"])
     assert (verdicts["weight_hash"].outcome, verdicts.notes) == (Outcome.REGRESSION, ())
+
+
+@pytest.mark.parametrize(("version", "outcome"), [("main", Outcome.MISSING), ("", Outcome.NOT_APPLICABLE)])
+def test_version_that_computes_on_another_device_is_lost_and_a_variant_may_do_so(version, outcome):
+    here = make_facts(environment={"torch": "2.11.0", "device": "cpu"}, weight_hashes={"10": "f" * 16})
+    comparison = PairedComparison("case", {}, default_priors, version=version)
+    assert outcomes(comparison.judge([here], [make_facts()])) == dict.fromkeys(
+        ["step_time_p50", "weight_hash"], outcome
+    )

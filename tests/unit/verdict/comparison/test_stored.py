@@ -9,7 +9,7 @@ from pytest_aorta.verdict.comparison.stored import StoredComparison
 from pytest_aorta.verdict.metrics import METRICS, Tolerance
 from pytest_aorta.verdict.noise.priors import default_variance
 from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.verdicts import Verdict
+from pytest_aorta.verdict.verdicts import ReferenceKind, Verdict
 from tests.unit.builders import (
     default_priors,
     launches_near,
@@ -153,3 +153,23 @@ def test_loss_within_the_noise_of_its_baseline_is_no_regression():
     noisy = tuple(2.0 + 10 * (loss - 2.0) for loss in NOISY_LOSSES)
     row = check_loss(2.045, 2.05, 2.045, recorded=noisy, max_launches=3)
     assert row.outcome is Outcome.INCONCLUSIVE
+
+
+LOST_GPU = make_facts(environment={"torch": "2.11.0", "device": "cpu"}, weight_hashes={"10": "f" * 16})
+
+
+def test_launch_that_computes_on_another_device_than_its_baseline_on_the_platform_is_lost():
+    verdicts = check(with_p50(LOST_GPU, 99.0), baseline=STABLE)
+    assert outcomes(verdicts) == {"step_time_p50": Outcome.MISSING, "weight_hash": Outcome.MISSING}
+    assert all(row.is_lost for row in verdicts.rows)
+    assert "the ranks computed on cpu, those of the baseline on cuda; " in verdicts["step_time_p50"].detail
+
+
+def test_baseline_without_a_device_among_its_facts_is_compared():
+    nameless = make_baseline(launches=stored(*[make_facts(environment={})] * 3))
+    assert check(make_facts(environment={"device": "cuda"}), baseline=nameless)["step_time_p50"].missing is None
+
+
+def test_times_of_results_of_two_platforms_are_not_applicable():
+    comparison = StoredComparison("case", CONFIG, STABLE, {}, default_priors, kind=ReferenceKind.RESULTS)
+    assert comparison.judge([LOST_GPU])["step_time_p50"].outcome is Outcome.NOT_APPLICABLE

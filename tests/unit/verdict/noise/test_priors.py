@@ -6,6 +6,7 @@ import time
 import pytest
 
 from pytest_aorta.verdict.baseline import baseline_path, read_baseline_file, write_baseline
+from pytest_aorta.verdict.comparison.stored import StoredComparison
 from pytest_aorta.verdict.metrics import METRICS
 from pytest_aorta.verdict.noise import priors
 from pytest_aorta.verdict.noise.priors import (
@@ -20,6 +21,7 @@ from pytest_aorta.verdict.noise.priors import (
     transformed_by_revision,
     transformed_values,
 )
+from pytest_aorta.verdict.statistics.decision import Outcome
 from tests.unit.builders import launches_near, make_baseline, make_facts, on_cpu, stored, with_p50
 
 P50 = METRICS["step_time_p50"]
@@ -130,6 +132,18 @@ def test_cases_of_several_blocks_give_the_prior_of_blocks():
 def test_cases_of_single_launches_tell_nothing():
     cases = [StoredCase(make_baseline(case=str(number))) for number in range(5)]
     assert prior_variance(P50, "cuda", cases) == default_variance(P50, "cuda")
+
+
+def test_stable_case_beside_noisy_ones_keeps_its_tolerance_and_detects_what_it_does_alone():
+    noisy = [StoredCase(noisy_case(str(number), 0.2)) for number in range(MIN_CASES)]
+    stable = make_baseline(launches=stored(*launches_near(10.0, 10, deviation=0.002)))
+    slower = launches_near(12.0, 3, deviation=0.002, seed=1)
+    comparison = StoredComparison(
+        stable.case, stable.config, stable, {}, lambda metric: prior_variance(metric, "cuda", noisy), 6
+    )
+    row = comparison.judge(slower)["step_time_p50"]
+    assert (row.outcome, row.tolerance.value) == (Outcome.REGRESSION, 0.05)
+    assert comparison.judge(launches_near(10.0, 1, deviation=0.002))["step_time_p50"].outcome is Outcome.PASS
 
 
 def test_difference_between_revisions_is_not_variance():

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from statistics import mean
 
 import pytest
@@ -17,7 +18,7 @@ from pytest_aorta.verdict.statistics.variance import (
     quantile,
     typical,
 )
-from tests.unit.simulated import PRIOR
+from tests.unit.simulated import PRIOR, at_most
 
 # A weak prior, so that the measured variance decides.
 FAINT = VarianceComponents(Variance(1e-8, 1e-6), Variance(1e-8, 1e-6), Variance(1e-8, 1e-6))
@@ -86,6 +87,24 @@ def test_more_launches_outweigh_the_prior():
     rng = random.Random(6)
     values = [pooled_variance([draw(rng, 1, count, 0.05, 0)], PRIOR).within.value for count in (2, 5, 80)]
     assert abs(values[2] - 0.0025) < abs(values[1] - 0.0025) < abs(values[0] - 0.0025)
+
+
+def test_prior_of_other_cases_does_not_count_for_launches_that_vary_far_less():
+    rng = random.Random(6)
+    others = VarianceComponents.of(0.2, 0.2, 2)
+    prior = replace(others, otherwise=PRIOR)
+    stable, noisy = ([draw(rng, 1, 10, deviation, 0.0)] for deviation in (0.002, 0.1))
+    assert pooled_variance(stable, prior) == pooled_variance(stable, PRIOR)
+    assert pooled_variance(noisy, prior) == pooled_variance(noisy, others)
+    assert pooled_variance([[[0.0]]], prior) == pooled_variance([[[0.0]]], others)
+
+
+def test_launches_with_the_noise_of_other_cases_seldom_lose_their_prior():
+    rng = random.Random(7)
+    prior = replace(VarianceComponents.of(0.02, 0.02, 2), otherwise=PRIOR)
+    drawn = [[draw(rng, 1, 10, 0.02, 0.0)] for _ in range(2000)]
+    lost = sum(pooled_variance(launches, prior) == pooled_variance(launches, PRIOR) for launches in drawn)
+    assert lost <= at_most(1e-3, len(drawn))
 
 
 def test_revisions_with_different_centers_add_no_variance_between_blocks():
