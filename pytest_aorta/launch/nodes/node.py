@@ -31,7 +31,7 @@ LOG_LINES = 8
 _SCHEMA = "rank_files.schema.json"
 _MESSAGES = ("heartbeat", "refused", "file", "end")
 _RANK_FILE = re.compile(
-    r"ranks/(\d{1,6})/(?:pid|marks|progress|output\.log|stacks\.txt|py-spy\.txt|result\.json|error\.json"
+    r"ranks/(\d{1,6})/(?:pid|marks|suspended|progress|output\.log|stacks\.txt|py-spy\.txt|result\.json|error\.json"
     r"|collectives\.json|telemetry\.jsonl|trace(?:-\d{1,3})?\.json\.gz)"
 )
 _FLIGHT_FILE = re.compile(r"flight/rank_(\d{1,6})")
