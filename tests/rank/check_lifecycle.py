@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from pytest_aorta.worker import lifecycle
 from pytest_aorta.worker.lifecycle import leave_process_groups, run_rank
 
 FORGETFUL = """
@@ -57,7 +58,8 @@ def test_process_that_a_script_has_forked_leaves_no_result(tmp_path, monkeypatch
     pid, folder = os.getpid(), tmp_path / "ranks" / "0"
     folder.mkdir(parents=True)
     (tmp_path / "train.py").write_text(FORKING)
-    plan = {"script": str(tmp_path / "train.py"), "args": [], "reference": None, "adapters": []}
+    monkeypatch.setattr(lifecycle, "adapted_result", lambda *_: None)
+    plan = {"script": str(tmp_path / "train.py"), "args": [], "reference": None, "adapters": ["log"]}
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     try:
         with pytest.raises(SystemExit):
