@@ -188,6 +188,22 @@ def test_lines_of_a_message_that_are_indented_keep_their_indentation(tmp_path):
     assert failure(tmp_path, ended()).splitlines()[1:-1] == ["  | [5] loss=0.2"]
 
 
+def test_message_that_ends_with_a_traceback_of_the_same_type_is_shown_once(tmp_path):
+    inner = 'Traceback (most recent call last):\n  File "data.py", line 9, in load\nKeyError: 3\n'
+    message = f"Caught KeyError in DataLoader worker process 0.\nOriginal {inner}"
+    outer = f'Traceback (most recent call last):\n  File "train.py", line 1, in step\nKeyError: {message}\n'
+    raised(tmp_path, 1, 5, message, "KeyError", outer)
+    assert failure(tmp_path, ended()).splitlines()[:-1] == [
+        "toy on 2 cpu ranks: rank exception: rank 1 failed first: "
+        "KeyError: Caught KeyError in DataLoader worker process 0.",
+        "    Original Traceback (most recent call last):",
+        '  File "data.py", line 9, in load',
+        "    KeyError: 3",
+        "Traceback (most recent call last):",
+        '  File "train.py", line 1, in step',
+    ]
+
+
 def test_notes_of_an_error_are_kept(tmp_path):
     text = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\nValueError: boom\nwhile loading shard 7\n'
     raised(tmp_path, 0, 1, text=text)
@@ -624,6 +640,14 @@ def test_suspended_rank_is_named_at_the_time_limit(tmp_path):
     lines = failure(tmp_path, ended(EndReason.TIME_LIMIT, None)).splitlines()
     assert lines[0].endswith("rank 0 waits for rank 1")
     assert lines[1] == "  rank 1, step 4: suspended by a signal such as SIGSTOP"
+
+
+def test_suspended_rank_is_named_before_a_rank_that_runs_on(tmp_path):
+    stuck(tmp_path, 0, COMPUTING, 4)
+    stuck(tmp_path, 1, "", 4)
+    write_rank_file(tmp_path, 1, "suspended", "")
+    found = launch_failure(make_plan(tmp_path), ended(EndReason.TIME_LIMIT, None))
+    assert (found.kind, found.rank) == ("hang elsewhere", 1)
 
 
 def test_straggler_is_named_with_where_it_is(tmp_path):
