@@ -62,7 +62,7 @@ class RankEvidence:
         exit_code: the exit code of a rank that ended by itself, negative for a signal; None if neither the torchrun
             agent nor the rank's stack reports one.
         suspended: a signal such as SIGSTOP had suspended the rank when the launch ended.
-        was_running: the rank was still running when the agent found a peer's failure; the agent has then stopped it.
+        was_running: the rank was still running when a peer had failed or a limit was reached, and was then stopped.
         frames: frames of the rank's main thread at a time limit, or of the thread that a fatal signal ended, innermost
             first and without those of the harness.
         steps: measured steps that the rank has entered.
@@ -95,12 +95,13 @@ class RankEvidence:
         return self.started or self.error is not None
 
 
-def read_evidence(plan: LaunchPlan) -> list[RankEvidence]:
-    """Return every rank's evidence, in order of rank."""
+def read_evidence(plan: LaunchPlan, stopped: Collection[int] = ()) -> list[RankEvidence]:
+    """Return every rank's evidence, in order of rank; ``stopped`` are ids of processes that the guard has stopped."""
     damaged: list[str] = []
     agent = _json(plan.run_dir / names.AGENT_FILE, "agent", damaged) or {}
     exit_codes = {entry["rank"]: entry["exit_code"] for entry in agent.get("failures", ())}
     running = set(agent.get("running", ()))
+    running |= {rank for rank in range(plan.world.size) if _pid(names.rank_folder(plan.run_dir, rank)) in stopped}
     ranks = [
         replace(_read_rank(plan, rank, exit_codes.get(rank)), was_running=rank in running)
         for rank in range(plan.world.size)
@@ -192,6 +193,11 @@ def _in_flight(record: dict[str, Any] | None) -> str | None:
 def _timed_out(log: str) -> str | None:
     match = _WATCHDOG.search(log)
     return f"{match[2]} number {match[1]}" if match else None
+
+
+def _pid(folder: Path) -> int | None:
+    text = _text(folder / names.PID_FILE)
+    return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else None
 
 
 def _size(path: Path) -> int:

@@ -633,6 +633,19 @@ def test_script_that_exits_is_reported_with_the_code_that_the_kernel_keeps(tmp_p
     assert failure(tmp_path, ended()).splitlines()[0] == f"toy on 2 cpu ranks: rank 1 failed first: {said}"
 
 
+@pytest.mark.parametrize("reason", [EndReason.RANK_ERROR, EndReason.TIME_LIMIT])
+def test_rank_that_the_guard_stopped_is_not_said_to_have_exited_although_it_left_no_stack(tmp_path, reason):
+    for rank, pid in enumerate(("7", "8")):
+        write_rank_file(tmp_path, rank, "pid", pid)
+        entered(tmp_path, rank, 4)
+    raised(tmp_path, 0, 1, TIMED_OUT, "RuntimeError")
+    outcome = ended(reason, None)
+    assert "rank 1 exited with code 0" in failure(tmp_path, outcome)
+    text = failure(tmp_path, replace(outcome, stopped=(5, 8)))
+    assert f"rank 0 failed first: RuntimeError: {TIMED_OUT}" in text.splitlines()[0]
+    assert "  rank 1, step 4: no stack, and output.log is empty" in text.splitlines()
+
+
 def test_suspended_rank_is_named_at_the_time_limit(tmp_path):
     stuck(tmp_path, 0, WAITING, 4)
     stuck(tmp_path, 1, "", 4)
