@@ -38,7 +38,10 @@ def traceback_lines(text: str, error_type: str, message: str, limit: int, file: 
     """
     lines = text.rstrip().splitlines()
     named = re.compile(rf"(?:[\w.]+\.)?{re.escape(error_type)}(?::|$)")
-    start = max((number for number, line in enumerate(lines) if named.match(line)), default=len(lines))
+    starts = [number for number, line in enumerate(lines) if named.match(line)]
+    # The message of a DataLoader's error ends with the worker's traceback, which can name the same type.
+    whole = [number for number in starts if lines[number].endswith(message.partition("\n")[0])]
+    start = max(whole or starts, default=len(lines))
     # Notes of the error follow its message.
     lines = lines[:start] + lines[start + max(1, len(message.splitlines())) :]
     return _without_middle(lines, limit, file)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from itertools import dropwhile
 from pathlib import Path
@@ -33,7 +33,7 @@ _FATAL_SIGNALS = {
     "Floating-point exception": signal.SIGFPE,
     "Illegal instruction": signal.SIGILL,
 }
-_FRAME = re.compile(r'^\s*File "(?P<file>[^"]*)", line (?P<line>\d{1,9}) in (?P<function>.*)$')
+_FRAME = re.compile(r'^\s*File "(?P<file>[^"]*)", line (?P<line>\d{1,9}),? in (?P<function>.*)$')
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,9 @@ class RankEvidence:
         exit_code: the exit code of a rank that ended by itself, negative for a signal; None if neither the torchrun
             agent nor the rank's stack reports one.
         suspended: a signal such as SIGSTOP had suspended the rank when the launch ended.
-        was_running: the rank was still running when the agent of a warm launch found a peer's failure.
-        frames: frames of the rank's main thread, innermost first and without those of the harness, at a time limit or
-            a fatal signal.
+        was_running: the rank was still running when a peer had failed or a limit was reached, and was then stopped.
+        frames: frames of the rank's main thread at a time limit, or of the thread that a fatal signal ended, innermost
+            first and without those of the harness.
         steps: measured steps that the rank has entered.
         log_tail: the last lines of the rank's output that are not lines of ``error``.
         log_bytes: the size of the rank's output, in bytes.
@@ -95,12 +95,13 @@ class RankEvidence:
         return self.started or self.error is not None
 
 
-def read_evidence(plan: LaunchPlan) -> list[RankEvidence]:
-    """Return every rank's evidence, in order of rank."""
+def read_evidence(plan: LaunchPlan, stopped: Collection[int] = ()) -> list[RankEvidence]:
+    """Return every rank's evidence, in order of rank; ``stopped`` are ids of processes that the guard has stopped."""
     damaged: list[str] = []
     agent = _json(plan.run_dir / names.AGENT_FILE, "agent", damaged) or {}
     exit_codes = {entry["rank"]: entry["exit_code"] for entry in agent.get("failures", ())}
     running = set(agent.get("running", ()))
+    running |= {rank for rank in range(plan.world.size) if _pid(names.rank_folder(plan.run_dir, rank)) in stopped}
     ranks = [
         replace(_read_rank(plan, rank, exit_codes.get(rank)), was_running=rank in running)
         for rank in range(plan.world.size)
@@ -113,6 +114,13 @@ def log_tail(path: Path, known: Collection[str] = ()) -> tuple[str, ...]:
     """Return the last lines of a log that are not ``known`` from elsewhere, each cut to 300 characters."""
     lines = [line for line in without_harness(_text(path)).splitlines() if line.strip() and line not in known]
     return tuple(line[:300] for line in lines[-_LOG_LINES:])
+
+
+def traceback_frames(rank: RankEvidence) -> tuple[Frame, ...]:
+    """Return the frames of the error that ended a rank, innermost first and without those of the harness."""
+    # An error that led to this error comes before it.
+    traceback = rank.error["traceback"].rpartition("Traceback (most recent call last):")[2] if rank.error else ""
+    return _own_frames(_frames(reversed(traceback.splitlines())))
 
 
 def _read_rank(plan: LaunchPlan, rank: int, exit_code: int | None) -> RankEvidence:
@@ -147,19 +155,30 @@ def _fatal_signal(stacks: str) -> int | None:
 
 
 def _main_frames(stacks: str) -> tuple[Frame, ...]:
-    """Return the main thread's frames: the last block whose outermost frame is not the start of another thread."""
+    """Return the main thread's frames: the last block whose outermost frame is not the start of another thread.
+
+    If a fatal signal has ended another thread, the frames are those of that thread.
+    """
     found: tuple[Frame, ...] = ()
-    for block in re.split(r"(?m)^(?:Current thread|Thread) ", stacks):
-        matches = [_FRAME.match(line) for line in block.splitlines()[1:]]
-        frames = tuple(Frame(match["file"], int(match["line"]), match["function"]) for match in matches if match)
+    is_fatal = False
+    for block in re.split(r"(?m)^(?=Current thread |Thread )", stacks):
+        frames = _frames(block.splitlines()[1:])
+        if is_fatal and block.startswith("Current thread ") and frames:
+            return _own_frames(frames) or frames
+        is_fatal = is_fatal or _FATAL.search(block) is not None
         if frames and frames[-1].function != "_bootstrap":
             found = frames
     return _own_frames(found) or found
 
 
+def _frames(lines: Iterable[str]) -> tuple[Frame, ...]:
+    matches = map(_FRAME.match, lines)
+    return tuple(Frame(match["file"], int(match["line"]), match["function"]) for match in matches if match)
+
+
 def _own_frames(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
     """Return the frames without those that started the rank's code, imported it, or reported the stack."""
-    inner = [frame for frame in frames if "/pytest_aorta/launch/" not in frame.file and frame.file[0] != "<"]
+    inner = [frame for frame in frames if "/pytest_aorta/launch/" not in frame.file and not frame.file.startswith("<")]
     return tuple(reversed(list(dropwhile(lambda frame: is_harness(frame.file), reversed(inner)))))
 
 
@@ -174,6 +193,11 @@ def _in_flight(record: dict[str, Any] | None) -> str | None:
 def _timed_out(log: str) -> str | None:
     match = _WATCHDOG.search(log)
     return f"{match[2]} number {match[1]}" if match else None
+
+
+def _pid(folder: Path) -> int | None:
+    text = _text(folder / names.PID_FILE)
+    return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else None
 
 
 def _size(path: Path) -> int:

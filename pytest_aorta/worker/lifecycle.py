@@ -43,7 +43,10 @@ def run_rank(run_dir: Path, folder: Path) -> None:
     # If the A/B reference is another environment, packages of that environment come first.
     sys.path += filter(None, os.environ.pop(variables.LATE_PATH, "").split(":"))
     if plan["script"] is not None:
+        pid = os.getpid()
         run_script(plan["script"], plan["args"])
+        if os.getpid() != pid:  # a process that the script has forked, and that has ended by sys.exit(0)
+            return
         leave_mark(folder, RAN)
         refuse_leaks(plan["reference"])
         recorded = adapted_result(plan["adapters"], folder) if plan["adapters"] else recorder.result()

@@ -56,6 +56,7 @@ MATRIX = {
     "many_lines": ("output cap", 1, "logs exceed 32 MiB, rank 1 wrote most"),
     "suspended": ("hang in collective", 1, "rank 1 suspended by a signal such as SIGSTOP in step 2"),
     "given_up": ("rank exception", 0, "rank 1, step 2: gil ("),
+    "awaited": ("rank exception", 0, "rank 1, step 2: absent ("),
     "done_alone": ("hang elsewhere", 1, "a rank was done for 3 s and others were not"),
 }
 # These faults end at the time limit.
@@ -128,7 +129,7 @@ VARIANTS = {"exit_code", "full_disk_at_result", "many_lines", "spin", "gil", "de
 # Kinds whose diagnosis reads the files of ranks, whoever started the ranks: warm in CI, cold every night.
 WARM = ("exception", "segfault", "nan_result", "nan_parameter", "one_long_line", "suspended", "done_alone")
 # Every night with both launchers.
-NIGHTLY = ("given_up",)
+NIGHTLY = ("given_up", "awaited")
 
 
 def marks(kind: str) -> list[pytest.MarkDecorator]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from pytest_aorta.worker import lifecycle
 from pytest_aorta.worker.lifecycle import leave_process_groups, run_rank
 
 FORGETFUL = """
@@ -37,6 +39,34 @@ def test_run_without_a_result_names_the_class_and_what_it_has_to_return(tmp_path
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     with pytest.raises(TypeError, match=r"^Forgetful\.run\(\) returned None; it has to return a RankResult$"):
         run_rank(tmp_path, folder)
+    assert not (folder / "result.json").exists()
+
+
+FORKING = """
+import os, sys
+
+child = os.fork()
+if child == 0:
+    sys.exit(0)
+os.waitpid(child, 0)
+sys.exit(3)
+"""
+
+
+def test_process_that_a_script_has_forked_leaves_no_result(tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    pid, folder = os.getpid(), tmp_path / "ranks" / "0"
+    folder.mkdir(parents=True)
+    (tmp_path / "train.py").write_text(FORKING)
+    monkeypatch.setattr(lifecycle, "adapted_result", lambda *_: None)
+    plan = {"script": str(tmp_path / "train.py"), "args": [], "reference": None, "adapters": ["log"]}
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    try:
+        with pytest.raises(SystemExit):
+            run_rank(tmp_path, folder)
+    finally:
+        if os.getpid() != pid:
+            os._exit(0)
     assert not (folder / "result.json").exists()
 
 

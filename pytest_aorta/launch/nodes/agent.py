@@ -263,7 +263,8 @@ class Agent:
             is_first = True
             with suppress(OSError), open_regular(path) as file:
                 file.seek(offset)
-                while size > 0 and (data := file.read(min(size, CHUNK_BYTES))):
+                # The mark of a suspended rank is empty.
+                while (data := file.read(min(size, CHUNK_BYTES))) or is_first:
                     size -= len(data)
                     wire.send({"type": "file", "name": name, "data": encode(data), "is_first": is_first})
                     is_first = False

@@ -37,6 +37,8 @@ LAUNCHER_END_S = 5.0
 TERM_S = 2.0
 KILL_S = 10.0
 MAX_STRANGERS = 64
+# The lists in agent.json.
+REPORTED = ("failures", "running")
 # The files of one connection (two descriptors of its socket, and an eventfd), and all other files of this process.
 FILES_PER_WIRE = 3
 OTHER_FILES = 32
@@ -265,10 +267,11 @@ class Coordinator:
 
     def keep_failures(self) -> None:
         """Merge the nodes' exit codes and logs into the files that a launch on one node writes."""
-        failures = [failure for node in self.nodes.values() for failure in node.failures(self.run_dir)]
+        reports = [node.agent_report(self.run_dir) for node in self.nodes.values()]
+        merged = {name: [entry for report in reports for entry in report.get(name, ())] for name in REPORTED}
         with suppress(OSError):  # a full disk must not hide the verdict
-            if failures:
-                write_json(self.run_dir / AGENT_FILE, {"failures": failures})
+            if any(merged.values()):
+                write_json(self.run_dir / AGENT_FILE, merged)
             for node in self.nodes.values():
                 if text := node.log_tail(self.run_dir):
                     print(f"== {node.name} ==\n{text}", flush=True)

@@ -31,7 +31,7 @@ LOG_LINES = 8
 _SCHEMA = "rank_files.schema.json"
 _MESSAGES = ("heartbeat", "refused", "file", "end")
 _RANK_FILE = re.compile(
-    r"ranks/(\d{1,6})/(?:pid|marks|progress|output\.log|stacks\.txt|py-spy\.txt|result\.json|error\.json"
+    r"ranks/(\d{1,6})/(?:pid|marks|suspended|progress|output\.log|stacks\.txt|py-spy\.txt|result\.json|error\.json"
     r"|collectives\.json|telemetry\.jsonl|trace(?:-\d{1,3})?\.json\.gz)"
 )
 _FLIGHT_FILE = re.compile(r"flight/rank_(\d{1,6})")
@@ -197,14 +197,14 @@ class Node:
         self.lost = f"{self.name} was lost after {self.ended_s - self.began_s:.1f} s: {why}{ranks}{kept}"
         self.wire.close()
 
-    def failures(self, run_dir: Path) -> list[Any]:
-        """Return the exit codes of the node's failed ranks."""
+    def agent_report(self, run_dir: Path) -> dict[str, Any]:
+        """Return what the node's torchrun agent reported of its ranks; empty if no rank failed there."""
         path = node_folder(run_dir, self.rank) / AGENT_FILE
         try:
-            document = read_json(path, max_bytes=_MAX_OWN_BYTES)
+            document: dict[str, Any] = read_json(path, max_bytes=_MAX_OWN_BYTES)
         except UnreadableFile:
-            return []
-        return [] if violation(document, _SCHEMA, "agent") else list(document["failures"])
+            return {}
+        return {} if violation(document, _SCHEMA, "agent") else document
 
     def log_tail(self, run_dir: Path) -> str:
         """Return the last lines of the node's agent.log."""

@@ -10,6 +10,8 @@ import faulthandler
 import os
 import signal
 import sys
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from pytest_aorta.common import variables
@@ -31,6 +33,7 @@ def main(run_dir: Path) -> None:
     """Run this rank's part of the plan and exit at once, without the interpreter's slow teardown."""
     folder = rank_folder(run_dir, os.environ["RANK"])
     prepare(folder)
+    pid = os.getpid()
     exit_code = 0
     try:
         with without_collection():
@@ -41,13 +44,14 @@ def main(run_dir: Path) -> None:
         _kept.append(error)
         exit_code = error.code if isinstance(error.code, int) else int(error.code is not None)
         if exit_code:
-            write_error(folder, error)
+            write_error(folder if os.getpid() == pid else None, error)
     except BaseException as error:  # noqa: BLE001 - every error has to be reported
         _kept.append(error)
         exit_code = 1
-        write_error(folder, error)
+        write_error(folder if os.getpid() == pid else None, error)
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        with suppress(Exception):  # the script may have closed or replaced the stream
+            stream.flush()
     if os.environ.get(variables.PROFILER) in WRAPPERS:
         sys.exit(exit_code)  # these profilers write their traces when the process exits normally
     # Threads of NCCL and gloo would outlive main; such threads have aborted processes that had succeeded.
@@ -67,6 +71,8 @@ def prepare(folder: Path) -> None:
     # The worker writes traces and telemetry into this folder.
     os.environ[variables.RANK_FOLDER] = str(folder)
     faulthandler.enable(stacks)
+    # A fatal signal of a forked child, e.g. of a DataLoader's worker, is not the rank's: its stack goes to the log.
+    os.register_at_fork(after_in_child=partial(faulthandler.enable, 2))
     faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
     leave_last_words(folder, stacks)
     write_text(folder / PID_FILE, str(os.getpid()), durable=False)

@@ -1,23 +1,57 @@
 """The torchrun agent, ``python -m pytest_aorta.launch.process.torchrun RUN_DIR ARGS...``.
 
-The program runs torchrun, and writes the exit code of every failed rank to ``agent.json``: torchrun reports exit codes
-only in its log.
+The program runs torchrun, and writes the exit code of every rank that failed on its own to ``agent.json``: torchrun
+reports exit codes only in its log.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 from pytest_aorta.common import variables
+from pytest_aorta.common.regular import read_regular
 from pytest_aorta.launch.process.imports import without_collection
 from pytest_aorta.launch.readiness import is_readable
 from pytest_aorta.plan.profiler import WRAPPERS
-from pytest_aorta.result.folder import AGENT_FILE
+from pytest_aorta.result.folder import AGENT_FILE, PID_FILE, RANKS_FOLDER
+
+# The logger that names the ranks that torchrun stops.
+STOPPING_LOGGER = "torch.distributed.elastic.multiprocessing.api"
+_PID_BYTES = 16
+
+
+class StoppedRanks(logging.Filter):
+    """The last signal that torchrun sent to each rank that it stopped, by process id, read from torchrun's log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.signals: dict[object, signal.Signals] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Keep the process id that a message names; every message stays in the log."""
+        text = str(record.msg)
+        if isinstance(record.args, tuple) and record.args:
+            if text.startswith("Sending process"):
+                self.signals[record.args[0]] = signal.SIGTERM
+            elif text.startswith("Unable to shutdown process"):
+                self.signals[record.args[0]] = signal.SIGKILL
+        return True
+
+    def ranks(self, run_dir: Path) -> list[int]:
+        """Return the ranks that torchrun stopped."""
+        ranks = []
+        for path in run_dir.glob(f"{RANKS_FOLDER}/*/{PID_FILE}"):
+            with suppress(OSError, ValueError):
+                if int(read_regular(path, _PID_BYTES)) in self.signals:
+                    ranks.append(int(path.parent.name))
+        return sorted(ranks)
 
 
 def main(argv: list[str]) -> int:
@@ -29,17 +63,21 @@ def main(argv: list[str]) -> int:
 
     from pytest_aorta.common.files import write_json
 
+    stopped = StoppedRanks()
+    logging.getLogger(STOPPING_LOGGER).addFilter(stopped)
     store = serve_rendezvous()
     os.environ[variables.AGENT_PID] = str(os.getpid())
     try:
         run(parse_args(argv[1:]))
     except ChildFailedError as error:
-        # Besides ranks that failed, the error can contain ranks that the agent has stopped, with SIGTERM.
+        # Besides ranks that failed, the error contains ranks that torchrun has stopped.
         failures = [
             {"rank": rank, "pid": failure.pid, "exit_code": failure.exitcode}
             for rank, failure in sorted(error.failures.items())
+            if failure.exitcode != -stopped.signals.get(failure.pid, 0)
         ]
-        write_json(Path(argv[0]) / AGENT_FILE, {"failures": failures})
+        run_dir = Path(argv[0])
+        write_json(run_dir / AGENT_FILE, {"failures": failures, "running": stopped.ranks(run_dir)})
         return 1
     except SignalException as error:
         return 128 + int(error.sigval)

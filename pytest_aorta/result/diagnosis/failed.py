@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import IntEnum, auto
 
 from pytest_aorta.common.frames import is_library, traceback_lines
 from pytest_aorta.result.diagnosis.describe import (
@@ -20,7 +21,7 @@ from pytest_aorta.result.diagnosis.describe import (
     names_of,
     positions,
 )
-from pytest_aorta.result.evidence import RankEvidence
+from pytest_aorta.result.evidence import RankEvidence, traceback_frames
 from pytest_aorta.result.folder import ERROR_FILE
 
 _TRACEBACK_LINES = 24
@@ -30,14 +31,25 @@ _HEADLINE = 1000
 # Errors of a rank whose peer is gone. Such a rank is a victim of the failure, even if its error is the earliest.
 _PEER_ERROR = re.compile(
     r"connection (was )?(closed|reset|refused)|closed by peer|reset by peer|broken pipe|remote process exited"
-    r"|ncclRemoteError|recvValue failed|peer (has )?(closed|gone)|socket (closed|timeout)|EPIPE|ECONNRESET"
-    r"|timed out waiting \d+ ?ms for (recv|send)|wait timeout after \d+ ?ms, keys",
+    r"|ncclRemoteError|recvValue failed|peer (has )?(closed|gone)|socket (closed|timeout)|EPIPE|ECONNRESET",
     re.IGNORECASE,
 )
 _LOOK_INTO_DMESG = (
     "  next: look for rank {} in dmesg, since the kernel sends SIGKILL if the host or a container runs out of memory"
 )
+# Errors of a rank whose peer did not answer in time. If this rank then ends, its peers lose their connections.
+_PEER_LATE = re.compile(r"timed out waiting \d+ ?ms for (recv|send)|wait timeout after \d+ ?ms, keys", re.IGNORECASE)
 _NUMBER = re.compile(r"\d+")
+
+
+class Stage(IntEnum):
+    """Kinds of failures, in the order in which one follows from another."""
+
+    ENDED = auto()  # an exit code or a signal of the rank's own
+    ERROR = auto()
+    PEER_LATE = auto()
+    REACTION = auto()  # the rank was stopped, or aborted by a thread that reacted to another rank's end
+    PEER_LOST = auto()
 
 
 @dataclass(frozen=True)
@@ -48,46 +60,56 @@ class RankFailure:
         kind: Class of the failure, as in ``LaunchFailure``.
         message: The error or the exit status, in words.
         evidence: What the rank left.
-        order: Sorts failures, the first one first: victims and reactions come last, errors by time.
+        order: Sorts failures, the first one first: by stage, then by time or exit code.
     """
 
     kind: str
     message: str
     evidence: RankEvidence
-    order: tuple[bool, bool, bool, int]
+    order: tuple[Stage, int]
 
     @property
     def is_victim(self) -> bool:
-        """Return True if the failure follows from another rank's end."""
-        return self.order[0]
+        """Return True if the failure follows from another rank's delay or end."""
+        return self.order[0] in (Stage.PEER_LATE, Stage.PEER_LOST)
 
     @property
     def is_reaction(self) -> bool:
         """Return True if the rank was stopped, or aborted by a thread that reacted to another rank's end."""
-        return self.order[1]
+        return self.order[0] == Stage.REACTION
 
 
 def own_failure(rank: RankEvidence) -> RankFailure | None:
-    """Return a rank's own failure, or None. The order is: exits and signals, errors by time, reactions, victims."""
+    """Return a rank's own failure, or None."""
     if rank.error is not None:
         if rank.error["type"] == "SystemExit":
             message = _exit_message(rank.error["message"])
-            return RankFailure("exit code", message, rank, (False, False, True, rank.error["time_ns"]))
+            return RankFailure("exit code", message, rank, (Stage.ERROR, rank.error["time_ns"]))
         message = f"{rank.error['type']}: {rank.error['message']}".removesuffix(": ")
         kind = "out of memory" if "OutOfMemory" in rank.error["type"] else "rank exception"
-        is_victim = bool(_PEER_ERROR.search(rank.error["message"]))
-        return RankFailure(kind, message, rank, (is_victim, False, True, rank.error["time_ns"]))
+        return RankFailure(kind, message, rank, (_stage_of(rank.error["message"]), rank.error["time_ns"]))
     if rank.exit_code is None:
         return None
     # Threads of NCCL and gloo abort in reaction to a failure elsewhere, and SIGTERM is sent to ranks that are stopped.
-    is_reaction = rank.exit_code in (-signal.SIGABRT, -signal.SIGTERM)
+    # A handler of SIGTERM can choose any exit code.
+    is_reaction = rank.exit_code in (-signal.SIGABRT, -signal.SIGTERM) or (rank.was_running and rank.exit_code > 0)
     kind = "signal" if rank.exit_code < 0 else "exit code"
-    return RankFailure(kind, exit_text(rank.exit_code), rank, (False, is_reaction, False, rank.exit_code))
+    stage = Stage.REACTION if is_reaction else Stage.ENDED
+    return RankFailure(kind, exit_text(rank.exit_code), rank, (stage, rank.exit_code))
+
+
+def _stage_of(message: str) -> Stage:
+    if _PEER_LATE.search(message):
+        return Stage.PEER_LATE
+    return Stage.PEER_LOST if _PEER_ERROR.search(message) else Stage.ERROR
 
 
 def _exit_message(given: str) -> str:
     """Return the argument of ``sys.exit`` in words. For a text, the interpreter exits with code 1."""
-    return exit_text(int(given)) if re.fullmatch(r"\d{1,9}", given) else f"{exit_text(1)}: {given}"
+    if not re.fullmatch(r"-?\d{1,9}", given):
+        return f"{exit_text(1)}: {given}"
+    # The kernel keeps the lowest byte, so that -1 becomes 255.
+    return exit_text(int(given) if int(given) >= 0 else int(given) & 0xFF)
 
 
 def first_failure(failures: list[RankFailure], ranks: Sequence[RankEvidence]) -> tuple[str, int, str, list[str]]:
@@ -101,17 +123,30 @@ def first_failure(failures: list[RankFailure], ranks: Sequence[RankEvidence]) ->
         details.append(f"    ... {len(message) - _MESSAGE_LINES} more lines in {file_of(rank, ERROR_FILE)}")
     details += _place(rank)
     stopped = [other for other in ranks if other is not rank and not other.error and other.frames]
-    # If the rank itself shows no cause, the stacks of its peers show the call that it was missing from.
-    if first.is_victim or not (rank.error or rank.frames):
+    # If the rank itself shows no cause, the positions of its peers show the call that it was missing from.
+    if first.is_victim or first.is_reaction or not (rank.error or rank.frames):
         located = [other for other in stopped if any(not is_library(frame.file) for frame in other.frames)]
-        details += positions([*located, *(other for other in ranks if _is_silent(other) and other.was_running)])
+        silent = [other for other in ranks if _is_silent(other) and other.was_running]
+        details += positions([*located, *silent, *_elsewhere(rank, ranks)])
         stopped = [other for other in stopped if other not in located]
     details += _others([other for other in ranks if other is not rank], rank.rank, first)
-    if first.is_victim and (done := [other for other in ranks if other.has_result]):
+    if first.is_victim and (done := [other for other in ranks if other.has_result and not other.error]):
         details.append(f"  {ended(done, ' had')}")
+    if first.is_victim and (left := [other for other in ranks if other.has_result and other.error]):
+        names = names_of([other.rank for other in left])
+        details.append(f"  {names} had left a result{in_steps(left)}, and waited for the other ranks")
     if stopped:
         details.append(f"  then {names_of([other.rank for other in stopped])}: stopped{in_steps(stopped)}")
     return first.kind, rank.rank, f"rank {rank.rank} failed first: {headline[:_HEADLINE]}", details
+
+
+def _elsewhere(first: RankEvidence, ranks: Sequence[RankEvidence]) -> list[RankEvidence]:
+    """Return the peers that an error ended in another line than ``first``, e.g. in another collective."""
+    own = traceback_frames(first) or first.frames
+    # A rank with a result waited for the others in a barrier of the harness.
+    raised = [other for other in ranks if other is not first and other.error and not other.has_result]
+    found = [replace(other, frames=traceback_frames(other)) for other in raised]
+    return [other for other in found if other.frames and other.frames != own]
 
 
 def _place(rank: RankEvidence) -> list[str]:
@@ -155,7 +190,9 @@ def _consequence(failure: RankFailure, origin: int | None, first: RankFailure | 
     if first is not None and first.is_victim:
         return ""
     if failure.is_victim:
-        return f"connection to a peer lost (follows from rank {origin})"
+        is_late = failure.order[0] == Stage.PEER_LATE
+        happened = "gave up waiting for a peer" if is_late else "connection to a peer lost"
+        return f"{happened} (follows from rank {origin})"
     return f"{failure.message} (follows from rank {origin})" if failure.is_reaction else ""
 
 

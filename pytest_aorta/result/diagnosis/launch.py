@@ -25,6 +25,10 @@ from pytest_aorta.result.outcome import EndReason, LaunchOutcome
 _OTHER_FOLDER = "next: choose a folder of results that the script keeps (--aorta-results; aorta run: --results)"
 # Classes of failures whose headline names the class by itself, such as "rank 1 failed first: exit code 3".
 _NAMED_BY_HEADLINE = ("exit code", "signal")
+# Reasons for which the guard ends a launch whose ranks may still run.
+_AT_LIMIT = (EndReason.RANK_ERROR, EndReason.TIME_LIMIT, EndReason.STRAGGLER)
+# Reasons for which a launch can end after a rank has failed.
+_AFTER_FAILURES = (EndReason.EXIT, EndReason.RANK_GONE, *_AT_LIMIT)
 # Reasons that the coordinator of several nodes reports; the outcome's detail names the node.
 _NODE_REASONS = {
     EndReason.NODE_LOST: "node lost",
@@ -52,7 +56,7 @@ class LaunchFailure:
 
 def launch_failure(plan: LaunchPlan, outcome: LaunchOutcome) -> LaunchFailure | None:
     """Return the diagnosis of a launch; None if every rank succeeded and left a result."""
-    ranks = read_evidence(plan)
+    ranks = read_evidence(plan, outcome.stopped if outcome.reason in _AT_LIMIT else ())
     finished = all(rank.has_result for rank in ranks)
     if outcome.reason == EndReason.EXIT and outcome.agent_status == 0 and finished and not outcome.survivors:
         return None
@@ -85,7 +89,10 @@ def _classify(
     if any(rank.timed_out for rank in ranks):
         return collective_timeout(ranks, flight_verdict(plan.run_dir))
     failures = sorted((failure for rank in ranks if (failure := own_failure(rank))), key=lambda item: item.order)
-    if failures and outcome.reason in (EndReason.EXIT, EndReason.RANK_ERROR, EndReason.RANK_GONE):
+    if outcome.reason in (EndReason.TIME_LIMIT, EndReason.STRAGGLER):
+        # A rank that was alive at the limit has left its stacks, and may have failed because it was stopped.
+        failures = [failure for failure in failures if not failure.evidence.frames and not failure.is_reaction]
+    if failures and outcome.reason in _AFTER_FAILURES:
         if failures[0].is_victim and any(rank.suspended for rank in ranks):
             return peer_suspended(ranks)
         if failures[0].is_victim and not all(rank.left_anything for rank in ranks):

@@ -36,7 +36,7 @@ def hang(
         return "process left", None, f"{limit}; every rank left its result", []
     waiting = [rank for rank in unfinished if is_waiting(rank.frames)]
     absent = [rank for rank in unfinished if rank not in waiting]
-    first = min(absent or waiting, key=lambda rank: rank.steps)
+    first = min(absent or waiting, key=lambda rank: (not rank.suspended, rank.steps))
     details = positions((first, *(rank for rank in unfinished if rank is not first)))
     done = [rank for rank in ranks if rank.has_result]
     if waiting and (absent or done):

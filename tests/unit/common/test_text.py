@@ -50,6 +50,10 @@ def test_visible_text_has_no_control_characters_and_is_else_the_same(text):
     assert visible(shown) == shown
 
 
+def test_visible_text_can_be_encoded():
+    assert visible("caf\u00e9\udc80") == "caf\u00e9" + r"\udc80"
+
+
 def test_terminal_commands_become_visible():
     assert (
         visible("\x1b]0;title\x07 caf\u00e9 \x9b2J\r50%\t\n")

@@ -599,7 +599,7 @@ def _read_messages(case: Any, folder: Path) -> None:
     node.wire = _Wire([parse_message(payload) for payload in payloads])  # type: ignore[assignment]
     node.read(folder, 2)
     assert node.has_failed in (True, False)
-    json.dumps([node.stopped, node.survivors, node.lost, node.name, node.failures(folder), node.log_tail(folder)])
+    json.dumps([node.stopped, node.survivors, node.lost, node.name, node.agent_report(folder), node.log_tail(folder)])
     if node.outcome:
         _outcome(make_plan(folder), json.dumps({**VERDICT, "reason": node.outcome["reason"]}).encode())
 

@@ -29,9 +29,9 @@ def raised(
     write_rank_file(run_dir, rank, "error.json", json.dumps(document))
 
 
-def exited(run_dir, **codes: int) -> None:
+def exited(run_dir, running: tuple[int, ...] = (), **codes: int) -> None:
     failures = [{"rank": int(rank[1:]), "pid": 9, "exit_code": code} for rank, code in codes.items()]
-    (run_dir / "agent.json").write_text(json.dumps({"failures": failures}))
+    (run_dir / "agent.json").write_text(json.dumps({"failures": failures, "running": running}))
 
 
 def ended(reason: EndReason = EndReason.EXIT, status: int | None = 1, survivors: tuple[int, ...] = ()) -> LaunchOutcome:
@@ -186,6 +186,22 @@ def test_lines_of_a_message_that_are_indented_keep_their_indentation(tmp_path):
     raised(tmp_path, 0, 1, message, "AdapterError", f"AdapterError: {message}\n")
     write_rank_file(tmp_path, 0, "output.log", "[5] loss=0.2\n")
     assert failure(tmp_path, ended()).splitlines()[1:-1] == ["  | [5] loss=0.2"]
+
+
+def test_message_that_ends_with_a_traceback_of_the_same_type_is_shown_once(tmp_path):
+    inner = 'Traceback (most recent call last):\n  File "data.py", line 9, in load\nKeyError: 3\n'
+    message = f"Caught KeyError in DataLoader worker process 0.\nOriginal {inner}"
+    outer = f'Traceback (most recent call last):\n  File "train.py", line 1, in step\nKeyError: {message}\n'
+    raised(tmp_path, 1, 5, message, "KeyError", outer)
+    assert failure(tmp_path, ended()).splitlines()[:-1] == [
+        "toy on 2 cpu ranks: rank exception: rank 1 failed first: "
+        "KeyError: Caught KeyError in DataLoader worker process 0.",
+        "    Original Traceback (most recent call last):",
+        '  File "data.py", line 9, in load',
+        "    KeyError: 3",
+        "Traceback (most recent call last):",
+        '  File "train.py", line 1, in step',
+    ]
 
 
 def test_notes_of_an_error_are_kept(tmp_path):
@@ -511,7 +527,7 @@ def test_suspended_rank_is_named_before_the_peers_that_timed_out(tmp_path, reaso
     lines = failure(tmp_path, ended(reason), 3).splitlines()
     assert lines[:-1] == [
         "toy on 3 cpu ranks: hang in collective: rank 1 suspended by a signal such as SIGSTOP in step 4",
-        "  then rank 0: connection to a peer lost (follows from rank 1)",
+        "  then rank 0: gave up waiting for a peer (follows from rank 1)",
         "  rank 2, step 4: all_reduce (torch/distributed/distributed_c10d.py:1) < step (train.py:1)",
     ]
 
@@ -522,7 +538,7 @@ def test_rank_that_did_not_start_is_named_before_the_peers_that_waited_for_it(tm
     lines = failure(tmp_path, ended()).splitlines()
     assert lines[:-1] == [
         "toy on 2 cpu ranks: rendezvous: rank 1 did not start, and rank 0 gave up waiting",
-        "  then rank 0: connection to a peer lost (follows from rank 1)",
+        "  then rank 0: gave up waiting for a peer (follows from rank 1)",
     ]
 
 
@@ -531,10 +547,103 @@ def test_rank_that_was_killed_without_a_trace_is_not_said_to_have_exited(tmp_pat
         write_rank_file(tmp_path, rank, "pid", "7")
         entered(tmp_path, rank, 4)
     raised(tmp_path, 0, 1, "Timed out waiting 800ms for recv operation to complete", "RuntimeError")
-    (tmp_path / "agent.json").write_text('{"failures": [{"rank": 0, "exit_code": 1}], "running": [1]}')
+    exited(tmp_path, running=(1,), _0=1)
     lines = failure(tmp_path, ended()).splitlines()
     assert "rank 0 failed first: RuntimeError: Timed out" in lines[0]
     assert lines[-2] == "  rank 1, step 4: no stack, and output.log is empty"
+
+
+TIMED_OUT = "Timed out waiting 800ms for recv operation to complete"
+
+
+def test_rank_that_gave_up_is_named_before_peers_that_then_lost_their_connection_to_it(tmp_path):
+    raised(tmp_path, 0, 2, TIMED_OUT, "RuntimeError")
+    raised(tmp_path, 1, 1, "Connection closed by peer", "RuntimeError")
+    assert f"rank 0 failed first: RuntimeError: {TIMED_OUT}" in failure(tmp_path, ended()).splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("message", "kind", "rank"), [("boom", "ValueError", 0), (TIMED_OUT, "RuntimeError", 0), ("EPIPE", "OSError", 1)]
+)
+def test_exit_code_of_a_rank_that_the_agent_was_stopping_comes_after_what_did_not_follow_from_it(
+    tmp_path, message, kind, rank
+):
+    write_rank_file(tmp_path, 1, "pid", "8")
+    raised(tmp_path, 0, 1, message, kind)
+    exited(tmp_path, running=(1,), _0=1, _1=5)
+    assert f": rank {rank} failed first: " in failure(tmp_path, ended()).splitlines()[0]
+
+
+@pytest.mark.parametrize("reason", [EndReason.TIME_LIMIT, EndReason.STRAGGLER])
+def test_rank_that_had_failed_at_the_time_limit_is_named_with_its_error(tmp_path, reason):
+    stuck(tmp_path, 0, WAITING, 4)
+    stuck(tmp_path, 1, "", 4)
+    raised(tmp_path, 1, 5)
+    text = failure(tmp_path, ended(reason, None))
+    assert text.splitlines()[0] == "toy on 2 cpu ranks: rank exception: rank 1 failed first: ValueError: boom"
+
+
+def test_error_of_a_rank_that_was_stopped_at_the_time_limit_does_not_hide_the_hang(tmp_path):
+    stuck(tmp_path, 0, WAITING, 4)
+    stuck(tmp_path, 1, COMPUTING, 4)
+    raised(tmp_path, 1, 5, "terminated", "RuntimeError")
+    assert "rank 0 waits for rank 1" in failure(tmp_path, ended(EndReason.TIME_LIMIT, None))
+
+
+def test_rank_with_a_result_that_lost_its_peers_is_not_said_to_have_ended_without_an_error(tmp_path):
+    write_ranks(tmp_path, rank_values())
+    entered(tmp_path, 0, 4)
+    raised(tmp_path, 0, 2, "Connection closed by peer", "RuntimeError")
+    raised(tmp_path, 1, 1, TIMED_OUT, "RuntimeError")
+    text = failure(tmp_path, ended())
+    assert "  rank 0 had left a result in step 4, and waited for the other ranks" in text.splitlines()
+    assert "without an error" not in text
+
+
+def test_ranks_in_different_collectives_are_named_with_their_positions(tmp_path):
+    for rank, line in enumerate((7, 8, 7)):
+        stuck(tmp_path, rank, "", 4)
+        text = f'Traceback (most recent call last):\n  File "train.py", line {line}, in step\n    reduce()\n'
+        raised(tmp_path, rank, 1, TIMED_OUT, "RuntimeError", f"{text}RuntimeError: {TIMED_OUT}\n")
+    lines = failure(tmp_path, ended(), 3).splitlines()
+    assert lines[1:-1] == [
+        "Traceback (most recent call last):",
+        '  File "train.py", line 7, in step',
+        "    reduce()",
+        "  rank 1, step 4: step (train.py:8)",
+        "  then ranks 1, 2: the same error",
+    ]
+
+
+def test_fatal_signal_of_another_thread_is_located_in_that_thread(tmp_path):
+    loader = frames("loader.py:decode", "/lib/python3.11/threading.py:_bootstrap")
+    waiting = WAITING.replace("Current thread", "Thread")
+    stuck(tmp_path, 1, f"Fatal Python error: Segmentation fault\n\n{loader}\n{waiting}", 3)
+    assert "  at decode (loader.py:1)" in failure(tmp_path, ended()).splitlines()
+
+
+def test_stack_with_code_of_no_file_is_read(tmp_path):
+    stuck(tmp_path, 0, frames(":compiled", "train.py:step"), 3)
+    assert "compiled (:1) < step (train.py:1)" in failure(tmp_path, ended(EndReason.TIME_LIMIT, None))
+
+
+@pytest.mark.parametrize(("given", "said"), [("3", "exit code 3"), ("-1", "exit code 255"), ("no", "exit code 1: no")])
+def test_script_that_exits_is_reported_with_the_code_that_the_kernel_keeps(tmp_path, given, said):
+    raised(tmp_path, 1, 1, given, "SystemExit")
+    assert failure(tmp_path, ended()).splitlines()[0] == f"toy on 2 cpu ranks: rank 1 failed first: {said}"
+
+
+@pytest.mark.parametrize("reason", [EndReason.RANK_ERROR, EndReason.TIME_LIMIT])
+def test_rank_that_the_guard_stopped_is_not_said_to_have_exited_although_it_left_no_stack(tmp_path, reason):
+    for rank, pid in enumerate(("7", "8")):
+        write_rank_file(tmp_path, rank, "pid", pid)
+        entered(tmp_path, rank, 4)
+    raised(tmp_path, 0, 1, TIMED_OUT, "RuntimeError")
+    outcome = ended(reason, None)
+    assert "rank 1 exited with code 0" in failure(tmp_path, outcome)
+    text = failure(tmp_path, replace(outcome, stopped=(5, 8)))
+    assert f"rank 0 failed first: RuntimeError: {TIMED_OUT}" in text.splitlines()[0]
+    assert "  rank 1, step 4: no stack, and output.log is empty" in text.splitlines()
 
 
 def test_suspended_rank_is_named_at_the_time_limit(tmp_path):
@@ -544,6 +653,14 @@ def test_suspended_rank_is_named_at_the_time_limit(tmp_path):
     lines = failure(tmp_path, ended(EndReason.TIME_LIMIT, None)).splitlines()
     assert lines[0].endswith("rank 0 waits for rank 1")
     assert lines[1] == "  rank 1, step 4: suspended by a signal such as SIGSTOP"
+
+
+def test_suspended_rank_is_named_before_a_rank_that_runs_on(tmp_path):
+    stuck(tmp_path, 0, COMPUTING, 4)
+    stuck(tmp_path, 1, "", 4)
+    write_rank_file(tmp_path, 1, "suspended", "")
+    found = launch_failure(make_plan(tmp_path), ended(EndReason.TIME_LIMIT, None))
+    assert (found.kind, found.rank) == ("hang elsewhere", 1)
 
 
 def test_straggler_is_named_with_where_it_is(tmp_path):

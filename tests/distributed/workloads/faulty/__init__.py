@@ -40,7 +40,7 @@ class Faulty(Workload):
                 if step == 1 and self.env.rank == self.config["rank"]:
                     self.reached().touch()
                     getattr(self, self.config["kind"])()
-                elif step == 1 and self.config["kind"] in ("suspended", "given_up"):
+                elif step == 1 and self.config["kind"] in ("suspended", "given_up", "awaited"):
                     self.give_up_soon()
                 dist.all_reduce(tensor)
         times = timer.step_times_ms()
@@ -103,6 +103,10 @@ class Faulty(Workload):
     def given_up(self) -> None:
         """Hold the GIL until the peers have given up and the agent kills this rank."""
         self.gil()
+
+    def awaited(self) -> None:
+        """Sleep until the peers have given up and the agent stops this rank."""
+        self.absent()
 
     def deaf(self) -> None:
         """Ignore SIGTERM, and hang."""

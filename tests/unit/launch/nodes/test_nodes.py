@@ -14,9 +14,11 @@ import pytest
 from pytest_aorta.cli import main as cli
 from pytest_aorta.common import variables
 from pytest_aorta.common.errors import LaunchError
+from pytest_aorta.common.files import write_json
 from pytest_aorta.launch.command import agent_command, launch_environment
 from pytest_aorta.launch.nodes import handover
 from pytest_aorta.launch.nodes.agent import Agent, refuse_absent
+from pytest_aorta.launch.nodes.coordinator import Coordinator
 from pytest_aorta.launch.nodes.files import LOG_BYTES, RESULT_BYTES, node_files
 from pytest_aorta.launch.nodes.handover import (
     node_group,
@@ -29,7 +31,7 @@ from pytest_aorta.launch.nodes.handover import (
 )
 from pytest_aorta.launch.nodes.network import endpoint_text, interface_of
 from pytest_aorta.launch.nodes.node import MAX_NODE_BYTES, Node, NodeFailed, admitted
-from pytest_aorta.launch.nodes.wire import WireError, encode
+from pytest_aorta.launch.nodes.wire import CHUNK_BYTES, WireError, encode
 from pytest_aorta.plan.launch_plan import NodePart
 from pytest_aorta.plan.workload.declaration import WorkloadSpec
 from pytest_aorta.plan.world import World
@@ -365,13 +367,47 @@ def test_end_of_a_log_and_beginning_of_other_files_are_sent(tmp_path):
 def test_every_file_that_an_agent_sends_is_accepted(tmp_path):
     for name in ("pid", "marks", "progress", "output.log", "stacks.txt", "py-spy.txt", "error.json", "result.json"):
         write(tmp_path, f"ranks/1/{name}", 1)
+    write(tmp_path, "ranks/1/suspended", 0)
     for name in ("ranks/1/collectives.json", "ranks/1/trace.json.gz", "flight/rank_1", "agent.log", "agent.json"):
         write(tmp_path, name, 1)
     for name in ("ranks/1/trace-2.json.gz", "ranks/1/telemetry.jsonl"):
         write(tmp_path, name, 1)
     names = [name for name, *_ in node_files(tmp_path)]
-    assert len(names) == 15
+    assert len(names) == 16
     assert all(make_node().file_name(name, 2) for name in names)
+
+
+def test_empty_files_and_long_files_arrive_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(Agent, "await_message", lambda *_: None)
+    write(tmp_path / "there", "ranks/1/suspended", 0)
+    write(tmp_path / "there", "ranks/1/output.log", 2 * CHUNK_BYTES + 1)
+    (tmp_path / "there" / "ranks/1/pid").write_text("123")
+    wire = FakeWire()
+    Agent(("host0", 1), 1, "secret").send_files(wire, make_plan(tmp_path / "there"), {})
+    node = make_node()
+    for message in wire.sent[:-1]:
+        node.take(message, tmp_path / "here", 2)
+    assert {path.name: path.stat().st_size for path in (tmp_path / "here").glob("ranks/1/*")} == {
+        "suspended": 0,
+        "output.log": 2 * CHUNK_BYTES + 1,
+        "pid": 3,
+    }
+
+
+def test_reports_of_all_torchrun_agents_are_merged(tmp_path):
+    coordinator = Coordinator({"run_dir": str(tmp_path), "world_size": 4}, "secret")
+    for number, report in enumerate(
+        ({"failures": [{"rank": 1, "exit_code": 3}], "running": [0]}, {"failures": [], "running": [2, 3]}, None)
+    ):
+        coordinator.nodes[number] = make_node(number)
+        if report is not None:
+            write(tmp_path, f"nodes/{number}/agent.json", 0)
+            write_json(tmp_path / f"nodes/{number}/agent.json", report)
+    coordinator.keep_failures()
+    assert json.loads((tmp_path / "agent.json").read_text()) == {
+        "failures": [{"rank": 1, "exit_code": 3}],
+        "running": [0, 2, 3],
+    }
 
 
 @pytest.fixture

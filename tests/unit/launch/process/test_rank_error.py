@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -80,3 +81,29 @@ def test_script_that_exits_writes_what_the_interpreter_would_write(tmp_path, cap
     write_error(tmp_path, script_error(tmp_path, f"raise SystemExit({code})\n"))
     assert capsys.readouterr().err == output
     assert "train.py" in json.loads((tmp_path / "error.json").read_text())["traceback"]
+
+
+def test_error_is_kept_although_the_script_has_closed_standard_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", (tmp_path / "closed").open("w"))
+    sys.stderr.close()
+    write_error(tmp_path, ValueError("boom"))
+    assert json.loads((tmp_path / "error.json").read_text())["message"] == "boom"
+
+
+def test_error_without_a_message_is_kept(tmp_path, capsys):
+    class Broken(Exception):
+        def __str__(self) -> str:
+            raise KeyError("code")
+
+    write_error(tmp_path, Broken())
+    document = json.loads((tmp_path / "error.json").read_text())
+    assert (document["type"], document["message"]) == ("Broken", "(no message: its __str__ raised KeyError)")
+    assert "exception str() failed" in capsys.readouterr().err
+
+
+def test_long_message_does_not_displace_the_frames(tmp_path, capsys):
+    write_error(tmp_path, script_error(tmp_path, "raise ValueError('key' * 100_000)\n"))
+    text = json.loads((tmp_path / "error.json").read_text())["traceback"]
+    assert 'train.py", line 1, in <module>' in text
+    assert len(text) < 21_000
+    assert len(capsys.readouterr().err) > 300_000
