@@ -55,8 +55,8 @@ MATRIX = {
     "one_long_line": ("output cap", 1, "logs exceed 32 MiB, rank 1 wrote most"),
     "many_lines": ("output cap", 1, "logs exceed 32 MiB, rank 1 wrote most"),
     "suspended": ("hang in collective", 1, "rank 1 suspended by a signal such as SIGSTOP in step 2"),
-    "given_up": ("rank exception", 0, "rank 1, step 2: gil ("),
-    "awaited": ("rank exception", 0, "rank 1, step 2: absent ("),
+    "given_up": ("hang in collective", 1, "rank 1, step 2: gil ("),
+    "awaited": ("hang in collective", 1, "rank 1, step 2: absent ("),
     "done_alone": ("hang elsewhere", 1, "a rank was done for 3 s and others were not"),
 }
 # These faults end at the time limit.

@@ -17,6 +17,7 @@ from pytest_aorta.result.diagnosis.describe import (
     exit_text,
     file_of,
     in_steps,
+    is_waiting,
     log_lines,
     names_of,
     positions,
@@ -196,14 +197,34 @@ def _consequence(failure: RankFailure, origin: int | None, first: RankFailure | 
     return f"{failure.message} (follows from rank {origin})" if failure.is_reaction else ""
 
 
-def peer_suspended(ranks: Sequence[RankEvidence]) -> tuple[str, int | None, str, list[str]]:
-    """Diagnose a launch in which ranks gave up waiting for a rank that a signal had suspended."""
+def awaited_ranks(first: RankFailure, ranks: Sequence[RankEvidence]) -> list[RankEvidence]:
+    """Return the ranks that the rank of the first failure waited for: suspended ones, or else those that ran on."""
+    if not first.is_victim:
+        return []
     suspended = [rank for rank in ranks if rank.suspended]
-    others = [rank for rank in ranks if not rank.suspended]
-    first = min(suspended, key=lambda rank: rank.steps)
-    headline = f"{names_of([rank.rank for rank in suspended])} {SUSPENDED}{in_steps(suspended)}"
-    details = _others(others, first.rank) + positions(rank for rank in others if rank.frames and not rank.error)
-    return "hang in collective", first.rank, headline, details
+    if suspended or first.order[0] != Stage.PEER_LATE:
+        return suspended
+    running = [rank for rank in ranks if rank.was_running and not rank.error and not rank.has_result]
+    return [rank for rank in running if not is_waiting(rank.frames)]
+
+
+def gave_up(
+    failures: Sequence[RankFailure], ranks: Sequence[RankEvidence], awaited: Sequence[RankEvidence]
+) -> tuple[str, int | None, str, list[str]]:
+    """Diagnose a launch in which ranks gave up waiting for the ``awaited`` ranks."""
+    first = min(awaited, key=lambda rank: rank.steps)
+    others = [rank for rank in ranks if rank not in awaited]
+    late = [failure.evidence for failure in failures if failure.order[0] == Stage.PEER_LATE]
+    names = names_of([rank.rank for rank in awaited])
+    if first.suspended:
+        headline, details = f"{names} {SUSPENDED}{in_steps(awaited)}", []
+    else:
+        headline = f"{names_of(sorted(rank.rank for rank in late))} gave up waiting for {names}"
+        details = positions((first, *(rank for rank in awaited if rank is not first)))
+    details += _others(others, first.rank)
+    raised = [replace(rank, frames=traceback_frames(rank)) for rank in late]
+    stopped = [rank for rank in others if not rank.error]
+    return "hang in collective", first.rank, headline, details + positions(r for r in [*raised, *stopped] if r.frames)
 
 
 def not_started(ranks: Sequence[RankEvidence]) -> tuple[str, int | None, str, list[str]]:

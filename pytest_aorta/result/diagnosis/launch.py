@@ -9,11 +9,12 @@ from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options.values import LauncherKind
 from pytest_aorta.result.diagnosis.describe import RANKS_SHOWN, exit_text, log_lines, names_of, positions
 from pytest_aorta.result.diagnosis.failed import (
+    awaited_ranks,
     ended_early,
     first_failure,
+    gave_up,
     not_started,
     own_failure,
-    peer_suspended,
     without_trace,
 )
 from pytest_aorta.result.diagnosis.stalled import collective_timeout, hang, not_left
@@ -93,8 +94,8 @@ def _classify(
         # A rank that was alive at the limit has left its stacks, and may have failed because it was stopped.
         failures = [failure for failure in failures if not failure.evidence.frames and not failure.is_reaction]
     if failures and outcome.reason in _AFTER_FAILURES:
-        if failures[0].is_victim and any(rank.suspended for rank in ranks):
-            return peer_suspended(ranks)
+        if awaited := awaited_ranks(failures[0], ranks):
+            return gave_up(failures, ranks, awaited)
         if failures[0].is_victim and not all(rank.left_anything for rank in ranks):
             return not_started(ranks)
         if failures[0].is_victim and without_trace(ranks):
