@@ -292,6 +292,20 @@ def test_nothing_is_reordered_without_overlap_reorder(mesh, monkeypatch):
     assert backward == "g0 wg0 r0 wr0 g1 wg1 r1 wr1 g2 wg2 r2 wr2 r3 wr3"
 
 
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_collectives_of_parameters_that_no_rank_gathers_are_moved_only_by_overlap_reorder(monkeypatch, is_asked):
+    """Replicas and tensor parallelism without shards leave all-reduces and activations, and no bucket."""
+    scheduled = []
+    monkeypatch.setattr(passes, "_schedule", lambda _module, bucketing, _deps: scheduled.append(bucketing))
+    gathered = passes.Gathered(("weight",), (None,))
+    settings = replace(PLANNED, overlap_reorder=is_asked)
+
+    rewrite = passes.CollectivesPass(settings, gathered, gathered.plan([("weight",)]), frozenset())
+    rewrite(torch.fx.GraphModule({}, torch.fx.Graph()).graph)
+
+    assert scheduled == [False] * is_asked
+
+
 def test_buckets_in_place_are_those_without_a_named_module():
     model = make_model()
     buckets = block_buckets(model)
