@@ -1,10 +1,11 @@
-"""The order of FSDP2's collectives in a training step of llama_fsdp2, on one of two ranks; the other is simulated."""
+"""FSDP2's collectives and clipped gradients in a step of llama_fsdp2, on one of two ranks; the other is simulated."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 import torch.distributed as dist
+from aorta_workloads.common.gradients import total_norm, whole_norm
 from aorta_workloads.llama_fsdp2.workload import LlamaFsdp2Workload
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -39,12 +40,8 @@ class Reduction(Collective):
 
 
 @pytest.fixture
-def events_of_a_step(monkeypatch):
-    """Return a function that trains one step and returns its events as text.
-
-    ``g0``, ``0`` and ``r0`` are the gather of block 0, the end of its forward, and the reduction of its gradients.
-    ``e`` is the embedding, and ``o`` is the norm with the output.
-    """
+def make_workload(monkeypatch):
+    """Return a function that returns the workload of rank 0 after setup()."""
 
     def join(*_, **__):
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
@@ -54,22 +51,30 @@ def events_of_a_step(monkeypatch):
     for name, value in {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0}.items():
         monkeypatch.setenv(name, str(value))
 
-    def train(**changes):
+    def make(**changes):
         workload = LlamaFsdp2Workload(default_config("llama_fsdp2", **MODEL | changes))
         workload.setup()
-        events = []
-        for name, unit in UNITS.items():
-            module = workload._model.get_submodule(name)
-            module.set_custom_all_gather(Gather(events, f"g{unit}"))
-            module.set_custom_reduce_scatter(Reduction(events, f"r{unit}"))
-            module.register_forward_hook(lambda *_, unit=unit: events.append(unit))
-        workload._train_step(0, workload._batches[0])
-        workload.cleanup()
-        return " ".join(events)
+        return workload
 
-    yield train
+    yield make
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def events_of_a_step(workload):
+    """Train one step and return its events as text.
+
+    ``g0``, ``0`` and ``r0`` are the gather of block 0, the end of its forward, and the reduction of its gradients.
+    ``e`` is the embedding, and ``o`` is the norm with the output.
+    """
+    events = []
+    for name, unit in UNITS.items():
+        module = workload._model.get_submodule(name)
+        module.set_custom_all_gather(Gather(events, f"g{unit}"))
+        module.set_custom_reduce_scatter(Reduction(events, f"r{unit}"))
+        module.register_forward_hook(lambda *_, unit=unit: events.append(unit))
+    workload._train_step(0, workload._batches[0])
+    return " ".join(events)
 
 
 FORWARD, BACKWARD = "ge e g0 0 g1 1 g2 2 go o", "g2 ro g1 r2 g0 r1 ge r0 re"
@@ -87,11 +92,18 @@ FORWARD, BACKWARD = "ge e g0 0 g1 1 g2 2 go o", "g2 ro g1 r2 g0 r1 ge r0 re"
     ],
     ids=["plain", "forward prefetch", "backward prefetch", "not resharded", "last block not resharded"],
 )
-def test_units_are_gathered_and_reduced_when_the_keys_say(events_of_a_step, changes, forward, backward):
-    assert events_of_a_step(**changes) == f"{forward} {backward}"
+def test_units_are_gathered_and_reduced_when_the_keys_say(make_workload, changes, forward, backward):
+    assert events_of_a_step(make_workload(**changes)) == f"{forward} {backward}"
 
 
 @pytest.mark.parametrize(("every", "first"), [(False, "g2 g1 g0 ge"), (True, BACKWARD)])
-def test_gradients_of_earlier_micro_batches_are_reduced_only_if_asked_for(events_of_a_step, every, first):
-    events = events_of_a_step(gradient_accumulation=2, reduce_every_micro_batch=every)
+def test_gradients_of_earlier_micro_batches_are_reduced_only_if_asked_for(make_workload, every, first):
+    events = events_of_a_step(make_workload(gradient_accumulation=2, reduce_every_micro_batch=every))
     assert events == f"{FORWARD} {first} {FORWARD} {BACKWARD}"
+
+
+def test_gradients_are_clipped_to_the_largest_norm_and_the_norm_before_is_returned(make_workload):
+    workload = make_workload(max_grad_norm=0.01)
+    _, before = workload._train_step(0, workload._batches[0])
+    assert float(whole_norm(before)) > 0.1
+    assert float(whole_norm(total_norm(workload._model))) == pytest.approx(0.01, rel=1e-3)

@@ -12,12 +12,13 @@ from aorta_workloads.ranking.data import InputFeed, make_batch, uniform
 from aorta_workloads.ranking.model import RankingModel, initialize
 from aorta_workloads.ranking.replicated import GradientSum
 from aorta_workloads.ranking.settings import RankingSettings
+from aorta_workloads.ranking.workload import RankingWorkload
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 from pytest_aorta.worker import StreamSpans
-from tests.rank.settings import make_settings
+from tests.rank.settings import default_config, make_settings
 
 CPU = torch.device("cpu")
 SIZES = {"num_dense": 3, "num_tables": 4, "rows_per_table": 50, "bag_size": 2}
@@ -169,6 +170,18 @@ def test_scale_of_the_loss_that_rounds_or_lacks_is_an_error(settings_type, chang
     with pytest.raises(ValueError, match=message):
         make_settings(settings_type, workload, **changes).check()
     make_settings(settings_type, workload, **changes | {"loss_scale": 2**16}).check()
+
+
+def test_gradients_are_divided_by_the_scale_before_they_are_clipped():
+    workload = RankingWorkload(default_config("ranking", loss_scale=64, max_grad_norm=2.0))
+    workload._settings, workload._spans = workload.read_settings(), StreamSpans(CPU, every=0)
+    workload._model = nn.Linear(2, 1)
+    for small, norm_after in ((0.5, 1.0), (16.0, 2.0)):
+        workload._model.weight.grad = torch.full((1, 2), 64 * small)
+        workload._model.bias.grad = torch.full((1,), 64 * small * 2**0.5)
+        assert float(workload._scale_gradients()) == pytest.approx(2 * small)
+        gradients = torch.cat([parameter.grad.flatten() for parameter in workload._model.parameters()])
+        assert float(gradients.norm()) == pytest.approx(norm_after, rel=1e-5)
 
 
 @pytest.mark.parametrize(
