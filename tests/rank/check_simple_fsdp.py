@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from itertools import accumulate
 from types import SimpleNamespace
 
 import pytest
@@ -223,14 +224,13 @@ MANUAL = {"bucketing": "manual", "bucket_modules": ["tok_embeddings", "layers.[0
     ("given", "expected"),
     [
         # Backward does not need the embedding.
-        ({"bucketing": "none"}, (21, 20, 21)),
         ({}, (4, 3, 4)),
         ({"overlap_reorder": False, "reshard_after_forward": False}, (4, 0, 4)),
         (MANUAL | {"bucket_order": "graph"}, (4, 3, 4)),
         ({"blocks_per_bucket": 2}, (3, 2, 3)),
         ({"kept": "layers.1."}, (4, 2, 4)),
     ],
-    ids=["reordered", "blocks", "kept", "manual", "two blocks in a bucket", "last block kept"],
+    ids=["blocks", "kept", "manual", "two blocks in a bucket", "last block kept"],
 )
 def test_collectives_of_a_step(mesh, given, expected):
     assert collectives_of_a_step(mesh, **given) == expected
@@ -305,6 +305,15 @@ def test_collectives_of_parameters_that_no_rank_gathers_are_moved_only_by_overla
     rewrite(torch.fx.GraphModule({}, torch.fx.Graph()).graph)
 
     assert scheduled == [False] * is_asked
+
+
+def test_single_collectives_are_reordered_by_estimated_times(mesh, monkeypatch):
+    orders = [order.split() for order in orders_of_a_step(mesh, monkeypatch, bucketing="none")]
+    starts = [[event[0] for event in order if event[0] != "w"] for order in orders]
+    assert [(kinds.count("g"), kinds.count("r")) for kinds in starts] == [(21, 0), (20, 21)]
+    for order in orders:
+        # In line, each collective is waited for before the next starts.
+        assert max(accumulate(-1 if event[0] == "w" else 1 for event in order)) > 1
 
 
 def test_buckets_in_place_are_those_without_a_named_module():
