@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -121,6 +123,16 @@ def test_feed_hands_out_the_hosts_batches_in_turn(ahead):
         assert all(torch.equal(a, b) for a, b in zip(taken.tensors, expected.tensors, strict=True))
     # The first step also makes the copies that later steps make ahead.
     assert [len(capture.timeline["copy"]) for capture in spans.captures().values()] == [1 + ahead] + [1] * 6
+
+
+@pytest.mark.parametrize(("changes", "num_copies"), [({}, 2), ({"h2d_prefetch": False}, 1), ({"one_stream": True}, 1)])
+def test_first_step_copies_the_next_inputs_too_unless_the_config_keeps_them_in_line(changes, num_copies):
+    workload = RankingWorkload(default_config("ranking", **SIZES | MODEL | changes))
+    workload._settings, workload._device, workload._spans = workload.read_settings(), CPU, StreamSpans(CPU, every=1)
+    feed = workload._make_feed(SimpleNamespace(rank=0, world_size=2))
+    with workload._spans.step(0):
+        feed.take(0)
+    assert len(workload._spans.captures()[0].timeline["copy"]) == num_copies
 
 
 class CountingLane(InlineLane):
