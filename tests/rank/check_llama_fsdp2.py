@@ -107,3 +107,12 @@ def test_gradients_are_clipped_to_the_largest_norm_and_the_norm_before_is_return
     _, before = workload._train_step(0, workload._batches[0])
     assert float(whole_norm(before)) > 0.1
     assert float(whole_norm(total_norm(workload._model))) == pytest.approx(0.01, rel=1e-3)
+
+
+def test_each_step_trains_with_the_rate_of_the_schedule(make_workload):
+    workload = make_workload(lr=0.5, lr_schedule={"warmup": 4})
+    rates = []
+    for _ in range(2):
+        workload._train_step(0, workload._batches[0])
+        rates += {group["lr"] for group in workload._optimizer.param_groups}
+    assert rates == [0.125, 0.25]

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from aorta_workloads.common.compiling import CompileSettings
 from aorta_workloads.common.lanes import InlineLane
+from aorta_workloads.common.learning_rate import LearningRate, LearningRateSchedule
 from aorta_workloads.ddp_overlap.settings import DdpOverlapSettings
 from aorta_workloads.ranking.data import InputFeed, make_batch, uniform
 from aorta_workloads.ranking.model import RankingModel, initialize
@@ -161,6 +162,30 @@ def test_gradients_of_a_replicated_module_are_summed_once_a_step_as_one_message(
     gradients.finish()
     for parameter, local in zip(module.parameters(), alone, strict=True):
         assert torch.equal(parameter.grad, 2 * local)
+
+
+@pytest.mark.parametrize("is_last", [True, False])
+def test_only_the_last_micro_batch_reduces_sharded_and_replicated_gradients(is_last):
+    workload, asked = RankingWorkload(default_config("ranking")), []
+    workload._root = SimpleNamespace(set_requires_gradient_sync=asked.append)
+    workload._sums = [SimpleNamespace(enabled=None), SimpleNamespace(enabled=None)]
+    with workload.micro_batch(is_last=is_last):
+        assert [*asked, *(gradients.enabled for gradients in workload._sums)] == [is_last] * 3
+
+
+def test_each_step_trains_with_the_rate_of_the_schedule(monkeypatch):
+    workload = RankingWorkload(default_config("ranking"))
+    workload._spans, workload._feed = StreamSpans(CPU, every=0), SimpleNamespace(take=lambda _: None)
+    workload._optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))])
+    workload._learning_rate = LearningRate(0.5, LearningRateSchedule(warmup=4), 0, 8)
+    workload._step = 0
+    for name in ("_accumulate", "finish_gradients", "_scale_gradients"):
+        monkeypatch.setattr(workload, name, lambda *_: None)
+    rates = []
+    for _ in range(2):
+        workload._train_step()
+        rates.append(workload._optimizer.param_groups[0]["lr"])
+    assert rates == [0.125, 0.25]
 
 
 def test_gradients_that_backward_did_not_make_are_an_error():
