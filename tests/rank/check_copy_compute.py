@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -106,6 +107,22 @@ def launched(tmp_path, monkeypatch, **config):
         return workload.run()
     finally:
         workload.cleanup()
+
+
+@pytest.mark.parametrize(
+    ("variant", "order"),
+    [("_overlapped", ["copy", "copy", "compute", "wait", "wait"]), ("_serial", ["compute", "copy", "copy"])],
+)
+def test_copies_start_before_the_products_and_are_waited_for_behind_them(monkeypatch, variant, order):
+    events = []
+    workload = CopyComputeWorkload(default_config("copy_compute"))
+    ticket = SimpleNamespace(wait=lambda: events.append("wait"))
+    workload._spans = StreamSpans(CPU, every=0)
+    workload._copies = [SimpleNamespace(transfer=lambda _: events.append("copy"))] * 2
+    workload._lanes = [SimpleNamespace(submit=lambda transfer: transfer(False) or ticket)] * 2
+    monkeypatch.setattr(workload, "_compute", lambda: events.append("compute"))
+    getattr(workload, variant)()
+    assert events == order
 
 
 def test_profiled_steps_add_no_metric_of_communication(tmp_path, monkeypatch):

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.distributed as dist
 from aorta_workloads.common.compiling import CompileSettings
 from aorta_workloads.common.lanes import InlineLane
+from aorta_workloads.common.learning_rate import LearningRate, LearningRateSchedule
 from aorta_workloads.ddp_overlap.settings import DdpOverlapSettings
 from aorta_workloads.ranking.data import InputFeed, make_batch, uniform
 from aorta_workloads.ranking.model import RankingModel, initialize
 from aorta_workloads.ranking.replicated import GradientSum
 from aorta_workloads.ranking.settings import RankingSettings
+from aorta_workloads.ranking.workload import RankingWorkload
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 from pytest_aorta.worker import StreamSpans
-from tests.rank.settings import make_settings
+from tests.rank.settings import default_config, make_settings
 
 CPU = torch.device("cpu")
 SIZES = {"num_dense": 3, "num_tables": 4, "rows_per_table": 50, "bag_size": 2}
@@ -122,6 +126,16 @@ def test_feed_hands_out_the_hosts_batches_in_turn(ahead):
     assert [len(capture.timeline["copy"]) for capture in spans.captures().values()] == [1 + ahead] + [1] * 6
 
 
+@pytest.mark.parametrize(("changes", "num_copies"), [({}, 2), ({"h2d_prefetch": False}, 1), ({"one_stream": True}, 1)])
+def test_first_step_copies_the_next_inputs_too_unless_the_config_keeps_them_in_line(changes, num_copies):
+    workload = RankingWorkload(default_config("ranking", **SIZES | MODEL | changes))
+    workload._settings, workload._device, workload._spans = workload.read_settings(), CPU, StreamSpans(CPU, every=1)
+    feed = workload._make_feed(SimpleNamespace(rank=0, world_size=2))
+    with workload._spans.step(0):
+        feed.take(0)
+    assert len(workload._spans.captures()[0].timeline["copy"]) == num_copies
+
+
 class CountingLane(InlineLane):
     """An inline lane that counts its transfers."""
 
@@ -150,6 +164,30 @@ def test_gradients_of_a_replicated_module_are_summed_once_a_step_as_one_message(
         assert torch.equal(parameter.grad, 2 * local)
 
 
+@pytest.mark.parametrize("is_last", [True, False])
+def test_only_the_last_micro_batch_reduces_sharded_and_replicated_gradients(is_last):
+    workload, asked = RankingWorkload(default_config("ranking")), []
+    workload._root = SimpleNamespace(set_requires_gradient_sync=asked.append)
+    workload._sums = [SimpleNamespace(enabled=None), SimpleNamespace(enabled=None)]
+    with workload.micro_batch(is_last=is_last):
+        assert [*asked, *(gradients.enabled for gradients in workload._sums)] == [is_last] * 3
+
+
+def test_each_step_trains_with_the_rate_of_the_schedule(monkeypatch):
+    workload = RankingWorkload(default_config("ranking"))
+    workload._spans, workload._feed = StreamSpans(CPU, every=0), SimpleNamespace(take=lambda _: None)
+    workload._optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))])
+    workload._learning_rate = LearningRate(0.5, LearningRateSchedule(warmup=4), 0, 8)
+    workload._step = 0
+    for name in ("_accumulate", "finish_gradients", "_scale_gradients"):
+        monkeypatch.setattr(workload, name, lambda *_: None)
+    rates = []
+    for _ in range(2):
+        workload._train_step()
+        rates.append(workload._optimizer.param_groups[0]["lr"])
+    assert rates == [0.125, 0.25]
+
+
 def test_gradients_that_backward_did_not_make_are_an_error():
     gradients = GradientSum(nn.Linear(2, 2), CountingLane(), StreamSpans(CPU, every=0))
     with pytest.raises(RuntimeError, match="backward has not made all of them"):
@@ -169,6 +207,18 @@ def test_scale_of_the_loss_that_rounds_or_lacks_is_an_error(settings_type, chang
     with pytest.raises(ValueError, match=message):
         make_settings(settings_type, workload, **changes).check()
     make_settings(settings_type, workload, **changes | {"loss_scale": 2**16}).check()
+
+
+def test_gradients_are_divided_by_the_scale_before_they_are_clipped():
+    workload = RankingWorkload(default_config("ranking", loss_scale=64, max_grad_norm=2.0))
+    workload._settings, workload._spans = workload.read_settings(), StreamSpans(CPU, every=0)
+    workload._model = nn.Linear(2, 1)
+    for small, norm_after in ((0.5, 1.0), (16.0, 2.0)):
+        workload._model.weight.grad = torch.full((1, 2), 64 * small)
+        workload._model.bias.grad = torch.full((1,), 64 * small * 2**0.5)
+        assert float(workload._scale_gradients()) == pytest.approx(2 * small)
+        gradients = torch.cat([parameter.grad.flatten() for parameter in workload._model.parameters()])
+        assert float(gradients.norm()) == pytest.approx(norm_after, rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,26 @@ def test_in_one_stream_cpu_ranks_wait_for_each_gather_at_once(events, span_every
     assert gathers.count("wait") == (8 if span_every else 0)
 
 
+@pytest.mark.parametrize(("gathered", "reduced"), [("bfloat16", "float32"), ("float32", "bfloat16")])
+def test_parameters_are_gathered_and_gradients_reduced_in_their_dtypes(monkeypatch, gathered, reduced):
+    dtypes = {"gathered": set(), "reduced": set()}
+
+    def gather(output, own, _group, *, async_op):
+        dtypes["gathered"].add(str(own.dtype))
+        output.view(2, -1).copy_(own.clone())
+
+    def scatter(output, gradients, _op, _group, *, async_op):
+        dtypes["reduced"].add(str(gradients.dtype))
+        output.copy_(gradients.view(2, -1)[0])
+
+    monkeypatch.setattr(sharding, "all_gather", gather)
+    monkeypatch.setattr(sharding, "reduce_scatter", scatter)
+
+    train([], param_dtype=gathered, reduce_dtype=reduced)
+
+    assert dtypes == {"gathered": {f"torch.{gathered}"}, "reduced": {f"torch.{reduced}"}}
+
+
 def test_tower_and_head_are_replicated_and_all_else_is_sharded(events):
     settings = ranking_settings()
     model = RankingModel(settings.model)

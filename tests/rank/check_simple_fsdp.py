@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from itertools import accumulate
 from types import SimpleNamespace
 
 import pytest
@@ -27,6 +28,7 @@ with warnings.catch_warnings():
         module_buckets,
     )
     from aorta_workloads.llama_simple_fsdp.estimation import estimate_ms
+    from aorta_workloads.llama_simple_fsdp.labels import POSITION, check_labels, label_reduction
     from aorta_workloads.llama_simple_fsdp.parametrization import (
         MixedPrecision,
         gathering_groups,
@@ -222,11 +224,10 @@ MANUAL = {"bucketing": "manual", "bucket_modules": ["tok_embeddings", "layers.[0
     ("given", "expected"),
     [
         # Backward does not need the embedding.
-        ({"bucketing": "none"}, (21, 20, 21)),
         ({}, (4, 3, 4)),
         ({"kept": "layers.1."}, (4, 2, 4)),
     ],
-    ids=["reordered", "blocks", "last block kept"],
+    ids=["blocks", "last block kept"],
 )
 def test_collectives_of_a_step(mesh, given, expected):
     assert collectives_of_a_step(mesh, **given) == expected
@@ -303,6 +304,29 @@ def test_nothing_is_reordered_without_overlap_reorder(mesh, monkeypatch):
     assert backward == "g0 wg0 r0 wr0 g1 wg1 r1 wr1 g2 wg2 r2 wr2 r3 wr3"
 
 
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_collectives_of_parameters_that_no_rank_gathers_are_moved_only_by_overlap_reorder(monkeypatch, is_asked):
+    """Replicas and tensor parallelism without shards leave all-reduces and activations, and no bucket."""
+    scheduled = []
+    monkeypatch.setattr(passes, "_schedule", lambda _module, bucketing, _deps: scheduled.append(bucketing))
+    gathered = passes.Gathered(("weight",), (None,))
+    settings = replace(PLANNED, overlap_reorder=is_asked)
+
+    rewrite = passes.CollectivesPass(settings, gathered, gathered.plan([("weight",)]), frozenset())
+    rewrite(torch.fx.GraphModule({}, torch.fx.Graph()).graph)
+
+    assert scheduled == [False] * is_asked
+
+
+def test_single_collectives_are_reordered_by_estimated_times(mesh, monkeypatch):
+    orders = [order.split() for order in orders_of_a_step(mesh, monkeypatch, bucketing="none")]
+    starts = [[event[0] for event in order if event[0] != "w"] for order in orders]
+    assert [(kinds.count("g"), kinds.count("r")) for kinds in starts] == [(21, 0), (20, 21)]
+    for order in orders:
+        # In line, each collective is waited for before the next starts.
+        assert max(accumulate(-1 if event[0] == "w" else 1 for event in order)) > 1
+
+
 def test_buckets_in_place_are_those_without_a_named_module():
     model = make_model()
     buckets = block_buckets(model)
@@ -346,6 +370,91 @@ def test_auto_merges_collectives_with_shared_key_and_value_heads_and_no_gpu(mesh
     merged = collectives_of_a_step(mesh, bucketing="auto", bucket_order="graph")
 
     assert all(0 < few < many for few, many in zip(merged, (21, 20, 21), strict=True)), merged
+
+
+ONE_BLOCK = replace(DEBUG, n_layers=1)
+
+
+def compile_forward(mesh, buckets=None, settings=PLANNED, **extra):
+    """Compile and run forward with these buckets and with ``extra`` parameters, which the model does not have."""
+    torch.compiler.reset()
+    model = make_sharded(mesh, config=ONE_BLOCK)
+    parameters = dict(model.named_parameters()) | extra
+    groups = gathering_groups(model, mesh) | dict.fromkeys(extra)
+    backend = passes.make_backend(settings, parameters, buckets or block_buckets(model), groups)
+    model.compile(backend=backend, fullgraph=True, dynamic=False)
+    model(torch.zeros(2, 8, dtype=torch.int64), model.config.rotations(torch.arange(8)))
+
+
+def test_collectives_that_are_in_no_bucket_are_an_error_that_names_their_parameters(mesh):
+    with pytest.raises(Exception, match=r"collectives of \['norm.weight', 'output.weight'\] were not bucketed"):
+        compile_forward(mesh, block_buckets(make_model(ONE_BLOCK))[:-1])
+
+
+def test_a_parameter_that_the_model_does_not_read_is_an_error_that_names_it(mesh):
+    with pytest.raises(Exception, match=r"does not read parameters \['unread'\]"):
+        compile_forward(mesh, unread=torch.nn.Parameter(torch.ones(1)))
+
+
+def test_graphs_for_inductor_fix_the_order_of_collectives_by_dependencies(mesh, monkeypatch):
+    """Inductor would otherwise move them again."""
+    graphs = []
+    monkeypatch.setitem(passes._COMPILERS, "inductor", passes._compile_aot_eager)
+    monkeypatch.setattr(
+        passes, "boxed_nop", lambda module, inputs: graphs.append(module.graph) or BOXED(module, inputs)
+    )
+
+    compile_forward(mesh, settings=replace(PLANNED, backend="inductor"))
+
+    (forward,) = graphs
+    assert any("control_deps" in str(node.target) for node in forward.nodes)
+
+
+@pytest.mark.parametrize(("bucketing", "reuses_buffers"), [("transformer_block", False), ("none", True)])
+def test_inductor_reuses_no_buffer_that_a_moved_collective_may_still_use(monkeypatch, bucketing, reuses_buffers):
+    patches = {}
+    monkeypatch.setattr(passes, "compile_fx", lambda *_, config_patches: patches.update(config_patches))
+    settings = replace(PLANNED, backend="inductor", bucketing=bucketing, overlap_reorder=not reuses_buffers)
+
+    rewrite = passes.CollectivesPass(settings, passes.Gathered((), ()), (), frozenset())
+    passes._compile_inductor(None, (), None, rewrite)
+
+    fixed = {"allow_buffer_reuse", "reorder_for_compute_comm_overlap", "reorder_for_peak_memory"}
+    assert {name: value for name, value in patches.items() if name in fixed} == (
+        {} if reuses_buffers else dict.fromkeys(fixed, False)
+    )
+
+
+def gather_in_a_graph(*labels):
+    """Return the graph of one all-gather in group ``shards`` of a parameter for each label; None is no label."""
+    graph = torch.fx.Graph()
+    for number, label in enumerate(labels):
+        shard = graph.placeholder(f"shard_{number}")
+        gather = graph.call_function(torch.ops._c10d_functional.all_gather_into_tensor.default, (shard, 2, "shards"))
+        if label is not None:
+            gather.meta[POSITION] = label
+    return torch.fx.GraphModule({}, graph).graph
+
+
+def test_gathers_of_other_parameters_than_the_models_are_an_error():
+    check_labels(gather_in_a_graph(0, 1), {0, 1}, {"shards"})
+    for labels in ((0,), (0, None), (0, 1, 2)):
+        with pytest.raises(RuntimeError, match="the traced graph gathers parameters"):
+            check_labels(gather_in_a_graph(*labels), {0, 1}, {"shards"})
+
+
+def test_a_collective_without_a_parameter_is_an_error_before_buckets_are_made():
+    gathered = passes.Gathered(("weight",), ("shards",))
+    rewrite = passes.CollectivesPass(PLANNED, gathered, ((0,),), frozenset())
+    with pytest.raises(RuntimeError, match=r"collectives \['all_gather_into_tensor_default_1'\] belong to no known"):
+        rewrite(gather_in_a_graph(0, None))
+
+
+def test_a_gradient_that_no_reduction_made_is_an_error():
+    graph = torch.fx.Graph()
+    gradient = graph.call_function(torch.ops.aten.add.Tensor, (graph.placeholder("left"), graph.placeholder("right")))
+    with pytest.raises(RuntimeError, match="the gradient of parameter 3 is add_tensor, which no reduce-scatter made"):
+        label_reduction(gradient, 3)
 
 
 def test_a_torch_that_lacks_something_is_an_error_that_names_it(monkeypatch):

@@ -177,7 +177,8 @@ class CollectivesPass(CustomGraphPass):
     """A pass over the forward or the backward graph that merges collectives into buckets and moves them.
 
     Attributes:
-        plan: the positions of the parameters of each bucket; if empty, estimated times decide.
+        plan: the positions of the parameters of each bucket. If empty, because of the settings or because no collective
+            gathers parameters, estimated times decide about reordering.
         fixed: the positions of the parameters whose collectives are not moved.
     """
 
@@ -197,7 +198,7 @@ class CollectivesPass(CustomGraphPass):
         insert_overlap_deps = self.settings.backend == "inductor"
         if self.plan:
             self._bucket_by_plan(graph_module, insert_overlap_deps)
-        else:
+        elif self.settings.overlap_reorder:
             _schedule(graph_module, self.settings.bucketing == "auto", insert_overlap_deps)
 
     def uuid(self) -> Any:

@@ -1,0 +1,82 @@
+"""The order of collectives, their waits and the use of their data in a step of the fsdp workload, without ranks."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from aorta_workloads.common.lanes import Lane, Ticket
+from aorta_workloads.fsdp import schedule
+from aorta_workloads.fsdp.buffers import Buffers
+from aorta_workloads.fsdp.faults import Fault, FaultSpec
+from aorta_workloads.fsdp.oracle import CodeTable
+from aorta_workloads.fsdp.settings import Settings
+
+from pytest_aorta.worker import StreamSpans
+from tests.rank.settings import default_config
+
+CPU = torch.device("cpu")
+SMALL = {"layers": 3, "gemm_size": 2, "fsdp_shard_size": 4, "h2d_tensor_size": 4}
+
+
+@pytest.fixture
+def events_of_a_step(monkeypatch):
+    """Return a function that runs one step and returns its events as text.
+
+    ``g0``, ``wg0`` and ``0`` are the start of layer 0's gather, the wait for it, and the use of its parameters; ``r0``
+    and ``wr0`` are the start of the reduction of its gradients and the wait for it.
+    """
+    events = []
+
+    class LoggedTicket(Ticket):
+        def __init__(self, name):
+            self.name = name
+
+        def wait(self):
+            events.append(f"w{self.name}")
+
+    class LoggingLane(Lane):
+        def submit(self, transfer):
+            transfer(True)
+            return LoggedTicket(events[-1])
+
+    def run(**changes):
+        settings = Settings.read(default_config("fsdp", **SMALL | changes), rank=0, world_size=2)
+        buffers = Buffers.allocate(settings, CPU)
+
+        def log(kind, tensors, wanted):
+            events.extend(f"{kind}{layer}" for layer, tensor in enumerate(tensors) if tensor is wanted)
+
+        monkeypatch.setattr(schedule, "AsyncLane", LoggingLane)
+        monkeypatch.setattr(schedule, "all_gather", lambda _, shard, **__: log("g", buffers.shards, shard))
+        monkeypatch.setattr(schedule, "reduce_scatter", lambda out, *_, **__: log("r", buffers.reduced, out))
+        checks = SimpleNamespace(
+            check_input=lambda *_: None,
+            check_gathered=lambda _iteration, layer, *_: events.append(str(layer)),
+            check_reduced=lambda *_: None,
+        )
+        fault = Fault(FaultSpec(), rank=0, first_checked=0, write_chunk=lambda *_: None)
+        codes, lanes = CodeTable(settings.dtype, CPU, 0), schedule.Lanes.choose(settings, CPU)
+        spans = StreamSpans(CPU, every=0)
+        schedule.TrainingStep(settings, buffers, lanes, codes, checks, fault, spans).run(0)
+        return " ".join(events)
+
+    return run
+
+
+BESIDE = "g0 g1 wg0 0 g2 wg1 1 g2 wg2 2 g1 wg2 2 r2 g0 wg1 1 r1 wg0 0 wr2 r0 wr1 wr0"
+IN_LINE = "g0 0 g1 1 g2 2 g2 2 r2 g1 1 r1 g0 0 r0"
+
+
+@pytest.mark.parametrize(("comm_stream", "order"), [(True, BESIDE), (False, IN_LINE)])
+def test_gathers_are_a_turn_ahead_and_no_buffer_is_written_before_its_reduction_has_ended(
+    events_of_a_step, comm_stream, order
+):
+    assert events_of_a_step(comm_stream=comm_stream) == order
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_inputs_are_a_step_ahead_if_the_config_asks_for_it(ahead):
+    settings = Settings.read(default_config("fsdp", h2d_prefetch=ahead), rank=0, world_size=2)
+    assert schedule.Lanes.choose(settings, CPU).inputs_ahead == ahead

@@ -1,0 +1,53 @@
+"""Throughputs and bytes that workloads compute from their config, against values computed by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from aorta_workloads.fsdp.settings import Settings
+from aorta_workloads.fsdp.workload import FsdpWorkload
+from aorta_workloads.llama.parallel.mesh import Degrees
+from aorta_workloads.llama_fsdp2.workload import LlamaFsdp2Workload
+from aorta_workloads.ranking.workload import RankingWorkload
+
+from tests.rank.settings import default_config
+
+CPU = torch.device("cpu")
+
+
+def test_fsdp_counts_three_products_and_two_gathers_of_each_layer():
+    config = default_config(
+        "fsdp", steps=5, layers=3, gemm_size=100, fsdp_shard_size=10, h2d_tensor_size=7, dtype="bfloat16"
+    )
+    workload = FsdpWorkload(config)
+    workload._settings, workload._device = Settings.read(config, rank=0, world_size=4), CPU
+    assert workload._metrics(device_time_s=2.0) == {
+        # 5 steps of 9 products of 2 million operations, in 2 seconds.
+        "gemm_throughput_tflops": pytest.approx(45e-6),
+        "all_gather_bytes_per_step": 2 * 3 * 40 * 2,
+        "reduce_scatter_bytes_per_step": 3 * 40 * 2,
+        "h2d_bytes_per_step": 14,
+    }
+
+
+@pytest.mark.parametrize(
+    ("degrees", "tokens_per_s"), [(Degrees(2, 2, 1, 1), 480), (Degrees(1, 1, 2, 2), 120)], ids=["HSDP", "CP, TP"]
+)
+def test_tokens_of_a_sequence_are_divided_among_the_ranks_that_share_it(degrees, tokens_per_s):
+    workload = LlamaFsdp2Workload(
+        default_config("llama_fsdp2", steps=5, gradient_accumulation=3, batch_size=2, seq_len=32)
+    )
+    workload._settings, workload._device, workload._degrees = workload.read_settings(), CPU, degrees
+    workload._num_parameters, workload._decision = 7, None
+    assert workload._metrics(step_time_s=2.0, grad_norm_last=0.5) == {
+        "tokens_per_s": tokens_per_s,
+        "num_parameters": 7,
+        "grad_norm_last": 0.5,
+    }
+
+
+def test_samples_are_those_of_all_micro_batches_of_a_rank():
+    workload = RankingWorkload(default_config("ranking", steps=5, gradient_accumulation=3, batch_size=8))
+    workload._settings, workload._device = workload.read_settings(), CPU
+    workload._num_parameters, workload._bytes_per_step = 7, 11
+    assert workload._metrics(step_time_s=2.0) == {"samples_per_s": 60, "num_parameters": 7, "h2d_bytes_per_step": 11}
