@@ -275,6 +275,7 @@ def await_true(condition, limit_s: float = START_S) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.extended
 def test_closed_stdin_changes_nothing(tmp_path):
     script = "import os, sys; os.close(0); import tests.distributed.test_faults as t; "
     script += (
@@ -297,9 +298,8 @@ taken = [socket.create_server(("", 40000)), socket.create_server(("::", 40000), 
 """
 
 
-@pytest.mark.parametrize(
-    "network", [pytest.param("", marks=pytest.mark.extended), ONE_TAKEN_PORT], ids=["no network", "no free port"]
-)
+@pytest.mark.extended
+@pytest.mark.parametrize("network", ["", ONE_TAKEN_PORT], ids=["no network", "no free port"])
 def test_host_without_a_usable_port_is_a_failed_rendezvous(tmp_path, network):
     if subprocess.run([*OWN_NETWORK, "ip", "link"], capture_output=True, check=False).returncode:
         pytest.skip("needs user and network namespaces, and ip")

@@ -58,18 +58,22 @@ def assert_green(result):
     assert sum(outcomes.values()) == 4
 
 
-@pytest.mark.long
-def test_each_planted_change_turns_the_right_test_red(suite, pytester):
+def record(suite):
     # On a machine with other work, launches may vary by more than those of a good baseline.
     assert_green(suite({}, "--update-baselines", "--aorta-launches=3", "--aorta-force-baseline=a test"))
+
+
+@pytest.mark.long
+def test_slower_steps_and_wrong_data_turn_their_tests_red_and_no_other(suite, pytester):
+    record(suite)
     speed = next(pytester.path.glob("baselines/cpu-x2-gloo/*test-speed*.json"))
     median_ms = json.loads(speed.read_bytes())["launches"][0]["step_time_ms"]["p50"]
-
-    slow_and_corrupt = {
-        "speed": {"kind": "slowdown", "delay_ms": 40 * median_ms},
-        "data": {"kind": "swapped_shards", "iteration": 1, "layer": 3, "rank": 1},
-    }
-    result = suite(slow_and_corrupt)
+    result = suite(
+        {
+            "speed": {"kind": "slowdown", "delay_ms": 40 * median_ms},
+            "data": {"kind": "swapped_shards", "iteration": 1, "layer": 3, "rank": 1},
+        }
+    )
     assert failed(result) == {"test_speed", "test_data"}
     result.stdout.re_match_lines_random(
         [
@@ -78,7 +82,11 @@ def test_each_planted_change_turns_the_right_test_red(suite, pytester):
         ]
     )
 
-    # The change that fails the two other tests undoes the first one.
+
+@pytest.mark.extended
+@pytest.mark.long
+def test_changed_weights_turn_their_tests_red_until_the_change_is_undone(suite):
+    record(suite)
     result = suite({"weights": {"kind": "weight", "rank": 1}, "training": {"kind": "weight_ulp", "step": 2, "rank": 1}})
     assert failed(result) == {"test_weights", "test_training"}
     result.stdout.re_match_lines_random(
@@ -87,3 +95,4 @@ def test_each_planted_change_turns_the_right_test_red(suite, pytester):
             r"test_inner::test_training::llama_fsdp2 +weight_hash .* regression",
         ]
     )
+    assert_green(suite({}))

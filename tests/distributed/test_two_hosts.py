@@ -96,9 +96,10 @@ def test_workload_trains_over_two_hosts_and_leaves_no_process(tmp_path, source, 
     [
         # After the cable is cut, each side gives up the other side.
         ("cut", ["no heartbeat for 1", "aorta: node 0 was lost: no heartbeat for 1"], 60),
-        pytest.param("kill_agent", ["the connection was closed"], 30, marks=pytest.mark.extended),
+        ("kill_agent", ["the connection was closed"], 30),
     ],
 )
+@pytest.mark.extended
 def test_lost_host_is_named_and_the_other_hosts_ranks_are_ended(tmp_path, fault, messages, limit_s):
     report = run_on_two_hosts(tmp_path, LONG, fault)
     text = report["output"].replace("\n", " ")

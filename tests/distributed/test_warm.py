@@ -252,6 +252,7 @@ def test_rank_that_stays_after_its_script_returned_is_reported_as_that(servers, 
     assert "rank 1 did not leave after its script returned, having entered step 1" in failure.text
 
 
+@pytest.mark.extended
 def test_ten_warm_launches_of_a_ddp_script_end_beside_busy_processes(servers, script_plan):
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
     try:
@@ -489,7 +490,7 @@ def test_module_that_starts_a_thread_or_a_process_is_left_to_the_ranks(tmp_path)
     subprocess.run([sys.executable, "-c", PRELOADING], cwd=tmp_path, check=True, timeout=120)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.extended)])
 def test_no_process_is_left_when_pytest_is_ended(script_plan, tmp_path, number):
     (tmp_path / "test_inner.py").write_text(INNER, encoding="utf-8")
     (tmp_path / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")

@@ -258,9 +258,11 @@ def estimated(workload, kind):
 KINDS = ("none", "full")
 LAYOUTS = {
     "FSDP 2": (2, {}),
+    "FSDP 2, TP 2": (4, {"tensor_parallel_degree": 2}),
+}
+OTHER_LAYOUTS = {
     "FSDP 2, bfloat16": (2, {"param_dtype": "bfloat16"}),
     "FSDP 2, not resharded": (2, {"reshard_after_forward": False}),
-    "FSDP 2, TP 2": (4, {"tensor_parallel_degree": 2}),
     "FSDP 2, CP 2": (4, {"context_parallel_degree": 2}),
 }
 LATENT = {"kv_latent_dim": 64, "q_latent_dim": 96, "rotary_dim": 16}
@@ -276,6 +278,18 @@ DEEPSEEK = LATENT | {"num_experts": 4, "shared_experts": 1, "expert_hidden": 128
 )
 @pytest.mark.filterwarnings("ignore")  # of DTensor, on the order of its collectives
 def test_the_estimate_is_up_to_a_tenth_above_what_torchs_tracker_measures(monkeypatch, world, size, changes, kind):
+    assert_estimated(monkeypatch, world, size, changes, kind)
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("size", "changes"), OTHER_LAYOUTS.values(), ids=OTHER_LAYOUTS)
+@pytest.mark.filterwarnings("ignore")  # as above
+def test_the_estimate_of_other_layouts_is_up_to_a_tenth_above_it(monkeypatch, world, size, changes, kind):
+    assert_estimated(monkeypatch, world, size, changes, kind)
+
+
+def assert_estimated(monkeypatch, world, size, changes, kind):
     workload = make_workload(monkeypatch, world, size, activation_checkpointing=kind, **changes)
     # This step makes the optimizer's state.
     workload._train_step(0, workload._batches[0])

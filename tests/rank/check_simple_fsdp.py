@@ -280,11 +280,16 @@ REORDERED = ["g0 g1 wg0 g2 wg1 g3 wg2 wg3", "g0 g1 wg0 r0 g2 wg1 r1 wr0 wg2 r2 w
     [
         ((), REORDERED),
         (("layers.1",), ["g0 wg0 g1 g2 wg1 wg2 g3 wg3", "g0 g1 wg0 r0 wr0 wg1 r1 wr1 g2 wg2 r2 wr2 r3 wr3"]),
-        (("layers.[0-1]",), ["g0 g1 wg0 g2 wg1 wg2 g3 wg3", "g0 g1 wg0 r0 wr0 g2 wg1 r1 wg2 r2 wr1 wr2 r3 wr3"]),
     ],
 )
 def test_only_the_buckets_of_named_modules_are_reordered(mesh, monkeypatch, modules, orders):
     assert orders_of_a_step(mesh, monkeypatch, overlap_reorder_modules=modules) == orders
+
+
+@pytest.mark.extended
+def test_only_the_buckets_of_a_range_of_modules_are_reordered(mesh, monkeypatch):
+    orders = ["g0 g1 wg0 g2 wg1 wg2 g3 wg3", "g0 g1 wg0 r0 wr0 g2 wg1 r1 wg2 r2 wr1 wr2 r3 wr3"]
+    assert orders_of_a_step(mesh, monkeypatch, overlap_reorder_modules=("layers.[0-1]",)) == orders
 
 
 @pytest.mark.parametrize(
