@@ -33,6 +33,7 @@ def assert_within_step(step):
     assert 0 <= min(edges_ms) < max(edges_ms) <= step["step_time_ms"] + 0.001
 
 
+@pytest.mark.extended
 def test_copy_that_was_not_made_fails_and_is_named(workload):
     with pytest.raises(WorkloadFailed, match=r"copy_d2h: iteration 0, on rank 0: 131072 of 131072 elements wrong"):
         workload.run("copy_compute", copy_kind="d2h", fault={"kind": "skipped_copy"}, **SMALL)

@@ -241,6 +241,7 @@ def test_reference_runs_the_commits_code_and_the_present_harness(run, project, l
     assert launches[0]["fastest_ms"] < BETWEEN_MS < launches[1]["fastest_ms"]
 
 
+@pytest.mark.extended
 def test_warm_launches_of_both_versions_run_their_own_code_all_of_it(run, project):
     said = run("--aorta-ab=HEAD", "--aorta-launcher=forkserver")
     assert "4 passed" in said, said
