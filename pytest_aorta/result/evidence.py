@@ -101,7 +101,8 @@ def read_evidence(plan: LaunchPlan, stopped: Collection[int] = ()) -> list[RankE
     agent = _json(plan.run_dir / names.AGENT_FILE, "agent", damaged) or {}
     exit_codes = {entry["rank"]: entry["exit_code"] for entry in agent.get("failures", ())}
     running = set(agent.get("running", ()))
-    running |= {rank for rank in range(plan.world.size) if _pid(names.rank_folder(plan.run_dir, rank)) in stopped}
+    if stopped:
+        running |= {rank for rank, pid in names.rank_pids(plan.run_dir).items() if pid in stopped}
     ranks = [
         replace(_read_rank(plan, rank, exit_codes.get(rank)), was_running=rank in running)
         for rank in range(plan.world.size)
@@ -193,11 +194,6 @@ def _in_flight(record: dict[str, Any] | None) -> str | None:
 def _timed_out(log: str) -> str | None:
     match = _WATCHDOG.search(log)
     return f"{match[2]} number {match[1]}" if match else None
-
-
-def _pid(folder: Path) -> int | None:
-    text = _text(folder / names.PID_FILE)
-    return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else None
 
 
 def _size(path: Path) -> int:

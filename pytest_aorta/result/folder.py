@@ -6,10 +6,13 @@ Programs that have to start quickly import this module, so it imports only small
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from pytest_aorta.common.regular import read_regular
+
+_PID_BYTES = 20
 
 # Files of a launch.
 PLAN_FILE: Final = "plan.json"
@@ -73,6 +76,15 @@ def flight_prefix(run_dir: Path) -> Path:
 def is_rank_file(path: Path) -> bool:
     """Return whether a file lies in the folder of a rank rather than in the run folder itself."""
     return path.parent.parent.name == RANKS_FOLDER
+
+
+def rank_pids(run_dir: Path) -> dict[int, int]:
+    """Return, by rank, the process id of each rank that has started on this host; a damaged file counts as none."""
+    pids = {}
+    for path in run_dir.glob(f"{RANKS_FOLDER}/*/{PID_FILE}"):
+        with suppress(OSError, ValueError):
+            pids[int(path.parent.name)] = int(read_regular(path, _PID_BYTES))
+    return pids
 
 
 def steps_entered(folder: Path) -> int:

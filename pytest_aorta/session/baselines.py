@@ -15,7 +15,7 @@ from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.provenance import code_digest
 from pytest_aorta.session.record import TestRecord
 from pytest_aorta.session.text import change_lines
-from pytest_aorta.verdict.applicability import other_setup, other_workload
+from pytest_aorta.verdict.applicability import other_setup
 from pytest_aorta.verdict.baseline import (
     Baseline,
     StoredLaunch,
@@ -120,8 +120,7 @@ def _with_launches(first: Baseline, launches: Sequence[LaunchFacts]) -> Baseline
 def _difference(kept: Baseline, first: Baseline) -> str | None:
     """Return why launches of an interrupted recording differ from the first launch of this one, or None."""
     last, facts = kept.center_launches[-1], first.center_launches[0]
-    other = other_workload(kept.workload, first.workload)
-    if detail := other or other_setup(kept.config, last, first.config, [facts]):
+    if detail := other_setup(kept, first.workload, first.config, [facts]):
         return detail
     if settings := other_setting(last, [facts]):
         return settings[0]

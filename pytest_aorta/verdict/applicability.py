@@ -9,6 +9,7 @@ from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.text import brief, counted
 from pytest_aorta.result.facts import CHOICES, PROGRAM_ENVIRONMENT, LaunchFacts
 from pytest_aorta.result.trace.profiled_steps import AS_RUN
+from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.metrics import METRICS, Metric, MetricKind, Origin, Tolerance, format_value
 from pytest_aorta.verdict.noise.priors import BLOCK_GAP_S
 from pytest_aorta.verdict.statistics.scale import Scale
@@ -210,13 +211,6 @@ def other_config(recorded: dict[str, Any], config: dict[str, Any]) -> str | None
     return f"the baseline was recorded with {there}, the test has {here}" if there else None
 
 
-def other_workload(recorded: str, workload: str) -> str | None:
-    """Return why a baseline belongs to another workload or script, or None if the names are equal."""
-    if recorded == workload:
-        return None
-    return f"the baseline was recorded with the workload {recorded!r}, the test has {workload!r}"
-
-
 def changed_settings(one: dict[str, Any], other: dict[str, Any]) -> tuple[str, str]:
     """Return the settings of two configs that differ, as text for each config; empty texts if the configs are equal."""
     nothing = object()  # unequal to every value
@@ -263,10 +257,16 @@ def _other_choice(launches: Sequence[LaunchFacts], recorded: LaunchFacts) -> str
 
 
 def other_setup(
-    recorded_config: dict[str, Any], recorded: LaunchFacts, config: dict[str, Any], launches: Sequence[LaunchFacts]
+    baseline: Baseline, workload: str, config: dict[str, Any], launches: Sequence[LaunchFacts]
 ) -> str | None:
-    """Return why a baseline has another config, choice of setup() or number of measured steps, or None if all agree."""
-    if detail := other_config(recorded_config, config) or _other_choice(launches, recorded):
+    """Return why a baseline is not one of these launches, or None if it is.
+
+    The reason is another workload or script, config, choice of setup() or number of measured steps.
+    """
+    if baseline.workload != workload:
+        return f"the baseline was recorded with the workload {baseline.workload!r}, the test has {workload!r}"
+    recorded = baseline.center_launches[-1]
+    if detail := other_config(baseline.config, config) or _other_choice(launches, recorded):
         return detail
     if (found := other_steps(launches, recorded)) is None:
         return None

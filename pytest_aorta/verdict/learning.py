@@ -119,7 +119,7 @@ def merged(
     if old is None:
         return new
     facts = [stored.facts for stored in new.launches]
-    if fresh or old.workload != new.workload or other_setup(old.config, old.center_launches[-1], new.config, facts):
+    if fresh or other_setup(old, new.workload, new.config, facts):
         past = [replace(stored, center=False) for stored in old.launches]
         present = [replace(stored, revision=old.revision + 1) for stored in new.launches]
         forced = old.forced | {str(old.revision + 1): reason for reason in new.forced.values()}

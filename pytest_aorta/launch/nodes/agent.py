@@ -24,7 +24,7 @@ from typing import Any
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.errors import AortaError, LaunchError
-from pytest_aorta.common.regular import open_regular, read_regular
+from pytest_aorta.common.regular import open_regular
 from pytest_aorta.launch.guarded import GuardedLaunch
 from pytest_aorta.launch.lease.queue import LeaseError
 from pytest_aorta.launch.lease.world import LeasedWorld, mark_survivors
@@ -35,7 +35,7 @@ from pytest_aorta.launch.nodes.wire import CHUNK_BYTES, HEARTBEAT_S, LOST_S, Wir
 from pytest_aorta.launch.readiness import is_readable, readable
 from pytest_aorta.plan.gpus import visible_devices
 from pytest_aorta.plan.launch_plan import LaunchPlan, NodePart
-from pytest_aorta.result.folder import PID_FILE, RANKS_FOLDER, steps_entered
+from pytest_aorta.result.folder import rank_folder, rank_pids, steps_entered
 
 CONNECT_S = 10.0
 # Pauses between attempts to connect double from the first to the second value.
@@ -301,12 +301,10 @@ def refuse_absent(plan: LaunchPlan) -> None:
 
 def started_ranks(plan: LaunchPlan) -> dict[int, dict[str, int]]:
     """Return, by rank, the process id and the number of measured steps entered, for ranks that have started here."""
-    ranks = {}
-    for mark in (plan.run_dir / RANKS_FOLDER).glob(f"*/{PID_FILE}"):
-        with suppress(OSError, ValueError):
-            pid = int(read_regular(mark, 20))
-            ranks[int(mark.parent.name)] = {"pid": pid, "steps": steps_entered(mark.parent)}
-    return ranks
+    return {
+        rank: {"pid": pid, "steps": steps_entered(rank_folder(plan.run_dir, rank))}
+        for rank, pid in rank_pids(plan.run_dir).items()
+    }
 
 
 def read_token() -> str:

@@ -40,15 +40,11 @@ def main(run_dir: Path) -> None:
             from pytest_aorta.worker.lifecycle import run_rank
 
         run_rank(run_dir, folder)
-    except SystemExit as error:
-        _kept.append(error)
-        exit_code = error.code if isinstance(error.code, int) else int(error.code is not None)
-        if exit_code:
-            write_error(folder if os.getpid() == pid else None, error)
     except BaseException as error:  # noqa: BLE001 - every error has to be reported
         _kept.append(error)
-        exit_code = 1
-        write_error(folder if os.getpid() == pid else None, error)
+        exit_code = _exit_code(error)
+        if exit_code:
+            write_error(folder if os.getpid() == pid else None, error)
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):  # the script may have closed or replaced the stream
             stream.flush()
@@ -56,6 +52,12 @@ def main(run_dir: Path) -> None:
         sys.exit(exit_code)  # these profilers write their traces when the process exits normally
     # Threads of NCCL and gloo would outlive main; such threads have aborted processes that had succeeded.
     os._exit(exit_code)
+
+
+def _exit_code(error: BaseException) -> int:
+    """Return the code with which the interpreter would exit."""
+    code = error.code if isinstance(error, SystemExit) else 1
+    return code if isinstance(code, int) else int(code is not None)
 
 
 def prepare(folder: Path) -> None:

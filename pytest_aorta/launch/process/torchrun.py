@@ -12,19 +12,16 @@ import signal
 import socket
 import sys
 import threading
-from contextlib import suppress
 from pathlib import Path
 
 from pytest_aorta.common import variables
-from pytest_aorta.common.regular import read_regular
 from pytest_aorta.launch.process.imports import without_collection
 from pytest_aorta.launch.readiness import is_readable
 from pytest_aorta.plan.profiler import WRAPPERS
-from pytest_aorta.result.folder import AGENT_FILE, PID_FILE, RANKS_FOLDER
+from pytest_aorta.result.folder import AGENT_FILE, rank_pids
 
 # The logger that names the ranks that torchrun stops.
 STOPPING_LOGGER = "torch.distributed.elastic.multiprocessing.api"
-_PID_BYTES = 16
 
 
 class StoppedRanks(logging.Filter):
@@ -46,12 +43,7 @@ class StoppedRanks(logging.Filter):
 
     def ranks(self, run_dir: Path) -> list[int]:
         """Return the ranks that torchrun stopped."""
-        ranks = []
-        for path in run_dir.glob(f"{RANKS_FOLDER}/*/{PID_FILE}"):
-            with suppress(OSError, ValueError):
-                if int(read_regular(path, _PID_BYTES)) in self.signals:
-                    ranks.append(int(path.parent.name))
-        return sorted(ranks)
+        return sorted(rank for rank, pid in rank_pids(run_dir).items() if pid in self.signals)
 
 
 def main(argv: list[str]) -> int:

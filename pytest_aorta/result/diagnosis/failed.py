@@ -35,11 +35,11 @@ _PEER_ERROR = re.compile(
     r"|ncclRemoteError|recvValue failed|peer (has )?(closed|gone)|socket (closed|timeout)|EPIPE|ECONNRESET",
     re.IGNORECASE,
 )
+# Errors of a rank whose peer did not answer in time. If this rank then ends, its peers lose their connections.
+_PEER_LATE = re.compile(r"timed out waiting \d+ ?ms for (recv|send)|wait timeout after \d+ ?ms, keys", re.IGNORECASE)
 _LOOK_INTO_DMESG = (
     "  next: look for rank {} in dmesg, since the kernel sends SIGKILL if the host or a container runs out of memory"
 )
-# Errors of a rank whose peer did not answer in time. If this rank then ends, its peers lose their connections.
-_PEER_LATE = re.compile(r"timed out waiting \d+ ?ms for (recv|send)|wait timeout after \d+ ?ms, keys", re.IGNORECASE)
 _NUMBER = re.compile(r"\d+")
 
 
@@ -70,14 +70,19 @@ class RankFailure:
     order: tuple[Stage, int]
 
     @property
+    def stage(self) -> Stage:
+        """Return the kind of failure."""
+        return self.order[0]
+
+    @property
     def is_victim(self) -> bool:
         """Return True if the failure follows from another rank's delay or end."""
-        return self.order[0] in (Stage.PEER_LATE, Stage.PEER_LOST)
+        return self.stage in (Stage.PEER_LATE, Stage.PEER_LOST)
 
     @property
     def is_reaction(self) -> bool:
         """Return True if the rank was stopped, or aborted by a thread that reacted to another rank's end."""
-        return self.order[0] == Stage.REACTION
+        return self.stage == Stage.REACTION
 
 
 def own_failure(rank: RankEvidence) -> RankFailure | None:
@@ -146,8 +151,13 @@ def _elsewhere(first: RankEvidence, ranks: Sequence[RankEvidence]) -> list[RankE
     own = traceback_frames(first) or first.frames
     # A rank with a result waited for the others in a barrier of the harness.
     raised = [other for other in ranks if other is not first and other.error and not other.has_result]
-    found = [replace(other, frames=traceback_frames(other)) for other in raised]
-    return [other for other in found if other.frames and other.frames != own]
+    return [other for other in _where_raised(raised) if other.frames != own]
+
+
+def _where_raised(ranks: Iterable[RankEvidence]) -> list[RankEvidence]:
+    """Return ranks with the frames of their errors' tracebacks, without ranks whose traceback has no frame."""
+    found = (replace(rank, frames=traceback_frames(rank)) for rank in ranks)
+    return [rank for rank in found if rank.frames]
 
 
 def _place(rank: RankEvidence) -> list[str]:
@@ -191,7 +201,7 @@ def _consequence(failure: RankFailure, origin: int | None, first: RankFailure | 
     if first is not None and first.is_victim:
         return ""
     if failure.is_victim:
-        is_late = failure.order[0] == Stage.PEER_LATE
+        is_late = failure.stage == Stage.PEER_LATE
         happened = "gave up waiting for a peer" if is_late else "connection to a peer lost"
         return f"{happened} (follows from rank {origin})"
     return f"{failure.message} (follows from rank {origin})" if failure.is_reaction else ""
@@ -202,7 +212,7 @@ def awaited_ranks(first: RankFailure, ranks: Sequence[RankEvidence]) -> list[Ran
     if not first.is_victim:
         return []
     suspended = [rank for rank in ranks if rank.suspended]
-    if suspended or first.order[0] != Stage.PEER_LATE:
+    if suspended or first.stage != Stage.PEER_LATE:
         return suspended
     running = [rank for rank in ranks if rank.was_running and not rank.error and not rank.has_result]
     return [rank for rank in running if not is_waiting(rank.frames)]
@@ -214,7 +224,7 @@ def gave_up(
     """Diagnose a launch in which ranks gave up waiting for the ``awaited`` ranks."""
     first = min(awaited, key=lambda rank: rank.steps)
     others = [rank for rank in ranks if rank not in awaited]
-    late = [failure.evidence for failure in failures if failure.order[0] == Stage.PEER_LATE]
+    late = [failure.evidence for failure in failures if failure.stage == Stage.PEER_LATE]
     names = names_of([rank.rank for rank in awaited])
     if first.suspended:
         headline, details = f"{names} {SUSPENDED}{in_steps(awaited)}", []
@@ -222,9 +232,8 @@ def gave_up(
         headline = f"{names_of(sorted(rank.rank for rank in late))} gave up waiting for {names}"
         details = positions((first, *(rank for rank in awaited if rank is not first)))
     details += _others(others, first.rank)
-    raised = [replace(rank, frames=traceback_frames(rank)) for rank in late]
-    stopped = [rank for rank in others if not rank.error]
-    return "hang in collective", first.rank, headline, details + positions(r for r in [*raised, *stopped] if r.frames)
+    details += positions([*_where_raised(late), *(rank for rank in others if rank.frames and not rank.error)])
+    return "hang in collective", first.rank, headline, details
 
 
 def not_started(ranks: Sequence[RankEvidence]) -> tuple[str, int | None, str, list[str]]:

@@ -8,13 +8,7 @@ from typing import Any
 
 from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.verdict.applicability import (
-    choose_tolerances,
-    other_setup,
-    other_workload,
-    under_profiler,
-    widened,
-)
+from pytest_aorta.verdict.applicability import choose_tolerances, other_setup, under_profiler, widened
 from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.comparison.exact import judge_exact
 from pytest_aorta.verdict.comparison.explained import cause_of, notes_on, with_throttling
@@ -118,8 +112,7 @@ class StoredComparison:
                 return missing_row(blank, Missing.CANDIDATE_VALUE, f"the launch has no {metric.name}")
             return missing_row(replace(blank, is_unrecorded=True), Missing.BASELINE, "no baseline")
         center_launches = self.baseline.center_launches
-        detail = other_workload(self.baseline.workload, self.workload or self.baseline.workload)
-        if detail := detail or other_setup(self.baseline.config, center_launches[-1], self.config, launches):
+        if detail := other_setup(self.baseline, self.workload or self.baseline.workload, self.config, launches):
             return missing_row(replace(blank, is_unrecorded=True), Missing.BASELINE, detail)
         if row := unprofiled_row(blank, metric, launches, center_launches):
             return row
