@@ -1,0 +1,88 @@
+"""The typed model of JSON files: a file is decoded into frozen structs, and its JSON Schema is generated from them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from pytest_aorta.common.documents import UnreadableFile, read_bytes
+from pytest_aorta.common.text import brief
+
+T = TypeVar("T")
+_PLACE = re.compile(r" - at `(?:key in )?\$?(?P<path>[^`]*)`")
+
+
+class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base class of all structs that files hold. Unknown keys are refused, and nothing is edited after it was made."""
+
+
+def decode(content: bytes | str, kind: type[T], name: str) -> T:
+    """Return the value of type ``kind`` that strict JSON describes; ``name`` is the source that an error names.
+
+    Raises:
+        UnreadableFile: The content is not strict JSON (NaN and repeated keys are refused), or does not fit ``kind``. The
+            message names the source, the key, what was given and what is allowed.
+    """
+    try:
+        value = msgspec.json.decode(content, type=kind)
+        json.loads(content, object_pairs_hook=_unique_keys)  # msgspec keeps the last of two equal keys
+        return value
+    except msgspec.ValidationError as error:
+        raise UnreadableFile(f"{name}: {_worded(str(error), content)}") from None
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise UnreadableFile(f"{name}: not valid JSON: {error}") from None
+
+
+def read_model(path: Path, kind: type[T], *, max_bytes: int, follow_links: bool = True) -> T:
+    """Return the value of type ``kind`` in a JSON file of at most ``max_bytes`` bytes.
+
+    Raises:
+        UnreadableFile: As in :func:`~pytest_aorta.common.documents.read_bytes` and :func:`decode`.
+    """
+    return decode(read_bytes(path, max_bytes=max_bytes, follow_links=follow_links), kind, str(path))
+
+
+def to_builtins(value: Any) -> Any:
+    """Return a struct as plain JSON values: objects, lists, texts, numbers, booleans and null."""
+    return msgspec.to_builtins(value)
+
+
+def schema_of(kind: Any, name: str, description: str) -> dict[str, Any]:
+    """Return the JSON Schema 2020-12 of a struct, with the structs that it contains under ``$defs``."""
+    (root,), definitions = msgspec.json.schema_components([kind], ref_template="#/$defs/{name}")
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": f"https://pytest-aorta.invalid/{name}",
+        "description": description,
+        **root,
+        "$defs": definitions,
+    }
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    document = dict(pairs)
+    if len(document) != len(pairs):
+        counts = Counter(key for key, _ in pairs)
+        raise ValueError(f"key {next(key for key, count in counts.items() if count > 1)!r} is given twice")
+    return document
+
+
+def _worded(message: str, content: bytes | str) -> str:
+    """Return msgspec's message with the place first and the given value added, such as ``$.revision: got 0, …``."""
+    place = _PLACE.search(message)
+    allowed = _PLACE.sub("", message)
+    if place is None:
+        return f"$: {allowed}"
+    given: Any = json.loads(content)
+    for key, index in re.findall(r"\.(\w+)|\[(\d+)\]", place["path"]):
+        try:
+            given = given[key] if key else given[int(index)]
+        except (KeyError, IndexError, TypeError):  # "[...]" stands for any key of a dict
+            return f"${place['path']}: {allowed}"
+    exact = "[...]" not in place["path"] and isinstance(given, str | int | float | bool | None)
+    return f"${place['path']}: {f'got {brief(json.dumps(given))}; ' if exact else ''}{allowed}"
