@@ -25,8 +25,8 @@ def decode(content: bytes | str, kind: type[T], name: str) -> T:
     """Return the value of type ``kind`` that strict JSON describes; ``name`` is the source that an error names.
 
     Raises:
-        UnreadableFile: The content is not strict JSON (NaN and repeated keys are refused), or does not fit ``kind``. The
-            message names the source, the key, what was given and what is allowed.
+        UnreadableFile: The content is not strict JSON (NaN and repeated keys are refused), or does not fit ``kind``.
+            The message names the source, the key, what was given and what is allowed.
     """
     try:
         value = msgspec.json.decode(content, type=kind)
