@@ -33,7 +33,7 @@ H200 = "NVIDIA H200"
 ENDED_WELL = LaunchOutcome(EndReason.EXIT, 0, (), (), 1.5)
 
 
-def replace(value: T, **changes: Any) -> T:
+def replace(value: T, /, **changes: Any) -> T:
     """Return a copy of a frozen record, a struct or a dataclass, with other values."""
     if isinstance(value, msgspec.Struct):
         return msgspec.structs.replace(value, **changes)
