@@ -98,7 +98,8 @@ class Action:
 
 def run_template(where: Path, variables: dict[str, str], **given: object) -> Done:
     """Run the first job of the component for GitLab."""
-    return run_script(component(**given)[str(given.get("name", "aorta"))], where, variables, Path(sys.executable).parent)
+    job = component(**given)[str(given.get("name", "aorta"))]
+    return run_script(job, where, variables, Path(sys.executable).parent)
 
 
 def run_script(job: dict[str, Any], where: Path, variables: dict[str, str], path: Path) -> Done:

@@ -184,8 +184,9 @@ def test_escaped_text_is_one_line_without_a_bar_of_its_own(text):
 # What GitHub and GitLab make links of in text without any markup.
 LINKED = re.compile(r"@\w|[#!$&]\d|GH-\d|[~%][\w\"]|\w://|\bwww\.|\[\w+:", re.IGNORECASE)
 REFERENCES = (
-    "@user", "a @org/team", "mail@host.test", "#12", "org/repo#12", "GH-12", "!34", "$5", "&6", "~bug", '~"a b"', "%v1.0",
-    "[issue:7]", "https://evil.test/x?a=1", "HTTP://evil.test", "ftp://evil.test", "www.evil.test", "x(www.evil.test)",
+    "@user", "a @org/team", "mail@host.test", "#12", "org/repo#12", "GH-12", "!34", "$5", "&6", "~bug", '~"a b"',
+    "%v1.0", "[issue:7]", "https://evil.test/x?a=1", "HTTP://evil.test", "ftp://evil.test", "www.evil.test",
+    "x(www.evil.test)",
 )  # fmt: skip
 
 
