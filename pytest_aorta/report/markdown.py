@@ -31,9 +31,7 @@ _HEAD = ("test", "metric", "value", "baseline", "change [95%]", "tolerance", "la
 _SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~$-])")
 # What GitHub and GitLab make links of: users, issues, labels, milestones and addresses. They look for them in the
 # rendered text, so a backslash does not prevent a link.
-_LINKED = re.compile(
-    r"""@|:(?=//)|www(?=\.)|(?:\\[#!$~]|%|&amp;)(?=[\w"])|\bGH\\-(?=\d)|\\\[(?=\w+:)""", re.IGNORECASE
-)
+_LINKED = re.compile(r"""@|:(?=//)|www(?=\.)|(?:\\[#!$~]|%|&amp;)(?=[\w"])|\bGH\\-(?=\d)|\\\[(?=\w+:)""", re.IGNORECASE)
 _ZERO_WIDTH_SPACE = "&#8203;"
 _FAILED, _WARNING, _PASSED = "\N{CROSS MARK}", "\N{WARNING SIGN}\N{VARIATION SELECTOR-16}", "\N{WHITE HEAVY CHECK MARK}"
 
