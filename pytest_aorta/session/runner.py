@@ -34,7 +34,7 @@ from pytest_aorta.verdict.bitwise.steps import compare_steps, first_difference, 
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.learning import NewLaunches, detection_lines, launches_to_learn, objections
 from pytest_aorta.verdict.metrics import METRICS, check_compared, measured_values
-from pytest_aorta.verdict.noise.priors import platform_priors
+from pytest_aorta.verdict.noise import platform_priors
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Verdict, Verdicts
 

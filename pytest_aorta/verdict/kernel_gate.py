@@ -20,9 +20,9 @@ from typing import TypeAlias
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.trace.families import OTHER, is_compute
 from pytest_aorta.verdict.baseline import Baseline
-from pytest_aorta.verdict.causes.kernels import median_times, moved
+from pytest_aorta.verdict.causes import median_times, moved
 from pytest_aorta.verdict.metrics import Metric
-from pytest_aorta.verdict.noise.priors import (
+from pytest_aorta.verdict.noise import (
     blocks,
     default_variance,
     reference_step_ms,

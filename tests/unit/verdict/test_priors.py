@@ -8,8 +8,7 @@ import pytest
 from pytest_aorta.verdict.baseline import baseline_path, read_baseline_file, write_baseline
 from pytest_aorta.verdict.comparison import StoredComparison
 from pytest_aorta.verdict.metrics import METRICS
-from pytest_aorta.verdict.noise import priors
-from pytest_aorta.verdict.noise.priors import (
+from pytest_aorta.verdict.noise import (
     BLOCK_GAP_S,
     MIN_CASES,
     StoredCase,
@@ -18,6 +17,7 @@ from pytest_aorta.verdict.noise.priors import (
     metric_blocks,
     platform_priors,
     prior_variance,
+    priors,
     transformed_by_revision,
     transformed_values,
 )
