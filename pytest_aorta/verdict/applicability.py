@@ -12,7 +12,7 @@ from pytest_aorta.result.trace.profiled_steps import AS_RUN
 from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.metrics import METRICS, Metric, MetricKind, Origin, Tolerance, format_value
 from pytest_aorta.verdict.noise import BLOCK_GAP_S
-from pytest_aorta.verdict.statistics.scale import Scale
+from pytest_aorta.verdict.statistics.decision import Scale
 from pytest_aorta.verdict.verdicts import NotApplicable
 
 # Step times on shared CPUs vary by tens of percent between launches, so a change below a factor of two is noise. The

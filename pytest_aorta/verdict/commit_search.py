@@ -26,12 +26,12 @@ from pytest_aorta.verdict.noise import transformed_values
 from pytest_aorta.verdict.statistics.bisection import (
     Posterior,
     Suspects,
+    is_confirmed,
     next_commit,
     posterior_of_bits,
     posterior_of_pairs,
     suspects,
 )
-from pytest_aorta.verdict.statistics.confirmation import is_confirmed
 from pytest_aorta.verdict.statistics.decision import Outcome, quantile_t
 from pytest_aorta.verdict.verdicts import Verdict, Verdicts
 

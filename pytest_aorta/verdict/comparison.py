@@ -43,9 +43,8 @@ from pytest_aorta.verdict.rows import (
     profiled,
     unprofiled,
 )
-from pytest_aorta.verdict.statistics.decision import Decision, Outcome
+from pytest_aorta.verdict.statistics.decision import Decision, Outcome, Scale
 from pytest_aorta.verdict.statistics.pairs import decide_pairs
-from pytest_aorta.verdict.statistics.scale import Scale
 from pytest_aorta.verdict.statistics.stored import decide_stored, last_look
 from pytest_aorta.verdict.statistics.variance import Estimate, VarianceComponents, baseline_estimate
 from pytest_aorta.verdict.verdicts import Missing, NotApplicable, ReferenceKind, Verdict, VerdictReference, Verdicts

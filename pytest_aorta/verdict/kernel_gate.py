@@ -31,9 +31,8 @@ from pytest_aorta.verdict.noise import (
     transformed_values,
 )
 from pytest_aorta.verdict.rows import Row
-from pytest_aorta.verdict.statistics.decision import Decision, Outcome
+from pytest_aorta.verdict.statistics.decision import Decision, Outcome, Scale
 from pytest_aorta.verdict.statistics.pairs import PAIR_FALSE_ALARM_RATE, decide_pairs
-from pytest_aorta.verdict.statistics.scale import Scale
 from pytest_aorta.verdict.statistics.stored import FALSE_ALARM_RATE, RESOLVED_BY, decide_stored, detectable
 from pytest_aorta.verdict.statistics.variance import (
     Estimate,

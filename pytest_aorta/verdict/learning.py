@@ -38,8 +38,7 @@ from pytest_aorta.verdict.noise import (
     transformed_by_block,
     transformed_values,
 )
-from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.statistics.scale import Scale
+from pytest_aorta.verdict.statistics.decision import Outcome, Scale
 from pytest_aorta.verdict.statistics.stored import LOOKS, MIN_LAUNCHES_TO_FAIL, RESOLVED_BY, detectable
 from pytest_aorta.verdict.statistics.variance import baseline_estimate, observed
 from pytest_aorta.verdict.verdicts import Verdict, format_change

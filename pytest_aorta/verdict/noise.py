@@ -15,7 +15,7 @@ from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.baseline import Baseline, read_baseline_file
 from pytest_aorta.verdict.metrics import METRICS, Metric, MetricKind, Origin, Tolerance
-from pytest_aorta.verdict.statistics.scale import Scale
+from pytest_aorta.verdict.statistics.decision import Scale
 from pytest_aorta.verdict.statistics.stored import RESOLVED_BY, least_tolerance
 from pytest_aorta.verdict.statistics.variance import Estimate, Revision, Variance, VarianceComponents, observed, typical
 from pytest_aorta.verdict.verdicts import format_change

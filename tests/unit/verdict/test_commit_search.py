@@ -21,7 +21,7 @@ from pytest_aorta.verdict.commit_search import (
 )
 from pytest_aorta.verdict.comparison import PairedComparison
 from pytest_aorta.verdict.metrics import Tolerance, parse_tolerances
-from pytest_aorta.verdict.statistics.confirmation import LOOKS
+from pytest_aorta.verdict.statistics.bisection import LOOKS
 from pytest_aorta.verdict.statistics.variance import VarianceComponents
 from tests.unit.builders import default_priors, make_facts, replace, with_p50
 from tests.unit.simulated import at_most
