@@ -62,8 +62,8 @@ def main(argv: list[str]) -> int:
     store = serve_rendezvous()
     arguments = parse_args(argv[1:])
     if arguments.nnodes == "1":
-        # torchrun's c10d rendezvous unpickles what anyone writes into its store. Its static rendezvous uses the store of
-        # this process at that port, which is bound from now on, to the loopback address.
+        # torchrun's c10d rendezvous unpickles what anyone writes into its store. Its static rendezvous uses this store,
+        # which listens from now on, on the loopback address.
         listener = socket.create_server((LOOPBACK, 0), backlog=2048)
         arguments.master_addr, arguments.master_port = listener.getsockname()
         store = TCPStore(

@@ -17,6 +17,8 @@ from datetime import timedelta
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 STORE_S = 20.0
+# The script attacks this one port, in a process of its own.
+ONE = "--one"
 
 
 class Payload:
@@ -44,12 +46,12 @@ def attack(folder: str, port: int) -> int:
 def main() -> None:
     """Attack the ports one by one: a program that is no store would hang the client of a store."""
     folder, ports = sys.argv[1], sys.argv[2:]
-    if len(ports) == 1:
-        print(attack(folder, int(ports[0])))
+    if ports[0] == ONE:
+        print(attack(folder, int(ports[1])))
         return
     counts = {}
     for port in ports:
-        command = [sys.executable, __file__, folder, port]
+        command = [sys.executable, __file__, folder, ONE, port]
         try:
             ended = subprocess.run(command, capture_output=True, text=True, timeout=STORE_S)
         except subprocess.TimeoutExpired:
