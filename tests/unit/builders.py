@@ -9,6 +9,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options.run import Options
 from pytest_aorta.plan.options.values import FailOn, LauncherKind
@@ -149,7 +151,7 @@ def make_plan(run_dir: Path, **changes: Any) -> LaunchPlan:
         run_dir=run_dir,
         cwd=run_dir,
     )
-    return replace(defaults, **changes)
+    return structs.replace(defaults, **changes)
 
 
 def rank_values(**changes: Any) -> dict[str, Any]:

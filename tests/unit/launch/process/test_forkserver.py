@@ -6,10 +6,10 @@ import os
 import socket
 import subprocess
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from pytest_aorta.launch import warm
 from pytest_aorta.launch.process.channel import close_all, receive, send
