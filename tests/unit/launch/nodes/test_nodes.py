@@ -36,7 +36,7 @@ from pytest_aorta.plan.launch_plan import NodePart
 from pytest_aorta.plan.workload.declaration import WorkloadSpec
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.folder import steps_entered
-from tests.unit.builders import gpus, make_options, make_plan
+from tests.unit.builders import gpus, make_options, make_plan, replace
 
 PART = NodePart(2, "10.0.0.1:2900", "run", "10.0.0.2", "eth0")
 
