@@ -12,8 +12,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from msgspec import structs
-
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options.run import Options
 from pytest_aorta.plan.options.values import FailOn, LauncherKind
@@ -163,7 +161,7 @@ def make_plan(run_dir: Path, **changes: Any) -> LaunchPlan:
         run_dir=run_dir,
         cwd=run_dir,
     )
-    return structs.replace(defaults, **changes)
+    return replace(defaults, **changes)
 
 
 def rank_values(**changes: Any) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from pytest_aorta.cli import main as cli
 from pytest_aorta.common import variables
