@@ -13,7 +13,7 @@ from typing import Any
 
 from pytest_aorta.common.documents import UnreadableFile, parse_json, read_json
 from pytest_aorta.common.errors import BaselineError
-from pytest_aorta.common.files import locked, slug, write_json
+from pytest_aorta.common.files import locked, slug, write_text
 from pytest_aorta.common.schema import violation
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.provenance import UTC_FORMAT
@@ -23,10 +23,8 @@ SCHEMA_VERSION = 4
 MAX_BYTES = 4 << 20
 MAX_LAUNCHES = 100
 LOCK_FILE = ".lock"
-# The keys of a launch that schema version 2 named differently.
-_RENAMED_SINCE_2 = {"sitting": "block", "epoch": "revision", "anchor": "center"}
-# Metrics of launches on devices that until schema version 3 counted waits for late ranks as communication.
-_REDEFINED_SINCE_3 = ("overlap_ratio", "exposed_comm_ms")
+# The levels of a file whose values have lines of their own: the baseline, its launches, and the facts of a launch.
+_LEVELS = 3
 
 
 @dataclass(frozen=True)
@@ -167,42 +165,11 @@ def parse_baseline(text: str, name: str) -> Baseline:
         raise BaselineError(str(error)) from None
 
 
-def upgraded(document: dict[str, Any]) -> dict[str, Any]:
-    """Convert a document of schema version 2 or 3 to version 4; return any other document unchanged.
-
-    Version 3 renames the keys ``sitting``, ``epoch`` and ``anchor`` of a launch; their values are the same. Version 4
-    defines the overlap metrics of devices without waits for late ranks. Their older values are left out, so that
-    nothing is compared with them.
-    """
-    version, launches = document.get("schema_version"), document.get("launches")
-    if version not in (2, 3) or not isinstance(launches, list):
-        return document
-    if version == 2:
-        launches = [
-            {_RENAMED_SINCE_2.get(key, key): value for key, value in entry.items()}
-            if isinstance(entry, dict)
-            else entry
-            for entry in launches
-        ]
-    return document | {"schema_version": SCHEMA_VERSION, "launches": list(map(_without_redefined, launches))}
-
-
-def _without_redefined(launch: Any) -> Any:
-    """Return a launch of schema version 3 without the metrics that version 4 redefines; CPU ranks keep theirs."""
-    metrics, environment = (launch.get(key) if isinstance(launch, dict) else None for key in ("metrics", "environment"))
-    if not isinstance(metrics, dict) or not isinstance(environment, dict) or environment.get("device") == "cpu":
-        return launch
-    kept = {name: value for name, value in metrics.items() if name not in _REDEFINED_SINCE_3}
-    return {key: value for key, value in launch.items() if key != "exposed_ms"} | {"metrics": kept}
-
-
 def _from_document(document: Any, name: str) -> Baseline:
-    if isinstance(document, dict):
-        document = upgraded(document)
     version = document.get("schema_version") if isinstance(document, dict) else None
     if version != SCHEMA_VERSION:
         raise BaselineError(
-            f"{name}: schema_version is {version!r}, but this pytest-aorta reads versions 2 to {SCHEMA_VERSION}; "
+            f"{name}: schema_version is {version!r}, but this pytest-aorta reads version {SCHEMA_VERSION}; "
             f"delete the file and record the baseline again with --update-baselines, or use the version that wrote it"
         )
     if problem := violation(document, SCHEMA) or _impossible_moment(document) or _impossible_center(document):
@@ -244,15 +211,29 @@ def write_baseline(folder: Path, baseline: Baseline) -> Path:
     if problem := outside(folder, path.parent):
         raise BaselineError(f"{path}: not written: {problem}")
     try:
-        if len(json.dumps(document, allow_nan=False, indent=2)) >= MAX_BYTES:
+        text = _lines_of(document, _LEVELS) + "\n"
+        if len(text) >= MAX_BYTES:
             raise ValueError(f"the new baseline is larger than the {MAX_BYTES:,} bytes allowed; measure fewer steps")
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, document)
+        write_text(path, text)
     except OSError as error:
         raise BaselineError(f"{path}: not written: {error.strerror or error}") from None
     except ValueError as error:
         raise BaselineError(f"{path}: not written: {error}") from None
     return path
+
+
+def _lines_of(value: Any, levels: int, indent: str = "") -> str:
+    """Return JSON with sorted keys, in which each value of the outer levels has a line, so that a diff is short."""
+    if not levels or not value or not isinstance(value, dict | list):
+        return json.dumps(value, allow_nan=False, sort_keys=True)
+    inner = indent + "  "
+    if isinstance(value, dict):
+        rows = [f"{json.dumps(key)}: {_lines_of(value[key], levels - 1, inner)}" for key in sorted(value)]
+    else:
+        rows = [_lines_of(item, levels - 1, inner) for item in value]
+    begin, end = "{}" if isinstance(value, dict) else "[]"
+    return f"{begin}\n{inner}" + f",\n{inner}".join(rows) + f"\n{indent}{end}"
 
 
 def outside(folder: Path, platform_folder: Path) -> str | None:

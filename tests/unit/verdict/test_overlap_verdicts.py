@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
 
@@ -15,7 +14,7 @@ from pytest_aorta.cli.baselines.find import StoredFile
 from pytest_aorta.cli.baselines.show import show_lines
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.trace.profiled_steps import AS_RUN, CollectiveTime, StepOverlap
-from pytest_aorta.verdict.baseline import Baseline, parse_baseline
+from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.causes import exposure
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.learning import detection_lines, objections
@@ -23,7 +22,6 @@ from pytest_aorta.verdict.metrics import METRICS, measured_values
 from pytest_aorta.verdict.statistics.decision import MISS_RATE, Outcome
 from pytest_aorta.verdict.statistics.stored import FALSE_ALARM_RATE, decide_stored
 from pytest_aorta.verdict.statistics.variance import VarianceComponents, baseline_estimate
-from pytest_aorta.verdict.verdicts import Missing
 from tests.unit.builders import (
     default_priors,
     make_baseline,
@@ -74,16 +72,6 @@ def test_lost_overlap_is_a_regression_with_the_reason():
     assert (row.outcome, str(row.tolerance)) == (Outcome.REGRESSION, "1% of step")
     assert row.delta == pytest.approx(0.74, abs=0.02)
     assert "% of step" in row.change
-
-
-def test_overlap_of_a_baseline_of_version_3_is_missing_and_fails():
-    """Compare with a baseline that counts waits for late ranks as communication."""
-    document = HIDDEN.to_json() | {"schema_version": 3}
-    verdicts = check(around(0.86, 3, seed=1), parse_baseline(json.dumps(document), "version 3"))
-    for name in ("overlap_ratio", "exposed_comm_ms"):
-        assert verdicts[name].missing is Missing.BASELINE_VALUE
-        assert f"the baseline has no {name}; record it again with --update-baselines" in str(verdicts[name])
-    assert verdicts["step_time_p50"].outcome is Outcome.PASS
 
 
 def test_gained_overlap_is_an_improvement():
