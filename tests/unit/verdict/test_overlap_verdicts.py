@@ -15,7 +15,7 @@ from pytest_aorta.cli.baselines.show import show_lines
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.trace.profiled_steps import AS_RUN, CollectiveTime, StepOverlap
 from pytest_aorta.verdict.baseline import Baseline
-from pytest_aorta.verdict.causes import exposure
+from pytest_aorta.verdict.causes import cause_of
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.learning import detection_lines, objections
 from pytest_aorta.verdict.metrics import METRICS, measured_values
@@ -127,9 +127,9 @@ def test_baseline_keeps_what_explains_and_reads_what_lacks_it():
 def test_reason_names_the_collective_whose_exposed_time_grew_most():
     before = [launch(0.9, all_gather_ms=5.0, reduce_scatter_ms=0.1)]
     now = [launch(0.5, all_gather_ms=5.5, reduce_scatter_ms=2.0, rank=rank) for rank in (3, 1, 3)]
-    assert exposure(now, before) == "reduce_scatter exposed 2 ms/step, was 0.1; rank 3 worst"
-    assert exposure(now, [make_facts()]) == "all_gather exposed 5.5 ms/step; rank 3 worst"
-    assert exposure([make_facts()], before) == ""
+    assert cause_of("overlap_ratio", now, before) == "reduce_scatter exposed 2 ms/step, was 0.1; rank 3 worst"
+    assert cause_of("overlap_ratio", now, [make_facts()]) == "all_gather exposed 5.5 ms/step; rank 3 worst"
+    assert cause_of("overlap_ratio", [make_facts()], before) == ""
 
 
 def test_facts_average_exposed_time_over_ranks_and_steps_and_name_the_worst_rank():
