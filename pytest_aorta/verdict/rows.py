@@ -110,9 +110,9 @@ class Row:
     def unprofiled(self, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> Verdict | None:
         """Return the verdict for a metric that profiled steps of ``launches`` did not give, or None.
 
-        The metric does not apply if no launch of ``others`` has it. If one has it, a new wait for the device and a trace
-        that has become too large fail the test. Otherwise a change could avoid the comparison by either. After a late host,
-        the next launch can have the metric.
+        The metric does not apply if no launch of ``others`` has it. If one has it, a new wait for the device and a
+        trace that has become too large fail the test. Otherwise a change could avoid the comparison by either. After a
+        late host, the next launch can have the metric.
         """
         metric = self.metric
         found = [(launch, detail) for launch in launches if (detail := not_profiled(metric, launch))]
@@ -140,10 +140,10 @@ class Row:
         is_elsewhere = is_variant or self.reference.kind is ReferenceKind.RESULTS
         # A test may compare a reproducible variant with a variant that is not.
         is_bitwise = metric.kind is MetricKind.NUMERIC and self.tolerance.is_exact and not is_variant
-        detail = None if is_elsewhere else _other_device(launches, last, side)
-        if detail := detail or (lost_reproducibility(launches, last, side) if is_bitwise else None):
+        device = None if is_elsewhere else _other_device(launches, last, side)
+        if lost := device or (lost_reproducibility(launches, last, side) if is_bitwise else None):
             remedy = "" if is_ab else f"; if this is intended, record the baseline again with {RESET}"
-            return self.missing(Missing.CANDIDATE_VALUE, detail + remedy, baseline=known[-1])
+            return self.missing(Missing.CANDIDATE_VALUE, lost + remedy, baseline=known[-1])
         if found := not_applicable(metric, self.tolerance, launches[0], last, side):
             return self.not_applicable(
                 *found, baseline=None if metric.direction is Direction.EXACT else middle(metric, others)
@@ -190,8 +190,8 @@ class Row:
     def judge_ranges(self, max_launches: int) -> Verdict:
         """Return the verdict on the ranges of values, because values of zero or below have no logarithm.
 
-        A change is reported if every launch lies beyond all launches of the other side, and the medians differ by more than
-        the tolerance.
+        A change is reported if every launch lies beyond all launches of the other side, and the medians differ by more
+        than the tolerance.
         """
         here, there = (
             [self.metric.worse * float(self.metric.measure(launch) or 0) for launch in side]
