@@ -6,19 +6,45 @@ import json
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from pytest_aorta.common.documents import UnreadableFile, read_bytes
 from pytest_aorta.common.text import brief
 
 T = TypeVar("T")
+M = TypeVar("M", bound="Model")
+
+# Values that several files hold.
+Name: TypeAlias = Annotated[str, Meta(pattern="^[a-z][a-z0-9_]{0,63}$")]
+Platform: TypeAlias = Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9+-]*$")]
+Text: TypeAlias = Annotated[str, Meta(min_length=1)]
+Milliseconds: TypeAlias = Annotated[float, Meta(ge=0, le=1e12)]
+# A number whose sums and squares have a float.
+Finite: TypeAlias = Annotated[float, Meta(ge=-1e100, le=1e100)]
+Count: TypeAlias = Annotated[int, Meta(ge=0)]
+Positive: TypeAlias = Annotated[int, Meta(ge=1)]
+UtcTime: TypeAlias = Annotated[str, Meta(pattern="^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$")]
+Block: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{12}$")]
+Commit: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{40,64}$")]
+Step: TypeAlias = Annotated[str, Meta(pattern="^[0-9]{1,12}$")]
+WeightHash: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{16,64}$")]
+TensorHash: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
+CommandLine: TypeAlias = Annotated[list[Annotated[str, Meta(max_length=256)]], Meta(max_length=32)]
+# A fact of the environment that numbers depend on.
+Fact: TypeAlias = str | int | float | bool | None
+
 _PLACE = re.compile(r" - at `(?:key in )?\$?(?P<path>[^`]*)`")
 
 
 class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Base class of all structs that files hold. Unknown keys are refused, and nothing is edited after it was made."""
+
+    def replace(self: M, **changes: Any) -> M:
+        """Return a copy with other values of some fields."""
+        return msgspec.structs.replace(self, **changes)
 
 
 def decode(content: bytes | str, kind: type[T], name: str) -> T:
@@ -33,7 +59,7 @@ def decode(content: bytes | str, kind: type[T], name: str) -> T:
         json.loads(content, object_pairs_hook=_unique_keys)  # msgspec keeps the last of two equal keys
         return value
     except msgspec.ValidationError as error:
-        raise UnreadableFile(f"{name}: {_worded(str(error), content)}") from None
+        raise UnreadableFile(f"{name}: {_worded(str(error), json.loads(content))}") from None
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise UnreadableFile(f"{name}: not valid JSON: {error}") from None
 
@@ -45,6 +71,18 @@ def read_model(path: Path, kind: type[T], *, max_bytes: int, follow_links: bool 
         UnreadableFile: As in :func:`~pytest_aorta.common.documents.read_bytes` and :func:`decode`.
     """
     return decode(read_bytes(path, max_bytes=max_bytes, follow_links=follow_links), kind, str(path))
+
+
+def convert(value: Any, kind: type[T], name: str) -> T:
+    """Return the value of type ``kind`` that plain JSON values describe; ``name`` is the source that an error names.
+
+    Raises:
+        UnreadableFile: The values do not fit ``kind``.
+    """
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise UnreadableFile(f"{name}: {_worded(str(error), value)}") from None
 
 
 def to_builtins(value: Any) -> Any:
@@ -72,13 +110,12 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return document
 
 
-def _worded(message: str, content: bytes | str) -> str:
+def _worded(message: str, given: Any) -> str:
     """Return msgspec's message with the place first and the given value added, such as ``$.revision: got 0, …``."""
     place = _PLACE.search(message)
     allowed = _PLACE.sub("", message)
     if place is None:
         return f"$: {allowed}"
-    given: Any = json.loads(content)
     for key, index in re.findall(r"\.(\w+)|\[(\d+)\]", place["path"]):
         try:
             given = given[key] if key else given[int(index)]

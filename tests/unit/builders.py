@@ -87,11 +87,11 @@ def make_facts(**changes: Any) -> LaunchFacts:
         memory_growth=0.0,
         canary_ms={},
     )
-    return replace(defaults, **changes)
+    return defaults.replace(**changes)
 
 
 def with_p50(facts: LaunchFacts, p50: float) -> LaunchFacts:
-    return replace(facts, step_time_ms=facts.step_time_ms | {"p50": p50})
+    return facts.replace(step_time_ms=facts.step_time_ms | {"p50": p50})
 
 
 def stamp(age_s: float) -> str:

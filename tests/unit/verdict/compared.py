@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from pytest_aorta.verdict.comparison.paired import PairedComparison
 from pytest_aorta.verdict.comparison.stored import StoredComparison
 from pytest_aorta.verdict.statistics.decision import Outcome
@@ -44,4 +42,4 @@ def outcomes(verdicts: Verdicts) -> dict[str, Outcome]:
 
 def chose(kinds: str, facts=None):
     facts = facts or make_facts()
-    return replace(facts, environment=facts.environment | {"activation_checkpointing": kinds})
+    return facts.replace(environment=facts.environment | {"activation_checkpointing": kinds})

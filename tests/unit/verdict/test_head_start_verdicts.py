@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from pytest_aorta.common.schema import violation
@@ -21,7 +19,7 @@ from tests.unit.builders import default_priors, make_baseline, make_facts, make_
 
 CALL = "cudaStreamSynchronize in aten::item"
 BLOCKED = make_facts(metrics={"overlap_ratio_as_run": 0.61, "exposed_comm_ms_as_run": 3.9}, blocked_by=CALL)
-LATE = replace(BLOCKED, blocked_by="")
+LATE = BLOCKED.replace(blocked_by="")
 WAITS = f"a step waits for the device in {CALL}, so the host cannot run ahead; as run 0.61"
 LARGE = "the trace of one profiled step has 412,345,678 bytes on the largest rank"
 UNREAD = make_facts(overlap_problem=LARGE)
