@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, ParamSpec, TypeAlias, TypeVar
 
-from pytest_aorta.common.errors import AortaError, DevicesUnavailable, LaunchError, SpecError
+from pytest_aorta.common.errors import AortaError, DevicesUnavailable, LaunchError, SpecError, hide_frames
 from pytest_aorta.common.files import create_numbered_folder, slug
 from pytest_aorta.common.text import brief
 from pytest_aorta.launch.lease.world import LeasedWorld
@@ -41,7 +41,7 @@ WARM = {True: LauncherKind.FORKSERVER, False: LauncherKind.TORCHRUN}
 
 
 def in_test(method: Callable[P, T]) -> Callable[P, T]:
-    """Raise errors with the test's frames only, because the frames of this package say nothing about the cause."""
+    """Hide the frames of this package in the errors of a test, because they say nothing about the cause."""
 
     @functools.wraps(method)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -49,8 +49,8 @@ def in_test(method: Callable[P, T]) -> Callable[P, T]:
         try:
             return method(*args, **kwargs)
         except AortaError as error:
-            failure = error
-        raise failure.with_traceback(None) from None
+            hide_frames(error)
+            raise
 
     return wrapper
 
