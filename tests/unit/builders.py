@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import random
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pytest_aorta.common.model import to_builtins
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options.run import Options
 from pytest_aorta.plan.options.values import FailOn, LauncherKind
@@ -166,7 +167,7 @@ def rank_values(**changes: Any) -> dict[str, Any]:
         loss=[3.0, 2.0, 1.0],
         environment={"torch": "2.11.0", "device": "cpu"},
     )
-    return asdict(defaults) | changes
+    return to_builtins(defaults) | changes
 
 
 def write_ranks(run_dir: Path, *ranks: dict[str, Any]) -> None:
