@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +64,7 @@ from pytest_aorta.verdict.baseline import read_baseline_file
 from pytest_aorta.verdict.bitwise.operators import locate_operator
 from pytest_aorta.verdict.commit_search.probes import NextLaunch, Probe
 from pytest_aorta.verdict.commit_search.search import CommitSearch
-from pytest_aorta.verdict.comparison.paired import PairedComparison
-from pytest_aorta.verdict.comparison.stored import StoredComparison
+from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from tests.unit.builders import (
     ENDED_WELL,
     default_priors,
@@ -75,6 +74,7 @@ from tests.unit.builders import (
     make_provenance,
     make_result,
     rank_values,
+    replace,
     stored,
     write_plan_file,
 )

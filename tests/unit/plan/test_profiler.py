@@ -18,8 +18,7 @@ from pytest_aorta.plan.launch_plan import limits_under, rank_document
 from pytest_aorta.plan.options.values import LauncherKind
 from pytest_aorta.plan.profiler import ProfilerSchedule, check_profiler
 from pytest_aorta.result.facts import launch_facts
-from pytest_aorta.verdict.comparison.paired import PairedComparison
-from pytest_aorta.verdict.comparison.stored import StoredComparison
+from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.statistics.decision import Outcome
 from tests.unit.builders import default_priors, make_baseline, make_facts, make_plan, make_result, stored, with_p50
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_aorta.verdict.comparison.paired import PairedComparison
-from pytest_aorta.verdict.comparison.stored import StoredComparison
+from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Verdicts
 from tests.unit.builders import default_priors, launches_near, make_baseline, make_facts, stored

@@ -9,8 +9,7 @@ from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.trace.profiled_steps import ANOTHER_RANK, FamilyTime, HeadStart
 from pytest_aorta.session.rounds import settle, settle_pairs
 from pytest_aorta.verdict.baseline import SCHEMA, Baseline
-from pytest_aorta.verdict.comparison.paired import PairedComparison
-from pytest_aorta.verdict.comparison.stored import StoredComparison
+from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.learning import launches_to_learn, objections
 from pytest_aorta.verdict.metrics import METRICS
 from pytest_aorta.verdict.statistics.decision import Outcome

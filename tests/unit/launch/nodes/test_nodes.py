@@ -5,7 +5,6 @@ import os
 import re
 import socket
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ from pytest_aorta.plan.launch_plan import NodePart
 from pytest_aorta.plan.workload.declaration import WorkloadSpec
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.folder import steps_entered
-from tests.unit.builders import gpus, make_options, make_plan
+from tests.unit.builders import gpus, make_options, make_plan, replace
 
 PART = NodePart(2, "10.0.0.1:2900", "run", "10.0.0.2", "eth0")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from pytest_aorta.plan.workload.declaration import read_workload
 from pytest_aorta.plan.workload.logs import MAX_LOG_BYTES, TORCHTITAN_PATTERN, log_records, make_adapter, read_records
 from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.reading import collect_result
-from tests.unit.builders import ENDED_WELL, make_plan, rank_values, write_ranks
+from tests.unit.builders import ENDED_WELL, make_plan, rank_values, replace, write_ranks
 
 PATTERN = r"step (?P<step>\d+): loss (?P<loss>\S+) in (?P<step_time_ms>[\d.]+) ms"
 LOGGED = Adapter("log", PATTERN)
