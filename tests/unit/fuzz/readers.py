@@ -27,6 +27,7 @@ from pytest_aorta.cli.history.export import openmetrics
 from pytest_aorta.cli.history.series import case_histories
 from pytest_aorta.cli.history.site.write import CasePage, chart_data
 from pytest_aorta.common.errors import AortaError
+from pytest_aorta.common.model import to_builtins
 from pytest_aorta.launch.guarded import _outcome
 from pytest_aorta.launch.lease.lease import bad_marks, holders
 from pytest_aorta.launch.lease.queue import BAD, ClaimFolder, takes_lock
@@ -179,7 +180,7 @@ def _read_result(data: bytes, folder: Path) -> None:
     file = folder / "result.json"
     file.write_bytes(data)
     result = read_result(file)
-    launch_facts(result).to_json()
+    to_builtins(launch_facts(result))
     result.to_json()
 
 
@@ -192,7 +193,7 @@ def _read_ranks(data: bytes, folder: Path) -> None:
     launch_facts(collect_result(plan, ENDED_WELL))
 
 
-BASELINE = make_baseline(
+BASELINE = to_builtins(make_baseline(
     launches=stored(
         make_facts(
             exposed_ms={"all_gather": 1.0}, canary_ms={"gemm_ms": 1.0}, rank_lag_ms=[1.0, 0.0],
@@ -200,14 +201,14 @@ BASELINE = make_baseline(
             collectives={"all_gather": CollectiveFacts(2.0, 64.0, 3.0, [1.0, 0.0], 1)},
         )
     )
-).to_json()  # fmt: skip
+))  # fmt: skip
 
 
 def _read_baseline(data: bytes, folder: Path) -> None:
     file = folder / "baseline.json"
     file.write_bytes(data)
     baseline = read_baseline_file(file)
-    json.dumps(baseline.to_json(), allow_nan=False)
+    json.dumps(to_builtins(baseline), allow_nan=False)
     for facts in baseline.center_launches:
         assert facts.device in ("cpu", "cuda")
         assert facts.moment_s > -(2**40)
