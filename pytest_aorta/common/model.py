@@ -84,6 +84,8 @@ def convert(value: Any, kind: type[T], name: str) -> T:
         return msgspec.convert(value, kind, dec_hook=_from_text)
     except msgspec.ValidationError as error:
         raise UnreadableFile(f"{name}: {_worded(str(error), value, kind)}") from None
+    except UnicodeEncodeError as error:  # half of a surrogate pair, which json.loads accepts
+        raise UnreadableFile(f"{name}: contains text that is not Unicode: {error}") from None
 
 
 def to_builtins(value: Any) -> Any:

@@ -214,7 +214,7 @@ def _read_baseline(data: bytes, folder: Path) -> None:
         assert facts.moment_s > -(2**40)
     comparison = StoredComparison("case", BASELINE["config"], baseline, {}, default_priors, 3)
     for row in comparison.judge([make_facts()] * 3).rows:
-        row.to_json()
+        to_builtins(row)
 
 
 HISTORY = replace(make_entry(0, 10.0, 11.0), verdicts=(history_verdict(),)).to_json()
