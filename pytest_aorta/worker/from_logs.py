@@ -7,14 +7,11 @@ import os
 import sys
 from pathlib import Path
 
-import torch
-
-from pytest_aorta.common import variables
-from pytest_aorta.plan.device_kind import DeviceKind
 from pytest_aorta.plan.workload.adapter import FIRST, Adapter, adapted
 from pytest_aorta.plan.workload.logs import read_records
 from pytest_aorta.result.folder import OUTPUT_LOG
 from pytest_aorta.result.measurements import RankResult
+from pytest_aorta.worker.accelerator import own_device
 from pytest_aorta.worker.environment import environment_facts
 from pytest_aorta.worker.timing.timer import Progress
 
@@ -36,8 +33,6 @@ def adapted_result(adapter: Adapter, rank_folder: Path) -> RankResult | None:
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     found = adapted(adapter, *read_records(adapter, rank_folder / OUTPUT_LOG))
-    on_gpu = os.environ.get(variables.DEVICE) == DeviceKind.CUDA
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
     steps = len(found.step_times_ms)
     # The script has no step timer. If this rank does not exit, the report shows this number of steps.
     Progress.of_this_rank().advance(steps)
@@ -51,5 +46,5 @@ def adapted_result(adapter: Adapter, rank_folder: Path) -> RankResult | None:
         metrics=found.metrics,
         loss=found.loss,
         grad_norm=found.grad_norm,
-        environment=environment_facts(device) | found.environment,
+        environment=environment_facts(own_device()) | found.environment,
     )

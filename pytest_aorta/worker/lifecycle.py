@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import importlib.util
 import math
@@ -25,10 +24,10 @@ from pytest_aorta.plan.workload.declaration import WorkloadSpec
 from pytest_aorta.result.folder import PLAN_FILE, RESULT_FILE
 from pytest_aorta.result.measurements import PYTHON_TRACER, RankResult
 from pytest_aorta.result.outcome import IMPORTED, RAN, SET_UP, leave_mark
+from pytest_aorta.worker.accelerator import has_graphs, own_device
 from pytest_aorta.worker.environment import python_tracer
 from pytest_aorta.worker.from_logs import adapted_result
 from pytest_aorta.worker.hashing.finite import refuse_metrics, refuse_parameters, refuse_series
-from pytest_aorta.worker.rank_env import own_device
 from pytest_aorta.worker.recorder import recorder
 from pytest_aorta.worker.telemetry import Telemetry, write_telemetry
 from pytest_aorta.worker.timing.canary import run_canary
@@ -138,13 +137,8 @@ def leave_process_groups() -> None:
     NCCL does not return from the call while a graph contains collectives of the group
     (https://github.com/pytorch/pytorch/issues/115388), and the script's graphs live as long as its globals.
     """
-    if dist.is_initialized() and not (torch.cuda.is_initialized() and _has_graphs()):
+    if dist.is_initialized() and not has_graphs():
         dist.destroy_process_group()
-
-
-def _has_graphs() -> bool:
-    # isinstance would call code of objects such as weak proxies.
-    return any(issubclass(type(found), torch.cuda.CUDAGraph) for found in gc.get_objects())
 
 
 def refuse_leaks(reference: AnyReference | None) -> None:

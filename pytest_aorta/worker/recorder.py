@@ -25,10 +25,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from pytest_aorta.result.measurements import FailureDetail, RankResult, TensorHashes
 from pytest_aorta.result.trace.overlap import OverlapCapture
+from pytest_aorta.worker.accelerator import own_device
 from pytest_aorta.worker.environment import environment_facts
 from pytest_aorta.worker.hashing.finite import refuse_parameters, refuse_series
 from pytest_aorta.worker.hashing.weights import hash_parameters
-from pytest_aorta.worker.rank_env import own_device
 from pytest_aorta.worker.timing.canary import run_canary
 from pytest_aorta.worker.timing.timer import StepTimer
 
@@ -65,7 +65,7 @@ class Recorder:
         If the script does not call this method, the first :meth:`step` calls it with the defaults.
 
         Args:
-            device: Device of the steps; None: this rank's current GPU, or the CPU on CPU ranks.
+            device: Device of the steps; None: this rank's current accelerator, or the CPU on CPU ranks.
             warmup: Number of first steps that are not recorded.
 
         Raises:

@@ -195,7 +195,7 @@ def device(monkeypatch):
     monkeypatch.setattr(overlap, "_new_mark", lambda _device: torch.zeros(1))
     monkeypatch.setattr(overlap, "cycles_per_ms", lambda _device: 1.0)
     monkeypatch.setattr(overlap, "spin", lambda lead_ms, _device: leads.append(lead_ms))
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: None)
+    monkeypatch.setattr(overlap, "synchronize", lambda _device: None)
     FakeProfiler.asked.clear()
     return leads
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from pytest_aorta.plan.workload.adapter import AdapterError
+from pytest_aorta.plan.workload.adapter import Adapter, AdapterError
 from pytest_aorta.worker import Recorder, hash_parameters
 from pytest_aorta.worker.from_logs import adapted_result
 from pytest_aorta.worker.hashing.finite import NotFinite
@@ -192,14 +193,14 @@ def test_script_without_a_measured_step_fails_with_what_to_do(recorder: Recorder
         recorder.result()
 
 
-def adapter(**changes: object) -> dict[str, object]:
-    return {"kind": "log", "pattern": PATTERN, "scalars": []} | changes
+def adapter(**changes: Any) -> Adapter:
+    return Adapter("log", PATTERN, **changes)
 
 
 def test_log_of_a_rank_becomes_its_result(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("RANK", "1")
     (tmp_path / "output.log").write_text("step 1: 9 ms, loss 3\nstep 2: 1.5 ms, loss 2\n")
-    result = adapted_result([adapter(), adapter(warmup=1)], tmp_path)
+    result = adapted_result(adapter(warmup=1), tmp_path)
     assert result is not None
     assert (result.step_times_ms, result.loss, result.weight_hashes, result.wait_ms) == ([1.5], [2.0], {}, [])
     assert result.environment["torch"] == torch.__version__
@@ -207,14 +208,14 @@ def test_log_of_a_rank_becomes_its_result(tmp_path, monkeypatch) -> None:
 
 def test_rank_that_does_not_log_has_no_result(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("RANK", "1")
-    assert adapted_result([adapter(ranks="first")] * 2, tmp_path) is None
+    assert adapted_result(adapter(ranks="first"), tmp_path) is None
 
 
 def test_rank_that_should_have_logged_says_what_it_logged_instead(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("RANK", "0")
     (tmp_path / "output.log").write_text("nothing of it\n")
     with pytest.raises(AdapterError, match=r"which ends:\n  \| nothing of it"):
-        adapted_result([adapter(ranks="first")], tmp_path)
+        adapted_result(adapter(ranks="first"), tmp_path)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])

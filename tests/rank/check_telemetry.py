@@ -12,8 +12,7 @@ import torch
 from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.result.trace.intervals import union
 from pytest_aorta.result.trace.overlap import overlap_of
-from pytest_aorta.worker import StepTimer, StreamSpans, Telemetry
-from pytest_aorta.worker.overlap import spans as spans_module
+from pytest_aorta.worker import StepTimer, StreamSpans, Telemetry, accelerator
 from pytest_aorta.worker.telemetry import MAX_LINES, MAX_SEGMENTS, write_telemetry
 from pytest_aorta.worker.timing import timer as timer_module
 
@@ -47,7 +46,7 @@ class LateHandle:
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(spans_module, "time", made)
+    monkeypatch.setattr(accelerator, "time", made)
     return made
 
 
@@ -188,6 +187,7 @@ def test_steps_of_ten_seconds_are_timed_and_reported(tmp_path, monkeypatch):
     now_ns = 10**18
     clock = SimpleNamespace(time_ns=lambda: now_ns, perf_counter_ns=lambda: now_ns)
     monkeypatch.setattr(timer_module, "time", clock)
+    monkeypatch.setattr(accelerator, "time", clock)
     timer = StepTimer(CPU)
     for _ in range(3):
         with timer.step():

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.nn.parameter import is_lazy
 
 from pytest_aorta.common.text import brief
-from pytest_aorta.worker.group_device import group_device
+from pytest_aorta.worker.accelerator import group_device
 from pytest_aorta.worker.hashing.grid import Axis, Grid
 from pytest_aorta.worker.hashing.layout import is_dtensor, local_grids
 from pytest_aorta.worker.hashing.sums import tensor_sums

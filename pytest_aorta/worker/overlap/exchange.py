@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_aorta.result.trace.profiled_steps import CollectiveCalls
-from pytest_aorta.worker.group_device import group_device
+from pytest_aorta.worker.accelerator import group_device
 
 
 def largest_over_ranks(values: Sequence[float], device: torch.device) -> list[float]:

@@ -6,12 +6,9 @@ training stream holds the device back until the host has enqueued the profiled s
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-
-import torch
 
 from pytest_aorta.result.trace.profiled_steps import HeadStart, StepOverlap
 
@@ -28,7 +25,6 @@ MAX_LEAD_MS = 2_000.0
 MAX_STEP_RATIO = 1.03
 # Allowed idle time of a step beyond that of the least idle step, as a fraction of the step's time.
 MAX_EXTRA_IDLE = 0.03
-_PROBE_CYCLES = 20_000_000
 
 
 @dataclass(frozen=True)
@@ -42,27 +38,6 @@ class Pass:
 
     first_boundary_ms: float
     host_ms: float
-
-
-def spin(lead_ms: float, device: torch.device) -> None:
-    """Enqueue a kernel on the current stream that runs for ``lead_ms`` milliseconds."""
-    if lead_ms:
-        torch.cuda._sleep(round(lead_ms * cycles_per_ms(device)))
-
-
-@functools.cache
-def cycles_per_ms(device: torch.device) -> float:
-    """Return the clock cycles that a spin kernel counts in a millisecond on ``device``, measured once per device."""
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    stream = torch.cuda.current_stream(device)
-    # An idle device raises its clock first.
-    for _ in range(2):
-        begin.record(stream)
-        torch.cuda._sleep(_PROBE_CYCLES)
-        end.record(stream)
-        end.synchronize()
-    probe_ms: float = begin.elapsed_time(end)
-    return _PROBE_CYCLES / probe_ms
 
 
 def first_lead_ms(host_ms: float) -> float:

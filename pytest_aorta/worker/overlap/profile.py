@@ -40,17 +40,16 @@ from pytest_aorta.result.trace.merged import HEAD_START_KEY
 from pytest_aorta.result.trace.overlap import OverlapCapture, PartAhead, is_too_late, joined_ahead
 from pytest_aorta.result.trace.profiled_steps import ANOTHER_RANK
 from pytest_aorta.result.trace.transfers import waits_ms
+from pytest_aorta.worker.accelerator import cycles_per_ms, on_accelerator, spin, synchronize
 from pytest_aorta.worker.overlap.exchange import calls_of_all_ranks, largest_over_ranks
 from pytest_aorta.worker.overlap.head_start import (
     BLOCKED_ATTEMPTS,
     MAX_ATTEMPTS,
     Pass,
-    cycles_per_ms,
     first_lead_ms,
     judge,
     next_lead_ms,
     parts_of,
-    spin,
 )
 
 # Steps of a trace that the launch asks for if the config asks for none.
@@ -123,7 +122,7 @@ def _capture(
 ) -> OverlapCapture:
     try:
         first = _trace_of(_profile(step, 1, device)[0], 1, device)
-        if device.type == "cuda":
+        if on_accelerator(device):
             capture = _capture_ahead(step, num_steps, device, first, timed_ms)
         else:
             trace = _trace_of(_profile(step, num_steps, device)[0], num_steps, device)
@@ -133,7 +132,7 @@ def _capture(
         problem = f"{error}; {remedy} to measure without overlap, or use fewer micro-batches per step"
         warnings.warn(f"overlap is not measured: {problem}", stacklevel=3)
         return OverlapCapture([], {}, problem=problem)
-    if kept is not None and device.type == "cuda":
+    if kept is not None and on_accelerator(device):
         _keep_profiled(_profile(step, num_steps, device)[0], num_steps, device, kept)
     elif kept is not None:
         _keep(steps_alone(trace, on_device=False), kept)
@@ -257,19 +256,19 @@ def _profile(
         raise RuntimeError(
             "capture_overlap was called while torch.profiler runs, and torch has one profiler per thread"
         )
-    on_device = device.type == "cuda"
+    on_device = on_accelerator(device)
     mark = _new_mark(device)
     profiler = profile(
         use_cpu=host,
         use_kineto=True,
-        use_device="cuda" if on_device else None,
+        use_device=device.type if on_device else None,
         record_shapes=shapes,
         profile_memory=memory,
     )
     if on_device:
         cycles_per_ms(device)
         # The kernel that made the mark may have the name of the boundary's kernel, so it ends before profiling.
-        torch.cuda.synchronize(device)
+        synchronize(device)
     with profiler:
         if dist.is_initialized():
             dist.barrier()
@@ -284,8 +283,7 @@ def _profile(
             step()
         _leave_boundary(mark)
         ended_s = time.perf_counter()
-        if on_device:
-            torch.cuda.synchronize(device)
+        synchronize(device)
         # Without this check, the export of the profiler's trace would crash the process.
         if not _profiler_enabled():
             raise RuntimeError("the step runs torch.profiler itself, which ends the capture; capture steps without it")
@@ -316,7 +314,7 @@ def _new_mark(device: torch.device) -> torch.Tensor:
     """Return the tensor that boundaries fill; on a device its rare dtype makes the kernel's name unique."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "ComplexHalf support is experimental")
-        return torch.zeros(1, dtype=torch.complex32 if device.type == "cuda" else None, device=device)
+        return torch.zeros(1, dtype=torch.complex32 if on_accelerator(device) else None, device=device)
 
 
 def _leave_boundary(mark: torch.Tensor) -> None:
@@ -332,7 +330,7 @@ def _keep_profiled(profiler: profile, num_steps: int, device: torch.device, path
     except _TooLargeError as error:
         warnings.warn(f"{path.name} is not kept: {error}; {FEWER}", stacklevel=2)
     else:
-        _keep(steps_alone(trace, on_device=device.type == "cuda"), path)
+        _keep(steps_alone(trace, on_device=on_accelerator(device)), path)
 
 
 def _keep(trace: dict[str, Any], path: Path) -> None:

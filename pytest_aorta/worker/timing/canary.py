@@ -9,13 +9,12 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
-from pytest_aorta.worker.group_device import group_device
+from pytest_aorta.worker.accelerator import group_device, on_accelerator, synchronize
 
 _REPETITIONS = 9
 # Sizes that take about a millisecond each: long enough to time, and short compared with a launch.
-_GEMM_SIZE = {"cpu": 256, "cuda": 6144}
-_REDUCED_ELEMENTS = {"cpu": 1 << 14, "cuda": 1 << 25}
-_DTYPE = {"cpu": torch.float32, "cuda": torch.bfloat16}
+_GEMM_SIZE, _DEVICE_GEMM_SIZE = 256, 6144
+_REDUCED_ELEMENTS, _DEVICE_REDUCED_ELEMENTS = 1 << 14, 1 << 25
 
 
 def run_canary(device: torch.device) -> dict[str, float]:
@@ -25,10 +24,12 @@ def run_canary(device: torch.device) -> dict[str, float]:
     """
     if not dist.is_initialized():
         return {}
-    reducing, size, dtype = group_device(device), _GEMM_SIZE[device.type], _DTYPE[device.type]
+    reducing = group_device(device)
+    size, dtype = (_DEVICE_GEMM_SIZE, torch.bfloat16) if on_accelerator(device) else (_GEMM_SIZE, torch.float32)
+    elements = _DEVICE_REDUCED_ELEMENTS if on_accelerator(reducing) else _REDUCED_ELEMENTS
     # Constant operands, since drawing random numbers would change the workload's random numbers.
     operand = torch.full((size, size), 1 / size, dtype=dtype, device=device)
-    product, reduced = torch.empty_like(operand), torch.ones(_REDUCED_ELEMENTS[reducing.type], device=reducing)
+    product, reduced = torch.empty_like(operand), torch.ones(elements, device=reducing)
     times_ms: dict[str, list[float]] = {"gemm_ms": [], "all_reduce_ms": []}
     for _ in range(_REPETITIONS):
         times_ms["gemm_ms"].append(_timed_ms(device, lambda: torch.mm(operand, operand, out=product)))
@@ -39,13 +40,8 @@ def run_canary(device: torch.device) -> dict[str, float]:
 
 
 def _timed_ms(device: torch.device, work: Callable[[], object]) -> float:
-    _synchronize(device)
+    synchronize(device)
     began_ns = time.perf_counter_ns()
     work()
-    _synchronize(device)
+    synchronize(device)
     return (time.perf_counter_ns() - began_ns) / 1e6
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from pytest_aorta.worker.accelerator import on_accelerator, synchronize
 from pytest_aorta.worker.timing.timer import StepTimer
 
 
@@ -16,7 +17,7 @@ def measure(
 ) -> tuple[StepTimer, float]:
     """Run the measured steps; return their timer and the wall time of all steps in seconds; collective.
 
-    On CUDA the peak of allocated memory is reset before the first step.
+    On an accelerator the peak of allocated memory is reset before the first step.
 
     Args:
         run_step: Runs one step, given its number and the timer, with ``timer.step()`` around the part to be timed.
@@ -25,17 +26,12 @@ def measure(
     """
     timer = StepTimer(device)
     # Ranks enter together and with empty streams, since the first step would otherwise include earlier work.
-    _synchronize(device)
+    synchronize(device)
     dist.barrier()
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+    if on_accelerator(device):
+        torch.accelerator.reset_peak_memory_stats(device)
     began_s = time.perf_counter()
     for number in range(num_steps):
         run_step(number, timer)
-    _synchronize(device)
+    synchronize(device)
     return timer, time.perf_counter() - began_s
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from pytest_aorta.common import variables
+from pytest_aorta.worker.accelerator import Moment, elapsed_ms, memory_in_use, now, on_accelerator
 from pytest_aorta.worker.timing.waits import leave_arrivals, recorded_collectives, waits_of_steps_ms
 
 # A query of CUDA's allocator takes the host tens of microseconds, so memory is not read in every step.
@@ -50,16 +51,15 @@ class Progress:
 class StepTimer:
     """A timer of steps on one device.
 
-    On ``cuda`` two events on the current stream bracket each step, so the loop never waits for the device;
-    :meth:`step_times_ms` synchronizes once. Work on other streams counts as far as the current stream waits for it. On
+    On an accelerator two events on the current stream bracket each step, so the loop never waits for the device;
+    :meth:`step_times_ms` waits for them. Work on other streams counts as far as the current stream waits for it. On
     ``cpu`` the host's monotonic clock times each step.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._on_device = device.type == "cuda"
         self._progress = Progress.of_this_rank()
-        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._moments: list[tuple[Moment, Moment]] = []
         self._times_ms: list[float] = []
         self._began_ns: list[int] = []
         self._ended_ns: list[int] = []
@@ -69,28 +69,19 @@ class StepTimer:
     def step(self) -> Iterator[None]:
         """Time the body as one step; a body that raises adds no time."""
         self._progress.advance()
-        memory_bytes = [self._memory_in_use()] if len(self._began_ns) % MEMORY_EVERY_STEPS == 0 else []
+        memory_bytes = [memory_in_use(self._device)] if len(self._began_ns) % MEMORY_EVERY_STEPS == 0 else []
         began_ns = time.time_ns()
-        if self._on_device:
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            yield
-            end.record()
-            self._events.append((begin, end))
-        else:
-            clock_ns = time.perf_counter_ns()
-            yield
-            self._times_ms.append((time.perf_counter_ns() - clock_ns) / 1e6)
+        begin = now(self._device)
+        yield
+        self._moments.append((begin, now(self._device)))
         self._ended_ns.append(time.time_ns())
         self._began_ns.append(began_ns)
         self._memory_bytes += memory_bytes
 
     def step_times_ms(self) -> list[float]:
         """Return every step's duration in order, in milliseconds, and wait for the device."""
-        if self._events:
-            self._events[-1][1].synchronize()
-            self._times_ms += [begin.elapsed_time(end) for begin, end in self._events]
-            self._events.clear()
+        self._times_ms += [elapsed_ms(*moments) for moments in self._moments]
+        self._moments.clear()
         return list(self._times_ms)
 
     def wait_ms(self) -> list[float]:
@@ -101,7 +92,7 @@ class StepTimer:
         computed later from the files of all ranks. Call this after :meth:`step_times_ms` and before leaving the process
         group.
         """
-        if not self._on_device:
+        if not on_accelerator(self._device):
             leave_arrivals(self._began_ns, self._ended_ns)
             return []
         return waits_of_steps_ms(recorded_collectives(), self._began_ns, self._ended_ns)
@@ -109,9 +100,3 @@ class StepTimer:
     def memory_bytes(self) -> list[int]:
         """Return the memory in use before every tenth step, in bytes: allocated on the device, or resident on CPU."""
         return list(self._memory_bytes)
-
-    def _memory_in_use(self) -> int:
-        if self._on_device:
-            return torch.cuda.memory_allocated(self._device)
-        resident_pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
-        return int(resident_pages) * os.sysconf("SC_PAGE_SIZE")
