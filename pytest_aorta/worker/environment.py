@@ -9,8 +9,8 @@ import sys
 import torch
 
 from pytest_aorta.plan.workload.environment import CPU_KERNELS, cpu_field, is_allowed
+from pytest_aorta.worker import weight_hash
 from pytest_aorta.worker.accelerator import device_facts
-from pytest_aorta.worker.hashing import keys
 
 # Tool ids of sys.monitoring, which exists from Python 3.12 on.
 _TOOLS = range(6)
@@ -57,7 +57,7 @@ def environment_facts(
         "bitwise_reproducible": bitwise_reproducible,
         "num_threads": torch.get_num_threads(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "weight_hash_version": keys.VERSION,
+        "weight_hash_version": weight_hash.VERSION,
     }
     if device.type == "cpu":
         pinned = [f"{name}={os.environ[name]}" for name in CPU_KERNELS if name in os.environ]

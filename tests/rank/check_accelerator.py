@@ -8,7 +8,7 @@ from enum import StrEnum
 import pytest
 import torch
 
-from pytest_aorta.worker import Delay, RankEnv, StepTimer, accelerator, environment_facts, rank_env
+from pytest_aorta.worker import Delay, RankEnv, StepTimer, accelerator, environment_facts, workload
 
 DEVICE = torch.device("xpu", 3)
 
@@ -43,7 +43,7 @@ def joined(monkeypatch):
     """Add the kind's row, replace its driver by fakes, and return the arguments of ``init_process_group``."""
     found = {}
     monkeypatch.setattr(accelerator, "DeviceKind", Kinds)
-    monkeypatch.setitem(rank_env.BACKENDS, Kinds.XPU, "xccl")
+    monkeypatch.setitem(workload.BACKENDS, Kinds.XPU, "xccl")
     monkeypatch.setattr(torch, "Event", Event)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("xpu"))
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: found["index"])
@@ -52,7 +52,7 @@ def joined(monkeypatch):
     driver = types.SimpleNamespace(get_device_name=lambda _device: "Intel Max 1550")
     monkeypatch.setattr(torch, "get_device_module", lambda _device: driver)
     monkeypatch.setattr(
-        rank_env.dist, "init_process_group", lambda backend, **others: found.update(others, backend=backend)
+        workload.dist, "init_process_group", lambda backend, **others: found.update(others, backend=backend)
     )
     return found
 

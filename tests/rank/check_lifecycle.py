@@ -12,7 +12,7 @@ from pytest_aorta.common.files import write_json
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.plan.workload.declaration import WorkloadSpec
 from pytest_aorta.worker import lifecycle
-from pytest_aorta.worker.lifecycle import leave_process_groups, run_rank
+from pytest_aorta.worker.lifecycle import _leave_process_groups, run_rank
 from tests.unit.builders import make_plan
 
 FORGETFUL = """
@@ -92,16 +92,16 @@ def test_groups_whose_collectives_a_graph_may_contain_are_not_destroyed(group, m
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     graph = kind()
-    leave_process_groups()
+    _leave_process_groups()
     assert dist.is_initialized()
     del graph
-    leave_process_groups()
+    _leave_process_groups()
     assert not dist.is_initialized()
-    leave_process_groups()
+    _leave_process_groups()
 
 
 def test_graphs_are_not_looked_for_without_cuda(group, monkeypatch):
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     graph = Graph()
-    leave_process_groups()
+    _leave_process_groups()
     assert not dist.is_initialized(), graph
