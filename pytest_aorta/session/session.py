@@ -46,11 +46,8 @@ class Session:
         return [] if self.options.device == "cpu" else visible_devices()
 
     def close(self) -> None:
-        """Stop the fork servers of warm launches and remove the worktrees of A/B references."""
-        try:
-            self.forkservers.close()
-        finally:
-            self.references.close()
+        """Stop the fork servers of warm launches."""
+        self.forkservers.close()
 
     @contextmanager
     def leased(
