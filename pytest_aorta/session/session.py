@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias
 
-from pytest_aorta.launch.lease.world import LeasedWorld
+from pytest_aorta.launch.leases import LeasedWorld
 from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.launch.watch import StateLine
 from pytest_aorta.plan.gpus import visible_devices

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.text import counted
-from pytest_aorta.launch.lease.lease import bad_marks, holders
+from pytest_aorta.launch.leases import bad_marks, holders
 from pytest_aorta.plan.gpus import visible_tokens
 from pytest_aorta.plan.world import (
     AMD,
