@@ -68,7 +68,7 @@ def agent_command(plan: LaunchPlan) -> list[str]:
 
 def _rendezvous(plan: LaunchPlan) -> list[str]:
     if plan.part is None:
-        return ["--standalone"]
+        return ["--nnodes=1", "--node-rank=0"]
     # The torchrun agent of node 0 hosts the store (torchrun.py): by themselves, the nodes do not agree on a host.
     conf = f"is_host=0,join_timeout={math.ceil(plan.timeout_s)}"
     return [
