@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import gc
 import importlib
+import json
 import os
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -22,13 +23,14 @@ from typing import Any
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.text import counted
-from pytest_aorta.launch.process.channel import close_all, receive, send
 from pytest_aorta.launch.process.guard import die_with, guard_launch, prepare_agent
-from pytest_aorta.launch.process.imports import without_collection
+from pytest_aorta.launch.process.rank import without_collection
 from pytest_aorta.launch.process.warm_agent import WarmAgent, fork, run_and_exit
 from pytest_aorta.launch.readiness import is_readable
 from pytest_aorta.launch.sweep import mark_this_process
 
+_MAX_FDS = 128
+_CHUNK_BYTES = 1 << 16
 CUDA_PROOF_S = 60.0
 # Importing from a cold network disk takes minutes.
 IMPORT_S = 200.0
@@ -45,6 +47,8 @@ class ForkServer:
         self.channel = channel
         self.num_threads_allowed = num_threads_allowed
         self.kept_out: list[str] = []
+        self.tried: set[str] = set()
+        self.is_proven = False
 
     def serve(self) -> None:
         """Answer requests until pytest has closed the channel."""
@@ -60,16 +64,27 @@ class ForkServer:
     def answer(self, message: dict[str, Any], fds: list[int]) -> None:
         """Answer one request; an unknown request ends the server."""
         match message["request"]:
-            case "check":
-                send(self.channel, {"problem": self.problem()})
-            case "prove_cuda":
-                send(self.channel, {"problem": cuda_problem(message["environ"])})
-            case "preload":
-                send(self.channel, {"problem": self.preload(message["modules"])})
+            case "prepare":
+                send(self.channel, {"problem": self.prepare(message["modules"], message["environ"])})
             case "launch":
                 self.launch(message, fds)
             case request:
-                raise ValueError(f"request {request!r} is unknown; allowed are check, prove_cuda, preload and launch")
+                raise ValueError(f"request {request!r} is unknown; allowed are prepare and launch")
+
+    def prepare(self, modules: list[str], environ: dict[str, str] | None) -> str | None:
+        """Import modules, and prove once that a child can use CUDA; return why the server can't be forked, or None.
+
+        Args:
+            modules: Modules that a workload's ranks need.
+            environ: Environment of ranks that use CUDA; None on CPU ranks.
+        """
+        if problem := self.preload([name for name in modules if name not in self.tried]) or self.problem():
+            return problem
+        if environ is not None and not self.is_proven:
+            if problem := cuda_problem(environ):
+                return problem
+            self.is_proven = True
+        return None
 
     def problem(self) -> str | None:
         """Return the reason why this process must not be forked; None if it may be forked."""
@@ -94,8 +109,10 @@ class ForkServer:
                 self.kept_out.append(f"each rank imports {name}, because {answer} when it is imported")
             else:
                 return f"it can't import {name}: {answer}"
-        freeze()
-        return self.problem()
+            self.tried.add(name)
+        if modules:
+            freeze()
+        return None
 
     def launch(self, message: dict[str, Any], fds: list[int]) -> None:
         """Fork the guard of a launch and send its pidfd; ``fds`` are lifeline, verdict, log and leases."""
@@ -125,6 +142,40 @@ class ForkServer:
         spec = message["spec"] | {"lifeline_fd": lifeline_fd, "verdict_fd": verdict_fd}
         guard_launch(spec, lambda: fork(lambda: _agent(spec)))
         return 0
+
+
+def send(channel: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+    """Send ``message`` and duplicates of ``fds``."""
+    data = json.dumps(message).encode() + b"\n"
+    # Descriptors are sent with the first bytes; a long environment may need further calls.
+    sent = socket.send_fds(channel, [data], list(fds)) if fds else 0
+    channel.sendall(data[sent:])
+
+
+def receive(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Return the next message and its file descriptors, which programs that the process starts do not inherit.
+
+    Raises:
+        EOFError: The other side has closed the channel.
+    """
+    data, fds = b"", list[int]()
+    while not data.endswith(b"\n"):
+        part, new, _, _ = socket.recv_fds(channel, _CHUNK_BYTES, _MAX_FDS)
+        fds += new
+        for fd in new:  # Python 3.11 drops the flag MSG_CMSG_CLOEXEC
+            os.set_inheritable(fd, False)
+        if not part:
+            close_all(fds)
+            raise EOFError("the other side of the channel is gone")
+        data += part
+    message: dict[str, Any] = json.loads(data)
+    return message, fds
+
+
+def close_all(fds: Sequence[int]) -> None:
+    """Close every one of ``fds``."""
+    for fd in fds:
+        os.close(fd)
 
 
 def preload() -> int:
