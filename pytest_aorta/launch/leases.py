@@ -31,7 +31,8 @@ from pytest_aorta.common.errors import LeaseError
 from pytest_aorta.common.files import write_json
 from pytest_aorta.common.model import Model, convert, to_builtins
 from pytest_aorta.launch.sweep import end_processes, is_alive, pid_namespace, processes_of, start_ticks
-from pytest_aorta.plan.world import Device, World
+from pytest_aorta.plan.device_kind import Device
+from pytest_aorta.plan.world import World
 from pytest_aorta.result.outcome import LaunchOutcome
 
 GATE = "gate"

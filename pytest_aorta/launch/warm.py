@@ -22,6 +22,7 @@ from pytest_aorta.launch.nodes.handover import start_coordinator
 from pytest_aorta.launch.process.forkserver import receive, send
 from pytest_aorta.launch.readiness import is_readable
 from pytest_aorta.launch.sweep import unmarked
+from pytest_aorta.plan.device_kind import ACCELERATED
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options.values import LauncherKind
 from pytest_aorta.plan.profiler import WRAPPERS
@@ -101,7 +102,7 @@ class ForkServers:
                 server = None
         if server is None:
             server = self._servers[slot] = ForkServer(plan, self._environ, key)
-        on_gpu = plan.world.device == "cuda"
+        on_gpu = plan.world.device in ACCELERATED
         server.prepare(
             plan.spec.preload if plan.spec else (), launch_environment(plan, self._environ) if on_gpu else None
         )

@@ -11,10 +11,11 @@ from typing import TypeAlias
 from pytest_aorta.launch.leases import LeasedWorld
 from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.launch.watch import StateLine
-from pytest_aorta.plan.gpus import visible_devices
+from pytest_aorta.plan.accelerators import visible_devices
+from pytest_aorta.plan.device_kind import Device
 from pytest_aorta.plan.options.run import Options
 from pytest_aorta.plan.reference import References
-from pytest_aorta.plan.world import Device, World
+from pytest_aorta.plan.world import World
 from pytest_aorta.session.record import TestRecord
 from pytest_aorta.session.runner import WorkloadRunner
 from pytest_aorta.session.spec import TestSpec

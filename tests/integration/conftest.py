@@ -46,7 +46,7 @@ import os
 import time
 
 import pytest
-from pytest_aorta.plan.world import Device
+from pytest_aorta.plan.device_kind import Device
 from pytest_aorta.result.outcome import LaunchOutcome
 from pytest_aorta.launch.guarded import prepare_folder
 from pytest_aorta.plugin.hooks import RUN

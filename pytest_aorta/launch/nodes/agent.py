@@ -35,7 +35,7 @@ from pytest_aorta.launch.nodes.handover import on_devices, plan_from_json, versi
 from pytest_aorta.launch.nodes.network import interface_of, listen
 from pytest_aorta.launch.nodes.wire import CHUNK_BYTES, HEARTBEAT_S, LOST_S, Wire, WireError, WrongToken, encode
 from pytest_aorta.launch.readiness import is_readable, readable
-from pytest_aorta.plan.gpus import visible_devices
+from pytest_aorta.plan.accelerators import visible_devices
 from pytest_aorta.plan.launch_plan import LaunchPlan, NodePart
 from pytest_aorta.result.folder import rank_folder, rank_pids, steps_entered
 

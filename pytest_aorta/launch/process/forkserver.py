@@ -276,7 +276,7 @@ def _allocate(environ: dict[str, str]) -> str:
 
     os.environ.clear()
     os.environ.update(environ)
-    torch.zeros(1, device="cuda").item()
+    torch.zeros(1, device=environ[variables.DEVICE]).item()
     return "allocated"
 
 
