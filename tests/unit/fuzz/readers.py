@@ -179,7 +179,7 @@ def _read_result(data: bytes, folder: Path) -> None:
     file = folder / "result.json"
     file.write_bytes(data)
     result = read_result(file)
-    launch_facts(result).to_json()
+    to_builtins(launch_facts(result))
     result.to_json()
 
 
