@@ -11,11 +11,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-<<<<<<< HEAD
-from pytest_aorta.plan.device_kind import Device
-=======
 from pytest_aorta.common.model import to_builtins
->>>>>>> main
+from pytest_aorta.plan.device_kind import Device
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options.run import Options
 from pytest_aorta.plan.options.values import FailOn, LauncherKind
