@@ -19,7 +19,7 @@ from pytest_aorta.common.files import PACKAGE_ROOT, files_below
 from pytest_aorta.launch.command import launch_environment, python_command, require_torch
 from pytest_aorta.launch.guarded import guard_spec, launch
 from pytest_aorta.launch.nodes.handover import start_coordinator
-from pytest_aorta.launch.process.forkserver import receive, send
+from pytest_aorta.launch.process.channel import receive, send
 from pytest_aorta.launch.readiness import is_readable
 from pytest_aorta.launch.sweep import unmarked
 from pytest_aorta.plan.device_kind import ACCELERATED

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import gc
 import importlib
-import json
 import os
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -23,14 +22,13 @@ from typing import Any
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.text import counted
+from pytest_aorta.launch.process.channel import close_all, receive, send
 from pytest_aorta.launch.process.guard import die_with, guard_launch, prepare_agent
 from pytest_aorta.launch.process.rank import without_collection
 from pytest_aorta.launch.process.warm_agent import WarmAgent, fork, run_and_exit
 from pytest_aorta.launch.readiness import is_readable
 from pytest_aorta.launch.sweep import mark_this_process
 
-_MAX_FDS = 128
-_CHUNK_BYTES = 1 << 16
 CUDA_PROOF_S = 60.0
 # Importing from a cold network disk takes minutes.
 IMPORT_S = 200.0
@@ -142,40 +140,6 @@ class ForkServer:
         spec = message["spec"] | {"lifeline_fd": lifeline_fd, "verdict_fd": verdict_fd}
         guard_launch(spec, lambda: fork(lambda: _agent(spec)))
         return 0
-
-
-def send(channel: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
-    """Send ``message`` and duplicates of ``fds``."""
-    data = json.dumps(message).encode() + b"\n"
-    # Descriptors are sent with the first bytes; a long environment may need further calls.
-    sent = socket.send_fds(channel, [data], list(fds)) if fds else 0
-    channel.sendall(data[sent:])
-
-
-def receive(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Return the next message and its file descriptors, which programs that the process starts do not inherit.
-
-    Raises:
-        EOFError: The other side has closed the channel.
-    """
-    data, fds = b"", list[int]()
-    while not data.endswith(b"\n"):
-        part, new, _, _ = socket.recv_fds(channel, _CHUNK_BYTES, _MAX_FDS)
-        fds += new
-        for fd in new:  # Python 3.11 drops the flag MSG_CMSG_CLOEXEC
-            os.set_inheritable(fd, False)
-        if not part:
-            close_all(fds)
-            raise EOFError("the other side of the channel is gone")
-        data += part
-    message: dict[str, Any] = json.loads(data)
-    return message, fds
-
-
-def close_all(fds: Sequence[int]) -> None:
-    """Close every one of ``fds``."""
-    for fd in fds:
-        os.close(fd)
 
 
 def preload() -> int:
