@@ -1,0 +1,387 @@
+"""Capture of every operator that a rank runs in one step, with hashes of what the operator reads and writes.
+
+A dispatch mode receives each call of an operator below autograd, in forward, in backward and in the optimizer, from
+eager code and from the graphs of ``aot_eager``. Kernels that inductor generates are not operators and are not captured.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import linecache
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
+
+from pytest_aorta.common import variables
+from pytest_aorta.common.files import write_json
+from pytest_aorta.result.folder import OPERATORS_FILE
+from pytest_aorta.result.trace.operators import MAX_CALLS, OperatorCall, operators_document
+from pytest_aorta.worker.layout import Axis, Grid, dtensor_type, local_part
+from pytest_aorta.worker.weight_hash import tensor_sums
+
+_TORCH = str(Path(torch.__file__).parent)
+_PACKAGE = str(Path(__file__).parents[1])
+_COLLECTIVE_NAMESPACES = ("c10d", "_c10d_functional")
+# Operators whose outputs hold whatever was in memory before.
+_UNINITIALIZED = ("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided")
+# The operator that hashes the boundaries of modules and returns a copy.
+_OBSERVE = "aorta::observe"
+# Operators that copy into a part of a new buffer and leave the rest as it was in memory.
+_PARTLY_WRITING = ("bucketing::_pre_bucket_all_gather",)
+# The sequence number of a node that accumulates a gradient is above this number.
+_NO_SEQUENCE_NUMBER = 2**63
+# Functions of torch that are on the Python stack during a module's call and during a backward pass.
+_CALL_MODULE, _RUN_BACKWARD = "_call_impl", "_engine_run_backward"
+_TRACED_NAME = re.compile(r"^L\['\w+'\]")
+_TRACED_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_MAX_TEXT = 200
+
+
+class _Place(NamedTuple):
+    """The place of a call in the user's program."""
+
+    module: str
+    source: str
+
+
+@dataclass
+class _Pending:
+    """A call whose hashes are still on the device."""
+
+    name: str
+    phase: str
+    place: _Place
+    is_collective: bool
+    arguments: str
+    inputs: list[_Sums]
+    outputs: list[_Sums]
+    parameters: tuple[tuple[int, str], ...]
+
+
+class _Sums(NamedTuple):
+    """The sums of one tensor, int64 ``[2]`` on the tensor's device, with its dtype and shape."""
+
+    sums: torch.Tensor
+    signature: str
+
+
+class OperatorCapture(TorchDispatchMode):
+    """Dispatch mode that captures the operators of one step into ``operators.json`` in the rank's folder.
+
+    While it captures, it zeroes uninitialized outputs, and waits for each collective at once, so that the collective's
+    outputs can be hashed. It leaves out operators that change no bits or that have random outputs.
+    """
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Return True, so that torch.compile runs its graphs under this mode."""
+        return True
+
+    def __init__(self, model: nn.Module) -> None:
+        """Prepare to capture steps of ``model``; captured calls name its modules and parameters."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._modules = {id(module): name for name, module in model.named_modules()}
+        self._model = model
+        self._parameters: dict[int, str] = {}
+        self._calls: list[_Pending] = []
+        # Autograd's sequence number -> the place in forward where the node was made.
+        self._forward_places: dict[int, _Place] = {}
+        # A graph that ran in this step -> the places of its nodes.
+        self._graph_places: dict[fx.GraphModule, dict[str, _Place]] = {}
+        self._step: int | None = None
+
+    @staticmethod
+    def paused() -> AbstractContextManager[Any]:
+        """Return a context without any dispatch mode, in which no operator is captured."""
+        return _disable_current_modes()
+
+    def begin(self, step: int) -> None:
+        """Start to capture measured step ``step``, counted from 1."""
+        self._calls.clear()
+        self._forward_places.clear()
+        self._graph_places.clear()
+        self._parameters = {local.data_ptr(): name for name, local in _local_parameters(self._model) if local.numel()}
+        self._step = step
+        self.__enter__()  # type: ignore[no-untyped-call]
+
+    def end(self) -> None:
+        """Stop, and write the captured calls; do nothing if no step is being captured."""
+        if self._step is None:
+            return
+        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        if folder := os.environ.get(variables.RANK_FOLDER):
+            write_json(Path(folder) / OPERATORS_FILE, operators_document(self._step, self.calls()), durable=False)
+        self._step = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator and keep its hashes."""
+        kwargs = kwargs or {}
+        dtensor = dtensor_type()
+        if dtensor is not None and any(issubclass(kind, dtensor) for kind in types):
+            # The DTensor runs the operator on its local part, and this method receives that call too.
+            return NotImplemented
+        leaves = tree_leaves((args, kwargs))
+        if _is_untracked(func) or any(isinstance(leaf, FakeTensor) for leaf in leaves):
+            return func(*args, **kwargs)
+        if func._schema.name.split("::")[1] in _UNINITIALIZED:
+            return _zeroed(func(*args, **kwargs))
+        if len(self._calls) >= MAX_CALLS:
+            return func(*args, **kwargs)
+        with _disable_current_modes():
+            inputs = [_sums(tensor) for tensor in _read_tensors(func, args, kwargs)]
+        result = func(*args, **kwargs)
+        is_collective = func.namespace in _COLLECTIVE_NAMESPACES
+        with _disable_current_modes():
+            written = list(_written_tensors(func, args, kwargs, result))
+            if is_collective:
+                _wait(result, written)
+            outputs = [_sums(tensor) for tensor in written]
+        phase, place = self._place()
+        names = ((number, self._parameters.get(tensor.data_ptr())) for number, tensor in enumerate(written))
+        parameters = tuple((number, name) for number, name in names if name is not None)
+        arguments = "" if is_collective else _arguments(func, args, kwargs)
+        name = str(func)[:_MAX_TEXT]
+        if not inputs and not outputs:
+            return result
+        self._calls.append(_Pending(name, phase, place, is_collective, arguments, inputs, outputs, parameters))
+        return result
+
+    def calls(self) -> list[OperatorCall]:
+        """Return the captured calls, in order."""
+        every = [sums for call in self._calls for sums in (*call.inputs, *call.outputs)]
+        texts = iter(_digests(every))
+        return [
+            OperatorCall(
+                call.name,
+                call.phase,
+                call.place.module,
+                call.place.source,
+                call.is_collective,
+                call.arguments,
+                tuple(next(texts) for _ in call.inputs),
+                tuple(next(texts) for _ in call.outputs),
+                call.parameters,
+            )
+            for call in self._calls
+        ]
+
+    def _place(self) -> tuple[str, _Place]:
+        node = torch._C._current_autograd_node()
+        frames = list(_frames(sys._getframe(2)))
+        is_backward = node is not None or any(frame.f_code.co_name == _RUN_BACKWARD for frame in frames)
+        if any(isinstance(frame.f_locals.get("self"), torch.optim.Optimizer) for frame in frames):
+            return "optimizer", _Place("", _source(frames))
+        traced = self._place_in_graph(frames)
+        if not is_backward:
+            place = traced or _Place(self._module(frames), _source(frames))
+            # Autograd has just made this operator's node, if it made one.
+            self._forward_places.setdefault(_sequence_number(), place)
+            return "forward", place
+        if traced is not None:
+            return "backward", traced
+        if module := self._module(frames):
+            place = _Place(module, _source(frames))
+            self._forward_places.setdefault(_sequence_number(), place)
+            return "recomputation", place
+        return "backward", self._place_in_forward(node)
+
+    def _place_in_graph(self, frames: Iterable[FrameType]) -> _Place | None:
+        """Return the place that the tracer stored in the node of a graph that runs; None outside of graphs."""
+        for frame in frames:
+            module = frame.f_locals.get("self")
+            if isinstance(module, fx.GraphModule) and frame.f_code.co_filename.startswith("<eval_with_key>"):
+                if module not in self._graph_places:
+                    self._graph_places[module] = _places_of(module.graph)
+                line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+                return self._graph_places[module].get(line.partition("=")[0].strip(), _Place("", ""))
+        return None
+
+    def _place_in_forward(self, node: Any) -> _Place:
+        """Return the place of the forward operator that an autograd node differentiates."""
+        if node is None:
+            return _Place("", "")
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            name = self._parameters.get(local_part(variable).data_ptr(), "")
+            return _Place(name.rpartition(".")[0], "")
+        number = node._sequence_nr()
+        return self._forward_places.get(number, _Place("", "")) if number < _NO_SEQUENCE_NUMBER else _Place("", "")
+
+    def _module(self, frames: Sequence[FrameType]) -> str:
+        """Return the path of the innermost module that is called; empty for the root and outside of modules."""
+        for frame in frames:
+            # Module._call_impl names its module self; a module's forward may not.
+            if frame.f_code.co_name == _CALL_MODULE and id(frame.f_locals.get("self")) in self._modules:
+                return str(self._modules[id(frame.f_locals["self"])])
+        return ""
+
+
+def _sequence_number() -> int:
+    """Return the number of the last node that autograd made on this thread in forward."""
+    return int(torch.autograd._get_sequence_nr()) - 1  # type: ignore[attr-defined]
+
+
+def _local_parameters(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, parameter in model.named_parameters():
+        yield name, local_part(parameter).detach()
+
+
+def _is_untracked(func: Any) -> bool:
+    """Return True for operators that change no bits, or that have random outputs."""
+    if func._schema.name in (_OBSERVE, *_PARTLY_WRITING):
+        return True
+    if torch.Tag.nondeterministic_seeded in func.tags:
+        return True
+    if func.namespace in _COLLECTIVE_NAMESPACES:
+        return "wait" in func._schema.name or "barrier" in func._schema.name
+    if any(_is_written(argument) for argument in func._schema.arguments):
+        return False
+    return all(value.alias_info is not None for value in func._schema.returns)
+
+
+def _read_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
+    """Yield the tensors that an operator reads; a tensor that is only overwritten is left out."""
+    for argument, value in _given(func, args, kwargs):
+        if not _is_overwritten(func, argument):
+            yield from _tensors(value)
+
+
+def _written_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors that an operator returns and those that it writes in place, each once."""
+    written = [value for argument, value in _given(func, args, kwargs) if _is_written(argument)]
+    # Schemas of c10d name no tensor as written.
+    if func.namespace == "c10d":
+        written = [value for _, value in _given(func, args, kwargs)]
+    seen: set[int] = set()
+    for tensor in (*_tensors(written), *_tensors(result)):
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            yield tensor
+
+
+def _given(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
+    for position, argument in enumerate(func._schema.arguments):
+        if position < len(args) and not argument.kwarg_only:
+            yield argument, args[position]
+        elif argument.name in kwargs:
+            yield argument, kwargs[argument.name]
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write
+
+
+def _is_overwritten(func: Any, argument: Any) -> bool:
+    if func.namespace in _COLLECTIVE_NAMESPACES:
+        return str(argument.name).startswith("out")
+    return _is_written(argument) and (argument.is_out or func._schema.name == "aten::copy_")
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def _wait(result: Any, written: Sequence[torch.Tensor]) -> None:
+    """Wait until a collective has written its outputs.
+
+    On a GPU, wait for all streams: NCCL returns no work for a collective of the current stream. A dispatch mode then
+    receives an empty script object, whose ``wait`` is a segmentation fault.
+    """
+    if devices := {tensor.device for tensor in written if tensor.device.type != "cpu"}:
+        for device in devices:
+            torch.accelerator.synchronize(device)
+        return
+    for leaf in tree_leaves(result):
+        if isinstance(leaf, torch.Tensor):
+            torch.ops._c10d_functional.wait_tensor(leaf)
+        elif isinstance(leaf, torch.ScriptObject) and hasattr(leaf, "wait"):
+            leaf.wait()
+
+
+def _zeroed(result: Any) -> Any:
+    with _disable_current_modes():
+        for tensor in _tensors(result):
+            tensor.zero_()
+    return result
+
+
+def _sums(tensor: torch.Tensor) -> _Sums:
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    plain = torch.view_as_real(plain) if plain.is_complex() else plain
+    sums = tensor_sums(plain, Grid.of(Axis(plain.numel(), range(plain.numel()))))
+    return _Sums(sums, f"{tensor.dtype}{tuple(tensor.shape)}")
+
+
+def _digests(every: Sequence[_Sums]) -> list[str]:
+    """Return 32 hex digits for each tensor, with one transfer from each device."""
+    by_device: dict[torch.device, list[int]] = {}
+    for number, (sums, _) in enumerate(every):
+        by_device.setdefault(sums.device, []).append(number)
+    values: dict[int, list[int]] = {}
+    for numbers in by_device.values():
+        rows = torch.stack([every[number].sums for number in numbers]).tolist()
+        values.update(zip(numbers, rows, strict=True))
+    texts = (f"{signature}{values[number]}" for number, (_, signature) in enumerate(every))
+    return [hashlib.blake2b(text.encode(), digest_size=16).hexdigest() for text in texts]
+
+
+def _arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Return the plain arguments as text, with defaults, since callers differ in the arguments that they pass."""
+    given = {argument.name: value for argument, value in _given(func, args, kwargs)}
+    values = [given.get(argument.name, argument.default_value) for argument in func._schema.arguments]
+    plain = (leaf for leaf in tree_leaves(values) if isinstance(leaf, bool | int | float | str | torch.dtype))
+    return repr(list(plain))[:_MAX_TEXT]
+
+
+def _frames(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield frames from the innermost one."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _source(frames: Iterable[FrameType]) -> str:
+    """Return ``file:line`` of the innermost frame outside of torch and of this package."""
+    for frame in frames:
+        file = frame.f_code.co_filename
+        if not file.startswith((_TORCH, _PACKAGE, "<")):
+            return f"{_short(file)}:{frame.f_lineno}"
+    return ""
+
+
+def _short(file: str) -> str:
+    """Return the last three parts of a path, which are the same in every checkout."""
+    return "/".join(Path(file).parts[-3:])
+
+
+def _places_of(graph: fx.Graph) -> dict[str, _Place]:
+    """Return the place of each node of a graph, by the node's name."""
+    return {node.name: _place_of_node(node) for node in graph.nodes}
+
+
+def _place_of_node(node: fx.Node) -> _Place:
+    """Return the place that the tracer stored in a node."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    paths = [path for path, _ in stack.values()]
+    # Outermost first.
+    frames = _TRACED_FRAME.findall(str(node.meta.get("stack_trace") or ""))
+    inside = [f"{_short(file)}:{line}" for file, line in frames if not file.startswith((_TORCH, _PACKAGE))]
+    return _Place(_plain(paths[-1]) if paths else "", inside[-1] if inside else "")
+
+
+def _plain(path: str) -> str:
+    """Return a module's path as ``named_modules`` writes it, from dynamo's ``L['self'].layers[0].norm``."""
+    words = re.split(r"[\[\].']+", _TRACED_NAME.sub("", path))
+    return ".".join(word for word in words if word and word != "_modules")

@@ -1,0 +1,489 @@
+"""Leases between real processes; threads stand in for processes where only the order matters."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_aorta.common import variables
+from pytest_aorta.common.errors import LeaseError
+from pytest_aorta.launch import leases
+from pytest_aorta.launch.leases import MAX_OVERTAKES, Lease, clear_bad, default_folder, holders, lease, mark_bad
+
+POOL = tuple(f"GPU-{number}" for number in range(8))
+# Only a wait that hangs reaches this limit.
+HANG_S = 60.0
+
+# Takes the lease of the first argument, prints it, and continues at the next line of input; once or repeatedly.
+CLIENT = """
+import json, sys, time
+from pathlib import Path
+from pytest_aorta.launch.leases import lease
+asked = json.loads(sys.argv[1])
+asked["folder"] = Path(asked["folder"])
+hold_s = asked.pop("hold_s")
+while True:
+    with lease(**asked) as got:
+        print(json.dumps([got.resources, time.monotonic()]), flush=True)
+        time.sleep(hold_s) if hold_s else sys.stdin.readline()
+    print(json.dumps(time.monotonic()), flush=True)
+    if not hold_s:
+        break
+"""
+
+
+class Clients:
+    """Processes that take leases, ended after the test."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.started: list[subprocess.Popen[str]] = []
+
+    def start(self, count: int, *, hold_s: float = 0, **changes: Any) -> subprocess.Popen[str]:
+        asked = {"pool": POOL, "count": count, "exclusive": False, "wait_s": HANG_S, "owner": "a client"}
+        asked |= {"folder": str(self.folder), "hold_s": hold_s} | changes
+        argv = [sys.executable, "-c", CLIENT, json.dumps(asked)]
+        process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.started.append(process)
+        return process
+
+    def holding(self, count: int, **changes: Any) -> subprocess.Popen[str]:
+        process = self.start(count, **changes)
+        assert process.stdout
+        assert json.loads(process.stdout.readline())
+        return process
+
+    def end(self) -> None:
+        for process in self.started:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "leases"
+
+
+@pytest.fixture
+def clients(folder: Path) -> Iterator[Clients]:
+    started = Clients(folder)
+    yield started
+    started.end()
+
+
+@pytest.fixture
+def ask(folder: Path) -> Callable[..., Lease]:
+    def ask(count: int, pool: tuple[str, ...] = POOL, wait_s: float = 0, **changes: Any) -> Lease:
+        given: dict[str, Any] = {"exclusive": False, "folder": folder, "owner": "this test"} | changes
+        return lease(pool, count, wait_s=wait_s, **given)
+
+    return ask
+
+
+@pytest.fixture
+def waiting(folder: Path, ask: Callable[..., Lease]) -> Iterator[Callable[..., Future[Lease]]]:
+    """Request in the background; return when the request is in the queue."""
+    with ThreadPoolExecutor(8) as threads:
+
+        def waiting(*args: Any, **kwargs: Any) -> Future[Lease]:
+            claims = len(list(folder.glob("*.claim")))
+            future = threads.submit(ask, *args, **{"wait_s": HANG_S} | kwargs)
+            until(lambda: len(list(folder.glob("*.claim"))) > claims)
+            return future
+
+        yield waiting
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + HANG_S
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)
+
+
+def test_resources_of_two_processes_differ(clients: Clients, ask: Callable[..., Lease]) -> None:
+    clients.holding(5)
+    with ask(3) as rest:
+        assert rest.resources == POOL[5:]
+        with pytest.raises(LeaseError):
+            ask(1)
+
+
+def test_processes_in_competition_never_overlap(clients: Clients) -> None:
+    """Run eight processes that each take 1 of 2 resources ten times."""
+    streams = [clients.start(1, pool=POOL[:2], hold_s=0.004) for _ in range(8)]
+    taken: list[tuple[float, float, str]] = []
+    for stream in streams:
+        assert stream.stdout
+        for _ in range(10):
+            [resource], since_s = json.loads(stream.stdout.readline())
+            taken.append((since_s, json.loads(stream.stdout.readline()), resource))
+    assert {resource for _, _, resource in taken} == set(POOL[:2])
+    for resource in POOL[:2]:
+        mine = sorted(entry for entry in taken if entry[2] == resource)
+        # The end is recorded after the release.
+        assert all(began_s + 0.004 <= next_s for (began_s, _, _), (next_s, _, _) in pairwise(mine))
+
+
+def test_one_resource_too_few_takes_none(ask: Callable[..., Lease], folder: Path) -> None:
+    with ask(1):
+        with pytest.raises(LeaseError):
+            ask(8)
+        with ask(7):
+            assert sum(len(claim.resources) for claim in holders(folder)) == 8
+    assert holders(folder) == []
+
+
+@pytest.mark.parametrize("count", [9, 0, -1])
+def test_impossible_count_fails_at_once_and_names_the_allowed_range(ask: Callable[..., Lease], count: int) -> None:
+    began_s = time.monotonic()
+    with pytest.raises(LeaseError, match=rf"this test: {count} resources asked for; allowed is 1 to 8 \(GPU-0, "):
+        ask(count, wait_s=HANG_S)
+    assert time.monotonic() - began_s < HANG_S
+
+
+def test_resource_named_twice_is_refused(ask: Callable[..., Lease]) -> None:
+    with pytest.raises(LeaseError, match="a resource is repeated in the pool GPU-0, GPU-0; name each resource once"):
+        ask(1, pool=("GPU-0", "GPU-0"))
+
+
+def test_end_of_wait_names_holders_and_leaves_nothing(
+    clients: Clients, ask: Callable[..., Lease], folder: Path
+) -> None:
+    client = clients.holding(7, owner="tests/a.py::test_big")
+    began_s = time.monotonic()
+    with pytest.raises(LeaseError) as caught:
+        ask(2, wait_s=0.3)
+    assert 0.3 <= time.monotonic() - began_s < HANG_S
+    text = str(caught.value)
+    assert text.startswith("this test: waited 0.3 s for 2 of 8 resources\n")
+    assert f"GPU-5, GPU-6 held by tests/a.py::test_big (pid {client.pid}, since " in text
+    assert [claim.owner for claim in holders(folder)] == ["tests/a.py::test_big"]
+    assert len(list(folder.glob("*.claim"))) == 1
+
+
+def test_end_of_wait_names_earlier_requests(ask: Callable[..., Lease], waiting: Callable[..., Future[Lease]]) -> None:
+    with ask(1):
+        first = waiting(8, owner="the big one")
+        for _ in range(MAX_OVERTAKES):
+            ask(1).release()
+        with pytest.raises(LeaseError, match=rf"8 asked for before by the big one \(pid {os.getpid()}\)"):
+            ask(1)
+    first.result().release()
+
+
+def test_killed_holder_frees_at_once(clients: Clients, ask: Callable[..., Lease]) -> None:
+    client = clients.holding(8)
+    client.send_signal(signal.SIGKILL)
+    client.wait()
+    ask(8).release()
+
+
+def test_killed_waiter_blocks_no_other_request(clients: Clients, ask: Callable[..., Lease], folder: Path) -> None:
+    with ask(1):
+        client = clients.start(8)
+        until(lambda: len(list(folder.glob("*.claim"))) == 2)
+        client.kill()
+        client.wait()
+        for _ in range(MAX_OVERTAKES + 1):
+            ask(7).release()
+
+
+def test_lease_lasts_while_a_child_with_the_descriptors_lives(ask: Callable[..., Lease]) -> None:
+    got = ask(8)
+    with subprocess.Popen(["sleep", "60"], pass_fds=got.fds) as child:
+        got.release()
+        try:
+            with pytest.raises(LeaseError, match="held by this test"):
+                ask(1)
+        finally:
+            child.kill()
+    ask(8).release()
+
+
+def test_dead_holder_is_reported_as_dead_while_its_child_lives(ask: Callable[..., Lease], folder: Path) -> None:
+    code = (
+        "import os, sys, subprocess; from pathlib import Path; from pytest_aorta.launch.leases import lease\n"
+        "got = lease(['a'], 1, exclusive=False, wait_s=0, folder=Path(sys.argv[1]), owner='the dead')\n"
+        "print(subprocess.Popen(['sleep', '60'], pass_fds=got.fds, stdout=subprocess.DEVNULL).pid)"
+    )
+    argv = [sys.executable, "-W", "ignore", "-c", code, str(folder)]
+    child = int(subprocess.run(argv, stdout=subprocess.PIPE, check=True, text=True).stdout)
+    try:
+        with pytest.raises(LeaseError, match=r"the dead \(pid \d+, dead, but a process it started lives"):
+            ask(1, pool=("a",))
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_second_release_closes_no_other_descriptor(ask: Callable[..., Lease]) -> None:
+    got = ask(1)
+    got.release()
+    reader, writer = os.pipe()
+    got.release()
+    assert got.fds == ()
+    os.close(reader)
+    os.close(writer)
+
+
+def test_only_children_that_are_given_the_descriptors_inherit_them(ask: Callable[..., Lease]) -> None:
+    with ask(1) as got:
+        assert not any(os.get_inheritable(fd) for fd in got.fds)
+
+
+def test_refused_request_leaves_no_open_descriptor(ask: Callable[..., Lease]) -> None:
+    with ask(8):
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        with pytest.raises(LeaseError):
+            ask(1)
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_exclusive_request_waits_for_every_other_pool(clients: Clients, ask: Callable[..., Lease]) -> None:
+    clients.holding(1, pool=["cpu-0"], owner="a side test")
+    with pytest.raises(LeaseError, match=r"1 of 8 resources and the host alone\n  cpu-0 held by a side test"):
+        ask(1, exclusive=True)
+
+
+def test_no_other_request_is_served_beside_an_exclusive_lease(clients: Clients, ask: Callable[..., Lease]) -> None:
+    clients.holding(1, pool=["cpu-0"], exclusive=True)
+    with pytest.raises(LeaseError, match="with the host alone"):
+        ask(1)
+
+
+def test_other_pools_do_not_wait_for_each_other(
+    ask: Callable[..., Lease], waiting: Callable[..., Future[Lease]]
+) -> None:
+    with ask(1):
+        big = waiting(8)
+        for number in range(2 * MAX_OVERTAKES):
+            ask(1, pool=(f"cpu-{number}",)).release()
+    big.result().release()
+
+
+def test_waiting_requests_are_served_in_order_of_arrival(
+    ask: Callable[..., Lease], waiting: Callable[..., Future[Lease]]
+) -> None:
+    with ask(8):
+        queue = [waiting(8, owner=f"number {number}") for number in range(4)]
+    for number, future in enumerate(queue):
+        got = future.result()
+        assert not any(later.done() for later in queue[number + 1 :])
+        got.release()
+
+
+@pytest.mark.parametrize("big", [{"count": 8}, {"count": 1, "exclusive": True}], ids=["all", "exclusive"])
+def test_waiting_request_is_overtaken_a_bounded_number_of_times(
+    ask: Callable[..., Lease], waiting: Callable[..., Future[Lease]], big: dict[str, Any]
+) -> None:
+    held = ask(1)
+    future = waiting(**big)
+    for _ in range(MAX_OVERTAKES):
+        ask(1).release()
+    with pytest.raises(LeaseError):
+        ask(1)
+    held.release()
+    future.result().release()
+
+
+@pytest.mark.parametrize(
+    ("stream", "asked"),
+    [
+        ({"count": 2}, {"count": 8}),
+        ({"count": 2}, {"count": 1, "exclusive": True}),
+        ({"count": 1, "exclusive": True}, {"count": 1}),
+    ],
+    ids=["8 among 2s", "exclusive among shared", "shared among exclusive"],
+)
+def test_streams_of_other_requests_starve_no_request(
+    clients: Clients, ask: Callable[..., Lease], stream: dict[str, Any], asked: dict[str, Any]
+) -> None:
+    """Run five streams that want more devices than there are, so all devices are never free at once by themselves."""
+    for _ in range(5):
+        clients.holding(**stream, hold_s=0.05)
+    waits_s = []
+    for _ in range(3):
+        began_s = time.monotonic()
+        got = ask(**asked, wait_s=HANG_S)
+        waits_s.append((began_s, time.monotonic()))
+        got.release()
+    granted_s = [since_s for process in clients.started for since_s in ends_of_waits_s(process)]
+    for began_s, ended_s in waits_s:
+        # At most 5 + 5 + MAX_OVERTAKES holders, earlier and overtaking requests; a holder may report its lease late.
+        assert sum(began_s < since_s < ended_s for since_s in granted_s) <= 10 + MAX_OVERTAKES
+
+
+def ends_of_waits_s(client: subprocess.Popen[str]) -> list[float]:
+    """End a client and return the times of the leases it has printed since its first."""
+    client.kill()
+    printed = [json.loads(line) for line in client.communicate()[0].splitlines()]
+    return [entry[1] for entry in printed if isinstance(entry, list)]
+
+
+HOSTILE = ("../../x", "a\0b", "n" * 4096, "/etc/passwd", "", "\n", "\udcff", "GPU\U0001f4a3", "bad.json", "gate")
+
+
+def test_any_text_can_name_a_resource_without_naming_a_file(
+    ask: Callable[..., Lease], folder: Path, tmp_path: Path
+) -> None:
+    with ask(len(HOSTILE), pool=HOSTILE, owner="\0../\n\udcff" * 1000) as got:
+        assert got.resources == HOSTILE
+        with pytest.raises(LeaseError) as caught:
+            ask(1, pool=HOSTILE[2:3])
+        assert len(str(caught.value)) < 2000
+        mark_bad("../../x", "stuck", folder)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["leases"]
+    assert {path.suffix for path in folder.iterdir()} <= {".claim", ".json", ""}
+
+
+def test_folder_that_is_a_symlink_is_refused(tmp_path: Path, ask: Callable[..., Lease]) -> None:
+    (tmp_path / "real").mkdir(mode=0o700)
+    link = tmp_path / "link"
+    link.symlink_to("real")
+    with pytest.raises(LeaseError, match="link: it is a symbolic link; AORTA_LEASE_DIR"):
+        ask(1, folder=link)
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o750, 0o500])
+def test_folder_with_another_mode_is_refused(tmp_path: Path, ask: Callable[..., Lease], mode: int) -> None:
+    tmp_path.chmod(mode)
+    with pytest.raises(LeaseError, match=rf"mode 0{mode:o}, not by user \d+ with 0700"):
+        ask(1, folder=tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_folder_of_another_user_is_refused(tmp_path: Path, ask: Callable[..., Lease]) -> None:
+    os.chown(tmp_path, 12345, -1)
+    tmp_path.chmod(0o700)
+    with pytest.raises(LeaseError, match="owned by user 12345 "):
+        ask(1, folder=tmp_path)
+
+
+def test_folder_that_cannot_be_written_is_refused(ask: Callable[..., Lease]) -> None:
+    with pytest.raises(LeaseError, match="lease folder /proc/aorta: No such file"):
+        ask(1, folder=Path("/proc/aorta"))
+
+
+def test_file_in_the_place_of_the_folder_is_refused(tmp_path: Path, ask: Callable[..., Lease]) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(LeaseError, match="File exists"):
+        ask(1, folder=tmp_path / "file")
+
+
+class Clock:
+    """A clock that only sleeping moves, by a second; ``events`` happen when their second has come."""
+
+    def __init__(self, events: dict[int, Callable[[], None]]) -> None:
+        self.events = events
+        self.now_s = 0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    time = monotonic
+
+    def sleep(self, _seconds: float) -> None:
+        self.now_s += 1
+        self.events.get(self.now_s, lambda: None)()
+
+
+def test_gate_held_by_a_stopped_process_ends_the_wait(
+    folder: Path, ask: Callable[..., Lease], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(1).release()
+    monkeypatch.setattr(leases, "time", Clock({}))
+    with (folder / "gate").open() as gate:
+        fcntl.flock(gate, fcntl.LOCK_EX)
+        with pytest.raises(LeaseError, match="its gate was locked for 30 s, perhaps by a stopped process"):
+            ask(1, wait_s=60)
+
+
+def test_gate_of_a_process_that_was_stalled_for_seconds_is_waited_for(
+    folder: Path, ask: Callable[..., Lease], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(1).release()
+    with (folder / "gate").open() as gate:
+        fcntl.flock(gate, fcntl.LOCK_EX)
+        monkeypatch.setattr(leases, "time", Clock({20: lambda: fcntl.flock(gate, fcntl.LOCK_UN)}))
+        with ask(1) as taken:
+            assert taken.resources == POOL[:1]
+
+
+def test_waiting_does_not_keep_a_core_busy(clients: Clients, ask: Callable[..., Lease]) -> None:
+    clients.holding(8)
+    began_s = time.process_time()
+    with pytest.raises(LeaseError):
+        ask(1, wait_s=1)
+    assert time.process_time() - began_s < 0.5
+
+
+def test_relative_folder_is_refused(ask: Callable[..., Lease]) -> None:
+    with pytest.raises(LeaseError, match="lease folder leases: the path is not absolute"):
+        ask(1, folder=Path("leases"))
+
+
+def test_symlink_in_the_place_of_the_gate_is_not_followed(
+    folder: Path, tmp_path: Path, ask: Callable[..., Lease]
+) -> None:
+    folder.mkdir(mode=0o700)
+    (folder / "gate").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(LeaseError, match="symbolic link"):
+        ask(1)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_default_folder_is_the_users_own_whatever_the_session() -> None:
+    own = Path(f"/tmp/aorta-{os.geteuid()}")
+    assert default_folder({}) == default_folder({"XDG_RUNTIME_DIR": "/run/user/1", "TMPDIR": "/x"}) == own
+    assert default_folder({variables.LEASE_DIR: "/leases"}) == Path("/leases")
+
+
+def test_unreadable_claim_of_a_living_process_stops_all_leases(ask: Callable[..., Lease], folder: Path) -> None:
+    with ask(1):
+        [claim] = folder.glob("*.claim")
+        claim.write_text('{"version": 2}\n')
+        with pytest.raises(
+            LeaseError, match=rf"claim of a living process can't be read: {claim.name}: \$: unknown key"
+        ):
+            ask(1)
+    ask(1).release()
+
+
+def test_bad_resource_is_left_out_until_cleared(ask: Callable[..., Lease], folder: Path) -> None:
+    mark_bad("GPU-0", "pid 7 can't be killed", folder)
+    with ask(7) as got:
+        assert got.resources == POOL[1:]
+    with pytest.raises(LeaseError, match=r"8 of 8 resources asked for, and marked bad are GPU-0 \(pid 7 can't be kill"):
+        ask(8, wait_s=60)
+    clear_bad("GPU-0", folder)
+    clear_bad("GPU-0", folder)
+    ask(8).release()
+
+
+def test_bad_mark_ends_a_wait_that_can_not_succeed(
+    ask: Callable[..., Lease], folder: Path, waiting: Callable[..., Future[Lease]]
+) -> None:
+    with ask(1):
+        future = waiting(8)
+        mark_bad("GPU-3", "stuck", folder)
+        with pytest.raises(LeaseError, match="GPU-3"):
+            future.result(timeout=HANG_S / 2)
+
+
+def test_bad_mark_from_before_the_hosts_start_is_ignored(ask: Callable[..., Lease], folder: Path) -> None:
+    mark_bad("GPU-0", "stuck", folder)
+    marks = folder / "bad.json"
+    marks.write_text(json.dumps(json.loads(marks.read_text()) | {"boot": "an earlier one"}))
+    ask(8).release()

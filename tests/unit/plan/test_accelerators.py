@@ -1,0 +1,321 @@
+"""Discovery against fakes: pynvml and amdsmi in sys.modules, rocm-smi on PATH."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_aorta.common.errors import DevicesUnavailable
+from pytest_aorta.plan import accelerators as discovery
+from pytest_aorta.plan.accelerators import visible_devices, visible_tokens
+
+
+@pytest.mark.parametrize(
+    ("variable", "tokens"),
+    [
+        (None, ["0", "1", "2", "3"]),
+        ("", []),
+        ("2", ["2"]),
+        ("3,1", ["3", "1"]),
+        (" 0 , 1 ", ["0", "1"]),
+        ("0,-1,1", ["0"]),
+        ("-1", []),
+        ("0,4,1", ["0"]),
+        ("0,none,1", ["0"]),
+        ("0,,1", ["0"]),
+        ("NoDevFiles", []),
+        ("GPU-8932f937,GPU-1", ["GPU-8932f937", "GPU-1"]),
+        ("MIG-GPU-1/2/3", ["MIG-GPU-1/2/3"]),
+        ("²", []),
+        ("٣", []),
+    ],
+)
+def test_visible_devices_variable_is_read_as_cuda_does(variable, tokens):
+    assert visible_tokens(variable, 4) == tokens
+
+
+@pytest.mark.parametrize("variable", ["0,0", "0,1,0", "GPU-1,GPU-1"])
+def test_device_named_twice_leaves_none_visible(variable):
+    assert visible_tokens(variable, 4) == []
+
+
+@given(st.text() | st.lists(st.sampled_from(["0", "1", "7", "-1", "GPU-a", "x", " "])).map(",".join), st.integers(0, 8))
+def test_any_variable_names_distinct_devices_that_there_are(variable, count):
+    tokens = visible_tokens(variable, count)
+    assert len(set(tokens)) == len(tokens)
+    assert all(token.startswith(("GPU-", "MIG-")) or int(token) < count for token in tokens)
+
+
+class FakeNvml:
+    """GPUs 0 and 1, and a MIG device on the second; each is found by its number or its whole name."""
+
+    class NVMLError(Exception):
+        def __init__(self, text, value=999):
+            super().__init__(text)
+            self.value = value
+
+    NVML_ERROR_DRIVER_NOT_LOADED = 9
+    NVML_ERROR_LIBRARY_NOT_FOUND = 12
+
+    names = ("GPU-aaaa-1", "GPU-aabb-2", "MIG-cccc-3")
+
+    def __init__(self, error=None):
+        self.error = error
+
+    def nvmlInit(self):
+        if self.error:
+            raise self.error
+
+    def nvmlShutdown(self):
+        pass
+
+    def nvmlDeviceGetCount(self):
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        return index
+
+    def nvmlDeviceGetHandleByUUID(self, name):
+        if name not in self.names:
+            raise self.NVMLError("Not Found")
+        return self.names.index(name)
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle):
+        if handle == 0:
+            raise self.NVMLError("Not Supported")
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle, place):
+        if place != 4:
+            raise self.NVMLError("Not Found")
+        return 2
+
+    def nvmlDeviceGetName(self, handle):
+        return f"model {handle}"
+
+    def nvmlDeviceGetUUID(self, handle):
+        return self.names[handle]
+
+
+@pytest.fixture
+def nvidia(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
+
+
+def test_empty_variable_hides_every_device(nvidia):
+    assert visible_devices({"CUDA_VISIBLE_DEVICES": ""}) == []
+
+
+@pytest.mark.parametrize(
+    ("variable", "devices"),
+    [
+        ("1,0", [("1", "model 1", "GPU-aabb-2"), ("0", "model 0", "GPU-aaaa-1")]),
+        ("GPU-aabb-2", [("GPU-aabb-2", "model 1", "GPU-aabb-2")]),
+        ("GPU-aab", [("GPU-aab", "model 1", "GPU-aabb-2")]),
+        ("MIG-cccc-3", [("MIG-cccc-3", "model 2", "MIG-cccc-3")]),
+        ("MIG-c", [("MIG-c", "model 2", "MIG-cccc-3")]),
+        ("", []),
+    ],
+)
+def test_visible_devices_have_their_models_in_the_callers_order(nvidia, variable, devices):
+    found = visible_devices({"CUDA_VISIBLE_DEVICES": variable})
+    assert [(device.token, device.model, device.uuid) for device in found] == devices
+    assert {device.vendor for device in found} <= {"nvidia"}
+
+
+@pytest.mark.parametrize(
+    ("variable", "message"),
+    [
+        ("GPU-cccc", "CUDA_VISIBLE_DEVICES names 'GPU-cccc', which the driver does not know: Not Found; give"),
+        ("MIG-d", "CUDA_VISIBLE_DEVICES names 'MIG-d', which the driver does not know: Not Found; give"),
+        ("GPU-aa", "CUDA_VISIBLE_DEVICES names 'GPU-aa', which is the beginning of 2 devices' names, ['GPU-aaaa-1', "),
+        ("0,GPU-aaaa-1", "CUDA_VISIBLE_DEVICES='0,GPU-aaaa-1' names GPU-aaaa-1 2 times; give it once"),
+    ],
+)
+def test_name_of_no_single_device_is_an_error_that_shows_it(nvidia, variable, message):
+    with pytest.raises(DevicesUnavailable) as caught:
+        visible_devices({"CUDA_VISIBLE_DEVICES": variable})
+    assert str(caught.value).startswith(message)
+
+
+def test_driver_that_can_not_answer_is_no_lack_of_devices(monkeypatch):
+    error = FakeNvml.NVMLError("Driver/library version mismatch", 18)
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(error))
+    with pytest.raises(
+        DevicesUnavailable, match=r"NVML can't list the GPUs.*mismatch; repair the driver, or give --aorta"
+    ):
+        visible_devices({})
+
+
+A, B, C = (f"GPU-{number:016x}" for number in (0xA1, 0xA2, 0xC3))
+
+
+class FakeAmdsmi:
+    """Three GPUs with the serial numbers ``serials``."""
+
+    class AmdSmiException(Exception):
+        pass
+
+    def __init__(self, serials=("0x00000000000000A1", "0x00000000000000A2", "0x00000000000000C3"), error=None):
+        self.serials = serials
+        self.error = error
+
+    def amdsmi_init(self):
+        if self.error:
+            raise self.error
+
+    def amdsmi_shut_down(self):
+        pass
+
+    def amdsmi_get_processor_handles(self):
+        return list(range(len(self.serials)))
+
+    def amdsmi_get_gpu_asic_info(self, handle):
+        return {"market_name": "AMD Instinct MI300X", "asic_serial": self.serials[handle]}
+
+
+@pytest.fixture
+def no_nvidia(monkeypatch, tmp_path):
+    """A host without an NVIDIA driver and without AMD software, whose PATH is a folder of the test."""
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(FakeNvml.NVMLError("no library", 12)))
+    monkeypatch.setitem(sys.modules, "amdsmi", None)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    (tmp_path / "bin").mkdir()
+
+
+@pytest.fixture
+def amd(no_nvidia, monkeypatch):
+    monkeypatch.setitem(sys.modules, "amdsmi", FakeAmdsmi())
+
+
+@pytest.fixture
+def rocm_smi(no_nvidia, tmp_path):
+    """Installs a rocm-smi of the given lines of sh."""
+
+    def install(script: str) -> None:
+        path = tmp_path / "bin/rocm-smi"
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+
+    return install
+
+
+def on_amd(**variables: str):
+    with pytest.MonkeyPatch.context() as patch:
+        # Any existing file stands for the driver's file.
+        patch.setattr(discovery, "AMD_DRIVER", Path(__file__))
+        return visible_devices(variables)
+
+
+@pytest.mark.parametrize(
+    ("variables", "devices"),
+    [
+        ({}, [("0", A), ("1", B), ("2", C)]),
+        ({"HIP_VISIBLE_DEVICES": "2,0"}, [("2", C), ("0", A)]),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, [("1", B)]),
+        ({"HIP_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "1"}, [("0", A)]),
+        ({"HIP_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": "1"}, []),
+        ({"HIP_VISIBLE_DEVICES": "-1"}, []),
+        ({"HIP_VISIBLE_DEVICES": "01"}, [("1", B)]),
+        ({"HIP_VISIBLE_DEVICES": C}, [("2", C)]),
+        ({"ROCR_VISIBLE_DEVICES": "2,0"}, [("0", C), ("1", A)]),
+        ({"ROCR_VISIBLE_DEVICES": f"{C},{A}"}, [("0", C), ("1", A)]),
+        ({"ROCR_VISIBLE_DEVICES": C.upper()}, [("0", C)]),
+        ({"ROCR_VISIBLE_DEVICES": "GPU-00000000000000c"}, [("0", C)]),
+        ({"ROCR_VISIBLE_DEVICES": ""}, []),
+        ({"ROCR_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": C}, []),
+        ({"ROCR_VISIBLE_DEVICES": "2,0", "HIP_VISIBLE_DEVICES": "1"}, [("1", A)]),
+        ({"ROCR_VISIBLE_DEVICES": "2,0", "CUDA_VISIBLE_DEVICES": "0,2"}, [("0", C)]),
+        ({"ROCR_VISIBLE_DEVICES": "2,0", "HIP_VISIBLE_DEVICES": A}, [("1", A)]),
+    ],
+)
+def test_amd_gpus_are_counted_within_what_rocr_leaves(amd, variables, devices):
+    found = on_amd(**variables)
+    assert [(device.token, device.uuid) for device in found] == devices
+    assert {(device.model, device.vendor) for device in found} <= {("AMD Instinct MI300X", "amd")}
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"ROCR_VISIBLE_DEVICES": "GPU-dd"}, "ROCR_VISIBLE_DEVICES names 'GPU-dd', which the driver does not know; "),
+        ({"HIP_VISIBLE_DEVICES": "GPU-dd"}, "HIP_VISIBLE_DEVICES names 'GPU-dd', which the driver does not know; "),
+        ({"ROCR_VISIBLE_DEVICES": A, "HIP_VISIBLE_DEVICES": B}, f"HIP_VISIBLE_DEVICES names '{B}', which the driver"),
+        ({"ROCR_VISIBLE_DEVICES": "GPU-0"}, "ROCR_VISIBLE_DEVICES names 'GPU-0', which is the beginning of 3 devices'"),
+        ({"HIP_VISIBLE_DEVICES": f"0,{A}"}, f"HIP_VISIBLE_DEVICES='0,{A}' names {A} 2 times; give it once"),
+    ],
+)
+def test_name_of_no_single_amd_gpu_is_an_error_that_shows_it(amd, variables, message):
+    with pytest.raises(DevicesUnavailable) as caught:
+        on_amd(**variables)
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize("serials", [("N/A", "0x0000000000000000"), ("0xA1", "0xA1")])
+def test_amd_gpus_are_distinct_without_serial_numbers_of_their_own(amd, monkeypatch, serials):
+    monkeypatch.setitem(sys.modules, "amdsmi", FakeAmdsmi(serials))
+    assert len({device.uuid for device in on_amd()}) == 2
+
+
+def test_amd_is_not_asked_where_nvidia_answers(nvidia, monkeypatch):
+    monkeypatch.setitem(sys.modules, "amdsmi", FakeAmdsmi())
+    assert on_amd(CUDA_VISIBLE_DEVICES="", HIP_VISIBLE_DEVICES="0") == []
+
+
+def test_variables_without_a_driver_name_no_devices(amd, tmp_path, monkeypatch):
+    variables = {"CUDA_VISIBLE_DEVICES": "0", "HIP_VISIBLE_DEVICES": "GPU-dd", "ROCR_VISIBLE_DEVICES": "7"}
+    monkeypatch.setattr(discovery, "AMD_DRIVER", tmp_path / "absent")
+    assert visible_devices(variables) == []
+
+
+def test_driver_without_a_tool_to_ask_it_is_no_device(no_nvidia):
+    assert on_amd(HIP_VISIBLE_DEVICES="0") == []
+
+
+CARDS = {
+    "card10": {"Unique ID": "N/A", "Card series": "N/A", "Card model": "0x74a1"},
+    "card2": {"Unique ID": "0xc3", "Card Series": "AMD Instinct MI300X", "Card Model": "0x74a1"},
+    "system": {"Driver version": "6.10"},
+}
+
+
+def test_rocm_smi_is_asked_where_amdsmi_is_not_installed(rocm_smi):
+    rocm_smi(f"""[ "$*" = "--showproductname --showuniqueid --json" ] || exit 3
+echo 'WARNING: low power'
+echo '{json.dumps(CARDS)}'""")
+    found = [(device.token, device.model, device.uuid, device.vendor) for device in on_amd()]
+    assert found == [("0", "AMD Instinct MI300X", C, "amd"), ("1", "0x74a1", "AMD-1", "amd")]
+
+
+def test_rocm_smi_is_asked_where_amdsmi_lacks_its_library(rocm_smi, monkeypatch, tmp_path, capfd):
+    (tmp_path / "amdsmi.py").write_text("print('no library')\nraise KeyError('libamd_smi.so')\n")
+    monkeypatch.delitem(sys.modules, "amdsmi")
+    monkeypatch.syspath_prepend(tmp_path)
+    rocm_smi(f"echo '{json.dumps(CARDS)}'")
+    assert [device.uuid for device in on_amd(HIP_VISIBLE_DEVICES="0")] == [C]
+    assert capfd.readouterr().out == ""
+
+
+@pytest.mark.parametrize("script", ["exit 2", "echo nothing", "echo '{\"card0\": '", "sleep 60"])
+def test_rocm_smi_that_can_not_answer_is_no_lack_of_devices(rocm_smi, monkeypatch, script):
+    monkeypatch.setattr(discovery, "ROCM_SMI_S", 0.5)
+    rocm_smi(f"PATH=/usr/bin:/bin; {script}")
+    began_s = time.monotonic()
+    with pytest.raises(
+        DevicesUnavailable, match=r"^rocm-smi --showproductname .* can't list the GPUs.*: .*--aorta-device=cpu"
+    ):
+        on_amd()
+    assert time.monotonic() - began_s < 30
+
+
+def test_amdsmi_that_can_not_answer_is_no_lack_of_devices(no_nvidia, monkeypatch):
+    error = FakeAmdsmi.AmdSmiException("not initialised")
+    monkeypatch.setitem(sys.modules, "amdsmi", FakeAmdsmi(error=error))
+    with pytest.raises(DevicesUnavailable, match=r"^amdsmi can't list the GPUs: not initialised; "):
+        on_amd()
