@@ -12,7 +12,7 @@ from pytest_aorta.common.errors import LaunchError
 from pytest_aorta.common.files import PACKAGE_ROOT
 from pytest_aorta.launch.sweep import launch_ids
 from pytest_aorta.plan.device_kind import DeviceKind
-from pytest_aorta.plan.launch_plan import LaunchPlan, NodePart, command_of
+from pytest_aorta.plan.launch_plan import LaunchPlan, NodePart
 from pytest_aorta.plan.profiler import wrapper_command
 from pytest_aorta.plan.workload.environment import ENVIRONMENT_KEY, pinned_cpu_kernels
 from pytest_aorta.plan.world import AMD, CUDA_VARIABLE, HIP_VARIABLE, ROCR_VARIABLE, World
@@ -111,8 +111,8 @@ def launch_environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str
     kept.setdefault("OMP_NUM_THREADS", "1")
     if plan.world.device == DeviceKind.CPU:
         kept = pinned_cpu_kernels() | kept
-    if command := command_of(plan):
-        kept |= command.environment
+    if program := plan.program():
+        kept |= program.environment
     # Set after all that a config can set: without the id, processes could be left when the guard is killed.
     kept[variables.LAUNCH_ID] = launch_ids(plan.run_dir, environ)
     if plan.world.device == "cuda":
