@@ -1,7 +1,7 @@
 """The node agent, ``aorta agent RUN_FOLDER``: runs one node's part of a launch over several nodes.
 
-The cluster's launcher starts one agent per node. The agent runs the plan in the run folder under a guard of its own, and
-ends the ranks when node 0 asks for it or is silent.
+The cluster's launcher starts one agent per node. The agent runs the plan in the run folder under a guard of its
+own, and ends the ranks when node 0 asks for it or is silent.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import signal
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from pytest_aorta.common import variables
-from pytest_aorta.common.errors import AortaError, LaunchError
+from pytest_aorta.common.errors import AortaError, LaunchError, LeaseError
 from pytest_aorta.launch.guarded import GuardedLaunch
-from pytest_aorta.launch.lease.queue import LeaseError
 from pytest_aorta.launch.lease.world import LeasedWorld, mark_survivors
 from pytest_aorta.launch.nodes.meeting import (
     LOST_S,
@@ -34,8 +34,8 @@ from pytest_aorta.launch.nodes.meeting import (
 )
 from pytest_aorta.launch.readiness import is_readable
 from pytest_aorta.plan.gpus import visible_devices
-from pytest_aorta.plan.launch_plan import LaunchPlan, read_node_plan
-from pytest_aorta.result.folder import NODES_FOLDER, node_folder
+from pytest_aorta.plan.launch_plan import LaunchPlan, read_plan
+from pytest_aorta.result.folder import NODES_FOLDER, PLAN_FILE, node_folder
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome
 
 # The first variable that is set gives this node's number: ours, Slurm's, or that of a Kubernetes Indexed Job.
@@ -77,7 +77,7 @@ def take_part(run_dir: Path, node: int) -> None:
     with Heart(folder):
         zero = Pulse(run_dir / NODES_FOLDER)
         try:
-            outcome = _run(replace(plan, run_dir=folder, node=node), zero, terminated)
+            outcome = _run(replace(plan, run_dir=folder, node=node, lease_fds=()), zero, terminated)
         except AortaError as error:
             outcome = _nothing(EndReason.NODE_MISMATCH, str(error))
         write(folder, NodeVerdict(outcome, is_terminated=bool(terminated) and zero.orders != Orders.STOP))
@@ -93,20 +93,22 @@ def _joined(run_dir: Path, node: int) -> LaunchPlan:
             f"run folder {run_dir} is not on {own_hello().host}: --aorta-results has to name a folder on a file system "
             f"that every node shares"
         )
-    plan, folder = read_node_plan(run_dir), node_folder(run_dir, node)
+    plan, folder = read_plan(run_dir / PLAN_FILE), node_folder(run_dir, node)
     if node >= plan.world.nodes:
         raise LaunchError(
             f"{own_hello().host} says it is node {node}; the launcher has to start one agent on each of "
             f"{plan.world.nodes} nodes, whose numbers start at 0"
         )
     if other := read(folder, Hello):
-        text = f"{own_hello().host} says it is node {node}, and so does {other.host}; the launcher has to start one agent"
-        write(folder, NodeVerdict(_nothing(EndReason.NODE_LAUNCHER, f"{text} on each of {plan.world.nodes} nodes")))
+        where = f"one agent on each of {plan.world.nodes} nodes"
+        text = f"{own_hello().host} says it is node {node}, and so does {other.host}; the launcher has to start {where}"
+        write(folder, NodeVerdict(_nothing(EndReason.NODE_LAUNCHER, text)))
         raise LaunchError(text)
     write(folder, own_hello())
     # Whoever owns the folder could have written the plan, which names programs.
-    if (own := (folder / "hello.json").stat().st_uid) != run_dir.stat().st_uid:
-        raise LaunchError(f"run folder {run_dir} belongs to user {run_dir.stat().st_uid}, and files of this agent to {own}")
+    owner, own = run_dir.stat().st_uid, (folder / "hello.json").stat().st_uid
+    if owner != own:
+        raise LaunchError(f"run folder {run_dir} belongs to user {owner}, and files of this agent to user {own}")
     return plan
 
 
@@ -116,7 +118,7 @@ def _run(plan: LaunchPlan, zero: Pulse, terminated: list[int]) -> LaunchOutcome:
     _check_files(plan)
     while zero.silent_s() < LOST_S and zero.orders == Orders.WAIT and not terminated:
         time.sleep(TICK_S)
-    if zero.orders != Orders.RUN:
+    if terminated or zero.orders != Orders.RUN:
         return _nothing(EndReason.STOPPED)
     with ExitStack() as leases:
         plan = _on_own_devices(plan, leases)
@@ -125,7 +127,7 @@ def _run(plan: LaunchPlan, zero: Pulse, terminated: list[int]) -> LaunchOutcome:
             while not (is_readable(launch, TICK_S) and launch.has_ended()):
                 if zero.silent_s() > LOST_S:
                     break  # leaving the block ends the ranks
-                if not is_stopped and (zero.orders == Orders.STOP or terminated):
+                if not is_stopped and (zero.orders != Orders.RUN or terminated):
                     is_stopped = True
                     launch.stop()
         outcome = launch.outcome()

@@ -1,8 +1,8 @@
 """The coordinator of a launch over several nodes, which pytest starts in place of the guard.
 
-``python -m pytest_aorta.launch.nodes.coordinator SPEC`` starts the node agents through the cluster's launcher, and reads
-from the run folder what they write there (meeting.py). As with the guard, a lifeline pipe ends the launch when pytest
-ends, and the verdict goes through a pipe.
+``python -m pytest_aorta.launch.nodes.coordinator SPEC`` starts the node agents through the cluster's launcher, and
+reads from the run folder what they write there (meeting.py). As with the guard, a lifeline pipe ends the launch when
+pytest ends, and the verdict goes through a pipe.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from pytest_aorta.launch.nodes.meeting import (
 from pytest_aorta.launch.process.guard import IGNORED, PR_SET_CHILD_SUBREAPER, descendants, prctl, prepare_agent
 from pytest_aorta.launch.readiness import is_readable
 from pytest_aorta.launch.sweep import launch_ids
-from pytest_aorta.plan.launch_plan import LaunchPlan, read_node_plan
+from pytest_aorta.plan.launch_plan import LaunchPlan, read_plan
 from pytest_aorta.result.evidence import log_tail
-from pytest_aorta.result.folder import AGENT_FILE, AGENT_LOG, NODES_FOLDER, node_folder, rank_folders
+from pytest_aorta.result.folder import AGENT_FILE, AGENT_LOG, NODES_FOLDER, PLAN_FILE, node_folder, rank_folders
 from pytest_aorta.result.outcome import EndReason
 
 # Once the launcher has ended, a node that is silent for this long has lost its agent.
@@ -88,8 +88,10 @@ class Node:
     @property
     def has_failed(self) -> bool:
         """True if the node is lost, or its launch failed."""
-        outcome = self.verdict and self.verdict.outcome
-        return bool(self.lost) or (outcome is not None and (outcome.reason, outcome.agent_status) != (EndReason.EXIT, 0))
+        if self.verdict is None:
+            return bool(self.lost)
+        outcome = self.verdict.outcome
+        return bool(self.lost) or outcome.reason != EndReason.EXIT or outcome.agent_status != 0
 
     def look(self, limit_s: float) -> None:
         """Read what the node has written; a node without a heartbeat for ``limit_s`` is lost."""
@@ -253,9 +255,10 @@ class Coordinator:
 
     def end_launcher(self) -> list[int]:
         """Wait for processes that end by themselves and kill the others; return those that could not be killed."""
-        for number, limit_s in ((None, LAUNCHER_END_S), (signal.SIGTERM, TERM_S), (signal.SIGKILL, KILL_S)):
+        # Signal 0 does nothing.
+        for number, limit_s in ((0, LAUNCHER_END_S), (signal.SIGTERM, TERM_S), (signal.SIGKILL, KILL_S)):
             deadline_s = time.monotonic() + limit_s
-            for pid in _alive() if number else ():
+            for pid in _alive():
                 with suppress(ProcessLookupError):
                     os.kill(pid, number)
             while _alive() and time.monotonic() < deadline_s:
@@ -293,7 +296,7 @@ def main() -> None:
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     for inherited in (spec["lifeline_fd"], spec["verdict_fd"]):
         os.set_inheritable(inherited, False)
-    verdict = Coordinator(read_node_plan(Path(spec["run_dir"])), spec["lifeline_fd"]).run()
+    verdict = Coordinator(read_plan(Path(spec["run_dir"]) / PLAN_FILE), spec["lifeline_fd"]).run()
     with suppress(BrokenPipeError):
         os.write(spec["verdict_fd"], json.dumps(verdict).encode())
 

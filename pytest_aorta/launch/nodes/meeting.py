@@ -1,7 +1,7 @@
 """What the nodes of a launch write for each other into the run folder, which is on a file system that they share.
 
-``nodes`` has the files of node 0's coordinator, and ``nodes/N`` those of the agent of node N, which is also the run folder
-of that node's ranks. Nothing is sent over the network: whoever may write the folder takes part in the launch.
+``nodes`` has the files of node 0's coordinator, and ``nodes/N`` those of the agent of node N, which is also the run
+folder of that node's ranks. Nothing is sent over the network: whoever may write the folder takes part in the launch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TICK_S = 0.25
 _MAX_BYTES = 1 << 20
 
 
-class Hello(Model):
+class Hello(Model, frozen=True):
     """The introduction of a node.
 
     Attributes:
@@ -52,7 +52,7 @@ class Orders(StrEnum):
     STOP = "stop"
 
 
-class Heartbeat(Model):
+class Heartbeat(Model, frozen=True):
     """A sign of life.
 
     Attributes:
@@ -64,7 +64,7 @@ class Heartbeat(Model):
     orders: Orders = Orders.WAIT
 
 
-class NodeVerdict(Model):
+class NodeVerdict(Model, frozen=True):
     """The end of one node's part of a launch.
 
     Attributes:
@@ -94,7 +94,7 @@ def read(folder: Path, kind: type[Record]) -> Record | None:
 
 
 def _file(folder: Path, kind: type) -> Path:
-    return folder / f"{kind.__name__.lower()}.json"
+    return folder / f"{kind.__name__.removeprefix('Node').lower()}.json"
 
 
 class Heart:
