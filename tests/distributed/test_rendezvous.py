@@ -31,7 +31,7 @@ while not Path(sys.argv[1]).exists():
 """
 LISTENING = "0A"
 # Starts the node agents on one host; each host has leases of its own.
-EACH = 'for rank in 0 1; do AORTA_NODE_RANK=$rank AORTA_LEASE_DIR=leases$rank "$@" & done; wait'
+EACH = 'for rank in 0 1; do AORTA_NODE_RANK=$rank AORTA_LEASE_DIR=$PWD/leases$rank "$@" & done; wait'
 
 
 def listening_ports() -> set[str]:

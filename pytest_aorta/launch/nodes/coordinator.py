@@ -44,8 +44,8 @@ from pytest_aorta.result.evidence import log_tail
 from pytest_aorta.result.folder import AGENT_FILE, AGENT_LOG, NODES_FOLDER, PLAN_FILE, node_folder, rank_folders
 from pytest_aorta.result.outcome import EndReason
 
-# Once the launcher has ended, a node that is silent for this long has lost its agent.
-ENDED_S = 3.0
+# A node that is silent for this long has lost its agent if the launcher has ended, or another node has failed.
+ENDED_S = 5.0
 # Every node's guard stops its ranks within 15.5 s.
 STOP_S = 30.0
 TERM_S = 2.0
@@ -177,7 +177,7 @@ class Coordinator:
             present = ", ".join(node.name for node in self.nodes if node.hello)
             count = sum(node.hello is not None for node in self.nodes)
             there = f"{count} of {len(self.nodes)} nodes had an agent{present and ': '}{present}"
-            if self.launcher is not None and self.launcher_ended(ENDED_S) and count < len(self.nodes):
+            if self.launcher is not None and self.launcher_ended(2 * TICK_S) and count < len(self.nodes):
                 raise LauncherFailed(f"ended with {_exit_text(self.launcher.returncode)} when {there}")
             if time.monotonic() > deadline_s:
                 raise LauncherFailed(f"{self.plan.timeout_s:g} s after its start {there}")
@@ -205,7 +205,8 @@ class Coordinator:
 
     def look(self) -> None:
         """Read what the nodes have written."""
-        limit_s = ENDED_S if self.launcher_ended(ENDED_S) else LOST_S
+        is_ending = self.launcher_ended(0) or any(node.has_failed for node in self.nodes)
+        limit_s = ENDED_S if is_ending else LOST_S
         for node in self.nodes:
             node.look(limit_s)
 
@@ -218,17 +219,17 @@ class Coordinator:
 
     def judgement(self) -> tuple[EndReason, int | None, str]:
         """Return reason, exit code and detail of the first node that failed; lost nodes come first."""
-        failed = sorted((node for node in self.nodes if node.has_failed), key=lambda node: node.ended_s)
-        if lost := [node for node in failed if node.lost]:
-            # A launcher that has lost one agent ends the others by SIGTERM.
-            lost.sort(key=lambda node: node.verdict is not None)
+        # A launcher that has lost one agent ends the others by SIGTERM: those have left a verdict.
+        if lost := sorted((node for node in self.nodes if node.lost), key=lambda node: node.verdict is not None):
             return EndReason.NODE_LOST, None, "; ".join(node.lost for node in lost)
-        for node in failed:
-            if node.verdict:
-                outcome = node.verdict.outcome
-                detail = outcome.detail and f"{node.name}: {outcome.detail}"
-                return outcome.reason, outcome.agent_status, detail
-        return EndReason.EXIT, 0, ""
+        failed = [(node, node.verdict.outcome) for node in self.nodes if node.has_failed and node.verdict]
+        if not failed:
+            return EndReason.EXIT, 0, ""
+        # Ranks of other nodes fail because of those that a lost guard has left.
+        node, outcome = min(failed, key=lambda pair: (pair[1].reason != EndReason.GUARD_LOST, pair[0].ended_s))
+        if outcome.reason == EndReason.GUARD_LOST:
+            return outcome.reason, None, f"{node.name}: {outcome.detail or 'its guard was killed'}"
+        return outcome.reason, outcome.agent_status, outcome.detail and f"{node.name}: {outcome.detail}"
 
     def await_end(self, deadline_s: float) -> None:
         """Wait until every node that takes part has ended its ranks or is silent."""
