@@ -24,7 +24,7 @@ from pytest_aorta.session.text import failed_checks_text
 from pytest_aorta.verdict.applicability import changed_settings, identity
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch
 from pytest_aorta.verdict.comparison import StoredComparison
-from pytest_aorta.verdict.noise.priors import default_variance
+from pytest_aorta.verdict.noise import default_variance
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import ReferenceKind, Verdicts
 
@@ -182,4 +182,4 @@ def _in_block(launch: Launch, label: str) -> LaunchFacts:
     """
     if launch.result.provenance is not None:
         return launch.facts
-    return replace(launch.facts, block=hashlib.sha256(label.encode()).hexdigest()[:12])
+    return launch.facts.replace(block=hashlib.sha256(label.encode()).hexdigest()[:12])

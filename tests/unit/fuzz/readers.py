@@ -27,6 +27,7 @@ from pytest_aorta.cli.history.export import openmetrics
 from pytest_aorta.cli.history.series import case_histories
 from pytest_aorta.cli.history.site.write import CasePage, chart_data
 from pytest_aorta.common.errors import AortaError
+from pytest_aorta.common.model import to_builtins
 from pytest_aorta.launch.guarded import _outcome
 from pytest_aorta.launch.lease.lease import bad_marks, holders
 from pytest_aorta.launch.lease.queue import BAD, ClaimFolder, takes_lock
@@ -49,9 +50,8 @@ from pytest_aorta.result.trace.transfers import CollectiveFacts
 from pytest_aorta.session.history.entries import parse_entry, read_history
 from pytest_aorta.session.search.log import SearchLog, SearchRequest
 from pytest_aorta.verdict.baseline import read_baseline_file
-from pytest_aorta.verdict.bitwise.operators import locate_operator
-from pytest_aorta.verdict.commit_search.probes import NextLaunch, Probe
-from pytest_aorta.verdict.commit_search.search import CommitSearch
+from pytest_aorta.verdict.bitwise import locate_operator
+from pytest_aorta.verdict.commit_search import CommitSearch, NextLaunch, Probe
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from tests.unit.builders import (
     ENDED_WELL,
@@ -179,7 +179,7 @@ def _read_result(data: bytes, folder: Path) -> None:
     file = folder / "result.json"
     file.write_bytes(data)
     result = read_result(file)
-    launch_facts(result).to_json()
+    to_builtins(launch_facts(result))
     result.to_json()
 
 
