@@ -17,10 +17,12 @@ fi
 
 last=0
 while :; do
-    for call in $(ls "$folder"); do # ls opens the folder anew, which a client of NFS needs to see new files
-        if [ "$call" -gt "$last" ]; then
-            last=$call
-            xargs --delimiter='\n' --arg-file="$folder/$call" env || echo "ended with exit code $?" >&2
+    # The shell opens the folder anew each time, without which a client of NFS would not see new files for a while.
+    for call in "$folder"/*; do
+        number=${call##*/}
+        if [ -e "$call" ] && [ "$number" -gt "$last" ]; then
+            last=$number
+            xargs --delimiter='\n' --arg-file="$call" env || echo "ended with exit code $?" >&2
         fi
     done
     sleep 1

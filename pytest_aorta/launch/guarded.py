@@ -204,26 +204,29 @@ def prepare_folder(plan: LaunchPlan) -> None:
 
     Over several nodes each node has a run folder of its own, to which the folders of its ranks are links.
     """
-    (plan.run_dir / RANKS_FOLDER).mkdir(parents=True)
-    if plan.world.device == "cuda":
-        (plan.run_dir / FLIGHT_FOLDER).mkdir(exist_ok=True)
-    is_shared = plan.world.nodes > 1 and plan.node is None
-    for node in range(plan.world.nodes) if is_shared else ():
-        _prepare_node(plan, node)
-    for rank in () if is_shared else plan.ranks_of(plan.node):
-        rank_folder(plan.run_dir, rank).mkdir()
+    if plan.node is None:
+        (plan.run_dir / RANKS_FOLDER).mkdir(parents=True)
+        if plan.world.device == "cuda":
+            (plan.run_dir / FLIGHT_FOLDER).mkdir()
+        if plan.world.nodes > 1:
+            _prepare_nodes(plan)
+        else:
+            for folder in rank_folders(plan.run_dir, plan.world.size):
+                folder.mkdir()
     write_json(plan.run_dir / PLAN_FILE, to_builtins(plan), durable=False)
 
 
-def _prepare_node(plan: LaunchPlan, node: int) -> None:
+def _prepare_nodes(plan: LaunchPlan) -> None:
     # The plan names programs, which nobody else may change.
     plan.run_dir.chmod(0o700)
-    folder, back = node_folder(plan.run_dir, node), Path("..")
-    folder.mkdir(parents=True)
-    for rank in plan.ranks_of(node):
-        rank_folder(plan.run_dir, rank).symlink_to(rank_folder(node_folder(back, node), rank))
-    if plan.world.device == "cuda":
-        (folder / FLIGHT_FOLDER).symlink_to(back / back / FLIGHT_FOLDER)
+    back = Path("..")
+    for node in range(plan.world.nodes):
+        folder = node_folder(plan.run_dir, node)
+        for rank in plan.ranks_of(node):
+            rank_folder(folder, rank).mkdir(parents=True)
+            rank_folder(plan.run_dir, rank).symlink_to(rank_folder(node_folder(back, node), rank))
+        if plan.world.device == "cuda":
+            (folder / FLIGHT_FOLDER).symlink_to(back / back / FLIGHT_FOLDER)
 
 
 def clear_scratch(run_dir: Path) -> None:

@@ -93,10 +93,10 @@ class LaunchPlan(LaunchRequest, frozen=True):
     node: int | None = None
     command: tuple[str, ...] = ()
 
-    def ranks_of(self, node: int | None) -> range:
-        """Return the ranks of a node; None: of all nodes."""
+    def ranks_of(self, node: int) -> range:
+        """Return the ranks of a node."""
         here = self.world.ranks_per_node
-        return range(self.world.size) if node is None else range(node * here, (node + 1) * here)
+        return range(node * here, (node + 1) * here)
 
     @property
     def title(self) -> str:

@@ -58,7 +58,6 @@ def verdict_of(plan: LaunchPlan, node: int) -> NodeVerdict:
 
 
 def test_ranks_folders_lead_to_those_of_the_nodes(plan):
-    rank_folder(node_folder(plan.run_dir, 1), 3).mkdir(parents=True)
     (rank_folder(plan.run_dir, 3) / "pid").write_text("7")
     assert (plan.run_dir / "nodes/1/ranks/3/pid").read_text() == "7"
 
@@ -68,8 +67,6 @@ def test_dumps_of_all_nodes_are_in_one_folder(tmp_path):
     prepare_folder(plan)
     (plan.run_dir / "nodes/1/flight/rank_1").touch()
     assert (plan.run_dir / "flight/rank_1").exists()
-    prepare_folder(replace(plan, run_dir=plan.run_dir / "nodes/1", node=1))
-    assert (plan.run_dir / "ranks/1").is_dir()
 
 
 @pytest.mark.parametrize(
@@ -193,7 +190,7 @@ def test_stopped_node_starts_nothing(plan):
     write(plan.run_dir / "nodes", Heartbeat(1, Orders.STOP))
     take_part(plan.run_dir, 1)
     assert verdict_of(plan, 1).outcome.reason == EndReason.STOPPED
-    assert not (plan.run_dir / "nodes/1/ranks").exists()
+    assert not (plan.run_dir / "nodes/1/agent.log").exists()
 
 
 def test_second_agent_of_a_node_is_refused_for_all_to_see(plan):
