@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from pytest_aorta.common import variables
 from pytest_aorta.common.errors import AortaError, LaunchError, LeaseError
 from pytest_aorta.launch.guarded import GuardedLaunch
-from pytest_aorta.launch.lease.world import LeasedWorld, mark_survivors
+from pytest_aorta.launch.leases import LeasedWorld, mark_survivors
 from pytest_aorta.launch.nodes.meeting import (
     LOST_S,
     TICK_S,
@@ -33,7 +33,7 @@ from pytest_aorta.launch.nodes.meeting import (
     write,
 )
 from pytest_aorta.launch.readiness import is_readable
-from pytest_aorta.plan.gpus import visible_devices
+from pytest_aorta.plan.accelerators import visible_devices
 from pytest_aorta.plan.launch_plan import LaunchPlan, read_plan
 from pytest_aorta.result.folder import NODES_FOLDER, PLAN_FILE, node_folder
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome

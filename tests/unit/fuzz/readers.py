@@ -29,8 +29,7 @@ from pytest_aorta.cli.history.site.write import CasePage, chart_data
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.launch.guarded import _outcome
-from pytest_aorta.launch.lease.lease import bad_marks, holders
-from pytest_aorta.launch.lease.queue import BAD, ClaimFolder, takes_lock
+from pytest_aorta.launch.leases import BAD, ClaimFolder, bad_marks, holders, takes_lock
 from pytest_aorta.launch.nodes.meeting import Heartbeat, Hello, NodeVerdict, read
 from pytest_aorta.plan.options.table import OPTIONS
 from pytest_aorta.plan.workload.adapter import Adapter, adapted, refuse_bad_adapter
@@ -192,7 +191,7 @@ def _read_ranks(data: bytes, folder: Path) -> None:
     launch_facts(collect_result(plan, ENDED_WELL))
 
 
-BASELINE = make_baseline(
+BASELINE = to_builtins(make_baseline(
     launches=stored(
         make_facts(
             exposed_ms={"all_gather": 1.0}, canary_ms={"gemm_ms": 1.0}, rank_lag_ms=[1.0, 0.0],
@@ -200,20 +199,20 @@ BASELINE = make_baseline(
             collectives={"all_gather": CollectiveFacts(2.0, 64.0, 3.0, [1.0, 0.0], 1)},
         )
     )
-).to_json()  # fmt: skip
+))  # fmt: skip
 
 
 def _read_baseline(data: bytes, folder: Path) -> None:
     file = folder / "baseline.json"
     file.write_bytes(data)
     baseline = read_baseline_file(file)
-    json.dumps(baseline.to_json(), allow_nan=False)
+    json.dumps(to_builtins(baseline), allow_nan=False)
     for facts in baseline.center_launches:
         assert facts.device in ("cpu", "cuda")
         assert facts.moment_s > -(2**40)
     comparison = StoredComparison("case", BASELINE["config"], baseline, {}, default_priors, 3)
     for row in comparison.judge([make_facts()] * 3).rows:
-        row.to_json()
+        to_builtins(row)
 
 
 HISTORY = replace(make_entry(0, 10.0, 11.0), verdicts=(history_verdict(),)).to_json()
@@ -464,7 +463,7 @@ def _read_events(case: Any, folder: Path) -> None:
     json.dumps(asdict(found), allow_nan=False)
 
 
-OUTCOME = asdict(LaunchOutcome(EndReason.EXIT, 0, (5,), (), 1.0)) | {"stopped": [5], "survivors": []}
+OUTCOME = to_builtins(LaunchOutcome(EndReason.EXIT, 0, (5,), (), 1.0)) | {"stopped": [5], "survivors": []}
 NODE_FILES = [
     (Hello, {"host": "b", "versions": {"torch": "2.11.0"}}),
     (Heartbeat, {"count": 3, "orders": "run"}),
