@@ -8,7 +8,7 @@ import sys
 
 import torch
 
-from pytest_aorta.plan.workload.environment import CPU_KERNELS, cpu_field, is_allowed
+from pytest_aorta.plan.workload.command import CPU_KERNELS, cpu_field, is_allowed
 from pytest_aorta.worker.hashing import keys
 
 # Tool ids of sys.monitoring, which exists from Python 3.12 on.

@@ -11,8 +11,7 @@ import torch
 
 from pytest_aorta.common import variables
 from pytest_aorta.plan.device_kind import DeviceKind
-from pytest_aorta.plan.workload.adapter import FIRST, Adapter, adapted
-from pytest_aorta.plan.workload.logs import read_records
+from pytest_aorta.plan.workload.adapter import FIRST, Adapter, adapted, read_records
 from pytest_aorta.result.folder import OUTPUT_LOG
 from pytest_aorta.result.measurements import RankResult
 from pytest_aorta.worker.environment import environment_facts
