@@ -117,7 +117,7 @@ def command_line(command: Command, config: Mapping[str, Any], *, folder: Path, r
         *(("args", text) for text in args),
         *((f"environment.{name}", environment[name]) for name in environment),
     ]:
-        if not is_passable(text):
+        if not _is_passable(text):
             raise SpecError(
                 f"{folder / 'default.yaml'}: command.{where}: got {brief(ascii(text))}, allowed is text without NUL "
                 f"characters and lone surrogates"
@@ -131,7 +131,7 @@ def check_command(command: Command, yaml: Path, properties: Collection[str]) -> 
     Raises:
         SpecError: A name can't be filled in, a variable is the launcher's own, or the script does not exist.
     """
-    refuse_variables(f"{yaml}: command.environment", command.environment)
+    _refuse_variables(f"{yaml}: command.environment", command.environment)
     refuse_unknown_names(f"{yaml}: command", texts_of(structs.asdict(command)), properties)
     for entry in command.args:
         if isinstance(entry, WhenTrue) and entry.when not in properties:
@@ -153,7 +153,7 @@ def filled(text: str, values: Mapping[str, Any]) -> str:
     return _NAME.sub(value_of, text)
 
 
-def is_passable(text: str) -> bool:
+def _is_passable(text: str) -> bool:
     """Return whether ``text`` can be passed to a process as an argument or a variable."""
     try:
         return b"\0" not in text.encode("utf-8")
@@ -161,7 +161,7 @@ def is_passable(text: str) -> bool:
         return False
 
 
-def refuse_variables(where: str, names: Iterable[str]) -> None:
+def _refuse_variables(where: str, names: Iterable[str]) -> None:
     """Check that a command sets none of the launcher's variables; ``where`` starts the message.
 
     Raises:
@@ -234,7 +234,7 @@ def check_environment(where: str, environment: object) -> None:
         replaced = ", ".join(f"{_REPLACED[name]} for {name}" for name in unread)
         raise SpecError(f"{where}: {ENVIRONMENT_KEY}: got {unread}, which RCCL does not read; set {replaced}")
     for name, value in environment.items():
-        if not isinstance(value, str) or not is_passable(value):
+        if not isinstance(value, str) or not _is_passable(value):
             raise SpecError(
                 f"{where}: {ENVIRONMENT_KEY}.{name}: got {brief(ascii(value))}, allowed is text without NUL "
                 f"characters and lone surrogates"

@@ -517,9 +517,7 @@ def test_interpreter_that_can_not_be_run_is_reported(opener, project):
         opener("python:/absent/python").open()
     broken = write(project / "python", "#!/bin/sh\necho no such option >&2\nexit 2\n")
     broken.chmod(0o755)
-    with pytest.raises(
-        SpecError, match=r"not an interpreter with this version of pytest-aorta: no such option"
-    ):
+    with pytest.raises(SpecError, match=r"not an interpreter with this version of pytest-aorta: no such option"):
         opener("python:python").open()
 
 
