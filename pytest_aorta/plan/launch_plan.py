@@ -14,9 +14,8 @@ from pytest_aorta.plan.options.values import LauncherKind
 from pytest_aorta.plan.profiler import WRAPPED_STRAGGLER_S, WRAPPERS, ProfilerSchedule
 from pytest_aorta.plan.reference import AnyReference
 from pytest_aorta.plan.workload.adapter import Adapter
-from pytest_aorta.plan.workload.command import CommandLine, command_line
+from pytest_aorta.plan.workload.command import ENVIRONMENT_KEY, CommandLine, command_line
 from pytest_aorta.plan.workload.declaration import WorkloadSpec, filled_adapter, resolve_config
-from pytest_aorta.plan.workload.environment import ENVIRONMENT_KEY
 from pytest_aorta.plan.world import World
 
 

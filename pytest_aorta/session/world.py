@@ -23,8 +23,8 @@ from pytest_aorta.plan.options.run import Options
 from pytest_aorta.plan.options.values import LauncherKind
 from pytest_aorta.plan.profiler import TORCH, WRAPPERS
 from pytest_aorta.plan.reference import AnyReference, References
+from pytest_aorta.plan.workload.command import ENVIRONMENT_KEY, check_environment
 from pytest_aorta.plan.workload.declaration import default_config, find_workload, resolve_config
-from pytest_aorta.plan.workload.environment import ENVIRONMENT_KEY, check_environment
 from pytest_aorta.plan.world import ALL_DEVICES, World
 from pytest_aorta.result.diagnosis.launch import launch_failure
 from pytest_aorta.result.measurements import LaunchRecord, WorkloadResult

@@ -32,8 +32,14 @@ from pytest_aorta.launch.guarded import _outcome
 from pytest_aorta.launch.leases import BAD, ClaimFolder, bad_marks, holders, takes_lock
 from pytest_aorta.launch.nodes.meeting import Heartbeat, Hello, NodeVerdict, read
 from pytest_aorta.plan.options.table import OPTIONS
-from pytest_aorta.plan.workload.adapter import Adapter, adapted, refuse_bad_adapter
-from pytest_aorta.plan.workload.logs import TORCHTITAN_PATTERN, log_records, read_records
+from pytest_aorta.plan.workload.adapter import (
+    TORCHTITAN_PATTERN,
+    Adapter,
+    adapted,
+    log_records,
+    read_records,
+    refuse_bad_adapter,
+)
 from pytest_aorta.plugin.read_markers import read_markers
 from pytest_aorta.result.diagnosis.launch import launch_failure
 from pytest_aorta.result.facts import launch_facts

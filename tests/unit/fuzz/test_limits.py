@@ -18,9 +18,8 @@ from pytest_aorta.common.documents import UnreadableFile, read_bytes
 from pytest_aorta.common.errors import AortaError, BaselineError, ResultError, SpecError
 from pytest_aorta.launch.guarded import _outcome
 from pytest_aorta.plan.options.table import OPTIONS
-from pytest_aorta.plan.workload.command import Command, command_line
-from pytest_aorta.plan.workload.environment import check_environment
-from pytest_aorta.plan.workload.logs import TORCHTITAN_PATTERN, log_records
+from pytest_aorta.plan.workload.adapter import TORCHTITAN_PATTERN, log_records
+from pytest_aorta.plan.workload.command import Command, check_environment, command_line
 from pytest_aorta.result.diagnosis.launch import launch_failure
 from pytest_aorta.result.flight import MAX_OPCODES, flight_verdict, refusal
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome
