@@ -56,11 +56,10 @@ def decode(content: bytes | str, kind: type[T], name: str) -> T:
             The message names the source, the key, what was given and what is allowed.
     """
     try:
-        value = msgspec.json.decode(content, type=kind)
-        json.loads(content, object_pairs_hook=_unique_keys)  # msgspec keeps the last of two equal keys
-        return value
+        document = json.loads(content, object_pairs_hook=_unique_keys)  # msgspec keeps the last of two equal keys
+        return msgspec.json.decode(content, type=kind)
     except msgspec.ValidationError as error:
-        raise UnreadableFile(f"{name}: {_worded(str(error), json.loads(content), kind)}") from None
+        raise UnreadableFile(f"{name}: {_worded(str(error), document, kind)}") from None
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise UnreadableFile(f"{name}: not valid JSON: {error}") from None
 
