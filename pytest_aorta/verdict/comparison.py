@@ -206,9 +206,9 @@ class StoredComparison(_Comparison):
 
     def _of_families(self, row: Row, tolerance: float) -> Verdict:
         assert self.baseline is not None
-        return verdict_of(
-            row, judged_stored(row.metric, row.launches, self.baseline, tolerance, self.max_launches), STALE
-        )
+        judged = judged_stored(row.metric, row.launches, self.baseline, tolerance, self.max_launches)
+        # The estimates are those of all center launches, so the shown times are too.
+        return verdict_of(replace(row, others=self._center), judged, STALE)
 
     def _decide(self, row: Row) -> _Decided | None:
         metric, tolerance = row.metric, row.tolerance

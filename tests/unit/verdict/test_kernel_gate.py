@@ -64,6 +64,15 @@ def check(candidates, baseline=BASELINE, max_launches=None):
     ]
 
 
+def test_shown_baseline_is_that_of_the_estimate_and_counts_launches_with_a_late_host():
+    center = launches(4, 0)
+    late = [replace(one, metrics={"kernel_ms_as_run": 8.0}, kernels=slower("nvjet_tst_NTT", 1.0)) for one in center]
+    mixed = [*center[:2], *late[2:]]
+    row = check(launches(1), make_baseline(launches=stored(*mixed)), max_launches=5)
+    [part] = [one for one in parts_of(METRIC, launches(1), mixed) if one.name == row.part]
+    assert row.baseline == part.median_ms(mixed) != part.median_ms(mixed[:2])
+
+
 def test_unchanged_kernels_pass_with_one_launch():
     row = check(launches(1), max_launches=5)
     assert (row.outcome, row.is_open) == (Outcome.PASS, False)
