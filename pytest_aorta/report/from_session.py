@@ -10,7 +10,7 @@ from pytest_aorta.common.errors import BaselineError
 from pytest_aorta.report.data import AB_REFERENCE, Case, Report, Test, read_launches
 from pytest_aorta.result.folder import RESULT_FILE
 from pytest_aorta.result.provenance import UTC_FORMAT
-from pytest_aorta.session.record import Compared, TestRecord
+from pytest_aorta.session.record import Comparison, Side, TestRecord
 from pytest_aorta.verdict.baseline import Baseline, read_baseline_file
 from pytest_aorta.verdict.verdicts import ReferenceKind
 
@@ -30,7 +30,7 @@ def session_report(records: Sequence[TestRecord], *, title: str, lost: Sequence[
         "baseline",
         tests,
         tuple(warnings),
-        num_launches=sum(record.num_launches for record in records),
+        num_launches=sum(len(record.launches) for record in records),
         num_failed_launches=sum(record.num_failed_launches for record in records),
     )
 
@@ -41,7 +41,7 @@ def reported(records: Sequence[TestRecord]) -> list[TestRecord]:
 
 
 def _test(record: TestRecord, warnings: list[str]) -> Test:
-    cases = tuple(_case(record, compared, warnings) for compared in record.compared)
+    cases = tuple(_case(record, comparison, warnings) for comparison in record.comparisons)
     reason = record.failure or record.lacked_devices or ""
     return Test(
         record.nodeid,
@@ -57,24 +57,24 @@ def _test(record: TestRecord, warnings: list[str]) -> Test:
     )
 
 
-def _case(record: TestRecord, compared: Compared, warnings: list[str]) -> Case:
+def _case(record: TestRecord, comparison: Comparison, warnings: list[str]) -> Case:
     sides = []
-    for folders in (compared.candidate, compared.reference):
-        launches, problems = read_launches([Path(folder) / RESULT_FILE for folder in folders])
+    for side in Side:
+        launches, problems = read_launches([Path(folder) / RESULT_FILE for folder in comparison.folders(side)])
         warnings += problems
         sides.append(launches)
-    verdicts = tuple(row for row in record.verdicts if row.case == compared.case)
-    name = compared.case.removeprefix(f"{record.nodeid}::")
+    verdicts = comparison.rows
+    name = comparison.case.removeprefix(f"{record.nodeid}::")
     # If the baseline belongs to another config, no verdict has a value of the baseline.
     is_compared = any(row.baseline is not None and row.reference.kind is ReferenceKind.BASELINE for row in verdicts)
-    baseline = _baseline(compared.baseline, warnings) if is_compared else None
+    baseline = _baseline(comparison.baseline, warnings) if is_compared else None
     versions = {row.reference.name for row in verdicts if row.is_by_ab}
     reference_name = f"{AB_REFERENCE} {' '.join(versions)}".rstrip()
     return Case(name, verdicts, sides[0], sides[1], baseline, reference_name)
 
 
-def _baseline(file: str | None, warnings: list[str]) -> Baseline | None:
-    if file is None:
+def _baseline(file: str, warnings: list[str]) -> Baseline | None:
+    if not file:
         return None
     try:
         return read_baseline_file(Path(file))

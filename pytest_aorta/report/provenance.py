@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.provenance import UNKNOWN, CodeVersion, version_text
-from pytest_aorta.session.history.entries import MeasuredLaunch, Side
 
 NOT_KNOWN = "unknown"
 _CPU = "CPU ranks"
@@ -22,26 +21,23 @@ def run_pairs(version: CodeVersion, command: Sequence[str]) -> list[tuple[str, s
     ]
 
 
-def provenance_pairs(launch: LaunchFacts | MeasuredLaunch, command: Sequence[str] = ()) -> list[tuple[str, str]]:
+def provenance_pairs(launch: LaunchFacts, command: Sequence[str] = ()) -> list[tuple[str, str]]:
     """Return what was measured, when, where and by which command, as pairs of a label and a value.
 
     The labels and their order are always the same, and a value that was not stored is "unknown".
 
     Args:
         launch: A launch of this run, of a result or of a baseline.
-        command: Words of the run's command line, for a ``MeasuredLaunch``, which has none.
+        command: Words of the run's command line, for a launch that has none.
     """
-    if isinstance(launch, LaunchFacts):
-        command, is_on_cpu = launch.command or command, launch.device == "cpu"
-        launch = MeasuredLaunch.of(launch, Side.CANDIDATE)
-    else:
-        is_on_cpu = launch.accelerator is None
-    commit, branch, words = run_pairs(CodeVersion(launch.commit, launch.branch, launch.dirty), command)
+    version = CodeVersion(launch.commit, launch.branch, launch.dirty)
+    commit, branch, words = run_pairs(version, launch.command or command)
+    device = _CPU if launch.device == "cpu" else str(launch.environment.get("device_name") or NOT_KNOWN)
     return [
         commit,
         branch,
-        ("measured", NOT_KNOWN if launch.measured_at == UNKNOWN.measured_at else launch.measured_at),
-        ("device", _CPU if is_on_cpu else launch.accelerator or NOT_KNOWN),
-        ("torch", launch.torch or NOT_KNOWN),
+        ("measured", NOT_KNOWN if launch.recorded_at == UNKNOWN.measured_at else launch.recorded_at),
+        ("device", device),
+        ("torch", str(launch.environment.get("torch") or NOT_KNOWN)),
         words,
     ]

@@ -27,7 +27,7 @@ from pytest_aorta.verdict.baseline import (
     read_baseline_file,
     write_baseline,
 )
-from pytest_aorta.verdict.comparison.stored import StoredComparison
+from pytest_aorta.verdict.comparison import StoredComparison
 from pytest_aorta.verdict.learning import (
     NewLaunches,
     detection_lines,

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from pytest_aorta.common.errors import AortaError, LaunchError, SpecError
 from pytest_aorta.common.files import create_numbered_folder, slug
@@ -24,7 +24,7 @@ from pytest_aorta.plan.launch_plan import LaunchPlan, LaunchRequest, NodeGroup, 
 from pytest_aorta.plan.options.run import Options
 from pytest_aorta.plan.options.values import LauncherKind
 from pytest_aorta.plan.profiler import TORCH, WRAPPERS
-from pytest_aorta.plan.reference import Reference, References
+from pytest_aorta.plan.reference import AnyReference, References
 from pytest_aorta.plan.workload.declaration import default_config
 from pytest_aorta.plan.world import ALL_DEVICES, Device, World
 from pytest_aorta.result.diagnosis.launch import launch_failure
@@ -147,8 +147,8 @@ class Launcher:
     def is_before(self, result: WorkloadResult, other: WorkloadResult) -> bool:
         """Return whether ``result`` was launched before ``other``; False unless both were launched by this test."""
         first, second = self.find(result), self.find(other)
-        order = list(self.launches)
-        return bool(first and second) and order.index(first.plan.run_dir) < order.index(second.plan.run_dir)
+        order = list(self.launches.values())
+        return first is not None and second is not None and order.index(first) < order.index(second)
 
     def require_ranks(self, workload: str, least: int) -> None:
         """End a test that asks for all GPUs of the run if a workload needs more ranks than these."""
@@ -156,7 +156,7 @@ class Launcher:
         if takes_all and self.world.size < least:
             self.test.lacks(f"workload {workload!r} needs at least {least} GPUs, {self.world.size} given")
 
-    def launch(self, request: LaunchRequest, version: Reference | None = None) -> Launch:
+    def launch(self, request: LaunchRequest, version: AnyReference | None = None) -> Launch:
         """Launch a request once, in the code under test or in another version.
 
         Raises:
@@ -187,7 +187,7 @@ class Launcher:
         self.launches[plan.run_dir] = launch = Launch(request, plan, outcome, result)
         return launch
 
-    def _refuse_several_nodes(self, version: Reference | None) -> None:
+    def _refuse_several_nodes(self, version: AnyReference | None) -> None:
         profiler = self.session.options.profiler
         if version is not None and self.world.nodes > 1:
             raise SpecError(
@@ -196,13 +196,13 @@ class Launcher:
         if profiler in WRAPPERS and self.world.nodes > 1:
             raise SpecError(f"--aorta-profiler={profiler}: wraps the ranks of this node only; use it with nodes=1")
 
-    def _plan(self, request: LaunchRequest, version: Reference | None, group: NodeGroup | None) -> LaunchPlan:
+    def _plan(self, request: LaunchRequest, version: AnyReference | None, group: NodeGroup | None) -> LaunchPlan:
         options, warm = self.session.options, self.spec.world.warm
         # A fork server can start ranks on its own host only.
         is_local = self.world.nodes == 1
         preferred = options.launcher if warm is None else _WARM[warm]
         return LaunchPlan(
-            **vars(request),
+            **asdict(request),
             world=self._leased.world(),
             timeout_s=self.timeout_s,
             run_dir=_new_run_folder(self._run_base, request.name),

@@ -1,7 +1,7 @@
 """What a test leaves: its launches and comparisons while it runs, then one frozen record.
 
-pytest sends the record with the test's report, even under xdist. The summary, the Markdown, JUnit's properties, the page
-and the history are functions of records.
+pytest sends the record with the test's report, even under xdist. The summary, the Markdown, JUnit's properties, the
+page and the history are functions of records.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Side(StrEnum):
     REFERENCE = "reference"
 
 
-class ComparedLaunch(Model):
+class ComparedLaunch(Model, frozen=True):
     """A launch of a comparison.
 
     Attributes:
@@ -51,7 +51,7 @@ class ComparedLaunch(Model):
     folder: str = ""
 
 
-class Comparison(Model):
+class Comparison(Model, frozen=True):
     """One comparison of a test, as far as it came.
 
     Attributes:
@@ -92,7 +92,7 @@ class Comparison(Model):
         return measured_values(launches) if launches else {}
 
 
-class LaunchNote(Model):
+class LaunchNote(Model, frozen=True):
     """A launch of a test.
 
     Attributes:
@@ -103,12 +103,12 @@ class LaunchNote(Model):
     """
 
     launcher: str = ""
-    times_s: dict[str, float] = {}
+    times_s: dict[str, float] = msgspec.field(default_factory=dict)
     has_result: bool = False
     traces: tuple[str, ...] = ()
 
 
-class TestRecord(Model):
+class TestRecord(Model, frozen=True):
     """One attempt of a test.
 
     Attributes:

@@ -12,8 +12,7 @@ from typing import TypeAlias, TypeVar
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.session.record import Side
-from pytest_aorta.verdict.comparison.paired import PairedComparison
-from pytest_aorta.verdict.comparison.stored import StoredComparison
+from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.metrics import METRICS, MetricKind
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Verdict, Verdicts
@@ -74,7 +73,9 @@ def in_pairs(
             candidate_first = (len(launches[Side.CANDIDATE]) % 2 == 0) is not reference_first
             for side in launches if candidate_first else reversed(launches):
                 launches[side].append((yield side))
-        verdicts = comparison.judge(*launches.values(), verdicts.decided if verdicts else None)
+        verdicts = comparison.judge(
+            launches[Side.CANDIDATE], launches[Side.REFERENCE], verdicts.decided if verdicts else None
+        )
     return verdicts
 
 

@@ -29,8 +29,7 @@ from pytest_aorta.verdict.baseline import Baseline, StoredLaunch, baseline_path,
 from pytest_aorta.verdict.bitwise.locate import difference_text, locate_first
 from pytest_aorta.verdict.bitwise.steps import STEP_METRICS, compare_steps, first_difference, from_first_step, split
 from pytest_aorta.verdict.commit_search.search import MAX_END_PAIRS
-from pytest_aorta.verdict.comparison.paired import PairedComparison
-from pytest_aorta.verdict.comparison.stored import StoredComparison
+from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.metrics import METRICS, check_compared
 from pytest_aorta.verdict.noise.priors import platform_priors
 from pytest_aorta.verdict.statistics.decision import Outcome
@@ -342,7 +341,9 @@ class WorkloadRunner:
         good = bisection.commits[0][:12]
         only = None if metric is None else [metric]
         pairs = PairedComparison(comparison.case, self._marked, priors, only, MAX_END_PAIRS, good)
-        launch, facts = self._launcher.find(result), comparison.launches[0].facts
+        facts, launch = comparison.launches[0].facts, self._launcher.find(result)
+        if launch is None:
+            raise SpecError(f"result of {result.workload!r}: not launched by this test, so no commit can be compared")
 
         def launched(number: int) -> LaunchFacts:
             return launch_facts(passed(self._launcher.launch(launch.request, bisection.commit(number)).result))
@@ -374,14 +375,18 @@ class WorkloadRunner:
         return found, structs.replace(comparison, launches=tuple(launches))
 
     def _concluded(
-        self, comparison: Comparison, verdicts: Verdicts, test: str = "", located: Located | None = None
+        self,
+        comparison: Comparison,
+        verdicts: Verdicts,
+        test: str = "",
+        located: tuple[WorkloadResult, WorkloadResult, int, bool] | None = None,
     ) -> Verdicts:
         """Add a comparison with its verdicts to the test, and fail the test on a failing verdict."""
         # Nothing is stored for an A/B comparison, so a metric that one side lacks always fails the test.
         fail_on = self._fail_on | {Outcome.MISSING} if comparison.kind is ReferenceKind.AB else self._fail_on
         failing, rows = verdicts.failing(fail_on), verdicts.rows
         if failing and self._are_expected(rows):
-            rows = tuple(replace(row, is_expected=row.outcome is Outcome.REGRESSION) for row in rows)
+            rows = tuple(structs.replace(row, is_expected=row.outcome is Outcome.REGRESSION) for row in rows)
         comparison = structs.replace(comparison, rows=(*comparison.rows, *rows), notes=verdicts.notes)
         self._test.compared(comparison)
         if failing and located:

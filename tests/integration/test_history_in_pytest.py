@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from pytest_aorta.session.history.entries import Side, read_history
+from pytest_aorta.session.history.entries import read_history
+from pytest_aorta.session.record import Side
 
 
 def kept(project):

@@ -9,7 +9,8 @@ from itertools import pairwise
 from statistics import median
 
 from pytest_aorta.common.errors import UsageError
-from pytest_aorta.session.history.entries import HistoryEntry, MeasuredLaunch, Side
+from pytest_aorta.session.history.entries import HistoryEntry, MeasuredLaunch
+from pytest_aorta.session.record import Side
 from pytest_aorta.verdict.metrics import METRICS
 from pytest_aorta.verdict.verdicts import ReferenceKind
 

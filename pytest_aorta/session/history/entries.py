@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.schema import violation
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.provenance import UTC_FORMAT
+from pytest_aorta.session.record import Side
 from pytest_aorta.verdict.metrics import Value, measured_values
 from pytest_aorta.verdict.verdicts import Verdict
 
@@ -24,13 +24,6 @@ SUFFIX = ".jsonl"
 MAX_FILE_BYTES = 64 << 20
 # A launch takes 0.5 kB, so this is some 500,000 launches.
 MAX_TOTAL_BYTES = 256 << 20
-
-
-class Side(StrEnum):
-    """A side of a comparison."""
-
-    CANDIDATE = "candidate"
-    REFERENCE = "reference"
 
 
 @dataclass(frozen=True)

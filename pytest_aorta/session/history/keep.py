@@ -14,8 +14,8 @@ from pytest_aorta.common.files import write_text
 from pytest_aorta.common.schema import violation
 from pytest_aorta.common.text import brief
 from pytest_aorta.plan.options.run import Options
-from pytest_aorta.session.history.entries import SCHEMA, SUFFIX, HistoryEntry, HistoryVerdict
-from pytest_aorta.session.record import Compared, TestRecord
+from pytest_aorta.session.history.entries import SCHEMA, SUFFIX, HistoryEntry, HistoryVerdict, MeasuredLaunch
+from pytest_aorta.session.record import Comparison, TestRecord
 from pytest_aorta.verdict.baseline import read_baseline
 from pytest_aorta.verdict.verdicts import ReferenceKind
 
@@ -65,29 +65,28 @@ def history_entries(records: Sequence[TestRecord], run: str, command: str, basel
             run=run,
             command=command,
             test=record.nodeid,
-            case=compared.case,
+            case=comparison.case,
             outcome=record.outcome,
-            platform=compared.platform,
-            workload=compared.workload,
-            revision=_revision(record, compared, baselines_dir),
-            launches=tuple(compared.launches),
-            verdicts=tuple(HistoryVerdict.of(row) for row in record.verdicts if row.case == compared.case),
+            platform=comparison.platform,
+            workload=comparison.workload,
+            revision=_revision(comparison, baselines_dir),
+            launches=tuple(MeasuredLaunch.of(launch.facts, launch.side) for launch in comparison.launches),
+            verdicts=tuple(map(HistoryVerdict.of, comparison.rows)),
         )
         for record in records
-        for compared in record.compared
+        for comparison in record.comparisons
     ]
 
 
-def _revision(record: TestRecord, compared: Compared, baselines_dir: Path) -> int | None:
+def _revision(comparison: Comparison, baselines_dir: Path) -> int | None:
     """Return the revision that the verdicts name, or that the launches of ``--update-baselines`` now belong to."""
-    named = (row.reference for row in record.verdicts if row.case == compared.case)
-    revisions = [reference.revision for reference in named if reference.kind is ReferenceKind.BASELINE]
+    revisions = [row.reference.revision for row in comparison.rows if row.reference.kind is ReferenceKind.BASELINE]
     if known := [revision for revision in revisions if revision is not None]:
         return known[0]
-    if not any(launches.baseline.case == compared.case for launches in record.new_launches):
+    if comparison.new is None:
         return None
     try:
-        baseline = read_baseline(baselines_dir, compared.platform, compared.case)
+        baseline = read_baseline(baselines_dir, comparison.platform, comparison.case)
     except BaselineError:  # reported when the baseline could not be written
         return None
     return None if baseline is None else baseline.revision

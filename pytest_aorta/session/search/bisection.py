@@ -13,7 +13,7 @@ from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.session.search.log import SearchLog, Skip, give
 from pytest_aorta.verdict.commit_search.probes import NextLaunch, Probe, SearchEnd, SearchOutcome
 from pytest_aorta.verdict.commit_search.search import CommitSearch
-from pytest_aorta.verdict.comparison.paired import PairedComparison
+from pytest_aorta.verdict.comparison import PairedComparison
 from pytest_aorta.verdict.verdicts import Verdicts
 
 # Errors that count as a commit that does not start.

@@ -20,7 +20,7 @@ from pytest_aorta.cli.history.export import metric_name, openmetrics
 from pytest_aorta.cli.history.links import template_of
 from pytest_aorta.cli.history.series import case_histories
 from pytest_aorta.cli.main import main
-from pytest_aorta.session.history.entries import Side
+from pytest_aorta.session.record import Side
 from pytest_aorta.verdict.metrics import METRICS
 from tests.unit.sample_history import (
     commit_of,

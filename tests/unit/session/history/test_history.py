@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.session.history import entries
-from pytest_aorta.session.history.entries import HistoryVerdict, MeasuredLaunch, Side, parse_entry, read_history
+from pytest_aorta.session.history.entries import HistoryVerdict, MeasuredLaunch, parse_entry, read_history
+from pytest_aorta.session.record import Side
 from pytest_aorta.session.history.keep import MAX_COMMAND, history_entries, keep_history
 from pytest_aorta.session.record import Compared, TestRecord
 from pytest_aorta.verdict.baseline import write_baseline
 from pytest_aorta.verdict.learning import NewLaunches
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import ReferenceKind, VerdictReference
-from tests.unit.builders import make_baseline, make_facts, make_options, make_verdict, stored
+from tests.unit.builders import make_baseline, make_facts, make_options, make_verdict, replace, stored
 from tests.unit.sample_history import entries_of, make_entry, make_history, write_history
 
 CASE = "tests/test_a.py::test_x::fsdp"
