@@ -36,7 +36,7 @@ from pytest_aorta.verdict.learning import (
     other_setting,
 )
 from pytest_aorta.verdict.metrics import METRICS, Direction, Tolerance, format_value, middle
-from pytest_aorta.verdict.noise.priors import blocks, platform_priors
+from pytest_aorta.verdict.noise import blocks, platform_priors
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import ReferenceKind, Verdicts
 

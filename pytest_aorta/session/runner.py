@@ -26,12 +26,12 @@ from pytest_aorta.session.text import comparison_text, failed_checks_text
 from pytest_aorta.session.world import DistributedWorld, check_result
 from pytest_aorta.verdict.applicability import identity
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch, baseline_path, read_baseline, read_baseline_file
-from pytest_aorta.verdict.bitwise.locate import difference_text, locate_first
-from pytest_aorta.verdict.bitwise.steps import STEP_METRICS, compare_steps, first_difference, from_first_step, split
-from pytest_aorta.verdict.commit_search.search import MAX_END_PAIRS
+from pytest_aorta.verdict.bitwise import difference_text, locate_first
+from pytest_aorta.verdict.bitwise import STEP_METRICS, compare_steps, first_difference, from_first_step, split
+from pytest_aorta.verdict.commit_search import MAX_END_PAIRS
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.metrics import METRICS, check_compared
-from pytest_aorta.verdict.noise.priors import platform_priors
+from pytest_aorta.verdict.noise import platform_priors
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import ReferenceKind, Verdict, Verdicts
 
