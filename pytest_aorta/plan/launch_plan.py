@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.common.errors import SpecError
-from pytest_aorta.plan.options.values import LauncherKind
+from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.profiler import WRAPPED_STRAGGLER_S, WRAPPERS, ProfilerSchedule
 from pytest_aorta.plan.reference import Reference
 from pytest_aorta.plan.workload.adapter import Adapter

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_aorta.common.errors import DevicesUnavailable, SpecError, hide_frames
 from pytest_aorta.common.files import slug
-from pytest_aorta.plan.options.run import Options
+from pytest_aorta.plan.options import Options
 from pytest_aorta.plan.world import resolve_world
 from pytest_aorta.plugin.read_markers import check_unchanged, read_spec
 from pytest_aorta.session.record import TestRecord

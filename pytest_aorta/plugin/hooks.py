@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 
 from pytest_aorta.common.errors import AortaError
-from pytest_aorta.plan.options.run import Options
+from pytest_aorta.plan.options import Options
 from pytest_aorta.plan.profiler import check_profiler
 from pytest_aorta.plan.world import check_budget
 from pytest_aorta.plugin.markers import FIXTURE, MARKERS
@@ -57,7 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for text in MARKERS.values():
         config.addinivalue_line("markers", text)
     try:
-        options = replace(read_options(config), command=_command(config))
+        options = read_options(config, command=_command(config))
         run = Run(replace(options, unfinished=_unfinished(config, options)))
         if run.options.report is not None:
             from pytest_aorta.report.write import require_packages  # only for a run with a report
@@ -330,7 +330,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     from pytest_aorta.plugin.progress_line import open_line
 
     run = session.config.stash[RUN]
-    run.line = open_line(run.options.progress, session.config)
+    run.line = open_line(session.config)
     if hasattr(session.config, "workerinput"):
         return
     session.config.pluginmanager.register(Controller(run), "aorta-controller")

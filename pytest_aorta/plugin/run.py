@@ -14,7 +14,7 @@ import pytest
 
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.signals import terminable
-from pytest_aorta.plan.options.run import Options
+from pytest_aorta.plan.options import Options
 
 if TYPE_CHECKING:
     from pytest_aorta.plan.world import Device
@@ -69,7 +69,7 @@ class Run:
         """The visible GPUs; the driver is asked once, on first use."""
         from pytest_aorta.plan.gpus import visible_devices  # only a run that needs devices asks the driver
 
-        return visible_devices() if self.options.device != "cpu" else []
+        return visible_devices() if self.options.gpus != 0 else []
 
     @cached_property
     def session(self) -> Session:

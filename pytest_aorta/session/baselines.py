@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.text import counted
-from pytest_aorta.plan.options.run import Options
+from pytest_aorta.plan.options import Options
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.provenance import code_digest
 from pytest_aorta.session.record import TestRecord

@@ -12,7 +12,7 @@ from typing import Any
 
 from pytest_aorta.common.errors import BaselineError, ComparisonFailed, SpecError, WorkloadFailed
 from pytest_aorta.common.text import brief
-from pytest_aorta.plan.options.run import Options
+from pytest_aorta.plan.options import Options
 from pytest_aorta.plan.workload.declaration import find_workload
 from pytest_aorta.plan.workload.environment import ENVIRONMENT_KEY, case_suffix
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
@@ -308,17 +308,17 @@ class WorkloadRunner:
         launches = recording.launches(wanted, functools.partial(self._again, result, compared))
         priors = platform_priors(options.baselines_dir, result.platform, result.device, case)
         problems = objections(launches, marked, priors)
-        if problems and options.force_baseline is None:
+        if problems and options.recording.reason is None:
             raise BaselineError(noisy_baseline_text(case, problems))
         new = _new_baseline(case, self._record.nodeid, result, config, launches)
         if problems:
-            new = replace(new, forced={str(new.revision): str(options.force_baseline)})
+            new = replace(new, forced={str(new.revision): str(options.recording.reason)})
         # Comparing the baseline with itself shows metrics that are missing or differ between launches.
         verdicts = StoredComparison(case, config, new, marked, priors, len(launches)).judge(launches)
         failing = verdicts.failing({Outcome.MISSING})
         if failing:
             raise ComparisonFailed(comparison_text(failing, result, launches, None))
-        new_launches = NewLaunches(new, marked, identity(self._world.defaults(result)), options.reset_baselines)
+        new_launches = NewLaunches(new, marked, identity(self._world.defaults(result)), options.recording.replaces)
         # Merge now, so that launches that can't be added fail the test. They are merged again when the session ends,
         # since other sessions may have updated the baseline by then.
         stored = new_launches.merged(options.baselines_dir)

@@ -12,13 +12,16 @@ from pytest_aorta.launch.lease.world import LeasedWorld
 from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.launch.watch import StateLine
 from pytest_aorta.plan.gpus import visible_devices
-from pytest_aorta.plan.options.run import Options
+from pytest_aorta.plan.options import Options
 from pytest_aorta.plan.reference import References
 from pytest_aorta.plan.world import Device, World
 from pytest_aorta.session.record import TestRecord
 from pytest_aorta.session.runner import WorkloadRunner
 from pytest_aorta.session.spec import TestSpec
 from pytest_aorta.session.world import DistributedWorld, Launcher
+
+# How long a test waits for devices that other tests hold.
+DEVICES_WAIT_S = 1800.0
 
 MakeRunner: TypeAlias = Callable[[DistributedWorld, Options, TestSpec, TestRecord], WorkloadRunner]
 
@@ -43,7 +46,7 @@ class Session:
     @cached_property
     def devices(self) -> list[Device]:
         """Return the visible GPUs. They are looked up once, when first needed."""
-        return [] if self.options.device == "cpu" else visible_devices()
+        return [] if self.options.gpus == 0 else visible_devices()
 
     def close(self) -> None:
         """Stop the fork servers of warm launches and remove the worktrees of A/B references."""
@@ -58,14 +61,13 @@ class Session:
     ) -> Iterator[DistributedWorld]:
         """Lease devices and yield a world whose launches have folders below ``run_base``.
 
-        ``timed`` requests exclusive use of the host, unless the options share the host. Several nodes are always used
-        exclusively.
+        ``timed`` requests exclusive use of the host. Several nodes are always used exclusively.
         """
         leased = LeasedWorld(
             world,
             self.devices[: self.options.gpus],
-            exclusive=world.nodes > 1 or (timed and not self.options.share_host),
-            wait_s=self.options.lease_timeout_s,
+            exclusive=world.nodes > 1 or timed,
+            wait_s=DEVICES_WAIT_S,
             owner=record.nodeid,
         )
         try:

@@ -70,7 +70,7 @@ def _next_steps(failing: Sequence[Verdict], baseline: Path | None) -> list[str]:
     steps = []
     if baseline is not None and outcomes & {Outcome.REGRESSION, Outcome.IMPROVED}:
         steps.append(
-            "if the change is intended, run --update-baselines --aorta-reset-baselines and say why in the commit"
+            "if the change is intended, run --update-baselines --aorta-record=replace and say why in the commit"
         )
     if Outcome.INCONCLUSIVE in outcomes:
         steps.append("allow more launches (--aorta-max-launches=12), measure more steps, or widen the tolerance")
@@ -86,7 +86,7 @@ def noisy_baseline_text(case: str, problems: Sequence[str]) -> str:
         f"{case}: not recorded, because the launches are too noisy for a baseline:",
         *(f"  {problem}" for problem in problems),
     ]
-    return "\n".join([*lines, "  next: to record it nevertheless, give a reason: --aorta-force-baseline='the reason'"])
+    return "\n".join([*lines, "  next: to record it nevertheless, give a reason: --aorta-record='noisy:the reason'"])
 
 
 def finding_groups(record: TestRecord) -> list[list[Verdict]]:

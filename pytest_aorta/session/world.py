@@ -19,8 +19,7 @@ from pytest_aorta.launch.nodes.handover import node_group
 from pytest_aorta.launch.watch import LaunchWatch, StateLine
 from pytest_aorta.plan.device_kind import DeviceKind
 from pytest_aorta.plan.launch_plan import LaunchPlan, LaunchRequest, at_reference, limits_under
-from pytest_aorta.plan.options.run import Options
-from pytest_aorta.plan.options.values import LauncherKind
+from pytest_aorta.plan.options import LauncherKind, Options
 from pytest_aorta.plan.profiler import TORCH, WRAPPERS
 from pytest_aorta.plan.reference import Reference, References
 from pytest_aorta.plan.workload.declaration import default_config, find_workload, resolve_config

@@ -62,7 +62,7 @@ config: {steps: {type: integer, minimum: 2, default: 6, description: steps}}
 
 
 def aorta(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest_aorta.cli", "run", "--device=cpu", "--share-host", *arguments]
+    command = [sys.executable, "-m", "pytest_aorta.cli", "run", "--gpus=0", *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
 
 
@@ -131,7 +131,7 @@ def test_sigterm_leaves_no_process_and_keeps_what_is_done(tmp_path):
     write_logged(tmp_path, "time")
     script = tmp_path / "workloads" / "logged" / "train.py"
     script.write_text(script.read_text().replace("sleep(0.005)", "sleep(60)"))
-    command = [sys.executable, "-m", "pytest_aorta.cli", "run", "--device=cpu", "--share-host", "--workload", "logged"]
+    command = [sys.executable, "-m", "pytest_aorta.cli", "run", "--gpus=0", "--workload", "logged"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     pids: list[int] = []
     deadline_s = time.monotonic() + 150

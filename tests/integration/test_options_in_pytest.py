@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_aorta.plan.options.table import OPTIONS
+from pytest_aorta.plan.options import OPTIONS
 from pytest_aorta.verdict.metrics import METRICS
 
 

@@ -80,7 +80,7 @@ def test_throttled_launches_make_no_baseline_unless_forced(nvml, gpu):
         ["*not recorded, because the launches are too noisy for a baseline:", "*launch 1: GPU 0 throttled *"]
     )
     assert gpu.baseline_files() == []
-    gpu.run("--update-baselines", "--aorta-force-baseline=hot summer").assert_outcomes(passed=1)
+    gpu.run("--update-baselines", "--aorta-record=noisy:hot summer").assert_outcomes(passed=1)
     assert "GPU 0 throttled" in gpu.baseline_files()[0].read_text()
 
 

@@ -17,7 +17,7 @@ from pytest_aorta.cli.report.pull_request import GITHUB, GITLAB, find_host
 from pytest_aorta.common.documents import read_bytes
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.text import emit
-from pytest_aorta.plan.options.values import integer_from
+from pytest_aorta.plan.options import integer_from
 from pytest_aorta.report.markdown import escaped
 
 FAIL, WARN = "fail", "warn"

@@ -27,7 +27,7 @@ from pytest_aorta.launch.guarded import start_watcher
 from pytest_aorta.launch.nodes.network import listen
 from pytest_aorta.launch.sweep import launch_ids
 from pytest_aorta.plan.launch_plan import LaunchPlan, Limits, NodeGroup
-from pytest_aorta.plan.options.run import Options
+from pytest_aorta.plan.options import Options
 from pytest_aorta.plan.profiler import ProfilerSchedule
 from pytest_aorta.plan.workload.declaration import WorkloadSpec
 from pytest_aorta.plan.world import Device, World

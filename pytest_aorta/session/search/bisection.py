@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from pytest_aorta.common.errors import AortaError, ComparisonFailed, LaunchError, ResultError, SpecError, WorkloadFailed
 from pytest_aorta.common.text import brief
-from pytest_aorta.plan.options.run import Options
+from pytest_aorta.plan.options import Options
 from pytest_aorta.plan.prepared import PreparedCommits, Setup
 from pytest_aorta.plan.reference import CommitReference
 from pytest_aorta.plan.workload.environment import ENVIRONMENT_KEY, case_suffix

@@ -96,7 +96,7 @@ def toy(tmp_path, monkeypatch):
 
 
 def run(*arguments: str, workload: str = "toy") -> int:
-    return cli.main(["run", "--workload", workload, "--device", "cpu", *arguments])
+    return cli.main(["run", "--workload", workload, "--gpus", "0", *arguments])
 
 
 def refused(capsys, *arguments: str, workload: str = "toy") -> str:
@@ -110,7 +110,7 @@ def refused(capsys, *arguments: str, workload: str = "toy") -> str:
 def test_result_has_the_command_line_that_launched_it(toy):
     assert run("--steps", "3") == 0
     found = read_result(toy.path / "results" / "toy" / "trial_0.json").provenance
-    assert found.command == ["aorta", "run", "--workload", "toy", "--device", "cpu", "--steps", "3"]
+    assert found.command == ["aorta", "run", "--workload", "toy", "--gpus", "0", "--steps", "3"]
 
 
 def test_each_trial_is_a_launch_and_a_valid_file(toy, capsys):
@@ -428,7 +428,7 @@ def test_check_of_no_file_launches_nothing(toy, capsys):
 
 def test_script_gets_its_arguments_and_a_folder_by_its_name(toy):
     (toy.path / "train.py").write_text("")
-    assert cli.main(["run", "--script", "train.py", "--device", "cpu", "--nproc", "1", "--", "--lr", "1"]) == 0
+    assert cli.main(["run", "--script", "train.py", "--gpus", "0", "--nproc", "1", "--", "--lr", "1"]) == 0
     assert (toy.plans[0].args, toy.plans[0].world.size) == (("--lr", "1"), 1)
     assert read_result(toy.path / "results/train/trial_0.json").config == {"args": ["--lr", "1"]}
 

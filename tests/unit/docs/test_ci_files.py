@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pytest_aorta.plan.options.table import OPTIONS
+from pytest_aorta.plan.options import OPTIONS
 from tests.integration.ci_runner import as_text, component
 
 ROOT = Path(__file__).parents[3]

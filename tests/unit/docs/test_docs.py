@@ -14,7 +14,7 @@ import yaml
 
 from pytest_aorta.cli.main import COMMANDS, main
 from pytest_aorta.cli.run import command as run_command
-from pytest_aorta.plan.options.table import OPTIONS
+from pytest_aorta.plan.options import OPTIONS
 from pytest_aorta.plan.workload.adapter import ADAPTER_SCHEMA
 from pytest_aorta.plan.workload.declaration import find_workload, workload_places
 from pytest_aorta.plugin.markers import MARKERS

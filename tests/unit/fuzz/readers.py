@@ -35,7 +35,7 @@ from pytest_aorta.launch.lease.queue import BAD, ClaimFolder, takes_lock
 from pytest_aorta.launch.nodes.handover import plan_from_json, plan_to_json
 from pytest_aorta.launch.nodes.node import NodeFailed, admitted
 from pytest_aorta.launch.nodes.wire import WireError, encode, parse_message
-from pytest_aorta.plan.options.table import OPTIONS
+from pytest_aorta.plan.options import OPTIONS
 from pytest_aorta.plan.workload.adapter import Adapter, adapted, refuse_bad_adapter
 from pytest_aorta.plan.workload.command import command_line
 from pytest_aorta.plan.workload.declaration import (

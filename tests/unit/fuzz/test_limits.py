@@ -18,7 +18,7 @@ from pytest_aorta.common.errors import AortaError, BaselineError, ResultError, S
 from pytest_aorta.launch.guarded import _outcome
 from pytest_aorta.launch.nodes.node import NodeFailed, admitted
 from pytest_aorta.launch.nodes.wire import WireError
-from pytest_aorta.plan.options.table import OPTIONS
+from pytest_aorta.plan.options import OPTIONS
 from pytest_aorta.plan.workload.command import command_line
 from pytest_aorta.plan.workload.environment import check_environment
 from pytest_aorta.plan.workload.logs import TORCHTITAN_PATTERN, log_records

@@ -7,10 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_aorta.common.errors import SpecError
-from pytest_aorta.plan.options import run
-from pytest_aorta.plan.options.run import make_options
-from pytest_aorta.plan.options.table import OPTIONS
-from pytest_aorta.plan.options.values import FAIL_ON_NOTHING, FailOn
+from pytest_aorta.plan.options import FAIL_ON_NOTHING, OPTIONS, FailOn, make_options
 
 BY_NAME = {option.name: option for option in OPTIONS}
 VALUES = {

@@ -45,12 +45,11 @@ def test_test_that_takes_any_device_runs_on_cpu_ranks_where_no_gpu_is(options):
         (8, "any", {}, 4, "needs 8 GPUs, 4 given"),
         (4, "cuda", {"gpus": 2}, 4, "needs 4 GPUs, 2 given (--aorta-gpus=2)"),
         (2, "cuda", {"gpus": 0}, 4, "needs 2 GPUs, 0 given (--aorta-gpus=0)"),
-        (2, "cuda", {"device": "cpu"}, 4, "needs 2 GPUs, 0 given (--aorta-device=cpu)"),
+        (2, "cuda", {"gpus": 0}, 4, "needs 2 GPUs, 0 given (--aorta-gpus=0)"),
         (2, "cuda", {}, 0, "needs 2 GPUs, 0 given"),
         (1, "cuda", {}, 0, "needs 1 GPU, 0 given"),
         ("all", "cuda", {}, 0, "needs at least 1 GPU, 0 given"),
         (2, "any", {"device": "cuda"}, 0, "needs 2 GPUs, 0 given"),
-        (2, "cpu", {"device": "cuda"}, 4, "runs on CPU ranks only, and --aorta-device=cuda was given"),
         (2, "any", {"require_gpus": True}, 0, "needs GPUs, 0 given; CPU ranks are not allowed instead"),
     ],
 )
