@@ -180,6 +180,6 @@ def test_no_progress_is_shown_in_ci_or_beside_the_output_of_tests(slow):
 
 
 def test_without_a_terminal_nothing_is_written(slow):
-    result = slow.pytester.runpytest_subprocess("-p", "no:cacheprovider", "-o", "aorta_progress=on", timeout=150)
+    result = slow.pytester.runpytest_subprocess("-p", "no:cacheprovider", timeout=150)
     result.assert_outcomes(passed=1)
     assert "\x1b" not in result.stdout.str() + result.stderr.str()

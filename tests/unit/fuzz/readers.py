@@ -710,7 +710,7 @@ OPTION_TEXTS = st.text(max_size=20) | st.sampled_from(
 
 def _read_option(case: tuple[int, str], folder: Path) -> None:
     number, text = case
-    OPTIONS[number].parse(text, f"aorta_{OPTIONS[number].name}")
+    OPTIONS[number].read(text)
 
 
 MARKS_OF_TESTS = st.builds(
