@@ -24,7 +24,7 @@ from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.baseline import read_baseline_file
 from pytest_aorta.verdict.commit_search.probes import NextLaunch, Probe, SearchEnd, SearchOutcome
 from pytest_aorta.verdict.commit_search.search import MAX_END_PAIRS, CommitSearch
-from pytest_aorta.verdict.comparison.paired import PairedComparison
+from pytest_aorta.verdict.comparison import PairedComparison
 from pytest_aorta.verdict.metrics import Origin, Tolerance
 from pytest_aorta.verdict.noise.priors import blocks, platform_priors
 

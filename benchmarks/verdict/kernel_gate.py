@@ -21,8 +21,8 @@ from pathlib import Path
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.trace.profiled_steps import FamilyTime
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch
-from pytest_aorta.verdict.comparison.kernel_gate import MIN_FRACTION
-from pytest_aorta.verdict.comparison.stored import StoredComparison
+from pytest_aorta.verdict.comparison import StoredComparison
+from pytest_aorta.verdict.kernel_gate import MIN_FRACTION
 from pytest_aorta.verdict.metrics import parse_tolerances
 from pytest_aorta.verdict.noise.priors import default_variance
 from pytest_aorta.verdict.statistics.decision import Outcome

@@ -18,7 +18,7 @@ from pytest_aorta.result.trace.profiled_steps import CollectiveCalls, FamilyTime
 
 if TYPE_CHECKING:  # ranks import this module, and need no plan
     from pytest_aorta.plan.launch_plan import LaunchRequest
-    from pytest_aorta.plan.reference import Reference
+    from pytest_aorta.plan.reference import AnyReference
 
 SCHEMA_VERSION = 3
 # With fewer steps the 99th percentile is the largest or second-largest value.
@@ -170,7 +170,7 @@ class LaunchRecord:
     """
 
     request: LaunchRequest
-    reference: Reference | None
+    reference: AnyReference | None
     run_dir: Path
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+import msgspec
 
 from pytest_aorta.common.errors import ComparisonFailed, SpecError
 from pytest_aorta.common.text import did_you_mean
@@ -52,7 +54,9 @@ def _requirement(
         rows = record.verdicts[begin:]
         if not _have_regressed(rows, metrics, {Outcome.MISSING, *fail_on}):
             raise
-        record.verdicts[begin:] = [replace(row, is_expected=row.outcome is Outcome.REGRESSION) for row in rows]
+        record.verdicts[begin:] = [
+            msgspec.structs.replace(row, is_expected=row.outcome is Outcome.REGRESSION) for row in rows
+        ]
         found.text = str(failure)
     else:
         raise ComparisonFailed(_unmet_text(record.verdicts[begin:], metrics))

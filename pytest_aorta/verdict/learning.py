@@ -9,7 +9,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import msgspec
+
 from pytest_aorta.common.errors import BaselineError
+from pytest_aorta.common.model import to_builtins
 from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.growth import growth
@@ -25,8 +28,8 @@ from pytest_aorta.verdict.applicability import (
 )
 from pytest_aorta.verdict.baseline import MAX_LAUNCHES, Baseline, StoredLaunch, read_baseline
 from pytest_aorta.verdict.causes.explain import MEMORY_GROWTH, STEP_GROWTH
-from pytest_aorta.verdict.comparison.kernel_gate import detectable_of_step, is_within, noisy_parts
-from pytest_aorta.verdict.comparison.stored import MIN_LAUNCHES, StoredComparison
+from pytest_aorta.verdict.comparison import MIN_LAUNCHES, StoredComparison
+from pytest_aorta.verdict.kernel_gate import detectable_of_step, is_within, noisy_parts
 from pytest_aorta.verdict.metrics import METRICS, Direction, Metric, MetricKind, Origin, Tolerance
 from pytest_aorta.verdict.noise.priors import (
     Priors,
@@ -93,7 +96,7 @@ class NewLaunches:
         """Return plain JSON values."""
         return {
             "baseline": self.baseline.to_json(),
-            "marked": {name: tolerance.to_json() for name, tolerance in self.marked.items()},
+            "marked": to_builtins(self.marked),
             "defaults": dict(self.defaults),
             "fresh": self.fresh,
         }
@@ -101,7 +104,7 @@ class NewLaunches:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> NewLaunches:
         """Build the launches from the values of :meth:`to_json`."""
-        marked = {name: Tolerance.from_json(tolerance) for name, tolerance in data["marked"].items()}
+        marked = msgspec.convert(data["marked"], dict[str, Tolerance])
         return cls(Baseline.from_json(data["baseline"]), marked, data["defaults"], data["fresh"])
 
 

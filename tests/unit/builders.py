@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import FailOn, LauncherKind, Options, Recording
@@ -24,8 +27,16 @@ from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.statistics.variance import VarianceComponents
 from pytest_aorta.verdict.verdicts import Verdict
 
+T = TypeVar("T")
 H200 = "NVIDIA H200"
 ENDED_WELL = LaunchOutcome(EndReason.EXIT, 0, (), (), 1.5)
+
+
+def replace(value: T, /, **changes: Any) -> T:
+    """Return a copy of a frozen record, a struct or a dataclass, with other values."""
+    if isinstance(value, msgspec.Struct):
+        return msgspec.structs.replace(value, **changes)
+    return dataclasses.replace(value, **changes)  # type: ignore[type-var]
 
 
 def gpus(count: int, model: str = H200) -> list[Device]:
@@ -115,7 +126,8 @@ def stored(*facts: LaunchFacts, revision: int = 1, center: bool = True) -> tuple
 
 
 def make_verdict(outcome: Outcome, **changes: Any) -> Verdict:
-    return replace(Verdict("case", "step_time_p50", outcome, 1.0, 1.0, None, Tolerance(0.05)), **changes)
+    verdict = Verdict("case", "step_time_p50", outcome, 1.0, 1.0, None, Tolerance(0.05))
+    return replace(verdict, **changes)
 
 
 def make_baseline(**changes: Any) -> Baseline:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from pytest_aorta.result.facts import launch_facts
@@ -14,6 +14,7 @@ from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Missing, NotApplicable, ReferenceKind, Verdict, VerdictReference
 
 Bits: TypeAlias = Mapping[int, str | float]
+_EXACT, _REFERENCE = Tolerance(None, origin=Origin.COMPARE), VerdictReference(ReferenceKind.AB)
 
 
 @dataclass(frozen=True)
@@ -93,27 +94,28 @@ def first_difference(
 
 
 def _compare(case: str, row: StepMetric, candidate: WorkloadResult, reference: WorkloadResult, steps: int) -> Verdict:
-    exact, reference_kind = Tolerance(None, origin=Origin.COMPARE), VerdictReference(ReferenceKind.AB)
-    blank = Verdict(case, row.name, Outcome.MISSING, None, None, None, exact, reference_kind)
     here, there = row.bits(candidate), row.bits(reference)
+
+    def verdict(outcome: Outcome, detail: str, shown: int | None = None, **reason: Any) -> Verdict:
+        """Return a verdict that shows the values of step ``shown``."""
+        value, other = (None, None) if shown is None else (here[shown], there[shown])
+        return Verdict(case, row.name, outcome, value, other, None, _EXACT, _REFERENCE, detail=detail, **reason)
+
     for side, result, held in (("candidate", candidate, here), ("reference", reference, there)):
         if absent := [step for step in range(1, steps + 1) if step not in held]:
-            return replace(blank, missing=Missing.CANDIDATE_VALUE, detail=_absence(side, result, row, absent, steps))
+            detail = _absence(side, result, row, absent, steps)
+            return verdict(Outcome.MISSING, detail, missing=Missing.CANDIDATE_VALUE)
     if not (different := [step for step in range(1, steps + 1) if not _is_same(here[step], there[step])]):
-        same = f"all {steps} steps" if steps > 1 else "the step"
-        return replace(blank, outcome=Outcome.PASS, value=here[steps], baseline=there[steps], detail=same)
-    shown = replace(blank, value=here[different[0]], baseline=there[different[0]])
+        return verdict(Outcome.PASS, f"all {steps} steps" if steps > 1 else "the step", steps)
     facts, others = launch_facts(candidate), launch_facts(reference)
-    if detail := other_machine(facts, others, str(reference_kind)):
-        return shown.without_comparison(NotApplicable.ENVIRONMENT, detail)
-    detail = f"first in step {different[0]}, in {len(different)} of {steps} steps"
-    if settings := other_settings(facts, others):
-        detail += f"; {settings}"
+    if other := other_machine(facts, others, str(_REFERENCE)):
+        return verdict(Outcome.NOT_APPLICABLE, other, different[0], not_applicable=NotApplicable.ENVIRONMENT)
+    details = [f"first in step {different[0]}, in {len(different)} of {steps} steps", other_settings(facts, others)]
     if not all(result.environment.get("bitwise_reproducible", True) for result in (candidate, reference)):
-        detail += (
-            "; not bitwise reproducible here, so the difference may be chance: run both in their deterministic mode"
+        details.append(
+            "not bitwise reproducible here, so the difference may be chance: run both in their deterministic mode"
         )
-    return replace(shown, outcome=Outcome.REGRESSION, detail=detail)
+    return verdict(Outcome.REGRESSION, "; ".join(filter(None, details)), different[0])
 
 
 def _absence(side: str, result: WorkloadResult, row: StepMetric, absent: list[int], steps: int) -> str:

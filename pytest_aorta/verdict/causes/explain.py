@@ -12,7 +12,11 @@ from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.trace.breakdown import Part
 from pytest_aorta.verdict.applicability import changed_choice
 from pytest_aorta.verdict.causes.kernels import clearly_above, moved
+from pytest_aorta.verdict.causes.split import split_note
+from pytest_aorta.verdict.metrics import METRICS, MetricKind
+from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.statistics.variance import median_variance
+from pytest_aorta.verdict.verdicts import Verdict
 
 # The least difference in waiting time, as a fraction of the median step, that makes a rank the straggler. Ranks of
 # unchanged launches differ by up to 2% on 4 H200s, and by tens of percent on CPU ranks that share cores.
@@ -127,6 +131,18 @@ def _extra_compute_ms(launches: Sequence[LaunchFacts]) -> float:
     return median(launch.breakdown_ms.get(Part.STRAGGLER, 0.0) for launch in launches)
 
 
+def notes_on(
+    rows: Sequence[Verdict], launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], side: str
+) -> tuple[str, ...]:
+    """Return the notes on a comparison. A slow machine explains times, but no other metric."""
+    undecided_or_failed = (Outcome.REGRESSION, Outcome.INCONCLUSIVE)
+    are_times_in_question = any(
+        row.outcome in undecided_or_failed and METRICS[row.metric].kind is MetricKind.TIMING for row in rows
+    )
+    found = split_note(rows, launches, others) + notes(launches, others, side)
+    return tuple(found + (canary_notes(launches, others, side) if are_times_in_question else []))
+
+
 def notes(launches: Sequence[LaunchFacts], reference: Sequence[LaunchFacts], side: str) -> list[str]:
     """Return one line for each observation that helps to explain a verdict; ``side`` is the word for the reference."""
     found = []
@@ -222,7 +238,7 @@ _BY_EXPOSURE = ("overlap_ratio", "exposed_comm_ms")
 _BY_KERNELS = (*_BY_EXPOSURE, "step_time_p50", "step_time_p99", "step_time_mean", "step_time_tail5")
 
 
-def explanation(metric: str, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str:
+def cause_of(metric: str, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str:
     """Return text on the cause of a regression: the exposed collective, the kernels or the host; may be empty."""
     causes = [
         exposure(launches, others) if metric in _BY_EXPOSURE else "",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pytest_aorta.verdict.comparison.kernel_gate import of_family
+from pytest_aorta.verdict.kernel_gate import of_family
 from pytest_aorta.verdict.metrics import METRICS, Metric, MetricKind, Tolerance
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Verdict

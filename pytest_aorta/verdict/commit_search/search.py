@@ -27,7 +27,7 @@ from pytest_aorta.verdict.commit_search.probes import (
     differences_of,
     transformed,
 )
-from pytest_aorta.verdict.comparison.paired import PairedComparison
+from pytest_aorta.verdict.comparison import PairedComparison
 from pytest_aorta.verdict.metrics import METRICS, Metric
 from pytest_aorta.verdict.noise.priors import transformed_values
 from pytest_aorta.verdict.statistics.bisection import (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import re
 import shlex
-from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -27,7 +26,7 @@ from pytest_aorta.report.markdown import (
 from pytest_aorta.session.history.entries import MeasuredLaunch, Side
 from pytest_aorta.session.record import RETRIED, Compared, TestRecord
 from pytest_aorta.verdict.statistics.decision import Outcome
-from tests.unit.builders import make_facts, make_verdict
+from tests.unit.builders import make_facts, make_verdict, replace
 
 FAILED = TestRecord(
     "a.py::failed", [make_verdict(Outcome.REGRESSION, detail="a|b")], outcome="failed", failure="why <b>\n\n# x"

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from pytest_aorta.report.provenance import provenance_pairs
 from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.session.history.entries import MeasuredLaunch, Side
-from tests.unit.builders import make_facts, make_provenance, make_result
+from tests.unit.builders import make_facts, make_provenance, make_result, replace
 
 GPU = {"torch": "2.11.0", "device": "cuda", "device_name": "NVIDIA H200"}
 COMMAND = ["pytest", "-k", "two words"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import math
-from dataclasses import replace
 from statistics import geometric_mean
 
 import numpy as np
@@ -43,6 +42,7 @@ from tests.unit.builders import (
     make_facts,
     make_result,
     make_verdict,
+    replace,
     stored,
 )
 from tests.unit.sample_run import make_run

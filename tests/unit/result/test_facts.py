@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +8,7 @@ from pytest_aorta.common.schema import violation
 from pytest_aorta.result.facts import NUMERIC_ENVIRONMENT, SAMPLE_SIZE, LaunchFacts, launch_facts
 from pytest_aorta.result.trace.profiled_steps import HeadStart, StepOverlap
 from pytest_aorta.verdict.baseline import SCHEMA, Baseline
-from tests.unit.builders import make_baseline, make_provenance, make_result, stored
+from tests.unit.builders import make_baseline, make_provenance, make_result, replace, stored
 
 # Maxima over the ranks, step by step: 4, 2, 3, 5.
 TWO_RANKS = [[1.0, 2.0, 3.0, 5.0], [4.0, 1.0, 2.0, 1.0]]

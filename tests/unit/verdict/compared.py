@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from pytest_aorta.verdict.comparison.paired import PairedComparison
-from pytest_aorta.verdict.comparison.stored import StoredComparison
+from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Verdicts
-from tests.unit.builders import default_priors, launches_near, make_baseline, make_facts, stored
+from tests.unit.builders import default_priors, launches_near, make_baseline, make_facts, replace, stored
 
 CONFIG = make_baseline().config
 STABLE = make_baseline(launches=stored(*launches_near(10.0, 10)))

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ from pytest_aorta.verdict.baseline import (
     upgraded,
     write_baseline,
 )
-from tests.unit.builders import make_baseline, make_facts, stored
+from tests.unit.builders import make_baseline, make_facts, replace, stored
 
 VERSION_2 = Path(__file__).parent / "data/baseline_version_2.json"
 ANY_TEXT = st.text(st.characters(exclude_categories=()), min_size=1)

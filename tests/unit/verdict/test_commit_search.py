@@ -3,7 +3,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -13,11 +12,11 @@ from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.trace.profiled_steps import FamilyTime
 from pytest_aorta.verdict.commit_search.probes import NextLaunch, Probe, SearchEnd, SearchOutcome
 from pytest_aorta.verdict.commit_search.search import CONFIDENCE, MIN_PAIRS, CommitSearch
-from pytest_aorta.verdict.comparison.paired import PairedComparison
+from pytest_aorta.verdict.comparison import PairedComparison
 from pytest_aorta.verdict.metrics import Tolerance, parse_tolerances
 from pytest_aorta.verdict.statistics.confirmation import LOOKS
 from pytest_aorta.verdict.statistics.variance import VarianceComponents
-from tests.unit.builders import default_priors, make_facts, with_p50
+from tests.unit.builders import default_priors, make_facts, replace, with_p50
 from tests.unit.simulated import at_most
 
 Launch = Callable[[int], LaunchFacts]

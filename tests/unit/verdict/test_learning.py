@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pytest
 
@@ -9,7 +8,16 @@ from pytest_aorta.common.errors import BaselineError
 from pytest_aorta.verdict.baseline import MAX_LAUNCHES, Baseline, write_baseline
 from pytest_aorta.verdict.learning import detection_lines, launches_to_learn, merged, objections
 from pytest_aorta.verdict.metrics import Tolerance
-from tests.unit.builders import default_priors, launches_near, make_baseline, make_facts, on_cpu, stored, with_p50
+from tests.unit.builders import (
+    default_priors,
+    launches_near,
+    make_baseline,
+    make_facts,
+    on_cpu,
+    replace,
+    stored,
+    with_p50,
+)
 
 P50 = {"step_time_p50": Tolerance(0.05)}
 

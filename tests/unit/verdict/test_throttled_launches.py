@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from pytest_aorta.cli.run.trials import write_trial
@@ -14,8 +12,7 @@ from pytest_aorta.result.outcome import LaunchOutcome
 from pytest_aorta.result.reading import collect_result, read_result
 from pytest_aorta.verdict.baseline import read_baseline, write_baseline
 from pytest_aorta.verdict.causes.explain import notes
-from pytest_aorta.verdict.comparison.paired import PairedComparison
-from pytest_aorta.verdict.comparison.stored import StoredComparison
+from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.learning import objections
 from pytest_aorta.verdict.metrics import METRICS
 from pytest_aorta.verdict.statistics.decision import Outcome
@@ -28,6 +25,7 @@ from tests.unit.builders import (
     make_plan,
     make_result,
     rank_values,
+    replace,
     stored,
     with_p50,
     write_ranks,

@@ -12,7 +12,7 @@ from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.session.search.log import SearchLog, SearchRequest, Skip, give
 from pytest_aorta.verdict.commit_search.probes import NextLaunch, Probe, SearchEnd, SearchOutcome
 from pytest_aorta.verdict.commit_search.search import CommitSearch
-from pytest_aorta.verdict.comparison.paired import PairedComparison
+from pytest_aorta.verdict.comparison import PairedComparison
 from tests.unit.builders import default_priors, make_facts, with_p50
 
 COMMITS = tuple(f"{number:040x}" for number in range(9))

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from pytest_aorta.result.trace.profiled_steps import FamilyTime
 from pytest_aorta.result.trace.transfers import CollectiveFacts
 from pytest_aorta.verdict.causes.kernels import moved
-from pytest_aorta.verdict.comparison.paired import PairedComparison
-from pytest_aorta.verdict.comparison.stored import StoredComparison
+from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.statistics.decision import Outcome
-from tests.unit.builders import default_priors, launches_near, make_baseline, make_facts, on_cpu, stored, with_p50
+from tests.unit.builders import (
+    default_priors,
+    launches_near,
+    make_baseline,
+    make_facts,
+    on_cpu,
+    replace,
+    stored,
+    with_p50,
+)
 
 BEFORE = {
     "nvjet_tst_NTT": FamilyTime(5.0, 32),

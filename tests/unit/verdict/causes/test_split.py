@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -12,11 +11,10 @@ from hypothesis import strategies as st
 from pytest_aorta.result.trace.breakdown import Part
 from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.causes.split import Split, split
-from pytest_aorta.verdict.comparison.paired import PairedComparison
-from pytest_aorta.verdict.comparison.stored import StoredComparison
+from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Verdicts
-from tests.unit.builders import default_priors, launches_near, make_baseline, make_facts, stored
+from tests.unit.builders import default_priors, launches_near, make_baseline, make_facts, replace, stored
 
 USUAL = {"compute": 8.0, "straggler": 0.0, "exposed_comm": 1.0, "copy": 0.5, "idle": 0.5}
 CHANGED = {"compute": 10.0, "straggler": 8.1, "exposed_comm": 2.9, "copy": 0.5, "idle": 0.8}

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from pytest_aorta.verdict.baseline import baseline_path, read_baseline_file, write_baseline
-from pytest_aorta.verdict.comparison.stored import StoredComparison
+from pytest_aorta.verdict.comparison import StoredComparison
 from pytest_aorta.verdict.metrics import METRICS
 from pytest_aorta.verdict.noise import priors
 from pytest_aorta.verdict.noise.priors import (

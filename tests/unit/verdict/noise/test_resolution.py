@@ -11,7 +11,7 @@ import pytest
 
 from pytest_aorta.verdict.applicability import choose_tolerances
 from pytest_aorta.verdict.baseline import read_baseline_file
-from pytest_aorta.verdict.comparison.stored import StoredComparison
+from pytest_aorta.verdict.comparison import StoredComparison
 from pytest_aorta.verdict.learning import detection_lines
 from pytest_aorta.verdict.metrics import METRICS, Tolerance
 from pytest_aorta.verdict.noise.priors import platform_priors

@@ -7,7 +7,7 @@ import functools
 import pytest
 
 from pytest_aorta.common.errors import SpecError
-from pytest_aorta.verdict.comparison.paired import PairedComparison
+from pytest_aorta.verdict.comparison import PairedComparison
 from pytest_aorta.verdict.metrics import Tolerance
 from pytest_aorta.verdict.noise.priors import default_variance
 from pytest_aorta.verdict.statistics.decision import Outcome

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 import re
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -16,14 +15,13 @@ from pytest_aorta.result.trace.families import MAX_FAMILIES, MAX_NAME
 from pytest_aorta.result.trace.profiled_steps import Collective, FamilyTime
 from pytest_aorta.result.trace.transfers import CollectiveFacts
 from pytest_aorta.verdict.baseline import MAX_BYTES, MAX_LAUNCHES, read_baseline_file, write_baseline
-from pytest_aorta.verdict.comparison.kernel_gate import REST, STEP_PART, allowed_change, parts_of, step_down
-from pytest_aorta.verdict.comparison.paired import PairedComparison
-from pytest_aorta.verdict.comparison.stored import StoredComparison
+from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
+from pytest_aorta.verdict.kernel_gate import REST, STEP_PART, allowed_change, parts_of, step_down
 from pytest_aorta.verdict.learning import detection_lines, merged, objections
 from pytest_aorta.verdict.metrics import METRICS, parse_tolerances
 from pytest_aorta.verdict.statistics.decision import Decision, Outcome
 from pytest_aorta.verdict.verdicts import Missing
-from tests.unit.builders import default_priors, make_baseline, make_facts, on_cpu, stored
+from tests.unit.builders import default_priors, make_baseline, make_facts, on_cpu, replace, stored
 from tests.unit.simulated import at_most
 
 METRIC = METRICS["kernel_ms"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_aorta.result.facts import LaunchFacts
-from pytest_aorta.verdict.comparison.stored import StoredComparison
+from pytest_aorta.verdict.comparison import StoredComparison
 from pytest_aorta.verdict.metrics import METRICS, Tolerance
 from pytest_aorta.verdict.noise.priors import default_variance
 from pytest_aorta.verdict.statistics.decision import Outcome

@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import fsum
 from statistics import median
+from typing import TypeAlias
 
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.trace.families import OTHER, is_compute
@@ -29,6 +30,7 @@ from pytest_aorta.verdict.noise.priors import (
     transformed_by_revision,
     transformed_values,
 )
+from pytest_aorta.verdict.rows import Row
 from pytest_aorta.verdict.statistics.decision import Decision, Outcome
 from pytest_aorta.verdict.statistics.pairs import PAIR_FALSE_ALARM_RATE, decide_pairs
 from pytest_aorta.verdict.statistics.scale import Scale
@@ -88,16 +90,15 @@ class Judged:
         return self.decision.effect / self.allowed
 
 
-def compared_ms(facts: LaunchFacts) -> dict[str, float]:
-    """Return the time per step of each family of a launch, without communication and copies, in ms."""
-    return {family: ms for family, ms in facts.kernel_ms.items() if is_compute(family)}
+# Decides on a part at the part's false-alarm rate.
+Decide: TypeAlias = Callable[[Part, float], Decision]
 
 
 def parts_of(metric: Metric, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> list[Part]:
     """Return the quantities to compare: the large families that both sides run equally often, and the rest."""
     here, there = median_times(launches), median_times(others)
     step_ms = reference_step_ms(others)
-    common = set.intersection(*(set(compared_ms(facts)) for facts in (*launches, *others))) - {OTHER}
+    common = set.intersection(*(_families(facts) for facts in (*launches, *others))) - {OTHER}
     alone = [
         name
         for name in sorted(common)
@@ -123,10 +124,15 @@ def _time_of(name: str) -> Callable[[LaunchFacts], float | None]:
 
 def _time_of_others(alone: frozenset[str]) -> Callable[[LaunchFacts], float | None]:
     def measure(facts: LaunchFacts) -> float | None:
-        times = compared_ms(facts)
-        return fsum(ms for name, ms in times.items() if name not in alone) if times else None
+        families = _families(facts)
+        return fsum(facts.kernel_ms[name] for name in families - alone) if families else None
 
     return measure
+
+
+def _families(facts: LaunchFacts) -> set[str]:
+    """Return the families of a launch, without communication and copies."""
+    return {family for family in facts.kernels if is_compute(family)}
 
 
 def allowed_change(part: Part, tolerance: float, deviation: float) -> float:
@@ -142,11 +148,10 @@ def allowed_change(part: Part, tolerance: float, deviation: float) -> float:
     return min(max(min(of_own, of_step), RESOLVED_BY * deviation), of_own)
 
 
-def step_down(parts: Sequence[Part], rate: float, decide: Callable[[Part, float], Decision]) -> list[Decision]:
+def step_down(parts: Sequence[Part], rate: float, decide: Decide) -> list[Decision]:
     """Return a decision for each part; Holm's step-down procedure divides ``rate``, the false-alarm rate.
 
-    ``decide`` is called with a part and the part's rate. After r of m parts have regressed, all parts are tested again
-    at rate / (m - r), until no further part regresses.
+    After r of m parts have regressed, all parts are tested again at rate / (m - r), until no further part regresses.
     """
     num_regressed = 0
     while True:
@@ -157,47 +162,65 @@ def step_down(parts: Sequence[Part], rate: float, decide: Callable[[Part, float]
         num_regressed = found
 
 
-def judge_stored(
-    blank: Verdict,
-    metric: Metric,
-    launches: Sequence[LaunchFacts],
-    baseline: Baseline,
-    tolerance: float,
-    max_launches: int,
-) -> Verdict:
-    """Return the verdict on all families of launches of one session block, compared with a stored baseline."""
-    judged = _judged_stored(metric, launches, baseline, tolerance, max_launches)
-    return verdict_of(blank, judged, launches, baseline.center_launches)
-
-
-def is_within(metric: Metric, launches: Sequence[LaunchFacts], baseline: Baseline, tolerance: float) -> bool:
-    """Return whether no part changed by more than its allowed change, in either direction."""
-    judged = _judged_stored(metric, launches, baseline, tolerance, len(launches))
-    return all(abs(one.excess) <= 1 for one in judged)
-
-
-def _judged_stored(
+def judged_stored(
     metric: Metric, launches: Sequence[LaunchFacts], baseline: Baseline, tolerance: float, max_launches: int
 ) -> list[Judged]:
+    """Return the decision on each part of launches of one session block, compared with a stored baseline."""
     center = baseline.center_launches
     parts = parts_of(metric, launches, center)
-    estimates = estimates_of(parts, baseline)
     block = blocks([*center, *launches])[-1]
-    allowed = {part.name: _allowed_by(part, tolerance, estimates[part.name], block) for part in parts}
+    limits = _limits(parts, baseline, tolerance, block)
 
     def decide(part: Part, rate: float) -> Decision:
+        stored, allowed = limits[part.name]
+        values, most = _values(part, launches, center), max_launches
         return decide_stored(
-            _values(part, launches, center),
-            block,
-            estimates[part.name],
+            values, block, stored, allowed, max_launches=most, worse=1, relative=False, false_alarm_rate=rate
+        )
+
+    return _judged(parts, {name: allowed for name, (_, allowed) in limits.items()}, FALSE_ALARM_RATE, decide)
+
+
+def judged_pairs(
+    metric: Metric,
+    launches: Sequence[LaunchFacts],
+    others: Sequence[LaunchFacts],
+    tolerance: float,
+    within: Variance,
+    max_pairs: int,
+) -> list[Judged]:
+    """Return the decision on each part in pairs of launches; ``within`` is relative to a family's time."""
+    parts = parts_of(metric, launches, others)
+    deviation = math.sqrt(within.value)
+    allowed = {part.name: allowed_change(part, tolerance, part.fraction * deviation) for part in parts}
+
+    def decide(part: Part, rate: float) -> Decision:
+        here, there = (_values(part, side, others) for side in (launches, others))
+        # A part that the reference does not run has no variance of its own.
+        variance = Variance(within.value * max(part.fraction, MIN_FRACTION) ** 2, within.df)
+        differences = [value - other for value, other in zip(here, there, strict=True)]
+        return decide_pairs(
+            differences,
+            variance,
             allowed[part.name],
-            max_launches=max_launches,
+            max_pairs=max_pairs,
             worse=1,
             relative=False,
             false_alarm_rate=rate,
         )
 
-    return _judged(parts, allowed, FALSE_ALARM_RATE, decide)
+    return _judged(parts, allowed, PAIR_FALSE_ALARM_RATE, decide)
+
+
+def _judged(parts: Sequence[Part], allowed: Mapping[str, float], rate: float, decide: Decide) -> list[Judged]:
+    decisions = step_down(parts, rate, decide)
+    return [Judged(part, found, allowed[part.name]) for part, found in zip(parts, decisions, strict=True)]
+
+
+def is_within(metric: Metric, launches: Sequence[LaunchFacts], baseline: Baseline, tolerance: float) -> bool:
+    """Return whether no part changed by more than its allowed change, in either direction."""
+    judged = judged_stored(metric, launches, baseline, tolerance, len(launches))
+    return all(abs(one.excess) <= 1 for one in judged)
 
 
 def detectable_of_step(
@@ -208,27 +231,25 @@ def detectable_of_step(
     Other arguments are as in :func:`~pytest_aorta.verdict.statistics.stored.detectable`.
     """
     parts = parts_of(metric, baseline.center_launches, baseline.center_launches)
-    estimates = estimates_of(parts, baseline)
     return max(
         detectable(
-            estimates[part.name],
+            stored,
             block,
             num_launches,
-            tolerance=_allowed_by(part, tolerance, estimates[part.name], block),
+            tolerance=allowed,
             max_launches=max_launches,
             relative=False,
             false_alarm_rate=FALSE_ALARM_RATE / len(parts),
         )
-        for part in parts
+        for stored, allowed in _limits(parts, baseline, tolerance, block).values()
     )
 
 
 def noisy_parts(metric: Metric, launches: Sequence[LaunchFacts], tolerance: float) -> list[str]:
     """Return a line for each part whose time varies too much between launches for the part's own tolerance."""
     is_known = len(launches) > 1 and all(launch.kernels for launch in launches)
-    parts = parts_of(metric, launches, launches) if is_known else []
     found = []
-    for part in parts:
+    for part in parts_of(metric, launches, launches) if is_known else ():
         variance = observed([[_values(part, launches, launches)]]).within
         deviation, allowed = math.sqrt(variance.value), allowed_change(part, tolerance, math.inf)
         if RESOLVED_BY * deviation > allowed:
@@ -240,72 +261,30 @@ def noisy_parts(metric: Metric, launches: Sequence[LaunchFacts], tolerance: floa
     return found
 
 
-def _allowed_by(part: Part, tolerance: float, stored: Estimate, block: Hashable) -> float:
-    return allowed_change(part, tolerance, math.sqrt(stored.error(block, 1, stored.variance.within).value))
-
-
-def judge_pairs(
-    blank: Verdict,
-    metric: Metric,
-    candidates: Sequence[LaunchFacts],
-    references: Sequence[LaunchFacts],
-    tolerance: float,
-    variance: VarianceComponents,
-    max_pairs: int,
-) -> Verdict:
-    """Return the verdict on all families in pairs of launches; ``variance`` is relative to a family's time."""
-    parts = parts_of(metric, candidates, references)
-    allowed = {
-        part.name: allowed_change(part, tolerance, part.fraction * math.sqrt(variance.within.value)) for part in parts
-    }
-
-    def decide(part: Part, rate: float) -> Decision:
-        here, there = (_values(part, side, references) for side in (candidates, references))
-        # A part that the reference does not run has no variance of its own.
-        fraction = max(part.fraction, MIN_FRACTION)
-        return decide_pairs(
-            [value - other for value, other in zip(here, there, strict=True)],
-            Variance(variance.within.value * fraction**2, variance.within.df),
-            allowed[part.name],
-            max_pairs=max_pairs,
-            worse=1,
-            relative=False,
-            false_alarm_rate=rate,
-        )
-
-    judged = _judged(parts, allowed, PAIR_FALSE_ALARM_RATE, decide)
-    return verdict_of(blank, judged, candidates, references)
-
-
-def _judged(
-    parts: Sequence[Part], allowed: Mapping[str, float], rate: float, decide: Callable[[Part, float], Decision]
-) -> list[Judged]:
-    """Return each part with its decision, by :func:`step_down`, and its allowed change from ``allowed``."""
-    decisions = step_down(parts, rate, decide)
-    return [Judged(part, found, allowed[part.name]) for part, found in zip(parts, decisions, strict=True)]
-
-
 def _values(part: Part, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> list[float]:
     return [value or 0.0 for value in transformed_values(part.metric, launches, others)]
 
 
-def estimates_of(parts: Sequence[Part], baseline: Baseline) -> dict[str, Estimate]:
-    """Return the baseline estimate of each part.
+def _limits(
+    parts: Sequence[Part], baseline: Baseline, tolerance: float, block: Hashable
+) -> dict[str, tuple[Estimate, float]]:
+    """Return the baseline estimate of each part, and the part's allowed change, by name.
 
     Each part's variance is divided by the square of the part's time. The median over all parts is the prior, since the
     device's clock affects all parts.
     """
-    center = baseline.center_launches
+    center, found = baseline.center_launches, {}
     revisions = {part.name: transformed_by_revision(part.metric, baseline) for part in parts}
     prior = _relative_prior(parts, [observed(revisions[part.name]) for part in parts], center[-1].device)
-    return {
-        part.name: baseline_estimate(
+    for part in parts:
+        stored = baseline_estimate(
             transformed_by_block(part.metric, center, center),
             revisions[part.name],
             _times(prior, max(part.fraction, MIN_FRACTION) ** 2),
         )
-        for part in parts
-    }
+        deviation = math.sqrt(stored.error(block, 1, stored.variance.within).value)
+        found[part.name] = stored, allowed_change(part, tolerance, deviation)
+    return found
 
 
 def _relative_prior(parts: Sequence[Part], variances: Sequence[VarianceComponents], device: str) -> VarianceComponents:
@@ -325,49 +304,36 @@ def _times(variance: VarianceComponents, factor: float) -> VarianceComponents:
     return VarianceComponents(*(Variance(side.value * factor, side.df) for side in sides))
 
 
-def verdict_of(
-    blank: Verdict, judged: Sequence[Judged], launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]
-) -> Verdict:
-    """Return the verdict on all parts, with the time of the worst part before and after."""
-    outcome = _joined([one.decision.outcome for one in judged])
+def verdict_of(row: Row, judged: Sequence[Judged], stale: str = "") -> Verdict:
+    """Return the verdict on all parts, with the time of the worst part before and after.
+
+    The detail of an improvement ends with ``stale``.
+    """
+    # One regression fails the metric. Else a part that needs more launches keeps all of them open.
+    order = (Outcome.REGRESSION, None, Outcome.INCONCLUSIVE, Outcome.IMPROVED, Outcome.PASS)
+    outcome = min((one.decision.outcome for one in judged), key=order.index)
     deciding = [one for one in judged if one.decision.outcome is outcome]
     worst = max(deciding, key=lambda one: one.excess if outcome is Outcome.REGRESSION else abs(one.excess))
     part, decision = worst.part, worst.decision
-    row = replace(
-        blank,
-        outcome=outcome or Outcome.INCONCLUSIVE,
-        is_open=outcome is None,
-        value=part.median_ms(launches),
-        baseline=part.median_ms(others),
-        launches=decision.launches,
-        detail=_detail(worst, outcome, deciding, launches, others),
-        part=part.name,
-    )
-    if part.name == REST:
-        # The tolerance of the rest is a fraction of the step. Its own time can be 0, so it has no relative change.
-        return row
-    delta, low, high = (end / part.fraction for end in (decision.effect, decision.low, decision.high))
-    return replace(row, delta=delta, low=low, high=high)
-
-
-def _joined(outcomes: Sequence[Outcome | None]) -> Outcome | None:
-    """Return the outcome of all parts together; None if more launches are needed."""
-    order = (Outcome.REGRESSION, None, Outcome.INCONCLUSIVE, Outcome.IMPROVED, Outcome.PASS)
-    return next(outcome for outcome in order if outcome in outcomes)
-
-
-def _detail(
-    worst: Judged,
-    outcome: Outcome | None,
-    deciding: Sequence[Judged],
-    launches: Sequence[LaunchFacts],
-    others: Sequence[LaunchFacts],
-) -> str:
-    change, allowed = (format_change(value, Scale.OF_STEP) for value in (worst.decision.effect, worst.allowed))
-    parts = [f"{worst.part.name} {change}, {allowed.lstrip('+')} allowed"]
+    details = [f"{_changed(worst)}, {format_change(worst.allowed, Scale.OF_STEP).lstrip('+')} allowed"]
     if outcome is Outcome.REGRESSION:
         further = sorted((one for one in deciding if one is not worst), key=lambda one: -one.excess)
-        named = [f"{one.part.name} {format_change(one.decision.effect, Scale.OF_STEP)}" for one in further]
-        parts += [f"also {', '.join(named[:_MOST_NAMED])}"] if named else []
-        parts.append(moved(launches, others))
-    return "; ".join(filter(None, parts))
+        details += [f"also {', '.join(map(_changed, further[:_MOST_NAMED]))}"] if further else []
+        details.append(moved(row.launches, row.others))
+    elif outcome is Outcome.IMPROVED:
+        details.append(stale)
+    # The tolerance of the rest is a fraction of the step. Its own time can be 0, so it has no relative change.
+    ends = () if part.name == REST else (decision.effect, decision.low, decision.high)
+    return row.decided(
+        outcome,
+        "; ".join(filter(None, details)),
+        value=part.median_ms(row.launches),
+        baseline=part.median_ms(row.others),
+        launches=decision.launches,
+        part=part.name,
+        **dict(zip(("delta", "low", "high"), (end / part.fraction for end in ends), strict=False)),
+    )
+
+
+def _changed(judged: Judged) -> str:
+    return f"{judged.part.name} {format_change(judged.decision.effect, Scale.OF_STEP)}"
