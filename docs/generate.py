@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_aorta.common.schema import load_schema
-from pytest_aorta.plan.options.table import OPTIONS, Option
+from pytest_aorta.plan.options import OPTIONS, Option
 from pytest_aorta.plan.workload.declaration import WorkloadSpec, read_workload
 from pytest_aorta.plugin.markers import MARKERS
 from pytest_aorta.result.facts import LaunchFacts
@@ -48,17 +48,15 @@ def table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def options() -> str:
-    """Return the table of command line options: ini twin, values, default, meaning."""
+    """Return the table of command line options: ini key, default, meaning."""
     shown = (option for option in OPTIONS if not option.ini_only)
-    return table(
-        ("option", "ini", "values", "default", "meaning"), ((_flag(option), *_row(option)) for option in shown)
-    )
+    return table(("option", "ini", "default", "meaning"), ((_flag(option), *_row(option)) for option in shown))
 
 
 def ini_keys() -> str:
     """Return the table of ini keys without a command line option."""
     shown = (option for option in OPTIONS if option.ini_only)
-    return table(("ini", "values", "default", "meaning"), map(_row, shown))
+    return table(("ini", "default", "meaning"), map(_row, shown))
 
 
 def _flag(option: Option) -> str:
@@ -67,10 +65,8 @@ def _flag(option: Option) -> str:
 
 
 def _row(option: Option) -> tuple[str, ...]:
-    is_value = not option.is_switch and option.default is not None
-    default = f"`{option.shown_default}`" if is_value else option.shown_default
     meaning = re.sub(r"--[\w-]+(?==|$|[ :,])|python:PATH", r"`\g<0>`", option.help)
-    return f"`{option.ini}`", option.allowed, default, meaning
+    return f"`{option.key}`" if option.ini else "", option.shown_default, meaning
 
 
 def markers() -> str:

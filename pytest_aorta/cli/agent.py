@@ -9,7 +9,7 @@ import time
 from pytest_aorta.common.errors import UsageError
 from pytest_aorta.launch.nodes.agent import Agent, NodeZeroLost, read_token
 from pytest_aorta.launch.nodes.handover import node_rank
-from pytest_aorta.plan.options.values import integer_from, parse_endpoint
+from pytest_aorta.plan.options import integer_from, parse_endpoint
 
 POLL_S = 1.0
 

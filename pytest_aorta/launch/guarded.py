@@ -29,7 +29,7 @@ from pytest_aorta.launch.lease.queue import record_end, record_launch
 from pytest_aorta.launch.readiness import is_readable
 from pytest_aorta.launch.sweep import end_processes, is_stopped
 from pytest_aorta.plan.launch_plan import LaunchPlan
-from pytest_aorta.plan.options.values import LauncherKind
+from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.result.folder import (
     AGENT_LOG,
     ELASTIC_FOLDER,

@@ -232,4 +232,4 @@ def _unknown(variable: str, token: str, why: str) -> DevicesUnavailable:
 
 
 def _no_answer(source: str, error: Exception) -> DevicesUnavailable:
-    return DevicesUnavailable(f"{source} can't list the GPUs: {error}; repair the driver, or give --aorta-device=cpu")
+    return DevicesUnavailable(f"{source} can't list the GPUs: {error}; repair the driver, or give --aorta-gpus=0")

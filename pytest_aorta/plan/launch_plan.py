@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.model import Model, convert
-from pytest_aorta.plan.options.values import LauncherKind
+from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.profiler import WRAPPED_STRAGGLER_S, WRAPPERS, ProfilerSchedule
 from pytest_aorta.plan.reference import AnyReference
 from pytest_aorta.plan.workload.adapter import Adapter

@@ -20,7 +20,7 @@ from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.files import PACKAGE_ROOT, write_link
 from pytest_aorta.common.model import Model
 from pytest_aorta.common.programs import run_program
-from pytest_aorta.plan.options.values import PYTHON_PREFIX
+from pytest_aorta.plan.options import PYTHON_PREFIX
 from pytest_aorta.plan.workload.declaration import WorkloadSpec, package_folder, read_workload
 from pytest_aorta.plan.worktree import Worktree, commit_of, open_worktree
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.common.files import write_json, write_text
-from pytest_aorta.plan.options.run import Options
+from pytest_aorta.plan.options import Options
 from pytest_aorta.report.data import Report
 from pytest_aorta.report.from_session import reported, session_report
 from pytest_aorta.report.markdown import MAX_COMMENT_BYTES, RunFacts, markdown

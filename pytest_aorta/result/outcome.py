@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from pytest_aorta.common.regular import read_regular
-from pytest_aorta.plan.options.values import LauncherKind
+from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.result.folder import MARKS_FILE
 
 MAX_MARKS_BYTES = 4096

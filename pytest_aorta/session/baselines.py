@@ -11,7 +11,7 @@ from typing import Any
 
 from pytest_aorta.common.errors import AortaError, BaselineError, ComparisonFailed
 from pytest_aorta.common.text import counted
-from pytest_aorta.plan.options.run import Options
+from pytest_aorta.plan.options import Options
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.provenance import code_digest
 from pytest_aorta.session.record import ComparedLaunch, Comparison, Side, TestRecord
@@ -91,18 +91,18 @@ def learn(
     launches, note = yield from recorded(options, first, launches_to_learn(marked, facts, options.launches))
     priors = platform_priors(options.baselines_dir, first.platform, facts.device, case)
     problems = objections(launches, marked, priors)
-    if problems and options.force_baseline is None:
+    if problems and options.recording.reason is None:
         raise BaselineError(_noisy_text(case, problems))
     baseline = _with_launches(first, launches)
     if problems:
-        baseline = replace(baseline, forced={str(baseline.revision): str(options.force_baseline)})
+        baseline = replace(baseline, forced={str(baseline.revision): str(options.recording.reason)})
     # Comparing the baseline with itself shows metrics that are missing or differ between launches.
     verdicts = StoredComparison(case, first.config, baseline, marked, priors, len(launches)).judge(launches)
     if failing := verdicts.failing({Outcome.MISSING}):
         compared = tuple(ComparedLaunch(Side.CANDIDATE, launch) for launch in launches)
         recorded_now = Comparison(case, platform=first.platform, workload=first.workload, launches=compared)
         raise ComparisonFailed(comparison_text(recorded_now, failing))
-    new = NewLaunches(baseline, marked, defaults, options.reset_baselines)
+    new = NewLaunches(baseline, marked, defaults, options.recording.replaces)
     # Merge now, so that launches that can't be added fail the test. They are merged again when the session ends,
     # since other sessions may have updated the baseline by then.
     stored = new.merged(options.baselines_dir)
@@ -274,7 +274,7 @@ def _noisy_text(case: str, problems: Sequence[str]) -> str:
         f"{case}: not recorded, because the launches are too noisy for a baseline:",
         *(f"  {problem}" for problem in problems),
     ]
-    return "\n".join([*lines, "  next: to record it nevertheless, give a reason: --aorta-force-baseline='the reason'"])
+    return "\n".join([*lines, "  next: to record it nevertheless, give a reason: --aorta-record='noisy:the reason'"])
 
 
 def _change_lines(old: Baseline | None, new: Baseline) -> list[str]:

@@ -21,8 +21,7 @@ from pytest_aorta.launch.watch import LaunchWatch, StateLine
 from pytest_aorta.plan.device_kind import DeviceKind
 from pytest_aorta.plan.gpus import visible_devices
 from pytest_aorta.plan.launch_plan import LaunchPlan, LaunchRequest, NodeGroup, at_reference, limits_under
-from pytest_aorta.plan.options.run import Options
-from pytest_aorta.plan.options.values import LauncherKind
+from pytest_aorta.plan.options import LauncherKind, Options
 from pytest_aorta.plan.profiler import TORCH, WRAPPERS
 from pytest_aorta.plan.reference import AnyReference, References
 from pytest_aorta.plan.workload.declaration import default_config
@@ -36,6 +35,8 @@ from pytest_aorta.session.record import LaunchNote, RunningTest
 from pytest_aorta.session.search.bisection import Bisection
 from pytest_aorta.session.spec import TestSpec
 
+# How long a test waits for devices that other tests hold.
+DEVICES_WAIT_S = 1800.0
 _WARM = {True: LauncherKind.FORKSERVER, False: LauncherKind.TORCHRUN}
 
 
@@ -60,7 +61,7 @@ class Session:
     @cached_property
     def devices(self) -> list[Device]:
         """Return the visible GPUs. They are looked up once, when first needed."""
-        return [] if self.options.device == "cpu" else visible_devices()
+        return [] if self.options.gpus == 0 else visible_devices()
 
     def close(self) -> None:
         """Stop the fork servers of warm launches and remove the worktrees of A/B references."""
@@ -75,14 +76,13 @@ class Session:
     ) -> Iterator[Launcher]:
         """Yield the launcher of a test, whose launches have folders below ``run_base``; release its devices at the end.
 
-        ``timed`` requests exclusive use of the host, unless the options share the host. Several nodes are always used
-        exclusively.
+        ``timed`` requests exclusive use of the host. Several nodes are always used exclusively.
         """
         leased = LeasedWorld(
             world,
             self.devices[: self.options.gpus],
-            exclusive=world.nodes > 1 or (timed and not self.options.share_host),
-            wait_s=self.options.lease_timeout_s,
+            exclusive=world.nodes > 1 or timed,
+            wait_s=DEVICES_WAIT_S,
             owner=test.nodeid,
         )
         test.platform = world.platform

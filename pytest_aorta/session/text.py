@@ -60,7 +60,7 @@ def _next_steps(failing: Sequence[Verdict], baseline: str) -> list[str]:
     steps = []
     if baseline and outcomes & {Outcome.REGRESSION, Outcome.IMPROVED}:
         steps.append(
-            "if the change is intended, run --update-baselines --aorta-reset-baselines and say why in the commit"
+            "if the change is intended, run --update-baselines --aorta-record=replace and say why in the commit"
         )
     if Outcome.INCONCLUSIVE in outcomes:
         steps.append("allow more launches (--aorta-max-launches=12), measure more steps, or widen the tolerance")

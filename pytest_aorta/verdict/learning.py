@@ -135,7 +135,7 @@ def _refusal(case: str, found: Sequence[object], *, can_settle: bool) -> str:
         f"{case}: not added to the stored baseline, because it is not shown to be unchanged:",
         *(f"  {row}" for row in found),
         *([more] if can_settle else []),
-        "  next: if the change is intended, replace the baseline with --update-baselines --aorta-reset-baselines",
+        "  next: if the change is intended, replace the baseline with --update-baselines --aorta-record=replace",
     ]
     return "\n".join(lines)
 

@@ -23,7 +23,7 @@ from pytest_aorta.launch.guarded import launch
 from pytest_aorta.launch.lease.lease import holders
 from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.plan.launch_plan import LaunchPlan, Limits
-from pytest_aorta.plan.options.values import LauncherKind
+from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.workload.declaration import find_workload, resolve_config
 from pytest_aorta.plan.world import World
 from pytest_aorta.result.diagnosis.launch import launch_failure

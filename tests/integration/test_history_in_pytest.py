@@ -37,7 +37,7 @@ def test_each_run_adds_a_file_with_every_launch(learned):
 def test_ini_key_is_read_and_recorded_baselines_are_kept_with_their_revision(gpu):
     gpu.ini("aorta_history = history")
     gpu.plant(step_ms=[10.0, 10.01, 9.99])
-    for arguments in ([], ["--aorta-reset-baselines"]):
+    for arguments in ([], ["--aorta-record=replace"]):
         gpu.run("--update-baselines", "--aorta-launches=3", *arguments).assert_outcomes(passed=1)
     assert [(entry.revision, len(entry.launches), entry.verdicts) for entry in kept(gpu)] == [(1, 3, ()), (2, 3, ())]
 

@@ -100,7 +100,7 @@ def test_what_differs_from_the_baseline_is_not_added_to_it(learned, plant, line)
         [
             "E  *BaselineError: test_toy.py::test_one::toy: not added *, because it is not shown to be unchanged:",
             f"E  *{line}",
-            "E  *next: if the change is intended, replace the baseline with --update-baselines --aorta-reset-baselines",
+            "E  *next: if the change is intended, replace the baseline with --update-baselines --aorta-record=replace",
         ]
     )
     assert stored(learned) == before
@@ -108,7 +108,7 @@ def test_what_differs_from_the_baseline_is_not_added_to_it(learned, plant, line)
 
 def test_new_revision_replaces_the_center_and_keeps_old_launches_for_their_variance(learned):
     learned.plant(slowdown=1.2)
-    result = learned.run("--update-baselines", "--aorta-reset-baselines")
+    result = learned.run("--update-baselines", "--aorta-record=replace")
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(
         [
@@ -155,7 +155,7 @@ def test_noisy_launches_are_refused_with_their_noise_and_the_remedies(gpu):
         [
             "E  *BaselineError: test_toy.py::test_one::toy: not recorded, because the launches are too noisy for *",
             "E  *step_time_p50: standard deviation of launches is 18.*%, too large for a tolerance of 5*",
-            "E  *next: to record it nevertheless, give a reason: --aorta-force-baseline='the reason'",
+            "E  *next: to record it nevertheless, give a reason: --aorta-record='noisy:the reason'",
         ]
     )
     assert gpu.baseline_files() == []
@@ -183,14 +183,14 @@ def test_launches_with_an_outlier_a_drift_or_growth_are_refused(gpu, plant, line
 
 def test_noisy_launches_are_taken_by_force_and_the_reason_is_kept(gpu):
     gpu.plant(slowdown=NOISY)
-    result = gpu.run("--update-baselines", "--aorta-force-baseline=shared machine")
+    result = gpu.run("--update-baselines", "--aorta-record=noisy:shared machine")
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(["recorded *", "  recorded although it is noisy: shared machine"])
     assert stored(gpu)["forced"] == {"1": "shared machine"}
 
 
 def test_reason_is_not_kept_where_no_force_was_needed(gpu):
-    gpu.run("--update-baselines", "--aorta-force-baseline=in case").assert_outcomes(passed=1)
+    gpu.run("--update-baselines", "--aorta-record=noisy:in case").assert_outcomes(passed=1)
     assert stored(gpu)["forced"] == {}
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_aorta.plan.options.table import OPTIONS
+from pytest_aorta.plan.options import OPTIONS
 from pytest_aorta.verdict.metrics import METRICS
 
 
@@ -16,155 +16,84 @@ def assert_usage_error(result: pytest.RunResult, message: str) -> None:
     assert message in result.stderr.str()
 
 
-FAIL_ON = "a comma-separated list of inconclusive, not-applicable, improved, missing, or none"
-BAD_VALUES = [
-    ("gpus", "two", "an integer of 0 or more"),
-    ("gpus", "-1", "an integer of 0 or more"),
-    ("gpus", "1.5", "an integer of 0 or more"),
-    ("gpus", "²", "an integer of 0 or more"),
-    ("timeout", "0", "a number of seconds above 0 and up to 604800 (a week)"),
-    ("timeout", "-5", "a number of seconds above 0 and up to 604800 (a week)"),
-    ("timeout", "inf", "a number of seconds above 0 and up to 604800 (a week)"),
-    ("timeout", "nan", "a number of seconds above 0 and up to 604800 (a week)"),
-    ("timeout", "5s", "a number of seconds above 0 and up to 604800 (a week)"),
-    ("fail_on", "warn", FAIL_ON),
-    ("fail_on", "missing,", FAIL_ON),
-    ("fail_on", "none,missing", FAIL_ON),
-    ("fail_on", "regression", FAIL_ON),
-    ("timeout", "", "a number of seconds above 0 and up to 604800 (a week)"),
-    ("baselines", "", "a folder"),
-    ("results", " ", "a folder"),
-    ("history", "", "a folder"),
-    ("markdown", "findings.txt", "a file whose name ends in .md"),
-    ("markdown", "out/.md", "a file whose name ends in .md"),
-    ("max_launches", "1", "an integer from 2 to 12"),
-    ("max_launches", "13", "an integer from 2 to 12"),
-    ("launches", "x", "an integer from 1 to 50"),
-    ("launches", "0", "an integer from 1 to 50"),
-    ("force_baseline", " ", "a reason, in words"),
-    ("nnodes", "0", "an integer from 1 to 4096"),
-    ("ab", "-f", "a branch, tag or commit, or python:PATH of another environment's interpreter"),
-    ("ab", " ", "a branch, tag or commit, or python:PATH of another environment's interpreter"),
-    ("ab", "python:", "a branch, tag or commit, or python:PATH of another environment's interpreter"),
-]
-BAD_INI_VALUES = [
-    *((name, value, allowed) for name, value, allowed in BAD_VALUES if value.strip()),
-    ("device", "gpu", "one of auto, cuda, cpu"),
-    ("device", "", "one of auto, cuda, cpu"),
-    ("profiler", "perf", "one of torch, nsys, rocprofv3"),
-    ("progress", "maybe", "one of auto, on, off"),
-    ("workloads", "", "a folder"),
-    ("require_gpus", "maybe", "true or false"),
-    ("timeout", "", "a number of seconds above 0 and up to 604800 (a week)"),
-    ("join_timeout", "0", "a number of seconds above 0 and up to 604800 (a week)"),
-    ("node_launcher", "", "a command, e.g. 'srun --nodes={nodes} --ntasks={nodes}'"),
-    ("node_launcher", "srun 'a", "a command, quoted as for a shell (No closing quotation)"),
-    ("profiler_schedule", "active=0", "words such as wait=1 warmup=1 active=3 repeat=2 shapes memory (active is an"),
-    ("rdzv_endpoint", "a b", "HOST or HOST:PORT, an IPv6 address in square brackets"),
-    ("rdzv_endpoint", "fd00::1", "HOST or HOST:PORT, an IPv6 address in square brackets"),
-    ("rdzv_endpoint", "node0:65536", "HOST or HOST:PORT, an IPv6 address in square brackets"),
-]
-
-
-@pytest.mark.parametrize(("name", "value", "allowed"), BAD_VALUES)
-def test_bad_option_is_a_usage_error_with_given_and_allowed(project, name, value, allowed):
-    flag = "--aorta-" + name.replace("_", "-")
-    result = project.run(f"{flag}={value}")
-    assert_usage_error(result, f"argument {flag}: got {value!r}, allowed is {allowed}")
-
-
-@pytest.mark.parametrize("flag", ["--aorta-device", "--aorta-launcher", "--aorta-profiler"])
-def test_value_that_is_no_choice_is_a_usage_error_of_argparse(project, flag):
-    assert_usage_error(project.run(f"{flag}=gpu"), f"argument {flag}: invalid choice: 'gpu' (choose from ")
-
-
-@pytest.mark.parametrize(("name", "value", "allowed"), BAD_INI_VALUES)
-def test_bad_ini_value_is_a_usage_error_with_given_and_allowed(project, name, value, allowed):
-    project.ini(f"aorta_{name} = {value}")
-    assert_usage_error(project.run(), f"ERROR: ini key aorta_{name}: got {value!r}, allowed is {allowed}")
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--aorta-gpus=two"], "argument --aorta-gpus: got 'two', allowed is an integer of 0 or more"),
+        (["--aorta-launcher=mpi"], "argument --aorta-launcher: invalid choice: 'mpi' (choose from "),
+        (["--aorta-profiler=perf"], "argument --aorta-profiler: got 'perf', allowed is one of torch, nsys, rocprofv3"),
+        (["--aorta-strict"], "unrecognized arguments: --aorta-strict"),
+        (["-o", "aorta_update_baselines=true", "--strict-config"], "Unknown config option: aorta_update_baselines"),
+    ],
+)
+def test_option_that_is_not_allowed_is_a_usage_error(project, given, message):
+    assert_usage_error(project.run(*given), message)
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
+    ("line", "message"),
     [
-        ("--aorta-strict", "--aorta-fail-on=inconclusive,not-applicable,missing"),
-        ("--aorta-fail-improved", "--aorta-fail-on=improved,missing"),
-        ("--aorta-missing-baseline=record", "--aorta-fail-on=none in place of ignore, or --update-baselines in place"),
-        ("--aorta-new-epoch", "--aorta-reset-baselines"),
-        ("--aorta-max-pairs=6", "--aorta-max-launches"),
-        ("--aorta-update-baselines", "--update-baselines"),
-        ("--aorta-durations", "pytest's --durations=N, 0 for all launches"),
-        ("--aorta-workloads=mine", "the ini key aorta_workloads, or -o aorta_workloads=..."),
-        ("--aorta-share-host", "the ini key aorta_share_host, or -o aorta_share_host=..."),
-        ("--aorta-lease-timeout=9", "the ini key aorta_lease_timeout, "),
-        ("--aorta-progress=on", "the ini key aorta_progress, "),
-        ("--aorta-node-launcher=srun", "the ini key aorta_node_launcher, "),
-        ("--aorta-rdzv-endpoint=a", "the ini key aorta_rdzv_endpoint, "),
-        ("--aorta-profiler-schedule=wait=1", "the ini key aorta_profiler_schedule, "),
-        ("--aorta-join-timeout=9", "the ini key aorta_join_timeout, "),
+        ("aorta_gpus = two", "ini key aorta_gpus: "),
+        ("aorta_gpus = -1", "ini key aorta_gpus: got '-1', allowed is an integer of 0 or more"),
+        ("aorta_timeout = nan", "ini key aorta_timeout: got 'nan', allowed is a number of seconds above 0"),
+        (
+            "aorta_fail_on = missing warn",
+            "ini key aorta_fail_on: got ['missing', 'warn'], allowed is a comma-separated",
+        ),
+        ("aorta_launcher = mpi", "ini key aorta_launcher: got 'mpi', allowed is one of torchrun, forkserver"),
+        ("aorta_locate = maybe", "ini key aorta_locate: "),
+        ("aorta_node_launcher = srun 'a", "ini key aorta_node_launcher: No closing quotation"),
     ],
 )
-def test_flag_of_an_earlier_version_is_a_usage_error_that_names_the_new_one(project, old, new):
-    assert_usage_error(project.run(old), f"{old.partition('=')[0]} no longer exists; give {new}")
-
-
-OLD_INI_KEYS = [
-    ("aorta_strict = true", "aorta_strict no longer exists; give aorta_fail_on=inconclusive,not-applicable,missing"),
-    ("aorta_missing_baseline = record", "aorta_missing_baseline no longer exists; give aorta_fail_on=none in place"),
-    ("aorta_fail_improved = true", "aorta_fail_improved no longer exists; give aorta_fail_on=improved,missing"),
-    ("aorta_new_epoch = true", "aorta_new_epoch no longer exists; give aorta_reset_baselines"),
-    ("aorta_durations = true", "aorta_durations no longer exists; give addopts = --durations=N, 0 for all launches"),
-    ("aorta_max_pairs = 12", "aorta_max_pairs no longer exists; give aorta_max_launches"),
-]
-
-
-@pytest.mark.parametrize(("line", "message"), OLD_INI_KEYS)
-def test_ini_key_of_an_earlier_version_is_a_usage_error_that_names_the_new_one(project, line, message):
+def test_ini_value_that_is_not_allowed_is_a_usage_error(project, line, message):
     project.ini(line)
-    assert_usage_error(project.run(), f"ERROR: ini key {message}")
+    assert_usage_error(project.run(), f"ERROR: {message}")
 
 
-def test_overridden_ini_key_of_an_earlier_version_is_a_usage_error_too(project):
-    assert_usage_error(project.run("-o", "aorta_strict=1"), "ERROR: ini key aorta_strict no longer exists; give ")
+KEYS = {"aorta_timeout": "60", "aorta_gpus": "0", "aorta_locate": "true", "aorta_max_launches": "4"}
+TYPED = """
+from pytest_aorta.plugin.hooks import RUN
+
+def test_one(request):
+    options = request.config.stash[RUN].options
+    assert (options.timeout_s, options.gpus, options.locate, options.max_launches) == (60.0, 0, True, 4)
+    assert sorted(options.fail_on) == ["improved", "missing"]
+"""
 
 
-def test_help_has_at_most_twenty_options_and_hides_the_names_of_earlier_versions(project):
+@pytest.mark.parametrize(
+    ("name", "head", "quote", "lists"),
+    [
+        ("own.ini", "[pytest]", "", "aorta_fail_on = missing,improved"),
+        ("pyproject.toml", "[tool.pytest.ini_options]", '"', 'aorta_fail_on = "missing,improved"'),
+        ("pyproject.toml", "[tool.pytest.ini_options]", "", 'aorta_fail_on = ["missing", "improved"]'),
+        pytest.param(
+            *("pytest.toml", "[pytest]", "", 'aorta_fail_on = ["missing", "improved"]'),
+            marks=pytest.mark.skipif(pytest.version_tuple < (9,), reason="older versions do not read pytest.toml"),
+        ),
+    ],
+    ids=["ini", "quoted", "unquoted", "native"],
+)
+def test_ini_keys_take_native_values_and_texts(project, name, head, quote, lists):
+    lines = [f"{key} = {quote}{value}{quote}" for key, value in KEYS.items()]
+    project.write(name, "\n".join([head, *lines, lists]) + "\n")
+    project.write("test_plain.py", TYPED)
+    project.run("-c", name, "-p", "no:hypothesispytest").assert_outcomes(passed=1)
+
+
+def test_help_lists_each_option_once(project):
     text = project.run("--help").stdout.str()
     group = text.partition("distributed training workloads (pytest-aorta):")[2].partition("\n\n")[0]
     flags = re.findall(r"^  (--[\w-]+)", group, re.MULTILINE)
     assert flags == [option.flag for option in OPTIONS if not option.ini_only]
-    assert len(flags) <= 20
-    assert "--aorta-strict" not in text
-    assert "--aorta-share-host" not in text
-
-
-def test_ini_keys_without_a_flag_are_taken_from_the_command_line_too(project):
-    project.one_test("assert distributed_world._options.share_host")
-    project.run("-o", "aorta_share_host=yes").assert_outcomes(passed=1)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--aorta-require-gpus", "--aorta-gpus=0"], "--aorta-require-gpus and --aorta-gpus=0 contradict each other"),
-        (
-            ["--aorta-require-gpus", "--aorta-device=cpu"],
-            "--aorta-require-gpus and --aorta-device=cpu contradict each other",
-        ),
-        (["--aorta-device=cuda", "--aorta-gpus=0"], "--aorta-device=cuda and --aorta-gpus=0 contradict each other"),
-        (
-            ["--aorta-reset-baselines"],
-            "--aorta-reset-baselines changes how baselines are recorded; give --update-baselines too",
-        ),
-        (
-            ["--aorta-force-baseline=noisy"],
-            "--aorta-force-baseline changes how baselines are recorded; give --update-baselines too",
-        ),
-        (
-            ["--aorta-launches=3"],
-            "--aorta-launches=3 sets the number of launches to record; give --update-baselines too, set the ini key "
-            "aorta_launches in place of the flag, or limit the launches of a comparison with --aorta-max-launches",
-        ),
+        (["--aorta-record=replace"], "--aorta-record changes how baselines are recorded; give --update-baselines too"),
+        (["--aorta-launches=3"], "--aorta-launches changes how baselines are recorded; give --update-baselines too"),
         (["--aorta-gpus=2"], "--aorta-gpus=2: 0 GPUs are visible"),
     ],
 )
@@ -195,30 +124,12 @@ def test_folder_in_the_place_of_a_report_is_a_usage_error(project, given):
     assert_usage_error(project.run(given), f"{given}: {folder} is a folder, allowed is a file")
 
 
-def test_unknown_option_is_a_usage_error(project):
-    assert project.run("--aorta-gpu-count=2").ret == pytest.ExitCode.USAGE_ERROR
-
-
 def test_ini_values_are_as_good_as_options(project):
     project.test_file()
-    project.ini("aorta_update_baselines = true", "aorta_baselines = stored", "aorta_results = kept")
-    project.run().assert_outcomes(passed=2)
+    project.ini("aorta_baselines = stored", "aorta_results = kept")
+    project.run("--update-baselines").assert_outcomes(passed=2)
     assert len(list((project.path / "stored").rglob("*.json"))) == 2
     assert len(list((project.path / "kept").iterdir())) == 2
-
-
-@pytest.mark.skipif(pytest.version_tuple < (9,), reason="older versions of pytest do not read pytest.toml")
-@pytest.mark.parametrize(
-    ("line", "shown"),
-    [
-        ("aorta_timeout = 60", 'expects a string, got int: 60; write the value in quotes, as in aorta_timeout = "60"'),
-        ("aorta_strict = true", 'got bool: True; write the value in quotes, as in aorta_strict = "true"'),
-    ],
-)
-def test_toml_value_without_quotes_is_a_usage_error_that_shows_the_quotes(project, line, shown):
-    # pytest.toml replaces the ini file, which turns this plugin off.
-    project.write("pytest.toml", f"[pytest]\naddopts = ['-p', 'no:hypothesispytest']\n{line}\n")
-    assert_usage_error(project.run(), shown)
 
 
 def test_command_line_wins_over_ini(project):
@@ -229,17 +140,10 @@ def test_command_line_wins_over_ini(project):
     assert project.baseline_files() == []
 
 
-def test_ini_flag_works(project):
-    project.test_file()
-    project.ini("aorta_update_baselines = yes")
-    project.run().assert_outcomes(passed=2)
-    assert len(project.baseline_files()) == 2
-
-
 def test_gpus_of_the_ini_file_do_not_keep_a_run_from_cpu_ranks(project):
     project.one_test("assert distributed_world.device == 'cpu'")
     project.ini("aorta_gpus = 8")
-    project.run("--aorta-device=cpu").assert_outcomes(passed=1)
+    project.run("--aorta-gpus=0").assert_outcomes(passed=1)
 
 
 @pytest.mark.parametrize(

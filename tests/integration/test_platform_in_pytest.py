@@ -80,7 +80,7 @@ def test_throttled_launches_make_no_baseline_unless_forced(nvml, gpu):
         ["*not recorded, because the launches are too noisy for a baseline:", "*launch 1: GPU 0 throttled *"]
     )
     assert gpu.baseline_files() == []
-    gpu.run("--update-baselines", "--aorta-force-baseline=hot summer").assert_outcomes(passed=1)
+    gpu.run("--update-baselines", "--aorta-record=noisy:hot summer").assert_outcomes(passed=1)
     assert "GPU 0 throttled" in gpu.baseline_files()[0].read_text()
 
 
@@ -180,6 +180,6 @@ def test_no_progress_is_shown_in_ci_or_beside_the_output_of_tests(slow):
 
 
 def test_without_a_terminal_nothing_is_written(slow):
-    result = slow.pytester.runpytest_subprocess("-p", "no:cacheprovider", "-o", "aorta_progress=on", timeout=150)
+    result = slow.pytester.runpytest_subprocess("-p", "no:cacheprovider", timeout=150)
     result.assert_outcomes(passed=1)
     assert "\x1b" not in result.stdout.str() + result.stderr.str()

@@ -34,7 +34,7 @@ def test_update_writes_baselines_and_prints_before_and_after(project):
     )
     assert text_of(first).count("detects from") == 3
     project.plant(slowdown=2, only="test-speed")
-    second = project.run("--update-baselines", "--aorta-reset-baselines", "-k", "test_speed")
+    second = project.run("--update-baselines", "--aorta-record=replace", "-k", "test_speed")
     second.stdout.fnmatch_lines(
         [
             "updated cpu-x2-gloo: test_toy.py::test_speed::toy (10 launches in the center, 20 in total, revision 2)",

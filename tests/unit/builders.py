@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from pytest_aorta.plan.launch_plan import LaunchPlan
-from pytest_aorta.plan.options.run import Options
-from pytest_aorta.plan.options.values import FailOn, LauncherKind
+from pytest_aorta.plan.options import FailOn, LauncherKind, Options, Recording
 from pytest_aorta.plan.world import Device, World
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.folder import PLAN_FILE
@@ -47,25 +46,19 @@ def gpus(count: int, model: str = H200) -> list[Device]:
 def make_options(**changes: Any) -> Options:
     defaults = Options(
         gpus=None,
-        device="auto",
         require_gpus=False,
         update_baselines=False,
         baselines_dir=Path("baselines"),
         results_dir=None,
         timeout_s=300.0,
         fail_on=frozenset({FailOn.MISSING}),
-        share_host=False,
-        lease_timeout_s=10.0,
         workload_dirs=(),
         launcher=LauncherKind.TORCHRUN,
         launches=10,
-        reset_baselines=False,
-        force_baseline=None,
+        recording=Recording(),
         max_launches=6,
         locate=False,
-        profiler=None,
-        profiler_schedule=None,
-        progress="off",
+        profiling=None,
         ab=None,
         nnodes=1,
         node_launcher=(),

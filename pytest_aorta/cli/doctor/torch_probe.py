@@ -61,7 +61,7 @@ def torch_findings(
     library = "NCCL" if vendor == NVIDIA else "RCCL"
     if not (facts["cuda"] if vendor == NVIDIA else facts["hip"]):
         text = f"GPUs are there and torch is built for {build} only"
-        return [*found, Finding("torch", PROBLEM, text, f"{_INSTALL}, or run with --aorta-device=cpu")]
+        return [*found, Finding("torch", PROBLEM, text, f"{_INSTALL}, or run with --aorta-gpus=0")]
     if facts["nccl"] is None:
         found.append(Finding("torch", PROBLEM, f"it has no {library}, the backend of GPU ranks", _INSTALL))
     else:

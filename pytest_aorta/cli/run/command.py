@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,7 @@ from pytest_aorta.common.errors import BaselineError, DevicesUnavailable, UsageE
 from pytest_aorta.common.signals import terminable
 from pytest_aorta.common.text import counted, emit
 from pytest_aorta.launch.command import require_torch
-from pytest_aorta.plan.options.run import Options, make_options
-from pytest_aorta.plan.options.table import OPTIONS
-from pytest_aorta.plan.options.values import integer_from
+from pytest_aorta.plan.options import OPTIONS, Options, integer_from, make_options
 from pytest_aorta.plan.profiler import check_profiler
 from pytest_aorta.plan.workload.declaration import find_workload
 from pytest_aorta.plan.world import ALL_DEVICES, MAX_WORLD_SIZE, World, WorldSpec, check_budget, resolve_world
@@ -38,8 +35,7 @@ from pytest_aorta.verdict.metrics import parse_tolerances
 # The name of the lease's holder, which tests that wait for the lease report.
 OWNER = "aorta run"
 # Options of pytest that this command shares.
-SHARED = ("gpus", "device", "timeout", "workloads", "launcher", "share_host", "lease_timeout", "fail_on", "profiler",
-          "profiler_schedule")  # fmt: skip
+SHARED = ("gpus", "timeout", "workloads", "launcher", "fail_on", "profiler")
 MAX_TRIALS = 100
 MAX_STEPS = 1 << 30
 
@@ -96,8 +92,6 @@ def run(arguments: argparse.Namespace) -> int:
     """
     trials = arguments.trials
     options, tolerances = _options(arguments), parse_tolerances(tolerance_texts(arguments.tolerance), "--tolerance")
-    if options.profiler_schedule is not None and options.profiler is None:
-        raise UsageError("--profiler-schedule: no trace is kept without a profiler; give --profiler=torch too")
     check_profiler(options.profiler)
     launch = _checked(arguments, options)
     spec = TestSpec(_world_spec(arguments), tolerances)
@@ -174,11 +168,11 @@ def _world(session: Session, spec: TestSpec, launch: _Launch) -> World:
         check_budget(session.options, session.devices)
         world = resolve_world(spec.world, session.options, session.devices)
     except DevicesUnavailable as error:
-        raise UsageError(f"--nproc, --gpus, --device: {error}") from None
+        raise UsageError(f"--nproc, --gpus: {error}") from None
     if world.size < launch.min_world_size:
         raise UsageError(
             f"workload {launch.name!r} needs at least {launch.min_world_size} ranks, and this run has {world.size}: "
-            f"fewer ranks have nothing to shard or to communicate; ask for more with --nproc, or --device=cpu"
+            f"fewer ranks have nothing to shard or to communicate; ask for more with --nproc, or --gpus=0"
         )
     return world
 
@@ -241,6 +235,7 @@ def _baseline(given: Path, result: WorkloadResult) -> Path:
 
 
 def _options(arguments: argparse.Namespace) -> Options:
-    values = {option.name: getattr(arguments, option.ini, option.default) for option in OPTIONS}
-    require_folder(Path(values["workloads"]))
-    return replace(make_options(values, Path.cwd()), command=arguments.command_line)
+    values = {option.name: getattr(arguments, option.key, option.default) for option in OPTIONS}
+    for folder in values["workloads"]:
+        require_folder(folder)
+    return make_options(values, Path.cwd(), command=arguments.command_line)

@@ -31,7 +31,7 @@ from pytest_aorta.launch.guarded import start_watcher
 from pytest_aorta.launch.nodes.network import listen
 from pytest_aorta.launch.sweep import launch_ids
 from pytest_aorta.plan.launch_plan import LaunchPlan, NodeGroup
-from pytest_aorta.plan.options.run import Options
+from pytest_aorta.plan.options import Options
 from pytest_aorta.plan.world import Device
 
 # The first variable that is set gives this node's number: ours, Slurm's, or that of a Kubernetes Indexed Job.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pytest_aorta.common.text import counted
 from pytest_aorta.plan.launch_plan import LaunchPlan
-from pytest_aorta.plan.options.values import LauncherKind
+from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.result.diagnosis.describe import RANKS_SHOWN, exit_text, log_lines, names_of, positions
 from pytest_aorta.result.diagnosis.failed import (
     awaited_ranks,

@@ -13,7 +13,7 @@ from pytest_aorta.common.errors import AortaError, BaselineError
 from pytest_aorta.common.files import write_text
 from pytest_aorta.common.schema import violation
 from pytest_aorta.common.text import brief
-from pytest_aorta.plan.options.run import Options
+from pytest_aorta.plan.options import Options
 from pytest_aorta.session.history.entries import SCHEMA, SUFFIX, HistoryEntry, HistoryVerdict, MeasuredLaunch
 from pytest_aorta.session.record import Comparison, TestRecord
 from pytest_aorta.verdict.baseline import read_baseline

@@ -96,7 +96,7 @@ def toy(tmp_path, monkeypatch):
 
 
 def run(*arguments: str, workload: str = "toy") -> int:
-    return cli.main(["run", "--workload", workload, "--device", "cpu", *arguments])
+    return cli.main(["run", "--workload", workload, "--gpus", "0", *arguments])
 
 
 def refused(capsys, *arguments: str, workload: str = "toy") -> str:
@@ -110,7 +110,7 @@ def refused(capsys, *arguments: str, workload: str = "toy") -> str:
 def test_result_has_the_command_line_that_launched_it(toy):
     assert run("--steps", "3") == 0
     found = read_result(toy.path / "results" / "toy" / "trial_0.json").provenance
-    assert found.command == ["aorta", "run", "--workload", "toy", "--device", "cpu", "--steps", "3"]
+    assert found.command == ["aorta", "run", "--workload", "toy", "--gpus", "0", "--steps", "3"]
 
 
 def test_each_trial_is_a_launch_and_a_valid_file(toy, capsys):
@@ -258,7 +258,8 @@ def test_wrong_usage_is_one_paragraph_and_launches_nothing(toy, capsys, argument
         (["--steps", "1.5"], "--steps: got '1.5', allowed is an integer from 1 to 1073741824"),
         (["--nproc", "100000"], "--nproc: got '100000', allowed is an integer from 1 to 65536"),
         (["--timeout", "soon"], "--timeout/--aorta-timeout: got 'soon', allowed is a number of seconds"),
-        (["--device", "gpu"], "--device/--aorta-device: invalid choice: 'gpu' (choose from "),
+        (["--profiler", "nsys:wait=1"], "allowed is one of torch, nsys, rocprofv3, or torch:SCHEDULE"),
+        (["--launcher", "mpi"], "--launcher/--aorta-launcher: invalid choice: 'mpi' (choose from "),
         (["--fail-on", "all"], "--fail-on/--aorta-fail-on: got 'all', allowed is a comma-separated list of "),
         (["--aorta-share-host"], "unrecognized arguments: --aorta-share-host"),
     ],
@@ -301,20 +302,8 @@ def test_profiler_is_passed_to_the_launch_and_its_traces_are_located(toy, capsys
 
 
 def test_schedule_of_the_profiler_is_passed_to_the_launch(toy):
-    assert run("--profiler", "torch", "--profiler-schedule", "active=2 repeat=3") == 0
+    assert run("--profiler", "torch:active=2 repeat=3") == 0
     assert toy.plans[-1].profiler_schedule == ProfilerSchedule(active=2, repeat=3)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ((), "--profiler-schedule: no trace is kept without a profiler; give --profiler=torch too"),
-        (("--profiler", "nsys"), "aorta_profiler_schedule=wait=1 warmup=1 repeat=1 is a schedule of torch's profiler"),
-    ],
-)
-def test_schedule_without_a_profiler_that_has_one_is_refused(toy, capsys, options, message):
-    assert message in refused(capsys, "--profiler-schedule", "wait=1", *options)
-    assert toy.plans == []
 
 
 def test_profiler_that_is_not_installed_is_refused_before_a_launch(toy, capsys, monkeypatch):
@@ -428,7 +417,7 @@ def test_check_of_no_file_launches_nothing(toy, capsys):
 
 def test_script_gets_its_arguments_and_a_folder_by_its_name(toy):
     (toy.path / "train.py").write_text("")
-    assert cli.main(["run", "--script", "train.py", "--device", "cpu", "--nproc", "1", "--", "--lr", "1"]) == 0
+    assert cli.main(["run", "--script", "train.py", "--gpus", "0", "--nproc", "1", "--", "--lr", "1"]) == 0
     assert (toy.plans[0].args, toy.plans[0].world.size) == (("--lr", "1"), 1)
     assert read_result(toy.path / "results/train/trial_0.json").config == {"args": ["--lr", "1"]}
 

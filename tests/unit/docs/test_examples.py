@@ -14,7 +14,7 @@ import yaml
 
 from pytest_aorta.cli import main as cli
 from pytest_aorta.common import variables
-from pytest_aorta.plan.options.table import OPTIONS
+from pytest_aorta.plan.options import OPTIONS
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 SBATCH = sorted(EXAMPLES.glob("slurm/*.sbatch"))

@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from pytest_aorta.plugin.read_markers import read_markers
 
 from pytest_aorta.cli.history.export import openmetrics
 from pytest_aorta.cli.history.series import case_histories
@@ -32,10 +33,9 @@ from pytest_aorta.launch.lease.lease import bad_marks, holders
 from pytest_aorta.launch.lease.queue import BAD, ClaimFolder, takes_lock
 from pytest_aorta.launch.nodes.node import NodeFailed, admitted
 from pytest_aorta.launch.nodes.wire import WireError, encode, parse_message
-from pytest_aorta.plan.options.table import OPTIONS
+from pytest_aorta.plan.options import OPTIONS
 from pytest_aorta.plan.workload.adapter import Adapter, adapted, refuse_bad_adapter
 from pytest_aorta.plan.workload.logs import TORCHTITAN_PATTERN, log_records, read_records
-from pytest_aorta.plugin.read_markers import read_markers
 from pytest_aorta.result.diagnosis.launch import launch_failure
 from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.flight import refusal
@@ -609,7 +609,7 @@ OPTION_TEXTS = st.text(max_size=20) | st.sampled_from(
 
 def _read_option(case: tuple[int, str], folder: Path) -> None:
     number, text = case
-    OPTIONS[number].parse(text, f"aorta_{OPTIONS[number].name}")
+    OPTIONS[number].read(text)
 
 
 MARKS_OF_TESTS = st.builds(

@@ -19,7 +19,7 @@ from pytest_aorta.common.errors import AortaError, BaselineError, ResultError, S
 from pytest_aorta.launch.guarded import _outcome
 from pytest_aorta.launch.nodes.node import NodeFailed, admitted
 from pytest_aorta.launch.nodes.wire import WireError
-from pytest_aorta.plan.options.table import OPTIONS
+from pytest_aorta.plan.options import OPTIONS
 from pytest_aorta.plan.workload.command import Command, command_line
 from pytest_aorta.plan.workload.environment import check_environment
 from pytest_aorta.plan.workload.logs import TORCHTITAN_PATTERN, log_records
@@ -225,7 +225,7 @@ def test_hello_of_another_version_is_still_a_mismatch():
 def test_option_with_thousands_of_digits_is_refused():
     option = next(option for option in OPTIONS if option.name == "gpus")
     with pytest.raises(SpecError, match=r"aorta_gpus: got '9+\.\.\., allowed is an integer of 0 or more"):
-        option.parse("9" * 5000, "aorta_gpus")
+        option.read("9" * 5000)
 
 
 # --- flight recorder dumps --------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from pytest_aorta.common.errors import ColdLaunchWarning, SpecError
 from pytest_aorta.launch.command import agent_command, launch_environment
 from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.plan.launch_plan import limits_under
-from pytest_aorta.plan.options.values import LauncherKind
+from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.profiler import ProfilerSchedule, check_profiler
 from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison

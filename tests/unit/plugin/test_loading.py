@@ -22,8 +22,7 @@ WITHOUT = ("-p", "no:cacheprovider", "-p", "no:hypothesispytest", "-p", "no:rand
 NEEDED = {
     "pytest_aorta", "pytest_aorta.common", "pytest_aorta.common.errors", "pytest_aorta.common.signals",
     "pytest_aorta.common.text",
-    "pytest_aorta.plan", "pytest_aorta.plan.device_kind", "pytest_aorta.plan.options", "pytest_aorta.plan.options.run",
-    "pytest_aorta.plan.options.table", "pytest_aorta.plan.options.values", "pytest_aorta.plan.profiler",
+    "pytest_aorta.plan", "pytest_aorta.plan.device_kind", "pytest_aorta.plan.options", "pytest_aorta.plan.profiler",
     "pytest_aorta.plan.world",
     "pytest_aorta.plugin", "pytest_aorta.plugin.disabled", "pytest_aorta.plugin.hooks", "pytest_aorta.plugin.markers",
     "pytest_aorta.plugin.options", "pytest_aorta.plugin.run",

@@ -237,7 +237,7 @@ def test_noisier_baseline_decides_only_what_is_obvious_and_says_why():
         assert (row.outcome, row.is_open) == (Outcome.INCONCLUSIVE, False)
         assert re.fullmatch(
             "further launches could not decide; standard deviation of the baseline's launches is .* at most 5 points; "
-            "record the baseline again with --update-baselines --aorta-reset-baselines, or set a tolerance",
+            "record the baseline again with --update-baselines --aorta-record=replace, or set a tolerance",
             row.detail,
         )
     assert check([launch(0.1)], recorded, max_launches=5)["overlap_ratio"].is_open
