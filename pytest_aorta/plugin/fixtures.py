@@ -5,34 +5,59 @@ Fixtures return handles, so every failed launch is raised in the test body.
 
 from __future__ import annotations
 
-import functools
-import json
 import os
 from collections.abc import Generator, Iterator, Sequence
 from typing import NoReturn
 
 import pytest
 
-from pytest_aorta.common.errors import AortaError, DevicesUnavailable, SpecError, hide_frames
+from pytest_aorta.common.errors import AortaError, DevicesUnavailable, hide_frames
 from pytest_aorta.common.files import slug
+from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import Options
 from pytest_aorta.plan.world import resolve_world
 from pytest_aorta.plugin.markers import FIXTURE, check_unchanged, read_spec
 from pytest_aorta.plugin.run import Run, record_of
 from pytest_aorta.session.baselines import drop_unfinished
-from pytest_aorta.session.record import TestRecord, properties
-from pytest_aorta.session.runner import WorkloadRunner
+from pytest_aorta.session.record import RunningTest, properties
 from pytest_aorta.session.spec import TestSpec
 from pytest_aorta.session.world import DistributedWorld
 from pytest_aorta.verdict.metrics import METRICS, MetricKind
 
 # The node id at collection, with the path of the file relative to pytest's root folder.
 NODE_ID = pytest.StashKey[str]()
-# The markers that a test's world was made from.
-SPEC = pytest.StashKey[TestSpec]()
-RECORD = pytest.StashKey[TestRecord]()
+TEST = pytest.StashKey["LaunchingTest"]()
 # The record as JSON, as the last report of the test carries it.
 SENT = pytest.StashKey[str]()
+
+
+class LaunchingTest(RunningTest):
+    """A test of pytest while it runs; ``spec`` is read from its markers when its fixtures are set up."""
+
+    spec: TestSpec
+
+    def __init__(self, item: pytest.Item, options: Options, *, can_launch: bool) -> None:
+        former = item.stash.get(TEST, None)
+        # pytest-rerunfailures counts attempts across all xdist workers.
+        attempt = getattr(item, "execution_count", former.attempt + 1 if former else 1)
+        super().__init__(item.stash.setdefault(NODE_ID, full_id(item)), attempt, can_launch=can_launch)
+        self._item = item
+        self._options = options
+
+    def check(self) -> None:
+        """Raise SpecError if the test's markers have changed since its world was made."""
+        check_unchanged(self._item, self.spec)
+
+    def planned(self, plan: LaunchPlan) -> None:
+        """Call the hook of a launch."""
+        self._item.ihook.pytest_aorta_launch(plan=plan)
+
+    def lacks(self, reason: str) -> NoReturn:
+        """Skip the test, or fail it under ``--aorta-require-gpus``."""
+        self.lacked_devices = reason
+        if self._options.require_gpus:
+            raise pytest.fail.Exception(f"--aorta-require-gpus: {reason}", pytrace=False) from None
+        pytest.skip(reason)
 
 
 class LaunchingTests:
@@ -65,11 +90,15 @@ class LaunchingTests:
         A test without a fixture that launches gets its record when it asks for such a fixture by name.
         """
         can_launch = FIXTURE in getattr(item, "fixturenames", ())
-        if can_launch or RECORD in item.stash:
-            _add_record(item, can_launch=can_launch)
+        if can_launch or TEST in item.stash:
+            self._add_test(item, can_launch=can_launch)
         if item in self.hiding:
             text = "a fixture named workload hides that of pytest-aorta: this test launches and compares nothing, "
             item.warn(pytest.PytestWarning(text + "and its markers are not checked; rename the fixture"))
+
+    def _add_test(self, item: pytest.Item, *, can_launch: bool) -> None:
+        item.stash[TEST] = LaunchingTest(item, self.run.options, can_launch=can_launch)
+        item.stash[SENT] = ""
 
     def world(self, request: pytest.FixtureRequest) -> Iterator[DistributedWorld]:
         """Yield the world of a test and release its lease at the end.
@@ -78,15 +107,12 @@ class LaunchingTests:
         """
         __tracebackhide__ = True
         item = request.node
-        if RECORD not in item.stash:
-            _add_record(item, can_launch=False)
-        try:
-            # Hooks and other fixtures may have added markers since collection.
-            spec = item.stash[SPEC] = read_spec(item)
-        except SpecError as error:
-            hide_frames(error)
-            raise
-        options, session, record = self.run.options, self.run.session, item.stash[RECORD]
+        if TEST not in item.stash:
+            self._add_test(item, can_launch=False)
+        test = item.stash[TEST]
+        # Hooks and other fixtures may have added markers since collection.
+        spec = test.spec = read_spec(item)
+        options, session = self.run.options, self.run.session
         session.line = self.run.line
         base = options.results_dir or request.getfixturevalue("tmp_path_factory").getbasetemp() / "aorta"
         timed = spec.measures_overlap or any(METRICS[name].kind is MetricKind.TIMING for name in spec.tolerances)
@@ -95,17 +121,9 @@ class LaunchingTests:
         try:
             world = resolve_world(spec.world, options, devices)
         except DevicesUnavailable as error:
-            _refuse(record, options, str(error))
-        record.platform = world.platform
-        with session.leased(world, spec, record, base / slug(record.nodeid), timed=timed) as leased:
-            leased.lack_devices = functools.partial(_refuse, record, options)
-            leased.check_markers = functools.partial(check_unchanged, item, spec)
-            yield leased
-
-    def runner(self, request: pytest.FixtureRequest, world: DistributedWorld) -> WorkloadRunner:
-        """Return the object that runs workloads on a test's world."""
-        stash = request.node.stash
-        return self.run.session.runner(world, self.run.options, stash[SPEC], stash[RECORD])
+            test.lacks(str(error))
+        with session.launcher(world, spec, test, base / slug(test.nodeid), timed=timed) as launcher:
+            yield DistributedWorld(launcher)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
@@ -115,25 +133,29 @@ class LaunchingTests:
 
         A subtest's report carries the record so far, which nobody reads: see :func:`record_of`.
         """
+        if call.excinfo is not None and isinstance(call.excinfo.value, AortaError):
+            hide_frames(call.excinfo.value)
         report = yield
         if NODE_ID in item.stash:
             vars(report)["aorta_nodeid"] = item.stash[NODE_ID]
-        record = item.stash.get(RECORD, None)
-        if record is None:
+        test = item.stash.get(TEST, None)
+        if test is None:
             return report
         is_end = report.when == "call" or (report.when == "setup" and not report.passed)
         if is_end or report.failed:
-            record.note_end(report, _failure_text(report, call))
+            test.ended(report, _failure_text(report, call))
         # A teardown can change the record. The attempts of plugins such as pytest-retry have no report of their own.
-        text = json.dumps(record.to_json())  # xdist transfers only plain values
+        record = test.record()
+        text = record.to_text()  # xdist transfers only plain values
         if is_end or (report.when == "teardown" and text != item.stash[SENT]):
             others = [entry for entry in item.user_properties if not entry[0].startswith("aorta.")]
             item.user_properties[:] = others + properties(record)
             report.user_properties = list(item.user_properties)
             vars(report)["aorta"] = item.stash[SENT] = text
         if report.when == "teardown":
-            for launches in record.new_launches:  # kept in case the test was interrupted; its report contains them now
-                drop_unfinished(self.run.options, launches.baseline)
+            for comparison in record.comparisons:
+                if comparison.new:  # kept in case the test was interrupted; its report contains them now
+                    drop_unfinished(self.run.options, comparison.new.baseline)
         return report
 
     @pytest.hookimpl(tryfirst=True)
@@ -162,24 +184,8 @@ def full_id(item: pytest.Item) -> str:
     return "::".join([file, *names])
 
 
-def _add_record(item: pytest.Item, *, can_launch: bool) -> None:
-    former = item.stash.get(RECORD, None)
-    # pytest-rerunfailures counts attempts across all xdist workers.
-    attempt = getattr(item, "execution_count", former.attempt + 1 if former else 1)
-    nodeid = item.stash.setdefault(NODE_ID, full_id(item))
-    item.stash[RECORD] = TestRecord(nodeid, attempt=attempt, can_launch=can_launch)
-    item.stash[SENT] = ""
-
-
 def _failure_text(report: pytest.TestReport, call: pytest.CallInfo[None]) -> str:
     if report.passed or call.excinfo is None:
         return ""
     # The message of an AortaError is complete; for any other error the traceback helps.
     return str(call.excinfo.value) if isinstance(call.excinfo.value, AortaError) else report.longreprtext
-
-
-def _refuse(record: TestRecord, options: Options, reason: str) -> NoReturn:
-    record.lacked_devices = reason
-    if options.require_gpus:
-        raise pytest.fail.Exception(f"--aorta-require-gpus: {reason}", pytrace=False) from None
-    pytest.skip(reason)

@@ -213,9 +213,11 @@ def distributed_world(request: pytest.FixtureRequest) -> Iterator[DistributedWor
 
 
 @pytest.fixture
-def workload(request: pytest.FixtureRequest, distributed_world: DistributedWorld) -> WorkloadRunner:
+def workload(distributed_world: DistributedWorld) -> WorkloadRunner:
     """Runs workloads on ``distributed_world`` and compares their results."""
-    return _use(request.config).runner(request, distributed_world)
+    from pytest_aorta.session.runner import WorkloadRunner  # only for a test that launches
+
+    return WorkloadRunner(distributed_world)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 if TYPE_CHECKING:
     from pytest_aorta.plan.launch_plan import LaunchPlan
-    from pytest_aorta.session.record import Compared
+    from pytest_aorta.session.record import Comparison
 
 
 @pytest.hookspec
@@ -20,7 +20,7 @@ def pytest_aorta_launch(plan: LaunchPlan) -> None:
 
 
 @pytest.hookspec
-def pytest_aorta_comparison(comparison: Compared) -> None:
+def pytest_aorta_comparison(comparison: Comparison) -> None:
     """Called once for each comparison of a test that ended, in the process that owns the terminal, even with xdist.
 
     History, report and Markdown of a run are made from the same comparisons.

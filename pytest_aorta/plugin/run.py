@@ -5,13 +5,13 @@ pytest loads this module with the plugin, so packages that only tests with a lau
 
 from __future__ import annotations
 
-import json
 from collections.abc import Generator
 from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
 from pytest_aorta.common.errors import AortaError
 from pytest_aorta.common.signals import terminable
@@ -20,8 +20,8 @@ from pytest_aorta.plan.options import Options
 if TYPE_CHECKING:
     from pytest_aorta.plan.world import Device
     from pytest_aorta.plugin.progress_line import ProgressLine
+    from pytest_aorta.session.launcher import Session
     from pytest_aorta.session.record import TestRecord
-    from pytest_aorta.session.session import Session
 
 # xdist gives the report of a test whose worker crashed none of these.
 _PHASES = ("setup", "call", "teardown")
@@ -68,7 +68,7 @@ class Run:
     @cached_property
     def session(self) -> Session:
         """The session of launches, created on first use."""
-        from pytest_aorta.session.session import Session  # imports everything that a launch needs
+        from pytest_aorta.session.launcher import Session  # imports everything that a launch needs
 
         session = Session(self.options)
         if "devices" in vars(self):  # otherwise the test asks the driver, and reports its error
@@ -92,7 +92,7 @@ def record_of(report: pytest.CollectReport | pytest.TestReport) -> TestRecord | 
         return None
     from pytest_aorta.session.record import TestRecord  # not needed to collect tests
 
-    return TestRecord.from_json(json.loads(text))
+    return TestRecord.from_text(text)
 
 
 def _is_subtest(report: pytest.CollectReport | pytest.TestReport) -> bool:
@@ -167,7 +167,7 @@ class Controller:
 
             self.run.passed.pop(report.nodeid, None)
             ended = self.run.records[index]
-            ended.outcome, ended.failure = RETRIED, ended.failure or report.longreprtext
+            self.run.records[index] = replace(ended, outcome=RETRIED, failure=ended.failure or report.longreprtext)
 
     def _keep(self, report: pytest.TestReport, record: TestRecord) -> None:
         """Add the record of a test; the record of its teardown replaces that of its call."""
@@ -175,7 +175,7 @@ class Controller:
         former = self.run.records[self.latest[key]] if key in self.latest else None
         if report.when == "teardown" and former is not None:
             if not record.outcome:
-                record.outcome, record.failure = former.outcome, former.failure
+                record = replace(record, outcome=former.outcome, failure=former.failure)
             self.run.records[self.latest[key]] = record
             return
         if former is not None and former.is_retried and former.attempt == record.attempt:
@@ -190,7 +190,8 @@ class Controller:
             self.run.lost.append(_lost(report))
             return
         ended = self.run.records[known[-1]]
-        ended.outcome, ended.failure = "error", "\n".join(filter(None, [ended.failure, report.longreprtext]))
+        failure = "\n".join(filter(None, [ended.failure, report.longreprtext]))
+        self.run.records[known[-1]] = replace(ended, outcome="error", failure=failure)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self) -> Generator[None, object, object]:
@@ -226,6 +227,8 @@ class Controller:
         from pytest_aorta.session.history.keep import keep_history
 
         run = self.run
+        for comparison in (one for record in run.records for one in record.comparisons):
+            session.config.hook.pytest_aorta_comparison(comparison=comparison)
         # Before baselines are written: the report shows the baselines that the run was compared with.
         is_cut_short = self.is_interrupted or exitstatus == pytest.ExitCode.INTERNAL_ERROR
         reported, has_reports = write_session_reports(

@@ -222,6 +222,8 @@ class RunningTest:
         self.attempt = attempt
         self.can_launch = can_launch
         self.platform = ""
+        self.outcome = ""
+        self.failure = ""
         self.lacked_devices: str | None = None
         self.launches: list[LaunchNote] = []
         self.comparisons: list[Comparison] = []
@@ -240,13 +242,19 @@ class RunningTest:
         """End the test because the host has too few devices."""
         raise DevicesUnavailable(reason)
 
-    def record(self, outcome: str = "", failure: str = "") -> TestRecord:
-        """Return the record of the test, which has ended with an outcome and the text of a failure."""
+    def ended(self, report: pytest.TestReport, failure: str) -> None:
+        """Note the end of a subtest, or of the setup, call or teardown. What ends later does not undo a failure."""
+        if report.failed or self.outcome not in _FAILED:
+            self.outcome = outcome_of(report)
+        self.failure = "\n".join(filter(None, [self.failure, failure]))
+
+    def record(self) -> TestRecord:
+        """Return the record of the test as it is now."""
         return TestRecord(
             self.nodeid,
             self.attempt,
-            outcome,
-            failure,
+            self.outcome,
+            self.failure,
             tuple(self.comparisons),
             tuple(self.launches),
             self.lacked_devices,

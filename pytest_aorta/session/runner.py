@@ -18,7 +18,6 @@ from pytest_aorta.plan.workload.environment import ENVIRONMENT_KEY, case_suffix
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.baselines import learn
-from pytest_aorta.session.launcher import Launcher
 from pytest_aorta.session.record import ComparedLaunch, Comparison, Side
 from pytest_aorta.session.rounds import in_pairs, settle, with_baseline, with_both
 from pytest_aorta.session.search.bisection import Bisection
@@ -26,8 +25,15 @@ from pytest_aorta.session.text import comparison_text, failed_checks_text
 from pytest_aorta.session.world import DistributedWorld, check_result
 from pytest_aorta.verdict.applicability import identity
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch, baseline_path, read_baseline, read_baseline_file
-from pytest_aorta.verdict.bitwise import difference_text, locate_first
-from pytest_aorta.verdict.bitwise import STEP_METRICS, compare_steps, first_difference, from_first_step, split
+from pytest_aorta.verdict.bitwise import (
+    STEP_METRICS,
+    compare_steps,
+    difference_text,
+    first_difference,
+    from_first_step,
+    locate_first,
+    split,
+)
 from pytest_aorta.verdict.commit_search import MAX_END_PAIRS
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.metrics import METRICS, check_compared
@@ -53,9 +59,9 @@ class ExpectedRegression:
 class WorkloadRunner:
     """The object of the fixture ``workload``, which launches workloads in a test's world and compares their results."""
 
-    def __init__(self, launcher: Launcher) -> None:
-        self._launcher = launcher
-        self._world = DistributedWorld(launcher)
+    def __init__(self, world: DistributedWorld) -> None:
+        self._world = world
+        self._launcher = launcher = world.launcher
         self._session = launcher.session
         self._options = launcher.session.options
         self._marked = launcher.spec.tolerances

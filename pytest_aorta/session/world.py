@@ -27,10 +27,11 @@ class DistributedWorld:
         backend: the backend of the process group.
         platform: the platform's name, which is part of the key of baselines.
         timeout_s: time limit of one launch, in seconds.
+        launcher: launches requests; for this package.
     """
 
     def __init__(self, launcher: Launcher) -> None:
-        self._launcher = launcher
+        self.launcher = launcher
         self._options = launcher.session.options
         self.size = launcher.world.size
         self.device = launcher.world.device
@@ -54,7 +55,7 @@ class DistributedWorld:
             ResultError: The ranks left no valid result.
         """
         spec = find_workload(name, self._options.workload_dirs)
-        self._launcher.require_ranks(name, spec.min_world_size)
+        self.launcher.require_ranks(name, spec.min_world_size)
         return self._launch(LaunchRequest(name, spec, resolve_config(spec, config), None, ()))
 
     def launch_script(
@@ -110,7 +111,7 @@ class DistributedWorld:
         check_result("again", result)
         if not isinstance(reference, bool):
             raise SpecError(f"again: reference is {reference!r}, allowed is True or False")
-        launch = self._launcher.find(result)
+        launch = self.launcher.find(result)
         if launch is None:
             raise SpecError(
                 f"result of {result.workload!r}: not launched by this test, so the launch can't be repeated"
@@ -120,12 +121,12 @@ class DistributedWorld:
             if request.spec is None:
                 raise SpecError(f"script {request.name!r} has no config keys; can't change {sorted(config)}")
             request = replace(request, config=resolve_config(request.spec, request.config | config))
-        version = self._launcher.session.references.open() if reference else launch.plan.reference
-        return self._launcher.launch(request, version).result
+        version = self.launcher.session.references.open() if reference else launch.plan.reference
+        return self.launcher.launch(request, version).result
 
     def _launch(self, request: LaunchRequest) -> WorkloadResult:
-        bisection = self._launcher.session.bisection
-        return self._launcher.launch(request, bisection.end(0) if bisection else None).result
+        bisection = self.launcher.session.bisection
+        return self.launcher.launch(request, bisection.end(0) if bisection else None).result
 
 
 def check_result(method: str, given: object) -> None:

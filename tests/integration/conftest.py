@@ -22,7 +22,7 @@ import pytest_aorta.plugin.summary
 import pytest_aorta.report.write
 import pytest_aorta.session.baselines
 import pytest_aorta.session.history.keep
-import pytest_aorta.session.session  # noqa: F401
+import pytest_aorta.session.launcher  # noqa: F401
 
 TOY_YAML = """
 description: a toy
@@ -57,7 +57,7 @@ def pytest_sessionstart(session):
     gpus = json.loads((session.config.rootpath / "gpus.json").read_text())
     if gpus:
         run.devices = [Device(str(number), "Toy GPU", f"GPU-{number}") for number in range(gpus)]
-    run.session.launcher = lambda plan: fake_launch(plan, session.config.rootpath)
+    run.session.start = lambda plan: fake_launch(plan, session.config.rootpath)
 
 
 def fake_launch(plan, rootpath):

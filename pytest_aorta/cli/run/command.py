@@ -23,9 +23,9 @@ from pytest_aorta.plan.profiler import check_profiler
 from pytest_aorta.plan.workload.declaration import find_workload
 from pytest_aorta.plan.world import ALL_DEVICES, MAX_WORLD_SIZE, World, WorldSpec, check_budget, resolve_world
 from pytest_aorta.result.measurements import WorkloadResult
-from pytest_aorta.session.record import TestRecord
+from pytest_aorta.session.launcher import Session
+from pytest_aorta.session.record import RunningTest
 from pytest_aorta.session.runner import WorkloadRunner
-from pytest_aorta.session.session import Session
 from pytest_aorta.session.spec import TestSpec
 from pytest_aorta.session.world import DistributedWorld
 from pytest_aorta.verdict.applicability import identity
@@ -95,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_profiler(options.profiler)
     launch = _checked(arguments, options)
     spec = TestSpec(_world_spec(arguments), tolerances)
-    record = TestRecord(OWNER)
+    test = RunningTest(OWNER)
     with closing(Session(options)) as session, terminable():
         world = _world(session, spec, launch)
         _refuse_other_baseline(arguments.check, launch, world)
@@ -103,18 +103,16 @@ def run(arguments: argparse.Namespace) -> int:
         paths = trial_paths(arguments.results / launch.folder, trials, arguments.existing)
         require_torch()
         launches = arguments.results / launch.folder / "launches"
-        with session.leased(world, spec, record, launches, timed=True) as leased:
-            results = []
+        with session.launcher(world, spec, test, launches, timed=True) as launcher:
+            distributed_world, results = DistributedWorld(launcher), []
             for path in paths:
-                results.append(launch.start(leased))
+                results.append(launch.start(distributed_world))
                 written = write_trial(path, results[-1], arguments.existing)
                 emit([f"{written}:", *(f"  {line}" for line in _shown(results[-1]))])
-                emit([f"  {note}" for note in record.traces])
-                record.traces.clear()
+                emit([f"  {note}" for note in test.launches[-1].traces])
                 sys.stdout.flush()
             if arguments.check is not None:
-                runner = WorkloadRunner(leased, options, spec, record)
-                _check(runner, record, results, arguments.check)
+                _check(WorkloadRunner(distributed_world), test, results, arguments.check)
     failed = sum(not result.passed for result in results)
     emit([f"{counted(trials, 'trial')}: " + (f"{failed} failed by their own checks" if failed else "ok")])
     return ExitCode.PROBLEM if failed else ExitCode.OK
@@ -181,11 +179,12 @@ def _shown(result: WorkloadResult) -> list[str]:
     return [*summary_lines(result), *failure_lines(result)]
 
 
-def _check(runner: WorkloadRunner, record: TestRecord, results: list[WorkloadResult], given: Path) -> None:
+def _check(runner: WorkloadRunner, test: RunningTest, results: list[WorkloadResult], given: Path) -> None:
     path = _baseline(given, results[-1])
     try:
         runner.check_stored(results, path)
     finally:
+        record = test.record()
         rows = [*map(str, record.verdicts), *(f"note: {note}" for note in record.notes)]
         emit([f"compared with {path}:", *(f"  {row}" for row in rows)] if rows else [])
 

@@ -11,8 +11,7 @@ from pytest_aorta.plan.prepared import PreparedCommits, Setup
 from pytest_aorta.plan.reference import CommitReference
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.session.search.log import SearchLog, Skip, give
-from pytest_aorta.verdict.commit_search import NextLaunch, Probe, SearchEnd, SearchOutcome
-from pytest_aorta.verdict.commit_search import CommitSearch
+from pytest_aorta.verdict.commit_search import CommitSearch, NextLaunch, Probe, SearchEnd, SearchOutcome
 from pytest_aorta.verdict.comparison import PairedComparison
 from pytest_aorta.verdict.verdicts import Verdicts
 

@@ -22,7 +22,7 @@ from pytest_aorta.result.folder import rank_folders
 from pytest_aorta.result.outcome import LaunchOutcome
 from pytest_aorta.result.reading import read_result
 from pytest_aorta.result.trace.profiled_steps import HeadStart, StepOverlap
-from pytest_aorta.session.session import Session
+from pytest_aorta.session.launcher import Session
 from pytest_aorta.verdict.baseline import write_baseline
 from tests.unit.builders import ENDED_WELL, make_baseline, make_result, on_cpu, rank_values, stored, with_p50
 
@@ -81,7 +81,7 @@ def toy(tmp_path, monkeypatch):
     class FakeSession(Session):
         def __init__(self, options):
             super().__init__(options)
-            self.launcher = launcher
+            self.start = launcher
 
     monkeypatch.setattr(run_command, "Session", FakeSession)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
