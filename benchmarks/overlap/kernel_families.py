@@ -14,7 +14,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import combinations
 from pathlib import Path
 from statistics import median, stdev
@@ -135,7 +135,7 @@ def slowed(launch: LaunchFacts, family: str, change: float) -> LaunchFacts:
     """Return facts in which ``family`` takes longer by a fraction of the step."""
     time_of = launch.kernels[family]
     longer = FamilyTime(time_of.ms + change * launch.step_time_ms["p50"], time_of.calls)
-    return replace(launch, kernels=launch.kernels | {family: longer})
+    return launch.replace(kernels=launch.kernels | {family: longer})
 
 
 def show(name: str, launches: Sequence[LaunchFacts]) -> None:

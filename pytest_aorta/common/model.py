@@ -6,20 +6,46 @@ import json
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Annotated, Any, TypeAlias, TypeVar, get_args
 
 import msgspec
+from msgspec import Meta
 
 from pytest_aorta.common.documents import UnreadableFile, read_bytes
 from pytest_aorta.common.text import brief, did_you_mean
 
 T = TypeVar("T")
+M = TypeVar("M", bound="Model")
+
+# Values that several files hold.
+Name: TypeAlias = Annotated[str, Meta(pattern="^[a-z][a-z0-9_]{0,63}$")]
+Platform: TypeAlias = Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9+-]*$")]
+Text: TypeAlias = Annotated[str, Meta(min_length=1)]
+Milliseconds: TypeAlias = Annotated[float, Meta(ge=0, le=1e12)]
+# A number whose sums and squares have a float.
+Finite: TypeAlias = Annotated[float, Meta(ge=-1e100, le=1e100)]
+Count: TypeAlias = Annotated[int, Meta(ge=0)]
+Positive: TypeAlias = Annotated[int, Meta(ge=1)]
+UtcTime: TypeAlias = Annotated[str, Meta(pattern="^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$")]
+Block: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{12}$")]
+Commit: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{40,64}$")]
+Step: TypeAlias = Annotated[str, Meta(pattern="^[0-9]{1,12}$")]
+WeightHash: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{16,64}$")]
+TensorHash: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
+CommandLine: TypeAlias = Annotated[list[Annotated[str, Meta(max_length=256)]], Meta(max_length=32)]
+# A fact of the environment that numbers depend on.
+Fact: TypeAlias = str | int | float | bool | None
+
 _PLACE = re.compile(r" - at (?:`key` in )?`\$?(?P<path>[^`]*)`")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
 
 
 class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Base class of all structs that files hold. Unknown keys are refused, and nothing is edited after it was made."""
+
+    def replace(self: M, **changes: Any) -> M:
+        """Return a copy with other values of some fields."""
+        return msgspec.structs.replace(self, **changes)
 
 
 def decode(content: bytes | str, kind: type[T], name: str) -> T:

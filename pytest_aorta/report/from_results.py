@@ -182,4 +182,4 @@ def _in_block(launch: Launch, label: str) -> LaunchFacts:
     """
     if launch.result.provenance is not None:
         return launch.facts
-    return replace(launch.facts, block=hashlib.sha256(label.encode()).hexdigest()[:12])
+    return launch.facts.replace(block=hashlib.sha256(label.encode()).hexdigest()[:12])

@@ -9,7 +9,7 @@ import math
 import os
 import runpy
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.files import PACKAGE_ROOT, is_source_of, write_json, write_json_rows
+from pytest_aorta.common.model import to_builtins
 from pytest_aorta.plan.launch_plan import read_plan
 from pytest_aorta.plan.reference import AnyReference, CommitReference
 from pytest_aorta.plan.workload.declaration import WorkloadSpec
@@ -200,7 +201,7 @@ def finish(folder: Path, result: RankResult | None, device: torch.device) -> Non
 
 
 def _write_result(folder: Path, result: RankResult) -> None:
-    document = asdict(result)
+    document = to_builtins(result)
     if field := _non_finite(document):
         raise ValueError(f"the result of rank {os.environ['RANK']} contains a number that is not finite: {field}")
     write_json_rows(folder / RESULT_FILE, document, durable=False)

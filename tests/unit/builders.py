@@ -6,12 +6,12 @@ import dataclasses
 import json
 import random
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
+from pytest_aorta.common.model import to_builtins
 from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options import FailOn, LauncherKind, Options, Recording
 from pytest_aorta.plan.world import Device, World
@@ -91,11 +91,11 @@ def make_facts(**changes: Any) -> LaunchFacts:
         memory_growth=0.0,
         canary_ms={},
     )
-    return replace(defaults, **changes)
+    return defaults.replace(**changes)
 
 
 def with_p50(facts: LaunchFacts, p50: float) -> LaunchFacts:
-    return replace(facts, step_time_ms=facts.step_time_ms | {"p50": p50})
+    return facts.replace(step_time_ms=facts.step_time_ms | {"p50": p50})
 
 
 def stamp(age_s: float) -> str:
@@ -171,7 +171,7 @@ def rank_values(**changes: Any) -> dict[str, Any]:
         loss=[3.0, 2.0, 1.0],
         environment={"torch": "2.11.0", "device": "cpu"},
     )
-    return asdict(defaults) | changes
+    return to_builtins(defaults) | changes
 
 
 def write_ranks(run_dir: Path, *ranks: dict[str, Any]) -> None:

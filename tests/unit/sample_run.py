@@ -148,7 +148,7 @@ def _begin(plan: Plan, folder: Path, rng: np.random.Generator, ranks: int, steps
     if plan.has_baseline:
         before = replace(plan, slower=0.0, hides=0.9, late_rank=None, environment=())
         facts = (launch_facts(one_launch(before, rng, ranks, steps)) for _ in range(10))
-        dated = tuple(StoredLaunch(replace(one, recorded_at=stamp(86400))) for one in facts)
+        dated = tuple(StoredLaunch(one.replace(recorded_at=stamp(86400))) for one in facts)
         write_baseline(folder / "baselines", Baseline(case, nodeid, platform, plan.workload, {"steps": steps}, dated))
     return TestRecord(nodeid, outcome="passed", num_launches=1, compared=[compared]), compared
 

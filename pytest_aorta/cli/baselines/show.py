@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pytest_aorta.cli.baselines.find import StoredFile
 from pytest_aorta.common.text import counted, percent, table, wrapped
@@ -133,7 +133,7 @@ def size(change: float, scale: Scale) -> str:
     return percent(change).replace("%", scale.unit)
 
 
-def value_lines(values: dict[str, object], width: int) -> list[str]:
+def value_lines(values: Mapping[str, object], width: int) -> list[str]:
     """Return one line per value, as JSON."""
     lines = [f"  {key}: {json.dumps(values[key], ensure_ascii=False)}" for key in sorted(values)]
     return [part for line in lines for part in wrapped(line, width)]

@@ -28,6 +28,7 @@ from pytest_aorta.cli.history.export import openmetrics
 from pytest_aorta.cli.history.series import case_histories
 from pytest_aorta.cli.history.site.write import CasePage, chart_data
 from pytest_aorta.common.errors import AortaError
+from pytest_aorta.common.model import to_builtins
 from pytest_aorta.launch.guarded import _outcome
 from pytest_aorta.launch.lease.lease import bad_marks, holders
 from pytest_aorta.launch.lease.queue import BAD, ClaimFolder, takes_lock
@@ -179,7 +180,7 @@ def _read_result(data: bytes, folder: Path) -> None:
     file = folder / "result.json"
     file.write_bytes(data)
     result = read_result(file)
-    launch_facts(result).to_json()
+    to_builtins(launch_facts(result))
     result.to_json()
 
 

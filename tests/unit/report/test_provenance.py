@@ -4,9 +4,8 @@ import pytest
 
 from pytest_aorta.report.provenance import provenance_pairs
 from pytest_aorta.result.facts import launch_facts
-from pytest_aorta.session.history.entries import MeasuredLaunch
-from pytest_aorta.session.record import Side
-from tests.unit.builders import make_facts, make_provenance, make_result, replace
+from pytest_aorta.session.history.entries import MeasuredLaunch, Side
+from tests.unit.builders import make_facts, make_provenance, make_result
 
 GPU = {"torch": "2.11.0", "device": "cuda", "device_name": "NVIDIA H200"}
 COMMAND = ["pytest", "-k", "two words"]
@@ -43,7 +42,7 @@ def test_value_that_was_not_stored_is_named_as_unknown():
 
 
 def test_detached_head_is_not_an_unknown_branch():
-    assert dict(provenance_pairs(replace(KNOWN, branch=None)))["branch"] == "none (detached head)"
+    assert dict(provenance_pairs(KNOWN.replace(branch=None)))["branch"] == "none (detached head)"
 
 
 def test_command_of_a_result_reaches_its_facts():

@@ -14,11 +14,11 @@ from pytest_aorta.verdict.learning import launches_to_learn, objections
 from pytest_aorta.verdict.metrics import METRICS
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Missing, Verdict
-from tests.unit.builders import default_priors, make_baseline, make_facts, make_result, replace, stored
+from tests.unit.builders import default_priors, make_baseline, make_facts, make_result, stored
 
 CALL = "cudaStreamSynchronize in aten::item"
 BLOCKED = make_facts(metrics={"overlap_ratio_as_run": 0.61, "exposed_comm_ms_as_run": 3.9}, blocked_by=CALL)
-LATE = replace(BLOCKED, blocked_by="")
+LATE = BLOCKED.replace(blocked_by="")
 WAITS = f"a step waits for the device in {CALL}, so the host cannot run ahead; as run 0.61"
 LARGE = "the trace of one profiled step has 412,345,678 bytes on the largest rank"
 UNREAD = make_facts(overlap_problem=LARGE)

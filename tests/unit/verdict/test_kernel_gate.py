@@ -138,7 +138,7 @@ def test_single_slow_launch_asks_for_another_one():
 
 def test_unchanged_launches_of_another_block_pass_and_a_slow_family_does_not():
     def elsewhere(kernels):
-        return [replace(one, block="f" * 12) for one in launches(kernels=kernels)]
+        return [one.replace(block="f" * 12) for one in launches(kernels=kernels)]
 
     clocked = {name: FamilyTime(time.ms * 1.003, time.calls) for name, time in STEP.items()}
     row = check(elsewhere(clocked))
@@ -260,7 +260,7 @@ def test_baseline_of_kernels_can_be_recorded_and_its_sensitivity_shown():
 
 def test_noisy_family_is_an_objection_to_recording_with_its_name():
     loud = [
-        replace(one, kernels=one.kernels | {"flash_fwd_kernel": FamilyTime(0.9 + 0.05 * number, 8)})
+        one.replace(kernels=one.kernels | {"flash_fwd_kernel": FamilyTime(0.9 + 0.05 * number, 8)})
         for number, one in enumerate(launches(10, 0))
     ]
     (problem,) = objections(loud, MARKED, default_priors)

@@ -15,7 +15,6 @@ from tests.unit.builders import (
     make_baseline,
     make_facts,
     on_cpu,
-    replace,
     stored,
     with_p50,
 )
@@ -56,7 +55,7 @@ def test_changes_within_the_range_of_launches_are_not_named():
     before = [
         launch(
             {"gemm": FamilyTime(ms, 16), "rare": FamilyTime(ms % 9, 1)},
-            all_gather=replace(GATHERS, transfer_ms=ms, wait_ms=[0.0, ms]),
+            all_gather=GATHERS.replace(transfer_ms=ms, wait_ms=[0.0, ms]),
         )
         for ms in before_ms
     ]
@@ -65,7 +64,7 @@ def test_changes_within_the_range_of_launches_are_not_named():
         return [
             launch(
                 {"gemm": FamilyTime(ms, 16), "rare": FamilyTime(0.03, 1), "spin": FamilyTime(0.08, 1)},
-                all_gather=replace(GATHERS, transfer_ms=ms, wait_ms=[0.0, ms]),
+                all_gather=GATHERS.replace(transfer_ms=ms, wait_ms=[0.0, ms]),
             )
             for ms in gemm_ms
         ]
@@ -97,7 +96,7 @@ def test_without_profiled_steps_or_change_nothing_is_said(here, there):
 
 def test_changes_too_small_to_explain_that_of_the_step_are_not_named():
     # NOW changes by 1.9 ms at most, and the step by 500 ms.
-    slow = with_p50(launch(NOW, all_gather=replace(GATHERS, transfer_ms=9.0)), 510.0)
+    slow = with_p50(launch(NOW, all_gather=GATHERS.replace(transfer_ms=9.0)), 510.0)
     assert moved([slow], [with_p50(launch(BEFORE, all_gather=GATHERS), 10.0)]) == ""
 
 

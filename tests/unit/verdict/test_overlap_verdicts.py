@@ -179,7 +179,7 @@ def test_stored_launches_with_late_hosts_leave_the_others_values(late):
     """Compare what is shown and reported with a baseline of the other launches alone."""
     name = "overlap_ratio"
     launches = [
-        replace(launch, metrics={f"{name}{AS_RUN}": 0.61}) if number in late else launch
+        launch.replace(metrics={f"{name}{AS_RUN}": 0.61}) if number in late else launch
         for number, launch in enumerate(around(0.86, 10))
     ]
     others = [launch for launch in launches if name in launch.metrics]

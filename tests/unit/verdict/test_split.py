@@ -14,7 +14,7 @@ from pytest_aorta.verdict.causes import Split, split
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Verdicts
-from tests.unit.builders import default_priors, launches_near, make_baseline, make_facts, replace, stored
+from tests.unit.builders import default_priors, launches_near, make_baseline, make_facts, stored
 
 USUAL = {"compute": 8.0, "straggler": 0.0, "exposed_comm": 1.0, "copy": 0.5, "idle": 0.5}
 CHANGED = {"compute": 10.0, "straggler": 8.1, "exposed_comm": 2.9, "copy": 0.5, "idle": 0.8}
@@ -62,9 +62,9 @@ def test_step_time_that_passed_is_not_split():
 
 def test_slower_tail_is_not_split():
     slow = [
-        replace(one, num_steps=200, step_time_ms=one.step_time_ms | {"p99": 30.0}) for one in launches(10.0, 3, CHANGED)
+        one.replace(num_steps=200, step_time_ms=one.step_time_ms | {"p99": 30.0}) for one in launches(10.0, 3, CHANGED)
     ]
-    usual = [replace(one, num_steps=200) for one in launches(10.0, 10, USUAL)]
+    usual = [one.replace(num_steps=200) for one in launches(10.0, 10, USUAL)]
     verdicts = check(slow, usual)
     assert (verdicts["step_time_p99"].outcome, verdicts.notes) == (Outcome.REGRESSION, ())
 
