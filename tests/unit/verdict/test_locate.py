@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from pytest_aorta.result.measurements import TensorHashes
-from pytest_aorta.verdict.bitwise.locate import has_hashes, locate, other_keys
+from pytest_aorta.verdict.bitwise import has_hashes, locate, other_keys
 from tests.unit.builders import make_result
 
 WEIGHTS = ["tok.weight", "layers.0.w.weight", "out.weight"]
