@@ -71,8 +71,7 @@ def _row(option: Option) -> tuple[str, ...]:
 
 def markers() -> str:
     """Return the table of markers and their arguments."""
-    texts = (text.split(": ", 1) for text in MARKERS.values())
-    return table(("marker", "meaning"), ((f"`{usage}`", meaning.rstrip(".")) for usage, meaning in texts))
+    return table(("marker", "meaning"), ((f"`{marker.usage}`", marker.help) for marker in MARKERS.values()))
 
 
 def metrics() -> str:

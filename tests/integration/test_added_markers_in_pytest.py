@@ -1,4 +1,4 @@
-"""Markers that hooks, fixtures and tests add, and the precedence of several markers of a test."""
+"""Markers that hooks, fixtures and tests add."""
 
 from __future__ import annotations
 
@@ -107,24 +107,3 @@ def test_markers_of_other_plugins_can_be_added_at_any_time(project):
         "    workload.run('toy')\n"
     )
     assert project.run().ret == pytest.ExitCode.OK
-
-
-CLOSER = """
-import pytest
-
-@pytest.mark.world(size=4)
-class Base:
-    @pytest.mark.launch_timeout(60)
-    @pytest.mark.parametrize("shape", [(3, 60.0), pytest.param((3, 7.0), marks=pytest.mark.launch_timeout(7))])
-    def test_one(self, distributed_world, shape):
-        assert (distributed_world.size, distributed_world.timeout_s) == shape
-
-@pytest.mark.world(size=3)
-class TestDerived(Base):
-    pass
-"""
-
-
-def test_markers_of_a_parameter_and_of_a_derived_class_shape_the_world(project):
-    project.test_file(CLOSER)
-    project.run().assert_outcomes(passed=2)

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 
 from pytest_aorta.plan.options import OPTIONS
-from pytest_aorta.verdict.metrics import METRICS
 
 
 def assert_usage_error(result: pytest.RunResult, message: str) -> None:
@@ -146,42 +145,43 @@ def test_gpus_of_the_ini_file_do_not_keep_a_run_from_cpu_ranks(project):
     project.run("--aorta-gpus=0").assert_outcomes(passed=1)
 
 
-@pytest.mark.parametrize(
-    ("mark", "message"),
-    [
-        ("tolerance(step_time_p50='5')", "tolerance of step_time_p50: got '5', allowed is a percentage above 0%"),
-        ("tolerance(step_time_p50='-3%')", "tolerance of step_time_p50: got '-3%', allowed is a percentage above 0%"),
-        (
-            "tolerance(step_time='5%')",
-            "marker tolerance: metrics ['step_time'] are unknown (did you mean 'step_time_p50' or 'step_time_p99' or "
-            f"'step_time_mean'?); allowed are {sorted(METRICS)}",
-        ),
-        ("world(size=0)", "marker world: size=0, allowed is an integer from 1 to 65536 or 'all'"),
-        (
-            "world(sizes=2)",
-            "marker world has no keywords ['sizes'] (did you mean 'size'?); there are ['device', 'nodes', 'size', ",
-        ),
-        ("world(device='gpu')", "marker world: device='gpu', allowed is one of any, cuda, cpu"),
-        ("launch_timeout(0)", "marker launch_timeout takes a number of seconds above 0"),
-        ("overlap('yes')", "marker overlap takes no arguments, got ('yes')"),
-    ],
-)
-def test_bad_marker_is_a_collection_error_that_names_the_test(project, mark, message):
-    project.one_test("pass", f"@pytest.mark.{mark}")
-    result = project.run("--collect-only")
-    result.assert_outcomes(errors=1)
-    assert result.ret == pytest.ExitCode.INTERRUPTED
-    assert f"test_toy.py::test_one: {message}" in result.stdout.str()
-
-
-def test_bad_marker_of_a_class_is_found_in_each_of_its_tests(project):
+def test_wrong_marker_fails_its_own_test_in_setup_and_no_other(project):
     project.test_file(
         "import pytest\n@pytest.mark.world(size=-1)\nclass TestToy:\n"
-        "    def test_a(self, workload): pass\n    def test_b(self, workload): pass\n"
+        "    def test_bad(self, workload): pass\n"
+        "    @pytest.mark.world(sizes=2)\n    def test_worse(self, workload): pass\n"
+        "def test_good(workload): pass\n"
     )
-    text = project.run("--collect-only").stdout.str()
-    assert "test_toy.py::TestToy::test_a: marker world: size=-1" in text
-    assert "test_toy.py::TestToy::test_b: marker world: size=-1" in text
+    project.run("-k", "good").assert_outcomes(passed=1, deselected=2)
+    assert project.run("--collect-only").ret == 0
+    result = project.run("-v")
+    result.assert_outcomes(passed=1, errors=2)
+    result.stdout.fnmatch_lines(
+        [
+            "E *SpecError: marker world: size=-1, allowed is an integer from 1 to 65536 or 'all'",
+            "E *SpecError: marker world(*): got an unexpected keyword argument 'sizes', in (sizes=2)",
+            "aorta: *2 tests failed before a launch",
+        ]
+    )
+
+
+HIDING = "import pytest\n@pytest.fixture\ndef workload(): return 1\n{marks}def test_one(workload): pass\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "outcomes"),
+    [(["-W", "default::pytest.PytestWarning"], {"passed": 1, "warnings": 1}), (["-W", "error"], {"errors": 1})],
+)
+def test_fixture_that_hides_that_of_the_plugin_is_reported(project, given, outcomes):
+    project.write("test_toy.py", HIDING.format(marks="@pytest.mark.tolerance(nonsense='2%')\n"))
+    result = project.run(*given)
+    result.assert_outcomes(**outcomes)
+    result.stdout.fnmatch_lines(["*a fixture named workload hides that of pytest-aorta: *markers are not checked*"])
+
+
+def test_fixture_of_the_same_name_is_not_reported_in_a_suite_without_markers_of_the_plugin(project):
+    project.write("test_toy.py", HIDING.format(marks=""))
+    project.run("-W", "error").assert_outcomes(passed=1)
 
 
 def test_markers_of_the_same_names_belong_to_the_suite_on_tests_without_a_launch(project):
@@ -192,7 +192,7 @@ def test_markers_of_the_same_names_belong_to_the_suite_on_tests_without_a_launch
     )
     result = project.run()
     result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(["E *SpecError: marker world has no keywords [[]'backend'[]]; *"])
+    result.stdout.fnmatch_lines(["E *SpecError: marker world(*): got an unexpected keyword argument 'backend', *"])
 
 
 def without_installed_plugins(project, monkeypatch, *options: str) -> pytest.RunResult:
@@ -205,9 +205,9 @@ def test_marker_of_pytest_timeout_is_an_error_that_names_launch_timeout_where_th
     project, monkeypatch
 ):
     project.one_test("pass", "@pytest.mark.timeout(9)")
-    result = without_installed_plugins(project, monkeypatch, "--collect-only")
+    result = without_installed_plugins(project, monkeypatch)
     result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["*test_toy.py::test_one: marker timeout: *not installed*launch_timeout(SECONDS)"])
+    result.stdout.fnmatch_lines(["*SpecError: marker timeout: *not installed*launch_timeout(SECONDS)"])
 
 
 @pytest.mark.parametrize("options", [[], ["-p", "no:timeout", "-W", "ignore::pytest.PytestUnknownMarkWarning"]])
@@ -228,7 +228,7 @@ def test_marker_named_timeout_of_a_test_without_launches_is_ignored(project, mon
 
 
 def test_markers_are_documented(project):
-    project.run("--markers").stdout.fnmatch_lines(["@pytest.mark.world(size=2, device='any'): ranks to launch*"])
+    project.run("--markers").stdout.fnmatch_lines(["@pytest.mark.world(size=2, device='any', *): ranks to launch*"])
 
 
 GPU_TEST = "@pytest.mark.world(size=4, device='cuda')"

@@ -272,33 +272,6 @@ def test_option_that_runs_no_test_keeps_the_reports_of_the_last_run(many, option
     result.stdout.no_fnmatch_line("*delete the file*")
 
 
-# Editors show what this hook receives.
-SHOWS_ERRORS = """
-def pytest_exception_interact(node, call, report):
-    with open("shown.txt", "a") as file:
-        file.write(f"{node.nodeid}: {call.excinfo.exconly()}\\n")
-"""
-
-
-@pytest.mark.parametrize("options", [["--collect-only", "-q"], []], ids=["collection", "run"])
-def test_editor_receives_the_message_about_a_wrong_marker(declared, options):
-    declared.write("conftest.py", SHOWS_ERRORS)
-    declared.write("test_bad.py", "import pytest\n@pytest.mark.world(ranks=2)\ndef test_bad(workload): pass\n")
-    declared.run(*options).assert_outcomes(errors=1)
-    shown = (declared.path / "shown.txt").read_text()
-    assert shown.startswith("test_bad.py: ")
-    assert "test_bad.py::test_bad: marker world has no keywords ['ranks']" in shown
-
-
-def test_collection_with_a_wrong_marker_prints_no_summary_of_launches(declared):
-    declared.write("test_bad.py", "import pytest\n@pytest.mark.world(ranks=2)\ndef test_bad(workload): pass\n")
-    result = declared.run("--collect-only", "-q")
-    result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["test_bad.py::test_bad: marker world has no keywords *"])
-    result.stdout.no_fnmatch_line("*= aorta =*")
-    result.stdout.no_fnmatch_line("aorta: *")
-
-
 @pytest.mark.parametrize(
     "options", [["--fixtures"], ["--fixtures-per-test"], ["--markers"], ["--setup-plan"], ["--setup-only"]]
 )

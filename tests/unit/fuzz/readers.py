@@ -22,7 +22,6 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from pytest_aorta.plugin.read_markers import read_markers
 
 from pytest_aorta.cli.history.export import openmetrics
 from pytest_aorta.cli.history.series import case_histories
@@ -37,6 +36,7 @@ from pytest_aorta.launch.nodes.wire import WireError, encode, parse_message
 from pytest_aorta.plan.options import OPTIONS
 from pytest_aorta.plan.workload.adapter import Adapter, adapted, refuse_bad_adapter
 from pytest_aorta.plan.workload.logs import TORCHTITAN_PATTERN, log_records, read_records
+from pytest_aorta.plugin.markers import MARKERS
 from pytest_aorta.result.diagnosis.launch import launch_failure
 from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.flight import refusal
@@ -615,7 +615,7 @@ def _read_option(case: tuple[int, str], folder: Path) -> None:
 
 MARKS_OF_TESTS = st.builds(
     lambda name, args, kwargs: pytest.Mark(name, tuple(args), kwargs, _ispytest=True),
-    st.sampled_from(["world", "tolerance", "launch_timeout", "timeout", "fsdp", "distributed"]),
+    st.sampled_from(["world", "tolerance", "launch_timeout", "overlap", "fsdp"]),
     st.lists(HOSTILE, max_size=2).filter(lambda args: not any(callable(arg) for arg in args)),
     st.dictionaries(
         st.sampled_from(["size", "device", "warm", "nodes", "step_time_p50", "p50", "loss", "x"]), JUNK, max_size=3
@@ -624,7 +624,9 @@ MARKS_OF_TESTS = st.builds(
 
 
 def _read_marks(marks: list[Any], folder: Path) -> None:
-    read_markers(marks, refuse_timeout=True)
+    for mark in marks:
+        if mark.name in MARKERS:
+            MARKERS[mark.name].value(mark)
 
 
 # --- Logs of searches for commits ------------------------------------------------------------------------------------
