@@ -28,7 +28,7 @@ from pytest_aorta.common.model import (
     UtcTime,
     WeightHash,
 )  # fmt: skip
-from pytest_aorta.plan.options.values import LauncherKind
+from pytest_aorta.plan.options import LauncherKind
 from pytest_aorta.plan.profiler import WRAPPERS
 from pytest_aorta.result.gpu_facts import lowest_sm_clock_mhz, throttled
 from pytest_aorta.result.growth import DEPENDENT_STEPS, growth

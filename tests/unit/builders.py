@@ -6,6 +6,7 @@ import dataclasses
 import json
 import random
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from pytest_aorta.result.folder import PLAN_FILE
 from pytest_aorta.result.measurements import SCHEMA_VERSION, RankResult, WorkloadResult
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome
 from pytest_aorta.result.provenance import Provenance
+from pytest_aorta.session.record import ComparedLaunch, Comparison, LaunchNote, Side, TestRecord
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch
 from pytest_aorta.verdict.metrics import Metric, Tolerance
 from pytest_aorta.verdict.noise import default_variance
@@ -128,6 +130,28 @@ def stored(*facts: LaunchFacts, revision: int = 1, center: bool = True) -> tuple
 def make_verdict(outcome: Outcome, **changes: Any) -> Verdict:
     verdict = Verdict("case", "step_time_p50", outcome, 1.0, 1.0, None, Tolerance(0.05))
     return replace(verdict, **changes)
+
+
+def ran(count: int, *, failed: int = 0, traces: Sequence[str] = ()) -> tuple[LaunchNote, ...]:
+    """Return the launches of a record; the last ``failed`` left no result, and the first has notes on traces."""
+    return tuple(
+        LaunchNote("torchrun", {"wall": 1.0}, number < count - failed, tuple(traces) if number == 0 else ())
+        for number in range(count)
+    )
+
+
+def compared(case: str, *launches: LaunchFacts, side: Side = Side.CANDIDATE, **changes: Any) -> Comparison:
+    """Return a comparison of launches of one side."""
+    return Comparison(case, launches=tuple(ComparedLaunch(side, facts) for facts in launches), **changes)
+
+
+def make_record(nodeid: str, rows: Sequence[Verdict] = (), *, notes: Sequence[str] = (), **changes: Any) -> TestRecord:
+    """Return the record of a test with one launch and one comparison for each case that ``rows`` have."""
+    cases = dict.fromkeys(row.case for row in rows) or dict.fromkeys(["case"] if notes else [])
+    comparisons = tuple(Comparison(case, rows=tuple(row for row in rows if row.case == case)) for case in cases)
+    if notes:
+        comparisons = (replace(comparisons[0], notes=tuple(notes)), *comparisons[1:])
+    return replace(TestRecord(nodeid, comparisons=comparisons, launches=ran(1), outcome="passed"), **changes)
 
 
 def make_baseline(**changes: Any) -> Baseline:

@@ -30,8 +30,7 @@ from pytest_aorta.report.summary import SCHEMA, ratio, summary
 from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.result.trace.intervals import union
 from pytest_aorta.result.trace.overlap import Lane, overlap_of
-from pytest_aorta.session.record import RETRIED, Compared, TestRecord
-from pytest_aorta.session.text import totals
+from pytest_aorta.session.record import RETRIED, Comparison, TestRecord, totals
 from pytest_aorta.verdict.metrics import METRICS, Tolerance, middle
 from pytest_aorta.verdict.statistics.decision import Outcome, Scale
 from pytest_aorta.verdict.verdicts import ReferenceKind, VerdictReference
@@ -41,6 +40,7 @@ from tests.unit.builders import (
     make_facts,
     make_result,
     make_verdict,
+    ran,
     replace,
     stored,
 )
@@ -100,13 +100,16 @@ def test_baseline_that_no_verdict_has_a_value_of_is_no_band(tmp_path):
     path = tmp_path / "baseline.json"
     write_json(path, make_baseline().to_json())
     missing = replace(make_verdict(Outcome.MISSING), case="a::b::fsdp", baseline=None)
-    record = TestRecord("a::b", [missing], num_launches=1, compared=[Compared("a::b::fsdp", baseline=str(path))])
-    assert session_report([record], title="").tests[0].cases[0].baseline is None
+
+    def baseline_of(row):
+        comparison = Comparison(row.case, baseline=str(path), rows=(row,))
+        record = TestRecord("a::b", comparisons=(comparison,), launches=ran(1))
+        return session_report([record], title="").tests[0].cases[0].baseline
+
+    assert baseline_of(missing) is None
     by_ab = replace(missing, outcome=Outcome.PASS, baseline=10.0, reference=VerdictReference(ReferenceKind.AB, "main"))
-    record.verdicts = [by_ab]
-    assert session_report([record], title="").tests[0].cases[0].baseline is None
-    record.verdicts = [replace(missing, outcome=Outcome.PASS, baseline=10.0)]
-    assert session_report([record], title="").tests[0].cases[0].baseline == make_baseline()
+    assert baseline_of(by_ab) is None
+    assert baseline_of(replace(missing, outcome=Outcome.PASS, baseline=10.0)) == make_baseline()
 
 
 def test_tests_without_a_launch_are_left_out_unless_devices_were_lacking():
@@ -397,7 +400,7 @@ def test_retried_attempts_are_listed_with_their_number_and_left_out_of_the_count
         ({"outcome": "failed", "can_launch": True}, True),
         ({"outcome": "error", "can_launch": True}, True),
         ({"outcome": "error", "lacked_devices": "needs 8 GPUs"}, True),
-        ({"outcome": "failed", "can_launch": True, "num_launches": 1}, False),
+        ({"outcome": "failed", "can_launch": True, "launches": ran(1)}, False),
         ({"outcome": "skipped", "can_launch": True}, False),
         ({"outcome": "passed", "can_launch": True}, False),
         ({"outcome": "failed"}, False),

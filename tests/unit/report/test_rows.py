@@ -18,7 +18,7 @@ from pytest_aorta.result.facts import launch_facts
 from pytest_aorta.session.record import TestRecord
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import ReferenceKind, VerdictReference
-from tests.unit.builders import make_baseline, make_provenance, make_result, make_verdict
+from tests.unit.builders import make_baseline, make_provenance, make_result, make_verdict, ran
 
 
 @pytest.mark.parametrize(
@@ -96,8 +96,8 @@ def test_provenance_of_nothing_has_no_side():
 
 def test_failed_launches_and_failures_before_a_launch_are_counted():
     records = [
-        TestRecord("a::x", outcome="failed", num_launches=3, num_failed_launches=1, can_launch=True),
-        TestRecord("a::y", outcome="failed", num_launches=1, num_failed_launches=1, can_launch=True),
+        TestRecord("a::x", outcome="failed", launches=ran(3, failed=1), can_launch=True),
+        TestRecord("a::y", outcome="failed", launches=ran(1, failed=1), can_launch=True),
         TestRecord("a::z", outcome="failed", can_launch=True),
         TestRecord("a::w", outcome="skipped", lacked_devices="needs 8 GPUs"),
     ]
@@ -108,4 +108,3 @@ def test_failed_launches_and_failures_before_a_launch_are_counted():
         ("1 test failed before a launch", True),
         ("1 test skipped for lack of devices", False),
     ]
-    assert TestRecord.from_json(records[0].to_json()) == records[0]
