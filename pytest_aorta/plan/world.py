@@ -9,16 +9,9 @@ from dataclasses import dataclass
 
 from pytest_aorta.common.errors import DevicesUnavailable
 from pytest_aorta.common.text import counted
-from pytest_aorta.plan.device_kind import BACKENDS, Backend, DeviceKind
+from pytest_aorta.plan.device_kind import ACCELERATED, BACKENDS, VISIBLE_VARIABLES, Backend, Device, DeviceKind
 from pytest_aorta.plan.options import Options
 
-CUDA_VARIABLE, HIP_VARIABLE, ROCR_VARIABLE = VISIBLE_VARIABLES = (
-    "CUDA_VISIBLE_DEVICES",
-    "HIP_VISIBLE_DEVICES",
-    "ROCR_VISIBLE_DEVICES",
-)
-NVIDIA = "nvidia"
-AMD = "amd"
 CPU_WORLD_SIZE = 2
 # With more gloo ranks per core than this, step times measure only the scheduler.
 MAX_CPU_RANKS_PER_CORE = 8
@@ -31,23 +24,6 @@ ANY_DEVICE = "any"
 DEVICES = (ANY_DEVICE, *DeviceKind)
 # Value of the world marker's size that asks for all devices of the run.
 ALL_DEVICES = "all"
-
-
-@dataclass(frozen=True)
-class Device:
-    """One GPU.
-
-    Attributes:
-        token: Number or name of the GPU in CUDA_VISIBLE_DEVICES, on AMD in HIP_VISIBLE_DEVICES.
-        model: Product name.
-        uuid: Unique name, the same for every process of the host.
-        vendor: ``nvidia`` or ``amd``.
-    """
-
-    token: str
-    model: str
-    uuid: str
-    vendor: str = NVIDIA
 
 
 @dataclass(frozen=True)
@@ -111,10 +87,13 @@ def resolve_world(spec: WorldSpec, options: Options, devices: list[Device]) -> W
     Raises:
         DevicesUnavailable: The test asks for devices that this run may not use or does not have.
     """
+    wanted = {spec.device} & ACCELERATED
+    devices = [device for device in devices if wanted <= {device.kind}]
     budget = num_usable_gpus(options, devices)
     given = f"{budget} given" + (f" (--aorta-gpus={options.gpus})" if options.gpus is not None else "")
+    takes_gpu = spec.device == ANY_DEVICE and budget > 0
     _refuse_nodes(spec.nodes, options)
-    if spec.device == DeviceKind.CPU or (spec.device == ANY_DEVICE and budget == 0):
+    if not takes_gpu and spec.device not in ACCELERATED:
         return _cpu_world(spec, options, given)
     size = budget * spec.nodes if spec.size == ALL_DEVICES else int(spec.size)
     here = size // spec.nodes
@@ -122,7 +101,7 @@ def resolve_world(spec: WorldSpec, options: Options, devices: list[Device]) -> W
         where = " on each node" if spec.nodes > 1 else ""
         needed = "at least 1 GPU" if spec.size == ALL_DEVICES else counted(here, "GPU")
         raise DevicesUnavailable(f"needs {needed}{where}, {given}")
-    return World(size, DeviceKind.CUDA, tuple(devices[:here]), spec.nodes)
+    return World(size, devices[0].kind, tuple(devices[:here]), spec.nodes)
 
 
 def num_usable_gpus(options: Options, devices: Sequence[Device]) -> int:

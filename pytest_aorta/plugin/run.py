@@ -18,7 +18,7 @@ from pytest_aorta.common.signals import terminable
 from pytest_aorta.plan.options import Options
 
 if TYPE_CHECKING:
-    from pytest_aorta.plan.world import Device
+    from pytest_aorta.plan.device_kind import Device
     from pytest_aorta.plugin.progress_line import ProgressLine
     from pytest_aorta.session.launcher import Session
     from pytest_aorta.session.record import TestRecord
@@ -61,7 +61,7 @@ class Run:
     @cached_property
     def devices(self) -> list[Device]:
         """The visible GPUs; the driver is asked once, on first use."""
-        from pytest_aorta.plan.gpus import visible_devices  # only a run that needs devices asks the driver
+        from pytest_aorta.plan.accelerators import visible_devices  # only a run that needs devices asks the driver
 
         return visible_devices() if self.options.gpus != 0 else []
 
@@ -216,8 +216,10 @@ class Controller:
         if run.options.baselines_dir.is_dir():
             from pytest_aorta.session.baselines import unused_baselines  # reads baselines
 
-            # Where the command line names single tests, or a file has an error, not all tests were collected.
-            is_partial = self.has_collection_error or any("::" in arg for arg in session.config.args)
+            # Not all tests were collected if the command line names single tests, --lf leaves some out, or a file has an
+            # error.
+            is_named = session.config.getoption("lf", False) or any("::" in arg for arg in session.config.args)
+            is_partial = self.has_collection_error or is_named
             whole = set() if is_partial else run.collected
             run.notes += unused_baselines(run.records, run.passed_ids, whole, run.options)
 

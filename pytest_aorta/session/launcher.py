@@ -14,18 +14,18 @@ from msgspec.structs import asdict, replace
 
 from pytest_aorta.common.errors import AortaError, LaunchError, SpecError
 from pytest_aorta.common.files import create_numbered_folder, slug
-from pytest_aorta.launch.lease.world import LeasedWorld
+from pytest_aorta.launch.leases import LeasedWorld
 from pytest_aorta.launch.nodes.handover import node_group
 from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.launch.watch import LaunchWatch, StateLine
-from pytest_aorta.plan.device_kind import DeviceKind
-from pytest_aorta.plan.gpus import visible_devices
+from pytest_aorta.plan.accelerators import visible_devices
+from pytest_aorta.plan.device_kind import Device, DeviceKind
 from pytest_aorta.plan.launch_plan import LaunchPlan, LaunchRequest, NodeGroup, at_reference, limits_under
 from pytest_aorta.plan.options import LauncherKind, Options
 from pytest_aorta.plan.profiler import TORCH, WRAPPERS
 from pytest_aorta.plan.reference import AnyReference, References
 from pytest_aorta.plan.workload.declaration import default_config
-from pytest_aorta.plan.world import ALL_DEVICES, Device, World
+from pytest_aorta.plan.world import ALL_DEVICES, World
 from pytest_aorta.result.diagnosis.launch import launch_failure
 from pytest_aorta.result.measurements import LaunchRecord, WorkloadResult
 from pytest_aorta.result.outcome import LaunchOutcome, launch_times_s
@@ -64,11 +64,8 @@ class Session:
         return [] if self.options.gpus == 0 else visible_devices()
 
     def close(self) -> None:
-        """Stop the fork servers of warm launches and remove the worktrees of A/B references."""
-        try:
-            self.forkservers.close()
-        finally:
-            self.references.close()
+        """Stop the fork servers of warm launches."""
+        self.forkservers.close()
 
     @contextmanager
     def launcher(
@@ -152,7 +149,7 @@ class Launcher:
 
     def require_ranks(self, workload: str, least: int) -> None:
         """End a test that asks for all GPUs of the run if a workload needs more ranks than these."""
-        takes_all = self.world.device == DeviceKind.CUDA and self.spec.world.size == ALL_DEVICES
+        takes_all = self.world.device != DeviceKind.CPU and self.spec.world.size == ALL_DEVICES
         if takes_all and self.world.size < least:
             self.test.lacks(f"workload {workload!r} needs at least {least} GPUs, {self.world.size} given")
 
@@ -221,7 +218,7 @@ class Launcher:
 def _traces(plan: LaunchPlan) -> tuple[str, ...]:
     if plan.profiler is None:
         return ()
-    return (traces_note(plan.profiler, plan.run_dir, on_device=plan.world.device == "cuda"),)
+    return (traces_note(plan.profiler, plan.run_dir, on_device=plan.world.device != DeviceKind.CPU),)
 
 
 def _merged_traces(plan: LaunchPlan) -> tuple[str, ...]:

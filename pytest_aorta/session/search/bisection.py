@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pytest_aorta.common.errors import AortaError, ComparisonFailed, LaunchError, ResultError, SpecError, WorkloadFailed
 from pytest_aorta.common.text import brief
-from pytest_aorta.plan.prepared import PreparedCommits, Setup
-from pytest_aorta.plan.reference import CommitReference
+from pytest_aorta.plan.reference import CommitReference, References
+from pytest_aorta.plan.worktree import Setup
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.session.search.log import SearchLog, Skip, give
 from pytest_aorta.verdict.commit_search import CommitSearch, NextLaunch, Probe, SearchEnd, SearchOutcome
@@ -27,11 +27,8 @@ class Bisection:
         """Prepare the search that ``log`` requests, for a pytest run in ``rootdir``."""
         self.log = log
         self.commits = log.request.commits
-        self._prepared = PreparedCommits(rootdir, Setup(log.request.setup, Path(log.request.environments)))
-
-    def close(self) -> None:
-        """Remove the worktrees that are not kept."""
-        self._prepared.close()
+        setup = Setup(log.request.setup, Path(log.request.environments))
+        self._references = References(None, rootdir, setup)
 
     def commit(self, number: int) -> CommitReference:
         """Return a commit as a version to launch, counted from the good commit, which is number 0.
@@ -39,7 +36,8 @@ class Bisection:
         Raises:
             SpecError: The commit can't be checked out, or a setup command fails.
         """
-        return self._prepared.open(self.commits[number])
+        commit = self.commits[number]
+        return self._references.commit(commit, commit[:12])
 
     def end(self, number: int) -> CommitReference:
         """Return the good or the bad commit as a version to launch.
