@@ -216,8 +216,7 @@ class Controller:
         if run.options.baselines_dir.is_dir():
             from pytest_aorta.session.baselines import unused_baselines  # reads baselines
 
-            # Not all tests were collected if the command line names single tests, --lf leaves some out, or a file has an
-            # error.
+            # Tests were left out if the command line names single tests or --lf, or if a file has an error.
             is_named = session.config.getoption("lf", False) or any("::" in arg for arg in session.config.args)
             is_partial = self.has_collection_error or is_named
             whole = set() if is_partial else run.collected
