@@ -147,18 +147,6 @@ def _recording(text: str) -> Recording:
     return Recording(bool(found[1] or found[2]), found[3])
 
 
-def parse_endpoint(text: str) -> tuple[str, int]:
-    """Return host and port of ``HOST`` or ``HOST:PORT``; the port is 0 if the text has none.
-
-    Raises:
-        ArgumentTypeError: The text has neither form.
-    """
-    match = re.fullmatch(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[^\s:\[\]]+))(?::(?P<port>[0-9]{1,5}))?", text)
-    if match is None or int(match["port"] or 0) > 65535:
-        raise _not_allowed(text, "HOST or HOST:PORT, an IPv6 address in square brackets")
-    return match["v6"] or match["host"], int(match["port"] or 0)
-
-
 @dataclass(frozen=True)
 class Option:
     """The declaration of one option.
@@ -315,13 +303,7 @@ class Options:
         shown="workloads", ini_only=True)
     node_launcher: tuple[str, ...] = _option(
         "node_launcher", "command that starts one node agent per node, e.g. srun --nodes={nodes} "
-        "--ntasks={nodes}", (), tuple, "args", shown="node agents wait on the nodes", ini_only=True)
-    rdzv_endpoint: tuple[str, int] | None = _option(
-        "rdzv_endpoint", "name or address of this host in the network of the nodes, and a port", None,
-        parse_endpoint, shown="host name, any port", ini_only=True)
-    join_timeout_s: float = _option(
-        "join_timeout", "seconds within which the node agent of every node has to connect", 300.0, _seconds,
-        "float", shown="300", ini_only=True)
+        "--ntasks={nodes}", (), tuple, "args", shown="none: one node", ini_only=True)
     # fmt: on
     rootdir: Path = Path()
     command: tuple[str, ...] = ()
@@ -391,9 +373,12 @@ def _refuse_contradictions(options: Options) -> None:
             f"--aorta-baselines={options.baselines_dir}: {nearest} can't be written, and --update-baselines writes "
             f"there; make it writable, or name another folder"
         )
-    if options.nnodes > 1 and not options.node_launcher and not (options.rdzv_endpoint or ("", 0))[1]:
+    if options.nnodes > 1 and not options.node_launcher:
         raise SpecError(
-            f"--aorta-nnodes={options.nnodes}: set the ini key aorta_node_launcher, a command that starts the node "
-            f"agents, or aorta_rdzv_endpoint=HOST:PORT, where node agents connect "
-            f"(aorta agent --wait --connect HOST:PORT)"
+            f"--aorta-nnodes={options.nnodes}: set the ini key aorta_node_launcher, a command that starts a node agent "
+            f"on each node, such as 'srun --nodes={{nodes}} --ntasks={{nodes}}'"
+        )
+    if options.nnodes > 1 and options.results_dir is None:
+        raise SpecError(
+            f"--aorta-nnodes={options.nnodes}: give --aorta-results, a folder on a file system that all nodes share"
         )

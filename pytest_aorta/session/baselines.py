@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Generator, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +87,7 @@ def learn(
         raise BaselineError(
             f"{case}: not recorded: ranks ran under {profiler}, which slows them; record without {profiler}"
         )
-    first = replace(first, config=identity(config))
+    first = first.replace(config=identity(config))
     launches, note = yield from recorded(options, first, launches_to_learn(marked, facts, options.launches))
     priors = platform_priors(options.baselines_dir, first.platform, facts.device, case)
     problems = objections(launches, marked, priors)
@@ -95,14 +95,14 @@ def learn(
         raise BaselineError(_noisy_text(case, problems))
     baseline = _with_launches(first, launches)
     if problems:
-        baseline = replace(baseline, forced={str(baseline.revision): str(options.recording.reason)})
+        baseline = baseline.replace(forced={str(baseline.revision): str(options.recording.reason)})
     # Comparing the baseline with itself shows metrics that are missing or differ between launches.
     verdicts = StoredComparison(case, first.config, baseline, marked, priors, len(launches)).judge(launches)
     if failing := verdicts.failing({Outcome.MISSING}):
         compared = tuple(ComparedLaunch(Side.CANDIDATE, launch) for launch in launches)
         recorded_now = Comparison(case, platform=first.platform, workload=first.workload, launches=compared)
         raise ComparisonFailed(comparison_text(recorded_now, failing))
-    new = NewLaunches(baseline, marked, defaults, options.recording.replaces)
+    new = NewLaunches(baseline, dict(marked), dict(defaults), options.recording.replaces)
     # Merge now, so that launches that can't be added fail the test. They are merged again when the session ends,
     # since other sessions may have updated the baseline by then.
     stored = new.merged(options.baselines_dir)
@@ -178,7 +178,7 @@ def _folder_of_code(options: Options) -> Path | None:
 
 
 def _with_launches(first: Baseline, launches: Sequence[LaunchFacts]) -> Baseline:
-    return replace(first, launches=tuple(StoredLaunch(launch) for launch in launches))
+    return first.replace(launches=tuple(StoredLaunch(launch) for launch in launches))
 
 
 def _difference(kept: Baseline, first: Baseline) -> str | None:

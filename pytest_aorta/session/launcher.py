@@ -15,12 +15,11 @@ from msgspec.structs import asdict, replace
 from pytest_aorta.common.errors import AortaError, LaunchError, SpecError
 from pytest_aorta.common.files import create_numbered_folder, slug
 from pytest_aorta.launch.leases import LeasedWorld
-from pytest_aorta.launch.nodes.handover import node_group
 from pytest_aorta.launch.warm import ForkServers
 from pytest_aorta.launch.watch import LaunchWatch, StateLine
 from pytest_aorta.plan.accelerators import visible_devices
 from pytest_aorta.plan.device_kind import Device, DeviceKind
-from pytest_aorta.plan.launch_plan import LaunchPlan, LaunchRequest, NodeGroup, at_reference, limits_under
+from pytest_aorta.plan.launch_plan import LaunchPlan, LaunchRequest, at_reference, limits_under
 from pytest_aorta.plan.options import LauncherKind, Options
 from pytest_aorta.plan.profiler import TORCH, WRAPPERS
 from pytest_aorta.plan.reference import AnyReference, References
@@ -165,10 +164,9 @@ class Launcher:
         self.test.check()
         self._refuse_several_nodes(version)
         launched = at_reference(request, version) if version else request
-        group = node_group(self.session.options, self.world.nodes)
         note = LaunchNote()
         try:
-            plan = self._plan(launched, version, group)
+            plan = self._plan(launched, version)
             self.test.planned(plan)
             with LaunchWatch(plan, self.session.line) as watch, _named_in_errors(plan):
                 outcome = self.session.start(plan)
@@ -193,7 +191,7 @@ class Launcher:
         if profiler in WRAPPERS and self.world.nodes > 1:
             raise SpecError(f"--aorta-profiler={profiler}: wraps the ranks of this node only; use it with nodes=1")
 
-    def _plan(self, request: LaunchRequest, version: AnyReference | None, group: NodeGroup | None) -> LaunchPlan:
+    def _plan(self, request: LaunchRequest, version: AnyReference | None) -> LaunchPlan:
         options, warm = self.session.options, self.spec.world.warm
         # A fork server can start ranks on its own host only.
         is_local = self.world.nodes == 1
@@ -210,7 +208,7 @@ class Launcher:
             profiler=options.profiler,
             profiler_schedule=options.profiler_schedule,
             limits=limits_under(options.profiler),
-            group=group,
+            node_launcher=() if is_local else options.node_launcher,
             command=options.command,
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,8 +13,8 @@ from msgspec import structs
 
 from pytest_aorta.common.errors import ComparisonFailed, SpecError, WorkloadFailed
 from pytest_aorta.common.text import brief, did_you_mean
+from pytest_aorta.plan.workload.command import ENVIRONMENT_KEY, case_suffix
 from pytest_aorta.plan.workload.declaration import find_workload
-from pytest_aorta.plan.workload.environment import ENVIRONMENT_KEY, case_suffix
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.baselines import learn
@@ -308,7 +308,7 @@ class WorkloadRunner:
     ) -> StoredComparison:
         if baseline:
             # A key that was added after the baseline was recorded had its default then.
-            baseline = replace(baseline, config=self._defaults(result) | baseline.config)
+            baseline = baseline.replace(config=self._defaults(result) | baseline.config)
         folder = Path(comparison.baseline).parent.parent
         priors = platform_priors(folder, result.platform, result.device, comparison.case)
         return StoredComparison(
