@@ -6,7 +6,7 @@ This package needs torch, so the pytest process never imports it.
 from __future__ import annotations
 
 from pytest_aorta.result.measurements import FailureDetail, RankResult, TensorHashes
-from pytest_aorta.result.trace.overlap import OverlapCapture
+from pytest_aorta.result.trace.profiled_steps import Profile
 from pytest_aorta.worker.environment import environment_facts
 from pytest_aorta.worker.former_names import keep_former_names
 from pytest_aorta.worker.hashing.operators import OperatorCapture
@@ -34,7 +34,7 @@ __all__ = [
     "Handle",
     "LocalShard",
     "OperatorCapture",
-    "OverlapCapture",
+    "Profile",
     "RankEnv",
     "RankResult",
     "Recorder",

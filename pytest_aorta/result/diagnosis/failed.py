@@ -88,12 +88,12 @@ class RankFailure:
 def own_failure(rank: RankEvidence) -> RankFailure | None:
     """Return a rank's own failure, or None."""
     if rank.error is not None:
-        if rank.error["type"] == "SystemExit":
-            message = _exit_message(rank.error["message"])
-            return RankFailure("exit code", message, rank, (Stage.ERROR, rank.error["time_ns"]))
-        message = f"{rank.error['type']}: {rank.error['message']}".removesuffix(": ")
-        kind = "out of memory" if "OutOfMemory" in rank.error["type"] else "rank exception"
-        return RankFailure(kind, message, rank, (_stage_of(rank.error["message"]), rank.error["time_ns"]))
+        if rank.error.type == "SystemExit":
+            message = _exit_message(rank.error.message)
+            return RankFailure("exit code", message, rank, (Stage.ERROR, rank.error.time_ns))
+        message = f"{rank.error.type}: {rank.error.message}".removesuffix(": ")
+        kind = "out of memory" if "OutOfMemory" in rank.error.type else "rank exception"
+        return RankFailure(kind, message, rank, (_stage_of(rank.error.message), rank.error.time_ns))
     if rank.exit_code is None:
         return None
     # Threads of NCCL and gloo abort in reaction to a failure elsewhere, and SIGTERM is sent to ranks that are stopped.
@@ -165,8 +165,8 @@ def _place(rank: RankEvidence) -> list[str]:
     if rank.error is None:
         killed = [_LOOK_INTO_DMESG.format(rank.rank)] if rank.exit_code == -signal.SIGKILL else []
         return [*killed, *(f"  at {frame}" for frame in rank.frames[:FRAMES_SHOWN]), *log_lines(rank)]
-    error_type, message = rank.error["type"], rank.error["message"]
-    lines = traceback_lines(rank.error["traceback"], error_type, message, _TRACEBACK_LINES, file_of(rank, ERROR_FILE))
+    error_type, message = rank.error.type, rank.error.message
+    lines = traceback_lines(rank.error.traceback, error_type, message, _TRACEBACK_LINES, file_of(rank, ERROR_FILE))
     lines = [line[:300] for line in lines]
     if error_type == "SystemExit":
         return [*lines, *log_lines(rank)]

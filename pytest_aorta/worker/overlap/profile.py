@@ -14,7 +14,6 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -37,8 +36,8 @@ from pytest_aorta.result.trace.kineto.device import LearnedStep, learn_step, ove
 from pytest_aorta.result.trace.kineto.events import BOUNDARY, steps_alone
 from pytest_aorta.result.trace.kineto.reading import FEWER, TraceTooLarge, excess, read_trace
 from pytest_aorta.result.trace.merged import HEAD_START_KEY
-from pytest_aorta.result.trace.overlap import OverlapCapture, PartAhead, is_too_late, joined_ahead
-from pytest_aorta.result.trace.profiled_steps import ANOTHER_RANK
+from pytest_aorta.result.trace.overlap import PartAhead, is_too_late, joined_ahead
+from pytest_aorta.result.trace.profiled_steps import ANOTHER_RANK, Profile
 from pytest_aorta.result.trace.transfers import waits_ms
 from pytest_aorta.worker.overlap.exchange import calls_of_all_ranks, largest_over_ranks
 from pytest_aorta.worker.overlap.head_start import (
@@ -64,7 +63,7 @@ def capture_overlap(
     *,
     trace_path: Path | None = None,
     timed_ms: float | None = None,
-) -> OverlapCapture:
+) -> Profile:
     """Run ``step`` under the profiler and return the overlap of ``num_steps`` steps on this rank; collective.
 
     ``step`` runs once before the captured steps, since the first profiled step pays for the profiler's start. Ranks
@@ -100,7 +99,7 @@ def capture_overlap(
         raise ValueError(f"num_steps is {num_steps!r}, allowed is an integer from 1")
     if (profiler := os.environ.get(variables.PROFILER)) in WRAPPERS:
         problem = f"{profiler} profiles the ranks, and a device serves one profiler at a time"
-        return OverlapCapture([], {}, problem=problem)
+        return Profile(problem=problem)
     asked, schedule = _asked_trace_path(), _asked_schedule()
     if trace_path is not None or asked is None or schedule is None:
         return _capture(step, num_steps, device, trace_path or asked, timed_ms)
@@ -120,7 +119,7 @@ class _TooLargeError(Exception):
 
 def _capture(
     step: Callable[[], object], num_steps: int, device: torch.device, kept: Path | None, timed_ms: float | None
-) -> OverlapCapture:
+) -> Profile:
     try:
         first = _trace_of(_profile(step, 1, device)[0], 1, device)
         if device.type == "cuda":
@@ -132,7 +131,7 @@ def _capture(
         remedy = "lower profile_steps, or set it to 0" if error.num_steps > 1 else "set profile_steps: 0"
         problem = f"{error}; {remedy} to measure without overlap, or use fewer micro-batches per step"
         warnings.warn(f"overlap is not measured: {problem}", stacklevel=3)
-        return OverlapCapture([], {}, problem=problem)
+        return Profile(problem=problem)
     if kept is not None and device.type == "cuda":
         _keep_profiled(_profile(step, num_steps, device)[0], num_steps, device, kept)
     elif kept is not None:
@@ -142,11 +141,11 @@ def _capture(
 
 def _capture_ahead(
     step: Callable[[], object], num_steps: int, device: torch.device, first: dict[str, Any], timed_ms: float | None
-) -> OverlapCapture:
+) -> Profile:
     """Capture steps as they run, then with the host ahead, a few at a time, as long as enough of them can count."""
     learned, blocking_call = learn_step(first), find_blocking_call(first)
 
-    def attempt(size: int, lead_ms: float) -> tuple[OverlapCapture, Pass]:
+    def attempt(size: int, lead_ms: float) -> tuple[Profile, Pass]:
         profiler, passed = _profile(step, size, device, host=False, lead_ms=lead_ms, warmup=1)
         return _without_waits(_trace_of(profiler, size, device), learned, size, device), passed
 
@@ -160,11 +159,11 @@ def _capture_ahead(
         )
         if is_too_late(parts, num_steps):
             break
-    return replace(joined_ahead(parts, num_steps), as_run=as_run.steps)
+    return joined_ahead(parts, num_steps).replace(as_run=as_run.steps)
 
 
 def _part_ahead(
-    attempt: Callable[[float], tuple[OverlapCapture, Pass]],
+    attempt: Callable[[float], tuple[Profile, Pass]],
     host_ms: float,
     device: torch.device,
     timed_ms: float | None,
@@ -181,10 +180,10 @@ def _part_ahead(
         has_failed, is_blocked = map(bool, largest_over_ranks([not own.succeeded, own.blocked_by is not None], device))
         num_blocked += is_blocked
     blocked_by = (own.blocked_by or ANOTHER_RANK) if num_blocked == BLOCKED_ATTEMPTS else None
-    return PartAhead(capture, replace(own, attempts=attempts, succeeded=not has_failed, blocked_by=blocked_by))
+    return PartAhead(capture, own.replace(attempts=attempts, succeeded=not has_failed, blocked_by=blocked_by))
 
 
-def _without_waits(trace: dict[str, Any], learned: LearnedStep, num_steps: int, device: torch.device) -> OverlapCapture:
+def _without_waits(trace: dict[str, Any], learned: LearnedStep, num_steps: int, device: torch.device) -> Profile:
     """Return the capture of this rank's steps without its waits for late ranks; collective."""
     capture = overlap_of_device(trace, learned, num_steps)
     if not dist.is_initialized():
@@ -231,7 +230,7 @@ def profiled(result: RankResult, step: Callable[[], object], num_steps: int, dev
         RuntimeError, ValueError: As in :func:`capture_overlap`.
     """
     if num_steps:
-        return capture_overlap(step, num_steps, device, timed_ms=median(result.step_times_ms)).added_to(result)
+        return result.with_profile(capture_overlap(step, num_steps, device, timed_ms=median(result.step_times_ms)))
     if _asked_trace_path() is not None:
         capture_overlap(step, TRACED_STEPS, device)
     return result

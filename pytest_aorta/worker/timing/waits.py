@@ -13,12 +13,12 @@ import sys
 import time
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from pytest_aorta.common import variables
 from pytest_aorta.common.files import write_json
+from pytest_aorta.common.model import to_builtins
 from pytest_aorta.result.folder import ARRIVALS_FILE
 from pytest_aorta.result.trace.arrivals import Arrivals
 
@@ -76,7 +76,7 @@ def leave_arrivals(began_ns: Sequence[int], ended_ns: Sequence[int]) -> None:
         known_from_ns=0 if is_whole else min((entry["time_created_ns"] for entry in entries), default=last_ns),
         arrived_ns={_name(entry): entry["time_created_ns"] for entry in entries if not entry["is_p2p"]},
     )
-    write_json(Path(folder) / ARRIVALS_FILE, asdict(document), durable=False)
+    write_json(Path(folder) / ARRIVALS_FILE, to_builtins(document), durable=False)
 
 
 def _name(entry: dict[str, Any]) -> str:

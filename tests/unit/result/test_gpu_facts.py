@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import pytest
 from hypothesis import given
@@ -18,6 +18,7 @@ from pytest_aorta.result.gpu_facts import (
     summarize,
     throttled,
 )
+from tests.unit.builders import replace
 
 H200 = Capability(max_sm_clock_mhz=1980, power_limit_w=700, default_power_limit_w=700)
 BUSY = Reading(1755, 3201, 690, 61)

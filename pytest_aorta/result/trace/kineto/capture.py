@@ -9,8 +9,8 @@ from itertools import pairwise
 
 from pytest_aorta.result.trace.families import family_times
 from pytest_aorta.result.trace.intervals import Intervals
-from pytest_aorta.result.trace.overlap import OverlapCapture, overlap_of
-from pytest_aorta.result.trace.profiled_steps import Call, CollectiveCalls
+from pytest_aorta.result.trace.overlap import overlap_of
+from pytest_aorta.result.trace.profiled_steps import Call, CollectiveCalls, Profile
 from pytest_aorta.result.trace.transfers import MAX_CALLS, MAX_COLLECTIVES
 
 
@@ -19,7 +19,7 @@ def capture_of(
     lanes: Mapping[str, Intervals],
     durations: Iterable[tuple[str, int]],
     calls: Iterable[tuple[Call, int]],
-) -> OverlapCapture:
+) -> Profile:
     """Return the capture of the steps between ``edges``; all times are in nanoseconds.
 
     Args:
