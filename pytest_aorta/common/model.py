@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta
 
 from pytest_aorta.common.documents import UnreadableFile, parse_json, read_bytes, unique_keys
 from pytest_aorta.common.errors import ResultError
-from pytest_aorta.common.text import brief
+from pytest_aorta.common.text import brief, did_you_mean
 
 T = TypeVar("T")
 M = TypeVar("M", bound="Model")
@@ -39,7 +39,8 @@ CanaryPart: TypeAlias = Annotated[str, Meta(pattern="^(gemm|all_reduce)_ms$")]
 # A fact of the environment that numbers depend on.
 Fact: TypeAlias = str | int | float | bool | None
 
-_PLACE = re.compile(r" - at `(?:key in )?\$?(?P<path>[^`]*)`")
+_PLACE = re.compile(r" - at (?:`key` in )?`\$?(?P<path>[^`]*)`")
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
 
 
 class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -63,7 +64,7 @@ def decode(content: bytes | str, kind: type[T], name: str, *, by_hand: bool = Tr
     try:
         value = msgspec.json.decode(content, type=kind)
     except msgspec.ValidationError as error:
-        raise UnreadableFile(f"{name}: {_worded(str(error), parse_json(_text(content, name), name))}") from None
+        raise UnreadableFile(f"{name}: {_worded(str(error), parse_json(_text(content, name), name), kind)}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         # Texts with bytes that are not UTF-8, such as names of files, have lone surrogates, which msgspec can't decode.
         return convert(parse_json(_text(content, name), name), kind, name)
@@ -100,20 +101,20 @@ def read_rank_file(path: Path, kind: type[T], *, max_bytes: int) -> T | None:
 
 
 def convert(value: Any, kind: type[T], name: str) -> T:
-    """Return the value of type ``kind`` that plain JSON values describe; ``name`` is the source that an error names.
+    """Return plain values, such as those of a YAML file, as type ``kind``; a text becomes a path where one is expected.
 
     Raises:
-        UnreadableFile: The values do not fit ``kind``.
+        UnreadableFile: The values do not fit ``kind``. The message is that of :func:`decode`.
     """
     try:
-        return msgspec.convert(value, kind)
+        return msgspec.convert(value, kind, dec_hook=_from_text)
     except msgspec.ValidationError as error:
-        raise UnreadableFile(f"{name}: {_worded(str(error), value)}") from None
+        raise UnreadableFile(f"{name}: {_worded(str(error), value, kind)}") from None
 
 
 def to_builtins(value: Any) -> Any:
-    """Return a struct as plain JSON values: objects, lists, texts, numbers, booleans and null."""
-    return msgspec.to_builtins(value)
+    """Return a struct as plain JSON values: objects, lists, texts, numbers, booleans and null; a path is its text."""
+    return msgspec.to_builtins(value, enc_hook=str)
 
 
 def schema_of(kind: Any, name: str, description: str) -> dict[str, Any]:
@@ -137,16 +138,37 @@ def _text(content: bytes | str, name: str) -> str:
         raise UnreadableFile(f"{name}: not UTF-8: {error}") from None
 
 
-def _worded(message: str, given: Any) -> str:
-    """Return msgspec's message with the place first and the given value added, such as ``$.revision: got 0, …``."""
+def _from_text(kind: type, value: Any) -> Any:
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    raise ValueError(f"Expected `{kind.__name__}`, got `{type(value).__name__}`")
+
+
+def _worded(message: str, document: Any, kind: Any) -> str:
+    """Return msgspec's message with the place first, the given value, and for an unknown key those that are known."""
     place = _PLACE.search(message)
     allowed = _PLACE.sub("", message)
-    if place is None:
-        return f"$: {allowed}"
-    for key, index in re.findall(r"\.(\w+)|\[(\d+)\]", place["path"]):
+    path = place["path"] if place else ""
+    given: Any = document
+    for key, index in re.findall(r"\.(\w+)|\[(\d+)\]", path):
         try:
             given = given[key] if key else given[int(index)]
         except (KeyError, IndexError, TypeError):  # "[...]" stands for any key of a dict
-            return f"${place['path']}: {allowed}"
-    exact = "[...]" not in place["path"] and isinstance(given, str | int | float | bool | None)
-    return f"${place['path']}: {f'got {brief(json.dumps(given))}; ' if exact else ''}{allowed}"
+            return f"${path}: {allowed}"
+    if unknown := _UNKNOWN.fullmatch(allowed):
+        known = _fields_of(kind, given)
+        return f"${path}: unknown key {unknown[1]!r}{did_you_mean(unknown.groups(), known)}; there are {known}"
+    exact = place and "[...]" not in path and isinstance(given, str | int | float | bool | None)
+    return f"${path}: {f'got {brief(json.dumps(given))}; ' if exact else ''}{allowed}"
+
+
+def _fields_of(kind: Any, given: Any) -> list[str]:
+    """Return the keys of the struct within ``kind`` that shares most keys with ``given``."""
+    pending, structs = [kind], dict[Any, list[str]]()
+    while pending:
+        found = pending.pop()
+        if isinstance(found, type) and issubclass(found, msgspec.Struct) and found not in structs:
+            structs[found] = sorted(field.encode_name for field in msgspec.structs.fields(found))
+            pending += [field.type for field in msgspec.structs.fields(found)]
+        pending += get_args(found)
+    return max(structs.values(), key=lambda known: len(set(known) & set(given)), default=[])

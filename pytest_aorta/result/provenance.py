@@ -19,7 +19,7 @@ from pytest_aorta.common.text import brief
 from pytest_aorta.plan.worktree import git
 
 if TYPE_CHECKING:  # ranks import this module, and need no plan
-    from pytest_aorta.plan.reference import Reference
+    from pytest_aorta.plan.reference import AnyReference
 
 UTC_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 # `git status` of a large repository on a cold network disk takes seconds; the launch must not wait for longer.
@@ -61,7 +61,7 @@ class Provenance(Model, frozen=True):
         return version_text(self.commit, self.dirty)
 
 
-def provenance(folder: Path, command: Sequence[str] = (), reference: Reference | None = None) -> Provenance:
+def provenance(folder: Path, command: Sequence[str] = (), reference: AnyReference | None = None) -> Provenance:
     """Return the provenance of a launch that has just ended on this host, whose ranks ran in ``folder``.
 
     An A/B reference at a commit is a clean checkout of this commit. The packages of another environment belong to no
@@ -87,8 +87,8 @@ def version_text(commit: str | None, dirty: bool | None) -> str:
     return f"{commit[:12]}{' and changes' if dirty else ''}" if commit else ""
 
 
-def _version_of(reference: Reference) -> Version:
-    commit = reference.document().get("commit")
+def _version_of(reference: AnyReference) -> Version:
+    commit = reference.commit
     return commit, None, None if commit is None else False
 
 

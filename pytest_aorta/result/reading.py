@@ -13,7 +13,7 @@ from pytest_aorta.common.files import write_json_rows
 from pytest_aorta.common.model import read_model
 from pytest_aorta.common.schema import refusal
 from pytest_aorta.common.text import brief
-from pytest_aorta.plan.launch_plan import LaunchPlan, adapters_of
+from pytest_aorta.plan.launch_plan import LaunchPlan
 from pytest_aorta.plan.options.values import LauncherKind
 from pytest_aorta.plan.workload.adapter import FIRST
 from pytest_aorta.result.folder import ARRIVALS_FILE, RESULT_FILE, rank_folders
@@ -59,7 +59,9 @@ def collect_result(
     """
     folders = _measured_folders(plan)
     ranks = [_read_rank(folder / RESULT_FILE) for folder in folders]
-    _refuse(plan.run_dir, _disagreement(ranks, adapted=bool(adapters_of(plan))) or _impossible(ranks, plan.world.size))
+    _refuse(
+        plan.run_dir, _disagreement(ranks, adapted=plan.adapter(0) is not None) or _impossible(ranks, plan.world.size)
+    )
     result = WorkloadResult(
         schema_version=SCHEMA_VERSION,
         workload=plan.name,
@@ -157,5 +159,5 @@ def _waits_ms(plan: LaunchPlan, folders: Sequence[Path], ranks: Sequence[RankRes
 def _measured_folders(plan: LaunchPlan) -> list[Path]:
     """Return the folders of the ranks that have step times: all ranks, or rank 0 if only rank 0 logs."""
     folders = rank_folders(plan.run_dir, plan.world.size)
-    only_first = any(adapter.ranks == FIRST for adapter in adapters_of(plan))
-    return folders[:1] if only_first else folders
+    adapter = plan.adapter(0)
+    return folders[:1] if adapter and adapter.ranks == FIRST else folders

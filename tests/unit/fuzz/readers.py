@@ -20,31 +20,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from pytest_aorta.cli.history.export import openmetrics
 from pytest_aorta.cli.history.series import case_histories
 from pytest_aorta.cli.history.site.write import CasePage, chart_data
-from pytest_aorta.cli.run.config import given_config
 from pytest_aorta.common.errors import AortaError
-from pytest_aorta.common.model import to_builtins
+from pytest_aorta.common.model import convert, to_builtins
 from pytest_aorta.launch.guarded import _outcome
 from pytest_aorta.launch.lease.lease import bad_marks, holders
 from pytest_aorta.launch.lease.queue import BAD, ClaimFolder, takes_lock
-from pytest_aorta.launch.nodes.handover import plan_from_json, plan_to_json
 from pytest_aorta.launch.nodes.node import NodeFailed, admitted
 from pytest_aorta.launch.nodes.wire import WireError, encode, parse_message
 from pytest_aorta.plan.options.table import OPTIONS
 from pytest_aorta.plan.workload.adapter import Adapter, adapted, refuse_bad_adapter
-from pytest_aorta.plan.workload.command import command_line
-from pytest_aorta.plan.workload.declaration import (
-    default_config,
-    filled_adapter,
-    read_workload,
-    resolve_config,
-)
 from pytest_aorta.plan.workload.logs import TORCHTITAN_PATTERN, log_records, read_records
 from pytest_aorta.plugin.read_markers import read_markers
 from pytest_aorta.result.diagnosis.launch import launch_failure
@@ -54,7 +44,7 @@ from pytest_aorta.result.measurements import TensorHashes
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome, phases_s
 from pytest_aorta.result.reading import collect_result, read_result
 from pytest_aorta.result.trace.merged import merge_run
-from pytest_aorta.result.trace.operators import OperatorCall, operators_document, read_operators
+from pytest_aorta.result.trace.operators import OperatorCall, StepOperators, read_operators
 from pytest_aorta.result.trace.profiled_steps import CollectiveCalls, CollectiveTime, FamilyTime, StepOverlap
 from pytest_aorta.result.trace.telemetry import read_iterations
 from pytest_aorta.result.trace.transfers import CollectiveFacts
@@ -165,93 +155,10 @@ def _place(error: BaseException) -> str:
     return f"{type(error).__name__} in {place}"
 
 
-# --- YAML: declarations and configs -----------------------------------------------------------------------------------
-
-DECLARATION = """
-description: a script
-command:
-  script: train.py
-  args: [--steps, "{steps}", {when: fast, args: ["--name={label}"]}]
-  environment: {MODE: "{label}"}
-adapter: {kind: log, pattern: 'step (?P<step>\\d+) in (?P<step_time_ms>\\d+)', warmup: "{steps}", file: "{run_dir}/log"}
-preload: [torch.fx]
-min_world_size: 2
-config:
-  size: {type: string, enum: [small, large], default: small, description: preset}
-  steps: {type: integer, minimum: 1, default: 5, description: steps}
-  label: {type: string, default: a, description: label}
-  fast: {type: boolean, default: false, description: fast}
-  fault: {type: object, default: {}, description: fault, properties: {kind: {type: string}}}
-presets: {size: {small: {steps: 5}, large: {steps: 50}}}
-"""
-YAML_TEXTS = [
-    DECLARATION,
-    "a: !!bool maybe", "a: !!int x", "a: !!float ''", "a: !!timestamp x", "a: !!binary '\xff'", "a: !!null {}",
-    "a: !!python/object:os.system {}", "&a [*a]", "a: &a {b: *a}", "? [a]\n: 1", "? {a: 1}\n: 1", "<<: [1]", "<<: 1",
-    "!!omap [a]", "!!pairs [1]", "!!set {a}", "!!str {}", "!!seq a", "!!map a", "=: 1", "a: 1:99:99", "a: 0b", "a: 0x",
-    "a: 2026-13-45", "a: 2026-01-01 99:99:99", "a: .nan", "a: 1e999", "%YAML 9.9\n---\na: 1", "a: 1\n---\nb: 2",
-    "\n".join(f"k{number}: 1" for number in range(30_000)),
-    "\n".join(["a0: &a0 [x, x]"] + [f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}, *a{n - 1}]" for n in range(1, 40)]),
-    "\n".join(["a0: &a0 {x: 1}"] + [f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}, *a{n - 1}]}}" for n in range(1, 24)]),
-    DECLARATION.replace("default: {}", "default: &x [*x]"),
-    DECLARATION.replace("enum: [small, large]", "enum: !!set {small, large}"),
-    DECLARATION.replace("--steps,", '"\\0",'), DECLARATION.replace("default: a,", 'default: "\\0",'),
-    DECLARATION.replace("default: a,", 'default: "\\ud800",'), DECLARATION.replace("torch.fx", "!!binary aa"),
-    DECLARATION.replace("a script", "!!bool maybe"), "[" * 5000, "a: " + "9" * 5000, "- " * 400 + "a",
-]  # fmt: skip
-
-
-def _yaml_of(document: Any) -> bytes:
-    try:
-        return yaml.safe_dump(document, allow_unicode=True).encode("utf-8", "surrogatepass")
-    except (yaml.YAMLError, ValueError):
-        return json.dumps(document).encode()
-
-
-YAML_FILES = (
-    st.sampled_from([text.encode("utf-8") for text in YAML_TEXTS])
-    | damaged(yaml.safe_load(DECLARATION)).map(_yaml_of)
-    | damaged_bytes(DECLARATION.encode())
-)
-
-
-def _read_declaration(data: bytes, folder: Path) -> None:
-    (folder / "train.py").touch()
-    (folder / "default.yaml").write_bytes(data)
-    spec = read_workload("toy", folder, None)
-    config = resolve_config(spec, {})
-    if spec.command:
-        line = command_line(spec.command, config, folder=folder, run_dir=folder)
-        assert [os.fsencode(text) for text in (*line.args, *line.environment.values())].count(b"\0") == 0
-    filled_adapter(spec, default_config(spec, {}), folder, 0)
-
-
-def _toy(folder: Path) -> Any:
-    (folder / "train.py").touch()
-    (folder / "default.yaml").write_text(DECLARATION, encoding="utf-8")
-    return read_workload("toy", folder, None)
-
-
-def _read_config(data: bytes, folder: Path) -> None:
-    file = folder / "config.yaml"
-    file.write_bytes(data)
-    given_config(_toy(folder), file, None, [])
-
-
-def _read_assignment(text: str, folder: Path) -> None:
-    given_config(_toy(folder), None, None, [text])
-
-
-def _read_given(config: Any, folder: Path) -> None:
-    if isinstance(config, dict):
-        spec = _toy(folder)
-        command_line(spec.command or {}, resolve_config(spec, config), folder=folder, run_dir=folder)
-
-
 # --- stored documents -------------------------------------------------------------------------------------------------
 
-HASHES = asdict(TensorHashes(["w"], [[2]], {"3": ["a" * 32]}))
-STEP = asdict(StepOverlap(10.0, 6.0, 4.0, 0.0, 2.0, 2.0, {"all_gather": CollectiveTime(4.0, 2.0)}))
+HASHES = to_builtins(TensorHashes(["w"], [[2]], {"3": ["a" * 32]}))
+STEP = to_builtins(StepOverlap(10.0, 6.0, 4.0, 0.0, 2.0, 2.0, {"all_gather": CollectiveTime(4.0, 2.0)}))
 CALLS = {"kind": "all_gather", "group": "0 [0, 1]", "group_size": 2, "num_bytes": 64, "ms": [4.0]}
 PROFILED = {"kernels": {"gemm": {"ms": 6.0, "calls": 2.0}}, "collectives": [CALLS]}
 RANK = rank_values(
@@ -261,7 +168,7 @@ RANK = rank_values(
 )  # fmt: skip
 RESULT = make_result(
     [[1.0, 2.0, 3.0], [1.0, 2.5, 3.0]],
-    overlap=[[StepOverlap.from_json(STEP)]] * 2, kernels=[{"gemm": FamilyTime(6.0, 2.0)}] * 2,
+    overlap=[[convert(STEP, StepOverlap, "step")]] * 2, kernels=[{"gemm": FamilyTime(6.0, 2.0)}] * 2,
     collectives=[[CollectiveCalls(**CALLS)]] * 2, wait_ms=[[1.0, 2.0, 1.0], [0.5, 0.5, 0.5]],
     memory_bytes=[[5] * 12] * 2,
     rank_metrics={"peak_memory_bytes": [1.0, 2.0]}, loss=[3.0, 2.0, 1.0], canary_before={"gemm_ms": [1.0, 1.0]},
@@ -390,9 +297,8 @@ def _read_trace(data: bytes, folder: Path) -> None:
     merge_run(folder)
 
 
-OPERATORS = operators_document(
-    1, [OperatorCall("aten.mm.default", "backward", "a", "m.py:7", False, "[1]", ("a" * 32,), ("b" * 32,), ((0, "w"),))]
-)
+CALL = OperatorCall("aten.mm.default", "backward", "a", "m.py:7", False, "[1]", ("a" * 32,), ("b" * 32,), ((0, "w"),))
+OPERATORS = to_builtins(StepOperators(1, [CALL]))
 
 
 def _read_operators(data: bytes, folder: Path) -> None:
@@ -400,7 +306,7 @@ def _read_operators(data: bytes, folder: Path) -> None:
     place.mkdir(parents=True, exist_ok=True)
     (place / "operators.json").write_bytes(data)
     if (calls := read_operators(folder, 0, 1)) is not None:
-        locate_operator({0: calls}, {0: [OperatorCall.from_json(call) for call in OPERATORS["calls"]]})
+        locate_operator({0: calls}, {0: [CALL]})
 
 
 TELEMETRY = {
@@ -416,7 +322,7 @@ def _read_telemetry(data: bytes, folder: Path) -> None:
         place.mkdir(parents=True, exist_ok=True)
         (place / "telemetry.jsonl").write_bytes(content + b"\n")
     iterations = read_iterations(folder, 2)
-    json.dumps([asdict(step) | {"overlap_ratio": step.overlap_ratio} for step in iterations], allow_nan=False)
+    assert all(step.overlap_ratio is None or step.overlap_ratio >= 0 for step in iterations)
 
 
 TRACE = json.dumps(rank_trace()).encode()
@@ -605,13 +511,6 @@ def _read_messages(case: Any, folder: Path) -> None:
         _outcome(make_plan(folder), json.dumps({**VERDICT, "reason": node.outcome["reason"]}).encode())
 
 
-PLAN = json.loads(json.dumps(plan_to_json(make_plan(Path("/x")))))
-
-
-def _read_plan(document: Any, folder: Path) -> None:
-    plan_from_json(document, folder)
-
-
 CLAIM = {
     "owner": "test", "pid": 5, "pool": ["gpu0"], "count": 1, "exclusive": False, "overtaken": 0, "resources": ["gpu0"],
     "since_s": 1.0, "pid_namespace": 4026531836, "start_ticks": 7,
@@ -773,21 +672,6 @@ def _read_search_log(data: bytes, folder: Path) -> None:
 
 READERS = [
     Reader("log of a search", SEARCH_LOGS, _read_search_log),
-    Reader("workload declaration", YAML_FILES, _read_declaration),
-    Reader("config file", YAML_FILES, _read_config),
-    Reader(
-        "--set",
-        st.builds(
-            "{}={}".format, st.sampled_from(["steps", "fault.kind", "label", "x", "environment.NCCL_X", "a.b.c"]),
-            st.sampled_from(YAML_TEXTS) | st.text(max_size=20) | HOSTILE.map(repr),
-        ),
-        _read_assignment,
-    ),
-    Reader(
-        "config of a test",
-        damaged({"steps": 5, "label": "a", "fast": True, "environment": {"NCCL_DEBUG": "INFO"}}),
-        _read_given,
-    ),
     Reader("stored baseline", damaged_json(BASELINE), _read_baseline),
     Reader("stored result", damaged_json(RESULT), _read_result),
     Reader("line of the history", damaged_json(HISTORY), _read_history_line),
@@ -807,7 +691,6 @@ READERS = [
         _read_messages,
         (WireError, NodeFailed),
     ),
-    Reader("plan for a node", damaged(PLAN), _read_plan),
     Reader("claims of leases", st.tuples(CLAIM_NAMES, CLAIM_FILES), _read_claim),
     Reader(
         "marks of bad devices", damaged_json({"boot": _boot(), "reasons": {"gpu0": "hung"}}), _read_bad

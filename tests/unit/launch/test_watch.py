@@ -18,7 +18,9 @@ from tests.unit.builders import gpus, make_plan, replace, write_rank_file
 
 # Only a watch that hangs reaches this limit.
 HANG_S = 60.0
-SPEC = WorkloadSpec("toy", Path("/own/toy"), None, "Toy", "", "torchrun", 2, {"steps": {"default": 40}}, {})
+SPEC = WorkloadSpec(
+    name="toy", folder=Path("/own/toy"), class_name="Toy", description="a toy", properties={"steps": {"default": 40}}
+)
 
 
 def on_gpus(tmp_path: Path) -> LaunchPlan:

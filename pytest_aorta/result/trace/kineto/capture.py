@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 from pytest_aorta.result.trace.families import family_times
@@ -30,8 +29,7 @@ def capture_of(
     """
     origin = edges[0]
     windows = [(begin - origin, end - origin) for begin, end in pairwise(edges)]
-    return replace(
-        overlap_of({name: lane - origin for name, lane in lanes.items()}, windows),
+    return overlap_of({name: lane - origin for name, lane in lanes.items()}, windows).replace(
         kernels=family_times(durations, len(windows)),
         collectives=_collectives(calls),
     )

@@ -95,17 +95,15 @@ def test_waits_are_unknown_if_a_rank_left_no_arrivals_or_other_steps(tmp_path, d
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"began_ns": [1.5]}, "began_ns has to be list of integers"),
-        ({"ended_ns": None}, "ended_ns has to be list of integers"),
-        ({"ended_ns": [1]}, "ended_ns has 1 moments, began_ns 2; they have to be equal"),
-        ({"arrived_ns": {"0": True}}, "arrived_ns has to be dict of integers"),
-        ({"arrived_ns": []}, "arrived_ns has to be dict of integers"),
+        ({"began_ns": [1.5]}, r"\$.began_ns\[0\]: got 1.5"),
+        ({"ended_ns": None}, r"\$.ended_ns: got null"),
+        ({"arrived_ns": []}, r"\$.arrived_ns"),
     ],
 )
 def test_file_of_another_shape_is_an_error_that_names_file_and_key(tmp_path, change, message):
     path = tmp_path / "arrivals.json"
     path.write_text(json.dumps(to_builtins(rank(10)) | change))
-    with pytest.raises(ResultError, match=rf"{path}: {message}"):
+    with pytest.raises(ResultError, match=f"{path}: {message}"):
         read_arrivals(path)
 
 
