@@ -26,6 +26,8 @@ from pytest_aorta.result.trace.arrivals import read_arrivals, waits_of_ranks_ms
 SCHEMA = "workload_result.schema.json"
 MAX_RANK_RESULT_BYTES = 16 << 20
 MAX_RESULT_BYTES = 512 << 20
+# jsonschema takes 1 ms per rank. Ranks are decoded within the limits that the schema is generated from, all alike.
+VALIDATED_RANKS = 64
 _REDUCE = ": reduce it over the ranks, e.g. with dist.all_reduce, and record it on every rank"
 _LOG_REDUCED = (
     "; log a {} that is reduced over the ranks, or set `ranks: first` in the adapter to read the log of rank 0 alone"
@@ -79,7 +81,7 @@ def collect_result(
         ranks=ranks,
     )
     path, document = plan.run_dir / RESULT_FILE, result.to_json()
-    _refuse(path, refusal(document, SCHEMA))
+    _refuse(path, refusal(document | {"ranks": document["ranks"][:VALIDATED_RANKS]}, SCHEMA))
     try:
         write_json_rows(path, document)
     except OSError as error:

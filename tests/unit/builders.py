@@ -216,8 +216,8 @@ OF_PROFILE = {
     "kernels": "kernels", "collectives": "collectives",
 }  # fmt: skip
 ON_EVERY_RANK = {
-    "weight_hashes", "loss", "grad_norm", "tensor_hashes", "environment", "passed", "failure_count",
-    "main_work_started", "configured_iterations", "total_iterations",
+    "weight_hashes", "loss", "grad_norm", "tensor_hashes", "environment", "main_work_started",
+    "configured_iterations", "total_iterations",
 }  # fmt: skip
 
 
@@ -225,7 +225,8 @@ def make_result(rank_step_times_ms: list[list[float]], **changes: Any) -> Worklo
     """Return a result of toy ranks; values of ranks are given by rank, as the properties of a result have them."""
     steps = len(rank_step_times_ms[0])
     ranks = [_rank(times, number, changes) for number, times in enumerate(rank_step_times_ms)]
-    of_ranks = {*BY_RANK, *BY_NAME, *OF_PROFILE, *ON_EVERY_RANK, "overlap_problem", "failure_details", "elapsed_sec"}
+    own = {"passed", "failure_count", "failure_details", "elapsed_sec", "overlap_problem"}
+    of_ranks = own | BY_RANK.keys() | BY_NAME.keys() | OF_PROFILE.keys() | ON_EVERY_RANK
     values = {
         "schema_version": SCHEMA_VERSION,
         "workload": "toy",
@@ -250,6 +251,8 @@ def _rank(times: list[float], number: int, changes: dict[str, Any]) -> RankResul
     profile = {ours: changes[name][number] for name, ours in OF_PROFILE.items() if len(changes.get(name, ())) > number}
     profile["problem"] = changes.get("overlap_problem", "")
     given |= {name: changes[name] for name in ON_EVERY_RANK if name in changes}
+    if number == 0:
+        given |= {name: changes[name] for name in ("passed", "failure_count") if name in changes}
     details = changes.get("failure_details", [])
     defaults = {
         "passed": True,
