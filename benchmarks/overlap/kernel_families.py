@@ -29,7 +29,7 @@ from pytest_aorta.verdict.baseline import Baseline, StoredLaunch
 from pytest_aorta.verdict.comparison import StoredComparison
 from pytest_aorta.verdict.kernel_gate import MIN_FRACTION, REST, parts_of
 from pytest_aorta.verdict.metrics import METRICS, parse_tolerances
-from pytest_aorta.verdict.noise.priors import default_variance
+from pytest_aorta.verdict.noise import default_variance
 from pytest_aorta.verdict.statistics.decision import Outcome
 
 LIMIT_S = float(os.environ.get("LIMIT_S", "140"))

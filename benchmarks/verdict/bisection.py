@@ -22,11 +22,10 @@ import numpy as np
 from benchmarks.verdict.detection import UNCHANGED, load
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.baseline import read_baseline_file
-from pytest_aorta.verdict.commit_search.probes import NextLaunch, Probe, SearchEnd, SearchOutcome
-from pytest_aorta.verdict.commit_search.search import MAX_END_PAIRS, CommitSearch
+from pytest_aorta.verdict.commit_search import MAX_END_PAIRS, CommitSearch, NextLaunch, Probe, SearchEnd, SearchOutcome
 from pytest_aorta.verdict.comparison import PairedComparison
 from pytest_aorta.verdict.metrics import Origin, Tolerance
-from pytest_aorta.verdict.noise.priors import blocks, platform_priors
+from pytest_aorta.verdict.noise import blocks, platform_priors
 
 BASELINES = Path("baselines")
 METRIC = "step_time_p50"

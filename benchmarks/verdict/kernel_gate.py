@@ -24,7 +24,7 @@ from pytest_aorta.verdict.baseline import Baseline, StoredLaunch
 from pytest_aorta.verdict.comparison import StoredComparison
 from pytest_aorta.verdict.kernel_gate import MIN_FRACTION
 from pytest_aorta.verdict.metrics import parse_tolerances
-from pytest_aorta.verdict.noise.priors import default_variance
+from pytest_aorta.verdict.noise import default_variance
 from pytest_aorta.verdict.statistics.decision import Outcome
 
 STEP_MS = 70.0

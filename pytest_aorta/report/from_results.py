@@ -24,7 +24,7 @@ from pytest_aorta.session.text import failed_checks_text
 from pytest_aorta.verdict.applicability import changed_settings, identity
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch
 from pytest_aorta.verdict.comparison import StoredComparison
-from pytest_aorta.verdict.noise.priors import default_variance
+from pytest_aorta.verdict.noise import default_variance
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import ReferenceKind, Verdicts
 

@@ -11,7 +11,7 @@ import msgspec
 from pytest_aorta.common.errors import ComparisonFailed, SpecError
 from pytest_aorta.common.text import did_you_mean
 from pytest_aorta.session.record import TestRecord
-from pytest_aorta.verdict.bitwise.steps import STEP_METRICS
+from pytest_aorta.verdict.bitwise import STEP_METRICS
 from pytest_aorta.verdict.metrics import METRICS
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Verdict

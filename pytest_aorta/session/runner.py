@@ -29,12 +29,18 @@ from pytest_aorta.session.text import comparison_text, failed_checks_text, noisy
 from pytest_aorta.session.world import DistributedWorld, check_result, in_test
 from pytest_aorta.verdict.applicability import TEST_HOOK_KEY, identity
 from pytest_aorta.verdict.baseline import Baseline, StoredLaunch, baseline_path, read_baseline, read_baseline_file
-from pytest_aorta.verdict.bitwise.locate import difference_text, locate_first
-from pytest_aorta.verdict.bitwise.steps import compare_steps, first_difference, from_first_step, split
+from pytest_aorta.verdict.bitwise import (
+    compare_steps,
+    difference_text,
+    first_difference,
+    from_first_step,
+    locate_first,
+    split,
+)
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.learning import NewLaunches, detection_lines, launches_to_learn, objections
 from pytest_aorta.verdict.metrics import METRICS, check_compared, measured_values
-from pytest_aorta.verdict.noise.priors import platform_priors
+from pytest_aorta.verdict.noise import platform_priors
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Verdict, Verdicts
 

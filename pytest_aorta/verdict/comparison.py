@@ -17,19 +17,22 @@ from pytest_aorta.verdict.applicability import (
     widened,
 )
 from pytest_aorta.verdict.baseline import Baseline
-from pytest_aorta.verdict.causes.explain import cause_of, notes_on
+from pytest_aorta.verdict.causes import cause_of, notes_on
 from pytest_aorta.verdict.kernel_gate import judged_pairs, judged_stored, verdict_of
 from pytest_aorta.verdict.metrics import METRICS, Metric, Origin, Tolerance, Value, check_compared, middle
-from pytest_aorta.verdict.noise.priors import (
+from pytest_aorta.verdict.noise import (
+    RESET,
     Priors,
+    allowed_tolerance,
     metric_blocks,
     next_block,
     reference_step_ms,
+    too_noisy,
     transformed_by_block,
     transformed_by_revision,
     transformed_values,
+    unresolved,
 )
-from pytest_aorta.verdict.noise.resolution import RESET, allowed_tolerance, too_noisy, unresolved
 from pytest_aorta.verdict.rows import (
     STALE,
     Row,
@@ -40,9 +43,8 @@ from pytest_aorta.verdict.rows import (
     profiled,
     unprofiled,
 )
-from pytest_aorta.verdict.statistics.decision import Decision, Outcome
+from pytest_aorta.verdict.statistics.decision import Decision, Outcome, Scale
 from pytest_aorta.verdict.statistics.pairs import decide_pairs
-from pytest_aorta.verdict.statistics.scale import Scale
 from pytest_aorta.verdict.statistics.stored import decide_stored, last_look
 from pytest_aorta.verdict.statistics.variance import Estimate, VarianceComponents, baseline_estimate
 from pytest_aorta.verdict.verdicts import Missing, NotApplicable, ReferenceKind, Verdict, VerdictReference, Verdicts

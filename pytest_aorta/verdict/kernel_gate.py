@@ -20,9 +20,9 @@ from typing import TypeAlias
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.trace.families import OTHER, is_compute
 from pytest_aorta.verdict.baseline import Baseline
-from pytest_aorta.verdict.causes.kernels import median_times, moved
+from pytest_aorta.verdict.causes import median_times, moved
 from pytest_aorta.verdict.metrics import Metric
-from pytest_aorta.verdict.noise.priors import (
+from pytest_aorta.verdict.noise import (
     blocks,
     default_variance,
     reference_step_ms,
@@ -31,9 +31,8 @@ from pytest_aorta.verdict.noise.priors import (
     transformed_values,
 )
 from pytest_aorta.verdict.rows import Row
-from pytest_aorta.verdict.statistics.decision import Decision, Outcome
+from pytest_aorta.verdict.statistics.decision import Decision, Outcome, Scale
 from pytest_aorta.verdict.statistics.pairs import PAIR_FALSE_ALARM_RATE, decide_pairs
-from pytest_aorta.verdict.statistics.scale import Scale
 from pytest_aorta.verdict.statistics.stored import FALSE_ALARM_RATE, RESOLVED_BY, decide_stored, detectable
 from pytest_aorta.verdict.statistics.variance import (
     Estimate,

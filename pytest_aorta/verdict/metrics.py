@@ -15,7 +15,7 @@ from pytest_aorta.common.text import did_you_mean
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import MIN_STEPS_P99
 from pytest_aorta.result.trace.families import is_compute
-from pytest_aorta.verdict.statistics.scale import Scale
+from pytest_aorta.verdict.statistics.decision import Scale
 
 Value: TypeAlias = float | str | None
 

@@ -19,7 +19,7 @@ from pytest_aorta.verdict.applicability import (
     other_settings,
 )
 from pytest_aorta.verdict.metrics import Direction, Metric, MetricKind, Tolerance, Value, middle
-from pytest_aorta.verdict.noise.resolution import RESET
+from pytest_aorta.verdict.noise import RESET
 from pytest_aorta.verdict.statistics.decision import Decision, Outcome
 from pytest_aorta.verdict.statistics.stored import FALSE_ALARM_RATE, MIN_LAUNCHES_TO_FAIL
 from pytest_aorta.verdict.verdicts import Missing, NotApplicable, ReferenceKind, Verdict, VerdictReference

@@ -7,8 +7,7 @@ from enum import StrEnum
 
 from pytest_aorta.common.model import Model
 from pytest_aorta.verdict.metrics import METRICS, Origin, Tolerance, Value, format_value
-from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.statistics.scale import Scale
+from pytest_aorta.verdict.statistics.decision import Outcome, Scale
 
 
 class ReferenceKind(StrEnum):

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 
 import pytest
@@ -20,20 +19,6 @@ def rank_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CheckProc
     process.close()
 
 
-@pytest.fixture(scope="session")
-def interpreting_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CheckProcess]:
-    environ = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    process = CheckProcess(tmp_path_factory.mktemp("triton") / "log", environ)
-    yield process
-    process.close()
-
-
 @pytest.mark.parametrize("check", checks_of("check_*.py"))
 def test_rank_code(check, rank_process):
     rank_process.check(check)
-
-
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-@pytest.mark.parametrize("check", checks_of("triton_*.py"))
-def test_triton_kernel_under_its_interpreter(check, interpreting_process):
-    interpreting_process.check(check)

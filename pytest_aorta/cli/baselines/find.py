@@ -12,7 +12,7 @@ from pytest_aorta.plan.worktree import git
 from pytest_aorta.verdict.baseline import Baseline, parse_baseline, read_baseline_file
 from pytest_aorta.verdict.comparison import StoredComparison
 from pytest_aorta.verdict.metrics import Direction, Metric
-from pytest_aorta.verdict.noise.priors import StoredCase, prior_variance
+from pytest_aorta.verdict.noise import StoredCase, prior_variance
 from pytest_aorta.verdict.statistics.variance import Estimate
 
 

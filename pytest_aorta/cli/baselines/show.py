@@ -12,9 +12,8 @@ from pytest_aorta.report.provenance import provenance_pairs
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.metrics import METRICS, Direction, Metric, Value, format_value, middle
-from pytest_aorta.verdict.noise.priors import blocks, reference_step_ms, transformed_by_revision
-from pytest_aorta.verdict.statistics.decision import CONFIDENCE, quantile_t
-from pytest_aorta.verdict.statistics.scale import Scale
+from pytest_aorta.verdict.noise import blocks, reference_step_ms, transformed_by_revision
+from pytest_aorta.verdict.statistics.decision import CONFIDENCE, Scale, quantile_t
 from pytest_aorta.verdict.statistics.stored import detectable
 from pytest_aorta.verdict.statistics.variance import Estimate, Variance, observed
 from pytest_aorta.verdict.verdicts import format_change

@@ -51,9 +51,8 @@ from pytest_aorta.result.trace.transfers import CollectiveFacts
 from pytest_aorta.session.history.entries import parse_entry, read_history
 from pytest_aorta.session.search.log import SearchLog, SearchRequest
 from pytest_aorta.verdict.baseline import read_baseline_file
-from pytest_aorta.verdict.bitwise.operators import locate_operator
-from pytest_aorta.verdict.commit_search.probes import NextLaunch, Probe
-from pytest_aorta.verdict.commit_search.search import CommitSearch
+from pytest_aorta.verdict.bitwise import locate_operator
+from pytest_aorta.verdict.commit_search import CommitSearch, NextLaunch, Probe
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from tests.unit.builders import (
     ENDED_WELL,

@@ -32,8 +32,7 @@ from pytest_aorta.result.trace.overlap import Lane, overlap_of
 from pytest_aorta.session.record import RETRIED, Compared, TestRecord
 from pytest_aorta.session.text import totals
 from pytest_aorta.verdict.metrics import METRICS, Tolerance, middle
-from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.statistics.scale import Scale
+from pytest_aorta.verdict.statistics.decision import Outcome, Scale
 from pytest_aorta.verdict.verdicts import ReferenceKind, VerdictReference
 from tests.unit.builders import (
     launches_near,

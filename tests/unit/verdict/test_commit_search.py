@@ -10,11 +10,18 @@ from hypothesis import strategies as st
 
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.trace.profiled_steps import FamilyTime
-from pytest_aorta.verdict.commit_search.probes import NextLaunch, Probe, SearchEnd, SearchOutcome
-from pytest_aorta.verdict.commit_search.search import CONFIDENCE, MIN_PAIRS, CommitSearch
+from pytest_aorta.verdict.commit_search import (
+    CONFIDENCE,
+    MIN_PAIRS,
+    CommitSearch,
+    NextLaunch,
+    Probe,
+    SearchEnd,
+    SearchOutcome,
+)
 from pytest_aorta.verdict.comparison import PairedComparison
 from pytest_aorta.verdict.metrics import Tolerance, parse_tolerances
-from pytest_aorta.verdict.statistics.confirmation import LOOKS
+from pytest_aorta.verdict.statistics.bisection import LOOKS
 from pytest_aorta.verdict.statistics.variance import VarianceComponents
 from tests.unit.builders import default_priors, make_facts, replace, with_p50
 from tests.unit.simulated import at_most

@@ -16,7 +16,7 @@ from pytest_aorta.cli.baselines.show import show_lines
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.trace.profiled_steps import AS_RUN, CollectiveTime, StepOverlap
 from pytest_aorta.verdict.baseline import Baseline, parse_baseline
-from pytest_aorta.verdict.causes.explain import exposure
+from pytest_aorta.verdict.causes import exposure
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.learning import detection_lines, objections
 from pytest_aorta.verdict.metrics import METRICS, measured_values

@@ -9,7 +9,7 @@ import pytest
 from pytest_aorta.common.errors import SpecError
 from pytest_aorta.verdict.comparison import PairedComparison
 from pytest_aorta.verdict.metrics import Tolerance
-from pytest_aorta.verdict.noise.priors import default_variance
+from pytest_aorta.verdict.noise import default_variance
 from pytest_aorta.verdict.statistics.decision import Outcome
 from tests.unit.builders import default_priors, make_facts, on_cpu, with_p50
 from tests.unit.verdict.compared import LONG, chose, compare, outcomes

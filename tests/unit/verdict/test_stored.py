@@ -7,7 +7,7 @@ import pytest
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.comparison import StoredComparison
 from pytest_aorta.verdict.metrics import METRICS, Tolerance
-from pytest_aorta.verdict.noise.priors import default_variance
+from pytest_aorta.verdict.noise import default_variance
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import ReferenceKind, Verdict
 from tests.unit.builders import (

@@ -12,7 +12,7 @@ from pytest_aorta.result.gpu_facts import Capability, PlatformFacts, Reading, Sa
 from pytest_aorta.result.outcome import LaunchOutcome
 from pytest_aorta.result.reading import collect_result, read_result
 from pytest_aorta.verdict.baseline import read_baseline, write_baseline
-from pytest_aorta.verdict.causes.explain import notes
+from pytest_aorta.verdict.causes import notes
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.learning import objections
 from pytest_aorta.verdict.metrics import METRICS

@@ -5,8 +5,7 @@ import pytest
 
 from pytest_aorta.common.model import decode
 from pytest_aorta.verdict.metrics import Origin, Tolerance
-from pytest_aorta.verdict.statistics.decision import Outcome
-from pytest_aorta.verdict.statistics.scale import Scale
+from pytest_aorta.verdict.statistics.decision import Outcome, Scale
 from pytest_aorta.verdict.verdicts import (
     Missing,
     NotApplicable,

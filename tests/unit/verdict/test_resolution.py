@@ -14,8 +14,7 @@ from pytest_aorta.verdict.baseline import read_baseline_file
 from pytest_aorta.verdict.comparison import StoredComparison
 from pytest_aorta.verdict.learning import detection_lines
 from pytest_aorta.verdict.metrics import METRICS, Tolerance
-from pytest_aorta.verdict.noise.priors import platform_priors
-from pytest_aorta.verdict.noise.resolution import unresolved
+from pytest_aorta.verdict.noise import platform_priors, unresolved
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.statistics.stored import least_tolerance
 from pytest_aorta.verdict.statistics.variance import Variance, VarianceComponents, baseline_estimate

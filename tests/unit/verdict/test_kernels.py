@@ -6,7 +6,7 @@ import pytest
 
 from pytest_aorta.result.trace.profiled_steps import FamilyTime
 from pytest_aorta.result.trace.transfers import CollectiveFacts
-from pytest_aorta.verdict.causes.kernels import moved
+from pytest_aorta.verdict.causes import moved
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.statistics.decision import Outcome
 from tests.unit.builders import (

@@ -5,11 +5,11 @@ import time
 
 import pytest
 
+from pytest_aorta.verdict import noise
 from pytest_aorta.verdict.baseline import baseline_path, read_baseline_file, write_baseline
 from pytest_aorta.verdict.comparison import StoredComparison
 from pytest_aorta.verdict.metrics import METRICS
-from pytest_aorta.verdict.noise import priors
-from pytest_aorta.verdict.noise.priors import (
+from pytest_aorta.verdict.noise import (
     BLOCK_GAP_S,
     MIN_CASES,
     StoredCase,
@@ -166,7 +166,7 @@ def test_stored_neighbours_are_read_once_by_all_tests_and_again_when_they_change
     for number in range(MIN_CASES):
         write_baseline(tmp_path, noisy_case(f"case {number}", 0.1))
     read = []
-    monkeypatch.setattr(priors, "read_baseline_file", lambda path: read.append(path) or read_baseline_file(path))
+    monkeypatch.setattr(noise, "read_baseline_file", lambda path: read.append(path) or read_baseline_file(path))
     first, second = (platform_priors(tmp_path, PLATFORM, "cuda", case)(P50) for case in ("new", "newer"))
     assert (first == second, len(read)) == (True, MIN_CASES)
     changed = [write_baseline(tmp_path, noisy_case(f"case {number}", 0.001)) for number in range(2)]

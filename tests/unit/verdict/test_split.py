@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pytest_aorta.result.trace.breakdown import Part
 from pytest_aorta.verdict.baseline import Baseline
-from pytest_aorta.verdict.causes.split import Split, split
+from pytest_aorta.verdict.causes import Split, split
 from pytest_aorta.verdict.comparison import PairedComparison, StoredComparison
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.verdicts import Verdicts

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_aorta.common.errors import SpecError
-from pytest_aorta.verdict.bitwise.steps import STEP_METRICS, Difference, compare_steps, first_difference, split
+from pytest_aorta.verdict.bitwise import STEP_METRICS, Difference, compare_steps, first_difference, split
 from pytest_aorta.verdict.statistics.decision import Outcome
 from tests.unit.builders import make_result
 

@@ -1,18 +1,20 @@
-"""Notes that explain a verdict: straggler, growth, state of the machine, exposed collectives."""
+"""Text on the causes of a verdict: stragglers, kernels and collectives, the split of a step, the machine. Pure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import median, mode
 
 from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.trace.breakdown import Part
+from pytest_aorta.result.trace.families import is_communication
+from pytest_aorta.result.trace.profiled_steps import FamilyTime
+from pytest_aorta.result.trace.transfers import CollectiveFacts
 from pytest_aorta.verdict.applicability import changed_choice
-from pytest_aorta.verdict.causes.kernels import clearly_above, moved
-from pytest_aorta.verdict.causes.split import split_note
 from pytest_aorta.verdict.metrics import METRICS, MetricKind
 from pytest_aorta.verdict.statistics.decision import Outcome
 from pytest_aorta.verdict.statistics.variance import median_variance
@@ -280,3 +282,247 @@ def _median_exposed_ms(launches: Sequence[LaunchFacts]) -> dict[str, float]:
     known = [launch.exposed_ms for launch in launches if launch.exposed_ms]
     kinds = {kind for exposed in known for kind in exposed}
     return {kind: median(exposed.get(kind, 0.0) for exposed in known) for kind in sorted(kinds)}
+
+
+# The least change that is named, as a fraction of the step, of the largest change, and of the change of the step.
+LEAST_OF_STEP = 0.001
+_LEAST_OF_LARGEST = 0.1
+_LEAST_OF_CHANGE = 0.05
+_MOST_NAMED = 3
+# The longest wait of a late rank itself, as a fraction of its peers' wait. Of two ranks, the one that is late in two
+# thirds of the calls waits half as long as the other. A rank that waits longer is late in turns with its peers.
+_MOST_OWN_WAIT = 0.5
+_ABSENT = FamilyTime(0.0, 0.0)
+
+
+def moved(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> str:
+    """Return text on the families and collectives whose times changed from ``others`` to ``launches``.
+
+    The text names families that increased, are new or are gone, slower transfers of collectives, and ranks that arrive
+    late, unless launches of one side differ as much. It is empty if one side has no profiled steps, or if nothing
+    changed by a thousandth of the step and by a twentieth of the step's own change: smaller changes do not explain the
+    regression.
+    """
+    now_ms, before_ms = (median(launch.step_time_ms["p50"] for launch in side) for side in (launches, others))
+    least_ms = max(LEAST_OF_STEP * before_ms, _LEAST_OF_CHANGE * (now_ms - before_ms))
+    parts = [_families(launches, others, least_ms), *_collectives(launches, others, least_ms)]
+    return "; ".join(filter(None, parts))
+
+
+def clearly_above(here: Sequence[float], there: Sequence[float]) -> bool:
+    """Return True if nine tenths of the values ``here`` are above nine tenths of those ``there``."""
+    return sorted(here)[len(here) // 10] > sorted(there)[-1 - len(there) // 10]
+
+
+def median_times(launches: Sequence[LaunchFacts]) -> dict[str, FamilyTime]:
+    """Return the median time and calls of each family that is not communication; a launch without a family counts 0."""
+    return {family: _median_time(times) for family, times in _times(launches).items()}
+
+
+def _times(launches: Sequence[LaunchFacts]) -> dict[str, list[FamilyTime]]:
+    """Return the times of each family in each launch that has kernels."""
+    known = [launch.kernels for launch in launches if launch.kernels]
+    names = sorted({family for kernels in known for family in kernels if not is_communication(family)})
+    return {family: [kernels.get(family, _ABSENT) for kernels in known] for family in names}
+
+
+def _median_time(times: Sequence[FamilyTime]) -> FamilyTime:
+    return FamilyTime(median(time.ms for time in times), median(time.calls for time in times))
+
+
+def _families(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], least_ms: float) -> str:
+    here, there = _times(launches), _times(others)
+    if not here or not there:
+        return ""
+    pairs = {family: (here.get(family, [_ABSENT]), there.get(family, [_ABSENT])) for family in here | there}
+    middles = {family: (_median_time(now), _median_time(before)) for family, (now, before) in pairs.items()}
+    changes = {family: now.ms - before.ms for family, (now, before) in middles.items()}
+    least_ms = max(least_ms, _LEAST_OF_LARGEST * max(map(abs, changes.values())))
+    texts: list[str] = []
+    named: Counter[str] = Counter()
+    for family in sorted(pairs, key=lambda name: -abs(changes[name])):
+        if abs(changes[family]) < least_ms or not _is_clear(*pairs[family]):
+            continue
+        kind, text = _change(family, *middles[family])
+        named[kind] += 1
+        if text and named[kind] <= _MOST_NAMED:
+            texts.append(text)
+    what = "operators" if launches[0].device == "cpu" else "kernels"
+    return f"{what} per step: {', '.join(texts)}" if texts else ""
+
+
+def _is_clear(now: Sequence[FamilyTime], before: Sequence[FamilyTime]) -> bool:
+    now_ms, before_ms = ([one.ms for one in side] for side in (now, before))
+    return clearly_above(now_ms, before_ms) or clearly_above(before_ms, now_ms)
+
+
+def _change(family: str, now: FamilyTime, before: FamilyTime) -> tuple[str, str]:
+    """Return the kind of a family's change and its text, which is empty for a family that got faster."""
+    if not before.calls:
+        return "new", f"new {family} {now.ms:.3g} ms ({_calls(now.calls)})"
+    if not now.calls:
+        return "gone", f"gone {family} {before.ms:.3g} ms ({_calls(before.calls)})"
+    if now.ms < before.ms:
+        return "faster", ""
+    return "slower", f"{family} {now.ms - before.ms:+.3g} ms ({_calls(now.calls)}, was {before.calls:.4g})"
+
+
+def _calls(number: float) -> str:
+    return f"{number:.4g} call{'' if number == 1 else 's'}"
+
+
+def _collectives(launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts], least_ms: float) -> list[str]:
+    """Return a text for each collective whose transfer got slower or whose ranks wait longer for late ranks."""
+    found = []
+    for kind in sorted({kind for launch in launches for kind in launch.collectives}):
+        here, there = (
+            [side.collectives[kind] for side in part if kind in side.collectives] for part in (launches, others)
+        )
+        if not there:
+            continue
+        texts = [_transfer(here, there, least_ms), _late_ranks(here, there, least_ms)]
+        if any(texts):
+            found.append(f"{kind}: {', '.join(filter(None, texts))}")
+    return found
+
+
+def _transfer(here: Sequence[CollectiveFacts], there: Sequence[CollectiveFacts], least_ms: float) -> str:
+    increase = _increase(here, there, lambda facts: facts.transfer_ms, least_ms)
+    if increase is None:
+        return ""
+    now_ms, before_ms = increase
+    text = f"transfer {now_ms:.3g} ms/step, was {before_ms:.3g}"
+    now_calls, before_calls = (_median(side, lambda facts: facts.calls) for side in (here, there))
+    text += f", {_calls(now_calls)}, was {before_calls:.4g}"
+    speeds = [[facts.bus_gb_per_s for facts in side if facts.bus_gb_per_s] for side in (here, there)]
+    if not all(speeds):
+        return text
+    now_mb, before_mb = (_median(side, lambda facts: facts.bus_bytes) / 1e6 for side in (here, there))
+    now_speed, before_speed = map(median, speeds)
+    return f"{text}, {now_mb:.4g} MB on the bus, was {before_mb:.4g}, at {now_speed:.3g} GB/s, was {before_speed:.3g}"
+
+
+def _late_ranks(here: Sequence[CollectiveFacts], there: Sequence[CollectiveFacts], least_ms: float) -> str:
+    """Return text on the rank that arrives late, or on all ranks if they wait for each other in turns."""
+    increase = _increase(here, there, lambda facts: facts.peers_wait_ms, least_ms)
+    if increase is None:
+        return ""
+    now_ms, before_ms = increase
+    own_now_ms, own_before_ms = (_median(side, lambda facts: facts.straggler_wait_ms) for side in (here, there))
+    if own_now_ms - own_before_ms > _MOST_OWN_WAIT * (now_ms - before_ms):
+        return f"ranks arrive late in turns, each waits {own_now_ms:.3g} ms/step or more, was {own_before_ms:.3g}"
+    rank = mode(facts.straggler for facts in here)
+    return f"rank {rank} arrives late, its peers wait {now_ms:.3g} ms/step, was {before_ms:.3g}"
+
+
+def _increase(
+    here: Sequence[CollectiveFacts],
+    there: Sequence[CollectiveFacts],
+    value: Callable[[CollectiveFacts], float],
+    least_ms: float,
+) -> tuple[float, float] | None:
+    """Return the medians of a time after and before a clear increase by ``least_ms`` or more, or None."""
+    now_ms, before_ms = _median(here, value), _median(there, value)
+    is_clear = clearly_above([*map(value, here)], [*map(value, there)])
+    return (now_ms, before_ms) if is_clear and now_ms - before_ms >= least_ms else None
+
+
+def _median(side: Sequence[CollectiveFacts], value: Callable[[CollectiveFacts], float]) -> float:
+    return median(map(value, side))
+
+
+# The first of these metrics that regressed is split. Profiled steps say nothing about the slow steps of the tail.
+SPLIT = ("step_time_p50", "step_time_mean")
+_NAMES = {
+    Part.COMPUTE: "compute",
+    Part.STRAGGLER: "straggler's extra compute",
+    Part.EXPOSED: "exposed communication",
+    Part.IDLE: "device idle (host)",
+}
+_REST = "rest"
+_COPIES = "copies"
+
+
+@dataclass(frozen=True)
+class Split:
+    """A change of step time and its parts, in milliseconds.
+
+    Attributes:
+        total_ms: The change.
+        parts_ms: The change of each part. Copies, and all time that profiled steps do not show, belong to the rest.
+        rank: The critical rank of most launches under test; None with one rank.
+    """
+
+    total_ms: float
+    parts_ms: dict[Part, float]
+    rank: int | None
+
+    @property
+    def rest_ms(self) -> float:
+        """Return the change that is in no named part."""
+        return self.total_ms - sum(self.parts_ms[part] for part in _NAMES)
+
+    def __str__(self) -> str:
+        """Return one line in which the parts add up to the change as printed.
+
+        If profiled steps do not show most of the change, they do not show its rank either, so the rank is left out.
+        """
+        digits = _digits(self.total_ms)
+        shown = {name: round(self.parts_ms[part], digits) for part, name in _NAMES.items()}
+        total = round(self.total_ms, digits)
+        rest = round(total - sum(shown.values()), digits)
+        copies = round(self.parts_ms[Part.COPY], digits)
+        parts = [f"{name} {value:+.{digits}f}" for name, value in shown.items() if value]
+        parts.append(f"{_REST} {rest:+.{digits}f}" + (f" ({_COPIES} {copies:+.{digits}f})" if copies else ""))
+        is_shown = abs(self.rest_ms - self.parts_ms[Part.COPY]) <= abs(self.total_ms) / 2
+        where = "" if self.rank is None or not is_shown else f" on rank {self.rank}, the critical rank"
+        return f"split of {total:+.{digits}f} ms{where}: {', '.join(parts)}"
+
+
+def split(total_ms: float, launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> Split | None:
+    """Return the split of a change from ``others`` to ``launches``, or None if either side has no breakdown.
+
+    Each part changes by the difference of its medians over launches; the rest is what remains of ``total_ms``.
+    """
+    here, there = _with_breakdown(launches), _with_breakdown(others)
+    if not here or not there:
+        return None
+    parts = {part: _median_ms(here, part) - _median_ms(there, part) for part in Part}
+    ranks = [launch.critical_rank for launch in here if launch.critical_rank is not None]
+    return Split(total_ms, parts, mode(ranks) if ranks else None)
+
+
+def split_note(rows: Sequence[Verdict], launches: Sequence[LaunchFacts], others: Sequence[LaunchFacts]) -> list[str]:
+    """Return a line with the split of a regression of step time, or with the reason why it can't be split.
+
+    The list is empty without such a regression, or if no launch was profiled.
+    """
+    row = next((row for name in SPLIT for row in rows if _regressed(row, name)), None)
+    if row is None or not _with_breakdown([*launches, *others]):
+        return []
+    value, baseline = row.value, row.baseline
+    assert isinstance(value, float)
+    assert isinstance(baseline, float)
+    if found := split(value - baseline, launches, others):
+        return [f"{row.metric}: {found}"]
+    if not _with_breakdown(launches):
+        return [f"{row.metric}: the change can't be split, since the launches under test profiled no step"]
+    again = "" if row.is_by_ab else "; record it again with --update-baselines --aorta-reset-baselines"
+    return [f"{row.metric}: the change can't be split, since the {row.reference} has no breakdown of a step{again}"]
+
+
+def _regressed(row: Verdict, name: str) -> bool:
+    return row.metric == name and row.outcome is Outcome.REGRESSION and row.delta is not None
+
+
+def _with_breakdown(launches: Sequence[LaunchFacts]) -> list[LaunchFacts]:
+    return [launch for launch in launches if launch.breakdown_ms]
+
+
+def _median_ms(launches: Sequence[LaunchFacts], part: Part) -> float:
+    return median(launch.breakdown_ms.get(part, 0.0) for launch in launches)
+
+
+def _digits(total_ms: float) -> int:
+    """Return the number of decimals that show three digits of a change, at most three decimals."""
+    return next((digits for digits, least in enumerate((100.0, 10.0, 1.0)) if abs(total_ms) >= least), 3)

@@ -1,7 +1,8 @@
-"""Priors of a metric's variance, and the grouping of launches into session blocks."""
+"""Noise of a metric: session blocks, priors of its variance, and the tolerances that the noise of a baseline allows."""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import cache, lru_cache
@@ -10,12 +11,20 @@ from statistics import median
 from typing import TypeAlias
 
 from pytest_aorta.common.errors import BaselineError
+from pytest_aorta.common.text import counted
 from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.verdict.baseline import Baseline, read_baseline_file
-from pytest_aorta.verdict.metrics import METRICS, Metric, MetricKind
-from pytest_aorta.verdict.statistics.scale import Scale
-from pytest_aorta.verdict.statistics.variance import Revision, Variance, VarianceComponents, observed, typical
+from pytest_aorta.verdict.metrics import METRICS, Metric, MetricKind, Origin, Tolerance
+from pytest_aorta.verdict.statistics.decision import Scale
+from pytest_aorta.verdict.statistics.stored import RESOLVED_BY, least_tolerance
+from pytest_aorta.verdict.statistics.variance import Estimate, Revision, Variance, VarianceComponents, observed, typical
+from pytest_aorta.verdict.verdicts import format_change
 
+RESET = "--update-baselines --aorta-reset-baselines"
+# Limits for widening the default tolerance of a fraction or of an exposed time, so that a lost overlap does not pass.
+WIDEST = {Scale.POINTS: 0.05, Scale.OF_STEP: 0.02}
+# The most launches that --aorta-launches records.
+_MOST_LAUNCHES = 50
 # Returns the prior of a metric's variance.
 Priors: TypeAlias = Callable[[Metric], VarianceComponents]
 
@@ -49,15 +58,14 @@ def default_variance(metric: Metric, device: str) -> VarianceComponents:
     if metric.kind is MetricKind.NUMERIC:
         return VarianceComponents.of(_NUMERIC, _NUMERIC, _NUMERIC_DF)
     if metric.kind is MetricKind.MEMORY:
-        side = Variance(_MEMORY**2, _WITHIN_DF)
-        return VarianceComponents(side, side, Variance(_MEMORY**2, _BETWEEN_DF))
-    if metric.scale is not Scale.RELATIVE:
-        deviation = _IDLE[device] if metric.name == "device_idle_ms" else _FRACTION[device][metric.scale]
-        side = Variance(deviation**2, _WITHIN_DF)
-        return VarianceComponents(side, side, Variance(deviation**2, _BETWEEN_DF))
-    factor = _TIMES.get(metric.name, 1.0)
-    within, between = Variance((factor * _WITHIN[device]) ** 2, _WITHIN_DF), (factor * _BETWEEN[device]) ** 2
-    return VarianceComponents(within, within, Variance(between, _BETWEEN_DF))
+        within = between = _MEMORY
+    elif metric.scale is not Scale.RELATIVE:
+        within = between = _IDLE[device] if metric.name == "device_idle_ms" else _FRACTION[device][metric.scale]
+    else:
+        factor = _TIMES.get(metric.name, 1.0)
+        within, between = factor * _WITHIN[device], factor * _BETWEEN[device]
+    side = Variance(within**2, _WITHIN_DF)
+    return VarianceComponents(side, side, Variance(between**2, _BETWEEN_DF))
 
 
 class StoredCase:
@@ -93,17 +101,11 @@ def prior_variance(metric: Metric, device: str, cases: Sequence[StoredCase]) -> 
         return default
     within = typical([VarianceComponents(part.slower, part.faster, part.slower) for part in measured], CASES_DF)
     between = [variance.between for variance in variances if variance.between.df > 0]
-    shared = (
-        typical([VarianceComponents(part, part, part) for part in between], 2 * CASES_DF)
-        if len(between) >= MIN_CASES
-        else None
-    )
-    return VarianceComponents(
-        within.slower if within else default.slower,
-        within.faster if within else default.faster,
-        shared.between if shared else default.between,
-        otherwise=default,
-    )
+    shared = None
+    if len(between) >= MIN_CASES:
+        shared = typical([VarianceComponents(part, part, part) for part in between], 2 * CASES_DF)
+    sides = within or default
+    return VarianceComponents(sides.slower, sides.faster, (shared or default).between, otherwise=default)
 
 
 def transformed_by_revision(metric: Metric, baseline: Baseline) -> list[Revision]:
@@ -202,3 +204,64 @@ def _stored_case(path: Path) -> StoredCase | None:
 def _read_case(path: Path, _version: tuple[int, int, int]) -> StoredCase:
     # Each test of a platform reads the baselines of all others; files are replaced, so a new content has a new version.
     return StoredCase(read_baseline_file(path))
+
+
+def allowed_tolerance(metric: Metric, tolerance: Tolerance, stored: Estimate) -> Tolerance:
+    """Return the tolerance. A default tolerance is widened until the noise of the stored launches allows a decision.
+
+    A default tolerance of a fraction or of an exposed time is widened to at most :data:`WIDEST`.
+    """
+    if tolerance.origin is not Origin.DEFAULT or tolerance.value is None:
+        return tolerance
+    least, widest = _needed(metric, stored), WIDEST.get(metric.scale, math.inf)
+    if least <= tolerance.value:
+        return tolerance
+    return Tolerance(min(math.ceil(least * 100) / 100, widest), metric.scale, Origin.WIDENED)
+
+
+def too_noisy(metric: Metric, tolerance: Tolerance, stored: Estimate) -> str | None:
+    """Return the problem if the stored launches need a tolerance above the limit of a default tolerance, or None.
+
+    ``tolerance`` is the tolerance before widening.
+    """
+    least, widest = _needed(metric, stored), WIDEST.get(metric.scale, math.inf)
+    if tolerance.origin is not Origin.DEFAULT or least <= widest:
+        return None
+    deviation = metric.scale.change(math.sqrt(stored.variance.within.value))
+    deviation_text, needed = (format_change(change, metric.scale).lstrip("+") for change in (deviation, least))
+    return (
+        f"standard deviation of the baseline's launches is {deviation_text}, which needs a tolerance of {needed}, but "
+        f"a default tolerance is at most {metric.scale.text(widest)}"
+    )
+
+
+def unresolved(
+    metric: Metric, tolerance: Tolerance, stored: Estimate, block: Hashable, max_launches: int
+) -> str | None:
+    """Return the remedy if noise of the stored launches may keep unchanged code from passing, or None.
+
+    ``tolerance`` is the tolerance after widening, and ``block`` is the session block of the launches to compare.
+    """
+    scale, have = metric.scale, sum(stored.counts.values())
+    allowed = tolerance.value or 0.0
+
+    def needed(count: int) -> float:
+        return least_tolerance(
+            stored.with_launches(count), block, max_launches=max_launches, relative=scale is Scale.RELATIVE
+        )
+
+    if needed(have) <= allowed:
+        return None
+    enough = next((count for count in range(have + 1, _MOST_LAUNCHES + 1) if needed(count) <= allowed), None)
+    if enough is not None:
+        more = counted(enough - have, "more launch")
+        return f"record {more} ({RESET} --aorta-launches={enough}): the baseline's {have} cannot resolve {tolerance}"
+    wider = scale.text(math.ceil(needed(have) * 100) / 100)
+    return (
+        f"no number of launches recorded at once resolves {tolerance}; set a tolerance of {wider}, or compare with "
+        "another version side by side (--aorta-ab)"
+    )
+
+
+def _needed(metric: Metric, stored: Estimate) -> float:
+    return metric.scale.change(RESOLVED_BY * math.sqrt(stored.variance.within.value))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_aorta.verdict.causes.explain import Straggler, canary_notes, notes, straggler
+from pytest_aorta.verdict.causes import Straggler, canary_notes, notes, straggler
 from tests.unit.builders import make_facts, on_cpu, with_p50
 
 

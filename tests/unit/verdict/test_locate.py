@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from pytest_aorta.result.measurements import TensorHashes
-from pytest_aorta.verdict.bitwise import locate as module
-from pytest_aorta.verdict.bitwise.locate import has_hashes, other_keys
+from pytest_aorta.verdict import bitwise
+from pytest_aorta.verdict.bitwise import has_hashes, other_keys
 from tests.unit.builders import make_result
 
 WEIGHTS = ["tok.weight", "layers.0.w.weight", "out.weight"]
@@ -12,7 +12,7 @@ BACKWARD = [":output", "layers.0.w:output", "tok:output"]
 
 def locate(here, there, step):
     """Return the lines about two results whose run folders are not known."""
-    return module.locate(here, there, step, lambda result: None)
+    return bitwise.locate(here, there, step, lambda result: None)
 
 
 def hashes(names, *odd, step=2):
