@@ -11,6 +11,7 @@ from typing import Annotated, TypeAlias
 from msgspec import Meta
 
 from pytest_aorta.common.model import Model, Name, NotNegative, Positive, Text
+from pytest_aorta.plan.accelerators import Capability, Reading
 
 # Reasons that protect the device or the host: NVML's names, then the names of amdsmi's residencies.
 PROTECTIVE = (
@@ -23,33 +24,6 @@ POWER_CAPS = ("sw_power_cap", "package_power")
 LOW_CLOCK_FRACTION = 0.6
 # Fraction of the samples that must report a reason before the launch counts as throttled.
 MIN_FRACTION = 0.05
-
-
-class Reading(Model, frozen=True):
-    """The sensors of one device at one moment; None for a sensor that the device lacks.
-
-    Attributes:
-        sm_clock_mhz: clock of the multiprocessors; None if the device has no such sensor.
-        memory_clock_mhz: clock of the memory; None if the device has no such sensor.
-        power_w: power in watts; None if the device has no such sensor.
-        temperature_c: temperature in degrees Celsius; None if the device has no such sensor.
-        throttle_reasons: reasons why the device runs below its highest clock.
-    """
-
-    sm_clock_mhz: float | None = None
-    memory_clock_mhz: float | None = None
-    power_w: float | None = None
-    temperature_c: float | None = None
-    throttle_reasons: tuple[Name, ...] = ()
-
-
-@dataclass(frozen=True)
-class Capability:
-    """A device's highest SM clock, its power limit, and its default power limit; None if unknown."""
-
-    max_sm_clock_mhz: float | None = None
-    power_limit_w: float | None = None
-    default_power_limit_w: float | None = None
 
 
 @dataclass(frozen=True)

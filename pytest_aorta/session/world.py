@@ -16,7 +16,7 @@ from msgspec.structs import asdict, replace
 from pytest_aorta.common.errors import AortaError, DevicesUnavailable, LaunchError, SpecError, hide_frames
 from pytest_aorta.common.files import create_numbered_folder, slug
 from pytest_aorta.common.text import brief
-from pytest_aorta.launch.lease.world import LeasedWorld
+from pytest_aorta.launch.leases import LeasedWorld
 from pytest_aorta.launch.nodes.handover import node_group
 from pytest_aorta.launch.watch import LaunchWatch, StateLine
 from pytest_aorta.plan.device_kind import DeviceKind
