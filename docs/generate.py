@@ -26,6 +26,8 @@ from pytest_aorta.result.facts import LaunchFacts
 from pytest_aorta.result.measurements import DERIVED, SCHEMA_VERSION, WorkloadResult
 from pytest_aorta.result.trace.profiled_steps import FamilyTime
 from pytest_aorta.result.trace.transfers import CollectiveFacts
+from pytest_aorta.verdict import baseline
+from pytest_aorta.verdict.baseline import Baseline
 from pytest_aorta.verdict.metrics import METRICS, Metric
 
 DOCS = Path(__file__).parent
@@ -150,40 +152,36 @@ _LIMITS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at mo
 
 
 # The structs whose JSON Schemas are files of the package, and the versions of the schemas.
-SCHEMAS: dict[str, tuple[type, int]] = {"workload_result": (WorkloadResult, SCHEMA_VERSION)}
+SCHEMAS: dict[str, tuple[type, int]] = {
+    "baseline": (Baseline, baseline.SCHEMA_VERSION),
+    "workload_result": (WorkloadResult, SCHEMA_VERSION),
+}
 _SCHEMA_FOLDER = ROOT / "pytest_aorta/common/schemas"
 
 
 def current_schema(name: str) -> str:
     """Return the text of the schema file of a struct, whose descriptions are those of its attributes."""
     kind, version = SCHEMAS[name]
-    schema = schema_of(kind, f"{name}/{version}", "")
+    schema = schema_of(kind, f"{name}/{version}", kind.__doc__ or "")
     if kind is WorkloadResult:
-        schema |= _with_derived(schema)
+        _add_derived(schema)
     for part in (schema, *schema["$defs"].values()):
         _describe(part)
     return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
 
 
-def _with_derived(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the definitions of a result with the properties that its file contains too."""
-    result = schema["$defs"].pop("WorkloadResult")
-    del schema["$ref"]
-    getters = {name: inspect.getattr_static(WorkloadResult, name) for name in DERIVED}
-    getters = {name: getattr(getter, "fget", None) or getter.func for name, getter in getters.items()}
-    kinds = [get_type_hints(getter)["return"] for getter in getters.values()]
-    derived, more = msgspec.json.schema_components(kinds, ref_template="#/$defs/{name}")
-    for (name, getter), values in zip(getters.items(), derived, strict=True):
+def _add_derived(schema: dict[str, Any]) -> None:
+    """Add the properties of a result that its file contains too."""
+    found = {name: inspect.getattr_static(WorkloadResult, name) for name in DERIVED}
+    getters = [getattr(getter, "fget", None) or getter.func for getter in found.values()]
+    kinds = [get_type_hints(getter)["return"] for getter in getters]
+    derived, definitions = msgspec.json.schema_components(kinds, ref_template="#/$defs/{name}")
+    for getter, values in zip(getters, derived, strict=True):
         said = (inspect.getdoc(getter) or "").partition("\n")[0].removeprefix("Return ").rstrip(".")
-        result["properties"][name] = values | {"description": _cell_text(said)}
-    return {
-        **result,
-        "required": [*result["required"], *DERIVED],
-        "additionalProperties": False,
-        "description": result["description"],
-        "$defs": schema["$defs"] | more,
-        "title": "WorkloadResult",
-    }
+        schema["properties"][getter.__name__] = values | {"description": _cell_text(said)}
+    schema["required"] += DERIVED
+    schema["additionalProperties"] = False
+    schema["$defs"] |= definitions
 
 
 def _describe(part: dict[str, Any]) -> None:

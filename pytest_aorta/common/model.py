@@ -110,6 +110,8 @@ def convert(value: Any, kind: type[T], name: str) -> T:
         return msgspec.convert(value, kind, dec_hook=_from_text)
     except msgspec.ValidationError as error:
         raise UnreadableFile(f"{name}: {_worded(str(error), value, kind)}") from None
+    except UnicodeEncodeError as error:  # half of a surrogate pair, which json.loads accepts
+        raise UnreadableFile(f"{name}: contains text that is not Unicode: {error}") from None
 
 
 def to_builtins(value: Any) -> Any:
@@ -119,12 +121,12 @@ def to_builtins(value: Any) -> Any:
 
 def schema_of(kind: Any, name: str, description: str) -> dict[str, Any]:
     """Return the JSON Schema 2020-12 of a struct, with the structs that it contains under ``$defs``."""
-    (root,), definitions = msgspec.json.schema_components([kind], ref_template="#/$defs/{name}")
+    _, definitions = msgspec.json.schema_components([kind], ref_template="#/$defs/{name}")
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": f"https://pytest-aorta.invalid/{name}",
+        **definitions.pop(kind.__name__),
         "description": description,
-        **root,
         "$defs": definitions,
     }
 

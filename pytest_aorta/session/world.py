@@ -285,7 +285,7 @@ class DistributedWorld:
         self._record.launch_times.append(times)
         self._leased.note(outcome)
         if plan.profiler is not None:
-            self._record.traces.append(traces_note(plan.profiler, plan.run_dir, on_device=plan.world.device == "cuda"))
+            self._record.traces.append(traces_note(plan.profiler, plan.run_dir, on_device=plan.world.device != "cpu"))
         if failure := launch_failure(plan, outcome):
             raise LaunchError(failure.text, failure.kind, failure.rank)
         result = collect_result(plan, outcome, watch.platform_facts)

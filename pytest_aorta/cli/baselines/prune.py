@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_aorta.cli.baselines.find import StoredFile
@@ -54,7 +54,7 @@ def pruned(baseline: Baseline, keep: int) -> Baseline:
     revisions = {str(stored.revision) for stored in kept}
     # A reason is kept as long as its revision has a launch.
     forced = {revision: reason for revision, reason in baseline.forced.items() if revision in revisions}
-    return replace(baseline, launches=kept, forced=forced) if dropped else baseline
+    return baseline.replace(launches=kept, forced=forced) if dropped else baseline
 
 
 def _orphans(files: Sequence[StoredFile], rootdir: Path | None) -> list[StoredFile]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_aorta.cli.baselines.find import StoredFile
@@ -99,7 +99,7 @@ def _renaming(file: StoredFile, old: str, new: str, folder: Path) -> Renaming:
     test = case.removesuffix(label) if case.endswith(label) else case.rpartition(_SEPARATOR)[0]
     if _SEPARATOR not in test:
         raise UsageError(f"NEW {new!r}: the case {case!r} would have no test; give NEW the same parts as OLD")
-    renamed = replace(baseline, case=case, test=test)
+    renamed = baseline.replace(case=case, test=test)
     return Renaming(path, baseline_path(folder, baseline.platform, case), baseline, renamed)
 
 

@@ -190,7 +190,7 @@ def _read_ranks(data: bytes, folder: Path) -> None:
     launch_facts(collect_result(plan, ENDED_WELL))
 
 
-BASELINE = make_baseline(
+BASELINE = to_builtins(make_baseline(
     launches=stored(
         make_facts(
             exposed_ms={"all_gather": 1.0}, canary_ms={"gemm_ms": 1.0}, rank_lag_ms=[1.0, 0.0],
@@ -198,20 +198,20 @@ BASELINE = make_baseline(
             collectives={"all_gather": CollectiveFacts(2.0, 64.0, 3.0, [1.0, 0.0], 1)},
         )
     )
-).to_json()  # fmt: skip
+))  # fmt: skip
 
 
 def _read_baseline(data: bytes, folder: Path) -> None:
     file = folder / "baseline.json"
     file.write_bytes(data)
     baseline = read_baseline_file(file)
-    json.dumps(baseline.to_json(), allow_nan=False)
+    json.dumps(to_builtins(baseline), allow_nan=False)
     for facts in baseline.center_launches:
         assert facts.device in ("cpu", "cuda")
         assert facts.moment_s > -(2**40)
     comparison = StoredComparison("case", BASELINE["config"], baseline, {}, default_priors, 3)
     for row in comparison.judge([make_facts()] * 3).rows:
-        row.to_json()
+        to_builtins(row)
 
 
 HISTORY = replace(make_entry(0, 10.0, 11.0), verdicts=(history_verdict(),)).to_json()

@@ -29,12 +29,11 @@ from pytest_aorta.common.files import write_json
 from pytest_aorta.common.model import to_builtins
 from pytest_aorta.result.folder import OPERATORS_FILE
 from pytest_aorta.result.trace.operators import MAX_CALLS, OperatorCall, StepOperators
-from pytest_aorta.worker.hashing.grid import Axis, Grid
-from pytest_aorta.worker.hashing.layout import dtensor_type, local_part
-from pytest_aorta.worker.hashing.sums import tensor_sums
+from pytest_aorta.worker.layout import Axis, Grid, dtensor_type, local_part
+from pytest_aorta.worker.weight_hash import tensor_sums
 
 _TORCH = str(Path(torch.__file__).parent)
-_PACKAGE = str(Path(__file__).parents[2])
+_PACKAGE = str(Path(__file__).parents[1])
 _COLLECTIVE_NAMESPACES = ("c10d", "_c10d_functional")
 # Operators whose outputs hold whatever was in memory before.
 _UNINITIALIZED = ("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided")
@@ -124,9 +123,8 @@ class OperatorCapture(TorchDispatchMode):
             return
         self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         if folder := os.environ.get(variables.RANK_FOLDER):
-            write_json(
-                Path(folder) / OPERATORS_FILE, to_builtins(StepOperators(self._step, self.calls())), durable=False
-            )
+            operators = StepOperators(self._step, self.calls())
+            write_json(Path(folder) / OPERATORS_FILE, to_builtins(operators), durable=False)
         self._step = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
