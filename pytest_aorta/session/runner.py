@@ -14,8 +14,8 @@ import msgspec
 from pytest_aorta.common.errors import BaselineError, ComparisonFailed, SpecError, WorkloadFailed
 from pytest_aorta.common.text import brief
 from pytest_aorta.plan.options.run import Options
+from pytest_aorta.plan.workload.command import ENVIRONMENT_KEY, case_suffix
 from pytest_aorta.plan.workload.declaration import find_workload
-from pytest_aorta.plan.workload.environment import ENVIRONMENT_KEY, case_suffix
 from pytest_aorta.result.facts import LaunchFacts, launch_facts
 from pytest_aorta.result.measurements import WorkloadResult
 from pytest_aorta.session.baselines import Recording

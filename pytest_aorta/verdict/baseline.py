@@ -278,7 +278,7 @@ def orphans(
         if gone or not has_test_file(baseline, rootdir):
             found.append(
                 f"{path}: unused: the test {baseline.test} does not exist; delete the file, or if the test was "
-                f"moved, run aorta baselines rename"
+                f"moved, run aorta baselines move"
             )
         elif _is_no_longer_compared(baseline, used_cases, platforms):
             found.append(f"{path}: unused: the test {baseline.test} does not compare this case; delete the file")

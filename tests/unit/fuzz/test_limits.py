@@ -17,12 +17,9 @@ from msgspec.structs import replace
 from pytest_aorta.common.documents import UnreadableFile, read_bytes
 from pytest_aorta.common.errors import AortaError, BaselineError, SpecError
 from pytest_aorta.launch.guarded import _outcome
-from pytest_aorta.launch.nodes.node import NodeFailed, admitted
-from pytest_aorta.launch.nodes.wire import WireError
 from pytest_aorta.plan.options.table import OPTIONS
-from pytest_aorta.plan.workload.command import Command, command_line
-from pytest_aorta.plan.workload.environment import check_environment
-from pytest_aorta.plan.workload.logs import TORCHTITAN_PATTERN, log_records
+from pytest_aorta.plan.workload.adapter import TORCHTITAN_PATTERN, log_records
+from pytest_aorta.plan.workload.command import Command, check_environment, command_line
 from pytest_aorta.result.diagnosis.launch import launch_failure
 from pytest_aorta.result.flight import flight_verdict
 from pytest_aorta.result.outcome import EndReason, LaunchOutcome
@@ -30,7 +27,7 @@ from pytest_aorta.result.trace.kineto.reading import TraceError, read_trace
 from pytest_aorta.verdict.baseline import read_baseline_file
 from tests.unit.builders import make_plan, write_plan_file, write_rank_file
 from tests.unit.fuzz.mutations import paths_of
-from tests.unit.fuzz.readers import BASELINE, DUMP, HELLO, HOSTILE_DUMPS, LONG_LINES, VERDICT
+from tests.unit.fuzz.readers import BASELINE, DUMP, HOSTILE_DUMPS, LONG_LINES, VERDICT
 from tests.unit.kineto_traces import rank_trace
 
 PACKAGE = Path(__file__).parents[3] / "pytest_aorta"
@@ -177,17 +174,6 @@ def test_search_for_torchtitans_line_is_not_slow_on_long_lines():
         with pytest.raises(AortaError):
             log_records(TORCHTITAN_PATTERN, line, "the log")
         assert time.thread_time() - began_s < 20
-
-
-@pytest.mark.parametrize("key", ["node_rank", "host", "versions", "is_waiting"])
-def test_hello_of_another_shape_is_refused_by_key(key):
-    with pytest.raises(WireError, match=rf"malformed message 'hello': \$.{key}: got \[\]"):
-        admitted(None, HELLO | {key: []}, {}, {})  # type: ignore[arg-type]
-
-
-def test_hello_of_another_version_is_still_a_mismatch():
-    with pytest.raises(NodeFailed, match="versions have to be equal"):
-        admitted(None, HELLO, {"num_nodes": 2, "versions": {"torch": "1"}}, {})  # type: ignore[arg-type]
 
 
 def test_option_with_thousands_of_digits_is_refused():

@@ -301,7 +301,7 @@ def test_baseline_of_a_test_that_its_collected_file_lacks_is_an_orphan(tmp_path)
     (line,) = found_orphans(tmp_path, make_baseline(test="tests/test_a.py::test_gone"))
     assert line.endswith(
         "the test tests/test_a.py::test_gone does not exist; "
-        "delete the file, or if the test was moved, run aorta baselines rename"
+        "delete the file, or if the test was moved, run aorta baselines move"
     )
     assert str(tmp_path / "baselines") in line
 
