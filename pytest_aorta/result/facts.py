@@ -98,7 +98,7 @@ class LaunchFacts(Model, frozen=True, kw_only=True, omit_defaults=True):
         breakdown_ms: parts of the median step, as in :class:`~pytest_aorta.result.trace.breakdown.Part`; empty if no
             step was profiled.
         critical_rank: the rank that the parts of ``breakdown_ms`` belong to; None with one rank.
-        commit, branch, dirty: the version of the code, as in :class:`~pytest_aorta.result.provenance.CodeVersion`.
+        commit, branch, dirty: the version of the code, as in :class:`~pytest_aorta.result.provenance.Provenance`.
         command: the command line of the launch, as in :class:`~pytest_aorta.result.provenance.Provenance`.
         kernels: kernels of a profiled step by family, mean over ranks; operators on CPU ranks.
         collectives: transfers and waits of a profiled step by collective.
